@@ -1,0 +1,31 @@
+// Errors of the engine. Caller mistakes throw std::invalid_argument; everything else throws Error.
+// A call that throws has changed nothing but spare capacity.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace recsdk {
+
+/// Stable codes, equal to those of the C ABI.
+enum class ErrorCode : int {
+  kInvalidArgument = 1,     ///< a caller mistake (thrown as std::invalid_argument)
+  kOutOfMemory = 2,         ///< the operating system gave no memory
+  kCapacity = 3,            ///< a fixed limit was reached
+  kBusy = 4,                ///< the call is not allowed while batches are in flight
+  kNonFinite = 5,           ///< a gradient was not finite and the table raises on that
+  kBackendUnavailable = 6,  ///< the backend is not there
+  kInternal = 7,            ///< a broken invariant or a failing callback
+};
+
+/// A run-time condition that the caller could not have excluded.
+class Error : public std::runtime_error {
+ public:
+  Error(ErrorCode code, const std::string& message) : std::runtime_error(message), code_(code) {}
+  ErrorCode code() const noexcept { return code_; }
+
+ private:
+  ErrorCode code_;
+};
+
+}  // namespace recsdk

@@ -1,0 +1,10 @@
+// The whole C++ interface of the engine.
+#pragma once
+
+#include "recsdk/error.h"        // IWYU pragma: export
+#include "recsdk/initializer.h"  // IWYU pragma: export
+#include "recsdk/optimizer.h"    // IWYU pragma: export
+#include "recsdk/row_layout.h"   // IWYU pragma: export
+#include "recsdk/runtime.h"      // IWYU pragma: export
+#include "recsdk/table.h"        // IWYU pragma: export
+#include "recsdk/types.h"        // IWYU pragma: export
