@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "recsdk/export.h"
+
 namespace recsdk {
 
 /// Stable codes, equal to those of the C ABI.
@@ -19,7 +21,7 @@ enum class ErrorCode : int {
 };
 
 /// A run-time condition that the caller could not have excluded.
-class Error : public std::runtime_error {
+class RECSDK_API Error : public std::runtime_error {
  public:
   Error(ErrorCode code, const std::string& message) : std::runtime_error(message), code_(code) {}
   ErrorCode code() const noexcept { return code_; }

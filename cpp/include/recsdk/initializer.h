@@ -6,6 +6,7 @@
 #include <span>
 #include <string_view>
 
+#include "recsdk/export.h"
 #include "recsdk/types.h"
 
 namespace recsdk {
@@ -30,7 +31,7 @@ using RowCallback = std::function<void(std::span<const Key> keys, float* values)
 /// are bit-equal on every instruction set.
 /// Source: J. Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011 (Philox);
 /// G. Box and M. Muller, "A Note on the Generation of Random Normal Deviates", 1958.
-struct InitializerConfig {
+struct RECSDK_API InitializerConfig {
   InitializerKind kind = InitializerKind::kConstant;
   float value = 0.0F;    ///< kConstant
   float low = 0.0F;      ///< kUniform, kTruncatedNormal
@@ -53,6 +54,6 @@ struct InitializerConfig {
 /// The 64-bit identity of a table in its initial values: FNV-1a of the name's UTF-8 bytes, then one
 /// round of the finalizer of SplitMix64. Source: G. Fowler, L. Noll, K.-P. Vo (FNV-1a);
 /// G. Steele et al., "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014.
-std::uint64_t table_hash(std::string_view name);
+RECSDK_API std::uint64_t table_hash(std::string_view name);
 
 }  // namespace recsdk

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "recsdk/export.h"
+
 namespace recsdk {
 
 /// In the formulas, g is the summed gradient of a row (plus weight_decay * w where said), w its
@@ -29,7 +31,7 @@ enum class BiasCorrection : std::uint8_t {
 
 /// An optimizer and its hyperparameters. The defaults are those of the torch class.
 /// Weight decay is L2 (added to g), on touched rows only.
-struct OptimizerConfig {
+struct RECSDK_API OptimizerConfig {
   OptimizerKind kind = OptimizerKind::kSgd;
   float learning_rate = 0.01F;
   float eps = 1e-10F;  ///< 1e-8 for Adam

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "recsdk/error.h"        // IWYU pragma: export
+#include "recsdk/export.h"       // IWYU pragma: export
 #include "recsdk/initializer.h"  // IWYU pragma: export
 #include "recsdk/optimizer.h"    // IWYU pragma: export
 #include "recsdk/row_layout.h"   // IWYU pragma: export

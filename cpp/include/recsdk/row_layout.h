@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "recsdk/export.h"
 #include "recsdk/optimizer.h"
 
 namespace recsdk {
@@ -21,7 +22,7 @@ struct RowField {
 };
 
 /// A table's record: field 0 is "weight" at offset 0; the others are the optimizer's state.
-struct RowLayout {
+struct RECSDK_API RowLayout {
   std::int64_t dim;            ///< D
   std::int64_t stride;         ///< bytes from one record to the next, a multiple of 16
   std::vector<RowField> fields;

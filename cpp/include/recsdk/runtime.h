@@ -4,28 +4,30 @@
 #include <string>
 #include <vector>
 
+#include "recsdk/export.h"
+
 namespace recsdk {
 
 /// "0.1.0"
-const char* version() noexcept;
+RECSDK_API const char* version() noexcept;
 
 /// Instruction sets that this build has kernels for and this machine runs, slowest first:
 /// "baseline", "avx2", "avx512" on x86-64; "baseline", which is NEON, on aarch64.
-std::vector<std::string> available_isas();
+RECSDK_API std::vector<std::string> available_isas();
 
 /// The one in use: the fastest available, or the one named by the environment variable RECSDK_ISA.
 /// Results are bit-equal on all of them. Throws std::invalid_argument if RECSDK_ISA names one that is not available.
-std::string isa();
+RECSDK_API std::string isa();
 
 /// Switches the process to another instruction set; meant for tests. Not to be called beside running calls.
 /// Throws std::invalid_argument, naming the available ones.
-void set_isa(const std::string& name);
+RECSDK_API void set_isa(const std::string& name);
 
 /// Threads of the process-wide pool, the caller's included: RECSDK_NUM_THREADS, else the number of
 /// processors that the process may run on. Results do not depend on it.
-int num_threads();
+RECSDK_API int num_threads();
 
 /// Changes the size of the pool (>= 1). Waits for running calls. After fork the child gets a fresh pool of the same size.
-void set_num_threads(int count);
+RECSDK_API void set_num_threads(int count);
 
 }  // namespace recsdk

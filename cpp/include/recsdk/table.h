@@ -10,6 +10,7 @@
 #include <string>
 
 #include "recsdk/error.h"
+#include "recsdk/export.h"
 #include "recsdk/initializer.h"
 #include "recsdk/optimizer.h"
 #include "recsdk/row_layout.h"
@@ -59,7 +60,7 @@ class Table;
 /// Leases with a step must be taken in ascending order of steps. Movable; releases itself when destroyed.
 /// May outlive its table's owner: it shares ownership of the table's state.
 /// Thread-safe to release from any thread; a single lease object is not to be shared without care.
-class Lease {
+class RECSDK_API Lease {
  public:
   Lease() noexcept = default;
   Lease(Lease&& other) noexcept;
@@ -126,7 +127,7 @@ struct ExportBuffer {
 /// Thread safety: every method may be called from any thread. Reads run side by side; insertion
 /// excludes other access to the index but not pool and update of rows already mapped.
 /// A call that throws has changed nothing but spare capacity.
-class Table {
+class RECSDK_API Table {
  public:
   /// Throws std::invalid_argument for a bad config. Cost: no memory until the first insertion.
   explicit Table(TableConfig config);
@@ -233,8 +234,8 @@ struct UpdateCall {
 /// The calls above over many tables at once, spread over the thread pool; a table may occur once.
 /// All arguments are checked before any table changes. A table either has its part done whole or is unchanged;
 /// the first error is thrown after the others have ended.
-void map_tables(std::span<const MapCall> calls);
-void pool_tables(std::span<const PoolCall> calls);
-void update_tables(std::span<const UpdateCall> calls);
+RECSDK_API void map_tables(std::span<const MapCall> calls);
+RECSDK_API void pool_tables(std::span<const PoolCall> calls);
+RECSDK_API void update_tables(std::span<const UpdateCall> calls);
 
 }  // namespace recsdk
