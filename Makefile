@@ -1,0 +1,51 @@
+# The one task runner. At most three lines a target: the logic lives in tools/.
+#   PYTHON=python3.12 make ...    another interpreter than python3 (3.10 or later)
+#   TORCH_INDEX=URL make ...      torch from another index than plain pip's
+#   ARGS="..." make demo          options of `recsdk demo`; likewise for test, bench-* and release-*
+PYTHON ?= python3
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-full lint format asan tsan clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## make .venv: torch, the three packages from source, all tools
+	@$(PYTHON) tools/set_up.py all
+
+demo: ## set up, then train a DLRM on raw ids over two ranks
+	@$(PYTHON) tools/set_up.py demo
+	@.venv/bin/recsdk demo --output build/demo $(ARGS)
+
+test: ## set up, then run every test; combinatorial ones as a seeded sample
+	@$(PYTHON) tools/run_tests.py $(ARGS)
+
+test-full: ## the same with every combination and long runs
+	@RECSDK_TEST_PROFILE=full $(PYTHON) tools/run_tests.py $(ARGS)
+
+lint: ## check style, types, import directions and the tree
+	@$(PYTHON) tools/set_up.py all
+	@.venv/bin/python tools/lint.py $(ARGS)
+
+format: ## rewrite Python and C++ sources in the project's format
+	@$(PYTHON) tools/set_up.py all
+	@.venv/bin/python tools/lint.py --fix
+
+bench-%: ## run a benchmark: cpp/bench/NAME_bench.cc
+	@$(PYTHON) tools/set_up.py bench
+	@.venv/bin/python tools/bench.py $* $(ARGS)
+
+asan: ## C++ tests under the address and undefined-behaviour sanitizers
+	@$(PYTHON) tools/set_up.py cpp
+	@.venv/bin/python tools/cpp_tests.py --sanitize address,undefined
+
+tsan: ## C++ tests under the thread sanitizer
+	@$(PYTHON) tools/set_up.py cpp
+	@.venv/bin/python tools/cpp_tests.py --sanitize thread
+
+release-%: ## build sdist and wheel of one package: core, sharding or pipeline
+	@$(PYTHON) tools/set_up.py all
+	@.venv/bin/python tools/release.py $* $(ARGS)
+
+clean: ## remove what was made here: build/, dist/, .venv, caches
+	@$(PYTHON) tools/clean.py

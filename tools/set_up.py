@@ -1,0 +1,289 @@
+"""Sets up .venv: torch, what the packages run on, the tools, and the three packages from source.
+
+    python3 tools/set_up.py PROFILE        demo | test | cpp | bench | all
+
+Every step leaves a stamp of what it was made from, so that a second run does only what changed, and an
+interrupted run goes on where it stopped. Standard library only: this runs before anything is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+if sys.version_info < (3, 10):
+    got = sys.version.split()[0]
+    sys.exit(f"Python {got} is too old: 3.10 or later is needed; name one: PYTHON=python3.11 make ...")
+
+import debian  # noqa: E402
+import torch_wheel  # noqa: E402
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+BUILD = ROOT / "build"
+LOG = BUILD / "set_up.log"
+STAMPS = VENV / "recsdk-stamps.json"
+CONSTRAINTS = "requirements/constraints.txt"
+PACKAGES = ("recsdk-core", "recsdk-sharding", "recsdk-pipeline")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """What a command needs."""
+
+    requirements: tuple[str, ...]
+    gtest: bool = False
+    benchmark: bool = False
+    packages: bool = True
+
+
+PROFILES = {
+    "demo": Profile(requirements=("run", "build")),
+    "test": Profile(requirements=("run", "build", "test"), gtest=True),
+    "cpp": Profile(requirements=("build",), gtest=True, packages=False),
+    "bench": Profile(requirements=("build",), gtest=True, benchmark=True, packages=False),
+    "all": Profile(requirements=("run", "build", "test", "lint"), gtest=True),
+}
+
+
+class SetUpError(Exception):
+    """A step failed; the message says which and where its output is."""
+
+
+def say(line: str) -> None:
+    print(f"set-up: {line}", flush=True)
+
+
+# ---- running things -------------------------------------------------------------------------------
+
+
+def environment() -> dict[str, str]:
+    """The environment of every command: the tools of .venv first."""
+    path = f"{VENV / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    jobs = str(len(os.sched_getaffinity(0)))
+    wanted = {"CMAKE_BUILD_PARALLEL_LEVEL": jobs, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    return {**wanted, **os.environ, "PATH": path, "VIRTUAL_ENV": str(VENV)}
+
+
+def run(command: Sequence[str], *, show: bool = False) -> None:
+    """Runs a step in the repository's root; its output goes to the log, or to the terminal."""
+    if show:
+        done = subprocess.run(command, cwd=ROOT, env=environment(), check=False)
+    else:
+        with LOG.open("ab") as log:
+            log.write(f"\n$ {' '.join(command)}\n".encode())
+            log.flush()
+            done = subprocess.run(
+                command, cwd=ROOT, env=environment(), check=False, stdout=log, stderr=log
+            )
+    if done.returncode:
+        tail = "" if show else "\n".join(LOG.read_text(errors="replace").splitlines()[-30:]) + "\n"
+        raise SetUpError(
+            f"{tail}this command failed with exit status {done.returncode} (all output: {LOG}):\n"
+            f"  {' '.join(command)}"
+        )
+
+
+def pip(*args: str) -> list[str]:
+    return [str(VENV / "bin" / "python"), "-m", "pip", *args]
+
+
+def install(*args: str, show: bool = False) -> None:
+    run(pip("install", "--constraint", CONSTRAINTS, *args), show=show)
+
+
+# ---- stamps ---------------------------------------------------------------------------------------
+
+
+def digest(parts: Iterable[str | bytes]) -> str:
+    total = hashlib.sha256()
+    for part in parts:
+        data = part if isinstance(part, bytes) else part.encode()
+        total.update(len(data).to_bytes(8, "little") + data)
+    return total.hexdigest()
+
+
+def digest_of_files(paths: Iterable[Path]) -> str:
+    """Of contents and names; of Python sources only names, since editable installs read them in place."""
+    parts: list[str | bytes] = []
+    for path in sorted(paths):
+        parts.append(str(path.relative_to(ROOT)))
+        parts.append(b"" if path.suffix in (".py", ".pyi") else path.read_bytes())
+    return digest(parts)
+
+
+def read_stamps() -> dict[str, str]:
+    try:
+        stamps: dict[str, str] = json.loads(STAMPS.read_text())
+    except (OSError, ValueError):
+        return {}
+    return stamps
+
+
+def write_stamp(name: str, value: str) -> None:
+    part = STAMPS.with_suffix(".part")
+    part.write_text(json.dumps({**read_stamps(), name: value}, indent=1))
+    part.replace(STAMPS)
+
+
+def step(name: str, wanted: str, what: str, act: Callable[[], None]) -> None:
+    """Does `act` unless the stamp says that it was done from the same input."""
+    if read_stamps().get(name) == wanted:
+        return
+    say(what)
+    start = time.monotonic()
+    act()
+    write_stamp(name, wanted)
+    if (seconds := time.monotonic() - start) > 2:
+        say(f"  done in {seconds:.0f} s")
+
+
+# ---- steps ----------------------------------------------------------------------------------------
+
+
+def venv_works() -> bool:
+    """Whether .venv is a complete environment that was made at this place."""
+    probe = "import sys, pip; print(sys.prefix)"
+    try:
+        done = subprocess.run(
+            [str(VENV / "bin" / "python"), "-c", probe], capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return False
+    return done.returncode == 0 and Path(done.stdout.strip()) == VENV
+
+
+def make_venv() -> None:
+    if venv_works():
+        return
+    say(f"making .venv with Python {sys.version.split()[0]}")
+    run([sys.executable, "-m", "venv", "--clear", str(VENV)])
+
+
+def pinned(name: str) -> str:
+    """The line `name==version` of the constraints."""
+    for line in (ROOT / CONSTRAINTS).read_text().splitlines():
+        if line.startswith(f"{name}=="):
+            return line
+    raise SetUpError(f"{CONSTRAINTS} pins no {name}")
+
+
+def upgrade_pip() -> None:
+    """Debian's pip would download all of torch to read its metadata; later ones do not."""
+    wanted = pinned("pip")
+    step("pip", wanted, f"upgrading pip to {wanted.partition('==')[2]}", lambda: install("pip"))
+
+
+def install_torch() -> None:
+    """Torch from plain pip, or from $TORCH_INDEX; once there, it stays until one of both changes."""
+    index = os.environ.get("TORCH_INDEX", "")
+    before = read_stamps().get("torch", "")
+    wanted = f"{pinned('torch')} {index}".strip()
+    if before == wanted or (not index and before.startswith(f"{pinned('torch')} ")):
+        return
+    source = ["--index-url", index, "--no-deps"] if index else []
+    fresh = ["--force-reinstall"] if before and index else []
+    announce_torch(source)
+    step("torch", wanted, "installing torch", lambda: install(*source, *fresh, "torch", show=True))
+
+
+def announce_torch(source: Sequence[str]) -> None:
+    """Prints which torch pip would take and how much that is."""
+    flags = ["--dry-run", "--ignore-installed", "--no-deps", "--quiet", "--report", "-"]
+    command = pip("install", *flags, *source, pinned("torch"))
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SetUpError(f"{done.stderr}pip finds no {pinned('torch')} for {sys.version}")
+    wheel = torch_wheel.parse_report(done.stdout)
+    for line in torch_wheel.announcement(wheel, is_default_index=not source):
+        say(line)
+
+
+def install_requirements(name: str) -> None:
+    path = ROOT / "requirements" / f"{name}.txt"
+    shim = ROOT / "packaging" / "fbgemm-gpu-shim" / "pyproject.toml"
+    wanted = digest_of_files([path, ROOT / CONSTRAINTS, shim])
+    relative = str(path.relative_to(ROOT))
+    step(f"requirements-{name}", wanted, f"installing {relative}", lambda: install("-r", relative))
+
+
+def sources_of(package: str) -> Iterator[Path]:
+    """What an editable install of a package is made from."""
+    home = ROOT / "packages" / package
+    yield from (path for path in (home / "pyproject.toml", home / "CMakeLists.txt") if path.exists())
+    folders = [home / "src"]
+    if (home / "CMakeLists.txt").exists():
+        yield ROOT / "cpp" / "CMakeLists.txt"
+        folders += [ROOT / "cpp" / name for name in ("include", "src", "cmake")]
+    for folder in folders:
+        for path in folder.rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                yield path
+
+
+def install_package(package: str) -> None:
+    """Editable, from source; the C++ part rebuilds incrementally in build/."""
+    wanted = digest([digest_of_files(sources_of(package)), sys.version])
+    args = ["--no-build-isolation", "--editable", f"packages/{package}"]
+    if (ROOT / "packages" / package / "CMakeLists.txt").exists():
+        args.append(f"--config-settings=build-dir={BUILD / package}")
+    step(f"package-{package}", wanted, f"building {package} from source", lambda: install(*args))
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """One set-up at a time in a working tree."""
+    BUILD.mkdir(exist_ok=True)
+    with (BUILD / "set_up.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting for another set-up in this folder")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def set_up(name: str) -> None:
+    """Brings the machine and .venv to what the profile needs."""
+    profile = PROFILES[name]
+    debian.ensure_system(gtest=profile.gtest, benchmark=profile.benchmark, say=say)
+    with alone():
+        make_venv()
+        upgrade_pip()
+        if "run" in profile.requirements:
+            install_torch()
+        for requirements in profile.requirements:
+            install_requirements(requirements)
+        if profile.packages:
+            for package in PACKAGES:
+                install_package(package)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("profile", choices=sorted(PROFILES))
+    try:
+        set_up(parser.parse_args().profile)
+    except (SetUpError, debian.MissingPackagesError) as error:
+        print(f"set-up: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("set-up: interrupted; run the same command again to go on", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
