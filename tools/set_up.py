@@ -271,11 +271,10 @@ def set_up(name: str) -> None:
                 install_package(package)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("profile", choices=sorted(PROFILES))
+def report_errors(act: Callable[[], None]) -> int:
+    """Runs `act`; what goes wrong is said in a line, not a traceback. Returns an exit status."""
     try:
-        set_up(parser.parse_args().profile)
+        act()
     except (SetUpError, debian.MissingPackagesError) as error:
         print(f"set-up: {error}", file=sys.stderr)
         return 1
@@ -283,6 +282,13 @@ def main() -> int:
         print("set-up: interrupted; run the same command again to go on", file=sys.stderr)
         return 130
     return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("profile", choices=sorted(PROFILES))
+    profile = parser.parse_args().profile
+    return report_errors(lambda: set_up(profile))
 
 
 if __name__ == "__main__":
