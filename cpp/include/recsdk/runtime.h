@@ -27,7 +27,8 @@ RECSDK_API void set_isa(const std::string& name);
 /// processors that the process may run on. Results do not depend on it.
 RECSDK_API int num_threads();
 
-/// Changes the size of the pool (>= 1). Waits for running calls. After fork the child gets a fresh pool of the same size.
+/// Changes the size of the pool (1 to 1024). Running calls go on with the threads they have.
+/// After fork the child makes itself a pool of the same size when it needs one.
 RECSDK_API void set_num_threads(int count);
 
 }  // namespace recsdk

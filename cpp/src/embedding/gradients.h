@@ -1,0 +1,28 @@
+// From the gradients of pooled bags to a list of (row, gradient) in the order in which rows are updated.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "embedding/buffer.h"
+#include "embedding/kernels.h"
+#include "recsdk/table.h"
+
+namespace recsdk::internal {
+
+/// All occurrences of all rows in one backward, sorted by row; those of one row in the order of blocks and keys.
+struct SortedGradients {
+  Buffer<GradItem> items;
+  Buffer<GradSource> sources;
+
+  /// First item at or after `i` that begins a row.
+  std::int64_t row_border(std::int64_t i) const;
+};
+
+/// Rows must be below `end_row`. Throws std::bad_alloc, Error(kCapacity) for 2^32 keys or more.
+SortedGradients sort_gradients(std::span<const GradBlock> blocks, RowNumber end_row);
+
+/// True if the summed gradient of every row is finite.
+bool sums_are_finite(const SortedGradients& gradients, std::int64_t dim);
+
+}  // namespace recsdk::internal

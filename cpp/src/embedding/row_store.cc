@@ -1,0 +1,133 @@
+#include "embedding/row_store.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <string>
+
+#include "recsdk/error.h"
+
+namespace recsdk::internal {
+namespace {
+
+constexpr std::int64_t kMaxRows = std::int64_t{1} << 32;  // the index holds 32-bit row numbers
+constexpr std::int64_t kRecordSlab = std::int64_t{64} << 20;
+constexpr std::int64_t kMetadataSlab = std::int64_t{4} << 20;
+
+int shift_of(std::int64_t stride, std::int64_t slab_bytes) {
+  const auto per_slab = static_cast<std::uint64_t>(std::max<std::int64_t>(slab_bytes / stride, 1));
+  return static_cast<int>(std::bit_width(per_slab)) - 1;
+}
+
+}  // namespace
+
+Slabs::Slabs(std::int64_t stride, std::int64_t slab_bytes)
+    : stride_(stride),
+      shift_(shift_of(stride, slab_bytes)),
+      // Untouched pages cost nothing, so the directory is as long as it will ever be.
+      directory_(static_cast<std::size_t>(kMaxRows >> shift_) * sizeof(std::byte*), SIZE_MAX) {}
+
+void Slabs::grow(std::int64_t count) {
+  const std::int64_t needed = (count + (std::int64_t{1} << shift_) - 1) >> shift_;
+  if (needed <= static_cast<std::int64_t>(slabs_.size())) return;
+  slabs_.reserve(static_cast<std::size_t>(needed));
+  const auto slab_bytes = static_cast<std::size_t>(stride_ << shift_);
+  while (static_cast<std::int64_t>(slabs_.size()) < needed) {
+    // The start of the first slab stays on small pages: a small table shall cost little.
+    Pages slab(slab_bytes, slabs_.empty() ? kHugePage : 0);
+    reinterpret_cast<std::byte**>(directory_.data())[slabs_.size()] = slab.data();
+    slabs_.push_back(std::move(slab));
+  }
+}
+
+void Slabs::populate(std::int64_t begin, std::int64_t end) const noexcept {
+  for (std::int64_t i = begin; i < end;) {
+    const std::int64_t slab = i >> shift_;
+    const std::int64_t last = std::min(end, (slab + 1) << shift_);
+    const std::int64_t base = slab << shift_;
+    slabs_[static_cast<std::size_t>(slab)].populate(static_cast<std::size_t>((i - base) * stride_),
+                                                    static_cast<std::size_t>((last - base) * stride_));
+    i = last;
+  }
+}
+
+std::int64_t Slabs::bytes() const noexcept {
+  std::int64_t total = 0;
+  for (const Pages& slab : slabs_) total += static_cast<std::int64_t>(slab.size());
+  return total;
+}
+
+RowStore::RowStore(const RowLayout& layout)
+    : records_(layout.stride, kRecordSlab),
+      keys_(static_cast<std::int64_t>(sizeof(Key)), kMetadataSlab),
+      states_(static_cast<std::int64_t>(sizeof(RowState)), kMetadataSlab / 8) {}
+
+void RowStore::prepare_allocate(std::int64_t count) {
+  const std::int64_t needed = end_ + std::max<std::int64_t>(count - static_cast<std::int64_t>(free_.size()), 0);
+  if (needed > num_prepared_) {
+    if (needed > kMaxRows) {
+      throw Error(ErrorCode::kCapacity, "a table holds at most 2^32 rows, and " + std::to_string(needed) +
+                                            " are needed; shard it over more ranks");
+    }
+    records_.grow(needed);
+    keys_.grow(needed);
+    states_.grow(needed);
+    num_prepared_ = needed;
+  }
+}
+
+void RowStore::prepare_free(std::int64_t count) {
+  const auto needed = static_cast<std::size_t>(count) + free_.size() + kept_back_.size();
+  // Doubling, as push_back would.
+  if (free_.capacity() < needed) free_.reserve(std::max(needed, 2 * free_.capacity()));
+  if (kept_back_.capacity() < needed) kept_back_.reserve(std::max(needed, 2 * kept_back_.capacity()));
+}
+
+std::uint32_t RowStore::allocate(Key key, RowState state) noexcept {
+  std::uint32_t row = 0;
+  if (free_.empty()) {
+    row = static_cast<std::uint32_t>(end_++);
+  } else {
+    row = free_.back();
+    free_.pop_back();
+  }
+  *keys_.at<Key>(row) = key;
+  set_state(row, state);
+  return row;
+}
+
+void RowStore::undo_allocate(std::uint32_t row, RowNumber old_end) noexcept {
+  set_state(row, RowState::kFree);
+  if (row >= old_end) {
+    --end_;
+  } else {
+    free_.push_back(row);  // its place is still there
+  }
+}
+
+void RowStore::free(std::uint32_t row, std::uint64_t epoch) noexcept {
+  set_state(row, RowState::kFree);
+  kept_back_.push_back({epoch, row});
+}
+
+void RowStore::release_before(std::uint64_t epoch) {
+  const auto end = std::find_if(kept_back_.begin(), kept_back_.end(),
+                                [epoch](const KeptBack& k) { return k.epoch >= epoch; });
+  for (auto it = kept_back_.begin(); it != end; ++it) free_.push_back(it->row);
+  kept_back_.erase(kept_back_.begin(), end);
+}
+
+void RowStore::reserve(std::int64_t count) {
+  prepare_allocate(std::max<std::int64_t>(count - end_ + static_cast<std::int64_t>(free_.size()), 0));
+  records_.populate(end_, num_prepared_);
+  keys_.populate(end_, num_prepared_);
+  states_.populate(end_, num_prepared_);
+}
+
+std::int64_t RowStore::metadata_bytes() const noexcept {
+  return keys_.bytes() + states_.bytes() +
+         static_cast<std::int64_t>(free_.capacity() * sizeof(std::uint32_t) +
+                                   kept_back_.capacity() * sizeof(KeptBack));
+}
+
+}  // namespace recsdk::internal

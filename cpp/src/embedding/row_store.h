@@ -1,0 +1,99 @@
+// Where rows live: records in slabs that never move, stable row numbers, and what is kept per row beside the record.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "embedding/kernels.h"
+#include "recsdk/row_layout.h"
+#include "recsdk/types.h"
+#include "util/memory.h"
+
+namespace recsdk::internal {
+
+/// A growing array of records of equal size, in slabs of a power of two of records.
+/// Growing never moves a record, and may run beside access to records already there.
+class Slabs {
+ public:
+  Slabs(std::int64_t stride, std::int64_t slab_bytes);
+
+  /// Makes records [0, count) addressable. Throws Error(kOutOfMemory), std::bad_alloc.
+  void grow(std::int64_t count);
+  /// Has the system back records [begin, end) with memory now.
+  void populate(std::int64_t begin, std::int64_t end) const noexcept;
+
+  RowAddresses addresses() const noexcept {
+    return {reinterpret_cast<std::byte* const*>(directory_.data()), shift_,
+            (std::int64_t{1} << shift_) - 1, stride_};
+  }
+  template <typename T>
+  T* at(std::int64_t i) const noexcept {
+    return reinterpret_cast<T*>(addresses().row(i));
+  }
+  std::int64_t bytes() const noexcept;
+
+ private:
+  std::int64_t stride_;
+  int shift_;
+  Pages directory_;  // of slab addresses, as long as row numbers go; never moves
+  std::vector<Pages> slabs_;
+};
+
+/// What a row is to readers.
+enum class RowState : std::uint8_t {
+  kFree = 0,      ///< no key has it
+  kVisible = 1,   ///< a key has it
+  kInFlight = 2,  ///< a key has it, but only later batches see that
+};
+
+/// Rows, and the numbers of free ones. Not thread-safe: the table's locks guard it, except that reading and writing
+/// records may run beside everything else.
+class RowStore {
+ public:
+  explicit RowStore(const RowLayout& layout);
+
+  /// Makes sure that `count` calls of allocate, or of free, cannot fail. Throws Error(kOutOfMemory), Error(kCapacity), std::bad_alloc.
+  void prepare_allocate(std::int64_t count);
+  void prepare_free(std::int64_t count);
+
+  /// A free row for the key: the one freed last, else the next new one.
+  std::uint32_t allocate(Key key, RowState state) noexcept;
+  /// Takes back the latest allocation that has not been taken back; `old_end` is end() from before the first of them.
+  void undo_allocate(std::uint32_t row, RowNumber old_end) noexcept;
+  /// Frees a row. While a lease older than `epoch` may use it, it is kept back.
+  void free(std::uint32_t row, std::uint64_t epoch) noexcept;
+  /// Gives rows freed before `epoch` back for allocation.
+  void release_before(std::uint64_t epoch);
+
+  void set_state(std::uint32_t row, RowState state) noexcept { *states_.at<RowState>(row) = state; }
+  RowState state(RowNumber row) const noexcept { return *states_.at<RowState>(row); }
+  Key key(RowNumber row) const noexcept { return *keys_.at<Key>(row); }
+
+  /// One past the highest row number ever given.
+  RowNumber end() const noexcept { return end_.load(std::memory_order_relaxed); }
+  RowAddresses records() const noexcept { return records_.addresses(); }
+  void reserve(std::int64_t count);
+  std::int64_t record_bytes() const noexcept { return records_.bytes(); }
+  std::int64_t metadata_bytes() const noexcept;
+  std::int64_t num_free() const noexcept { return static_cast<std::int64_t>(free_.size() + kept_back_.size()); }
+  const std::vector<std::uint32_t>& free_rows() const noexcept { return free_; }
+
+ private:
+  struct KeptBack {
+    std::uint64_t epoch;
+    std::uint32_t row;
+  };
+
+  Slabs records_;
+  Slabs keys_;
+  Slabs states_;
+  std::vector<std::uint32_t> free_;  // the last is given next
+  std::vector<KeptBack> kept_back_;  // in ascending order of epochs
+  std::int64_t num_prepared_ = 0;    // rows that the slabs can address
+  std::atomic<RowNumber> end_{0};  // read by checks of row numbers that hold no lock of the index
+};
+
+}  // namespace recsdk::internal

@@ -1,0 +1,125 @@
+// The state behind a Table, its locks, and the steps that its calls are made of.
+//
+// Locks, taken in this order:
+//  index_mutex: the index, row numbers, keys and states of rows, leases, counters of outcomes. Mapping with insertion,
+//               erasing and releasing a lease hold it alone; reading by key shares it.
+//  rows_mutex:  the contents of rows that readers can reach. Updates hold it alone; pooling shares it.
+// A background thread may so insert the rows of later batches while this batch is pooled and updated.
+// New rows are filled under index_mutex only: nobody else knows their numbers yet.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <shared_mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "embedding/kernels.h"
+#include "embedding/row_store.h"
+#include "recsdk/table.h"
+#include "table/index.h"
+
+namespace recsdk {
+
+namespace internal {
+
+using OutcomeCounts = std::array<std::uint64_t, kNumOutcomes>;
+
+/// A batch in flight, as the table sees it.
+struct LeaseRecord {
+  std::uint64_t epoch = 0;
+  std::optional<std::int64_t> step;
+  bool is_released = false;
+  std::vector<std::uint32_t> new_rows;  // that only later batches see
+  OutcomeCounts outcomes{};             // to be counted when the batch becomes visible
+};
+
+/// Keys that one call inserted, so that it can take them back.
+struct Insertion {
+  std::vector<Key> keys;
+  std::vector<std::uint32_t> rows;
+  RowNumber old_end = 0;
+};
+
+}  // namespace internal
+
+struct Lease::Impl {
+  std::shared_ptr<Table::Impl> table;
+  std::shared_ptr<internal::LeaseRecord> record;
+};
+
+struct Table::Impl {
+  explicit Impl(TableConfig table_config);
+
+  const TableConfig config;
+  const RowLayout layout;
+  const std::uint64_t table_hash;
+
+  mutable std::shared_mutex index_mutex;
+  internal::Index index;
+  internal::RowStore rows;
+  std::uint64_t next_epoch = 0;
+  std::optional<std::int64_t> last_step;
+  std::map<std::uint64_t, std::shared_ptr<internal::LeaseRecord>> open_leases;  // by epoch
+  std::deque<std::shared_ptr<internal::LeaseRecord>> open_steps;  // with a step, in order; until visible
+  std::int64_t num_in_flight = 0;                                 // keys that readers do not see yet
+  std::uint64_t num_erased = 0;
+  mutable std::array<std::atomic<std::uint64_t>, kNumOutcomes> outcome_counts{};
+
+  mutable std::shared_mutex rows_mutex;
+  std::uint64_t update_count = 0;
+  std::atomic<std::uint64_t> num_nonfinite{0};
+  std::atomic<float> learning_rate;
+
+  /// "table 'user_id'", the start of every message.
+  std::string title() const { return "table '" + config.name + "'"; }
+  int max_threads() const;
+
+  // By key; index_mutex is held (alone where not const).
+  void find(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes) const;
+  void find_visible(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes) const;
+  void insert_missing(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
+                      internal::RowState state, internal::Insertion& insertion);
+  void undo(const internal::Insertion& insertion) noexcept;
+  void initialize(const internal::Insertion& insertion);
+  void initialize_state(const std::uint32_t* row_numbers, std::int64_t count);
+  void map_inserting(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes, internal::LeaseRecord* record);
+  void require_no_steps(const char* call) const;
+  void erase_one(Key key, Outcome& outcome) noexcept;
+  void count(const internal::OutcomeCounts& counts) const noexcept;
+  void publish_released() noexcept;
+  void release_kept_rows() noexcept;
+
+  // By row number; rows_mutex is held (alone where not const).
+  void gather(const RowNumber* row_numbers, const Outcome* outcomes, std::int64_t n, float* values) const;
+  void pool(std::span<const PoolBlock> blocks) const;
+  void update(std::span<const GradBlock> blocks);
+
+  // Checks of arguments: throw std::invalid_argument, hold no lock.
+  internal::LeaseRecord* check_lease(const Lease* lease) const;
+  void check_sizes(std::size_t num_keys, std::size_t num_outcomes) const;
+  void check_rows(std::size_t num_keys, std::size_t num_rows) const;
+  void check_bags(const Bags& bags) const;
+  void check_pool(std::span<const PoolBlock> blocks) const;
+  void check_update(std::span<const GradBlock> blocks) const;
+};
+
+namespace internal {
+
+/// Counts the outcomes of one call.
+OutcomeCounts count_outcomes(const Outcome* outcomes, std::int64_t n);
+
+}  // namespace internal
+
+/// Lets calls over many tables reach what a Table hides.
+struct TableAccess {
+  static Table::Impl& impl(const Table& table) { return *table.impl_; }
+};
+
+}  // namespace recsdk

@@ -1,0 +1,119 @@
+// What a table tells about itself: size, statistics, export, invariants.
+#include <algorithm>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "embedding/table_impl.h"
+#include "recsdk/table.h"
+
+namespace recsdk {
+
+using internal::RowState;
+
+namespace {
+
+[[noreturn, gnu::cold]] void broken(const std::string& title, const std::string& what) {
+  throw Error(ErrorCode::kInternal, title + ": invariant broken: " + what);
+}
+
+}  // namespace
+
+std::int64_t Table::size() const {
+  const std::shared_lock lock(impl_->index_mutex);
+  return impl_->index.size() - impl_->num_in_flight;
+}
+
+TableStats Table::stats() const {
+  TableStats stats;
+  {
+    const std::shared_lock rows_lock(impl_->rows_mutex);
+    stats.updates = impl_->update_count;
+  }
+  stats.nonfinite = impl_->num_nonfinite.load();
+  const std::shared_lock lock(impl_->index_mutex);
+  stats.num_rows = impl_->index.size() - impl_->num_in_flight;
+  stats.num_rows_in_flight = impl_->num_in_flight;
+  for (int o = 0; o < kNumOutcomes; ++o) stats.outcomes[o] = impl_->outcome_counts[static_cast<std::size_t>(o)].load();
+  stats.erased = impl_->num_erased;
+  const internal::IndexStats index = impl_->index.stats();
+  stats.index_bytes = index.bytes;
+  stats.index_slots = index.slots;
+  stats.index_segments = index.segments;
+  stats.index_directory = index.directory;
+  stats.index_splits = index.splits;
+  stats.index_overflowed = index.overflowed;
+  stats.row_bytes = impl_->rows.record_bytes();
+  stats.metadata_bytes = impl_->rows.metadata_bytes();
+  return stats;
+}
+
+std::int64_t Table::memory_bytes() const {
+  const TableStats s = stats();
+  return s.index_bytes + s.row_bytes + s.metadata_bytes;
+}
+
+std::int64_t Table::export_rows(RowNumber& begin, const ExportBuffer& buffer) const {
+  if (begin < 0 || buffer.capacity < 1 || buffer.keys == nullptr) {
+    throw std::invalid_argument(impl_->title() + ": export needs a row number of 0 or more, a capacity of 1 or more and room for keys");
+  }
+  const Impl& t = *impl_;
+  const std::shared_lock lock(t.index_mutex);
+  const std::shared_lock rows_lock(t.rows_mutex);
+  const std::int64_t state_width = t.layout.state_width();
+  std::int64_t n = 0;
+  RowNumber row = begin;
+  for (; row < t.rows.end() && n < buffer.capacity; ++row) {
+    if (t.rows.state(row) != RowState::kVisible) continue;
+    const float* const record = t.rows.records().row(row);
+    buffer.keys[n] = t.rows.key(row);
+    if (buffer.weights != nullptr) std::copy_n(record, t.config.dim, buffer.weights + n * t.config.dim);
+    if (buffer.state != nullptr) {
+      float* out = buffer.state + n * state_width;
+      for (std::size_t f = 1; f < t.layout.fields.size(); ++f) {
+        const RowField& field = t.layout.fields[f];
+        out = std::copy_n(record + field.offset / 4, field.count, out);
+      }
+    }
+    ++n;
+  }
+  begin = row;
+  return n;
+}
+
+void Table::reserve(std::int64_t num_rows) {
+  if (num_rows < 0) {
+    throw std::invalid_argument(impl_->title() + ": cannot reserve " + std::to_string(num_rows) + " rows; pass 0 or more");
+  }
+  const std::unique_lock lock(impl_->index_mutex);
+  impl_->rows.reserve(num_rows);
+  impl_->index.reserve(num_rows);
+}
+
+void Table::check_invariants() const {
+  const Impl& t = *impl_;
+  const std::shared_lock lock(t.index_mutex);
+  t.index.check_invariants();
+  std::int64_t used = 0;
+  std::int64_t in_flight = 0;
+  for (RowNumber row = 0; row < t.rows.end(); ++row) {
+    if (t.rows.state(row) == RowState::kFree) continue;
+    ++used;
+    in_flight += static_cast<std::int64_t>(t.rows.state(row) == RowState::kInFlight);
+    const auto found = t.index.find_one(t.rows.key(row));
+    if (!found || *found != row) {
+      broken(t.title(), "row " + std::to_string(row) + " is used by a key that the index does not lead to it");
+    }
+  }
+  if (used != t.index.size()) broken(t.title(), "rows in use and keys differ in number");
+  if (in_flight != t.num_in_flight) broken(t.title(), "the count of rows in flight is wrong");
+  if (used + t.rows.num_free() != t.rows.end()) broken(t.title(), "a row is neither used nor free");
+  std::vector<std::uint32_t> free_rows = t.rows.free_rows();
+  std::sort(free_rows.begin(), free_rows.end());
+  if (std::adjacent_find(free_rows.begin(), free_rows.end()) != free_rows.end()) {
+    broken(t.title(), "a row is free twice");
+  }
+  if (t.config.max_rows && used > *t.config.max_rows) broken(t.title(), "there are more rows than max_rows");
+}
+
+}  // namespace recsdk

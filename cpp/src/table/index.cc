@@ -1,0 +1,331 @@
+#include "table/index.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <string>
+
+#include "recsdk/error.h"
+
+namespace recsdk::internal {
+namespace {
+
+// A segment grows 64 -> 128 -> 256 -> 384 buckets, then splits into two of 256. Beside a memory of 16 to 24 KiB, which is
+// rebuilt in some 10 microseconds, this keeps about two thirds of the slots used.
+constexpr std::uint32_t kFirstBuckets = 64;
+constexpr std::uint32_t kUsualBuckets = 256;
+constexpr std::uint32_t kSplitBuckets = 384;
+constexpr std::uint32_t kMaxBuckets = 65535 * 64;  // what a directory entry can say
+
+// Buckets that segments of one size class have more than the class before.
+std::uint32_t next_class(std::uint32_t num_buckets) {
+  if (num_buckets < kUsualBuckets) return num_buckets * 2;
+  // 256 -> 384 -> 512 -> 768 -> 1024: by half, then to the next power of two.
+  return std::has_single_bit(num_buckets) ? num_buckets / 2 * 3 : num_buckets / 3 * 4;
+}
+
+// The share of slots at which a segment grows or splits: spread over 0.72 to 0.88 by its serial number,
+// along a sequence that fills the interval evenly (multiples of the golden ratio).
+std::uint32_t limit_of(std::uint32_t num_buckets, std::uint32_t serial) {
+  const std::uint32_t spread = serial * 2654435769U;
+  const std::uint64_t slots = std::uint64_t{num_buckets} * kBucketSlots;
+  return static_cast<std::uint32_t>((slots * (2949U + (std::uint64_t{spread} * 655U >> 32))) >> 12);
+}
+
+// The smallest class that holds `num_keys` below its lowest limit with some room to grow.
+std::uint32_t buckets_for(std::uint32_t num_keys, std::uint32_t at_least) {
+  std::uint32_t num_buckets = at_least;
+  while (std::uint64_t{num_keys} * 10 > std::uint64_t{num_buckets} * kBucketSlots * 7) {
+    num_buckets = next_class(num_buckets);
+  }
+  return num_buckets;
+}
+
+constexpr std::int64_t kWindow = 32;    // keys that are hashed and fetched ahead
+constexpr std::int64_t kChunk = 1024;   // keys whose overflow probes are resolved together
+
+[[noreturn, gnu::cold]] void throw_flooded(std::uint32_t num_keys) {
+  throw Error(ErrorCode::kCapacity, "one index segment holds " + std::to_string(num_keys) +
+                                        " keys that collide under this hash_seed; make the table with another hash_seed");
+}
+
+[[noreturn, gnu::cold]] void broken(const std::string& what) {
+  throw Error(ErrorCode::kInternal, "index invariant broken: " + what);
+}
+
+}  // namespace
+
+void Index::find(std::span<const Key> keys, RowNumber* rows, Outcome* outcomes) const {
+  const auto count = static_cast<std::int64_t>(keys.size());
+  if (directory_.empty()) {
+    std::fill_n(rows, count, RowNumber{0});
+    std::fill_n(outcomes, count, Outcome::kMissing);
+    return;
+  }
+  for (std::int64_t begin = 0; begin < count; begin += kChunk) {
+    find_chunk(keys.data() + begin, std::min(kChunk, count - begin), rows + begin, outcomes + begin);
+  }
+}
+
+// First pass: home buckets only, without branches on the outcome; keys that may lie further are noted and their second
+// bucket is fetched. Second pass: those.
+void Index::find_chunk(const Key* keys, std::int64_t count, RowNumber* rows, Outcome* outcomes) const {
+  struct Probe {
+    const Bucket* bucket;
+    std::uint32_t bloom_bit;
+  };
+  Probe window[kWindow];
+  std::uint16_t pending[kChunk];
+  std::int64_t num_pending = 0;
+
+  const auto stage = [&](std::int64_t i) {
+    const HashParts p = parts(keys[i]);
+    const Entry e = entry(p);
+    const Bucket* const bucket = e.segment()->buckets() + p.bucket_in(e.num_buckets());
+    __builtin_prefetch(bucket);
+    window[i % kWindow] = {bucket, p.bloom_bit()};
+  };
+  for (std::int64_t i = 0; i < std::min(kWindow, count); ++i) stage(i);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const Probe probe = window[i % kWindow];
+    if (i + kWindow < count) stage(i + kWindow);
+    const std::uint32_t match = probe.bucket->match(keys[i]);
+    const bool found = match != 0;
+    rows[i] = found ? RowNumber{probe.bucket->words[std::countr_zero(match | 32U)]} : RowNumber{0};
+    outcomes[i] = found ? Outcome::kFound : Outcome::kMissing;
+    pending[num_pending] = static_cast<std::uint16_t>(i);
+    num_pending += static_cast<std::int64_t>(!found && probe.bucket->has_passed(probe.bloom_bit));
+  }
+  for (std::int64_t j = 0; j < num_pending; ++j) {
+    const std::int64_t i = pending[j];
+    const HashParts p = parts(keys[i]);
+    if (const auto place = locate(entry(p), p, keys[i])) {
+      rows[i] = place->bucket->words[place->slot];
+      outcomes[i] = Outcome::kFound;
+    }
+  }
+}
+
+std::optional<Index::Place> Index::locate(Entry entry, HashParts p, Key key) {
+  const std::uint32_t num_buckets = entry.num_buckets();
+  const std::uint32_t home = p.bucket_in(num_buckets);
+  for (std::uint32_t i = 0; i < num_buckets; ++i) {
+    Bucket& bucket = entry.segment()->buckets()[probe_bucket(home, i, num_buckets)];
+    const std::uint32_t match = bucket.match(key);
+    if (match != 0) return Place{&bucket, static_cast<std::uint32_t>(std::countr_zero(match))};
+    if (!bucket.has_passed(p.bloom_bit())) return std::nullopt;
+  }
+  return std::nullopt;
+}
+
+std::optional<std::uint32_t> Index::find_one(Key key) const {
+  if (directory_.empty()) return std::nullopt;
+  const HashParts p = parts(key);
+  const auto place = locate(entry(p), p, key);
+  if (!place) return std::nullopt;
+  return place->bucket->words[place->slot];
+}
+
+void Index::prefetch(Key key) const {
+  if (directory_.empty()) return;
+  const HashParts p = parts(key);
+  const Entry e = entry(p);
+  __builtin_prefetch(e.segment(), 1);
+  __builtin_prefetch(e.segment()->buckets() + p.bucket_in(e.num_buckets()), 1);
+}
+
+void Index::put(Segment& segment, HashParts p, Key key, std::uint32_t row) {
+  const std::uint32_t home = p.bucket_in(segment.num_buckets);
+  for (std::uint32_t i = 0;; ++i) {
+    Bucket& bucket = segment.buckets()[probe_bucket(home, i, segment.num_buckets)];
+    if (!bucket.is_full()) {
+      bucket.put(key, row);
+      ++segment.num_keys;
+      segment.num_overflowed += static_cast<std::uint32_t>(i > 0);
+      return;
+    }
+    bucket.mark_passed(p.bloom_bit());
+  }
+}
+
+void Index::insert(Key key, std::uint32_t row) {
+  const HashParts p = parts(key);
+  make_room(p);
+  put(*entry(p).segment(), p, key, row);
+  ++size_;
+}
+
+std::optional<std::uint32_t> Index::erase(Key key) noexcept {
+  if (directory_.empty()) return std::nullopt;
+  const HashParts p = parts(key);
+  const Entry e = entry(p);
+  const auto place = locate(e, p, key);
+  if (!place) return std::nullopt;
+  place->bucket->remove(place->slot);
+  const Bucket* const home = e.segment()->buckets() + p.bucket_in(e.num_buckets());
+  e.segment()->num_overflowed -= static_cast<std::uint32_t>(place->bucket != home);
+  --e.segment()->num_keys;
+  ++e.segment()->num_erased;
+  --size_;
+  return place->bucket->words[place->slot];
+}
+
+// Leaves the key's segment with a free slot.
+void Index::make_room(HashParts p) {
+  if (directory_.empty()) {
+    directory_.reserve(1);
+    directory_.push_back(Entry(make_segment(kFirstBuckets, 0, 0)));
+    depth_ = 0;
+  }
+  for (;;) {
+    Segment* const segment = entry(p).segment();
+    if (segment->num_keys >= segment->limit) {
+      const bool may_split = segment->depth < std::min(kMaxDepth, expected_depth() + 2);
+      if (segment->num_buckets < kSplitBuckets || !may_split) {
+        rebuild(segment, next_class(segment->num_buckets));
+      } else {
+        split(segment);
+      }
+    } else if (segment->num_erased > segment->num_buckets * kBucketSlots) {
+      rebuild(segment, buckets_for(segment->num_keys, kFirstBuckets));
+    } else {
+      return;
+    }
+  }
+}
+
+// The depth at which as many uniform keys would stand. Segments much deeper come from colliding keys: those
+// grow instead, so that the directory stays in proportion to the keys.
+int Index::expected_depth() const {
+  return static_cast<int>(std::bit_width(static_cast<std::uint64_t>(size_) / (kUsualBuckets * kBucketSlots / 2)));
+}
+
+Index::Segment* Index::make_segment(std::uint32_t num_buckets, int depth, std::uint64_t prefix) {
+  std::byte* const block = arena_.allocate(segment_bytes(num_buckets));
+  std::memset(block, 0, segment_bytes(num_buckets));
+  auto* const segment = reinterpret_cast<Segment*>(block);
+  segment->num_buckets = num_buckets;
+  segment->depth = depth;
+  segment->prefix = prefix;
+  segment->serial = next_serial_++;
+  segment->limit = limit_of(num_buckets, segment->serial);
+  return segment;
+}
+
+void Index::free_segment(Segment* segment) noexcept {
+  const std::size_t bytes = segment_bytes(segment->num_buckets);
+  arena_.free(reinterpret_cast<std::byte*>(segment), bytes);
+}
+
+void Index::set_entries(Segment* segment) noexcept {
+  const std::size_t width = std::size_t{1} << (depth_ - segment->depth);
+  std::fill_n(directory_.begin() + static_cast<std::ptrdiff_t>(segment->prefix * width), width, Entry(segment));
+}
+
+void Index::rebuild(Segment* segment, std::uint32_t num_buckets) {
+  if (num_buckets > kMaxBuckets) throw_flooded(segment->num_keys);
+  Segment* const grown = make_segment(num_buckets, segment->depth, segment->prefix);
+  for (std::uint32_t b = 0; b < segment->num_buckets; ++b) {
+    const Bucket& bucket = segment->buckets()[b];
+    for (std::uint32_t mask = bucket.occupancy(); mask != 0; mask &= mask - 1) {
+      const auto s = static_cast<std::uint32_t>(std::countr_zero(mask));
+      put(*grown, parts(bucket.keys[s]), bucket.keys[s], bucket.words[s]);
+    }
+  }
+  set_entries(grown);
+  free_segment(segment);
+}
+
+void Index::split(Segment* segment) {
+  if (segment->depth == depth_) {
+    std::vector<Entry> doubled(directory_.size() * 2);
+    for (std::size_t i = 0; i < doubled.size(); ++i) doubled[i] = directory_[i / 2];
+    directory_.swap(doubled);
+    ++depth_;
+  }
+  const int depth = segment->depth + 1;
+  std::uint32_t counts[2] = {0, 0};
+  const auto side_of = [depth](HashParts p) { return p.prefix(depth) & 1U; };
+  const auto for_each_key = [&](const auto& visit) {
+    for (std::uint32_t b = 0; b < segment->num_buckets; ++b) {
+      const Bucket& bucket = segment->buckets()[b];
+      for (std::uint32_t mask = bucket.occupancy(); mask != 0; mask &= mask - 1) {
+        const auto s = static_cast<std::uint32_t>(std::countr_zero(mask));
+        visit(parts(bucket.keys[s]), bucket.keys[s], bucket.words[s]);
+      }
+    }
+  };
+  for_each_key([&](HashParts p, Key, std::uint32_t) { ++counts[side_of(p)]; });
+  Segment* halves[2];
+  halves[0] = make_segment(buckets_for(counts[0], kUsualBuckets), depth, segment->prefix * 2);
+  try {
+    halves[1] = make_segment(buckets_for(counts[1], kUsualBuckets), depth, segment->prefix * 2 + 1);
+  } catch (...) {
+    free_segment(halves[0]);
+    throw;
+  }
+  for_each_key([&](HashParts p, Key key, std::uint32_t row) { put(*halves[side_of(p)], p, key, row); });
+  set_entries(halves[0]);
+  set_entries(halves[1]);
+  free_segment(segment);
+  ++splits_;
+}
+
+void Index::clear() noexcept {
+  directory_.clear();
+  directory_.shrink_to_fit();
+  arena_ = Arena();
+  depth_ = 0;
+  size_ = 0;
+}
+
+void Index::reserve(std::int64_t num_keys) {
+  const std::int64_t more = num_keys - size_;
+  if (more > 0) arena_.reserve(static_cast<std::size_t>(more) * 22);
+}
+
+IndexStats Index::stats() const {
+  IndexStats stats;
+  stats.bytes = static_cast<std::int64_t>(arena_.bytes_held() + directory_.capacity() * sizeof(Entry));
+  stats.directory = static_cast<std::int64_t>(directory_.size());
+  stats.splits = splits_;
+  for_each_segment([&](const Segment& segment) {
+    ++stats.segments;
+    stats.slots += segment.num_buckets * kBucketSlots;
+    stats.overflowed += segment.num_overflowed;
+  });
+  return stats;
+}
+
+void Index::check_invariants() const {
+  std::int64_t total = 0;
+  for (std::size_t i = 0; i < directory_.size(); ++i) {
+    const Entry e = directory_[i];
+    if (e.num_buckets() != e.segment()->num_buckets) broken("a directory entry's size is stale");
+    if (i >> (depth_ - e.segment()->depth) != e.segment()->prefix) broken("a directory entry points to another prefix");
+  }
+  for_each_segment([&](const Segment& segment) {
+    std::uint32_t num_keys = 0;
+    std::uint32_t num_overflowed = 0;
+    for (std::uint32_t b = 0; b < segment.num_buckets; ++b) {
+      const Bucket& bucket = segment.buckets()[b];
+      num_keys += static_cast<std::uint32_t>(std::popcount(bucket.occupancy()));
+      for (std::uint32_t mask = bucket.occupancy(); mask != 0; mask &= mask - 1) {
+        const auto s = static_cast<std::uint32_t>(std::countr_zero(mask));
+        const HashParts p = parts(bucket.keys[s]);
+        const auto place = locate(entry(p), p, bucket.keys[s]);
+        if (!place || place->bucket != &bucket || place->slot != s) {
+          broken("key " + std::to_string(bucket.keys[s]) + " cannot be reached, or is there twice");
+        }
+        num_overflowed += static_cast<std::uint32_t>(p.bucket_in(segment.num_buckets) != b);
+      }
+    }
+    if (num_keys != segment.num_keys) broken("a segment's count of keys is wrong");
+    if (num_overflowed != segment.num_overflowed) broken("a segment's count of overflowed keys is wrong");
+    if (segment.num_keys > segment.limit) broken("a segment holds more keys than its limit");
+    total += num_keys;
+  });
+  if (total != size_) broken("the count of keys is wrong");
+}
+
+}  // namespace recsdk::internal

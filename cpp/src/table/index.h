@@ -1,0 +1,149 @@
+// The hash index: from a 64-bit key to a 32-bit row number.
+//
+// An extendible directory of segments. The top bits of a key's hash choose the segment, other bits its bucket.
+// A full segment grows by half, then splits in two, so no operation ever rehashes more than one segment; each
+// segment has its own threshold, so that segments filled by a uniform hash do not all split in the same batch.
+//
+// Not thread-safe by itself: the table allows any number of readers or one writer.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "recsdk/types.h"
+#include "table/arena.h"
+#include "table/bucket.h"
+#include "util/hash.h"
+
+namespace recsdk::internal {
+
+struct IndexStats {
+  std::int64_t bytes = 0;
+  std::int64_t slots = 0;
+  std::int64_t segments = 0;
+  std::int64_t directory = 0;
+  std::int64_t overflowed = 0;
+  std::uint64_t splits = 0;
+};
+
+class Index {
+ public:
+  explicit Index(std::uint64_t hash_seed) : hash_(hash_seed) {}
+  Index(const Index&) = delete;
+  Index& operator=(const Index&) = delete;
+
+  /// Finds keys (N,): writes row numbers and kFound or kMissing; a missing key's row number is 0.
+  void find(std::span<const Key> keys, RowNumber* rows, Outcome* outcomes) const;
+
+  std::optional<std::uint32_t> find_one(Key key) const;
+
+  /// Fetches what find_one and insert of this key will touch.
+  void prefetch(Key key) const;
+
+  /// Inserts a key that is not there. Throws Error(kOutOfMemory), std::bad_alloc or Error(kCapacity); then nothing has changed
+  /// for readers.
+  void insert(Key key, std::uint32_t row);
+
+  /// Takes the key out; returns its row number. Allocates nothing.
+  std::optional<std::uint32_t> erase(Key key) noexcept;
+
+  /// Empties the index and frees its memory.
+  void clear() noexcept;
+
+  /// Makes ready the memory for `num_keys` keys in all.
+  void reserve(std::int64_t num_keys);
+
+  std::int64_t size() const noexcept { return size_; }
+  IndexStats stats() const;
+
+  /// Calls visit(key, row) for every key, in no particular order.
+  template <typename Visit>
+  void for_each(const Visit& visit) const {
+    for_each_segment([&](const Segment& segment) {
+      for (std::uint32_t b = 0; b < segment.num_buckets; ++b) {
+        const Bucket& bucket = segment.buckets()[b];
+        for (std::uint32_t s = 0; s < kBucketSlots; ++s) {
+          if ((bucket.occupancy() >> s & 1U) != 0) visit(bucket.keys[s], bucket.words[s]);
+        }
+      }
+    });
+  }
+
+  /// Throws Error(kInternal) if a key cannot be reached or a count is wrong.
+  void check_invariants() const;
+
+ private:
+  // Lies before its buckets, in a pair of lines of its own.
+  struct alignas(128) Segment {
+    std::uint32_t num_buckets;
+    std::uint32_t num_keys;
+    std::uint32_t limit;       // keys at which it grows or splits
+    std::uint32_t num_erased;  // since it was built: their Bloom bits are stale
+    std::uint32_t num_overflowed;  // keys outside their home bucket
+    std::uint64_t prefix;      // the top `depth` bits that all its hashes share
+    int depth;
+    std::uint32_t serial;      // staggers the limit
+
+    Bucket* buckets() { return reinterpret_cast<Bucket*>(this + 1); }
+    const Bucket* buckets() const { return reinterpret_cast<const Bucket*>(this + 1); }
+  };
+
+  // A directory entry: the segment's address and, in the 16 bits that addresses leave free, its number of buckets
+  // in units of kBucketUnit, so that a find touches nothing of the segment but the bucket.
+  class Entry {
+   public:
+    Entry() = default;
+    explicit Entry(Segment* segment)
+        : bits_(reinterpret_cast<std::uint64_t>(segment) |
+                std::uint64_t{segment->num_buckets / kBucketUnit} << 48) {}
+    Segment* segment() const { return reinterpret_cast<Segment*>(bits_ & ((std::uint64_t{1} << 48) - 1)); }
+    std::uint32_t num_buckets() const { return static_cast<std::uint32_t>(bits_ >> 48) * kBucketUnit; }
+
+   private:
+    std::uint64_t bits_ = 0;
+  };
+
+  static constexpr std::uint32_t kBucketUnit = 64;
+
+  HashParts parts(Key key) const { return HashParts{hash_(key)}; }
+  Entry entry(HashParts p) const { return directory_[p.prefix(depth_)]; }
+  static std::size_t segment_bytes(std::uint32_t num_buckets) {
+    return sizeof(Segment) + std::size_t{num_buckets} * sizeof(Bucket);
+  }
+
+  void find_chunk(const Key* keys, std::int64_t count, RowNumber* rows, Outcome* outcomes) const;
+  struct Place {
+    Bucket* bucket;
+    std::uint32_t slot;
+  };
+  static std::optional<Place> locate(Entry entry, HashParts p, Key key);
+  static void put(Segment& segment, HashParts p, Key key, std::uint32_t row);
+  void make_room(HashParts p);
+  Segment* make_segment(std::uint32_t num_buckets, int depth, std::uint64_t prefix);
+  void free_segment(Segment* segment) noexcept;
+  void set_entries(Segment* segment) noexcept;
+  void rebuild(Segment* segment, std::uint32_t num_buckets);
+  void split(Segment* segment);
+  int expected_depth() const;
+
+  template <typename Visit>
+  void for_each_segment(const Visit& visit) const {
+    for (std::size_t i = 0; i < directory_.size();) {
+      const Segment* const segment = directory_[i].segment();
+      visit(*segment);
+      i += std::size_t{1} << (depth_ - segment->depth);
+    }
+  }
+
+  SeededHash hash_;
+  Arena arena_;
+  std::vector<Entry> directory_;  // 2^depth_ entries, or none before the first key
+  int depth_ = 0;
+  std::int64_t size_ = 0;
+  std::uint32_t next_serial_ = 0;
+  std::uint64_t splits_ = 0;
+};
+
+}  // namespace recsdk::internal

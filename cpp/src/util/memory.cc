@@ -1,0 +1,73 @@
+#include "util/memory.h"
+
+#include <sys/mman.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "recsdk/error.h"
+
+namespace recsdk::internal {
+namespace {
+
+std::atomic<PageAllocationHook> g_hook{nullptr};
+
+[[noreturn, gnu::cold]] void throw_out_of_memory(std::size_t bytes) {
+  throw Error(ErrorCode::kOutOfMemory,
+              "out of memory: the system gave no " + std::to_string(bytes) + " bytes (" +
+                  std::strerror(errno) + "); set max_rows or free memory");
+}
+
+std::size_t round_up(std::size_t value, std::size_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+std::byte* map_pages(std::size_t bytes) {
+  void* address =
+      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (address == MAP_FAILED) throw_out_of_memory(bytes);
+  return static_cast<std::byte*>(address);
+}
+
+// Maps `bytes` at a multiple of a huge page by mapping more and giving the ends back.
+std::byte* map_aligned(std::size_t bytes) {
+  std::byte* const wide = map_pages(bytes + kHugePage);
+  const auto address = reinterpret_cast<std::uintptr_t>(wide);
+  const std::size_t head = round_up(address, kHugePage) - address;
+  if (head > 0) munmap(wide, head);
+  if (head < kHugePage) munmap(wide + head + bytes, kHugePage - head);
+  return wide + head;
+}
+
+}  // namespace
+
+void set_page_allocation_hook(PageAllocationHook hook) noexcept { g_hook.store(hook); }
+
+Pages::Pages(std::size_t bytes, std::size_t huge_from) {
+  if (const PageAllocationHook hook = g_hook.load()) hook(bytes);
+  size_ = round_up(bytes, bytes >= kHugePage ? kHugePage : 4096);
+  data_ = size_ >= kHugePage ? map_aligned(size_) : map_pages(size_);
+#ifdef MADV_HUGEPAGE
+  // A refusal (no huge pages in this kernel) costs speed only.
+  if (huge_from < size_) madvise(data_ + huge_from, size_ - huge_from, MADV_HUGEPAGE);
+#endif
+}
+
+Pages::~Pages() {
+  if (data_ != nullptr) munmap(data_, size_);
+}
+
+void Pages::populate(std::size_t begin, std::size_t end) const noexcept {
+#ifdef MADV_POPULATE_WRITE
+  constexpr int kPopulateWrite = MADV_POPULATE_WRITE;
+#else
+  constexpr int kPopulateWrite = 23;  // Linux 5.14; older kernels refuse it, and pages come at first touch
+#endif
+  const std::size_t first = begin / 4096 * 4096;
+  const std::size_t last = round_up(end, 4096) < size_ ? round_up(end, 4096) : size_;
+  if (first < last) madvise(data_ + first, last - first, kPopulateWrite);
+}
+
+}  // namespace recsdk::internal

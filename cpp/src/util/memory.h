@@ -1,0 +1,48 @@
+// Memory from the operating system: anonymous pages, huge where it pays.
+//
+// Random access to big arrays is bound by address translation, so everything big asks for huge pages.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+namespace recsdk::internal {
+
+inline constexpr std::size_t kHugePage = std::size_t{2} << 20;
+
+/// Called before pages are taken, with their number of bytes; it may throw. For fault injection in tests.
+using PageAllocationHook = void (*)(std::size_t bytes);
+void set_page_allocation_hook(PageAllocationHook hook) noexcept;
+
+/// Zeroed pages that nobody has touched yet; given back when destroyed.
+class Pages {
+ public:
+  Pages() noexcept = default;
+  /// Regions of a huge page or more are aligned to one.
+  /// Bytes before `huge_from` stay on small pages, so that little data costs little memory.
+  /// Throws Error(kOutOfMemory).
+  Pages(std::size_t bytes, std::size_t huge_from);
+  Pages(Pages&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+  Pages& operator=(Pages&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    return *this;
+  }
+  Pages(const Pages&) = delete;
+  Pages& operator=(const Pages&) = delete;
+  ~Pages();
+
+  std::byte* data() const noexcept { return data_; }
+  std::size_t size() const noexcept { return size_; }
+
+  /// Has the system back [begin, end) with memory now rather than at first touch. Best effort.
+  void populate(std::size_t begin, std::size_t end) const noexcept;
+
+ private:
+  std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+}  // namespace recsdk::internal
