@@ -1,8 +1,9 @@
-// Memory of the index: blocks of a few sizes cut from growing chunks, and reused by size.
+// Memory of the index: runs of 4 KiB units cut from growing chunks. Freed runs join their free neighbours, since
+// segments of several sizes come and go in waves, and what one size leaves must serve the next.
 #pragma once
 
 #include <cstddef>
-#include <map>
+#include <cstdint>
 #include <vector>
 
 #include "util/memory.h"
@@ -11,27 +12,49 @@ namespace recsdk::internal {
 
 class Arena {
  public:
-  /// A block of `bytes` (a multiple of 128), aligned to 128 bytes, with arbitrary content. Throws Error(kOutOfMemory).
-  std::byte* allocate(std::size_t bytes);
-  /// Takes a block back. Does not fail: room for the note was made by allocate.
-  void free(std::byte* block, std::size_t bytes) noexcept;
+  static constexpr std::size_t kUnit = 4096;
+
+  Arena() = default;
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  /// `units` adjoining units with arbitrary content. Throws Error(kOutOfMemory), std::bad_alloc.
+  std::byte* allocate(std::uint32_t units);
+  /// Takes back what allocate(units) gave.
+  void free(std::byte* block, std::uint32_t units) noexcept;
   /// Makes `bytes` of fresh memory ready and backed by the system.
   void reserve(std::size_t bytes);
+  /// Takes everything back and returns it to the system.
+  void clear() noexcept;
 
   std::size_t bytes_held() const noexcept { return bytes_held_; }
 
  private:
-  void add_chunk(std::size_t bytes);
-
-  struct FreeBlocks {
-    std::vector<std::byte*> blocks;
-    std::size_t num_made = 0;  // blocks of this size ever cut: the most that can be free at once
+  struct Chunk {
+    Pages pages;
+    // Of each unit that begins or ends a free run: the run's length; else 0.
+    std::vector<std::uint32_t> free_lengths;
   };
+  // Written into the first unit of a free run.
+  struct FreeRun {
+    FreeRun* previous;
+    FreeRun* next;
+    std::uint32_t units;
+  };
+  // Runs of 1, 2, ... units, and in bin 0 those of kNumBins or more.
+  static constexpr std::uint32_t kNumBins = 33;
 
-  std::vector<Pages> chunks_;
-  std::size_t used_ = 0;  // of the last chunk
+  static std::uint32_t bin_of(std::uint32_t units) { return units < kNumBins ? units : 0; }
+  static std::size_t unit_of(const Chunk& chunk, const void* block);
+  Chunk& chunk_of(const std::byte* block) noexcept;
+  void add_chunk(std::size_t bytes);
+  void link(Chunk& chunk, std::size_t unit, std::uint32_t units) noexcept;
+  void unlink(Chunk& chunk, std::size_t unit) noexcept;
+  FreeRun* find_run(std::uint32_t units) noexcept;
+
+  std::vector<Chunk> chunks_;  // in ascending order of addresses
+  FreeRun* bins_[kNumBins] = {};
   std::size_t bytes_held_ = 0;
-  std::map<std::size_t, FreeBlocks> free_;
 };
 
 }  // namespace recsdk::internal

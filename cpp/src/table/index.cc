@@ -10,35 +10,25 @@
 namespace recsdk::internal {
 namespace {
 
-// A segment grows 64 -> 128 -> 256 -> 384 buckets, then splits into two of 256. Beside a memory of 16 to 24 KiB, which is
-// rebuilt in some 10 microseconds, this keeps about two thirds of the slots used.
-constexpr std::uint32_t kFirstBuckets = 64;
-constexpr std::uint32_t kUsualBuckets = 256;
-constexpr std::uint32_t kSplitBuckets = 384;
-constexpr std::uint32_t kMaxBuckets = 65535 * 64;  // what a directory entry can say
+// Sizes of segments in units of 4 KiB: 1, 2, 4, 5, 6, 7, then a split into two of 4. Small steps keep three quarters
+// of the slots used, and a segment of 28 KiB is rebuilt in some ten microseconds. Only segments of colliding keys
+// get larger.
+constexpr std::uint32_t kUsualUnits = 4;
+constexpr std::uint32_t kSplitUnits = 7;
+constexpr std::uint32_t kMaxUnits = 65535;  // what a directory entry can say
 
-// Buckets that segments of one size class have more than the class before.
-std::uint32_t next_class(std::uint32_t num_buckets) {
-  if (num_buckets < kUsualBuckets) return num_buckets * 2;
-  // 256 -> 384 -> 512 -> 768 -> 1024: by half, then to the next power of two.
-  return std::has_single_bit(num_buckets) ? num_buckets / 2 * 3 : num_buckets / 3 * 4;
+std::uint32_t next_size(std::uint32_t units) {
+  if (units < kUsualUnits) return units * 2;
+  if (units <= kSplitUnits) return units + 1;
+  // 8 -> 12 -> 16 -> 24 -> 32: by half, then to the next power of two.
+  return std::has_single_bit(units) ? units / 2 * 3 : units / 3 * 4;
 }
 
 // The share of slots at which a segment grows or splits: spread over 0.72 to 0.88 by its serial number,
 // along a sequence that fills the interval evenly (multiples of the golden ratio).
-std::uint32_t limit_of(std::uint32_t num_buckets, std::uint32_t serial) {
+std::uint32_t limit_of(std::uint32_t slots, std::uint32_t serial) {
   const std::uint32_t spread = serial * 2654435769U;
-  const std::uint64_t slots = std::uint64_t{num_buckets} * kBucketSlots;
-  return static_cast<std::uint32_t>((slots * (2949U + (std::uint64_t{spread} * 655U >> 32))) >> 12);
-}
-
-// The smallest class that holds `num_keys` below its lowest limit with some room to grow.
-std::uint32_t buckets_for(std::uint32_t num_keys, std::uint32_t at_least) {
-  std::uint32_t num_buckets = at_least;
-  while (std::uint64_t{num_keys} * 10 > std::uint64_t{num_buckets} * kBucketSlots * 7) {
-    num_buckets = next_class(num_buckets);
-  }
-  return num_buckets;
+  return static_cast<std::uint32_t>((std::uint64_t{slots} * (2949U + (std::uint64_t{spread} * 655U >> 32))) >> 12);
 }
 
 constexpr std::int64_t kWindow = 32;    // keys that are hashed and fetched ahead
@@ -135,9 +125,10 @@ void Index::prefetch(Key key) const {
 }
 
 void Index::put(Segment& segment, HashParts p, Key key, std::uint32_t row) {
-  const std::uint32_t home = p.bucket_in(segment.num_buckets);
+  const std::uint32_t num_buckets = segment.num_buckets();
+  const std::uint32_t home = p.bucket_in(num_buckets);
   for (std::uint32_t i = 0;; ++i) {
-    Bucket& bucket = segment.buckets()[probe_bucket(home, i, segment.num_buckets)];
+    Bucket& bucket = segment.buckets()[probe_bucket(home, i, num_buckets)];
     if (!bucket.is_full()) {
       bucket.put(key, row);
       ++segment.num_keys;
@@ -174,20 +165,20 @@ std::optional<std::uint32_t> Index::erase(Key key) noexcept {
 void Index::make_room(HashParts p) {
   if (directory_.empty()) {
     directory_.reserve(1);
-    directory_.push_back(Entry(make_segment(kFirstBuckets, 0, 0)));
+    directory_.push_back(Entry(make_segment(1, 0, 0)));
     depth_ = 0;
   }
   for (;;) {
     Segment* const segment = entry(p).segment();
     if (segment->num_keys >= segment->limit) {
       const bool may_split = segment->depth < std::min(kMaxDepth, expected_depth() + 2);
-      if (segment->num_buckets < kSplitBuckets || !may_split) {
-        rebuild(segment, next_class(segment->num_buckets));
+      if (segment->num_units < kSplitUnits || !may_split) {
+        rebuild(segment, next_size(segment->num_units));
       } else {
         split(segment);
       }
-    } else if (segment->num_erased > segment->num_buckets * kBucketSlots) {
-      rebuild(segment, buckets_for(segment->num_keys, kFirstBuckets));
+    } else if (segment->num_erased > segment->num_slots()) {
+      rebuild(segment, units_for(segment->num_keys, 1));
     } else {
       return;
     }
@@ -197,24 +188,30 @@ void Index::make_room(HashParts p) {
 // The depth at which as many uniform keys would stand. Segments much deeper come from colliding keys: those
 // grow instead, so that the directory stays in proportion to the keys.
 int Index::expected_depth() const {
-  return static_cast<int>(std::bit_width(static_cast<std::uint64_t>(size_) / (kUsualBuckets * kBucketSlots / 2)));
+  return static_cast<int>(std::bit_width(static_cast<std::uint64_t>(size_) / (buckets_of(kUsualUnits) * kBucketSlots / 2)));
 }
 
-Index::Segment* Index::make_segment(std::uint32_t num_buckets, int depth, std::uint64_t prefix) {
-  std::byte* const block = arena_.allocate(segment_bytes(num_buckets));
-  std::memset(block, 0, segment_bytes(num_buckets));
+// The smallest size that holds `num_keys` below its lowest limit with some room to grow.
+std::uint32_t Index::units_for(std::uint32_t num_keys, std::uint32_t at_least) {
+  std::uint32_t units = at_least;
+  while (std::uint64_t{num_keys} * 10 > std::uint64_t{buckets_of(units)} * kBucketSlots * 7) units = next_size(units);
+  return units;
+}
+
+Index::Segment* Index::make_segment(std::uint32_t num_units, int depth, std::uint64_t prefix) {
+  std::byte* const block = arena_.allocate(num_units);
+  std::memset(block, 0, num_units * Arena::kUnit);
   auto* const segment = reinterpret_cast<Segment*>(block);
-  segment->num_buckets = num_buckets;
+  segment->num_units = num_units;
   segment->depth = depth;
   segment->prefix = prefix;
   segment->serial = next_serial_++;
-  segment->limit = limit_of(num_buckets, segment->serial);
+  segment->limit = limit_of(segment->num_slots(), segment->serial);
   return segment;
 }
 
 void Index::free_segment(Segment* segment) noexcept {
-  const std::size_t bytes = segment_bytes(segment->num_buckets);
-  arena_.free(reinterpret_cast<std::byte*>(segment), bytes);
+  arena_.free(reinterpret_cast<std::byte*>(segment), segment->num_units);
 }
 
 void Index::set_entries(Segment* segment) noexcept {
@@ -222,10 +219,10 @@ void Index::set_entries(Segment* segment) noexcept {
   std::fill_n(directory_.begin() + static_cast<std::ptrdiff_t>(segment->prefix * width), width, Entry(segment));
 }
 
-void Index::rebuild(Segment* segment, std::uint32_t num_buckets) {
-  if (num_buckets > kMaxBuckets) throw_flooded(segment->num_keys);
-  Segment* const grown = make_segment(num_buckets, segment->depth, segment->prefix);
-  for (std::uint32_t b = 0; b < segment->num_buckets; ++b) {
+void Index::rebuild(Segment* segment, std::uint32_t num_units) {
+  if (num_units > kMaxUnits) throw_flooded(segment->num_keys);
+  Segment* const grown = make_segment(num_units, segment->depth, segment->prefix);
+  for (std::uint32_t b = 0; b < segment->num_buckets(); ++b) {
     const Bucket& bucket = segment->buckets()[b];
     for (std::uint32_t mask = bucket.occupancy(); mask != 0; mask &= mask - 1) {
       const auto s = static_cast<std::uint32_t>(std::countr_zero(mask));
@@ -247,7 +244,7 @@ void Index::split(Segment* segment) {
   std::uint32_t counts[2] = {0, 0};
   const auto side_of = [depth](HashParts p) { return p.prefix(depth) & 1U; };
   const auto for_each_key = [&](const auto& visit) {
-    for (std::uint32_t b = 0; b < segment->num_buckets; ++b) {
+    for (std::uint32_t b = 0; b < segment->num_buckets(); ++b) {
       const Bucket& bucket = segment->buckets()[b];
       for (std::uint32_t mask = bucket.occupancy(); mask != 0; mask &= mask - 1) {
         const auto s = static_cast<std::uint32_t>(std::countr_zero(mask));
@@ -257,9 +254,9 @@ void Index::split(Segment* segment) {
   };
   for_each_key([&](HashParts p, Key, std::uint32_t) { ++counts[side_of(p)]; });
   Segment* halves[2];
-  halves[0] = make_segment(buckets_for(counts[0], kUsualBuckets), depth, segment->prefix * 2);
+  halves[0] = make_segment(units_for(counts[0], kUsualUnits), depth, segment->prefix * 2);
   try {
-    halves[1] = make_segment(buckets_for(counts[1], kUsualBuckets), depth, segment->prefix * 2 + 1);
+    halves[1] = make_segment(units_for(counts[1], kUsualUnits), depth, segment->prefix * 2 + 1);
   } catch (...) {
     free_segment(halves[0]);
     throw;
@@ -274,14 +271,14 @@ void Index::split(Segment* segment) {
 void Index::clear() noexcept {
   directory_.clear();
   directory_.shrink_to_fit();
-  arena_ = Arena();
+  arena_.clear();
   depth_ = 0;
   size_ = 0;
 }
 
 void Index::reserve(std::int64_t num_keys) {
   const std::int64_t more = num_keys - size_;
-  if (more > 0) arena_.reserve(static_cast<std::size_t>(more) * 22);
+  if (more > 0) arena_.reserve(static_cast<std::size_t>(more) * 20);
 }
 
 IndexStats Index::stats() const {
@@ -291,7 +288,7 @@ IndexStats Index::stats() const {
   stats.splits = splits_;
   for_each_segment([&](const Segment& segment) {
     ++stats.segments;
-    stats.slots += segment.num_buckets * kBucketSlots;
+    stats.slots += segment.num_slots();
     stats.overflowed += segment.num_overflowed;
   });
   return stats;
@@ -301,13 +298,13 @@ void Index::check_invariants() const {
   std::int64_t total = 0;
   for (std::size_t i = 0; i < directory_.size(); ++i) {
     const Entry e = directory_[i];
-    if (e.num_buckets() != e.segment()->num_buckets) broken("a directory entry's size is stale");
+    if (e.num_units() != e.segment()->num_units) broken("a directory entry's size is stale");
     if (i >> (depth_ - e.segment()->depth) != e.segment()->prefix) broken("a directory entry points to another prefix");
   }
   for_each_segment([&](const Segment& segment) {
     std::uint32_t num_keys = 0;
     std::uint32_t num_overflowed = 0;
-    for (std::uint32_t b = 0; b < segment.num_buckets; ++b) {
+    for (std::uint32_t b = 0; b < segment.num_buckets(); ++b) {
       const Bucket& bucket = segment.buckets()[b];
       num_keys += static_cast<std::uint32_t>(std::popcount(bucket.occupancy()));
       for (std::uint32_t mask = bucket.occupancy(); mask != 0; mask &= mask - 1) {
@@ -317,7 +314,7 @@ void Index::check_invariants() const {
         if (!place || place->bucket != &bucket || place->slot != s) {
           broken("key " + std::to_string(bucket.keys[s]) + " cannot be reached, or is there twice");
         }
-        num_overflowed += static_cast<std::uint32_t>(p.bucket_in(segment.num_buckets) != b);
+        num_overflowed += static_cast<std::uint32_t>(p.bucket_in(segment.num_buckets()) != b);
       }
     }
     if (num_keys != segment.num_keys) broken("a segment's count of keys is wrong");

@@ -1,7 +1,7 @@
 // The hash index: from a 64-bit key to a 32-bit row number.
 //
 // An extendible directory of segments. The top bits of a key's hash choose the segment, other bits its bucket.
-// A full segment grows by half, then splits in two, so no operation ever rehashes more than one segment; each
+// A full segment grows in small steps, then splits in two, so no operation ever rehashes more than one segment; each
 // segment has its own threshold, so that segments filled by a uniform hash do not all split in the same batch.
 //
 // Not thread-safe by itself: the table allows any number of readers or one writer.
@@ -62,7 +62,7 @@ class Index {
   template <typename Visit>
   void for_each(const Visit& visit) const {
     for_each_segment([&](const Segment& segment) {
-      for (std::uint32_t b = 0; b < segment.num_buckets; ++b) {
+      for (std::uint32_t b = 0; b < segment.num_buckets(); ++b) {
         const Bucket& bucket = segment.buckets()[b];
         for (std::uint32_t s = 0; s < kBucketSlots; ++s) {
           if ((bucket.occupancy() >> s & 1U) != 0) visit(bucket.keys[s], bucket.words[s]);
@@ -77,42 +77,43 @@ class Index {
  private:
   // Lies before its buckets, in a pair of lines of its own.
   struct alignas(128) Segment {
-    std::uint32_t num_buckets;
+    std::uint32_t num_units;  // of memory, this header included
     std::uint32_t num_keys;
-    std::uint32_t limit;       // keys at which it grows or splits
-    std::uint32_t num_erased;  // since it was built: their Bloom bits are stale
+    std::uint32_t limit;           // keys at which it grows or splits
+    std::uint32_t num_erased;      // since it was built: their Bloom bits are stale
     std::uint32_t num_overflowed;  // keys outside their home bucket
-    std::uint64_t prefix;      // the top `depth` bits that all its hashes share
+    std::uint32_t serial;          // staggers the limit
+    std::uint64_t prefix;          // the top `depth` bits that all its hashes share
     int depth;
-    std::uint32_t serial;      // staggers the limit
 
+    std::uint32_t num_buckets() const { return buckets_of(num_units); }
+    std::uint32_t num_slots() const { return num_buckets() * kBucketSlots; }
     Bucket* buckets() { return reinterpret_cast<Bucket*>(this + 1); }
     const Bucket* buckets() const { return reinterpret_cast<const Bucket*>(this + 1); }
   };
 
-  // A directory entry: the segment's address and, in the 16 bits that addresses leave free, its number of buckets
-  // in units of kBucketUnit, so that a find touches nothing of the segment but the bucket.
+  // A directory entry: the segment's address and, in the 16 bits that addresses leave free, its size in units,
+  // so that a find touches nothing of the segment but the bucket.
   class Entry {
    public:
     Entry() = default;
     explicit Entry(Segment* segment)
-        : bits_(reinterpret_cast<std::uint64_t>(segment) |
-                std::uint64_t{segment->num_buckets / kBucketUnit} << 48) {}
+        : bits_(reinterpret_cast<std::uint64_t>(segment) | std::uint64_t{segment->num_units} << 48) {}
     Segment* segment() const { return reinterpret_cast<Segment*>(bits_ & ((std::uint64_t{1} << 48) - 1)); }
-    std::uint32_t num_buckets() const { return static_cast<std::uint32_t>(bits_ >> 48) * kBucketUnit; }
+    std::uint32_t num_units() const { return static_cast<std::uint32_t>(bits_ >> 48); }
+    std::uint32_t num_buckets() const { return buckets_of(num_units()); }
 
    private:
     std::uint64_t bits_ = 0;
   };
 
-  static constexpr std::uint32_t kBucketUnit = 64;
+  static constexpr std::uint32_t buckets_of(std::uint32_t num_units) {
+    return num_units * static_cast<std::uint32_t>(Arena::kUnit / sizeof(Bucket)) -
+           static_cast<std::uint32_t>(sizeof(Segment) / sizeof(Bucket));
+  }
 
   HashParts parts(Key key) const { return HashParts{hash_(key)}; }
   Entry entry(HashParts p) const { return directory_[p.prefix(depth_)]; }
-  static std::size_t segment_bytes(std::uint32_t num_buckets) {
-    return sizeof(Segment) + std::size_t{num_buckets} * sizeof(Bucket);
-  }
-
   void find_chunk(const Key* keys, std::int64_t count, RowNumber* rows, Outcome* outcomes) const;
   struct Place {
     Bucket* bucket;
@@ -121,12 +122,13 @@ class Index {
   static std::optional<Place> locate(Entry entry, HashParts p, Key key);
   static void put(Segment& segment, HashParts p, Key key, std::uint32_t row);
   void make_room(HashParts p);
-  Segment* make_segment(std::uint32_t num_buckets, int depth, std::uint64_t prefix);
+  Segment* make_segment(std::uint32_t num_units, int depth, std::uint64_t prefix);
   void free_segment(Segment* segment) noexcept;
   void set_entries(Segment* segment) noexcept;
-  void rebuild(Segment* segment, std::uint32_t num_buckets);
+  void rebuild(Segment* segment, std::uint32_t num_units);
   void split(Segment* segment);
   int expected_depth() const;
+  static std::uint32_t units_for(std::uint32_t num_keys, std::uint32_t at_least);
 
   template <typename Visit>
   void for_each_segment(const Visit& visit) const {
