@@ -7,7 +7,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MADE = ("build", "dist", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis")
-MADE_ANYWHERE = ("__pycache__", ".pytest_cache", ".hypothesis", "*.egg-info", ".import_linter_cache")
+MADE_ANYWHERE = (
+    "__pycache__",
+    ".pytest_cache",
+    ".hypothesis",
+    "*.egg-info",
+    ".import_linter_cache",
+)
 
 
 def main() -> None:

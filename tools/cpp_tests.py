@@ -1,6 +1,6 @@
 """Builds the C++ library with its tests incrementally and runs them.
 
-    .venv/bin/python tools/cpp_tests.py [--sanitize address,undefined] [--junit FILE]
+.venv/bin/python tools/cpp_tests.py [--sanitize address,undefined] [--junit FILE]
 """
 
 from __future__ import annotations

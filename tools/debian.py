@@ -1,4 +1,4 @@
-"""What must come from the operating system: looked for by what it gives, named by its Debian package.
+"""What must come from Debian: looked for by what it gives, named by its package.
 
 Standard library only: this runs before anything is installed.
 """

@@ -2,8 +2,9 @@
 
     python3 tools/set_up.py PROFILE        demo | test | cpp | bench | all
 
-Every step leaves a stamp of what it was made from, so that a second run does only what changed, and an
-interrupted run goes on where it stopped. Standard library only: this runs before anything is installed.
+Every step leaves a stamp of what it was made from, so that a second run does only what changed,
+and an interrupted run goes on where it stopped. Standard library only: this runs before anything
+is installed.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-if sys.version_info < (3, 10):
+if sys.version_info < (3, 10):  # noqa: UP036  someone may have an older python3
     got = sys.version.split()[0]
-    sys.exit(f"Python {got} is too old: 3.10 or later is needed; name one: PYTHON=python3.11 make ...")
+    sys.exit(
+        f"Python {got} is too old: 3.10 or later is needed; name one: PYTHON=python3.11 make ..."
+    )
 
-import debian  # noqa: E402
-import torch_wheel  # noqa: E402
+import debian
+import torch_wheel
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
@@ -64,7 +67,7 @@ def say(line: str) -> None:
     print(f"set-up: {line}", flush=True)
 
 
-# ---- running things -------------------------------------------------------------------------------
+# ---- running things ----------------------------------------------------------------------------
 
 
 def environment() -> dict[str, str]:
@@ -102,7 +105,7 @@ def install(*args: str, show: bool = False) -> None:
     run(pip("install", "--constraint", CONSTRAINTS, *args), show=show)
 
 
-# ---- stamps ---------------------------------------------------------------------------------------
+# ---- stamps ------------------------------------------------------------------------------------
 
 
 def digest(parts: Iterable[str | bytes]) -> str:
@@ -114,7 +117,7 @@ def digest(parts: Iterable[str | bytes]) -> str:
 
 
 def digest_of_files(paths: Iterable[Path]) -> str:
-    """Of contents and names; of Python sources only names, since editable installs read them in place."""
+    """Of names and contents; not of Python's contents, which editable installs read in place."""
     parts: list[str | bytes] = []
     for path in sorted(paths):
         parts.append(str(path.relative_to(ROOT)))
@@ -148,7 +151,7 @@ def step(name: str, wanted: str, what: str, act: Callable[[], None]) -> None:
         say(f"  done in {seconds:.0f} s")
 
 
-# ---- steps ----------------------------------------------------------------------------------------
+# ---- steps -------------------------------------------------------------------------------------
 
 
 def venv_works() -> bool:
@@ -185,7 +188,7 @@ def upgrade_pip() -> None:
 
 
 def install_torch() -> None:
-    """Torch from plain pip, or from $TORCH_INDEX; once there, it stays until one of both changes."""
+    """Torch from plain pip, or from $TORCH_INDEX; kept until the pin or the index changes."""
     index = os.environ.get("TORCH_INDEX", "")
     before = read_stamps().get("torch", "")
     wanted = f"{pinned('torch')} {index}".strip()
@@ -222,7 +225,9 @@ def install_requirements(name: str) -> None:
 def sources_of(package: str) -> Iterator[Path]:
     """What an editable install of a package is made from."""
     home = ROOT / "packages" / package
-    yield from (path for path in (home / "pyproject.toml", home / "CMakeLists.txt") if path.exists())
+    yield from (
+        path for path in (home / "pyproject.toml", home / "CMakeLists.txt") if path.exists()
+    )
     folders = [home / "src"]
     if (home / "CMakeLists.txt").exists():
         yield ROOT / "cpp" / "CMakeLists.txt"
@@ -239,6 +244,7 @@ def install_package(package: str) -> None:
     args = ["--no-build-isolation", "--editable", f"packages/{package}"]
     if (ROOT / "packages" / package / "CMakeLists.txt").exists():
         args.append(f"--config-settings=build-dir={BUILD / package}")
+        args.append("--config-settings=cmake.define.CMAKE_EXPORT_COMPILE_COMMANDS=ON")
     step(f"package-{package}", wanted, f"building {package} from source", lambda: install(*args))
 
 

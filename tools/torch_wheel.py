@@ -34,7 +34,8 @@ class TorchWheel:
 def wheel_of_report(report: Mapping[str, Any]) -> TorchWheel:
     """Reads the JSON of `pip install --dry-run --no-deps --report - torch`.
 
-    The local version (+cpu, +cu130) tells the build; without one, dependencies on NVIDIA's libraries do.
+    The local version (+cpu, +cu130) tells the build; without one, dependencies on NVIDIA's
+    libraries do.
     Raises ValueError if the report holds no torch.
     """
     for item in report.get("install", []):
@@ -74,9 +75,9 @@ def announcement(wheel: TorchWheel, *, is_default_index: bool) -> list[str]:
     lines = [f"will download {what} and {OTHER_SIZE} of other packages into .venv"]
     if wheel.kind == "cuda" and is_default_index:
         lines = [
-            "plain pip would take the CUDA build of torch here. Without an NVIDIA GPU the CPU build",
-            f"({ROUGH_SIZE['cpu']}) is enough: interrupt this (Ctrl-C) and put the PyTorch CPU index",
-            f"before the command:  TORCH_INDEX={CPU_INDEX} make ...",
+            "plain pip would take the CUDA build of torch here. Without an NVIDIA GPU the CPU",
+            f"build ({ROUGH_SIZE['cpu']}) is enough: stop this (Ctrl-C) and take it from",
+            f"the PyTorch CPU index:  TORCH_INDEX={CPU_INDEX} make ...",
             *lines,
         ]
     return lines

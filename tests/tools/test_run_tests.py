@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import run_tests
+from run_tests import Counts
+
+PYTEST = """<?xml version="1.0"?><testsuites><testsuite name="pytest" errors="1" failures="2"
+ skipped="3" tests="10" time="1"><testcase/></testsuite></testsuites>"""
+CTEST = '<?xml version="1.0"?><testsuite name="L" tests="7" failures="1" disabled="1" skipped="2"/>'
+GREEN = '<testsuite tests="4" failures="0" errors="0" skipped="0"/>'
+EMPTY = '<testsuite tests="0" failures="0" errors="0" skipped="0"/>'
+
+
+@pytest.fixture
+def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> run_tests.Suite:
+    monkeypatch.setattr(run_tests, "RESULTS", tmp_path)
+    return run_tests.Suite("some", ("true",))
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"), [(PYTEST, Counts(4, 3, 3)), (CTEST, Counts(3, 1, 3)), (GREEN, Counts(4))]
+)
+def test_both_runners_files_are_read(tmp_path: Path, text: str, counts: Counts) -> None:
+    path = tmp_path / "junit.xml"
+    path.write_text(text)
+    assert run_tests.counts_of_junit(path) == counts
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "counts"),
+    [
+        (GREEN, 0, Counts(4, 0)),
+        (GREEN, 3, Counts(4, 1)),
+        (EMPTY, 0, Counts(0, 1)),
+        (None, 0, Counts(0, 1)),
+        (None, 2, Counts(0, 1)),
+        (PYTEST, 1, Counts(4, 3, 3)),
+    ],
+)
+def test_a_suite_that_failed_or_ran_nothing_counts_as_failed(
+    suite: run_tests.Suite, text: str | None, status: int, counts: Counts
+) -> None:
+    if text is not None:
+        suite.junit.write_text(text)
+    assert run_tests.counts_of(suite, status) == counts
+
+
+def test_a_script_without_results_is_one_test() -> None:
+    script = run_tests.Suite("some", ("true",), writes_junit=False)
+    assert run_tests.counts_of(script, 0) == Counts(1, 0)
+    assert run_tests.counts_of(script, 1) == Counts(0, 1)
+
+
+def test_the_closing_line() -> None:
+    assert str(Counts(3, 0)) == "3 passed, 0 failed"
+    assert str(Counts(3, 1) + Counts(1, 0, 2)) == "4 passed, 1 failed, 2 skipped"

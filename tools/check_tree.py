@@ -1,0 +1,89 @@
+"""What no formatter checks: paths and hosts of one machine, large files, non-ASCII sources.
+
+python3 tools/check_tree.py        exits with 1 and names each finding, path:line: what
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MAX_BYTES = 1_000_000
+SOURCES = {".py", ".pyi", ".h", ".cc", ".c", ".inc", ".cmake", ".toml", ".txt", ".md", ".yml", ""}
+
+# Patterns that would find themselves are written in pieces.
+_PATHS = "|".join(["root", "home/\\w+", "Users/", "work/"])
+_HOSTS = "|".join(["pypi", "pythonhosted", "debian", "npmjs", "anaconda"])
+MACHINE_PATH = re.compile(rf"(?<![\w.$}}/-])/(?:{_PATHS})")
+REGISTRY = re.compile(rf"\b(?:[\w-]+\.)*(?:{_HOSTS})\.(?:org|com)\b")
+TORCH_INDEX = re.compile(r"download\.pytorch" + r"\.org")
+TORCH_INDEX_MAY_STAND_IN = {"README.md", "tools/torch_wheel.py"}
+SYMLINKS = {
+    "packages/recsdk-core/cpp": "../../cpp",
+    "packages/recsdk-core/LICENSE": "../../LICENSE",
+    "packages/recsdk-sharding/LICENSE": "../../LICENSE",
+    "packages/recsdk-pipeline/LICENSE": "../../LICENSE",
+}
+
+
+def tracked() -> list[str]:
+    """Files that git tracks, and new ones that it does not ignore."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+    return [name for name in done.stdout.decode().split("\0") if name]
+
+
+def findings_of_line(name: str, line: str) -> Iterator[str]:
+    if match := MACHINE_PATH.search(line):
+        yield f"absolute path of one machine: {match.group()}"
+    if match := REGISTRY.search(line):
+        yield f"host of a package registry: {match.group()}"
+    if TORCH_INDEX.search(line) and name not in TORCH_INDEX_MAY_STAND_IN:
+        yield "the torch index may stand only in " + ", ".join(sorted(TORCH_INDEX_MAY_STAND_IN))
+    if not line.isascii():
+        odd = next(character for character in line if not character.isascii())
+        yield f"not ASCII: {odd!r}"
+    if line != line.rstrip():
+        yield "white space at the end of the line"
+
+
+def findings_of_file(name: str) -> Iterator[str]:
+    path = ROOT / name
+    if path.is_symlink() or not path.is_file():
+        return
+    if (size := path.stat().st_size) > MAX_BYTES:
+        yield f"{name}: {size} bytes; at most {MAX_BYTES} are kept in the repository"
+        return
+    if path.suffix not in SOURCES or name == "LICENSE":
+        return
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        yield f"{name}: not text"
+        return
+    for number, line in enumerate(text.splitlines(), 1):
+        for finding in findings_of_line(name, line):
+            yield f"{name}:{number}: {finding}"
+
+
+def findings_of_symlinks() -> Iterator[str]:
+    for name, target in SYMLINKS.items():
+        path = ROOT / name
+        if not path.is_symlink() or path.readlink() != Path(target):
+            yield f"{name}: must be a symbolic link to {target}"
+
+
+def main() -> int:
+    findings = list(findings_of_symlinks())
+    for name in tracked():
+        findings += findings_of_file(name)
+    print("\n".join(findings), end="\n" if findings else "")
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""Builds the sdist and the wheel of one package, or checks that a tag may be released.
+
+    .venv/bin/python tools/release.py core [--tag core-v0.1.0] [--output dist]
+
+The wheel is built from the sdist. With --tag the version in the tag, in pyproject.toml and in the
+changelog must be the same, and no changelog fragment may be left over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LAYERS = ("core", "sharding", "pipeline")
+
+
+class ReleaseError(Exception):
+    """The package is not ready to be released; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Package:
+    """One of the distributions of this repository."""
+
+    layer: str
+    root: Path = ROOT
+
+    @property
+    def home(self) -> Path:
+        return self.root / "packages" / f"recsdk-{self.layer}"
+
+    @property
+    def version(self) -> str:
+        text = (self.home / "pyproject.toml").read_text()
+        found = re.search(r'^version = "([^"]+)"$', text, re.MULTILINE)
+        if found is None:
+            raise ReleaseError(f"{self.home}/pyproject.toml states no version")
+        return found.group(1)
+
+    def fragments(self) -> list[str]:
+        """Changelog fragments that towncrier has not collected yet."""
+        return sorted(path.name for path in (self.home / "changelog.d").glob("*.md"))
+
+
+def check_tag(package: Package, tag: str) -> None:
+    """Raises ReleaseError unless tag, version and changelog agree."""
+    wanted = f"{package.layer}-v{package.version}"
+    if tag != wanted:
+        raise ReleaseError(
+            f"tag {tag} does not fit version {package.version}: tag it {wanted}, or change the"
+            f" version in {package.home.relative_to(package.root)}/pyproject.toml"
+        )
+    collect = f"towncrier build --yes --version {package.version} --dir {package.home}"
+    if package.fragments():
+        left = ", ".join(package.fragments())
+        raise ReleaseError(f"changelog fragments are left over ({left}); run: {collect}")
+    changelog = (package.home / "CHANGELOG.md").read_text()
+    if not re.search(rf"^## {re.escape(package.version)}\b", changelog, re.MULTILINE):
+        raise ReleaseError(f"CHANGELOG.md has no section {package.version}; run: {collect}")
+
+
+def build(package: Package, output: Path) -> list[Path]:
+    """Builds the sdist and from it the wheel, with the tools of this environment; returns both."""
+    output.mkdir(parents=True, exist_ok=True)
+    before = set(output.iterdir())
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(output)]
+    done = subprocess.run(
+        [*command, str(package.home)],
+        check=False,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    if done.returncode:
+        raise ReleaseError(f"{done.stdout}\nbuilding recsdk-{package.layer} failed, see above")
+    stem = f"recsdk_{package.layer}-{package.version}"
+    made = sorted(path for path in output.iterdir() if path.name.startswith(stem))
+    if len(made) != 2:
+        raise ReleaseError(f"expected one sdist and one wheel in {output}, beside {before}: {made}")
+    return made
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("layer", choices=LAYERS)
+    parser.add_argument("--tag", help="check that this tag may be released")
+    parser.add_argument("--output", type=Path, default=ROOT / "dist")
+    args = parser.parse_args()
+    package = Package(args.layer)
+    try:
+        if args.tag:
+            check_tag(package, args.tag)
+        for path in build(package, args.output):
+            print(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+    except ReleaseError as error:
+        print(f"release: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
