@@ -1,0 +1,433 @@
+/// The C interface of the engine: pure C11, for C programs and for bindings of other languages.
+///
+/// Shape letters: N keys, B bags, D row width, S state width (the sum of a row's state fields).
+///
+/// Names are those of the C++ interface with a prefix: `recsdk::Table::find_or_insert` is
+/// `recsdk_table_find_or_insert`. What a call means is said in recsdk/table.h; here is what differs
+/// in C.
+///
+/// Status. A function that can fail returns an int: RECSDK_OK (0), or one of enum recsdk_status. A
+/// failed call has changed nothing but spare capacity, writes no handle, and leaves a message for
+/// this thread; output arrays may have been written in part. recsdk_last_error_message() gives the
+/// message.
+///
+/// Arguments. A pointer must not be null unless its description says so; an array of length 0 may
+/// be null. A null pointer, a negative count or an unknown enum value is
+/// RECSDK_ERROR_INVALID_ARGUMENT. An optional value has a has_... flag beside it (0: absent, and
+/// then the value is not read); no value means "none" by itself. Flags are 0 or not 0. Strings are
+/// UTF-8, terminated by a zero byte. Arrays belong to the caller and are only used during the call.
+///
+/// Structs that begin with `struct_size` may grow: set it to sizeof the struct before any call that
+/// takes the struct, the _init functions included.
+///
+/// Thread safety: every function may be called from any thread, also on one table, except that the
+/// _destroy and recsdk_lease_release of a handle must come after all other calls on that handle.
+///
+/// ABI rule. RECSDK_ABI_VERSION rises by one in every release in which a program compiled against
+/// the header of the release before could misbehave with the library: a function taken away or
+/// changed in signature or meaning, an enumerator renumbered, a struct changed. It stays when
+/// something is added: a function, an enumerator, a status code, or a field at the end of a struct
+/// that begins with struct_size. So a program works with every library that reports the ABI version
+/// of its header and is at least as new as it:
+///
+///     if (recsdk_abi_version() != RECSDK_ABI_VERSION) return needs_another_library();
+///
+/// A complete program: examples/c_minimal.c.
+#ifndef RECSDK_C_API_H
+#define RECSDK_C_API_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "recsdk/export.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/// Version of this binary interface; see the rule above.
+#define RECSDK_ABI_VERSION 1
+
+/// The codes of functions that return int; equal to recsdk::ErrorCode.
+enum recsdk_status {
+  RECSDK_OK = 0,
+  RECSDK_ERROR_INVALID_ARGUMENT = 1,     ///< a mistake of the caller
+  RECSDK_ERROR_OUT_OF_MEMORY = 2,        ///< the operating system gave no memory
+  RECSDK_ERROR_CAPACITY = 3,             ///< a fixed limit was reached
+  RECSDK_ERROR_BUSY = 4,                 ///< the call is not allowed while batches are in flight
+  RECSDK_ERROR_NON_FINITE = 5,           ///< a gradient was not finite and the table raises on that
+  RECSDK_ERROR_BACKEND_UNAVAILABLE = 6,  ///< the backend is not there
+  RECSDK_ERROR_INTERNAL = 7,             ///< a broken invariant or a failing callback
+};
+
+/// What became of one key of one call; outcome arrays hold these as uint8_t. Equal to
+/// recsdk::Outcome.
+enum recsdk_outcome {
+  RECSDK_OUTCOME_FOUND = 0,     ///< the key had a row
+  RECSDK_OUTCOME_INSERTED = 1,  ///< the call gave the key a row
+  RECSDK_OUTCOME_REFUSED =
+      2,  ///< the key has no row and was not admitted (the table holds max_rows keys)
+  RECSDK_OUTCOME_MISSING = 3,     ///< the key has no row and the call does not insert
+  RECSDK_OUTCOME_OVERFLOWED = 4,  ///< a device cache could not hold the batch's row
+};
+
+/// Number of outcomes.
+#define RECSDK_NUM_OUTCOMES 5
+
+/// How the rows of one bag become one vector. Equal to recsdk::Pooling.
+enum recsdk_pooling {
+  RECSDK_POOLING_SUM = 0,  ///< sum of the rows, each times its weight if there are weights
+  RECSDK_POOLING_MEAN =
+      1,  ///< the sum over the number of keys of the bag, or over the sum of the weights
+};
+
+/// Formulas: recsdk/optimizer.h.
+enum recsdk_optimizer_kind {
+  RECSDK_OPTIMIZER_SGD = 0,
+  RECSDK_OPTIMIZER_ADAGRAD = 1,
+  RECSDK_OPTIMIZER_ROWWISE_ADAGRAD = 2,
+  RECSDK_OPTIMIZER_ADAM = 3,
+};
+
+/// Whose update count corrects the bias of Adam.
+enum recsdk_bias_correction {
+  RECSDK_BIAS_CORRECTION_TABLE =
+      0,  ///< the table's count, advanced by every update, an empty one too
+  RECSDK_BIAS_CORRECTION_ROW = 1,  ///< a count kept per row
+};
+
+/// How a new row gets its first values.
+enum recsdk_initializer_kind {
+  RECSDK_INITIALIZER_CONSTANT = 0,          ///< every column is `value`
+  RECSDK_INITIALIZER_UNIFORM = 1,           ///< uniform over [low, high)
+  RECSDK_INITIALIZER_NORMAL = 2,            ///< normal with `mean` and `stddev`
+  RECSDK_INITIALIZER_TRUNCATED_NORMAL = 3,  ///< normal, drawn again until within [low, high]
+  RECSDK_INITIALIZER_CUSTOM = 4,            ///< `callback` makes the rows
+};
+
+/// What happens to a summed gradient that is infinite or not a number.
+enum recsdk_nonfinite {
+  RECSDK_NONFINITE_APPLY = 0,  ///< applied as torch does, and counted
+  RECSDK_NONFINITE_RAISE = 1,  ///< the update fails before it changes anything
+  RECSDK_NONFINITE_SKIP = 2,   ///< the key's update is left out, and counted
+};
+
+/// Element types of a row's fields.
+enum recsdk_dtype {
+  RECSDK_DTYPE_FLOAT32 = 0,
+};
+
+/// A table: one key space, from a raw 64-bit key to a row of D floats and its optimizer state.
+typedef struct recsdk_table recsdk_table;
+
+/// A batch in flight, see recsdk::Lease.
+typedef struct recsdk_lease recsdk_lease;
+
+/// Makes the first values of rows: writes num_keys * dim floats to values (N, D), row after row,
+/// for keys (N,). It must be a pure function of each key. Any result but 0 fails the inserting call
+/// with RECSDK_ERROR_INTERNAL, and the table is unchanged. It runs under the table's lock and must
+/// not call the table; it may run on any thread.
+typedef int (*recsdk_row_callback)(void* user_data, const int64_t* keys, int64_t num_keys,
+                                   int64_t dim, float* values);
+
+/// An initializer. Fields that the kind does not name are not read.
+typedef struct recsdk_initializer_config {
+  size_t struct_size;
+  int32_t kind;                  ///< enum recsdk_initializer_kind; default constant
+  float value;                   ///< constant; default 0
+  float low;                     ///< uniform, truncated normal; default 0
+  float high;                    ///< uniform, truncated normal; default 0
+  float mean;                    ///< normal, truncated normal; default 0
+  float stddev;                  ///< normal, truncated normal; default 1
+  recsdk_row_callback callback;  ///< custom
+  void* user_data;  ///< custom: handed to the callback, may be null; must live as long as the table
+                    ///< and its leases
+} recsdk_initializer_config;
+
+/// An optimizer; the defaults are those of the torch class of its kind.
+typedef struct recsdk_optimizer_config {
+  size_t struct_size;
+  int32_t kind;         ///< enum recsdk_optimizer_kind
+  float learning_rate;  ///< default 0.001 (SGD, Adam) or 0.01 (Adagrad, rowwise Adagrad)
+  double beta1;         ///< Adam; default 0.9
+  double beta2;         ///< Adam; default 0.999
+  float eps;            ///< default 1e-10, 1e-8 for Adam
+  float weight_decay;   ///< L2, added to the gradient of touched rows; default 0
+  float lr_decay;       ///< Adagrad; default 0
+  float initial_accumulator_value;  ///< Adagrad, rowwise Adagrad; default 0
+  int32_t bias_correction;          ///< Adam: enum recsdk_bias_correction; default table
+  int32_t reserved;                 ///< must be 0
+} recsdk_optimizer_config;
+
+/// What a table is made of. Only `dim` has no default.
+typedef struct recsdk_table_config {
+  size_t struct_size;
+  int64_t dim;       ///< D >= 1
+  const char* name;  ///< part of the identity of initial rows, not empty; default "table"
+  const recsdk_optimizer_config* optimizer;      ///< null, the default: SGD with its defaults
+  const recsdk_initializer_config* initializer;  ///< null, the default: rows of zeros
+  uint64_t seed;         ///< drives initial rows and nothing else; default 0
+  uint64_t hash_seed;    ///< of the index; no result depends on it; default absent: random
+  int64_t max_rows;      ///< >= 0; keys beyond it are refused; default absent: no limit
+  float default_value;   ///< what every column of a key without a row reads; default 0
+  int32_t on_nonfinite;  ///< enum recsdk_nonfinite; default apply
+  int32_t num_threads;   ///< >= 1, of this table's calls; default absent: the pool's size
+  int32_t has_hash_seed;
+  int32_t has_max_rows;
+  int32_t has_num_threads;
+} recsdk_table_config;
+
+/// Bags of keys that were mapped before.
+typedef struct recsdk_bags {
+  const int64_t* rows;      ///< (N,) as recsdk_table_map gave them
+  const uint8_t* outcomes;  ///< (N,): a key without a row reads the default, gets no gradient
+  int64_t num_keys;         ///< N
+  const int64_t* offsets;   ///< (B + 1,), ascending from 0 to N; null: each key is a bag
+  int64_t num_bags;         ///< B; equal to N where offsets is null
+  const float* weights;     ///< (N,), or null: no weights
+  int32_t pooling;          ///< enum recsdk_pooling
+  int32_t reserved;         ///< must be 0
+} recsdk_bags;
+
+/// Where the vectors of some bags go: bag b to out[b * stride], D floats.
+typedef struct recsdk_pool_block {
+  recsdk_bags bags;
+  float* out;
+  int64_t stride;  ///< in floats, >= D
+} recsdk_pool_block;
+
+/// Where the gradients of some bags come from: of bag b at grad[b * stride], D floats.
+typedef struct recsdk_grad_block {
+  recsdk_bags bags;
+  const float* grad;
+  int64_t stride;       ///< in floats; >= D, or 0: all bags share one vector
+  float* weights_grad;  ///< (N,), or null: gradient of bags.weights, made before the update
+} recsdk_grad_block;
+
+/// One table's part of recsdk_map_tables.
+typedef struct recsdk_map_call {
+  recsdk_table* table;
+  const int64_t* keys;        ///< (N,)
+  int64_t num_keys;           ///< N
+  const recsdk_lease* lease;  ///< the batch that the call belongs to, or null: visible at once
+  int64_t* rows;              ///< (N,), written
+  uint8_t* outcomes;          ///< (N,), written
+  int32_t insert;             ///< flag: give unseen keys a row
+  int32_t reserved;           ///< must be 0
+} recsdk_map_call;
+
+/// One table's part of recsdk_pool_tables.
+typedef struct recsdk_pool_call {
+  const recsdk_table* table;
+  const recsdk_pool_block* blocks;
+  int64_t num_blocks;
+} recsdk_pool_call;
+
+/// One table's part of recsdk_update_tables.
+typedef struct recsdk_update_call {
+  recsdk_table* table;
+  const recsdk_grad_block* blocks;
+  int64_t num_blocks;
+} recsdk_update_call;
+
+/// A row's record: field 0 is "weight", the others are the optimizer's state.
+typedef struct recsdk_row_layout {
+  size_t struct_size;
+  int64_t dim;          ///< D
+  int64_t stride;       ///< bytes from one record to the next, a multiple of 16
+  int64_t state_width;  ///< S
+  int64_t num_fields;
+} recsdk_row_layout;
+
+/// One field of a row's record.
+typedef struct recsdk_row_field {
+  size_t struct_size;
+  const char*
+      name;        ///< "weight", "sum", "exp_avg", "exp_avg_sq", "step"; lives as long as the table
+  int64_t offset;  ///< bytes from the record's start
+  int64_t count;   ///< elements that mean something: D, or 1 for one number a row
+  float initial_value;  ///< of a new row (not used for "weight")
+  int32_t dtype;        ///< enum recsdk_dtype
+} recsdk_row_field;
+
+/// Cumulative counts of keys by outcome, and a few sizes; see recsdk::TableStats.
+typedef struct recsdk_stats {
+  size_t struct_size;
+  int64_t num_rows;            ///< keys visible to readers
+  int64_t num_rows_in_flight;  ///< keys inserted by batches whose lease is not yet released
+  uint64_t outcomes[RECSDK_NUM_OUTCOMES];  ///< keys by enum recsdk_outcome, over all calls
+  uint64_t erased;                         ///< keys that left
+  uint64_t updates;                        ///< optimizer updates so far, empty ones included
+  uint64_t nonfinite;                      ///< rows whose summed gradient was not finite
+  int64_t index_bytes;                     ///< memory of the index
+  int64_t row_bytes;                       ///< memory of the rows, touched or not
+  int64_t metadata_bytes;                  ///< memory of what is kept per row beside the record
+  int64_t index_slots;                     ///< key slots of the index
+  int64_t index_segments;
+  int64_t index_directory;   ///< entries of the directory
+  uint64_t index_splits;     ///< segments split so far
+  int64_t index_overflowed;  ///< keys that lie outside their home bucket
+} recsdk_stats;
+
+// The library and the process.
+
+/// RECSDK_ABI_VERSION of the library.
+RECSDK_API uint32_t recsdk_abi_version(void);
+
+/// Version of the library, for example "0.1.0".
+RECSDK_API const char* recsdk_version(void);
+
+/// What went wrong in the last call of this thread that failed; "" if none did. Valid until the
+/// thread's next failing call; a call that succeeds does not change it. Messages beyond 1023 bytes
+/// are cut.
+RECSDK_API const char* recsdk_last_error_message(void);
+
+/// Instruction sets that this machine runs, slowest first: *names points to *num_names strings that
+/// live as long as the process.
+RECSDK_API int recsdk_available_isas(const char* const** names, int64_t* num_names);
+
+/// The instruction set in use; *name lives as long as the process. Invalid argument: the
+/// environment variable RECSDK_ISA names one that is not available.
+RECSDK_API int recsdk_isa(const char** name);
+
+/// Switches the process to another instruction set; meant for tests, not to be called beside
+/// running calls. Results are bit-equal on all of them.
+RECSDK_API int recsdk_set_isa(const char* name);
+
+/// Threads of the process-wide pool, the caller's included: RECSDK_NUM_THREADS, else the number of
+/// processors that the process may run on. Results do not depend on it.
+RECSDK_API int recsdk_num_threads(int32_t* count);
+
+/// Changes the size of the pool (1 to 1024). Running calls go on with the threads they have. After
+/// fork the child makes itself a pool of the same size when it needs one.
+RECSDK_API int recsdk_set_num_threads(int32_t count);
+
+/// The 64-bit identity of a table's name in its initial values.
+RECSDK_API int recsdk_table_hash(const char* name, uint64_t* hash);
+
+// Configurations.
+
+/// Fills the defaults of a kind, enum recsdk_optimizer_kind. `config->struct_size` must be set.
+RECSDK_API int recsdk_optimizer_config_init(recsdk_optimizer_config* config, int32_t kind);
+
+/// Fills the defaults: a constant 0. `config->struct_size` must be set.
+RECSDK_API int recsdk_initializer_config_init(recsdk_initializer_config* config);
+
+/// Fills the defaults; dim must be set afterwards. `config->struct_size` must be set.
+RECSDK_API int recsdk_table_config_init(recsdk_table_config* config);
+
+// One table.
+
+/// Makes a table. The configs are copied and may go. Cost: no memory until the first insertion.
+RECSDK_API int recsdk_table_create(const recsdk_table_config* config, recsdk_table** table);
+
+/// Frees the handle; null does nothing. Leases keep the table's memory until they are released.
+RECSDK_API void recsdk_table_destroy(recsdk_table* table);
+
+/// Describes the records of the table's rows. `layout->struct_size` must be set.
+RECSDK_API int recsdk_table_layout(const recsdk_table* table, recsdk_row_layout* layout);
+
+/// Describes field 0 <= index < num_fields of the record. `field->struct_size` must be set.
+RECSDK_API int recsdk_table_field(const recsdk_table* table, int64_t index,
+                                  recsdk_row_field* field);
+
+/// Opens a batch, with a step if has_step. Steps must not descend from one lease of a table to the
+/// next. *lease is to be released with recsdk_lease_release; it may outlive the table.
+RECSDK_API int recsdk_table_lease(recsdk_table* table, int has_step, int64_t step,
+                                  recsdk_lease** lease);
+
+/// The step of a lease; *step is only written if *has_step.
+RECSDK_API int recsdk_lease_step(const recsdk_lease* lease, int* has_step, int64_t* step);
+
+/// Ends the batch and frees the handle; null does nothing.
+RECSDK_API void recsdk_lease_release(recsdk_lease* lease);
+
+/// Finds the rows of keys (N,) and, if `insert`, gives a row to each unseen one, in the batch
+/// `lease` (or null: visible at once). Writes rows (N,) and outcomes (N,); the row number of a key
+/// without a row is unspecified. Busy: inserting without a step while leases with a step are open.
+RECSDK_API int recsdk_table_map(recsdk_table* table, const int64_t* keys, int64_t num_keys,
+                                int insert, const recsdk_lease* lease, int64_t* rows,
+                                uint8_t* outcomes);
+
+/// Copies the rows of keys (N,) to values (N, D); a key without a row reads the default value.
+/// outcomes (N,) may be null.
+RECSDK_API int recsdk_table_lookup(const recsdk_table* table, const int64_t* keys, int64_t num_keys,
+                                   float* values, uint8_t* outcomes);
+
+/// Map with insertion, then lookup. `lease` and outcomes (N,) may be null.
+RECSDK_API int recsdk_table_find_or_insert(recsdk_table* table, const int64_t* keys,
+                                           int64_t num_keys, const recsdk_lease* lease,
+                                           float* values, uint8_t* outcomes);
+
+/// Writes values (N, D) and state (N, S) of keys (N,), inserting unseen ones; of duplicates the
+/// last wins. `state` null: fresh state. outcomes (N,) may be null. Busy while leases with a step
+/// are open.
+RECSDK_API int recsdk_table_upsert(recsdk_table* table, const int64_t* keys, int64_t num_keys,
+                                   const float* values, const float* state, uint8_t* outcomes);
+
+/// Takes keys (N,) out; outcomes (N,) may be null. Busy while leases with a step are open.
+RECSDK_API int recsdk_table_erase(recsdk_table* table, const int64_t* keys, int64_t num_keys,
+                                  uint8_t* outcomes);
+
+/// Takes every key out. Busy while leases with a step are open.
+RECSDK_API int recsdk_table_clear(recsdk_table* table);
+
+/// One optimizer update with gradients (N, D) of keys (N,); those of equal keys are added in order.
+/// Keys without a row are missing, not inserted. outcomes (N,) may be null. An empty call advances
+/// the update count too.
+RECSDK_API int recsdk_table_apply_gradients(recsdk_table* table, const int64_t* keys,
+                                            int64_t num_keys, const float* gradients,
+                                            uint8_t* outcomes);
+
+/// Pools mapped bags. An empty bag gives zeros.
+RECSDK_API int recsdk_table_pool(const recsdk_table* table, const recsdk_pool_block* blocks,
+                                 int64_t num_blocks);
+
+/// One optimizer update with the gradients of pooled bags, over all blocks together.
+RECSDK_API int recsdk_table_update(recsdk_table* table, const recsdk_grad_block* blocks,
+                                   int64_t num_blocks);
+
+RECSDK_API int recsdk_table_learning_rate(const recsdk_table* table, float* learning_rate);
+RECSDK_API int recsdk_table_set_learning_rate(recsdk_table* table, float learning_rate);
+
+/// Number of updates so far, empty ones included.
+RECSDK_API int recsdk_table_update_count(const recsdk_table* table, uint64_t* count);
+/// For restoring a table.
+RECSDK_API int recsdk_table_set_update_count(recsdk_table* table, uint64_t count);
+
+/// Number of visible keys.
+RECSDK_API int recsdk_table_size(const recsdk_table* table, int64_t* size);
+
+/// `stats->struct_size` must be set.
+RECSDK_API int recsdk_table_stats(const recsdk_table* table, recsdk_stats* stats);
+
+/// Bytes of memory held: index, rows, metadata.
+RECSDK_API int recsdk_table_memory_bytes(const recsdk_table* table, int64_t* bytes);
+
+/// Exports up to `capacity` visible rows with row number >= *begin in ascending order of row
+/// number: keys (capacity,), weights (capacity, D) or null, state (capacity, S) or null. Writes
+/// their number to *num_rows and where to go on to *begin; fewer than capacity means the end. Start
+/// with *begin = 0.
+RECSDK_API int recsdk_table_export_rows(const recsdk_table* table, int64_t* begin, int64_t capacity,
+                                        int64_t* keys, float* weights, float* state,
+                                        int64_t* num_rows);
+
+/// Makes room for `num_rows` rows in all.
+RECSDK_API int recsdk_table_reserve(recsdk_table* table, int64_t num_rows);
+
+/// RECSDK_ERROR_INTERNAL, naming the first broken invariant, if there is one. Cost: reads the whole
+/// index.
+RECSDK_API int recsdk_table_check_invariants(const recsdk_table* table);
+
+// Many tables at once, spread over the thread pool; a table may occur once. All arguments are
+// checked before any table changes. A table either has its part done whole or is unchanged.
+
+RECSDK_API int recsdk_map_tables(const recsdk_map_call* calls, int64_t num_calls);
+RECSDK_API int recsdk_pool_tables(const recsdk_pool_call* calls, int64_t num_calls);
+RECSDK_API int recsdk_update_tables(const recsdk_update_call* calls, int64_t num_calls);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif
+
+#endif  // RECSDK_C_API_H

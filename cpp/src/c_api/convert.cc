@@ -1,0 +1,163 @@
+#include "c_api/convert.h"
+
+#include <stdexcept>
+#include <string>
+
+namespace recsdk::c_api {
+namespace {
+
+/// An enum of a C field, which must lie between 0 and `last`.
+template <typename Enum>
+Enum checked_enum(std::int32_t value, Enum last, const char* name) {
+  const std::int32_t largest = static_cast<std::int32_t>(last);
+  if (value < 0 || value > largest) {
+    reject_value(name, value, ("0 to " + std::to_string(largest)).c_str());
+  }
+  return static_cast<Enum>(value);
+}
+
+void check_reserved(std::int32_t reserved, const char* name) {
+  if (reserved != 0) reject_value(name, reserved, "0");
+}
+
+OptimizerConfig optimizer_config(const recsdk_optimizer_config& c) {
+  check_reserved(c.reserved, "recsdk_optimizer_config.reserved");
+  OptimizerConfig config;
+  config.kind = checked_enum(c.kind, OptimizerKind::kAdam, "recsdk_optimizer_config.kind");
+  config.learning_rate = c.learning_rate;
+  config.eps = c.eps;
+  config.beta1 = c.beta1;
+  config.beta2 = c.beta2;
+  config.lr_decay = c.lr_decay;
+  config.initial_accumulator_value = c.initial_accumulator_value;
+  config.weight_decay = c.weight_decay;
+  config.bias_correction = checked_enum(c.bias_correction, BiasCorrection::kRow,
+                                        "recsdk_optimizer_config.bias_correction");
+  return config;
+}
+
+RowCallback row_callback(const recsdk_initializer_config& c, std::int64_t dim) {
+  if (c.callback == nullptr) reject_null("recsdk_initializer_config.callback");
+  return
+      [call = c.callback, user_data = c.user_data, dim](std::span<const Key> keys, float* values) {
+        const std::int64_t num_keys = static_cast<std::int64_t>(keys.size());
+        const int status = call(user_data, keys.data(), num_keys, dim, values);
+        if (status != 0) {
+          throw Error(ErrorCode::kInternal,
+                      "the initializer's callback returned " + std::to_string(status) + ", not 0");
+        }
+      };
+}
+
+InitializerConfig initializer_config(const recsdk_initializer_config& c, std::int64_t dim) {
+  InitializerConfig config;
+  config.kind = checked_enum(c.kind, InitializerKind::kCustom, "recsdk_initializer_config.kind");
+  config.value = c.value;
+  config.low = c.low;
+  config.high = c.high;
+  config.mean = c.mean;
+  config.stddev = c.stddev;
+  if (config.kind == InitializerKind::kCustom) config.callback = row_callback(c, dim);
+  return config;
+}
+
+Bags bags(const recsdk_bags& c) {
+  check_reserved(c.reserved, "recsdk_bags.reserved");
+  Bags bags;
+  bags.rows = array(c.rows, c.num_keys, "recsdk_bags.rows");
+  bags.outcomes = outcomes_of(array(c.outcomes, c.num_keys, "recsdk_bags.outcomes"));
+  bags.weights = optional_array(c.weights, c.num_keys, "recsdk_bags.weights");
+  bags.pooling = checked_enum(c.pooling, Pooling::kMean, "recsdk_bags.pooling");
+  if (c.num_bags < 0) reject_count("recsdk_bags.num_bags", c.num_bags);
+  if (c.offsets != nullptr) {
+    bags.offsets = {c.offsets, static_cast<std::size_t>(c.num_bags) + 1};
+  } else if (c.num_bags != c.num_keys) {
+    reject_value("recsdk_bags.num_bags", c.num_bags, "num_keys, because offsets is null");
+  }
+  return bags;
+}
+
+}  // namespace
+
+void reject_null(const char* name) {
+  throw std::invalid_argument(std::string(name) + " is null; pass a valid pointer");
+}
+
+void reject_count(const char* name, std::int64_t count) {
+  throw std::invalid_argument("the length of " + std::string(name) + " is " +
+                              std::to_string(count) + "; it must not be negative");
+}
+
+void reject_struct_size(const char* type, std::size_t got, std::size_t known) {
+  throw std::invalid_argument(std::string(type) + ".struct_size is " + std::to_string(got) +
+                              ", and this library knows " + std::to_string(known) +
+                              "; set it to sizeof(" + type +
+                              ") and use a library at least as new as the header");
+}
+
+void reject_value(const char* name, std::int64_t value, const char* allowed) {
+  throw std::invalid_argument(std::string(name) + " is " + std::to_string(value) + "; it must be " +
+                              allowed);
+}
+
+OptimizerConfig optimizer_defaults(std::int32_t kind) {
+  switch (checked_enum(kind, OptimizerKind::kAdam, "kind")) {
+    case OptimizerKind::kSgd:
+      return OptimizerConfig::sgd();
+    case OptimizerKind::kAdagrad:
+      return OptimizerConfig::adagrad();
+    case OptimizerKind::kRowwiseAdagrad:
+      return OptimizerConfig::rowwise_adagrad();
+    case OptimizerKind::kAdam:
+      return OptimizerConfig::adam();
+  }
+  reject_value("kind", kind, "an enum recsdk_optimizer_kind");
+}
+
+TableConfig table_config(const recsdk_table_config& c) {
+  TableConfig config;
+  config.dim = c.dim;
+  config.name = &deref(c.name, "recsdk_table_config.name");
+  config.optimizer = OptimizerConfig::sgd();
+  if (c.optimizer != nullptr) {
+    config.optimizer = optimizer_config(sized(c.optimizer, "recsdk_optimizer_config"));
+  }
+  if (c.initializer != nullptr) {
+    config.initializer =
+        initializer_config(sized(c.initializer, "recsdk_initializer_config"), c.dim);
+  }
+  config.seed = c.seed;
+  if (c.has_hash_seed != 0) config.hash_seed = c.hash_seed;
+  if (c.has_max_rows != 0) config.max_rows = c.max_rows;
+  config.default_value = c.default_value;
+  config.on_nonfinite =
+      checked_enum(c.on_nonfinite, NonFinite::kSkip, "recsdk_table_config.on_nonfinite");
+  if (c.has_num_threads != 0) config.num_threads = c.num_threads;
+  return config;
+}
+
+MapCall map_call(const recsdk_map_call& c) {
+  check_reserved(c.reserved, "recsdk_map_call.reserved");
+  MapCall call;
+  call.table = &deref(c.table, "table").table;
+  call.keys = array(c.keys, c.num_keys, "keys");
+  call.rows = array(c.rows, c.num_keys, "rows");
+  call.outcomes = outcomes_of(array(c.outcomes, c.num_keys, "outcomes"));
+  call.options = {.insert = c.insert != 0, .lease = lease_of(c.lease)};
+  return call;
+}
+
+PoolBlock pool_block(const recsdk_pool_block& c) {
+  PoolBlock block{.bags = bags(c.bags), .out = c.out, .stride = c.stride};
+  if (c.out == nullptr && block.bags.num_bags() > 0) reject_null("recsdk_pool_block.out");
+  return block;
+}
+
+GradBlock grad_block(const recsdk_grad_block& c) {
+  GradBlock block{
+      .bags = bags(c.bags), .grad = c.grad, .stride = c.stride, .weights_grad = c.weights_grad};
+  if (c.grad == nullptr && block.bags.num_bags() > 0) reject_null("recsdk_grad_block.grad");
+  return block;
+}
+
+}  // namespace recsdk::c_api
