@@ -15,7 +15,7 @@ enum class OptimizerKind : std::uint8_t {
   kSgd = 0,
   /// s += g * g; w -= lr / (1 + (t - 1) * lr_decay) * g / (sqrt(s) + eps). As torch.optim.Adagrad.
   kAdagrad = 1,
-  /// s += mean(g * g) over the row; w -= lr * g / (sqrt(s) + eps), s one number a row.
+  /// s += mean(g * g) over the row; w -= (lr / (sqrt(s) + eps)) * g, s one number a row.
   /// As fbgemm's EXACT_ROWWISE_ADAGRAD and torchrec.optim.RowWiseAdagrad.
   kRowwiseAdagrad = 2,
   /// m = b1 * m + (1 - b1) * g; v = b2 * v + (1 - b2) * g * g;
@@ -26,7 +26,7 @@ enum class OptimizerKind : std::uint8_t {
 /// Whose update count t corrects the bias of Adam.
 enum class BiasCorrection : std::uint8_t {
   kTable = 0,  ///< the table's count, advanced by every update, an empty one too
-  kRow = 1,    ///< a count kept per row
+  kRow = 1,    ///< a count kept per row, as a float in the state field "step", as torch keeps it
 };
 
 /// An optimizer and its hyperparameters. The defaults are those of the torch class.
@@ -35,8 +35,8 @@ struct RECSDK_API OptimizerConfig {
   OptimizerKind kind = OptimizerKind::kSgd;
   float learning_rate = 0.01F;
   float eps = 1e-10F;  ///< 1e-8 for Adam
-  float beta1 = 0.9F;
-  float beta2 = 0.999F;
+  double beta1 = 0.9;  ///< Adam; double, since 1 - beta2 is what counts and a float would spoil its fifth digit
+  double beta2 = 0.999;
   float lr_decay = 0.0F;                   ///< Adagrad
   float initial_accumulator_value = 0.0F;  ///< Adagrad, rowwise Adagrad
   float weight_decay = 0.0F;
@@ -45,10 +45,11 @@ struct RECSDK_API OptimizerConfig {
   static OptimizerConfig sgd(float learning_rate = 0.001F);
   static OptimizerConfig adagrad(float learning_rate = 0.01F, float eps = 1e-10F);
   static OptimizerConfig rowwise_adagrad(float learning_rate = 0.01F, float eps = 1e-10F);
-  static OptimizerConfig adam(float learning_rate = 0.001F, float beta1 = 0.9F, float beta2 = 0.999F,
+  static OptimizerConfig adam(float learning_rate = 0.001F, double beta1 = 0.9, double beta2 = 0.999,
                               float eps = 1e-8F);
 
-  /// Throws std::invalid_argument if a field is out of range or not finite.
+  /// Throws std::invalid_argument if a field is out of range or not finite, or set though the kind
+  /// does not use it (lr_decay, initial_accumulator_value, bias_correction).
   void validate() const;
 };
 

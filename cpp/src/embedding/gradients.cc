@@ -2,9 +2,9 @@
 
 #include <array>
 #include <bit>
-#include <cmath>
 #include <utility>
 
+#include "embedding/pooling.h"
 #include "recsdk/error.h"
 
 namespace recsdk::internal {
@@ -52,22 +52,16 @@ class BlockWriter {
 
  private:
   void write_plain_bag(const Bags& bags, std::int64_t begin, std::int64_t end, const float* grad) {
-    const float scale = bags.pooling == Pooling::kMean ? 1.0F / static_cast<float>(end - begin) : 1.0F;
     const std::int64_t source = num_sources_;
-    out_.sources[num_sources_++] = {grad, scale};
+    out_.sources[num_sources_++] = {grad, gradient_scale(1.0F, bag_divisor(bags.pooling, nullptr, begin, end))};
     for (std::int64_t i = begin; i < end; ++i) write_item(bags, i, source);
   }
 
   void write_weighted_bag(const Bags& bags, std::int64_t begin, std::int64_t end, const float* grad) {
-    float factor = 1.0F;
-    if (bags.pooling == Pooling::kMean) {
-      float sum = 0.0F;
-      for (std::int64_t i = begin; i < end; ++i) sum += bags.weights[static_cast<std::size_t>(i)];
-      factor = sum == 0.0F ? 0.0F : 1.0F / sum;
-    }
+    const float divisor = bag_divisor(bags.pooling, bags.weights.data(), begin, end);
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t source = num_sources_;
-      out_.sources[num_sources_++] = {grad, bags.weights[static_cast<std::size_t>(i)] * factor};
+      out_.sources[num_sources_++] = {grad, gradient_scale(bags.weights[static_cast<std::size_t>(i)], divisor)};
       write_item(bags, i, source);
     }
   }
@@ -113,22 +107,6 @@ SortedGradients sort_gradients(std::span<const GradBlock> blocks, RowNumber end_
   out.items.resize(num_items);
   sort_by_row(out.items, end_row);
   return out;
-}
-
-bool sums_are_finite(const SortedGradients& gradients, std::int64_t dim) {
-  for (std::int64_t begin = 0; begin < gradients.items.size();) {
-    const std::int64_t end = gradients.row_border(begin + 1);
-    for (std::int64_t c = 0; c < dim; ++c) {
-      float sum = 0.0F;
-      for (std::int64_t i = begin; i < end; ++i) {
-        const GradSource& source = gradients.sources[gradients.items[i].source];
-        sum += source.grad[c] * source.scale;
-      }
-      if (!std::isfinite(sum)) return false;
-    }
-    begin = end;
-  }
-  return true;
 }
 
 }  // namespace recsdk::internal

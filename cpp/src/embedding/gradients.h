@@ -22,7 +22,4 @@ struct SortedGradients {
 /// Rows must be below `end_row`. Throws std::bad_alloc, Error(kCapacity) for 2^32 keys or more.
 SortedGradients sort_gradients(std::span<const GradBlock> blocks, RowNumber end_row);
 
-/// True if the summed gradient of every row is finite.
-bool sums_are_finite(const SortedGradients& gradients, std::int64_t dim);
-
 }  // namespace recsdk::internal

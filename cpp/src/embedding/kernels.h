@@ -1,5 +1,7 @@
-// The loops over rows, written once in kernels.inc on vector extensions and compiled for each
+// The loops over rows, written once in kernels_*.inc on vector extensions and compiled for each
 // instruction set; all of them give the same bits. They allocate nothing, take no lock and do not throw.
+// Records are read and written in whole 16-byte steps (their fields are padded to that), buffers of the
+// caller never beyond their D floats.
 //
 // Why equal bits: element-wise work rounds the same in any register width because contraction to
 // fused multiply-add is off; sums over a row always use 16 lanes (lane l adds elements l, l+16, ...)
@@ -72,13 +74,16 @@ struct OptimizerStep {
   BiasCorrection bias_correction;
   float learning_rate;          // Adagrad: lr / (1 + (t - 1) * lr_decay); Adam with kTable: lr / (1 - b1^t)
   float eps;
-  float beta1;
-  float beta2;
   float weight_decay;
+  float one_minus_beta1;        // Adam
+  float beta2;
+  float one_minus_beta2;
   float inv_sqrt_bias2;         // Adam with kTable: 1 / sqrt(1 - b2^t)
+  double exact_beta1;           // Adam with kRow, whose bias is corrected row by row
+  double exact_beta2;
   std::int64_t state0;          // float index of the first state field in a record
   std::int64_t state1;          // of the second
-  std::int64_t state2;          // of the third: Adam's row step, kept as a float-sized uint32
+  std::int64_t state2;          // of the third: Adam's row step, a float as torch keeps it
 };
 
 /// Updates the rows of items [begin, end), sorted by row; the range starts and ends at row borders.
@@ -95,7 +100,8 @@ struct UpdateArgs {
   std::uint64_t nonfinite;  // out: rows whose summed gradient was not finite
 };
 
-/// Writes initial weights (not kCustom) of n rows; `rows` null: to out, row after row without padding.
+/// Writes initial weights (not kCustom) of `count` rows: row i of keys[i] to the record rows[i], or, with
+/// `rows` null, to out + i * dim.
 struct InitializeArgs {
   const InitializerConfig* config;
   std::uint64_t seed;
@@ -129,9 +135,16 @@ struct Kernels {
   void (*gather)(const GatherArgs&);
   /// True if every one of the n floats is finite.
   bool (*all_finite)(const float* values, std::int64_t n);
+  /// Rows of items [begin, end) whose summed gradient is not finite; changes nothing but the scratch.
+  std::uint64_t (*count_nonfinite)(const UpdateArgs&);
 };
 
-/// The table of the chosen instruction set. Cheap.
+/// The table of the chosen instruction set. Cheap. The first call throws what isa() throws.
 const Kernels& kernels();
+
+// One per compiled copy; only kernels() chooses among them.
+extern const Kernels kKernelsBaseline;
+extern const Kernels kKernelsAvx2;
+extern const Kernels kKernelsAvx512;
 
 }  // namespace recsdk::internal

@@ -35,6 +35,12 @@ PoolArgs pool_args(const internal::RowAddresses& addresses, const TableConfig& c
           0};
 }
 
+[[noreturn, gnu::cold]] void throw_nonfinite(const std::string& title, std::uint64_t num_rows) {
+  throw Error(ErrorCode::kNonFinite, title + ": the gradient of at least " + std::to_string(num_rows) +
+                                         " rows is infinite or not a number; lower the learning rate, clip gradients, or set "
+                                         "on_nonfinite to skip");
+}
+
 }  // namespace
 
 void Table::Impl::check_bags(const Bags& bags) const {
@@ -108,13 +114,30 @@ void Table::Impl::pool(std::span<const PoolBlock> blocks) const {
 
 void Table::Impl::update(std::span<const GradBlock> blocks) {
   const internal::SortedGradients gradients = internal::sort_gradients(blocks, rows.end());
-  if (config.on_nonfinite == NonFinite::kRaise && !internal::sums_are_finite(gradients, config.dim)) {
-    throw Error(ErrorCode::kNonFinite, title() + ": a gradient is infinite or not a number; lower the learning rate, clip "
-                                       "gradients, or set on_nonfinite to skip");
-  }
   const std::int64_t num_items = gradients.items.size();
   const std::int64_t scratch_width = (config.dim + 15) / 16 * 16;
   internal::Buffer<float> scratch((num_items + kItemGrain - 1) / kItemGrain * scratch_width);
+  OptimizerConfig optimizer = config.optimizer;
+  optimizer.learning_rate = learning_rate.load();
+  const internal::OptimizerStep step =
+      internal::make_optimizer_step(optimizer, layout, config.on_nonfinite, update_count + 1);
+  const auto piece_of = [&](std::int64_t begin, std::int64_t end) {
+    return internal::UpdateArgs{rows.records(),
+                                config.dim,
+                                gradients.items.data(),
+                                gradients.row_border(begin),
+                                gradients.row_border(end),
+                                gradients.sources.data(),
+                                step,
+                                scratch.data() + begin / kItemGrain * scratch_width,
+                                0};
+  };
+  if (config.on_nonfinite == NonFinite::kRaise) {
+    internal::parallel_for(num_items, kItemGrain, max_threads(), [&](std::int64_t begin, std::int64_t end) {
+      const std::uint64_t bad = internal::kernels().count_nonfinite(piece_of(begin, end));
+      if (bad != 0) throw_nonfinite(title(), bad);
+    });
+  }
   for (const GradBlock& block : blocks) {
     if (block.weights_grad == nullptr) continue;
     const PoolArgs whole = pool_args(rows.records(), config, block.bags);
@@ -125,20 +148,8 @@ void Table::Impl::update(std::span<const GradBlock> blocks) {
       internal::kernels().weights_grad(piece);
     });
   }
-  OptimizerConfig optimizer = config.optimizer;
-  optimizer.learning_rate = learning_rate.load();
-  const internal::OptimizerStep step =
-      internal::make_optimizer_step(optimizer, layout, config.on_nonfinite, update_count + 1);
   internal::parallel_for(num_items, kItemGrain, max_threads(), [&](std::int64_t begin, std::int64_t end) {
-    internal::UpdateArgs piece{rows.records(),
-                               config.dim,
-                               gradients.items.data(),
-                               gradients.row_border(begin),
-                               gradients.row_border(end),
-                               gradients.sources.data(),
-                               step,
-                               scratch.data() + begin / kItemGrain * scratch_width,
-                               0};
+    internal::UpdateArgs piece = piece_of(begin, end);
     internal::kernels().update(piece);
     if (piece.nonfinite != 0) num_nonfinite.fetch_add(piece.nonfinite, std::memory_order_relaxed);
   });

@@ -1,0 +1,16 @@
+// Numbers in messages.
+#pragma once
+
+#include <cstdio>
+#include <string>
+
+namespace recsdk::internal {
+
+/// As short as it can be without losing a float: "0.1", "1e-08", "nan".
+inline std::string number_text(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.9g", value);
+  return text;
+}
+
+}  // namespace recsdk::internal
