@@ -12,6 +12,7 @@ import argparse
 import re
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,22 +68,18 @@ def check_tag(package: Package, tag: str) -> None:
 def build(package: Package, output: Path) -> list[Path]:
     """Builds the sdist and from it the wheel, with the tools of this environment; returns both."""
     output.mkdir(parents=True, exist_ok=True)
-    before = set(output.iterdir())
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(output)]
-    done = subprocess.run(
-        [*command, str(package.home)],
-        check=False,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    if done.returncode:
-        raise ReleaseError(f"{done.stdout}\nbuilding recsdk-{package.layer} failed, see above")
-    stem = f"recsdk_{package.layer}-{package.version}"
-    made = sorted(path for path in output.iterdir() if path.name.startswith(stem))
-    if len(made) != 2:
-        raise ReleaseError(f"expected one sdist and one wheel in {output}, beside {before}: {made}")
-    return made
+    with tempfile.TemporaryDirectory(dir=output) as fresh:
+        command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", fresh]
+        done = subprocess.run(
+            [*command, str(package.home)],
+            check=False,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        if done.returncode:
+            raise ReleaseError(f"{done.stdout}\nbuilding recsdk-{package.layer} failed, see above")
+        return sorted(path.replace(output / path.name) for path in Path(fresh).iterdir())
 
 
 def main() -> int:

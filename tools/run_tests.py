@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,7 +44,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Suite:
-    """A command that runs tests and leaves a JUnit file, or else counts as one test itself."""
+    """A command that runs tests and leaves a JUnit file, or else ends with `N passed, M failed`."""
 
     name: str
     command: tuple[str, ...]
@@ -90,23 +92,40 @@ def counts_of_junit(path: Path) -> Counts:
     return total
 
 
-def counts_of(suite: Suite, status: int) -> Counts:
+def counts_of_line(line: str) -> Counts:
+    """Reads a closing line `N passed, M failed`; nothing if it is another line."""
+    found = re.fullmatch(r"(\d+) passed, (\d+) failed", line.strip())
+    return Counts(int(found[1]), int(found[2])) if found else Counts()
+
+
+def counts_of(suite: Suite, status: int, last_line: str) -> Counts:
     """A suite that fails without a failed test, or that runs none, has failed."""
-    if not suite.writes_junit:
-        return Counts(failed=1) if status else Counts(passed=1)
-    counts = counts_of_junit(suite.junit)
+    counts = counts_of_junit(suite.junit) if suite.writes_junit else counts_of_line(last_line)
     if counts.failed == 0 and (status or counts.passed == 0):
         return counts + Counts(failed=1)
     return counts
+
+
+def run_and_keep_last_line(command: Sequence[str]) -> tuple[int, str]:
+    """Exit status and last line of a command, whose output goes to the terminal as it comes."""
+    last = ""
+    env = {**set_up.environment(), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        command, cwd=set_up.ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
+        for line in process.stdout or ():
+            sys.stdout.buffer.write(line)
+            sys.stdout.flush()
+            last = line.decode(errors="replace") or last
+    return process.returncode, last
 
 
 def run_suite(suite: Suite) -> Counts:
     print(f"\n==== {suite.name}: {' '.join(suite.command)}", flush=True)
     suite.junit.unlink(missing_ok=True)
     start = time.monotonic()
-    env = set_up.environment()
-    status = subprocess.run(suite.command, cwd=set_up.ROOT, env=env, check=False).returncode
-    counts = counts_of(suite, status)
+    status, last_line = run_and_keep_last_line(suite.command)
+    counts = counts_of(suite, status, last_line)
     print(f"==== {suite.name}: {counts} in {time.monotonic() - start:.0f} s", flush=True)
     return counts
 

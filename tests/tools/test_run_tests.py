@@ -45,13 +45,20 @@ def test_a_suite_that_failed_or_ran_nothing_counts_as_failed(
 ) -> None:
     if text is not None:
         suite.junit.write_text(text)
-    assert run_tests.counts_of(suite, status) == counts
+    assert run_tests.counts_of(suite, status, "") == counts
 
 
-def test_a_script_without_results_is_one_test() -> None:
+def test_a_script_is_counted_by_its_last_line() -> None:
     script = run_tests.Suite("some", ("true",), writes_junit=False)
-    assert run_tests.counts_of(script, 0) == Counts(1, 0)
-    assert run_tests.counts_of(script, 1) == Counts(0, 1)
+    assert run_tests.counts_of(script, 0, "9 passed, 0 failed\n") == Counts(9, 0)
+    assert run_tests.counts_of(script, 1, "8 passed, 1 failed\n") == Counts(8, 1)
+    assert run_tests.counts_of(script, 1, "Killed\n") == Counts(0, 1)
+    assert run_tests.counts_of(script, 0, "nothing to do\n") == Counts(0, 1)
+
+
+def test_the_last_line_is_kept_and_all_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_tests.run_and_keep_last_line(["printf", "a\\nb\\n"]) == (0, "b\n")
+    assert capfd.readouterr().out == "a\nb\n"
 
 
 def test_the_closing_line() -> None:

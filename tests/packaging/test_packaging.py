@@ -1,0 +1,170 @@
+"""Each package as a user gets it: built by the release script, installed where nothing else is.
+
+Builds the sdists and from them the wheels, once a run, and installs the wheels into environments
+that cannot see the source tree.
+"""
+
+from __future__ import annotations
+
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import release
+from environments import Environment, find_interpreter, link_distributions
+
+LAYERS = release.LAYERS
+TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis")
+
+
+@pytest.fixture(scope="session")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with sdist and wheel of every package."""
+    folder = tmp_path_factory.mktemp("dist")
+    for layer in LAYERS:
+        release.build(release.Package(layer), folder)
+    return folder
+
+
+def sdist_of(dist: Path, layer: str) -> Path:
+    (path,) = dist.glob(f"recsdk_{layer}-*.tar.gz")
+    return path
+
+
+def wheel_of(dist: Path, layer: str) -> Path:
+    (path,) = dist.glob(f"recsdk_{layer}-*.whl")
+    return path
+
+
+def unpack_tests(dist: Path, layer: str, folder: Path) -> Path:
+    """The package's own tests, from its sdist, with the settings they run under; nothing else."""
+    with tarfile.open(sdist_of(dist, layer)) as archive:
+        home = Path(archive.getnames()[0]).parts[0]
+        wanted = [
+            member
+            for member in archive.getmembers()
+            if member.name.startswith(f"{home}/tests/") or member.name == f"{home}/pyproject.toml"
+        ]
+        archive.extractall(folder, members=wanted)
+    return folder / home
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_an_sdist_is_complete(dist: Path, layer: str) -> None:
+    with tarfile.open(sdist_of(dist, layer)) as archive:
+        members = {name.partition("/")[2]: archive.getmember(name) for name in archive.getnames()}
+    for name in ("LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml"):
+        assert members[name].isreg()
+    assert any(name.startswith("tests/") and name.endswith(".py") for name in members)
+    assert f"src/recsdk_{layer}/py.typed" in members
+    assert not [name for name in members if name.startswith(("build/", "dist/", ".venv"))]
+
+
+def test_the_core_sdist_brings_the_engine(dist: Path) -> None:
+    with tarfile.open(sdist_of(dist, "core")) as archive:
+        members = {name.partition("/")[2]: archive.getmember(name) for name in archive.getnames()}
+    for name in ("cpp/CMakeLists.txt", "cpp/include/recsdk/table.h", "cpp/src/embedding/table.cc"):
+        assert members[name].isreg()
+
+
+def test_the_core_wheel_serves_every_python_from_3_10(dist: Path) -> None:
+    wheel = wheel_of(dist, "core")
+    assert "-cp310-abi3-" in wheel.name
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert "recsdk_core/_ext.abi3.so" in names
+    assert {"recsdk_core/py.typed", "recsdk_core/_ext.pyi"} <= set(names)
+    assert not [name for name in names if not name.startswith("recsdk_core")]
+
+
+@pytest.mark.parametrize("layer", ["sharding", "pipeline"])
+def test_the_upper_wheels_are_pure_python(dist: Path, layer: str) -> None:
+    assert wheel_of(dist, layer).name.endswith("-py3-none-any.whl")
+
+
+@pytest.fixture(scope="session")
+def core_only(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """Just the wheel of recsdk-core and what it declares to need."""
+    environment = Environment(tmp_path_factory.mktemp("core_only"))
+    environment.install(wheel_of(dist, "core"))
+    return environment
+
+
+def test_core_needs_only_three_others(core_only: Environment) -> None:
+    listed = core_only.pip("list", "--format=freeze").splitlines()
+    names = {line.partition("==")[0].partition(" ")[0] for line in listed}
+    assert names == {"click", "nanobind-backend", "numpy", "recsdk-core"}
+    core_only.pip("check")
+
+
+def test_core_works_without_torch(core_only: Environment, tmp_path: Path) -> None:
+    core_only.run("-c", SMOKE, cwd=tmp_path)
+
+
+def test_the_command_works_without_torch(core_only: Environment, tmp_path: Path) -> None:
+    assert "doctor" in core_only.script("recsdk", "--help", cwd=tmp_path)
+    assert "recsdk-core" in core_only.script("recsdk", "doctor", cwd=tmp_path)
+
+
+def test_core_passes_its_own_tests_without_torch(
+    core_only: Environment, dist: Path, tmp_path: Path
+) -> None:
+    core_only.install(*TEST_TOOLS)
+    home = unpack_tests(dist, "core", tmp_path)
+    print(core_only.run("-m", "pytest", "-q", "-ra", "--ignore=tests/nn", cwd=home))
+
+
+@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13", "3.14"])
+def test_the_one_core_wheel_works_on(version: str, dist: Path, tmp_path: Path) -> None:
+    interpreter = find_interpreter(version)
+    if interpreter is None:
+        pytest.skip(f"no Python {version} on this machine")
+    environment = Environment(tmp_path / "venv", interpreter)
+    environment.install(wheel_of(dist, "core"))
+    assert f"passed on Python {version}." in environment.run("-c", SMOKE, cwd=tmp_path)
+
+
+@pytest.fixture(scope="session")
+def all_layers(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """The three wheels on top of the pinned torch, torchrec and fbgemm, and the test tools."""
+    folder = tmp_path_factory.mktemp("all_layers")
+    environment = Environment(folder)
+    link_distributions(
+        ["torch", "torchrec", "fbgemm-gpu", *TEST_TOOLS], environment.site_packages(folder)
+    )
+    environment.install("--find-links", dist, *(wheel_of(dist, layer) for layer in LAYERS))
+    environment.pip("check")
+    return environment
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_package_passes_its_own_tests_once_installed(
+    all_layers: Environment, dist: Path, tmp_path: Path, layer: str
+) -> None:
+    home = unpack_tests(dist, layer, tmp_path)
+    print(all_layers.run("-m", "pytest", "-q", "-ra", cwd=home))
+
+
+def test_each_layer_adds_its_commands(all_layers: Environment, tmp_path: Path) -> None:
+    text = all_layers.script("recsdk", "--help", cwd=tmp_path)
+    assert "doctor" in text
+    assert "demo" in text
+
+
+SMOKE = """
+import importlib.util, sys
+assert importlib.util.find_spec("torch") is None
+import numpy as np
+import recsdk_core
+table = recsdk_core.Table(4, name="users", seed=1)
+keys = np.array([-(2**63), -1, 0, 2**63 - 1, -1])
+values = table.find_or_insert(keys)
+assert values.shape == (5, 4) and len(table) == 4
+assert np.array_equal(values[1], values[4])
+table.apply_gradients(keys, np.ones((5, 4), np.float32))
+assert not np.array_equal(table.lookup(keys), values)
+assert "torch" not in sys.modules
+print("smoke test passed on Python", sys.version.split()[0])
+"""
