@@ -1,0 +1,316 @@
+#include "array.h"
+
+#include <cstring>
+
+#include "array_errors.h"
+
+namespace recsdk::bind {
+namespace {
+
+// The struct behind __array_struct__. Source: numpy's documentation, "The array interface protocol".
+struct ArrayInterface {
+  int two;
+  int nd;
+  char typekind;
+  int itemsize;
+  int flags;
+  Py_ssize_t* shape;
+  Py_ssize_t* strides;  // bytes
+  void* data;
+  PyObject* descr;
+};
+constexpr int kAligned = 0x100;
+constexpr int kNotSwapped = 0x200;
+constexpr int kWriteable = 0x400;
+
+struct Names {
+  nb::object array_struct, is_cpu, dtype, data_ptr, shape, stride, layout;
+};
+
+struct Numpy {
+  nb::object ndarray, empty, float32, int64, uint8;
+};
+
+struct Torch {
+  nb::object tensor, empty, strided, float32, int32, int64, uint8, uint64;
+};
+
+// Made once and never freed: the interpreter may be gone before static destructors run.
+Names* names;
+Numpy* numpy;
+Torch* torch;
+
+bool is_instance(nb::handle object, const nb::object& type) {
+  auto* wanted = reinterpret_cast<PyTypeObject*>(type.ptr());
+  return Py_TYPE(object.ptr()) == wanted || PyType_IsSubtype(Py_TYPE(object.ptr()), wanted) != 0;
+}
+
+/// Torch's objects, or null while the process has not imported torch.
+const Torch* torch_if_imported() {
+  if (torch != nullptr) return torch;
+  const nb::object modules = nb::module_::import_("sys").attr("modules");
+  const nb::object module = modules.attr("get")("torch");
+  if (module.is_none() || !nb::hasattr(module, "uint64")) return nullptr;
+  torch = new Torch{module.attr("Tensor"),  module.attr("empty"), module.attr("strided"),
+                    module.attr("float32"), module.attr("int32"), module.attr("int64"),
+                    module.attr("uint8"),   module.attr("uint64")};
+  return torch;
+}
+
+Scalar scalar_of(char kind, int itemsize) {
+  if (kind == 'i' && itemsize == 8) return Scalar::kInt64;
+  if (kind == 'i' && itemsize == 4) return Scalar::kInt32;
+  if (kind == 'u' && itemsize == 8) return Scalar::kUint64;
+  if (kind == 'u' && itemsize == 1) return Scalar::kUint8;
+  if (kind == 'f' && itemsize == 4) return Scalar::kFloat32;
+  return Scalar::kOther;
+}
+
+nb::object attribute(nb::handle object, const nb::object& name) {
+  nb::object value = nb::steal(PyObject_GetAttr(object.ptr(), name.ptr()));
+  if (!value.is_valid()) nb::raise_python_error();
+  return value;
+}
+
+void resolve_numpy(Array& array) {
+  const nb::object capsule = attribute(array.object, names->array_struct);
+  const auto* found =
+      static_cast<const ArrayInterface*>(PyCapsule_GetPointer(capsule.ptr(), nullptr));
+  if (found == nullptr) nb::raise_python_error();
+  array.framework = Framework::kNumpy;
+  array.data = found->data;
+  array.rank = found->nd;
+  array.is_writable = (found->flags & kWriteable) != 0;
+  array.is_aligned = (found->flags & kAligned) != 0;
+  if ((found->flags & kNotSwapped) != 0) array.scalar = scalar_of(found->typekind, found->itemsize);
+  for (int i = 0; i < found->nd && i < Array::kMaxRank; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    array.shape[at] = found->shape[i];
+    // A stride that is no multiple of the item size is not contiguous: 0 says so.
+    array.strides[at] =
+        found->strides[i] % found->itemsize == 0 ? found->strides[i] / found->itemsize : 0;
+  }
+}
+
+Scalar scalar_of(const Torch& known, const nb::object& dtype) {
+  if (dtype.is(known.int64)) return Scalar::kInt64;
+  if (dtype.is(known.float32)) return Scalar::kFloat32;
+  if (dtype.is(known.uint8)) return Scalar::kUint8;
+  if (dtype.is(known.int32)) return Scalar::kInt32;
+  if (dtype.is(known.uint64)) return Scalar::kUint64;
+  return Scalar::kOther;
+}
+
+nb::object call_method(nb::handle object, const nb::object& name) {
+  nb::object value = nb::steal(PyObject_CallMethodObjArgs(object.ptr(), name.ptr(), nullptr));
+  if (!value.is_valid()) nb::raise_python_error();
+  return value;
+}
+
+std::int64_t item(const nb::object& tuple, int i) {
+  return PyLong_AsLongLong(PyTuple_GetItem(tuple.ptr(), i));
+}
+
+void resolve_torch(const Torch& known, Array& array) {
+  array.framework = Framework::kTorch;
+  if (!attribute(array.object, names->is_cpu).is(Py_True)) throw_not_on_cpu(array);
+  if (!attribute(array.object, names->layout).is(known.strided)) throw_not_dense(array);
+  array.scalar = scalar_of(known, attribute(array.object, names->dtype));
+  const nb::object shape = attribute(array.object, names->shape);
+  const nb::object strides = call_method(array.object, names->stride);
+  array.rank = static_cast<int>(PyTuple_Size(shape.ptr()));
+  for (int i = 0; i < array.rank && i < Array::kMaxRank; ++i) {
+    array.shape[static_cast<std::size_t>(i)] = item(shape, i);
+    array.strides[static_cast<std::size_t>(i)] = item(strides, i);
+  }
+  array.data = PyLong_AsVoidPtr(call_method(array.object, names->data_ptr).ptr());
+  if (PyErr_Occurred() != nullptr) nb::raise_python_error();
+  array.is_writable = true;
+}
+
+void resolve_dlpack(Array& array) {
+  nb::ndarray<nb::ro> view;
+  if (!nb::try_cast(array.object, view)) throw_no_array(array);
+  if (view.device_type() != nb::device::cpu::value) throw_not_on_cpu(array);
+  array.data = const_cast<void*>(static_cast<const void*>(view.data()));
+  array.rank = static_cast<int>(view.ndim());
+  for (std::size_t i = 0; i < view.ndim() && i < Array::kMaxRank; ++i) {
+    array.shape[i] = static_cast<std::int64_t>(view.shape(i));
+    array.strides[i] = view.stride(i);
+  }
+  const nb::dlpack::dtype dtype = view.dtype();
+  constexpr std::array<char, 3> kKinds = {'i', 'u', 'f'};
+  if (dtype.code < kKinds.size() && dtype.lanes == 1)
+    array.scalar = scalar_of(kKinds[dtype.code], dtype.bits / 8);
+  array.view = std::move(view);
+}
+
+bool is_contiguous(const Array& array) {
+  if (array.size() <= 1) return true;
+  if (array.rank == 1) return array.strides[0] == 1;
+  return (array.shape[1] == 1 || array.strides[1] == 1) &&
+         (array.shape[0] == 1 || array.strides[0] == array.shape[1]);
+}
+
+void require_rank(const Array& array, int rank, const char* shape) {
+  if (array.rank != rank) throw_bad_rank(array, shape);
+}
+
+void require_contiguous(const Array& array) {
+  if (!array.is_aligned || !is_contiguous(array)) throw_not_contiguous(array);
+}
+
+/// The elements of an int32 array as int64.
+std::vector<std::int64_t> widen(const Array& array) {
+  const auto* begin = static_cast<const std::int32_t*>(array.data);
+  return {begin, begin + array.shape[0]};
+}
+
+std::span<const std::int64_t> int64_span(const Array& array) {
+  return {static_cast<const std::int64_t*>(array.data), static_cast<std::size_t>(array.shape[0])};
+}
+
+nb::object shape_tuple(std::int64_t n, std::int64_t width) {
+  return nb::steal(Py_BuildValue("(LL)", static_cast<long long>(n), static_cast<long long>(width)));
+}
+
+nb::object shape_tuple(std::int64_t n) {
+  return nb::steal(Py_BuildValue("(L)", static_cast<long long>(n)));
+}
+
+Result make_numpy(const nb::object& shape, const nb::object& dtype) {
+  nb::object made = nb::steal(
+      PyObject_CallFunctionObjArgs(numpy->empty.ptr(), shape.ptr(), dtype.ptr(), nullptr));
+  if (!made.is_valid()) nb::raise_python_error();
+  Array array;
+  array.object = made;
+  resolve_numpy(array);
+  return {std::move(made), array.data};
+}
+
+Result make_torch(const nb::object& shape, const nb::object& dtype) {
+  nb::object made = torch->empty(shape, nb::arg("dtype") = dtype);
+  void* data = PyLong_AsVoidPtr(call_method(made, names->data_ptr).ptr());
+  return {std::move(made), data};
+}
+
+}  // namespace
+
+void init_arrays() {
+  const auto intern = [](const char* name) {
+    return nb::object(nb::steal(PyUnicode_InternFromString(name)));
+  };
+  names = new Names{intern("__array_struct__"), intern("is_cpu"), intern("dtype"),
+                    intern("data_ptr"),         intern("shape"),  intern("stride"),
+                    intern("layout")};
+  const nb::module_ module = nb::module_::import_("numpy");
+  const nb::object dtype = module.attr("dtype");
+  numpy = new Numpy{module.attr("ndarray"), module.attr("empty"), dtype("float32"), dtype("int64"),
+                    dtype("uint8")};
+}
+
+Array resolve(nb::handle object, const char* name) {
+  Array array;
+  array.object = object;
+  array.name = name;
+  if (is_instance(object, numpy->ndarray)) {
+    resolve_numpy(array);
+    return array;
+  }
+  const Torch* known = torch_if_imported();
+  if (known != nullptr && is_instance(object, known->tensor))
+    resolve_torch(*known, array);
+  else
+    resolve_dlpack(array);
+  return array;
+}
+
+Keys::Keys(nb::handle object, const char* name) : array_(resolve(object, name)) {
+  const bool is_narrow = array_.scalar == Scalar::kInt32;
+  if (!is_narrow && array_.scalar != Scalar::kInt64 && array_.scalar != Scalar::kUint64)
+    throw_bad_dtype(array_, "int64 or uint64", "int64");
+  require_rank(array_, 1, "(N,)");
+  require_contiguous(array_);
+  if (is_narrow) widened_ = widen(array_);
+  span_ = is_narrow ? std::span<const Key>(widened_) : int64_span(array_);
+}
+
+Integers::Integers(nb::handle object, const char* name) {
+  if (object.is_none()) return;
+  array_ = resolve(object, name);
+  const bool is_narrow = array_.scalar == Scalar::kInt32;
+  if (!is_narrow && array_.scalar != Scalar::kInt64)
+    throw_bad_dtype(array_, "int64 or int32", "int64");
+  require_rank(array_, 1, "one dimension");
+  require_contiguous(array_);
+  if (is_narrow) widened_ = widen(array_);
+  span_ = is_narrow ? std::span<const std::int64_t>(widened_) : int64_span(array_);
+}
+
+Array floats(nb::handle object, const char* name, std::int64_t n) {
+  Array array = resolve(object, name);
+  if (array.scalar != Scalar::kFloat32) throw_bad_dtype(array, "float32", "float32");
+  if (array.rank != 1 || array.shape[0] != n) throw_bad_shape(array, n);
+  require_contiguous(array);
+  return array;
+}
+
+Array floats(nb::handle object, const char* name, std::int64_t n, std::int64_t width) {
+  Array array = resolve(object, name);
+  if (array.scalar != Scalar::kFloat32) throw_bad_dtype(array, "float32", "float32");
+  if (array.rank != 2 || array.shape[0] != n || array.shape[1] != width)
+    throw_bad_shape(array, n, width);
+  require_contiguous(array);
+  return array;
+}
+
+Array outcomes(nb::handle object, const char* name, std::int64_t n) {
+  Array array = resolve(object, name);
+  if (array.scalar != Scalar::kUint8) throw_bad_dtype(array, "uint8", "uint8");
+  if (array.rank != 1 || array.shape[0] != n) throw_bad_shape(array, n);
+  require_contiguous(array);
+  return array;
+}
+
+Array matrix(nb::handle object, const char* name, std::int64_t bags, std::int64_t column,
+             std::int64_t width) {
+  Array array = resolve(object, name);
+  if (array.scalar != Scalar::kFloat32) throw_bad_dtype(array, "float32", "float32");
+  require_rank(array, 2, "(bags, columns)");
+  if (array.shape[0] < bags || column < 0 || column + width > array.shape[1])
+    throw_too_small(array, bags, column, width);
+  if (!array.is_aligned || (array.shape[1] > 1 && array.strides[1] != 1) ||
+      (array.shape[0] > 1 && array.strides[0] < array.shape[1]))
+    throw_not_contiguous(array);
+  return array;
+}
+
+void require_writable(Array& array) {
+  if (array.framework == Framework::kOther) {
+    nb::ndarray<> writable;
+    array.is_writable = nb::try_cast(array.object, writable) && writable.data() == array.data;
+  }
+  if (!array.is_writable) throw_read_only(array);
+}
+
+Result make_floats(Framework framework, std::int64_t n, std::int64_t width) {
+  return framework == Framework::kTorch ? make_torch(shape_tuple(n, width), torch->float32)
+                                        : make_numpy(shape_tuple(n, width), numpy->float32);
+}
+
+Result make_floats(Framework framework, std::int64_t n) {
+  return framework == Framework::kTorch ? make_torch(shape_tuple(n), torch->float32)
+                                        : make_numpy(shape_tuple(n), numpy->float32);
+}
+
+Result make_rows(Framework framework, std::int64_t n) {
+  return framework == Framework::kTorch ? make_torch(shape_tuple(n), torch->int64)
+                                        : make_numpy(shape_tuple(n), numpy->int64);
+}
+
+Result make_outcomes(Framework framework, std::int64_t n) {
+  return framework == Framework::kTorch ? make_torch(shape_tuple(n), torch->uint8)
+                                        : make_numpy(shape_tuple(n), numpy->uint8);
+}
+
+}  // namespace recsdk::bind

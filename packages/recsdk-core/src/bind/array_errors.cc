@@ -1,0 +1,101 @@
+#include "array_errors.h"
+
+#include <nanobind/stl/string.h>
+
+namespace recsdk::bind {
+namespace {
+
+std::string text(nb::handle object) { return nb::cast<std::string>(nb::str(object)); }
+
+std::string class_of(nb::handle object) {
+  const nb::handle type = object.type();
+  return text(type.attr("__module__")) + "." + text(type.attr("__qualname__"));
+}
+
+/// "numpy.ndarray of float64, shape (3, 4)"
+std::string describe(const Array& array) {
+  std::string words = class_of(array.object);
+  if (nb::hasattr(array.object, "dtype")) words += " of " + text(array.object.attr("dtype"));
+  if (nb::hasattr(array.object, "shape"))
+    words += ", shape " + text(nb::steal<nb::object>(PySequence_Tuple(
+                              nb::object(array.object.attr("shape")).ptr())));
+  return words;
+}
+
+std::string got(const Array& array) { return ", got " + describe(array); }
+
+std::string argument(const Array& array) { return std::string(array.name); }
+
+[[noreturn]] void throw_type_error(const std::string& message) {
+  throw nb::type_error(message.c_str());
+}
+
+[[noreturn]] void throw_value_error(const std::string& message) {
+  throw nb::value_error(message.c_str());
+}
+
+}  // namespace
+
+void throw_no_array(const Array& array) {
+  throw_type_error(argument(array) +
+                   " must be a numpy array, a torch CPU tensor or a DLPack CPU array, got " +
+                   class_of(array.object) + "; convert it with numpy.asarray");
+}
+
+void throw_not_on_cpu(const Array& array) {
+  std::string where = "another device";
+  if (nb::hasattr(array.object, "device")) where = text(array.object.attr("device"));
+  throw_value_error(argument(array) + " must be on the cpu, got a " + class_of(array.object) +
+                    " on " + where + "; pass " + argument(array) + ".cpu()");
+}
+
+void throw_not_dense(const Array& array) {
+  throw_value_error(argument(array) + " must be a dense tensor" + got(array) + " with layout " +
+                    text(array.object.attr("layout")) + "; pass " + argument(array) +
+                    ".to_dense()");
+}
+
+void throw_bad_dtype(const Array& array, const char* wanted, const char* convert_to) {
+  const std::string conversion = array.framework == Framework::kTorch
+                                     ? ".to(torch." + std::string(convert_to) + ")"
+                                     : ".astype(numpy." + std::string(convert_to) + ")";
+  throw_type_error(argument(array) + " must be " + wanted + got(array) + "; pass " +
+                   argument(array) + conversion);
+}
+
+void throw_bad_rank(const Array& array, const char* wanted) {
+  throw_value_error(argument(array) + " must have shape " + wanted + got(array) +
+                    "; pass it reshaped");
+}
+
+void throw_bad_shape(const Array& array, std::int64_t n) {
+  throw_value_error(argument(array) + " must have shape (" + std::to_string(n) + ",)" + got(array));
+}
+
+void throw_bad_shape(const Array& array, std::int64_t n, std::int64_t width) {
+  throw_value_error(argument(array) + " must have shape (" + std::to_string(n) + ", " +
+                    std::to_string(width) + ")" + got(array));
+}
+
+void throw_too_small(const Array& array, std::int64_t bags, std::int64_t column,
+                     std::int64_t width) {
+  throw_value_error(argument(array) + " must have at least " + std::to_string(bags) +
+                    " rows and the columns " + std::to_string(column) + " to " +
+                    std::to_string(column + width) + got(array));
+}
+
+void throw_not_contiguous(const Array& array) {
+  const std::string call =
+      array.framework == Framework::kTorch
+          ? argument(array) + ".contiguous()"
+          : "numpy.ascontiguousarray(" + argument(array) + ")";
+  throw_value_error(argument(array) + " must be contiguous in C order and aligned" + got(array) +
+                    "; pass " + call);
+}
+
+void throw_read_only(const Array& array) {
+  throw_value_error(argument(array) + " is written to and must not be read-only" + got(array) +
+                    "; pass a writable array");
+}
+
+}  // namespace recsdk::bind

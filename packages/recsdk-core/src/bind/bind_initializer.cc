@@ -1,0 +1,58 @@
+// initializer.h
+#include "recsdk/initializer.h"
+
+#include <nanobind/stl/string.h>
+
+#include <cstring>
+#include <memory>
+
+#include "array.h"
+#include "bindings.h"
+
+namespace recsdk::bind {
+namespace {
+
+/// A Python function that threads without the GIL may copy and drop.
+std::shared_ptr<nb::object> share(nb::object function) {
+  return {new nb::object(std::move(function)), [](nb::object* held) {
+            if (!nb::is_alive()) return;  // the interpreter is gone, and the object with it
+            const nb::gil_scoped_acquire gil;
+            delete held;
+          }};
+}
+
+/// Calls function(keys, values) on arrays of Python's own, so that it may keep them.
+void call(const nb::object& function, std::span<const Key> keys, float* values, std::int64_t dim) {
+  const nb::gil_scoped_acquire gil;
+  const auto n = static_cast<std::int64_t>(keys.size());
+  const std::size_t bytes = keys.size() * static_cast<std::size_t>(dim) * sizeof(float);
+  const Result python_keys = make_rows(Framework::kNumpy, n);
+  const Result python_values = make_floats(Framework::kNumpy, n, dim);
+  std::memcpy(python_keys.data, keys.data(), keys.size_bytes());
+  std::memset(python_values.data, 0, bytes);
+  function(python_keys.object, python_values.object);
+  std::memcpy(values, python_values.data, bytes);
+}
+
+InitializerConfig custom(nb::object function, std::int64_t dim) {
+  return InitializerConfig::custom(
+      [function = share(std::move(function)), dim](std::span<const Key> keys, float* values) {
+        call(*function, keys, values, dim);
+      });
+}
+
+}  // namespace
+
+void bind_initializer(nb::module_& module) {
+  nb::class_<InitializerConfig>(module, "InitializerConfig")
+      .def_static("constant", &InitializerConfig::constant, nb::arg("value"))
+      .def_static("uniform", &InitializerConfig::uniform, nb::arg("low"), nb::arg("high"))
+      .def_static("normal", &InitializerConfig::normal, nb::arg("mean"), nb::arg("stddev"))
+      .def_static("truncated_normal", &InitializerConfig::truncated_normal, nb::arg("mean"),
+                  nb::arg("stddev"), nb::arg("low"), nb::arg("high"))
+      .def_static("custom", &custom, nb::arg("function"), nb::arg("dim"));
+  module.def("table_hash", [](const std::string& name) { return table_hash(name); },
+             nb::arg("name"));
+}
+
+}  // namespace recsdk::bind

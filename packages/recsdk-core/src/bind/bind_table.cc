@@ -1,0 +1,323 @@
+// table.h: Table, Lease, TableStats.
+#include "recsdk/table.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include "bindings.h"
+#include "handles.h"
+
+namespace recsdk::bind {
+namespace {
+
+/// (result, outcomes) or the result alone.
+nb::object with_outcomes(Result result, std::optional<Result> outcomes) {
+  if (!outcomes) return std::move(result.object);
+  return nb::make_tuple(std::move(result.object), std::move(outcomes->object));
+}
+
+nb::object outcomes_or_none(std::optional<Result> outcomes) {
+  return outcomes ? std::move(outcomes->object) : nb::none();
+}
+
+std::optional<Result> make_outcomes_if(bool wanted, const Keys& keys) {
+  if (!wanted) return std::nullopt;
+  return make_outcomes(keys.framework(), static_cast<std::int64_t>(keys.size()));
+}
+
+std::span<Outcome> span_of(const std::optional<Result>& outcomes, std::size_t n) {
+  return outcomes ? outcome_span(*outcomes, n) : std::span<Outcome>();
+}
+
+/// Keys as mapped to rows within one call.
+struct Mapped {
+  std::vector<RowNumber> rows;
+  std::vector<Outcome> own_outcomes;
+  std::span<Outcome> outcomes;
+
+  Mapped(std::size_t n, std::span<Outcome> given)
+      : rows(n), own_outcomes(given.empty() ? n : 0), outcomes(given.empty() ? own_outcomes : given) {}
+};
+
+nb::tuple map(PyTable& table, nb::handle keys_object, bool insert, PyLease* lease) {
+  const Keys keys(keys_object);
+  const auto n = static_cast<std::int64_t>(keys.size());
+  Result rows = make_rows(keys.framework(), n);
+  Result outcomes = make_outcomes(keys.framework(), n);
+  const MapOptions options{insert, lease_of(lease)};
+  {
+    const nb::gil_scoped_release without_gil;
+    table->map(keys.span(), row_span(rows, keys.size()), outcome_span(outcomes, keys.size()),
+               options);
+  }
+  return nb::make_tuple(std::move(rows.object), std::move(outcomes.object));
+}
+
+nb::object find_or_insert(PyTable& table, nb::handle keys_object, PyLease* lease, bool outcomes) {
+  const Keys keys(keys_object);
+  const Lease* batch = lease_of(lease);
+  Result values = make_floats(keys.framework(), static_cast<std::int64_t>(keys.size()),
+                              table->config().dim);
+  std::optional<Result> kinds = make_outcomes_if(outcomes, keys);
+  {
+    const nb::gil_scoped_release without_gil;
+    table->find_or_insert(keys.span(), static_cast<float*>(values.data),
+                          span_of(kinds, keys.size()), batch);
+  }
+  return with_outcomes(std::move(values), std::move(kinds));
+}
+
+nb::object lookup(PyTable& table, nb::handle keys_object, bool outcomes) {
+  const Keys keys(keys_object);
+  Result values = make_floats(keys.framework(), static_cast<std::int64_t>(keys.size()),
+                              table->config().dim);
+  std::optional<Result> kinds = make_outcomes_if(outcomes, keys);
+  {
+    const nb::gil_scoped_release without_gil;
+    table->lookup(keys.span(), static_cast<float*>(values.data), span_of(kinds, keys.size()));
+  }
+  return with_outcomes(std::move(values), std::move(kinds));
+}
+
+nb::object upsert(PyTable& table, nb::handle keys_object, nb::handle values_object,
+                  nb::handle state_object, bool outcomes) {
+  const Keys keys(keys_object);
+  const auto n = static_cast<std::int64_t>(keys.size());
+  const Array values = floats(values_object, "values", n, table->config().dim);
+  Array state;
+  if (!state_object.is_none())
+    state = floats(state_object, "state", n, table->layout().state_width());
+  std::optional<Result> kinds = make_outcomes_if(outcomes, keys);
+  {
+    const nb::gil_scoped_release without_gil;
+    table->upsert(keys.span(), float_data(values), float_data(state), span_of(kinds, keys.size()));
+  }
+  return outcomes_or_none(std::move(kinds));
+}
+
+nb::object erase(PyTable& table, nb::handle keys_object, bool outcomes) {
+  const Keys keys(keys_object);
+  std::optional<Result> kinds = make_outcomes_if(outcomes, keys);
+  {
+    const nb::gil_scoped_release without_gil;
+    table->erase(keys.span(), span_of(kinds, keys.size()));
+  }
+  return outcomes_or_none(std::move(kinds));
+}
+
+nb::object apply_gradients(PyTable& table, nb::handle keys_object, nb::handle grads_object,
+                           bool outcomes) {
+  const Keys keys(keys_object);
+  const Array grads = floats(grads_object, "grads", static_cast<std::int64_t>(keys.size()),
+                             table->config().dim);
+  std::optional<Result> kinds = make_outcomes_if(outcomes, keys);
+  {
+    const nb::gil_scoped_release without_gil;
+    table->apply_gradients(keys.span(), float_data(grads), span_of(kinds, keys.size()));
+  }
+  return outcomes_or_none(std::move(kinds));
+}
+
+/// Offsets, weights and pooling of bags over keys that are yet to be mapped.
+struct BagArguments {
+  Integers offsets;
+  Array weights;
+  Bags bags;
+
+  BagArguments(const Keys& keys, nb::handle offsets_object, nb::handle weights_object,
+               nb::handle pooling)
+      : offsets(offsets_object, "offsets") {
+    if (offsets_object.is_none() || offsets.span().empty())
+      throw nb::value_error("offsets must be integers of shape (B + 1,), from 0 to the number of keys");
+    bags.offsets = offsets.span();
+    if (!weights_object.is_none()) {
+      weights = floats(weights_object, "weights", static_cast<std::int64_t>(keys.size()));
+      bags.weights = {float_data(weights), keys.size()};
+    }
+    bags.pooling = pooling_of(pooling);
+  }
+};
+
+nb::object pool(PyTable& table, nb::handle keys_object, nb::handle offsets, nb::handle weights,
+                nb::handle pooling, bool insert, PyLease* lease, bool outcomes) {
+  const Keys keys(keys_object);
+  BagArguments arguments(keys, offsets, weights, pooling);
+  const Lease* batch = lease_of(lease);
+  const std::int64_t dim = table->config().dim;
+  Result pooled = make_floats(keys.framework(), arguments.bags.num_bags(), dim);
+  std::optional<Result> kinds = make_outcomes_if(outcomes, keys);
+  {
+    const nb::gil_scoped_release without_gil;
+    Mapped mapped(keys.size(), span_of(kinds, keys.size()));
+    const Lease own = batch == nullptr ? table->lease() : Lease();  // rows stay the keys' own
+    table->map(keys.span(), mapped.rows, mapped.outcomes, {insert, batch});
+    arguments.bags.rows = mapped.rows;
+    arguments.bags.outcomes = mapped.outcomes;
+    const PoolBlock block{arguments.bags, static_cast<float*>(pooled.data), dim};
+    table->pool({&block, 1});
+  }
+  return with_outcomes(std::move(pooled), std::move(kinds));
+}
+
+nb::object pool_backward(PyTable& table, nb::handle keys_object, nb::handle offsets,
+                         nb::handle grad_object, nb::handle weights, nb::handle pooling,
+                         bool return_weights_grad) {
+  const Keys keys(keys_object);
+  BagArguments arguments(keys, offsets, weights, pooling);
+  const std::int64_t dim = table->config().dim;
+  const Array grad = floats(grad_object, "grad", arguments.bags.num_bags(), dim);
+  if (return_weights_grad && weights.is_none())
+    throw nb::value_error("return_weights_grad needs weights; pass weights of shape (N,)");
+  std::optional<Result> weights_grad;
+  if (return_weights_grad)
+    weights_grad = make_floats(keys.framework(), static_cast<std::int64_t>(keys.size()));
+  {
+    const nb::gil_scoped_release without_gil;
+    Mapped mapped(keys.size(), {});
+    const Lease own = table->lease();
+    table->map(keys.span(), mapped.rows, mapped.outcomes);
+    arguments.bags.rows = mapped.rows;
+    arguments.bags.outcomes = mapped.outcomes;
+    const GradBlock block{arguments.bags, float_data(grad), dim,
+                          weights_grad ? static_cast<float*>(weights_grad->data) : nullptr};
+    table->update({&block, 1});
+  }
+  return weights_grad ? std::move(weights_grad->object) : nb::none();
+}
+
+nb::object pool_rows(PyTable& table, const PyBags& bags) {
+  const std::int64_t dim = table->config().dim;
+  Result pooled = make_floats(bags.framework(), bags.get().num_bags(), dim);
+  const PoolBlock block{bags.get(), static_cast<float*>(pooled.data), dim};
+  {
+    const nb::gil_scoped_release without_gil;
+    table->pool({&block, 1});
+  }
+  return std::move(pooled.object);
+}
+
+void update_rows(PyTable& table, const PyBags& bags, nb::handle grad_object,
+                 nb::handle weights_grad_object) {
+  const std::int64_t dim = table->config().dim;
+  const Array grad = floats(grad_object, "grad", bags.get().num_bags(), dim);
+  Array weights_grad;
+  if (!weights_grad_object.is_none()) {
+    weights_grad = floats(weights_grad_object, "weights_grad", bags.num_keys());
+    require_writable(weights_grad);
+  }
+  const GradBlock block{bags.get(), float_data(grad), dim, static_cast<float*>(weights_grad.data)};
+  const nb::gil_scoped_release without_gil;
+  table->update({&block, 1});
+}
+
+/// (where to go on, keys (n,), weights (n, D), state (n, S) or None)
+nb::tuple export_rows(PyTable& table, RowNumber begin, std::int64_t capacity, bool with_state) {
+  const std::int64_t width = with_state ? table->layout().state_width() : 0;
+  Result keys = make_rows(Framework::kNumpy, capacity);
+  Result weights = make_floats(Framework::kNumpy, capacity, table->config().dim);
+  Result state = make_floats(Framework::kNumpy, width > 0 ? capacity : 0, width);
+  const ExportBuffer buffer{capacity, static_cast<Key*>(keys.data),
+                            static_cast<float*>(weights.data),
+                            width > 0 ? static_cast<float*>(state.data) : nullptr};
+  std::int64_t n = 0;
+  {
+    const nb::gil_scoped_release without_gil;
+    n = table->export_rows(begin, buffer);
+  }
+  const nb::slice part(nb::int_(0), nb::int_(n), nb::none());
+  return nb::make_tuple(begin, keys.object[part], weights.object[part],
+                        width > 0 ? nb::object(state.object[part]) : nb::none());
+}
+
+nb::dict stats(PyTable& table) {
+  TableStats found;
+  {
+    const nb::gil_scoped_release without_gil;
+    found = table->stats();
+  }
+  nb::dict made;
+  nb::list outcomes;
+  for (const std::uint64_t count : found.outcomes) outcomes.append(count);
+  made["num_rows"] = found.num_rows;
+  made["num_rows_in_flight"] = found.num_rows_in_flight;
+  made["outcomes"] = outcomes;
+  made["erased"] = found.erased;
+  made["updates"] = found.updates;
+  made["nonfinite"] = found.nonfinite;
+  made["index_bytes"] = found.index_bytes;
+  made["row_bytes"] = found.row_bytes;
+  made["metadata_bytes"] = found.metadata_bytes;
+  made["index_slots"] = found.index_slots;
+  made["index_segments"] = found.index_segments;
+  made["index_directory"] = found.index_directory;
+  made["index_splits"] = found.index_splits;
+  made["index_overflowed"] = found.index_overflowed;
+  return made;
+}
+
+void bind_lease(nb::module_& module) {
+  nb::class_<PyLease>(module, "Lease")
+      .def("release", &PyLease::release)
+      .def_prop_ro("step", [](const PyLease& lease) { return lease.get().step(); })
+      .def_prop_ro("is_released", [](const PyLease& lease) { return lease.get().is_released(); })
+      .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
+      .def("__exit__", [](PyLease& lease, const nb::args&) { lease.release(); });
+}
+
+PyTable* make_table(PyTable* place, std::int64_t dim, std::string name,
+                    const OptimizerConfig& optimizer, const InitializerConfig& initializer,
+                    std::uint64_t seed, std::optional<std::uint64_t> hash_seed,
+                    std::optional<std::int64_t> max_rows, float default_value,
+                    NonFinite on_nonfinite, std::optional<int> num_threads) {
+  return new (place) PyTable({dim, std::move(name), optimizer, initializer, seed, hash_seed,
+                              max_rows, default_value, on_nonfinite, num_threads});
+}
+
+}  // namespace
+
+void bind_table(nb::module_& module) {
+  bind_lease(module);
+  const nb::call_guard<nb::gil_scoped_release> without_gil;
+  nb::class_<PyTable>(module, "Table")
+      .def("__init__", &make_table, nb::arg("dim"), nb::arg("name"), nb::arg("optimizer"),
+           nb::arg("initializer"), nb::arg("seed"), nb::arg("hash_seed").none(),
+           nb::arg("max_rows").none(), nb::arg("default_value"), nb::arg("on_nonfinite"),
+           nb::arg("num_threads").none())
+      .def("state_fields", [](PyTable& table) { return state_fields(table->layout()); })
+      .def("lease", [](PyTable& table, std::optional<std::int64_t> step) {
+             return PyLease(table->lease(step)); }, nb::arg("step").none(), without_gil)
+      .def("map", &map, nb::arg("keys"), nb::arg("insert"), nb::arg("lease").none())
+      .def("find_or_insert", &find_or_insert, nb::arg("keys"), nb::arg("lease").none(),
+           nb::arg("return_outcomes"))
+      .def("lookup", &lookup, nb::arg("keys"), nb::arg("return_outcomes"))
+      .def("upsert", &upsert, nb::arg("keys"), nb::arg("values"), nb::arg("state").none(),
+           nb::arg("return_outcomes"))
+      .def("erase", &erase, nb::arg("keys"), nb::arg("return_outcomes"))
+      .def("clear", [](PyTable& table) { table->clear(); }, without_gil)
+      .def("apply_gradients", &apply_gradients, nb::arg("keys"), nb::arg("grads"),
+           nb::arg("return_outcomes"))
+      .def("pool", &pool, nb::arg("keys"), nb::arg("offsets"), nb::arg("weights").none(),
+           nb::arg("pooling"), nb::arg("insert"), nb::arg("lease").none(),
+           nb::arg("return_outcomes"))
+      .def("pool_backward", &pool_backward, nb::arg("keys"), nb::arg("offsets"), nb::arg("grad"),
+           nb::arg("weights").none(), nb::arg("pooling"), nb::arg("return_weights_grad"))
+      .def("pool_rows", &pool_rows, nb::arg("bags"))
+      .def("update_rows", &update_rows, nb::arg("bags"), nb::arg("grad"),
+           nb::arg("weights_grad").none())
+      .def("export_rows", &export_rows, nb::arg("begin"), nb::arg("capacity"),
+           nb::arg("with_state"))
+      .def("set_learning_rate", [](PyTable& table, float rate) { table->set_learning_rate(rate); },
+           nb::arg("learning_rate"), without_gil)
+      .def("update_count", [](PyTable& table) { return table->update_count(); }, without_gil)
+      .def("set_update_count",
+           [](PyTable& table, std::uint64_t count) { table->set_update_count(count); },
+           nb::arg("count"), without_gil)
+      .def("size", [](PyTable& table) { return table->size(); }, without_gil)
+      .def("stats", &stats)
+      .def("memory_bytes", [](PyTable& table) { return table->memory_bytes(); }, without_gil)
+      .def("reserve", [](PyTable& table, std::int64_t num_rows) { table->reserve(num_rows); },
+           nb::arg("num_rows"), without_gil)
+      .def("check_invariants", [](PyTable& table) { table->check_invariants(); }, without_gil);
+}
+
+}  // namespace recsdk::bind

@@ -1,0 +1,151 @@
+// table.h: Bags, and the calls over many tables at once.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <deque>
+
+#include "bindings.h"
+#include "handles.h"
+#include "recsdk/table.h"
+
+namespace recsdk::bind {
+namespace {
+
+/// The items of a list or tuple of `size` items, or of at least `size` if `may_be_longer`.
+nb::tuple items(nb::handle object, std::size_t size, std::size_t max_size, const char* shape) {
+  nb::tuple made = nb::steal<nb::tuple>(PySequence_Tuple(object.ptr()));
+  if (!made.is_valid()) nb::raise_python_error();
+  if (made.size() < size || made.size() > max_size)
+    throw nb::value_error((std::string("each call must be ") + shape + ", got " +
+                           std::to_string(made.size()) + " items").c_str());
+  return made;
+}
+
+const PyBags& bags_of(nb::handle object) {
+  if (!nb::isinstance<PyBags>(object))
+    throw nb::type_error("each block must start with a recsdk_core.Bags");
+  return *nb::inst_ptr<PyBags>(object);
+}
+
+/// What a call reads without the GIL, kept alive until it ends.
+template <typename Block>
+struct Parsed {
+  std::vector<nb::object> kept;
+  std::vector<Array> arrays;
+  std::deque<std::vector<Block>> blocks;  // of each table
+};
+
+PoolBlock pool_block(Parsed<PoolBlock>& parsed, nb::handle object, std::int64_t dim) {
+  const nb::tuple parts = items(object, 3, 3, "(table, [(bags, out, column), ...])");
+  const PyBags& bags = bags_of(parts[0]);
+  const auto column = nb::cast<std::int64_t>(parts[2]);
+  Array out = matrix(parts[1], "out", bags.get().num_bags(), column, dim);
+  require_writable(out);
+  parsed.kept.push_back(parts);
+  parsed.arrays.push_back(out);
+  return {bags.get(), static_cast<float*>(out.data) + column, row_stride(out)};
+}
+
+GradBlock grad_block(Parsed<GradBlock>& parsed, nb::handle object, std::int64_t dim) {
+  const nb::tuple parts =
+      items(object, 3, 4, "(table, [(bags, grad, column[, weights_grad]), ...])");
+  const PyBags& bags = bags_of(parts[0]);
+  const auto column = nb::cast<std::int64_t>(parts[2]);
+  const Array grad = matrix(parts[1], "grad", bags.get().num_bags(), column, dim);
+  parsed.kept.push_back(parts);
+  parsed.arrays.push_back(grad);
+  GradBlock block{bags.get(), float_data(grad) + column, row_stride(grad), nullptr};
+  if (parts.size() == 4 && !parts[3].is_none()) {
+    Array weights_grad = floats(parts[3], "weights_grad", bags.num_keys());
+    require_writable(weights_grad);
+    parsed.arrays.push_back(weights_grad);
+    block.weights_grad = static_cast<float*>(weights_grad.data);
+  }
+  return block;
+}
+
+/// Calls of the engine for [(table, [block, ...]), ...].
+template <typename Call, typename Block, typename Convert>
+std::vector<Call> parse(Parsed<Block>& parsed, nb::handle calls, const Convert& convert) {
+  std::vector<Call> made;
+  for (const nb::handle object : nb::borrow<nb::iterable>(calls)) {
+    const nb::tuple parts = items(object, 2, 2, "(table, blocks)");
+    PyTable& table = table_of(parts[0]);
+    parsed.kept.push_back(parts);
+    std::vector<Block>& blocks = parsed.blocks.emplace_back();
+    for (const nb::handle block : nb::borrow<nb::iterable>(parts[1]))
+      blocks.push_back(convert(parsed, block, table->config().dim));
+    made.push_back({&*table, blocks});
+  }
+  return made;
+}
+
+void pool_all(nb::handle calls) {
+  Parsed<PoolBlock> parsed;
+  const auto made = parse<PoolCall>(parsed, calls, pool_block);
+  const nb::gil_scoped_release without_gil;
+  pool_tables(made);
+}
+
+void update_all(nb::handle calls) {
+  Parsed<GradBlock> parsed;
+  const auto made = parse<UpdateCall>(parsed, calls, grad_block);
+  const nb::gil_scoped_release without_gil;
+  update_tables(made);
+}
+
+/// The lease at `i` of None or a sequence of leases and Nones.
+const Lease* lease_at(nb::handle leases, std::size_t i) {
+  if (leases.is_none()) return nullptr;
+  const nb::object lease = leases[i];
+  if (lease.is_none()) return nullptr;
+  if (!nb::isinstance<PyLease>(lease))
+    throw nb::type_error("leases must hold a recsdk_core.Lease or None for each call");
+  return lease_of(nb::inst_ptr<PyLease>(lease));
+}
+
+nb::list map_all(nb::handle calls, bool insert, nb::handle leases_object) {
+  const nb::object leases = leases_object.is_none()
+                                ? nb::borrow(leases_object)
+                                : nb::object(nb::steal(PySequence_Tuple(leases_object.ptr())));
+  const nb::tuple all = nb::steal<nb::tuple>(PySequence_Tuple(calls.ptr()));
+  if (!all.is_valid() || !leases.is_valid()) nb::raise_python_error();
+  if (!leases.is_none() && nb::len(leases) != all.size())
+    throw nb::value_error("leases must have one item for each call");
+  std::vector<nb::tuple> kept;
+  std::deque<Keys> keys;
+  std::vector<MapCall> made;
+  nb::list results;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const nb::tuple& parts = kept.emplace_back(items(all[i], 2, 2, "(table, keys)"));
+    const Keys& part = keys.emplace_back(parts[1]);
+    const auto n = static_cast<std::int64_t>(part.size());
+    Result rows = make_rows(part.framework(), n);
+    Result outcomes = make_outcomes(part.framework(), n);
+    made.push_back({&*table_of(parts[0]), part.span(), row_span(rows, part.size()),
+                    outcome_span(outcomes, part.size()), {insert, lease_at(leases, i)}});
+    results.append(nb::make_tuple(std::move(rows.object), std::move(outcomes.object)));
+  }
+  const nb::gil_scoped_release without_gil;
+  map_tables(made);
+  return results;
+}
+
+}  // namespace
+
+void bind_tables(nb::module_& module) {
+  nb::class_<PyBags>(module, "Bags",
+                     "Bags of keys that were mapped before: rows int64 (N,), outcomes uint8 (N,), "
+                     "offsets (B + 1,) ascending from 0 to N (None: each key is a bag), weights "
+                     "float32 (N,) or None, pooling \"sum\" or \"mean\". Holds the arrays, no copy.")
+      .def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, nb::handle>(),
+           nb::arg("rows"), nb::arg("outcomes"), nb::arg("offsets").none() = nb::none(),
+           nb::arg("weights").none() = nb::none(), nb::arg("pooling") = "sum")
+      .def_prop_ro("num_bags", [](const PyBags& bags) { return bags.get().num_bags(); })
+      .def_prop_ro("num_keys", &PyBags::num_keys);
+  module.def("map_tables", &map_all, nb::arg("calls"), nb::arg("insert"), nb::arg("leases").none());
+  module.def("pool_tables", &pool_all, nb::arg("calls"));
+  module.def("update_tables", &update_all, nb::arg("calls"));
+}
+
+}  // namespace recsdk::bind

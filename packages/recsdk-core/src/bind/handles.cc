@@ -1,0 +1,59 @@
+#include "handles.h"
+
+#include <nanobind/stl/string.h>
+
+namespace recsdk::bind {
+namespace {
+
+/// The offsets of bags: at least one, so that (0,) means no bags.
+std::span<const std::int64_t> checked_offsets(const Integers& offsets, bool is_given) {
+  if (is_given && offsets.span().empty())
+    throw nb::value_error("offsets must have shape (B + 1,), got an empty array; for no bags pass [0]");
+  return offsets.span();
+}
+
+}  // namespace
+
+PyBags::PyBags(nb::handle rows, nb::handle outcomes_object, nb::handle offsets, nb::handle weights,
+               nb::handle pooling)
+    : rows_(rows, "rows"), offsets_(offsets, "offsets"), framework_(rows_.framework()) {
+  for (const nb::handle object : {rows, outcomes_object, offsets, weights})
+    kept_.push_back(nb::borrow(object));
+  bags_.rows = rows_.span();
+  const std::int64_t n = num_keys();
+  outcomes_ = outcomes(outcomes_object, "outcomes", n);
+  bags_.outcomes = {static_cast<const Outcome*>(outcomes_.data), bags_.rows.size()};
+  bags_.offsets = checked_offsets(offsets_, !offsets.is_none());
+  if (!weights.is_none()) {
+    weights_ = floats(weights, "weights", n);
+    bags_.weights = {float_data(weights_), bags_.rows.size()};
+  }
+  bags_.pooling = pooling_of(pooling);
+}
+
+Pooling pooling_of(nb::handle name) {
+  if (nb::isinstance<nb::str>(name)) {
+    const auto text = nb::cast<std::string>(name);
+    if (text == "sum") return Pooling::kSum;
+    if (text == "mean") return Pooling::kMean;
+  }
+  const std::string got = nb::cast<std::string>(nb::repr(name));
+  throw nb::value_error(("pooling must be 'sum' or 'mean', got " + got).c_str());
+}
+
+const Lease* lease_of(PyLease* lease) {
+  if (lease == nullptr) return nullptr;
+  if (lease->get().is_released())
+    throw nb::value_error("lease is released; take a new one with table.lease()");
+  return &lease->get();
+}
+
+PyTable& table_of(nb::handle table) {
+  if (nb::isinstance<PyTable>(table)) return *nb::inst_ptr<PyTable>(table);
+  const nb::object engine = nb::getattr(table, "_engine", nb::none());
+  if (!nb::isinstance<PyTable>(engine))
+    throw nb::type_error("each call must start with a recsdk_core.Table");
+  return *nb::inst_ptr<PyTable>(engine);
+}
+
+}  // namespace recsdk::bind

@@ -1,0 +1,80 @@
+// What Python holds of the engine: each handle lets go of the GIL before it waits for a lock.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "array.h"
+#include "recsdk/table.h"
+
+namespace recsdk::bind {
+
+/// A lease. Its end waits for the table's lock, whose holder may wait for the GIL.
+class PyLease {
+ public:
+  explicit PyLease(Lease lease) : lease_(std::move(lease)) {}
+  PyLease(PyLease&&) noexcept = default;
+  PyLease& operator=(PyLease&&) = delete;
+  ~PyLease() { release(); }
+
+  void release() {
+    if (lease_.is_released()) return;
+    const nb::gil_scoped_release without_gil;
+    lease_.release();
+  }
+  const Lease& get() const { return lease_; }
+
+ private:
+  Lease lease_;
+};
+
+/// A table. Giving its memory back takes a while.
+class PyTable {
+ public:
+  explicit PyTable(TableConfig config) : table_(std::move(config)) {}
+  PyTable(const PyTable&) = delete;
+  ~PyTable() {
+    const nb::gil_scoped_release without_gil;
+    table_.reset();
+  }
+
+  Table& operator*() { return *table_; }
+  Table* operator->() { return &*table_; }
+
+ private:
+  std::optional<Table> table_;
+};
+
+/// Mapped bags, their arrays checked once and kept alive.
+class PyBags {
+ public:
+  PyBags(nb::handle rows, nb::handle outcomes, nb::handle offsets, nb::handle weights,
+         nb::handle pooling);
+
+  const Bags& get() const { return bags_; }
+  Framework framework() const { return framework_; }
+  std::int64_t num_keys() const { return static_cast<std::int64_t>(bags_.rows.size()); }
+
+ private:
+  std::vector<nb::object> kept_;
+  Integers rows_;
+  Array outcomes_;
+  Integers offsets_;
+  Array weights_;
+  Framework framework_;
+  Bags bags_;
+};
+
+/// "sum" or "mean".
+Pooling pooling_of(nb::handle name);
+
+/// The lease behind None or a PyLease. Throws ValueError if it is released.
+const Lease* lease_of(PyLease* lease);
+
+/// The engine's table behind a recsdk_core.Table.
+PyTable& table_of(nb::handle table);
+
+}  // namespace recsdk::bind

@@ -1,0 +1,17 @@
+#include "array.h"
+#include "bindings.h"
+
+NB_MODULE(_ext, module) {
+  using namespace recsdk::bind;
+  module.doc() = "The compiled part: one binding per public header of the engine.";
+  module.attr("__version__") = RECSDK_CORE_VERSION;
+  init_arrays();
+  bind_error(module);
+  bind_types(module);
+  bind_initializer(module);
+  bind_optimizer(module);
+  bind_row_layout(module);
+  bind_runtime(module);
+  bind_table(module);
+  bind_tables(module);
+}

@@ -1,0 +1,61 @@
+"""Embedding tables addressed by raw 64-bit keys.
+
+`Table` and its multi-table calls work on numpy arrays, torch tensors and any DLPack CPU array.
+`recsdk_core.nn` has torch modules (needs torch), `recsdk_core.testing` Hypothesis strategies and a
+reference table (needs hypothesis); neither is imported from here.
+"""
+
+from __future__ import annotations
+
+from recsdk_core import _ext
+from recsdk_core._internal.version import __version__, check_compiled_version
+
+check_compiled_version(_ext.__version__)
+
+from recsdk_core import init, optim  # noqa: E402
+from recsdk_core.errors import (  # noqa: E402
+    BackendUnavailable,
+    BusyError,
+    CapacityError,
+    NonFiniteError,
+    OutOfMemoryError,
+    RecsdkError,
+)
+from recsdk_core.outcome import Outcome  # noqa: E402
+from recsdk_core.runtime import (  # noqa: E402
+    available_isas,
+    isa,
+    num_threads,
+    set_isa,
+    set_num_threads,
+    version,
+)
+from recsdk_core.table import ExportBatch, Lease, Table, TableStats  # noqa: E402
+from recsdk_core.tables import Bags, map_tables, pool_tables, update_tables  # noqa: E402
+
+__all__ = [
+    "BackendUnavailable",
+    "Bags",
+    "BusyError",
+    "CapacityError",
+    "ExportBatch",
+    "Lease",
+    "NonFiniteError",
+    "OutOfMemoryError",
+    "Outcome",
+    "RecsdkError",
+    "Table",
+    "TableStats",
+    "__version__",
+    "available_isas",
+    "init",
+    "isa",
+    "map_tables",
+    "num_threads",
+    "optim",
+    "pool_tables",
+    "set_isa",
+    "set_num_threads",
+    "update_tables",
+    "version",
+]

@@ -1,0 +1,1 @@
+"""Not public: other packages do not import from here."""

@@ -1,0 +1,39 @@
+"""Checks of configuration values, with messages that name the field."""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["require_at_least", "require_finite", "require_int", "require_open_unit"]
+
+
+def require_finite(owner: str, **fields: float) -> None:
+    """Raises ValueError for the first field that is infinite or not a number."""
+    for name, value in fields.items():
+        if not math.isfinite(value):
+            raise ValueError(f"{owner}: {name} must be finite, got {value}")
+
+
+def require_at_least(owner: str, minimum: float, **fields: float) -> None:
+    """Raises ValueError for the first field that is below `minimum` or not finite."""
+    require_finite(owner, **fields)
+    for name, value in fields.items():
+        if value < minimum:
+            raise ValueError(f"{owner}: {name} must be at least {minimum:g}, got {value}")
+
+
+def require_open_unit(owner: str, **fields: float) -> None:
+    """Raises ValueError for the first field outside [0, 1)."""
+    for name, value in fields.items():
+        if not 0.0 <= value < 1.0:
+            raise ValueError(f"{owner}: {name} must be in [0, 1), got {value}")
+
+
+def require_int(owner: str, low: int, high: int | None = None, **fields: object) -> None:
+    """Raises TypeError or ValueError for the first field that is no int in [low, high)."""
+    for name, value in fields.items():
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise TypeError(f"{owner}: {name} must be an int, got {type(value).__name__}")
+        if value < low or (high is not None and value >= high):
+            upper = "" if high is None else f" and below {high}"
+            raise ValueError(f"{owner}: {name} must be at least {low}{upper}, got {value}")

@@ -1,0 +1,40 @@
+"""What the package raises for run-time conditions; caller mistakes are ValueError and TypeError."""
+
+from __future__ import annotations
+
+__all__ = [
+    "BackendUnavailable",
+    "BusyError",
+    "CapacityError",
+    "NonFiniteError",
+    "OutOfMemoryError",
+    "RecsdkError",
+]
+
+
+class RecsdkError(RuntimeError):
+    """A run-time condition that the caller could not have excluded.
+
+    The base of every error of recsdk that is not a caller's mistake. A call that raises has changed
+    nothing but spare capacity.
+    """
+
+
+class CapacityError(RecsdkError):
+    """A fixed limit was reached."""
+
+
+class BusyError(RecsdkError):
+    """The call is not allowed while batches are in flight."""
+
+
+class NonFiniteError(RecsdkError):
+    """A gradient was infinite or not a number, and the table was told to raise on that."""
+
+
+class OutOfMemoryError(RecsdkError, MemoryError):
+    """The operating system gave no memory."""
+
+
+class BackendUnavailable(RecsdkError):
+    """The backend that was asked for is not on this machine."""

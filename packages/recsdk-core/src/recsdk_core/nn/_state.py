@@ -1,0 +1,101 @@
+"""A table in a state_dict: keys, weights, optimizer state and update count as plain tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from recsdk_core.table import ExportBatch, Table
+
+__all__ = ["load_table", "save_table"]
+
+
+def save_table(table: Table, prefix: str) -> dict[str, torch.Tensor]:
+    """The visible rows: keys int64 (n,), weight (n, D), state.<field> (n, width), update_count.
+
+    Rows are in ascending order of row number.
+    """
+    batches = list(table.export())
+    entries = {
+        "keys": _join([batch.keys for batch in batches], np.empty(0, np.int64)),
+        "weight": _join([batch.weights for batch in batches], _no_rows(table.dim)),
+        "update_count": torch.tensor(table.update_count),
+    }
+    for name, width in table.state_fields:
+        entries[f"state.{name}"] = _join([batch.state[name] for batch in batches], _no_rows(width))
+    return {prefix + name: tensor for name, tensor in entries.items()}
+
+
+def _no_rows(width: int) -> Any:
+    return np.empty((0, width), np.float32)
+
+
+def _join(parts: list[Any], empty: Any) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate([empty, *parts]))
+
+
+def load_table(
+    table: Table,
+    state_dict: Mapping[str, Any],
+    prefix: str,
+    strict: bool,
+    missing_keys: list[str],
+    unexpected_keys: list[str],
+    error_msgs: list[str],
+) -> None:
+    """Replaces the table's rows by those of `state_dict`, or notes why not and changes nothing.
+
+    Without optimizer state (`strict=False`) it is made fresh.
+    """
+    given = {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
+    shapes = {"keys": (), "weight": (table.dim,), "update_count": None}
+    shapes.update({f"state.{name}": (width,) for name, width in table.state_fields})
+    missing = [prefix + name for name in shapes if name not in given]
+    missing_keys.extend(missing)
+    if strict:
+        unexpected_keys.extend(prefix + name for name in given if name not in shapes)
+    if missing and (strict or not {"keys", "weight"} <= set(given)):
+        return
+    problems = _problems(table, given, shapes)
+    if problems:
+        error_msgs.extend(prefix + problem for problem in problems)
+        return
+    _replace_rows(table, given)
+
+
+def _problems(
+    table: Table, given: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...] | None]
+) -> list[str]:
+    """What does not fit the table, one message each."""
+    num_rows = len(given["keys"])
+    found = []
+    for name, row_shape in shapes.items():
+        if name in given and row_shape is not None:
+            wanted, got = (num_rows, *row_shape), tuple(given[name].shape)
+            if wanted != got:
+                found.append(f"{name}: must have shape {wanted}, got {got}")
+    if table.max_rows is not None and num_rows > table.max_rows:
+        found.append(f"keys: {num_rows} rows do not fit into max_rows={table.max_rows}")
+    if len(np.unique(_array(given["keys"]))) != num_rows:
+        found.append("keys: must not repeat")
+    return found
+
+
+def _replace_rows(table: Table, given: Mapping[str, Any]) -> None:
+    state = {name: given.get(f"state.{name}") for name, _ in table.state_fields}
+    is_complete = all(values is not None for values in state.values())
+    batch = ExportBatch(
+        keys=_array(given["keys"]),
+        weights=_array(given["weight"]),
+        state={name: _array(values) for name, values in state.items()} if is_complete else {},
+    )
+    table.clear()
+    table.upsert(batch.keys, batch.weights, batch.state if is_complete else None)
+    table.update_count = int(given.get("update_count", 0))
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    return np.ascontiguousarray(tensor.detach().cpu().numpy())

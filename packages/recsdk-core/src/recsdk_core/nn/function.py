@@ -1,0 +1,242 @@
+"""The autograd functions that pool and gather rows of many tables in one node.
+
+Modules and frameworks build on them: the keys have been mapped to rows before (`map_tables`), the
+forward reads the rows, and the backward gives each table exactly one optimizer update with the
+gradients of all its features.
+
+Shape letters: N keys, B bags, C columns of the output, D row width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from recsdk_core.table import Lease, Table
+from recsdk_core.tables import Bags, pool_tables, update_tables
+
+__all__ = ["FeatureBags", "TableBags", "gather_features", "pool_features"]
+
+
+@dataclass(kw_only=True)
+class FeatureBags:
+    """The bags of one feature, mapped to rows of its table."""
+
+    rows: torch.Tensor
+    """Row numbers, int64 (N,), as `map` gave them."""
+    outcomes: torch.Tensor
+    """Outcomes, uint8 (N,), as `map` gave them."""
+    offsets: torch.Tensor | None = None
+    """int64 or int32 (B + 1,), ascending from 0 to N; None: each key is a bag."""
+    weights: torch.Tensor | None = None
+    """float32 (N,); gets a gradient if it requires one."""
+    pooling: str = "sum"
+    """"sum" or "mean"."""
+    column: int = 0
+    """First column of the output that the feature's vectors go to; `gather_features` ignores it."""
+
+
+@dataclass(kw_only=True)
+class TableBags:
+    """All features of one table in one forward."""
+
+    table: Table
+    """The table."""
+    features: list[FeatureBags]
+    """Its features; gradients of a key are added in this order."""
+    lease: Lease | None = None
+    """The batch that the rows were mapped under; released after backward, or when the graph dies."""
+
+
+@dataclass
+class _Block:
+    """Where the bags of one feature lie in the output."""
+
+    bags: Bags
+    feature: FeatureBags
+    first_bag: int
+    column: int
+
+
+class _Node:
+    """What one autograd node owns from its forward to its backward."""
+
+    def __init__(self, tables: Sequence[TableBags], blocks: list[list[_Block]]) -> None:
+        self.tables = [entry.table for entry in tables]
+        self.leases = [entry.lease for entry in tables if entry.lease is not None]
+        self.blocks = blocks  # of each table
+        self.is_spent = False
+
+    def end(self) -> None:
+        """Releases the leases and drops what the backward needed."""
+        for lease in self.leases:
+            lease.release()
+        self.tables, self.leases, self.blocks = [], [], []
+        self.is_spent = True
+
+
+def pool_features(
+    tables: Sequence[TableBags], num_bags: int, num_columns: int, anchor: torch.Tensor
+) -> torch.Tensor:
+    """Pools the features of many tables into one matrix, as one autograd node.
+
+    Returns float32 (num_bags, num_columns): bag b of a feature fills columns
+    [column, column + D), which no other feature may fill; what no feature fills is zero. A key
+    without a row contributes the table's default row and gets no gradient; an empty bag pools to
+    zeros.
+
+    The backward applies exactly one update per table (a table may occur once in `tables`), gives
+    gradients to the `weights` that require them, then releases the leases. A second backward raises
+    RuntimeError. Without a backward the leases end when the graph is dropped. If gradients are off,
+    or neither `anchor` nor any weights require one, the leases are released at once. If only
+    weights require one (the table is frozen), the backward updates no table.
+
+    `anchor` is a (0, D) parameter that makes the output require a gradient; it never gets a `.grad`.
+    """
+    blocks = [[_Block(_bags(f), f, 0, f.column) for f in entry.features] for entry in tables]
+    return _forward(_Node(tables, blocks), (num_bags, num_columns), anchor)
+
+
+def gather_features(tables: Sequence[TableBags], anchor: torch.Tensor) -> torch.Tensor:
+    """The vectors of all bags of all features, one after the other, as one autograd node.
+
+    Returns float32 (sum of B, D), in the order of `tables` and their features; without offsets each
+    key is a bag, which gives the sequence of its rows. All tables have equal D. Otherwise as
+    `pool_features`.
+    """
+    widths = {entry.table.dim for entry in tables}
+    if len(widths) != 1:
+        raise ValueError(f"gather_features: all tables need one width, got {sorted(widths)}")
+    blocks: list[list[_Block]] = []
+    total = 0
+    for entry in tables:
+        blocks.append([])
+        for feature in entry.features:
+            bags = _bags(feature)
+            blocks[-1].append(_Block(bags, feature, total, 0))
+            total += bags.num_bags
+    return _forward(_Node(tables, blocks), (total, widths.pop()), anchor)
+
+
+def _bags(feature: FeatureBags) -> Bags:
+    weights = None if feature.weights is None else feature.weights.detach()
+    return Bags(feature.rows, feature.outcomes, feature.offsets, weights, feature.pooling)
+
+
+def _forward(node: _Node, shape: tuple[int, int], anchor: torch.Tensor) -> torch.Tensor:
+    weights = [block.feature.weights for part in node.blocks for block in part]
+    wants_grad = anchor.requires_grad or any(w is not None and w.requires_grad for w in weights)
+    if torch.is_grad_enabled() and wants_grad:
+        out: torch.Tensor = _PoolFeatures.apply(node, shape, anchor, *weights)  # type: ignore[no-untyped-call]
+        return out
+    out = _pool(node, shape)
+    node.end()
+    return out
+
+
+def _pool(node: _Node, shape: tuple[int, int]) -> torch.Tensor:
+    filled = sum(
+        block.bags.num_bags * table.dim
+        for table, part in zip(node.tables, node.blocks, strict=True)
+        for block in part
+    )
+    make = torch.empty if filled == shape[0] * shape[1] else torch.zeros
+    out = make(shape, dtype=torch.float32)
+    calls = [
+        (table, [(block.bags, _rows_from(out, block.first_bag), block.column) for block in part])
+        for table, part in zip(node.tables, node.blocks, strict=True)
+    ]
+    pool_tables(calls)
+    return out
+
+
+def _rows_from(matrix: torch.Tensor, first: int) -> torch.Tensor:
+    return matrix[first:] if first else matrix
+
+
+class _PoolFeatures(torch.autograd.Function):
+    """Inputs of forward: the node, the output's shape, the anchor, the features' weights."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        node: _Node,
+        shape: tuple[int, int],
+        anchor: torch.Tensor,
+        *weights: torch.Tensor | None,
+    ) -> torch.Tensor:
+        ctx.node = node
+        return _pool(node, shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        node: _Node = ctx.node
+        if node.is_spent:
+            raise RuntimeError(
+                "this forward's backward has updated its tables already: each forward takes one "
+                "backward; run forward again"
+            )
+        trains, *wanted = ctx.needs_input_grad[2:]
+        try:
+            make_grads = _update if trains else _weights_grads
+            return (None, None, None, *make_grads(node, grad.contiguous(), wanted))
+        finally:
+            node.end()
+
+
+def _update(
+    node: _Node, grad: torch.Tensor, wanted: Sequence[bool]
+) -> list[torch.Tensor | None]:
+    """One update per table; returns the gradients of the weights that want one."""
+    is_wanted = iter(wanted)
+    grads: list[torch.Tensor | None] = []
+    calls = []
+    for table, part in zip(node.tables, node.blocks, strict=True):
+        parts = []
+        for block in part:
+            weights = block.feature.weights if next(is_wanted) else None
+            grads.append(None if weights is None else torch.empty_like(weights))
+            parts.append((block.bags, _rows_from(grad, block.first_bag), block.column, grads[-1]))
+        calls.append((table, parts))
+    update_tables(calls)
+    return grads
+
+
+def _weights_grads(
+    node: _Node, grad: torch.Tensor, wanted: Sequence[bool]
+) -> list[torch.Tensor | None]:
+    """The gradients of the weights that want one, for frozen tables."""
+    is_wanted = iter(wanted)
+    return [
+        _weights_grad(table, block, grad) if next(is_wanted) else None
+        for table, part in zip(node.tables, node.blocks, strict=True)
+        for block in part
+    ]
+
+
+def _weights_grad(table: Table, block: _Block, grad: torch.Tensor) -> torch.Tensor:
+    """d(sum(grad * pooled)) / d(weights), (N,): <grad of the bag, row>, less the mean's part."""
+    feature = block.feature
+    assert feature.weights is not None
+    last = block.first_bag + block.bags.num_bags
+    grad_BD = grad[block.first_bag : last, block.column : block.column + table.dim]
+    bag_N = _bag_of_key(feature)
+    rows_ND = table.pool_rows(Bags(feature.rows, feature.outcomes))
+    if feature.pooling == "sum":
+        return (rows_ND * grad_BD[bag_N]).sum(1)
+    pooled_BD = table.pool_rows(block.bags)
+    total_B = torch.zeros(len(grad_BD)).index_add_(0, bag_N, feature.weights.detach())
+    dot_N = ((rows_ND - pooled_BD[bag_N]) * grad_BD[bag_N]).sum(1)
+    return torch.where(total_B[bag_N] == 0, 0.0, dot_N / total_B[bag_N])
+
+
+def _bag_of_key(feature: FeatureBags) -> torch.Tensor:
+    if feature.offsets is None:
+        return torch.arange(len(feature.rows))
+    lengths = feature.offsets.diff()
+    return torch.repeat_interleave(torch.arange(len(lengths)), lengths)

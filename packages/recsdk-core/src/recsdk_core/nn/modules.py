@@ -1,0 +1,208 @@
+"""Torch modules that look like nn.Embedding and nn.EmbeddingBag but take raw 64-bit keys.
+
+Shape letters: N keys, B bags, D row width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from recsdk_core.init import Initializer, Uniform
+from recsdk_core.nn._state import load_table, save_table
+from recsdk_core.nn.function import FeatureBags, TableBags, gather_features, pool_features
+from recsdk_core.optim import SGD, Optimizer, from_torch
+from recsdk_core.table import Table
+
+__all__ = ["HashEmbedding", "HashEmbeddingBag"]
+
+
+class _TableModule(nn.Module):
+    """A module over one table; its parameter `weight` is only a handle.
+
+    Rows, optimizer and optimizer state belong to the table. Each backward through a forward applies
+    one update with the fused optimizer, so the module's rows are not for a torch optimizer: `weight`
+    is an empty (0, D) parameter that makes outputs require gradients and never gets a `.grad`.
+    `weight.requires_grad_(False)` freezes the table.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        name: str = "table",
+        optimizer: Optimizer | type = SGD(),
+        optimizer_kwargs: Mapping[str, Any] | None = None,
+        initializer: Initializer = Uniform(low=-0.01, high=0.01),
+        seed: int = 0,
+        max_rows: int | None = None,
+        default_value: float = 0.0,
+        on_nonfinite: Literal["apply", "raise", "skip"] = "apply",
+        num_threads: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.table = Table(
+            dim,
+            name=name,
+            optimizer=_optimizer(optimizer, optimizer_kwargs),
+            initializer=initializer,
+            seed=seed,
+            max_rows=max_rows,
+            default_value=default_value,
+            on_nonfinite=on_nonfinite,
+            num_threads=num_threads,
+        )
+        self.weight = nn.Parameter(torch.empty(0, dim))
+
+    def _map(self, keys: torch.Tensor) -> TableBags:
+        """Maps keys (N,) under a lease, inserting in training mode, as the only feature."""
+        _refuse_ddp(self)
+        lease = self.table.lease()
+        rows, outcomes = self.table.map(keys, self.training, lease=lease)
+        feature = FeatureBags(rows=rows, outcomes=outcomes)
+        return TableBags(table=self.table, features=[feature], lease=lease)
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        destination.update(save_table(self.table, prefix))
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        load_table(
+            self.table, state_dict, prefix, strict, missing_keys, unexpected_keys, error_msgs
+        )
+
+    def extra_repr(self) -> str:
+        return repr(self.table)
+
+
+class HashEmbedding(_TableModule):
+    """Looks up one vector for each raw key, as nn.Embedding does for dense indexes.
+
+    In training mode (`module.training`) a key that is seen first gets a row; in evaluation mode, and
+    at `max_rows`, a key without a row reads `default_value`. Whether gradients are on does not
+    matter for that. The backward applies one update of the fused optimizer to the keys of the
+    forward, whatever the mode; a second backward through one forward raises RuntimeError.
+
+    `optimizer` is one of recsdk_core.optim, or a torch or torchrec optimizer class with its
+    `optimizer_kwargs`. Other arguments as of `Table`. `state_dict()` holds keys, weights, optimizer
+    state and update count; deepcopy and pickle copy the rows. Raises RuntimeError under
+    DistributedDataParallel with more than one rank.
+
+    >>> import torch
+    >>> from recsdk_core.nn import HashEmbedding
+    >>> embedding = HashEmbedding(4, optimizer=torch.optim.Adagrad, optimizer_kwargs={"lr": 0.1})
+    >>> embedding(torch.tensor([[-5, 123456789012345678]])).sum().backward()
+    >>> len(embedding.table)
+    2
+    """
+
+    def forward(self, keys: torch.Tensor) -> torch.Tensor:
+        """keys of any shape, int64 -> float32 (*shape, D)."""
+        mapped = self._map(keys.reshape(-1))
+        vectors_ND = gather_features([mapped], self.weight)
+        return vectors_ND.view(*keys.shape, self.table.dim)
+
+
+class HashEmbeddingBag(_TableModule):
+    """Pools bags of raw keys, as nn.EmbeddingBag does for dense indexes.
+
+    `mode` is "sum" or "mean"; the mean divides by the number of keys of the bag, or by the sum of
+    its weights. With `include_last_offset` offsets are (B + 1,), else (B,), as in torch. An empty
+    bag pools to zeros. Otherwise as `HashEmbedding`.
+
+    >>> import torch
+    >>> from recsdk_core.nn import HashEmbeddingBag
+    >>> bag = HashEmbeddingBag(8, mode="mean", name="item")
+    >>> bag(torch.tensor([7, 7, -1]), torch.tensor([0, 2, 2])).shape
+    torch.Size([3, 8])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        mode: Literal["sum", "mean"] = "sum",
+        include_last_offset: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """`kwargs` are the keyword arguments of `HashEmbedding`."""
+        if mode not in ("sum", "mean"):
+            raise ValueError(f"mode must be 'sum' or 'mean', got {mode!r}")
+        super().__init__(dim, **kwargs)
+        self.mode = mode
+        self.include_last_offset = include_last_offset
+
+    def forward(
+        self,
+        keys: torch.Tensor,
+        offsets: torch.Tensor | None = None,
+        per_sample_weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """keys (N,) with offsets, or (B, L) without, and weights of the same shape -> (B, D)."""
+        offsets = self._offsets(keys, offsets)
+        if per_sample_weights is not None and per_sample_weights.shape != keys.shape:
+            raise ValueError(
+                f"per_sample_weights must have the shape of keys, {tuple(keys.shape)}, got "
+                f"{tuple(per_sample_weights.shape)}"
+            )
+        mapped = self._map(keys.reshape(-1))
+        [feature] = mapped.features
+        feature.offsets = offsets
+        feature.pooling = self.mode
+        if per_sample_weights is not None:
+            feature.weights = per_sample_weights.reshape(-1)
+        return pool_features([mapped], len(offsets) - 1, self.table.dim, self.weight)
+
+    def _offsets(self, keys: torch.Tensor, offsets: torch.Tensor | None) -> torch.Tensor:
+        """Offsets (B + 1,) of the flattened keys."""
+        if keys.dim() == 2:
+            if offsets is not None:
+                raise ValueError("offsets must be None if keys have two dimensions")
+            bags, length = keys.shape
+            return torch.arange(bags + 1) * length
+        if keys.dim() != 1 or offsets is None:
+            raise ValueError(
+                "keys must have shape (B, L), or (N,) together with offsets; got shape "
+                f"{tuple(keys.shape)} and offsets {None if offsets is None else tuple(offsets.shape)}"
+            )
+        if self.include_last_offset:
+            return offsets
+        return torch.cat([offsets, offsets.new_tensor([len(keys)])])
+
+
+def _optimizer(optimizer: Optimizer | type, kwargs: Mapping[str, Any] | None) -> Optimizer:
+    if isinstance(optimizer, type):
+        return from_torch(optimizer, kwargs)
+    if kwargs:
+        raise ValueError(
+            "optimizer_kwargs go with an optimizer class; set them on the optimizer instead: "
+            f"{optimizer}"
+        )
+    return optimizer
+
+
+def _refuse_ddp(module: nn.Module) -> None:
+    """Under DDP each rank would train rows of its own, and none would be averaged."""
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return
+    ddp = nn.parallel.DistributedDataParallel._get_active_ddp_module()
+    if ddp is None or ddp.process_group.size() == 1:
+        return
+    raise RuntimeError(
+        f"{type(module).__name__} keeps its rows on one rank and cannot be trained under "
+        f"DistributedDataParallel with {ddp.process_group.size()} ranks; shard its table with "
+        "recsdk-sharding instead"
+    )

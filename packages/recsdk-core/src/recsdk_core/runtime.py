@@ -1,0 +1,49 @@
+"""What is one per process: the engine's thread pool and the chosen instruction set."""
+
+from __future__ import annotations
+
+from recsdk_core import _ext
+
+__all__ = ["available_isas", "isa", "num_threads", "set_isa", "set_num_threads", "version"]
+
+version: str = _ext.version()
+"""The engine's version."""
+
+
+def available_isas() -> list[str]:
+    """Instruction sets that this build has kernels for and this machine runs, slowest first."""
+    return _ext.available_isas()
+
+
+def isa() -> str:
+    """The instruction set in use: the fastest available, or what RECSDK_ISA names.
+
+    Results are bit-equal on all of them. Raises ValueError if RECSDK_ISA names one that is not
+    available.
+    """
+    return _ext.isa()
+
+
+def set_isa(name: str) -> None:
+    """Switches the process to another instruction set; meant for tests.
+
+    Not to be called beside running calls. Raises ValueError, naming the available ones.
+    """
+    _ext.set_isa(name)
+
+
+def num_threads() -> int:
+    """Threads of the process-wide pool, the caller's included.
+
+    RECSDK_NUM_THREADS, else the number of processors that the process may run on. Results do not
+    depend on it.
+    """
+    return _ext.num_threads()
+
+
+def set_num_threads(count: int) -> None:
+    """Changes the size of the pool, at least 1. Waits for running calls.
+
+    After a fork the child gets a fresh pool of the same size.
+    """
+    _ext.set_num_threads(count)

@@ -1,0 +1,486 @@
+"""A growing table of rows addressed by raw 64-bit keys.
+
+Shape letters: N keys, B bags, D row width.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recsdk_core import _ext
+from recsdk_core._ext import Bags, Lease
+from recsdk_core._internal.checks import require_finite, require_int
+from recsdk_core._internal.config import engine_initializer, engine_nonfinite, engine_optimizer
+from recsdk_core.init import Initializer, Uniform
+from recsdk_core.optim import SGD, Optimizer
+from recsdk_core.outcome import Outcome
+
+__all__ = ["Array", "ExportBatch", "Lease", "Table", "TableStats"]
+
+Array: TypeAlias = Any
+"""A numpy array, a torch CPU tensor, or any DLPack CPU array."""
+
+_UINT64 = 2**64
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportBatch:
+    """Some rows of a table, as `Table.export` gives them and `Table.upsert` takes them."""
+
+    keys: NDArray[np.int64]
+    """Keys, int64 (n,)."""
+    weights: NDArray[np.float32]
+    """Weights, float32 (n, D)."""
+    state: dict[str, NDArray[np.float32]]
+    """Optimizer state, float32 (n, width) for each of `Table.state_fields`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableStats:
+    """Cumulative counts of a table, and its sizes in bytes."""
+
+    num_rows: int
+    """Keys visible to readers."""
+    num_rows_in_flight: int
+    """Keys inserted by batches whose lease is not yet released."""
+    outcomes: Mapping[Outcome, int]
+    """Keys by outcome, over all calls of visible batches."""
+    erased: int
+    """Keys that left."""
+    updates: int
+    """Optimizer updates so far, empty ones included."""
+    nonfinite: int
+    """Rows whose summed gradient was not finite."""
+    index_bytes: int
+    """Memory of the index."""
+    row_bytes: int
+    """Memory of the rows, touched or not."""
+    metadata_bytes: int
+    """Memory of what is kept per row beside its weights and state."""
+    index_slots: int
+    """Key slots of the index."""
+    index_segments: int
+    """Segments of the index."""
+    index_directory: int
+    """Entries of the index's directory."""
+    index_splits: int
+    """Segments split so far."""
+    index_overflowed: int
+    """Keys that lie outside their home bucket."""
+
+
+class Table:
+    """A growing table of rows addressed by raw 64-bit keys.
+
+    Every 64-bit pattern is a legal key. Array arguments may be numpy arrays, torch CPU tensors or
+    any DLPack CPU array, read without a copy: keys int64 or uint64 (the same 64 bits; int32 is
+    widened with a copy), offsets int64 or int32, everything else float32; contiguous. Anything else
+    raises TypeError or ValueError that says what to pass. Results are torch tensors if the first
+    array argument was one, else numpy arrays.
+
+    Thread safety: every method may be called from any thread and runs without the GIL. Reads run
+    side by side. A call that raises has changed nothing but spare capacity.
+
+    >>> import numpy as np
+    >>> from recsdk_core import Table, optim
+    >>> table = Table(dim=2, optimizer=optim.SGD(lr=0.5), name="user")
+    >>> keys = np.array([-1, 9000000000000000000, -1])
+    >>> table.find_or_insert(keys).shape
+    (3, 2)
+    >>> before = table.lookup(keys[:1])
+    >>> table.apply_gradients(keys[:1], np.ones((1, 2), dtype=np.float32))
+    >>> (before - table.lookup(keys[:1])).tolist()
+    [[0.5, 0.5]]
+    >>> len(table), -1 in table, 3 in table
+    (2, True, False)
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        name: str = "table",
+        optimizer: Optimizer = SGD(),
+        initializer: Initializer = Uniform(low=-0.01, high=0.01),
+        seed: int = 0,
+        max_rows: int | None = None,
+        default_value: float = 0.0,
+        on_nonfinite: Literal["apply", "raise", "skip"] = "apply",
+        num_threads: int | None = None,
+        hash_seed: int | None = None,
+    ) -> None:
+        """Makes an empty table; it takes no memory for rows until the first insertion.
+
+        `dim` is the row width D, at least 1. `name` and `seed` (0 to 2**64 - 1) are the identity of
+        initial rows: a new row is a function of seed, name, key and column only. At `max_rows` rows
+        (None: no limit) further keys are refused. Every column of a refused or missing key reads
+        `default_value`. `on_nonfinite` says what happens to a summed gradient that is infinite or
+        not a number: applied as torch does ("apply"), the update raises NonFiniteError ("raise"), or
+        that key's update is left out ("skip"). `num_threads` limits this table's calls (None: the
+        pool's size). `hash_seed` is of the index (None: random); no result depends on it.
+
+        Raises ValueError or TypeError naming the argument that is wrong.
+        """
+        require_int("Table", 1, dim=dim)
+        require_int("Table", 0, _UINT64, seed=seed)
+        if max_rows is not None:
+            require_int("Table", 0, max_rows=max_rows)
+        if num_threads is not None:
+            require_int("Table", 1, num_threads=num_threads)
+        if hash_seed is not None:
+            require_int("Table", 0, _UINT64, hash_seed=hash_seed)
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"Table: name must be a string that is not empty, got {name!r}")
+        require_finite("Table", default_value=default_value)
+        self._engine = _ext.Table(
+            dim,
+            name,
+            engine_optimizer(optimizer),
+            engine_initializer(initializer, dim),
+            seed,
+            hash_seed,
+            max_rows,
+            default_value,
+            engine_nonfinite(on_nonfinite),
+            num_threads,
+        )
+        self._dim = dim
+        self._name = name
+        self._optimizer = optimizer
+        self._initializer = initializer
+        self._seed = seed
+        self._max_rows = max_rows
+        self._default_value = default_value
+        self._on_nonfinite = on_nonfinite
+        self._num_threads = num_threads
+
+    @property
+    def dim(self) -> int:
+        """Row width D."""
+        return self._dim
+
+    @property
+    def name(self) -> str:
+        """Part of the identity of initial rows."""
+        return self._name
+
+    @property
+    def seed(self) -> int:
+        """Drives initial rows."""
+        return self._seed
+
+    @property
+    def max_rows(self) -> int | None:
+        """Keys beyond this number are refused; None: no limit."""
+        return self._max_rows
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer, with the learning rate in use."""
+        return self._optimizer
+
+    @property
+    def initializer(self) -> Initializer:
+        """How new rows get their values."""
+        return self._initializer
+
+    @property
+    def default_value(self) -> float:
+        """What every column of a refused or missing key reads."""
+        return self._default_value
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the next updates."""
+        return self._optimizer.lr
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        optimizer = replace(self._optimizer, lr=float(value))
+        self._engine.set_learning_rate(optimizer.lr)
+        self._optimizer = optimizer
+
+    @property
+    def update_count(self) -> int:
+        """Optimizer updates so far, empty ones included; set it when restoring a table."""
+        return self._engine.update_count()
+
+    @update_count.setter
+    def update_count(self, value: int) -> None:
+        require_int("Table", 0, _UINT64, update_count=value)
+        self._engine.set_update_count(value)
+
+    @property
+    def state_fields(self) -> tuple[tuple[str, int], ...]:
+        """(name, width) of each field of optimizer state that a row has."""
+        return self._engine.state_fields()
+
+    def lease(self, step: int | None = None) -> Lease:
+        """Opens a batch in flight; use as a context manager or call `release()`.
+
+        While a lease lives, rows of keys erased meanwhile are not given to other keys. If it carries
+        a step, keys inserted under it are seen by later batches but not by readers (`lookup`,
+        `len`, `export`, `stats`) until it and all earlier leases with a step are released. It
+        releases itself when it is garbage collected, and may be released from any thread.
+
+        Raises ValueError if `step` is below that of a lease taken before.
+        """
+        return self._engine.lease(step)
+
+    def map(
+        self, keys: Array, insert: bool, *, lease: Lease | None = None
+    ) -> tuple[Array, Array]:
+        """Finds the rows of keys (N,), and with `insert` gives a row to each unseen key.
+
+        Returns (rows int64 (N,), outcomes uint8 (N,)); a key without a row has an unspecified row
+        number. Of a new key that occurs several times the first is INSERTED, the rest FOUND. Row
+        numbers and refusals are decided in input order. Empty input is fine.
+
+        Raises BusyError when inserting without a step while leases with a step are open,
+        OutOfMemoryError, and what a custom initializer raises.
+        Cost: one cache line per key, plus one row per insertion.
+        """
+        return self._engine.map(keys, insert, lease)
+
+    def find_or_insert(
+        self, keys: Array, *, lease: Lease | None = None, return_outcomes: bool = False
+    ) -> Any:
+        """The rows of keys (N,), made where they do not exist: float32 (N, D).
+
+        A refused key reads the default value. With `return_outcomes` returns (values, outcomes
+        uint8 (N,)). Duplicates, errors and cost as in `map`, plus reading the rows.
+        """
+        return self._engine.find_or_insert(keys, lease, return_outcomes)
+
+    def lookup(self, keys: Array, *, return_outcomes: bool = False) -> Any:
+        """The rows of keys (N,), read only: float32 (N, D).
+
+        A key without a row reads the default value and is MISSING. With `return_outcomes` returns
+        (values, outcomes uint8 (N,)). Keys of batches in flight that carry a step are not seen.
+        """
+        return self._engine.lookup(keys, return_outcomes)
+
+    def upsert(
+        self,
+        keys: Array,
+        values: Array,
+        state: Mapping[str, Array] | None = None,
+        *,
+        return_outcomes: bool = False,
+    ) -> Any:
+        """Writes values (N, D) as the weights of keys (N,), inserting unseen keys.
+
+        Of duplicates the last wins. `state` has float32 (N, width) for every one of `state_fields`;
+        without it optimizer state is made fresh. With `return_outcomes` returns outcomes uint8
+        (N,), else None. Raises BusyError while leases with a step are open.
+        """
+        packed = None if state is None else self._pack_state(state)
+        return self._engine.upsert(keys, values, packed, return_outcomes)
+
+    def _pack_state(self, state: Mapping[str, Array]) -> Array | None:
+        """The state fields side by side, (N, sum of widths); None if the rows have no state."""
+        fields = self.state_fields
+        if set(state) != {name for name, _ in fields}:
+            raise ValueError(
+                f"table {self._name!r}: state must have the fields {[n for n, _ in fields]}, "
+                f"got {sorted(state)}"
+            )
+        arrays = [state[name] for name, _ in fields]
+        if len(arrays) <= 1:
+            return arrays[0] if arrays else None
+        parts = [np.asarray(array, dtype=np.float32) for array in arrays]
+        for part, (name, width) in zip(parts, fields, strict=True):
+            if part.ndim != 2 or part.shape[1] != width:
+                raise ValueError(
+                    f"table {self._name!r}: state {name!r} must have shape (N, {width}), "
+                    f"got {part.shape}"
+                )
+        return np.concatenate(parts, axis=1)
+
+    def erase(self, keys: Array, *, return_outcomes: bool = False) -> Any:
+        """Takes keys (N,) out of the table.
+
+        The first of duplicates is FOUND, the rest MISSING. With `return_outcomes` returns outcomes
+        uint8 (N,), else None. A row is given to another key only when no lease taken before is
+        open. A key that returns starts from its initial row. Raises BusyError while leases with a
+        step are open.
+        """
+        return self._engine.erase(keys, return_outcomes)
+
+    def clear(self) -> None:
+        """Takes every key out. Raises BusyError while leases with a step are open."""
+        self._engine.clear()
+
+    def apply_gradients(self, keys: Array, grads: Array, *, return_outcomes: bool = False) -> Any:
+        """One optimizer update with gradients (N, D) of keys (N,).
+
+        Gradients of equal keys are added in order. A key without a row is MISSING and not inserted.
+        An empty call advances the update count too. With `return_outcomes` returns outcomes uint8
+        (N,), else None. Raises NonFiniteError under `on_nonfinite="raise"`.
+        """
+        return self._engine.apply_gradients(keys, grads, return_outcomes)
+
+    def pool(
+        self,
+        keys: Array,
+        offsets: Array,
+        weights: Array | None = None,
+        pooling: str = "sum",
+        *,
+        insert: bool = False,
+        lease: Lease | None = None,
+        return_outcomes: bool = False,
+    ) -> Any:
+        """Reduces bags of keys to one vector each: float32 (B, D).
+
+        Bag b is `keys[offsets[b]:offsets[b + 1]]`, offsets (B + 1,) ascending from 0 to N; `weights`
+        (N,) multiply the rows. `pooling` is "sum" or "mean"; the mean divides by the number of keys
+        of the bag whatever their outcome, or by the sum of its weights (0 gives zeros). An empty bag
+        pools to zeros; a key without a row contributes the default value. With `insert`, unseen keys
+        get a row first. With `return_outcomes` returns (pooled, outcomes uint8 (N,)).
+
+        >>> import numpy as np
+        >>> from recsdk_core import Table, init
+        >>> table = Table(dim=2, initializer=init.Constant(value=1.0))
+        >>> table.pool(np.array([4, 5, 4]), np.array([0, 2, 2, 3]), insert=True)
+        array([[2., 2.],
+               [0., 0.],
+               [1., 1.]], dtype=float32)
+        """
+        return self._engine.pool(keys, offsets, weights, pooling, insert, lease, return_outcomes)
+
+    def pool_backward(
+        self,
+        keys: Array,
+        offsets: Array,
+        grad: Array,
+        weights: Array | None = None,
+        pooling: str = "sum",
+        *,
+        return_weights_grad: bool = False,
+    ) -> Any:
+        """One optimizer update with the gradient (B, D) of pooled bags, arguments as in `pool`.
+
+        Finds the keys, never inserts; gradients of a key are added in batch order. With
+        `return_weights_grad` returns the gradient of `weights`, float32 (N,), else None. Raises
+        NonFiniteError under `on_nonfinite="raise"`.
+        """
+        return self._engine.pool_backward(
+            keys, offsets, grad, weights, pooling, return_weights_grad
+        )
+
+    def pool_rows(self, bags: Bags) -> Any:
+        """Reduces bags that were mapped before: float32 (B, D). See `pool_tables`."""
+        return self._engine.pool_rows(bags)
+
+    def update_rows(self, bags: Bags, grad: Array, weights_grad: Array | None = None) -> None:
+        """One optimizer update with the gradient (B, D) of bags that were mapped before.
+
+        `weights_grad`, float32 (N,), is filled with the gradient of the bags' weights. See
+        `update_tables`.
+        """
+        self._engine.update_rows(bags, grad, weights_grad)
+
+    def export(self, batch_size: int = 65536, *, state: bool = True) -> Iterator[ExportBatch]:
+        """Visible rows in batches of up to `batch_size`, in ascending order of row number.
+
+        Arrays are numpy. With `state=False` each batch's state is empty. Rows inserted or erased
+        while the export runs may or may not be seen.
+        """
+        require_int("Table.export", 1, batch_size=batch_size)
+        return self._export(batch_size, state)
+
+    def _export(self, batch_size: int, with_state: bool) -> Iterator[ExportBatch]:
+        fields = self.state_fields if with_state else ()
+        begin, is_last = 0, False
+        while not is_last:
+            begin, keys, weights, packed = self._engine.export_rows(begin, batch_size, bool(fields))
+            is_last = len(keys) < batch_size
+            if len(keys):
+                state = {} if packed is None else _unpack_state(packed, fields)
+                yield ExportBatch(keys=keys, weights=weights, state=state)
+
+    def reserve(self, num_rows: int) -> None:
+        """Makes room for `num_rows` rows in all, so that inserting up to there is steady."""
+        require_int("Table.reserve", 0, num_rows=num_rows)
+        self._engine.reserve(num_rows)
+
+    def stats(self) -> TableStats:
+        """Cumulative counts and sizes."""
+        counts = self._engine.stats()
+        outcomes = {kind: counts["outcomes"][kind] for kind in Outcome}
+        return TableStats(**{**counts, "outcomes": outcomes})
+
+    def memory_bytes(self) -> int:
+        """Bytes of memory held: index, rows, metadata."""
+        return self._engine.memory_bytes()
+
+    def check_invariants(self) -> None:
+        """Raises RecsdkError naming the first broken invariant. Reads the whole index."""
+        self._engine.check_invariants()
+
+    def __len__(self) -> int:
+        """Number of visible keys."""
+        return self._engine.size()
+
+    def __contains__(self, key: object) -> bool:
+        """True if the key has a visible row; for many keys use `lookup(return_outcomes=True)`."""
+        bits = operator.index(key) % _UINT64  # type: ignore[arg-type]
+        _, outcomes = self._engine.lookup(np.array([bits], dtype=np.uint64), True)
+        return bool(outcomes[0] == Outcome.FOUND)
+
+    def __repr__(self) -> str:
+        limit = "" if self._max_rows is None else f", max_rows={self._max_rows}"
+        return (
+            f"Table(name={self._name!r}, dim={self._dim}, rows={len(self)}{limit}, "
+            f"optimizer={self._optimizer})"
+        )
+
+    def _config(self) -> dict[str, Any]:
+        """The arguments that make an equal table; the index's hash seed is not among them."""
+        return {
+            "dim": self._dim,
+            "name": self._name,
+            "optimizer": self._optimizer,
+            "initializer": self._initializer,
+            "seed": self._seed,
+            "max_rows": self._max_rows,
+            "default_value": self._default_value,
+            "on_nonfinite": self._on_nonfinite,
+            "num_threads": self._num_threads,
+        }
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles configuration, visible rows, their optimizer state and the update count."""
+        return _restore, (self._config(), list(self.export()), self.update_count)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Table:
+        """A table with the same configuration, visible rows, state and update count."""
+        return _restore(self._config(), self.export(), self.update_count)
+
+
+def _restore(
+    config: dict[str, Any], batches: Iterator[ExportBatch] | list[ExportBatch], update_count: int
+) -> Table:
+    table = Table(**config)
+    for batch in batches:
+        table.upsert(batch.keys, batch.weights, batch.state)
+    table.update_count = update_count
+    return table
+
+
+def _unpack_state(
+    packed: NDArray[np.float32], fields: tuple[tuple[str, int], ...]
+) -> dict[str, NDArray[np.float32]]:
+    """The fields of packed state (n, sum of widths), each contiguous."""
+    ends = np.cumsum([width for _, width in fields])
+    parts = np.split(packed, ends[:-1], axis=1)
+    return {
+        name: np.ascontiguousarray(part) for (name, _), part in zip(fields, parts, strict=True)
+    }

@@ -1,0 +1,68 @@
+"""Row-level calls over many tables at once: what frameworks embed.
+
+A batch is mapped once (`map_tables`); its rows are then read (`pool_tables`) and trained
+(`update_tables`). Each call spreads its tables over the thread pool.
+
+Shape letters: N keys, B bags, C columns of a matrix, D row width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from recsdk_core import _ext
+from recsdk_core._ext import Bags, Lease
+
+if TYPE_CHECKING:
+    from recsdk_core.table import Table
+
+__all__ = ["Bags", "map_tables", "pool_tables", "update_tables"]
+
+Array: TypeAlias = Any
+"""A numpy array, a torch CPU tensor, or any DLPack CPU array."""
+
+
+def map_tables(
+    calls: Sequence[tuple[Table, Array]],
+    insert: bool,
+    leases: Sequence[Lease | None] | None = None,
+) -> list[tuple[Array, Array]]:
+    """Finds the rows of keys in many tables, and with `insert` gives a row to each unseen key.
+
+    Each call is (table, keys (N,)); a table may occur once. Returns (rows int64 (N,), outcomes
+    uint8 (N,)) for each. `leases` has one lease, or None, for each call.
+
+    A table either has its part done whole or is unchanged; the first error is raised after the
+    others have ended. Otherwise as `Table.map`.
+    """
+    return _ext.map_tables(calls, insert, leases)
+
+
+def pool_tables(
+    calls: Sequence[tuple[Table, Sequence[tuple[Bags, Array, int]]]],
+) -> None:
+    """Writes the pooled vectors of bags of many tables.
+
+    Each call is (table, [(bags, out, column), ...]); a table may occur once. Bag b goes to
+    `out[b, column : column + D]`; `out` is float32 (at least B, C), each row contiguous. No two
+    blocks may write to the same place. An empty bag gives zeros.
+    """
+    _ext.pool_tables(calls)
+
+
+def update_tables(
+    calls: Sequence[tuple[Table, Sequence[tuple[Any, ...]]]],
+) -> None:
+    """Applies one optimizer update to each of many tables.
+
+    Each call is (table, [(bags, grad, column), ...]) or with a fourth item `weights_grad`, float32
+    (N,) or None; a table may occur once. The gradient of bag b is `grad[b, column : column + D]`,
+    float32 (at least B, C), each row contiguous. Gradients of a row are added in the order of the
+    blocks, then of their keys. `weights_grad` is filled with the gradient of the bags' weights,
+    made before the update. A table without blocks advances its update count too.
+
+    A table either has its part done whole or is unchanged; the first error is raised after the
+    others have ended.
+    """
+    _ext.update_tables(calls)
