@@ -36,11 +36,17 @@ class Package:
         return self.root / "packages" / f"recsdk-{self.layer}"
 
     @property
+    def version_file(self) -> Path:
+        """Where the version is stated: a module that the metadata reads, or the metadata itself."""
+        module = self.home / "src" / f"recsdk_{self.layer}" / "_internal" / "version.py"
+        return module if module.exists() else self.home / "pyproject.toml"
+
+    @property
     def version(self) -> str:
-        text = (self.home / "pyproject.toml").read_text()
-        found = re.search(r'^version = "([^"]+)"$', text, re.MULTILINE)
+        text = self.version_file.read_text()
+        found = re.search(r'^(?:__version__|version) = "([^"]+)"$', text, re.MULTILINE)
         if found is None:
-            raise ReleaseError(f"{self.home}/pyproject.toml states no version")
+            raise ReleaseError(f"{self.version_file} states no version")
         return found.group(1)
 
     def fragments(self) -> list[str]:
@@ -54,7 +60,7 @@ def check_tag(package: Package, tag: str) -> None:
     if tag != wanted:
         raise ReleaseError(
             f"tag {tag} does not fit version {package.version}: tag it {wanted}, or change the"
-            f" version in {package.home.relative_to(package.root)}/pyproject.toml"
+            f" version in {package.version_file.relative_to(package.root)}"
         )
     collect = f"towncrier build --yes --version {package.version} --dir {package.home}"
     if package.fragments():
