@@ -35,19 +35,18 @@ class Package:
     def home(self) -> Path:
         return self.root / "packages" / f"recsdk-{self.layer}"
 
-    @property
-    def version_file(self) -> Path:
-        """Where the version is stated: a module that the metadata reads, or the metadata itself."""
+    def stated_version(self) -> tuple[Path, str]:
+        """The file that states the version, and the version: the metadata, or what they read."""
         module = self.home / "src" / f"recsdk_{self.layer}" / "_internal" / "version.py"
-        return module if module.exists() else self.home / "pyproject.toml"
+        for path in (self.home / "pyproject.toml", module):
+            pattern = r'^(?:__version__|version) = "([^"]+)"$'
+            if found := re.search(pattern, path.read_text(), re.MULTILINE):
+                return path, found.group(1)
+        raise ReleaseError(f"neither {self.home}/pyproject.toml nor {module} states a version")
 
     @property
     def version(self) -> str:
-        text = self.version_file.read_text()
-        found = re.search(r'^(?:__version__|version) = "([^"]+)"$', text, re.MULTILINE)
-        if found is None:
-            raise ReleaseError(f"{self.version_file} states no version")
-        return found.group(1)
+        return self.stated_version()[1]
 
     def fragments(self) -> list[str]:
         """Changelog fragments that towncrier has not collected yet."""
@@ -60,7 +59,7 @@ def check_tag(package: Package, tag: str) -> None:
     if tag != wanted:
         raise ReleaseError(
             f"tag {tag} does not fit version {package.version}: tag it {wanted}, or change the"
-            f" version in {package.version_file.relative_to(package.root)}"
+            f" version in {package.stated_version()[0].relative_to(package.root)}"
         )
     collect = f"towncrier build --yes --version {package.version} --dir {package.home}"
     if package.fragments():
