@@ -1,0 +1,1 @@
+"""Not public: may change in any release."""

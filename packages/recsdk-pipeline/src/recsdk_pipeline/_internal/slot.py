@@ -1,0 +1,135 @@
+"""One batch on its way through the pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from recsdk_sharding.exchange import HostExchange
+from torchrec.distributed.types import Awaitable, ShardedModule
+
+from recsdk_pipeline._internal.feeds import Feed
+from recsdk_pipeline._internal.streams import SideStream
+
+_NOTHING = object()
+
+
+@dataclass
+class Request:
+    """The input exchange of one sharded module for one batch."""
+
+    feed: Feed
+    context: Any
+    awaitable: Awaitable[Any]
+    is_under_way: bool = False
+    """Whether the first wait is done: sizes are known and data moves."""
+    result: Any = _NOTHING
+
+    def get_under_way(self) -> None:
+        """Start moving the data."""
+        if not self.is_under_way:
+            self.is_under_way = True
+            self.awaitable = self.awaitable.wait()
+
+    def get(self) -> Any:
+        """Return the module's input, waiting for it."""
+        self.get_under_way()
+        if self.result is _NOTHING:
+            self.result = self.awaitable.wait()
+        return self.result
+
+
+@dataclass
+class Slot:
+    """A batch fetched ahead, and the requests started for it."""
+
+    host_batch: Any
+    batch: Any
+    is_training: bool
+    requests: list[Request] = field(default_factory=list)
+    error: Exception | None = None
+    """What went wrong on the way; raised when it is this batch's turn."""
+    mark: Any = None
+    is_settled: bool = False
+
+    def start(self, feeds: Sequence[Feed]) -> None:
+        """Hand the batch's parts to the sharded modules' input exchanges."""
+        for feed in feeds:
+            source = self.batch if feed.exchange is None else self.host_batch
+            context = feed.module.create_context()
+            awaitable = feed.module.input_dist(context, feed.part_of(source))
+            self.requests.append(Request(feed, context, awaitable))
+
+    @classmethod
+    def failed(cls, error: Exception) -> Slot:
+        """Stand for a batch that could not be fetched or started."""
+        return cls(None, None, is_training=False, error=error)
+
+    def get_under_way(self) -> None:
+        """Do what all ranks have to do before data of this batch can move."""
+        for request in self.requests:
+            self._try(request.get_under_way)
+
+    def settle(self, stream: SideStream) -> None:
+        """Wait for the host work of all requests; the first error is kept for later."""
+        if self.is_settled:
+            return
+        self.is_settled = True
+        with stream.use():
+            for request in self.requests:
+                self._try(request.get)
+            self.mark = stream.mark()
+
+    def drain(self, closed: Sequence[HostExchange]) -> None:
+        """Wait for the requests of closed exchanges, which cannot hang; drop their outcome."""
+        for request in self.requests:
+            if request.feed.exchange in closed:
+                self._try(request.get)
+
+    def check_mode(self, is_training: bool) -> None:
+        """Refuse to evaluate what was fetched ahead for training, and the other way round."""
+        if self.requests and self.is_training != is_training:
+            fetched, now = ("train", "eval") if self.is_training else ("eval", "train")
+            raise RuntimeError(
+                f"this batch was fetched ahead in {fetched} mode, and the model is now in {now} "
+                "mode; pass another iterator to progress() when you switch modes"
+            )
+
+    def hand_over(self, stream: SideStream) -> None:
+        """Let the compute stream use the batch and the requests' results."""
+        inputs = [part for request in self.requests for part in (request.context, request.get())]
+        stream.hand_over(self.mark, self.batch, *inputs)
+
+    @contextmanager
+    def feeding(self) -> Iterator[None]:
+        """Inside, the sharded modules answer from this batch's requests."""
+        for request in self.requests:
+            request.feed.module.forward = self._answer(request)
+        try:
+            yield
+        finally:
+            for request in self.requests:
+                del request.feed.module.forward
+
+    def _answer(self, request: Request) -> Callable[..., Any]:
+        feed = request.feed
+        module: ShardedModule[Any, Any, Any, Any] = feed.module
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            given = (*args, *kwargs.values())
+            if len(given) != 1 or given[0] is not feed.part_of(self.batch):
+                raise RuntimeError(
+                    f"module {feed.name!r} was given another input than on the first batch; a "
+                    "model under this pipeline must hand the same field of each batch to it"
+                )
+            return module.compute_and_output_dist(request.context, request.get())
+
+        return forward
+
+    def _try(self, work: Callable[[], Any]) -> None:
+        try:
+            work()
+        except Exception as error:
+            self.error = self.error or error

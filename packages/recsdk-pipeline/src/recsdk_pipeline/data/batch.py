@@ -1,0 +1,49 @@
+"""The batch that the demo's model reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.streamable import Pipelineable
+
+
+@dataclass
+class ClickBatch(Pipelineable):
+    """B examples: what was shown to whom, and whether it was clicked."""
+
+    dense: torch.Tensor
+    """(B, C) float32."""
+
+    sparse: KeyedJaggedTensor
+    """One bag of raw int64 ids per feature and example; bags may be empty."""
+
+    labels: torch.Tensor
+    """(B,) float32, 1 for a click and 0 for none."""
+
+    def __len__(self) -> int:
+        """Number of examples B; 0 is legal."""
+        return len(self.labels)
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> ClickBatch:
+        """Return the batch on `device`."""
+        return ClickBatch(
+            dense=self.dense.to(device=device, non_blocking=non_blocking),
+            sparse=self.sparse.to(device=device, non_blocking=non_blocking),
+            labels=self.labels.to(device=device, non_blocking=non_blocking),
+        )
+
+    def pin_memory(self) -> ClickBatch:
+        """Return the batch in page-locked memory, from which devices copy fastest."""
+        return ClickBatch(
+            dense=self.dense.pin_memory(),
+            sparse=self.sparse.pin_memory(),
+            labels=self.labels.pin_memory(),
+        )
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Tell the device's allocator that `stream` reads this batch."""
+        self.dense.record_stream(stream)
+        self.sparse.record_stream(stream)
+        self.labels.record_stream(stream)

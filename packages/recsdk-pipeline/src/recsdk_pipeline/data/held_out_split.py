@@ -1,0 +1,47 @@
+"""Examples in memory, a random tenth of them held out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from recsdk_pipeline.data.batch import ClickBatch
+from recsdk_pipeline.data.examples import Examples, Share
+
+_FEWEST_EXAMPLES = 10
+
+
+class HeldOutSplit:
+    """Trains on nine tenths of `examples`, in a new order each epoch; the rest is held out.
+
+    Both the split and the orders are pure functions of `seed`. Keeps a copy of the examples.
+    """
+
+    def __init__(self, features: tuple[str, ...], examples: Examples, *, seed: int = 0) -> None:
+        if len(examples) < _FEWEST_EXAMPLES:
+            raise ValueError(
+                f"{len(examples)} examples are too few to hold out a tenth; "
+                f"pass at least {_FEWEST_EXAMPLES}"
+            )
+        self.features = features
+        self.num_dense = examples.dense.shape[1]
+        self._seed = seed
+        shuffled = np.random.default_rng(seed).permutation(len(examples))
+        self.num_held_out = len(examples) // 10
+        self.num_train = len(examples) - self.num_held_out
+        self._held_out = examples.take(shuffled[: self.num_held_out])
+        self._train = examples.take(shuffled[self.num_held_out :])
+
+    def train(self, *, epoch: int, batch_size: int, share: Share) -> Iterator[ClickBatch]:
+        """Yield the rank's part of each step of `batch_size` examples."""
+        order = np.random.default_rng([self._seed, epoch]).permutation(self.num_train)
+        for start in range(0, self.num_train, batch_size):
+            first, last = share.bounds(start, min(start + batch_size, self.num_train))
+            yield self._train.take(order[first:last]).batch()
+
+    def held_out(self, *, batch_size: int, share: Share) -> Iterator[ClickBatch]:
+        """Yield the rank's part of the held-out tenth."""
+        for start in range(0, self.num_held_out, batch_size):
+            stop = min(start + batch_size, self.num_held_out)
+            yield self._held_out.part(*share.bounds(start, stop)).batch()

@@ -1,0 +1,134 @@
+"""Malformed lines: named, counted, and skipped up to a limit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from recsdk_core import RecsdkError
+
+T = TypeVar("T")
+
+
+class BadLine(RecsdkError, ValueError):
+    """A line that cannot be read; the message names file, line and column."""
+
+    def __init__(self, path: Path, line: int, column: str, problem: str) -> None:
+        super().__init__(f"{path}, line {line}, column {column}: {problem}")
+        self.path = path
+        self.line = line
+        self.column = column
+        self.problem = problem
+
+
+@dataclass(kw_only=True)
+class BadLines:
+    """Counts malformed lines and stops the reading after too many."""
+
+    limit: int = 0
+    """So many malformed lines are skipped; the next one is raised."""
+
+    count: int = 0
+    """Malformed lines met so far, skipped ones and the one raised."""
+
+    first: list[str] = field(default_factory=list)
+    """The messages of the first ten."""
+
+    def __post_init__(self) -> None:
+        if self.limit < 0:
+            raise ValueError(f"limit is {self.limit}; pass 0 to stop at the first bad line")
+
+    def add(self, error: BadLine) -> None:
+        """Count `error`; raise it if more than `limit` lines are malformed."""
+        self.count += 1
+        if len(self.first) < 10:
+            self.first.append(str(error))
+        if self.count > self.limit:
+            raise error
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFormat:
+    """How the lines of a file are split into named columns."""
+
+    columns: tuple[str, ...]
+    separator: str
+    encoding: str = "utf-8"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a file, split into columns."""
+
+    path: Path
+    number: int
+    fields: dict[str, str]
+
+    def bad(self, column: str, problem: str) -> BadLine:
+        """Return the error for a value of this line."""
+        return BadLine(self.path, self.number, column, problem)
+
+    def integer(self, column: str) -> int:
+        """Return the value of `column`, a whole number."""
+        value = self.fields[column]
+        try:
+            return int(value)
+        except ValueError:
+            raise self.bad(column, f"{value!r} is not a whole number") from None
+
+    def number_of(self, column: str) -> float:
+        """Return the value of `column`, a finite number."""
+        value = self.fields[column]
+        try:
+            number = float(value)
+        except ValueError:
+            raise self.bad(column, f"{value!r} is not a number") from None
+        if not math.isfinite(number):
+            raise self.bad(column, f"{value!r} is not a finite number")
+        return number
+
+    def one_of(self, column: str, allowed: Collection[str]) -> str:
+        """Return the value of `column`, one of `allowed`."""
+        value = self.fields[column]
+        if value not in allowed:
+            raise self.bad(column, f"{value!r} is none of {', '.join(sorted(allowed))}")
+        return value
+
+
+def read_lines(path: Path, text: TextFormat, bad: BadLines, *, skip: int = 0) -> Iterator[Line]:
+    """Yield the lines of `path` after the first `skip`; malformed ones go to `bad`."""
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, start=1):
+            if number <= skip:
+                continue
+            try:
+                yield _split(path, number, raw, text)
+            except BadLine as error:
+                bad.add(error)
+
+
+def parse_lines(lines: Iterable[Line], parse: Callable[[Line], T], bad: BadLines) -> Iterator[T]:
+    """Yield `parse` of each line; lines on which it raises `BadLine` go to `bad`."""
+    for line in lines:
+        try:
+            yield parse(line)
+        except BadLine as error:
+            bad.add(error)
+
+
+def _split(path: Path, number: int, raw: bytes, text: TextFormat) -> Line:
+    try:
+        decoded = raw.decode(text.encoding)
+    except UnicodeDecodeError as error:
+        column = str(raw[: error.start].count(text.separator.encode()) + 1)
+        raise BadLine(path, number, column, f"not {text.encoding}: {error.reason}") from None
+    fields = decoded.rstrip("\r\n").split(text.separator)
+    wanted = len(text.columns)
+    if len(fields) != wanted:
+        column = str(min(len(fields), wanted) + 1)
+        problem = f"the line has {len(fields)} columns; {wanted} are expected"
+        raise BadLine(path, number, column, problem)
+    return Line(path, number, dict(zip(text.columns, fields, strict=True)))

@@ -1,0 +1,187 @@
+"""MovieLens 100K: who rated which film, and when.
+
+Source: F. Maxwell Harper and Joseph A. Konstan, "The MovieLens Datasets: History and Context",
+ACM Transactions on Interactive Intelligent Systems 5(4), 2015. The files are not part of recsdk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from recsdk_pipeline.data.examples import Examples, FeatureBags
+from recsdk_pipeline.data.held_out_split import HeldOutSplit
+from recsdk_pipeline.data.keys import category_key, category_keys
+from recsdk_pipeline.data.lines import (
+    BadLine,
+    BadLines,
+    Line,
+    TextFormat,
+    parse_lines,
+    read_lines,
+)
+
+GENRES = (
+    "unknown Action Adventure Animation Children's Comedy Crime Documentary Drama Fantasy "
+    "Film-Noir Horror Musical Mystery Romance Sci-Fi Thriller War Western"
+).split()
+"""The genres of u.item's flags, in their order."""
+
+LOWEST_POSITIVE_RATING = 4
+_SECONDS_AN_HOUR = 3600
+_HOURS_A_DAY = 24
+
+
+@dataclass(frozen=True)
+class _User:
+    age: int
+    gender: str
+    occupation: str
+    zip_code: str
+
+
+@dataclass(frozen=True)
+class _Rating:
+    user: str
+    item: str
+    label: float
+    hour: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Files:
+    """One of the two layouts in which the data set is handed on."""
+
+    ratings: str
+    users: str
+    items: str
+    typed: bool
+
+    def lines(self, path: Path, text: TextFormat, bad: BadLines) -> Iterator[Line]:
+        if not self.typed:
+            return read_lines(path, text, bad)
+        tabbed = TextFormat(columns=_header(path), separator="\t")
+        missing = sorted(set(text.columns) - set(tabbed.columns))
+        if missing:
+            found = ", ".join(tabbed.columns)
+            raise BadLine(path, 1, missing[0], f"no such column in the header; it has {found}")
+        return read_lines(path, tabbed, bad, skip=1)
+
+
+_ORIGINAL = _Files(ratings="u.data", users="u.user", items="u.item", typed=False)
+_TYPED = _Files(ratings="ml-100k.inter", users="ml-100k.user", items="ml-100k.item", typed=True)
+
+_RATING_COLUMNS = ("user_id", "item_id", "rating", "timestamp")
+_USER_COLUMNS = ("user_id", "age", "gender", "occupation", "zip_code")
+_RATINGS = TextFormat(columns=_RATING_COLUMNS, separator="\t")
+_USERS = TextFormat(columns=_USER_COLUMNS, separator="|")
+_FLAGGED_ITEMS = TextFormat(
+    columns=("item_id", "movie_title", "release_date", "video_date", "url", *GENRES),
+    separator="|",
+    encoding="latin-1",
+)
+_TYPED_ITEMS = TextFormat(columns=("item_id", "class"), separator="\t")
+
+
+FEATURES = ("user", "item", "age", "gender", "occupation", "zip_code", "genres", "hour")
+
+
+def read_movielens(folder: Path, *, seed: int = 0, bad: BadLines | None = None) -> HeldOutSplit:
+    """Read the ratings of a MovieLens 100K folder as clicks: a rating of 4 or 5 is a click.
+
+    The folder holds either u.data, u.user and u.item, or ml-100k.inter, ml-100k.user and
+    ml-100k.item (tab-separated, with a header of typed columns). The features are user, item,
+    age, gender, occupation, zip_code, genres (a bag) and hour (of day, UTC); the dense column is
+    age / 100. Malformed lines go to `bad`; by default the first one is raised as `BadLine`.
+    """
+    examples = _read(folder, bad if bad is not None else BadLines())
+    return HeldOutSplit(FEATURES, examples, seed=seed)
+
+
+def _read(folder: Path, bad: BadLines) -> Examples:
+    files = next((f for f in (_TYPED, _ORIGINAL) if (folder / f.ratings).is_file()), None)
+    if files is None:
+        names = f"{_ORIGINAL.ratings} or {_TYPED.ratings}"
+        raise FileNotFoundError(f"{folder} holds no {names}; pass the folder that holds it")
+    users = _read_users(folder / files.users, files, bad)
+    genres = _read_genres(folder / files.items, files, bad)
+    lines = files.lines(folder / files.ratings, _RATINGS, bad)
+    ratings = list(parse_lines(lines, _rating_parser(users, genres), bad))
+    return _examples(ratings, users, genres)
+
+
+def _header(path: Path) -> tuple[str, ...]:
+    with path.open("rb") as file:
+        names = file.readline().decode("utf-8", "replace").rstrip("\r\n").split("\t")
+    return tuple(name.partition(":")[0] for name in names)
+
+
+def _read_users(path: Path, files: _Files, bad: BadLines) -> dict[str, _User]:
+    def parse(line: Line) -> tuple[str, _User]:
+        age = line.integer("age")
+        if not 0 <= age <= 150:
+            raise line.bad("age", f"{age} is not an age")
+        gender = line.one_of("gender", ("M", "F"))
+        fields = line.fields
+        return fields["user_id"], _User(age, gender, fields["occupation"], fields["zip_code"])
+
+    return dict(parse_lines(files.lines(path, _USERS, bad), parse, bad))
+
+
+def _read_genres(path: Path, files: _Files, bad: BadLines) -> dict[str, list[int]]:
+    def parse_typed(line: Line) -> tuple[str, list[int]]:
+        names = line.fields["class"].split()
+        return line.fields["item_id"], [category_key("genres", name) for name in names]
+
+    def parse_flags(line: Line) -> tuple[str, list[int]]:
+        names = [name for name in GENRES if line.one_of(name, ("0", "1")) == "1"]
+        return line.fields["item_id"], [category_key("genres", name) for name in names]
+
+    text, parse = (_TYPED_ITEMS, parse_typed) if files.typed else (_FLAGGED_ITEMS, parse_flags)
+    return dict(parse_lines(files.lines(path, text, bad), parse, bad))
+
+
+def _rating_parser(
+    users: dict[str, _User], genres: dict[str, list[int]]
+) -> Callable[[Line], _Rating]:
+    def parse(line: Line) -> _Rating:
+        user, item = line.fields["user_id"], line.fields["item_id"]
+        if user not in users:
+            raise line.bad("user_id", f"user {user!r} is not in the list of users")
+        if item not in genres:
+            raise line.bad("item_id", f"item {item!r} is not in the list of items")
+        positive = line.number_of("rating") >= LOWEST_POSITIVE_RATING
+        hour = int(line.number_of("timestamp")) // _SECONDS_AN_HOUR % _HOURS_A_DAY
+        return _Rating(user, item, float(positive), hour)
+
+    return parse
+
+
+def _examples(
+    ratings: list[_Rating], users: dict[str, _User], genres: dict[str, list[int]]
+) -> Examples:
+    who = [users[rating.user] for rating in ratings]
+    singles = {
+        "user": [rating.user for rating in ratings],
+        "item": [rating.item for rating in ratings],
+        "age": [str(user.age) for user in who],
+        "gender": [user.gender for user in who],
+        "occupation": [user.occupation for user in who],
+        "zip_code": [user.zip_code for user in who],
+        "hour": [str(rating.hour) for rating in ratings],
+    }
+    bags = {name: _single(name, values) for name, values in singles.items()}
+    bags["genres"] = FeatureBags.of_lists([genres[rating.item] for rating in ratings])
+    ages = np.array([user.age for user in who], dtype=np.float32)
+    return Examples(
+        labels=np.array([rating.label for rating in ratings], dtype=np.float32),
+        dense=(ages[:, None] / 100).astype(np.float32),
+        bags={name: bags[name] for name in FEATURES},
+    )
+
+
+def _single(feature: str, values: list[str]) -> FeatureBags:
+    return FeatureBags.single(category_keys(feature, values))

@@ -1,0 +1,262 @@
+"""A pipeline that does the host work of the next batches while the model trains on this one."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import takewhile
+from typing import Any, Generic, TypeVar
+
+import torch
+from recsdk_sharding.exchange import EndOfData, HostExchange, exchanges_of
+from torch import nn
+from torchrec.streamable import Pipelineable
+
+from recsdk_pipeline._internal.feeds import Feeds, FeedSpy
+from recsdk_pipeline._internal.slot import Slot
+from recsdk_pipeline._internal.streams import SideStream
+
+In = TypeVar("In", bound=Pipelineable)
+Out = TypeVar("Out")
+
+_MOST_BATCHES = 12
+
+
+class HybridTrainPipelineSparseDist(Generic[In, Out]):
+    """Trains or evaluates a model on batches, `pipe_n_batch` of them looked ahead.
+
+    While the model works on one batch, the host work of the next `pipe_n_batch` batches is under
+    way: ids go to their owners over the host group and get their rows, and batches are copied
+    to the device. The results are those of the plain loop over the same batches, bit for bit.
+
+    `model` returns `(losses, output)`; in training mode the sum of the losses is differentiated.
+    It may have any mix of recsdk's and torchrec's sharded modules, or none. Which field of a
+    batch feeds which sharded module is learned from the first batch, by object identity; a
+    module that is not given a field of the batch as it is runs inside forward, without lookahead.
+
+    `execute_all_batches` must be True and `apply_jit` False. With `return_loss`, `progress`
+    returns `(output, losses)`. All ranks must pass the same `pipe_n_batch`, 1 to 12.
+
+    Not thread-safe. Raises ValueError for other arguments.
+
+    >>> pipeline = HybridTrainPipelineSparseDist(model, optimizer, device)  # doctest: +SKIP
+    >>> batches = iter(loader)  # doctest: +SKIP
+    >>> while True:  # doctest: +SKIP
+    ...     try:
+    ...         output = pipeline.progress(batches)
+    ...     except StopIteration:
+    ...         break
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+        execute_all_batches: bool = True,
+        apply_jit: bool = False,
+        return_loss: bool = False,
+        pipe_n_batch: int = 6,
+    ) -> None:
+        _check(execute_all_batches, apply_jit, pipe_n_batch)
+        self._model = model
+        self._optimizer = optimizer
+        self._device = torch.device(device)
+        self._return_loss = return_loss
+        self._depth = pipe_n_batch
+        self._stream = SideStream(self._device)
+        self._exchanges: list[HostExchange] = exchanges_of(model)
+        self._learned: Feeds | None = None
+        self._queues: dict[int, _Queue] = {}
+        self._current: _Queue | None = None
+        self.num_batches_trained = 0
+        """Batches whose optimizer step is done; those fetched ahead do not count."""
+
+    def progress(self, dataloader_iter: Iterator[In]) -> Out | tuple[Out, torch.Tensor]:
+        """Run the model on the next batch of the iterator and return its output.
+
+        In training mode (`model.training`) this is one step: zero_grad, backward,
+        optimizer.step. In evaluation mode nothing is written and no gradient is made. Each iterator
+        has its own batches in flight: an evaluation with another iterator may come between
+        two steps, and the training then goes on where it was. An iterator that is no longer
+        referenced loses its batches in flight.
+
+        Raises StopIteration when all ranks have done all batches for which every rank has one;
+        with sharded modules of recsdk, ranks may have different numbers of batches. The next
+        iterator may follow. Other exceptions, also of background work and of the iterator, are
+        raised when it is the turn of the batch that failed, with their traceback; the other
+        ranks raise PeerError in the same step. Batches in flight are then dropped.
+        """
+        try:
+            return self._progress(self._queue_of(dataloader_iter))
+        except StopIteration:
+            raise
+        except BaseException:
+            self._abandon()
+            raise
+
+    def _progress(self, queue: _Queue) -> Out | tuple[Out, torch.Tensor]:
+        self._fill(queue, 1)
+        if not queue.slots:
+            raise self._stop(queue)
+        slot = queue.slots.popleft()
+        if self._learned is not None and self._learned.can_look_ahead:
+            self._fill(queue, self._depth)
+        slot.settle(self._stream)
+        if slot.error is None:
+            try:
+                return self._run(slot, queue)
+            except EndOfData as end:  # from a module that exchanges ids inside forward
+                slot.error = end
+        if isinstance(slot.error, EndOfData):
+            self._end(queue)
+            raise self._stop(queue)
+        raise slot.error
+
+    def _run(self, slot: Slot, queue: _Queue) -> Out | tuple[Out, torch.Tensor]:
+        is_training = self._model.training
+        slot.check_mode(is_training)
+        if is_training:
+            self._optimizer.zero_grad()
+        with torch.set_grad_enabled(is_training):
+            losses, output = self._forward(slot)
+        if is_training:
+            losses.sum().backward()
+        if queue.slots:
+            queue.slots[0].settle(self._stream)
+        if is_training:
+            self._optimizer.step()
+            self.num_batches_trained += 1
+        return (output, losses) if self._return_loss else output
+
+    def _forward(self, slot: Slot) -> tuple[torch.Tensor, Out]:
+        slot.hand_over(self._stream)
+        if self._learned is None:
+            with FeedSpy(self._model, slot.batch) as spy:
+                result: tuple[torch.Tensor, Out] = self._model(slot.batch)
+            self._learned = spy.feeds()
+            return result
+        with slot.feeding():
+            result = self._model(slot.batch)
+            return result
+
+    def _fill(self, queue: _Queue, wanted: int) -> None:
+        """Fetch batches until `wanted` are in flight, and start their host work."""
+        for slot in queue.slots:
+            slot.get_under_way()
+        while len(queue.slots) < wanted and not queue.is_exhausted:
+            try:
+                slot = self._fetch(queue)
+            except Exception as error:
+                queue.is_exhausted = True
+                self._tell_failure(error)
+                queue.slots.append(Slot.failed(error))
+            else:
+                queue.slots.extend(slot)
+
+    def _fetch(self, queue: _Queue) -> list[Slot]:
+        """Return the iterator's next batch, its host work started; none at the end."""
+        feeds = self._learned.feeds if self._learned is not None else ()
+        host_batch = queue.next_batch()
+        if host_batch is None:
+            queue.is_exhausted = True
+            self._tell_end()
+            return []
+        with self._stream.use():
+            batch = host_batch.to(self._device, non_blocking=True)
+            slot = Slot(host_batch, batch, self._model.training)
+            slot.start(feeds)
+            slot.mark = self._stream.mark()
+        return [slot]
+
+    def _tell_end(self) -> None:
+        """Tell the other ranks that this one has no further batch."""
+        errors: list[Exception] = []
+        for exchange in self._exchanges:
+            try:
+                exchange.announce_end()
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        for exchange in self._exchanges:
+            exchange.reset()
+
+    def _tell_failure(self, error: Exception) -> None:
+        for exchange in self._exchanges:
+            exchange.announce_failure(error)
+
+    def _end(self, queue: _Queue) -> None:
+        """Drop the batches that not all ranks have; the exchanges are open again afterwards."""
+        queue.is_exhausted = True
+        for slot in queue.slots:
+            slot.settle(self._stream)
+        queue.drop_failed()
+        self._tell_end()
+
+    def _stop(self, queue: _Queue) -> StopIteration:
+        self._queues.pop(queue.key, None)
+        self._current = None
+        return StopIteration()
+
+    def _queue_of(self, iterator: Iterator[In]) -> _Queue:
+        if self._current is not None and self._current.iterator() is not iterator:
+            self._pause(self._current)
+        self._current = self._queues.setdefault(id(iterator), _Queue(iterator))
+        return self._current
+
+    def _pause(self, queue: _Queue) -> None:
+        """Settle a queue's host work before another's begins: all ranks must see one order."""
+        for slot in queue.slots:
+            slot.settle(self._stream)
+        if any(isinstance(slot.error, EndOfData) for slot in queue.slots):
+            self._end(queue)
+        alive = {k: q for k, q in self._queues.items() if q.iterator() is not None}
+        self._queues = alive
+
+    def _abandon(self) -> None:
+        """Drop all batches in flight after a failure, waiting for nothing that could hang."""
+        slots = [slot for queue in self._queues.values() for slot in queue.slots]
+        self._queues = {}
+        self._current = None
+        closed = [exchange for exchange in self._exchanges if exchange.state != "open"]
+        for slot in slots:
+            slot.drain(closed)
+        for exchange in closed:
+            with suppress(RuntimeError):  # its process group failed: it stays closed
+                exchange.reset()
+
+
+class _Queue:
+    """The batches in flight of one iterator."""
+
+    def __init__(self, iterator: Iterator[Any]) -> None:
+        self.key = id(iterator)
+        self.slots: deque[Slot] = deque()
+        self.is_exhausted = False
+        try:
+            self.iterator: Callable[[], Iterator[Any] | None] = weakref.ref(iterator)
+        except TypeError:  # such as a list's iterator: then it is kept alive
+            self.iterator = lambda: iterator
+
+    def next_batch(self) -> Any:
+        """Return the next batch, or None at the end."""
+        iterator = self.iterator()
+        return None if iterator is None else next(iterator, None)
+
+    def drop_failed(self) -> None:
+        """Keep the batches before the first failed one."""
+        self.slots = deque(takewhile(lambda slot: slot.error is None, self.slots))
+
+
+def _check(execute_all_batches: bool, apply_jit: bool, pipe_n_batch: int) -> None:
+    if not execute_all_batches:
+        raise ValueError(
+            "execute_all_batches is False, which would drop batches already fetched; pass True"
+        )
+    if apply_jit:
+        raise ValueError("apply_jit is True, but models are run as they are; pass False")
+    if not 1 <= pipe_n_batch <= _MOST_BATCHES:
+        raise ValueError(f"pipe_n_batch is {pipe_n_batch}; pass 1 to {_MOST_BATCHES}")
