@@ -1,0 +1,236 @@
+"""Uses the installed C++ library as a stranger would, static and shared.
+
+    python3 tools/test_cpp_consumer.py [--build-dir DIR]
+
+Configures cpp/ alone, installs it, moves the installed tree, and there: builds and runs
+examples/c_minimal.c with the flags of recsdk.pc, builds and runs examples/embed with
+find_package(recsdk), compiles every header alone, and looks at what a shared library shows.
+Ends with one line, `N passed, M failed`. Standard library only; needs cmake, a C and a C++ compiler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CPP = ROOT / "cpp"
+CC = shlex.split(os.environ.get("CC", "cc"))
+CXX = shlex.split(os.environ.get("CXX", "c++"))
+STRICT = ["-Wall", "-Wextra", "-Werror", "-pedantic"]
+# What a shared library may show: the interface, and templates and typeinfo of the standard library,
+# which every program shares. The members of an Impl go with their class; nobody can name its type.
+SHARED_NAMES = re.compile(r"^(recsdk_|_Z\w*6recsdk|_ZN?K?\w*St|_ZT[ISV]|_init$|_fini$)")
+INSIDE = re.compile(r"^_ZNK?6recsdk(8internal|5c_api)")
+
+
+class CheckFailed(Exception):
+    """A command or a claim that did not hold, with what it printed."""
+
+
+def run(*command: str | Path, env: dict[str, str] | None = None) -> str:
+    """Runs a command; returns what it printed."""
+    words = [str(word) for word in command]
+    done = subprocess.run(
+        words,
+        env={**os.environ, **(env or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise CheckFailed(f"$ {shlex.join(words)}\n{done.stdout}exit status {done.returncode}")
+    return done.stdout
+
+
+@dataclass(frozen=True)
+class Installed:
+    """An installed tree and a folder for what is built against it."""
+
+    kind: str
+    prefix: Path
+    scratch: Path
+
+    def one(self, pattern: str) -> Path:
+        """The one file of the tree that the pattern names."""
+        found = sorted(self.prefix.glob(pattern))
+        if len(found) != 1:
+            raise CheckFailed(f"{pattern} names {len(found)} installed files, not one")
+        return found[0]
+
+    @property
+    def package_config(self) -> Path:
+        return self.one("lib*/**/recsdk.pc")
+
+    @property
+    def headers(self) -> list[Path]:
+        return sorted((self.prefix / "include" / "recsdk").glob("*.h"))
+
+    @property
+    def library_path(self) -> dict[str, str]:
+        """The environment in which a program finds the shared library."""
+        return {"LD_LIBRARY_PATH": str(self.package_config.parent.parent)}
+
+
+def install(kind: str, build_dir: Path, scratch: Path) -> Installed:
+    """Builds cpp/ and installs it, then moves the tree: nothing in it may name its first place."""
+    build = build_dir / kind
+    shared = "ON" if kind == "shared" else "OFF"
+    jobs = str(len(os.sched_getaffinity(0)))
+    first = scratch / "installed"
+    run("cmake", "-S", CPP, "-B", build, f"-DBUILD_SHARED_LIBS={shared}")
+    run("cmake", "--build", build, "--parallel", jobs)
+    run("cmake", "--install", build, "--prefix", first)
+    moved = scratch / "moved"
+    first.rename(moved)
+    return Installed(kind, moved, scratch)
+
+
+def package_flags(package_config: Path, *, static: bool) -> list[str]:
+    """What `pkg-config --cflags --libs [--static]` prints, read without pkg-config."""
+    names = {"pcfiledir": str(package_config.parent)}
+    fields: dict[str, str] = {}
+    for line in package_config.read_text(encoding="ascii").splitlines():
+        value = re.sub(r"\$\{(\w+)\}", lambda m: names[m.group(1)], line)
+        if match := re.fullmatch(r"(\w+)=(.*)", value):
+            names[match.group(1)] = match.group(2)
+        elif match := re.fullmatch(r"([\w.]+): (.*)", value):
+            fields[match.group(1)] = match.group(2)
+    private = fields["Libs.private"] if static else ""
+    return shlex.split(f"{fields['Cflags']} {fields['Libs']} {private}")
+
+
+def check_c_program(tree: Installed) -> None:
+    program = tree.scratch / "c_minimal"
+    flags = package_flags(tree.package_config, static=tree.kind == "static")
+    source = CPP / "examples" / "c_minimal.c"
+    run(*CC, "-std=c11", *STRICT, source, "-o", program, *flags)
+    run(program, env=tree.library_path)
+
+
+def check_pkg_config(tree: Installed) -> None:
+    """The real pkg-config, where there is one, reads the same."""
+    tool = shutil.which("pkg-config")
+    if tool is None:
+        print("     (no pkg-config here: recsdk.pc was read by this script only)")
+        return
+    env = {"PKG_CONFIG_PATH": str(tree.package_config.parent)}
+    run(tool, "--validate", "recsdk", env=env)
+    # The last -l of the static flags is found only if every line was understood.
+    printed = run(tool, "--cflags", "--libs", "--static", "recsdk", env=env).split()
+    wanted = package_flags(tree.package_config, static=True)
+    if [os.path.normpath(word) for word in printed] != [os.path.normpath(word) for word in wanted]:
+        raise CheckFailed(f"pkg-config prints {printed}, and {wanted} is expected")
+
+
+def check_cmake_project(tree: Installed) -> None:
+    build = tree.scratch / "embed"
+    source = CPP / "examples" / "embed"
+    run("cmake", "-S", source, "-B", build, f"-DCMAKE_PREFIX_PATH={tree.prefix}")
+    run("cmake", "--build", build)
+    output = run(build / "embed")
+    losses = [float(loss) for loss in re.findall(r"loss (\d+\.\d+)", output)]
+    if len(losses) < 2 or losses[-1] >= losses[0]:
+        raise CheckFailed(f"the loss does not go down:\n{output}")
+
+
+def check_other_minor_version(tree: Installed) -> None:
+    """find_package refuses a minor version that is not the installed one."""
+    source = tree.scratch / "other_version"
+    source.mkdir()
+    (source / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.20)\nproject(other LANGUAGES CXX)\n"
+        "find_package(recsdk 0.999 QUIET)\n"
+        'if(recsdk_FOUND)\n  message(FATAL_ERROR "another minor version was taken")\nendif()\n',
+        encoding="ascii",
+    )
+    run("cmake", "-S", source, "-B", source / "build", f"-DCMAKE_PREFIX_PATH={tree.prefix}")
+
+
+def check_shown_names(tree: Installed) -> None:
+    """A shared library shows the interface and nothing of the inside."""
+    library = tree.one("lib*/**/librecsdk.so")
+    names = [
+        line.split()[0] for line in run("nm", "-D", "-P", "--defined-only", library).splitlines()
+    ]
+    inside = [name for name in names if INSIDE.match(name) or not SHARED_NAMES.match(name)]
+    if inside:
+        raise CheckFailed("the library shows names of its inside:\n" + "\n".join(inside))
+
+
+def check_header(tree: Installed, compiler: list[str], standard: str, header: Path) -> None:
+    """The header compiles alone, and twice in one file."""
+    language = "c++" if "++" in standard else "c"
+    include = f'#include "recsdk/{header.name}"\n'
+    source = tree.scratch / f"{header.stem}.{language}"
+    # C forbids a file without a declaration.
+    source.write_text(f"{include}{include}extern int something;\n", encoding="ascii")
+    flags = [f"-std={standard}", *STRICT, "-fsyntax-only", f"-I{tree.prefix / 'include'}"]
+    run(*compiler, *flags, "-x", language, source)
+
+
+def checks_of(tree: Installed) -> Iterator[tuple[str, Callable[[], None]]]:
+    yield "c_minimal.c", lambda: check_c_program(tree)
+    yield "recsdk.pc", lambda: check_pkg_config(tree)
+    yield "embed", lambda: check_cmake_project(tree)
+    yield "version", lambda: check_other_minor_version(tree)
+    if tree.kind == "shared":
+        yield "shown names", lambda: check_shown_names(tree)
+        return  # the headers are those of the static tree
+    for header in tree.headers:
+        yield f"{header.name} as C++20", lambda h=header: check_header(tree, CXX, "c++20", h)
+    for name in ("c_api.h", "export.h"):
+        path = tree.prefix / "include" / "recsdk" / name
+        yield f"{name} as C11", lambda h=path: check_header(tree, CC, "c11", h)
+
+
+def passes(name: str, check: Callable[[], object]) -> bool:
+    try:
+        check()
+    except CheckFailed as error:
+        print(f"FAIL {name}\n{error}", flush=True)
+        return False
+    print(f"ok   {name}", flush=True)
+    return True
+
+
+def run_kind(kind: str, build_dir: Path) -> list[bool]:
+    with tempfile.TemporaryDirectory(prefix="recsdk-consumer-") as folder:
+        trees: list[Installed] = []
+        results = [
+            passes(
+                f"{kind}: build and install",
+                lambda: trees.append(install(kind, build_dir, Path(folder))),
+            )
+        ]
+        for tree in trees:
+            results += [passes(f"{kind}: {name}", check) for name, check in checks_of(tree)]
+        return results
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "--build-dir",
+        type=Path,
+        default=ROOT / "build" / "consumer",
+        help="where the library is built, incrementally (default: %(default)s)",
+    )
+    args = parser.parse_args()
+    results = [ok for kind in ("static", "shared") for ok in run_kind(kind, args.build_dir)]
+    print(f"{results.count(True)} passed, {results.count(False)} failed")
+    return 0 if all(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
