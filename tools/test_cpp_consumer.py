@@ -5,7 +5,8 @@
 Configures cpp/ alone, installs it, moves the installed tree, and there: builds and runs
 examples/c_minimal.c with the flags of recsdk.pc, builds and runs examples/embed with
 find_package(recsdk), compiles every header alone, and looks at what a shared library shows.
-Ends with one line, `N passed, M failed`. Standard library only; needs cmake, a C and a C++ compiler.
+Ends with one line, `N passed, M failed`. Standard library only; needs cmake and compilers of C and
+C++.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -180,18 +182,18 @@ def check_header(tree: Installed, compiler: list[str], standard: str, header: Pa
 
 
 def checks_of(tree: Installed) -> Iterator[tuple[str, Callable[[], None]]]:
-    yield "c_minimal.c", lambda: check_c_program(tree)
-    yield "recsdk.pc", lambda: check_pkg_config(tree)
-    yield "embed", lambda: check_cmake_project(tree)
-    yield "version", lambda: check_other_minor_version(tree)
+    yield "c_minimal.c", partial(check_c_program, tree)
+    yield "recsdk.pc", partial(check_pkg_config, tree)
+    yield "embed", partial(check_cmake_project, tree)
+    yield "version", partial(check_other_minor_version, tree)
     if tree.kind == "shared":
-        yield "shown names", lambda: check_shown_names(tree)
+        yield "shown names", partial(check_shown_names, tree)
         return  # the headers are those of the static tree
     for header in tree.headers:
-        yield f"{header.name} as C++20", lambda h=header: check_header(tree, CXX, "c++20", h)
+        yield f"{header.name} as C++20", partial(check_header, tree, CXX, "c++20", header)
     for name in ("c_api.h", "export.h"):
         path = tree.prefix / "include" / "recsdk" / name
-        yield f"{name} as C11", lambda h=path: check_header(tree, CC, "c11", h)
+        yield f"{name} as C11", partial(check_header, tree, CC, "c11", path)
 
 
 def passes(name: str, check: Callable[[], object]) -> bool:
