@@ -23,15 +23,10 @@ namespace {
 
 constexpr std::int64_t kFindGrain = 16384;   // keys a piece of a parallel find
 constexpr std::int64_t kRowGrain = 1024;     // rows a piece of a parallel copy or initialization
-constexpr std::int64_t kMaxDim = std::int64_t{1} << 24;
 
 TableConfig validated(TableConfig config) {
   const std::string title = "table '" + config.name + "': ";
   if (config.name.empty()) throw std::invalid_argument("a table's name is empty; give it one");
-  if (config.dim < 1 || config.dim > kMaxDim) {
-    throw std::invalid_argument(title + "dim is " + std::to_string(config.dim) + "; pass 1 to " +
-                                std::to_string(kMaxDim));
-  }
   if (config.max_rows && *config.max_rows < 0) {
     throw std::invalid_argument(title + "max_rows is " + std::to_string(*config.max_rows) +
                                 "; pass 0 or more, or leave it out for no limit");
