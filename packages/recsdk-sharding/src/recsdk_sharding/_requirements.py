@@ -1,0 +1,59 @@
+"""Checks at import that the versions of what this package builds on fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+__all__ = ["Requirement", "check_requirements"]
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """A range of versions of a distribution, on (major, minor)."""
+
+    name: str
+    lowest: tuple[int, int]
+    below: tuple[int, int]
+    install: str
+
+    def problem(self, found: str | None) -> str | None:
+        """What is wrong with the found version (None: not installed), and what to do."""
+        if found is not None:
+            major, minor = found.split(".")[:2]
+            if self.lowest <= (int(major), int(minor)) < self.below:
+                return None
+        wanted = f"{self.name}>={_dotted(self.lowest)},<{_dotted(self.below)}"
+        what = "it is not installed" if found is None else f"found {found}"
+        return f"recsdk_sharding needs {wanted}; {what}; install it with: {self.install}"
+
+
+REQUIREMENTS = (
+    Requirement("recsdk-core", (0, 1), (0, 2), 'pip install "recsdk-core>=0.1,<0.2"'),
+    Requirement("torch", (2, 13), (2, 14), 'pip install "torch==2.13.*"'),
+    Requirement("torchrec", (1, 8), (1, 9), 'pip install "torchrec>=1.8,<1.9"'),
+)
+
+
+def check_requirements(found: Callable[[str], str | None] | None = None) -> None:
+    """Raises ImportError naming the first requirement that is not met and the line to install.
+
+    `found` gives the installed version of a distribution, or None; by default from its metadata.
+    """
+    look_up = found or _installed_version
+    for requirement in REQUIREMENTS:
+        problem = requirement.problem(look_up(requirement.name))
+        if problem is not None:
+            raise ImportError(problem)
+
+
+def _installed_version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _dotted(numbers: tuple[int, int]) -> str:
+    return ".".join(map(str, numbers))

@@ -1,0 +1,168 @@
+"""What a hash table is: torchrec's table config, without a bound on ids."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import recsdk_core
+from recsdk_core import init
+from torch import nn
+from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, PoolingType
+
+from recsdk_sharding.initializers import native_initializer, per_key_initializer
+
+__all__ = ["HashEmbeddingBagConfig", "check_tables"]
+
+_UINT64 = 2**64
+
+# Fields of torchrec's config that mean nothing for a hash table, with the value that leaves them off.
+_UNUSED: dict[str, Any] = {
+    "num_embeddings_post_pruning": None,
+    "need_pos": False,
+    "input_dim": None,
+    "total_num_buckets": None,
+    "use_virtual_table": False,
+    "virtual_table_eviction_policy": None,
+    "enable_embedding_update": False,
+    "stash_weights": False,
+}
+
+
+@dataclass
+class HashEmbeddingBagConfig(EmbeddingBagConfig):  # type: ignore[misc]
+    """One table of a `HashEmbeddingBagCollection`: torchrec's `EmbeddingBagConfig` for raw ids.
+
+    `num_embeddings` is the planned number of rows: the planner and the default initializer use it.
+    It bounds no id, and any number of distinct 64-bit ids may get a row, up to `max_rows`.
+    `feature_names` empty means one feature named as the table. `data_type` is FP32.
+
+    New rows are made by `initializer` if given, else by `init_fn`, else uniformly over
+    [`weight_init_min`, `weight_init_max`], by default +-1/sqrt(num_embeddings) as in torchrec. The
+    `init_fn`s uniform_, normal_, trunc_normal_, constant_, zeros_ and ones_ of `torch.nn.init`, or
+    a `partial` of them with keywords, run in the engine. Any other is run per new key on a (1, D)
+    tensor, with torch's random numbers seeded by (seed, table, key): slow, but as pure.
+
+    Raises ValueError or TypeError, naming table and field, for what is out of range or unsupported.
+
+    >>> config = HashEmbeddingBagConfig(
+    ...     name="user", embedding_dim=16, num_embeddings=1_000_000, feature_names=["user_id"]
+    ... )
+    >>> config.row_initializer()
+    Uniform(low=-0.001, high=0.001)
+    """
+
+    seed: int = 0
+    """Drives the values of new rows, with the table's name; 0 to 2**64 - 1."""
+    max_rows: int | None = None
+    """Rows of the whole table, over all ranks; further ids are refused and read zeros. None: no
+    limit."""
+    initializer: init.Initializer | None = None
+    """How new rows get their values; None: by `init_fn`."""
+
+    def __post_init__(self) -> None:
+        self._check_names()
+        self._check_numbers()
+        self._check_kinds()
+        super().__post_init__()
+
+    def _error(self, text: str) -> str:
+        return f"table {self.name!r}: {text}"
+
+    def _check_names(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ValueError(f"name of a table must be a string that is not empty, got {self.name!r}")
+        if "." in self.name or hasattr(nn.ModuleDict, self.name):
+            raise ValueError(
+                self._error("a module cannot have this name; choose one without a dot that is no "
+                            "method of torch.nn.ModuleDict")
+            )
+        names = self.feature_names
+        if isinstance(names, str) or not all(isinstance(n, str) and n for n in names):
+            raise TypeError(
+                self._error(f"feature_names must be a list of strings that are not empty, got {names!r}")
+            )
+        repeated = [name for name, count in Counter(names).items() if count > 1]
+        if repeated:
+            raise ValueError(self._error(f"feature_names names {repeated} more than once"))
+
+    def _check_numbers(self) -> None:
+        self._require_int("num_embeddings", 1)
+        self._require_int("embedding_dim", 1)
+        self._require_int("seed", 0)
+        if self.seed >= _UINT64:
+            raise ValueError(self._error(f"seed must be below 2**64, got {self.seed}"))
+        if self.max_rows is not None:
+            self._require_int("max_rows", 0)
+        low, high = self.get_weight_init_min(), self.get_weight_init_max()
+        if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+            raise ValueError(
+                self._error(f"weight_init_min must be at most weight_init_max, got {low} and {high}")
+            )
+
+    def _require_int(self, field: str, lowest: int) -> None:
+        value = getattr(self, field)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(self._error(f"{field} must be an int, got {value!r}"))
+        if value < lowest:
+            raise ValueError(self._error(f"{field} must be at least {lowest}, got {value}"))
+
+    def _check_kinds(self) -> None:
+        if self.data_type != DataType.FP32:
+            raise ValueError(self._error(f"data_type must be DataType.FP32, got {self.data_type}"))
+        if not isinstance(self.pooling, PoolingType) or self.pooling == PoolingType.NONE:
+            raise ValueError(
+                self._error(f"pooling must be PoolingType.SUM or MEAN, got {self.pooling!r}")
+            )
+        for field, off in _UNUSED.items():
+            if getattr(self, field) != off:
+                raise ValueError(
+                    self._error(f"{field} is not supported by hash tables; leave it at {off!r}")
+                )
+        if self.initializer is not None and not isinstance(self.initializer, init.Initializer):
+            raise TypeError(
+                self._error("initializer must be one of recsdk_core.init, got "
+                            f"{self.initializer!r}; pass a function of a tensor as init_fn")
+            )
+        if self.init_fn is not None and not callable(self.init_fn):
+            raise TypeError(self._error(f"init_fn must be callable, got {self.init_fn!r}"))
+
+    def row_initializer(self) -> init.Initializer:
+        """The engine's initializer of new rows."""
+        if self.initializer is not None:
+            return self.initializer
+        native = native_initializer(self.init_fn)
+        return native or per_key_initializer(self.init_fn, self.seed, self.name)
+
+    def make_table(
+        self, optimizer: recsdk_core.optim.Optimizer, max_rows: int | None
+    ) -> recsdk_core.Table:
+        """An empty table for one rank's part, with that rank's share of `max_rows`."""
+        return recsdk_core.Table(
+            self.embedding_dim,
+            name=self.name,
+            optimizer=optimizer,
+            initializer=self.row_initializer(),
+            seed=self.seed,
+            max_rows=max_rows,
+        )
+
+
+def check_tables(tables: Sequence[HashEmbeddingBagConfig]) -> None:
+    """Raises if the tables cannot form one collection: none, of another type, or equal names."""
+    if not tables:
+        raise ValueError("HashEmbeddingBagCollection needs at least one table, got none")
+    for table in tables:
+        if not isinstance(table, HashEmbeddingBagConfig):
+            raise TypeError(
+                "HashEmbeddingBagCollection: tables must be HashEmbeddingBagConfig, got "
+                f"{type(table).__name__}"
+            )
+    repeated = [name for name, n in Counter(table.name for table in tables).items() if n > 1]
+    if repeated:
+        raise ValueError(
+            f"HashEmbeddingBagCollection: table names must differ, got {repeated} more than once"
+        )

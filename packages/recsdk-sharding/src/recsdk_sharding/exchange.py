@@ -1,0 +1,454 @@
+"""What the ranks tell each other on the host before each batch, and how they fail together.
+
+A `HostExchange` runs jobs one after the other on a thread of its own, over a gloo process group that
+nobody else uses. Each job begins with one small collective: every rank says whether its local work
+went well, whether it has a batch, whether it trains, at which step, and how much it will send. A rank
+that failed or has no batch takes part too, so all ranks learn it in the same exchange; from then on
+all of them refuse further jobs until `reset()`. A job ends with a second small collective, so that a
+failure after the data has moved also ends the step on every rank.
+
+Shape letter: W ranks.
+"""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
+
+import torch
+import torch.distributed as dist
+from recsdk_core import RecsdkError
+from torch import nn
+
+__all__ = [
+    "EndOfData",
+    "ExchangeJob",
+    "HostExchange",
+    "PeerError",
+    "Splits",
+    "exchange_of_group",
+    "exchanges_of",
+]
+
+T = TypeVar("T")
+
+MAX_MESSAGE_BYTES = 4096
+_SECONDS_AT_EXIT = 1.0
+
+
+class EndOfData(RecsdkError):
+    """A rank has no further batch, so no rank trains the batch that was to be exchanged.
+
+    Not an error: a pipeline trains what it has in flight and then raises StopIteration.
+    """
+
+
+class PeerError(RecsdkError):
+    """Another rank failed, or could not be reached."""
+
+    def __init__(self, rank: int | None, message: str, step: int | None = None) -> None:
+        self.rank = rank
+        """The rank that failed; None if the process group itself failed."""
+        self.message = message
+        """What that rank said."""
+        self.step = step
+        """The step that was to be exchanged."""
+        where = "the exchange between hosts" if rank is None else f"rank {rank}"
+        super().__init__(f"{where} failed in step {step}: {message}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Splits:
+    """How much one rank sends in one job."""
+
+    batch_size: int = 0
+    """Samples of the rank's batch."""
+    counts: tuple[int, ...] = ()
+    """Items that it sends to each rank, W numbers; empty: none."""
+
+
+class ExchangeJob(ABC, Generic[T]):
+    """The host work of one batch and sharding group, cut where the ranks have to agree.
+
+    The methods are called on the exchange's thread, in the order below, once each. What `prepare`
+    or `finish` raises is raised by the job's future, and reported to the other ranks.
+    """
+
+    training: bool
+    """Whether the batch is to be trained; all ranks must say the same."""
+    tag: int
+    """Identifies the job's kind (0 to 2**31 - 1); all ranks must say the same."""
+
+    @abstractmethod
+    def step(self) -> int:
+        """The step of this batch; all ranks must say the same."""
+
+    @abstractmethod
+    def prepare(self) -> Splits:
+        """Local work before any communication."""
+
+    @abstractmethod
+    def transfer(self, group: dist.ProcessGroup, splits: Sequence[Splits]) -> None:
+        """Collectives over the group, knowing what each rank sends. What it raises is final."""
+
+    @abstractmethod
+    def finish(self) -> T:
+        """Local work with what was received."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Header:
+    """What a rank says first, as int64 words."""
+
+    has_batch: bool = True
+    training: bool = False
+    step: int = 0
+    tag: int = 0
+    message_bytes: int = 0
+    """Length of the error's text; 0: no error."""
+    splits: Splits = field(default_factory=Splits)
+
+    def words(self, world_size: int) -> list[int]:
+        counts = self.splits.counts or (0,) * world_size
+        flags = [int(self.has_batch), int(self.training)]
+        return [*flags, self.step, self.tag, self.message_bytes, self.splits.batch_size, *counts]
+
+    @staticmethod
+    def of_words(words: Sequence[int]) -> _Header:
+        has_batch, training, step, tag, message_bytes, batch_size, *counts = words
+        return _Header(
+            has_batch=bool(has_batch),
+            training=bool(training),
+            step=step,
+            tag=tag,
+            message_bytes=message_bytes,
+            splits=Splits(batch_size=batch_size, counts=tuple(counts)),
+        )
+
+
+class _Failure(RecsdkError):
+    """What a rank says of a failure outside of any job."""
+
+
+class _Absent(ExchangeJob[None]):
+    """Takes part in one exchange without a batch: at the end of data, or to report a failure."""
+
+    training = False
+    tag = 0
+
+    def __init__(self, failure: str | None = None) -> None:
+        self._failure = failure
+
+    def step(self) -> int:
+        return 0
+
+    def prepare(self) -> Splits:
+        if self._failure is not None:
+            raise _Failure(self._failure)
+        return Splits()
+
+    def transfer(self, group: dist.ProcessGroup, splits: Sequence[Splits]) -> None:
+        raise AssertionError("an exchange with an absent rank moves no data")
+
+    def finish(self) -> None:
+        raise AssertionError("an exchange with an absent rank moves no data")
+
+
+@dataclass
+class _Entry:
+    """A queued job. Keeps its exchange alive until it has run."""
+
+    exchange: HostExchange
+    job: ExchangeJob[Any]
+    has_batch: bool
+    future: Future[Any]
+
+    def run(self) -> None:
+        try:
+            result = self.exchange._result_of(self.job, self.has_batch)
+        except BaseException as error:
+            self.exchange._count(-1)
+            self.future.set_exception(error)
+        else:
+            self.exchange._count(-1)
+            self.future.set_result(result)
+
+
+class _Worker:
+    """A thread and its queue. Ends at a None in the queue."""
+
+    def __init__(self) -> None:
+        self.entries: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
+        # A daemon: a rank whose peers died would otherwise hang at exit until the group's timeout.
+        self.thread = threading.Thread(
+            target=_run_entries, args=(self.entries,), name="recsdk-host-exchange", daemon=True
+        )
+        self.thread.start()
+
+    def drop_queued(self) -> int:
+        """Takes out what has not started; returns how many jobs that were."""
+        num_dropped = 0
+        while True:
+            try:
+                entry = self.entries.get_nowait()
+            except queue.Empty:
+                return num_dropped
+            if entry is not None:
+                entry.future.set_exception(CancelledError())
+                num_dropped += 1
+
+
+def _run_entries(entries: queue.SimpleQueue[_Entry | None]) -> None:
+    while (entry := entries.get()) is not None:
+        entry.run()
+        del entry  # the wait for the next one must not keep the exchange alive
+
+
+class HostExchange:
+    """Runs the host jobs of all batches in submission order, on one thread and process group.
+
+    All ranks must submit the same jobs in the same order. Thread-safe; jobs of one exchange never
+    overlap. Cost of a job beside its own work: two collectives of about 100 bytes a rank.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        """Wraps a gloo `group` that nobody else uses; use `exchange_of_group` to get it."""
+        self.group = group
+        self.rank: int = dist.get_rank(group)
+        self.world_size: int = dist.get_world_size(group)
+        self._lock = threading.Lock()
+        self._worker: _Worker | None = None
+        self._num_pending = 0
+        self._latched: Callable[[], RecsdkError] | None = None
+        self._is_ended = False
+        self._is_broken = False
+
+    @property
+    def state(self) -> Literal["open", "ended", "failed"]:
+        """Whether jobs run, or are refused because data ended or a rank failed."""
+        if self._latched is None:
+            return "open"
+        return "ended" if self._is_ended else "failed"
+
+    def submit(self, job: ExchangeJob[T]) -> Future[T]:
+        """Queues a job; its future has the result of `finish` or raises.
+
+        After the end of data or a failure the future raises at once what that was (EndOfData or
+        PeerError). Returns immediately; never raises for what the job does.
+        """
+        return self._enqueue(job, has_batch=True)
+
+    def announce_end(self) -> None:
+        """Says that this rank has no further batch, and waits until all ranks know.
+
+        Takes part in the next exchange without a batch; every rank's job of that exchange raises
+        EndOfData. Does nothing if the data has ended already. Raises PeerError if a rank failed.
+        """
+        self._announce(_Absent())
+
+    def announce_failure(self, error: BaseException) -> None:
+        """Says that this rank failed outside of any job, and waits until all ranks know.
+
+        The other ranks' next job raises PeerError with the error's text. Does nothing if the
+        exchange has ended or failed already.
+        """
+        try:
+            self._announce(_Absent(f"{type(error).__name__}: {error}"))
+        except RecsdkError:
+            pass  # its own words, or what ended the exchange before
+
+    def reset(self) -> None:
+        """Makes the exchange usable again after an end or a failure that all ranks have seen.
+
+        Every rank must have drained its jobs first. Raises RuntimeError if jobs are pending, or if
+        the process group itself failed.
+        """
+        with self._lock:
+            if self._num_pending:
+                raise RuntimeError(
+                    f"cannot reset the host exchange: {self._num_pending} jobs are pending; wait "
+                    "for their futures first"
+                )
+            if self._is_broken:
+                raise RuntimeError(
+                    "cannot reset the host exchange: its process group failed; restart the ranks"
+                )
+            self._latched = None
+            self._is_ended = False
+
+    def shutdown(self, timeout: float) -> None:
+        """Drops queued jobs and stops the thread, waiting at most `timeout` seconds for it.
+
+        Dropped jobs' futures raise CancelledError. A later `submit` starts a thread again, unless the old
+        one is stuck in a collective: then the exchange has failed for good.
+        """
+        with self._lock:
+            worker, self._worker = self._worker, None
+            if worker is None:
+                return
+            self._num_pending -= worker.drop_queued()
+        worker.entries.put(None)
+        worker.thread.join(timeout)
+        if worker.thread.is_alive():
+            self._break("the job in flight did not end in time")
+
+    def _announce(self, job: _Absent) -> None:
+        try:
+            self._enqueue(job, has_batch=False).result()
+        except EndOfData:
+            pass
+
+    def _enqueue(self, job: ExchangeJob[T], has_batch: bool) -> Future[T]:
+        future: Future[T] = Future()
+        future.set_running_or_notify_cancel()  # cancelled on one rank, it would be missing there
+        with self._lock:
+            if self._worker is None:
+                self._worker = _Worker()
+                weakref.finalize(self, self._worker.entries.put, None)
+            self._num_pending += 1
+            self._worker.entries.put(_Entry(self, job, has_batch, future))
+        return future
+
+    def _count(self, change: int) -> None:
+        with self._lock:
+            self._num_pending += change
+
+    def _result_of(self, job: ExchangeJob[T], has_batch: bool) -> T | None:
+        """Runs a job on the worker's thread."""
+        if self._latched is not None:
+            raise self._latched()
+        step = job.step()
+        splits, error = _attempt(job.prepare)
+        own = _Header(
+            has_batch=has_batch,
+            training=job.training,
+            step=step,
+            tag=job.tag,
+            message_bytes=len(_message_of(error)),
+            splits=splits or Splits(),
+        )
+        rows = self._gather(own.words(self.world_size), step)
+        headers = [_Header.of_words(row) for row in rows]
+        self._check(headers, error, step)
+        self._communicate(lambda: job.transfer(self.group, [h.splits for h in headers]), step)
+        result, error = _attempt(job.finish)
+        lengths = self._gather([len(_message_of(error))], step)
+        self._raise_failures([row[0] for row in lengths], error, step)
+        return result
+
+    def _check(
+        self, headers: list[_Header], error: BaseException | None, step: int
+    ) -> None:
+        """Raises, on every rank, if the ranks cannot go on with this exchange."""
+        self._raise_failures([h.message_bytes for h in headers], error, step)
+        absent = [rank for rank, h in enumerate(headers) if not h.has_batch]
+        if absent:
+            self._is_ended = True
+            raise self._latch(lambda: EndOfData(f"ranks {absent} have no further batch"))
+        first = headers[0]
+        for rank, h in enumerate(headers):
+            if (h.training, h.step, h.tag) != (first.training, first.step, first.tag):
+                text = _disagreement(first, rank, h)
+                raise self._latch(lambda text=text: RecsdkError(text))  # type: ignore[misc]
+
+    def _raise_failures(
+        self, message_bytes: Sequence[int], error: BaseException | None, step: int
+    ) -> None:
+        """Swaps the failed ranks' messages and raises: one's own error, else a PeerError."""
+        failed = [rank for rank, length in enumerate(message_bytes) if length]
+        if not failed:
+            return
+        length = max(message_bytes)
+        own = list(_message_of(error).ljust(length, b"\0"))
+        messages = self._gather(own, step)
+        rank = failed[0]
+        text = bytes(messages[rank][: message_bytes[rank]]).decode(errors="replace")
+        latched = self._latch(lambda: PeerError(rank, text, step))
+        raise latched if error is None else error
+
+    def _gather(self, words: Sequence[int], step: int) -> list[list[int]]:
+        """The words of all ranks, equally many each."""
+        own = torch.tensor(words, dtype=torch.int64)
+        parts = [torch.empty_like(own) for _ in range(self.world_size)]
+        self._communicate(lambda: dist.all_gather(parts, own, group=self.group), step)
+        return [part.tolist() for part in parts]
+
+    def _communicate(self, call: Callable[[], Any], step: int) -> None:
+        try:
+            call()
+        except Exception as error:
+            raise self._break(str(error), step) from error
+
+    def _latch(self, make: Callable[[], RecsdkError]) -> RecsdkError:
+        self._latched = make
+        return make()
+
+    def _break(self, text: str, step: int | None = None) -> RecsdkError:
+        self._is_broken = True
+        hint = "a rank may have died; restart the ranks"
+        return self._latch(lambda: PeerError(None, f"{text} ({hint})", step))
+
+
+def _attempt(call: Callable[[], T]) -> tuple[T | None, BaseException | None]:
+    try:
+        return call(), None
+    except Exception as error:
+        return None, error
+
+
+def _message_of(error: BaseException | None) -> bytes:
+    """The error as text, never empty; nothing if there is none."""
+    if error is None:
+        return b""
+    text = str(error) if isinstance(error, _Failure) else f"{type(error).__name__}: {error}"
+    return text.encode()[:MAX_MESSAGE_BYTES]
+
+
+def _disagreement(first: _Header, rank: int, other: _Header) -> str:
+    def describe(header: _Header) -> str:
+        mode = "trains" if header.training else "evaluates"
+        return f"{mode} at step {header.step} with modules {header.tag}"
+
+    return (
+        f"the ranks disagree on the batch to exchange: rank 0 {describe(first)}, rank {rank} "
+        f"{describe(other)}; all ranks must run the same modules in the same order and mode"
+    )
+
+
+_exchanges: weakref.WeakValueDictionary[dist.ProcessGroup, HostExchange] = (
+    weakref.WeakValueDictionary()
+)
+
+
+def exchange_of_group(group: dist.ProcessGroup) -> HostExchange:
+    """The one exchange of a host process group, made when it is first asked for."""
+    found = _exchanges.get(group)
+    if found is None:
+        found = _exchanges[group] = HostExchange(group)
+    return found
+
+
+@atexit.register
+def _stop_threads() -> None:
+    for exchange in list(_exchanges.values()):
+        exchange.shutdown(_SECONDS_AT_EXIT)
+
+
+def exchanges_of(module: nn.Module) -> list[HostExchange]:
+    """The exchanges that a model's sharded hash modules use, each once, in module order.
+
+    Empty for a model without sharded hash modules.
+    """
+    found: dict[int, HostExchange] = {}
+    for child in module.modules():
+        exchange = getattr(child, "host_exchange", None)
+        if isinstance(exchange, HostExchange):
+            found.setdefault(id(exchange), exchange)
+    return list(found.values())

@@ -1,0 +1,58 @@
+"""The lookup of one sharding group: pools mapped rows, and trains them in backward.
+
+Shape letters: S samples of all ranks, C columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from recsdk_core.nn.function import pool_features
+from torchrec.distributed.embedding_types import BaseEmbeddingLookup
+from torchrec.optim.fused import FusedOptimizer, FusedOptimizerModule
+
+from recsdk_sharding.host_dist import MappedBatch
+from recsdk_sharding.optimizers import HashFusedOptimizer
+from recsdk_sharding.rows import TableRows, anchor_of
+
+__all__ = ["HashLookup"]
+
+
+class HashLookup(BaseEmbeddingLookup[Any, Any], FusedOptimizerModule):  # type: ignore[misc]
+    """Pools the bags of all tables of a group as one autograd node.
+
+    Its backward gives each table one optimizer update, even for an empty batch, and then ends the
+    batch's leases.
+    """
+
+    def __init__(self, rows: Sequence[TableRows], num_columns: int) -> None:
+        super().__init__()
+        self._rows = list(rows)
+        self._num_columns = num_columns
+        self._optimizer = HashFusedOptimizer(self._rows)
+
+    @property
+    def fused_optimizer(self) -> FusedOptimizer:
+        """The tables' optimizers, with a parameter group for each."""
+        return self._optimizer
+
+    def forward(self, sparse_features: MappedBatch) -> torch.Tensor:
+        """This rank's part of the pooled vectors of all ranks' samples: float32 (S, C)."""
+        self._optimizer.step()  # a scheduler may have changed the learning rate since the last step
+        return pool_features(
+            sparse_features.tables,
+            sum(sparse_features.batch_sizes),
+            self._num_columns,
+            anchor_of(self._rows),
+        )
+
+    def prefetch(self, sparse_features: MappedBatch, forward_stream: Any = None) -> None:
+        """Does nothing: rows are in memory."""
+
+    def flush(self) -> None:
+        """Does nothing: rows have one place."""
+
+    def purge(self) -> None:
+        """Does nothing: nothing is cached."""

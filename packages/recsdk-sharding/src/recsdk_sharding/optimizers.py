@@ -1,0 +1,63 @@
+"""From `apply_optimizer_in_backward` to the engine's optimizers, and back to torchrec's interface."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from recsdk_core import optim
+from torch import nn
+from torchrec.optim.fused import FusedOptimizer
+
+if TYPE_CHECKING:
+    from recsdk_sharding.rows import TableRows
+
+__all__ = ["HashFusedOptimizer", "optimizer_of_parameter"]
+
+
+def optimizer_of_parameter(parameter: nn.Parameter, table: str) -> optim.Optimizer | None:
+    """The engine's optimizer for what `apply_optimizer_in_backward` left on a parameter.
+
+    Arguments that were not given have the torch class's defaults. None if nothing was applied.
+    Raises ValueError, naming the table, for an unsupported class or argument and for two optimizers.
+    """
+    classes: list[type] = getattr(parameter, "_optimizer_classes", [])
+    if not classes:
+        return None
+    if len(classes) > 1:
+        names = [cls.__name__ for cls in classes]
+        raise ValueError(
+            f"table {table!r}: apply_optimizer_in_backward was called more than once: {names}; a "
+            "table has one optimizer"
+        )
+    arguments = dict(parameter._optimizer_kwargs[0])  # type: ignore[attr-defined]
+    arguments.pop("optimizer", None)  # torchrec's own sharders leave it in the caller's dict
+    try:
+        return optim.from_torch(classes[0], arguments)
+    except ValueError as error:
+        raise ValueError(f"table {table!r}: {error}") from error
+
+
+class HashFusedOptimizer(FusedOptimizer):  # type: ignore[misc]
+    """torchrec's view of optimizers that run in backward: one parameter group per table.
+
+    `step` and `zero_grad` only hand changed learning rates to the tables. Optimizer state belongs to
+    the rows and is in the module's `state_dict`, so `state_dict()["state"]` is empty here.
+    """
+
+    def __init__(self, rows: Sequence[TableRows]) -> None:
+        self._rows = [part for part in rows if part.optimizer is not None]
+        params = {f"{part.config.name}.weight": part.weight for part in self._rows}
+        groups = [{"params": [p.weight], "lr": p.table.learning_rate} for p in self._rows]
+        super().__init__(params, {}, groups)
+
+    def step(self, closure: Any = None) -> None:
+        """Hands the learning rates of `param_groups` to the tables."""
+        for part, group in zip(self._rows, self.param_groups, strict=True):
+            rate = float(group["lr"])
+            if rate != part.table.learning_rate:
+                part.table.learning_rate = rate
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        """As `step`: gradients are never kept."""
+        self.step()

@@ -1,0 +1,178 @@
+"""The sharders to give to torchrec's planner and DistributedModelParallel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.fused_embeddingbag import FusedEmbeddingBagCollectionSharder
+from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingEnv, ShardingType
+
+from recsdk_sharding.exchange import exchange_of_group
+from recsdk_sharding.host_dist import HostGroup
+from recsdk_sharding.modules import HashEmbeddingBagCollection, check_device
+from recsdk_sharding.ranks import RankMap, RankRule
+from recsdk_sharding.sharded import ShardedHashEmbeddingBagCollection
+
+__all__ = ["HashEmbeddingBagCollectionSharder", "get_default_hybrid_sharders"]
+
+
+class HashEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):  # type: ignore[misc]
+    """Shards a `HashEmbeddingBagCollection` row-wise, with kernel "fused"."""
+
+    def __init__(self, host_env: ShardingEnv, rank_rule: RankRule = "virtual_shard") -> None:
+        """`host_env` and `rank_rule` as in `get_default_hybrid_sharders`."""
+        super().__init__()
+        group = _check_host_env(host_env)
+        self._host = HostGroup(exchange_of_group(group), RankMap(host_env.world_size, rank_rule))
+
+    def shard(
+        self,
+        module: HashEmbeddingBagCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedHashEmbeddingBagCollection:
+        """The sharded module. Raises ValueError for a plan, device or group that does not fit."""
+        made = check_device(device, "HashEmbeddingBagCollectionSharder")
+        for name, sharding in params.items():
+            _check_plan(name, sharding)
+        _check_groups(self._host, env)
+        return ShardedHashEmbeddingBagCollection(
+            module, params, env, self._host, made, module_fqn
+        )
+
+    def shardable_parameters(self, module: HashEmbeddingBagCollection) -> dict[str, nn.Parameter]:
+        """A meta tensor (num_embeddings, D) per table, for the planner."""
+        return {
+            config.name: nn.Parameter(
+                torch.empty(config.num_embeddings, config.embedding_dim, device="meta")
+            )
+            for config in module.embedding_bag_configs()
+        }
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        """Row-wise."""
+        return [ShardingType.ROW_WISE.value]
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        """Fused: the optimizer runs in backward."""
+        return [EmbeddingComputeKernel.FUSED.value]
+
+    @property
+    def module_type(self) -> type[HashEmbeddingBagCollection]:
+        """What it shards."""
+        return HashEmbeddingBagCollection
+
+    @property
+    def sharded_module_type(self) -> type[ShardedHashEmbeddingBagCollection]:
+        """What it makes."""
+        return ShardedHashEmbeddingBagCollection
+
+
+class _RowWiseOnCpuMixin:
+    """Offers on the cpu the row-wise types that torchrec's sharder offers on cuda only."""
+
+    _more_types: tuple[ShardingType, ...]
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        types: list[str] = super().sharding_types(compute_device_type)  # type: ignore[misc]
+        if compute_device_type != "cpu":
+            return types
+        return types + [t.value for t in self._more_types if t.value not in types]
+
+
+class _CpuEmbeddingBagCollectionSharder(_RowWiseOnCpuMixin, EmbeddingBagCollectionSharder):  # type: ignore[misc]
+    _more_types = (ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE)
+
+
+class _CpuFusedEmbeddingBagCollectionSharder(
+    _RowWiseOnCpuMixin,
+    FusedEmbeddingBagCollectionSharder,  # type: ignore[misc]
+):
+    _more_types = (ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE)
+
+
+_ADAPTED: dict[type, type] = {
+    EmbeddingBagCollectionSharder: _CpuEmbeddingBagCollectionSharder,
+    FusedEmbeddingBagCollectionSharder: _CpuFusedEmbeddingBagCollectionSharder,
+}
+
+
+def get_default_hybrid_sharders(
+    host_env: ShardingEnv, rank_rule: RankRule = "virtual_shard"
+) -> list[ModuleSharder[nn.Module]]:
+    """The sharders for hash tables and for torchrec's own modules.
+
+    `host_env` is `ShardingEnv(world_size, rank, pg)` over a gloo group that nothing else uses, made
+    by `dist.new_group(backend="gloo")` on all ranks; ids are exchanged over it. `rank_rule` says
+    which rank owns an id: "virtual_shard", or "modulo" for `uint64(id) % world_size`; all ranks must
+    pass the same. torchrec's sharders are its default ones, offering row-wise types on the cpu too.
+
+    Raises TypeError or ValueError for a `host_env` that does not fit.
+    """
+    stock = [
+        _ADAPTED[type(sharder)]() if type(sharder) in _ADAPTED else sharder
+        for sharder in get_default_sharders()
+    ]
+    return [HashEmbeddingBagCollectionSharder(host_env, rank_rule), *stock]
+
+
+def _check_host_env(host_env: ShardingEnv) -> dist.ProcessGroup:
+    """The host process group; raises if it cannot carry ids."""
+    make = 'dist.new_group(backend="gloo")'
+    if not isinstance(host_env, ShardingEnv):
+        raise TypeError(f"host_env must be a torchrec ShardingEnv, got {type(host_env).__name__}")
+    group = host_env.process_group
+    if group is None:
+        raise ValueError(f"host_env has no process group; pass ShardingEnv(..., pg={make})")
+    backend = dist.get_backend(group)
+    if backend != "gloo":
+        raise ValueError(
+            f"host_env must be on a gloo group, since ids are exchanged on the host; got a "
+            f"{backend} group; make one with {make}"
+        )
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    if (host_env.world_size, host_env.rank) != (size, rank):
+        raise ValueError(
+            f"host_env says rank {host_env.rank} of {host_env.world_size}, its group rank {rank} of "
+            f"{size}"
+        )
+    if group is dist.GroupMember.WORLD:
+        raise ValueError(
+            "host_env must be on a group of its own, since its collectives run in the background; "
+            f"got the default group; make one with {make}"
+        )
+    return group
+
+
+def _check_groups(host: HostGroup, env: ShardingEnv) -> None:
+    """Raises if the module's ranks are not the host group's."""
+    exchange = host.exchange
+    if (env.world_size, env.rank) != (exchange.world_size, exchange.rank):
+        raise ValueError(
+            f"the module is sharded as rank {env.rank} of {env.world_size}, but host_env is rank "
+            f"{exchange.rank} of {exchange.world_size}; both must be the same ranks"
+        )
+    if env.process_group is exchange.group:
+        raise ValueError(
+            "host_env and the sharded module use the same process group; give host_env its own: "
+            'dist.new_group(backend="gloo")'
+        )
+
+
+def _check_plan(name: str, sharding: Any) -> None:
+    """Raises if the plan asks for what hash tables cannot do."""
+    wanted = (ShardingType.ROW_WISE.value, EmbeddingComputeKernel.FUSED.value)
+    if (sharding.sharding_type, sharding.compute_kernel) != wanted:
+        raise ValueError(
+            f"table {name!r}: hash tables are sharded {wanted[0]} with kernel {wanted[1]}; the plan "
+            f"says {sharding.sharding_type} with {sharding.compute_kernel}; constrain the table with "
+            'ParameterConstraints(sharding_types=["row_wise"], compute_kernels=["fused"])'
+        )
