@@ -51,10 +51,9 @@ def build(folder: Path, sanitize: str, *options: str) -> int:
 def run_tests(folder: Path, junit: Path | None) -> int:
     jobs = str(len(os.sched_getaffinity(0)))
     command = ["ctest", "--test-dir", str(folder), "--output-on-failure", "-j", jobs]
-    command += ["--progress", "--no-tests=error"]
+    command += ["--no-tests=error"]
     if junit is not None:
-        junit.unlink(missing_ok=True)
-        command += ["--output-junit", str(junit)]
+        command += ["--output-junit", str(junit.resolve())]
     return call(command, **SANITIZER_OPTIONS)
 
 

@@ -5,6 +5,7 @@ Standard library only: this runs before anything is installed.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import os
@@ -62,19 +63,26 @@ def has_python_headers() -> bool:
     return (Path(sysconfig.get_path("include")) / "Python.h").is_file()
 
 
-def needs(*, gtest: bool, benchmark: bool) -> list[Need]:
-    """What a profile of the set-up needs from the operating system."""
+HEADERS = {
+    "gtest/gtest.h": ("libgtest-dev", "GoogleTest"),
+    "absl/container/flat_hash_map.h": ("libabsl-dev", "a hash map to race with"),
+    "boost/unordered/unordered_flat_map.hpp": ("libboost1.81-dev", "a hash map to race with"),
+}
+TEST_HEADERS = ("gtest/gtest.h",)
+BENCH_HEADERS = ("absl/container/flat_hash_map.h", "boost/unordered/unordered_flat_map.hpp")
+
+
+def needs(headers: Sequence[str]) -> list[Need]:
+    """What every profile of the set-up needs from the operating system, and these headers."""
     found = [
         Need(package="g++", purpose="C++20 compiler", is_present=has_compiler),
         Need(package="python3-venv", purpose="virtual environments", is_present=has_venv),
         Need(package="python3-dev", purpose="Python.h", is_present=has_python_headers),
     ]
-    if gtest:
-        has_gtest = lambda: has_header("gtest/gtest.h")  # noqa: E731
-        found.append(Need(package="libgtest-dev", purpose="GoogleTest", is_present=has_gtest))
-    if benchmark:
-        has_it = lambda: has_header("benchmark/benchmark.h")  # noqa: E731
-        found.append(Need(package="libbenchmark-dev", purpose="benchmarks", is_present=has_it))
+    for header in headers:
+        package, purpose = HEADERS[header]
+        is_present = functools.partial(has_header, header)
+        found.append(Need(package=package, purpose=purpose, is_present=is_present))
     return found
 
 
@@ -140,9 +148,8 @@ def check_compiler() -> None:
         )
 
 
-def ensure_system(*, gtest: bool, benchmark: bool, say: Callable[[str], None]) -> None:
+def ensure_system(headers: Sequence[str], *, say: Callable[[str], None]) -> None:
     """Brings the operating system to what a profile needs, or raises MissingPackagesError."""
     install = apt_install if shutil.which("apt-get") else None
-    wanted = needs(gtest=gtest, benchmark=benchmark)
-    ensure(wanted, is_root=os.geteuid() == 0, install=install, say=say)
+    ensure(needs(headers), is_root=os.geteuid() == 0, install=install, say=say)
     check_compiler()

@@ -61,7 +61,9 @@ def check_tag(package: Package, tag: str) -> None:
             f"tag {tag} does not fit version {package.version}: tag it {wanted}, or change the"
             f" version in {package.stated_version()[0].relative_to(package.root)}"
         )
-    collect = f"towncrier build --yes --version {package.version} --dir {package.home}"
+    home = package.home.relative_to(package.root)
+    where = f"--dir {home} --config {home}/pyproject.toml"
+    collect = f"towncrier build --yes --version {package.version} {where}"
     if package.fragments():
         left = ", ".join(package.fragments())
         raise ReleaseError(f"changelog fragments are left over ({left}); run: {collect}")

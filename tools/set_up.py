@@ -45,17 +45,16 @@ class Profile:
     """What a command needs."""
 
     requirements: tuple[str, ...]
-    gtest: bool = False
-    benchmark: bool = False
+    headers: tuple[str, ...] = ()
     packages: bool = True
 
 
 PROFILES = {
     "demo": Profile(requirements=("run", "build")),
-    "test": Profile(requirements=("run", "build", "test"), gtest=True),
-    "cpp": Profile(requirements=("build",), gtest=True, packages=False),
-    "bench": Profile(requirements=("build",), gtest=True, benchmark=True, packages=False),
-    "all": Profile(requirements=("run", "build", "test", "lint"), gtest=True),
+    "test": Profile(requirements=("run", "build", "test"), headers=debian.TEST_HEADERS),
+    "cpp": Profile(requirements=("build",), headers=debian.TEST_HEADERS, packages=False),
+    "bench": Profile(requirements=("run", "build"), headers=debian.BENCH_HEADERS),
+    "all": Profile(requirements=("run", "build", "test", "lint"), headers=debian.TEST_HEADERS),
 }
 
 
@@ -264,7 +263,7 @@ def alone() -> Iterator[None]:
 def set_up(name: str) -> None:
     """Brings the machine and .venv to what the profile needs."""
     profile = PROFILES[name]
-    debian.ensure_system(gtest=profile.gtest, benchmark=profile.benchmark, say=say)
+    debian.ensure_system(profile.headers, say=say)
     with alone():
         make_venv()
         upgrade_pip()

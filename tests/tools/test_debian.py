@@ -72,7 +72,7 @@ def test_headers_are_looked_for_with_the_compiler() -> None:
 
 
 def test_profiles_ask_for_what_they_build() -> None:
-    demo = {need.package for need in debian.needs(gtest=False, benchmark=False)}
-    test = {need.package for need in debian.needs(gtest=True, benchmark=False)}
+    demo = {need.package for need in debian.needs([])}
+    test = {need.package for need in debian.needs(debian.TEST_HEADERS)}
     assert demo == {"g++", "python3-venv", "python3-dev"}
     assert test - demo == {"libgtest-dev"}

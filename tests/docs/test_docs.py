@@ -1,0 +1,67 @@
+"""The Python in README.md and docs/ runs as it is printed, page by page, from top to bottom."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "packages").glob("*/README.md")),
+]
+LINK = re.compile(r"\[[^\]]*\]\(([^)#:]+)(?:#[^)]*)?\)")
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def python_of(page: Path) -> str:
+    """The page's blocks of Python, on the lines where they stand, so that errors name them."""
+    is_python = False
+    lines = []
+    for line in page.read_text().splitlines():
+        if line.startswith("```"):
+            is_python = line == "```python" and not is_python
+            lines.append("")
+        else:
+            lines.append(line if is_python else "")
+    return "\n".join(lines)
+
+
+PAGES_WITH_PYTHON = [page for page in PAGES if python_of(page).strip()]
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_PYTHON, ids=name_of)
+def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+    script = tmp_path / f"{page.stem}.py"
+    script.write_text(python_of(page))
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        check=False,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert done.returncode == 0, f"{name_of(page)}, same line numbers:\n{done.stdout}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = [target for target in LINK.findall(page.read_text()) if target]
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_the_first_screen_has_the_two_commands_and_a_short_example() -> None:
+    first_screen = (ROOT / "README.md").read_text().splitlines()[:60]
+    example = [line for line in python_of(ROOT / "README.md").splitlines()[:60] if line.strip()]
+    assert 8 <= len(example) <= 12
+    assert any(line.startswith("$ make demo") for line in first_screen)
+    assert any(line.startswith("$ make test") for line in first_screen)
