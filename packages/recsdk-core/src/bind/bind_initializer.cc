@@ -8,21 +8,20 @@
 
 #include "array.h"
 #include "bindings.h"
+#include "handles.h"
 
 namespace recsdk::bind {
-namespace {
 
-/// A Python function that threads without the GIL may copy and drop.
-std::shared_ptr<nb::object> share(nb::object function) {
-  return {new nb::object(std::move(function)), [](nb::object* held) {
-            if (!nb::is_alive()) return;  // the interpreter is gone, and the object with it
-            const nb::gil_scoped_acquire gil;
-            delete held;
-          }};
-}
+PythonInitializer::PythonInitializer(nb::object python_function, std::int64_t row_width)
+    : function(new nb::object(std::move(python_function)),
+               [](nb::object* held) {
+                 if (!nb::is_alive()) return;  // the interpreter is gone, and the object with it
+                 const nb::gil_scoped_acquire gil;
+                 delete held;
+               }),
+      dim(row_width) {}
 
-/// Calls function(keys, values) on arrays of Python's own, so that it may keep them.
-void call(const nb::object& function, std::span<const Key> keys, float* values, std::int64_t dim) {
+void PythonInitializer::operator()(std::span<const Key> keys, float* values) const {
   const nb::gil_scoped_acquire gil;
   const auto n = static_cast<std::int64_t>(keys.size());
   const std::size_t bytes = keys.size() * static_cast<std::size_t>(dim) * sizeof(float);
@@ -30,18 +29,9 @@ void call(const nb::object& function, std::span<const Key> keys, float* values, 
   const Result python_values = make_floats(Framework::kNumpy, n, dim);
   std::memcpy(python_keys.data, keys.data(), keys.size_bytes());
   std::memset(python_values.data, 0, bytes);
-  function(python_keys.object, python_values.object);
+  (*function)(python_keys.object, python_values.object);
   std::memcpy(values, python_values.data, bytes);
 }
-
-InitializerConfig custom(nb::object function, std::int64_t dim) {
-  return InitializerConfig::custom(
-      [function = share(std::move(function)), dim](std::span<const Key> keys, float* values) {
-        call(*function, keys, values, dim);
-      });
-}
-
-}  // namespace
 
 void bind_initializer(nb::module_& module) {
   nb::class_<InitializerConfig>(module, "InitializerConfig")
@@ -50,7 +40,12 @@ void bind_initializer(nb::module_& module) {
       .def_static("normal", &InitializerConfig::normal, nb::arg("mean"), nb::arg("stddev"))
       .def_static("truncated_normal", &InitializerConfig::truncated_normal, nb::arg("mean"),
                   nb::arg("stddev"), nb::arg("low"), nb::arg("high"))
-      .def_static("custom", &custom, nb::arg("function"), nb::arg("dim"));
+      .def_static(
+          "custom",
+          [](nb::object function, std::int64_t dim) {
+            return InitializerConfig::custom(PythonInitializer(std::move(function), dim));
+          },
+          nb::arg("function"), nb::arg("dim"));
   module.def("table_hash", [](const std::string& name) { return table_hash(name); },
              nb::arg("name"));
 }

@@ -273,12 +273,31 @@ PyTable* make_table(PyTable* place, std::int64_t dim, std::string name,
                               max_rows, default_value, on_nonfinite, num_threads});
 }
 
+// A custom initializer may refer to what refers to its table: the garbage collector has to see that.
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  if (!nb::inst_ready(self)) return 0;
+  const nb::object* function = nb::inst_ptr<PyTable>(self)->initializer();
+  if (function != nullptr) Py_VISIT(function->ptr());
+  return 0;
+}
+
+int clear(PyObject* self) {
+  nb::object* function = nb::inst_ptr<PyTable>(self)->initializer();
+  if (function != nullptr) *function = nb::none();
+  return 0;
+}
+
+PyType_Slot kTableSlots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse)},
+                             {Py_tp_clear, reinterpret_cast<void*>(clear)},
+                             {0, nullptr}};
+
 }  // namespace
 
 void bind_table(nb::module_& module) {
   bind_lease(module);
   const nb::call_guard<nb::gil_scoped_release> without_gil;
-  nb::class_<PyTable>(module, "Table")
+  nb::class_<PyTable>(module, "Table", nb::type_slots(kTableSlots))
       .def("__init__", &make_table, nb::arg("dim"), nb::arg("name"), nb::arg("optimizer"),
            nb::arg("initializer"), nb::arg("seed"), nb::arg("hash_seed").none(),
            nb::arg("max_rows").none(), nb::arg("default_value"), nb::arg("on_nonfinite"),
@@ -286,23 +305,23 @@ void bind_table(nb::module_& module) {
       .def("state_fields", [](PyTable& table) { return state_fields(table->layout()); })
       .def("lease", [](PyTable& table, std::optional<std::int64_t> step) {
              return PyLease(table->lease(step)); }, nb::arg("step").none(), without_gil)
-      .def("map", &map, nb::arg("keys"), nb::arg("insert"), nb::arg("lease").none())
-      .def("find_or_insert", &find_or_insert, nb::arg("keys"), nb::arg("lease").none(),
+      .def("map", &map, nb::arg("keys").none(), nb::arg("insert"), nb::arg("lease").none())
+      .def("find_or_insert", &find_or_insert, nb::arg("keys").none(), nb::arg("lease").none(),
            nb::arg("return_outcomes"))
-      .def("lookup", &lookup, nb::arg("keys"), nb::arg("return_outcomes"))
-      .def("upsert", &upsert, nb::arg("keys"), nb::arg("values"), nb::arg("state").none(),
+      .def("lookup", &lookup, nb::arg("keys").none(), nb::arg("return_outcomes"))
+      .def("upsert", &upsert, nb::arg("keys").none(), nb::arg("values").none(), nb::arg("state").none(),
            nb::arg("return_outcomes"))
-      .def("erase", &erase, nb::arg("keys"), nb::arg("return_outcomes"))
+      .def("erase", &erase, nb::arg("keys").none(), nb::arg("return_outcomes"))
       .def("clear", [](PyTable& table) { table->clear(); }, without_gil)
-      .def("apply_gradients", &apply_gradients, nb::arg("keys"), nb::arg("grads"),
+      .def("apply_gradients", &apply_gradients, nb::arg("keys").none(), nb::arg("grads").none(),
            nb::arg("return_outcomes"))
-      .def("pool", &pool, nb::arg("keys"), nb::arg("offsets"), nb::arg("weights").none(),
-           nb::arg("pooling"), nb::arg("insert"), nb::arg("lease").none(),
+      .def("pool", &pool, nb::arg("keys").none(), nb::arg("offsets").none(), nb::arg("weights").none(),
+           nb::arg("pooling").none(), nb::arg("insert"), nb::arg("lease").none(),
            nb::arg("return_outcomes"))
-      .def("pool_backward", &pool_backward, nb::arg("keys"), nb::arg("offsets"), nb::arg("grad"),
-           nb::arg("weights").none(), nb::arg("pooling"), nb::arg("return_weights_grad"))
+      .def("pool_backward", &pool_backward, nb::arg("keys").none(), nb::arg("offsets").none(), nb::arg("grad").none(),
+           nb::arg("weights").none(), nb::arg("pooling").none(), nb::arg("return_weights_grad"))
       .def("pool_rows", &pool_rows, nb::arg("bags"))
-      .def("update_rows", &update_rows, nb::arg("bags"), nb::arg("grad"),
+      .def("update_rows", &update_rows, nb::arg("bags"), nb::arg("grad").none(),
            nb::arg("weights_grad").none())
       .def("export_rows", &export_rows, nb::arg("begin"), nb::arg("capacity"),
            nb::arg("with_state"))

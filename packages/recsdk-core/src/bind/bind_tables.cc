@@ -126,8 +126,10 @@ nb::list map_all(nb::handle calls, bool insert, nb::handle leases_object) {
                     outcome_span(outcomes, part.size()), {insert, lease_at(leases, i)}});
     results.append(nb::make_tuple(std::move(rows.object), std::move(outcomes.object)));
   }
-  const nb::gil_scoped_release without_gil;
-  map_tables(made);
+  {
+    const nb::gil_scoped_release without_gil;
+    map_tables(made);
+  }
   return results;
 }
 
@@ -139,13 +141,13 @@ void bind_tables(nb::module_& module) {
                      "offsets (B + 1,) ascending from 0 to N (None: each key is a bag), weights "
                      "float32 (N,) or None, pooling \"sum\" or \"mean\". Holds the arrays, no copy.")
       .def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, nb::handle>(),
-           nb::arg("rows"), nb::arg("outcomes"), nb::arg("offsets").none() = nb::none(),
+           nb::arg("rows").none(), nb::arg("outcomes").none(), nb::arg("offsets").none() = nb::none(),
            nb::arg("weights").none() = nb::none(), nb::arg("pooling") = "sum")
       .def_prop_ro("num_bags", [](const PyBags& bags) { return bags.get().num_bags(); })
       .def_prop_ro("num_keys", &PyBags::num_keys);
-  module.def("map_tables", &map_all, nb::arg("calls"), nb::arg("insert"), nb::arg("leases").none());
-  module.def("pool_tables", &pool_all, nb::arg("calls"));
-  module.def("update_tables", &update_all, nb::arg("calls"));
+  module.def("map_tables", &map_all, nb::arg("calls").none(), nb::arg("insert"), nb::arg("leases").none());
+  module.def("pool_tables", &pool_all, nb::arg("calls").none());
+  module.def("update_tables", &update_all, nb::arg("calls").none());
 }
 
 }  // namespace recsdk::bind

@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -31,6 +32,16 @@ class PyLease {
   Lease lease_;
 };
 
+/// A custom initializer: calls function(keys, values) on arrays of Python's own, so that it may keep
+/// them. Threads without the GIL may copy and drop it.
+struct PythonInitializer {
+  PythonInitializer(nb::object python_function, std::int64_t row_width);
+  void operator()(std::span<const Key> keys, float* values) const;
+
+  std::shared_ptr<nb::object> function;
+  std::int64_t dim;
+};
+
 /// A table. Giving its memory back takes a while.
 class PyTable {
  public:
@@ -43,6 +54,11 @@ class PyTable {
 
   Table& operator*() { return *table_; }
   Table* operator->() { return &*table_; }
+  /// The Python function that makes its rows, or null; Python's garbage collector must see it.
+  nb::object* initializer() const {
+    const auto* custom = table_->config().initializer.callback.target<PythonInitializer>();
+    return custom == nullptr ? nullptr : custom->function.get();
+  }
 
  private:
   std::optional<Table> table_;

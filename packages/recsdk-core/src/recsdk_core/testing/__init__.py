@@ -1,0 +1,31 @@
+"""Hypothesis strategies and a slow reference table, for testing code that uses tables.
+
+Needs hypothesis: `pip install recsdk-core[testing]`.
+"""
+
+from __future__ import annotations
+
+from recsdk_core.testing.profiles import register_profiles
+from recsdk_core.testing.reference import ReferenceLease, ReferenceTable
+from recsdk_core.testing.strategies import (
+    EDGE_KEYS,
+    Operation,
+    bags,
+    key_arrays,
+    keys,
+    operations,
+    vectors,
+)
+
+__all__ = [
+    "EDGE_KEYS",
+    "Operation",
+    "ReferenceLease",
+    "ReferenceTable",
+    "bags",
+    "key_arrays",
+    "keys",
+    "operations",
+    "register_profiles",
+    "vectors",
+]
