@@ -1,4 +1,4 @@
-// Initial values: the generator against its published vectors, the distributions, and what they depend on.
+// Initial values: their distributions, and what they depend on.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,91 +10,12 @@
 #include <string>
 #include <vector>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 #include "embedding/kernels.h"
 #include "kernel_support.h"
+#include "philox_reference.h"
 #include "recsdk/initializer.h"
 
 namespace recsdk {
-namespace internal {
-namespace {
-
-#define RECSDK_VECTOR_FLOATS 4
-#define RECSDK_TILE_VECTORS 8
-#include "embedding/kernels_vector.inc"
-#include "embedding/kernels_math.inc"
-
-using Block = std::array<std::uint32_t, 4>;
-
-Block kernel_block(const Block& counter, std::uint64_t stream) {
-  const Words words = philox(counter[0], counter[1], counter[2] | std::uint64_t{counter[3]} << 32, stream);
-  return {words.low[0], words.low[1], words.high[0], words.high[1]};
-}
-
-/// The generator word by word, as the paper defines it.
-Block plain_block(Block c, std::uint64_t stream) {
-  auto k0 = static_cast<std::uint32_t>(stream);
-  auto k1 = static_cast<std::uint32_t>(stream >> 32);
-  for (int round = 0; round < 10; ++round) {
-    const std::uint64_t p0 = std::uint64_t{0xD2511F53U} * c[0];
-    const std::uint64_t p1 = std::uint64_t{0xCD9E8D57U} * c[2];
-    c = {static_cast<std::uint32_t>(p1 >> 32) ^ c[1] ^ k0, static_cast<std::uint32_t>(p1),
-         static_cast<std::uint32_t>(p0 >> 32) ^ c[3] ^ k1, static_cast<std::uint32_t>(p0)};
-    k0 += 0x9E3779B9U;
-    k1 += 0xBB67AE85U;
-  }
-  return c;
-}
-
-// Source: kat_vectors of Random123 1.14, philox4x32 with 10 rounds.
-TEST(Philox, GivesThePublishedVectors) {
-  struct Known {
-    Block counter;
-    std::uint64_t stream;
-    Block expected;
-  };
-  const std::vector<Known> vectors = {
-      {{0, 0, 0, 0}, 0, {0x6627E8D5U, 0xE169C58DU, 0xBC57AC4CU, 0x9B00DBD8U}},
-      {{0xFFFFFFFFU, 0xFFFFFFFFU, 0xFFFFFFFFU, 0xFFFFFFFFU},
-       0xFFFFFFFFFFFFFFFFU,
-       {0x408F276DU, 0x41C83B0EU, 0xA20BC7C6U, 0x6D5451FDU}},
-      {{0x243F6A88U, 0x85A308D3U, 0x13198A2EU, 0x03707344U},
-       0x299F31D0A4093822U,
-       {0xD16CFE09U, 0x94FDCCEBU, 0x5001E420U, 0x24126EA1U}},
-  };
-  for (const Known& known : vectors) {
-    EXPECT_EQ(plain_block(known.counter, known.stream), known.expected);
-    EXPECT_EQ(kernel_block(known.counter, known.stream), known.expected);
-  }
-}
-
-TEST(Math, LogarithmIsWithinItsError) {
-  for (std::uint32_t i = 0; i < 400000; ++i) {
-    const std::uint32_t word = i * 10737U + (i % 7);
-    for (const Bits& bits : {Bits{} + word, Bits{} + (word >> (i % 32)), Bits{} + ~(word >> (i % 32))}) {
-      const float x = positive_uniform(bits)[0];
-      const double exact = std::log(static_cast<double>(x));
-      ASSERT_NEAR(static_cast<double>(natural_log(positive_uniform(bits))[0]), exact, 4e-7 * std::fabs(exact)) << x;
-    }
-  }
-}
-
-TEST(Math, SineAndCosineAreWithinTheirError) {
-  for (std::uint32_t i = 0; i < 400000; ++i) {
-    const std::uint32_t turn = i * 10737U + (i % 7);
-    const double angle = static_cast<double>(turn) * (2.0 * M_PI / 4294967296.0);
-    const SineCosine value = sine_cosine(Bits{} + turn);
-    ASSERT_NEAR(static_cast<double>(value.sine[0]), std::sin(angle), 2e-7) << turn;
-    ASSERT_NEAR(static_cast<double>(value.cosine[0]), std::cos(angle), 2e-7) << turn;
-  }
-}
-
-}  // namespace
-}  // namespace internal
-
 namespace {
 
 using internal::kernels;
@@ -105,16 +26,25 @@ using testing::TestRows;
 
 constexpr std::uint64_t kTable = 0x0123456789ABCDEFU;
 
-std::vector<float> values_of(const InitializerConfig& config, const std::vector<Key>& keys, std::int64_t dim,
-                             std::uint64_t seed = 0, std::uint64_t table = kTable) {
+std::vector<float> values_of(const InitializerConfig& config, const std::vector<Key>& keys,
+                             std::int64_t dim, std::uint64_t seed = 0,
+                             std::uint64_t table = kTable) {
   std::vector<float> out(keys.size() * static_cast<std::size_t>(dim), NAN);
-  kernels().initialize(
-      {&config, seed, table, dim, keys.data(), static_cast<std::int64_t>(keys.size()), {}, nullptr, out.data()});
+  kernels().initialize({&config,
+                        seed,
+                        table,
+                        dim,
+                        keys.data(),
+                        static_cast<std::int64_t>(keys.size()),
+                        {},
+                        nullptr,
+                        out.data()});
   return out;
 }
 
 std::vector<Key> some_keys(std::size_t n) {
-  std::vector<Key> keys = {0, -1, 1, std::numeric_limits<Key>::min(), std::numeric_limits<Key>::max()};
+  std::vector<Key> keys = {0, -1, 1, std::numeric_limits<Key>::min(),
+                           std::numeric_limits<Key>::max()};
   while (keys.size() < n) keys.push_back(static_cast<Key>(keys.size() * 0x9E3779B97F4A7C15U));
   keys.resize(n);
   return keys;
@@ -149,7 +79,8 @@ TEST_P(Initialize, ValuesDoNotDependOnTheWidth) {
       for (std::size_t i = 0; i < keys.size(); ++i) {
         const auto begin = narrow.begin() + static_cast<std::ptrdiff_t>(i) * dim;
         const auto wide_begin = wide.begin() + static_cast<std::ptrdiff_t>(i) * 600;
-        ASSERT_TRUE(bits_equal({begin, begin + dim}, {wide_begin, wide_begin + dim})) << "dim " << dim << " key " << i;
+        ASSERT_TRUE(bits_equal({begin, begin + dim}, {wide_begin, wide_begin + dim}))
+            << "dim " << dim << " key " << i;
       }
     }
   }
@@ -166,14 +97,16 @@ TEST_P(Initialize, GivesTheBitsOfTheBaseline) {
 
 TEST_P(Initialize, UniformIsWhatThePlainGeneratorGives) {
   const std::vector<Key> keys = some_keys(20);
-  // The stream of seed 0 is the finalizer of SplitMix64 on its increment, its first published output, and the table.
+  // The stream of seed 0 is the finalizer of SplitMix64 on its increment, its first published
+  // output, and the table.
   const std::uint64_t stream = 0xE220A8397B1DCDAFU ^ kTable;
   const std::vector<float> values = values_of(InitializerConfig::uniform(0.0F, 1.0F), keys, 37);
   for (std::size_t i = 0; i < keys.size(); ++i) {
     for (std::uint32_t c = 0; c < 37; ++c) {
       const auto key = static_cast<std::uint64_t>(keys[i]);
-      const internal::Block block = internal::plain_block(
-          {c / 4, 0, static_cast<std::uint32_t>(key), static_cast<std::uint32_t>(key >> 32)}, stream);
+      const testing::Block block = testing::philox_block(
+          {c / 4, 0, static_cast<std::uint32_t>(key), static_cast<std::uint32_t>(key >> 32)},
+          stream);
       ASSERT_EQ(values[i * 37 + c], static_cast<float>(block[c % 4] >> 8) * 0x1p-24F);
     }
   }
@@ -196,7 +129,8 @@ TEST_P(Initialize, RecordsGetTheSameValuesAndZeroPadding) {
     TestRows rows((dim + 3) / 4 * 16 + 16, 7);
     rows.randomize(1, 1.0F, 2.0F);
     const std::vector<float> before = rows.contents();
-    kernels().initialize({&config, 0, kTable, dim, keys.data(), 4, rows.addresses(), numbers.data(), nullptr});
+    kernels().initialize(
+        {&config, 0, kTable, dim, keys.data(), 4, rows.addresses(), numbers.data(), nullptr});
     const std::vector<float> expected = values_of(config, keys, dim);
     for (std::size_t i = 0; i < 4; ++i) {
       const float* row = rows.row(numbers[i]);
@@ -204,7 +138,8 @@ TEST_P(Initialize, RecordsGetTheSameValuesAndZeroPadding) {
       EXPECT_TRUE(bits_equal({row, row + dim}, {begin, begin + dim})) << "dim " << dim;
       for (std::int64_t c = dim; c % 4 != 0; ++c) EXPECT_EQ(row[c], 0.0F);
       const std::size_t state = numbers[i] * static_cast<std::size_t>((dim + 3) / 4 * 4 + 4);
-      EXPECT_EQ(row[(dim + 3) / 4 * 4], before[state + static_cast<std::size_t>((dim + 3) / 4 * 4)]);
+      EXPECT_EQ(row[(dim + 3) / 4 * 4],
+                before[state + static_cast<std::size_t>((dim + 3) / 4 * 4)]);
     }
     EXPECT_EQ(rows.row(1)[0], before[static_cast<std::size_t>((dim + 3) / 4 * 4 + 4)]);
   }
@@ -212,17 +147,23 @@ TEST_P(Initialize, RecordsGetTheSameValuesAndZeroPadding) {
 
 TEST_P(Initialize, ConstantIsExact) {
   for (const float value : {0.0F, -0.0F, 0.1F, -3e38F}) {
-    const std::vector<float> values = values_of(InitializerConfig::constant(value), some_keys(3), 19);
+    const std::vector<float> values =
+        values_of(InitializerConfig::constant(value), some_keys(3), 19);
     EXPECT_TRUE(bits_equal(values, std::vector<float>(3 * 19, value)));
   }
 }
 
 TEST_P(Initialize, UniformStaysBelowHigh) {
   // Ranges in which low + (high - low) * u rounds up to high for many u.
-  const std::vector<std::array<float, 2>> ranges = {
-      {1.0F, std::nextafter(1.0F, 2.0F)}, {-1.0F, std::nextafter(-1.0F, 0.0F)}, {1.0F, 1.0F + 4 * 0x1p-23F},
-      {-1e-45F, 0.0F},                    {0.0F, 1e-45F},                       {-1e38F, 1e38F},
-      {100.0F, 100.001F},                 {-0.0F, 0.0F},                        {3.5F, 3.5F}};
+  const std::vector<std::array<float, 2>> ranges = {{1.0F, std::nextafter(1.0F, 2.0F)},
+                                                    {-1.0F, std::nextafter(-1.0F, 0.0F)},
+                                                    {1.0F, 1.0F + 4 * 0x1p-23F},
+                                                    {-1e-45F, 0.0F},
+                                                    {0.0F, 1e-45F},
+                                                    {-1e38F, 1e38F},
+                                                    {100.0F, 100.001F},
+                                                    {-0.0F, 0.0F},
+                                                    {3.5F, 3.5F}};
   for (const auto& [low, high] : ranges) {
     for (const float value : values_of(InitializerConfig::uniform(low, high), some_keys(40), 64)) {
       ASSERT_GE(value, low);
@@ -235,8 +176,8 @@ TEST_P(Initialize, UniformStaysBelowHigh) {
   }
 }
 
-/// Greatest distance of the sample's distribution from `cdf`, times the root of its size: above 2 less than once
-/// in a thousand.
+/// Greatest distance of the sample's distribution from `cdf`, times the root of its size: above 2
+/// less than once in a thousand.
 template <class Cdf>
 double kolmogorov_distance(std::vector<float> values, const Cdf& cdf) {
   std::sort(values.begin(), values.end());
@@ -251,14 +192,16 @@ double kolmogorov_distance(std::vector<float> values, const Cdf& cdf) {
 }
 
 TEST_P(Initialize, UniformIsUniform) {
-  const std::vector<float> values = values_of(InitializerConfig::uniform(-0.1F, 0.3F), some_keys(500), 64);
+  const std::vector<float> values =
+      values_of(InitializerConfig::uniform(-0.1F, 0.3F), some_keys(500), 64);
   EXPECT_LT(kolmogorov_distance(values, [](double x) { return (x + 0.1) / 0.4; }), 2.0);
 }
 
 double upper_tail(double z) { return 0.5 * std::erfc(z / std::sqrt(2.0)); }
 
 TEST_P(Initialize, NormalIsNormalInEveryColumn) {
-  const std::vector<float> values = values_of(InitializerConfig::normal(0.5F, 2.0F), some_keys(4000), 8);
+  const std::vector<float> values =
+      values_of(InitializerConfig::normal(0.5F, 2.0F), some_keys(4000), 8);
   const auto cdf = [](double x) { return 1.0 - upper_tail((x - 0.5) / 2.0); };
   EXPECT_LT(kolmogorov_distance(values, cdf), 2.0);
   for (std::size_t c = 0; c < 8; ++c) {
@@ -269,11 +212,13 @@ TEST_P(Initialize, NormalIsNormalInEveryColumn) {
 }
 
 TEST_P(Initialize, NeighbouringColumnsAreNotCorrelated) {
-  const std::vector<float> values = values_of(InitializerConfig::normal(0.0F, 1.0F), some_keys(5000), 4);
+  const std::vector<float> values =
+      values_of(InitializerConfig::normal(0.0F, 1.0F), some_keys(5000), 4);
   for (std::size_t a = 0; a < 4; ++a) {
     for (std::size_t b = 0; b < a; ++b) {
       double product = 0.0;
-      for (std::size_t i = 0; i < values.size(); i += 4) product += static_cast<double>(values[i + a] * values[i + b]);
+      for (std::size_t i = 0; i < values.size(); i += 4)
+        product += static_cast<double>(values[i + a] * values[i + b]);
       EXPECT_LT(std::fabs(product / std::sqrt(5000.0)), 4.0) << a << " " << b;
     }
   }
@@ -287,10 +232,11 @@ struct Window {
 };
 
 // Windows for each way of drawing: wide, one-sided, narrow, and far out to both sides.
-const std::vector<Window> kWindows = {{0.0F, 1.0F, -2.0F, 2.0F},    {1.0F, 0.5F, 1.2F, 9.0F},   {0.0F, 1.0F, -0.3F, 0.4F},
-                                      {0.0F, 1.0F, 0.5F, 2.4F},     {2.0F, 3.0F, -8.0F, -4.0F}, {0.0F, 1.0F, 3.0F, 3.2F},
-                                      {0.0F, 1.0F, 4.0F, 1000.0F},  {0.0F, 1.0F, -30.0F, -6.0F},
-                                      {0.0F, 0.02F, -0.04F, 0.04F}, {0.0F, 1.0F, -1e30F, 1e30F}};
+constexpr Window kWindows[] = {{0.0F, 1.0F, -2.0F, 2.0F},    {1.0F, 0.5F, 1.2F, 9.0F},
+                               {0.0F, 1.0F, -0.3F, 0.4F},    {0.0F, 1.0F, 0.5F, 2.4F},
+                               {2.0F, 3.0F, -8.0F, -4.0F},   {0.0F, 1.0F, 3.0F, 3.2F},
+                               {0.0F, 1.0F, 4.0F, 1000.0F},  {0.0F, 1.0F, -30.0F, -6.0F},
+                               {0.0F, 0.02F, -0.04F, 0.04F}, {0.0F, 1.0F, -1e30F, 1e30F}};
 
 TEST_P(Initialize, TruncatedNormalIsWithinItsWindowAndHasItsDistribution) {
   for (const auto& [mean, stddev, low, high] : kWindows) {
@@ -299,11 +245,11 @@ TEST_P(Initialize, TruncatedNormalIsWithinItsWindowAndHasItsDistribution) {
         values_of(InitializerConfig::truncated_normal(mean, stddev, low, high), some_keys(500), 24);
     EXPECT_GE(*std::min_element(values.begin(), values.end()), low);
     EXPECT_LE(*std::max_element(values.begin(), values.end()), high);
-    // In the tail that the window is in, lest the difference of two numbers near 1 is all that is left.
+    // In the tail that the window is in, lest the difference of two numbers near 1 is all that is
+    // left.
     const double sign = high < mean ? -1.0 : 1.0;
-    const auto tail = [&, m = static_cast<double>(mean), s = static_cast<double>(stddev)](double x) {
-      return upper_tail(sign * (x - m) / s);
-    };
+    const auto tail = [&, m = static_cast<double>(mean), s = static_cast<double>(stddev)](
+                          double x) { return upper_tail(sign * (x - m) / s); };
     const double at_low = tail(static_cast<double>(low));
     const double at_high = tail(static_cast<double>(high));
     const auto cdf = [&](double x) { return (at_low - tail(x)) / (at_low - at_high); };
@@ -312,7 +258,7 @@ TEST_P(Initialize, TruncatedNormalIsWithinItsWindowAndHasItsDistribution) {
 }
 
 TEST_P(Initialize, TruncatedNormalEndsEvenWhereNothingIsLikely) {
-  const std::vector<Window> extremes = {{0.0F, 1e-38F, 1.0F, 2.0F},   {0.0F, 1e-38F, -2.0F, -1.0F},
+  const std::vector<Window> extremes = {{0.0F, 1e-38F, 1.0F, 2.0F},    {0.0F, 1e-38F, -2.0F, -1.0F},
                                         {0.0F, 1e-3F, 3e38F, 3.1e38F}, {0.0F, 1.0F, 5.0F, 5.0F},
                                         {0.0F, 1.0F, -0.0F, 0.0F},     {1e30F, 1.0F, -1.0F, 1.0F},
                                         {0.0F, 1e-45F, -1.0F, 1.0F},   {0.0F, 4e37F, 1.0F, 1.5F}};
@@ -353,17 +299,22 @@ TEST(InitializerConfig, SaysWhatIsWrong) {
   const std::vector<BadConfig> bad = {
       {InitializerConfig::constant(NAN), "initializer: value is nan; pass a finite number"},
       {InitializerConfig::uniform(1.0F, 0.5F), "initializer: low 1, high 0.5; pass low <= high"},
-      {InitializerConfig::uniform(-INFINITY, 0.5F), "initializer: low is -inf; pass a finite number"},
+      {InitializerConfig::uniform(-INFINITY, 0.5F),
+       "initializer: low is -inf; pass a finite number"},
       {InitializerConfig::uniform(-3e38F, 3e38F),
-       "initializer: low -3.00000001e+38, high 3.00000001e+38; pass a range whose width is a float"},
+       "initializer: low -3.00000001e+38, high 3.00000001e+38; pass a range whose width is a "
+       "float"},
       {InitializerConfig::normal(0.0F, -1.0F), "initializer: stddev is -1; pass stddev >= 0"},
       {InitializerConfig::normal(NAN, 1.0F), "initializer: mean is nan; pass a finite number"},
       {InitializerConfig::normal(0.0F, 1e38F),
-       "initializer: mean 0, stddev 9.99999968e+37; pass numbers whose values cannot overflow a float"},
+       "initializer: mean 0, stddev 9.99999968e+37; pass numbers whose values cannot overflow a "
+       "float"},
       {InitializerConfig::truncated_normal(0.0F, 0.0F, -1.0F, 1.0F),
        "initializer: stddev of a truncated normal is 0; pass stddev > 0, or use a constant"},
-      {InitializerConfig::truncated_normal(0.0F, 1.0F, 1.0F, -1.0F), "initializer: low 1, high -1; pass low <= high"},
-      {InitializerConfig::custom(nullptr), "initializer: a custom initializer has no callback; set one"},
+      {InitializerConfig::truncated_normal(0.0F, 1.0F, 1.0F, -1.0F),
+       "initializer: low 1, high -1; pass low <= high"},
+      {InitializerConfig::custom(nullptr),
+       "initializer: a custom initializer has no callback; set one"},
       {unknown, "initializer: kind is 77; pass one of InitializerKind"},
   };
   for (const BadConfig& example : bad) {

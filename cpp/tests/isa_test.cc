@@ -1,7 +1,9 @@
 // The choice of the instruction set.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <regex>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -79,8 +81,7 @@ TEST_F(IsaFromEnvironment, AnUnknownNameIsRefused) {
 }
 
 TEST(Version, IsThreeNumbers) {
-  int numbers[3] = {-1, -1, -1};
-  EXPECT_EQ(std::sscanf(version(), "%d.%d.%d", &numbers[0], &numbers[1], &numbers[2]), 3) << version();
+  EXPECT_TRUE(std::regex_match(version(), std::regex(R"(\d+\.\d+\.\d+)"))) << version();
 }
 
 }  // namespace

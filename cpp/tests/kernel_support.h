@@ -1,12 +1,12 @@
-// What the tests of the kernels share: rows in slabs of their exact size, so that a sanitizer sees any access
-// beyond, and loops over widths and instruction sets.
+// What the tests of the kernels share: rows in slabs of their exact size, so that a sanitizer sees
+// any access beyond, and loops over widths and instruction sets.
 #pragma once
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <random>
 #include <string>
@@ -19,8 +19,8 @@
 namespace recsdk::testing {
 
 /// Widths around every register width, and the usual ones.
-inline const std::vector<std::int64_t> kDims = {1,  2,  3,  4,  5,  7,  8,  9,  12, 15,  16,  17,
-                                                20, 31, 32, 33, 47, 48, 64, 67, 100, 128, 257, 600};
+inline constexpr std::int64_t kDims[] = {1,  2,  3,  4,  5,  7,  8,  9,  12,  15,  16,  17,
+                                         20, 31, 32, 33, 47, 48, 64, 67, 100, 128, 257, 600};
 
 /// Chooses an instruction set for a scope.
 class IsaScope {
@@ -40,7 +40,7 @@ class TestRows {
   TestRows(std::int64_t stride, std::int64_t count) : stride_(stride), count_(count) {
     const std::int64_t num_slabs = (count + kSlabRows - 1) / kSlabRows;
     for (std::int64_t i = 0; i < num_slabs; ++i) {
-      const auto floats = static_cast<std::size_t>(kSlabRows * stride) / sizeof(float);
+      const auto floats = static_cast<std::size_t>(kSlabRows * stride / 4);
       // 16-byte alignment is what new gives.
       storage_.push_back(std::make_unique<float[]>(floats));
       slabs_.push_back(reinterpret_cast<std::byte*>(storage_.back().get()));
@@ -55,7 +55,7 @@ class TestRows {
   std::vector<float> contents() const {
     std::vector<float> all;
     for (std::int64_t r = 0; r < count_; ++r) {
-      all.insert(all.end(), row(r), row(r) + static_cast<std::size_t>(stride_) / sizeof(float));
+      all.insert(all.end(), row(r), row(r) + stride_ / 4);
     }
     return all;
   }
@@ -65,7 +65,7 @@ class TestRows {
     std::mt19937 random(seed);
     std::uniform_real_distribution<float> values(low, high);
     for (std::int64_t r = 0; r < count_; ++r) {
-      for (std::size_t i = 0; i < static_cast<std::size_t>(stride_) / sizeof(float); ++i) row(r)[i] = values(random);
+      for (std::int64_t i = 0; i < stride_ / 4; ++i) row(r)[i] = values(random);
     }
   }
 
@@ -77,7 +77,8 @@ class TestRows {
   std::vector<std::byte*> slabs_;
 };
 
-inline std::vector<float> random_floats(std::size_t n, std::uint32_t seed, float low = -1.0F, float high = 1.0F) {
+inline std::vector<float> random_floats(std::size_t n, std::uint32_t seed, float low = -1.0F,
+                                        float high = 1.0F) {
   std::mt19937 random(seed);
   std::uniform_real_distribution<float> values(low, high);
   std::vector<float> result(n);
@@ -86,10 +87,12 @@ inline std::vector<float> random_floats(std::size_t n, std::uint32_t seed, float
 }
 
 /// Equal bits, so that -0 differs from 0 and a NaN equals itself.
-inline ::testing::AssertionResult bits_equal(const std::vector<float>& a, const std::vector<float>& b) {
-  if (a.size() != b.size()) return ::testing::AssertionFailure() << a.size() << " floats against " << b.size();
+inline ::testing::AssertionResult bits_equal(const std::vector<float>& a,
+                                             const std::vector<float>& b) {
+  if (a.size() != b.size())
+    return ::testing::AssertionFailure() << a.size() << " floats against " << b.size();
   for (std::size_t i = 0; i < a.size(); ++i) {
-    if (std::memcmp(&a[i], &b[i], sizeof(float)) != 0) {
+    if (std::bit_cast<std::uint32_t>(a[i]) != std::bit_cast<std::uint32_t>(b[i])) {
       return ::testing::AssertionFailure() << "float " << i << ": " << a[i] << " against " << b[i];
     }
   }

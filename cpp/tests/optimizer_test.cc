@@ -3,15 +3,14 @@
 
 #include <cmath>
 #include <cstdint>
-#include <functional>
 #include <limits>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "embedding/kernels.h"
 #include "embedding/optimizer_step.h"
 #include "kernel_support.h"
+#include "optimizer_configs.h"
 #include "recsdk/optimizer.h"
 #include "recsdk/row_layout.h"
 
@@ -22,47 +21,22 @@ using internal::GradItem;
 using internal::GradSource;
 using internal::kernels;
 using internal::UpdateArgs;
+using testing::all_configs;
 using testing::bits_equal;
 using testing::IsaScope;
 using testing::kDims;
+using testing::NamedConfig;
 using testing::random_floats;
 using testing::TestRows;
 
-struct NamedConfig {
-  std::string name;
-  OptimizerConfig config;
-};
-
-OptimizerConfig with(OptimizerConfig config, const std::function<void(OptimizerConfig&)>& change) {
-  change(config);
-  return config;
-}
-
-const std::vector<NamedConfig>& all_configs() {
-  static const std::vector<NamedConfig> configs = {
-      {"sgd", OptimizerConfig::sgd(0.05F)},
-      {"sgd_decay", with(OptimizerConfig::sgd(0.05F), [](auto& c) { c.weight_decay = 0.1F; })},
-      {"adagrad", OptimizerConfig::adagrad(0.05F)},
-      {"adagrad_all", with(OptimizerConfig::adagrad(0.05F, 1e-6F),
-                           [](auto& c) {
-                             c.lr_decay = 0.1F;
-                             c.weight_decay = 0.2F;
-                             c.initial_accumulator_value = 0.3F;
-                           })},
-      {"rowwise", OptimizerConfig::rowwise_adagrad(0.05F)},
-      {"rowwise_decay", with(OptimizerConfig::rowwise_adagrad(0.05F, 1e-6F), [](auto& c) { c.weight_decay = 0.2F; })},
-      {"adam", OptimizerConfig::adam(0.01F)},
-      {"adam_decay", with(OptimizerConfig::adam(0.01F, 0.4, 0.99), [](auto& c) { c.weight_decay = 0.2F; })},
-      {"adam_by_row", with(OptimizerConfig::adam(0.01F), [](auto& c) { c.bias_correction = BiasCorrection::kRow; })},
-  };
-  return configs;
-}
-
-/// The gradients of one backward over rows 0 to 9 of 12: some rows once, some often, one not at all.
+/// The gradients of one backward over rows 0 to 9 of 12: some rows once, some often, one not at
+/// all.
 struct Gradients {
-  Gradients(std::int64_t dim, std::uint32_t seed) : stride(dim + 3), values(random_floats(16 * size_of(stride), seed)) {
+  Gradients(std::int64_t dim, std::uint32_t seed)
+      : stride(dim + 3), values(random_floats(16 * size_of(stride), seed)) {
     for (std::uint32_t s = 0; s < 16; ++s) {
-      sources.push_back({values.data() + size_of(s) * size_of(stride), 0.25F * static_cast<float>(s % 5 + 1)});
+      sources.push_back(
+          {values.data() + size_of(s) * size_of(stride), 0.25F * static_cast<float>(s % 5 + 1)});
     }
     const std::vector<std::uint32_t> rows = {0, 1, 1, 1, 2, 4, 4, 5, 6, 6, 6, 6, 6, 6, 7, 8, 9, 9};
     for (std::uint32_t i = 0; i < rows.size(); ++i) items.push_back({rows[i], (i * 5 + seed) % 16});
@@ -102,22 +76,33 @@ class Rows {
     rows.randomize(3, -1.0F, 1.0F);
     for (std::int64_t r = 0; r < 12; ++r) {
       for (std::size_t f = 1; f < layout.fields.size(); ++f) {
-        for (std::int64_t i = 0; i < layout.fields[f].count; ++i) field(r, f)[i] = layout.fields[f].initial_value;
+        for (std::int64_t i = 0; i < layout.fields[f].count; ++i)
+          field(r, f)[i] = layout.fields[f].initial_value;
       }
     }
   }
 
-  float* field(std::int64_t r, std::size_t f) const { return rows.row(r) + layout.fields[f].offset / 4; }
-
-  UpdateArgs args(const Gradients& gradients, std::uint64_t t, NonFinite on_nonfinite = NonFinite::kApply) {
-    // 64-byte aligned and of its exact size, for the sanitizer.
-    scratch_.assign(static_cast<std::size_t>((layout.dim + 15) / 16), {});
-    return {rows.addresses(), layout.dim, gradients.items.data(), 0, static_cast<std::int64_t>(gradients.items.size()),
-            gradients.sources.data(), internal::make_optimizer_step(config_, layout, on_nonfinite, t),
-            scratch_.front().floats, 0};
+  float* field(std::int64_t r, std::size_t f) const {
+    return rows.row(r) + layout.fields[f].offset / 4;
   }
 
-  std::uint64_t update(const Gradients& gradients, std::uint64_t t, NonFinite on_nonfinite = NonFinite::kApply) {
+  UpdateArgs args(const Gradients& gradients, std::uint64_t t,
+                  NonFinite on_nonfinite = NonFinite::kApply) {
+    // 64-byte aligned and of its exact size, for the sanitizer.
+    scratch_.assign(static_cast<std::size_t>((layout.dim + 15) / 16), {});
+    return {rows.addresses(),
+            layout.dim,
+            gradients.items.data(),
+            0,
+            static_cast<std::int64_t>(gradients.items.size()),
+            gradients.sources.data(),
+            internal::make_optimizer_step(config_, layout, on_nonfinite, t),
+            scratch_.front().floats,
+            0};
+  }
+
+  std::uint64_t update(const Gradients& gradients, std::uint64_t t,
+                       NonFinite on_nonfinite = NonFinite::kApply) {
     UpdateArgs a = args(gradients, t, on_nonfinite);
     kernels().update(a);
     return a.nonfinite;
@@ -140,7 +125,8 @@ struct ExactRow {
   std::vector<std::vector<double>> fields;
 };
 
-void step_exactly(const OptimizerConfig& config, ExactRow& row, const std::vector<float>& summed, std::uint64_t t) {
+void step_exactly(const OptimizerConfig& config, ExactRow& row, const std::vector<float>& summed,
+                  std::uint64_t t) {
   const std::size_t dim = summed.size();
   const auto lr = static_cast<double>(config.learning_rate);
   const auto eps = static_cast<double>(config.eps);
@@ -152,7 +138,8 @@ void step_exactly(const OptimizerConfig& config, ExactRow& row, const std::vecto
     mean_square += g[c] * g[c] / static_cast<double>(dim);
   }
   if (config.kind == OptimizerKind::kRowwiseAdagrad) row.fields[1][0] += mean_square;
-  if (config.bias_correction == BiasCorrection::kRow) t = static_cast<std::uint64_t>(row.fields[3][0] += 1.0);
+  if (config.bias_correction == BiasCorrection::kRow)
+    t = static_cast<std::uint64_t>(row.fields[3][0] += 1.0);
   for (std::size_t c = 0; c < dim; ++c) {
     switch (config.kind) {
       case OptimizerKind::kSgd:
@@ -160,8 +147,8 @@ void step_exactly(const OptimizerConfig& config, ExactRow& row, const std::vecto
         break;
       case OptimizerKind::kAdagrad:
         row.fields[1][c] += g[c] * g[c];
-        w[c] -= lr / (1.0 + static_cast<double>(t - 1) * static_cast<double>(config.lr_decay)) * g[c] /
-                (std::sqrt(row.fields[1][c]) + eps);
+        w[c] -= lr / (1.0 + static_cast<double>(t - 1) * static_cast<double>(config.lr_decay)) *
+                g[c] / (std::sqrt(row.fields[1][c]) + eps);
         break;
       case OptimizerKind::kRowwiseAdagrad:
         w[c] -= lr * g[c] / (std::sqrt(row.fields[1][0]) + eps);
@@ -171,8 +158,9 @@ void step_exactly(const OptimizerConfig& config, ExactRow& row, const std::vecto
         double& v = row.fields[2][c];
         m = config.beta1 * m + (1.0 - config.beta1) * g[c];
         v = config.beta2 * v + (1.0 - config.beta2) * g[c] * g[c];
-        w[c] -= lr / (1.0 - std::pow(config.beta1, static_cast<double>(t))) * m /
-                (std::sqrt(v) / std::sqrt(1.0 - std::pow(config.beta2, static_cast<double>(t))) + eps);
+        w[c] -=
+            lr / (1.0 - std::pow(config.beta1, static_cast<double>(t))) * m /
+            (std::sqrt(v) / std::sqrt(1.0 - std::pow(config.beta2, static_cast<double>(t))) + eps);
         break;
       }
     }
@@ -213,8 +201,8 @@ TEST_P(Update, FollowsTheDefinition) {
     for (const std::int64_t dim : kDims) {
       SCOPED_TRACE(named.name + " dim " + std::to_string(dim));
       Rows rows(dim, named.config);
-      std::vector<ExactRow> exact;
-      for (std::int64_t r = 0; r < 12; ++r) exact.push_back(exact_row(rows, r));
+      std::vector<ExactRow> exact(12);
+      for (std::size_t r = 0; r < 12; ++r) exact[r] = exact_row(rows, static_cast<std::int64_t>(r));
       for (std::uint64_t t = 1; t <= 4; ++t) {
         const Gradients gradients(dim, static_cast<std::uint32_t>(t));
         EXPECT_EQ(rows.update(gradients, t), 0U);
@@ -223,7 +211,8 @@ TEST_P(Update, FollowsTheDefinition) {
           if (!summed.empty()) step_exactly(named.config, exact[r], summed, t);
         }
       }
-      for (std::int64_t r = 0; r < 12; ++r) expect_close(rows, r, exact[static_cast<std::size_t>(r)]);
+      for (std::int64_t r = 0; r < 12; ++r)
+        expect_close(rows, r, exact[static_cast<std::size_t>(r)]);
     }
   }
 }
@@ -241,7 +230,8 @@ std::vector<float> learned(const Rows& rows) {
 
 std::vector<float> learned_after_steps(const OptimizerConfig& config, std::int64_t dim) {
   Rows rows(dim, config);
-  for (std::uint64_t t = 1; t <= 3; ++t) rows.update(Gradients(dim, static_cast<std::uint32_t>(t)), t);
+  for (std::uint64_t t = 1; t <= 3; ++t)
+    rows.update(Gradients(dim, static_cast<std::uint32_t>(t)), t);
   return learned(rows);
 }
 
@@ -250,7 +240,8 @@ TEST_P(Update, GivesTheBitsOfTheBaseline) {
     for (const std::int64_t dim : kDims) {
       const std::vector<float> here = learned_after_steps(named.config, dim);
       const IsaScope scope("baseline");
-      EXPECT_TRUE(bits_equal(here, learned_after_steps(named.config, dim))) << named.name << " dim " << dim;
+      EXPECT_TRUE(bits_equal(here, learned_after_steps(named.config, dim)))
+          << named.name << " dim " << dim;
     }
   }
 }
@@ -262,10 +253,12 @@ TEST_P(Update, PaddingOfTheRecordDoesNotMatter) {
       Rows rows(dim, named.config);
       for (std::int64_t r = 0; r < 12; ++r) {
         for (std::size_t f = 0; f < rows.layout.fields.size(); ++f) {
-          for (std::int64_t i = rows.layout.fields[f].count; i % 4 != 0; ++i) rows.field(r, f)[i] = NAN;
+          for (std::int64_t i = rows.layout.fields[f].count; i % 4 != 0; ++i)
+            rows.field(r, f)[i] = NAN;
         }
       }
-      for (std::uint64_t t = 1; t <= 3; ++t) rows.update(Gradients(dim, static_cast<std::uint32_t>(t)), t);
+      for (std::uint64_t t = 1; t <= 3; ++t)
+        rows.update(Gradients(dim, static_cast<std::uint32_t>(t)), t);
       EXPECT_TRUE(bits_equal(learned(rows), expected)) << named.name << " dim " << dim;
     }
   }
@@ -284,7 +277,8 @@ TEST_P(Update, SumsInOrderAndTouchesOnlyItsRange) {
       std::vector<float> expected = gradients.summed(r, dim);
       if (r < 2 || r > 6 || expected.empty()) expected.assign(static_cast<std::size_t>(dim), 0.0F);
       for (float& x : expected) x = 0.0F - x;
-      EXPECT_TRUE(bits_equal({rows.field(r, 0), rows.field(r, 0) + dim}, expected)) << "dim " << dim << " row " << r;
+      EXPECT_TRUE(bits_equal({rows.field(r, 0), rows.field(r, 0) + dim}, expected))
+          << "dim " << dim << " row " << r;
     }
   }
 }
@@ -298,7 +292,8 @@ TEST_P(Update, NoItemsAreFine) {
   EXPECT_TRUE(bits_equal(rows.rows.contents(), before));
 }
 
-/// Puts infinities and NaN into what rows 1 and 5 sum, and an overflow of finite numbers into row 8.
+/// Puts infinities and NaN into what rows 1 and 5 sum, and an overflow of finite numbers into
+/// row 8.
 Gradients nonfinite_gradients(std::int64_t dim) {
   Gradients gradients(dim, 1);
   gradients.sources.push_back({gradients.values.data(), INFINITY});
@@ -320,7 +315,8 @@ TEST_P(Update, NonFiniteSumsAreAppliedAndCounted) {
     const Gradients gradients = nonfinite_gradients(dim);
     EXPECT_EQ(kernels().count_nonfinite(rows.args(gradients, 1)), 3U) << "dim " << dim;
     EXPECT_EQ(rows.update(gradients, 1), 3U) << "dim " << dim;
-    for (const std::int64_t r : {1, 5, 8}) EXPECT_FALSE(std::isfinite(rows.field(r, 0)[dim - 1])) << "dim " << dim;
+    for (const std::int64_t r : {1, 5, 8})
+      EXPECT_FALSE(std::isfinite(rows.field(r, 0)[dim - 1])) << "dim " << dim;
     EXPECT_TRUE(std::isfinite(rows.field(0, 0)[dim - 1]));
   }
 }
@@ -333,7 +329,9 @@ TEST_P(Update, NonFiniteSumsAreLeftOutAndCounted) {
       const Gradients gradients = nonfinite_gradients(dim);
       EXPECT_EQ(rows.update(gradients, 1, NonFinite::kSkip), 3U);
       Gradients without = gradients;
-      std::erase_if(without.items, [](const GradItem& item) { return item.row == 1 || item.row == 5 || item.row == 8; });
+      std::erase_if(without.items, [](const GradItem& item) {
+        return item.row == 1 || item.row == 5 || item.row == 8;
+      });
       EXPECT_EQ(expected.update(without, 1), 0U);
       EXPECT_TRUE(bits_equal(learned(rows), learned(expected))) << named.name << " dim " << dim;
     }
@@ -342,64 +340,6 @@ TEST_P(Update, NonFiniteSumsAreLeftOutAndCounted) {
 
 INSTANTIATE_TEST_SUITE_P(Isa, Update, ::testing::ValuesIn(available_isas()),
                          [](const auto& param) { return param.param; });
-
-TEST(OptimizerStep, FollowsTheTablesCount) {
-  OptimizerConfig adagrad = OptimizerConfig::adagrad(0.5F);
-  adagrad.lr_decay = 0.25F;
-  const auto step_of = [](const OptimizerConfig& config, std::uint64_t t) {
-    return internal::make_optimizer_step(config, RowLayout::make(8, config), NonFinite::kSkip, t);
-  };
-  EXPECT_EQ(step_of(adagrad, 1).learning_rate, 0.5F);
-  EXPECT_EQ(step_of(adagrad, 5).learning_rate, 0.25F);
-  EXPECT_EQ(step_of(adagrad, 5).on_nonfinite, NonFinite::kSkip);
-  const OptimizerConfig adam = OptimizerConfig::adam(0.001F);
-  for (const std::uint64_t t : {1U, 2U, 7U, 1000U, 4000000U}) {
-    const auto exponent = static_cast<double>(t);
-    EXPECT_FLOAT_EQ(step_of(adam, t).learning_rate, static_cast<float>(0.001 / (1.0 - std::pow(0.9, exponent))));
-    EXPECT_FLOAT_EQ(step_of(adam, t).inv_sqrt_bias2, static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(0.999, exponent))));
-  }
-  EXPECT_EQ(step_of(adam, 1).one_minus_beta2, 0.001F);
-  EXPECT_EQ(step_of(adam, 1).state0, 8);
-  EXPECT_EQ(step_of(adam, 1).state1, 16);
-}
-
-struct BadConfig {
-  OptimizerConfig config;
-  std::string message;
-};
-
-TEST(OptimizerConfig, SaysWhatIsWrong) {
-  const auto sgd = [](const auto& change) { return with(OptimizerConfig::sgd(), change); };
-  const std::vector<BadConfig> bad = {
-      {OptimizerConfig::sgd(-1.0F), "optimizer: learning_rate is -1; pass a finite number >= 0"},
-      {OptimizerConfig::sgd(NAN), "optimizer: learning_rate is nan; pass a finite number >= 0"},
-      {OptimizerConfig::adagrad(0.1F, INFINITY), "optimizer: eps is inf; pass a finite number >= 0"},
-      {sgd([](auto& c) { c.weight_decay = -0.5F; }), "optimizer: weight_decay is -0.5; pass a finite number >= 0"},
-      {sgd([](auto& c) { c.lr_decay = 0.5F; }), "optimizer: lr_decay is 0.5; only Adagrad has it: leave it 0"},
-      {sgd([](auto& c) { c.initial_accumulator_value = 0.5F; }),
-       "optimizer: initial_accumulator_value is 0.5; only Adagrad and rowwise Adagrad have it: leave it 0"},
-      {sgd([](auto& c) { c.bias_correction = BiasCorrection::kRow; }),
-       "optimizer: bias_correction is 1; only Adam has it: leave it BiasCorrection::kTable"},
-      {sgd([](auto& c) { c.kind = static_cast<OptimizerKind>(9); }), "optimizer: kind is 9; pass one of OptimizerKind"},
-      {OptimizerConfig::adam(0.1F, 1.0), "optimizer: beta1 is 1; pass a number >= 0 and < 1"},
-      {OptimizerConfig::adam(0.1F, 0.9, -0.1), "optimizer: beta2 is -0.1; pass a number >= 0 and < 1"},
-      {OptimizerConfig::adam(0.1F, 0.9, NAN), "optimizer: beta2 is nan; pass a number >= 0 and < 1"},
-  };
-  for (const BadConfig& example : bad) {
-    try {
-      example.config.validate();
-      ADD_FAILURE() << "accepted: " << example.message;
-    } catch (const std::invalid_argument& error) {
-      EXPECT_EQ(std::string(error.what()), example.message);
-    }
-  }
-}
-
-TEST(OptimizerConfig, AcceptsWhatItMakes) {
-  for (const NamedConfig& named : all_configs()) EXPECT_NO_THROW(named.config.validate()) << named.name;
-  EXPECT_NO_THROW(OptimizerConfig().validate());
-  EXPECT_NO_THROW(OptimizerConfig::sgd(0.0F).validate());
-}
 
 }  // namespace
 }  // namespace recsdk

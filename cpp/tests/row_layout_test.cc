@@ -1,11 +1,10 @@
-// Layout of records and the numbers of an optimizer's step.
+// Layout of records.
 #include <gtest/gtest.h>
 
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "embedding/optimizer_step.h"
 #include "kernel_support.h"
 #include "recsdk/row_layout.h"
 
@@ -20,14 +19,15 @@ OptimizerConfig adam_by_row() {
 
 std::vector<std::string> names_of(const RowLayout& layout) {
   std::vector<std::string> names;
+  names.reserve(layout.fields.size());
   for (const RowField& field : layout.fields) names.push_back(field.name);
   return names;
 }
 
 TEST(RowLayout, FieldsLieSideBySideAlignedAndPadded) {
   for (const OptimizerConfig& config :
-       {OptimizerConfig::sgd(), OptimizerConfig::adagrad(), OptimizerConfig::rowwise_adagrad(), OptimizerConfig::adam(),
-        adam_by_row()}) {
+       {OptimizerConfig::sgd(), OptimizerConfig::adagrad(), OptimizerConfig::rowwise_adagrad(),
+        OptimizerConfig::adam(), adam_by_row()}) {
     for (const std::int64_t dim : testing::kDims) {
       const RowLayout layout = RowLayout::make(dim, config);
       std::int64_t end = 0;
@@ -53,9 +53,12 @@ TEST(RowLayout, StateOfEachOptimizer) {
   using Names = std::vector<std::string>;
   EXPECT_EQ(names_of(RowLayout::make(6, OptimizerConfig::sgd())), Names({"weight"}));
   EXPECT_EQ(names_of(RowLayout::make(6, OptimizerConfig::adagrad())), Names({"weight", "sum"}));
-  EXPECT_EQ(names_of(RowLayout::make(6, OptimizerConfig::rowwise_adagrad())), Names({"weight", "sum"}));
-  EXPECT_EQ(names_of(RowLayout::make(6, OptimizerConfig::adam())), Names({"weight", "exp_avg", "exp_avg_sq"}));
-  EXPECT_EQ(names_of(RowLayout::make(6, adam_by_row())), Names({"weight", "exp_avg", "exp_avg_sq", "step"}));
+  EXPECT_EQ(names_of(RowLayout::make(6, OptimizerConfig::rowwise_adagrad())),
+            Names({"weight", "sum"}));
+  EXPECT_EQ(names_of(RowLayout::make(6, OptimizerConfig::adam())),
+            Names({"weight", "exp_avg", "exp_avg_sq"}));
+  EXPECT_EQ(names_of(RowLayout::make(6, adam_by_row())),
+            Names({"weight", "exp_avg", "exp_avg_sq", "step"}));
   EXPECT_EQ(RowLayout::make(6, OptimizerConfig::rowwise_adagrad()).stride, 48);
   EXPECT_EQ(RowLayout::make(6, OptimizerConfig::adagrad()).state_width(), 6);
   EXPECT_EQ(RowLayout::make(6, adam_by_row()).state_width(), 13);

@@ -1,6 +1,8 @@
-// Powers for Adam's bias correction: of our own, since pow() of the C library differs between processors.
+// Powers for Adam's bias correction: of our own, since pow() of the C library differs between
+// processors.
 //
-// The functions are static: the kernels compile them for instruction sets that other code must not use.
+// The functions are static: the kernels compile them for instruction sets that other code must not
+// use.
 #pragma once
 
 #include <cstdint>

@@ -18,7 +18,8 @@ using internal::number_text;
 }
 
 void require_finite(const char* name, float value) {
-  if (!std::isfinite(value)) refuse(std::string(name) + " is " + number_text(value), "pass a finite number");
+  if (!std::isfinite(value))
+    refuse(std::string(name) + " is " + number_text(value), "pass a finite number");
 }
 
 void check_range(const InitializerConfig& config) {
@@ -26,7 +27,8 @@ void check_range(const InitializerConfig& config) {
   require_finite("high", config.high);
   const std::string range = "low " + number_text(config.low) + ", high " + number_text(config.high);
   if (config.low > config.high) refuse(range, "pass low <= high");
-  if (!std::isfinite(config.high - config.low)) refuse(range, "pass a range whose width is a float");
+  if (!std::isfinite(config.high - config.low))
+    refuse(range, "pass a range whose width is a float");
 }
 
 void check_normal(const InitializerConfig& config) {
@@ -66,7 +68,8 @@ InitializerConfig InitializerConfig::normal(float mean, float stddev) {
   return config;
 }
 
-InitializerConfig InitializerConfig::truncated_normal(float mean, float stddev, float low, float high) {
+InitializerConfig InitializerConfig::truncated_normal(float mean, float stddev, float low,
+                                                      float high) {
   InitializerConfig config = normal(mean, stddev);
   config.kind = InitializerKind::kTruncatedNormal;
   config.low = low;
@@ -92,7 +95,8 @@ void InitializerConfig::validate() const {
     case InitializerKind::kTruncatedNormal:
       check_range(*this);
       check_normal(*this);
-      if (stddev == 0.0F) refuse("stddev of a truncated normal is 0", "pass stddev > 0, or use a constant");
+      if (stddev == 0.0F)
+        refuse("stddev of a truncated normal is 0", "pass stddev > 0, or use a constant");
       return;
     case InitializerKind::kCustom:
       if (!callback) refuse("a custom initializer has no callback", "set one");

@@ -1,11 +1,11 @@
 // The loops over rows, written once in kernels_*.inc on vector extensions and compiled for each
-// instruction set; all of them give the same bits. They allocate nothing, take no lock and do not throw.
-// Records are read and written in whole 16-byte steps (their fields are padded to that), buffers of the
-// caller never beyond their D floats.
+// instruction set; all of them give the same bits. They allocate nothing, take no lock and do not
+// throw. Records are read and written in whole 16-byte steps (their fields are padded to that),
+// buffers of the caller never beyond their D floats.
 //
 // Why equal bits: element-wise work rounds the same in any register width because contraction to
-// fused multiply-add is off; sums over a row always use 16 lanes (lane l adds elements l, l+16, ...)
-// and one fixed tree to add the lanes.
+// fused multiply-add is off; sums over a row always use 16 lanes (lane l adds elements l, l+16,
+// ...) and one fixed tree to add the lanes. Where a result is not a number, its payload may differ.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,8 @@
 
 namespace recsdk::internal {
 
-/// Address arithmetic of rows in fixed slabs: row r lies at slabs[r >> shift] + (r & mask) * stride.
+/// Address arithmetic of rows in fixed slabs: row r lies at slabs[r >> shift] + (r & mask) *
+/// stride.
 struct RowAddresses {
   std::byte* const* slabs;
   int shift;
@@ -72,18 +73,18 @@ struct OptimizerStep {
   OptimizerKind kind;
   NonFinite on_nonfinite;       // kRaise has been checked before and is handled as kApply
   BiasCorrection bias_correction;
-  float learning_rate;          // Adagrad: lr / (1 + (t - 1) * lr_decay); Adam with kTable: lr / (1 - b1^t)
+  float learning_rate;  // Adagrad: lr / (1 + (t - 1) * lr_decay); Adam with kTable: lr / (1 - b1^t)
   float eps;
   float weight_decay;
-  float one_minus_beta1;        // Adam
+  float one_minus_beta1;  // Adam
   float beta2;
   float one_minus_beta2;
-  float inv_sqrt_bias2;         // Adam with kTable: 1 / sqrt(1 - b2^t)
-  double exact_beta1;           // Adam with kRow, whose bias is corrected row by row
+  float inv_sqrt_bias2;  // Adam with kTable: 1 / sqrt(1 - b2^t)
+  double exact_beta1;  // Adam with kRow, whose bias is corrected row by row
   double exact_beta2;
-  std::int64_t state0;          // float index of the first state field in a record
-  std::int64_t state1;          // of the second
-  std::int64_t state2;          // of the third: Adam's row step, a float as torch keeps it
+  std::int64_t state0;  // float index of the first state field in a record
+  std::int64_t state1;  // of the second
+  std::int64_t state2;  // of the third: Adam's row step, a float as torch keeps it
 };
 
 /// Updates the rows of items [begin, end), sorted by row; the range starts and ends at row borders.
@@ -100,8 +101,8 @@ struct UpdateArgs {
   std::uint64_t nonfinite;  // out: rows whose summed gradient was not finite
 };
 
-/// Writes initial weights (not kCustom) of `count` rows: row i of keys[i] to the record rows[i], or, with
-/// `rows` null, to out + i * dim.
+/// Writes initial weights (not kCustom) of `count` rows: row i of keys[i] to the record rows[i],
+/// or, with `rows` null, to out + i * dim.
 struct InitializeArgs {
   const InitializerConfig* config;
   std::uint64_t seed;
@@ -133,9 +134,8 @@ struct Kernels {
   void (*update)(UpdateArgs&);
   void (*initialize)(const InitializeArgs&);
   void (*gather)(const GatherArgs&);
-  /// True if every one of the n floats is finite.
-  bool (*all_finite)(const float* values, std::int64_t n);
-  /// Rows of items [begin, end) whose summed gradient is not finite; changes nothing but the scratch.
+  /// Rows of items [begin, end) whose summed gradient is not finite; changes nothing but the
+  /// scratch.
   std::uint64_t (*count_nonfinite)(const UpdateArgs&);
 };
 

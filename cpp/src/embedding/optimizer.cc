@@ -12,12 +12,14 @@ namespace recsdk {
 namespace {
 
 [[noreturn]] void refuse(const char* name, double value, const char* remedy) {
-  throw std::invalid_argument(std::string("optimizer: ") + name + " is " + internal::number_text(value) + "; " + remedy);
+  throw std::invalid_argument(std::string("optimizer: ") + name + " is " +
+                              internal::number_text(value) + "; " + remedy);
 }
 
 void require_not_negative(const char* name, float value) {
   // Written so that a NaN is refused as well.
-  if (!(value >= 0.0F) || !std::isfinite(value)) refuse(name, static_cast<double>(value), "pass a finite number >= 0");
+  if (!(value >= 0.0F) || !std::isfinite(value))
+    refuse(name, static_cast<double>(value), "pass a finite number >= 0");
 }
 
 void require_below_one(const char* name, double value) {
@@ -62,7 +64,8 @@ OptimizerConfig OptimizerConfig::adam(float learning_rate, double beta1, double 
 }
 
 void OptimizerConfig::validate() const {
-  if (kind > OptimizerKind::kAdam) refuse("kind", static_cast<double>(kind), "pass one of OptimizerKind");
+  if (kind > OptimizerKind::kAdam)
+    refuse("kind", static_cast<double>(kind), "pass one of OptimizerKind");
   if (bias_correction > BiasCorrection::kRow) {
     refuse("bias_correction", static_cast<double>(bias_correction), "pass one of BiasCorrection");
   }
@@ -73,20 +76,22 @@ void OptimizerConfig::validate() const {
   require_not_negative("initial_accumulator_value", initial_accumulator_value);
   require_below_one("beta1", beta1);
   require_below_one("beta2", beta2);
-  if (kind != OptimizerKind::kAdagrad) require_unset("lr_decay", lr_decay, "only Adagrad has it: leave it 0");
+  if (kind != OptimizerKind::kAdagrad)
+    require_unset("lr_decay", lr_decay, "only Adagrad has it: leave it 0");
   if (kind != OptimizerKind::kAdagrad && kind != OptimizerKind::kRowwiseAdagrad) {
     require_unset("initial_accumulator_value", initial_accumulator_value,
                   "only Adagrad and rowwise Adagrad have it: leave it 0");
   }
   if (kind != OptimizerKind::kAdam && bias_correction != BiasCorrection::kTable) {
-    refuse("bias_correction", static_cast<double>(bias_correction), "only Adam has it: leave it BiasCorrection::kTable");
+    refuse("bias_correction", static_cast<double>(bias_correction),
+           "only Adam has it: leave it BiasCorrection::kTable");
   }
 }
 
 namespace internal {
 
-OptimizerStep make_optimizer_step(const OptimizerConfig& config, const RowLayout& layout, NonFinite on_nonfinite,
-                                  std::uint64_t t) {
+OptimizerStep make_optimizer_step(const OptimizerConfig& config, const RowLayout& layout,
+                                  NonFinite on_nonfinite, std::uint64_t t) {
   OptimizerStep step{};
   step.kind = config.kind;
   step.on_nonfinite = on_nonfinite;
@@ -99,14 +104,17 @@ OptimizerStep make_optimizer_step(const OptimizerConfig& config, const RowLayout
   step.exact_beta1 = config.beta1;
   step.exact_beta2 = config.beta2;
   double rate = static_cast<double>(config.learning_rate);
-  if (config.kind == OptimizerKind::kAdagrad) rate /= 1.0 + static_cast<double>(t - 1) * static_cast<double>(config.lr_decay);
+  if (config.kind == OptimizerKind::kAdagrad)
+    rate /= 1.0 + static_cast<double>(t - 1) * static_cast<double>(config.lr_decay);
   if (config.kind == OptimizerKind::kAdam && config.bias_correction == BiasCorrection::kTable) {
     rate /= 1.0 - power(config.beta1, t);
     step.inv_sqrt_bias2 = static_cast<float>(1.0 / std::sqrt(1.0 - power(config.beta2, t)));
   }
   step.learning_rate = static_cast<float>(rate);
   const auto field = [&](std::size_t i) {
-    return i < layout.fields.size() ? layout.fields[i].offset / static_cast<std::int64_t>(sizeof(float)) : 0;
+    return i < layout.fields.size()
+               ? layout.fields[i].offset / static_cast<std::int64_t>(sizeof(float))
+               : 0;
   };
   step.state0 = field(1);
   step.state1 = field(2);

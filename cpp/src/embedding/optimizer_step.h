@@ -9,9 +9,9 @@
 
 namespace recsdk::internal {
 
-/// The numbers of update number t (1 for a table's first update) of rows laid out as `layout`, which must
-/// be the layout made for `config`.
-OptimizerStep make_optimizer_step(const OptimizerConfig& config, const RowLayout& layout, NonFinite on_nonfinite,
-                                  std::uint64_t t);
+/// The numbers of update number t (1 for a table's first update) of rows laid out as `layout`,
+/// which must be the layout made for `config`.
+OptimizerStep make_optimizer_step(const OptimizerConfig& config, const RowLayout& layout,
+                                  NonFinite on_nonfinite, std::uint64_t t);
 
 }  // namespace recsdk::internal

@@ -1,6 +1,7 @@
 // What pooling and its derivative share: by what a bag's sum is divided.
 //
-// The functions are static: the kernels compile them for instruction sets that other code must not use.
+// The functions are static: the kernels compile them for instruction sets that other code must not
+// use.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +10,11 @@
 
 namespace recsdk::internal {
 
-/// What the sum of the bag of keys [begin, end) is divided by: 1 for a sum, the number of keys for a mean,
-/// the sum of the weights in bag order for a weighted mean (`weights` null: unweighted).
-/// If it is 0 the bag pools to zeros.
-static inline float bag_divisor(Pooling pooling, const float* weights, std::int64_t begin, std::int64_t end) {
+/// What the sum of the bag of keys [begin, end) is divided by: 1 for a sum, the number of keys for
+/// a mean, the sum of the weights in bag order for a weighted mean (`weights` null: unweighted). If
+/// it is 0 the bag pools to zeros.
+static inline float bag_divisor(Pooling pooling, const float* weights, std::int64_t begin,
+                                std::int64_t end) {
   if (pooling == Pooling::kSum) return 1.0F;
   if (weights == nullptr) return static_cast<float>(end - begin);
   float sum = 0.0F;
@@ -20,8 +22,8 @@ static inline float bag_divisor(Pooling pooling, const float* weights, std::int6
   return sum;
 }
 
-/// The factor by which a bag's gradient reaches the row of a key of weight `weight` (1 if unweighted):
-/// GradSource::scale of that key.
+/// The factor by which a bag's gradient reaches the row of a key of weight `weight` (1 if
+/// unweighted): GradSource::scale of that key.
 static inline float gradient_scale(float weight, float divisor) {
   return divisor == 0.0F ? 0.0F : weight / divisor;
 }

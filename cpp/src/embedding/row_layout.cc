@@ -28,7 +28,8 @@ std::int64_t RowLayout::state_width() const {
 
 RowLayout RowLayout::make(std::int64_t dim, const OptimizerConfig& optimizer) {
   if (dim < 1 || dim > kMaxDim) {
-    throw std::invalid_argument("dim is " + std::to_string(dim) + "; pass 1 to " + std::to_string(kMaxDim));
+    throw std::invalid_argument("dim is " + std::to_string(dim) + "; pass 1 to " +
+                                std::to_string(kMaxDim));
   }
   optimizer.validate();
   RowLayout layout{dim, 0, {}};

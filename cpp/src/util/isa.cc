@@ -66,7 +66,8 @@ int require_isa(std::string_view name, std::string_view origin) {
 
 int choose_isa() {
   const char* wish = std::getenv("RECSDK_ISA");
-  const int choice = wish == nullptr || *wish == '\0' ? fastest_isa() : require_isa(wish, "RECSDK_ISA");
+  const int choice =
+      wish == nullptr || *wish == '\0' ? fastest_isa() : require_isa(wish, "RECSDK_ISA");
   chosen_isa.store(choice, std::memory_order_relaxed);
   return choice;
 }

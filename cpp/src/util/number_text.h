@@ -13,4 +13,6 @@ inline std::string number_text(double value) {
   return text;
 }
 
+inline std::string number_text(float value) { return number_text(static_cast<double>(value)); }
+
 }  // namespace recsdk::internal

@@ -1,0 +1,92 @@
+// Configurations of optimizers and the numbers of one step.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "embedding/optimizer_step.h"
+#include "optimizer_configs.h"
+#include "recsdk/optimizer.h"
+#include "recsdk/row_layout.h"
+
+namespace recsdk {
+namespace {
+
+using testing::all_configs;
+using testing::NamedConfig;
+using testing::with;
+
+TEST(OptimizerStep, FollowsTheTablesCount) {
+  OptimizerConfig adagrad = OptimizerConfig::adagrad(0.5F);
+  adagrad.lr_decay = 0.25F;
+  const auto step_of = [](const OptimizerConfig& config, std::uint64_t t) {
+    return internal::make_optimizer_step(config, RowLayout::make(8, config), NonFinite::kSkip, t);
+  };
+  EXPECT_EQ(step_of(adagrad, 1).learning_rate, 0.5F);
+  EXPECT_EQ(step_of(adagrad, 5).learning_rate, 0.25F);
+  EXPECT_EQ(step_of(adagrad, 5).on_nonfinite, NonFinite::kSkip);
+  const OptimizerConfig adam = OptimizerConfig::adam(0.001F);
+  for (const std::uint64_t t : {1U, 2U, 7U, 1000U, 4000000U}) {
+    const auto exponent = static_cast<double>(t);
+    EXPECT_FLOAT_EQ(step_of(adam, t).learning_rate,
+                    static_cast<float>(0.001 / (1.0 - std::pow(0.9, exponent))));
+    EXPECT_FLOAT_EQ(step_of(adam, t).inv_sqrt_bias2,
+                    static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(0.999, exponent))));
+  }
+  EXPECT_EQ(step_of(adam, 1).one_minus_beta2, 0.001F);
+  EXPECT_EQ(step_of(adam, 1).state0, 8);
+  EXPECT_EQ(step_of(adam, 1).state1, 16);
+}
+
+struct BadConfig {
+  OptimizerConfig config;
+  std::string message;
+};
+
+TEST(OptimizerConfig, SaysWhatIsWrong) {
+  const auto sgd = [](const auto& change) { return with(OptimizerConfig::sgd(), change); };
+  const std::vector<BadConfig> bad = {
+      {OptimizerConfig::sgd(-1.0F), "optimizer: learning_rate is -1; pass a finite number >= 0"},
+      {OptimizerConfig::sgd(NAN), "optimizer: learning_rate is nan; pass a finite number >= 0"},
+      {OptimizerConfig::adagrad(0.1F, INFINITY),
+       "optimizer: eps is inf; pass a finite number >= 0"},
+      {sgd([](auto& c) { c.weight_decay = -0.5F; }),
+       "optimizer: weight_decay is -0.5; pass a finite number >= 0"},
+      {sgd([](auto& c) { c.lr_decay = 0.5F; }),
+       "optimizer: lr_decay is 0.5; only Adagrad has it: leave it 0"},
+      {sgd([](auto& c) { c.initial_accumulator_value = 0.5F; }),
+       "optimizer: initial_accumulator_value is 0.5; only Adagrad and rowwise Adagrad have it: "
+       "leave it 0"},
+      {sgd([](auto& c) { c.bias_correction = BiasCorrection::kRow; }),
+       "optimizer: bias_correction is 1; only Adam has it: leave it BiasCorrection::kTable"},
+      {sgd([](auto& c) { c.kind = static_cast<OptimizerKind>(9); }),
+       "optimizer: kind is 9; pass one of OptimizerKind"},
+      {OptimizerConfig::adam(0.1F, 1.0), "optimizer: beta1 is 1; pass a number >= 0 and < 1"},
+      {OptimizerConfig::adam(0.1F, 0.9, -0.1),
+       "optimizer: beta2 is -0.1; pass a number >= 0 and < 1"},
+      {OptimizerConfig::adam(0.1F, 0.9, std::numeric_limits<double>::quiet_NaN()),
+       "optimizer: beta2 is nan; pass a number >= 0 and < 1"},
+  };
+  for (const BadConfig& example : bad) {
+    try {
+      example.config.validate();
+      ADD_FAILURE() << "accepted: " << example.message;
+    } catch (const std::invalid_argument& error) {
+      EXPECT_EQ(std::string(error.what()), example.message);
+    }
+  }
+}
+
+TEST(OptimizerConfig, AcceptsWhatItMakes) {
+  for (const NamedConfig& named : all_configs())
+    EXPECT_NO_THROW(named.config.validate()) << named.name;
+  EXPECT_NO_THROW(OptimizerConfig().validate());
+  EXPECT_NO_THROW(OptimizerConfig::sgd(0.0F).validate());
+}
+
+}  // namespace
+}  // namespace recsdk
