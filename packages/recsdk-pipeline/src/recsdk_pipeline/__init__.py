@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from recsdk_pipeline._internal.version import __version__, check_layers
+
+if TYPE_CHECKING:
+    from recsdk_pipeline.hybrid_pipeline import HybridTrainPipelineSparseDist
+
+__all__ = ["HybridTrainPipelineSparseDist", "__version__"]
 
 check_layers()
 
-from recsdk_pipeline.hybrid_pipeline import HybridTrainPipelineSparseDist  # noqa: E402
 
-__all__ = ["HybridTrainPipelineSparseDist", "__version__"]
+def __getattr__(name: str) -> object:
+    # On first use: importing torchrec takes seconds, which `recsdk --help` must not cost.
+    if name == "HybridTrainPipelineSparseDist":
+        from recsdk_pipeline.hybrid_pipeline import HybridTrainPipelineSparseDist
+
+        return HybridTrainPipelineSparseDist
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,18 +5,18 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from itertools import takewhile
 from typing import Any, Generic, TypeVar
 
 import torch
-from recsdk_sharding.exchange import EndOfData, HostExchange, exchanges_of
 from torch import nn
 from torchrec.streamable import Pipelineable
 
 from recsdk_pipeline._internal.feeds import Feeds, FeedSpy
 from recsdk_pipeline._internal.slot import Slot
 from recsdk_pipeline._internal.streams import SideStream
+from recsdk_sharding.exchange import EndOfData, HostExchange, exchanges_of
 
 In = TypeVar("In", bound=Pipelineable)
 Out = TypeVar("Out")
@@ -123,7 +123,7 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
         with torch.set_grad_enabled(is_training):
             losses, output = self._forward(slot)
         if is_training:
-            losses.sum().backward()
+            losses.sum().backward()  # type: ignore[no-untyped-call]
         if queue.slots:
             queue.slots[0].settle(self._stream)
         if is_training:
@@ -147,46 +147,39 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
         for slot in queue.slots:
             slot.get_under_way()
         while len(queue.slots) < wanted and not queue.is_exhausted:
-            try:
-                slot = self._fetch(queue)
-            except Exception as error:
-                queue.is_exhausted = True
-                self._tell_failure(error)
-                queue.slots.append(Slot.failed(error))
-            else:
-                queue.slots.extend(slot)
+            self._fetch(queue)
 
-    def _fetch(self, queue: _Queue) -> list[Slot]:
-        """Return the iterator's next batch, its host work started; none at the end."""
-        feeds = self._learned.feeds if self._learned is not None else ()
-        host_batch = queue.next_batch()
-        if host_batch is None:
+    def _fetch(self, queue: _Queue) -> None:
+        """Fetch one batch and start its host work; a failure takes the batch's place."""
+        try:
+            host_batch = queue.next_batch()
+            if host_batch is None:
+                queue.is_exhausted = True
+                self._tell_end()
+            else:
+                queue.slots.append(self._start(host_batch))
+        except Exception as error:
             queue.is_exhausted = True
-            self._tell_end()
-            return []
+            for exchange in self._exchanges:
+                exchange.announce_failure(error)
+            queue.slots.append(Slot.failed(error))
+
+    def _start(self, host_batch: Any) -> Slot:
+        feeds = self._learned.feeds if self._learned is not None else ()
         with self._stream.use():
             batch = host_batch.to(self._device, non_blocking=True)
             slot = Slot(host_batch, batch, self._model.training)
             slot.start(feeds)
             slot.mark = self._stream.mark()
-        return [slot]
+        return slot
 
     def _tell_end(self) -> None:
         """Tell the other ranks that this one has no further batch."""
-        errors: list[Exception] = []
-        for exchange in self._exchanges:
-            try:
-                exchange.announce_end()
-            except Exception as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
+        with ExitStack() as each:  # calls all of them, also after one has raised
+            for exchange in reversed(self._exchanges):
+                each.callback(exchange.announce_end)
         for exchange in self._exchanges:
             exchange.reset()
-
-    def _tell_failure(self, error: Exception) -> None:
-        for exchange in self._exchanges:
-            exchange.announce_failure(error)
 
     def _end(self, queue: _Queue) -> None:
         """Drop the batches that not all ranks have; the exchanges are open again afterwards."""

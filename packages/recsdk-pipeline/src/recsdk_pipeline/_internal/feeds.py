@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from recsdk_sharding.exchange import HostExchange, exchanges_of
 from torch import nn
 from torchrec.distributed.types import ShardedModule
+
+from recsdk_sharding.exchange import HostExchange, exchanges_of
 
 Way = tuple[tuple[str, Any], ...]
 """How to get from a batch to its part: ("item", key) or ("attribute", name), outermost first."""

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from recsdk_sharding.exchange import HostExchange
 from torchrec.distributed.types import Awaitable, ShardedModule
 
 from recsdk_pipeline._internal.feeds import Feed
 from recsdk_pipeline._internal.streams import SideStream
+from recsdk_sharding.exchange import HostExchange
 
 _NOTHING = object()
 

@@ -18,9 +18,8 @@ class SideStream:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._module: Any = None if device.type == "cpu" else torch.get_device_module(device)
-        self._stream: Any = None
-        if hasattr(self._module, "Stream"):
-            self._stream = self._module.Stream(device=device)
+        make = getattr(self._module, "Stream", None)
+        self._stream: Any = None if make is None else make(device=device)
 
     def use(self) -> AbstractContextManager[Any]:
         """Work launched inside runs on the side stream."""

@@ -10,7 +10,7 @@ from torchrec.streamable import Pipelineable
 
 
 @dataclass
-class ClickBatch(Pipelineable):
+class ClickBatch(Pipelineable):  # type: ignore[misc]
     """B examples: what was shown to whom, and whether it was clicked."""
 
     dense: torch.Tensor

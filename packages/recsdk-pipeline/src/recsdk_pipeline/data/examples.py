@@ -136,6 +136,12 @@ class ClickData(Protocol):
     num_dense: int
     """Number of dense columns C, at least 1."""
 
+    num_train: int
+    """Examples of an epoch."""
+
+    num_held_out: int
+    """Examples kept for evaluation, at least 1."""
+
     def train(self, *, epoch: int, batch_size: int, share: Share) -> Iterator[ClickBatch]:
         """Yield the rank's part of each step of `batch_size` examples."""
         ...

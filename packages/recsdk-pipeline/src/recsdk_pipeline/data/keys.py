@@ -43,21 +43,24 @@ def mix64(values: UInt64s) -> UInt64s:
     Source: the finaliser of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number
     Generators, OOPSLA 2014), with the constants of Stafford's variant 13.
     """
-    mixed = values + np.uint64(0x9E3779B97F4A7C15)
+    mixed: UInt64s = values + np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
+    mixed = mixed ^ (mixed >> np.uint64(31))
+    return mixed
 
 
 def stream_key(seed: int, name: str) -> np.uint64:
     """Return the key of an independent stream of random numbers called `name`."""
-    return np.uint64(category_key(name, str(seed)) & 0xFFFFFFFFFFFFFFFF)
+    key: np.uint64 = np.uint64(category_key(name, str(seed)) & 0xFFFFFFFFFFFFFFFF)
+    return key
 
 
 def uniforms(key: np.uint64, counters: UInt64s) -> Float64s:
     """Return one number in (0, 1) per counter: a pure function of (key, counter)."""
     bits = mix64(mix64(counters ^ key) + key) >> np.uint64(12)
-    return (bits.astype(np.float64) + 0.5) / float(1 << 52)
+    numbers: Float64s = (bits.astype(np.float64) + 0.5) / float(1 << 52)
+    return numbers
 
 
 def normals(key: np.uint64, counters: UInt64s) -> Float64s:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -48,6 +49,15 @@ class BadLines:
             self.first.append(str(error))
         if self.count > self.limit:
             raise error
+
+    def skipping(self, read: Callable[[], T]) -> Iterator[T]:
+        """Yield what `read` returns; nothing, and count, if it raises `BadLine`."""
+        try:
+            value = read()
+        except BadLine as error:
+            self.add(error)
+        else:
+            yield value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,19 +114,13 @@ def read_lines(path: Path, text: TextFormat, bad: BadLines, *, skip: int = 0) ->
         for number, raw in enumerate(file, start=1):
             if number <= skip:
                 continue
-            try:
-                yield _split(path, number, raw, text)
-            except BadLine as error:
-                bad.add(error)
+            yield from bad.skipping(partial(_split, path, number, raw, text))
 
 
 def parse_lines(lines: Iterable[Line], parse: Callable[[Line], T], bad: BadLines) -> Iterator[T]:
     """Yield `parse` of each line; lines on which it raises `BadLine` go to `bad`."""
     for line in lines:
-        try:
-            yield parse(line)
-        except BadLine as error:
-            bad.add(error)
+        yield from bad.skipping(partial(parse, line))
 
 
 def _split(path: Path, number: int, raw: bytes, text: TextFormat) -> Line:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +26,26 @@ from recsdk_pipeline.data.lines import (
 )
 
 GENRES = (
-    "unknown Action Adventure Animation Children's Comedy Crime Documentary Drama Fantasy "
-    "Film-Noir Horror Musical Mystery Romance Sci-Fi Thriller War Western"
-).split()
+    "unknown",
+    "Action",
+    "Adventure",
+    "Animation",
+    "Children's",
+    "Comedy",
+    "Crime",
+    "Documentary",
+    "Drama",
+    "Fantasy",
+    "Film-Noir",
+    "Horror",
+    "Musical",
+    "Mystery",
+    "Romance",
+    "Sci-Fi",
+    "Thriller",
+    "War",
+    "Western",
+)
 """The genres of u.item's flags, in their order."""
 
 LOWEST_POSITIVE_RATING = 4
@@ -89,19 +107,22 @@ _TYPED_ITEMS = TextFormat(columns=("item_id", "class"), separator="\t")
 FEATURES = ("user", "item", "age", "gender", "occupation", "zip_code", "genres", "hour")
 
 
-def read_movielens(folder: Path, *, seed: int = 0, bad: BadLines | None = None) -> HeldOutSplit:
-    """Read the ratings of a MovieLens 100K folder as clicks: a rating of 4 or 5 is a click.
+def read_movielens(
+    folder: Path, *, most: int | None = None, seed: int = 0, bad: BadLines | None = None
+) -> HeldOutSplit:
+    """Read the first `most` ratings of a MovieLens 100K folder as clicks; all by default.
 
-    The folder holds either u.data, u.user and u.item, or ml-100k.inter, ml-100k.user and
-    ml-100k.item (tab-separated, with a header of typed columns). The features are user, item,
-    age, gender, occupation, zip_code, genres (a bag) and hour (of day, UTC); the dense column is
-    age / 100. Malformed lines go to `bad`; by default the first one is raised as `BadLine`.
+    A rating of 4 or 5 is a click. The folder holds either u.data, u.user and u.item, or
+    ml-100k.inter, ml-100k.user and ml-100k.item (tab-separated, with a header of typed columns).
+    The features are user, item, age, gender, occupation, zip_code, genres (a bag) and hour (of
+    day, UTC); the dense column is age / 100. Malformed lines go to `bad`; by default the first
+    one is raised as `BadLine`. Raises FileNotFoundError for a folder with neither.
     """
-    examples = _read(folder, bad if bad is not None else BadLines())
+    examples = _read(folder, most, bad if bad is not None else BadLines())
     return HeldOutSplit(FEATURES, examples, seed=seed)
 
 
-def _read(folder: Path, bad: BadLines) -> Examples:
+def _read(folder: Path, most: int | None, bad: BadLines) -> Examples:
     files = next((f for f in (_TYPED, _ORIGINAL) if (folder / f.ratings).is_file()), None)
     if files is None:
         names = f"{_ORIGINAL.ratings} or {_TYPED.ratings}"
@@ -109,7 +130,7 @@ def _read(folder: Path, bad: BadLines) -> Examples:
     users = _read_users(folder / files.users, files, bad)
     genres = _read_genres(folder / files.items, files, bad)
     lines = files.lines(folder / files.ratings, _RATINGS, bad)
-    ratings = list(parse_lines(lines, _rating_parser(users, genres), bad))
+    ratings = list(islice(parse_lines(lines, _rating_parser(users, genres), bad), most))
     return _examples(ratings, users, genres)
 
 

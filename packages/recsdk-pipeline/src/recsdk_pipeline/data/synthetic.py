@@ -57,9 +57,7 @@ _FEATURES = (
     _Feature(name="user", num_ids=200_000, births=0.02, weight=0.7),
     _Feature(name="item", num_ids=50_000, births=0.01, weight=0.9),
     _Feature(name="site", num_ids=2_000, births=0.001, weight=0.5),
-    _Feature(
-        name="tags", num_ids=20_000, births=0.002, weight=0.7, bag_weights=(2, 3, 2, 1, 1)
-    ),
+    _Feature(name="tags", num_ids=20_000, births=0.002, weight=0.7, bag_weights=(2, 3, 2, 1, 1)),
     _Feature(
         name="words", num_ids=100_000, births=0.01, weight=0.7, bag_weights=(3, 2, 2, 1, 1, 1)
     ),
@@ -151,8 +149,9 @@ class SyntheticClicks:
         born_so_far = (owner.astype(np.float64) * feature.births).astype(np.uint64)
         is_born = uniforms(self._key(f"{feature.name}/born"), draw) < _BORN_SHARE
         youth = np.minimum(rank, born_so_far)
-        number = np.where(is_born, _FIRST_BORN + born_so_far - youth, rank)
-        return mix64(number ^ self._key(f"{feature.name}/id")).view(np.int64)
+        number: UInt64s = np.where(is_born, _FIRST_BORN + born_so_far - youth, rank)
+        key = self._key(f"{feature.name}/id")
+        return mix64(np.bitwise_xor(number, key)).view(np.int64)
 
     def _effects(self, bags: dict[str, FeatureBags]) -> Float64s:
         effects = sum(
@@ -178,7 +177,8 @@ def _power_law(uniform: Float64s, num_ids: int) -> UInt64s:
     slope = 1.0 - _EXPONENT
     last = float(num_ids + 1) ** slope
     value = (1.0 - uniform * (1.0 - last)) ** (1.0 / slope)
-    return np.minimum(value.astype(np.uint64) - np.uint64(1), np.uint64(num_ids - 1))
+    rank: UInt64s = np.minimum(value.astype(np.uint64) - np.uint64(1), np.uint64(num_ids - 1))
+    return rank
 
 
 def _bag_means(bags: FeatureBags, values: Float64s) -> Float64s:

@@ -1,0 +1,1 @@
+"""`recsdk demo`: a DLRM trained on raw 64-bit ids over several ranks."""

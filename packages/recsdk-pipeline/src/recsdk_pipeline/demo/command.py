@@ -1,0 +1,79 @@
+"""The command line of `recsdk demo`: starts the ranks, which do the work."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import click
+
+from recsdk_pipeline.demo.settings import Settings
+
+_AT_LEAST_ONE = click.IntRange(min=1)
+
+
+@click.command()
+@click.option("--world-size", type=_AT_LEAST_ONE, default=2, show_default=True, help="Ranks.")
+@click.option("--epochs", type=_AT_LEAST_ONE, help="Passes over the data.")
+@click.option("--examples", type=click.IntRange(min=10), help="Examples of the data to train on.")
+@click.option("--batch-size", type=_AT_LEAST_ONE, help="Examples a step, over all ranks.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False),
+    default="build/demo",
+    show_default=True,
+    help="Folder for summary.json.",
+)
+@click.option(
+    "--movielens",
+    type=click.Path(exists=True, file_okay=False),
+    help="Train on a MovieLens 100K folder.",
+)
+@click.option(
+    "--criteo",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Train on a file in Criteo's format.",
+)
+@click.option(
+    "--max-bad-lines",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Malformed lines to skip before giving up.",
+)
+@click.option(
+    "--device", type=click.Choice(["cpu", "cuda", "npu"]), default="cpu", show_default=True
+)
+def demo(**options: Any) -> None:
+    """Train a DLRM on raw 64-bit ids over several ranks.
+
+    By default on a synthetic click stream, drawn from --seed. Needs no data and, with two cores,
+    less than two minutes.
+    """
+    if options["movielens"] and options["criteo"]:
+        raise click.UsageError("--movielens and --criteo are two sources of data; pass one")
+    settings = Settings(**options, started_at=time.time())
+    click.echo(f"recsdk demo: starting {settings.world_size} ranks on {settings.device}")
+    raise SystemExit(_run_ranks(settings))
+
+
+def _run_ranks(settings: Settings) -> int:
+    """Run the ranks under torchrun, to their end; return the exit status."""
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    ranks = ["--standalone", "--nproc-per-node", str(settings.world_size)]
+    try:
+        run.main([*ranks, "--module", "recsdk_pipeline.demo.worker", settings.to_json()])
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        click.echo(f"recsdk demo: rank {rank} ended with status {failure.exitcode}", err=True)
+        return 1
+    except SignalException as signal:
+        click.echo(f"recsdk demo: stopped by {signal.sigval.name}", err=True)
+        return 128 + signal.sigval.value
+    return 0

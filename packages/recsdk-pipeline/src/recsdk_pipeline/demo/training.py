@@ -1,0 +1,111 @@
+"""Training and evaluation of the demo's model on one rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchmetrics.classification import BinaryAUROC
+
+from recsdk_pipeline.data import ClickBatch, ClickData
+from recsdk_pipeline.demo.ranks import Rank, num_rows
+from recsdk_pipeline.demo.report import Screen, State
+from recsdk_pipeline.demo.settings import Recipe
+from recsdk_pipeline.hybrid_pipeline import HybridTrainPipelineSparseDist
+
+MODEL = "ids"
+BASELINE = "without ids"
+
+_NUM_REPORTS = 15
+_EVALUATION_BATCH = 4096
+_BATCHES_A_REPORT = 2
+
+
+class Training:
+    """Trains a model that is spread over all ranks; each rank has one."""
+
+    def __init__(
+        self, model: nn.Module, optimizer: Any, *, data: ClickData, rank: Rank, recipe: Recipe
+    ) -> None:
+        self._model = model
+        self._data = data
+        self._rank = rank
+        self._recipe = recipe
+        self._pipeline: HybridTrainPipelineSparseDist[ClickBatch, Any] = (
+            HybridTrainPipelineSparseDist(model, optimizer, rank.device, return_loss=True)
+        )
+        self.num_steps = recipe.epochs * -(-data.num_train // recipe.batch_size)
+        self._seconds = 0.0
+        self._examples = 0
+
+    @property
+    def steps(self) -> int:
+        """Batches trained."""
+        return self._pipeline.num_batches_trained
+
+    @property
+    def examples_per_second(self) -> float:
+        """Over all ranks, while training."""
+        return self._examples / max(self._seconds, 1e-9)
+
+    def run(self, screen: Screen) -> None:
+        """Train all epochs, evaluating on a part of the held-out examples now and then."""
+        every = max(1, self.num_steps // _NUM_REPORTS)
+        losses: list[torch.Tensor] = []
+        for loss in self._losses():
+            losses.append(loss)
+            screen.advance(self.steps)
+            if self.steps % every == 0:
+                screen.show(self._state(losses))
+                losses = []
+
+    def evaluate(self, num_batches: int | None = None) -> dict[str, float]:
+        """Return the AUC of each model on the first held-out batches, or on all."""
+        self._model.eval()
+        batches = self._data.held_out(batch_size=_EVALUATION_BATCH, share=self._rank.share)
+        metrics: dict[str, BinaryAUROC] = {}
+        for (probabilities, labels), _ in self._steps(islice(batches, num_batches)):
+            for name, values in probabilities.items():
+                metrics.setdefault(name, BinaryAUROC()).update(values.cpu(), labels.cpu().int())
+        self._model.train()
+        return {name: float(metric.compute()) for name, metric in metrics.items()}
+
+    def rows(self) -> dict[str, int]:
+        """Return the rows of each table over all ranks."""
+        return num_rows(self._model)
+
+    def _losses(self) -> Iterator[torch.Tensor]:
+        """Train, yielding the loss of each step on this rank."""
+        size, share = self._recipe.batch_size, self._rank.share
+        for epoch in range(self._recipe.epochs):
+            batches = self._data.train(epoch=epoch, batch_size=size, share=share)
+            start = time.monotonic()
+            for step, (_, losses) in enumerate(self._steps(batches)):
+                self._seconds += time.monotonic() - start
+                self._examples += min(size, self._data.num_train - step * size)
+                yield losses[0].detach()
+                start = time.monotonic()
+
+    def _steps(self, batches: Iterator[ClickBatch]) -> Iterator[Any]:
+        while True:
+            try:
+                step = self._pipeline.progress(batches)
+            except StopIteration:
+                return
+            yield step
+
+    def _state(self, losses: list[torch.Tensor]) -> State:
+        mean_loss = torch.stack(losses).mean()
+        dist.all_reduce(mean_loss)
+        return State(
+            steps=self.steps,
+            loss=float(mean_loss) / self._rank.share.world_size,
+            auc=self.evaluate(_BATCHES_A_REPORT)[MODEL],
+            examples_per_second=self.examples_per_second,
+            rows=self.rows(),
+        )

@@ -1,0 +1,91 @@
+"""What each rank of `recsdk demo` runs; torchrun starts it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import torch
+from torch import nn
+from torchmetrics.functional.classification import binary_auroc
+
+from recsdk_pipeline.data import BadLine, BadLines, ClickData, SyntheticClicks
+from recsdk_pipeline.demo.model import ClickModels, ConstantIds, Dlrm, HashedIds
+from recsdk_pipeline.demo.ranks import Rank, joined_ranks, spread
+from recsdk_pipeline.demo.report import Screen, Summary
+from recsdk_pipeline.demo.settings import Settings
+from recsdk_pipeline.demo.source import click_data
+from recsdk_pipeline.demo.training import BASELINE, MODEL, Training
+
+
+def main() -> int:
+    """Train as told by the settings in the first argument; return the exit status."""
+    _hush()
+    settings = Settings.of_json(sys.argv[1])
+    bad = BadLines(limit=settings.max_bad_lines)
+    with joined_ranks(settings.device) as rank:
+        try:
+            data = click_data(settings, bad)
+        except (BadLine, ValueError, OSError) as error:
+            # Every rank reads the same files, so every rank stops here.
+            if rank.is_first:
+                print(f"recsdk demo: {error}", file=sys.stderr)
+            return 1
+        _train(settings, data, rank, bad)
+    return 0
+
+
+def _train(settings: Settings, data: ClickData, rank: Rank, bad: BadLines) -> None:
+    torch.manual_seed(settings.seed)
+    model, optimizer = spread(_models(data, settings.seed), rank, settings.recipe())
+    training = Training(model, optimizer, data=data, rank=rank, recipe=settings.recipe())
+    screen = Screen(num_steps=training.num_steps, is_shown=rank.is_first)
+    with screen:
+        training.run(screen)
+    summary = _summary(settings, training, data, bad)
+    if rank.is_first:
+        screen.show_summary(summary, summary.write(Path(settings.output)))
+
+
+def _models(data: ClickData, seed: int) -> ClickModels:
+    sizes = {"num_features": len(data.features), "num_dense": data.num_dense}
+    models: dict[str, nn.Module] = {MODEL: Dlrm(HashedIds(data.features, seed=seed), **sizes)}
+    if isinstance(data, SyntheticClicks):
+        models[BASELINE] = Dlrm(ConstantIds(data.features), **sizes)
+    return ClickModels(models)
+
+
+def _summary(settings: Settings, training: Training, data: ClickData, bad: BadLines) -> Summary:
+    aucs = training.evaluate()
+    best = _generator_auc(data) if isinstance(data, SyntheticClicks) else None
+    return Summary(
+        auc=aucs[MODEL],
+        auc_generator=best,
+        auc_without_ids=aucs.get(BASELINE),
+        examples_per_second=training.examples_per_second,
+        rows=training.rows(),
+        world_size=settings.world_size,
+        steps=training.steps,
+        bad_lines=bad.count,
+        seconds=time.time() - settings.started_at,
+    )
+
+
+def _generator_auc(data: SyntheticClicks) -> float:
+    probabilities, labels = data.held_out_truth()
+    return float(binary_auroc(torch.from_numpy(probabilities), torch.from_numpy(labels).int()))
+
+
+def _hush() -> None:
+    """Keep torch's own deprecation notices off the user's screen."""
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    warnings.filterwarnings("ignore", category=UserWarning, module="torch")
+    for name in ("torch.fx._symbolic_trace", "torchrec"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
