@@ -1,5 +1,5 @@
 # The one task runner. At most three lines a target: the logic lives in tools/.
-#   PYTHON=python3.12 make ...    another interpreter than python3 (3.10 or later)
+#   PYTHON=python3.12 make ...    makes .venv with another interpreter than python3 (3.10 or later)
 #   TORCH_INDEX=URL make ...      torch from another index than plain pip's
 #   ARGS="..." make demo          options of `recsdk demo`; likewise for test, bench-* and release-*
 PYTHON ?= python3

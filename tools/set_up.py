@@ -239,7 +239,7 @@ def sources_of(package: str) -> Iterator[Path]:
 
 def install_package(package: str) -> None:
     """Editable, from source; the C++ part rebuilds incrementally in build/."""
-    wanted = digest([digest_of_files(sources_of(package)), sys.version])
+    wanted = digest_of_files(sources_of(package))
     args = ["--no-build-isolation", "--editable", f"packages/{package}"]
     if (ROOT / "packages" / package / "CMakeLists.txt").exists():
         args.append(f"--config-settings=build-dir={BUILD / package}")
