@@ -1,0 +1,273 @@
+// Every allocation of every call fails once: the table is as it was, and the same call then
+// succeeds.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdint>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <new>
+#include <numeric>
+#include <optional>
+#include <vector>
+
+#include "allocation_failure_helpers.h"
+#include "recsdk/recsdk.h"
+#include "util/memory.h"
+
+namespace {
+
+void* allocate(std::size_t size, std::size_t alignment) {
+  if (recsdk::test::allocation_fails()) throw std::bad_alloc();
+  const std::size_t rounded = (size + alignment - 1) / alignment * alignment;
+  void* const address = std::aligned_alloc(alignment, rounded == 0 ? alignment : rounded);
+  if (address == nullptr) throw std::bad_alloc();
+  return address;
+}
+
+}  // namespace
+
+// The other forms call these.
+void* operator new(std::size_t size) { return allocate(size, alignof(std::max_align_t)); }
+void* operator new(std::size_t size, std::align_val_t alignment) {
+  return allocate(size, static_cast<std::size_t>(alignment));
+}
+void operator delete(void* address) noexcept { std::free(address); }
+void operator delete(void* address, std::size_t) noexcept { std::free(address); }
+void operator delete(void* address, std::align_val_t) noexcept { std::free(address); }
+void operator delete(void* address, std::size_t, std::align_val_t) noexcept { std::free(address); }
+
+namespace recsdk::test {
+namespace {
+
+using Keys = std::vector<Key>;
+
+Keys range(Key first, std::size_t count) {
+  Keys keys(count);
+  std::iota(keys.begin(), keys.end(), first);
+  return keys;
+}
+
+TableConfig config() {
+  TableConfig config;
+  config.dim = 3;
+  config.hash_seed = 5;
+  config.optimizer = OptimizerConfig::adagrad();
+  config.initializer = InitializerConfig::uniform(-1.0F, 1.0F);
+  return config;
+}
+
+/// A table in the middle of its life, and the batch that a call belongs to.
+struct Subject {
+  explicit Subject(const TableConfig& config) : table(config) {}
+  Table table;
+  Lease lease;
+  std::vector<RowNumber> rows = std::vector<RowNumber>(5000);
+  std::vector<Outcome> outcomes = std::vector<Outcome>(5000);
+  std::vector<float> values = std::vector<float>(15000);
+
+  void map(std::span<const Key> keys, const Lease* of = nullptr) {
+    table.map(keys, std::span(rows).first(keys.size()), std::span(outcomes).first(keys.size()),
+              {.insert = true, .lease = of});
+  }
+};
+using Prepare = std::function<void(Subject&)>;
+
+class AllocationFailureTest : public testing::Test {
+ protected:
+  AllocationFailureTest() { internal::set_page_allocation_hook(fail_pages); }
+  ~AllocationFailureTest() override {
+    internal::set_page_allocation_hook(nullptr);
+    set_num_threads(threads_before_);
+  }
+
+  std::unique_ptr<Subject> make(const Prepare& prepare) const {
+    auto subject = std::make_unique<Subject>(config_);
+    prepare(*subject);
+    set_num_threads(3);  // a new pool: making it is part of the call
+    return subject;
+  }
+
+  /// call(subject) with each of its allocations failing once. `is_met`: at least one must have
+  /// stopped it.
+  void fail_each(const Prepare& prepare, const Prepare& call, bool is_met = true) {
+    bool was_met = false;
+    for (std::int64_t n = 0;; ++n) {
+      SCOPED_TRACE("allocation " + std::to_string(n) + " fails");
+      const auto subject = make(prepare);
+      const auto twin = make(prepare);
+      const Snapshot before(subject->table);
+      const Ending ending = run_failing(n, [&] { call(*subject); });
+      ASSERT_NO_THROW(subject->table.check_invariants());
+      if (ending == Ending::kOutOfMemory) {
+        was_met = true;
+        ASSERT_TRUE(Snapshot(subject->table) == before);
+        ASSERT_NO_THROW(call(*subject));
+      }
+      call(*twin);
+      expect_equal(*subject, *twin);
+      if (ending == Ending::kUndisturbed) break;
+    }
+    EXPECT_EQ(was_met, is_met);
+  }
+
+  static void expect_equal(Subject& subject, Subject& twin) {
+    subject.lease.release();
+    twin.lease.release();
+    ASSERT_TRUE(Snapshot(subject.table) == Snapshot(twin.table));
+    EXPECT_EQ(subject.rows, twin.rows);
+    EXPECT_EQ(subject.outcomes, twin.outcomes);
+    EXPECT_EQ(subject.values, twin.values);
+  }
+
+  int threads_before_ = num_threads();
+  TableConfig config_ = config();
+};
+
+const Prepare kNothing = [](Subject&) {};
+
+// Keys in use, free rows, and rows that a batch holds back.
+const Prepare kLived = [](Subject& s) {
+  s.map(range(0, 900));
+  s.table.erase(range(100, 50));
+  s.lease = s.table.lease();
+  s.table.erase(range(300, 70));
+  s.table.apply_gradients(range(0, 200), s.values.data());
+};
+
+TEST_F(AllocationFailureTest, Making) {
+  for (std::int64_t n = 0;; ++n) {
+    std::optional<Table> table;
+    const TableConfig given = config();
+    const Ending ending = run_failing(n, [&] { table.emplace(given); });
+    EXPECT_EQ(table.has_value(), ending != Ending::kOutOfMemory);
+    if (ending == Ending::kUndisturbed) break;
+  }
+}
+
+TEST_F(AllocationFailureTest, InsertingIntoAnEmptyTable) {
+  fail_each(kNothing, [](Subject& s) { s.map(range(-2000, 4000)); });
+}
+
+TEST_F(AllocationFailureTest, GrowingALivedInTable) {
+  fail_each(kLived, [](Subject& s) { s.map(range(200, 4000)); });
+}
+
+TEST_F(AllocationFailureTest, InsertingBesideALimit) {
+  config_.max_rows = 1000;
+  fail_each(kLived, [](Subject& s) { s.map(range(200, 4000)); });
+}
+
+TEST_F(AllocationFailureTest, FindingOrInserting) {
+  fail_each(kLived, [](Subject& s) {
+    const Keys keys = range(500, 2500);
+    s.table.find_or_insert(keys, s.values.data(), std::span(s.outcomes).first(keys.size()));
+  });
+}
+
+TEST_F(AllocationFailureTest, CustomInitializers) {
+  config_.initializer = InitializerConfig::custom([](std::span<const Key> keys, float* values) {
+    const std::vector<Key> copy(keys.begin(), keys.end());  // an allocation of the callback
+    for (const Key key : copy) {
+      for (int c = 0; c < 3; ++c) *values++ = static_cast<float>(key);
+    }
+  });
+  fail_each(kLived, [](Subject& s) { s.map(range(200, 2000)); });
+}
+
+TEST_F(AllocationFailureTest, InsertingForABatchInFlight) {
+  fail_each(
+      [](Subject& s) {
+        s.lease = s.table.lease(4);
+        s.map(range(0, 600), &s.lease);
+      },
+      [](Subject& s) { s.map(range(300, 3000), &s.lease); });
+}
+
+TEST_F(AllocationFailureTest, TakingALease) {
+  fail_each(kLived, [](Subject& s) { s.lease = s.table.lease(7); });
+}
+
+TEST_F(AllocationFailureTest, Upserting) {
+  fail_each(kLived, [](Subject& s) {
+    const std::vector<float> state(3 * 2500, 2.0F);
+    const std::vector<float> values(3 * 2500, 1.0F);
+    s.table.upsert(range(500, 2500), values.data(), state.data());
+  });
+}
+
+TEST_F(AllocationFailureTest, ErasingAndClearing) {
+  fail_each(kLived, [](Subject& s) { s.table.erase(range(-50, 700)); });
+  fail_each(kLived, [](Subject& s) { s.table.clear(); });
+}
+
+TEST_F(AllocationFailureTest, Reserving) {
+  fail_each(kLived, [](Subject& s) { s.table.reserve(2'000'000); });
+}
+
+TEST_F(AllocationFailureTest, LookingUp) {
+  fail_each(kLived, [](Subject& s) { s.table.lookup(range(0, 2000), s.values.data()); });
+}
+
+TEST_F(AllocationFailureTest, ApplyingGradients) {
+  const std::vector<float> gradients(3 * 2000, 0.5F);
+  fail_each(kLived, [&](Subject& s) { s.table.apply_gradients(range(0, 2000), gradients.data()); });
+}
+
+TEST_F(AllocationFailureTest, PoolingNeverNeedsMemory) {
+  const auto prepare = [](Subject& s) { s.map(range(0, 2000)); };
+  const auto call = [](Subject& s) {
+    PoolBlock block{.bags = {}, .out = s.values.data(), .stride = 3};
+    block.bags.rows = std::span(s.rows).first(2000);
+    block.bags.outcomes = std::span(s.outcomes).first(2000);
+    s.table.pool({&block, 1});
+  };
+  fail_each(prepare, call, false);
+}
+
+TEST_F(AllocationFailureTest, Updating) {
+  const std::vector<float> gradient(3, 0.5F);
+  fail_each([](Subject& s) { s.map(range(0, 2000)); },
+            [&](Subject& s) {
+              GradBlock block{
+                  .bags = {}, .grad = gradient.data(), .stride = 0, .weights_grad = nullptr};
+              block.bags.rows = std::span(s.rows).first(2000);
+              block.bags.outcomes = std::span(s.outcomes).first(2000);
+              s.table.update({&block, 1});
+            });
+}
+
+// A part of a call over many tables is done whole, or not at all.
+TEST_F(AllocationFailureTest, MappingManyTables) {
+  const Keys keys = range(200, 2500);
+  for (std::int64_t n = 0;; ++n) {
+    SCOPED_TRACE("allocation " + std::to_string(n) + " fails");
+    const std::array subjects = {make(kLived), make(kLived), make(kLived)};
+    const auto twin = make(kLived);
+    const Snapshot before(twin->table);
+    twin->map(keys);
+    const Snapshot after(twin->table);
+
+    std::vector<MapCall> calls;
+    for (const auto& s : subjects) {
+      calls.push_back({.table = &s->table,
+                       .keys = keys,
+                       .rows = std::span(s->rows).first(keys.size()),
+                       .outcomes = std::span(s->outcomes).first(keys.size()),
+                       .options = {.insert = true}});
+    }
+    const Ending ending = run_failing(n, [&] { map_tables(calls); });
+    for (const auto& s : subjects) {
+      ASSERT_NO_THROW(s->table.check_invariants());
+      const Snapshot now(s->table);
+      ASSERT_TRUE(now == after || (ending == Ending::kOutOfMemory && now == before));
+    }
+    ASSERT_NO_THROW(map_tables(calls));
+    for (const auto& s : subjects) ASSERT_TRUE(Snapshot(s->table).has_rows_of(after));
+    if (ending == Ending::kUndisturbed) break;
+  }
+}
+
+}  // namespace
+}  // namespace recsdk::test
