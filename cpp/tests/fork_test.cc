@@ -1,0 +1,110 @@
+// A forked child uses a table of its parent, whose pool threads it does not have.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <functional>
+#include <numeric>
+#include <vector>
+
+#include "recsdk/recsdk.h"
+
+#if defined(__SANITIZE_THREAD__)
+// A child that makes threads is what is tested here.
+extern "C" const char* __tsan_default_options() { return "die_after_fork=0"; }
+#endif
+
+namespace recsdk::test {
+namespace {
+
+constexpr std::size_t kKeys = 40'000;  // enough for every thread of the pool
+
+std::vector<Key> range(Key first) {
+  std::vector<Key> keys(kKeys);
+  std::iota(keys.begin(), keys.end(), first);
+  return keys;
+}
+
+/// The exit status of a child that runs body(), which says whether all is well; killed if it hangs.
+int status_of_child(const std::function<bool()>& body) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(60);
+    bool is_well = false;
+    try {
+      is_well = body();
+    } catch (...) {
+    }
+    _exit(is_well ? 0 : 1);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  return status;
+}
+
+TableConfig config() {
+  TableConfig config;
+  config.dim = 4;
+  config.initializer = InitializerConfig::normal(0.0F, 1.0F);
+  return config;
+}
+
+class ForkTest : public testing::Test {
+ protected:
+  ForkTest() {
+    set_num_threads(3);
+    table_.find_or_insert(range(0), values_.data());  // starts the pool
+  }
+  ~ForkTest() override { set_num_threads(threads_before_); }
+
+  int threads_before_ = num_threads();
+  Table table_{config()};
+  std::vector<float> values_ = std::vector<float>(kKeys * 4);
+};
+
+TEST_F(ForkTest, TheChildReadsAndGrowsItsCopy) {
+  const int status = status_of_child([&] {
+    std::vector<float> read(values_.size());
+    table_.lookup(range(0), read.data());
+    if (read != values_) return false;
+    table_.find_or_insert(range(-1'000'000), read.data());
+    table_.check_invariants();
+    return table_.size() == 2 * static_cast<std::int64_t>(kKeys) && num_threads() == 3;
+  });
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(table_.size(), static_cast<std::int64_t>(kKeys));
+}
+
+TEST_F(ForkTest, TheParentGoesOn) {
+  EXPECT_EQ(status_of_child([] { return true; }), 0);
+  std::vector<float> read(values_.size());
+  table_.lookup(range(0), read.data());
+  EXPECT_EQ(read, values_);
+}
+
+TEST_F(ForkTest, AChildOfAChildWorksToo) {
+  const int status = status_of_child([&] {
+    return status_of_child([&] {
+             std::vector<float> read(values_.size());
+             table_.lookup(range(0), read.data());
+             return read == values_;
+           }) == 0;
+  });
+  EXPECT_EQ(status, 0);
+}
+
+TEST_F(ForkTest, TheChildEndsInOrder) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(60);
+    table_.find_or_insert(range(7'000'000), values_.data());
+    std::exit(0);  // runs destructors of statics, the pool's among them
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+}
+
+}  // namespace
+}  // namespace recsdk::test
