@@ -43,7 +43,7 @@ def initial_rows(
         values = F32(initializer.mean) + F32(initializer.stddev) * _standard_normal(words)
     else:
         raise ValueError(f"ReferenceTable has no model of {type(initializer).__name__}; use another")
-    return values.reshape(len(keys), -1)[:, :dim]
+    return values.reshape(len(keys), (dim + 3) // 4 * 4)[:, :dim]
 
 
 def _mix(x: int) -> int:
