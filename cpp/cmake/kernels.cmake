@@ -3,8 +3,8 @@ set(RECSDK_KERNEL_DIR ${CMAKE_CURRENT_SOURCE_DIR}/src/embedding)
 target_sources(recsdk PRIVATE ${RECSDK_KERNEL_DIR}/kernels_baseline.cc)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   target_sources(recsdk PRIVATE ${RECSDK_KERNEL_DIR}/kernels_avx2.cc ${RECSDK_KERNEL_DIR}/kernels_avx512.cc)
-  # The baseline is x86-64-v2, which every 64-bit x86 server of the last decade runs.
-  set_source_files_properties(${RECSDK_KERNEL_DIR}/kernels_baseline.cc PROPERTIES COMPILE_OPTIONS "-march=x86-64-v2")
+  # The baseline of the whole library is x86-64-v2, which every 64-bit x86 server of the last decade runs.
+  target_compile_options(recsdk PRIVATE -march=x86-64-v2)
   set_source_files_properties(${RECSDK_KERNEL_DIR}/kernels_avx2.cc PROPERTIES COMPILE_OPTIONS "-mavx2")
   set_source_files_properties(${RECSDK_KERNEL_DIR}/kernels_avx512.cc PROPERTIES
     COMPILE_OPTIONS "-mavx512f;-mavx512dq;-mavx512vl;-mavx512bw;-mprefer-vector-width=512")

@@ -318,12 +318,12 @@ void Table::upsert(std::span<const Key> keys, const float* values, const float* 
   t.count(internal::count_outcomes(found, static_cast<std::int64_t>(keys.size())));
 }
 
-void Table::Impl::erase_one(Key key, Outcome& outcome) noexcept {
+Outcome Table::Impl::erase_one(Key key) noexcept {
   const auto row = index.erase(key);
-  outcome = row ? Outcome::kFound : Outcome::kMissing;
-  if (!row) return;
+  if (!row) return Outcome::kMissing;
   rows.free(*row, next_epoch);
   ++num_erased;
+  return Outcome::kFound;
 }
 
 void Table::erase(std::span<const Key> keys, std::span<Outcome> outcomes) {
@@ -332,12 +332,14 @@ void Table::erase(std::span<const Key> keys, std::span<Outcome> outcomes) {
   impl_->require_no_steps("erase");
   impl_->rows.prepare_free(static_cast<std::int64_t>(keys.size()));
   constexpr std::size_t kAhead = 16;
+  OutcomeCounts counts{};
   for (std::size_t i = 0; i < keys.size(); ++i) {
     if (i + kAhead < keys.size()) impl_->index.prefetch(keys[i + kAhead]);
-    Outcome outcome{};
-    impl_->erase_one(keys[i], outcome);
+    const Outcome outcome = impl_->erase_one(keys[i]);
+    ++counts[static_cast<std::size_t>(outcome)];
     if (!outcomes.empty()) outcomes[i] = outcome;
   }
+  impl_->count(counts);
   impl_->release_kept_rows();
 }
 

@@ -91,7 +91,7 @@ struct Table::Impl {
   void initialize_state(const std::uint32_t* row_numbers, std::int64_t count);
   void map_inserting(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes, internal::LeaseRecord* record);
   void require_no_steps(const char* call) const;
-  void erase_one(Key key, Outcome& outcome) noexcept;
+  Outcome erase_one(Key key) noexcept;
   void count(const internal::OutcomeCounts& counts) const noexcept;
   void publish_released() noexcept;
   void release_kept_rows() noexcept;

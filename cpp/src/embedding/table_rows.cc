@@ -62,11 +62,13 @@ void Table::Impl::check_bags(const Bags& bags) const {
   }
   // Without branches: one pass that the compiler vectorizes. A negative row number is a huge unsigned one.
   std::uint64_t highest = 0;
+  bool has_rows = false;
   for (std::size_t i = 0; i < bags.rows.size(); ++i) {
-    const std::uint64_t row = has_row(bags.outcomes[i]) ? static_cast<std::uint64_t>(bags.rows[i]) : 0;
-    highest = std::max(highest, row);
+    const bool has = has_row(bags.outcomes[i]);
+    has_rows |= has;
+    highest = std::max(highest, has ? static_cast<std::uint64_t>(bags.rows[i]) : 0);
   }
-  if (num_keys > 0 && highest > 0 && highest >= static_cast<std::uint64_t>(rows.end())) {
+  if (has_rows && highest >= static_cast<std::uint64_t>(rows.end())) {
     throw std::invalid_argument(title() + ": row number " + std::to_string(static_cast<RowNumber>(highest)) +
                                 " is out of range, the table has " + std::to_string(rows.end()) +
                                 " rows; pass row numbers that map returned");

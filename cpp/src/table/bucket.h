@@ -7,6 +7,10 @@
 // end in the first line. Erasing clears the occupancy bit; Bloom bits stay until the segment is rebuilt.
 #pragma once
 
+#ifdef __SSE4_1__
+#include <smmintrin.h>
+#endif
+
 #include <bit>
 #include <cstdint>
 
@@ -29,10 +33,17 @@ struct alignas(64) Bucket {
 
   /// One bit per slot that holds the key.
   std::uint32_t match(Key key) const {
+#ifdef __SSE4_1__
+    const __m128i wanted = _mm_set1_epi64x(key);
+    const auto equal = [&](int i) {
+      const __m128i pair = _mm_loadu_si128(reinterpret_cast<const __m128i*>(keys + i));
+      return static_cast<std::uint32_t>(_mm_movemask_pd(_mm_castsi128_pd(_mm_cmpeq_epi64(pair, wanted))));
+    };
+    const std::uint32_t mask = equal(0) | equal(2) << 2 | static_cast<std::uint32_t>(keys[4] == key) << 4;
+#else
     std::uint32_t mask = 0;
-    for (std::uint32_t i = 0; i < kBucketSlots; ++i) {
-      mask |= static_cast<std::uint32_t>(keys[i] == key) << i;
-    }
+    for (std::uint32_t i = 0; i < kBucketSlots; ++i) mask |= static_cast<std::uint32_t>(keys[i] == key) << i;
+#endif
     return mask & occupancy();
   }
 

@@ -31,8 +31,8 @@ std::uint32_t limit_of(std::uint32_t slots, std::uint32_t serial) {
   return static_cast<std::uint32_t>((std::uint64_t{slots} * (2949U + (std::uint64_t{spread} * 655U >> 32))) >> 12);
 }
 
-constexpr std::int64_t kWindow = 32;    // keys that are hashed and fetched ahead
-constexpr std::int64_t kChunk = 1024;   // keys whose overflow probes are resolved together
+constexpr std::int64_t kBlock = 16;    // keys that are hashed and fetched ahead of the block that is compared
+constexpr std::int64_t kChunk = 1024;  // keys whose overflow probes are resolved together
 
 [[noreturn, gnu::cold]] void throw_flooded(std::uint32_t num_keys) {
   throw Error(ErrorCode::kCapacity, "one index segment holds " + std::to_string(num_keys) +
@@ -57,34 +57,48 @@ void Index::find(std::span<const Key> keys, RowNumber* rows, Outcome* outcomes) 
   }
 }
 
-// First pass: home buckets only, without branches on the outcome; keys that may lie further are noted and their second
-// bucket is fetched. Second pass: those.
+// Hashes up to kBlock keys and fetches their home buckets.
+struct Index::Block {
+  const Bucket* buckets[kBlock];
+  std::uint32_t bloom_bits[kBlock];
+  std::int64_t count = 0;
+
+  void stage(const Index& index, const Key* keys, std::int64_t num_keys) {
+    count = num_keys;
+    for (std::int64_t i = 0; i < num_keys; ++i) {
+      const HashParts p = index.parts(keys[i]);
+      const Entry e = index.entry(p);
+      buckets[i] = e.segment()->buckets() + p.bucket_in(e.num_buckets());
+      bloom_bits[i] = p.bloom_bit();
+      __builtin_prefetch(buckets[i]);
+    }
+  }
+};
+
+// First pass: home buckets only, without branches on the outcome; while one block of keys is compared the buckets of
+// the next are on their way. Second pass: the keys that may lie further.
 void Index::find_chunk(const Key* keys, std::int64_t count, RowNumber* rows, Outcome* outcomes) const {
-  struct Probe {
-    const Bucket* bucket;
-    std::uint32_t bloom_bit;
-  };
-  Probe window[kWindow];
   std::uint16_t pending[kChunk];
   std::int64_t num_pending = 0;
-
-  const auto stage = [&](std::int64_t i) {
-    const HashParts p = parts(keys[i]);
-    const Entry e = entry(p);
-    const Bucket* const bucket = e.segment()->buckets() + p.bucket_in(e.num_buckets());
-    __builtin_prefetch(bucket);
-    window[i % kWindow] = {bucket, p.bloom_bit()};
+  const auto compare = [&](const Block& block, std::int64_t first) {
+    for (std::int64_t j = 0; j < block.count; ++j) {
+      const std::int64_t i = first + j;
+      const Bucket& bucket = *block.buckets[j];
+      const std::uint32_t match = bucket.match(keys[i]);
+      const std::uint32_t row = bucket.words[std::countr_zero(match | 32U)];
+      const bool found = match != 0;
+      rows[i] = found ? RowNumber{row} : RowNumber{0};
+      outcomes[i] = found ? Outcome::kFound : Outcome::kMissing;
+      pending[num_pending] = static_cast<std::uint16_t>(i);
+      num_pending += static_cast<std::int64_t>(!found && bucket.has_passed(block.bloom_bits[j]));
+    }
   };
-  for (std::int64_t i = 0; i < std::min(kWindow, count); ++i) stage(i);
-  for (std::int64_t i = 0; i < count; ++i) {
-    const Probe probe = window[i % kWindow];
-    if (i + kWindow < count) stage(i + kWindow);
-    const std::uint32_t match = probe.bucket->match(keys[i]);
-    const bool found = match != 0;
-    rows[i] = found ? RowNumber{probe.bucket->words[std::countr_zero(match | 32U)]} : RowNumber{0};
-    outcomes[i] = found ? Outcome::kFound : Outcome::kMissing;
-    pending[num_pending] = static_cast<std::uint16_t>(i);
-    num_pending += static_cast<std::int64_t>(!found && probe.bucket->has_passed(probe.bloom_bit));
+  Block blocks[2];
+  blocks[0].stage(*this, keys, std::min(kBlock, count));
+  for (std::int64_t first = 0, turn = 0; first < count; first += kBlock, turn ^= 1) {
+    const std::int64_t next = first + kBlock;
+    if (next < count) blocks[turn ^ 1].stage(*this, keys + next, std::min(kBlock, count - next));
+    compare(blocks[turn], first);
   }
   for (std::int64_t j = 0; j < num_pending; ++j) {
     const std::int64_t i = pending[j];

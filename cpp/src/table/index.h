@@ -114,6 +114,7 @@ class Index {
 
   HashParts parts(Key key) const { return HashParts{hash_(key)}; }
   Entry entry(HashParts p) const { return directory_[p.prefix(depth_)]; }
+  struct Block;
   void find_chunk(const Key* keys, std::int64_t count, RowNumber* rows, Outcome* outcomes) const;
   struct Place {
     Bucket* bucket;
