@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -20,6 +20,7 @@ from recsdk_core._internal.config import engine_initializer, engine_nonfinite, e
 from recsdk_core.init import Initializer, Uniform
 from recsdk_core.optim import SGD, Optimizer
 from recsdk_core.outcome import Outcome
+from recsdk_core.records import ExportBatch, TableStats
 
 __all__ = ["Array", "ExportBatch", "Lease", "Table", "TableStats"]
 
@@ -27,52 +28,6 @@ Array: TypeAlias = Any
 """A numpy array, a torch CPU tensor, or any DLPack CPU array."""
 
 _UINT64 = 2**64
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportBatch:
-    """Some rows of a table, as `Table.export` gives them and `Table.upsert` takes them."""
-
-    keys: NDArray[np.int64]
-    """Keys, int64 (n,)."""
-    weights: NDArray[np.float32]
-    """Weights, float32 (n, D)."""
-    state: dict[str, NDArray[np.float32]]
-    """Optimizer state, float32 (n, width) for each of `Table.state_fields`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableStats:
-    """Cumulative counts of a table, and its sizes in bytes."""
-
-    num_rows: int
-    """Keys visible to readers."""
-    num_rows_in_flight: int
-    """Keys inserted by batches whose lease is not yet released."""
-    outcomes: Mapping[Outcome, int]
-    """Keys by outcome, over all calls of visible batches."""
-    erased: int
-    """Keys that left."""
-    updates: int
-    """Optimizer updates so far, empty ones included."""
-    nonfinite: int
-    """Rows whose summed gradient was not finite."""
-    index_bytes: int
-    """Memory of the index."""
-    row_bytes: int
-    """Memory of the rows, touched or not."""
-    metadata_bytes: int
-    """Memory of what is kept per row beside its weights and state."""
-    index_slots: int
-    """Key slots of the index."""
-    index_segments: int
-    """Segments of the index."""
-    index_directory: int
-    """Entries of the index's directory."""
-    index_splits: int
-    """Segments split so far."""
-    index_overflowed: int
-    """Keys that lie outside their home bucket."""
 
 
 class Table:
@@ -121,9 +76,10 @@ class Table:
         initial rows: a new row is a function of seed, name, key and column only. At `max_rows` rows
         (None: no limit) further keys are refused. Every column of a refused or missing key reads
         `default_value`. `on_nonfinite` says what happens to a summed gradient that is infinite or
-        not a number: applied as torch does ("apply"), the update raises NonFiniteError ("raise"), or
-        that key's update is left out ("skip"). `num_threads` limits this table's calls (None: the
-        pool's size). `hash_seed` is of the index (None: random); no result depends on it.
+        not a number: it is applied as torch does ("apply"), the update raises NonFiniteError
+        ("raise"), or that key's update is left out ("skip"). `num_threads` limits this table's
+        calls (None: the pool's size). `hash_seed` is of the index (None: random); no result depends
+        on it.
 
         Raises ValueError or TypeError naming the argument that is wrong.
         """
@@ -224,18 +180,17 @@ class Table:
     def lease(self, step: int | None = None) -> Lease:
         """Opens a batch in flight; use as a context manager or call `release()`.
 
-        While a lease lives, rows of keys erased meanwhile are not given to other keys. If it carries
-        a step, keys inserted under it are seen by later batches but not by readers (`lookup`,
-        `len`, `export`, `stats`) until it and all earlier leases with a step are released. It
-        releases itself when it is garbage collected, and may be released from any thread.
+        While a lease lives, rows of keys erased meanwhile are not given to other keys. If it
+        carries a step, keys inserted under it are seen by later batches but not by readers
+        (`lookup`, `len`, `export`, `stats`) until it and all earlier leases with a step are
+        released. It releases itself when it is garbage collected, and may be released from any
+        thread.
 
         Raises ValueError if `step` is below that of a lease taken before.
         """
         return self._engine.lease(step)
 
-    def map(
-        self, keys: Array, insert: bool, *, lease: Lease | None = None
-    ) -> tuple[Array, Array]:
+    def map(self, keys: Array, insert: bool, *, lease: Lease | None = None) -> tuple[Array, Array]:
         """Finds the rows of keys (N,), and with `insert` gives a row to each unseen key.
 
         Returns (rows int64 (N,), outcomes uint8 (N,)); a key without a row has an unspecified row
@@ -339,11 +294,12 @@ class Table:
     ) -> Any:
         """Reduces bags of keys to one vector each: float32 (B, D).
 
-        Bag b is `keys[offsets[b]:offsets[b + 1]]`, offsets (B + 1,) ascending from 0 to N; `weights`
-        (N,) multiply the rows. `pooling` is "sum" or "mean"; the mean divides by the number of keys
-        of the bag whatever their outcome, or by the sum of its weights (0 gives zeros). An empty bag
-        pools to zeros; a key without a row contributes the default value. With `insert`, unseen keys
-        get a row first. With `return_outcomes` returns (pooled, outcomes uint8 (N,)).
+        Bag b is `keys[offsets[b]:offsets[b + 1]]`, offsets (B + 1,) ascending from 0 to N;
+        `weights` (N,) multiply the rows. `pooling` is "sum" or "mean"; the mean divides by the
+        number of keys of the bag whatever their outcome, or by the sum of its weights (0 gives
+        zeros). An empty bag pools to zeros; a key without a row contributes the default value. With
+        `insert`, unseen keys get a row first. With `return_outcomes` returns (pooled, outcomes
+        uint8 (N,)).
 
         >>> import numpy as np
         >>> from recsdk_core import Table, init
@@ -481,6 +437,4 @@ def _unpack_state(
     """The fields of packed state (n, sum of widths), each contiguous."""
     ends = np.cumsum([width for _, width in fields])
     parts = np.split(packed, ends[:-1], axis=1)
-    return {
-        name: np.ascontiguousarray(part) for (name, _), part in zip(fields, parts, strict=True)
-    }
+    return {name: np.ascontiguousarray(part) for (name, _), part in zip(fields, parts, strict=True)}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from recsdk_core.table import ExportBatch, Table
+from recsdk_core.table import Table
 
 __all__ = ["load_table", "save_table"]
 
@@ -85,15 +85,11 @@ def _problems(
 
 
 def _replace_rows(table: Table, given: Mapping[str, Any]) -> None:
-    state = {name: given.get(f"state.{name}") for name, _ in table.state_fields}
-    is_complete = all(values is not None for values in state.values())
-    batch = ExportBatch(
-        keys=_array(given["keys"]),
-        weights=_array(given["weight"]),
-        state={name: _array(values) for name, values in state.items()} if is_complete else {},
-    )
+    keys, weights, state = _array(given["keys"]), _array(given["weight"]), None
+    if all(f"state.{name}" in given for name, _ in table.state_fields):
+        state = {name: _array(given[f"state.{name}"]) for name, _ in table.state_fields}
     table.clear()
-    table.upsert(batch.keys, batch.weights, batch.state if is_complete else None)
+    table.upsert(keys, weights, state)
     table.update_count = int(given.get("update_count", 0))
 
 

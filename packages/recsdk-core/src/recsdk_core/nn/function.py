@@ -49,7 +49,7 @@ class TableBags:
     features: list[FeatureBags]
     """Its features; gradients of a key are added in this order."""
     lease: Lease | None = None
-    """The batch that the rows were mapped under; released after backward, or when the graph dies."""
+    """The batch that the rows were mapped under; released after backward, or with the graph."""
 
 
 @dataclass
@@ -95,7 +95,7 @@ def pool_features(
     or neither `anchor` nor any weights require one, the leases are released at once. If only
     weights require one (the table is frozen), the backward updates no table.
 
-    `anchor` is a (0, D) parameter that makes the output require a gradient; it never gets a `.grad`.
+    `anchor` is a (0, D) parameter that makes the output require a gradient; it gets no `.grad`.
     """
     blocks = [[_Block(_bags(f), f, 0, f.column) for f in entry.features] for entry in tables]
     return _forward(_Node(tables, blocks), (num_bags, num_columns), anchor)
@@ -189,9 +189,7 @@ class _PoolFeatures(torch.autograd.Function):
             node.end()
 
 
-def _update(
-    node: _Node, grad: torch.Tensor, wanted: Sequence[bool]
-) -> list[torch.Tensor | None]:
+def _update(node: _Node, grad: torch.Tensor, wanted: Sequence[bool]) -> list[torch.Tensor | None]:
     """One update per table; returns the gradients of the weights that want one."""
     is_wanted = iter(wanted)
     grads: list[torch.Tensor | None] = []
@@ -228,7 +226,8 @@ def _weights_grad(table: Table, block: _Block, grad: torch.Tensor) -> torch.Tens
     bag_N = _bag_of_key(feature)
     rows_ND = table.pool_rows(Bags(feature.rows, feature.outcomes))
     if feature.pooling == "sum":
-        return (rows_ND * grad_BD[bag_N]).sum(1)
+        dot_N: torch.Tensor = (rows_ND * grad_BD[bag_N]).sum(1)
+        return dot_N
     pooled_BD = table.pool_rows(block.bags)
     total_B = torch.zeros(len(grad_BD)).index_add_(0, bag_N, feature.weights.detach())
     dot_N = ((rows_ND - pooled_BD[bag_N]) * grad_BD[bag_N]).sum(1)

@@ -24,8 +24,8 @@ class _TableModule(nn.Module):
     """A module over one table; its parameter `weight` is only a handle.
 
     Rows, optimizer and optimizer state belong to the table. Each backward through a forward applies
-    one update with the fused optimizer, so the module's rows are not for a torch optimizer: `weight`
-    is an empty (0, D) parameter that makes outputs require gradients and never gets a `.grad`.
+    one update with the fused optimizer, so that no torch optimizer has to: `weight` is an empty
+    (0, D) parameter that makes outputs require gradients and never gets a `.grad`.
     `weight.requires_grad_(False)` freezes the table.
     """
 
@@ -91,10 +91,11 @@ class _TableModule(nn.Module):
 class HashEmbedding(_TableModule):
     """Looks up one vector for each raw key, as nn.Embedding does for dense indexes.
 
-    In training mode (`module.training`) a key that is seen first gets a row; in evaluation mode, and
-    at `max_rows`, a key without a row reads `default_value`. Whether gradients are on does not
-    matter for that. The backward applies one update of the fused optimizer to the keys of the
-    forward, whatever the mode; a second backward through one forward raises RuntimeError.
+    In training mode (`module.training`) a key that is seen first gets a row; in evaluation mode,
+    and at `max_rows`, a key without a row reads `default_value`. Whether gradients are on does not
+    matter for that. A backward applies one update of the fused optimizer to the rows that its
+    forward found, in either mode, as torch's own modules would be trained; a second backward
+    through one forward raises RuntimeError. A forward in evaluation mode changes nothing.
 
     `optimizer` is one of recsdk_core.optim, or a torch or torchrec optimizer class with its
     `optimizer_kwargs`. Other arguments as of `Table`. `state_dict()` holds keys, weights, optimizer
@@ -111,7 +112,7 @@ class HashEmbedding(_TableModule):
 
     def forward(self, keys: torch.Tensor) -> torch.Tensor:
         """keys of any shape, int64 -> float32 (*shape, D)."""
-        mapped = self._map(keys.reshape(-1))
+        mapped = self._map(keys.reshape(-1).contiguous())
         vectors_ND = gather_features([mapped], self.weight)
         return vectors_ND.view(*keys.shape, self.table.dim)
 
@@ -152,18 +153,18 @@ class HashEmbeddingBag(_TableModule):
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """keys (N,) with offsets, or (B, L) without, and weights of the same shape -> (B, D)."""
-        offsets = self._offsets(keys, offsets)
+        offsets = self._offsets(keys, offsets).contiguous()
         if per_sample_weights is not None and per_sample_weights.shape != keys.shape:
             raise ValueError(
                 f"per_sample_weights must have the shape of keys, {tuple(keys.shape)}, got "
                 f"{tuple(per_sample_weights.shape)}"
             )
-        mapped = self._map(keys.reshape(-1))
+        mapped = self._map(keys.reshape(-1).contiguous())
         [feature] = mapped.features
         feature.offsets = offsets
         feature.pooling = self.mode
         if per_sample_weights is not None:
-            feature.weights = per_sample_weights.reshape(-1)
+            feature.weights = per_sample_weights.reshape(-1).contiguous()
         return pool_features([mapped], len(offsets) - 1, self.table.dim, self.weight)
 
     def _offsets(self, keys: torch.Tensor, offsets: torch.Tensor | None) -> torch.Tensor:
@@ -174,9 +175,10 @@ class HashEmbeddingBag(_TableModule):
             bags, length = keys.shape
             return torch.arange(bags + 1) * length
         if keys.dim() != 1 or offsets is None:
+            got = "no offsets" if offsets is None else f"offsets {tuple(offsets.shape)}"
             raise ValueError(
                 "keys must have shape (B, L), or (N,) together with offsets; got shape "
-                f"{tuple(keys.shape)} and offsets {None if offsets is None else tuple(offsets.shape)}"
+                f"{tuple(keys.shape)} and {got}"
             )
         if self.include_last_offset:
             return offsets
@@ -198,7 +200,8 @@ def _refuse_ddp(module: nn.Module) -> None:
     """Under DDP each rank would train rows of its own, and none would be averaged."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return
-    ddp = nn.parallel.DistributedDataParallel._get_active_ddp_module()
+    # The only way to know the wrapper: it is private, but what torch's own compiler relies on.
+    ddp = nn.parallel.DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
     if ddp is None or ddp.process_group.size() == 1:
         return
     raise RuntimeError(

@@ -101,9 +101,12 @@ def _update_adam(optimizer: Adam, t: int, weights: Floats, state: State, grad: F
 
 def _lerp(start: Floats, end: Floats, weight: Any) -> Floats:
     """As torch.lerp, exact at both ends."""
+    difference: Floats = end - start
     if weight < 0.5:
-        return start + weight * (end - start)
-    return end - (end - start) * (F32(1) - weight)
+        difference *= weight
+        return start + difference
+    difference *= F32(1) - weight
+    return end - difference
 
 
 def _power(base: float, exponent: int) -> float:

@@ -1,10 +1,10 @@
 """Initial rows in plain numpy, bit-equal to the engine's.
 
-Values come from Philox4x32-10: column c of a row takes word c % 4 of block c // 4, under the counter
-(block, draw, key's low half, key's high half) and a 64-bit stream made of seed and table.
+Values come from Philox4x32-10: column c of a row takes word c % 4 of block c // 4, under the
+counter (block, draw, key's low half, key's high half) and a 64-bit stream made of seed and table.
 
-Source: J. Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011 (Philox); G. Box and
-M. Muller, "A Note on the Generation of Random Normal Deviates", 1958.
+Source: J. Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011 (Philox); G. Box
+and M. Muller, "A Note on the Generation of Random Normal Deviates", 1958.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def initial_rows(
     elif isinstance(initializer, Normal):
         values = F32(initializer.mean) + F32(initializer.stddev) * _standard_normal(words)
     else:
-        raise ValueError(f"ReferenceTable has no model of {type(initializer).__name__}; use another")
+        raise ValueError(
+            f"ReferenceTable has no model of {type(initializer).__name__}; use another"
+        )
     return values.reshape(len(keys), (dim + 3) // 4 * 4)[:, :dim]
 
 
@@ -83,7 +85,8 @@ def _uniform(words: Words, low: Any, high: Any) -> Floats:
     """Multiples of 2**-24 scaled to [low, high); never high itself unless low is."""
     last = np.nextafter(high, F32(-np.inf)) if high > low else high
     unit = (words >> np.uint32(8)).astype(F32) * F32(2.0**-24)
-    return np.minimum(low + (high - low) * unit, last)
+    values: Floats = np.minimum(low + (high - low) * unit, last)
+    return values
 
 
 def _standard_normal(words: Words) -> Floats:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -360,9 +361,7 @@ class ReferenceTable:
             if key in bad and self._on_nonfinite == "skip":
                 continue
             row = self._rows[key]
-            _arithmetic.update_row(
-                self.optimizer, self.update_count, row.weights, row.state, total
-            )
+            _arithmetic.update_row(self.optimizer, self.update_count, row.weights, row.state, total)
 
     def _weights_grad(
         self,
@@ -445,7 +444,7 @@ def _outcomes(values: list[Outcome]) -> Outcomes:
 
 def _slices(offsets: NDArray[Any]) -> list[slice]:
     bounds = offsets.tolist()
-    return [slice(begin, end) for begin, end in zip(bounds, bounds[1:], strict=False)]
+    return [slice(begin, end) for begin, end in pairwise(bounds)]
 
 
 def _divisor(pooling: str, weights: Floats | None, part: slice) -> Any:

@@ -1,0 +1,62 @@
+"""What a table tells: batches of its rows, and statistics.
+
+Shape letters: n rows of a batch, D row width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recsdk_core.outcome import Outcome
+
+__all__ = ["ExportBatch", "TableStats"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportBatch:
+    """Some rows of a table, as `Table.export` gives them and `Table.upsert` takes them."""
+
+    keys: NDArray[np.int64]
+    """Keys, int64 (n,)."""
+    weights: NDArray[np.float32]
+    """Weights, float32 (n, D)."""
+    state: dict[str, NDArray[np.float32]]
+    """Optimizer state, float32 (n, width) for each of `Table.state_fields`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableStats:
+    """Cumulative counts of a table, and its sizes in bytes."""
+
+    num_rows: int
+    """Keys visible to readers."""
+    num_rows_in_flight: int
+    """Keys inserted by batches whose lease is not yet released."""
+    outcomes: Mapping[Outcome, int]
+    """Keys by outcome, over all calls of visible batches."""
+    erased: int
+    """Keys that left."""
+    updates: int
+    """Optimizer updates so far, empty ones included."""
+    nonfinite: int
+    """Rows whose summed gradient was not finite."""
+    index_bytes: int
+    """Memory of the index."""
+    row_bytes: int
+    """Memory of the rows, touched or not."""
+    metadata_bytes: int
+    """Memory of what is kept per row beside its weights and state."""
+    index_slots: int
+    """Key slots of the index."""
+    index_segments: int
+    """Segments of the index."""
+    index_directory: int
+    """Entries of the index's directory."""
+    index_splits: int
+    """Segments split so far."""
+    index_overflowed: int
+    """Keys that lie outside their home bucket."""
