@@ -154,8 +154,7 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
         try:
             host_batch = queue.next_batch()
             if host_batch is None:
-                queue.is_exhausted = True
-                self._tell_end()
+                self._tell_end(queue)
             else:
                 queue.slots.append(self._start(host_batch))
         except Exception as error:
@@ -173,8 +172,12 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
             slot.mark = self._stream.mark()
         return slot
 
-    def _tell_end(self) -> None:
-        """Tell the other ranks that this one has no further batch."""
+    def _tell_end(self, queue: _Queue) -> None:
+        """Agree with the other ranks that this data has ended, once."""
+        queue.is_exhausted = True
+        if queue.has_ended:
+            return
+        queue.has_ended = True
         with ExitStack() as each:  # calls all of them, also after one has raised
             for exchange in reversed(self._exchanges):
                 each.callback(exchange.announce_end)
@@ -183,11 +186,10 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
 
     def _end(self, queue: _Queue) -> None:
         """Drop the batches that not all ranks have; the exchanges are open again afterwards."""
-        queue.is_exhausted = True
         for slot in queue.slots:
             slot.settle(self._stream)
         queue.drop_failed()
-        self._tell_end()
+        self._tell_end(queue)
 
     def _stop(self, queue: _Queue) -> StopIteration:
         self._queues.pop(queue.key, None)
@@ -229,6 +231,7 @@ class _Queue:
         self.key = id(iterator)
         self.slots: deque[Slot] = deque()
         self.is_exhausted = False
+        self.has_ended = False
         try:
             self.iterator: Callable[[], Iterator[Any] | None] = weakref.ref(iterator)
         except TypeError:  # such as a list's iterator: then it is kept alive

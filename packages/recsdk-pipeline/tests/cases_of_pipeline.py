@@ -1,0 +1,332 @@
+"""Cases that run on every rank, in one spawn; test_pipeline_on_ranks.py shows how they ended."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from pipeline_support.model import (
+    CPU,
+    CopyingModel,
+    SmallModel,
+    World,
+    assert_equal,
+    batches,
+    content,
+    dense_batches,
+    hash_tables,
+    plain_evaluation,
+    plain_step,
+    rest_of,
+    spread,
+    stock_tables,
+    with_bad_ids,
+)
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from recsdk_core import init
+from recsdk_pipeline import HybridTrainPipelineSparseDist
+from recsdk_sharding import HashEmbeddingBagCollection, HashEmbeddingBagConfig
+from recsdk_sharding.exchange import PeerError
+
+SECONDS_TO_RAISE = 5
+NUM_STEPS = 15
+EVALUATED_AFTER = 7
+
+
+def hashed(world: World) -> tuple[nn.Module, Any]:
+    return spread(SmallModel(tables=hash_tables()), world)
+
+
+def pipeline_of(world: World, make: Callable[[World], tuple[nn.Module, Any]] = hashed, **options):
+    model, optimizer = make(world)
+    return HybridTrainPipelineSparseDist(model, optimizer, CPU, **options)
+
+
+def train_plainly(world: World, train: list[Any], evaluated: list[Any]) -> dict[str, Any]:
+    model, optimizer = hashed(world)
+    outputs, found = [], {}
+    for step, batch in enumerate(train):
+        if step == EVALUATED_AFTER:
+            found["midway"] = content(model)
+            found["evaluation"] = plain_evaluation(model, evaluated)
+        outputs.append(plain_step(model, optimizer, batch))
+    return {**found, "outputs": outputs, "end": content(model)}
+
+
+def train_ahead(
+    world: World, train: list[Any], evaluated: list[Any], depth: int
+) -> dict[str, Any]:
+    pipeline = pipeline_of(world, pipe_n_batch=depth)
+    model, iterator = pipeline._model, iter(train)
+    outputs = [pipeline.progress(iterator) for _ in range(EVALUATED_AFTER)]
+    found = {"midway": content(model)}
+    model.eval()
+    found["evaluation"] = rest_of(pipeline, iter(evaluated))
+    assert_equal(plain_evaluation(model, evaluated), found["evaluation"])
+    assert_equal(content(model), found["midway"])
+    outputs += rest_of(pipeline, iterator)
+    assert pipeline.num_batches_trained == len(train)
+    return {**found, "outputs": outputs, "end": content(model)}
+
+
+def case_any_depth_equals_the_plain_loop(world: World) -> None:
+    train, evaluated = batches(world, NUM_STEPS), batches(world, 4, seed=1)
+    expected = train_plainly(world, train, evaluated)
+    for depth in range(1, 13):
+        found = train_ahead(world, train, evaluated, depth)
+        for name, values in expected.items():
+            assert_equal(found[name], values)
+
+
+def case_torchrec_modules_equal_the_plain_loop(world: World) -> None:
+    def stock(world: World) -> tuple[nn.Module, Any]:
+        return spread(SmallModel(tables=stock_tables()), world)
+
+    train = dense_batches(world, 9)
+    model, optimizer = stock(world)
+    expected = [plain_step(model, optimizer, batch) for batch in train]
+    for depth in (1, 3, 12):
+        assert_equal(rest_of(pipeline_of(world, stock, pipe_n_batch=depth), iter(train)), expected)
+
+
+def case_hash_and_torchrec_modules_share_a_model(world: World) -> None:
+    def both(world: World) -> tuple[nn.Module, Any]:
+        return spread(SmallModel(raw=hash_tables(), stock=stock_tables()), world)
+
+    train = dense_batches(world, 9)
+    model, optimizer = both(world)
+    expected = [plain_step(model, optimizer, batch) for batch in train]
+    assert_equal(rest_of(pipeline_of(world, both), iter(train)), expected)
+    assert_equal(content(model), content(model))
+
+
+def case_model_without_sharded_modules(world: World) -> None:
+    class Dense(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 1)
+
+        def forward(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            output = self.layer(batch.dense).squeeze(1)
+            return (output - batch.labels).square().sum(), output.detach()
+
+    def made() -> tuple[nn.Module, Any]:
+        torch.manual_seed(0)
+        model = Dense()
+        return model, torch.optim.SGD(model.parameters(), lr=0.01)
+
+    train = dense_batches(world, 8)
+    model, optimizer = made()
+    expected = [plain_step(model, optimizer, batch) for batch in train]
+    assert_equal(rest_of(HybridTrainPipelineSparseDist(*made(), CPU), iter(train)), expected)
+
+
+def case_module_that_cannot_be_matched_runs_in_forward(world: World) -> None:
+    def copying(world: World) -> tuple[nn.Module, Any]:
+        return spread(CopyingModel(tables=hash_tables()), world)
+
+    count = 6 + 2 * world.rank  # ends in good order all the same
+    train = batches(world, count)
+    model, optimizer = hashed(world)
+    expected = [plain_step(model, optimizer, batch) for batch in train[:6]]
+    pipeline = pipeline_of(world, copying)
+    assert_equal(rest_of(pipeline, iter(train)), expected)
+    assert_equal(content(pipeline._model), content(model))
+
+
+def case_losses_are_returned_on_request(world: World) -> None:
+    train = batches(world, 3)
+    output, losses = pipeline_of(world, return_loss=True).progress(iter(train))
+    assert output.shape == (6,)
+    assert losses.shape == ()
+
+
+def case_next_epoch_goes_on(world: World) -> None:
+    train = batches(world, 5)
+    model, optimizer = hashed(world)
+    expected = [plain_step(model, optimizer, batch) for batch in train + train]
+    pipeline = pipeline_of(world)
+    found = rest_of(pipeline, iter(train)) + rest_of(pipeline, iter(train))
+    assert_equal(found, expected)
+    assert_equal(content(pipeline._model), content(model))
+
+
+def case_uneven_numbers_of_batches_end_together(world: World) -> None:
+    for shortest in (0, 1, 4, 9):
+        train = batches(world, shortest + 5 * ((world.rank + shortest) % world.size))
+        model, optimizer = hashed(world)
+        expected = [plain_step(model, optimizer, batch) for batch in train[:shortest]]
+        pipeline = pipeline_of(world, pipe_n_batch=3)
+        assert_equal(rest_of(pipeline, iter(train)), expected)
+        assert pipeline.num_batches_trained == shortest
+        assert_equal(content(pipeline._model), content(model))
+        expected = [plain_step(model, optimizer, batch) for batch in train[:shortest]]
+        assert_equal(rest_of(pipeline, iter(train[:shortest])), expected)
+
+
+def case_evaluation_between_steps_near_an_uneven_end(world: World) -> None:
+    train = batches(world, 6 + 4 * world.rank)
+    evaluated = batches(world, 2 + world.rank, seed=1)
+    model, optimizer = hashed(world)
+    expected = []
+    for batch in train[:6]:
+        plain_step(model, optimizer, batch)
+        expected.append(plain_evaluation(model, evaluated[:2]))
+    pipeline = pipeline_of(world, pipe_n_batch=4)
+    iterator = iter(train)
+    for outputs in expected:
+        pipeline.progress(iterator)
+        pipeline._model.eval()
+        assert_equal(rest_of(pipeline, iter(evaluated)), outputs)
+        pipeline._model.train()
+    assert rest_of(pipeline, iterator) == []
+
+
+def assert_raises_together(world: World, guilty: int, error: type, work: Callable) -> str:
+    """All ranks raise soon: the guilty one its own error, the others one that names it."""
+    dist.barrier()
+    start = time.monotonic()
+    with pytest.raises(error if world.rank == guilty else PeerError) as caught:
+        work()
+    assert time.monotonic() - start < SECONDS_TO_RAISE
+    if world.rank != guilty:
+        assert caught.value.rank == guilty
+        assert f"rank {guilty}" in str(caught.value)
+    return "".join(traceback.format_exception(caught.value))
+
+
+def case_bad_ids_on_one_rank_raise_on_all_in_that_step(world: World) -> None:
+    guilty = world.size - 1
+    for depth in (1, 4, 12):
+        for bad_step in (0, 1, 6):
+            train = batches(world, 9)
+            model, optimizer = hashed(world)
+            for batch in train[:bad_step]:
+                plain_step(model, optimizer, batch)
+            if world.rank == guilty:
+                train[bad_step] = with_bad_ids(train[bad_step])
+            pipeline = pipeline_of(world, pipe_n_batch=depth)
+            iterator = iter(train)
+            for _ in range(bad_step):
+                pipeline.progress(iterator)
+            text = assert_raises_together(
+                world, guilty, TypeError, lambda p=pipeline, i=iterator: p.progress(i)
+            )
+            assert "float32" in text
+            assert_equal(content(pipeline._model), content(model))
+            further = batches(world, 3, seed=2)  # and the pipeline is usable again
+            expected = [plain_step(model, optimizer, batch) for batch in further]
+            assert_equal(rest_of(pipeline, iter(further)), expected)
+
+
+def case_failing_iterator_on_one_rank_raises_on_all_in_that_step(world: World) -> None:
+    def failing_loader(good: list[Any]) -> Iterator[Any]:
+        yield from good
+        raise OSError("the disk is on fire")
+
+    for num_good in (0, 1, 5):
+        train = batches(world, 9)
+        given = failing_loader(train[:num_good]) if world.rank == 0 else iter(train)
+        pipeline = pipeline_of(world, pipe_n_batch=4)
+        for _ in range(num_good):
+            pipeline.progress(given)
+        text = assert_raises_together(world, 0, OSError, lambda p=pipeline, g=given: p.progress(g))
+        assert "the disk is on fire" in text
+        if world.rank == 0:
+            assert "in failing_loader" in text
+        assert len(rest_of(pipeline, iter(train))) == len(train)
+
+
+def case_exception_in_background_work_keeps_its_traceback(world: World) -> None:
+    def fill_some_rows(keys: Any, values: Any) -> None:
+        if world.rank == 0:
+            raise ZeroDivisionError("no rows today")
+
+    def made(world: World) -> tuple[nn.Module, Any]:
+        config = HashEmbeddingBagConfig(
+            name="people",
+            embedding_dim=24,
+            num_embeddings=10,
+            feature_names=["user"],
+            initializer=init.Custom(fn=fill_some_rows),
+        )
+        tables = HashEmbeddingBagCollection(device=torch.device("meta"), tables=[config])
+        return spread(SmallModel(tables=tables), world)
+
+    pipeline = pipeline_of(world, made)
+    given = iter(batches(world, 9))
+    text = assert_raises_together(world, 0, ZeroDivisionError, lambda: rest_of(pipeline, given))
+    if world.rank == 0:
+        assert "in fill_some_rows" in text
+
+
+def case_mode_cannot_change_under_batches_in_flight(world: World) -> None:
+    pipeline = pipeline_of(world)
+    iterator = iter(batches(world, 9))
+    for _ in range(2):
+        pipeline.progress(iterator)
+    pipeline._model.eval()
+    with pytest.raises(RuntimeError, match="another iterator"):
+        pipeline.progress(iterator)
+    pipeline._model.train()
+    assert len(rest_of(pipeline, iter(batches(world, 3)))) == 3
+
+
+def case_evaluation_writes_nothing(world: World) -> None:
+    pipeline = pipeline_of(world)
+    rest_of(pipeline, iter(batches(world, 4)))
+    before = content(pipeline._model)
+    pipeline._model.eval()
+    unseen = batches(world, 6, seed=3)
+    first = rest_of(pipeline, iter(unseen))
+    assert_equal(rest_of(pipeline, iter(unseen)), first)
+    assert_equal(content(pipeline._model), before)
+    assert pipeline.num_batches_trained == 4
+    assert not any(output.requires_grad for output in first)
+
+
+def case_iterator_left_early_hides_no_rows(world: World) -> None:
+    pipeline = pipeline_of(world, pipe_n_batch=4)
+    left = (batch for batch in batches(world, 9, seed=4))
+    pipeline.progress(left)
+    pipeline.progress(left)
+    del left
+    further = batches(world, 3, seed=5)
+    rest_of(pipeline, iter(further))
+    tables = pipeline._model.module.tables["tables"].tables()
+    for table in tables.values():
+        assert table.stats().num_rows == len(table)
+    assert pipeline.num_batches_trained == 5
+    ids = further[0].sparse["user"].values()
+    owned = [int(key) for key in ids if int(key) in tables["people"]]
+    assert dist.get_world_size() > 1 or len(owned) == len(ids)
+
+
+class Clicks(IterableDataset):
+    def __init__(self, given: list[Any]) -> None:
+        super().__init__()
+        self._given = given
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._given)
+
+
+def case_loader_workers_forked_after_tables_exist(world: World) -> None:
+    train = batches(world, 6)
+    model, optimizer = hashed(world)
+    expected = [plain_step(model, optimizer, batch) for batch in train + train]
+    pipeline = pipeline_of(world)
+    found = rest_of(pipeline, iter(train))  # threads run and rows exist
+    loader = DataLoader(
+        Clicks(train), batch_size=None, num_workers=1, multiprocessing_context="fork"
+    )
+    found += rest_of(pipeline, iter(loader))
+    assert_equal(found, expected)
+    assert_equal(content(pipeline._model), content(model))

@@ -1,0 +1,54 @@
+"""Starts scripts under torchrun and runs many cases in one spawn, since importing torchrec is slow."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1]
+SECONDS_TO_END = 240
+
+
+def environment() -> dict[str, str]:
+    """The environment of a rank: one thread, and the tests' own modules on the path."""
+    paths = [str(TESTS), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def torchrun(num_ranks: int, *command: str) -> list[str]:
+    """The command line that runs `command` (a script or -m module, with arguments) on ranks."""
+    options = ["--standalone", "--nproc-per-node", str(num_ranks)]
+    return [sys.executable, "-m", "torch.distributed.run", *options, *command]
+
+
+def run_ranks(num_ranks: int, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run `command` on ranks to its end, and return its status and output."""
+    return subprocess.run(
+        torchrun(num_ranks, *command),
+        env=environment(),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=SECONDS_TO_END,
+        check=False,
+    )
+
+
+def run_cases(module: str, num_ranks: int, folder: Path) -> dict[str, list[str]]:
+    """Run every case of `module` on ranks; return each case's problems, one per rank that has one.
+
+    A case is a function `case_NAME(world)`. Cases run in order on all ranks.
+    """
+    done = run_ranks(num_ranks, "-m", "pipeline_support.run_cases", module, str(folder))
+    if done.returncode != 0:
+        raise AssertionError(f"{module} on {num_ranks} ranks ended with {done.returncode}:\n{done.stdout}")
+    problems: dict[str, list[str]] = {}
+    for rank in range(num_ranks):
+        for name, problem in json.loads((folder / f"rank_{rank}.json").read_text()).items():
+            found = problems.setdefault(name, [])
+            if problem is not None:
+                found.append(f"rank {rank}: {problem}")
+    return problems
