@@ -1,8 +1,8 @@
 """Hash embedding tables for torchrec: modules, sharders and the exchange between ranks.
 
-    from recsdk_sharding import (
-        HashEmbeddingBagCollection, HashEmbeddingBagConfig, get_default_hybrid_sharders,
-    )
+from recsdk_sharding import (
+    HashEmbeddingBagCollection, HashEmbeddingBagConfig, get_default_hybrid_sharders,
+)
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ check_private_interfaces()
 
 from recsdk_sharding.configs import HashEmbeddingBagConfig  # noqa: E402
 from recsdk_sharding.modules import HashEmbeddingBagCollection  # noqa: E402
+from recsdk_sharding.npu import adapt_torchrec  # noqa: E402
 from recsdk_sharding.sharded import ShardedHashEmbeddingBagCollection  # noqa: E402
 from recsdk_sharding.sharders import (  # noqa: E402
     HashEmbeddingBagCollectionSharder,
     get_default_hybrid_sharders,
 )
+
+adapt_torchrec()
 
 __all__ = [
     "HashEmbeddingBagCollection",

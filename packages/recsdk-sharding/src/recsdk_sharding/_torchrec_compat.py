@@ -1,13 +1,13 @@
 """Everything of torch and torchrec that is not public but that this package leans on.
 
-It is looked for at import, so that another version fails there, with the line to install, and not in
-the middle of a training run.
+It is looked for at import, so that another version fails there, with the line to install, and not
+in the middle of a training run.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +49,7 @@ class _Attribute:
     name: str
 
     def problem(self) -> str | None:
-        if self.name in self.owner.__init__.__code__.co_names:
+        if self.name in inspect.unwrap(vars(self.owner)["__init__"]).__code__.co_names:
             return None
         return f"{self.owner.__name__}.{self.name} is gone"
 
@@ -129,5 +129,8 @@ def check_private_interfaces(
 
 def active_data_parallel_size() -> int:
     """Ranks of the DistributedDataParallel whose forward is running; 1 if there is none."""
-    active = DistributedDataParallel._get_active_ddp_module()
-    return 1 if active is None else active.process_group.size()
+    get_active: Callable[[], DistributedDataParallel | None] = (
+        DistributedDataParallel._get_active_ddp_module
+    )
+    active = get_active()
+    return 1 if active is None else int(active.process_group.size())

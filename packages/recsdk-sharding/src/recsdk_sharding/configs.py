@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import recsdk_core
-from recsdk_core import init
 from torch import nn
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, PoolingType
 
+import recsdk_core
+from recsdk_core import init
 from recsdk_sharding.initializers import native_initializer, per_key_initializer
 
 __all__ = ["HashEmbeddingBagConfig", "check_tables"]
 
 _UINT64 = 2**64
 
-# Fields of torchrec's config that mean nothing for a hash table, with the value that leaves them off.
+# Fields of torchrec's config that mean nothing for a hash table, with the value for "off".
 _UNUSED: dict[str, Any] = {
     "num_embeddings_post_pruning": None,
     "need_pos": False,
@@ -74,18 +74,25 @@ class HashEmbeddingBagConfig(EmbeddingBagConfig):  # type: ignore[misc]
 
     def _check_names(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            raise ValueError(f"name of a table must be a string that is not empty, got {self.name!r}")
+            raise ValueError(
+                f"name of a table must be a string that is not empty, got {self.name!r}"
+            )
         if "." in self.name or hasattr(nn.ModuleDict, self.name):
             raise ValueError(
-                self._error("a module cannot have this name; choose one without a dot that is no "
-                            "method of torch.nn.ModuleDict")
+                self._error(
+                    "a module cannot have this name; choose one without a dot that is no "
+                    "method of torch.nn.ModuleDict"
+                )
             )
         names = self.feature_names
         if isinstance(names, str) or not all(isinstance(n, str) and n for n in names):
             raise TypeError(
-                self._error(f"feature_names must be a list of strings that are not empty, got {names!r}")
+                self._error(
+                    f"feature_names must be a list of strings that are not empty, got {names!r}"
+                )
             )
-        repeated = [name for name, count in Counter(names).items() if count > 1]
+        counts: Counter[str] = Counter(names)
+        repeated = [name for name, count in counts.items() if count > 1]
         if repeated:
             raise ValueError(self._error(f"feature_names names {repeated} more than once"))
 
@@ -100,7 +107,9 @@ class HashEmbeddingBagConfig(EmbeddingBagConfig):  # type: ignore[misc]
         low, high = self.get_weight_init_min(), self.get_weight_init_max()
         if not (math.isfinite(low) and math.isfinite(high) and low <= high):
             raise ValueError(
-                self._error(f"weight_init_min must be at most weight_init_max, got {low} and {high}")
+                self._error(
+                    f"weight_init_min must be at most weight_init_max, got {low} and {high}"
+                )
             )
 
     def _require_int(self, field: str, lowest: int) -> None:
@@ -124,8 +133,10 @@ class HashEmbeddingBagConfig(EmbeddingBagConfig):  # type: ignore[misc]
                 )
         if self.initializer is not None and not isinstance(self.initializer, init.Initializer):
             raise TypeError(
-                self._error("initializer must be one of recsdk_core.init, got "
-                            f"{self.initializer!r}; pass a function of a tensor as init_fn")
+                self._error(
+                    "initializer must be one of recsdk_core.init, got "
+                    f"{self.initializer!r}; pass a function of a tensor as init_fn"
+                )
             )
         if self.init_fn is not None and not callable(self.init_fn):
             raise TypeError(self._error(f"init_fn must be callable, got {self.init_fn!r}"))

@@ -1,11 +1,11 @@
 """What the ranks tell each other on the host before each batch, and how they fail together.
 
-A `HostExchange` runs jobs one after the other on a thread of its own, over a gloo process group that
-nobody else uses. Each job begins with one small collective: every rank says whether its local work
-went well, whether it has a batch, whether it trains, at which step, and how much it will send. A rank
-that failed or has no batch takes part too, so all ranks learn it in the same exchange; from then on
-all of them refuse further jobs until `reset()`. A job ends with a second small collective, so that a
-failure after the data has moved also ends the step on every rank.
+A `HostExchange` runs jobs one after the other on a thread of its own, over a gloo process group
+that nobody else uses. Each job begins with one small collective: every rank says whether its local
+work went well, whether it has a batch, whether it trains, at which step, and how much it will send.
+A rank that failed or has no batch takes part too, so all ranks learn it in the same exchange; from
+then on all of them refuse further jobs until `reset()`. A job ends with a second small collective,
+so that a failure after the data has moved also ends the step on every rank.
 
 Shape letter: W ranks.
 """
@@ -13,6 +13,7 @@ Shape letter: W ranks.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import queue
 import threading
 import weakref
@@ -24,8 +25,9 @@ from typing import Any, Generic, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
-from recsdk_core import RecsdkError
 from torch import nn
+
+from recsdk_core import RecsdkError
 
 __all__ = [
     "EndOfData",
@@ -259,10 +261,8 @@ class HostExchange:
         The other ranks' next job raises PeerError with the error's text. Does nothing if the
         exchange has ended or failed already.
         """
-        try:
+        with contextlib.suppress(RecsdkError):  # its own words, or what ended the exchange before
             self._announce(_Absent(f"{type(error).__name__}: {error}"))
-        except RecsdkError:
-            pass  # its own words, or what ended the exchange before
 
     def reset(self) -> None:
         """Makes the exchange usable again after an end or a failure that all ranks have seen.
@@ -286,8 +286,8 @@ class HostExchange:
     def shutdown(self, timeout: float) -> None:
         """Drops queued jobs and stops the thread, waiting at most `timeout` seconds for it.
 
-        Dropped jobs' futures raise CancelledError. A later `submit` starts a thread again, unless the old
-        one is stuck in a collective: then the exchange has failed for good.
+        Dropped jobs' futures raise CancelledError. A later `submit` starts a thread again, unless
+        the old one is stuck in a collective: then the exchange has failed for good.
         """
         with self._lock:
             worker, self._worker = self._worker, None
@@ -300,10 +300,8 @@ class HostExchange:
             self._break("the job in flight did not end in time")
 
     def _announce(self, job: _Absent) -> None:
-        try:
+        with contextlib.suppress(EndOfData):
             self._enqueue(job, has_batch=False).result()
-        except EndOfData:
-            pass
 
     def _enqueue(self, job: ExchangeJob[T], has_batch: bool) -> Future[T]:
         future: Future[T] = Future()
@@ -343,9 +341,7 @@ class HostExchange:
         self._raise_failures([row[0] for row in lengths], error, step)
         return result
 
-    def _check(
-        self, headers: list[_Header], error: BaseException | None, step: int
-    ) -> None:
+    def _check(self, headers: list[_Header], error: BaseException | None, step: int) -> None:
         """Raises, on every rank, if the ranks cannot go on with this exchange."""
         self._raise_failures([h.message_bytes for h in headers], error, step)
         absent = [rank for rank, h in enumerate(headers) if not h.has_batch]

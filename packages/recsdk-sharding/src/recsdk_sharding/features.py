@@ -11,10 +11,11 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from recsdk_core import Table, map_tables
-from recsdk_core.nn.function import FeatureBags, TableBags
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
+
+from recsdk_core import Table, map_tables
+from recsdk_core.nn.function import FeatureBags, TableBags
 
 __all__ = ["Features", "TableInput", "map_features", "read_features"]
 
@@ -78,7 +79,7 @@ def _positions(kjt: KeyedJaggedTensor, names: Sequence[str]) -> list[int]:
 
 
 def _keys_of(kjt: KeyedJaggedTensor) -> torch.Tensor:
-    values = kjt.values()
+    values: torch.Tensor = kjt.values()
     if values.device.type != "cpu":
         raise ValueError(f"ids must be on the cpu, got a tensor on {values.device}")
     if values.dtype not in _KEY_TYPES or values.dim() != 1:
@@ -93,7 +94,7 @@ def _keys_of(kjt: KeyedJaggedTensor) -> torch.Tensor:
 
 def _lengths_of(kjt: KeyedJaggedTensor, num_keys: int) -> torch.Tensor:
     num_features = len(kjt.keys())
-    lengths = kjt.lengths().to(torch.int64)
+    lengths: torch.Tensor = kjt.lengths().to(torch.int64)
     if lengths.numel() != num_features * kjt.stride():
         raise ValueError(
             f"lengths must have {num_features} features x {kjt.stride()} samples, got "
@@ -109,7 +110,7 @@ def _lengths_of(kjt: KeyedJaggedTensor, num_keys: int) -> torch.Tensor:
 
 
 def _weights_of(kjt: KeyedJaggedTensor, num_keys: int) -> torch.Tensor:
-    weights = kjt.weights_or_none()
+    weights: torch.Tensor | None = kjt.weights_or_none()
     if weights is None:
         raise ValueError("the collection is weighted, but the batch has no weights")
     if weights.dim() != 1 or weights.numel() != num_keys or not weights.is_floating_point():
@@ -163,9 +164,9 @@ class _SplitFeatures:
     def __init__(self, features: Features) -> None:
         counts = features.counts()
         self._counts = counts
-        self._keys = features.keys_N.split(counts)
+        self._keys = features.keys_N.split_with_sizes(counts)
         weights = features.weights_N
-        self._weights = None if weights is None else weights.split(counts)
+        self._weights = None if weights is None else weights.split_with_sizes(counts)
         self._offsets_FB = torch.nn.functional.pad(features.lengths_FB.cumsum(1), (1, 0))
 
     def keys_of(self, positions: Sequence[int]) -> torch.Tensor:
@@ -182,8 +183,8 @@ class _SplitFeatures:
         parts = zip(
             entry.features,
             entry.columns,
-            rows_N.split(counts),
-            outcomes_N.split(counts),
+            rows_N.split_with_sizes(counts),
+            outcomes_N.split_with_sizes(counts),
             strict=True,
         )
         return [

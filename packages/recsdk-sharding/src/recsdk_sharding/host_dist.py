@@ -18,11 +18,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from recsdk_core.nn.function import TableBags
 from torchrec.distributed.embedding_sharding import BaseSparseFeaturesDist, EmbeddingShardingContext
 from torchrec.distributed.types import Awaitable
 from torchrec.streamable import Multistreamable
 
+from recsdk_core.nn.function import TableBags
 from recsdk_sharding.exchange import ExchangeJob, HostExchange, Splits
 from recsdk_sharding.features import Features, TableInput, map_features, read_features
 from recsdk_sharding.ranks import RankMap
@@ -97,9 +97,7 @@ class HostDist(BaseSparseFeaturesDist[Any]):  # type: ignore[misc]
         self.num_steps = 0  # training batches exchanged; the same on all ranks
         self.tag = zlib.crc32("\n".join(config.feature_names).encode()) >> 1
 
-    def forward(
-        self, features: Any, context: HashShardingContext, training: bool
-    ) -> HostAwaitable:
+    def forward(self, features: Any, context: HashShardingContext, training: bool) -> HostAwaitable:
         """Starts the work; what is wrong with `features` is raised by the second wait."""
         job = _RowWiseJob(self, features, training)
         return HostAwaitable(self.config.group.exchange.submit(job), context)
@@ -192,9 +190,9 @@ class _RowWiseJob(ExchangeJob[MappedBatch]):
             lengths_FB = self._words[start:middle].view(num_features, size)
             per_feature = lengths_FB.sum(1).tolist()
             lengths.append(lengths_FB)
-            keys.append(self._words[middle : middle + count].split(per_feature))
+            keys.append(self._words[middle : middle + count].split_with_sizes(per_feature))
             if self._weights is not None:
-                weights.append(self._weights[first : first + count].split(per_feature))
+                weights.append(self._weights[first : first + count].split_with_sizes(per_feature))
             start, first = middle + count, first + count
         return Features(
             _by_feature(keys),
@@ -246,7 +244,9 @@ class _Bucketized:
         lengths_WFB = _lengths_per_rank(owners, lengths, ranks.world_size)
         counts = np.bincount(owners, minlength=ranks.world_size)
         parts = np.split(keys[order], np.cumsum(counts)[:-1])
-        words = np.concatenate([half for pair in zip(lengths_WFB, parts, strict=True) for half in pair])
+        words = np.concatenate(
+            [half for pair in zip(lengths_WFB, parts, strict=True) for half in pair]
+        )
         weights = features.weights_N
         return _Bucketized(
             words=torch.from_numpy(words),

@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from recsdk_core import init
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from recsdk_core import init
 from recsdk_sharding.ranks import mix64
 
 __all__ = ["InitFunction", "native_initializer", "per_key_initializer"]
@@ -82,16 +82,14 @@ class _PerKey:
                 self._init_fn(rows_ND[index : index + 1])
 
 
-class _DrawFrom(TorchDispatchMode):
+class _DrawFrom(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Makes this thread's torch operators draw their random numbers from one generator."""
 
     def __init__(self, generator: torch.Generator) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._generator = generator
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags or kwargs.get("generator"):
             return func(*args, **kwargs)
@@ -106,8 +104,8 @@ def _with_generator(func: Any) -> Any:
     overload = getattr(func.overloadpacket, name, None)
     if overload is None:
         raise ValueError(
-            f"init_fn draws random numbers with {func}, which takes no generator, so rows could not "
-            "be a function of the key; use in-place operators such as tensor.normal_()"
+            f"init_fn draws random numbers with {func}, which takes no generator, so rows could "
+            "not be a function of the key; use in-place operators such as tensor.normal_()"
         )
     return overload
 

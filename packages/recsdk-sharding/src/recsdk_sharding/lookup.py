@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from recsdk_core.nn.function import pool_features
 from torchrec.distributed.embedding_types import BaseEmbeddingLookup
 from torchrec.optim.fused import FusedOptimizer, FusedOptimizerModule
 
+from recsdk_core.nn.function import pool_features
 from recsdk_sharding.host_dist import MappedBatch
 from recsdk_sharding.optimizers import HashFusedOptimizer
 from recsdk_sharding.rows import TableRows, anchor_of

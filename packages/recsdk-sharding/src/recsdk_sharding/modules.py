@@ -5,15 +5,17 @@ Shape letters: B batch, C columns (the sum of the features' widths).
 
 from __future__ import annotations
 
-import recsdk_core
+from itertools import chain
+
 import torch
-from recsdk_core.nn.function import pool_features
 from torchrec.modules.embedding_modules import (
     EmbeddingBagCollection,
     get_embedding_names_by_table,
 )
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
+import recsdk_core
+from recsdk_core.nn.function import pool_features
 from recsdk_sharding._torchrec_compat import active_data_parallel_size
 from recsdk_sharding.configs import HashEmbeddingBagConfig, check_tables
 from recsdk_sharding.features import TableInput, map_features, read_features
@@ -43,13 +45,13 @@ class HashEmbeddingBagCollection(EmbeddingBagCollection):  # type: ignore[misc]
     of ids of the bag, or by the sum of its weights if weighted (0 gives zeros).
 
     The optimizer given to `apply_optimizer_in_backward` runs in backward, once per table, with the
-    torch class's defaults. A parameter is a (0, D) handle that never gets a `.grad`; the rows are in
-    `state_dict()`, per table and rank, and are copied by deepcopy and pickle. Two backwards through
-    one forward raise RuntimeError.
+    torch class's defaults. A parameter is a (0, D) handle that never gets a `.grad`; the rows are
+    in `state_dict()`, per table and rank, and are copied by deepcopy and pickle. Two backwards
+    through one forward raise RuntimeError.
 
     Usable as it is on one process, or sharded by `DistributedModelParallel` with the sharders of
-    `get_default_hybrid_sharders`. In DistributedDataParallel over more than one rank forward raises,
-    since each rank would train tables of its own.
+    `get_default_hybrid_sharders`. In DistributedDataParallel over more than one rank forward
+    raises, since each rank would train tables of its own.
 
     >>> import torch
     >>> from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
@@ -85,7 +87,7 @@ class HashEmbeddingBagCollection(EmbeddingBagCollection):  # type: ignore[misc]
             self.embedding_bags[config.name] = TableRows(config)
         self._embedding_bag_configs = list(tables)
         self._feature_names = [config.feature_names for config in tables]
-        self._embedding_names = sum(get_embedding_names_by_table(tables), [])
+        self._embedding_names = list(chain.from_iterable(get_embedding_names_by_table(tables)))
         self._lengths_per_embedding = [
             config.embedding_dim for config in tables for _ in config.feature_names
         ]
@@ -104,6 +106,8 @@ class HashEmbeddingBagCollection(EmbeddingBagCollection):  # type: ignore[misc]
         self._check_usable()
         names = [name for table in self._feature_names for name in table]
         batch = read_features(features, names, self._is_weighted)
+        if self.training:
+            self._check_trainable()
         inputs = self._inputs()
         self._num_steps += self.training
         mapped = map_features(
@@ -131,15 +135,20 @@ class HashEmbeddingBagCollection(EmbeddingBagCollection):  # type: ignore[misc]
                 "DistributedModelParallel and get_default_hybrid_sharders"
             )
 
+    def _check_trainable(self) -> None:
+        for rows in self.embedding_bags.values():
+            rows.adopt_optimizer()
+            rows.check_trainable()
+
     def _inputs(self) -> list[TableInput]:
-        """What each table reads; in training also checks that it can be trained."""
+        """What each table reads."""
         inputs: list[TableInput] = []
         position = column = 0
         for rows in self.embedding_bags.values():
             count, width = len(rows.config.feature_names), rows.config.embedding_dim
             inputs.append(
                 TableInput(
-                    table=rows.trainable_table() if self.training else rows.table,
+                    table=rows.table,
                     features=list(range(position, position + count)),
                     columns=[column + index * width for index in range(count)],
                     pooling=rows.config.pooling.value.lower(),

@@ -1,13 +1,14 @@
-"""From `apply_optimizer_in_backward` to the engine's optimizers, and back to torchrec's interface."""
+"""From `apply_optimizer_in_backward` to the engine's optimizers, and back to torchrec's."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from recsdk_core import optim
 from torch import nn
 from torchrec.optim.fused import FusedOptimizer
+
+from recsdk_core import optim
 
 if TYPE_CHECKING:
     from recsdk_sharding.rows import TableRows
@@ -19,7 +20,8 @@ def optimizer_of_parameter(parameter: nn.Parameter, table: str) -> optim.Optimiz
     """The engine's optimizer for what `apply_optimizer_in_backward` left on a parameter.
 
     Arguments that were not given have the torch class's defaults. None if nothing was applied.
-    Raises ValueError, naming the table, for an unsupported class or argument and for two optimizers.
+    Raises ValueError, naming the table, for an unsupported class or argument and for two
+    optimizers.
     """
     classes: list[type] = getattr(parameter, "_optimizer_classes", [])
     if not classes:
@@ -41,8 +43,8 @@ def optimizer_of_parameter(parameter: nn.Parameter, table: str) -> optim.Optimiz
 class HashFusedOptimizer(FusedOptimizer):  # type: ignore[misc]
     """torchrec's view of optimizers that run in backward: one parameter group per table.
 
-    `step` and `zero_grad` only hand changed learning rates to the tables. Optimizer state belongs to
-    the rows and is in the module's `state_dict`, so `state_dict()["state"]` is empty here.
+    `step` and `zero_grad` only hand changed learning rates to the tables. Optimizer state belongs
+    to the rows and is in the module's `state_dict`, so `state_dict()["state"]` is empty here.
     """
 
     def __init__(self, rows: Sequence[TableRows]) -> None:

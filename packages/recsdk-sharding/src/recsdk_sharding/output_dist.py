@@ -1,14 +1,14 @@
 """Returns pooled partial sums to the ranks whose samples they are of.
 
-torchrec's own way (reduce-scatter, and all-gather in backward) needs equal batch sizes on gloo. Here
-both directions are an all-to-all, which takes any sizes and adds in rank order.
+torchrec's own way (reduce-scatter, and all-gather in backward) needs equal batch sizes on gloo.
+Here both directions are an all-to-all, which takes any sizes and adds in rank order.
 
 Shape letters: B samples of this rank, S samples of all ranks, F features, C columns, W ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from recsdk_sharding.host_dist import HashShardingContext
 __all__ = ["RowWiseOutputDist"]
 
 
-class RowWiseOutputDist(BaseEmbeddingDist[HashShardingContext, torch.Tensor, torch.Tensor]):  # type: ignore[misc]
+class RowWiseOutputDist(BaseEmbeddingDist[Any, Any, Any]):  # type: ignore[misc]
     """Adds up the ranks' partial sums (S, C) and divides means: float32 (B, C) for each rank.
 
     In backward every rank gets the gradient of all samples, divided by W as in torchrec's row_wise
@@ -58,7 +58,8 @@ class _PooledAwaitable(Awaitable[torch.Tensor]):  # type: ignore[misc]
         self._divisor_BC = divisor_BC
 
     def _wait_impl(self) -> torch.Tensor:
-        pooled_BC: torch.Tensor = _SumOverRanks.apply(self._partial_SC, self._transfer)  # type: ignore[no-untyped-call]
+        apply: Callable[..., torch.Tensor] = _SumOverRanks.apply
+        pooled_BC = apply(self._partial_SC, self._transfer)
         return pooled_BC if self._divisor_BC is None else pooled_BC / self._divisor_BC
 
 

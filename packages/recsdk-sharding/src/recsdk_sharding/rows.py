@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import recsdk_core
 import torch
 from numpy.typing import NDArray
-from recsdk_core import optim
 from torch import nn
-from torch.distributed.optim import _apply_optimizer_in_backward
 
+import recsdk_core
+from recsdk_core import optim
 from recsdk_sharding.configs import HashEmbeddingBagConfig
 from recsdk_sharding.optimizers import optimizer_of_parameter
 from recsdk_sharding.ranks import RankMap
@@ -24,6 +23,7 @@ from recsdk_sharding.ranks import RankMap
 __all__ = ["TableRows", "anchor_of"]
 
 _UINT64 = 2**64
+_ATTACHED = ("_optimizer_classes", "_optimizer_kwargs")
 
 
 class TableRows(nn.Module):
@@ -34,17 +34,17 @@ class TableRows(nn.Module):
 
     In a `state_dict` the part of rank r is, under `rank_<r>.`: `keys` int64 (n,), `weight` float32
     (n, D), `state.<field>` float32 (n, width) per field of optimizer state, and the scalars
-    `update_count` and `seed` int64. Loading takes the parts of any ranks, keeps the keys that this rank
-    owns and replaces what the table had.
+    `update_count` and `seed` int64. Loading takes the parts of any ranks, keeps the keys that this
+    rank owns and replaces what the table had.
     """
 
     def __init__(
-        self, config: HashEmbeddingBagConfig, ranks: RankMap = RankMap(1), rank: int = 0
+        self, config: HashEmbeddingBagConfig, ranks: RankMap | None = None, rank: int = 0
     ) -> None:
         super().__init__()
         self.config = config
         self.weight = nn.Parameter(torch.empty(0, config.embedding_dim))
-        self._ranks = ranks
+        self._ranks = ranks or RankMap(1)
         self._rank = rank
         self._table: recsdk_core.Table | None = None
         self._optimizer: optim.Optimizer | None = None
@@ -71,43 +71,48 @@ class TableRows(nn.Module):
         total, count = self.config.max_rows, self._ranks.world_size
         return None if total is None else total // count + int(self._rank < total % count)
 
-    def trainable_table(self) -> recsdk_core.Table:
-        """The table, ready for a training forward.
-
-        Raises RuntimeError if the parameter requires a gradient but has no optimizer.
-        """
-        if self.optimizer is None and len(self.table) == 0:
-            self._table = None  # made for evaluation, perhaps before the optimizer was applied
+    def check_trainable(self) -> None:
+        """Raises RuntimeError if the parameter requires a gradient but has no optimizer."""
         if self.optimizer is None and self.weight.requires_grad:
             raise RuntimeError(
                 f"table {self.config.name!r} has no optimizer: call torchrec's "
                 "apply_optimizer_in_backward(optimizer_class, module.parameters(), {...}) before "
                 "its first use, or freeze it with requires_grad_(False)"
             )
-        return self.table
+
+    def adopt_optimizer(self) -> None:
+        """Takes an optimizer that was applied after the table was made, if it has no rows yet."""
+        if self._table is not None and self._optimizer is None and len(self._table) == 0:
+            self._table = None
 
     def take_rows_of(self, other: TableRows) -> None:
         """Copies optimizer, `requires_grad` and the rows that this rank owns from another part."""
         self.weight.requires_grad_(other.weight.requires_grad)
-        for optimizer_class, arguments in other._applied_optimizers():
-            _apply_optimizer_in_backward(optimizer_class, [self.weight], arguments)
+        self._attach(other._attached())
         if other._table is not None:
-            part = _Part.of_table(other._table)
-            self._replace_rows([part])
+            self._replace_rows([_Part.of_table(other._table)])
 
-    def _applied_optimizers(self) -> list[tuple[type, dict[str, Any]]]:
-        classes = getattr(self.weight, "_optimizer_classes", [])
-        return list(zip(classes, getattr(self.weight, "_optimizer_kwargs", []), strict=True))
+    def _attached(self) -> dict[str, Any]:
+        """What `apply_optimizer_in_backward` left on the parameter."""
+        return {name: list(getattr(self.weight, name, [])) for name in _ATTACHED}
+
+    def _attach(self, attached: dict[str, Any]) -> None:
+        # Not by applying again: that would keep the parameter alive for ever, through its hook.
+        classes, arguments = attached.values()
+        if classes:
+            self.weight.__dict__.update(attached)
+            self.weight.__dict__["_in_backward_optimizers"] = [
+                make([self.weight], **given) for make, given in zip(classes, arguments, strict=True)
+            ]
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies of a parameter lose its attributes, so they travel beside it.
-        return {**self.__dict__, "_applied": self._applied_optimizers()}
+        return {**self.__dict__, "_attached_to_weight": self._attached()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        applied = state.pop("_applied")
-        super().__setstate__(state)
-        for optimizer_class, arguments in applied:
-            _apply_optimizer_in_backward(optimizer_class, [self.weight], arguments)
+        attached = state.pop("_attached_to_weight")
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._attach(attached)
 
     def extra_repr(self) -> str:
         rows = 0 if self._table is None else len(self._table)
@@ -243,8 +248,8 @@ class _Part:
                 raise ValueError(f"{name} must have shape {(num_rows, width)}, got {array.shape}")
         if self.seed != config.seed:
             raise ValueError(
-                f"it was saved with seed {self.seed} but is configured with {config.seed}; new rows "
-                f"would not be those of the saved table; configure seed={self.seed}"
+                f"it was saved with seed {self.seed} but is configured with {config.seed}; new "
+                f"rows would not be those of the saved table; configure seed={self.seed}"
             )
 
     def select(self, is_wanted: NDArray[np.bool_]) -> _Part:

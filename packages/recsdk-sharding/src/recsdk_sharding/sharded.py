@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
-import recsdk_core
 import torch
 from torch import nn
 from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo, KJTListSplitsAwaitable
@@ -15,9 +13,10 @@ from torchrec.distributed.embeddingbag import (
     ShardedEmbeddingBagCollection,
 )
 from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
-from torchrec.modules.embedding_configs import EmbeddingTableConfig
+from torchrec.modules.embedding_configs import EmbeddingTableConfig, PoolingType
 from torchrec.modules.embedding_modules import get_embedding_names_by_table
 
+import recsdk_core
 from recsdk_sharding.exchange import HostExchange
 from recsdk_sharding.host_dist import HashShardingContext, HostGroup
 from recsdk_sharding.modules import HashEmbeddingBagCollection
@@ -30,9 +29,9 @@ __all__ = ["ShardedHashEmbeddingBagCollection"]
 class ShardedHashEmbeddingBagCollection(ShardedEmbeddingBagCollection):  # type: ignore[misc]
     """A `HashEmbeddingBagCollection` over several ranks; made by its sharder.
 
-    Each rank holds the rows of the ids it owns. Host work of a batch starts at `input_dist` and runs
-    in the background; whatever is wrong with a batch is raised when its result is waited for, on all
-    ranks in the same step. Batch sizes may differ between ranks and be 0.
+    Each rank holds the rows of the ids it owns. Host work of a batch starts at `input_dist` and
+    runs in the background; whatever is wrong with a batch is raised when its result is waited for,
+    on all ranks in the same step. Batch sizes may differ between ranks and be 0.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class ShardedHashEmbeddingBagCollection(ShardedEmbeddingBagCollection):  # type:
         """This rank's part of each table by name: export, len, stats."""
         return {name: rows.table for name, rows in self._rows_by_name.items()}
 
-    def create_grouped_sharding_infos(  # type: ignore[override]
+    def create_grouped_sharding_infos(
         self,
         module: HashEmbeddingBagCollection,
         table_name_to_parameter_sharding: Mapping[str, ParameterSharding],
@@ -88,7 +87,9 @@ class ShardedHashEmbeddingBagCollection(ShardedEmbeddingBagCollection):  # type:
                     embedding_dim=config.embedding_dim,
                     name=config.name,
                     feature_names=list(config.feature_names),
-                    pooling=config.pooling,
+                    # The ranks' parts are always added; the output dist divides means. It also
+                    # keeps torchrec from grouping by pooling, so columns stay in table order.
+                    pooling=PoolingType.SUM,
                     is_weighted=module.is_weighted(),
                     embedding_names=embedding_names,
                 ),
@@ -98,7 +99,7 @@ class ShardedHashEmbeddingBagCollection(ShardedEmbeddingBagCollection):  # type:
             grouped.setdefault(sharding.sharding_type, []).append(info)
         return grouped
 
-    def create_embedding_bag_sharding(  # type: ignore[override]
+    def create_embedding_bag_sharding(
         self,
         sharding_infos: list[EmbeddingShardingInfo],
         env: ShardingEnv,
@@ -117,10 +118,7 @@ class ShardedHashEmbeddingBagCollection(ShardedEmbeddingBagCollection):  # type:
         self.embedding_bags = nn.ModuleDict(self._rows_by_name)
         for part in self._rows_by_name.values():
             # What has an optimizer in backward is left out of dense optimizers.
-            part.weight._in_backward_optimizers = [self._optim]
-        self._model_parallel_name_to_local_shards = OrderedDict()
-        self._model_parallel_name_to_sharded_tensor = OrderedDict()
-        self._model_parallel_name_to_dtensor = OrderedDict()
+            part.weight.__dict__["_in_backward_optimizers"] = [self._optim]
 
     def reset_parameters(self) -> None:
         """Does nothing: rows are made when their ids first show up."""
@@ -134,7 +132,7 @@ class ShardedHashEmbeddingBagCollection(ShardedEmbeddingBagCollection):  # type:
         """
         if self.training:
             for part in self._rows_by_name.values():
-                part.trainable_table()
+                part.check_trainable()
         awaitables = []
         for dist in self._input_dists:
             context = HashShardingContext()

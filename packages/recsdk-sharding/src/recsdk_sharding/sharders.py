@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,7 +20,11 @@ from recsdk_sharding.modules import HashEmbeddingBagCollection, check_device
 from recsdk_sharding.ranks import RankMap, RankRule
 from recsdk_sharding.sharded import ShardedHashEmbeddingBagCollection
 
-__all__ = ["HashEmbeddingBagCollectionSharder", "get_default_hybrid_sharders"]
+__all__ = [
+    "HashEmbeddingBagCollectionSharder",
+    "are_hybrid_sharders",
+    "get_default_hybrid_sharders",
+]
 
 
 class HashEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):  # type: ignore[misc]
@@ -44,9 +49,7 @@ class HashEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):  # type:
         for name, sharding in params.items():
             _check_plan(name, sharding)
         _check_groups(self._host, env)
-        return ShardedHashEmbeddingBagCollection(
-            module, params, env, self._host, made, module_fqn
-        )
+        return ShardedHashEmbeddingBagCollection(module, params, env, self._host, made, module_fqn)
 
     def shardable_parameters(self, module: HashEmbeddingBagCollection) -> dict[str, nn.Parameter]:
         """A meta tensor (num_embeddings, D) per table, for the planner."""
@@ -88,7 +91,10 @@ class _RowWiseOnCpuMixin:
         return types + [t.value for t in self._more_types if t.value not in types]
 
 
-class _CpuEmbeddingBagCollectionSharder(_RowWiseOnCpuMixin, EmbeddingBagCollectionSharder):  # type: ignore[misc]
+class _CpuEmbeddingBagCollectionSharder(
+    _RowWiseOnCpuMixin,
+    EmbeddingBagCollectionSharder,  # type: ignore[misc]
+):
     _more_types = (ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE)
 
 
@@ -112,8 +118,9 @@ def get_default_hybrid_sharders(
 
     `host_env` is `ShardingEnv(world_size, rank, pg)` over a gloo group that nothing else uses, made
     by `dist.new_group(backend="gloo")` on all ranks; ids are exchanged over it. `rank_rule` says
-    which rank owns an id: "virtual_shard", or "modulo" for `uint64(id) % world_size`; all ranks must
-    pass the same. torchrec's sharders are its default ones, offering row-wise types on the cpu too.
+    which rank owns an id: "virtual_shard", or "modulo" for `uint64(id) % world_size`; all ranks
+    must pass the same. torchrec's sharders are its default ones, offering row-wise types on the cpu
+    too.
 
     Raises TypeError or ValueError for a `host_env` that does not fit.
     """
@@ -124,12 +131,20 @@ def get_default_hybrid_sharders(
     return [HashEmbeddingBagCollectionSharder(host_env, rank_rule), *stock]
 
 
+def are_hybrid_sharders(sharders: Sequence[Any] | None) -> bool:
+    """Whether these are of `get_default_hybrid_sharders`, that for hash tables included."""
+    kinds = {type(sharder) for sharder in sharders or ()}
+    stock = {_ADAPTED.get(type(sharder), type(sharder)) for sharder in get_default_sharders()}
+    hash_sharder = HashEmbeddingBagCollectionSharder
+    return hash_sharder in kinds and kinds <= {hash_sharder, *stock}
+
+
 def _check_host_env(host_env: ShardingEnv) -> dist.ProcessGroup:
     """The host process group; raises if it cannot carry ids."""
     make = 'dist.new_group(backend="gloo")'
     if not isinstance(host_env, ShardingEnv):
         raise TypeError(f"host_env must be a torchrec ShardingEnv, got {type(host_env).__name__}")
-    group = host_env.process_group
+    group: dist.ProcessGroup | None = host_env.process_group
     if group is None:
         raise ValueError(f"host_env has no process group; pass ShardingEnv(..., pg={make})")
     backend = dist.get_backend(group)
@@ -141,8 +156,8 @@ def _check_host_env(host_env: ShardingEnv) -> dist.ProcessGroup:
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     if (host_env.world_size, host_env.rank) != (size, rank):
         raise ValueError(
-            f"host_env says rank {host_env.rank} of {host_env.world_size}, its group rank {rank} of "
-            f"{size}"
+            f"host_env says rank {host_env.rank} of {host_env.world_size}, its group rank "
+            f"{rank} of {size}"
         )
     if group is dist.GroupMember.WORLD:
         raise ValueError(
@@ -172,7 +187,7 @@ def _check_plan(name: str, sharding: Any) -> None:
     wanted = (ShardingType.ROW_WISE.value, EmbeddingComputeKernel.FUSED.value)
     if (sharding.sharding_type, sharding.compute_kernel) != wanted:
         raise ValueError(
-            f"table {name!r}: hash tables are sharded {wanted[0]} with kernel {wanted[1]}; the plan "
-            f"says {sharding.sharding_type} with {sharding.compute_kernel}; constrain the table with "
+            f"table {name!r}: hash tables are sharded {wanted[0]} with kernel {wanted[1]}; the "
+            f"plan says {sharding.sharding_type} with {sharding.compute_kernel}; constrain it with "
             'ParameterConstraints(sharding_types=["row_wise"], compute_kernels=["fused"])'
         )

@@ -1,7 +1,8 @@
 """torchrec's sharding classes with ids in place of row numbers.
 
-A mix-in puts the host dist where torchrec has its input dist and the engine where it has its lookup;
-how tables are laid out over the ranks and how results return stays with the class it is mixed into.
+A mix-in puts the host dist where torchrec has its input dist and the engine where it has its
+lookup; how tables are laid out over the ranks and how results return stays with the class it is
+mixed into.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class HashShardingMixin:
     def create_input_dist(self, device: torch.device | None = None) -> HostDist:
         """What sends ids to their owners and maps them."""
         tables = self._tables()
-        is_mean = [t.pooling == PoolingType.MEAN for t in tables for _ in t.feature_names]
+        configs = [self._rows_by_name[table.name].config for table in tables]
+        is_mean = [c.pooling == PoolingType.MEAN for c in configs for _ in c.feature_names]
         return HostDist(
             HostDistConfig(
                 group=self._host,

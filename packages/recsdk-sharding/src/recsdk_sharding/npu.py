@@ -1,0 +1,117 @@
+"""What torchrec has to be told for models on an Ascend NPU (device type "npu").
+
+torchrec plans for "cpu", "cuda" and "mtia" only, and takes arguments that do not go with hybrid
+sharding. Importing the package therefore adapts three of its functions, for device type npu only:
+`Topology(compute_device="npu")` plans as for cuda, the plan's placements then name npu devices, and
+`DistributedModelParallel` checks its arguments.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner import planners
+from torchrec.distributed.planner.types import Topology
+from torchrec.distributed.types import ShardingPlan
+
+from recsdk_sharding.sharders import are_hybrid_sharders
+
+__all__ = ["adapt_torchrec", "check_npu_arguments"]
+
+_DEVICE = "npu"
+_PLANNED_AS = "cuda"
+_MARK = "_recsdk_compute_device"
+
+# Arguments of DistributedModelParallel that have one possible value on npu.
+_FIXED: Mapping[str, Any] = {
+    "env": None,
+    "init_data_parallel": True,
+    "init_parameters": True,
+    "data_parallel_wrapper": None,
+    "model_tracker_configs": None,
+}
+
+
+def check_npu_arguments(arguments: Mapping[str, Any]) -> None:
+    """Raises ValueError if arguments of DistributedModelParallel do not go with device type npu.
+
+    Allowed are the defaults of `env`, `init_data_parallel`, `init_parameters`,
+    `data_parallel_wrapper` and `model_tracker_configs`, and the sharders of
+    `get_default_hybrid_sharders`.
+    """
+    for name, value in _FIXED.items():
+        got = arguments.get(name, value)
+        if got is not value:
+            raise ValueError(
+                f"DistributedModelParallel on npu: {name} must be {value!r}, got {got!r}; "
+                "leave it out"
+            )
+    sharders = arguments.get("sharders")
+    if not are_hybrid_sharders(sharders):
+        kinds = None if sharders is None else [type(sharder).__name__ for sharder in sharders]
+        raise ValueError(
+            "DistributedModelParallel on npu: sharders must be those of "
+            f"recsdk_sharding.get_default_hybrid_sharders(host_env=...), got {kinds}"
+        )
+
+
+def adapt_torchrec() -> None:
+    """Adapts torchrec to device type npu; other device types are left as they were."""
+    DistributedModelParallel.__init__ = _checking(DistributedModelParallel.__init__)
+    Topology.__init__ = _planning_as_cuda(Topology.__init__)
+    planners.to_sharding_plan = _placing_on_npu(planners.to_sharding_plan)
+
+
+def _checking(construct: Any) -> Any:
+    signature = inspect.signature(construct)
+
+    @functools.wraps(construct)
+    def checked(*args: Any, **kwargs: Any) -> None:
+        arguments = signature.bind(*args, **kwargs).arguments
+        if _type_of(arguments.get("device")) == _DEVICE:
+            check_npu_arguments(arguments)
+        construct(*args, **kwargs)
+
+    return checked
+
+
+def _type_of(device: torch.device | str | None) -> str | None:
+    if device is None:
+        return None
+    return device.type if isinstance(device, torch.device) else str(device).partition(":")[0]
+
+
+def _planning_as_cuda(construct: Any) -> Any:
+    @functools.wraps(construct)
+    def adapted(self: Any, world_size: int, compute_device: str, *args: Any, **kwargs: Any) -> None:
+        planned_as = _PLANNED_AS if compute_device == _DEVICE else compute_device
+        construct(self, world_size, planned_as, *args, **kwargs)
+        setattr(self, _MARK, compute_device)
+
+    return adapted
+
+
+def _placing_on_npu(to_sharding_plan: Any) -> Any:
+    @functools.wraps(to_sharding_plan)
+    def adapted(sharding_options: Sequence[Any], topology: Any) -> ShardingPlan:
+        plan: ShardingPlan = to_sharding_plan(sharding_options, topology)
+        if getattr(topology, _MARK, None) == _DEVICE:
+            for module in plan.plan.values():
+                for parameter in module.values():
+                    _move_shards(parameter)
+        return plan
+
+    return adapted
+
+
+def _move_shards(parameter: Any) -> None:
+    """Rewrites the placements of a planned parameter."""
+    if parameter.sharding_spec is not None:
+        for shard in parameter.sharding_spec.shards:
+            moved = str(shard.placement).replace(_PLANNED_AS, _DEVICE)
+            shard.placement = type(shard.placement)(moved)

@@ -1,0 +1,121 @@
+"""Processes that run a function on every rank of a world, for many tests after one another.
+
+Importing torchrec costs seconds, so the processes are started once. Shape letter: W ranks.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+SECONDS_PER_CALL = 120
+GROUP_TIMEOUT = timedelta(seconds=60)
+
+
+class RankError(AssertionError):
+    """A function raised on some rank; has that rank's traceback."""
+
+
+class RankPool:
+    """W processes at most, each a rank of the worlds that are asked for."""
+
+    def __init__(self, most_ranks: int) -> None:
+        self._most_ranks = most_ranks
+        self._folder = tempfile.TemporaryDirectory()
+        self._num_worlds = 0
+        self._world: tuple[int, str] | None = None
+        self._workers: list[tuple[Any, Connection]] = []
+
+    def run(self, world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """What `function(*args)` returns on each rank of a world of that size, with gloo set up.
+
+        Raises RankError if it raised on any rank. The function must be importable.
+        """
+        if not self._workers:
+            self._workers = [_start(rank) for rank in range(self._most_ranks)]
+            # torchrec keeps some state per process that must be made by all ranks together.
+            self.run(self._most_ranks, _warm_up)
+        if self._world is None or self._world[0] != world_size:
+            self._num_worlds += 1
+            self._world = (world_size, str(Path(self._folder.name, f"world_{self._num_worlds}")))
+        members = self._workers[:world_size]
+        for _, pipe in members:
+            pipe.send((self._world, function, args))
+        replies = [_reply_of(pipe, rank) for rank, (_, pipe) in enumerate(members)]
+        errors = [f"rank {r}: {text}" for r, (ok, text) in enumerate(replies) if not ok]
+        if errors:
+            self.close()
+            raise RankError("\n".join(errors))
+        return [value for _, value in replies]
+
+    def close(self) -> None:
+        """Ends the processes; the next `run` starts new ones."""
+        for process, pipe in self._workers:
+            pipe.close()
+            process.kill()
+            process.join()
+        self._workers = []
+        self._world = None
+
+
+def _start(rank: int) -> tuple[Any, Connection]:
+    context = multiprocessing.get_context("spawn")
+    pipe, their_pipe = context.Pipe()
+    process = context.Process(target=_serve, args=(rank, their_pipe), daemon=True)
+    process.start()
+    their_pipe.close()
+    return process, pipe
+
+
+def _reply_of(pipe: Connection, rank: int) -> tuple[bool, Any]:
+    if not pipe.poll(SECONDS_PER_CALL):
+        return False, f"no answer within {SECONDS_PER_CALL} s"
+    try:
+        return pipe.recv()
+    except EOFError:
+        return False, "the process died"
+
+
+def _serve(rank: int, pipe: Connection) -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import torch
+
+    torch.set_num_threads(1)
+    current = None
+    while True:
+        try:
+            world, function, args = pipe.recv()
+        except EOFError:
+            return
+        try:
+            if world != current:
+                _enter(rank, world, was_in_one=current is not None)
+                current = world
+            pipe.send((True, function(*args)))
+        except BaseException:
+            pipe.send((False, traceback.format_exc()))
+
+
+def _warm_up() -> None:
+    import torch.distributed as dist
+    from torchrec.distributed.collective_utils import init_collective_validation
+
+    init_collective_validation(dist.GroupMember.WORLD)
+
+
+def _enter(rank: int, world: tuple[int, str], was_in_one: bool) -> None:
+    import torch.distributed as dist
+
+    if was_in_one:
+        dist.destroy_process_group()
+    size, path = world
+    dist.init_process_group(
+        "gloo", init_method=f"file://{path}", rank=rank, world_size=size, timeout=GROUP_TIMEOUT
+    )

@@ -1,0 +1,248 @@
+"""Models, plans and batches that the tests train with, the same on every rank and in any world.
+
+Shape letters: B batch, W ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import recsdk_core
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.types import ShardingEnv
+from torchrec.modules.embedding_configs import PoolingType
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.streamable import Pipelineable
+
+from recsdk_sharding import (
+    HashEmbeddingBagCollection,
+    HashEmbeddingBagConfig,
+    get_default_hybrid_sharders,
+)
+
+logging.getLogger("torchrec").setLevel(logging.ERROR)
+
+EDGE_KEYS = [0, 1, -1, 2**63 - 1, -(2**63), 2**62, -(2**62), 2**32, -(2**31)]
+FEATURES = ("shared", "user", "ad", "genre")
+
+
+def tables(**options: Any) -> list[HashEmbeddingBagConfig]:
+    """Tables of mixed widths: two features of one table, one feature of two, sum and mean."""
+    user = HashEmbeddingBagConfig(
+        name="user", embedding_dim=8, num_embeddings=64, feature_names=["user", "ad"], **options
+    )
+    genre = HashEmbeddingBagConfig(
+        name="genre",
+        embedding_dim=3,
+        num_embeddings=100,
+        feature_names=["genre", "shared"],
+        pooling=PoolingType.MEAN,
+        seed=7,
+        **options,
+    )
+    shared = HashEmbeddingBagConfig(
+        name="other", embedding_dim=5, num_embeddings=10, feature_names=["shared"], **options
+    )
+    return [user, genre, shared]
+
+
+@dataclass
+class Batch(Pipelineable):
+    """One rank's samples."""
+
+    sparse: KeyedJaggedTensor
+    dense: torch.Tensor
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
+        return Batch(self.sparse.to(device, non_blocking), self.dense.to(device))
+
+    def pin_memory(self) -> Batch:
+        return self
+
+    def record_stream(self, stream: Any) -> None:
+        pass
+
+
+def make_batch(
+    seed: int, size: int, *, weighted: bool = False, empty: Sequence[str] = ()
+) -> Batch:
+    """A batch of `size` samples; repeated, edge and random keys, empty bags; some features empty."""
+    rng = np.random.default_rng(seed)
+    common = np.array(EDGE_KEYS + rng.integers(-(2**63), 2**63 - 1, 20).tolist())
+    lengths = rng.integers(0, 5, (len(FEATURES), size))
+    for name in empty:
+        lengths[FEATURES.index(name)] = 0
+    values = rng.choice(common, int(lengths.sum()))
+    weights = torch.from_numpy(rng.uniform(-1, 2, len(values)).astype(np.float32))
+    sparse = KeyedJaggedTensor(
+        keys=list(FEATURES),
+        values=torch.from_numpy(values),
+        lengths=torch.from_numpy(lengths.reshape(-1)),
+        weights=weights if weighted else None,
+    )
+    return Batch(sparse, torch.from_numpy(rng.normal(size=(size, 2)).astype(np.float32)))
+
+
+Bags = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+
+
+def features_of(batch: Batch) -> dict[str, Bags]:
+    """(lengths, keys, weights) of each feature; torchrec's own `to_dict` fails on empty batches."""
+    sparse = batch.sparse
+    lengths = sparse.lengths().view(len(FEATURES), -1)
+    counts = lengths.sum(1).tolist()
+    weights = sparse.weights_or_none()
+    split_weights = [None] * len(FEATURES) if weights is None else weights.split(counts)
+    parts = zip(lengths, sparse.values().split(counts), split_weights, strict=True)
+    return dict(zip(FEATURES, parts, strict=True))
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """The batches of all ranks as one, rank after rank."""
+    parts = [features_of(batch) for batch in batches]
+    lengths, values, weights = zip(*(d[name] for name in FEATURES for d in parts), strict=True)
+    sparse = KeyedJaggedTensor(
+        keys=list(FEATURES),
+        values=torch.cat(values),
+        lengths=torch.cat(lengths),
+        weights=None if weights[0] is None else torch.cat(weights),
+    )
+    return Batch(sparse, torch.cat([batch.dense for batch in batches]))
+
+
+class Model(nn.Module):
+    """A small model; returns (loss, output (B,)). An empty batch has loss 0."""
+
+    def __init__(
+        self,
+        configs: list[HashEmbeddingBagConfig],
+        device: torch.device,
+        *,
+        is_weighted: bool = False,
+    ) -> None:
+        super().__init__()
+        self.ebc = HashEmbeddingBagCollection(configs, is_weighted=is_weighted, device=device)
+        width = sum(c.embedding_dim * len(c.feature_names) for c in configs)
+        with torch.random.fork_rng():
+            torch.manual_seed(5)
+            self.over = nn.Sequential(nn.Linear(width + 2, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        pooled = self.ebc(batch.sparse).values()
+        out = self.over(torch.cat([pooled, batch.dense], dim=1)).squeeze(1)
+        return loss_of(out), out
+
+
+def loss_of(out_B: torch.Tensor) -> torch.Tensor:
+    """The mean loss of one rank's samples; 0 if there are none."""
+    return ((out_B - 1) ** 2).sum() / max(len(out_B), 1)
+
+
+@dataclass
+class Setup:
+    """How a model is trained."""
+
+    optimizer: type = torch.optim.SGD
+    arguments: dict[str, Any] = field(default_factory=lambda: {"lr": 0.1})
+    dense_lr: float = 0.05
+    weighted: bool = False
+    rank_rule: str = "virtual_shard"
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def new_model(setup: Setup, device: str) -> Model:
+    """The unsharded model with its optimizer applied."""
+    from torch.distributed.optim import _apply_optimizer_in_backward
+
+    model = Model(tables(**setup.options), torch.device(device), is_weighted=setup.weighted)
+    _apply_optimizer_in_backward(setup.optimizer, model.ebc.parameters(), dict(setup.arguments))
+    return model
+
+
+_host_groups: dict[Any, Any] = {}
+
+
+def host_env() -> ShardingEnv:
+    """This rank's host environment; one host group for each world."""
+    world = dist.GroupMember.WORLD
+    if world not in _host_groups:
+        _host_groups.clear()
+        _host_groups[world] = dist.new_group(backend="gloo")
+    group = _host_groups[world]
+    return ShardingEnv(world_size=dist.get_world_size(), rank=dist.get_rank(), pg=group)
+
+
+def shard(
+    model: nn.Module, setup: Setup | None = None, *, constrained: bool = True
+) -> DistributedModelParallel:
+    """Shards a model through the stock planner."""
+    setup = setup or Setup()
+    sharders = get_default_hybrid_sharders(host_env=host_env(), rank_rule=setup.rank_rule)
+    names = [config.name for config in model.ebc.embedding_bag_configs()]
+    row_wise = ParameterConstraints(sharding_types=["row_wise"], compute_kernels=["fused"])
+    planner = EmbeddingShardingPlanner(
+        topology=Topology(world_size=dist.get_world_size(), compute_device="cpu"),
+        constraints={name: row_wise for name in names} if constrained else None,
+    )
+    plan = planner.collective_plan(model, sharders, dist.GroupMember.WORLD)
+    return DistributedModelParallel(
+        model, device=torch.device("cpu"), plan=plan, sharders=sharders
+    )
+
+
+def optimizer_of(model: DistributedModelParallel, lr: float) -> CombinedOptimizer:
+    """The fused optimizers of the tables and SGD for the dense part."""
+    dense = dict(in_backward_optimizer_filter(model.named_parameters()))
+    wrapper = KeyedOptimizerWrapper(dense, lambda params: torch.optim.SGD(params, lr=lr))
+    return CombinedOptimizer([model.fused_optimizer, wrapper])
+
+
+Rows = dict[str, dict[int, tuple[np.ndarray, dict[str, np.ndarray]]]]
+
+
+def rows_of(tables: dict[str, recsdk_core.Table]) -> Rows:
+    """Weights and optimizer state by table and key."""
+    found: Rows = {}
+    for name, table in tables.items():
+        found[name] = {}
+        for batch in table.export():
+            for index, key in enumerate(batch.keys.tolist()):
+                state = {field: value[index] for field, value in batch.state.items()}
+                found[name][key] = (batch.weights[index], state)
+    return found
+
+
+def merged(parts: Sequence[Rows]) -> Rows:
+    """The rows of all ranks; each key must be on one rank only."""
+    whole: Rows = {}
+    for part in parts:
+        for name, rows in part.items():
+            target = whole.setdefault(name, {})
+            assert not set(target) & set(rows), "a key has rows on two ranks"
+            target.update(rows)
+    return whole
+
+
+def dense_of(model: nn.Module) -> dict[str, np.ndarray]:
+    """The dense weights by name."""
+    return {
+        name.rpartition("over.")[2]: parameter.detach().numpy().copy()
+        for name, parameter in model.named_parameters()
+        if "over." in name
+    }
+
+
+def unwrapped(model: DistributedModelParallel) -> Model:
+    """The model inside DistributedModelParallel and DistributedDataParallel."""
+    return model.module
