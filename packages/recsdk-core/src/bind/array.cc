@@ -281,9 +281,9 @@ Array matrix(nb::handle object, const char* name, std::int64_t bags, std::int64_
   require_rank(array, 2, "(bags, columns)");
   if (array.shape[0] < bags || column < 0 || column + width > array.shape[1])
     throw_too_small(array, bags, column, width);
-  if (!array.is_aligned || (array.shape[1] > 1 && array.strides[1] != 1) ||
-      (array.shape[0] > 1 && array.strides[0] < array.shape[1]))
-    throw_not_contiguous(array);
+  const bool is_dense = array.size() == 0 || ((array.shape[1] == 1 || array.strides[1] == 1) &&
+                                              row_stride(array) >= array.shape[1]);
+  if (!array.is_aligned || !is_dense) throw_not_contiguous(array);
   return array;
 }
 

@@ -41,23 +41,21 @@ def load_table(
     table: Table,
     state_dict: Mapping[str, Any],
     prefix: str,
-    strict: bool,
     missing_keys: list[str],
     unexpected_keys: list[str],
     error_msgs: list[str],
 ) -> None:
     """Replaces the table's rows by those of `state_dict`, or notes why not and changes nothing.
 
-    Without optimizer state (`strict=False`) it is made fresh.
+    Optimizer state that is not there is made fresh, and its names are noted as missing, which
+    `load_state_dict` raises for unless it is told `strict=False`.
     """
     given = {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
     shapes = {"keys": (), "weight": (table.dim,), "update_count": None}
     shapes.update({f"state.{name}": (width,) for name, width in table.state_fields})
-    missing = [prefix + name for name in shapes if name not in given]
-    missing_keys.extend(missing)
-    if strict:
-        unexpected_keys.extend(prefix + name for name in given if name not in shapes)
-    if missing and (strict or not {"keys", "weight"} <= set(given)):
+    missing_keys.extend(prefix + name for name in shapes if name not in given)
+    unexpected_keys.extend(prefix + name for name in given if name not in shapes)
+    if not {"keys", "weight"} <= set(given):
         return
     problems = _problems(table, given, shapes)
     if problems:

@@ -80,9 +80,7 @@ class _TableModule(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        load_table(
-            self.table, state_dict, prefix, strict, missing_keys, unexpected_keys, error_msgs
-        )
+        load_table(self.table, state_dict, prefix, missing_keys, unexpected_keys, error_msgs)
 
     def extra_repr(self) -> str:
         return repr(self.table)

@@ -1,0 +1,61 @@
+"""Under DistributedDataParallel: one rank works, more than one is refused.
+
+Run as a script, this file is one of the ranks.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from recsdk_core.nn import HashEmbedding
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = HashEmbedding(2)
+        self.dense = nn.Linear(2, 1)
+
+    def forward(self, keys: torch.Tensor) -> torch.Tensor:
+        return self.dense(self.embedding(keys))  # type: ignore[no-any-return]
+
+
+def run_rank(rank: int, world_size: int, store: str) -> None:
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size
+    )
+    try:
+        model = DistributedDataParallel(Model())
+        if world_size == 1:
+            for _ in range(3):
+                model(torch.arange(4)).sum().backward()
+            assert model.module.embedding.table.update_count == 3
+            grad = model.module.embedding.weight.grad  # the wrapper makes an empty one
+            assert grad is None or grad.numel() == 0
+            return
+        with pytest.raises(RuntimeError, match="DistributedDataParallel with 2 ranks"):
+            model(torch.arange(4))
+        model.module(torch.arange(4)).sum().backward()  # without the wrapper: as on one rank
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_ddp(world_size: int, tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    ranks = [
+        subprocess.Popen([sys.executable, __file__, str(rank), str(world_size), store])
+        for rank in range(world_size)
+    ]
+    assert [rank.wait(timeout=120) for rank in ranks] == [0] * world_size
+
+
+if __name__ == "__main__":
+    run_rank(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

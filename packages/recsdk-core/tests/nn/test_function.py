@@ -1,0 +1,223 @@
+"""pool_features and gather_features: one node over many tables."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from recsdk_core import Table, init, map_tables, optim
+from recsdk_core.nn import FeatureBags, TableBags, gather_features, pool_features
+
+KEYS = torch.tensor([5, -5, 5, 7])
+OFFSETS = torch.tensor([0, 2, 2, 4])
+
+
+def make_table(dim: int, name: str = "table") -> Table:
+    return Table(dim, name=name, optimizer=optim.SGD(lr=1.0), initializer=init.Constant(value=1.0))
+
+
+def make_anchor(dim: int = 1) -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.empty(0, dim))
+
+
+def feature_of(table: Table, keys: torch.Tensor = KEYS, **kwargs: object) -> FeatureBags:
+    rows, outcomes = table.map(keys, True)
+    return FeatureBags(rows=rows, outcomes=outcomes, **kwargs)  # type: ignore[arg-type]
+
+
+def pooled_entry(table: Table, column: int = 0, **kwargs: object) -> TableBags:
+    feature = feature_of(table, offsets=OFFSETS, column=column, **kwargs)
+    return TableBags(table=table, features=[feature], lease=table.lease())
+
+
+def test_many_tables_of_mixed_widths_fill_their_columns() -> None:
+    narrow, wide = make_table(2, "narrow"), make_table(3, "wide")
+    anchor = make_anchor()
+    out = pool_features([pooled_entry(wide, 2), pooled_entry(narrow, 0)], 3, 5, anchor)
+    assert out.tolist() == [[2.0] * 5, [0.0] * 5, [2.0] * 5]
+    out.sum().backward()
+    assert anchor.grad is None
+    for table in (narrow, wide):
+        assert table.update_count == 1
+        assert table.lookup(KEYS)[:, 0].tolist() == [-1.0, 0.0, -1.0, 0.0]
+
+
+def test_columns_that_no_feature_fills_are_zero() -> None:
+    out = pool_features([pooled_entry(make_table(2), column=1)], 4, 4, make_anchor())
+    assert out[:3].tolist() == [[0.0, 2.0, 2.0, 0.0], [0.0] * 4, [0.0, 2.0, 2.0, 0.0]]
+    assert out[3].tolist() == [0.0] * 4
+
+
+def test_all_features_of_a_table_make_one_update() -> None:
+    table = Table(1, optimizer=optim.Adagrad(lr=1.0), initializer=init.Constant(value=0.0))
+    features = [feature_of(table, column=0), feature_of(table, torch.tensor([5]), column=1)]
+    entry = TableBags(table=table, features=features)
+    pool_features([entry], 4, 2, make_anchor()).sum().backward()
+    [batch] = table.export()
+    assert table.update_count == 1
+    assert dict(zip(batch.keys.tolist(), batch.state["sum"][:, 0].tolist(), strict=True)) == {
+        5: 9.0,
+        -5: 1.0,
+        7: 1.0,
+    }
+
+
+def test_gather_concatenates_features_in_order() -> None:
+    first, second = make_table(2, "first"), make_table(2, "second")
+    second.upsert(torch.tensor([9]), torch.full((1, 2), 3.0))
+    entries = [
+        TableBags(table=first, features=[feature_of(first), feature_of(first, KEYS[:1])]),
+        TableBags(table=second, features=[feature_of(second, torch.tensor([9]))]),
+    ]
+    out = gather_features(entries, make_anchor(2))
+    assert out.shape == (6, 2)
+    assert out[:, 0].tolist() == [1.0, 1.0, 1.0, 1.0, 1.0, 3.0]
+    out[4:].sum().backward()
+    assert first.lookup(KEYS)[:, 0].tolist() == [0.0, 1.0, 0.0, 1.0]
+    assert second.lookup(torch.tensor([9])).tolist() == [[2.0, 2.0]]
+
+
+def test_gather_refuses_mixed_widths() -> None:
+    entries = [
+        TableBags(table=table, features=[feature_of(table)])
+        for table in (make_table(2, "a"), make_table(3, "b"))
+    ]
+    with pytest.raises(ValueError, match=r"one width, got \[2, 3\]"):
+        gather_features(entries, make_anchor())
+
+
+def test_empty_input_gives_empty_output_and_advances_the_update_count() -> None:
+    table = make_table(3)
+    feature = feature_of(table, torch.empty(0, dtype=torch.int64))
+    out = gather_features([TableBags(table=table, features=[feature])], make_anchor(3))
+    assert out.shape == (0, 3)
+    out.sum().backward()
+    assert table.update_count == 1
+
+
+def test_no_bags() -> None:
+    table = make_table(3)
+    empty = torch.empty(0, dtype=torch.int64)
+    feature = feature_of(table, empty, offsets=torch.tensor([0]))
+    out = pool_features([TableBags(table=table, features=[feature])], 0, 3, make_anchor())
+    assert out.shape == (0, 3)
+
+
+def test_a_second_backward_raises_and_changes_nothing() -> None:
+    table = make_table(2)
+    out = pool_features([pooled_entry(table)], 3, 2, make_anchor())
+    out.sum().backward(retain_graph=True)
+    trained = table.lookup(KEYS)
+    with pytest.raises(RuntimeError, match="run forward again"):
+        out.sum().backward()
+    assert torch.equal(table.lookup(KEYS), trained)
+    assert table.update_count == 1
+
+
+@pytest.mark.parametrize("grad_mode", [True, False])
+def test_without_gradients_the_lease_ends_at_once(grad_mode: bool) -> None:
+    entry = pooled_entry(make_table(2))
+    with torch.set_grad_enabled(grad_mode):
+        out = pool_features([entry], 3, 2, make_anchor().requires_grad_(not grad_mode))
+    assert not out.requires_grad
+    assert entry.lease is not None
+    assert entry.lease.is_released
+
+
+def test_the_lease_ends_after_backward() -> None:
+    entry = pooled_entry(make_table(2))
+    out = pool_features([entry], 3, 2, make_anchor())
+    assert entry.lease is not None
+    assert not entry.lease.is_released
+    out.sum().backward()
+    assert entry.lease.is_released
+
+
+def test_a_forward_without_backward_leaks_no_lease() -> None:
+    table = make_table(1)
+    lease = table.lease(step=1)
+    rows, outcomes = table.map(KEYS, True, lease=lease)
+    features = [FeatureBags(rows=rows, outcomes=outcomes)]
+    entry = TableBags(table=table, features=features, lease=lease)
+    out = gather_features([entry], make_anchor())
+    del lease, entry
+    gc.collect()
+    assert len(table) == 0
+    del out
+    gc.collect()
+    assert len(table) == 3
+
+
+def test_a_failing_update_ends_the_leases_and_changes_nothing() -> None:
+    table = Table(1, optimizer=optim.SGD(lr=1.0), on_nonfinite="raise")
+    entry = pooled_entry(table)
+    before = table.lookup(KEYS)
+    out = pool_features([entry], 3, 1, make_anchor())
+    with pytest.raises(RuntimeError, match="finite"):
+        out.backward(torch.full((3, 1), float("nan")))
+    assert torch.equal(table.lookup(KEYS), before)
+    assert entry.lease is not None
+    assert entry.lease.is_released
+
+
+@pytest.mark.parametrize("pooling", ["sum", "mean"])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_gradients_of_weights(pooling: str, frozen: bool) -> None:
+    """As torch computes them, with the table trained and with it frozen."""
+    table = Table(4, initializer=init.Normal())
+    weights = torch.tensor([0.5, -1.0, 2.0, 0.25], requires_grad=True)
+    entry = pooled_entry(table, weights=weights, pooling=pooling)
+    rows_ND, upstream = table.lookup(KEYS), torch.randn(3, 4)
+    anchor = make_anchor().requires_grad_(not frozen)
+    pool_features([entry], 3, 4, anchor).backward(upstream)
+
+    expected = weights.detach().clone().requires_grad_()
+    bag_N = torch.tensor([0, 0, 2, 2])
+    pooled = torch.zeros(3, 4).index_add(0, bag_N, expected[:, None] * rows_ND)
+    if pooling == "mean":
+        pooled = pooled / torch.ones(3).index_put((bag_N,), torch.tensor(0.0)).index_add(
+            0, bag_N, expected
+        )[:, None]
+    pooled.backward(upstream)
+    torch.testing.assert_close(weights.grad, expected.grad)
+    assert table.update_count == (0 if frozen else 1)
+    assert torch.equal(table.lookup(KEYS), rows_ND) == frozen
+
+
+def test_a_mean_over_weights_of_sum_zero_is_zero_with_gradient_zero() -> None:
+    table = make_table(2)
+    weights = torch.tensor([1.0, -1.0, 1.0, -1.0], requires_grad=True)
+    entry = pooled_entry(table, weights=weights, pooling="mean")
+    out = pool_features([entry], 3, 2, make_anchor())
+    assert out.count_nonzero() == 0
+    out.sum().backward()
+    assert weights.grad is not None
+    assert weights.grad.count_nonzero() == 0
+
+
+def test_an_expanded_gradient() -> None:
+    """sum() sends back one number seen as a matrix."""
+    table = make_table(2)
+    out = pool_features([pooled_entry(table)], 3, 2, make_anchor())
+    (out.sum() * 2).backward()
+    assert table.lookup(torch.tensor([7])).tolist() == [[-1.0, -1.0]]
+
+
+def test_map_tables_feeds_pool_features() -> None:
+    tables = [make_table(2, "a"), make_table(2, "b")]
+    leases = [table.lease(step=1) for table in tables]
+    mapped = map_tables([(table, KEYS) for table in tables], True, leases)
+    entries = [
+        TableBags(
+            table=table,
+            features=[FeatureBags(rows=rows, outcomes=outcomes, offsets=OFFSETS, column=2 * i)],
+            lease=lease,
+        )
+        for i, (table, (rows, outcomes), lease) in enumerate(
+            zip(tables, mapped, leases, strict=True)
+        )
+    ]
+    pool_features(entries, 3, 4, make_anchor()).sum().backward()
+    assert [len(table) for table in tables] == [3, 3]

@@ -1,0 +1,287 @@
+"""HashEmbedding and HashEmbeddingBag as users of torch see them."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from recsdk_core import init, optim
+from recsdk_core.nn import HashEmbedding, HashEmbeddingBag
+
+KEYS = torch.tensor([3, -3, 2**62, 3])
+
+
+def rows_of(module: HashEmbedding | HashEmbeddingBag) -> dict[int, list[float]]:
+    return {
+        key: values
+        for batch in module.table.export()
+        for key, values in zip(batch.keys.tolist(), batch.weights.tolist(), strict=True)
+    }
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (4,), (2, 2), (1, 2, 2), (3, 0)])
+def test_output_has_the_shape_of_the_keys_and_the_width(shape: tuple[int, ...]) -> None:
+    keys = torch.arange(24)[: torch.Size(shape).numel()].reshape(shape)
+    assert HashEmbedding(5)(keys).shape == (*shape, 5)
+
+
+def test_int32_and_non_contiguous_keys() -> None:
+    module = HashEmbedding(2)
+    expected = module(KEYS[::2])
+    assert torch.equal(module(KEYS.reshape(2, 2).T[0]), expected)
+    assert torch.equal(module(torch.tensor([3], dtype=torch.int32)), expected[:1])
+
+
+def test_training_mode_inserts_and_evaluation_mode_does_not() -> None:
+    module = HashEmbedding(2, default_value=0.5, initializer=init.Constant(value=1.0))
+    module.eval()
+    assert module(KEYS).tolist() == [[0.5, 0.5]] * 4
+    assert len(module.table) == 0
+    module.train()
+    with torch.no_grad():
+        assert module(KEYS).tolist() == [[1.0, 1.0]] * 4
+    assert len(module.table) == 3
+
+
+def test_evaluation_is_bit_equal_and_changes_nothing() -> None:
+    module = HashEmbeddingBag(4)
+    module(KEYS.reshape(2, 2)).sum().backward()
+    before = rows_of(module)
+    module.eval()
+    keys = torch.tensor([[3, 100], [200, -3]])
+    first = module(keys)
+    assert torch.equal(module(keys), first)
+    assert rows_of(module) == before
+    assert module.table.update_count == 1
+
+
+def test_a_backward_in_evaluation_mode_trains_the_rows_that_were_found() -> None:
+    module = HashEmbedding(1, optimizer=optim.SGD(lr=1.0), initializer=init.Constant(value=0.0))
+    module(torch.tensor([3]))
+    module.eval()
+    module(torch.tensor([3, 4])).sum().backward()
+    assert rows_of(module) == {3: [-1.0]}
+
+
+def test_a_frozen_module_inserts_but_does_not_train() -> None:
+    module = HashEmbedding(2)
+    module.weight.requires_grad_(False)
+    out = module(KEYS)
+    assert not out.requires_grad
+    assert len(module.table) == 3
+
+
+def test_one_update_per_backward() -> None:
+    module = HashEmbedding(2)
+    loss = module(KEYS).sum()
+    assert module.table.update_count == 0
+    loss.backward()
+    assert module.table.update_count == 1
+    with pytest.raises(RuntimeError, match="second time|run forward again"):
+        loss.backward()
+
+
+def test_forwards_without_backward_hold_no_rows_back() -> None:
+    module = HashEmbedding(1)
+    for _ in range(3):
+        module(KEYS)
+    gc.collect()
+    module.table.erase(KEYS)
+    module(KEYS)
+    assert module.table.map(KEYS, False)[0].max() < 3
+
+
+def test_the_parameter_is_an_empty_handle_that_gets_no_gradient() -> None:
+    module = HashEmbedding(3)
+    assert [name for name, _ in module.named_parameters()] == ["weight"]
+    assert module.weight.shape == (0, 3)
+    module(KEYS).sum().backward()
+    assert module.weight.grad is None
+    torch.optim.SGD(module.parameters(), lr=1.0).step()
+
+
+def test_trains_inside_a_model() -> None:
+    torch.manual_seed(0)
+    bag = HashEmbeddingBag(4, optimizer=torch.optim.Adagrad, optimizer_kwargs={"lr": 0.1})
+    model = nn.Sequential(bag, nn.Linear(4, 1))
+    dense = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    keys, target = torch.tensor([[1, -1], [2, -2]]), torch.tensor([[1.0], [-1.0]])
+    losses = []
+    for _ in range(50):
+        dense.zero_grad()
+        loss = nn.functional.mse_loss(model(keys), target)
+        loss.backward()
+        dense.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.01 * losses[0]
+
+
+def test_optimizer_given_as_a_torch_class() -> None:
+    module = HashEmbedding(
+        2, optimizer=torch.optim.Adam, optimizer_kwargs={"lr": 0.5, "betas": (0.5, 0.6)}
+    )
+    assert module.table.optimizer == optim.Adam(lr=0.5, betas=(0.5, 0.6))
+
+
+def test_optimizer_kwargs_need_a_class() -> None:
+    with pytest.raises(ValueError, match="optimizer_kwargs"):
+        HashEmbedding(2, optimizer=optim.SGD(), optimizer_kwargs={"lr": 1.0})
+
+
+def test_weight_gradients_reach_per_sample_weights() -> None:
+    module = HashEmbeddingBag(2, initializer=init.Constant(value=2.0))
+    weights = torch.ones(1, 2, requires_grad=True)
+    module(torch.tensor([[1, 2]]), per_sample_weights=weights).sum().backward()
+    assert weights.grad is not None
+    assert weights.grad.tolist() == [[4.0, 4.0]]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((KEYS,), "together with offsets; got shape .4,. and no offsets"),
+        ((KEYS.reshape(2, 2), torch.tensor([0])), "offsets must be None"),
+        ((KEYS.reshape(1, 2, 2), torch.tensor([0])), "must have shape"),
+        ((KEYS, torch.tensor([0]), torch.ones(3)), "per_sample_weights must have the shape"),
+        ((KEYS, torch.tensor([0, 5])), "offset"),
+        ((KEYS, torch.tensor([1, 2])), "offset"),
+    ],
+)
+def test_bad_bags_raise_and_insert_nothing(args: tuple[Any, ...], message: str) -> None:
+    module = HashEmbeddingBag(2)
+    with pytest.raises(ValueError, match=message):
+        module(*args)
+
+
+def test_bad_mode() -> None:
+    with pytest.raises(ValueError, match="'sum' or 'mean', got 'max'"):
+        HashEmbeddingBag(2, mode="max")  # type: ignore[arg-type]
+
+
+def test_keys_of_a_wrong_dtype() -> None:
+    with pytest.raises(TypeError, match=r"keys must be int64 or uint64.*keys.to\(torch.int64\)"):
+        HashEmbedding(2)(torch.tensor([1.0]))
+
+
+def test_a_batch_may_be_empty() -> None:
+    module = HashEmbeddingBag(3)
+    out = module(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
+    assert out.shape == (0, 3)
+    out.sum().backward()
+    out = module(torch.empty(0, dtype=torch.int64), torch.tensor([0, 0]))
+    assert out.tolist() == [[0.0] * 3] * 2
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle", "torch.save"])
+def test_copies_have_rows_of_their_own(how: str) -> None:
+    module = HashEmbeddingBag(2, mode="mean", optimizer=optim.Adam(), name="copied")
+    module(KEYS.reshape(2, 2)).sum().backward()
+    if how == "deepcopy":
+        copied = copy.deepcopy(module)
+    elif how == "pickle":
+        copied = pickle.loads(pickle.dumps(module))
+    else:
+        buffer = io.BytesIO()
+        torch.save(module, buffer)
+        buffer.seek(0)
+        copied = torch.load(buffer, weights_only=False)
+    assert rows_of(copied) == rows_of(module)
+    before = rows_of(module)
+    for trained in (module, copied):
+        trained(KEYS.reshape(2, 2)).sum().backward()
+    assert rows_of(copied) == rows_of(module) != before
+    assert copied.mode == "mean"
+    assert copied.table.update_count == 2
+
+
+class TestStateDict:
+    def trained(self, optimizer: optim.Optimizer) -> HashEmbedding:
+        module = HashEmbedding(2, optimizer=optimizer)
+        module(KEYS).sum().backward()
+        return module
+
+    @pytest.mark.parametrize(
+        "optimizer",
+        [optim.SGD(), optim.Adagrad(), optim.RowwiseAdagrad(), optim.Adam(bias_correction="row")],
+        ids=lambda optimizer: type(optimizer).__name__,
+    )
+    def test_restores_rows_state_and_update_count(self, optimizer: optim.Optimizer) -> None:
+        module = self.trained(optimizer)
+        restored = HashEmbedding(2, optimizer=optimizer)
+        restored(torch.tensor([99]))
+        restored.load_state_dict(module.state_dict())
+        assert rows_of(restored) == rows_of(module)
+        for trained in (module, restored):
+            trained(KEYS).sum().backward()
+        assert rows_of(restored) == rows_of(module)
+
+    def test_entries(self) -> None:
+        model = nn.ModuleDict({"user": self.trained(optim.Adagrad())})
+        state = model.state_dict()
+        shapes = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in state.items()}
+        assert shapes == {
+            "user.keys": (torch.int64, (3,)),
+            "user.weight": (torch.float32, (3, 2)),
+            "user.state.sum": (torch.float32, (3, 2)),
+            "user.update_count": (torch.int64, ()),
+        }
+        assert state["user.update_count"].item() == 1
+        fresh = nn.ModuleDict({"user": HashEmbedding(2, optimizer=optim.Adagrad())})
+        fresh.load_state_dict(state)
+        assert rows_of(fresh["user"]) == rows_of(model["user"])  # type: ignore[arg-type]
+
+    def test_of_an_empty_module(self) -> None:
+        module = HashEmbedding(2)
+        module.load_state_dict(HashEmbedding(2).state_dict())
+        assert len(module.table) == 0
+
+    def test_missing_and_unexpected_entries(self) -> None:
+        module = self.trained(optim.Adagrad())
+        state = module.state_dict()
+        del state["state.sum"]
+        state["other"] = torch.zeros(1)
+        with pytest.raises(RuntimeError, match=r"(?s)Missing.*state.sum.*Unexpected.*other"):
+            HashEmbedding(2, optimizer=optim.Adagrad()).load_state_dict(state)
+
+    def test_not_strict_makes_missing_state_fresh(self) -> None:
+        module = HashEmbedding(2, optimizer=optim.Adagrad(initial_accumulator_value=0.5))
+        state = self.trained(optim.SGD()).state_dict()
+        result = module.load_state_dict(state, strict=False)
+        assert result.missing_keys == ["state.sum"]
+        [batch] = module.table.export()
+        assert batch.state["sum"].tolist() == [[0.5, 0.5]] * 3
+
+    @pytest.mark.parametrize(
+        ("entry", "value", "message"),
+        [
+            ("weight", torch.zeros(3, 3), r"weight: must have shape .3, 2., got .3, 3."),
+            ("keys", torch.tensor([1, 1, 2]), "keys: must not repeat"),
+            ("state.sum", torch.zeros(2, 2), "state.sum: must have shape"),
+        ],
+    )
+    def test_entries_that_do_not_fit_change_nothing(
+        self, entry: str, value: torch.Tensor, message: str
+    ) -> None:
+        module = self.trained(optim.Adagrad())
+        before = rows_of(module)
+        state = module.state_dict()
+        state[entry] = value
+        with pytest.raises(RuntimeError, match=message):
+            module.load_state_dict(state)
+        assert rows_of(module) == before
+
+    def test_more_rows_than_max_rows(self) -> None:
+        module = HashEmbedding(2, max_rows=2)
+        with pytest.raises(RuntimeError, match="3 rows do not fit into max_rows=2"):
+            module.load_state_dict(self.trained(optim.SGD()).state_dict())
+
+
+def test_repr_names_the_table() -> None:
+    assert "name='user'" in repr(HashEmbedding(2, name="user"))
