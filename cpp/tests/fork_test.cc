@@ -12,7 +12,7 @@
 
 #if defined(__SANITIZE_THREAD__)
 // A child that makes threads is what is tested here.
-extern "C" const char* __tsan_default_options() { return "die_after_fork=0"; }
+extern "C" RECSDK_API const char* __tsan_default_options() { return "die_after_fork=0"; }
 #endif
 
 namespace recsdk::test {
