@@ -1,0 +1,35 @@
+"""Runs a benchmark: prints a table and writes build/bench/NAME.json.
+
+    python tools/bench.py NAME      QUICK=1 in the environment: a subset, under three minutes
+
+Figures depend on the machine and on what else it does: quote ratios, and run nothing beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import platform
+from pathlib import Path
+
+from benchmarks import records
+
+ROOT = Path(__file__).resolve().parent.parent
+NAMES = ("engine",)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name", choices=NAMES)
+    name = parser.parse_args().name
+    quick = os.environ.get("QUICK", "0") not in ("", "0")
+    results = importlib.import_module(f"benchmarks.{name}").run(quick)
+    records.show(f"{name}, {platform.machine()}, {os.cpu_count()} processors", results)
+    path = ROOT / "build" / "bench" / f"{name}.json"
+    records.write(path, results)
+    print(f"written to {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

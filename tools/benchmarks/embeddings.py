@@ -1,0 +1,270 @@
+"""Lookups and updates from Python: recsdk_core.Table beside pandas, torch and fbgemm.
+
+    python -m benchmarks.embeddings [--quick]
+
+Prints one JSON object per operation on a line of its own, as maps_bench does. Peers that do not
+hash get row indexes that are dense already. Every result is compared with a peer's.
+
+Shape letters: N keys, B bags, D row width.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import recsdk_core as rc
+import torch
+from benchmarks.records import race, record_of
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+
+NUM_BAGS = 8192
+MEAN_LENGTH = 10
+LEARNING_RATE = 0.01
+EPS = 1e-8
+SEED = 1
+
+
+@dataclass(kw_only=True)
+class Batch:
+    """One batch of bags: raw keys, and the dense indexes that the peers get."""
+
+    indexes_N: torch.Tensor
+    keys_N: torch.Tensor
+    offsets: torch.Tensor
+    grad_BD: torch.Tensor
+
+
+@dataclass(kw_only=True)
+class Workload:
+    """A table of `num_rows` rows, and batches over it."""
+
+    name: str
+    num_rows: int
+    dim: int
+    keys: np.ndarray
+    batches: list[Batch]
+
+
+def scramble(x: np.ndarray) -> np.ndarray:
+    """A bijection of 64-bit numbers: SplitMix64's finalizer."""
+    x = x.astype(np.uint64)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (x ^ (x >> np.uint64(31))).astype(np.int64)
+
+
+def make_workload(num_rows: int, dim: int, distribution: str, num_batches: int = 4) -> Workload:
+    random = np.random.default_rng(SEED)
+    keys = scramble(np.arange(1, num_rows + 1))
+    batches = []
+    for _ in range(num_batches):
+        lengths = random.poisson(MEAN_LENGTH, NUM_BAGS)
+        indexes = draw_indexes(random, num_rows, int(lengths.sum()), distribution)
+        batches.append(
+            Batch(
+                indexes_N=torch.from_numpy(indexes),
+                keys_N=torch.from_numpy(keys[indexes]),
+                offsets=torch.from_numpy(np.concatenate([[0], lengths.cumsum()])),
+                grad_BD=torch.from_numpy(random.normal(size=(NUM_BAGS, dim)).astype(np.float32)),
+            )
+        )
+    name = f"{distribution}_{num_rows:.0e}_dim{dim}".replace("e+0", "e")
+    return Workload(name=name, num_rows=num_rows, dim=dim, keys=keys, batches=batches)
+
+
+def draw_indexes(
+    random: np.random.Generator, num_rows: int, count: int, distribution: str
+) -> np.ndarray:
+    if distribution == "uniform":
+        return random.integers(0, num_rows, count)
+    exponent = 1.05  # of the power law; ranks by the inverse of the continuous distribution function
+    top = float(num_rows) ** (1 - exponent)
+    ranks = (1 + random.random(count) * (top - 1)) ** (1 / (1 - exponent))
+    scattered = scramble(np.minimum(ranks.astype(np.int64), num_rows)).view(np.uint64)
+    return (scattered % np.uint64(num_rows)).astype(np.int64)
+
+
+def emit(workload: str, op: str, unit: str, samples: dict[str, list[float]], **errors: str) -> None:
+    record = record_of(workload, op, unit, "recsdk", samples)
+    contestants = {
+        name: [record.ours if name == "recsdk" else record.peers[name], *record.spread[name]]
+        for name in samples
+    }
+    line = {"workload": workload, "op": op, "unit": unit, "contestants": contestants}
+    print(json.dumps({**line, "errors": errors}), flush=True)
+
+
+def filled_table(workload: Workload, weights: torch.Tensor, optimizer: rc.optim.Optimizer) -> rc.Table:
+    table = rc.Table(workload.dim, name="bench", optimizer=optimizer, num_threads=1)
+    for begin in range(0, workload.num_rows, 1 << 16):
+        end = begin + (1 << 16)
+        table.upsert(torch.from_numpy(workload.keys[begin:end]), weights[begin:end])
+    return table
+
+
+def tbe(workload: Workload, weights: torch.Tensor, optimizer: EmbOptimType) -> torch.nn.Module:
+    module = SplitTableBatchedEmbeddingBagsCodegen(
+        [(workload.num_rows, workload.dim, EmbeddingLocation.HOST, ComputeDevice.CPU)],
+        optimizer=optimizer,
+        learning_rate=LEARNING_RATE,
+        eps=EPS,
+    )
+    module.split_embedding_weights()[0].copy_(weights)
+    return module
+
+
+def check_close(what: str, ours: torch.Tensor, peer: torch.Tensor) -> None:
+    if not torch.allclose(ours, peer, rtol=1e-4, atol=1e-5):
+        raise SystemExit(f"{what}: results differ by up to {(ours - peer).abs().max().item()}")
+
+
+def cycle(batches: list[Batch], run: Callable[[Batch], object]) -> Callable[[], object]:
+    """A contestant that takes the next batch in every turn."""
+    position = iter(range(1 << 30))
+    return lambda: run(batches[next(position) % len(batches)])
+
+
+def forward(workload: Workload, repetitions: int) -> None:
+    weights = torch.randn(workload.num_rows, workload.dim)
+    table = filled_table(workload, weights, rc.optim.SGD(lr=LEARNING_RATE))
+    peer_tbe = tbe(workload, weights, EmbOptimType.EXACT_SGD)
+    peer_bag = torch.nn.EmbeddingBag(
+        workload.num_rows, workload.dim, mode="sum", include_last_offset=True, sparse=True
+    )
+    peer_bag.weight.data.copy_(weights)
+    mapped = {id(b): rc.Bags(*table.map(b.keys_N, False), b.offsets) for b in workload.batches}
+    first = workload.batches[0]
+    with torch.no_grad():
+        expected = peer_bag(first.indexes_N, first.offsets)
+        check_close("pool", table.pool(first.keys_N, first.offsets), expected)
+        check_close("pool_rows", table.pool_rows(mapped[id(first)]), expected)
+        peers = {
+            "fbgemm TBE": cycle(workload.batches, lambda b: peer_tbe(b.indexes_N, b.offsets)),
+            "nn.EmbeddingBag": cycle(workload.batches, lambda b: peer_bag(b.indexes_N, b.offsets)),
+        }
+        known = cycle(workload.batches, lambda b: table.pool_rows(mapped[id(b)]))
+        raw = cycle(workload.batches, lambda b: table.pool(b.keys_N, b.offsets))
+        emit(workload.name, "forward_known_rows", "ms", race({"recsdk": known, **peers}, repetitions))
+        emit(workload.name, "forward_raw_ids", "ms", race({"recsdk": raw, **peers}, repetitions))
+
+
+def training(workload: Workload, repetitions: int) -> None:
+    """Forward, backward and update, from raw ids; the peers' from dense indexes."""
+    weights = torch.randn(workload.num_rows, workload.dim)
+    adagrad = {"lr": LEARNING_RATE, "eps": EPS}
+    cases = {
+        "sgd": (rc.optim.SGD(lr=LEARNING_RATE), EmbOptimType.EXACT_SGD, torch.optim.SGD),
+        "rowwise_adagrad": (
+            rc.optim.RowwiseAdagrad(**adagrad), EmbOptimType.EXACT_ROWWISE_ADAGRAD, None
+        ),
+        "adagrad": (rc.optim.Adagrad(**adagrad), EmbOptimType.EXACT_ADAGRAD, torch.optim.Adagrad),
+        "adam": (rc.optim.Adam(lr=LEARNING_RATE), None, torch.optim.SparseAdam),
+    }
+    for name, (ours, fbgemm_optimizer, torch_optimizer) in cases.items():
+        steps = {"recsdk": our_step(filled_table(workload, weights, ours))}
+        errors = {}
+        if fbgemm_optimizer is None:
+            errors["fbgemm TBE"] = "ADAM not supported in CPU mode"
+        else:
+            steps["fbgemm TBE"] = tbe_step(tbe(workload, weights, fbgemm_optimizer))
+        if torch_optimizer is not None:
+            steps["torch.optim"] = torch_step(workload, weights, torch_optimizer)
+        contestants = {n: cycle(workload.batches, step) for n, step in steps.items()}
+        emit(workload.name, f"train_{name}", "ms", race(contestants, repetitions), **errors)
+
+
+def our_step(table: rc.Table) -> Callable[[Batch], object]:
+    def step(batch: Batch) -> None:
+        bags = rc.Bags(*table.map(batch.keys_N, True), batch.offsets)
+        table.pool_rows(bags)
+        table.update_rows(bags, batch.grad_BD)
+
+    return step
+
+
+def tbe_step(module: torch.nn.Module) -> Callable[[Batch], object]:
+    return lambda batch: module(batch.indexes_N, batch.offsets).backward(batch.grad_BD)
+
+
+def torch_step(
+    workload: Workload, weights: torch.Tensor, optimizer_class: type[torch.optim.Optimizer]
+) -> Callable[[Batch], object]:
+    bag = torch.nn.EmbeddingBag(
+        workload.num_rows, workload.dim, mode="sum", include_last_offset=True, sparse=True
+    )
+    bag.weight.data.copy_(weights)
+    optimizer = optimizer_class(bag.parameters(), lr=LEARNING_RATE)
+
+    def step(batch: Batch) -> None:
+        optimizer.zero_grad()
+        bag(batch.indexes_N, batch.offsets).backward(batch.grad_BD)
+        optimizer.step()
+
+    return step
+
+
+def mapping(num_keys: int, repetitions: int) -> None:
+    """Raw ids to row numbers, from Python."""
+    random = np.random.default_rng(SEED)
+    keys = scramble(np.arange(1, num_keys + 1))
+    table = rc.Table(1, name="bench", num_threads=1)
+    for begin in range(0, num_keys, 1 << 16):
+        table.map(keys[begin : begin + (1 << 16)], True)
+    index = pd.Index(keys)
+    queries = [keys[random.integers(0, num_keys, 1 << 16)] for _ in range(4)]
+    if not (table.map(queries[0], False)[0] == index.get_indexer(queries[0])).all():
+        raise SystemExit("map: row numbers differ from pandas")
+    position = iter(range(1 << 30))
+    contestants = {
+        "recsdk": lambda: table.map(queries[next(position) % 4], False),
+        "pandas Index.get_indexer": lambda: index.get_indexer(queries[next(position) % 4]),
+    }
+    emit(f"uniform_{num_keys:.0e}".replace("e+0", "e"), "map_65536", "ms", race(contestants, repetitions))
+
+
+def call_overhead(repetitions: int) -> None:
+    """One call with one key: what a call costs beside its work."""
+    calls = 2000
+    table = rc.Table(4, name="bench", num_threads=1)
+    keys = np.array([3], dtype=np.int64)
+    tensor = torch.from_numpy(keys)
+    table.map(keys, True)
+    for kind, argument in (("numpy", keys), ("torch", tensor)):
+        def many(argument: object = argument) -> None:
+            for _ in range(calls):
+                table.map(argument, False)
+
+        samples = race({"recsdk": many}, repetitions)
+        emit("one_key", f"call_{kind}", "us", {"recsdk": [v * 1e3 / calls for v in samples["recsdk"]]})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    quick = parser.parse_args().quick
+    torch.set_num_threads(1)
+    torch.manual_seed(SEED)
+    repetitions = 8 if quick else 16
+    call_overhead(repetitions)
+    sizes = [1_000_000] if quick else [1_000_000, 10_000_000]
+    for num_keys in sizes:
+        mapping(num_keys, repetitions)
+    for num_rows in [200_000] if quick else sizes:
+        for distribution in ("uniform", "zipf1.05"):
+            workload = make_workload(num_rows, 64, distribution)
+            forward(workload, repetitions)
+            training(workload, repetitions)
+
+
+if __name__ == "__main__":
+    main()

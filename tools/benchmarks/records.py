@@ -1,0 +1,107 @@
+"""What a benchmark measures, how contestants take turns, and how results are shown and kept."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+LESS_IS_BETTER = frozenset({"ms", "us", "bytes"})
+
+
+@dataclass(kw_only=True)
+class Record:
+    """One operation on one workload: our figure beside those of the peers, from one run.
+
+    Figures are medians; `spread` holds the quartiles of each contestant. A ratio above 1 means that
+    we are better. A peer that could not run stands in `errors`.
+    """
+
+    workload: str
+    op: str
+    unit: str
+    ours: float
+    peers: dict[str, float] = field(default_factory=dict)
+    ratio: dict[str, float] = field(default_factory=dict)
+    spread: dict[str, tuple[float, float]] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+
+
+def record_of(
+    workload: str,
+    op: str,
+    unit: str,
+    ours: str,
+    samples: Mapping[str, Sequence[float]],
+    errors: Mapping[str, str] | None = None,
+) -> Record:
+    """A record from all samples of all contestants, of which `ours` names ours."""
+    medians = {name: statistics.median(values) for name, values in samples.items()}
+    spread = {name: quartiles(values) for name, values in samples.items()}
+    peers = {name: value for name, value in medians.items() if name != ours}
+    return Record(
+        workload=workload,
+        op=op,
+        unit=unit,
+        ours=medians[ours],
+        peers=peers,
+        ratio={name: ratio(unit, medians[ours], value) for name, value in peers.items()},
+        spread=spread,
+        errors=dict(errors or {}),
+    )
+
+
+def ratio(unit: str, ours: float, peer: float) -> float:
+    """How many times better ours is."""
+    return peer / ours if unit in LESS_IS_BETTER else ours / peer
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float]:
+    if len(values) < 2:
+        return values[0], values[0]
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, high
+
+
+def race(
+    contestants: Mapping[str, Callable[[], object]], repetitions: int
+) -> dict[str, list[float]]:
+    """Milliseconds of every contestant in every repetition; they take turns, the first changing."""
+    names = list(contestants)
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    for name in names:
+        contestants[name]()
+    for repetition in range(repetitions):
+        shift = repetition % len(names)
+        for name in names[shift:] + names[:shift]:
+            start = time.perf_counter()
+            contestants[name]()
+            samples[name].append((time.perf_counter() - start) * 1e3)
+    return samples
+
+
+def show(title: str, records: Sequence[Record]) -> None:
+    """Prints a table: a line per record, the peers with their ratios."""
+    table = Table(title=title)
+    for column in ("workload", "operation", "unit"):
+        table.add_column(column, overflow="fold")
+    table.add_column("ours", justify="right")
+    table.add_column("peers: figure (ratio, above 1: ours is better)", overflow="fold")
+    for record in records:
+        cells = [f"{n} {v:.4g} ({record.ratio[n]:.2f}x)" for n, v in record.peers.items()]
+        cells += [f"{name}: {error}" for name, error in record.errors.items()]
+        table.add_row(
+            record.workload, record.op, record.unit, f"{record.ours:.4g}", "\n".join(cells)
+        )
+    Console(width=140).print(table)
+
+
+def write(path: Path, records: Sequence[Record]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps([asdict(r) for r in records], indent=1) + "\n")
