@@ -22,12 +22,7 @@ MACHINE_PATH = re.compile(rf"(?<![\w.$}}/-])/(?:{_PATHS})")
 REGISTRY = re.compile(rf"\b(?:[\w-]+\.)*(?:{_HOSTS})\.(?:org|com)\b")
 TORCH_INDEX = re.compile(r"download\.pytorch" + r"\.org")
 TORCH_INDEX_MAY_STAND_IN = {"README.md", "tools/torch_wheel.py"}
-SYMLINKS = {
-    "packages/recsdk-core/cpp": "../../cpp",
-    "packages/recsdk-core/LICENSE": "../../LICENSE",
-    "packages/recsdk-sharding/LICENSE": "../../LICENSE",
-    "packages/recsdk-pipeline/LICENSE": "../../LICENSE",
-}
+SYMLINKS = {"packages/recsdk-core/cpp": "../../cpp"}
 
 
 def tracked() -> list[str]:
@@ -58,7 +53,7 @@ def findings_of_file(name: str) -> Iterator[str]:
     if (size := path.stat().st_size) > MAX_BYTES:
         yield f"{name}: {size} bytes; at most {MAX_BYTES} are kept in the repository"
         return
-    if path.suffix not in SOURCES or name == "LICENSE":
+    if path.suffix not in SOURCES or path.name == "LICENSE":
         return
     try:
         text = path.read_text(encoding="utf-8")
