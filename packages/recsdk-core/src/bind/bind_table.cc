@@ -264,13 +264,13 @@ void bind_lease(nb::module_& module) {
       .def("__exit__", [](PyLease& lease, const nb::args&) { lease.release(); });
 }
 
-PyTable* make_table(PyTable* place, std::int64_t dim, std::string name,
-                    const OptimizerConfig& optimizer, const InitializerConfig& initializer,
-                    std::uint64_t seed, std::optional<std::uint64_t> hash_seed,
-                    std::optional<std::int64_t> max_rows, float default_value,
-                    NonFinite on_nonfinite, std::optional<int> num_threads) {
-  return new (place) PyTable({dim, std::move(name), optimizer, initializer, seed, hash_seed,
-                              max_rows, default_value, on_nonfinite, num_threads});
+void make_table(PyTable* place, std::int64_t dim, std::string name,
+                const OptimizerConfig& optimizer, const InitializerConfig& initializer,
+                std::uint64_t seed, std::optional<std::uint64_t> hash_seed,
+                std::optional<std::int64_t> max_rows, float default_value, NonFinite on_nonfinite,
+                std::optional<int> num_threads) {
+  new (place) PyTable({dim, std::move(name), optimizer, initializer, seed, hash_seed, max_rows,
+                       default_value, on_nonfinite, num_threads});
 }
 
 // A custom initializer may refer to what refers to its table: the garbage collector has to see that.
