@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <regex>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -81,7 +80,9 @@ TEST_F(IsaFromEnvironment, AnUnknownNameIsRefused) {
 }
 
 TEST(Version, IsThreeNumbers) {
-  EXPECT_TRUE(std::regex_match(version(), std::regex(R"(\d+\.\d+\.\d+)"))) << version();
+  const std::string text = version();
+  EXPECT_EQ(text.find_first_not_of("0123456789."), std::string::npos) << text;
+  EXPECT_EQ(std::count(text.begin(), text.end(), '.'), 2) << text;
 }
 
 }  // namespace

@@ -19,7 +19,8 @@ enum class OptimizerKind : std::uint8_t {
   /// As fbgemm's EXACT_ROWWISE_ADAGRAD and torchrec.optim.RowWiseAdagrad.
   kRowwiseAdagrad = 2,
   /// m = b1 * m + (1 - b1) * g; v = b2 * v + (1 - b2) * g * g;
-  /// w -= lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps). As torch.optim.Adam, on touched rows.
+  /// w -= lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps).
+  /// As torch.optim.Adam, on touched rows.
   kAdam = 3,
 };
 
@@ -35,9 +36,10 @@ struct RECSDK_API OptimizerConfig {
   OptimizerKind kind = OptimizerKind::kSgd;
   float learning_rate = 0.01F;
   float eps = 1e-10F;  ///< 1e-8 for Adam
-  double beta1 = 0.9;  ///< Adam; double, since 1 - beta2 is what counts and a float would spoil its fifth digit
-  double beta2 = 0.999;
-  float lr_decay = 0.0F;                   ///< Adagrad
+  // Double, since 1 - beta2 is what counts: of a float its fifth digit would be wrong.
+  double beta1 = 0.9;    ///< Adam
+  double beta2 = 0.999;  ///< Adam
+  float lr_decay = 0.0F;  ///< Adagrad
   float initial_accumulator_value = 0.0F;  ///< Adagrad, rowwise Adagrad
   float weight_decay = 0.0F;
   BiasCorrection bias_correction = BiasCorrection::kTable;  ///< Adam
@@ -45,8 +47,8 @@ struct RECSDK_API OptimizerConfig {
   static OptimizerConfig sgd(float learning_rate = 0.001F);
   static OptimizerConfig adagrad(float learning_rate = 0.01F, float eps = 1e-10F);
   static OptimizerConfig rowwise_adagrad(float learning_rate = 0.01F, float eps = 1e-10F);
-  static OptimizerConfig adam(float learning_rate = 0.001F, double beta1 = 0.9, double beta2 = 0.999,
-                              float eps = 1e-8F);
+  static OptimizerConfig adam(float learning_rate = 0.001F, double beta1 = 0.9,
+                              double beta2 = 0.999, float eps = 1e-8F);
 
   /// Throws std::invalid_argument if a field is out of range or not finite, or set though the kind
   /// does not use it (lr_decay, initial_accumulator_value, bias_correction).
@@ -57,7 +59,7 @@ struct RECSDK_API OptimizerConfig {
 enum class NonFinite : std::uint8_t {
   kApply = 0,  ///< applied as torch does, and counted
   kRaise = 1,  ///< the update throws Error(kNonFinite) before it changes anything
-  kSkip = 2,   ///< the key's update is left out, and counted
+  kSkip = 2,  ///< the key's update is left out, and counted
 };
 
 }  // namespace recsdk
