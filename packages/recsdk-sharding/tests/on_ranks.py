@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import gc
+import time
+import weakref
+from collections import deque
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from recsdk_core import RecsdkError
+from torch.distributed.optim import _apply_optimizer_in_backward
+from torch.nn.parallel import DistributedDataParallel
+from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist
+from torchrec.distributed.types import ShardingEnv
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import (
     Batch,
     Setup,
     dense_of,
+    host_env,
     make_batch,
     new_model,
     optimizer_of,
@@ -18,6 +31,9 @@ from worlds import (
     shard,
     unwrapped,
 )
+
+from recsdk_sharding import get_default_hybrid_sharders
+from recsdk_sharding.exchange import EndOfData, exchanges_of
 
 CPU = torch.device("cpu")
 
@@ -70,3 +86,331 @@ _LOOPS = {
     "TrainPipelineBase": _pipeline(TrainPipelineBase),
     "TrainPipelineSparseDist": _pipeline(TrainPipelineSparseDist, execute_all_batches=True),
 }
+
+
+def train_ahead(
+    setup: Setup, sizes: list[list[int]], depth: int, looks_at: list[int]
+) -> dict[str, Any]:
+    """Trains with host work `depth` batches ahead; looks at the model after some steps.
+
+    A look is an evaluation, an export and the number of rows.
+    """
+    model = shard(new_model(setup, "meta"), setup)
+    ebc = unwrapped(model).ebc
+    optimizer = optimizer_of(model, setup.dense_lr)
+    batches = own_batches(sizes, setup.weighted)
+    started: deque[Any] = deque()
+    outputs, looks = [], []
+    for step, batch in enumerate(batches):
+        for ahead in batches[step + len(started) : step + depth + 1]:
+            context = ebc.create_context()
+            started.append((context, ebc.input_dist(context, ahead.sparse)))
+        context, request = started.popleft()
+        ebc.forward = partial(_compute, ebc, context, request)
+        optimizer.zero_grad()
+        loss, out = model(batch)
+        loss.backward()
+        optimizer.step()
+        del ebc.forward, context, request
+        outputs.append(out.detach().numpy())
+        if step in looks_at:
+            looks.append(_look(model, make_batch(9000 + dist.get_rank(), 4)))
+    rows = rows_of(ebc.tables())
+    return {"outputs": outputs, "rows": rows, "dense": dense_of(model), "looks": looks}
+
+
+def _compute(ebc: Any, context: Any, request: Any, features: Any) -> Any:
+    return ebc.compute_and_output_dist(context, request.wait().wait())
+
+
+def _look(model: Any, batch: Batch) -> dict[str, Any]:
+    tables = unwrapped(model).ebc.tables()
+    model.eval()
+    with torch.no_grad():
+        first = model(batch)[1].numpy()
+        again = model(batch)[1].numpy()
+    model.train()
+    assert np.array_equal(first, again)
+    counts = {name: len(table) for name, table in tables.items()}
+    return {"out": first, "rows": rows_of(tables), "counts": counts}
+
+
+def insert_only(setup: Setup, sizes: list[list[int]]) -> Any:
+    """Rows after training forwards without a backward."""
+    model = shard(new_model(setup, "meta"), setup)
+    for batch in own_batches(sizes, setup.weighted):
+        model(batch)
+    return rows_of(unwrapped(model).ebc.tables())
+
+
+def initial_and_trained(setup: Setup, sizes: list[list[int]]) -> dict[str, Any]:
+    """Rows and dense weights before and after a step in which every key has its row already."""
+    model = shard(new_model(setup, "meta"), setup)
+    optimizer = optimizer_of(model, setup.dense_lr)
+    batches = own_batches(sizes, setup.weighted)
+    model(batches[0])
+    before = rows_of(unwrapped(model).ebc.tables()), dense_of(model)
+    list(_plain(model, optimizer, batches))
+    return {"before": before, "after": (rows_of(unwrapped(model).ebc.tables()), dense_of(model))}
+
+
+def pool_by_hand(weights: list[float] | None) -> dict[str, Any]:
+    """Pooled vectors and rows of a small batch, by feature, after a training forward."""
+    setup = Setup(weighted=weights is not None)
+    model = shard(new_model(setup, "meta"), setup)
+    lengths = {"shared": [2, 0], "user": [0, 2], "ad": [0, 0], "genre": [0, 2]}
+    sparse = KeyedJaggedTensor(
+        keys=list(lengths),
+        values=torch.tensor([5, 6, 5, 7, 5, 8]),
+        lengths=torch.tensor(sum(lengths.values(), [])),
+        weights=None if weights is None else torch.tensor(weights),
+    )
+    ebc = unwrapped(model).ebc
+    pooled = {k: v.detach().numpy() for k, v in ebc(sparse).to_dict().items()}
+    return {"pooled": pooled, "rows": rows_of(ebc.tables())}
+
+
+BAD_INPUTS = ("float ids", "missing feature", "lengths", "not a batch", "late")
+
+
+def fail_once(kind: str, bad_rank: int, depth: int) -> dict[str, Any]:
+    """Trains, gives one rank a bad batch as the third, and trains on after a reset."""
+    setup = Setup()
+    model = shard(new_model(setup, "meta"), setup)
+    ebc = unwrapped(model).ebc
+    batches = own_batches([[3, 3, 3, 3]] * 6, weighted=False)
+    inputs: list[Any] = [batch.sparse for batch in batches]
+    if dist.get_rank() == bad_rank:
+        inputs[2] = _spoil(kind, inputs[2], ebc)
+    started: deque[Any] = deque()
+    errors: list[Any] = []
+    start = time.monotonic()
+    for step in range(len(inputs)):
+        while len(started) <= depth and step + len(started) < len(inputs):
+            context = ebc.create_context()
+            started.append((context, ebc.input_dist(context, inputs[step + len(started)])))
+        context, request = started.popleft()
+        try:
+            pooled = _compute(ebc, context, request, None).values()
+            pooled.sum().backward()
+            errors.append(None)
+        except Exception as error:
+            errors.append((type(error).__name__, str(error), getattr(error, "rank", None)))
+    seconds = time.monotonic() - start
+    del context, request
+    states = [exchange.state for exchange in exchanges_of(model)]
+    _heal(kind, ebc, bad_rank)
+    for exchange in exchanges_of(model):
+        exchange.reset()
+    outputs = [out.detach().numpy() for out in _plain(model, optimizer_of(model, 0.1), batches[:1])]
+    return {"errors": errors, "seconds": seconds, "states": states, "outputs": outputs}
+
+
+def _spoil(kind: str, sparse: KeyedJaggedTensor, ebc: Any) -> Any:
+    values, lengths = sparse.values(), sparse.lengths()
+    if kind == "float ids":
+        return KeyedJaggedTensor(sparse.keys(), values.float(), lengths=lengths)
+    if kind == "missing feature":
+        names = ["who", *sparse.keys()[1:]]
+        return KeyedJaggedTensor(names, values, lengths=lengths)
+    if kind == "lengths":
+        return KeyedJaggedTensor(sparse.keys(), values[:-1], lengths=lengths)
+    if kind == "not a batch":
+        return None
+    ebc.tables()["genre"].lease = _refuse  # after the ids have been exchanged
+    return sparse
+
+
+def _refuse(step: int | None) -> Any:
+    raise RuntimeError("no lease today")
+
+
+def _heal(kind: str, ebc: Any, bad_rank: int) -> None:
+    if kind == "late" and dist.get_rank() == bad_rank:
+        del ebc.tables()["genre"].lease
+
+
+def run_out(numbers: list[int], depth: int) -> dict[str, Any]:
+    """Trains while every rank has batches, `numbers` of them; twice over."""
+    model = shard(new_model(Setup(), "meta"))
+    exchange = exchanges_of(model)[0]
+    ebc = unwrapped(model).ebc
+    rounds = []
+    for _ in range(2):
+        mine = own_batches([[2] * 4] * numbers[dist.get_rank()], weighted=False)
+        started: deque[Any] = deque()
+        num_trained, ended = 0, None
+        for batch in mine:
+            context = ebc.create_context()
+            started.append((context, ebc.input_dist(context, batch.sparse)))
+        if len(mine) < max(numbers):
+            exchange.announce_end()
+        while started:
+            try:
+                _compute(ebc, *started.popleft(), None).values().sum().backward()
+                num_trained += 1
+            except EndOfData as error:
+                ended = str(error)
+        rounds.append((num_trained, ended, exchange.state))
+        exchange.announce_end()
+        exchange.reset()
+    counts = {name: table.update_count for name, table in ebc.tables().items()}
+    return {"rounds": rounds, "counts": counts}
+
+
+def save(setup: Setup, sizes: list[list[int]]) -> dict[str, Any]:
+    """Trains, and gives this rank's state_dict of the whole model."""
+    model = shard(new_model(setup, "meta"), setup)
+    list(_plain(model, optimizer_of(model, setup.dense_lr), own_batches(sizes, setup.weighted)))
+    state = {name: value.detach().numpy() for name, value in model.state_dict().items()}
+    return {"state": state, "rows": rows_of(unwrapped(model).ebc.tables())}
+
+
+def load(setup: Setup, state: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Loads into a model that has trained on something else; rows, and one more step."""
+    model = shard(new_model(setup, "meta"), setup)
+    optimizer = optimizer_of(model, setup.dense_lr)
+    list(_plain(model, optimizer, own_batches([[3, 3, 3, 3]], setup.weighted, seed=77)))
+    tensors = {name: torch.from_numpy(np.asarray(value)) for name, value in state.items()}
+    problems = model.load_state_dict(tensors)
+    tables = unwrapped(model).ebc.tables()
+    rows = rows_of(tables)
+    counts = {name: table.update_count for name, table in tables.items()}
+    sizes = [[1] * dist.get_world_size()]
+    list(_plain(model, optimizer, own_batches(sizes, setup.weighted, seed=88)))
+    return {
+        "rows": rows,
+        "counts": counts,
+        "problems": [*problems.missing_keys, *problems.unexpected_keys],
+        "dense": dense_of(model),
+    }
+
+
+def schedule(num_steps: int) -> list[list[float]]:
+    """The learning rate that each table trained a step with, under a scheduler."""
+    setup = Setup(torch.optim.Adagrad, {"lr": 0.4})
+    model = shard(new_model(setup, "meta"), setup)
+    optimizer = optimizer_of(model, 0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    rates = []
+    for batch in own_batches([[2] * 4] * num_steps, weighted=False):
+        optimizer.zero_grad()
+        model(batch)[0].backward()
+        rates.append([t.learning_rate for t in unwrapped(model).ebc.tables().values()])
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+def plan_freely() -> dict[str, Any]:
+    """Shards a model with hash tables and stock tables without constraints on the former."""
+    from torchrec.modules.embedding_configs import EmbeddingBagConfig
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+    model = new_model(Setup(), "meta")
+    stock = [EmbeddingBagConfig(name="s", embedding_dim=4, num_embeddings=9, feature_names=["s"])]
+    model.stock = EmbeddingBagCollection(device=torch.device("meta"), tables=stock)
+    _apply_optimizer_in_backward(torch.optim.SGD, model.stock.parameters(), {"lr": 0.1})
+    constraints = {"s": ParameterConstraints(sharding_types=["row_wise"])}
+    sharded = shard(model, constraints=constraints)
+    sparse = KeyedJaggedTensor(["s"], torch.tensor([8, 0, 8]), lengths=torch.tensor([2, 1]))
+    inner = unwrapped(sharded)
+    before = inner.stock(sparse).values()
+    before.sum().backward()
+    plan = {
+        path: {name: p.sharding_type for name, p in tables.items()}
+        for path, tables in sharded.plan.plan.items()
+    }
+    changed = inner.stock(sparse).values() - before
+    return {"plan": plan, "changed": changed.detach().numpy()}
+
+
+def refuse_plan() -> str:
+    """The message for a plan that hash tables cannot follow."""
+    from torchrec.distributed.types import ParameterSharding
+
+    model = new_model(Setup(), "meta")
+    sharder = get_default_hybrid_sharders(host_env())[0]
+    plan = {"user": ParameterSharding("table_wise", "fused", [0], None)}
+    try:
+        sharder.shard(model.ebc, plan, ShardingEnv.from_process_group(dist.GroupMember.WORLD))
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
+def refuse_host_environments() -> list[str]:
+    """The messages for host environments that do not fit."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    own = dist.new_group([rank], use_local_synchronization=True)
+    bad: list[Any] = [
+        None,
+        ShardingEnv(size, rank, None),
+        ShardingEnv(size, rank, dist.GroupMember.WORLD),
+        ShardingEnv(size, rank, own),
+        ShardingEnv(size, (rank + 1) % size, host_env().process_group),
+    ]
+    messages = []
+    for env in bad:
+        try:
+            get_default_hybrid_sharders(host_env=env)
+        except (TypeError, ValueError) as error:
+            messages.append(str(error))
+        else:
+            messages.append("no error")
+    return messages
+
+
+def train_unsharded_in_ddp() -> str:
+    """What an unsharded model does in DistributedDataParallel."""
+    inner = new_model(Setup(), "cpu")
+    # torch's own support for optimizers in backward under DDP needs an accelerator.
+    handles = {name for name, _ in inner.named_parameters() if name.startswith("ebc.")}
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(inner, handles)
+    model = DistributedDataParallel(inner)
+    try:
+        for _ in range(3):
+            model(make_batch(1, 3))[0].backward()
+    except RuntimeError as error:
+        return str(error)
+    assert all(parameter.grad is None for parameter in inner.ebc.parameters())
+    return f"trained {[table.update_count for table in inner.ebc.tables().values()]}"
+
+
+def forget_model() -> list[bool]:
+    """Whether the tables of a trained model that nobody refers to are gone."""
+    setup = Setup(torch.optim.Adagrad, {"lr": 0.1})
+    model = shard(new_model(setup, "meta"), setup)
+    tables = [weakref.ref(t) for t in unwrapped(model).ebc.tables().values()]
+    list(_plain(model, optimizer_of(model, 0.1), own_batches([[3] * 4] * 2, weighted=False)))
+    del model
+    gc.collect()
+    return [table() is None for table in tables]
+
+
+def keep_rows() -> dict[str, Any]:
+    """Shards a model that was trained unsharded; rows before and after."""
+    model = new_model(Setup(torch.optim.Adagrad, {"lr": 0.1}), "cpu")
+    model(make_batch(3, 5))[0].backward()
+    before = rows_of(model.ebc.tables())
+    return {"before": before, "after": rows_of(unwrapped(shard(model)).ebc.tables())}
+
+
+def disagree() -> tuple[str, str]:
+    """What a rank gets when rank 0 trains and the others evaluate."""
+    model = shard(new_model(Setup(), "meta"))
+    model.train(dist.get_rank() == 0)
+    try:
+        model(make_batch(1, 2))
+    except RecsdkError as error:
+        found = type(error).__name__, str(error)
+    exchanges_of(model)[0].reset()
+    return found
+
+
+def fill_up(max_rows: int) -> dict[str, int]:
+    """Rows of this rank's parts when more ids come than fit."""
+    setup = Setup(options={"max_rows": max_rows})
+    model = shard(new_model(setup, "meta"), setup)
+    list(_plain(model, optimizer_of(model, 0.1), own_batches([[20] * 4] * 3, weighted=False)))
+    return {name: len(table) for name, table in unwrapped(model).ebc.tables().items()}

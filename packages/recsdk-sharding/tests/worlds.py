@@ -144,6 +144,7 @@ class Model(nn.Module):
         return loss_of(out), out
 
 
+@torch.fx.wrap
 def loss_of(out_B: torch.Tensor) -> torch.Tensor:
     """The mean loss of one rank's samples; 0 if there are none."""
     return ((out_B - 1) ** 2).sum() / max(len(out_B), 1)
@@ -184,7 +185,7 @@ def host_env() -> ShardingEnv:
 
 
 def shard(
-    model: nn.Module, setup: Setup | None = None, *, constrained: bool = True
+    model: nn.Module, setup: Setup | None = None, *, constraints: dict[str, Any] | None = None
 ) -> DistributedModelParallel:
     """Shards a model through the stock planner."""
     setup = setup or Setup()
@@ -193,7 +194,7 @@ def shard(
     row_wise = ParameterConstraints(sharding_types=["row_wise"], compute_kernels=["fused"])
     planner = EmbeddingShardingPlanner(
         topology=Topology(world_size=dist.get_world_size(), compute_device="cpu"),
-        constraints={name: row_wise for name in names} if constrained else None,
+        constraints=dict.fromkeys(names, row_wise) if constraints is None else constraints,
     )
     plan = planner.collective_plan(model, sharders, dist.GroupMember.WORLD)
     return DistributedModelParallel(

@@ -70,7 +70,7 @@ def read_features(source: Any, names: Sequence[str], is_weighted: bool) -> Featu
 
 def _positions(kjt: KeyedJaggedTensor, names: Sequence[str]) -> list[int]:
     found = {name: index for index, name in enumerate(kjt.keys())}
-    missing = [name for name in names if name not in found]
+    missing = sorted(set(names) - set(found))
     if missing:
         raise ValueError(f"the batch lacks the features {missing}; it has {list(kjt.keys())}")
     if kjt.variable_stride_per_key():

@@ -1,0 +1,190 @@
+"""Small jobs for a host exchange, run on every rank."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import CancelledError, Future
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from recsdk_sharding.exchange import (
+    ExchangeJob,
+    HostExchange,
+    Splits,
+    exchange_of_group,
+    exchanges_of,
+)
+
+
+class Job(ExchangeJob[Any]):
+    """Sends `number` to all ranks; the result is (rank, number) of all."""
+
+    def __init__(
+        self, number: int, *, fail_in: str = "", text: str = "", step: int = 0, tag: int = 1
+    ) -> None:
+        self.training = True
+        self.tag = tag
+        self._number = number
+        self._fail_in = fail_in
+        self._text = text or f"{fail_in} is not well"
+        self._step = step
+
+    def step(self) -> int:
+        return self._step
+
+    def prepare(self) -> Splits:
+        if self._fail_in == "prepare":
+            raise ValueError(self._text)
+        counts = (self._number,) * dist.get_world_size()
+        return Splits(batch_size=self._number, counts=counts)
+
+    def transfer(self, group: dist.ProcessGroup, splits: Sequence[Splits]) -> None:
+        if self._fail_in == "transfer":
+            raise RuntimeError("connection closed by peer")
+        own = torch.full((self._number,), self._number)
+        sizes = [entry.counts[dist.get_rank()] for entry in splits]
+        received = torch.empty(sum(sizes), dtype=torch.int64)
+        sends = [self._number] * len(splits)
+        dist.all_to_all_single(received, own.repeat(len(splits)), sizes, sends, group=group)
+        self._received = [part.tolist() for part in received.split(sizes)]
+
+    def finish(self) -> Any:
+        if self._fail_in == "finish":
+            raise ValueError(self._text)
+        assert all(part == [len(part)] * len(part) for part in self._received)
+        return [(rank, len(part)) for rank, part in enumerate(self._received)]
+
+
+class Blocking(Job):
+    """Waits in `prepare` until it is let go."""
+
+    def __init__(self, gate: threading.Event) -> None:
+        super().__init__(1)
+        self._gate = gate
+
+    def prepare(self) -> Splits:
+        self._gate.wait()
+        return super().prepare()
+
+
+def new_exchange() -> HostExchange:
+    """An exchange on a new group."""
+    return HostExchange(dist.new_group(backend="gloo"))
+
+
+def outcome(future: Future[Any]) -> Any:
+    """ "ok", or (type, text, rank, step) of what it raised."""
+    try:
+        future.result(timeout=30)
+    except Exception as error:
+        rank, step = getattr(error, "rank", None), getattr(error, "step", None)
+        return type(error).__name__, str(error), rank, step
+    return "ok"
+
+
+def run_many(number: int) -> list[Any]:
+    exchange = new_exchange()
+    futures = [exchange.submit(Job(n)) for n in range(number)]
+    return [future.result() for future in futures]
+
+
+def fail_at(stage: str, rank: int) -> list[Any]:
+    exchange = new_exchange()
+    failing = Job(1, fail_in=stage if dist.get_rank() == rank else "", step=1)
+    futures = [exchange.submit(job) for job in (Job(1), failing, Job(3))]
+    found = [*map(outcome, futures), exchange.state]
+    exchange.reset()
+    return [*found, outcome(exchange.submit(Job(2)))]
+
+
+def fail_with_text(text: str) -> Any:
+    job = Job(1, fail_in="prepare" if dist.get_rank() == 0 else "", text=text)
+    return outcome(new_exchange().submit(job))
+
+
+def end_on(rank: int) -> list[Any]:
+    exchange = new_exchange()
+    outcome(exchange.submit(Job(1)))
+    if dist.get_rank() == rank:
+        exchange.announce_end()
+        found = [None, None]
+    else:
+        found = [outcome(f) for f in [exchange.submit(Job(1)), exchange.submit(Job(1))]]
+    exchange.announce_end()  # again: nothing to do
+    state = exchange.state
+    exchange.reset()
+    return [*found, state, outcome(exchange.submit(Job(2)))]
+
+
+def end_together() -> list[str]:
+    exchange = new_exchange()
+    states = []
+    for _ in range(2):
+        exchange.announce_end()
+        states.append(exchange.state)
+        exchange.reset()
+    return [*states, exchange.state]
+
+
+def announce_failure() -> Any:
+    exchange = new_exchange()
+    if dist.get_rank() == 0:
+        exchange.announce_failure(OSError("the disk is gone"))
+        return exchange.state
+    return outcome(exchange.submit(Job(1)))
+
+
+def disagree_on_tags() -> Any:
+    return outcome(new_exchange().submit(Job(1, tag=dist.get_rank())))
+
+
+def reset_too_early() -> str:
+    exchange, gate = new_exchange(), threading.Event()
+    futures = [exchange.submit(Blocking(gate)), exchange.submit(Job(1))]
+    try:
+        exchange.reset()
+        text = "no error"
+    except RuntimeError as error:
+        text = str(error)
+    gate.set()
+    for future in futures:
+        future.result()
+    return text
+
+
+def shut_down() -> list[Any]:
+    exchange, gate = new_exchange(), threading.Event()
+    first = exchange.submit(Blocking(gate))
+    dropped = exchange.submit(Job(1))
+    timer = threading.Timer(0.2, gate.set)
+    timer.start()
+    exchange.shutdown(timeout=20)
+    first.result(timeout=0)
+    try:
+        dropped.result(timeout=0)
+        name = "no error"
+    except CancelledError as error:
+        name = type(error).__name__
+    return [name, outcome(exchange.submit(Job(1)))]
+
+
+def look_up_exchanges() -> list[bool]:
+    one, other = dist.new_group(backend="gloo"), dist.new_group(backend="gloo")
+    first = exchange_of_group(one)
+    second = exchange_of_group(other)
+    module = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1))
+    module[0].host_exchange = module[1].host_exchange = first
+    return [exchange_of_group(one) is first, first is second, exchanges_of(module) == [first]]
+
+
+def break_group() -> list[Any]:
+    exchange = new_exchange()
+    error = outcome(exchange.submit(Job(1, fail_in="transfer")))
+    try:
+        exchange.reset()
+    except RuntimeError as refusal:
+        return [error, exchange.state, str(refusal)]
+    return [error, exchange.state, "no error"]

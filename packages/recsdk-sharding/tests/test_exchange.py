@@ -1,0 +1,89 @@
+"""The host exchange by itself: order, agreement, failure, end, restart."""
+
+from __future__ import annotations
+
+import jobs
+import pytest
+from rank_pool import RankPool
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_jobs_run_in_submission_order_and_move_what_each_rank_sends(
+    ranks: RankPool, world_size: int
+) -> None:
+    for results in ranks.run(world_size, jobs.run_many, 20):
+        assert results == [[(rank, n) for rank in range(world_size)] for n in range(20)]
+
+
+@pytest.mark.parametrize("stage", ["prepare", "finish"])
+def test_a_failure_names_the_rank_its_text_and_the_step(ranks: RankPool, stage: str) -> None:
+    results = ranks.run(4, jobs.fail_at, stage, 2)
+    for rank, (first, failed, queued, state, after) in enumerate(results):
+        assert first == "ok"
+        if rank == 2:
+            assert failed == ("ValueError", f"{stage} is not well", None, None)
+        else:
+            text = f"ValueError: {stage} is not well"
+            assert failed == ("PeerError", f"rank 2 failed in step 1: {text}", 2, 1)
+        assert queued[0] == "PeerError"
+        assert queued[2] == 2
+        assert state == "failed"
+        assert after == "ok"
+
+
+def test_very_long_texts_are_cut(ranks: RankPool) -> None:
+    results = ranks.run(2, jobs.fail_with_text, "x" * 100_000)
+    assert 1000 < len(results[1][1]) < 5000
+
+
+def test_texts_of_any_script_arrive(ranks: RankPool) -> None:
+    results = ranks.run(2, jobs.fail_with_text, "id \u4e2d\u6587 is bad")
+    assert "id \u4e2d\u6587 is bad" in results[1][1]
+
+
+def test_the_end_of_data_reaches_every_rank_in_one_exchange(ranks: RankPool) -> None:
+    for rank, (error, queued, state, after) in enumerate(ranks.run(4, jobs.end_on, 3)):
+        if rank != 3:
+            assert error == ("EndOfData", "ranks [3] have no further batch", None, None)
+            assert queued[0] == "EndOfData"
+        assert state == "ended"
+        assert after == "ok"
+
+
+def test_all_ranks_may_end_together_and_more_than_once(ranks: RankPool) -> None:
+    assert ranks.run(2, jobs.end_together) == [["ended", "ended", "open"]] * 2
+
+
+def test_a_failure_outside_of_jobs_can_be_announced(ranks: RankPool) -> None:
+    results = ranks.run(2, jobs.announce_failure)
+    assert results[0] == "failed"
+    assert results[1][0] == "PeerError"
+    assert "OSError: the disk is gone" in results[1][1]
+
+
+def test_different_modules_are_noticed(ranks: RankPool) -> None:
+    for name, text, _, _ in ranks.run(2, jobs.disagree_on_tags):
+        assert name == "RecsdkError"
+        assert "the ranks disagree" in text
+
+
+def test_reset_waits_for_pending_jobs(ranks: RankPool) -> None:
+    for text in ranks.run(2, jobs.reset_too_early):
+        assert "2 jobs are pending" in text
+
+
+def test_shutdown_drops_queued_jobs_and_a_later_job_runs(ranks: RankPool) -> None:
+    assert ranks.run(2, jobs.shut_down) == [["CancelledError", "ok"]] * 2
+
+
+def test_one_exchange_for_each_group(ranks: RankPool) -> None:
+    assert ranks.run(2, jobs.look_up_exchanges) == [[True, False, True]] * 2
+
+
+def test_a_dead_group_is_an_error_that_stays(ranks: RankPool) -> None:
+    for error, state, reset in ranks.run(2, jobs.break_group):
+        assert error[0] == "PeerError"
+        assert error[2] is None
+        assert "a rank may have died" in error[1]
+        assert state == "failed"
+        assert "restart the ranks" in reset

@@ -1,0 +1,57 @@
+"""Whatever goes wrong on one rank, or runs out there, ends the same step on all ranks."""
+
+from __future__ import annotations
+
+import on_ranks
+import pytest
+from rank_pool import RankPool
+
+MESSAGES = {
+    "float ids": ("TypeError", "ids must be a 1-d tensor of int64"),
+    "missing feature": ("ValueError", "the batch lacks the features ['shared']"),
+    "lengths": ("ValueError", "add up to"),
+    "not a batch": ("TypeError", "expected a KeyedJaggedTensor, got NoneType"),
+    "late": ("RuntimeError", "no lease today"),
+}
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+@pytest.mark.parametrize("kind", on_ranks.BAD_INPUTS)
+def test_a_bad_batch_raises_on_all_ranks_in_that_step(
+    ranks: RankPool, kind: str, depth: int
+) -> None:
+    bad_rank = 1
+    results = ranks.run(2, on_ranks.fail_once, kind, bad_rank, depth)
+    first = 0 if kind == "late" else 2  # "late" is broken from the start
+    name, text = MESSAGES[kind]
+    for rank, result in enumerate(results):
+        assert result["errors"][:first] == [None] * first
+        error = result["errors"][first]
+        if rank == bad_rank:
+            assert error[0] == name
+        else:
+            assert (error[0], error[2]) == ("PeerError", bad_rank)
+            assert f"rank {bad_rank} failed" in error[1]
+        assert text in error[1]
+        later = result["errors"][first + 1 :]
+        assert [e[0] for e in later] == ["PeerError"] * len(later)
+        assert result["seconds"] < 5
+        assert result["states"] == ["failed"]
+        assert len(result["outputs"]) == 1  # after reset() training goes on
+
+
+@pytest.mark.parametrize("numbers", [[2, 4], [4, 2], [0, 3], [3, 3]])
+def test_ranks_with_fewer_batches_end_all(ranks: RankPool, numbers: list[int]) -> None:
+    results = ranks.run(2, on_ranks.run_out, numbers, 1)
+    for rank, result in enumerate(results):
+        for num_trained, ended, state in result["rounds"]:
+            assert num_trained == min(numbers)
+            assert (ended is not None) == (numbers[rank] > min(numbers))
+            assert state == ("open" if len(set(numbers)) == 1 else "ended")
+        assert set(result["counts"].values()) == {2 * min(numbers)}
+
+
+def test_a_rank_that_evaluates_while_another_trains(ranks: RankPool) -> None:
+    for name, text in ranks.run(2, on_ranks.disagree):
+        assert name == "RecsdkError"
+        assert "the ranks disagree" in text

@@ -1,0 +1,61 @@
+"""Host work ahead of training changes no bit, in torchrec's own pipelines and at any depth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import on_ranks
+import pytest
+import torch
+from rank_pool import RankPool
+from worlds import Setup, merged
+
+SETUP = Setup(torch.optim.Adagrad, {"lr": 0.1, "eps": 1e-4})
+SIZES = [[5, 2], [4, 4], [0, 3], [6, 1], [0, 0], [3, 3], [2, 5], [4, 0]]
+
+
+def assert_identical(found: Any, expected: Any) -> None:
+    """Equal to the bit, through dictionaries, lists and tuples."""
+    if isinstance(expected, dict):
+        assert set(found) == set(expected)
+        for key, value in expected.items():
+            assert_identical(found[key], value)
+    elif isinstance(expected, (list, tuple)):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_identical(one, other)
+    else:
+        assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("how", ["TrainPipelineBase", "TrainPipelineSparseDist"])
+def test_stock_pipelines_run_unmodified(ranks: RankPool, how: str) -> None:
+    plain = ranks.run(2, on_ranks.train, SETUP, SIZES)
+    assert_identical(ranks.run(2, on_ranks.train, SETUP, SIZES, how), plain)
+
+
+@pytest.mark.parametrize("depth", [1, 6])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_looking_ahead_is_invisible(ranks: RankPool, world_size: int, depth: int) -> None:
+    sizes = [row[:world_size] for row in SIZES]
+    looks_at = [0, 2, 3, 6]
+    plain = ranks.run(world_size, on_ranks.train_ahead, SETUP, sizes, 0, looks_at)
+    ahead = ranks.run(world_size, on_ranks.train_ahead, SETUP, sizes, depth, looks_at)
+    assert_identical(ahead, plain)
+
+
+def test_evaluation_and_export_do_not_change_training(ranks: RankPool) -> None:
+    watched = ranks.run(2, on_ranks.train_ahead, SETUP, SIZES, 3, [0, 1, 2, 3, 4])
+    alone = ranks.run(2, on_ranks.train_ahead, SETUP, SIZES, 3, [])
+    for one, other in zip(watched, alone, strict=True):
+        assert_identical({**one, "looks": []}, other)
+
+
+def test_a_look_sees_only_the_steps_that_are_done(ranks: RankPool) -> None:
+    results = ranks.run(2, on_ranks.train_ahead, SETUP, SIZES, 6, [0])
+    alone = ranks.run(2, on_ranks.train, SETUP, SIZES[:1])
+    seen = merged([r["looks"][0]["rows"] for r in results])
+    assert_identical(seen, merged([r["rows"] for r in alone]))
+    counts = [r["looks"][0]["counts"] for r in results]
+    assert {n: sum(c[n] for c in counts) for n in seen} == {n: len(seen[n]) for n in seen}
