@@ -18,7 +18,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from torchrec.optim import RowWiseAdagrad
+from torchrec.optim import SGD, Adagrad, Adam, RowWiseAdagrad
 
 from recsdk_core import Table, init, optim
 from recsdk_core.testing import vectors
@@ -127,6 +127,14 @@ def test_adam_with_a_count_per_row_equals_one_torch_adam_per_row(data: st.DataOb
             adams[row].step()
     actual = torch.from_numpy(table.lookup(ids_of(np.arange(4))))
     torch.testing.assert_close(actual, torch.stack(weights).detach(), **TOLERANCE)
+
+
+def test_classes_of_torchrec() -> None:
+    """Three of them are stand-ins that cannot run: torch's of the same name say what they mean."""
+    assert optim.from_torch(SGD, {"lr": 0.5}) == optim.SGD(lr=0.5)
+    assert optim.from_torch(Adagrad) == optim.Adagrad()
+    assert optim.from_torch(Adam, {"betas": (0.5, 0.6)}) == optim.Adam(betas=(0.5, 0.6))
+    assert optim.from_torch(RowWiseAdagrad) == optim.RowwiseAdagrad()
 
 
 FBGEMM = [

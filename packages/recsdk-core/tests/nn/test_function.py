@@ -177,9 +177,12 @@ def test_gradients_of_weights(pooling: str, frozen: bool) -> None:
     bag_N = torch.tensor([0, 0, 2, 2])
     pooled = torch.zeros(3, 4).index_add(0, bag_N, expected[:, None] * rows_ND)
     if pooling == "mean":
-        pooled = pooled / torch.ones(3).index_put((bag_N,), torch.tensor(0.0)).index_add(
-            0, bag_N, expected
-        )[:, None]
+        pooled = (
+            pooled
+            / torch.ones(3)
+            .index_put((bag_N,), torch.tensor(0.0))
+            .index_add(0, bag_N, expected)[:, None]
+        )
     pooled.backward(upstream)
     torch.testing.assert_close(weights.grad, expected.grad)
     assert table.update_count == (0 if frozen else 1)

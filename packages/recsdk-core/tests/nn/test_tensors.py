@@ -1,0 +1,114 @@
+"""Torch tensors as arguments of Table: taken in place, given back as tensors."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from recsdk_core import Bags, Table, init, map_tables, optim
+
+KEYS = torch.tensor([1, -1, 2**62])
+
+
+@pytest.fixture
+def table() -> Table:
+    return Table(2, initializer=init.Constant(value=1.0), optimizer=optim.SGD(lr=1.0))
+
+
+def test_results_are_tensors(table: Table) -> None:
+    offsets = torch.tensor([0, 1, 3])
+    weights = torch.ones(3)
+    results = [
+        *table.map(KEYS, True),
+        *table.find_or_insert(KEYS, return_outcomes=True),
+        *table.lookup(KEYS, return_outcomes=True),
+        table.upsert(KEYS, torch.ones(3, 2), return_outcomes=True),
+        table.apply_gradients(KEYS, torch.ones(3, 2), return_outcomes=True),
+        *table.pool(KEYS, offsets, weights, return_outcomes=True),
+        table.pool_backward(KEYS, offsets, torch.ones(2, 2), weights, return_weights_grad=True),
+        *map_tables([(table, KEYS)], False)[0],
+        table.pool_rows(Bags(*table.map(KEYS, False), offsets)),
+        table.erase(KEYS, return_outcomes=True),
+    ]
+    assert all(isinstance(result, torch.Tensor) for result in results)
+    kinds = {result.dtype for result in results}
+    assert kinds == {torch.int64, torch.uint8, torch.float32}
+
+
+def test_memory_is_shared_not_copied(table: Table) -> None:
+    """A tensor that does not start its storage is read from where it starts."""
+    keys = torch.arange(10)[4:7]
+    table.upsert(keys, torch.arange(12.0).reshape(6, 2)[3:])
+    assert table.lookup(np.array([4, 5, 6])).tolist() == [[6.0, 7.0], [8.0, 9.0], [10.0, 11.0]]
+
+
+def test_numpy_and_torch_mix(table: Table) -> None:
+    values = table.find_or_insert(KEYS.numpy())
+    assert isinstance(values, np.ndarray)
+    table.apply_gradients(KEYS.numpy(), torch.ones(3, 2))
+    assert isinstance(table.pool(KEYS, np.array([0, 3])), torch.Tensor)
+
+
+def test_parameters_and_tensors_that_require_gradients(table: Table) -> None:
+    table.upsert(KEYS, torch.nn.Parameter(torch.zeros(3, 2)))
+    assert table.lookup(KEYS).tolist() == [[0.0, 0.0]] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint64, torch.int32])
+def test_key_dtypes(table: Table, dtype: torch.dtype) -> None:
+    table.find_or_insert(torch.tensor([1, 2]).to(dtype))
+    assert 1 in table
+
+
+BAD = [
+    (torch.tensor([1.0]), TypeError, r"torch.Tensor of torch.float32.*keys.to\(torch.int64\)"),
+    (torch.tensor([True]), TypeError, "torch.bool"),
+    (KEYS[::2], ValueError, r"keys must be contiguous.*keys.contiguous\(\)"),
+    (KEYS.reshape(3, 1), ValueError, r"shape \(N,\), got torch.Tensor of torch.int64, shape \(3"),
+    (torch.tensor(1), ValueError, r"shape \(N,\)"),
+    (torch.zeros(3, dtype=torch.int64, device="meta"), ValueError, "on meta; pass keys.cpu"),
+    (torch.eye(3, dtype=torch.int64).to_sparse(), ValueError, "dense.*to_dense"),
+]
+
+
+@pytest.mark.parametrize(("keys", "error", "message"), BAD)
+def test_bad_keys(table: Table, keys: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        table.find_or_insert(keys)
+    assert len(table) == 0
+
+
+@pytest.mark.parametrize(
+    ("torch_class", "expected"),
+    [
+        (torch.optim.SGD, optim.SGD()),
+        (torch.optim.Adagrad, optim.Adagrad()),
+        (torch.optim.Adam, optim.Adam()),
+    ],
+)
+def test_optimizer_classes(torch_class: Any, expected: optim.Optimizer) -> None:
+    assert optim.from_torch(torch_class) == expected
+
+
+def test_defaults_are_those_of_torch() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    for torch_class in (torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam):
+        defaults = torch_class([parameter]).defaults
+        assert optim.from_torch(torch_class, defaults) == optim.from_torch(torch_class)
+
+
+@pytest.mark.parametrize("torch_class", [torch.optim.AdamW, torch.optim.RMSprop])
+def test_unsupported_optimizer_classes(torch_class: Any) -> None:
+    with pytest.raises(ValueError, match=f"{torch_class.__name__} is not supported"):
+        optim.from_torch(torch_class)
+
+
+def test_examples_in_docstrings() -> None:
+    result = doctest.testmod(importlib.import_module("recsdk_core.nn.modules"))
+    assert result.attempted > 0
+    assert result.failed == 0

@@ -1,0 +1,134 @@
+"""`recsdk doctor` and the command it belongs to."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from recsdk_core import cli, doctor, isa
+
+FITTING = {
+    "torch": "2.13.0+cpu",
+    "torchrec": "1.8.0",
+    "fbgemm-gpu": "1.8.0",
+    "fbgemm-gpu-cpu": "1.8.0",
+    "recsdk-sharding": "0.1.0",
+}
+
+
+def run(*args: str) -> Any:
+    return CliRunner().invoke(cli.main, args)
+
+
+def test_runs() -> None:
+    result = run("doctor")
+    assert f"instruction set   {isa()}" in result.output
+    assert "recsdk-core" in result.output
+
+
+def test_json() -> None:
+    result = run("doctor", "--json")
+    report = json.loads(result.output)
+    assert report["isa"] == isa()
+    assert report["packages"]["numpy"]
+    assert result.exit_code == bool(report["problems"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({}, None),
+        ({"torch": "2.12.1"}, "torch 2.12.1 does not fit, 2.13 is needed; run: pip install"),
+        ({"torch": "2.130.0"}, "torch 2.130.0 does not fit"),
+        ({"torchrec": "1.7.0"}, "torchrec 1.7.0 does not fit"),
+        ({"torchrec": None}, "torchrec 1.8 is missing; run: pip install"),
+        ({"fbgemm-gpu-cpu": "1.7.0"}, "fbgemm 1.7.0 does not fit"),
+        ({"fbgemm-gpu-cpu": None, "fbgemm-gpu": None}, "fbgemm 1.8 is missing"),
+        ({"fbgemm-gpu-cpu": None}, "is the CUDA build and there is no CUDA device"),
+    ],
+)
+def test_mismatches_name_the_line_to_install(
+    changes: dict[str, str | None], problem: str | None
+) -> None:
+    found = doctor.mismatches({**FITTING, **changes}, has_cuda=False)
+    assert [line for line in found if problem is None or problem not in line] == []
+    assert bool(found) == (problem is not None)
+    assert all("pip install" in line for line in found)
+
+
+def test_without_torchrec_any_torch_is_fine() -> None:
+    packages = {**FITTING, "torch": "2.5.0", "torchrec": None, "recsdk-sharding": None}
+    assert doctor.mismatches(packages, has_cuda=False) == []
+
+
+def test_a_cuda_machine_is_told_the_cuda_build() -> None:
+    packages = {**FITTING, "fbgemm-gpu": None, "fbgemm-gpu-cpu": None}
+    [problem] = doctor.mismatches(packages, has_cuda=True)
+    assert '"fbgemm-gpu==1.8.*"' in problem
+
+
+def test_devices_and_huge_pages(tmp_path: Path) -> None:
+    (tmp_path / "nvidiactl").touch()
+    pages = tmp_path / "enabled"
+    pages.write_text("always madvise [never]\n", encoding="ascii")
+    report = doctor.examine(FITTING.get, {"ASCEND_HOME_PATH": "/opt"}, tmp_path, pages)
+    assert report.cuda
+    assert report.npu
+    assert report.huge_pages == "never"
+    assert any("huge pages are never" in note for note in report.notes)
+    report = doctor.examine(FITTING.get, {}, tmp_path / "none", tmp_path / "missing")
+    assert not report.cuda
+    assert not report.npu
+    assert report.huge_pages is None
+    assert report.problems == []
+
+
+def test_something_broken_gives_exit_status_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = {**FITTING, "torch": "1.0"}
+    monkeypatch.setattr(doctor, "installed_version", broken.get)
+    result = run("doctor")
+    assert result.exit_code == 1
+    assert "problem: torch 1.0 does not fit" in result.output
+
+
+def test_a_wrong_instruction_set_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> str:
+        raise ValueError("RECSDK_ISA is mmx")
+
+    monkeypatch.setattr(doctor.runtime, "isa", fail)
+    assert "RECSDK_ISA is mmx" in doctor.examine(FITTING.get).problems
+
+
+class TestCommands:
+    def use(self, monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
+        entries = [EntryPoint(name, value, cli.GROUP) for name, value in values.items()]
+        monkeypatch.setattr(cli, "entry_points", lambda group: entries)
+
+    def test_version(self) -> None:
+        assert "recsdk, version" in run("--version").output
+
+    def test_a_layer_adds_a_command(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.use(monkeypatch, check="recsdk_core.doctor:doctor")
+        assert "check" in run("--help").output
+        assert run("check", "--help").exit_code == 0
+        assert run("missing").exit_code == 2
+
+    def test_a_broken_layer_breaks_its_own_command_only(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.use(monkeypatch, broken="no_such_module:main", check="recsdk_core.doctor:doctor")
+        assert run("--help").exit_code == 0
+        result = run("broken")
+        assert result.exit_code == 1
+        assert "the command broken of no_such_module:main does not load" in result.output
+
+    def test_an_entry_that_is_no_command(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.use(monkeypatch, odd="recsdk_core.doctor:examine")
+        assert "is no click command" in run("odd").output
+        assert isinstance(cli.main, click.Group)

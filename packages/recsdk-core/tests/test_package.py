@@ -1,0 +1,135 @@
+"""What the package imports, exports and says of itself."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import recsdk_core
+from recsdk_core import Outcome, _ext
+from recsdk_core._internal.version import check_compiled_version
+
+SOURCE = Path(recsdk_core.__file__).parent
+MODULES = [
+    "init", "optim", "outcome", "records", "runtime", "table", "tables", "testing.reference",
+]  # fmt: skip
+
+
+def test_torch_and_hypothesis_are_not_imported() -> None:
+    code = (
+        "import sys, recsdk_core, recsdk_core.cli, recsdk_core.doctor\n"
+        "recsdk_core.doctor.examine()\n"
+        "print(sorted({'torch', 'hypothesis', 'pytest', 'torchrec'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_everything_exported_exists() -> None:
+    for name in recsdk_core.__all__:
+        assert getattr(recsdk_core, name) is not None
+
+
+def test_outcomes_are_the_engines() -> None:
+    assert {outcome.name: outcome.value for outcome in Outcome} == _ext.OUTCOMES
+
+
+def test_a_compiled_part_of_another_version_is_refused() -> None:
+    check_compiled_version(recsdk_core.__version__)
+    with pytest.raises(ImportError, match=r"_ext of version 9.9.9.*pip install --force-reinstall"):
+        check_compiled_version("9.9.9")
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings(name: str) -> None:
+    result = doctest.testmod(importlib.import_module(f"recsdk_core.{name}"))
+    assert result.failed == 0
+
+
+def test_example_in_the_readme() -> None:
+    readme = Path(__file__).parents[1] / "README.md"
+    result = doctest.testfile(str(readme), module_relative=False)
+    assert result.attempted > 5
+    assert result.failed == 0
+
+
+def stub_signatures() -> dict[str, list[str]]:
+    """Arguments of every function and method in _ext.pyi, by dotted name."""
+    tree = ast.parse((SOURCE / "_ext.pyi").read_text(encoding="ascii"))
+    found = {}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            found[node.name] = arguments(node)
+        elif isinstance(node, ast.ClassDef):
+            for member in node.body:
+                if isinstance(member, ast.FunctionDef) and not is_property(member):
+                    found[f"{node.name}.{member.name}"] = arguments(member)
+    return found
+
+
+def is_property(node: ast.FunctionDef) -> bool:
+    return any(isinstance(mark, ast.Name) and mark.id == "property" for mark in node.decorator_list)
+
+
+def arguments(node: ast.FunctionDef) -> list[str]:
+    star = [f"*{node.args.vararg.arg}"] if node.args.vararg else []
+    return [argument.arg for argument in node.args.args] + star
+
+
+def compiled_signatures() -> Iterator[tuple[str, list[str]]]:
+    """The same, as nanobind tells them."""
+    for name, value in vars(_ext).items():
+        if isinstance(value, type):
+            for member, function in vars(value).items():
+                function = getattr(function, "__func__", function)
+                if hasattr(function, "__nb_signature__"):
+                    yield f"{name}.{member}", compiled_arguments(function)
+        elif hasattr(value, "__nb_signature__"):
+            yield name, compiled_arguments(value)
+
+
+def compiled_arguments(function: Any) -> list[str]:
+    [(signature, *_)] = function.__nb_signature__
+    clean = signature.replace("\\", "")
+    start = clean.index("(") + 1
+    names, depth = [], 0
+    word = ""
+    for letter in clean[start:]:
+        if letter in ")," and depth == 0:
+            names.append(word.split(":")[0].split("=")[0].strip())
+            word = ""
+            if letter == ")":
+                break
+        else:
+            depth += (letter in "[(") - (letter in "])")
+            word += letter
+    return [name for name in names if name and name != "/"]
+
+
+def test_the_stub_fits_the_compiled_part() -> None:
+    ignored = {"OptimizerConfig.__init__"}
+    stub = {k: v for k, v in stub_signatures().items() if k not in ignored}
+    compiled = {k: v for k, v in compiled_signatures() if k not in ignored}
+    assert stub == compiled
+
+
+def test_the_stub_names_every_attribute() -> None:
+    tree = ast.parse((SOURCE / "_ext.pyi").read_text(encoding="ascii"))
+    public = {name for name in vars(_ext) if not name.startswith("_")} | {"__version__"}
+    named = set()
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            named.add(node.name)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            named.add(node.target.id)
+    assert named == public

@@ -1,0 +1,141 @@
+"""Calls over many tables at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recsdk_core import Bags, Outcome, Table, init, map_tables, optim, pool_tables, update_tables
+
+KEYS = np.array([3, 4, 3])
+OFFSETS = np.array([0, 2, 3])
+
+
+def make(dim: int, name: str, **config: Any) -> Table:
+    config = {"optimizer": optim.SGD(lr=1.0), "initializer": init.Constant(value=1.0), **config}
+    return Table(dim, name=name, **config)
+
+
+def test_map_pool_update() -> None:
+    tables = [make(1, "a"), make(3, "b")]
+    mapped = map_tables([(tables[0], KEYS), (tables[1], KEYS[:0])], True)
+    assert mapped[0][1].tolist() == [Outcome.INSERTED, Outcome.INSERTED, Outcome.FOUND]
+    assert mapped[1][0].shape == (0,)
+    out = np.full((2, 4), 9.0, np.float32)
+    first = Bags(*mapped[0], OFFSETS)
+    empty = Bags(*mapped[1], np.array([0, 0, 0]))
+    assert (first.num_bags, first.num_keys, empty.num_bags, empty.num_keys) == (2, 3, 2, 0)
+    pool_tables([(tables[0], [(first, out, 3)]), (tables[1], [(empty, out, 0)])])
+    assert out.tolist() == [[0.0, 0.0, 0.0, 2.0], [0.0, 0.0, 0.0, 1.0]]
+    update_tables([(tables[0], [(first, out, 3)]), (tables[1], [(empty, out, 0)])])
+    assert tables[0].lookup(KEYS)[:, 0].tolist() == [-2.0, -1.0, -2.0]
+    assert [table.update_count for table in tables] == [1, 1]
+
+
+def test_no_calls_and_no_blocks() -> None:
+    table = make(1, "a")
+    assert map_tables([], True) == []
+    pool_tables([])
+    pool_tables([(table, [])])
+    update_tables([])
+    update_tables([(table, [])])
+    assert table.update_count == 1
+
+
+def test_several_blocks_of_a_table_make_one_update() -> None:
+    table = make(1, "a", optimizer=optim.Adagrad(lr=1.0))
+    bags = Bags(*table.map(KEYS, True))
+    grad = np.ones((3, 1), np.float32)
+    update_tables([(table, [(bags, grad, 0), (bags, grad, 0)])])
+    [batch] = table.export()
+    assert batch.state["sum"].tolist() == [[16.0], [4.0]]
+    assert table.update_count == 1
+
+
+def test_weights_and_their_gradients() -> None:
+    table = make(2, "a")
+    weights = np.array([1, 2, 3], np.float32)
+    bags = Bags(*table.map(KEYS, True), OFFSETS, weights)
+    grad, weights_grad = np.ones((2, 2), np.float32), np.empty(3, np.float32)
+    update_tables([(table, [(bags, grad, 0, weights_grad)])])
+    assert weights_grad.tolist() == [2.0, 2.0, 2.0]
+    assert table.lookup(KEYS)[:, 0].tolist() == [-3.0, -1.0, -3.0]
+
+
+def test_rows_of_one_table() -> None:
+    table = make(2, "a")
+    weights = np.array([1, 2, 3], np.float32)
+    bags = Bags(*table.map(KEYS, True), OFFSETS, weights, "mean")
+    assert table.pool_rows(bags).tolist() == [[1.0, 1.0], [1.0, 1.0]]
+    weights_grad = np.empty(3, np.float32)
+    table.update_rows(bags, np.ones((2, 2), np.float32), weights_grad)
+    assert weights_grad.tolist() == [0.0, 0.0, 0.0]
+    assert table.update_count == 1
+
+
+def test_bags_without_offsets_have_one_key_each() -> None:
+    table = make(1, "a")
+    bags = Bags(*table.map(KEYS, True))
+    assert bags.num_bags == 3
+    assert table.pool_rows(bags).tolist() == [[1.0]] * 3
+
+
+def test_bags_keep_their_arrays_alive() -> None:
+    table = make(1, "a")
+    bags = Bags(
+        *(part.copy() for part in table.map(KEYS, True)),
+        OFFSETS.astype(np.int32),
+        np.ones(3, np.float32),
+    )
+    trash = [np.full(3, -1, np.int64) for _ in range(100)]
+    assert table.pool_rows(bags).tolist() == [[2.0], [1.0]]
+    assert len(trash) == 100
+
+
+def test_leases() -> None:
+    tables = [make(1, "a"), make(1, "b")]
+    lease = tables[0].lease(step=1)
+    map_tables([(tables[0], KEYS), (tables[1], KEYS)], True, [lease, None])
+    assert [len(table) for table in tables] == [0, 2]
+    lease.release()
+    assert [len(table) for table in tables] == [2, 2]
+    with pytest.raises(ValueError, match="one item for each call"):
+        map_tables([(tables[0], KEYS)], True, [])
+    with pytest.raises(TypeError, match=r"recsdk_core.Lease or None"):
+        map_tables([(tables[0], KEYS)], True, [1])  # type: ignore[list-item]
+
+
+def test_a_table_occurs_once() -> None:
+    table = make(1, "twice")
+    with pytest.raises(ValueError, match="table 'twice' occurs twice"):
+        map_tables([(table, KEYS), (table, KEYS)], True)
+    assert len(table) == 0
+
+
+def test_arguments_are_checked_before_any_table_changes() -> None:
+    tables = [make(1, "a"), make(1, "b")]
+    with pytest.raises(TypeError, match="keys must be int64"):
+        map_tables([(tables[0], KEYS), (tables[1], KEYS.astype(float))], True)
+    assert len(tables[0]) == 0
+    mapped = map_tables([(table, KEYS) for table in tables], True)
+    good, bad = (Bags(*part) for part in mapped)
+    grad = np.ones((3, 1), np.float32)
+    beyond = Bags(np.array([7]), np.array([Outcome.FOUND], np.uint8))
+    with pytest.raises(ValueError, match="row"):
+        update_tables([(tables[0], [(good, grad, 0)]), (tables[1], [(beyond, grad, 0)])])
+    assert [table.update_count for table in tables] == [0, 0]
+    assert bad.num_keys == 3
+
+
+def test_one_tables_failure_leaves_the_others_done_whole() -> None:
+    def fail(keys: Any, values: Any) -> None:
+        raise KeyError("no")
+
+    tables = [make(1, "a"), make(1, "b", initializer=init.Custom(fn=fail)), make(1, "c")]
+    with pytest.raises(KeyError, match="no"):
+        map_tables([(table, KEYS) for table in tables], True)
+    assert [len(table) for table in tables] == [2, 0, 2]
+    for table in tables:
+        table.check_invariants()
