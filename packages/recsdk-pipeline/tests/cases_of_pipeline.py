@@ -60,9 +60,7 @@ def train_plainly(world: World, train: list[Any], evaluated: list[Any]) -> dict[
     return {**found, "outputs": outputs, "end": content(model)}
 
 
-def train_ahead(
-    world: World, train: list[Any], evaluated: list[Any], depth: int
-) -> dict[str, Any]:
+def train_ahead(world: World, train: list[Any], evaluated: list[Any], depth: int) -> dict[str, Any]:
     pipeline = pipeline_of(world, pipe_n_batch=depth)
     model, iterator = pipeline._model, iter(train)
     outputs = [pipeline.progress(iterator) for _ in range(EVALUATED_AFTER)]

@@ -15,7 +15,11 @@ SECONDS_TO_END = 240
 def environment() -> dict[str, str]:
     """The environment of a rank: one thread, and the tests' own modules on the path."""
     paths = [str(TESTS), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+    }
 
 
 def torchrun(num_ranks: int, *command: str) -> list[str]:
@@ -44,7 +48,9 @@ def run_cases(module: str, num_ranks: int, folder: Path) -> dict[str, list[str]]
     """
     done = run_ranks(num_ranks, "-m", "pipeline_support.run_cases", module, str(folder))
     if done.returncode != 0:
-        raise AssertionError(f"{module} on {num_ranks} ranks ended with {done.returncode}:\n{done.stdout}")
+        raise AssertionError(
+            f"{module} on {num_ranks} ranks ended with {done.returncode}:\n{done.stdout}"
+        )
     problems: dict[str, list[str]] = {}
     for rank in range(num_ranks):
         for name, problem in json.loads((folder / f"rank_{rank}.json").read_text()).items():

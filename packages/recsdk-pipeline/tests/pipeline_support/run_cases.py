@@ -13,8 +13,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
-from pipeline_support.model import World
 from torchrec.distributed.types import ShardingEnv
+
+from pipeline_support.model import World
 
 TIMEOUT = timedelta(seconds=60)
 

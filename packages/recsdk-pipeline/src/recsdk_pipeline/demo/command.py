@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from typing import Any
@@ -66,9 +67,10 @@ def _run_ranks(settings: Settings) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # said below
     ranks = ["--standalone", "--nproc-per-node", str(settings.world_size)]
     try:
-        run.main([*ranks, "--module", "recsdk_pipeline.demo.worker", settings.to_json()])
+        run.main([*ranks, "--module", "recsdk_pipeline.demo", settings.to_json()])
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         click.echo(f"recsdk demo: rank {rank} ended with status {failure.exitcode}", err=True)

@@ -1,4 +1,4 @@
-"""What each rank of `recsdk demo` runs; torchrun starts it."""
+"""What each rank of `recsdk demo` does."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ from recsdk_pipeline.demo.source import click_data
 from recsdk_pipeline.demo.training import BASELINE, MODEL, Training
 
 
-def main() -> int:
-    """Train as told by the settings in the first argument; return the exit status."""
+def run_rank(settings: Settings) -> int:
+    """Train and report as told; return the exit status."""
     _hush()
-    settings = Settings.of_json(sys.argv[1])
     bad = BadLines(limit=settings.max_bad_lines)
     with joined_ranks(settings.device) as rank:
         try:
@@ -85,7 +84,3 @@ def _hush() -> None:
     warnings.filterwarnings("ignore", category=UserWarning, module="torch")
     for name in ("torch.fx._symbolic_trace", "torchrec"):
         logging.getLogger(name).setLevel(logging.ERROR)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

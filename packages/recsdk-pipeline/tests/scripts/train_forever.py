@@ -1,0 +1,38 @@
+"""Trains on endless batches; says when it is under way. Started once per rank by a test."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import warnings
+from datetime import timedelta
+
+import torch.distributed as dist
+from pipeline_support.model import CPU, SmallModel, World, batches, hash_tables, spread
+from torchrec.distributed.types import ShardingEnv
+
+from recsdk_pipeline import HybridTrainPipelineSparseDist
+
+STEPS_UNDER_WAY = 20
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    logging.getLogger("torchrec").setLevel(logging.ERROR)
+    timeout = timedelta(seconds=int(os.environ["GROUP_TIMEOUT_SECONDS"]))
+    dist.init_process_group("gloo", timeout=timeout)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    group = dist.new_group(backend="gloo", timeout=timeout)
+    world = World(rank, size, ShardingEnv(world_size=size, rank=rank, pg=group))
+    model, optimizer = spread(SmallModel(tables=hash_tables()), world)
+    pipeline = HybridTrainPipelineSparseDist(model, optimizer, CPU)
+    endless = itertools.cycle(batches(world, 10))
+    for step in itertools.count(1):
+        pipeline.progress(endless)
+        if step == STEPS_UNDER_WAY:
+            print(f"rank {rank} is under way", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""What the pipeline accepts, on one process and without sharded modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from pipeline_support.model import World, dense_batches
+from torch import nn
+
+from recsdk_pipeline import HybridTrainPipelineSparseDist
+
+CPU = torch.device("cpu")
+ALONE = World(0, 1, None)
+
+
+class DenseModel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        output = self.layer(batch.dense)
+        return output.square().sum(), output.detach()
+
+
+def pipeline_of(model: nn.Module, **options: Any) -> HybridTrainPipelineSparseDist[Any, Any]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    return HybridTrainPipelineSparseDist(model, optimizer, CPU, **options)
+
+
+@pytest.mark.parametrize("depth", [1, 12])
+def test_depths_from_1_to_12_are_taken(depth: int) -> None:
+    pipeline_of(DenseModel(), pipe_n_batch=depth)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"pipe_n_batch": 0}, "pipe_n_batch is 0; pass 1 to 12"),
+        ({"pipe_n_batch": 13}, "pipe_n_batch is 13; pass 1 to 12"),
+        ({"execute_all_batches": False}, "pass True"),
+        ({"apply_jit": True}, "pass False"),
+    ],
+)
+def test_other_arguments_are_refused(option: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        pipeline_of(DenseModel(), **option)
+
+
+def test_arguments_may_be_given_by_position() -> None:
+    model = DenseModel()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    pipeline = HybridTrainPipelineSparseDist(model, optimizer, CPU, True, False, True, 3)
+    output, losses = pipeline.progress(iter(dense_batches(ALONE, 2)))
+    assert output.shape == (6, 1)
+    assert losses.shape == ()
+
+
+def test_several_losses_are_summed() -> None:
+    class TwoLosses(DenseModel):
+        def forward(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            loss, output = super().forward(batch)
+            return torch.stack([loss / 4, loss * 3 / 4]), output
+
+    torch.manual_seed(0)
+    one = DenseModel()
+    two = TwoLosses()
+    two.load_state_dict(one.state_dict())
+    batch = dense_batches(ALONE, 1)
+    for model in (one, two):
+        pipeline_of(model).progress(iter(batch))
+    torch.testing.assert_close(two.layer.weight, one.layer.weight)
+
+
+def test_an_exception_of_the_model_passes_and_the_pipeline_goes_on() -> None:
+    class Failing(DenseModel):
+        def forward(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            if batch.labels.isnan().any():
+                raise ArithmeticError("a label is not a number")
+            return super().forward(batch)
+
+    given = dense_batches(ALONE, 6)
+    given[2].labels[0] = torch.nan
+    pipeline = pipeline_of(Failing(), pipe_n_batch=2)
+    iterator = iter(given)
+    pipeline.progress(iterator)
+    pipeline.progress(iterator)
+    with pytest.raises(ArithmeticError, match="not a number"):
+        pipeline.progress(iterator)
+    pipeline.progress(iterator)  # the batches in flight were dropped
+    with pytest.raises(StopIteration):
+        pipeline.progress(iterator)
+    assert pipeline.num_batches_trained == 3
+
+
+def test_an_empty_iterator_ends_at_once() -> None:
+    with pytest.raises(StopIteration):
+        pipeline_of(DenseModel()).progress(iter([]))

@@ -1,0 +1,195 @@
+"""The synthetic stream, the columns of examples, and ids from categories."""
+
+from __future__ import annotations
+
+import doctest
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recsdk_pipeline.data import (
+    ClickBatch,
+    Examples,
+    FeatureBags,
+    HeldOutSplit,
+    Share,
+    SyntheticClicks,
+    category_key,
+    keys,
+)
+
+lists_of_bags = st.lists(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4), max_size=12)
+
+
+def stream(seed: int = 0, num_train: int = 4000) -> SyntheticClicks:
+    return SyntheticClicks(num_train=num_train, num_held_out=1000, seed=seed)
+
+
+def joined(batches: list[ClickBatch]) -> list[tuple]:
+    """The examples of all batches as comparable rows."""
+    rows = []
+    for batch in batches:
+        bags = [batch.sparse[name].to_dense() for name in batch.sparse.keys()]
+        for row in range(len(batch)):
+            ids = tuple(tuple(feature[row].tolist()) for feature in bags)
+            rows.append((float(batch.labels[row]), tuple(batch.dense[row].tolist()), ids))
+    return rows
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 7])
+def test_ranks_together_read_what_one_rank_reads(world_size: int) -> None:
+    data = stream(num_train=500)
+    whole = list(data.train(epoch=0, batch_size=64, share=Share()))
+    shares = [Share(rank=rank, world_size=world_size) for rank in range(world_size)]
+    parts = [list(data.train(epoch=0, batch_size=64, share=share)) for share in shares]
+    assert {len(part) for part in parts} == {len(whole)}
+    for step, batch in enumerate(whole):
+        assert joined([part[step] for part in parts]) == joined([batch])
+
+
+def test_stream_is_a_pure_function_of_its_seed() -> None:
+    first, again = (joined(list(stream().held_out(batch_size=300, share=Share()))) for _ in "12")
+    other = joined(list(stream(seed=1).held_out(batch_size=300, share=Share())))
+    assert first == again
+    assert not set(first) & set(other)
+
+
+def test_ids_are_arbitrary_int64_and_new_ones_keep_arriving() -> None:
+    examples, _ = stream().draw(0, 40_000)
+    for name, bags in examples.bags.items():
+        values = bags.values
+        assert (values < 0).mean() == pytest.approx(0.5, abs=0.1), name
+        assert np.abs(values.astype(np.float64)).max() > 2**62
+        late = values[len(values) // 2 :]
+        assert not np.isin(late, values[: len(values) // 2]).all(), name
+
+
+def test_ids_follow_a_power_law() -> None:
+    examples, _ = stream().draw(0, 200_000)
+    _, counts = np.unique(examples.bags["user"].values, return_counts=True)
+    counts = np.sort(counts)[::-1]
+    ranks = np.arange(10, 1000)
+    slope = np.polyfit(np.log(ranks), np.log(counts[ranks]), 1)[0]
+    assert slope == pytest.approx(-1.05, abs=0.1)
+
+
+def test_some_bags_are_empty_and_some_hold_several_ids() -> None:
+    examples, _ = stream().draw(0, 5_000)
+    for name in ("tags", "words"):
+        lengths = examples.bags[name].lengths
+        assert (lengths == 0).mean() > 0.1
+        assert (lengths > 1).mean() > 0.3
+    for name in ("user", "item", "site"):
+        assert (examples.bags[name].lengths == 1).all()
+
+
+def test_labels_follow_their_probabilities() -> None:
+    examples, probabilities = stream().draw(0, 100_000)
+    for low in (0.0, 0.2, 0.4, 0.6, 0.8):
+        chosen = (low <= probabilities) & (probabilities < low + 0.2)
+        expected = probabilities[chosen].mean()
+        assert examples.labels[chosen].mean() == pytest.approx(expected, abs=0.03)
+
+
+def test_truth_belongs_to_the_held_out_examples() -> None:
+    data = stream()
+    _, labels = data.held_out_truth()
+    batches = data.held_out(batch_size=128, share=Share())
+    found = torch.cat([batch.labels for batch in batches]).numpy()
+    np.testing.assert_array_equal(found, labels)
+
+
+def test_sizes_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="0 and 5"):
+        SyntheticClicks(num_train=0, num_held_out=5)
+
+
+@given(lists_of_bags, st.data())
+def test_taking_rows_takes_their_bags(bags: list[list[int]], data: st.DataObject) -> None:
+    rows = data.draw(st.lists(st.integers(0, max(len(bags) - 1, 0)), max_size=8 if bags else 0))
+    taken = FeatureBags.of_lists(bags).take(np.array(rows, dtype=np.int64))
+    found = [part.tolist() for part in np.split(taken.values, taken.offsets[1:-1])]
+    assert found[: len(rows)] == [bags[row] for row in rows]
+    assert len(taken.offsets) == len(rows) + 1
+
+
+@given(lists_of_bags, st.data())
+def test_a_part_of_rows_is_those_rows(bags: list[list[int]], data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(bags)))
+    stop = data.draw(st.integers(start, len(bags)))
+    part = FeatureBags.of_lists(bags).part(start, stop)
+    expected = FeatureBags.of_lists(bags[start:stop])
+    np.testing.assert_array_equal(part.values, expected.values)
+    np.testing.assert_array_equal(part.offsets, expected.offsets)
+
+
+@given(st.integers(0, 10**6), st.integers(0, 1000), st.integers(1, 9))
+def test_shares_cover_everything_once(start: int, size: int, world_size: int) -> None:
+    bounds = [
+        Share(rank=r, world_size=world_size).bounds(start, start + size) for r in range(world_size)
+    ]
+    assert bounds[0][0] == start
+    assert bounds[-1][1] == start + size
+    assert all(one[1] == other[0] for one, other in zip(bounds, bounds[1:], strict=False))
+    sizes = [stop - first for first, stop in bounds]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def split_of(count: int, seed: int = 0) -> HeldOutSplit:
+    ids = FeatureBags.single(np.arange(count, dtype=np.int64))
+    examples = Examples(
+        labels=np.zeros(count, np.float32), dense=np.zeros((count, 1), np.float32), bags={"id": ids}
+    )
+    return HeldOutSplit(("id",), examples, seed=seed)
+
+
+def ids_of(batches: list[ClickBatch]) -> list[int]:
+    return torch.cat([batch.sparse.values() for batch in batches]).tolist()
+
+
+@given(st.integers(10, 200), st.integers(1, 50), st.integers(0, 3))
+def test_a_tenth_is_held_out_and_never_trained(count: int, batch_size: int, seed: int) -> None:
+    data = split_of(count, seed)
+    held_out = ids_of(list(data.held_out(batch_size=batch_size, share=Share())))
+    assert len(held_out) == count // 10
+    for epoch in range(2):
+        batches = list(data.train(epoch=epoch, batch_size=batch_size, share=Share()))
+        assert sorted(ids_of(batches) + held_out) == list(range(count))
+
+
+def test_each_epoch_has_its_own_order() -> None:
+    data = split_of(200)
+    first, second, again = (
+        ids_of(list(data.train(epoch=epoch, batch_size=32, share=Share()))) for epoch in (0, 1, 0)
+    )
+    assert first != second
+    assert first == again
+
+
+def test_empty_batch_can_be_made_and_moved() -> None:
+    batch = split_of(20).held_out(batch_size=1, share=Share(rank=1, world_size=3))
+    empty = next(batch).to(torch.device("cpu"))
+    assert len(empty) == 0
+    assert empty.sparse.values().numel() == 0
+
+
+@given(st.text(max_size=8), st.text(max_size=8))
+def test_category_keys_are_int64_and_depend_on_the_feature(feature: str, value: str) -> None:
+    key = category_key(feature, value)
+    assert -(2**63) <= key < 2**63
+    assert key != category_key(feature + "x", value)
+    assert key != category_key(feature, value + "x")
+
+
+def test_category_key_is_the_documented_one() -> None:
+    assert doctest.testmod(keys).failed == 0
+    assert doctest.testmod(keys).attempted > 0
+
+
+@given(st.lists(st.integers(0, 2**64 - 1), unique=True, max_size=50))
+def test_mixing_keeps_numbers_apart(numbers: list[int]) -> None:
+    mixed = keys.mix64(np.array(numbers, dtype=np.uint64))
+    assert len(np.unique(mixed)) == len(numbers)
