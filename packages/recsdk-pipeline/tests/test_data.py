@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ def joined(batches: list[ClickBatch]) -> list[tuple]:
     """The examples of all batches as comparable rows."""
     rows = []
     for batch in batches:
-        bags = [batch.sparse[name].to_dense() for name in batch.sparse.keys()]
+        bags = [bags.to_dense() for bags in batch.sparse.to_dict().values()]
         for row in range(len(batch)):
             ids = tuple(tuple(feature[row].tolist()) for feature in bags)
             rows.append((float(batch.labels[row]), tuple(batch.dense[row].tolist()), ids))
@@ -133,7 +134,7 @@ def test_shares_cover_everything_once(start: int, size: int, world_size: int) ->
     ]
     assert bounds[0][0] == start
     assert bounds[-1][1] == start + size
-    assert all(one[1] == other[0] for one, other in zip(bounds, bounds[1:], strict=False))
+    assert all(one[1] == other[0] for one, other in pairwise(bounds))
     sizes = [stop - first for first, stop in bounds]
     assert max(sizes) - min(sizes) <= 1
 

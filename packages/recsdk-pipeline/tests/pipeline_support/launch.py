@@ -1,4 +1,4 @@
-"""Starts scripts under torchrun and runs many cases in one spawn, since importing torchrec is slow."""
+"""Starts scripts under torchrun; many cases share a spawn, since importing torchrec is slow."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -194,11 +195,10 @@ def plain_evaluation(model: nn.Module, given: list[ClickBatch]) -> list[torch.Te
 def rest_of(pipeline: Any, iterator: Iterator[Any]) -> list[Any]:
     """The outputs of all further batches of the iterator."""
     outputs = []
-    while True:
-        try:
+    with suppress(StopIteration):
+        while True:
             outputs.append(pipeline.progress(iterator))
-        except StopIteration:
-            return outputs
+    return outputs
 
 
 def content(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -150,9 +150,8 @@ def main() -> None:
             except StopIteration:
                 break
             losses.append(loss.item())
-        print(
-            f"rank {rank} epoch {epoch}: {len(losses)} batches, loss {sum(losses) / len(losses):.4f}"
-        )
+        mean_loss = sum(losses) / len(losses)
+        print(f"rank {rank} epoch {epoch}: {len(losses)} batches, loss {mean_loss:.4f}")
 
     dist.destroy_process_group()
 
