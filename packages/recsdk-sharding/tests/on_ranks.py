@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from recsdk_core import RecsdkError
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.planner.types import ParameterConstraints
@@ -32,6 +31,7 @@ from worlds import (
     unwrapped,
 )
 
+from recsdk_core import RecsdkError
 from recsdk_sharding import get_default_hybrid_sharders
 from recsdk_sharding.exchange import EndOfData, exchanges_of
 
@@ -162,12 +162,24 @@ def pool_by_hand(weights: list[float] | None) -> dict[str, Any]:
     sparse = KeyedJaggedTensor(
         keys=list(lengths),
         values=torch.tensor([5, 6, 5, 7, 5, 8]),
-        lengths=torch.tensor(sum(lengths.values(), [])),
+        lengths=torch.tensor(list(lengths.values())).flatten(),
         weights=None if weights is None else torch.tensor(weights),
     )
     ebc = unwrapped(model).ebc
     pooled = {k: v.detach().numpy() for k, v in ebc(sparse).to_dict().items()}
     return {"pooled": pooled, "rows": rows_of(ebc.tables())}
+
+
+def _pool_backward(ebc: Any, context: Any, request: Any) -> None:
+    _compute(ebc, context, request, None).values().sum().backward()
+
+
+def _error_of(call: Any) -> Exception | None:
+    try:
+        call()
+    except Exception as error:
+        return error
+    return None
 
 
 BAD_INPUTS = ("float ids", "missing feature", "lengths", "not a batch", "late")
@@ -190,12 +202,9 @@ def fail_once(kind: str, bad_rank: int, depth: int) -> dict[str, Any]:
             context = ebc.create_context()
             started.append((context, ebc.input_dist(context, inputs[step + len(started)])))
         context, request = started.popleft()
-        try:
-            pooled = _compute(ebc, context, request, None).values()
-            pooled.sum().backward()
-            errors.append(None)
-        except Exception as error:
-            errors.append((type(error).__name__, str(error), getattr(error, "rank", None)))
+        error = _error_of(partial(_pool_backward, ebc, context, request))
+        rank = getattr(error, "rank", None)
+        errors.append(error and (type(error).__name__, str(error), rank))
     seconds = time.monotonic() - start
     del context, request
     states = [exchange.state for exchange in exchanges_of(model)]
@@ -246,11 +255,10 @@ def run_out(numbers: list[int], depth: int) -> dict[str, Any]:
         if len(mine) < max(numbers):
             exchange.announce_end()
         while started:
-            try:
-                _compute(ebc, *started.popleft(), None).values().sum().backward()
-                num_trained += 1
-            except EndOfData as error:
-                ended = str(error)
+            error = _error_of(lambda: _pool_backward(ebc, *started.popleft()))  # noqa: B023
+            assert error is None or isinstance(error, EndOfData)
+            num_trained += error is None
+            ended = ended or (error and str(error))
         rounds.append((num_trained, ended, exchange.state))
         exchange.announce_end()
         exchange.reset()
@@ -350,15 +358,7 @@ def refuse_host_environments() -> list[str]:
         ShardingEnv(size, rank, own),
         ShardingEnv(size, (rank + 1) % size, host_env().process_group),
     ]
-    messages = []
-    for env in bad:
-        try:
-            get_default_hybrid_sharders(host_env=env)
-        except (TypeError, ValueError) as error:
-            messages.append(str(error))
-        else:
-            messages.append("no error")
-    return messages
+    return [str(_error_of(partial(get_default_hybrid_sharders, env))) for env in bad]
 
 
 def train_unsharded_in_ddp() -> str:

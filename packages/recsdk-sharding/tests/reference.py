@@ -1,4 +1,4 @@
-"""The same training on one process, twice over: by the unsharded module, and by torch.optim alone."""
+"""The same training on one process, twice: by the unsharded module, and by torch.optim alone."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def train_unsharded(setup: Setup, sizes: list[list[int]]) -> dict[str, Any]:
 
 
 class DictionaryEmbeddings:
-    """Rows in a dense matrix addressed through a dictionary, pooled by torch, trained by torch.optim.
+    """Rows in a dense matrix addressed through a dictionary, trained by torch.optim.
 
     Only rows that a batch touched take part in its update: what the optimizer did to the others is
     undone.

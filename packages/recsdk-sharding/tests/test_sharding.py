@@ -130,4 +130,6 @@ def test_sharding_leaves_the_callers_arguments_alone(ranks: RankPool) -> None:
     setup = Setup(torch.optim.Adagrad, {"lr": 0.1})
     ranks.run(1, on_ranks.insert_only, setup, [[2]])
     assert setup.arguments == {"lr": 0.1}
-    assert_identical(rows_of(new_model(setup, "cpu").ebc.tables()), {"user": {}, "genre": {}, "other": {}})
+    assert_identical(
+        rows_of(new_model(setup, "cpu").ebc.tables()), {"user": {}, "genre": {}, "other": {}}
+    )

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import recsdk_core
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -25,6 +24,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
+import recsdk_core
 from recsdk_sharding import (
     HashEmbeddingBagCollection,
     HashEmbeddingBagConfig,
@@ -74,15 +74,11 @@ class Batch(Pipelineable):
         pass
 
 
-def make_batch(
-    seed: int, size: int, *, weighted: bool = False, empty: Sequence[str] = ()
-) -> Batch:
-    """A batch of `size` samples; repeated, edge and random keys, empty bags; some features empty."""
+def make_batch(seed: int, size: int, *, weighted: bool = False) -> Batch:
+    """A batch of `size` samples: repeated, edge and random keys, empty bags."""
     rng = np.random.default_rng(seed)
     common = np.array(EDGE_KEYS + rng.integers(-(2**63), 2**63 - 1, 20).tolist())
     lengths = rng.integers(0, 5, (len(FEATURES), size))
-    for name in empty:
-        lengths[FEATURES.index(name)] = 0
     values = rng.choice(common, int(lengths.sum()))
     weights = torch.from_numpy(rng.uniform(-1, 2, len(values)).astype(np.float32))
     sparse = KeyedJaggedTensor(
@@ -197,9 +193,7 @@ def shard(
         constraints=dict.fromkeys(names, row_wise) if constraints is None else constraints,
     )
     plan = planner.collective_plan(model, sharders, dist.GroupMember.WORLD)
-    return DistributedModelParallel(
-        model, device=torch.device("cpu"), plan=plan, sharders=sharders
-    )
+    return DistributedModelParallel(model, device=torch.device("cpu"), plan=plan, sharders=sharders)
 
 
 def optimizer_of(model: DistributedModelParallel, lr: float) -> CombinedOptimizer:

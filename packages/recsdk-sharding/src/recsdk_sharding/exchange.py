@@ -337,8 +337,12 @@ class HostExchange:
         self._check(headers, error, step)
         self._communicate(lambda: job.transfer(self.group, [h.splits for h in headers]), step)
         result, error = _attempt(job.finish)
-        lengths = self._gather([len(_message_of(error))], step)
-        self._raise_failures([row[0] for row in lengths], error, step)
+        try:
+            lengths = self._gather([len(_message_of(error))], step)
+            self._raise_failures([row[0] for row in lengths], error, step)
+        except BaseException:
+            result = None  # the traceback would keep the leases of the result open
+            raise
         return result
 
     def _check(self, headers: list[_Header], error: BaseException | None, step: int) -> None:

@@ -152,7 +152,10 @@ class TableRows(nn.Module):
         owned = [part.select(self._ranks.owned_by(self._rank, part.keys)) for part in parts]
         num_rows = sum(len(part.keys) for part in owned)
         if table.max_rows is not None and num_rows > table.max_rows:
-            raise ValueError(f"{num_rows} rows to load do not fit into max_rows {table.max_rows}")
+            raise ValueError(
+                f"{num_rows} rows to load do not fit into this rank's share of max_rows, "
+                f"{table.max_rows}; raise max_rows"
+            )
         table.clear()
         for part in owned:
             table.upsert(part.keys, part.weight, part.state if fields else None)

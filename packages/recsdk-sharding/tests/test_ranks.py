@@ -1,0 +1,61 @@
+"""The rule that says which rank owns a key is fixed for ever, complete and fair."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recsdk_core.testing import key_arrays
+from recsdk_sharding.ranks import NUM_VIRTUAL_SHARDS, RankMap, mix64, virtual_shards
+
+MASK = 2**64 - 1
+
+
+def mixed(word: int) -> int:
+    """SplitMix64's step, in Python's integers."""
+    word = (word + 0x9E3779B97F4A7C15) & MASK
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & MASK
+    return word ^ (word >> 31)
+
+
+def test_golden_values() -> None:
+    # The first outputs of SplitMix64 seeded with 0 are those of 0 and of its increment.
+    words = np.array([0, 0x9E3779B97F4A7C15], dtype=np.uint64)
+    assert mix64(words).tolist() == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4]
+    keys = np.array([0, 1, -1, 2**63 - 1, -(2**63), 12345])
+    assert virtual_shards(keys).tolist() == [52655, 23745, 11296, 40615, 62427, 4512]
+
+
+@given(key_arrays())
+def test_owners_are_the_documented_function(keys: np.ndarray) -> None:
+    keys = np.asarray(keys).astype(np.int64)
+    for size in (1, 2, 3, 7):
+        by_shard = [mixed(k & MASK) % 65536 * size // 65536 for k in keys.tolist()]
+        assert RankMap(size).owners(keys).tolist() == by_shard
+        by_rest = [(k & MASK) % size for k in keys.tolist()]
+        assert RankMap(size, "modulo").owners(keys).tolist() == by_rest
+
+
+@given(st.integers(1, NUM_VIRTUAL_SHARDS))
+def test_every_rank_owns_an_equal_run_of_virtual_shards(size: int) -> None:
+    owners = np.arange(NUM_VIRTUAL_SHARDS) * size // NUM_VIRTUAL_SHARDS
+    counts = np.bincount(owners, minlength=size)
+    assert len(counts) == size
+    assert counts.max() - counts.min() <= 1
+
+
+@pytest.mark.parametrize("stride", [1, 8, 1024, 2**32, 2**48])
+def test_keys_with_a_stride_are_spread_evenly(stride: int) -> None:
+    keys = np.arange(20_000, dtype=np.int64) * stride
+    counts = np.bincount(RankMap(4).owners(keys), minlength=4)
+    assert abs(counts - 5000).max() < 6 * (20_000 * 0.25 * 0.75) ** 0.5
+
+
+def test_what_is_out_of_range_is_refused() -> None:
+    with pytest.raises(ValueError, match="world_size must be 1 to 65536, got 0"):
+        RankMap(0)
+    with pytest.raises(ValueError, match="rank rule must be one of"):
+        RankMap(2, "round_robin")

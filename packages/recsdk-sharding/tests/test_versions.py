@@ -1,0 +1,127 @@
+"""What does not fit is said at import, with the line to install."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import types
+
+import pytest
+
+from recsdk_sharding._requirements import REQUIREMENTS, check_requirements
+from recsdk_sharding._torchrec_compat import _Attribute, _Method, check_private_interfaces
+
+FITTING = {"recsdk-core": "0.1.3", "torch": "2.13.1+cpu", "torchrec": "1.8.0"}
+
+
+def test_versions_that_fit_pass() -> None:
+    check_requirements(FITTING.get)
+    check_requirements()
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "text"),
+    [
+        ("recsdk-core", "0.2.0", r"needs recsdk-core>=0.1,<0.2; found 0.2.0; install it with: pip"),
+        ("torch", "2.12.0", r'found 2.12.0; install it with: pip install "torch==2.13.\*"'),
+        ("torch", "3.0.0", "found 3.0.0"),
+        ("torchrec", "1.9.0", 'found 1.9.0; install it with: pip install "torchrec>=1.8,<1.9"'),
+        ("torchrec", None, "it is not installed; install it with: pip install"),
+    ],
+)
+def test_versions_that_do_not_fit(name: str, version: str | None, text: str) -> None:
+    with pytest.raises(ImportError, match=text):
+        check_requirements({**FITTING, name: version}.get)
+
+
+def test_every_dependency_is_checked() -> None:
+    assert {requirement.name for requirement in REQUIREMENTS} == set(FITTING)
+
+
+def test_another_torchrec_is_refused_by_its_interfaces() -> None:
+    class Changed:
+        def __init__(self, module: object) -> None:
+            self.kept = module
+
+        def renamed(self, other: object) -> None: ...
+
+    space = types.SimpleNamespace(__name__="space", function=lambda a, b: None)
+    fits = [
+        _Method(Changed, "__init__", ("module",)),
+        _Method(Changed, "renamed", ("other",)),
+        _Method(space, "function", ("a",)),
+        _Attribute(Changed, "kept"),
+    ]
+    check_private_interfaces(fits)
+    broken = [_Method(Changed, "method", ()), _Attribute(Changed, "_pg")]
+    with pytest.raises(ImportError, match=r"Changed.method is gone; Changed._pg is gone; install"):
+        check_private_interfaces([*fits, *broken])
+    with pytest.raises(ImportError, match=r"Changed.renamed takes \('other',\), not \('x',\)"):
+        check_private_interfaces([_Method(Changed, "renamed", ("x",))])
+
+
+NPU_SCRIPT = """
+import warnings
+
+warnings.filterwarnings("ignore")
+import torch
+import torch.distributed as dist
+torch.utils.rename_privateuse1_backend("npu")
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.types import ShardingEnv
+from recsdk_sharding import *
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+host_env = ShardingEnv(world_size=1, rank=0, pg=dist.new_group(backend="gloo"))
+table = HashEmbeddingBagConfig(name="t", embedding_dim=8, num_embeddings=100)
+model = torch.nn.Sequential(HashEmbeddingBagCollection([table], device="meta"))
+sharders = get_default_hybrid_sharders(host_env=host_env)
+topology = Topology(world_size=1, compute_device="npu")
+plan = EmbeddingShardingPlanner(topology=topology).plan(model, sharders)
+(shard,) = plan.plan["0"]["t"].sharding_spec.shards
+print(shard.placement)
+
+npu = torch.device("npu")
+world = ShardingEnv.from_process_group(dist.GroupMember.WORLD)
+good = {"device": npu, "plan": plan, "sharders": sharders}
+for change in (
+    {"env": world},
+    {"init_data_parallel": False},
+    {"init_parameters": False},
+    {"data_parallel_wrapper": object()},
+    {"sharders": None},
+    {"sharders": sharders[1:]},
+    {"sharders": [*sharders, object()]},
+    {},
+):
+    try:
+        DistributedModelParallel(model, **{**good, **change})
+    except ValueError as error:
+        print(error)
+DistributedModelParallel(model, env=world, plan=plan, sharders=sharders, init_parameters=False)
+print("cpu is free")
+"""
+
+
+def test_the_rules_for_npu() -> None:
+    command = [sys.executable, "-c", NPU_SCRIPT]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line]
+    rule = "DistributedModelParallel on npu: "
+    expected = [
+        "rank:0/npu:0",
+        f"{rule}env must be None, got",
+        f"{rule}init_data_parallel must be True, got False; leave it out",
+        f"{rule}init_parameters must be True, got False; leave it out",
+        f"{rule}data_parallel_wrapper must be None, got",
+        f"{rule}sharders must be those of recsdk_sharding.get_default_hybrid_sharders",
+        f"{rule}sharders must be those of",
+        f"{rule}sharders must be those of",
+        "HashEmbeddingBagCollectionSharder: hash tables are kept on the cpu; got device 'npu'",
+        "cpu is free",
+    ]
+    assert len(lines) == len(expected), lines
+    for line, start in zip(lines, expected, strict=True):
+        assert line.startswith(start)
