@@ -31,7 +31,7 @@ format: ## rewrite Python and C++ sources in the project's format
 	@$(PYTHON) tools/set_up.py all
 	@.venv/bin/python tools/lint.py --fix
 
-bench-%: ## run the benchmark tools/benchmarks/NAME.py; ARGS=--quick for a short run
+bench-%: ## run a benchmark, as bench-engine; QUICK=1 for a subset
 	@$(PYTHON) tools/set_up.py bench
 	@.venv/bin/python tools/bench.py $* $(ARGS)
 

@@ -53,7 +53,7 @@ PROFILES = {
     "demo": Profile(requirements=("run", "build")),
     "test": Profile(requirements=("run", "build", "test"), headers=debian.TEST_HEADERS),
     "cpp": Profile(requirements=("build",), headers=debian.TEST_HEADERS, packages=False),
-    "bench": Profile(requirements=("run", "build"), headers=debian.BENCH_HEADERS),
+    "bench": Profile(requirements=("run", "build", "bench"), headers=debian.BENCH_HEADERS),
     "all": Profile(requirements=("run", "build", "test", "lint"), headers=debian.TEST_HEADERS),
 }
 
