@@ -406,10 +406,10 @@ def test_stats_count_every_key() -> None:
     table.erase(np.array([1, 1]))
     stats = table.stats()
     assert stats.outcomes == {
-        FOUND: 1,
+        FOUND: 2,
         INSERTED: 2,
         REFUSED: 1,
-        MISSING: 1,
+        MISSING: 2,
         Outcome.OVERFLOWED: 0,
     }
     assert (stats.num_rows, stats.erased) == (1, 1)

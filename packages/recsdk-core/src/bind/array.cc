@@ -7,7 +7,8 @@
 namespace recsdk::bind {
 namespace {
 
-// The struct behind __array_struct__. Source: numpy's documentation, "The array interface protocol".
+// The struct behind __array_struct__. Source: numpy's documentation, "The array interface
+// protocol".
 struct ArrayInterface {
   int two;
   int nd;
@@ -24,7 +25,7 @@ constexpr int kNotSwapped = 0x200;
 constexpr int kWriteable = 0x400;
 
 struct Names {
-  nb::object array_struct, is_cpu, dtype, data_ptr, shape, stride, layout;
+  nb::object array_struct, is_cpu, dtype, data_ptr, shape, stride;
 };
 
 struct Numpy {
@@ -32,7 +33,7 @@ struct Numpy {
 };
 
 struct Torch {
-  nb::object tensor, empty, strided, float32, int32, int64, uint8, uint64;
+  nb::object tensor, empty, float32, int32, int64, uint8, uint64;
 };
 
 // Made once and never freed: the interpreter may be gone before static destructors run.
@@ -51,9 +52,9 @@ const Torch* torch_if_imported() {
   const nb::object modules = nb::module_::import_("sys").attr("modules");
   const nb::object module = modules.attr("get")("torch");
   if (module.is_none() || !nb::hasattr(module, "uint64")) return nullptr;
-  torch = new Torch{module.attr("Tensor"),  module.attr("empty"), module.attr("strided"),
-                    module.attr("float32"), module.attr("int32"), module.attr("int64"),
-                    module.attr("uint8"),   module.attr("uint64")};
+  torch = new Torch{module.attr("Tensor"), module.attr("empty"), module.attr("float32"),
+                    module.attr("int32"),  module.attr("int64"), module.attr("uint8"),
+                    module.attr("uint64")};
   return torch;
 }
 
@@ -111,19 +112,27 @@ std::int64_t item(const nb::object& tuple, int i) {
   return PyLong_AsLongLong(PyTuple_GetItem(tuple.ptr(), i));
 }
 
+/// What a method of a tensor gives; a tensor that is sparse, or has no memory, raises there.
+nb::object ask(const Array& array, const nb::object& method) {
+  nb::object answer =
+      nb::steal(PyObject_CallMethodObjArgs(array.object.ptr(), method.ptr(), nullptr));
+  if (answer.is_valid()) return answer;
+  PyErr_Clear();
+  throw_not_dense(array);
+}
+
 void resolve_torch(const Torch& known, Array& array) {
   array.framework = Framework::kTorch;
   if (!attribute(array.object, names->is_cpu).is(Py_True)) throw_not_on_cpu(array);
-  if (!attribute(array.object, names->layout).is(known.strided)) throw_not_dense(array);
   array.scalar = scalar_of(known, attribute(array.object, names->dtype));
   const nb::object shape = attribute(array.object, names->shape);
-  const nb::object strides = call_method(array.object, names->stride);
+  const nb::object strides = ask(array, names->stride);
   array.rank = static_cast<int>(PyTuple_Size(shape.ptr()));
   for (int i = 0; i < array.rank && i < Array::kMaxRank; ++i) {
     array.shape[static_cast<std::size_t>(i)] = item(shape, i);
     array.strides[static_cast<std::size_t>(i)] = item(strides, i);
   }
-  array.data = PyLong_AsVoidPtr(call_method(array.object, names->data_ptr).ptr());
+  array.data = PyLong_AsVoidPtr(ask(array, names->data_ptr).ptr());
   if (PyErr_Occurred() != nullptr) nb::raise_python_error();
   array.is_writable = true;
 }
@@ -203,8 +212,7 @@ void init_arrays() {
     return nb::object(nb::steal(PyUnicode_InternFromString(name)));
   };
   names = new Names{intern("__array_struct__"), intern("is_cpu"), intern("dtype"),
-                    intern("data_ptr"),         intern("shape"),  intern("stride"),
-                    intern("layout")};
+                    intern("data_ptr"),         intern("shape"),  intern("stride")};
   const nb::module_ module = nb::module_::import_("numpy");
   const nb::object dtype = module.attr("dtype");
   numpy = new Numpy{module.attr("ndarray"), module.attr("empty"), dtype("float32"), dtype("int64"),

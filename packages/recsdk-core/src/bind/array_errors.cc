@@ -17,8 +17,9 @@ std::string describe(const Array& array) {
   std::string words = class_of(array.object);
   if (nb::hasattr(array.object, "dtype")) words += " of " + text(array.object.attr("dtype"));
   if (nb::hasattr(array.object, "shape"))
-    words += ", shape " + text(nb::steal<nb::object>(PySequence_Tuple(
-                              nb::object(array.object.attr("shape")).ptr())));
+    words +=
+        ", shape " +
+        text(nb::steal<nb::object>(PySequence_Tuple(nb::object(array.object.attr("shape")).ptr())));
   return words;
 }
 
@@ -85,10 +86,9 @@ void throw_too_small(const Array& array, std::int64_t bags, std::int64_t column,
 }
 
 void throw_not_contiguous(const Array& array) {
-  const std::string call =
-      array.framework == Framework::kTorch
-          ? argument(array) + ".contiguous()"
-          : "numpy.ascontiguousarray(" + argument(array) + ")";
+  const std::string call = array.framework == Framework::kTorch
+                               ? argument(array) + ".contiguous()"
+                               : "numpy.ascontiguousarray(" + argument(array) + ")";
   throw_value_error(argument(array) + " must be contiguous in C order and aligned" + got(array) +
                     "; pass " + call);
 }

@@ -10,13 +10,20 @@ namespace {
 
 const char* class_name(ErrorCode code) {
   switch (code) {
-    case ErrorCode::kInvalidArgument: return "";
-    case ErrorCode::kOutOfMemory: return "OutOfMemoryError";
-    case ErrorCode::kCapacity: return "CapacityError";
-    case ErrorCode::kBusy: return "BusyError";
-    case ErrorCode::kNonFinite: return "NonFiniteError";
-    case ErrorCode::kBackendUnavailable: return "BackendUnavailable";
-    case ErrorCode::kInternal: return "RecsdkError";
+    case ErrorCode::kInvalidArgument:
+      return "";
+    case ErrorCode::kOutOfMemory:
+      return "OutOfMemoryError";
+    case ErrorCode::kCapacity:
+      return "CapacityError";
+    case ErrorCode::kBusy:
+      return "BusyError";
+    case ErrorCode::kNonFinite:
+      return "NonFiniteError";
+    case ErrorCode::kBackendUnavailable:
+      return "BackendUnavailable";
+    case ErrorCode::kInternal:
+      return "RecsdkError";
   }
   return "RecsdkError";
 }

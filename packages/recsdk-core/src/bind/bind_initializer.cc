@@ -46,8 +46,8 @@ void bind_initializer(nb::module_& module) {
             return InitializerConfig::custom(PythonInitializer(std::move(function), dim));
           },
           nb::arg("function"), nb::arg("dim"));
-  module.def("table_hash", [](const std::string& name) { return table_hash(name); },
-             nb::arg("name"));
+  module.def(
+      "table_hash", [](const std::string& name) { return table_hash(name); }, nb::arg("name"));
 }
 
 }  // namespace recsdk::bind

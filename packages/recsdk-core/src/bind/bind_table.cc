@@ -36,7 +36,9 @@ struct Mapped {
   std::span<Outcome> outcomes;
 
   Mapped(std::size_t n, std::span<Outcome> given)
-      : rows(n), own_outcomes(given.empty() ? n : 0), outcomes(given.empty() ? own_outcomes : given) {}
+      : rows(n),
+        own_outcomes(given.empty() ? n : 0),
+        outcomes(given.empty() ? own_outcomes : given) {}
 };
 
 nb::tuple map(PyTable& table, nb::handle keys_object, bool insert, PyLease* lease) {
@@ -56,8 +58,8 @@ nb::tuple map(PyTable& table, nb::handle keys_object, bool insert, PyLease* leas
 nb::object find_or_insert(PyTable& table, nb::handle keys_object, PyLease* lease, bool outcomes) {
   const Keys keys(keys_object);
   const Lease* batch = lease_of(lease);
-  Result values = make_floats(keys.framework(), static_cast<std::int64_t>(keys.size()),
-                              table->config().dim);
+  Result values =
+      make_floats(keys.framework(), static_cast<std::int64_t>(keys.size()), table->config().dim);
   std::optional<Result> kinds = make_outcomes_if(outcomes, keys);
   {
     const nb::gil_scoped_release without_gil;
@@ -69,8 +71,8 @@ nb::object find_or_insert(PyTable& table, nb::handle keys_object, PyLease* lease
 
 nb::object lookup(PyTable& table, nb::handle keys_object, bool outcomes) {
   const Keys keys(keys_object);
-  Result values = make_floats(keys.framework(), static_cast<std::int64_t>(keys.size()),
-                              table->config().dim);
+  Result values =
+      make_floats(keys.framework(), static_cast<std::int64_t>(keys.size()), table->config().dim);
   std::optional<Result> kinds = make_outcomes_if(outcomes, keys);
   {
     const nb::gil_scoped_release without_gil;
@@ -108,8 +110,8 @@ nb::object erase(PyTable& table, nb::handle keys_object, bool outcomes) {
 nb::object apply_gradients(PyTable& table, nb::handle keys_object, nb::handle grads_object,
                            bool outcomes) {
   const Keys keys(keys_object);
-  const Array grads = floats(grads_object, "grads", static_cast<std::int64_t>(keys.size()),
-                             table->config().dim);
+  const Array grads =
+      floats(grads_object, "grads", static_cast<std::int64_t>(keys.size()), table->config().dim);
   std::optional<Result> kinds = make_outcomes_if(outcomes, keys);
   {
     const nb::gil_scoped_release without_gil;
@@ -128,7 +130,8 @@ struct BagArguments {
                nb::handle pooling)
       : offsets(offsets_object, "offsets") {
     if (offsets_object.is_none() || offsets.span().empty())
-      throw nb::value_error("offsets must be integers of shape (B + 1,), from 0 to the number of keys");
+      throw nb::value_error(
+          "offsets must be integers of shape (B + 1,), from 0 to the number of keys");
     bags.offsets = offsets.span();
     if (!weights_object.is_none()) {
       weights = floats(weights_object, "weights", static_cast<std::int64_t>(keys.size()));
@@ -273,7 +276,8 @@ void make_table(PyTable* place, std::int64_t dim, std::string name,
                        default_value, on_nonfinite, num_threads});
 }
 
-// A custom initializer may refer to what refers to its table: the garbage collector has to see that.
+// A custom initializer may refer to what refers to its table: the garbage collector has to see
+// that.
 int traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   if (!nb::inst_ready(self)) return 0;
@@ -303,39 +307,51 @@ void bind_table(nb::module_& module) {
            nb::arg("max_rows").none(), nb::arg("default_value"), nb::arg("on_nonfinite"),
            nb::arg("num_threads").none())
       .def("state_fields", [](PyTable& table) { return state_fields(table->layout()); })
-      .def("lease", [](PyTable& table, std::optional<std::int64_t> step) {
-             return PyLease(table->lease(step)); }, nb::arg("step").none(), without_gil)
+      .def(
+          "lease",
+          [](PyTable& table, std::optional<std::int64_t> step) {
+            return PyLease(table->lease(step));
+          },
+          nb::arg("step").none(), without_gil)
       .def("map", &map, nb::arg("keys").none(), nb::arg("insert"), nb::arg("lease").none())
       .def("find_or_insert", &find_or_insert, nb::arg("keys").none(), nb::arg("lease").none(),
            nb::arg("return_outcomes"))
       .def("lookup", &lookup, nb::arg("keys").none(), nb::arg("return_outcomes"))
-      .def("upsert", &upsert, nb::arg("keys").none(), nb::arg("values").none(), nb::arg("state").none(),
-           nb::arg("return_outcomes"))
+      .def("upsert", &upsert, nb::arg("keys").none(), nb::arg("values").none(),
+           nb::arg("state").none(), nb::arg("return_outcomes"))
       .def("erase", &erase, nb::arg("keys").none(), nb::arg("return_outcomes"))
-      .def("clear", [](PyTable& table) { table->clear(); }, without_gil)
+      .def(
+          "clear", [](PyTable& table) { table->clear(); }, without_gil)
       .def("apply_gradients", &apply_gradients, nb::arg("keys").none(), nb::arg("grads").none(),
            nb::arg("return_outcomes"))
-      .def("pool", &pool, nb::arg("keys").none(), nb::arg("offsets").none(), nb::arg("weights").none(),
-           nb::arg("pooling").none(), nb::arg("insert"), nb::arg("lease").none(),
-           nb::arg("return_outcomes"))
-      .def("pool_backward", &pool_backward, nb::arg("keys").none(), nb::arg("offsets").none(), nb::arg("grad").none(),
-           nb::arg("weights").none(), nb::arg("pooling").none(), nb::arg("return_weights_grad"))
+      .def("pool", &pool, nb::arg("keys").none(), nb::arg("offsets").none(),
+           nb::arg("weights").none(), nb::arg("pooling").none(), nb::arg("insert"),
+           nb::arg("lease").none(), nb::arg("return_outcomes"))
+      .def("pool_backward", &pool_backward, nb::arg("keys").none(), nb::arg("offsets").none(),
+           nb::arg("grad").none(), nb::arg("weights").none(), nb::arg("pooling").none(),
+           nb::arg("return_weights_grad"))
       .def("pool_rows", &pool_rows, nb::arg("bags"))
       .def("update_rows", &update_rows, nb::arg("bags"), nb::arg("grad").none(),
            nb::arg("weights_grad").none())
       .def("export_rows", &export_rows, nb::arg("begin"), nb::arg("capacity"),
            nb::arg("with_state"))
-      .def("set_learning_rate", [](PyTable& table, float rate) { table->set_learning_rate(rate); },
-           nb::arg("learning_rate"), without_gil)
-      .def("update_count", [](PyTable& table) { return table->update_count(); }, without_gil)
-      .def("set_update_count",
-           [](PyTable& table, std::uint64_t count) { table->set_update_count(count); },
-           nb::arg("count"), without_gil)
-      .def("size", [](PyTable& table) { return table->size(); }, without_gil)
+      .def(
+          "set_learning_rate", [](PyTable& table, float rate) { table->set_learning_rate(rate); },
+          nb::arg("learning_rate"), without_gil)
+      .def(
+          "update_count", [](PyTable& table) { return table->update_count(); }, without_gil)
+      .def(
+          "set_update_count",
+          [](PyTable& table, std::uint64_t count) { table->set_update_count(count); },
+          nb::arg("count"), without_gil)
+      .def(
+          "size", [](PyTable& table) { return table->size(); }, without_gil)
       .def("stats", &stats)
-      .def("memory_bytes", [](PyTable& table) { return table->memory_bytes(); }, without_gil)
-      .def("reserve", [](PyTable& table, std::int64_t num_rows) { table->reserve(num_rows); },
-           nb::arg("num_rows"), without_gil)
+      .def(
+          "memory_bytes", [](PyTable& table) { return table->memory_bytes(); }, without_gil)
+      .def(
+          "reserve", [](PyTable& table, std::int64_t num_rows) { table->reserve(num_rows); },
+          nb::arg("num_rows"), without_gil)
       .def("check_invariants", [](PyTable& table) { table->check_invariants(); }, without_gil);
 }
 

@@ -17,7 +17,8 @@ nb::tuple items(nb::handle object, std::size_t size, std::size_t max_size, const
   if (!made.is_valid()) nb::raise_python_error();
   if (made.size() < size || made.size() > max_size)
     throw nb::value_error((std::string("each call must be ") + shape + ", got " +
-                           std::to_string(made.size()) + " items").c_str());
+                           std::to_string(made.size()) + " items")
+                              .c_str());
   return made;
 }
 
@@ -122,8 +123,11 @@ nb::list map_all(nb::handle calls, bool insert, nb::handle leases_object) {
     const auto n = static_cast<std::int64_t>(part.size());
     Result rows = make_rows(part.framework(), n);
     Result outcomes = make_outcomes(part.framework(), n);
-    made.push_back({&*table_of(parts[0]), part.span(), row_span(rows, part.size()),
-                    outcome_span(outcomes, part.size()), {insert, lease_at(leases, i)}});
+    made.push_back({&*table_of(parts[0]),
+                    part.span(),
+                    row_span(rows, part.size()),
+                    outcome_span(outcomes, part.size()),
+                    {insert, lease_at(leases, i)}});
     results.append(nb::make_tuple(std::move(rows.object), std::move(outcomes.object)));
   }
   {
@@ -136,16 +140,19 @@ nb::list map_all(nb::handle calls, bool insert, nb::handle leases_object) {
 }  // namespace
 
 void bind_tables(nb::module_& module) {
-  nb::class_<PyBags>(module, "Bags",
-                     "Bags of keys that were mapped before: rows int64 (N,), outcomes uint8 (N,), "
-                     "offsets (B + 1,) ascending from 0 to N (None: each key is a bag), weights "
-                     "float32 (N,) or None, pooling \"sum\" or \"mean\". Holds the arrays, no copy.")
+  nb::class_<PyBags>(
+      module, "Bags",
+      "Bags of keys that were mapped before: rows int64 (N,), outcomes uint8 (N,), "
+      "offsets (B + 1,) ascending from 0 to N (None: each key is a bag), weights "
+      "float32 (N,) or None, pooling \"sum\" or \"mean\". Holds the arrays, no copy.")
       .def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, nb::handle>(),
-           nb::arg("rows").none(), nb::arg("outcomes").none(), nb::arg("offsets").none() = nb::none(),
-           nb::arg("weights").none() = nb::none(), nb::arg("pooling") = "sum")
+           nb::arg("rows").none(), nb::arg("outcomes").none(),
+           nb::arg("offsets").none() = nb::none(), nb::arg("weights").none() = nb::none(),
+           nb::arg("pooling") = "sum")
       .def_prop_ro("num_bags", [](const PyBags& bags) { return bags.get().num_bags(); })
       .def_prop_ro("num_keys", &PyBags::num_keys);
-  module.def("map_tables", &map_all, nb::arg("calls").none(), nb::arg("insert"), nb::arg("leases").none());
+  module.def("map_tables", &map_all, nb::arg("calls").none(), nb::arg("insert"),
+             nb::arg("leases").none());
   module.def("pool_tables", &pool_all, nb::arg("calls").none());
   module.def("update_tables", &update_all, nb::arg("calls").none());
 }

@@ -8,7 +8,8 @@ namespace {
 /// The offsets of bags: at least one, so that (0,) means no bags.
 std::span<const std::int64_t> checked_offsets(const Integers& offsets, bool is_given) {
   if (is_given && offsets.span().empty())
-    throw nb::value_error("offsets must have shape (B + 1,), got an empty array; for no bags pass [0]");
+    throw nb::value_error(
+        "offsets must have shape (B + 1,), got an empty array; for no bags pass [0]");
   return offsets.span();
 }
 

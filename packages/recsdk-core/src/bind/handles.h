@@ -32,8 +32,8 @@ class PyLease {
   Lease lease_;
 };
 
-/// A custom initializer: calls function(keys, values) on arrays of Python's own, so that it may keep
-/// them. Threads without the GIL may copy and drop it.
+/// A custom initializer: calls function(keys, values) on arrays of Python's own, so that it may
+/// keep them. Threads without the GIL may copy and drop it.
 struct PythonInitializer {
   PythonInitializer(nb::object python_function, std::int64_t row_width);
   void operator()(std::span<const Key> keys, float* values) const;

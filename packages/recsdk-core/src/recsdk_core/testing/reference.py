@@ -271,6 +271,7 @@ class ReferenceTable:
                 self._kept_back.append((self._next_epoch, row.number))
                 self._num_erased += 1
         self._free_rows()
+        self._count(_outcomes(outcomes))
         return _outcomes(outcomes) if return_outcomes else None
 
     def clear(self) -> None:
