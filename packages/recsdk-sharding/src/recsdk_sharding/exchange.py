@@ -14,20 +14,21 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import queue
 import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, Generic, Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from recsdk_core import RecsdkError
+from recsdk_sharding._internal.header import Header, Splits
+from recsdk_sharding._internal.worker import Worker
 
 __all__ = [
     "EndOfData",
@@ -41,7 +42,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-MAX_MESSAGE_BYTES = 4096
+_MAX_MESSAGE_BYTES = 4096
 _SECONDS_AT_EXIT = 1.0
 
 
@@ -64,16 +65,6 @@ class PeerError(RecsdkError):
         """The step that was to be exchanged."""
         where = "the exchange between hosts" if rank is None else f"rank {rank}"
         super().__init__(f"{where} failed in step {step}: {message}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Splits:
-    """How much one rank sends in one job."""
-
-    batch_size: int = 0
-    """Samples of the rank's batch."""
-    counts: tuple[int, ...] = ()
-    """Items that it sends to each rank, W numbers; empty: none."""
 
 
 class ExchangeJob(ABC, Generic[T]):
@@ -105,36 +96,6 @@ class ExchangeJob(ABC, Generic[T]):
         """Local work with what was received."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Header:
-    """What a rank says first, as int64 words."""
-
-    has_batch: bool = True
-    training: bool = False
-    step: int = 0
-    tag: int = 0
-    message_bytes: int = 0
-    """Length of the error's text; 0: no error."""
-    splits: Splits = field(default_factory=Splits)
-
-    def words(self, world_size: int) -> list[int]:
-        counts = self.splits.counts or (0,) * world_size
-        flags = [int(self.has_batch), int(self.training)]
-        return [*flags, self.step, self.tag, self.message_bytes, self.splits.batch_size, *counts]
-
-    @staticmethod
-    def of_words(words: Sequence[int]) -> _Header:
-        has_batch, training, step, tag, message_bytes, batch_size, *counts = words
-        return _Header(
-            has_batch=bool(has_batch),
-            training=bool(training),
-            step=step,
-            tag=tag,
-            message_bytes=message_bytes,
-            splits=Splits(batch_size=batch_size, counts=tuple(counts)),
-        )
-
-
 class _Failure(RecsdkError):
     """What a rank says of a failure outside of any job."""
 
@@ -163,56 +124,6 @@ class _Absent(ExchangeJob[None]):
         raise AssertionError("an exchange with an absent rank moves no data")
 
 
-@dataclass
-class _Entry:
-    """A queued job. Keeps its exchange alive until it has run."""
-
-    exchange: HostExchange
-    job: ExchangeJob[Any]
-    has_batch: bool
-    future: Future[Any]
-
-    def run(self) -> None:
-        try:
-            result = self.exchange._result_of(self.job, self.has_batch)
-        except BaseException as error:
-            self.exchange._count(-1)
-            self.future.set_exception(error)
-        else:
-            self.exchange._count(-1)
-            self.future.set_result(result)
-
-
-class _Worker:
-    """A thread and its queue. Ends at a None in the queue."""
-
-    def __init__(self) -> None:
-        self.entries: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
-        # A daemon: a rank whose peers died would otherwise hang at exit until the group's timeout.
-        self.thread = threading.Thread(
-            target=_run_entries, args=(self.entries,), name="recsdk-host-exchange", daemon=True
-        )
-        self.thread.start()
-
-    def drop_queued(self) -> int:
-        """Takes out what has not started; returns how many jobs that were."""
-        num_dropped = 0
-        while True:
-            try:
-                entry = self.entries.get_nowait()
-            except queue.Empty:
-                return num_dropped
-            if entry is not None:
-                entry.future.set_exception(CancelledError())
-                num_dropped += 1
-
-
-def _run_entries(entries: queue.SimpleQueue[_Entry | None]) -> None:
-    while (entry := entries.get()) is not None:
-        entry.run()
-        del entry  # the wait for the next one must not keep the exchange alive
-
-
 class HostExchange:
     """Runs the host jobs of all batches in submission order, on one thread and process group.
 
@@ -226,7 +137,7 @@ class HostExchange:
         self.rank: int = dist.get_rank(group)
         self.world_size: int = dist.get_world_size(group)
         self._lock = threading.Lock()
-        self._worker: _Worker | None = None
+        self._worker: Worker | None = None
         self._num_pending = 0
         self._latched: Callable[[], RecsdkError] | None = None
         self._is_ended = False
@@ -294,9 +205,8 @@ class HostExchange:
             if worker is None:
                 return
             self._num_pending -= worker.drop_queued()
-        worker.entries.put(None)
-        worker.thread.join(timeout)
-        if worker.thread.is_alive():
+        worker.stop()
+        if not worker.join(timeout):
             self._break("the job in flight did not end in time")
 
     def _announce(self, job: _Absent) -> None:
@@ -304,27 +214,27 @@ class HostExchange:
             self._enqueue(job, has_batch=False).result()
 
     def _enqueue(self, job: ExchangeJob[T], has_batch: bool) -> Future[T]:
-        future: Future[T] = Future()
-        future.set_running_or_notify_cancel()  # cancelled on one rank, it would be missing there
         with self._lock:
             if self._worker is None:
-                self._worker = _Worker()
-                weakref.finalize(self, self._worker.entries.put, None)
+                self._worker = Worker("recsdk-host-exchange")
+                weakref.finalize(self, self._worker.stop)
             self._num_pending += 1
-            self._worker.entries.put(_Entry(self, job, has_batch, future))
-        return future
+            return self._worker.submit(partial(self._run, job, has_batch))
 
-    def _count(self, change: int) -> None:
-        with self._lock:
-            self._num_pending += change
+    def _run(self, job: ExchangeJob[T], has_batch: bool) -> T:
+        try:
+            return self._result_of(job, has_batch)
+        finally:
+            with self._lock:
+                self._num_pending -= 1
 
-    def _result_of(self, job: ExchangeJob[T], has_batch: bool) -> T | None:
+    def _result_of(self, job: ExchangeJob[T], has_batch: bool) -> T:
         """Runs a job on the worker's thread."""
         if self._latched is not None:
             raise self._latched()
         step = job.step()
         splits, error = _attempt(job.prepare)
-        own = _Header(
+        own = Header(
             has_batch=has_batch,
             training=job.training,
             step=step,
@@ -333,7 +243,7 @@ class HostExchange:
             splits=splits or Splits(),
         )
         rows = self._gather(own.words(self.world_size), step)
-        headers = [_Header.of_words(row) for row in rows]
+        headers = [Header.of_words(row) for row in rows]
         self._check(headers, error, step)
         self._communicate(lambda: job.transfer(self.group, [h.splits for h in headers]), step)
         result, error = _attempt(job.finish)
@@ -343,9 +253,9 @@ class HostExchange:
         except BaseException:
             result = None  # the traceback would keep the leases of the result open
             raise
-        return result
+        return cast(T, result)
 
-    def _check(self, headers: list[_Header], error: BaseException | None, step: int) -> None:
+    def _check(self, headers: list[Header], error: BaseException | None, step: int) -> None:
         """Raises, on every rank, if the ranks cannot go on with this exchange."""
         self._raise_failures([h.message_bytes for h in headers], error, step)
         absent = [rank for rank, h in enumerate(headers) if not h.has_batch]
@@ -408,11 +318,11 @@ def _message_of(error: BaseException | None) -> bytes:
     if error is None:
         return b""
     text = str(error) if isinstance(error, _Failure) else f"{type(error).__name__}: {error}"
-    return text.encode()[:MAX_MESSAGE_BYTES]
+    return text.encode()[:_MAX_MESSAGE_BYTES]
 
 
-def _disagreement(first: _Header, rank: int, other: _Header) -> str:
-    def describe(header: _Header) -> str:
+def _disagreement(first: Header, rank: int, other: Header) -> str:
+    def describe(header: Header) -> str:
         mode = "trains" if header.training else "evaluates"
         return f"{mode} at step {header.step} with modules {header.tag}"
 

@@ -1,0 +1,51 @@
+"""What a rank says of a job before it begins, as numbers.
+
+Shape letter: W ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+__all__ = ["Header", "Splits"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Splits:
+    """How much one rank sends in one job."""
+
+    batch_size: int = 0
+    """Samples of the rank's batch."""
+    counts: tuple[int, ...] = ()
+    """Items that it sends to each rank, W numbers; empty: none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """What a rank says first, as int64 words."""
+
+    has_batch: bool = True
+    training: bool = False
+    step: int = 0
+    tag: int = 0
+    message_bytes: int = 0
+    """Length of the error's text; 0: no error."""
+    splits: Splits = field(default_factory=Splits)
+
+    def words(self, world_size: int) -> list[int]:
+        counts = self.splits.counts or (0,) * world_size
+        flags = [int(self.has_batch), int(self.training)]
+        return [*flags, self.step, self.tag, self.message_bytes, self.splits.batch_size, *counts]
+
+    @staticmethod
+    def of_words(words: Sequence[int]) -> Header:
+        has_batch, training, step, tag, message_bytes, batch_size, *counts = words
+        return Header(
+            has_batch=bool(has_batch),
+            training=bool(training),
+            step=step,
+            tag=tag,
+            message_bytes=message_bytes,
+            splits=Splits(batch_size=batch_size, counts=tuple(counts)),
+        )
