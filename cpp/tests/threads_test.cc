@@ -215,6 +215,30 @@ TEST_F(ThreadsTest, ReadersSeeAPrefixOfTheSteps) {
   EXPECT_TRUE(always_a_prefix);
 }
 
+TEST_F(ThreadsTest, UpdatesSideBySideLoseNothing) {
+  TableConfig zeros = config(4);
+  zeros.optimizer = OptimizerConfig::sgd(1.0F);
+  zeros.initializer = InitializerConfig::constant(0.0F);
+  Table table(zeros);
+  const Keys keys = range(0, 300);
+  Floats values(keys.size() * 4);
+  table.find_or_insert(keys, values.data());
+
+  constexpr int kUpdates = 3000;
+  std::atomic<int> num_ready{0};
+  const Floats ones(keys.size() * 4, 1.0F);
+  const auto update = [&] {
+    for (++num_ready; num_ready < 2;) std::this_thread::yield();
+    for (int i = 0; i < kUpdates; ++i) table.apply_gradients(keys, ones.data());
+  };
+  std::thread other(update);
+  update();
+  other.join();
+  table.lookup(keys, values.data());
+  EXPECT_EQ(values, Floats(values.size(), -2.0F * kUpdates));
+  EXPECT_EQ(table.update_count(), 2U * kUpdates);
+}
+
 TEST_F(ThreadsTest, LeasesEndOnAnyThread) {
   Table table(config(2));
   std::vector<Lease> leases;
