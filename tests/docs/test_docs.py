@@ -35,16 +35,28 @@ def python_of(page: Path) -> str:
     return "\n".join(lines)
 
 
-PAGES_WITH_PYTHON = [page for page in PAGES if python_of(page).strip()]
+PAGES_WITH_SESSIONS = [page for page in PAGES if ">>> " in page.read_text()]
+PAGES_WITH_PYTHON = [
+    page for page in PAGES if python_of(page).strip() and page not in PAGES_WITH_SESSIONS
+]
 
 
 @pytest.mark.parametrize("page", PAGES_WITH_PYTHON, ids=name_of)
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     script = tmp_path / f"{page.stem}.py"
     script.write_text(python_of(page))
+    run_python(page, [str(script)], tmp_path)
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_SESSIONS, ids=name_of)
+def test_the_sessions_of_a_page_print_what_it_says(page: Path, tmp_path: Path) -> None:
+    run_python(page, ["-m", "doctest", str(page)], tmp_path)
+
+
+def run_python(page: Path, arguments: list[str], folder: Path) -> None:
     done = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=tmp_path,
+        [sys.executable, *arguments],
+        cwd=folder,
         check=False,
         text=True,
         stdout=subprocess.PIPE,

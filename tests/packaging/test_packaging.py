@@ -39,14 +39,11 @@ def wheel_of(dist: Path, layer: str) -> Path:
 
 
 def unpack_tests(dist: Path, layer: str, folder: Path) -> Path:
-    """The package's own tests, from its sdist, with the settings they run under; nothing else."""
+    """The sdist without its sources: the package's own tests and the settings they run under."""
     with tarfile.open(sdist_of(dist, layer)) as archive:
         home = Path(archive.getnames()[0]).parts[0]
-        wanted = [
-            member
-            for member in archive.getmembers()
-            if member.name.startswith(f"{home}/tests/") or member.name == f"{home}/pyproject.toml"
-        ]
+        sources = (f"{home}/src/", f"{home}/cpp/")
+        wanted = [m for m in archive.getmembers() if not m.name.startswith(sources)]
         archive.extractall(folder, members=wanted)
     return folder / home
 
