@@ -121,6 +121,15 @@ def test_two_sources_of_data_are_refused(tmp_path: Path) -> None:
     assert re.search("pass one", result.output)
 
 
+@pytest.mark.parametrize("device", ["cuda", "npu"])
+def test_missing_device_is_named(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.delattr("torch.npu", raising=False)
+    result = CliRunner().invoke(demo, ["--device", device])
+    assert result.exit_code == 2
+    assert f"no {device} device here; pass --device cpu" in result.output
+
+
 def test_help_names_every_option() -> None:
     result = CliRunner().invoke(demo, ["--help"])
     for option in ("--world-size", "--epochs", "--examples", "--movielens", "--max-bad-lines"):

@@ -56,8 +56,21 @@ def demo(**options: Any) -> None:
     if options["movielens"] and options["criteo"]:
         raise click.UsageError("--movielens and --criteo are two sources of data; pass one")
     settings = Settings(**options, started_at=time.time())
+    if not _has_device(settings.device):
+        raise click.UsageError(f"torch finds no {settings.device} device here; pass --device cpu")
     click.echo(f"recsdk demo: starting {settings.world_size} ranks on {settings.device}")
     raise SystemExit(_run_ranks(settings))
+
+
+def _has_device(kind: str) -> bool:
+    if kind == "cpu":
+        return True
+    import torch
+
+    try:
+        return bool(torch.get_device_module(kind).is_available())
+    except RuntimeError:  # torch knows of no such kind
+        return False
 
 
 def _run_ranks(settings: Settings) -> int:
