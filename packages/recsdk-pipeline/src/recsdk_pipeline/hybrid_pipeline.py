@@ -39,15 +39,13 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
     `execute_all_batches` must be True and `apply_jit` False. With `return_loss`, `progress`
     returns `(output, losses)`. All ranks must pass the same `pipe_n_batch`, 1 to 12.
 
-    Not thread-safe. Raises ValueError for other arguments.
+    Not thread-safe. Raises ValueError for other arguments. The README has an example that runs::
 
-    >>> pipeline = HybridTrainPipelineSparseDist(model, optimizer, device)  # doctest: +SKIP
-    >>> batches = iter(loader)  # doctest: +SKIP
-    >>> while True:  # doctest: +SKIP
-    ...     try:
-    ...         output = pipeline.progress(batches)
-    ...     except StopIteration:
-    ...         break
+        while True:
+            try:
+                output = pipeline.progress(batches)
+            except StopIteration:
+                break
     """
 
     def __init__(
@@ -84,10 +82,13 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
         referenced loses its batches in flight.
 
         Raises StopIteration when all ranks have done all batches for which every rank has one;
-        with sharded modules of recsdk, ranks may have different numbers of batches. The next
-        iterator may follow. Other exceptions, also of background work and of the iterator, are
-        raised when it is the turn of the batch that failed, with their traceback; the other
-        ranks raise PeerError in the same step. Batches in flight are then dropped.
+        with sharded modules of recsdk, ranks may have different numbers of batches (evaluate then
+        through `progress` too, not by calling the model between steps, since the end is agreed on
+        ahead of time). The next iterator may follow.
+
+        Other exceptions, also of background work and of the iterator, are raised when it is the
+        turn of the batch that failed, with their traceback; the other ranks raise PeerError in
+        the same step. Batches in flight are then dropped.
         """
         try:
             return self._progress(self._queue_of(dataloader_iter))
@@ -213,7 +214,10 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
 
     def _abandon(self) -> None:
         """Drop all batches in flight after a failure, waiting for nothing that could hang."""
-        slots = [slot for queue in self._queues.values() for slot in queue.slots]
+        slots: list[Slot] = []
+        for queue in self._queues.values():
+            slots += queue.slots
+            queue.slots.clear()  # the exception's traceback keeps the queue
         self._queues = {}
         self._current = None
         closed = [exchange for exchange in self._exchanges if exchange.state != "open"]

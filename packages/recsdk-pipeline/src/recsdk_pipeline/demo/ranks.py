@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -68,7 +69,12 @@ def joined_ranks(device_type: str) -> Iterator[Rank]:
         rank, world_size = dist.get_rank(), dist.get_world_size()
         host = ShardingEnv(world_size=world_size, rank=rank, pg=host_group)
         yield Rank(device=device, host=host)
+        # A process that ends while gloo's threads still let go of a collective's tensors aborts:
+        # a barrier has none, and without users the groups end their threads.
+        # Source: pytorch/pytorch pull request 179291.
+        dist.barrier()
     finally:
+        gc.collect()
         dist.destroy_process_group()
 
 
