@@ -1,1 +1,1 @@
-"""Benchmarks behind `make bench-NAME`: one module a name, each with `run(quick) -> list[Record]`."""
+"""Behind `make bench-NAME`: one module a name, each with `run(quick) -> list[Record]`."""

@@ -14,18 +14,20 @@ import argparse
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
-import recsdk_core as rc
 import torch
-from benchmarks.records import race, record_of
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     ComputeDevice,
     SplitTableBatchedEmbeddingBagsCodegen,
 )
+
+import recsdk_core as rc
+from benchmarks.records import race, record_of
 
 NUM_BAGS = 8192
 MEAN_LENGTH = 10
@@ -60,7 +62,8 @@ def scramble(x: np.ndarray) -> np.ndarray:
     x = x.astype(np.uint64)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return (x ^ (x >> np.uint64(31))).astype(np.int64)
+    mixed: np.ndarray = x ^ (x >> np.uint64(31))
+    return mixed.astype(np.int64)
 
 
 def make_workload(num_rows: int, dim: int, distribution: str, num_batches: int = 4) -> Workload:
@@ -87,11 +90,12 @@ def draw_indexes(
 ) -> np.ndarray:
     if distribution == "uniform":
         return random.integers(0, num_rows, count)
-    exponent = 1.05  # of the power law; ranks by the inverse of the continuous distribution function
+    exponent = 1.05  # of the power law; ranks by the inverse of the distribution function
     top = float(num_rows) ** (1 - exponent)
     ranks = (1 + random.random(count) * (top - 1)) ** (1 / (1 - exponent))
     scattered = scramble(np.minimum(ranks.astype(np.int64), num_rows)).view(np.uint64)
-    return (scattered % np.uint64(num_rows)).astype(np.int64)
+    rows: np.ndarray = scattered % np.uint64(num_rows)
+    return rows.astype(np.int64)
 
 
 def emit(workload: str, op: str, unit: str, samples: dict[str, list[float]], **errors: str) -> None:
@@ -104,7 +108,9 @@ def emit(workload: str, op: str, unit: str, samples: dict[str, list[float]], **e
     print(json.dumps({**line, "errors": errors}), flush=True)
 
 
-def filled_table(workload: Workload, weights: torch.Tensor, optimizer: rc.optim.Optimizer) -> rc.Table:
+def filled_table(
+    workload: Workload, weights: torch.Tensor, optimizer: rc.optim.Optimizer
+) -> rc.Table:
     table = rc.Table(workload.dim, name="bench", optimizer=optimizer, num_threads=1)
     for begin in range(0, workload.num_rows, 1 << 16):
         end = begin + (1 << 16)
@@ -112,7 +118,7 @@ def filled_table(workload: Workload, weights: torch.Tensor, optimizer: rc.optim.
     return table
 
 
-def tbe(workload: Workload, weights: torch.Tensor, optimizer: EmbOptimType) -> torch.nn.Module:
+def tbe(workload: Workload, weights: torch.Tensor, optimizer: EmbOptimType) -> Any:
     module = SplitTableBatchedEmbeddingBagsCodegen(
         [(workload.num_rows, workload.dim, EmbeddingLocation.HOST, ComputeDevice.CPU)],
         optimizer=optimizer,
@@ -154,7 +160,9 @@ def forward(workload: Workload, repetitions: int) -> None:
         }
         known = cycle(workload.batches, lambda b: table.pool_rows(mapped[id(b)]))
         raw = cycle(workload.batches, lambda b: table.pool(b.keys_N, b.offsets))
-        emit(workload.name, "forward_known_rows", "ms", race({"recsdk": known, **peers}, repetitions))
+        emit(
+            workload.name, "forward_known_rows", "ms", race({"recsdk": known, **peers}, repetitions)
+        )
         emit(workload.name, "forward_raw_ids", "ms", race({"recsdk": raw, **peers}, repetitions))
 
 
@@ -162,10 +170,12 @@ def training(workload: Workload, repetitions: int) -> None:
     """Forward, backward and update, from raw ids; the peers' from dense indexes."""
     weights = torch.randn(workload.num_rows, workload.dim)
     adagrad = {"lr": LEARNING_RATE, "eps": EPS}
-    cases = {
+    cases: dict[str, tuple[rc.optim.Optimizer, Any, Any]] = {
         "sgd": (rc.optim.SGD(lr=LEARNING_RATE), EmbOptimType.EXACT_SGD, torch.optim.SGD),
         "rowwise_adagrad": (
-            rc.optim.RowwiseAdagrad(**adagrad), EmbOptimType.EXACT_ROWWISE_ADAGRAD, None
+            rc.optim.RowwiseAdagrad(**adagrad),
+            EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+            None,
         ),
         "adagrad": (rc.optim.Adagrad(**adagrad), EmbOptimType.EXACT_ADAGRAD, torch.optim.Adagrad),
         "adam": (rc.optim.Adam(lr=LEARNING_RATE), None, torch.optim.SparseAdam),
@@ -192,12 +202,12 @@ def our_step(table: rc.Table) -> Callable[[Batch], object]:
     return step
 
 
-def tbe_step(module: torch.nn.Module) -> Callable[[Batch], object]:
+def tbe_step(module: Any) -> Callable[[Batch], object]:
     return lambda batch: module(batch.indexes_N, batch.offsets).backward(batch.grad_BD)
 
 
 def torch_step(
-    workload: Workload, weights: torch.Tensor, optimizer_class: type[torch.optim.Optimizer]
+    workload: Workload, weights: torch.Tensor, optimizer_class: Callable[..., torch.optim.Optimizer]
 ) -> Callable[[Batch], object]:
     bag = torch.nn.EmbeddingBag(
         workload.num_rows, workload.dim, mode="sum", include_last_offset=True, sparse=True
@@ -229,7 +239,12 @@ def mapping(num_keys: int, repetitions: int) -> None:
         "recsdk": lambda: table.map(queries[next(position) % 4], False),
         "pandas Index.get_indexer": lambda: index.get_indexer(queries[next(position) % 4]),
     }
-    emit(f"uniform_{num_keys:.0e}".replace("e+0", "e"), "map_65536", "ms", race(contestants, repetitions))
+    emit(
+        f"uniform_{num_keys:.0e}".replace("e+0", "e"),
+        "map_65536",
+        "ms",
+        race(contestants, repetitions),
+    )
 
 
 def call_overhead(repetitions: int) -> None:
@@ -240,12 +255,18 @@ def call_overhead(repetitions: int) -> None:
     tensor = torch.from_numpy(keys)
     table.map(keys, True)
     for kind, argument in (("numpy", keys), ("torch", tensor)):
+
         def many(argument: object = argument) -> None:
             for _ in range(calls):
                 table.map(argument, False)
 
         samples = race({"recsdk": many}, repetitions)
-        emit("one_key", f"call_{kind}", "us", {"recsdk": [v * 1e3 / calls for v in samples["recsdk"]]})
+        emit(
+            "one_key",
+            f"call_{kind}",
+            "us",
+            {"recsdk": [v * 1e3 / calls for v in samples["recsdk"]]},
+        )
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """The engine beside its peers: hash maps in C++, and embedding lookups and updates from Python.
 
-Every part runs twice, the second time with huge pages switched on for the peers too: half of an easy
-win over a peer on small pages is the page size.
+Every part runs twice, the second time with huge pages switched on for the peers too: half of an
+easy win over a peer on small pages is the page size.
 """
 
 from __future__ import annotations
