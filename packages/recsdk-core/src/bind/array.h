@@ -31,7 +31,7 @@ struct Array {
   const char* name = "";  ///< of the argument, for messages
   void* data = nullptr;
   int rank = 0;
-  std::array<std::int64_t, kMaxRank> shape{};  ///< of rank > kMaxRank: unspecified
+  std::array<std::int64_t, kMaxRank> shape{};    ///< of rank > kMaxRank: unspecified
   std::array<std::int64_t, kMaxRank> strides{};  ///< in elements
   Scalar scalar = Scalar::kOther;
   Framework framework = Framework::kOther;

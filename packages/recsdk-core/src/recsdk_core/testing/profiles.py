@@ -19,7 +19,7 @@ def register_profiles() -> None:
     settings.register_profile(
         "ci",
         max_examples=25,
-        stateful_step_count=20,
+        stateful_step_count=40,
         derandomize=True,
         database=None,
         deadline=None,

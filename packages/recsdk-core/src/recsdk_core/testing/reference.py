@@ -362,7 +362,10 @@ class ReferenceTable:
             if key in bad and self._on_nonfinite == "skip":
                 continue
             row = self._rows[key]
-            _arithmetic.update_row(self.optimizer, self.update_count, row.weights, row.state, total)
+            with np.errstate(all="ignore"):  # gradients need not be finite
+                _arithmetic.update_row(
+                    self.optimizer, self.update_count, row.weights, row.state, total
+                )
 
     def _weights_grad(
         self,

@@ -30,11 +30,19 @@ def keys() -> st.SearchStrategy[int]:
 
 
 def key_arrays(
-    min_size: int = 0, max_size: int = 32, *, unsigned: bool = False
+    min_size: int = 0,
+    max_size: int = 32,
+    *,
+    unsigned: bool = False,
+    elements: st.SearchStrategy[int] | None = None,
 ) -> st.SearchStrategy[NDArray[Any]]:
-    """Keys (N,), int64 (uint64 with `unsigned`), often with duplicates, maybe empty."""
+    """Keys (N,), int64 (uint64 with `unsigned`), often with duplicates, maybe empty.
+
+    `elements` draws each key; by default `keys()`.
+    """
     dtype = np.uint64 if unsigned else np.int64
-    return st.lists(keys(), min_size=min_size, max_size=max_size).map(
+    one = keys() if elements is None else elements
+    return st.lists(one, min_size=min_size, max_size=max_size).map(
         lambda drawn: np.array(drawn, dtype=np.int64).view(dtype)
     )
 
@@ -53,16 +61,22 @@ def vectors(
 
 @st.composite
 def bags(
-    draw: st.DrawFn, max_bags: int = 6, max_keys: int = 6, *, weighted: bool | None = None
+    draw: st.DrawFn,
+    max_bags: int = 6,
+    max_keys: int = 6,
+    *,
+    weighted: bool | None = None,
+    elements: st.SearchStrategy[int] | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32] | None]:
     """(keys (N,), offsets (B + 1,), weights (N,) or None); bags and batches may be empty.
 
-    `weighted` None draws with and without weights. Some weights are 0.
+    `weighted` None draws with and without weights; some weights are 0. `elements` as in
+    `key_arrays`.
     """
     lengths = draw(st.lists(st.integers(0, max_keys), max_size=max_bags))
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     total = int(offsets[-1])
-    drawn = draw(key_arrays(total, total))
+    drawn = draw(key_arrays(total, total, elements=elements))
     if not (draw(st.booleans()) if weighted is None else weighted):
         return drawn, offsets, None
     weight = st.sampled_from([0.0, 0.5, 1.0, 1.5, -0.25, 3.0])
