@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -22,7 +23,7 @@ using Bytes = std::vector<std::uint8_t>;
 // Row k starts as {k, k, ...}.
 int rows_of_key(void* user_data, const std::int64_t* keys, std::int64_t num_keys, std::int64_t dim,
                 float* values) {
-  ++*static_cast<int*>(user_data);
+  ++*static_cast<std::atomic<int>*>(user_data);
   for (std::int64_t i = 0; i < num_keys * dim; ++i) values[i] = static_cast<float>(keys[i / dim]);
   return 0;
 }
@@ -54,7 +55,7 @@ class CApiTest : public testing::Test {
               RECSDK_OK);
   }
 
-  int num_callbacks_ = 0;
+  std::atomic<int> num_callbacks_{0};  // tables may run their callbacks side by side
   recsdk_optimizer_config optimizer_ = default_optimizer(RECSDK_OPTIMIZER_SGD);
   recsdk_initializer_config initializer_ = default_initializer();
   recsdk_table_config config_ = default_config(2);

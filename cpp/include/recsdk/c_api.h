@@ -126,7 +126,7 @@ typedef struct recsdk_lease recsdk_lease;
 /// Makes the first values of rows: writes num_keys * dim floats to values (N, D), row after row,
 /// for keys (N,). It must be a pure function of each key. Any result but 0 fails the inserting call
 /// with RECSDK_ERROR_INTERNAL, and the table is unchanged. It runs under the table's lock and must
-/// not call the table; it may run on any thread.
+/// not call the table; it may run on any thread, and for several tables at the same time.
 typedef int (*recsdk_row_callback)(void* user_data, const int64_t* keys, int64_t num_keys,
                                    int64_t dim, float* values);
 
