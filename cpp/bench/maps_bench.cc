@@ -1,9 +1,11 @@
-// Maps from 64-bit keys to row numbers: recsdk::Table::map beside std, Abseil and Boost, interleaved in one process.
+// Maps from 64-bit keys to row numbers: recsdk::Table::map beside std, Abseil and Boost,
+// interleaved in one process.
 //
 //   maps_bench --workload NAME --keys N [--reps R] [--seed S]
 //
-// Prints one JSON object per operation on a line of its own: the median and the quartiles of the rates of every
-// contestant in the repetitions, which take turns. Every answer is compared with that of the first peer.
+// Prints one JSON object per operation on a line of its own: the median and the quartiles of the
+// rates of every contestant in the repetitions, which take turns. Every answer is compared with
+// that of the first peer.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -58,8 +60,12 @@ class Ours : public Contestant {
  public:
   Ours() : table_(config()), outcomes_(kBatch) {}
   std::string name() const override { return "recsdk"; }
-  void find(const std::vector<Key>& keys, std::vector<RowNumber>& rows) override { map(keys, rows, false); }
-  void find_or_insert(const std::vector<Key>& keys, std::vector<RowNumber>& rows) override { map(keys, rows, true); }
+  void find(const std::vector<Key>& keys, std::vector<RowNumber>& rows) override {
+    map(keys, rows, false);
+  }
+  void find_or_insert(const std::vector<Key>& keys, std::vector<RowNumber>& rows) override {
+    map(keys, rows, true);
+  }
   recsdk::Table& table() { return table_; }
 
  private:
@@ -114,19 +120,26 @@ using Contestants = std::vector<std::unique_ptr<Contestant>>;
 Contestants make_contestants() {
   Contestants all;
   all.push_back(std::make_unique<Ours>());
-  all.push_back(std::make_unique<Peer<std::unordered_map<Key, std::uint32_t>, 0>>("std::unordered_map"));
-  all.push_back(std::make_unique<Peer<absl::flat_hash_map<Key, std::uint32_t>, 0>>("absl::flat_hash_map"));
-  all.push_back(std::make_unique<Peer<absl::flat_hash_map<Key, std::uint32_t>, 16>>("absl::flat_hash_map+prefetch"));
-  all.push_back(std::make_unique<Peer<boost::unordered_flat_map<Key, std::uint32_t>, 0>>("boost::unordered_flat_map"));
+  all.push_back(
+      std::make_unique<Peer<std::unordered_map<Key, std::uint32_t>, 0>>("std::unordered_map"));
+  all.push_back(
+      std::make_unique<Peer<absl::flat_hash_map<Key, std::uint32_t>, 0>>("absl::flat_hash_map"));
+  all.push_back(std::make_unique<Peer<absl::flat_hash_map<Key, std::uint32_t>, 16>>(
+      "absl::flat_hash_map+prefetch"));
+  all.push_back(std::make_unique<Peer<boost::unordered_flat_map<Key, std::uint32_t>, 0>>(
+      "boost::unordered_flat_map"));
   return all;
 }
 
-// Random 64-byte lines of an array of `bytes`, fetched ahead: what memory allows. Millions a second.
+// Random 64-byte lines of an array of `bytes`, fetched ahead: what memory allows. Millions a
+// second.
 class LineLimit {
  public:
   explicit LineLimit(std::size_t bytes) : lines_(std::max<std::size_t>(bytes / 64, 64)) {
-    void* p = mmap(nullptr, lines_ * 64 + (2U << 20), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    const auto address = (reinterpret_cast<std::uintptr_t>(p) + (2U << 20) - 1) / (2U << 20) * (2U << 20);
+    void* p = mmap(nullptr, lines_ * 64 + (2U << 20), PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    const auto address =
+        (reinterpret_cast<std::uintptr_t>(p) + (2U << 20) - 1) / (2U << 20) * (2U << 20);
     data_ = reinterpret_cast<std::uint64_t*>(address);
     madvise(data_, lines_ * 64, MADV_HUGEPAGE);
     std::memset(data_, 1, lines_ * 64);
@@ -160,12 +173,13 @@ struct Rates {
   }
 };
 
-void print_record(const std::string& workload, const std::string& op, const std::string& unit, const std::vector<Rates>& all) {
-  std::printf("{\"workload\": \"%s\", \"op\": \"%s\", \"unit\": \"%s\", \"contestants\": {", workload.c_str(), op.c_str(),
-              unit.c_str());
+void print_record(const std::string& workload, const std::string& op, const std::string& unit,
+                  const std::vector<Rates>& all) {
+  std::printf("{\"workload\": \"%s\", \"op\": \"%s\", \"unit\": \"%s\", \"contestants\": {",
+              workload.c_str(), op.c_str(), unit.c_str());
   for (std::size_t i = 0; i < all.size(); ++i) {
-    std::printf("%s\"%s\": [%.4g, %.4g, %.4g]", i == 0 ? "" : ", ", all[i].name.c_str(), all[i].at(0.5),
-                all[i].at(0.25), all[i].at(0.75));
+    std::printf("%s\"%s\": [%.4g, %.4g, %.4g]", i == 0 ? "" : ", ", all[i].name.c_str(),
+                all[i].at(0.5), all[i].at(0.25), all[i].at(0.75));
   }
   std::printf("}}\n");
   std::fflush(stdout);
@@ -176,11 +190,14 @@ void print_record(const std::string& workload, const std::string& op, const std:
   std::exit(1);
 }
 
-using Operation = std::function<void(Contestant&, const std::vector<Key>&, std::vector<RowNumber>&)>;
+using Operation =
+    std::function<void(Contestant&, const std::vector<Key>&, std::vector<RowNumber>&)>;
 using MakeBatch = std::function<std::vector<Key>()>;
 
-// Repetitions in which all contestants take turns on the same batches, each turn a few batches long.
-std::vector<Rates> race(Contestants& all, int reps, const MakeBatch& make_batch, const Operation& operation) {
+// Repetitions in which all contestants take turns on the same batches, each turn a few batches
+// long.
+std::vector<Rates> race(Contestants& all, int reps, const MakeBatch& make_batch,
+                        const Operation& operation) {
   constexpr int kBatches = 4;
   std::vector<Rates> rates;
   for (const auto& c : all) rates.push_back({c->name(), {}});
@@ -225,8 +242,11 @@ Operation finding() {
 // Ids of a table that has grown to `keys`: scattered, or dense from 0.
 class Ids {
  public:
-  Ids(bool is_dense, std::int64_t count) : is_dense_(is_dense), count_(static_cast<std::uint64_t>(count)) {}
-  Key at(std::uint64_t rank) const { return static_cast<Key>(is_dense_ ? rank : scramble(rank + 1)); }
+  Ids(bool is_dense, std::int64_t count)
+      : is_dense_(is_dense), count_(static_cast<std::uint64_t>(count)) {}
+  Key at(std::uint64_t rank) const {
+    return static_cast<Key>(is_dense_ ? rank : scramble(rank + 1));
+  }
   std::uint64_t count() const { return count_; }
 
  private:
@@ -248,12 +268,14 @@ void grow(Contestants& all, const Ids& ids, std::vector<Rates>* insert_rates) {
       c->find_or_insert(batch, rows);
       seconds += now() - start;
       for (std::uint64_t i = begin; i < end; ++i) {
-        if (rows[i - begin] != static_cast<RowNumber>(i)) fail(c->name() + " disagrees on a row number");
+        if (rows[i - begin] != static_cast<RowNumber>(i))
+          fail(c->name() + " disagrees on a row number");
       }
     }
     if (insert_rates != nullptr) {
       for (Rates& r : *insert_rates) {
-        if (r.name == c->name()) r.values.push_back(static_cast<double>(ids.count()) / seconds / 1e6);
+        if (r.name == c->name())
+          r.values.push_back(static_cast<double>(ids.count()) / seconds / 1e6);
       }
     }
   }
@@ -284,8 +306,9 @@ void run_finds(const Options& o, bool is_dense) {
 
   recsdk::Table& ours = static_cast<Ours&>(*all[0]).table();
   const recsdk::TableStats stats = ours.stats();
-  print_record(workload, "index_bytes_per_key", "bytes",
-               {{"recsdk", {static_cast<double>(stats.index_bytes) / static_cast<double>(stats.num_rows)}}});
+  print_record(
+      workload, "index_bytes_per_key", "bytes",
+      {{"recsdk", {static_cast<double>(stats.index_bytes) / static_cast<double>(stats.num_rows)}}});
   const LineLimit limit(static_cast<std::size_t>(stats.index_bytes));
   const auto with_limit = [&](std::vector<Rates> rates) {
     Rates line{"random_line_limit", {}};
@@ -307,23 +330,30 @@ void run_finds(const Options& o, bool is_dense) {
   std::uint64_t next = 0;
   const auto scan = [&] { return ids.at(next++ % ids.count()); };
   if (is_dense) {
-    print_record(workload, "find_scan", "Mkeys/s", with_limit(race(all, o.reps, batch_of(scan), finding())));
-    print_record(workload, "find_hit100", "Mkeys/s", with_limit(race(all, o.reps, batch_of(any_key), finding())));
+    print_record(workload, "find_scan", "Mkeys/s",
+                 with_limit(race(all, o.reps, batch_of(scan), finding())));
+    print_record(workload, "find_hit100", "Mkeys/s",
+                 with_limit(race(all, o.reps, batch_of(any_key), finding())));
     return;
   }
-  print_record(workload, "find_hit100", "Mkeys/s", with_limit(race(all, o.reps, batch_of(any_key), finding())));
-  print_record(workload, "find_hit50", "Mkeys/s", with_limit(race(all, o.reps, batch_of(half), finding())));
-  print_record(workload, "find_zipf1.05", "Mkeys/s", with_limit(race(all, o.reps, batch_of(zipf), finding())));
+  print_record(workload, "find_hit100", "Mkeys/s",
+               with_limit(race(all, o.reps, batch_of(any_key), finding())));
+  print_record(workload, "find_hit50", "Mkeys/s",
+               with_limit(race(all, o.reps, batch_of(half), finding())));
+  print_record(workload, "find_zipf1.05", "Mkeys/s",
+               with_limit(race(all, o.reps, batch_of(zipf), finding())));
   std::uint64_t fresh = 4 * ids.count();
-  const auto five_percent_new = [&] { return random() % 20 == 0 ? ids.at(fresh++) : ids.at(random() % ids.count()); };
+  const auto five_percent_new = [&] {
+    return random() % 20 == 0 ? ids.at(fresh++) : ids.at(random() % ids.count());
+  };
   print_record(workload, "find_or_insert_new5", "Mkeys/s",
                with_limit(race(all, o.reps, batch_of(five_percent_new),
-                               [](Contestant& c, const std::vector<Key>& k, std::vector<RowNumber>& r) {
-                                 c.find_or_insert(k, r);
-                               })));
+                               [](Contestant& c, const std::vector<Key>& k,
+                                  std::vector<RowNumber>& r) { c.find_or_insert(k, r); })));
 }
 
-// The slowest batch of 8192 new keys while a table grows from empty; with memory reserved ahead too.
+// The slowest batch of 8192 new keys while a table grows from empty; with memory reserved ahead
+// too.
 void run_growth(const Options& o) {
   for (const bool reserve : {false, true}) {
     recsdk::TableConfig config;
@@ -338,19 +368,23 @@ void run_growth(const Options& o) {
     std::vector<double> milliseconds;
     for (std::int64_t begin = 0; begin < o.keys; begin += kSmallBatch) {
       for (std::int64_t i = 0; i < kSmallBatch; ++i) {
-        keys[static_cast<std::size_t>(i)] = static_cast<Key>(scramble(static_cast<std::uint64_t>(begin + i) + 1));
+        keys[static_cast<std::size_t>(i)] =
+            static_cast<Key>(scramble(static_cast<std::uint64_t>(begin + i) + 1));
       }
       const double start = now();
       table.map(keys, rows, outcomes, {true, nullptr});
       milliseconds.push_back((now() - start) * 1e3);
     }
     const Rates all{"recsdk", milliseconds};
-    const std::string workload = std::string(reserve ? "growth_reserved_" : "growth_") + count_text(o.keys);
+    const std::string workload =
+        std::string(reserve ? "growth_reserved_" : "growth_") + count_text(o.keys);
     print_record(workload, "batch_median", "ms", {{"recsdk", {all.at(0.5)}}});
     print_record(workload, "batch_p99", "ms", {{"recsdk", {all.at(0.99)}}});
     print_record(workload, "batch_worst", "ms", {{"recsdk", {all.at(1.0)}}});
-    print_record(workload, "index_bytes_per_key", "bytes",
-                 {{"recsdk", {static_cast<double>(table.stats().index_bytes) / static_cast<double>(table.size())}}});
+    print_record(
+        workload, "index_bytes_per_key", "bytes",
+        {{"recsdk",
+          {static_cast<double>(table.stats().index_bytes) / static_cast<double>(table.size())}}});
   }
 }
 
@@ -358,11 +392,16 @@ Options parse(int argc, char** argv) {
   Options o;
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string_view name = argv[i];
-    if (name == "--workload") o.workload = argv[i + 1];
-    else if (name == "--keys") o.keys = static_cast<std::int64_t>(std::atof(argv[i + 1]));
-    else if (name == "--reps") o.reps = std::atoi(argv[i + 1]);
-    else if (name == "--seed") o.seed = static_cast<std::uint64_t>(std::atoll(argv[i + 1]));
-    else fail("unknown option " + std::string(name));
+    if (name == "--workload")
+      o.workload = argv[i + 1];
+    else if (name == "--keys")
+      o.keys = static_cast<std::int64_t>(std::atof(argv[i + 1]));
+    else if (name == "--reps")
+      o.reps = std::atoi(argv[i + 1]);
+    else if (name == "--seed")
+      o.seed = static_cast<std::uint64_t>(std::atoll(argv[i + 1]));
+    else
+      fail("unknown option " + std::string(name));
   }
   return o;
 }
@@ -371,8 +410,12 @@ Options parse(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   const Options options = parse(argc, argv);
-  if (options.workload == "uniform") run_finds(options, false);
-  else if (options.workload == "dense") run_finds(options, true);
-  else if (options.workload == "growth") run_growth(options);
-  else fail("unknown workload " + options.workload + "; choose uniform, dense or growth");
+  if (options.workload == "uniform")
+    run_finds(options, false);
+  else if (options.workload == "dense")
+    run_finds(options, true);
+  else if (options.workload == "growth")
+    run_growth(options);
+  else
+    fail("unknown workload " + options.workload + "; choose uniform, dense or growth");
 }

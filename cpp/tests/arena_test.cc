@@ -35,7 +35,8 @@ TEST_P(ArenaOperations, BlocksKeepTheirContent) {
   for (int i = 0; i < 4000; ++i) {
     const bool grows = (i / 1000) % 2 == 0;
     if (blocks.empty() || random() % 100 < (grows ? 70U : 35U)) {
-      const auto units = static_cast<std::uint32_t>(random() % 50 == 0 ? 40 + random() % 60 : 1 + random() % 8);
+      const auto units =
+          static_cast<std::uint32_t>(random() % 50 == 0 ? 40 + random() % 60 : 1 + random() % 8);
       const Block block{arena.allocate(units), units, static_cast<unsigned char>(random())};
       std::memset(block.data, block.mark, block.units * Arena::kUnit);
       blocks.push_back(block);
@@ -56,7 +57,8 @@ TEST_P(ArenaOperations, BlocksKeepTheirContent) {
   arena.clear();
   EXPECT_EQ(arena.bytes_held(), 0U);
 }
-INSTANTIATE_TEST_SUITE_P(Seeds, ArenaOperations, testing::Range(std::uint64_t{0}, std::uint64_t{10}));
+INSTANTIATE_TEST_SUITE_P(Seeds, ArenaOperations,
+                         testing::Range(std::uint64_t{0}, std::uint64_t{10}));
 
 }  // namespace
 }  // namespace recsdk::internal

@@ -30,7 +30,8 @@ std::vector<Flat> flatten(const SortedGradients& gradients) {
 
 TEST(Gradients, AreSortedByRowAndKeepInputOrderWithinARow) {
   std::mt19937_64 random(3);
-  for (const RowNumber end_row : {RowNumber{1}, RowNumber{7}, RowNumber{2048}, RowNumber{1} << 22, RowNumber{1} << 32}) {
+  for (const RowNumber end_row :
+       {RowNumber{1}, RowNumber{7}, RowNumber{2048}, RowNumber{1} << 22, RowNumber{1} << 32}) {
     std::vector<RowNumber> rows(3000);
     std::vector<Outcome> outcomes(rows.size());
     std::vector<float> weights(rows.size());
@@ -41,25 +42,31 @@ TEST(Gradients, AreSortedByRowAndKeepInputOrderWithinARow) {
       outcomes[i] = random() % 10 == 0 ? Outcome::kRefused : Outcome::kFound;
       weights[i] = static_cast<float>(random() % 8);
     }
-    while (offsets.back() < 3000) offsets.push_back(std::min<std::int64_t>(3000, offsets.back() + static_cast<std::int64_t>(random() % 6)));
+    while (offsets.back() < 3000)
+      offsets.push_back(
+          std::min<std::int64_t>(3000, offsets.back() + static_cast<std::int64_t>(random() % 6)));
     const auto num_bags = static_cast<std::int64_t>(offsets.size()) - 1;
     std::vector<float> grad(static_cast<std::size_t>(num_bags) * 2);
     const GradBlock plain{{rows, outcomes, offsets, {}, Pooling::kMean}, grad.data(), 2, nullptr};
-    const GradBlock weighted{{rows, outcomes, offsets, weights, Pooling::kSum}, grad.data(), 2, nullptr};
+    const GradBlock weighted{
+        {rows, outcomes, offsets, weights, Pooling::kSum}, grad.data(), 2, nullptr};
     const std::vector<GradBlock> blocks = {plain, weighted};
 
     std::vector<Flat> expected;
     for (int block = 0; block < 2; ++block) {
       for (std::int64_t b = 0; b < num_bags; ++b) {
         const auto bag = static_cast<std::size_t>(b);
-        for (auto i = static_cast<std::size_t>(offsets[bag]); i < static_cast<std::size_t>(offsets[bag + 1]); ++i) {
+        for (auto i = static_cast<std::size_t>(offsets[bag]);
+             i < static_cast<std::size_t>(offsets[bag + 1]); ++i) {
           if (!has_row(outcomes[i])) continue;
-          const float scale = block == 0 ? 1.0F / static_cast<float>(offsets[bag + 1] - offsets[bag]) : weights[i];
+          const float scale =
+              block == 0 ? 1.0F / static_cast<float>(offsets[bag + 1] - offsets[bag]) : weights[i];
           expected.push_back({static_cast<std::uint32_t>(rows[i]), grad.data() + b * 2, scale});
         }
       }
     }
-    std::stable_sort(expected.begin(), expected.end(), [](const Flat& a, const Flat& b) { return a.row < b.row; });
+    std::stable_sort(expected.begin(), expected.end(),
+                     [](const Flat& a, const Flat& b) { return a.row < b.row; });
     const SortedGradients gradients = sort_gradients(blocks, end_row);
     EXPECT_EQ(flatten(gradients), expected);
     for (std::int64_t i = 0; i <= gradients.items.size(); i += 97) {

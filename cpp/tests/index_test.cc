@@ -45,7 +45,12 @@ TEST(Index, EmptyIndexFindsNothing) {
 }
 
 TEST(Index, EveryBitPatternIsLegal) {
-  const std::vector<Key> edges = {0, -1, 1, -2, std::numeric_limits<Key>::min(), std::numeric_limits<Key>::max(),
+  const std::vector<Key> edges = {0,
+                                  -1,
+                                  1,
+                                  -2,
+                                  std::numeric_limits<Key>::min(),
+                                  std::numeric_limits<Key>::max(),
                                   std::numeric_limits<Key>::min() + 1};
   for (std::uint64_t seed = 0; seed < 50; ++seed) {
     Index index(seed);
@@ -95,7 +100,8 @@ TEST_P(IndexOperations, AgreesWithUnorderedMap) {
     expect_equal(index, model, probes);
   }
 }
-INSTANTIATE_TEST_SUITE_P(Seeds, IndexOperations, testing::Range(std::uint64_t{0}, std::uint64_t{24}));
+INSTANTIATE_TEST_SUITE_P(Seeds, IndexOperations,
+                         testing::Range(std::uint64_t{0}, std::uint64_t{24}));
 
 TEST(Index, GrowsThroughManySplitsWithinItsMemoryTarget) {
   Index index(5);

@@ -187,7 +187,8 @@ TEST(Lease, MappingAheadOnAnotherThreadChangesNoResult) {
       std::vector<Key> keys;
       for (int i = 0; i < 500; ++i) keys.push_back((step * 37 + i * i) % 4001 - 2000);
       leases[static_cast<std::size_t>(step)] = table.lease(step);
-      mapped[static_cast<std::size_t>(step)] = map(table, keys, true, &leases[static_cast<std::size_t>(step)]);
+      mapped[static_cast<std::size_t>(step)] =
+          map(table, keys, true, &leases[static_cast<std::size_t>(step)]);
     };
     const auto train_step = [&](int step) {
       Mapped& m = mapped[static_cast<std::size_t>(step)];

@@ -37,9 +37,9 @@ struct RECSDK_API OptimizerConfig {
   float learning_rate = 0.01F;
   float eps = 1e-10F;  ///< 1e-8 for Adam
   // Double, since 1 - beta2 is what counts: of a float its fifth digit would be wrong.
-  double beta1 = 0.9;    ///< Adam
-  double beta2 = 0.999;  ///< Adam
-  float lr_decay = 0.0F;  ///< Adagrad
+  double beta1 = 0.9;                      ///< Adam
+  double beta2 = 0.999;                    ///< Adam
+  float lr_decay = 0.0F;                   ///< Adagrad
   float initial_accumulator_value = 0.0F;  ///< Adagrad, rowwise Adagrad
   float weight_decay = 0.0F;
   BiasCorrection bias_correction = BiasCorrection::kTable;  ///< Adam
@@ -59,7 +59,7 @@ struct RECSDK_API OptimizerConfig {
 enum class NonFinite : std::uint8_t {
   kApply = 0,  ///< applied as torch does, and counted
   kRaise = 1,  ///< the update throws Error(kNonFinite) before it changes anything
-  kSkip = 2,  ///< the key's update is left out, and counted
+  kSkip = 2,   ///< the key's update is left out, and counted
 };
 
 }  // namespace recsdk

@@ -16,11 +16,12 @@ RECSDK_API const char* version() noexcept;
 RECSDK_API std::vector<std::string> available_isas();
 
 /// The one in use: the fastest available, or the one named by the environment variable RECSDK_ISA.
-/// Results are bit-equal on all of them. Throws std::invalid_argument if RECSDK_ISA names one that is not available.
+/// Results are bit-equal on all of them. Throws std::invalid_argument if RECSDK_ISA names one that
+/// is not available.
 RECSDK_API std::string isa();
 
-/// Switches the process to another instruction set; meant for tests. Not to be called beside running calls.
-/// Throws std::invalid_argument, naming the available ones.
+/// Switches the process to another instruction set; meant for tests. Not to be called beside
+/// running calls. Throws std::invalid_argument, naming the available ones.
 RECSDK_API void set_isa(const std::string& name);
 
 /// Threads of the process-wide pool, the caller's included: RECSDK_NUM_THREADS, else the number of

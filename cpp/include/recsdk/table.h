@@ -20,30 +20,30 @@ namespace recsdk {
 
 /// What a table is made of. Only `dim` has no default.
 struct TableConfig {
-  std::int64_t dim = 0;              ///< D >= 1
-  std::string name = "table";        ///< part of the identity of initial rows; not empty
+  std::int64_t dim = 0;        ///< D >= 1
+  std::string name = "table";  ///< part of the identity of initial rows; not empty
   OptimizerConfig optimizer;
   InitializerConfig initializer;
-  std::uint64_t seed = 0;            ///< drives initial rows, and nothing else
-  std::optional<std::uint64_t> hash_seed;  ///< of the index; random if absent; no result depends on it
+  std::uint64_t seed = 0;                  ///< drives initial rows, and nothing else
+  std::optional<std::uint64_t> hash_seed;  ///< random if absent; alters no result
   std::optional<std::int64_t> max_rows;    ///< >= 0; keys beyond it are refused; absent: no limit
-  float default_value = 0.0F;        ///< what every column of a refused or missing key reads
+  float default_value = 0.0F;              ///< what every column of a refused or missing key reads
   NonFinite on_nonfinite = NonFinite::kApply;
-  std::optional<int> num_threads;    ///< >= 1, of this table's calls; absent: the pool's size
+  std::optional<int> num_threads;  ///< >= 1, of this table's calls; absent: the pool's size
 };
 
 /// Cumulative counts of keys by outcome, and a few sizes. Reading it takes no lock for long.
 struct TableStats {
-  std::int64_t num_rows = 0;          ///< keys visible to readers
-  std::int64_t num_rows_in_flight = 0;  ///< keys inserted by batches whose lease is not yet released
+  std::int64_t num_rows = 0;                  ///< keys visible to readers
+  std::int64_t num_rows_in_flight = 0;        ///< keys of batches whose lease is open
   std::uint64_t outcomes[kNumOutcomes] = {};  ///< keys by Outcome, over all calls (visible batches)
-  std::uint64_t erased = 0;           ///< keys that left
-  std::uint64_t updates = 0;          ///< t: optimizer updates so far, empty ones included
-  std::uint64_t nonfinite = 0;        ///< rows whose summed gradient was not finite
-  std::int64_t index_bytes = 0;       ///< memory of the index
-  std::int64_t row_bytes = 0;         ///< memory of the rows, touched or not
-  std::int64_t metadata_bytes = 0;    ///< memory of what is kept per row beside the record
-  std::int64_t index_slots = 0;       ///< key slots of the index
+  std::uint64_t erased = 0;                   ///< keys that left
+  std::uint64_t updates = 0;                  ///< t: optimizer updates so far, empty ones included
+  std::uint64_t nonfinite = 0;                ///< rows whose summed gradient was not finite
+  std::int64_t index_bytes = 0;               ///< memory of the index
+  std::int64_t row_bytes = 0;                 ///< memory of the rows, touched or not
+  std::int64_t metadata_bytes = 0;            ///< memory of what is kept per row beside the record
+  std::int64_t index_slots = 0;               ///< key slots of the index
   std::int64_t index_segments = 0;
   std::int64_t index_directory = 0;   ///< entries of the directory
   std::uint64_t index_splits = 0;     ///< segments split so far
@@ -54,12 +54,13 @@ class Table;
 
 /// A batch in flight. While a lease lives
 ///  - rows of keys erased meanwhile are not given to other keys, and
-///  - if it carries a step, the keys inserted under it are seen by later batches, but not by readers
+///  - if it carries a step, the keys inserted under it are seen by later batches, but not by
+///  readers
 ///    (lookup, size, export, stats): they become visible when it and all earlier leases with a step
 ///    are released, whether the batch was trained or abandoned.
-/// Leases with a step must be taken in ascending order of steps. Movable; releases itself when destroyed.
-/// May outlive its table's owner: it shares ownership of the table's state.
-/// Thread-safe to release from any thread; a single lease object is not to be shared without care.
+/// Leases with a step must be taken in ascending order of steps. Movable; releases itself when
+/// destroyed. May outlive its table's owner: it shares ownership of the table's state. Thread-safe
+/// to release from any thread; a single lease object is not to be shared without care.
 class RECSDK_API Lease {
  public:
   Lease() noexcept = default;
@@ -90,7 +91,7 @@ struct MapOptions {
 struct Bags {
   std::span<const RowNumber> rows;        ///< (N,)
   std::span<const Outcome> outcomes;      ///< (N,): a key without a row reads the default value
-  std::span<const std::int64_t> offsets;  ///< (B + 1,), ascending from 0 to N; empty: each key is a bag (B = N)
+  std::span<const std::int64_t> offsets;  ///< (B + 1,), from 0 to N; empty: a bag per key, B = N
   std::span<const float> weights;         ///< (N,) or empty
   Pooling pooling = Pooling::kSum;
 
@@ -110,16 +111,16 @@ struct PoolBlock {
 struct GradBlock {
   Bags bags;
   const float* grad = nullptr;
-  std::int64_t stride = 0;          ///< in floats; >= D, or 0: all bags share one vector
-  float* weights_grad = nullptr;    ///< (N,) or null: gradient of bags.weights, made before the update
+  std::int64_t stride = 0;        ///< in floats; >= D, or 0: all bags share one vector
+  float* weights_grad = nullptr;  ///< (N,) or null: gradient of bags.weights
 };
 
 /// Learned values of up to `capacity` rows, in ascending order of row number.
 struct ExportBuffer {
   std::int64_t capacity = 0;
-  Key* keys = nullptr;        ///< (capacity,)
-  float* weights = nullptr;   ///< (capacity, D) or null
-  float* state = nullptr;     ///< (capacity, S) or null
+  Key* keys = nullptr;       ///< (capacity,)
+  float* weights = nullptr;  ///< (capacity, D) or null
+  float* state = nullptr;    ///< (capacity, S) or null
 };
 
 /// A growing table of rows addressed by raw keys.
@@ -143,11 +144,10 @@ class RECSDK_API Table {
 
   /// Finds the rows of keys (N,), and with options.insert gives a row to each unseen one.
   /// rows (N,) and outcomes (N,) are written; a key without a row has an unspecified row number.
-  /// Of a new key that occurs several times the first is kInserted, the rest kFound. Row numbers and
-  /// refusals are decided in input order. Empty input is fine.
-  /// Throws Error(kBusy) when inserting without a step while leases with a step are open,
-  /// Error(kOutOfMemory), and what a custom initializer throws.
-  /// Cost: one cache line per key, plus one row per insertion.
+  /// Of a new key that occurs several times the first is kInserted, the rest kFound. Row numbers
+  /// and refusals are decided in input order. Empty input is fine. Throws Error(kBusy) when
+  /// inserting without a step while leases with a step are open, Error(kOutOfMemory), and what a
+  /// custom initializer throws. Cost: one cache line per key, plus one row per insertion.
   void map(std::span<const Key> keys, std::span<RowNumber> rows, std::span<Outcome> outcomes,
            const MapOptions& options = {});
 
@@ -159,20 +159,22 @@ class RECSDK_API Table {
   void find_or_insert(std::span<const Key> keys, float* values, std::span<Outcome> outcomes = {},
                       const Lease* lease = nullptr);
 
-  /// Writes values (N, D) as the weights of keys (N,), inserting unseen ones. Of duplicates the last
-  /// wins. State (N, S) is written if given, else made fresh. Throws Error(kBusy) while leases with a step are open.
+  /// Writes values (N, D) as the weights of keys (N,), inserting unseen ones. Of duplicates the
+  /// last wins. State (N, S) is written if given, else made fresh. Throws Error(kBusy) while leases
+  /// with a step are open.
   void upsert(std::span<const Key> keys, const float* values, const float* state = nullptr,
               std::span<Outcome> outcomes = {});
 
   /// Takes keys (N,) out. The first of duplicates is kFound, the rest kMissing. A row is given to
-  /// another key only when no lease taken before is open. Throws Error(kBusy) while leases with a step are open.
+  /// another key only when no lease taken before is open. Throws Error(kBusy) while leases with a
+  /// step are open.
   void erase(std::span<const Key> keys, std::span<Outcome> outcomes = {});
 
   /// Removes every key. Same conditions as erase.
   void clear();
 
-  /// One optimizer update with gradients (N, D) of keys (N,); those of equal keys are added in order.
-  /// Keys without a row are kMissing and not inserted. An empty call advances t too.
+  /// One optimizer update with gradients (N, D) of keys (N,); those of equal keys are added in
+  /// order. Keys without a row are kMissing and not inserted. An empty call advances t too.
   void apply_gradients(std::span<const Key> keys, const float* gradients,
                        std::span<Outcome> outcomes = {});
 
@@ -187,8 +189,8 @@ class RECSDK_API Table {
 
   float learning_rate() const;
   void set_learning_rate(float learning_rate);
-  std::uint64_t update_count() const;           ///< t
-  void set_update_count(std::uint64_t count);   ///< for restoring a table
+  std::uint64_t update_count() const;          ///< t
+  void set_update_count(std::uint64_t count);  ///< for restoring a table
 
   /// Number of visible keys.
   std::int64_t size() const;
@@ -196,11 +198,13 @@ class RECSDK_API Table {
   /// Bytes of memory held: index, rows, metadata.
   std::int64_t memory_bytes() const;
 
-  /// Exports visible rows with row number >= begin; returns how many, and sets `begin` to where to go on.
-  /// Fewer than capacity means the end. Rows inserted or erased between two calls may or may not be seen.
+  /// Exports visible rows with row number >= begin; returns how many, and sets `begin` to where to
+  /// go on. Fewer than capacity means the end. Rows inserted or erased between two calls may or may
+  /// not be seen.
   std::int64_t export_rows(RowNumber& begin, const ExportBuffer& buffer) const;
 
-  /// Makes room for `num_rows` rows in all, so that insertions up to there allocate nothing for rows.
+  /// Makes room for `num_rows` rows in all, so that insertions up to there allocate nothing for
+  /// rows.
   void reserve(std::int64_t num_rows);
 
   /// Throws Error(kInternal) naming the first broken invariant. Cost: reads the whole index.
@@ -232,8 +236,8 @@ struct UpdateCall {
 };
 
 /// The calls above over many tables at once, spread over the thread pool; a table may occur once.
-/// All arguments are checked before any table changes. A table either has its part done whole or is unchanged;
-/// the first error is thrown after the others have ended.
+/// All arguments are checked before any table changes. A table either has its part done whole or is
+/// unchanged; the first error is thrown after the others have ended.
 RECSDK_API void map_tables(std::span<const MapCall> calls);
 RECSDK_API void pool_tables(std::span<const PoolCall> calls);
 RECSDK_API void update_tables(std::span<const UpdateCall> calls);

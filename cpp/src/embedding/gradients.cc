@@ -14,14 +14,17 @@ constexpr int kDigitBits = 11;
 constexpr std::size_t kDigits = std::size_t{1} << kDigitBits;
 
 // Stable radix sort by row, least significant digit first.
-// Why a sort: rows are then updated in ascending order of addresses, which lifts the ceiling of random
-// read-modify-write by a third, at the price of a hash-based grouping; and it makes the order of additions fixed.
+// Why a sort: rows are then updated in ascending order of addresses, which lifts the ceiling of
+// random read-modify-write by a third, at the price of a hash-based grouping; and it makes the
+// order of additions fixed.
 void sort_by_row(Buffer<GradItem>& items, RowNumber end_row) {
   Buffer<GradItem> other(items.size());
   const auto num_bits = static_cast<int>(std::bit_width(static_cast<std::uint64_t>(end_row)));
   for (int shift = 0; shift < num_bits; shift += kDigitBits) {
     std::array<std::uint32_t, kDigits> starts{};
-    const auto digit = [shift](const GradItem& item) { return (item.row >> shift) & (kDigits - 1); };
+    const auto digit = [shift](const GradItem& item) {
+      return (item.row >> shift) & (kDigits - 1);
+    };
     for (std::int64_t i = 0; i < items.size(); ++i) ++starts[digit(items[i])];
     std::uint32_t sum = 0;
     for (std::uint32_t& start : starts) start = std::exchange(sum, sum + start);
@@ -39,8 +42,10 @@ class BlockWriter {
   void write(const GradBlock& block) {
     const Bags& bags = block.bags;
     for (std::int64_t b = 0; b < bags.num_bags(); ++b) {
-      const std::int64_t begin = bags.offsets.empty() ? b : bags.offsets[static_cast<std::size_t>(b)];
-      const std::int64_t end = bags.offsets.empty() ? b + 1 : bags.offsets[static_cast<std::size_t>(b) + 1];
+      const std::int64_t begin =
+          bags.offsets.empty() ? b : bags.offsets[static_cast<std::size_t>(b)];
+      const std::int64_t end =
+          bags.offsets.empty() ? b + 1 : bags.offsets[static_cast<std::size_t>(b) + 1];
       const float* const grad = block.grad + b * block.stride;
       if (bags.weights.empty()) {
         write_plain_bag(bags, begin, end, grad);
@@ -53,15 +58,18 @@ class BlockWriter {
  private:
   void write_plain_bag(const Bags& bags, std::int64_t begin, std::int64_t end, const float* grad) {
     const std::int64_t source = num_sources_;
-    out_.sources[num_sources_++] = {grad, gradient_scale(1.0F, bag_divisor(bags.pooling, nullptr, begin, end))};
+    out_.sources[num_sources_++] = {
+        grad, gradient_scale(1.0F, bag_divisor(bags.pooling, nullptr, begin, end))};
     for (std::int64_t i = begin; i < end; ++i) write_item(bags, i, source);
   }
 
-  void write_weighted_bag(const Bags& bags, std::int64_t begin, std::int64_t end, const float* grad) {
+  void write_weighted_bag(const Bags& bags, std::int64_t begin, std::int64_t end,
+                          const float* grad) {
     const float divisor = bag_divisor(bags.pooling, bags.weights.data(), begin, end);
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t source = num_sources_;
-      out_.sources[num_sources_++] = {grad, gradient_scale(bags.weights[static_cast<std::size_t>(i)], divisor)};
+      out_.sources[num_sources_++] = {
+          grad, gradient_scale(bags.weights[static_cast<std::size_t>(i)], divisor)};
       write_item(bags, i, source);
     }
   }
@@ -95,7 +103,8 @@ SortedGradients sort_gradients(std::span<const GradBlock> blocks, RowNumber end_
     max_sources += block.bags.weights.empty() ? block.bags.num_bags() : num_keys;
   }
   if (max_items >= std::int64_t{1} << 32 || max_sources >= std::int64_t{1} << 32) {
-    throw Error(ErrorCode::kCapacity, "one update is limited to 2^32 keys and bags; split the batch");
+    throw Error(ErrorCode::kCapacity,
+                "one update is limited to 2^32 keys and bags; split the batch");
   }
   SortedGradients out;
   out.items.resize(max_items + 1);  // one to spare: write_item writes before it knows

@@ -1,4 +1,5 @@
-// From the gradients of pooled bags to a list of (row, gradient) in the order in which rows are updated.
+// From the gradients of pooled bags to a list of (row, gradient) in the order in which rows are
+// updated.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,8 @@
 
 namespace recsdk::internal {
 
-/// All occurrences of all rows in one backward, sorted by row; those of one row in the order of blocks and keys.
+/// All occurrences of all rows in one backward, sorted by row; those of one row in the order of
+/// blocks and keys.
 struct SortedGradients {
   Buffer<GradItem> items;
   Buffer<GradSource> sources;

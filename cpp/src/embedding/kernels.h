@@ -50,10 +50,10 @@ struct PoolArgs {
 /// Gradients of the weights of bags [bag_begin, bag_end): weights_grad[i] is the derivative of
 /// sum(grad * pooled) by weights[i].
 struct WeightsGradArgs {
-  PoolArgs bags;               // out is not used
-  const float* grad;           // of bag 0
-  std::int64_t grad_stride;    // floats
-  float* weights_grad;         // (N,)
+  PoolArgs bags;             // out is not used
+  const float* grad;         // of bag 0
+  std::int64_t grad_stride;  // floats
+  float* weights_grad;       // (N,)
 };
 
 /// One vector that gradients are read from, and the factor of it.
@@ -71,7 +71,7 @@ struct GradItem {
 /// The optimizer's numbers, ready for the loop. Filled by make_optimizer_step.
 struct OptimizerStep {
   OptimizerKind kind;
-  NonFinite on_nonfinite;       // kRaise has been checked before and is handled as kApply
+  NonFinite on_nonfinite;  // kRaise has been checked before and is handled as kApply
   BiasCorrection bias_correction;
   float learning_rate;  // Adagrad: lr / (1 + (t - 1) * lr_decay); Adam with kTable: lr / (1 - b1^t)
   float eps;
@@ -80,7 +80,7 @@ struct OptimizerStep {
   float beta2;
   float one_minus_beta2;
   float inv_sqrt_bias2;  // Adam with kTable: 1 / sqrt(1 - b2^t)
-  double exact_beta1;  // Adam with kRow, whose bias is corrected row by row
+  double exact_beta1;    // Adam with kRow, whose bias is corrected row by row
   double exact_beta2;
   std::int64_t state0;  // float index of the first state field in a record
   std::int64_t state1;  // of the second

@@ -45,8 +45,9 @@ void Slabs::populate(std::int64_t begin, std::int64_t end) const noexcept {
     const std::int64_t slab = i >> shift_;
     const std::int64_t last = std::min(end, (slab + 1) << shift_);
     const std::int64_t base = slab << shift_;
-    slabs_[static_cast<std::size_t>(slab)].populate(static_cast<std::size_t>((i - base) * stride_),
-                                                    static_cast<std::size_t>((last - base) * stride_));
+    slabs_[static_cast<std::size_t>(slab)].populate(
+        static_cast<std::size_t>((i - base) * stride_),
+        static_cast<std::size_t>((last - base) * stride_));
     i = last;
   }
 }
@@ -63,10 +64,12 @@ RowStore::RowStore(const RowLayout& layout)
       states_(static_cast<std::int64_t>(sizeof(RowState)), kMetadataSlab / 8) {}
 
 void RowStore::prepare_allocate(std::int64_t count) {
-  const std::int64_t needed = end_ + std::max<std::int64_t>(count - static_cast<std::int64_t>(free_.size()), 0);
+  const std::int64_t needed =
+      end_ + std::max<std::int64_t>(count - static_cast<std::int64_t>(free_.size()), 0);
   if (needed > num_prepared_) {
     if (needed > kMaxRows) {
-      throw Error(ErrorCode::kCapacity, "a table holds at most 2^32 rows, and " + std::to_string(needed) +
+      throw Error(ErrorCode::kCapacity, "a table holds at most 2^32 rows, and " +
+                                            std::to_string(needed) +
                                             " are needed; shard it over more ranks");
     }
     records_.grow(needed);
@@ -80,7 +83,8 @@ void RowStore::prepare_free(std::int64_t count) {
   const auto needed = static_cast<std::size_t>(count) + free_.size() + kept_back_.size();
   // Doubling, as push_back would.
   if (free_.capacity() < needed) free_.reserve(std::max(needed, 2 * free_.capacity()));
-  if (kept_back_.capacity() < needed) kept_back_.reserve(std::max(needed, 2 * kept_back_.capacity()));
+  if (kept_back_.capacity() < needed)
+    kept_back_.reserve(std::max(needed, 2 * kept_back_.capacity()));
 }
 
 std::uint32_t RowStore::allocate(Key key, RowState state) noexcept {
@@ -118,7 +122,8 @@ void RowStore::release_before(std::uint64_t epoch) {
 }
 
 void RowStore::reserve(std::int64_t count) {
-  prepare_allocate(std::max<std::int64_t>(count - end_ + static_cast<std::int64_t>(free_.size()), 0));
+  prepare_allocate(
+      std::max<std::int64_t>(count - end_ + static_cast<std::int64_t>(free_.size()), 0));
   records_.populate(end_, num_prepared_);
   keys_.populate(end_, num_prepared_);
   states_.populate(end_, num_prepared_);

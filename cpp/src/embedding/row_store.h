@@ -1,4 +1,5 @@
-// Where rows live: records in slabs that never move, stable row numbers, and what is kept per row beside the record.
+// Where rows live: records in slabs that never move, stable row numbers, and what is kept per row
+// beside the record.
 #pragma once
 
 #include <atomic>
@@ -49,19 +50,21 @@ enum class RowState : std::uint8_t {
   kInFlight = 2,  ///< a key has it, but only later batches see that
 };
 
-/// Rows, and the numbers of free ones. Not thread-safe: the table's locks guard it, except that reading and writing
-/// records may run beside everything else.
+/// Rows, and the numbers of free ones. Not thread-safe: the table's locks guard it, except that
+/// reading and writing records may run beside everything else.
 class RowStore {
  public:
   explicit RowStore(const RowLayout& layout);
 
-  /// Makes sure that `count` calls of allocate, or of free, cannot fail. Throws Error(kOutOfMemory), Error(kCapacity), std::bad_alloc.
+  /// Makes sure that `count` calls of allocate, or of free, cannot fail. Throws
+  /// Error(kOutOfMemory), Error(kCapacity), std::bad_alloc.
   void prepare_allocate(std::int64_t count);
   void prepare_free(std::int64_t count);
 
   /// A free row for the key: the one freed last, else the next new one.
   std::uint32_t allocate(Key key, RowState state) noexcept;
-  /// Takes back the latest allocation that has not been taken back; `old_end` is end() from before the first of them.
+  /// Takes back the latest allocation that has not been taken back; `old_end` is end() from before
+  /// the first of them.
   void undo_allocate(std::uint32_t row, RowNumber old_end) noexcept;
   /// Frees a row. While a lease older than `epoch` may use it, it is kept back.
   void free(std::uint32_t row, std::uint64_t epoch) noexcept;
@@ -78,7 +81,9 @@ class RowStore {
   void reserve(std::int64_t count);
   std::int64_t record_bytes() const noexcept { return records_.bytes(); }
   std::int64_t metadata_bytes() const noexcept;
-  std::int64_t num_free() const noexcept { return static_cast<std::int64_t>(free_.size() + kept_back_.size()); }
+  std::int64_t num_free() const noexcept {
+    return static_cast<std::int64_t>(free_.size() + kept_back_.size());
+  }
   const std::vector<std::uint32_t>& free_rows() const noexcept { return free_; }
 
  private:
@@ -93,7 +98,7 @@ class RowStore {
   std::vector<std::uint32_t> free_;  // the last is given next
   std::vector<KeptBack> kept_back_;  // in ascending order of epochs
   std::int64_t num_prepared_ = 0;    // rows that the slabs can address
-  std::atomic<RowNumber> end_{0};  // read by checks of row numbers that hold no lock of the index
+  std::atomic<RowNumber> end_{0};    // read by checks of row numbers that hold no lock of the index
 };
 
 }  // namespace recsdk::internal

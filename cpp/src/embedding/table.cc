@@ -21,8 +21,8 @@ using internal::RowState;
 
 namespace {
 
-constexpr std::int64_t kFindGrain = 16384;   // keys a piece of a parallel find
-constexpr std::int64_t kRowGrain = 1024;     // rows a piece of a parallel copy or initialization
+constexpr std::int64_t kFindGrain = 16384;  // keys a piece of a parallel find
+constexpr std::int64_t kRowGrain = 1024;    // rows a piece of a parallel copy or initialization
 
 TableConfig validated(TableConfig config) {
   const std::string title = "table '" + config.name + "': ";
@@ -78,7 +78,8 @@ void Table::Impl::find(std::span<const Key> keys, RowNumber* rows_out, Outcome* 
                          });
 }
 
-void Table::Impl::find_visible(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes) const {
+void Table::Impl::find_visible(std::span<const Key> keys, RowNumber* rows_out,
+                               Outcome* outcomes) const {
   find(keys, rows_out, outcomes);
   if (num_in_flight == 0) return;
   for (std::size_t i = 0; i < keys.size(); ++i) {
@@ -88,17 +89,19 @@ void Table::Impl::find_visible(std::span<const Key> keys, RowNumber* rows_out, O
   }
 }
 
-// Gives rows to the keys that find has left kMissing, in input order. May throw half-way: `insertion` says what was done.
+// Gives rows to the keys that find has left kMissing, in input order. May throw half-way:
+// `insertion` says what was done.
 void Table::Impl::insert_missing(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                                  RowState state, Insertion& insertion) {
   std::vector<std::size_t> missing;
-  missing.reserve(static_cast<std::size_t>(std::count(outcomes, outcomes + keys.size(), Outcome::kMissing)));
+  missing.reserve(
+      static_cast<std::size_t>(std::count(outcomes, outcomes + keys.size(), Outcome::kMissing)));
   for (std::size_t i = 0; i < keys.size(); ++i) {
     if (outcomes[i] == Outcome::kMissing) missing.push_back(i);
   }
   const std::int64_t limit = config.max_rows.value_or(std::numeric_limits<std::int64_t>::max());
-  const std::int64_t admissible =
-      std::min(static_cast<std::int64_t>(missing.size()), std::max<std::int64_t>(limit - index.size(), 0));
+  const std::int64_t admissible = std::min(static_cast<std::int64_t>(missing.size()),
+                                           std::max<std::int64_t>(limit - index.size(), 0));
   insertion.old_end = rows.end();
   insertion.keys.reserve(static_cast<std::size_t>(admissible));
   insertion.rows.reserve(static_cast<std::size_t>(admissible));
@@ -155,7 +158,8 @@ void Table::Impl::initialize(const Insertion& insertion) {
   internal::parallel_for(n, kRowGrain, max_threads(), [&](std::int64_t begin, std::int64_t end) {
     if (!custom.empty()) {
       for (std::int64_t i = begin; i < end; ++i) {
-        std::copy_n(custom.data() + i * dim, dim, rows.records().row(insertion.rows[static_cast<std::size_t>(i)]));
+        std::copy_n(custom.data() + i * dim, dim,
+                    rows.records().row(insertion.rows[static_cast<std::size_t>(i)]));
       }
       return;
     }
@@ -173,7 +177,8 @@ void Table::Impl::map_inserting(std::span<const Key> keys, RowNumber* rows_out, 
   find(keys, rows_out, outcomes);
   Insertion insertion;
   try {
-    insert_missing(keys, rows_out, outcomes, in_flight ? RowState::kInFlight : RowState::kVisible, insertion);
+    insert_missing(keys, rows_out, outcomes, in_flight ? RowState::kInFlight : RowState::kVisible,
+                   insertion);
     if (in_flight) {
       std::vector<std::uint32_t>& known = record->new_rows;
       // Doubling, as push_back would.
@@ -185,7 +190,8 @@ void Table::Impl::map_inserting(std::span<const Key> keys, RowNumber* rows_out, 
     undo(insertion);
     throw;
   }
-  const OutcomeCounts counts = internal::count_outcomes(outcomes, static_cast<std::int64_t>(keys.size()));
+  const OutcomeCounts counts =
+      internal::count_outcomes(outcomes, static_cast<std::int64_t>(keys.size()));
   if (!in_flight) {
     count(counts);
     return;
@@ -197,7 +203,8 @@ void Table::Impl::map_inserting(std::span<const Key> keys, RowNumber* rows_out, 
 
 void Table::Impl::require_no_steps(const char* call) const {
   if (open_steps.empty()) return;
-  throw Error(ErrorCode::kBusy, title() + ": " + call + " is not allowed while batches are in flight (steps " +
+  throw Error(ErrorCode::kBusy, title() + ": " + call +
+                                    " is not allowed while batches are in flight (steps " +
                                     std::to_string(*open_steps.front()->step) + " to " +
                                     std::to_string(*open_steps.back()->step) +
                                     "); finish or drop them, and release their leases, first");
@@ -209,22 +216,26 @@ void Table::Impl::count(const OutcomeCounts& counts) const noexcept {
   }
 }
 
-void Table::Impl::gather(const RowNumber* row_numbers, const Outcome* outcomes, std::int64_t n, float* values) const {
+void Table::Impl::gather(const RowNumber* row_numbers, const Outcome* outcomes, std::int64_t n,
+                         float* values) const {
   internal::parallel_for(n, kRowGrain, max_threads(), [&](std::int64_t begin, std::int64_t end) {
-    internal::kernels().gather({rows.records(), config.dim, config.default_value, row_numbers, outcomes, begin, end, values});
+    internal::kernels().gather({rows.records(), config.dim, config.default_value, row_numbers,
+                                outcomes, begin, end, values});
   });
 }
 
 void Table::Impl::check_sizes(std::size_t num_keys, std::size_t num_outcomes) const {
   if (num_outcomes == num_keys) return;
-  throw std::invalid_argument(title() + ": outcomes has " + std::to_string(num_outcomes) + " elements for " +
-                              std::to_string(num_keys) + " keys; pass one per key");
+  throw std::invalid_argument(title() + ": outcomes has " + std::to_string(num_outcomes) +
+                              " elements for " + std::to_string(num_keys) +
+                              " keys; pass one per key");
 }
 
 void Table::Impl::check_rows(std::size_t num_keys, std::size_t num_rows) const {
   if (num_rows == num_keys) return;
-  throw std::invalid_argument(title() + ": rows has " + std::to_string(num_rows) + " elements for " +
-                              std::to_string(num_keys) + " keys; pass one per key");
+  throw std::invalid_argument(title() + ": rows has " + std::to_string(num_rows) +
+                              " elements for " + std::to_string(num_keys) +
+                              " keys; pass one per key");
 }
 
 Table::Table(TableConfig config) : impl_(std::make_shared<Impl>(std::move(config))) {}
@@ -247,7 +258,8 @@ void Table::map(std::span<const Key> keys, std::span<RowNumber> rows, std::span<
   }
   const std::shared_lock lock(impl_->index_mutex);
   if (record != nullptr && record->step) {
-    impl_->find(keys, rows.data(), outcomes.data());  // a batch in flight sees what earlier batches inserted
+    impl_->find(keys, rows.data(),
+                outcomes.data());  // a batch in flight sees what earlier batches inserted
   } else {
     impl_->find_visible(keys, rows.data(), outcomes.data());
   }
@@ -349,7 +361,8 @@ void Table::clear() {
   t.require_no_steps("clear");
   t.rows.prepare_free(t.index.size());
   for (RowNumber row = t.rows.end(); row-- > 0;) {  // so that the lowest row is given next
-    if (t.rows.state(row) != RowState::kFree) t.rows.free(static_cast<std::uint32_t>(row), t.next_epoch);
+    if (t.rows.state(row) != RowState::kFree)
+      t.rows.free(static_cast<std::uint32_t>(row), t.next_epoch);
   }
   t.num_erased += static_cast<std::uint64_t>(t.index.size());
   t.index.clear();

@@ -20,14 +20,16 @@ void check_tables(std::span<const Call> calls) {
   std::vector<const Table*> tables;
   tables.reserve(calls.size());
   for (const Call& call : calls) {
-    if (call.table == nullptr) throw std::invalid_argument("a call over many tables has no table in one part; set it");
+    if (call.table == nullptr)
+      throw std::invalid_argument("a call over many tables has no table in one part; set it");
     tables.push_back(call.table);
   }
   std::sort(tables.begin(), tables.end());
   const auto twice = std::adjacent_find(tables.begin(), tables.end());
   if (twice != tables.end()) {
-    throw std::invalid_argument("table '" + (*twice)->config().name +
-                                "' occurs twice in a call over many tables; put its parts together");
+    throw std::invalid_argument(
+        "table '" + (*twice)->config().name +
+        "' occurs twice in a call over many tables; put its parts together");
   }
 }
 
@@ -36,7 +38,8 @@ void run_all(std::span<const Call> calls, const Run& run) {
   std::vector<std::exception_ptr> errors(calls.size());
   internal::parallel_for(static_cast<std::int64_t>(calls.size()), 1, num_threads(),
                          [&](std::int64_t begin, std::int64_t end) {
-                           for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
+                           for (auto i = static_cast<std::size_t>(begin);
+                                i < static_cast<std::size_t>(end); ++i) {
                              try {
                                run(calls[i]);
                              } catch (...) {
@@ -59,7 +62,9 @@ void map_tables(std::span<const MapCall> calls) {
     table.check_rows(call.keys.size(), call.rows.size());
     table.check_lease(call.options.lease);
   }
-  run_all(calls, [](const MapCall& call) { call.table->map(call.keys, call.rows, call.outcomes, call.options); });
+  run_all(calls, [](const MapCall& call) {
+    call.table->map(call.keys, call.rows, call.outcomes, call.options);
+  });
 }
 
 void pool_tables(std::span<const PoolCall> calls) {

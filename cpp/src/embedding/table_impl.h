@@ -1,11 +1,13 @@
 // The state behind a Table, its locks, and the steps that its calls are made of.
 //
 // Locks, taken in this order:
-//  index_mutex: the index, row numbers, keys and states of rows, leases, counters of outcomes. Mapping with insertion,
+//  index_mutex: the index, row numbers, keys and states of rows, leases, counters of outcomes.
+//  Mapping with insertion,
 //               erasing and releasing a lease hold it alone; reading by key shares it.
-//  rows_mutex:  the contents of rows that readers can reach. Updates hold it alone; pooling shares it.
-// A background thread may so insert the rows of later batches while this batch is pooled and updated.
-// New rows are filled under index_mutex only: nobody else knows their numbers yet.
+//  rows_mutex:  the contents of rows that readers can reach. Updates hold it alone; pooling shares
+//  it.
+// A background thread may so insert the rows of later batches while this batch is pooled and
+// updated. New rows are filled under index_mutex only: nobody else knows their numbers yet.
 #pragma once
 
 #include <array>
@@ -67,8 +69,9 @@ struct Table::Impl {
   std::uint64_t next_epoch = 0;
   std::optional<std::int64_t> last_step;
   std::map<std::uint64_t, std::shared_ptr<internal::LeaseRecord>> open_leases;  // by epoch
-  std::deque<std::shared_ptr<internal::LeaseRecord>> open_steps;  // with a step, in order; until visible
-  std::int64_t num_in_flight = 0;                                 // keys that readers do not see yet
+  std::deque<std::shared_ptr<internal::LeaseRecord>>
+      open_steps;                  // with a step, in order; until visible
+  std::int64_t num_in_flight = 0;  // keys that readers do not see yet
   std::uint64_t num_erased = 0;
   mutable std::array<std::atomic<std::uint64_t>, kNumOutcomes> outcome_counts{};
 
@@ -89,7 +92,8 @@ struct Table::Impl {
   void undo(const internal::Insertion& insertion) noexcept;
   void initialize(const internal::Insertion& insertion);
   void initialize_state(const std::uint32_t* row_numbers, std::int64_t count);
-  void map_inserting(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes, internal::LeaseRecord* record);
+  void map_inserting(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
+                     internal::LeaseRecord* record);
   void require_no_steps(const char* call) const;
   Outcome erase_one(Key key) noexcept;
   void count(const internal::OutcomeCounts& counts) const noexcept;
@@ -97,7 +101,8 @@ struct Table::Impl {
   void release_kept_rows() noexcept;
 
   // By row number; rows_mutex is held (alone where not const).
-  void gather(const RowNumber* row_numbers, const Outcome* outcomes, std::int64_t n, float* values) const;
+  void gather(const RowNumber* row_numbers, const Outcome* outcomes, std::int64_t n,
+              float* values) const;
   void pool(std::span<const PoolBlock> blocks) const;
   void update(std::span<const GradBlock> blocks);
 

@@ -34,7 +34,8 @@ TableStats Table::stats() const {
   const std::shared_lock lock(impl_->index_mutex);
   stats.num_rows = impl_->index.size() - impl_->num_in_flight;
   stats.num_rows_in_flight = impl_->num_in_flight;
-  for (int o = 0; o < kNumOutcomes; ++o) stats.outcomes[o] = impl_->outcome_counts[static_cast<std::size_t>(o)].load();
+  for (int o = 0; o < kNumOutcomes; ++o)
+    stats.outcomes[o] = impl_->outcome_counts[static_cast<std::size_t>(o)].load();
   stats.erased = impl_->num_erased;
   const internal::IndexStats index = impl_->index.stats();
   stats.index_bytes = index.bytes;
@@ -55,7 +56,9 @@ std::int64_t Table::memory_bytes() const {
 
 std::int64_t Table::export_rows(RowNumber& begin, const ExportBuffer& buffer) const {
   if (begin < 0 || buffer.capacity < 1 || buffer.keys == nullptr) {
-    throw std::invalid_argument(impl_->title() + ": export needs a row number of 0 or more, a capacity of 1 or more and room for keys");
+    throw std::invalid_argument(
+        impl_->title() +
+        ": export needs a row number of 0 or more, a capacity of 1 or more and room for keys");
   }
   const Impl& t = *impl_;
   const std::shared_lock lock(t.index_mutex);
@@ -67,7 +70,8 @@ std::int64_t Table::export_rows(RowNumber& begin, const ExportBuffer& buffer) co
     if (t.rows.state(row) != RowState::kVisible) continue;
     const float* const record = t.rows.records().row(row);
     buffer.keys[n] = t.rows.key(row);
-    if (buffer.weights != nullptr) std::copy_n(record, t.config.dim, buffer.weights + n * t.config.dim);
+    if (buffer.weights != nullptr)
+      std::copy_n(record, t.config.dim, buffer.weights + n * t.config.dim);
     if (buffer.state != nullptr) {
       float* out = buffer.state + n * state_width;
       for (std::size_t f = 1; f < t.layout.fields.size(); ++f) {
@@ -83,7 +87,8 @@ std::int64_t Table::export_rows(RowNumber& begin, const ExportBuffer& buffer) co
 
 void Table::reserve(std::int64_t num_rows) {
   if (num_rows < 0) {
-    throw std::invalid_argument(impl_->title() + ": cannot reserve " + std::to_string(num_rows) + " rows; pass 0 or more");
+    throw std::invalid_argument(impl_->title() + ": cannot reserve " + std::to_string(num_rows) +
+                                " rows; pass 0 or more");
   }
   const std::unique_lock lock(impl_->index_mutex);
   impl_->rows.reserve(num_rows);
@@ -102,7 +107,8 @@ void Table::check_invariants() const {
     in_flight += static_cast<std::int64_t>(t.rows.state(row) == RowState::kInFlight);
     const auto found = t.index.find_one(t.rows.key(row));
     if (!found || *found != row) {
-      broken(t.title(), "row " + std::to_string(row) + " is used by a key that the index does not lead to it");
+      broken(t.title(),
+             "row " + std::to_string(row) + " is used by a key that the index does not lead to it");
     }
   }
   if (used != t.index.size()) broken(t.title(), "rows in use and keys differ in number");
@@ -113,7 +119,8 @@ void Table::check_invariants() const {
   if (std::adjacent_find(free_rows.begin(), free_rows.end()) != free_rows.end()) {
     broken(t.title(), "a row is free twice");
   }
-  if (t.config.max_rows && used > *t.config.max_rows) broken(t.title(), "there are more rows than max_rows");
+  if (t.config.max_rows && used > *t.config.max_rows)
+    broken(t.title(), "there are more rows than max_rows");
 }
 
 }  // namespace recsdk

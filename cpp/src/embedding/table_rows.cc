@@ -12,7 +12,6 @@
 
 namespace recsdk {
 
-using internal::GradItem;
 using internal::PoolArgs;
 
 namespace {
@@ -20,7 +19,8 @@ namespace {
 constexpr std::int64_t kBagGrain = 512;    // bags a piece of a parallel pooling
 constexpr std::int64_t kItemGrain = 8192;  // occurrences of rows a piece of a parallel update
 
-PoolArgs pool_args(const internal::RowAddresses& addresses, const TableConfig& config, const Bags& bags) {
+PoolArgs pool_args(const internal::RowAddresses& addresses, const TableConfig& config,
+                   const Bags& bags) {
   return {addresses,
           config.dim,
           config.default_value,
@@ -36,9 +36,11 @@ PoolArgs pool_args(const internal::RowAddresses& addresses, const TableConfig& c
 }
 
 [[noreturn, gnu::cold]] void throw_nonfinite(const std::string& title, std::uint64_t num_rows) {
-  throw Error(ErrorCode::kNonFinite, title + ": the gradient of at least " + std::to_string(num_rows) +
-                                         " rows is infinite or not a number; lower the learning rate, clip gradients, or set "
-                                         "on_nonfinite to skip");
+  throw Error(
+      ErrorCode::kNonFinite,
+      title + ": the gradient of at least " + std::to_string(num_rows) +
+          " rows is infinite or not a number; lower the learning rate, clip gradients, or set "
+          "on_nonfinite to skip");
 }
 
 }  // namespace
@@ -47,20 +49,24 @@ void Table::Impl::check_bags(const Bags& bags) const {
   check_sizes(bags.rows.size(), bags.outcomes.size());
   const auto num_keys = static_cast<std::int64_t>(bags.rows.size());
   if (!bags.weights.empty() && bags.weights.size() != bags.rows.size()) {
-    throw std::invalid_argument(title() + ": weights has " + std::to_string(bags.weights.size()) + " elements for " +
-                                std::to_string(num_keys) + " keys; pass one per key, or none");
+    throw std::invalid_argument(title() + ": weights has " + std::to_string(bags.weights.size()) +
+                                " elements for " + std::to_string(num_keys) +
+                                " keys; pass one per key, or none");
   }
   if (!bags.offsets.empty()) {
     if (bags.offsets.front() != 0 || bags.offsets.back() != num_keys) {
-      throw std::invalid_argument(title() + ": offsets run from " + std::to_string(bags.offsets.front()) + " to " +
-                                  std::to_string(bags.offsets.back()) + "; pass B + 1 offsets from 0 to the number of keys, " +
-                                  std::to_string(num_keys));
+      throw std::invalid_argument(
+          title() + ": offsets run from " + std::to_string(bags.offsets.front()) + " to " +
+          std::to_string(bags.offsets.back()) +
+          "; pass B + 1 offsets from 0 to the number of keys, " + std::to_string(num_keys));
     }
     if (!std::is_sorted(bags.offsets.begin(), bags.offsets.end())) {
-      throw std::invalid_argument(title() + ": offsets descend somewhere; pass them in ascending order");
+      throw std::invalid_argument(title() +
+                                  ": offsets descend somewhere; pass them in ascending order");
     }
   }
-  // Without branches: one pass that the compiler vectorizes. A negative row number is a huge unsigned one.
+  // Without branches: one pass that the compiler vectorizes. A negative row number is a huge
+  // unsigned one.
   std::uint64_t highest = 0;
   bool has_rows = false;
   for (std::size_t i = 0; i < bags.rows.size(); ++i) {
@@ -69,7 +75,8 @@ void Table::Impl::check_bags(const Bags& bags) const {
     highest = std::max(highest, has ? static_cast<std::uint64_t>(bags.rows[i]) : 0);
   }
   if (has_rows && highest >= static_cast<std::uint64_t>(rows.end())) {
-    throw std::invalid_argument(title() + ": row number " + std::to_string(static_cast<RowNumber>(highest)) +
+    throw std::invalid_argument(title() + ": row number " +
+                                std::to_string(static_cast<RowNumber>(highest)) +
                                 " is out of range, the table has " + std::to_string(rows.end()) +
                                 " rows; pass row numbers that map returned");
   }
@@ -79,8 +86,9 @@ void Table::Impl::check_pool(std::span<const PoolBlock> blocks) const {
   for (const PoolBlock& block : blocks) {
     check_bags(block.bags);
     if (block.bags.num_bags() > 0 && (block.out == nullptr || block.stride < config.dim)) {
-      throw std::invalid_argument(title() + ": the output stride is " + std::to_string(block.stride) +
-                                  " floats; pass an output and a stride of at least dim, " + std::to_string(config.dim));
+      throw std::invalid_argument(
+          title() + ": the output stride is " + std::to_string(block.stride) +
+          " floats; pass an output and a stride of at least dim, " + std::to_string(config.dim));
     }
   }
 }
@@ -89,13 +97,16 @@ void Table::Impl::check_update(std::span<const GradBlock> blocks) const {
   for (const GradBlock& block : blocks) {
     check_bags(block.bags);
     const bool is_shared = block.stride == 0;
-    if (block.bags.num_bags() > 0 && (block.grad == nullptr || (!is_shared && block.stride < config.dim))) {
-      throw std::invalid_argument(title() + ": the gradient's stride is " + std::to_string(block.stride) +
+    if (block.bags.num_bags() > 0 &&
+        (block.grad == nullptr || (!is_shared && block.stride < config.dim))) {
+      throw std::invalid_argument(title() + ": the gradient's stride is " +
+                                  std::to_string(block.stride) +
                                   " floats; pass a gradient and a stride of 0 or at least dim, " +
                                   std::to_string(config.dim));
     }
     if (block.weights_grad != nullptr && block.bags.weights.empty() && !block.bags.rows.empty()) {
-      throw std::invalid_argument(title() + ": weights_grad is asked for bags without weights; pass weights too");
+      throw std::invalid_argument(
+          title() + ": weights_grad is asked for bags without weights; pass weights too");
     }
   }
 }
@@ -105,12 +116,13 @@ void Table::Impl::pool(std::span<const PoolBlock> blocks) const {
     PoolArgs whole = pool_args(rows.records(), config, block.bags);
     whole.out = block.out;
     whole.stride = block.stride;
-    internal::parallel_for(whole.bag_end, kBagGrain, max_threads(), [&](std::int64_t begin, std::int64_t end) {
-      PoolArgs piece = whole;
-      piece.bag_begin = begin;
-      piece.bag_end = end;
-      internal::kernels().pool(piece);
-    });
+    internal::parallel_for(whole.bag_end, kBagGrain, max_threads(),
+                           [&](std::int64_t begin, std::int64_t end) {
+                             PoolArgs piece = whole;
+                             piece.bag_begin = begin;
+                             piece.bag_end = end;
+                             internal::kernels().pool(piece);
+                           });
   }
 }
 
@@ -135,26 +147,30 @@ void Table::Impl::update(std::span<const GradBlock> blocks) {
                                 0};
   };
   if (config.on_nonfinite == NonFinite::kRaise) {
-    internal::parallel_for(num_items, kItemGrain, max_threads(), [&](std::int64_t begin, std::int64_t end) {
-      const std::uint64_t bad = internal::kernels().count_nonfinite(piece_of(begin, end));
-      if (bad != 0) throw_nonfinite(title(), bad);
-    });
+    internal::parallel_for(
+        num_items, kItemGrain, max_threads(), [&](std::int64_t begin, std::int64_t end) {
+          const std::uint64_t bad = internal::kernels().count_nonfinite(piece_of(begin, end));
+          if (bad != 0) throw_nonfinite(title(), bad);
+        });
   }
   for (const GradBlock& block : blocks) {
     if (block.weights_grad == nullptr) continue;
     const PoolArgs whole = pool_args(rows.records(), config, block.bags);
-    internal::parallel_for(whole.bag_end, kBagGrain, max_threads(), [&](std::int64_t begin, std::int64_t end) {
-      internal::WeightsGradArgs piece{whole, block.grad, block.stride, block.weights_grad};
-      piece.bags.bag_begin = begin;
-      piece.bags.bag_end = end;
-      internal::kernels().weights_grad(piece);
-    });
+    internal::parallel_for(
+        whole.bag_end, kBagGrain, max_threads(), [&](std::int64_t begin, std::int64_t end) {
+          internal::WeightsGradArgs piece{whole, block.grad, block.stride, block.weights_grad};
+          piece.bags.bag_begin = begin;
+          piece.bags.bag_end = end;
+          internal::kernels().weights_grad(piece);
+        });
   }
-  internal::parallel_for(num_items, kItemGrain, max_threads(), [&](std::int64_t begin, std::int64_t end) {
-    internal::UpdateArgs piece = piece_of(begin, end);
-    internal::kernels().update(piece);
-    if (piece.nonfinite != 0) num_nonfinite.fetch_add(piece.nonfinite, std::memory_order_relaxed);
-  });
+  internal::parallel_for(num_items, kItemGrain, max_threads(),
+                         [&](std::int64_t begin, std::int64_t end) {
+                           internal::UpdateArgs piece = piece_of(begin, end);
+                           internal::kernels().update(piece);
+                           if (piece.nonfinite != 0)
+                             num_nonfinite.fetch_add(piece.nonfinite, std::memory_order_relaxed);
+                         });
   ++update_count;
 }
 
@@ -170,14 +186,16 @@ void Table::update(std::span<const GradBlock> blocks) {
   impl_->update(blocks);
 }
 
-void Table::apply_gradients(std::span<const Key> keys, const float* gradients, std::span<Outcome> outcomes) {
+void Table::apply_gradients(std::span<const Key> keys, const float* gradients,
+                            std::span<Outcome> outcomes) {
   if (!outcomes.empty()) impl_->check_sizes(keys.size(), outcomes.size());
   std::vector<RowNumber> rows(keys.size());
   std::vector<Outcome> own(outcomes.empty() ? keys.size() : 0);
   const std::span<Outcome> found = outcomes.empty() ? std::span<Outcome>(own) : outcomes;
   const std::shared_lock lock(impl_->index_mutex);
   impl_->find_visible(keys, rows.data(), found.data());
-  const GradBlock block{{rows, found, {}, {}, Pooling::kSum}, gradients, impl_->config.dim, nullptr};
+  const GradBlock block{
+      {rows, found, {}, {}, Pooling::kSum}, gradients, impl_->config.dim, nullptr};
   {
     const std::unique_lock rows_lock(impl_->rows_mutex);
     impl_->check_update({&block, 1});

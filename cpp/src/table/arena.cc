@@ -11,13 +11,14 @@ constexpr std::size_t kLargestChunk = std::size_t{32} << 20;
 }  // namespace
 
 std::size_t Arena::unit_of(const Chunk& chunk, const void* block) {
-  return static_cast<std::size_t>(static_cast<const std::byte*>(block) - chunk.pages.data()) / kUnit;
+  return static_cast<std::size_t>(static_cast<const std::byte*>(block) - chunk.pages.data()) /
+         kUnit;
 }
 
 Arena::Chunk& Arena::chunk_of(const std::byte* block) noexcept {
-  const auto after = std::upper_bound(chunks_.begin(), chunks_.end(), block, [](const std::byte* b, const Chunk& c) {
-    return b < c.pages.data();
-  });
+  const auto after =
+      std::upper_bound(chunks_.begin(), chunks_.end(), block,
+                       [](const std::byte* b, const Chunk& c) { return b < c.pages.data(); });
   return *(after - 1);
 }
 
@@ -50,8 +51,9 @@ void Arena::add_chunk(std::size_t bytes) {
   Pages pages(std::max(bytes, wanted), 0);
   const std::size_t units = pages.size() / kUnit;
   std::vector<std::uint32_t> free_lengths(units, 0);
-  const auto place = std::upper_bound(chunks_.begin(), chunks_.end(), pages.data(),
-                                      [](const std::byte* b, const Chunk& c) { return b < c.pages.data(); });
+  const auto place =
+      std::upper_bound(chunks_.begin(), chunks_.end(), pages.data(),
+                       [](const std::byte* b, const Chunk& c) { return b < c.pages.data(); });
   bytes_held_ += pages.size();
   const auto chunk = chunks_.insert(place, Chunk{std::move(pages), std::move(free_lengths)});
   link(*chunk, 0, static_cast<std::uint32_t>(units));

@@ -1,5 +1,6 @@
-// Memory of the index: runs of 4 KiB units cut from growing chunks. Freed runs join their free neighbours, since
-// segments of several sizes come and go in waves, and what one size leaves must serve the next.
+// Memory of the index: runs of 4 KiB units cut from growing chunks. Freed runs join their free
+// neighbours, since segments of several sizes come and go in waves, and what one size leaves must
+// serve the next.
 #pragma once
 
 #include <cstddef>

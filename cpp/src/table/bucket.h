@@ -1,10 +1,12 @@
-// The bucket line: one cache line with five keys, their row numbers and what is needed to stop a probe.
+// The bucket line: one cache line with five keys, their row numbers and what is needed to stop a
+// probe.
 //
-// Why: random access is bound by the number of pages touched per key, so key and row number share a line.
-// No key value is reserved: occupancy is five bits of the header. A key that finds its line full goes to
-// the other line of the 128-byte pair (same page, fetched by the same prefetcher), then to the next pairs;
-// every line it passes sets one of 24 Bloom bits. A probe goes on only where that bit is set, so most misses
-// end in the first line. Erasing clears the occupancy bit; Bloom bits stay until the segment is rebuilt.
+// Why: random access is bound by the number of pages touched per key, so key and row number share a
+// line. No key value is reserved: occupancy is five bits of the header. A key that finds its line
+// full goes to the other line of the 128-byte pair (same page, fetched by the same prefetcher),
+// then to the next pairs; every line it passes sets one of 24 Bloom bits. A probe goes on only
+// where that bit is set, so most misses end in the first line. Erasing clears the occupancy bit;
+// Bloom bits stay until the segment is rebuilt.
 #pragma once
 
 #ifdef __SSE4_1__
@@ -37,12 +39,15 @@ struct alignas(64) Bucket {
     const __m128i wanted = _mm_set1_epi64x(key);
     const auto equal = [&](int i) {
       const __m128i pair = _mm_loadu_si128(reinterpret_cast<const __m128i*>(keys + i));
-      return static_cast<std::uint32_t>(_mm_movemask_pd(_mm_castsi128_pd(_mm_cmpeq_epi64(pair, wanted))));
+      return static_cast<std::uint32_t>(
+          _mm_movemask_pd(_mm_castsi128_pd(_mm_cmpeq_epi64(pair, wanted))));
     };
-    const std::uint32_t mask = equal(0) | equal(2) << 2 | static_cast<std::uint32_t>(keys[4] == key) << 4;
+    const std::uint32_t mask =
+        equal(0) | equal(2) << 2 | static_cast<std::uint32_t>(keys[4] == key) << 4;
 #else
     std::uint32_t mask = 0;
-    for (std::uint32_t i = 0; i < kBucketSlots; ++i) mask |= static_cast<std::uint32_t>(keys[i] == key) << i;
+    for (std::uint32_t i = 0; i < kBucketSlots; ++i)
+      mask |= static_cast<std::uint32_t>(keys[i] == key) << i;
 #endif
     return mask & occupancy();
   }
@@ -59,12 +64,14 @@ struct alignas(64) Bucket {
 };
 static_assert(sizeof(Bucket) == 64);
 
-/// The parts of a key's hash; they share no bit, so that what directory, bucket and Bloom filter see is independent.
+/// The parts of a key's hash; they share no bit, so that what directory, bucket and Bloom filter
+/// see is independent.
 struct HashParts {
   std::uint64_t hash;
 
   std::uint32_t bucket_in(std::uint32_t num_buckets) const {
-    return static_cast<std::uint32_t>((std::uint64_t{static_cast<std::uint32_t>(hash)} * num_buckets) >> 32);
+    return static_cast<std::uint32_t>(
+        (std::uint64_t{static_cast<std::uint32_t>(hash)} * num_buckets) >> 32);
   }
   std::uint32_t bloom_bit() const { return 1U << (8 + ((((hash >> 32) & 0xFFU) * 24) >> 8)); }
   /// The top `depth` bits, 0 <= depth <= kMaxDepth.

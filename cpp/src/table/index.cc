@@ -10,9 +10,9 @@
 namespace recsdk::internal {
 namespace {
 
-// Sizes of segments in units of 4 KiB: 1, 2, 4, 5, 6, 7, then a split into two of 4. Small steps keep three quarters
-// of the slots used, and a segment of 28 KiB is rebuilt in some ten microseconds. Only segments of colliding keys
-// get larger.
+// Sizes of segments in units of 4 KiB: 1, 2, 4, 5, 6, 7, then a split into two of 4. Small steps
+// keep three quarters of the slots used, and a segment of 28 KiB is rebuilt in some ten
+// microseconds. Only segments of colliding keys get larger.
 constexpr std::uint32_t kUsualUnits = 4;
 constexpr std::uint32_t kSplitUnits = 7;
 constexpr std::uint32_t kMaxUnits = 65535;  // what a directory entry can say
@@ -24,19 +24,22 @@ std::uint32_t next_size(std::uint32_t units) {
   return std::has_single_bit(units) ? units / 2 * 3 : units / 3 * 4;
 }
 
-// The share of slots at which a segment grows or splits: spread over 0.72 to 0.88 by its serial number,
-// along a sequence that fills the interval evenly (multiples of the golden ratio).
+// The share of slots at which a segment grows or splits: spread over 0.72 to 0.88 by its serial
+// number, along a sequence that fills the interval evenly (multiples of the golden ratio).
 std::uint32_t limit_of(std::uint32_t slots, std::uint32_t serial) {
   const std::uint32_t spread = serial * 2654435769U;
-  return static_cast<std::uint32_t>((std::uint64_t{slots} * (2949U + (std::uint64_t{spread} * 655U >> 32))) >> 12);
+  return static_cast<std::uint32_t>(
+      (std::uint64_t{slots} * (2949U + (std::uint64_t{spread} * 655U >> 32))) >> 12);
 }
 
-constexpr std::int64_t kBlock = 16;    // keys that are hashed and fetched ahead of the block that is compared
+// Keys that are hashed and fetched ahead of the block that is compared.
+constexpr std::int64_t kBlock = 16;
 constexpr std::int64_t kChunk = 1024;  // keys whose overflow probes are resolved together
 
 [[noreturn, gnu::cold]] void throw_flooded(std::uint32_t num_keys) {
-  throw Error(ErrorCode::kCapacity, "one index segment holds " + std::to_string(num_keys) +
-                                        " keys that collide under this hash_seed; make the table with another hash_seed");
+  throw Error(ErrorCode::kCapacity,
+              "one index segment holds " + std::to_string(num_keys) +
+                  " keys that collide under this hash_seed; make the table with another hash_seed");
 }
 
 [[noreturn, gnu::cold]] void broken(const std::string& what) {
@@ -53,7 +56,8 @@ void Index::find(std::span<const Key> keys, RowNumber* rows, Outcome* outcomes) 
     return;
   }
   for (std::int64_t begin = 0; begin < count; begin += kChunk) {
-    find_chunk(keys.data() + begin, std::min(kChunk, count - begin), rows + begin, outcomes + begin);
+    find_chunk(keys.data() + begin, std::min(kChunk, count - begin), rows + begin,
+               outcomes + begin);
   }
 }
 
@@ -75,9 +79,10 @@ struct Index::Block {
   }
 };
 
-// First pass: home buckets only, without branches on the outcome; while one block of keys is compared the buckets of
-// the next are on their way. Second pass: the keys that may lie further.
-void Index::find_chunk(const Key* keys, std::int64_t count, RowNumber* rows, Outcome* outcomes) const {
+// First pass: home buckets only, without branches on the outcome; while one block of keys is
+// compared the buckets of the next are on their way. Second pass: the keys that may lie further.
+void Index::find_chunk(const Key* keys, std::int64_t count, RowNumber* rows,
+                       Outcome* outcomes) const {
   std::uint16_t pending[kChunk];
   std::int64_t num_pending = 0;
   const auto compare = [&](const Block& block, std::int64_t first) {
@@ -199,16 +204,18 @@ void Index::make_room(HashParts p) {
   }
 }
 
-// The depth at which as many uniform keys would stand. Segments much deeper come from colliding keys: those
-// grow instead, so that the directory stays in proportion to the keys.
+// The depth at which as many uniform keys would stand. Segments much deeper come from colliding
+// keys: those grow instead, so that the directory stays in proportion to the keys.
 int Index::expected_depth() const {
-  return static_cast<int>(std::bit_width(static_cast<std::uint64_t>(size_) / (buckets_of(kUsualUnits) * kBucketSlots / 2)));
+  return static_cast<int>(std::bit_width(static_cast<std::uint64_t>(size_) /
+                                         (buckets_of(kUsualUnits) * kBucketSlots / 2)));
 }
 
 // The smallest size that holds `num_keys` below its lowest limit with some room to grow.
 std::uint32_t Index::units_for(std::uint32_t num_keys, std::uint32_t at_least) {
   std::uint32_t units = at_least;
-  while (std::uint64_t{num_keys} * 10 > std::uint64_t{buckets_of(units)} * kBucketSlots * 7) units = next_size(units);
+  while (std::uint64_t{num_keys} * 10 > std::uint64_t{buckets_of(units)} * kBucketSlots * 7)
+    units = next_size(units);
   return units;
 }
 
@@ -230,7 +237,8 @@ void Index::free_segment(Segment* segment) noexcept {
 
 void Index::set_entries(Segment* segment) noexcept {
   const std::size_t width = std::size_t{1} << (depth_ - segment->depth);
-  std::fill_n(directory_.begin() + static_cast<std::ptrdiff_t>(segment->prefix * width), width, Entry(segment));
+  std::fill_n(directory_.begin() + static_cast<std::ptrdiff_t>(segment->prefix * width), width,
+              Entry(segment));
 }
 
 void Index::rebuild(Segment* segment, std::uint32_t num_units) {
@@ -275,7 +283,8 @@ void Index::split(Segment* segment) {
     free_segment(halves[0]);
     throw;
   }
-  for_each_key([&](HashParts p, Key key, std::uint32_t row) { put(*halves[side_of(p)], p, key, row); });
+  for_each_key(
+      [&](HashParts p, Key key, std::uint32_t row) { put(*halves[side_of(p)], p, key, row); });
   set_entries(halves[0]);
   set_entries(halves[1]);
   free_segment(segment);
@@ -297,7 +306,8 @@ void Index::reserve(std::int64_t num_keys) {
 
 IndexStats Index::stats() const {
   IndexStats stats;
-  stats.bytes = static_cast<std::int64_t>(arena_.bytes_held() + directory_.capacity() * sizeof(Entry));
+  stats.bytes =
+      static_cast<std::int64_t>(arena_.bytes_held() + directory_.capacity() * sizeof(Entry));
   stats.directory = static_cast<std::int64_t>(directory_.size());
   stats.splits = splits_;
   for_each_segment([&](const Segment& segment) {
@@ -313,7 +323,8 @@ void Index::check_invariants() const {
   for (std::size_t i = 0; i < directory_.size(); ++i) {
     const Entry e = directory_[i];
     if (e.num_units() != e.segment()->num_units) broken("a directory entry's size is stale");
-    if (i >> (depth_ - e.segment()->depth) != e.segment()->prefix) broken("a directory entry points to another prefix");
+    if (i >> (depth_ - e.segment()->depth) != e.segment()->prefix)
+      broken("a directory entry points to another prefix");
   }
   for_each_segment([&](const Segment& segment) {
     std::uint32_t num_keys = 0;
@@ -332,7 +343,8 @@ void Index::check_invariants() const {
       }
     }
     if (num_keys != segment.num_keys) broken("a segment's count of keys is wrong");
-    if (num_overflowed != segment.num_overflowed) broken("a segment's count of overflowed keys is wrong");
+    if (num_overflowed != segment.num_overflowed)
+      broken("a segment's count of overflowed keys is wrong");
     if (segment.num_keys > segment.limit) broken("a segment holds more keys than its limit");
     total += num_keys;
   });

@@ -1,8 +1,9 @@
 // The hash index: from a 64-bit key to a 32-bit row number.
 //
-// An extendible directory of segments. The top bits of a key's hash choose the segment, other bits its bucket.
-// A full segment grows in small steps, then splits in two, so no operation ever rehashes more than one segment; each
-// segment has its own threshold, so that segments filled by a uniform hash do not all split in the same batch.
+// An extendible directory of segments. The top bits of a key's hash choose the segment, other bits
+// its bucket. A full segment grows in small steps, then splits in two, so no operation ever
+// rehashes more than one segment; each segment has its own threshold, so that segments filled by a
+// uniform hash do not all split in the same batch.
 //
 // Not thread-safe by itself: the table allows any number of readers or one writer.
 #pragma once
@@ -42,8 +43,8 @@ class Index {
   /// Fetches what find_one and insert of this key will touch.
   void prefetch(Key key) const;
 
-  /// Inserts a key that is not there. Throws Error(kOutOfMemory), std::bad_alloc or Error(kCapacity); then nothing has changed
-  /// for readers.
+  /// Inserts a key that is not there. Throws Error(kOutOfMemory), std::bad_alloc or
+  /// Error(kCapacity); then nothing has changed for readers.
   void insert(Key key, std::uint32_t row);
 
   /// Takes the key out; returns its row number. Allocates nothing.
@@ -92,14 +93,17 @@ class Index {
     const Bucket* buckets() const { return reinterpret_cast<const Bucket*>(this + 1); }
   };
 
-  // A directory entry: the segment's address and, in the 16 bits that addresses leave free, its size in units,
-  // so that a find touches nothing of the segment but the bucket.
+  // A directory entry: the segment's address and, in the 16 bits that addresses leave free, its
+  // size in units, so that a find touches nothing of the segment but the bucket.
   class Entry {
    public:
     Entry() = default;
     explicit Entry(Segment* segment)
-        : bits_(reinterpret_cast<std::uint64_t>(segment) | std::uint64_t{segment->num_units} << 48) {}
-    Segment* segment() const { return reinterpret_cast<Segment*>(bits_ & ((std::uint64_t{1} << 48) - 1)); }
+        : bits_(reinterpret_cast<std::uint64_t>(segment) | std::uint64_t{segment->num_units}
+                                                               << 48) {}
+    Segment* segment() const {
+      return reinterpret_cast<Segment*>(bits_ & ((std::uint64_t{1} << 48) - 1));
+    }
     std::uint32_t num_units() const { return static_cast<std::uint32_t>(bits_ >> 48); }
     std::uint32_t num_buckets() const { return buckets_of(num_units()); }
 

@@ -1,4 +1,5 @@
-// The hash of the index. Seeded, so that nobody who does not know the seed can choose keys that collide.
+// The hash of the index. Seeded, so that nobody who does not know the seed can choose keys that
+// collide.
 #pragma once
 
 #include <cstdint>

@@ -15,9 +15,9 @@ namespace {
 std::atomic<PageAllocationHook> g_hook{nullptr};
 
 [[noreturn, gnu::cold]] void throw_out_of_memory(std::size_t bytes) {
-  throw Error(ErrorCode::kOutOfMemory,
-              "out of memory: the system gave no " + std::to_string(bytes) + " bytes (" +
-                  std::strerror(errno) + "); set max_rows or free memory");
+  throw Error(ErrorCode::kOutOfMemory, "out of memory: the system gave no " +
+                                           std::to_string(bytes) + " bytes (" +
+                                           std::strerror(errno) + "); set max_rows or free memory");
 }
 
 std::size_t round_up(std::size_t value, std::size_t multiple) {
@@ -25,8 +25,8 @@ std::size_t round_up(std::size_t value, std::size_t multiple) {
 }
 
 std::byte* map_pages(std::size_t bytes) {
-  void* address =
-      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (address == MAP_FAILED) throw_out_of_memory(bytes);
   return static_cast<std::byte*>(address);
 }
@@ -63,7 +63,8 @@ void Pages::populate(std::size_t begin, std::size_t end) const noexcept {
 #ifdef MADV_POPULATE_WRITE
   constexpr int kPopulateWrite = MADV_POPULATE_WRITE;
 #else
-  constexpr int kPopulateWrite = 23;  // Linux 5.14; older kernels refuse it, and pages come at first touch
+  // Since Linux 5.14; older kernels refuse it, and pages come at first touch.
+  constexpr int kPopulateWrite = 23;
 #endif
   const std::size_t first = begin / 4096 * 4096;
   const std::size_t last = round_up(end, 4096) < size_ ? round_up(end, 4096) : size_;

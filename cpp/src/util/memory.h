@@ -1,6 +1,7 @@
 // Memory from the operating system: anonymous pages, huge where it pays.
 //
-// Random access to big arrays is bound by address translation, so everything big asks for huge pages.
+// Random access to big arrays is bound by address translation, so everything big asks for huge
+// pages.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +12,8 @@ namespace recsdk::internal {
 
 inline constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
-/// Called before pages are taken, with their number of bytes; it may throw. For fault injection in tests.
+/// Called before pages are taken, with their number of bytes; it may throw. For fault injection in
+/// tests.
 using PageAllocationHook = void (*)(std::size_t bytes);
 void set_page_allocation_hook(PageAllocationHook hook) noexcept;
 

@@ -23,16 +23,17 @@ namespace recsdk {
 namespace internal {
 namespace {
 
-// One parallel_for. It lives on its caller's stack: the caller leaves only when no helper is inside.
+// One parallel_for. It lives on its caller's stack: the caller leaves only when no helper is
+// inside.
 struct Job {
   RangeBody body;
   std::int64_t count;
   std::int64_t grain;
   int helpers_wanted;
   std::atomic<std::int64_t> next{0};
-  int helpers_inside = 0;             // under the pool's mutex
-  std::condition_variable left;       // a helper went
-  std::exception_ptr error;           // under the pool's mutex
+  int helpers_inside = 0;        // under the pool's mutex
+  std::condition_variable left;  // a helper went
+  std::exception_ptr error;      // under the pool's mutex
 };
 
 class ThreadPool {
@@ -149,12 +150,14 @@ struct Runtime {
 
 Runtime& runtime();
 
-// In a forked child only the forking thread lives: the pool is left behind and made again when needed.
+// In a forked child only the forking thread lives: the pool is left behind and made again when
+// needed.
 void prepare_fork() { runtime().mutex.lock(); }
 void parent_after_fork() { runtime().mutex.unlock(); }
 void child_after_fork() {
   Runtime& r = runtime();
-  new std::shared_ptr<ThreadPool>(std::move(r.pool));  // never destroyed: its threads do not exist here
+  new std::shared_ptr<ThreadPool>(
+      std::move(r.pool));  // never destroyed: its threads do not exist here
   r.pool = nullptr;
   r.mutex.unlock();
 }
@@ -186,7 +189,8 @@ std::shared_ptr<ThreadPool> current_pool() {
 }
 
 void run_alone(std::int64_t count, std::int64_t grain, RangeBody body) {
-  for (std::int64_t begin = 0; begin < count; begin += grain) body(begin, std::min(begin + grain, count));
+  for (std::int64_t begin = 0; begin < count; begin += grain)
+    body(begin, std::min(begin + grain, count));
 }
 
 }  // namespace
