@@ -243,7 +243,6 @@ def install_package(package: str) -> None:
     args = ["--no-build-isolation", "--editable", f"packages/{package}"]
     if (ROOT / "packages" / package / "CMakeLists.txt").exists():
         args.append(f"--config-settings=build-dir={BUILD / package}")
-        args.append("--config-settings=cmake.define.CMAKE_EXPORT_COMPILE_COMMANDS=ON")
     step(f"package-{package}", wanted, f"building {package} from source", lambda: install(*args))
 
 
