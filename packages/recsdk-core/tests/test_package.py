@@ -15,6 +15,7 @@ import pytest
 
 import recsdk_core
 from recsdk_core import Outcome, _ext
+from recsdk_core._internal.extras import require
 from recsdk_core._internal.version import check_compiled_version
 
 SOURCE = Path(recsdk_core.__file__).parent
@@ -48,6 +49,12 @@ def test_a_compiled_part_of_another_version_is_refused() -> None:
     check_compiled_version(recsdk_core.__version__)
     with pytest.raises(ImportError, match=r"_ext of version 9.9.9.*pip install --force-reinstall"):
         check_compiled_version("9.9.9")
+
+
+def test_a_missing_extra_is_named_with_the_line_to_install() -> None:
+    require("json", extra="torch", user="recsdk_core.nn")
+    with pytest.raises(ImportError, match=r'needs no_torch.*pip install "recsdk-core\[torch\]"'):
+        require("no_torch", extra="torch", user="recsdk_core.nn")
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -283,5 +283,18 @@ class TestStateDict:
             module.load_state_dict(self.trained(optim.SGD()).state_dict())
 
 
+def test_inside_a_compiled_model() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(HashEmbeddingBag(4, optimizer=optim.SGD(lr=1.0)), nn.Linear(4, 1))
+    compiled = torch.compile(copy.deepcopy(model), backend="eager")
+    for keys in (torch.arange(6).reshape(3, 2), torch.arange(12).reshape(6, 2)):
+        for run in (model, compiled):
+            run(keys).sum().backward()
+    trained = compiled.get_submodule("0")  # type: ignore[union-attr]
+    assert isinstance(trained, HashEmbeddingBag)
+    assert rows_of(trained) == rows_of(model[0])  # type: ignore[arg-type]
+    assert trained.table.update_count == 2
+
+
 def test_repr_names_the_table() -> None:
     assert "name='user'" in repr(HashEmbedding(2, name="user"))

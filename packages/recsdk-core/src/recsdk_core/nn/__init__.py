@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from recsdk_core.nn.function import FeatureBags, TableBags, gather_features, pool_features
-from recsdk_core.nn.modules import HashEmbedding, HashEmbeddingBag
+from recsdk_core._internal.extras import require
+
+require("torch", extra="torch", user="recsdk_core.nn")
+
+from recsdk_core.nn.function import (  # noqa: E402
+    FeatureBags,
+    TableBags,
+    gather_features,
+    pool_features,
+)
+from recsdk_core.nn.modules import HashEmbedding, HashEmbeddingBag  # noqa: E402
 
 __all__ = [
     "FeatureBags",

@@ -108,6 +108,8 @@ class HashEmbedding(_TableModule):
     2
     """
 
+    # Its work is on tables, which a compiler does not see.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, keys: torch.Tensor) -> torch.Tensor:
         """keys of any shape, int64 -> float32 (*shape, D)."""
         mapped = self._map(keys.reshape(-1).contiguous())
@@ -144,6 +146,7 @@ class HashEmbeddingBag(_TableModule):
         self.mode = mode
         self.include_last_offset = include_last_offset
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(
         self,
         keys: torch.Tensor,

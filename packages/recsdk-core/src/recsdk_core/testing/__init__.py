@@ -5,9 +5,13 @@ Needs hypothesis: `pip install recsdk-core[testing]`.
 
 from __future__ import annotations
 
-from recsdk_core.testing.profiles import register_profiles
-from recsdk_core.testing.reference import ReferenceLease, ReferenceTable
-from recsdk_core.testing.strategies import (
+from recsdk_core._internal.extras import require
+
+require("hypothesis", extra="testing", user="recsdk_core.testing")
+
+from recsdk_core.testing.profiles import register_profiles  # noqa: E402
+from recsdk_core.testing.reference import ReferenceLease, ReferenceTable  # noqa: E402
+from recsdk_core.testing.strategies import (  # noqa: E402
     EDGE_KEYS,
     Operation,
     bags,
