@@ -44,8 +44,8 @@ static float train(recsdk_table* table, int64_t step, const int64_t* keys, const
   float gradients[NUM_KEYS];
   for (int i = 0; i < NUM_KEYS; ++i) {
     const float error = values[i] - targets[i];
-    loss += error * error / NUM_KEYS;
-    gradients[i] = 2.0F * error / NUM_KEYS;
+    loss += error * error / (float)NUM_KEYS;
+    gradients[i] = 2.0F * error / (float)NUM_KEYS;
   }
   CHECK(recsdk_table_apply_gradients(table, keys, NUM_KEYS, gradients, NULL));
   return loss;
