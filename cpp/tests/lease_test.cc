@@ -1,6 +1,7 @@
 // Batches in flight: what readers see, and when rows are given to other keys.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <thread>
@@ -174,6 +175,54 @@ TEST(Lease, OutlivesItsTable) {
   }
   lease.release();
   EXPECT_TRUE(lease.is_released());
+}
+
+TEST(Lease, CountsAllOutcomesOfABatchWhenItBecomesVisible) {
+  Table table(config_of(2));
+  Lease lease = table.lease(1);
+  map(table, {1}, false, &lease);
+  EXPECT_EQ(table.stats().outcomes[static_cast<int>(kMissing)], 0U);
+  lease.release();
+  EXPECT_EQ(table.stats().outcomes[static_cast<int>(kMissing)], 1U);
+}
+
+TEST(Lease, MayEndWithinACustomInitializer) {
+  std::vector<Lease> leases;
+  TableConfig config = config_of(2);
+  config.initializer = InitializerConfig::custom([&](std::span<const Key> keys, float* values) {
+    leases.clear();
+    std::fill_n(values, keys.size() * 2, 1.0F);
+  });
+  Table table(config);
+  leases.push_back(table.lease());
+  EXPECT_EQ(map(table, {1, 2}, true).outcomes, (Outcomes{kInserted, kInserted}));
+  Lease own = table.lease(1);
+  config.initializer =
+      InitializerConfig::custom([&](std::span<const Key>, float*) { own.release(); });
+  Table releasing(config);
+  own = releasing.lease(1);
+  EXPECT_THROW(map(releasing, {1}, true, &own), std::invalid_argument);
+  EXPECT_EQ(releasing.size(), 0);
+  EXPECT_EQ(releasing.stats().num_rows_in_flight, 0);
+  releasing.check_invariants();
+}
+
+TEST(Lease, ACustomInitializerMustNotCallItsTable) {
+  TableConfig config = config_of(2);
+  Table* itself = nullptr;
+  config.initializer =
+      InitializerConfig::custom([&](std::span<const Key>, float*) { itself->size(); });
+  Table table(config);
+  itself = &table;
+  try {
+    map(table, {1}, true);
+    FAIL() << "expected Error(kBusy)";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kBusy);
+  }
+  itself = nullptr;
+  EXPECT_EQ(table.size(), 0);
+  table.check_invariants();
 }
 
 // A background thread maps batches ahead while this one pools and updates: as in one thread.

@@ -32,7 +32,8 @@ struct TableConfig {
   std::optional<int> num_threads;  ///< >= 1, of this table's calls; absent: the pool's size
 };
 
-/// Cumulative counts of keys by outcome, and a few sizes. Reading it takes no lock for long.
+/// Cumulative counts of keys by outcome, and a few sizes. Reading it waits for a running
+/// update, and looks at every segment of the index.
 struct TableStats {
   std::int64_t num_rows = 0;                  ///< keys visible to readers
   std::int64_t num_rows_in_flight = 0;        ///< keys of batches whose lease is open
@@ -55,12 +56,13 @@ class Table;
 /// A batch in flight. While a lease lives
 ///  - rows of keys erased meanwhile are not given to other keys, and
 ///  - if it carries a step, the keys inserted under it are seen by later batches, but not by
-///  readers
-///    (lookup, size, export, stats): they become visible when it and all earlier leases with a step
-///    are released, whether the batch was trained or abandoned.
-/// Leases with a step must be taken in ascending order of steps. Movable; releases itself when
-/// destroyed. May outlive its table's owner: it shares ownership of the table's state. Thread-safe
-/// to release from any thread; a single lease object is not to be shared without care.
+///    readers (lookup, size, export, stats): they become visible when it and all earlier leases
+///    with a step are released, whether the batch was trained or abandoned.
+/// Leases with a step must be taken in ascending order of steps (checked), and their batches mapped
+/// in that order (the caller's duty: insertions are decided as calls come). Movable; releases
+/// itself when destroyed. May outlive its table's owner: it shares ownership of the table's state.
+/// May be released from any thread, also while another call uses it: that call then either is part
+/// of the batch or fails.
 class RECSDK_API Lease {
  public:
   Lease() noexcept = default;
@@ -72,7 +74,7 @@ class RECSDK_API Lease {
 
   /// Ends the batch. Idempotent.
   void release() noexcept;
-  bool is_released() const noexcept { return impl_ == nullptr; }
+  bool is_released() const noexcept;
   std::optional<std::int64_t> step() const noexcept;
 
   struct Impl;

@@ -1,5 +1,6 @@
 #include "embedding/gradients.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <utility>
@@ -90,8 +91,9 @@ class BlockWriter {
 
 std::int64_t SortedGradients::row_border(std::int64_t i) const {
   if (i <= 0) return 0;
-  while (i < items.size() && items[i].row == items[i - 1].row) ++i;
-  return i;
+  const GradItem* const end = items.data() + items.size();
+  const auto is_below = [](std::uint32_t row, const GradItem& item) { return row < item.row; };
+  return std::upper_bound(items.data() + i, end, items[i - 1].row, is_below) - items.data();
 }
 
 SortedGradients sort_gradients(std::span<const GradBlock> blocks, RowNumber end_row) {

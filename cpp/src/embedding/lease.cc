@@ -11,6 +11,14 @@ namespace recsdk {
 using internal::LeaseRecord;
 using internal::RowState;
 
+namespace {
+
+[[noreturn, gnu::cold]] void throw_released(const std::string& title) {
+  throw std::invalid_argument(title + ": the lease is released; take a new one with lease()");
+}
+
+}  // namespace
+
 Lease Table::lease(std::optional<std::int64_t> step) {
   auto record = std::make_shared<LeaseRecord>();
   auto handle = std::make_shared<Lease::Impl>(Lease::Impl{impl_, record});
@@ -38,33 +46,43 @@ Lease Table::lease(std::optional<std::int64_t> step) {
   return lease;
 }
 
-Lease::Lease(Lease&& other) noexcept : impl_(std::move(other.impl_)) { other.impl_ = nullptr; }
+Lease::Lease(Lease&& other) noexcept = default;
 
 Lease& Lease::operator=(Lease&& other) noexcept {
   if (this != &other) {
     release();
     impl_ = std::move(other.impl_);
-    other.impl_ = nullptr;
   }
   return *this;
 }
 
 Lease::~Lease() { release(); }
 
+// The handle stays: another thread may be about to use it.
 void Lease::release() noexcept {
-  if (impl_ == nullptr) return;
-  const std::shared_ptr<Impl> ended = std::move(impl_);
-  impl_ = nullptr;
-  Table::Impl& table = *ended->table;
-  const std::unique_lock lock(table.index_mutex);
-  ended->record->is_released = true;
-  table.open_leases.erase(ended->record->epoch);
-  table.publish_released();
-  table.release_kept_rows();
+  if (!is_released()) impl_->table->release(*impl_->record);
+}
+
+bool Lease::is_released() const noexcept {
+  return impl_ == nullptr || impl_->record->is_released.load();
 }
 
 std::optional<std::int64_t> Lease::step() const noexcept {
-  return impl_ == nullptr ? std::nullopt : impl_->record->step;
+  return is_released() ? std::nullopt : impl_->record->step;
+}
+
+void Table::Impl::release(LeaseRecord& record) noexcept {
+  // A garbage collector may drop a lease while a custom initializer runs.
+  if (index_mutex.is_in_callback()) return end(record);
+  const std::unique_lock lock(index_mutex);
+  end(record);
+}
+
+void Table::Impl::end(LeaseRecord& record) noexcept {
+  if (record.is_released.exchange(true)) return;
+  open_leases.erase(record.epoch);
+  publish_released();
+  release_kept_rows();
 }
 
 // Makes the oldest batches visible, up to the first that is still in flight.
@@ -73,7 +91,7 @@ void Table::Impl::publish_released() noexcept {
     const LeaseRecord& record = *open_steps.front();
     for (const std::uint32_t row : record.new_rows) rows.set_state(row, RowState::kVisible);
     num_in_flight -= static_cast<std::int64_t>(record.new_rows.size());
-    count(record.outcomes);
+    for (std::size_t o = 0; o < outcome_counts.size(); ++o) outcome_counts[o] += record.outcomes[o];
     open_steps.pop_front();
   }
 }
@@ -83,16 +101,19 @@ void Table::Impl::release_kept_rows() noexcept {
   rows.release_before(open_leases.empty() ? next_epoch + 1 : open_leases.begin()->first + 1);
 }
 
-LeaseRecord* Table::Impl::check_lease(const Lease* lease) const {
+std::shared_ptr<LeaseRecord> Table::Impl::check_lease(const Lease* lease) const {
   if (lease == nullptr) return nullptr;
-  if (lease->impl_ == nullptr) {
-    throw std::invalid_argument(title() + ": the lease is released; take a new one with lease()");
-  }
-  if (lease->impl_->table.get() != this) {
+  if (lease->impl_ != nullptr && lease->impl_->table.get() != this) {
     throw std::invalid_argument(title() + ": the lease belongs to " + lease->impl_->table->title() +
                                 "; take one from the table that is called");
   }
-  return lease->impl_->record.get();
+  std::shared_ptr<LeaseRecord> record = lease->impl_ == nullptr ? nullptr : lease->impl_->record;
+  if (record == nullptr || record->is_released.load()) throw_released(title());
+  return record;
+}
+
+void Table::Impl::require_open(const LeaseRecord* record) const {
+  if (record != nullptr && record->is_released.load()) throw_released(title());
 }
 
 }  // namespace recsdk

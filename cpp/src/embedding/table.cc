@@ -2,6 +2,7 @@
 #include "recsdk/table.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <mutex>
 #include <random>
@@ -35,8 +36,12 @@ TableConfig validated(TableConfig config) {
     throw std::invalid_argument(title + "num_threads is " + std::to_string(*config.num_threads) +
                                 "; pass 1 or more, or leave it out for all threads of the pool");
   }
+  if (!std::isfinite(config.default_value)) {
+    throw std::invalid_argument(title + "default_value is not a finite float; pass one");
+  }
   config.optimizer.validate();
   config.initializer.validate();
+  internal::kernels();  // a wrong RECSDK_ISA fails here rather than half-way through a call
   return config;
 }
 
@@ -48,6 +53,12 @@ std::uint64_t random_seed() {
 }  // namespace
 
 namespace internal {
+
+void add_counts(AtomicCounts& counters, const OutcomeCounts& counts) noexcept {
+  for (std::size_t o = 0; o < counts.size(); ++o) {
+    if (counts[o] != 0) counters[o].fetch_add(counts[o], std::memory_order_relaxed);
+  }
+}
 
 OutcomeCounts count_outcomes(const Outcome* outcomes, std::int64_t n) {
   OutcomeCounts counts{};
@@ -153,6 +164,7 @@ void Table::Impl::initialize(const Insertion& insertion) {
   std::vector<float> custom;
   if (config.initializer.kind == InitializerKind::kCustom && n > 0) {
     custom.resize(static_cast<std::size_t>(n * dim));
+    const internal::FairMutex::CallbackScope scope(index_mutex);
     config.initializer.callback(insertion.keys, custom.data());
   }
   internal::parallel_for(n, kRowGrain, max_threads(), [&](std::int64_t begin, std::int64_t end) {
@@ -173,6 +185,7 @@ void Table::Impl::initialize(const Insertion& insertion) {
 void Table::Impl::map_inserting(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                                 LeaseRecord* record) {
   const bool in_flight = record != nullptr && record->step.has_value();
+  require_open(record);
   if (!in_flight) require_no_steps("inserting without a step");
   find(keys, rows_out, outcomes);
   Insertion insertion;
@@ -186,6 +199,7 @@ void Table::Impl::map_inserting(std::span<const Key> keys, RowNumber* rows_out, 
       if (known.capacity() < needed) known.reserve(std::max(needed, 2 * known.capacity()));
     }
     initialize(insertion);
+    require_open(record);  // a custom initializer may have released it
   } catch (...) {
     undo(insertion);
     throw;
@@ -197,7 +211,7 @@ void Table::Impl::map_inserting(std::span<const Key> keys, RowNumber* rows_out, 
     return;
   }
   record->new_rows.insert(record->new_rows.end(), insertion.rows.begin(), insertion.rows.end());
-  for (std::size_t o = 0; o < counts.size(); ++o) record->outcomes[o] += counts[o];
+  internal::add_counts(record->outcomes, counts);
   num_in_flight += static_cast<std::int64_t>(insertion.rows.size());
 }
 
@@ -211,9 +225,7 @@ void Table::Impl::require_no_steps(const char* call) const {
 }
 
 void Table::Impl::count(const OutcomeCounts& counts) const noexcept {
-  for (std::size_t o = 0; o < counts.size(); ++o) {
-    if (counts[o] != 0) outcome_counts[o].fetch_add(counts[o], std::memory_order_relaxed);
-  }
+  internal::add_counts(outcome_counts, counts);
 }
 
 void Table::Impl::gather(const RowNumber* row_numbers, const Outcome* outcomes, std::int64_t n,
@@ -250,20 +262,24 @@ void Table::map(std::span<const Key> keys, std::span<RowNumber> rows, std::span<
                 const MapOptions& options) {
   impl_->check_sizes(keys.size(), outcomes.size());
   impl_->check_rows(keys.size(), rows.size());
-  LeaseRecord* const record = impl_->check_lease(options.lease);
+  const std::shared_ptr<LeaseRecord> record = impl_->check_lease(options.lease);
   if (options.insert) {
     const std::unique_lock lock(impl_->index_mutex);
-    impl_->map_inserting(keys, rows.data(), outcomes.data(), record);
+    impl_->map_inserting(keys, rows.data(), outcomes.data(), record.get());
     return;
   }
   const std::shared_lock lock(impl_->index_mutex);
-  if (record != nullptr && record->step) {
-    impl_->find(keys, rows.data(),
-                outcomes.data());  // a batch in flight sees what earlier batches inserted
+  impl_->require_open(record.get());
+  const bool in_flight = record != nullptr && record->step;
+  if (in_flight) {
+    // It sees what earlier batches have inserted.
+    impl_->find(keys, rows.data(), outcomes.data());
   } else {
     impl_->find_visible(keys, rows.data(), outcomes.data());
   }
-  impl_->count(internal::count_outcomes(outcomes.data(), static_cast<std::int64_t>(keys.size())));
+  internal::add_counts(
+      in_flight ? record->outcomes : impl_->outcome_counts,
+      internal::count_outcomes(outcomes.data(), static_cast<std::int64_t>(keys.size())));
 }
 
 void Table::lookup(std::span<const Key> keys, float* values, std::span<Outcome> outcomes) const {
@@ -282,12 +298,12 @@ void Table::lookup(std::span<const Key> keys, float* values, std::span<Outcome> 
 void Table::find_or_insert(std::span<const Key> keys, float* values, std::span<Outcome> outcomes,
                            const Lease* lease) {
   if (!outcomes.empty()) impl_->check_sizes(keys.size(), outcomes.size());
-  LeaseRecord* const record = impl_->check_lease(lease);
+  const std::shared_ptr<LeaseRecord> record = impl_->check_lease(lease);
   std::vector<RowNumber> rows(keys.size());
   std::vector<Outcome> own(outcomes.empty() ? keys.size() : 0);
   Outcome* const found = outcomes.empty() ? own.data() : outcomes.data();
   const std::unique_lock lock(impl_->index_mutex);
-  impl_->map_inserting(keys, rows.data(), found, record);
+  impl_->map_inserting(keys, rows.data(), found, record.get());
   const std::shared_lock rows_lock(impl_->rows_mutex);
   impl_->gather(rows.data(), found, static_cast<std::int64_t>(keys.size()), values);
 }
@@ -384,6 +400,12 @@ std::uint64_t Table::update_count() const {
 }
 
 void Table::set_update_count(std::uint64_t count) {
+  // Beyond it the next updates would count from 0 again.
+  constexpr std::uint64_t kMost = std::uint64_t{1} << 62;
+  if (count > kMost) {
+    throw std::invalid_argument(impl_->title() + ": update count " + std::to_string(count) +
+                                " is out of range; pass at most " + std::to_string(kMost));
+  }
   const std::unique_lock lock(impl_->rows_mutex);
   impl_->update_count = count;
 }

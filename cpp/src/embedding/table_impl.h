@@ -17,7 +17,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <shared_mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -26,20 +25,22 @@
 #include "embedding/row_store.h"
 #include "recsdk/table.h"
 #include "table/index.h"
+#include "util/fair_mutex.h"
 
 namespace recsdk {
 
 namespace internal {
 
 using OutcomeCounts = std::array<std::uint64_t, kNumOutcomes>;
+using AtomicCounts = std::array<std::atomic<std::uint64_t>, kNumOutcomes>;
 
 /// A batch in flight, as the table sees it.
 struct LeaseRecord {
   std::uint64_t epoch = 0;
   std::optional<std::int64_t> step;
-  bool is_released = false;
-  std::vector<std::uint32_t> new_rows;  // that only later batches see
-  OutcomeCounts outcomes{};             // to be counted when the batch becomes visible
+  std::atomic<bool> is_released{false};  // changed under index_mutex
+  std::vector<std::uint32_t> new_rows;   // that only later batches see
+  AtomicCounts outcomes{};               // to be counted when the batch becomes visible
 };
 
 /// Keys that one call inserted, so that it can take them back.
@@ -63,7 +64,7 @@ struct Table::Impl {
   const RowLayout layout;
   const std::uint64_t table_hash;
 
-  mutable std::shared_mutex index_mutex;
+  mutable internal::FairMutex index_mutex;
   internal::Index index;
   internal::RowStore rows;
   std::uint64_t next_epoch = 0;
@@ -73,9 +74,9 @@ struct Table::Impl {
       open_steps;                  // with a step, in order; until visible
   std::int64_t num_in_flight = 0;  // keys that readers do not see yet
   std::uint64_t num_erased = 0;
-  mutable std::array<std::atomic<std::uint64_t>, kNumOutcomes> outcome_counts{};
+  mutable internal::AtomicCounts outcome_counts{};
 
-  mutable std::shared_mutex rows_mutex;
+  mutable internal::FairMutex rows_mutex;
   std::uint64_t update_count = 0;
   std::atomic<std::uint64_t> num_nonfinite{0};
   std::atomic<float> learning_rate;
@@ -95,8 +96,10 @@ struct Table::Impl {
   void map_inserting(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                      internal::LeaseRecord* record);
   void require_no_steps(const char* call) const;
+  void require_open(const internal::LeaseRecord* record) const;
   Outcome erase_one(Key key) noexcept;
   void count(const internal::OutcomeCounts& counts) const noexcept;
+  void end(internal::LeaseRecord& record) noexcept;
   void publish_released() noexcept;
   void release_kept_rows() noexcept;
 
@@ -106,8 +109,11 @@ struct Table::Impl {
   void pool(std::span<const PoolBlock> blocks) const;
   void update(std::span<const GradBlock> blocks);
 
+  // Takes index_mutex, unless this thread is in a callback under it.
+  void release(internal::LeaseRecord& record) noexcept;
+
   // Checks of arguments: throw std::invalid_argument, hold no lock.
-  internal::LeaseRecord* check_lease(const Lease* lease) const;
+  std::shared_ptr<internal::LeaseRecord> check_lease(const Lease* lease) const;
   void check_sizes(std::size_t num_keys, std::size_t num_outcomes) const;
   void check_rows(std::size_t num_keys, std::size_t num_rows) const;
   void check_bags(const Bags& bags) const;
@@ -116,6 +122,9 @@ struct Table::Impl {
 };
 
 namespace internal {
+
+/// Adds counts to counters.
+void add_counts(AtomicCounts& counters, const OutcomeCounts& counts) noexcept;
 
 /// Counts the outcomes of one call.
 OutcomeCounts count_outcomes(const Outcome* outcomes, std::int64_t n);

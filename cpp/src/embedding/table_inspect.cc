@@ -17,6 +17,22 @@ namespace {
   throw Error(ErrorCode::kInternal, title + ": invariant broken: " + what);
 }
 
+// Memory that is backed ahead and is not there would end the process rather than throw.
+void require_memory(const Table::Impl& table, std::int64_t num_rows) {
+  if (num_rows > std::int64_t{1} << 32) return;  // the row store refuses that
+  const std::int64_t more = std::max<std::int64_t>(num_rows - table.rows.end(), 0);
+  constexpr double kBesideRecord = 30.0;  // bytes a row of index and metadata
+  const double needed =
+      static_cast<double>(more) * (static_cast<double>(table.layout.stride) + kBesideRecord);
+  const std::optional<std::uint64_t> available = internal::available_memory();
+  if (!available || needed <= static_cast<double>(*available)) return;
+  throw Error(ErrorCode::kOutOfMemory,
+              table.title() + ": reserving " + std::to_string(num_rows) + " rows needs about " +
+                  std::to_string(static_cast<std::uint64_t>(needed / 1048576.0)) +
+                  " MiB more, and " + std::to_string(*available / 1048576) +
+                  " MiB are available; reserve fewer rows");
+}
+
 }  // namespace
 
 std::int64_t Table::size() const {
@@ -91,6 +107,7 @@ void Table::reserve(std::int64_t num_rows) {
                                 " rows; pass 0 or more");
   }
   const std::unique_lock lock(impl_->index_mutex);
+  require_memory(*impl_, num_rows);
   impl_->rows.reserve(num_rows);
   impl_->index.reserve(num_rows);
 }

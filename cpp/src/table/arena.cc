@@ -23,6 +23,7 @@ Arena::Chunk& Arena::chunk_of(const std::byte* block) noexcept {
 }
 
 void Arena::link(Chunk& chunk, std::size_t unit, std::uint32_t units) noexcept {
+  bytes_free_ += units * kUnit;
   chunk.free_lengths[unit] = units;
   chunk.free_lengths[unit + units - 1] = units;
   FreeRun*& head = bins_[bin_of(units)];
@@ -34,6 +35,7 @@ void Arena::link(Chunk& chunk, std::size_t unit, std::uint32_t units) noexcept {
 
 void Arena::unlink(Chunk& chunk, std::size_t unit) noexcept {
   auto* const run = reinterpret_cast<FreeRun*>(chunk.pages.data() + unit * kUnit);
+  bytes_free_ -= run->units * kUnit;
   chunk.free_lengths[unit] = 0;
   chunk.free_lengths[unit + run->units - 1] = 0;
   if (run->previous != nullptr) {
@@ -44,7 +46,7 @@ void Arena::unlink(Chunk& chunk, std::size_t unit) noexcept {
   if (run->next != nullptr) run->next->previous = run->previous;
 }
 
-void Arena::add_chunk(std::size_t bytes) {
+Arena::Chunk& Arena::add_chunk(std::size_t bytes) {
   // Doubling keeps the number of chunks small, and small tables small.
   const std::size_t wanted = std::clamp(bytes_held_, kFirstChunk, kLargestChunk);
   chunks_.reserve(chunks_.size() + 1);
@@ -57,6 +59,7 @@ void Arena::add_chunk(std::size_t bytes) {
   bytes_held_ += pages.size();
   const auto chunk = chunks_.insert(place, Chunk{std::move(pages), std::move(free_lengths)});
   link(*chunk, 0, static_cast<std::uint32_t>(units));
+  return *chunk;
 }
 
 Arena::FreeRun* Arena::find_run(std::uint32_t units) noexcept {
@@ -102,10 +105,9 @@ void Arena::free(std::byte* block, std::uint32_t units) noexcept {
 }
 
 void Arena::reserve(std::size_t bytes) {
-  add_chunk(bytes);
-  for (const Chunk& chunk : chunks_) {
-    if (chunk.pages.size() >= bytes) chunk.pages.populate(0, bytes);
-  }
+  if (bytes <= bytes_free_) return;
+  const std::size_t missing = bytes - bytes_free_;
+  add_chunk(missing).pages.populate(0, missing);
 }
 
 void Arena::clear() noexcept {
@@ -113,6 +115,7 @@ void Arena::clear() noexcept {
   chunks_.shrink_to_fit();
   std::fill_n(bins_, kNumBins, nullptr);
   bytes_held_ = 0;
+  bytes_free_ = 0;
 }
 
 }  // namespace recsdk::internal

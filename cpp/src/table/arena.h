@@ -23,7 +23,8 @@ class Arena {
   std::byte* allocate(std::uint32_t units);
   /// Takes back what allocate(units) gave.
   void free(std::byte* block, std::uint32_t units) noexcept;
-  /// Makes `bytes` of fresh memory ready and backed by the system.
+  /// Makes sure that `bytes` are free and backed by the system, as far as fresh memory is needed
+  /// for that.
   void reserve(std::size_t bytes);
   /// Takes everything back and returns it to the system.
   void clear() noexcept;
@@ -48,7 +49,7 @@ class Arena {
   static std::uint32_t bin_of(std::uint32_t units) { return units < kNumBins ? units : 0; }
   static std::size_t unit_of(const Chunk& chunk, const void* block);
   Chunk& chunk_of(const std::byte* block) noexcept;
-  void add_chunk(std::size_t bytes);
+  Chunk& add_chunk(std::size_t bytes);
   void link(Chunk& chunk, std::size_t unit, std::uint32_t units) noexcept;
   void unlink(Chunk& chunk, std::size_t unit) noexcept;
   FreeRun* find_run(std::uint32_t units) noexcept;
@@ -56,6 +57,7 @@ class Arena {
   std::vector<Chunk> chunks_;  // in ascending order of addresses
   FreeRun* bins_[kNumBins] = {};
   std::size_t bytes_held_ = 0;
+  std::size_t bytes_free_ = 0;
 };
 
 }  // namespace recsdk::internal

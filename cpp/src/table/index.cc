@@ -345,7 +345,7 @@ void Index::check_invariants() const {
     if (num_keys != segment.num_keys) broken("a segment's count of keys is wrong");
     if (num_overflowed != segment.num_overflowed)
       broken("a segment's count of overflowed keys is wrong");
-    if (segment.num_keys > segment.limit) broken("a segment holds more keys than its limit");
+    if (segment.num_keys >= segment.num_slots()) broken("a segment has no free slot");
     total += num_keys;
   });
   if (total != size_) broken("the count of keys is wrong");

@@ -5,6 +5,8 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
+#include <limits>
 #include <string>
 
 #include "recsdk/error.h"
@@ -44,6 +46,16 @@ std::byte* map_aligned(std::size_t bytes) {
 }  // namespace
 
 void set_page_allocation_hook(PageAllocationHook hook) noexcept { g_hook.store(hook); }
+
+std::optional<std::uint64_t> available_memory() {
+  std::ifstream file("/proc/meminfo");
+  std::string name;
+  for (std::uint64_t kibibytes = 0; file >> name >> kibibytes;
+       file.ignore(std::numeric_limits<std::streamsize>::max(), '\n')) {
+    if (name == "MemAvailable:") return kibibytes * 1024;
+  }
+  return std::nullopt;
+}
 
 Pages::Pages(std::size_t bytes, std::size_t huge_from) {
   if (const PageAllocationHook hook = g_hook.load()) hook(bytes);

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <utility>
 
 namespace recsdk::internal {
@@ -16,6 +17,9 @@ inline constexpr std::size_t kHugePage = std::size_t{2} << 20;
 /// tests.
 using PageAllocationHook = void (*)(std::size_t bytes);
 void set_page_allocation_hook(PageAllocationHook hook) noexcept;
+
+/// Bytes that the system could give without swapping, as it estimates; absent if it does not say.
+std::optional<std::uint64_t> available_memory();
 
 /// Zeroed pages that nobody has touched yet; given back when destroyed.
 class Pages {

@@ -95,14 +95,15 @@ class TableModel {
     return result;
   }
 
-  std::vector<Outcome> find(std::span<const Key> keys, bool sees_hidden) {
+  std::vector<Outcome> find(std::span<const Key> keys, const ModelBatchPtr& batch = nullptr) {
+    const bool sees_hidden = batch != nullptr && batch->step.has_value();
     std::vector<Outcome> result;
     for (const Key key : keys) {
       const auto it = rows.find(key);
       const bool is_found = it != rows.end() && (sees_hidden || it->second.hidden_by == nullptr);
       result.push_back(is_found ? Outcome::kFound : Outcome::kMissing);
     }
-    count(result, outcomes);
+    count(result, sees_hidden ? batch->outcomes : outcomes);
     return result;
   }
 

@@ -243,7 +243,8 @@ class TableReplay {
 
   Answer find(const std::vector<Key>& keys, Batch* batch) {
     const Answer answer = ask_map(keys, false, batch);
-    require(answer.outcomes == model_.find(keys, has_step(batch)), "outcomes of map");
+    require(answer.outcomes == model_.find(keys, batch == nullptr ? nullptr : batch->model),
+            "outcomes of map");
     learn_row_numbers(keys, answer);
     return answer;
   }
@@ -258,7 +259,7 @@ class TableReplay {
       table.lookup(keys, answers[t].values.data(), answers[t].outcomes);
     });
     require(answers[0] == answers[1], "lookup depends on no hash seed");
-    require(answers[0].outcomes == model_.find(keys, false), "outcomes of lookup");
+    require(answers[0].outcomes == model_.find(keys), "outcomes of lookup");
     require_rows(keys, answers[0]);
   }
 
@@ -295,7 +296,7 @@ class TableReplay {
     call_both(false, [&](Table& table, std::size_t) {
       table.apply_gradients(keys, gradients.data(), outcomes);
     });
-    require(outcomes == model_.find(keys, false), "outcomes of apply_gradients");
+    require(outcomes == model_.find(keys), "outcomes of apply_gradients");
     model_.update(keys, outcomes, gradients.data());
   }
 

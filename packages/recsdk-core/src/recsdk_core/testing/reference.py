@@ -171,7 +171,7 @@ class ReferenceTable:
             found = [self._find(key, sees_in_flight=is_in_flight) for key in _as_ints(keys)]
             rows = np.array([row.number if row else 0 for row in found], np.int64)
             outcomes = _outcomes([Outcome.FOUND if row else Outcome.MISSING for row in found])
-        if insert and is_in_flight and lease is not None:
+        if is_in_flight and lease is not None:
             lease._outcomes.append(outcomes)
         else:
             self._count(outcomes)
@@ -389,11 +389,12 @@ class ReferenceTable:
                 result[part] = (result[part] - weighted / divisor) / divisor
         return result
 
-    def export(self, batch_size: int = 65536, *, state: bool = True) -> Iterator[ExportBatch]:
+    def export(self, batch_size: int | None = None, *, state: bool = True) -> Iterator[ExportBatch]:
         """Visible rows in batches, in ascending order of row number."""
         visible = [(row.number, key, row) for key, row in self._rows.items()]
         visible = sorted(entry for entry in visible if not entry[2].is_in_flight)
         fields = self.state_fields if state else ()
+        batch_size = batch_size or max(len(visible), 1)
         for begin in range(0, len(visible), batch_size):
             part = visible[begin : begin + batch_size]
             yield ExportBatch(

@@ -1,0 +1,36 @@
+#include "util/fair_mutex.h"
+
+#include "recsdk/error.h"
+
+namespace recsdk::internal {
+
+thread_local const FairMutex::CallbackScope* FairMutex::CallbackScope::innermost_ = nullptr;
+
+bool FairMutex::is_in_callback() const noexcept {
+  for (const CallbackScope* scope = CallbackScope::innermost_; scope != nullptr;
+       scope = scope->outer_) {
+    if (scope->mutex_ == this) return true;
+  }
+  return false;
+}
+
+void FairMutex::refuse_callback() const {
+  if (!is_in_callback()) return;
+  throw Error(ErrorCode::kBusy,
+              "a custom initializer has called the table that it makes rows for; "
+              "make the rows from the keys alone");
+}
+
+void FairMutex::lock() {
+  refuse_callback();
+  const std::lock_guard pass(gate_);
+  mutex_.lock();
+}
+
+void FairMutex::lock_shared() {
+  refuse_callback();
+  const std::lock_guard pass(gate_);
+  mutex_.lock_shared();
+}
+
+}  // namespace recsdk::internal

@@ -1,0 +1,48 @@
+// A lock for many readers or one writer, in which readers do not starve writers, and which knows
+// the callbacks that run under it.
+#pragma once
+
+#include <mutex>
+#include <shared_mutex>
+
+namespace recsdk::internal {
+
+/// The standard library's shared lock prefers readers on Linux: a stream of lookups could hold up
+/// an insertion for seconds. Here everybody passes a gate, and a writer keeps it while it waits for
+/// readers to leave.
+class FairMutex {
+ public:
+  /// Marks, on this thread, that a callback runs under the lock.
+  class CallbackScope {
+   public:
+    explicit CallbackScope(const FairMutex& mutex) : mutex_(&mutex), outer_(innermost_) {
+      innermost_ = this;
+    }
+    CallbackScope(const CallbackScope&) = delete;
+    CallbackScope& operator=(const CallbackScope&) = delete;
+    ~CallbackScope() { innermost_ = outer_; }
+
+   private:
+    friend class FairMutex;
+    static thread_local const CallbackScope* innermost_;
+    const FairMutex* mutex_;
+    const CallbackScope* outer_;
+  };
+
+  /// True on a thread that is in a callback under this lock, so that it holds it already.
+  bool is_in_callback() const noexcept;
+
+  /// Throw Error(kBusy) where they would wait for ever: in a callback under this lock.
+  void lock();
+  void lock_shared();
+  void unlock() { mutex_.unlock(); }
+  void unlock_shared() { mutex_.unlock_shared(); }
+
+ private:
+  void refuse_callback() const;
+
+  std::mutex gate_;
+  std::shared_mutex mutex_;
+};
+
+}  // namespace recsdk::internal
