@@ -91,8 +91,14 @@ BAD_KEYS = [
     (
         np.frombuffer(b"x" * 17, np.uint8)[1:].view(np.int64),
         ValueError,
+        r"keys must be contiguous in C order and aligned.*pass numpy.array\(keys\)",
+    ),
+    (
+        memoryview(bytearray(17))[1:].cast("q"),
+        ValueError,
         "keys must be contiguous in C order and aligned",
     ),
+    (np.zeros(3, np.dtype([])), TypeError, "keys must be int64 or uint64"),
 ]
 
 
@@ -147,6 +153,25 @@ def test_bad_offsets(table: Table, offsets: Any, error: type[Exception], message
     assert table.update_count == 0
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *[(offsets,) for offsets, _, _ in BAD_OFFSETS],
+        (np.array([0, 3]), np.ones(2, np.float32)),
+        (np.array([0, 3]), None, "max"),
+    ],
+)
+def test_bad_bags_of_keys_insert_and_count_nothing(table: Table, arguments: Any) -> None:
+    table.find_or_insert(KEYS[:1])
+    before = table.stats()
+    with pytest.raises((TypeError, ValueError)):
+        table.pool(KEYS, *arguments, insert=True)
+    offsets, *rest = arguments
+    with pytest.raises((TypeError, ValueError)):
+        table.pool_backward(KEYS, offsets, np.ones((1, 2), np.float32), *rest)
+    assert table.stats() == before
+
+
 @pytest.mark.parametrize("pooling", ["max", "", None, 0])
 def test_bad_pooling(table: Table, pooling: Any) -> None:
     with pytest.raises(ValueError, match="pooling must be 'sum' or 'mean', got"):
@@ -189,6 +214,18 @@ def test_bad_bags(table: Table) -> None:
         Bags(rows, outcomes, np.array([], np.int64))
 
 
+def test_bags_of_a_resized_array(table: Table) -> None:
+    rows, outcomes = table.map(KEYS, True)
+    bags = Bags(rows, outcomes)
+    table.pool_rows(bags)
+    rows.resize(2**20, refcheck=False)
+    with pytest.raises(ValueError, match="rows was resized after it was given.*make new Bags"):
+        table.pool_rows(bags)
+    with pytest.raises(ValueError, match="rows was resized"):
+        update_tables([(table, [(bags, ROWS, 0)])])
+    assert table.update_count == 0
+
+
 def test_rows_out_of_range(table: Table) -> None:
     rows, outcomes = table.map(KEYS, True)
     for bad in (-1, 3, 2**40, -(2**63)):
@@ -202,8 +239,12 @@ def test_rows_out_of_range(table: Table) -> None:
 
 BAD_OUTPUTS = [
     (np.zeros((1, 2), np.float32), 0, ValueError, "at least 2 rows"),
-    (np.zeros((2, 2), np.float32), 1, ValueError, "columns 1 to 3"),
-    (np.zeros((2, 2), np.float32), -1, ValueError, "columns -1 to 1"),
+    (np.zeros((2, 2), np.float32), 1, ValueError, "2 columns from column 1 on"),
+    (np.zeros((2, 2), np.float32), -1, ValueError, "2 columns from column -1 on"),
+    (np.zeros((2, 2), np.float32), 2**63 - 1, ValueError, "from column 9223372036854775807 on"),
+    (np.zeros((2, 2), np.float32), -(2**63), ValueError, "from column -9223372036854775808 on"),
+    (np.zeros((2, 1), np.float32), 0, ValueError, "2 columns from column 0 on"),
+    (np.zeros((2, 2), np.float32), 2**63, ValueError, "column must be an int below"),
     (np.zeros((2, 2), np.float64), 0, TypeError, "out must be float32"),
     (np.zeros((2, 2), np.float32, order="F"), 0, ValueError, "out must be contiguous"),
     (np.zeros(4, np.float32), 0, ValueError, r"\(bags, columns\)"),

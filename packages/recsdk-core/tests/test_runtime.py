@@ -40,8 +40,17 @@ def test_instruction_sets() -> None:
 def test_threads() -> None:
     recsdk_core.set_num_threads(3)
     assert recsdk_core.num_threads() == 3
-    with pytest.raises(ValueError, match="0"):
-        recsdk_core.set_num_threads(0)
+    for count in (0, -1, 1025, 2**40):
+        with pytest.raises(
+            ValueError, match="set_num_threads: count must be at (least 1|most 1024), got"
+        ):
+            recsdk_core.set_num_threads(count)
+    assert recsdk_core.num_threads() == 3
+
+
+def test_a_table_that_is_a_global_is_no_leak() -> None:
+    done = run("r.keep = r.Table(1); r.keep.keep = r.keep; print(len(r.keep))")
+    assert (done.stdout, done.stderr) == ("0\n", "")
 
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -318,6 +318,11 @@ class TestLeases:
         with pytest.raises(ValueError, match="step 4 comes after one for step 5"):
             table.lease(step=4)
 
+    @pytest.mark.parametrize("step", [2**63, -(2**63) - 1])
+    def test_a_step_is_an_int64(self, step: int) -> None:
+        with pytest.raises(ValueError, match=r"Table.lease: step must be in \[-2\*\*63"):
+            make().lease(step=step)
+
     def test_a_lease_outlives_its_table(self) -> None:
         lease = make().lease(step=1)
         gc.collect()
@@ -369,6 +374,31 @@ class TestExport:
         with pytest.raises(ValueError, match=r"'exp_avg' must have shape \(N, 2\)"):
             table.upsert(KEYS, ones(3, 2), {"exp_avg": ones(3, 1), "exp_avg_sq": ones(3, 2)})
 
+    @pytest.mark.parametrize("optimizer", [optim.Adagrad(), optim.Adam()])
+    def test_state_of_another_dtype(self, optimizer: optim.Optimizer) -> None:
+        table = make(2, optimizer=optimizer)
+        state = {name: np.ones((3, width)) for name, width in table.state_fields}
+        with pytest.raises(TypeError, match="must be float32"):
+            table.upsert(KEYS, ones(3, 2), state)
+        assert len(table) == 0
+
+    def test_wide_rows_take_batches_of_few_rows(self) -> None:
+        """2**16 of these rows would be 32 GiB."""
+        table = make(2**16, optimizer=optim.Adam())
+        for copied in (copy.deepcopy(table), pickle.loads(pickle.dumps(table))):
+            assert len(copied) == 0
+        table.find_or_insert(np.arange(25))
+        batches = list(table.export())
+        assert [len(batch.keys) for batch in batches] == [21, 4]
+        assert [len(batch.keys) for batch in table.export(2**16)] == [25]
+        assert np.concatenate([batch.keys for batch in batches]).tolist() == list(range(25))
+        assert len(copy.deepcopy(table)) == 25
+
+    def test_the_widest_rows_take_batches_of_one(self) -> None:
+        table = make(2**20, optimizer=optim.Adam())
+        table.find_or_insert(np.arange(2))
+        assert [len(batch.keys) for batch in table.export()] == [1, 1]
+
     def test_bad_batch_size_raises_at_the_call(self) -> None:
         with pytest.raises(ValueError, match="batch_size must be at least 1"):
             self.filled().export(0)
@@ -392,6 +422,32 @@ def test_copies(copied_by: Any, optimizer: optim.Optimizer) -> None:
     keys = np.arange(-6, 21)
     np.testing.assert_array_equal(table.lookup(keys), other.lookup(keys))
     assert len(table) == len(other)
+
+
+@pytest.mark.parametrize("name", ["dim", "max_rows", "num_threads"])
+def test_numbers_that_are_too_large(name: str) -> None:
+    with pytest.raises(
+        ValueError, match=f"Table: {name} must be at most [0-9]+, got 1180591620717411303424"
+    ):
+        Table(**{"dim": 2, name: 2**70})
+
+
+def test_contains_numbers_of_64_bits_only() -> None:
+    table = make()
+    table.find_or_insert(np.array([0, -1, -(2**63)]))
+    assert all(key in table for key in (0, -1, 2**64 - 1, -(2**63), 2**63))
+    assert not any(key in table for key in (2**64, -(2**64), -(2**63) - 1, 2**65 - 1))
+
+
+def test_an_initializer_that_resizes_its_values() -> None:
+    def resize(keys: Any, values: Any) -> None:
+        values.resize((len(keys) * 2**12, 1), refcheck=False)
+
+    table = make(initializer=init.Custom(fn=resize))
+    with pytest.raises(ValueError, match="the custom initializer resized values"):
+        table.find_or_insert(KEYS)
+    assert len(table) == 0
+    table.check_invariants()
 
 
 def test_contains_takes_ints_only() -> None:

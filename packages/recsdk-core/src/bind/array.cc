@@ -20,12 +20,11 @@ struct ArrayInterface {
   void* data;
   PyObject* descr;
 };
-constexpr int kAligned = 0x100;
 constexpr int kNotSwapped = 0x200;
 constexpr int kWriteable = 0x400;
 
 struct Names {
-  nb::object array_struct, is_cpu, dtype, data_ptr, shape, stride;
+  nb::object array_struct, is_cpu, is_neg, dtype, data_ptr, shape, stride, numel;
 };
 
 struct Numpy {
@@ -67,6 +66,26 @@ Scalar scalar_of(char kind, int itemsize) {
   return Scalar::kOther;
 }
 
+std::int64_t item_size(Scalar scalar) {
+  switch (scalar) {
+    case Scalar::kInt64:
+    case Scalar::kUint64:
+      return 8;
+    case Scalar::kInt32:
+    case Scalar::kFloat32:
+      return 4;
+    case Scalar::kUint8:
+    case Scalar::kOther:
+      return 1;
+  }
+  return 1;
+}
+
+bool is_aligned(const Array& array) {
+  const auto address = reinterpret_cast<std::uintptr_t>(array.data);
+  return array.size() == 0 || address % static_cast<std::uintptr_t>(item_size(array.scalar)) == 0;
+}
+
 nb::object attribute(nb::handle object, const nb::object& name) {
   nb::object value = nb::steal(PyObject_GetAttr(object.ptr(), name.ptr()));
   if (!value.is_valid()) nb::raise_python_error();
@@ -82,14 +101,14 @@ void resolve_numpy(Array& array) {
   array.data = found->data;
   array.rank = found->nd;
   array.is_writable = (found->flags & kWriteable) != 0;
-  array.is_aligned = (found->flags & kAligned) != 0;
   if ((found->flags & kNotSwapped) != 0) array.scalar = scalar_of(found->typekind, found->itemsize);
   for (int i = 0; i < found->nd && i < Array::kMaxRank; ++i) {
     const auto at = static_cast<std::size_t>(i);
     array.shape[at] = found->shape[i];
-    // A stride that is no multiple of the item size is not contiguous: 0 says so.
-    array.strides[at] =
-        found->strides[i] % found->itemsize == 0 ? found->strides[i] / found->itemsize : 0;
+    // A stride that is no multiple of the item size is not contiguous: 0 says so. Items of an empty
+    // structure have no size at all.
+    const bool is_whole = found->itemsize > 0 && found->strides[i] % found->itemsize == 0;
+    array.strides[at] = is_whole ? found->strides[i] / found->itemsize : 0;
   }
 }
 
@@ -124,6 +143,7 @@ nb::object ask(const Array& array, const nb::object& method) {
 void resolve_torch(const Torch& known, Array& array) {
   array.framework = Framework::kTorch;
   if (!attribute(array.object, names->is_cpu).is(Py_True)) throw_not_on_cpu(array);
+  if (call_method(array.object, names->is_neg).is(Py_True)) throw_negated(array);
   array.scalar = scalar_of(known, attribute(array.object, names->dtype));
   const nb::object shape = attribute(array.object, names->shape);
   const nb::object strides = ask(array, names->stride);
@@ -205,14 +225,27 @@ Result make_torch(const nb::object& dtype, Sizes... sizes) {
   return {std::move(made), data};
 }
 
+void read(Array& array) {
+  if (is_instance(array.object, numpy->ndarray)) {
+    resolve_numpy(array);
+    return;
+  }
+  const Torch* known = torch_if_imported();
+  if (known != nullptr && is_instance(array.object, known->tensor))
+    resolve_torch(*known, array);
+  else
+    resolve_dlpack(array);
+}
+
 }  // namespace
 
 void init_arrays() {
   const auto intern = [](const char* name) {
     return nb::object(nb::steal(PyUnicode_InternFromString(name)));
   };
-  names = new Names{intern("__array_struct__"), intern("is_cpu"), intern("dtype"),
-                    intern("data_ptr"),         intern("shape"),  intern("stride")};
+  names =
+      new Names{intern("__array_struct__"), intern("is_cpu"), intern("is_neg"), intern("dtype"),
+                intern("data_ptr"),         intern("shape"),  intern("stride"), intern("numel")};
   const nb::module_ module = nb::module_::import_("numpy");
   const nb::object dtype = module.attr("dtype");
   numpy = new Numpy{module.attr("ndarray"), module.attr("empty"), dtype("float32"), dtype("int64"),
@@ -223,16 +256,26 @@ Array resolve(nb::handle object, const char* name) {
   Array array;
   array.object = object;
   array.name = name;
-  if (is_instance(object, numpy->ndarray)) {
-    resolve_numpy(array);
-    return array;
-  }
-  const Torch* known = torch_if_imported();
-  if (known != nullptr && is_instance(object, known->tensor))
-    resolve_torch(*known, array);
-  else
-    resolve_dlpack(array);
+  read(array);
+  array.is_aligned = is_aligned(array);
   return array;
+}
+
+void require_unmoved(const Array& array) {
+  if (!array.object.is_valid() || array.framework == Framework::kOther) return;
+  void* data = nullptr;
+  std::int64_t size = 0;
+  if (array.framework == Framework::kTorch) {
+    data = PyLong_AsVoidPtr(call_method(array.object, names->data_ptr).ptr());
+    size = PyLong_AsLongLong(call_method(array.object, names->numel).ptr());
+  } else {
+    Array now;
+    now.object = array.object;
+    resolve_numpy(now);
+    data = now.data;
+    size = now.rank == array.rank ? now.size() : -1;
+  }
+  if (data != array.data || size != array.size()) throw_moved(array);
 }
 
 Keys::Keys(nb::handle object, const char* name) : array_(resolve(object, name)) {
@@ -287,7 +330,8 @@ Array matrix(nb::handle object, const char* name, std::int64_t bags, std::int64_
   Array array = resolve(object, name);
   if (array.scalar != Scalar::kFloat32) throw_bad_dtype(array, "float32", "float32");
   require_rank(array, 2, "(bags, columns)");
-  if (array.shape[0] < bags || column < 0 || column + width > array.shape[1])
+  if (array.shape[0] < bags || column < 0 || width > array.shape[1] ||
+      column > array.shape[1] - width)
     throw_too_small(array, bags, column, width);
   const bool is_dense = array.size() == 0 || ((array.shape[1] == 1 || array.strides[1] == 1) &&
                                               row_stride(array) >= array.shape[1]);

@@ -45,6 +45,10 @@ struct Array {
 /// Throws TypeError for what is no array, ValueError for an array that is not on the CPU.
 Array resolve(nb::handle object, const char* name);
 
+/// Throws ValueError if the memory of a resolved array is no longer where it was, or has another
+/// size: arrays may be resized in place. What came by DLPack is held as it was.
+void require_unmoved(const Array& array);
+
 /// Keys (N,): int64 or uint64 in place, int32 widened.
 class Keys {
  public:
@@ -66,6 +70,10 @@ class Integers {
   Integers(nb::handle object, const char* name);
   std::span<const std::int64_t> span() const { return span_; }
   Framework framework() const { return array_.framework; }
+  /// Throws ValueError if the array was resized since.
+  void require_unmoved() const {
+    if (widened_.empty()) bind::require_unmoved(array_);
+  }
 
  private:
   Array array_;

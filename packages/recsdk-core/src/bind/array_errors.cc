@@ -56,6 +56,16 @@ void throw_not_dense(const Array& array) {
                     ".to_dense()");
 }
 
+void throw_negated(const Array& array) {
+  throw_value_error(argument(array) + " must not be a negated view" + got(array) + "; pass " +
+                    argument(array) + ".resolve_neg()");
+}
+
+void throw_moved(const Array& array) {
+  throw_value_error(argument(array) + " was resized after it was given" + got(array) +
+                    "; make new Bags of it");
+}
+
 void throw_bad_dtype(const Array& array, const char* wanted, const char* convert_to) {
   const std::string conversion = array.framework == Framework::kTorch
                                      ? ".to(torch." + std::string(convert_to) + ")"
@@ -80,15 +90,17 @@ void throw_bad_shape(const Array& array, std::int64_t n, std::int64_t width) {
 
 void throw_too_small(const Array& array, std::int64_t bags, std::int64_t column,
                      std::int64_t width) {
-  throw_value_error(argument(array) + " must have at least " + std::to_string(bags) +
-                    " rows and the columns " + std::to_string(column) + " to " +
-                    std::to_string(column + width) + got(array));
+  throw_value_error(argument(array) + " must have at least " + std::to_string(bags) + " rows and " +
+                    std::to_string(width) + " columns from column " + std::to_string(column) +
+                    " on" + got(array));
 }
 
 void throw_not_contiguous(const Array& array) {
-  const std::string call = array.framework == Framework::kTorch
-                               ? argument(array) + ".contiguous()"
-                               : "numpy.ascontiguousarray(" + argument(array) + ")";
+  // What is contiguous already has to be copied to become aligned.
+  const bool is_torch = array.framework == Framework::kTorch;
+  const std::string method = array.is_aligned ? ".contiguous()" : ".clone()";
+  const std::string function = array.is_aligned ? "numpy.ascontiguousarray(" : "numpy.array(";
+  const std::string call = is_torch ? argument(array) + method : function + argument(array) + ")";
   throw_value_error(argument(array) + " must be contiguous in C order and aligned" + got(array) +
                     "; pass " + call);
 }

@@ -12,6 +12,18 @@
 
 namespace recsdk::bind {
 
+namespace {
+
+/// A function may resize the array that it is to fill.
+void require_same_memory(const Result& values, std::int64_t size) {
+  const Array now = resolve(values.object, "values");
+  if (now.data != values.data || now.size() != size)
+    throw nb::value_error(
+        "the custom initializer resized values; fill the array in place and leave its size");
+}
+
+}  // namespace
+
 PythonInitializer::PythonInitializer(nb::object python_function, std::int64_t row_width)
     : function(new nb::object(std::move(python_function)),
                [](nb::object* held) {
@@ -30,6 +42,7 @@ void PythonInitializer::operator()(std::span<const Key> keys, float* values) con
   std::memcpy(python_keys.data, keys.data(), keys.size_bytes());
   std::memset(python_values.data, 0, bytes);
   (*function)(python_keys.object, python_values.object);
+  require_same_memory(python_values, n * dim);
   std::memcpy(values, python_values.data, bytes);
 }
 

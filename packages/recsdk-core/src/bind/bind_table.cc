@@ -4,6 +4,8 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
+
 #include "bindings.h"
 #include "handles.h"
 
@@ -120,7 +122,20 @@ nb::object apply_gradients(PyTable& table, nb::handle keys_object, nb::handle gr
   return outcomes_or_none(std::move(kinds));
 }
 
-/// Offsets, weights and pooling of bags over keys that are yet to be mapped.
+/// The engine checks this too, but only once the keys are mapped and maybe inserted.
+void require_offsets(std::span<const std::int64_t> offsets, std::int64_t num_keys) {
+  if (offsets.front() != 0 || offsets.back() != num_keys)
+    throw nb::value_error(("offsets run from " + std::to_string(offsets.front()) + " to " +
+                           std::to_string(offsets.back()) +
+                           "; pass B + 1 offsets from 0 to the number of keys, " +
+                           std::to_string(num_keys))
+                              .c_str());
+  if (!std::is_sorted(offsets.begin(), offsets.end()))
+    throw nb::value_error("offsets descend somewhere; pass them in ascending order");
+}
+
+/// Offsets, weights and pooling of bags over keys that are yet to be mapped. Throws for any that
+/// are wrong, before a table changes.
 struct BagArguments {
   Integers offsets;
   Array weights;
@@ -133,6 +148,7 @@ struct BagArguments {
       throw nb::value_error(
           "offsets must be integers of shape (B + 1,), from 0 to the number of keys");
     bags.offsets = offsets.span();
+    require_offsets(bags.offsets, static_cast<std::int64_t>(keys.size()));
     if (!weights_object.is_none()) {
       weights = floats(weights_object, "weights", static_cast<std::int64_t>(keys.size()));
       bags.weights = {float_data(weights), keys.size()};
@@ -190,7 +206,7 @@ nb::object pool_backward(PyTable& table, nb::handle keys_object, nb::handle offs
 
 nb::object pool_rows(PyTable& table, const PyBags& bags) {
   const std::int64_t dim = table->config().dim;
-  Result pooled = make_floats(bags.framework(), bags.get().num_bags(), dim);
+  Result pooled = make_floats(bags.framework(), bags.num_bags(), dim);
   const PoolBlock block{bags.get(), static_cast<float*>(pooled.data), dim};
   {
     const nb::gil_scoped_release without_gil;
@@ -202,7 +218,7 @@ nb::object pool_rows(PyTable& table, const PyBags& bags) {
 void update_rows(PyTable& table, const PyBags& bags, nb::handle grad_object,
                  nb::handle weights_grad_object) {
   const std::int64_t dim = table->config().dim;
-  const Array grad = floats(grad_object, "grad", bags.get().num_bags(), dim);
+  const Array grad = floats(grad_object, "grad", bags.num_bags(), dim);
   Array weights_grad;
   if (!weights_grad_object.is_none()) {
     weights_grad = floats(weights_grad_object, "weights_grad", bags.num_keys());

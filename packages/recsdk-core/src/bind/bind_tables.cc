@@ -11,7 +11,7 @@
 namespace recsdk::bind {
 namespace {
 
-/// The items of a list or tuple of `size` items, or of at least `size` if `may_be_longer`.
+/// The items of a list or tuple of `size` to `max_size` items; `shape` is for the message.
 nb::tuple items(nb::handle object, std::size_t size, std::size_t max_size, const char* shape) {
   nb::tuple made = nb::steal<nb::tuple>(PySequence_Tuple(object.ptr()));
   if (!made.is_valid()) nb::raise_python_error();
@@ -20,6 +20,13 @@ nb::tuple items(nb::handle object, std::size_t size, std::size_t max_size, const
                            std::to_string(made.size()) + " items")
                               .c_str());
   return made;
+}
+
+std::int64_t column_of(nb::handle object) {
+  std::int64_t column = 0;
+  if (nb::try_cast(object, column)) return column;
+  const std::string got = nb::cast<std::string>(nb::repr(object));
+  throw nb::value_error(("column must be an int below 2**63, got " + got).c_str());
 }
 
 const PyBags& bags_of(nb::handle object) {
@@ -39,8 +46,8 @@ struct Parsed {
 PoolBlock pool_block(Parsed<PoolBlock>& parsed, nb::handle object, std::int64_t dim) {
   const nb::tuple parts = items(object, 3, 3, "(table, [(bags, out, column), ...])");
   const PyBags& bags = bags_of(parts[0]);
-  const auto column = nb::cast<std::int64_t>(parts[2]);
-  Array out = matrix(parts[1], "out", bags.get().num_bags(), column, dim);
+  const std::int64_t column = column_of(parts[2]);
+  Array out = matrix(parts[1], "out", bags.num_bags(), column, dim);
   require_writable(out);
   parsed.kept.push_back(parts);
   parsed.arrays.push_back(out);
@@ -51,8 +58,8 @@ GradBlock grad_block(Parsed<GradBlock>& parsed, nb::handle object, std::int64_t 
   const nb::tuple parts =
       items(object, 3, 4, "(table, [(bags, grad, column[, weights_grad]), ...])");
   const PyBags& bags = bags_of(parts[0]);
-  const auto column = nb::cast<std::int64_t>(parts[2]);
-  const Array grad = matrix(parts[1], "grad", bags.get().num_bags(), column, dim);
+  const std::int64_t column = column_of(parts[2]);
+  const Array grad = matrix(parts[1], "grad", bags.num_bags(), column, dim);
   parsed.kept.push_back(parts);
   parsed.arrays.push_back(grad);
   GradBlock block{bags.get(), float_data(grad) + column, row_stride(grad), nullptr};
@@ -149,7 +156,7 @@ void bind_tables(nb::module_& module) {
            nb::arg("rows").none(), nb::arg("outcomes").none(),
            nb::arg("offsets").none() = nb::none(), nb::arg("weights").none() = nb::none(),
            nb::arg("pooling") = "sum")
-      .def_prop_ro("num_bags", [](const PyBags& bags) { return bags.get().num_bags(); })
+      .def_prop_ro("num_bags", &PyBags::num_bags)
       .def_prop_ro("num_keys", &PyBags::num_keys);
   module.def("map_tables", &map_all, nb::arg("calls").none(), nb::arg("insert"),
              nb::arg("leases").none());

@@ -32,6 +32,14 @@ PyBags::PyBags(nb::handle rows, nb::handle outcomes_object, nb::handle offsets, 
   bags_.pooling = pooling_of(pooling);
 }
 
+const Bags& PyBags::get() const {
+  rows_.require_unmoved();
+  require_unmoved(outcomes_);
+  offsets_.require_unmoved();
+  require_unmoved(weights_);
+  return bags_;
+}
+
 Pooling pooling_of(nb::handle name) {
   if (nb::isinstance<nb::str>(name)) {
     const auto text = nb::cast<std::string>(name);

@@ -70,8 +70,10 @@ class PyBags {
   PyBags(nb::handle rows, nb::handle outcomes, nb::handle offsets, nb::handle weights,
          nb::handle pooling);
 
-  const Bags& get() const { return bags_; }
+  /// Checks that no array was resized since. Throws ValueError if one was.
+  const Bags& get() const;
   Framework framework() const { return framework_; }
+  std::int64_t num_bags() const { return bags_.num_bags(); }
   std::int64_t num_keys() const { return static_cast<std::int64_t>(bags_.rows.size()); }
 
  private:

@@ -5,6 +5,8 @@ NB_MODULE(_ext, module) {
   using namespace recsdk::bind;
   module.doc() = "The compiled part: one binding per public header of the engine.";
   module.attr("__version__") = RECSDK_CORE_VERSION;
+  // A table that is a global of the user's script lives until the process ends: no leak.
+  nanobind::set_leak_warnings(false);
   init_arrays();
   bind_error(module);
   bind_types(module);

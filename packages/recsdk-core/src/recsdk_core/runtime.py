@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from recsdk_core import _ext
+from recsdk_core._internal.checks import require_int
 
 __all__ = ["available_isas", "isa", "num_threads", "set_isa", "set_num_threads", "version"]
 
@@ -42,8 +43,9 @@ def num_threads() -> int:
 
 
 def set_num_threads(count: int) -> None:
-    """Changes the size of the pool, at least 1. Waits for running calls.
+    """Changes the size of the pool, 1 to 1024. Running calls go on with the threads they have.
 
-    After a fork the child gets a fresh pool of the same size.
+    After a fork the child gets a fresh pool of the same size. Raises ValueError outside that range.
     """
+    require_int("set_num_threads", 1, 1025, count=count)
     _ext.set_num_threads(count)

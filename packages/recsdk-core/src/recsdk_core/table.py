@@ -28,6 +28,10 @@ Array: TypeAlias = Any
 """A numpy array, a torch CPU tensor, or any DLPack CPU array."""
 
 _UINT64 = 2**64
+_INT64 = 2**63
+_MAX_THREADS = 1024
+_EXPORT_BYTES = 2**24
+_EXPORT_ROWS = 2**16
 
 
 class Table:
@@ -77,18 +81,18 @@ class Table:
         (None: no limit) further keys are refused. Every column of a refused or missing key reads
         `default_value`. `on_nonfinite` says what happens to a summed gradient that is infinite or
         not a number: it is applied as torch does ("apply"), the update raises NonFiniteError
-        ("raise"), or that key's update is left out ("skip"). `num_threads` limits this table's
-        calls (None: the pool's size). `hash_seed` is of the index (None: random); no result depends
-        on it.
+        ("raise"), or that key's update is left out ("skip"). `num_threads`, 1 to 1024, limits this
+        table's calls (None: the pool's size). `hash_seed` is of the index (None: random); no result
+        depends on it.
 
         Raises ValueError or TypeError naming the argument that is wrong.
         """
-        require_int("Table", 1, dim=dim)
+        require_int("Table", 1, _INT64, dim=dim)
         require_int("Table", 0, _UINT64, seed=seed)
         if max_rows is not None:
-            require_int("Table", 0, max_rows=max_rows)
+            require_int("Table", 0, _INT64, max_rows=max_rows)
         if num_threads is not None:
-            require_int("Table", 1, num_threads=num_threads)
+            require_int("Table", 1, _MAX_THREADS + 1, num_threads=num_threads)
         if hash_seed is not None:
             require_int("Table", 0, _UINT64, hash_seed=hash_seed)
         if not isinstance(name, str) or not name:
@@ -186,8 +190,10 @@ class Table:
         released. It releases itself when it is garbage collected, and may be released from any
         thread.
 
-        Raises ValueError if `step` is below that of a lease taken before.
+        Raises ValueError if `step` is below that of a lease taken before, or no int64.
         """
+        if step is not None and not -_INT64 <= step < _INT64:
+            raise ValueError(f"Table.lease: step must be in [-2**63, 2**63), got {step}")
         return self._engine.lease(step)
 
     def map(self, keys: Array, insert: bool, *, lease: Lease | None = None) -> tuple[Array, Array]:
@@ -249,8 +255,13 @@ class Table:
         arrays = [state[name] for name, _ in fields]
         if len(arrays) <= 1:
             return arrays[0] if arrays else None
-        parts = [np.asarray(array, dtype=np.float32) for array in arrays]
+        parts = [np.asarray(array) for array in arrays]
         for part, (name, width) in zip(parts, fields, strict=True):
+            if part.dtype != np.float32:
+                raise TypeError(
+                    f"table {self._name!r}: state {name!r} must be float32, got {part.dtype}; "
+                    "convert it to float32"
+                )
             if part.ndim != 2 or part.shape[1] != width:
                 raise ValueError(
                     f"table {self._name!r}: state {name!r} must have shape (N, {width}), "
@@ -343,28 +354,37 @@ class Table:
         """
         self._engine.update_rows(bags, grad, weights_grad)
 
-    def export(self, batch_size: int = 65536, *, state: bool = True) -> Iterator[ExportBatch]:
+    def export(self, batch_size: int | None = None, *, state: bool = True) -> Iterator[ExportBatch]:
         """Visible rows in batches of up to `batch_size`, in ascending order of row number.
 
-        Arrays are numpy. With `state=False` each batch's state is empty. Rows inserted or erased
-        while the export runs may or may not be seen.
+        By default a batch has at most 16 MiB, but 1 to 65536 rows. Arrays are numpy. With
+        `state=False` each batch's state is empty. Rows inserted or erased while the export runs may
+        or may not be seen.
         """
+        if batch_size is None:
+            batch_size = self._rows_per_batch(state)
         require_int("Table.export", 1, batch_size=batch_size)
         return self._export(batch_size, state)
+
+    def _rows_per_batch(self, with_state: bool) -> int:
+        width = sum(width for _, width in self.state_fields) if with_state else 0
+        row_bytes = 8 + 4 * (self._dim + width)
+        return min(max(_EXPORT_BYTES // row_bytes, 1), _EXPORT_ROWS)
 
     def _export(self, batch_size: int, with_state: bool) -> Iterator[ExportBatch]:
         fields = self.state_fields if with_state else ()
         begin, is_last = 0, False
         while not is_last:
-            begin, keys, weights, packed = self._engine.export_rows(begin, batch_size, bool(fields))
-            is_last = len(keys) < batch_size
+            capacity = min(batch_size, len(self) + 1)  # what a batch takes before it is filled
+            begin, keys, weights, packed = self._engine.export_rows(begin, capacity, bool(fields))
+            is_last = len(keys) < capacity
             if len(keys):
                 state = {} if packed is None else _unpack_state(packed, fields)
                 yield ExportBatch(keys=keys, weights=weights, state=state)
 
     def reserve(self, num_rows: int) -> None:
         """Makes room for `num_rows` rows in all, so that inserting up to there is steady."""
-        require_int("Table.reserve", 0, num_rows=num_rows)
+        require_int("Table.reserve", 0, _INT64, num_rows=num_rows)
         self._engine.reserve(num_rows)
 
     def stats(self) -> TableStats:
@@ -386,9 +406,14 @@ class Table:
         return self._engine.size()
 
     def __contains__(self, key: object) -> bool:
-        """True if the key has a visible row; for many keys use `lookup(return_outcomes=True)`."""
-        bits = operator.index(key) % _UINT64  # type: ignore[arg-type]
-        _, outcomes = self._engine.lookup(np.array([bits], dtype=np.uint64), True)
+        """True if the key has a visible row; for many keys use `lookup(return_outcomes=True)`.
+
+        What is no 64-bit number, signed or unsigned, has none.
+        """
+        number = operator.index(key)  # type: ignore[arg-type]
+        if not -_INT64 <= number < _UINT64:
+            return False
+        _, outcomes = self._engine.lookup(np.array([number % _UINT64], dtype=np.uint64), True)
         return bool(outcomes[0] == Outcome.FOUND)
 
     def __repr__(self) -> str:

@@ -160,6 +160,9 @@ def test_a_failing_update_ends_the_leases_and_changes_nothing() -> None:
     assert torch.equal(table.lookup(KEYS), before)
     assert entry.lease is not None
     assert entry.lease.is_released
+    with pytest.raises(RuntimeError, match="has run already, whether it ended or raised"):
+        out.backward(torch.ones(3, 1))
+    assert table.update_count == 0
 
 
 @pytest.mark.parametrize("pooling", ["sum", "mean"])

@@ -264,18 +264,28 @@ class TestStateDict:
             ("weight", torch.zeros(3, 3), r"weight: must have shape .3, 2., got .3, 3."),
             ("keys", torch.tensor([1, 1, 2]), "keys: must not repeat"),
             ("state.sum", torch.zeros(2, 2), "state.sum: must have shape"),
+            ("weight", torch.zeros(3, 2).double(), "weight: must be torch.float32, got .*float64"),
+            ("weight", torch.zeros(3, 2).half(), "weight: must be torch.float32, got .*float16"),
+            ("state.sum", torch.zeros(3, 2).double(), "state.sum: must be torch.float32"),
+            ("keys", torch.tensor([1.0, 2.0, 3.0]), "keys: must be torch.int64, got .*float32"),
+            ("keys", torch.tensor(1), r"keys: must have shape .'n',., got .."),
+            ("keys", [1, 2, 3], "keys: must be a tensor, got list"),
+            ("update_count", torch.tensor(-1), "update_count: must be a whole number"),
+            ("update_count", torch.tensor(1.5), "update_count: must be a whole number"),
+            ("update_count", 2**63, "update_count: must be a whole number"),
         ],
     )
     def test_entries_that_do_not_fit_change_nothing(
-        self, entry: str, value: torch.Tensor, message: str
+        self, entry: str, value: Any, message: str
     ) -> None:
         module = self.trained(optim.Adagrad())
-        before = rows_of(module)
+        before, count = rows_of(module), module.table.update_count
         state = module.state_dict()
         state[entry] = value
         with pytest.raises(RuntimeError, match=message):
             module.load_state_dict(state)
         assert rows_of(module) == before
+        assert module.table.update_count == count
 
     def test_more_rows_than_max_rows(self) -> None:
         module = HashEmbedding(2, max_rows=2)

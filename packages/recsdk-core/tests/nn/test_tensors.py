@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import doctest
 import importlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from recsdk_core import Bags, Table, init, map_tables, optim
+from recsdk_core import Bags, Table, init, map_tables, optim, pool_tables, update_tables
 
 KEYS = torch.tensor([1, -1, 2**62])
 
@@ -65,10 +66,20 @@ def test_key_dtypes(table: Table, dtype: torch.dtype) -> None:
     assert 1 in table
 
 
+def unaligned(dtype: torch.dtype, n: int) -> torch.Tensor:
+    return torch.frombuffer(bytearray(8 * n + 1), dtype=dtype, count=n, offset=1)
+
+
 BAD = [
     (torch.tensor([1.0]), TypeError, r"torch.Tensor of torch.float32.*keys.to\(torch.int64\)"),
     (torch.tensor([True]), TypeError, "torch.bool"),
     (KEYS[::2], ValueError, r"keys must be contiguous.*keys.contiguous\(\)"),
+    (
+        unaligned(torch.int64, 2),
+        ValueError,
+        r"keys must be contiguous in C order and aligned.*pass keys.clone\(\)",
+    ),
+    (torch._neg_view(KEYS), ValueError, r"negated view.*pass keys.resolve_neg\(\)"),
     (KEYS.reshape(3, 1), ValueError, r"shape \(N,\), got torch.Tensor of torch.int64, shape \(3"),
     (torch.tensor(1), ValueError, r"shape \(N,\)"),
     (torch.zeros(3, dtype=torch.int64, device="meta"), ValueError, "on meta; pass keys.cpu"),
@@ -81,6 +92,37 @@ def test_bad_keys(table: Table, keys: Any, error: type[Exception], message: str)
     with pytest.raises(error, match=message):
         table.find_or_insert(keys)
     assert len(table) == 0
+
+
+def test_values_that_are_unaligned_or_negated(table: Table) -> None:
+    with pytest.raises(ValueError, match="aligned"):
+        table.upsert(KEYS[:1], unaligned(torch.float32, 2).reshape(1, 2))
+    negated = torch.ones(3, 2, dtype=torch.complex64).conj().imag
+    assert negated.is_neg()
+    with pytest.raises(ValueError, match=r"values must not be a negated view.*resolve_neg\(\)"):
+        table.upsert(KEYS, negated)
+    assert len(table) == 0
+
+
+@pytest.mark.parametrize("name", ["rows", "outcomes", "offsets", "weights"])
+@pytest.mark.parametrize("size", [0, 2, 2**20])
+def test_bags_of_a_resized_tensor(table: Table, name: str, size: int) -> None:
+    rows, outcomes = table.map(KEYS, True)
+    tensors = {"rows": rows, "outcomes": outcomes, "offsets": torch.tensor([0, 1, 3])}
+    tensors["weights"] = torch.ones(3)
+    bags = Bags(**tensors)
+    out, grad = torch.zeros(2, 2), torch.ones(2, 2)
+    tensors[name].resize_(size)
+    calls = [
+        lambda: table.pool_rows(bags),
+        lambda: table.update_rows(bags, grad),
+        lambda: pool_tables([(table, [(bags, out, 0)])]),
+        lambda: update_tables([(table, [(bags, grad, 0)])]),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=f"{name} was resized after it was given"):
+            call()
+    assert table.update_count == 0
 
 
 @pytest.mark.parametrize(
@@ -106,6 +148,15 @@ def test_defaults_are_those_of_torch() -> None:
 def test_unsupported_optimizer_classes(torch_class: Any) -> None:
     with pytest.raises(ValueError, match=f"{torch_class.__name__} is not supported"):
         optim.from_torch(torch_class)
+
+
+def test_example_in_the_readme() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    [code] = [part for part in readme.split("```") if part.startswith("python\nimport torch")]
+    names: dict[str, Any] = {}
+    exec(code.removeprefix("python"), names)
+    assert names["vectors"].shape == (2, 16)
+    assert names["items"].table.update_count == 1
 
 
 def test_examples_in_docstrings() -> None:

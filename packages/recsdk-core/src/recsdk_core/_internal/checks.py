@@ -34,6 +34,7 @@ def require_int(owner: str, low: int, high: int | None = None, **fields: object)
     for name, value in fields.items():
         if not isinstance(value, int) or isinstance(value, bool):
             raise TypeError(f"{owner}: {name} must be an int, got {type(value).__name__}")
-        if value < low or (high is not None and value >= high):
-            upper = "" if high is None else f" and below {high}"
-            raise ValueError(f"{owner}: {name} must be at least {low}{upper}, got {value}")
+        if value < low:
+            raise ValueError(f"{owner}: {name} must be at least {low}, got {value}")
+        if high is not None and value >= high:
+            raise ValueError(f"{owner}: {name} must be at most {high - 1}, got {value}")

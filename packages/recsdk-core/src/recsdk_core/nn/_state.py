@@ -10,6 +10,8 @@ import torch
 
 from recsdk_core.table import Table
 
+_INT64 = 2**63
+
 __all__ = ["load_table", "save_table"]
 
 
@@ -51,10 +53,11 @@ def load_table(
     `load_state_dict` raises for unless it is told `strict=False`.
     """
     given = {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
-    shapes = {"keys": (), "weight": (table.dim,), "update_count": None}
+    shapes = {"keys": (), "weight": (table.dim,)}
     shapes.update({f"state.{name}": (width,) for name, width in table.state_fields})
-    missing_keys.extend(prefix + name for name in shapes if name not in given)
-    unexpected_keys.extend(prefix + name for name in given if name not in shapes)
+    known = [*shapes, "update_count"]
+    missing_keys.extend(prefix + name for name in known if name not in given)
+    unexpected_keys.extend(prefix + name for name in given if name not in known)
     if not {"keys", "weight"} <= set(given):
         return
     problems = _problems(table, given, shapes)
@@ -65,16 +68,13 @@ def load_table(
 
 
 def _problems(
-    table: Table, given: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...] | None]
+    table: Table, given: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
 ) -> list[str]:
     """What does not fit the table, one message each."""
+    found = _bad_tensors(given, shapes) + _bad_count(given.get("update_count", 0))
+    if found:
+        return found
     num_rows = len(given["keys"])
-    found = []
-    for name, row_shape in shapes.items():
-        if name in given and row_shape is not None:
-            wanted, got = (num_rows, *row_shape), tuple(given[name].shape)
-            if wanted != got:
-                found.append(f"{name}: must have shape {wanted}, got {got}")
     if table.max_rows is not None and num_rows > table.max_rows:
         found.append(f"keys: {num_rows} rows do not fit into max_rows={table.max_rows}")
     if len(np.unique(_array(given["keys"]))) != num_rows:
@@ -82,10 +82,40 @@ def _problems(
     return found
 
 
+def _bad_tensors(given: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """What is no tensor of the dtype and shape that it must have."""
+    num_rows = given["keys"].shape[:1] if isinstance(given["keys"], torch.Tensor) else ()
+    found = []
+    for name, row_shape in shapes.items():
+        if name not in given:
+            continue
+        tensor, dtype = given[name], torch.int64 if name == "keys" else torch.float32
+        if not isinstance(tensor, torch.Tensor):
+            found.append(f"{name}: must be a tensor, got {type(tensor).__name__}")
+        elif tensor.dtype != dtype:
+            found.append(f"{name}: must be {dtype}, got {tensor.dtype}; pass it .to({dtype})")
+        elif len(tensor.shape) != 1 + len(row_shape) or tensor.shape != (*num_rows, *row_shape):
+            wanted = (*(num_rows or ("n",)), *row_shape)
+            found.append(f"{name}: must have shape {wanted}, got {tuple(tensor.shape)}")
+    return found
+
+
+def _bad_count(count: Any) -> list[str]:
+    is_whole = isinstance(count, int) or (
+        isinstance(count, torch.Tensor)
+        and count.numel() == 1
+        and not (count.is_floating_point() or count.is_complex())
+    )
+    if is_whole and 0 <= int(count) < _INT64:
+        return []
+    return [f"update_count: must be a whole number from 0 to 2**63 - 1, got {count}"]
+
+
 def _replace_rows(table: Table, given: Mapping[str, Any]) -> None:
     keys, weights, state = _array(given["keys"]), _array(given["weight"]), None
     if all(f"state.{name}" in given for name, _ in table.state_fields):
         state = {name: _array(given[f"state.{name}"]) for name, _ in table.state_fields}
+    table.reserve(len(keys))  # whatever memory is missing, it is noticed before the rows are gone
     table.clear()
     table.upsert(keys, weights, state)
     table.update_count = int(given.get("update_count", 0))

@@ -178,8 +178,8 @@ class _PoolFeatures(torch.autograd.Function):
         node: _Node = ctx.node
         if node.is_spent:
             raise RuntimeError(
-                "this forward's backward has updated its tables already: each forward takes one "
-                "backward; run forward again"
+                "this forward's backward has run already, whether it ended or raised: each forward "
+                "takes one backward; run forward again"
             )
         trains, *wanted = ctx.needs_input_grad[2:]
         try:
