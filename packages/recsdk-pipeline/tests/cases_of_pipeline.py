@@ -290,21 +290,144 @@ def case_evaluation_writes_nothing(world: World) -> None:
     assert not any(output.requires_grad for output in first)
 
 
-def case_iterator_left_early_hides_no_rows(world: World) -> None:
-    pipeline = pipeline_of(world, pipe_n_batch=4)
-    left = (batch for batch in batches(world, 9, seed=4))
-    pipeline.progress(left)
-    pipeline.progress(left)
-    del left
-    further = batches(world, 3, seed=5)
-    rest_of(pipeline, iter(further))
-    tables = pipeline._model.module.tables["tables"].tables()
-    for table in tables.values():
+def tables_of(pipeline: Any) -> dict[str, Any]:
+    return pipeline._model.module.tables["tables"].tables()
+
+
+def assert_no_rows_are_hidden(pipeline: Any) -> None:
+    for table in tables_of(pipeline).values():
         assert table.stats().num_rows == len(table)
+    state = pipeline._model.state_dict()
+    for name, table in tables_of(pipeline).items():
+        keys = next(v for k, v in state.items() if f".{name}." in k and k.endswith(".keys"))
+        assert len(keys) == len(table)
+    pipeline._model.load_state_dict(state)  # refused while batches are in flight
+
+
+WAYS_TO_ITERATE = {
+    "generator": lambda given: (batch for batch in given),
+    "list": iter,
+    "map": lambda given: map(lambda batch: batch, given),
+}
+
+
+def _left_early(world: World, way: str, is_kept: bool, is_evaluated: bool) -> None:
+    pipeline = pipeline_of(world, pipe_n_batch=4)
+    given, further = batches(world, 9, seed=4), batches(world, 3, seed=5)
+    left = WAYS_TO_ITERATE[way](given)
+    pipeline.progress(left)
+    pipeline.progress(left)
+    if is_evaluated:
+        pipeline._model.eval()
+        assert len(rest_of(pipeline, iter(further))) == 3
+        pipeline._model.train()
+    kept = left if is_kept else None
+    del left
+    outputs = rest_of(pipeline, iter(further))
     assert pipeline.num_batches_trained == 5
-    ids = further[0].sparse["user"].values()
-    owned = [int(key) for key in ids if int(key) in tables["people"]]
-    assert dist.get_world_size() > 1 or len(owned) == len(ids)
+    model, optimizer = hashed(world)
+    expected = [plain_step(model, optimizer, batch) for batch in given[:2] + further][2:]
+    assert_equal(outputs, expected)
+    assert_no_rows_are_hidden(pipeline)
+    if kept is not None:  # goes on with its next batch: 6 were read
+        assert len(rest_of(pipeline, kept)) == 3
+        assert_no_rows_are_hidden(pipeline)
+
+
+def case_iterator_left_early_hides_no_rows(world: World) -> None:
+    for way in WAYS_TO_ITERATE:
+        for is_kept in (False, True):
+            for is_evaluated in (False, True):
+                _left_early(world, way, is_kept, is_evaluated)
+
+
+def case_dropped_batches_are_abandoned(world: World) -> None:
+    for of_one in (False, True):
+        pipeline = pipeline_of(world, pipe_n_batch=4)
+        training, evaluated = iter(batches(world, 9)), iter(batches(world, 9, seed=1))
+        pipeline.progress(training)
+        pipeline.progress(training)
+        pipeline._model.eval()
+        pipeline.progress(evaluated)
+        pipeline._model.train()
+        pipeline.drop(training if of_one else None)
+        pipeline.drop(training)  # nothing is left to drop
+        assert len(pipeline._queues) == int(of_one)
+        pipeline.drop(evaluated)
+        assert_no_rows_are_hidden(pipeline)
+        assert len(rest_of(pipeline, training)) == 3
+        assert pipeline.num_batches_trained == 5
+
+
+def case_failure_among_abandoned_batches_is_not_raised(world: World) -> None:
+    guilty = world.size - 1
+    for with_iterator in (True, False):
+        pipeline = pipeline_of(world, pipe_n_batch=4)
+        train = batches(world, 9)
+        if world.rank == guilty and not with_iterator:
+            train[4] = with_bad_ids(train[4])
+        left = iter(train)
+        if world.rank == guilty and with_iterator:
+            left = (given / 0 if index == 4 else given for index, given in enumerate(train))
+        for _ in range(3):
+            pipeline.progress(left)
+        pipeline._model.eval()  # an evaluation goes on working
+        assert len(rest_of(pipeline, iter(train[:3]))) == 3
+        pipeline._model.train()
+        assert len(rest_of(pipeline, iter(train[:4]))) == 4
+        assert_no_rows_are_hidden(pipeline)
+
+
+def case_new_iterator_at_the_address_of_an_old_one(world: World) -> None:
+    pipeline = pipeline_of(world, pipe_n_batch=4)
+    given, further = batches(world, 9), batches(world, 3, seed=1)
+    left = (batch for batch in given)
+    pipeline.progress(left)
+    pipeline.progress(left)
+    address = id(left)
+    del left
+    made = [(batch for batch in further) for _ in range(50)]
+    next_one = next((one for one in made if id(one) == address), made[0])
+    del made
+    outputs = rest_of(pipeline, next_one)
+    model, optimizer = hashed(world)
+    expected = [plain_step(model, optimizer, batch) for batch in given[:2] + further][2:]
+    assert_equal(outputs, expected)
+
+
+def _mixed(world: World) -> tuple[nn.Module, Any]:
+    return spread(SmallModel(raw=hash_tables(), stock=stock_tables()), world)
+
+
+def _mixed_stock_first(world: World) -> tuple[nn.Module, Any]:
+    return spread(SmallModel(stock=stock_tables(), tables=hash_tables()), world)
+
+
+def case_mixed_model_ends_with_uneven_numbers_of_batches(world: World) -> None:
+    for made in (_mixed, _mixed_stock_first):
+        for shortest in (0, 1, 4, 9):
+            train = dense_batches(world, shortest + 5 * ((world.rank + shortest) % world.size))
+            model, optimizer = made(world)
+            expected = [plain_step(model, optimizer, batch) for batch in train[:shortest]]
+            pipeline = pipeline_of(world, made, pipe_n_batch=3)
+            assert_equal(rest_of(pipeline, iter(train)), expected)
+            assert_equal(content(pipeline._model), content(model))
+
+
+def case_mixed_model_raises_what_an_iterator_raises_on_one_rank(world: World) -> None:
+    def failing_loader(good: list[Any]) -> Iterator[Any]:
+        yield from good
+        raise OSError("the disk is on fire")
+
+    for made in (_mixed, _mixed_stock_first):
+        for num_good in (0, 1, 5):
+            train = dense_batches(world, 9)
+            given = failing_loader(train[:num_good]) if world.rank == 0 else iter(train)
+            pipeline = pipeline_of(world, made, pipe_n_batch=4)
+            for _ in range(num_good):
+                pipeline.progress(given)
+            assert_raises_together(world, 0, OSError, lambda p=pipeline, g=given: p.progress(g))
+            assert len(rest_of(pipeline, iter(train))) == len(train)
 
 
 class Clicks(IterableDataset):

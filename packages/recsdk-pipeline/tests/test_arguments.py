@@ -98,3 +98,26 @@ def test_an_exception_of_the_model_passes_and_the_pipeline_goes_on() -> None:
 def test_an_empty_iterator_ends_at_once() -> None:
     with pytest.raises(StopIteration):
         pipeline_of(DenseModel()).progress(iter([]))
+
+
+def test_a_batch_that_is_none_is_refused() -> None:
+    pipeline = pipeline_of(DenseModel(), pipe_n_batch=2)
+    iterator = iter([*dense_batches(ALONE, 1), None, *dense_batches(ALONE, 1)])
+    pipeline.progress(iterator)
+    with pytest.raises(TypeError, match="yielded None"):
+        pipeline.progress(iterator)
+    assert pipeline.num_batches_trained == 1
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_training_on_another_iterator_abandons_what_was_read_ahead(is_kept: bool) -> None:
+    pipeline = pipeline_of(DenseModel(), pipe_n_batch=2)
+    left = iter(dense_batches(ALONE, 6))
+    pipeline.progress(left)
+    pipeline.progress(left)  # from the second batch on, two are read ahead
+    kept = left if is_kept else None
+    del left
+    pipeline.progress(iter(dense_batches(ALONE, 1)))
+    assert len(pipeline._queues) == 1
+    if kept is not None:
+        assert len(list(kept)) == 2

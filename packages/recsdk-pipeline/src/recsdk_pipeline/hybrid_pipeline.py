@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import weakref
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from itertools import takewhile
+from itertools import islice
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -14,6 +12,7 @@ from torch import nn
 from torchrec.streamable import Pipelineable
 
 from recsdk_pipeline._internal.feeds import Feeds, FeedSpy
+from recsdk_pipeline._internal.queue import END, Queue
 from recsdk_pipeline._internal.slot import Slot
 from recsdk_pipeline._internal.streams import SideStream
 from recsdk_sharding.exchange import EndOfData, HostExchange, exchanges_of
@@ -22,6 +21,7 @@ In = TypeVar("In", bound=Pipelineable)
 Out = TypeVar("Out")
 
 _MOST_BATCHES = 12
+_STARTED_AHEAD = 2  # batches whose stock modules exchange while the model works on another batch
 
 
 class HybridTrainPipelineSparseDist(Generic[In, Out]):
@@ -67,8 +67,8 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
         self._stream = SideStream(self._device)
         self._exchanges: list[HostExchange] = exchanges_of(model)
         self._learned: Feeds | None = None
-        self._queues: dict[int, _Queue] = {}
-        self._current: _Queue | None = None
+        self._queues: list[Queue] = []
+        self._current: Queue | None = None
         self.num_batches_trained = 0
         """Batches whose optimizer step is done; those fetched ahead do not count."""
 
@@ -76,10 +76,13 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
         """Run the model on the next batch of the iterator and return its output.
 
         In training mode (`model.training`) this is one step: zero_grad, backward,
-        optimizer.step. In evaluation mode nothing is written and no gradient is made. Each iterator
-        has its own batches in flight: an evaluation with another iterator may come between
-        two steps, and the training then goes on where it was. An iterator that is no longer
-        referenced loses its batches in flight.
+        optimizer.step. In evaluation mode nothing is written and no gradient is made.
+
+        Each iterator has its own batches in flight: an evaluation with another iterator may come
+        between two steps, and the training then goes on where it was. Training on another iterator
+        abandons the batches in flight of the one before, as `drop` does: they got their rows for
+        steps that now are other batches'. An iterator that is no longer referenced loses its
+        batches in flight at the next call.
 
         Raises StopIteration when all ranks have done all batches for which every rank has one;
         with sharded modules of recsdk, ranks may have different numbers of batches (evaluate then
@@ -88,7 +91,7 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
 
         Other exceptions, also of background work and of the iterator, are raised when it is the
         turn of the batch that failed, with their traceback; the other ranks raise PeerError in
-        the same step. Batches in flight are then dropped.
+        the same step. Batches in flight are then dropped. A batch that is None is a TypeError.
         """
         try:
             return self._progress(self._queue_of(dataloader_iter))
@@ -98,7 +101,24 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
             self._abandon()
             raise
 
-    def _progress(self, queue: _Queue) -> Out | tuple[Out, torch.Tensor]:
+    def drop(self, dataloader_iter: Iterator[In] | None = None) -> None:
+        """Abandon the batches in flight of an iterator, or of all iterators.
+
+        Call it after leaving an iterator early: until then the tables count the batches as steps
+        under way, and hide the rows that those steps made. Batches that were read from the iterator
+        ahead of time are lost, the rows of their ids stay, untrained. An iterator that is not
+        in use is ignored; a later `progress` with the same one goes on with its next batch.
+
+        All ranks must call it between the same steps. Waits for host work under way; an error of
+        an abandoned batch is not raised.
+        """
+        self._pause()
+        if dataloader_iter is None:
+            self._forget(self._queues)
+        else:
+            self._forget([q for q in self._queues if q.iterator() is dataloader_iter])
+
+    def _progress(self, queue: Queue) -> Out | tuple[Out, torch.Tensor]:
         self._fill(queue, 1)
         if not queue.slots:
             raise self._stop(queue)
@@ -107,16 +127,13 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
             self._fill(queue, self._depth)
         slot.settle(self._stream)
         if slot.error is None:
-            try:
-                return self._run(slot, queue)
-            except EndOfData as end:  # from a module that exchanges ids inside forward
-                slot.error = end
+            return self._run(slot, queue)
         if isinstance(slot.error, EndOfData):
             self._end(queue)
             raise self._stop(queue)
         raise slot.error
 
-    def _run(self, slot: Slot, queue: _Queue) -> Out | tuple[Out, torch.Tensor]:
+    def _run(self, slot: Slot, queue: Queue) -> Out | tuple[Out, torch.Tensor]:
         is_training = self._model.training
         slot.check_mode(is_training)
         if is_training:
@@ -143,18 +160,20 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
             result = self._model(slot.batch)
             return result
 
-    def _fill(self, queue: _Queue, wanted: int) -> None:
+    def _fill(self, queue: Queue, wanted: int) -> None:
         """Fetch batches until `wanted` are in flight, and start their host work."""
         for slot in queue.slots:
             slot.get_under_way()
+        for slot in islice(queue.slots, _STARTED_AHEAD):
+            slot.start_stock(self._stream)
         while len(queue.slots) < wanted and not queue.is_exhausted:
             self._fetch(queue)
 
-    def _fetch(self, queue: _Queue) -> None:
+    def _fetch(self, queue: Queue) -> None:
         """Fetch one batch and start its host work; a failure takes the batch's place."""
         try:
             host_batch = queue.next_batch()
-            if host_batch is None:
+            if host_batch is END:
                 self._tell_end(queue)
             else:
                 queue.slots.append(self._start(host_batch))
@@ -169,11 +188,11 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
         with self._stream.use():
             batch = host_batch.to(self._device, non_blocking=True)
             slot = Slot(host_batch, batch, self._model.training)
-            slot.start(feeds)
+            slot.start(feeds, self._exchanges)
             slot.mark = self._stream.mark()
         return slot
 
-    def _tell_end(self, queue: _Queue) -> None:
+    def _tell_end(self, queue: Queue) -> None:
         """Agree with the other ranks that this data has ended, once."""
         queue.is_exhausted = True
         if queue.has_ended:
@@ -185,70 +204,71 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
         for exchange in self._exchanges:
             exchange.reset()
 
-    def _end(self, queue: _Queue) -> None:
+    def _end(self, queue: Queue) -> None:
         """Drop the batches that not all ranks have; the exchanges are open again afterwards."""
-        for slot in queue.slots:
-            slot.settle(self._stream)
-        queue.drop_failed()
+        queue.settle(self._stream)
+        queue.keep(failed=0)
         self._tell_end(queue)
 
-    def _stop(self, queue: _Queue) -> StopIteration:
-        self._queues.pop(queue.key, None)
-        self._current = None
+    def _stop(self, queue: Queue) -> StopIteration:
+        self._forget([queue])
         return StopIteration()
 
-    def _queue_of(self, iterator: Iterator[In]) -> _Queue:
+    def _queue_of(self, iterator: Iterator[In]) -> Queue:
+        """Return the queue of an iterator; those that it takes the turn of are abandoned."""
         if self._current is not None and self._current.iterator() is not iterator:
-            self._pause(self._current)
-        self._current = self._queues.setdefault(id(iterator), _Queue(iterator))
-        return self._current
+            self._pause()
+        self._forget([q for q in self._queues if q.iterator() is None])
+        found = next((q for q in self._queues if q.iterator() is iterator), None)
+        if self._model.training:
+            self._forget([q for q in self._queues if q.is_training and q is not found])
+        if found is None:
+            found = Queue(iterator, is_training=self._model.training)
+            self._queues.append(found)
+        self._current = found
+        return found
 
-    def _pause(self, queue: _Queue) -> None:
-        """Settle a queue's host work before another's begins: all ranks must see one order."""
-        for slot in queue.slots:
-            slot.settle(self._stream)
-        if any(isinstance(slot.error, EndOfData) for slot in queue.slots):
+    def _pause(self) -> None:
+        """Settle host work under way: all ranks must see one order, and open exchanges."""
+        queue, self._current = self._current, None
+        if queue is None:
+            return
+        error = queue.settle(self._stream)
+        if isinstance(error, EndOfData):
             self._end(queue)
-        alive = {k: q for k, q in self._queues.items() if q.iterator() is not None}
-        self._queues = alive
+        elif error is not None:
+            queue.keep(failed=1)  # it is raised when its turn comes
+            queue.is_exhausted = True
+            self._reopen()
+
+    def _forget(self, queues: list[Queue]) -> None:
+        """Abandon settled batches: nothing refers to them any longer, so their leases end."""
+        for queue in queues:
+            queue.slots.clear()  # the traceback of an error in a slot keeps the queue
+        gone = {id(queue) for queue in queues}
+        self._queues = [queue for queue in self._queues if id(queue) not in gone]
+        if id(self._current) in gone:
+            self._current = None
 
     def _abandon(self) -> None:
         """Drop all batches in flight after a failure, waiting for nothing that could hang."""
         slots: list[Slot] = []
-        for queue in self._queues.values():
+        for queue in self._queues:
             slots += queue.slots
             queue.slots.clear()  # the exception's traceback keeps the queue
-        self._queues = {}
+        self._queues = []
         self._current = None
         closed = [exchange for exchange in self._exchanges if exchange.state != "open"]
         for slot in slots:
             slot.drain(closed)
-        for exchange in closed:
-            with suppress(RuntimeError):  # its process group failed: it stays closed
-                exchange.reset()
+        self._reopen()
 
-
-class _Queue:
-    """The batches in flight of one iterator."""
-
-    def __init__(self, iterator: Iterator[Any]) -> None:
-        self.key = id(iterator)
-        self.slots: deque[Slot] = deque()
-        self.is_exhausted = False
-        self.has_ended = False
-        try:
-            self.iterator: Callable[[], Iterator[Any] | None] = weakref.ref(iterator)
-        except TypeError:  # such as a list's iterator: then it is kept alive
-            self.iterator = lambda: iterator
-
-    def next_batch(self) -> Any:
-        """Return the next batch, or None at the end."""
-        iterator = self.iterator()
-        return None if iterator is None else next(iterator, None)
-
-    def drop_failed(self) -> None:
-        """Keep the batches before the first failed one."""
-        self.slots = deque(takewhile(lambda slot: slot.error is None, self.slots))
+    def _reopen(self) -> None:
+        """Let the exchanges go on after a failure that all ranks have seen."""
+        for exchange in self._exchanges:
+            if exchange.state != "open":
+                with suppress(RuntimeError):  # its process group failed: it stays closed
+                    exchange.reset()
 
 
 def _check(execute_all_batches: bool, apply_jit: bool, pipe_n_batch: int) -> None:

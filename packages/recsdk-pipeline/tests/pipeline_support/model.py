@@ -112,7 +112,8 @@ def spread(model: nn.Module, world: World) -> tuple[DistributedModelParallel, Co
     torch.manual_seed(7)
     for parameter in model.layers.parameters():
         nn.init.normal_(parameter, std=0.3)
-    apply_optimizer_in_backward(torch.optim.Adagrad, model.tables.parameters(), {"lr": 0.1})
+    for tables in model.tables.values():  # torchrec writes into the arguments of its own tables
+        apply_optimizer_in_backward(torch.optim.Adagrad, tables.parameters(), {"lr": 0.1})
     by_rows = ParameterConstraints(sharding_types=["row_wise"], compute_kernels=["fused"])
     planner = EmbeddingShardingPlanner(
         topology=Topology(world_size=world.size, compute_device="cpu"),

@@ -3,17 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+import torch.distributed as dist
 from torchrec.distributed.types import Awaitable, ShardedModule
 
 from recsdk_pipeline._internal.feeds import Feed
 from recsdk_pipeline._internal.streams import SideStream
-from recsdk_sharding.exchange import HostExchange
+from recsdk_sharding.exchange import ExchangeJob, HostExchange, Splits
 
 _NOTHING = object()
+
+
+class _Presence(ExchangeJob[None]):
+    """Says that this rank has a batch, and moves nothing."""
+
+    training = False
+    tag = 0
+
+    def step(self) -> int:
+        return 0
+
+    def prepare(self) -> Splits:
+        return Splits()
+
+    def transfer(self, group: dist.ProcessGroup, splits: Sequence[Splits]) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
 
 
 @dataclass
@@ -43,24 +65,58 @@ class Request:
 
 @dataclass
 class Slot:
-    """A batch fetched ahead, and the requests started for it."""
+    """A batch fetched ahead, and the requests started for it.
+
+    Stock modules' requests are collectives that a rank without this batch would not join, so they
+    start only once the host exchanges have told that all ranks have the batch.
+    """
 
     host_batch: Any
     batch: Any
     is_training: bool
     requests: list[Request] = field(default_factory=list)
+    presence: list[tuple[HostExchange, Future[None]]] = field(default_factory=list)
+    """Where no request tells whether all ranks have the batch."""
+    waiting: list[Feed] = field(default_factory=list)
+    """Stock modules whose requests have not started."""
     error: Exception | None = None
     """What went wrong on the way; raised when it is this batch's turn."""
     mark: Any = None
     is_settled: bool = False
 
-    def start(self, feeds: Sequence[Feed]) -> None:
-        """Hand the batch's parts to the sharded modules' input exchanges."""
+    def start(self, feeds: Sequence[Feed], exchanges: Sequence[HostExchange]) -> None:
+        """Hand the batch's parts to the hash modules; to stock modules too if there are no hash."""
         for feed in feeds:
-            source = self.batch if feed.exchange is None else self.host_batch
-            context = feed.module.create_context()
-            awaitable = feed.module.input_dist(context, feed.part_of(source))
-            self.requests.append(Request(feed, context, awaitable))
+            if feed.exchange is None and exchanges:
+                self.waiting.append(feed)
+            else:
+                self._request(feed)
+        told = [request.feed.exchange for request in self.requests]
+        self.presence = [(e, e.submit(_Presence())) for e in exchanges if e not in told]
+
+    def start_stock(self, stream: SideStream) -> None:
+        """Hand the batch's parts to the stock modules, once all ranks are known to have it."""
+        if not self.waiting:
+            return
+        feeds, self.waiting = self.waiting, []
+        with stream.use():
+            self._wait()
+            for feed in feeds:
+                if self.error is None:
+                    self._try(partial(self._request, feed))
+            self.mark = stream.mark()
+
+    def _request(self, feed: Feed) -> None:
+        source = self.batch if feed.exchange is None else self.host_batch
+        context = feed.module.create_context()
+        awaitable = feed.module.input_dist(context, feed.part_of(source))
+        self.requests.append(Request(feed, context, awaitable))
+
+    def _wait(self) -> None:
+        for _, future in self.presence:
+            self._try(future.result)
+        for request in self.requests:
+            self._try(request.get)
 
     @classmethod
     def failed(cls, error: Exception) -> Slot:
@@ -77,13 +133,16 @@ class Slot:
         if self.is_settled:
             return
         self.is_settled = True
+        self.start_stock(stream)
         with stream.use():
-            for request in self.requests:
-                self._try(request.get)
+            self._wait()
             self.mark = stream.mark()
 
     def drain(self, closed: Sequence[HostExchange]) -> None:
         """Wait for the requests of closed exchanges, which cannot hang; drop their outcome."""
+        for exchange, future in self.presence:
+            if exchange in closed:
+                self._try(future.result)
         for request in self.requests:
             if request.feed.exchange in closed:
                 self._try(request.get)

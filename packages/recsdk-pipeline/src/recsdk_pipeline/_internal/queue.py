@@ -1,0 +1,50 @@
+"""The batches in flight of one iterator."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from recsdk_pipeline._internal.slot import Slot
+from recsdk_pipeline._internal.streams import SideStream
+
+END: Final = object()
+"""What `next_batch` returns after the last batch."""
+
+
+class Queue:
+    """The batches in flight of one iterator, and how far it has been read."""
+
+    def __init__(self, iterator: Iterator[Any], *, is_training: bool) -> None:
+        self.is_training = is_training
+        """Whether the iterator was first used in training mode."""
+        self.slots: deque[Slot] = deque()
+        self.is_exhausted = False
+        self.has_ended = False
+        try:
+            self.iterator: Callable[[], Iterator[Any] | None] = weakref.ref(iterator)
+        except TypeError:  # such as a list's iterator: then it is kept alive
+            self.iterator = lambda: iterator
+
+    def next_batch(self) -> Any:
+        """Return the next batch, or `END`. Raises TypeError for a batch that is None."""
+        iterator = self.iterator()
+        batch = END if iterator is None else next(iterator, END)
+        if batch is None:
+            raise TypeError("the iterator yielded None; it must yield batches")
+        return batch
+
+    def settle(self, stream: SideStream) -> Exception | None:
+        """Wait for the host work of all batches; return the first batch's error that has one."""
+        for slot in self.slots:
+            slot.settle(stream)
+        return next((slot.error for slot in self.slots if slot.error is not None), None)
+
+    def keep(self, *, failed: int) -> None:
+        """Keep the batches before the first failed one, and so many of those that failed."""
+        errors = [slot.error is not None for slot in self.slots]
+        num_good = errors.index(True) if True in errors else len(errors)
+        while len(self.slots) > num_good + failed:
+            self.slots.pop()
