@@ -6,9 +6,20 @@ import shutil
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-MADE = ("build", "dist", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis")
+MADE = (
+    "build",
+    "dist",
+    ".venv",
+    ".benchmarks",
+    ".hypothesis",
+    ".import_linter_cache",
+    ".mypy_cache",
+    ".pytest_cache",
+    ".ruff_cache",
+)
 MADE_ANYWHERE = (
     "__pycache__",
+    ".benchmarks",
     ".pytest_cache",
     ".hypothesis",
     "*.egg-info",
@@ -16,11 +27,11 @@ MADE_ANYWHERE = (
 )
 
 
-def main() -> None:
-    folders = [ROOT / name for name in MADE]
+def main(root: Path = ROOT) -> None:
+    folders = [root / name for name in MADE]
     for area in ("packages", "tests", "tools", "packaging"):
         for pattern in MADE_ANYWHERE:
-            folders += (ROOT / area).rglob(pattern)
+            folders += (root / area).rglob(pattern)
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
 

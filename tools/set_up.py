@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -37,6 +38,7 @@ BUILD = ROOT / "build"
 LOG = BUILD / "set_up.log"
 STAMPS = VENV / "recsdk-stamps.json"
 CONSTRAINTS = "requirements/constraints.txt"
+NOT_SOURCES = {"__pycache__", "build", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
 PACKAGES = ("recsdk-core", "recsdk-sharding", "recsdk-pipeline")
 
 
@@ -77,13 +79,23 @@ def environment() -> dict[str, str]:
     return {**wanted, **os.environ, "PATH": path, "VIRTUAL_ENV": str(VENV)}
 
 
+def without_password(url: str) -> str:
+    """The address without `user:password@`."""
+    return re.sub(r"(?<=://)[^/\s]*@", "", url)
+
+
+def shown(command: Sequence[str]) -> str:
+    """The command as it may be logged."""
+    return " ".join(map(without_password, command))
+
+
 def run(command: Sequence[str], *, show: bool = False) -> None:
     """Runs a step in the repository's root; its output goes to the log, or to the terminal."""
     if show:
         done = subprocess.run(command, cwd=ROOT, env=environment(), check=False)
     else:
         with LOG.open("ab") as log:
-            log.write(f"\n$ {' '.join(command)}\n".encode())
+            log.write(f"\n$ {shown(command)}\n".encode())
             log.flush()
             done = subprocess.run(
                 command, cwd=ROOT, env=environment(), check=False, stdout=log, stderr=log
@@ -92,7 +104,7 @@ def run(command: Sequence[str], *, show: bool = False) -> None:
         tail = "" if show else "\n".join(LOG.read_text(errors="replace").splitlines()[-30:]) + "\n"
         raise SetUpError(
             f"{tail}this command failed with exit status {done.returncode} (all output: {LOG}):\n"
-            f"  {' '.join(command)}"
+            f"  {shown(command)}"
         )
 
 
@@ -190,7 +202,7 @@ def install_torch() -> None:
     """Torch from plain pip, or from $TORCH_INDEX; kept until the pin or the index changes."""
     index = os.environ.get("TORCH_INDEX", "")
     before = read_stamps().get("torch", "")
-    wanted = f"{pinned('torch')} {index}".strip()
+    wanted = f"{pinned('torch')} {without_password(index)}".strip()
     if before == wanted or (not index and before.startswith(f"{pinned('torch')} ")):
         return
     source = ["--index-url", index, "--no-deps"] if index else []
@@ -207,7 +219,9 @@ def announce_torch(source: Sequence[str]) -> None:
         command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
     )
     if done.returncode:
-        raise SetUpError(f"{done.stderr}pip finds no {pinned('torch')} for {sys.version}")
+        raise SetUpError(
+            f"{without_password(done.stderr)}pip finds no {pinned('torch')} for {sys.version}"
+        )
     wheel = torch_wheel.parse_report(done.stdout)
     for line in torch_wheel.announcement(wheel, is_default_index=not source):
         say(line)
@@ -233,7 +247,7 @@ def sources_of(package: str) -> Iterator[Path]:
         folders += [ROOT / "cpp" / name for name in ("include", "src", "cmake")]
     for folder in folders:
         for path in folder.rglob("*"):
-            if path.is_file() and "__pycache__" not in path.parts:
+            if path.is_file() and NOT_SOURCES.isdisjoint(path.relative_to(folder).parts):
                 yield path
 
 

@@ -82,3 +82,29 @@ def test_errors_end_in_a_line_not_a_traceback(capsys: pytest.CaptureFixture[str]
 
     assert set_up.report_errors(fail) == 1
     assert capsys.readouterr().err == "set-up: the disk is full\n"
+
+
+def test_what_was_built_among_the_sources_is_no_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(set_up, "ROOT", tmp_path)
+    home = tmp_path / "packages" / "p" / "src" / "p"
+    for name in ("a.py", "build/mypy/b.json", "__pycache__/a.pyc", ".pytest_cache/c"):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text("")
+    assert list(set_up.sources_of("p")) == [home / "a.py"]
+
+
+def test_passwords_of_an_index_are_not_shown() -> None:
+    command = ["pip", "--index-url", "https://user:pass@host.example/simple", "torch"]
+    assert set_up.shown(command) == "pip --index-url https://host.example/simple torch"
+    assert set_up.without_password("https://host.example/a@b") == "https://host.example/a@b"
+
+
+def test_stamps_hold_no_password(stamps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_INDEX", "https://user:pass@host.example/simple")
+    monkeypatch.setattr(set_up, "announce_torch", lambda source: None)
+    monkeypatch.setattr(set_up, "install", lambda *args, **options: None)
+    set_up.install_torch()
+    assert "https://host.example/simple" in stamps.read_text()
+    assert "pass" not in stamps.read_text()
