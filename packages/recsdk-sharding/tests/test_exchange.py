@@ -41,6 +41,18 @@ def test_texts_of_any_script_arrive(ranks: RankPool) -> None:
     assert "id \u4e2d\u6587 is bad" in results[1][1]
 
 
+def test_texts_that_are_no_unicode_arrive_escaped(ranks: RankPool) -> None:
+    results = ranks.run(2, jobs.fail_with_text, "file \udcff is bad")
+    assert "file \\udcff is bad" in results[1][1]
+
+
+@pytest.mark.parametrize("is_announced", [False, True])
+def test_an_error_without_a_text_is_named_by_its_type(ranks: RankPool, is_announced: bool) -> None:
+    results = ranks.run(2, jobs.fail_without_text, is_announced)
+    assert results[0] == "failed"
+    assert results[1].endswith("rank 0 failed in step 0: Mute")
+
+
 def test_the_end_of_data_reaches_every_rank_in_one_exchange(ranks: RankPool) -> None:
     for rank, (error, queued, state, after) in enumerate(ranks.run(4, jobs.end_on, 3)):
         if rank != 3:

@@ -173,7 +173,7 @@ class HostExchange:
         exchange has ended or failed already.
         """
         with contextlib.suppress(RecsdkError):  # its own words, or what ended the exchange before
-            self._announce(_Absent(f"{type(error).__name__}: {error}"))
+            self._announce(_Absent(_text_of(error)))
 
     def reset(self) -> None:
         """Makes the exchange usable again after an end or a failure that all ranks have seen.
@@ -317,8 +317,17 @@ def _message_of(error: BaseException | None) -> bytes:
     """The error as text, never empty; nothing if there is none."""
     if error is None:
         return b""
-    text = str(error) if isinstance(error, _Failure) else f"{type(error).__name__}: {error}"
-    return text.encode()[:_MAX_MESSAGE_BYTES]
+    text = str(error) if isinstance(error, _Failure) else _text_of(error)
+    return text.encode(errors="backslashreplace")[:_MAX_MESSAGE_BYTES]
+
+
+def _text_of(error: BaseException) -> str:
+    """The error's type and text; only its type if it cannot say its text."""
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}"
+    except Exception:
+        return name
 
 
 def _disagreement(first: Header, rank: int, other: Header) -> str:
