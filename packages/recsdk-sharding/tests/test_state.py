@@ -120,6 +120,14 @@ def test_loading_what_does_not_fit_says_so_and_changes_nothing() -> None:
     assert "optimizer state 'sum' is missing" in load_error({}, rowwise)
 
 
+def test_what_the_engine_refuses_names_the_table_once() -> None:
+    model = trained()
+    with model.ebc.tables()["user"].lease(10**6):
+        with pytest.raises(RuntimeError, match="while batches are in flight") as caught:
+            model.ebc.load_state_dict(entries())
+    assert str(caught.value).count("table 'user': ") == 1
+
+
 def test_missing_tables_are_reported() -> None:
     state = {name: value for name, value in entries().items() if ".genre." not in name}
     with pytest.raises(RuntimeError, match=r"Missing key.*genre.rank_0.keys"):

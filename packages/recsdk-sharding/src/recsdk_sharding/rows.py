@@ -142,7 +142,8 @@ class TableRows(nn.Module):
         try:
             self._replace_rows([_Part.of_entries(entries) for entries in groups])
         except (ValueError, TypeError, KeyError, recsdk_core.RecsdkError) as error:
-            error_msgs.append(f"table {self.config.name!r}: {error}")
+            name = f"table {self.config.name!r}: "
+            error_msgs.append(name + str(error).removeprefix(name))  # the engine names it too
 
     def _replace_rows(self, parts: list[_Part]) -> None:
         table = self.table
