@@ -188,9 +188,3 @@ def test_category_keys_are_int64_and_depend_on_the_feature(feature: str, value: 
 def test_category_key_is_the_documented_one() -> None:
     assert doctest.testmod(keys).failed == 0
     assert doctest.testmod(keys).attempted > 0
-
-
-@given(st.lists(st.integers(0, 2**64 - 1), unique=True, max_size=50))
-def test_mixing_keeps_numbers_apart(numbers: list[int]) -> None:
-    mixed = keys.mix64(np.array(numbers, dtype=np.uint64))
-    assert len(np.unique(mixed)) == len(numbers)

@@ -105,6 +105,8 @@ def good_click() -> list[str]:
         (lambda f: f.__setitem__(0, ""), "label", "'' is not a number"),
         (lambda f: f.__setitem__(5, "many"), "I5", "'many' is not a number"),
         (lambda f: f.__setitem__(13, "inf"), "I13", "'inf' is not a finite number"),
+        (lambda f: f.__setitem__(3, "1_0"), "I3", "'1_0' is not a number"),
+        (lambda f: f.__setitem__(3, " 10"), "I3", "' 10' is not a number"),
         (lambda f: f.__setitem__(14, "0xyz"), "C1", "'0xyz' is not a hexadecimal category"),
         (lambda f: f.__setitem__(39, "1" * 17), "C26", "is not a hexadecimal category"),
         (lambda f: f.pop(), "40", "the line has 39 columns; 40 are expected"),
@@ -263,7 +265,13 @@ RATINGS = [[1 + i % 2, 1 + i % 2, 3 + i % 3, 880000000 + i] for i in range(20)]
         ("u.data", "\n2\t2\t4\t880000001\n", "\n2\t9\t4\t880000001\n", "line 2, column item_id"),
         ("u.data", "\n2\t2\t4\t880000001\n", "\n2\t2\t4\n", "line 2, column 4"),
         ("u.data", "\n2\t2\t4\t880000001\n", "\n2\t2\t4\tlate\n", "line 2, column timestamp"),
+        ("u.data", "\n2\t2\t4\t880000001\n", "\n2\t2\t6\t880000001\n", "line 2, column rating"),
+        ("u.data", "\n2\t2\t4\t880000001\n", "\n2\t2\t0\t880000001\n", "line 2, column rating"),
+        ("u.data", "\n2\t2\t4\t880000001\n", "\n2\t2\t4\t-1\n", "line 2, column timestamp"),
+        ("u.data", "\n2\t2\t4\t880000001\n", "\n2\t2\t4\t8_8\n", "line 2, column timestamp"),
         ("u.user", "1|24|", "1|old|", "line 1, column age"),
+        ("u.user", "1|24|", "1|2_4|", "line 1, column age"),
+        ("u.user", "1|24|", "1| 24|", "line 1, column age"),
         ("u.user", "1|24|", "1|240|", "line 1, column age"),
         ("u.user", "2|53|F", "2|53|X", "line 2, column gender"),
         ("u.user", "2|53|F", "2|53", "line 2, column 5"),
@@ -308,3 +316,27 @@ def test_folder_without_ratings_is_refused(tmp_path: Path) -> None:
 def test_negative_limit_is_refused() -> None:
     with pytest.raises(ValueError, match="limit is -1"):
         BadLines(limit=-1)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("u.user", "1|24|", "1|old|"),
+        ("u.user", "1|24|M|writer|85711", "1|24"),
+        ("u.item", "1|Film|", "1|Film"),
+        ("u.item", "|http://x|0|", "|http://x|5|"),
+    ],
+)
+def test_ratings_of_a_skipped_line_are_left_out(
+    tmp_path: Path, name: str, old: str, new: str
+) -> None:
+    write_original(tmp_path, USERS, FILMS, RATINGS)
+    path = tmp_path / name
+    content = path.read_text(encoding="latin-1")
+    assert old in content
+    path.write_text(content.replace(old, new, 1), encoding="latin-1", newline="")
+    bad = BadLines(limit=1)
+    data = read_movielens(tmp_path, bad=bad)
+    assert data.num_train + data.num_held_out == len(RATINGS) // 2
+    assert bad.count == 1
+    assert bad.first[0].startswith(f"{path}, line 1, column ")

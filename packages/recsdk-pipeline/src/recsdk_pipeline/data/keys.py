@@ -8,6 +8,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from recsdk_sharding.ranks import mix64
+
 Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
 Float64s = npt.NDArray[np.float64]
@@ -35,19 +37,6 @@ def category_key(feature: str, value: str) -> int:
 def category_keys(feature: str, values: list[str]) -> Int64s:
     """Return `category_key` of each value, shape (len(values),)."""
     return np.fromiter((category_key(feature, v) for v in values), np.int64, len(values))
-
-
-def mix64(values: UInt64s) -> UInt64s:
-    """Return a bijective mix of 64-bit numbers: every input bit flips half of the output bits.
-
-    Source: the finaliser of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number
-    Generators, OOPSLA 2014), with the constants of Stafford's variant 13.
-    """
-    mixed: UInt64s = values + np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed = mixed ^ (mixed >> np.uint64(31))
-    return mixed
 
 
 def stream_key(seed: int, name: str) -> np.uint64:

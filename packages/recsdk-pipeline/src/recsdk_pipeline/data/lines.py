@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,16 +15,28 @@ from recsdk_core import RecsdkError
 
 T = TypeVar("T")
 
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
 
 class BadLine(RecsdkError, ValueError):
     """A line that cannot be read; the message names file, line and column."""
 
-    def __init__(self, path: Path, line: int, column: str, problem: str) -> None:
+    def __init__(
+        self,
+        path: Path,
+        line: int,
+        column: str,
+        problem: str,
+        fields: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(f"{path}, line {line}, column {column}: {problem}")
         self.path = path
         self.line = line
         self.column = column
         self.problem = problem
+        self.fields = dict(fields or {})
+        """The line's columns by name, as far as it has them."""
 
 
 @dataclass(kw_only=True)
@@ -38,6 +52,8 @@ class BadLines:
     first: list[str] = field(default_factory=list)
     """The messages of the first ten."""
 
+    _noted: tuple[str, set[str]] | None = field(default=None, init=False, repr=False)
+
     def __post_init__(self) -> None:
         if self.limit < 0:
             raise ValueError(f"limit is {self.limit}; pass 0 to stop at the first bad line")
@@ -49,6 +65,18 @@ class BadLines:
             self.first.append(str(error))
         if self.count > self.limit:
             raise error
+        if self._noted is not None:
+            column, values = self._noted
+            values.add(error.fields.get(column, ""))
+
+    @contextmanager
+    def noting(self, column: str) -> Iterator[set[str]]:
+        """Collect the values that the lines skipped inside have in `column`."""
+        self._noted = (column, set())
+        try:
+            yield self._noted[1]
+        finally:
+            self._noted = None
 
     def skipping(self, read: Callable[[], T]) -> Iterator[T]:
         """Yield what `read` returns; nothing, and count, if it raises `BadLine`."""
@@ -79,15 +107,14 @@ class Line:
 
     def bad(self, column: str, problem: str) -> BadLine:
         """Return the error for a value of this line."""
-        return BadLine(self.path, self.number, column, problem)
+        return BadLine(self.path, self.number, column, problem, self.fields)
 
     def integer(self, column: str) -> int:
         """Return the value of `column`, a whole number."""
         value = self.fields[column]
-        try:
-            return int(value)
-        except ValueError:
-            raise self.bad(column, f"{value!r} is not a whole number") from None
+        if not _INTEGER.fullmatch(value):
+            raise self.bad(column, f"{value!r} is not a whole number")
+        return int(value)
 
     def number_of(self, column: str) -> float:
         """Return the value of `column`, a finite number."""
@@ -96,6 +123,8 @@ class Line:
             number = float(value)
         except ValueError:
             raise self.bad(column, f"{value!r} is not a number") from None
+        if not _NUMBER.fullmatch(value) and math.isfinite(number):
+            raise self.bad(column, f"{value!r} is not a number")  # as 1_0, which Python takes
         if not math.isfinite(number):
             raise self.bad(column, f"{value!r} is not a finite number")
         return number
@@ -128,11 +157,19 @@ def _split(path: Path, number: int, raw: bytes, text: TextFormat) -> Line:
         decoded = raw.decode(text.encoding)
     except UnicodeDecodeError as error:
         column = str(raw[: error.start].count(text.separator.encode()) + 1)
-        raise BadLine(path, number, column, f"not {text.encoding}: {error.reason}") from None
-    fields = decoded.rstrip("\r\n").split(text.separator)
+        fields = _fields(raw.decode(text.encoding, "replace"), text)
+        found = dict(zip(text.columns, fields, strict=False))
+        problem = f"not {text.encoding}: {error.reason}"
+        raise BadLine(path, number, column, problem, found) from None
+    fields = _fields(decoded, text)
     wanted = len(text.columns)
     if len(fields) != wanted:
         column = str(min(len(fields), wanted) + 1)
         problem = f"the line has {len(fields)} columns; {wanted} are expected"
-        raise BadLine(path, number, column, problem)
+        found = dict(zip(text.columns, fields, strict=False))
+        raise BadLine(path, number, column, problem, found)
     return Line(path, number, dict(zip(text.columns, fields, strict=True)))
+
+
+def _fields(line: str, text: TextFormat) -> list[str]:
+    return line.rstrip("\r\n").split(text.separator)

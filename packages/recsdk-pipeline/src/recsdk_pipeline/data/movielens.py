@@ -6,7 +6,7 @@ ACM Transactions on Interactive Intelligent Systems 5(4), 2015. The files are no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -69,6 +69,22 @@ class _Rating:
     hour: int
 
 
+@dataclass(frozen=True)
+class _Known:
+    """Ids of users or items that ratings may refer to."""
+
+    read: Collection[str]
+    skipped: Collection[str]
+    """Ids whose own lines are malformed."""
+
+    def has(self, line: Line, column: str, kind: str) -> bool:
+        """Whether the id was read; False if its line was skipped, else the line is malformed."""
+        value = line.fields[column]
+        if value not in self.read and value not in self.skipped:
+            raise line.bad(column, f"{kind} {value!r} is not in the list of {kind}s")
+        return value in self.read
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Files:
     """One of the two layouts in which the data set is handed on."""
@@ -116,7 +132,8 @@ def read_movielens(
     ml-100k.inter, ml-100k.user and ml-100k.item (tab-separated, with a header of typed columns).
     The features are user, item, age, gender, occupation, zip_code, genres (a bag) and hour (of
     day, UTC); the dense column is age / 100. Malformed lines go to `bad`; by default the first
-    one is raised as `BadLine`. Raises FileNotFoundError for a folder with neither.
+    one is raised as `BadLine`. Ratings of users and items whose own lines were skipped are left
+    out, and do not count as malformed. Raises FileNotFoundError for a folder with neither.
     """
     examples = _read(folder, most, bad if bad is not None else BadLines())
     return HeldOutSplit(FEATURES, examples, seed=seed)
@@ -127,10 +144,13 @@ def _read(folder: Path, most: int | None, bad: BadLines) -> Examples:
     if files is None:
         names = f"{_ORIGINAL.ratings} or {_TYPED.ratings}"
         raise FileNotFoundError(f"{folder} holds no {names}; pass the folder that holds it")
-    users = _read_users(folder / files.users, files, bad)
-    genres = _read_genres(folder / files.items, files, bad)
+    with bad.noting("user_id") as lost_users:
+        users = _read_users(folder / files.users, files, bad)
+    with bad.noting("item_id") as lost_items:
+        genres = _read_genres(folder / files.items, files, bad)
     lines = files.lines(folder / files.ratings, _RATINGS, bad)
-    ratings = list(islice(parse_lines(lines, _rating_parser(users, genres), bad), most))
+    parse = _rating_parser(_Known(users, lost_users), _Known(genres, lost_items))
+    ratings = list(islice(filter(None, parse_lines(lines, parse, bad)), most))
     return _examples(ratings, users, genres)
 
 
@@ -165,18 +185,19 @@ def _read_genres(path: Path, files: _Files, bad: BadLines) -> dict[str, list[int
     return dict(parse_lines(files.lines(path, text, bad), parse, bad))
 
 
-def _rating_parser(
-    users: dict[str, _User], genres: dict[str, list[int]]
-) -> Callable[[Line], _Rating]:
-    def parse(line: Line) -> _Rating:
+def _rating_parser(users: _Known, items: _Known) -> Callable[[Line], _Rating | None]:
+    def parse(line: Line) -> _Rating | None:
         user, item = line.fields["user_id"], line.fields["item_id"]
-        if user not in users:
-            raise line.bad("user_id", f"user {user!r} is not in the list of users")
-        if item not in genres:
-            raise line.bad("item_id", f"item {item!r} is not in the list of items")
-        positive = line.number_of("rating") >= LOWEST_POSITIVE_RATING
-        hour = int(line.number_of("timestamp")) // _SECONDS_AN_HOUR % _HOURS_A_DAY
-        return _Rating(user, item, float(positive), hour)
+        has_user, has_item = users.has(line, "user_id", "user"), items.has(line, "item_id", "item")
+        stars, seconds = line.number_of("rating"), line.number_of("timestamp")
+        if not 1 <= stars <= 5:
+            raise line.bad("rating", f"{line.fields['rating']!r} is not from 1 to 5")
+        if seconds < 0:
+            raise line.bad("timestamp", f"{line.fields['timestamp']!r} is negative")
+        if not (has_user and has_item):
+            return None
+        hour = int(seconds) // _SECONDS_AN_HOUR % _HOURS_A_DAY
+        return _Rating(user, item, float(stars >= LOWEST_POSITIVE_RATING), hour)
 
     return parse
 

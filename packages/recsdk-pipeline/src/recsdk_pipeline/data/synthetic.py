@@ -20,11 +20,11 @@ from recsdk_pipeline.data.keys import (
     Float64s,
     Int64s,
     UInt64s,
-    mix64,
     normals,
     stream_key,
     uniforms,
 )
+from recsdk_sharding.ranks import mix64
 
 _EXPONENT = 1.05
 _TASTE_WIDTH = 2
