@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from copy import copy
 from typing import Any
 
 import pytest
@@ -307,7 +308,7 @@ def assert_no_rows_are_hidden(pipeline: Any) -> None:
 WAYS_TO_ITERATE = {
     "generator": lambda given: (batch for batch in given),
     "list": iter,
-    "map": lambda given: map(lambda batch: batch, given),
+    "map": lambda given: map(copy, given),
 }
 
 
