@@ -245,7 +245,7 @@ def main() -> int:
     os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="0", RANK="0", WORLD_SIZE="1")
     dist.init_process_group("gloo")
     host = ShardingEnv(world_size=1, rank=0, pg=dist.new_group(backend="gloo"))
-    rank = Rank(device=CPU, host=host)
+    rank = Rank(host=host)
     comparisons = []
     for seed in args.seeds:
         data = read_movielens(args.movielens, seed=seed)

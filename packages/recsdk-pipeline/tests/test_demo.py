@@ -11,12 +11,14 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from pipeline_support.launch import environment
 
 from recsdk_pipeline.demo.command import demo
+from recsdk_pipeline.demo.report import Screen, Summary, prepare_folder
 
 RECSDK = str(Path(sys.executable).parent / "recsdk")
 SECONDS_TO_END = 120
@@ -59,16 +61,26 @@ def test_demo_reads_movielens_and_skips_bad_lines(tmp_path: Path) -> None:
     ratings[7] = "1\t1\tgood\t880000000"
     (tmp_path / "u.data").write_text("\n".join(ratings) + "\n")
     options = ("--movielens", str(tmp_path), "--epochs", "2", "--output", str(tmp_path / "out"))
+    alike = tmp_path / "alike"
+    alike.mkdir()
+    for name in ("u.user", "u.item"):
+        (alike / name).write_text((tmp_path / name).read_text())
+    (alike / "u.data").write_text("".join(f"1\t1\t5\t{i}\n" for i in range(20)))
+    all_fives = ("--movielens", str(alike), "--output", str(alike), "--world-size", "1")
     with ThreadPoolExecutor() as pool:  # each takes as long to start as to run
         refusing = pool.submit(run_demo, *options, "--world-size", "1")
+        undefined = pool.submit(run_demo, *all_fives, "--epochs", "1")
         skipping = pool.submit(run_demo, *options, "--max-bad-lines", "1")
     refused, done = refusing.result(), skipping.result()
     assert refused.returncode == 1
     assert "u.data, line 8, column rating: 'good' is not a number" in refused.stdout
     assert "Traceback" not in refused.stdout
+    assert undefined.result().returncode == 0, undefined.result().stdout
+    assert json.loads((alike / "summary.json").read_text())["auc"] is None
     assert done.returncode == 0, done.stdout
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["bad_lines"] == 1
+    assert "u.data, line 8, column rating" in summary["first_bad_line"]
     assert summary["rows"]["user"] == 2
     assert summary["auc_generator"] is None
 
@@ -121,13 +133,54 @@ def test_two_sources_of_data_are_refused(tmp_path: Path) -> None:
     assert re.search("pass one", result.output)
 
 
-@pytest.mark.parametrize("device", ["cuda", "npu"])
-def test_missing_device_is_named(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.delattr("torch.npu", raising=False)
-    result = CliRunner().invoke(demo, ["--device", device])
-    assert result.exit_code == 2
-    assert f"no {device} device here; pass --device cpu" in result.output
+def test_output_that_cannot_be_written_is_found_before_training(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    output = tmp_path / "file" / "folder"
+    done = run_demo("--world-size", "2", "--output", str(output))
+    assert done.returncode == 1
+    assert "Not a directory" in done.stdout
+    assert "step " not in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+def summary_of(**fields: Any) -> Summary:
+    figures: dict[str, Any] = {
+        "auc": 0.75,
+        "auc_generator": None,
+        "auc_without_ids": None,
+        "examples_per_second": 1.0,
+        "rows": {"user": 2},
+        "world_size": 2,
+        "steps": 3,
+        "bad_lines": 0,
+        "first_bad_line": None,
+        "seconds": 1.0,
+    }
+    return Summary(**{**figures, **fields})
+
+
+def shown(summary: Summary, capsys: pytest.CaptureFixture[str]) -> str:
+    Screen(num_steps=3, is_shown=True).show_summary(summary)
+    return " ".join(re.sub(r"[^ -~]", " ", capsys.readouterr().out).split())
+
+
+def test_undefined_auc_is_said_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    summary = summary_of(auc=None)
+    assert "undefined: held-out labels are all equal" in shown(summary, capsys)
+    assert json.loads(summary.write(tmp_path).read_text())["auc"] is None
+
+
+def test_first_bad_line_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "u.data, line 8, column rating: '[x]' is not a number"
+    assert text in shown(summary_of(bad_lines=1, first_bad_line=text), capsys)
+
+
+def test_old_summary_goes_before_training(tmp_path: Path) -> None:
+    summary_of().write(tmp_path)
+    prepare_folder(tmp_path)
+    assert not list(tmp_path.iterdir())
+    summary_of().write(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
 
 
 def test_help_names_every_option() -> None:

@@ -1,8 +1,6 @@
 """Trains a small model on raw ids, in the seven steps of the documentation.
 
-    torchrun --standalone --nproc-per-node 2 seven_steps.py
-
-With an accelerator: other device and backend strings in step 2, nothing else.
+torchrun --standalone --nproc-per-node 2 seven_steps.py
 """
 
 from __future__ import annotations

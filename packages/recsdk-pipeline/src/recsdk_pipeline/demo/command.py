@@ -17,7 +17,12 @@ _AT_LEAST_ONE = click.IntRange(min=1)
 @click.command()
 @click.option("--world-size", type=_AT_LEAST_ONE, default=2, show_default=True, help="Ranks.")
 @click.option("--epochs", type=_AT_LEAST_ONE, help="Passes over the data.")
-@click.option("--examples", type=click.IntRange(min=10), help="Examples of the data to train on.")
+@click.option(
+    "--examples",
+    type=click.IntRange(min=10),
+    help="Examples of the stream to train on in an epoch; of files, the examples to read, a tenth "
+    "of which is held out.",
+)
 @click.option("--batch-size", type=_AT_LEAST_ONE, help="Examples a step, over all ranks.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option(
@@ -44,9 +49,6 @@ _AT_LEAST_ONE = click.IntRange(min=1)
     show_default=True,
     help="Malformed lines to skip before giving up.",
 )
-@click.option(
-    "--device", type=click.Choice(["cpu", "cuda", "npu"]), default="cpu", show_default=True
-)
 def demo(**options: Any) -> None:
     """Train a DLRM on raw 64-bit ids over several ranks.
 
@@ -56,21 +58,8 @@ def demo(**options: Any) -> None:
     if options["movielens"] and options["criteo"]:
         raise click.UsageError("--movielens and --criteo are two sources of data; pass one")
     settings = Settings(**options, started_at=time.time())
-    if not _has_device(settings.device):
-        raise click.UsageError(f"torch finds no {settings.device} device here; pass --device cpu")
-    click.echo(f"recsdk demo: starting {settings.world_size} ranks on {settings.device}")
+    click.echo(f"recsdk demo: starting {settings.world_size} ranks")
     raise SystemExit(_run_ranks(settings))
-
-
-def _has_device(kind: str) -> bool:
-    if kind == "cpu":
-        return True
-    import torch
-
-    try:
-        return bool(torch.get_device_module(kind).is_available())
-    except RuntimeError:  # torch knows of no such kind
-        return False
 
 
 def _run_ranks(settings: Settings) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,14 +33,13 @@ from recsdk_sharding import (
 
 # A rank that dies is noticed by the others after this time at the latest.
 TIMEOUT = timedelta(seconds=60)
-_BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rank:
     """Who this process is."""
 
-    device: torch.device
     host: ShardingEnv
     """The gloo group over which ids travel."""
 
@@ -57,18 +55,14 @@ class Rank:
 
 
 @contextmanager
-def joined_ranks(device_type: str) -> Iterator[Rank]:
+def joined_ranks() -> Iterator[Rank]:
     """Join the process groups that torchrun describes; leave them at the end."""
-    device = torch.device(device_type)
-    if device_type != "cpu":
-        device = torch.device(device_type, int(os.environ["LOCAL_RANK"]))
-        torch.get_device_module(device).set_device(device)
-    dist.init_process_group(_BACKENDS[device_type], timeout=TIMEOUT)
+    dist.init_process_group("gloo", timeout=TIMEOUT)
     try:
         host_group = dist.new_group(backend="gloo", timeout=TIMEOUT)
         rank, world_size = dist.get_rank(), dist.get_world_size()
         host = ShardingEnv(world_size=world_size, rank=rank, pg=host_group)
-        yield Rank(device=device, host=host)
+        yield Rank(host=host)
         # A process that ends while gloo's threads still let go of a collective's tensors aborts:
         # a barrier has none, and without users the groups end their threads.
         # Source: pytorch/pytorch pull request 179291.
@@ -86,13 +80,13 @@ def spread(model: nn.Module, rank: Rank, recipe: Recipe) -> tuple[nn.Module, Any
         apply_optimizer_in_backward(torch.optim.Adagrad, collection.parameters(), row_optimizer)
     tables = [name for collection in collections for name in collection.tables()]
     sharders = get_default_hybrid_sharders(host_env=rank.host)
-    topology = Topology(world_size=rank.host.world_size, compute_device=rank.device.type)
+    topology = Topology(world_size=rank.host.world_size, compute_device=CPU.type)
     by_rows = ParameterConstraints(sharding_types=["row_wise"])
     planner = EmbeddingShardingPlanner(
         topology=topology, constraints=dict.fromkeys(tables, by_rows)
     )
     plan = planner.collective_plan(model, sharders, dist.GroupMember.WORLD)
-    spread_model = DistributedModelParallel(model, device=rank.device, plan=plan, sharders=sharders)
+    spread_model = DistributedModelParallel(model, device=CPU, plan=plan, sharders=sharders)
     dense = KeyedOptimizerWrapper(
         dict(in_backward_optimizer_filter(spread_model.named_parameters())),
         lambda parameters: torch.optim.Adam(parameters, lr=recipe.dense_learning_rate),

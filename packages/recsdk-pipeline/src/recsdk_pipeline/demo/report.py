@@ -10,9 +10,13 @@ from types import TracebackType
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
+
+_FILE = "summary.json"
+_UNDEFINED = "undefined: held-out labels are all equal"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,15 +26,16 @@ class State:
     steps: int
     loss: float
     """Mean over the steps since the last report, over all ranks."""
-    auc: float
-    """On a part of the held-out examples."""
+    auc: float | None
+    """On a part of the held-out examples; None: undefined."""
     examples_per_second: float
     """Over all ranks, while training."""
     rows: Mapping[str, int]
 
     def figures(self) -> str:
         """Return loss, AUC and speed as text."""
-        return f"loss {self.loss:.4f}  AUC {self.auc:.4f}  {self.examples_per_second:,.0f} ex/s"
+        auc = "undefined" if self.auc is None else f"{self.auc:.4f}"
+        return f"loss {self.loss:.4f}  AUC {auc}  {self.examples_per_second:,.0f} ex/s"
 
     def row_counts(self) -> str:
         """Return the rows of each table as text."""
@@ -41,8 +46,8 @@ class State:
 class Summary:
     """The outcome; the fields of summary.json."""
 
-    auc: float
-    """Of the model, on all held-out examples."""
+    auc: float | None
+    """Of the model, on all held-out examples; None: undefined, their labels are all equal."""
     auc_generator: float | None
     """Of the probabilities by which the synthetic labels were drawn."""
     auc_without_ids: float | None
@@ -56,21 +61,34 @@ class Summary:
     """Batches trained."""
     bad_lines: int
     """Malformed lines skipped."""
+    first_bad_line: str | None
+    """File, line and column of the first of them, and what is wrong."""
     seconds: float
     """From the command to the end of the evaluation, imports included."""
 
     def gap_closed(self) -> float | None:
         """How far the ids bring the model from auc_without_ids (0) to auc_generator (1)."""
-        if self.auc_generator is None or self.auc_without_ids is None:
+        if self.auc is None or self.auc_generator is None or self.auc_without_ids is None:
             return None
         return (self.auc - self.auc_without_ids) / (self.auc_generator - self.auc_without_ids)
 
     def write(self, folder: Path) -> Path:
-        """Write summary.json into `folder`, which is made if need be."""
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / "summary.json"
-        path.write_text(json.dumps(asdict(self), indent=2) + "\n")
+        """Write summary.json into `folder`; it is complete or not there."""
+        path = folder / _FILE
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(asdict(self), indent=2) + "\n")
+        part.replace(path)
         return path
+
+
+def prepare_folder(folder: Path) -> None:
+    """Make `folder`, remove an old summary from it, and raise OSError if it takes no new one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / _FILE
+    path.unlink(missing_ok=True)
+    part = path.with_suffix(".part")
+    part.touch()
+    part.unlink(missing_ok=True)
 
 
 class Screen:
@@ -109,18 +127,22 @@ class Screen:
             line = f"step {state.steps}: {state.figures()}  {state.row_counts()}"
             self._console.print(line, soft_wrap=True)
 
-    def show_summary(self, summary: Summary, path: Path) -> None:
+    def show_summary(self, summary: Summary) -> None:
         """Print the closing table."""
         table = Table(title="recsdk demo", show_header=False)
         for name, value in _lines(summary):
             table.add_row(name, value)
         self._console.print(table)
+
+    def show_path(self, path: Path) -> None:
+        """Say where the summary is."""
         self._console.print(f"written to {path}", soft_wrap=True)
 
 
 def _lines(summary: Summary) -> list[tuple[str, str]]:
     gap_closed = summary.gap_closed()
-    lines = [("AUC on held-out examples", f"{summary.auc:.4f}")]
+    auc = _UNDEFINED if summary.auc is None else f"{summary.auc:.4f}"
+    lines = [("AUC on held-out examples", auc)]
     if gap_closed is not None:
         lines += [
             ("AUC of the same model without ids", f"{summary.auc_without_ids:.4f}"),
@@ -132,6 +154,11 @@ def _lines(summary: Summary) -> list[tuple[str, str]]:
         ("ranks", str(summary.world_size)),
         ("steps", f"{summary.steps:,}"),
         ("malformed lines skipped", f"{summary.bad_lines:,}"),
+        *(
+            [("the first of them", escape(summary.first_bad_line))]
+            if summary.first_bad_line
+            else []
+        ),
         ("seconds, imports included", f"{summary.seconds:.1f}"),
     ]
     return lines + [(f"rows of {name}", f"{count:,}") for name, count in summary.rows.items()]

@@ -9,11 +9,11 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Training that suits one kind of data, found by trying."""
+    """Training that suits one kind of data."""
 
     epochs: int
     examples: int | None
-    """Examples to train on in an epoch; None: all there are."""
+    """Examples to train on in an epoch, or of files to read; None: all there are."""
     batch_size: int
     """Examples a step, over all ranks."""
     learning_rate: float
@@ -42,7 +42,6 @@ class Settings:
     """The options of `recsdk demo`; None: what the recipe of the data says."""
 
     world_size: int = 2
-    device: str = "cpu"
     seed: int = 0
     output: str = "build/demo"
     movielens: str | None = None

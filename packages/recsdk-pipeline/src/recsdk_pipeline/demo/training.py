@@ -13,7 +13,7 @@ from torch import nn
 from torchmetrics.classification import BinaryAUROC
 
 from recsdk_pipeline.data import ClickBatch, ClickData
-from recsdk_pipeline.demo.ranks import Rank, num_rows
+from recsdk_pipeline.demo.ranks import CPU, Rank, num_rows
 from recsdk_pipeline.demo.report import Screen, State
 from recsdk_pipeline.demo.settings import Recipe
 from recsdk_pipeline.hybrid_pipeline import HybridTrainPipelineSparseDist
@@ -37,7 +37,7 @@ class Training:
         self._rank = rank
         self._recipe = recipe
         self._pipeline: HybridTrainPipelineSparseDist[ClickBatch, Any] = (
-            HybridTrainPipelineSparseDist(model, optimizer, rank.device, return_loss=True)
+            HybridTrainPipelineSparseDist(model, optimizer, CPU, return_loss=True)
         )
         self.num_steps = recipe.epochs * -(-data.num_train // recipe.batch_size)
         self._seconds = 0.0
@@ -64,16 +64,24 @@ class Training:
                 screen.show(self._state(losses))
                 losses = []
 
-    def evaluate(self, num_batches: int | None = None) -> dict[str, float]:
-        """Return the AUC of each model on the first held-out batches, or on all."""
+    def evaluate(self, num_batches: int | None = None) -> dict[str, float | None]:
+        """Return the AUC of each model on the first held-out batches, or on all.
+
+        None where it is undefined: all labels are equal.
+        """
         self._model.eval()
         batches = self._data.held_out(batch_size=_EVALUATION_BATCH, share=self._rank.share)
         metrics: dict[str, BinaryAUROC] = {}
+        counts = torch.zeros(2, dtype=torch.int64)  # of each label
         for (probabilities, labels), _ in self._steps(islice(batches, num_batches)):
+            counts += torch.bincount(labels.long(), minlength=2)
             for name, values in probabilities.items():
                 metrics.setdefault(name, BinaryAUROC()).update(values.cpu(), labels.cpu().int())
         self._model.train()
-        return {name: float(metric.compute()) for name, metric in metrics.items()}
+        dist.all_reduce(counts)
+        is_defined = bool(counts.min() > 0)
+        aucs = {name: float(metric.compute()) for name, metric in metrics.items()}
+        return {name: auc if is_defined else None for name, auc in aucs.items()}
 
     def rows(self) -> dict[str, int]:
         """Return the rows of each table over all ranks."""

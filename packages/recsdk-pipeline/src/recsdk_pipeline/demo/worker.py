@@ -9,13 +9,14 @@ import warnings
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torchmetrics.functional.classification import binary_auroc
 
 from recsdk_pipeline.data import BadLine, BadLines, ClickData, SyntheticClicks
 from recsdk_pipeline.demo.model import ClickModels, ConstantIds, Dlrm, HashedIds
 from recsdk_pipeline.demo.ranks import Rank, joined_ranks, spread
-from recsdk_pipeline.demo.report import Screen, Summary
+from recsdk_pipeline.demo.report import Screen, Summary, prepare_folder
 from recsdk_pipeline.demo.settings import Settings
 from recsdk_pipeline.demo.source import click_data
 from recsdk_pipeline.demo.training import BASELINE, MODEL, Training
@@ -25,28 +26,56 @@ def run_rank(settings: Settings) -> int:
     """Train and report as told; return the exit status."""
     _hush()
     bad = BadLines(limit=settings.max_bad_lines)
-    with joined_ranks(settings.device) as rank:
+    with joined_ranks() as rank:
         try:
-            data = click_data(settings, bad)
+            data = _prepare(settings, rank, bad)
         except (BadLine, ValueError, OSError) as error:
-            # Every rank reads the same files, so every rank stops here.
-            if rank.is_first:
-                print(f"recsdk demo: {error}", file=sys.stderr)
-            return 1
-        _train(settings, data, rank, bad)
+            return _failed(error, rank)
+        summary = _train(settings, data, rank, bad)
+        try:
+            _report(settings, summary, rank)
+        except OSError as error:
+            return _failed(error, rank)
     return 0
 
 
-def _train(settings: Settings, data: ClickData, rank: Rank, bad: BadLines) -> None:
+def _prepare(settings: Settings, rank: Rank, bad: BadLines) -> ClickData:
+    """Read the data, and see that the result can be written; every rank raises alike."""
+    data = click_data(settings, bad)  # every rank reads the same files
+    problem: list[OSError | None] = [None]
+    if rank.is_first:
+        try:
+            prepare_folder(Path(settings.output))
+        except OSError as error:
+            problem = [error]
+    dist.broadcast_object_list(problem, src=0)
+    if problem[0] is not None:
+        raise problem[0]
+    return data
+
+
+def _failed(error: Exception, rank: Rank) -> int:
+    if rank.is_first:
+        print(f"recsdk demo: {error}", file=sys.stderr)
+    return 1
+
+
+def _train(settings: Settings, data: ClickData, rank: Rank, bad: BadLines) -> Summary:
     torch.manual_seed(settings.seed)
     model, optimizer = spread(_models(data, settings.seed), rank, settings.recipe())
     training = Training(model, optimizer, data=data, rank=rank, recipe=settings.recipe())
     screen = Screen(num_steps=training.num_steps, is_shown=rank.is_first)
     with screen:
         training.run(screen)
-    summary = _summary(settings, training, data, bad)
+    return _summary(settings, training, data, bad)
+
+
+def _report(settings: Settings, summary: Summary, rank: Rank) -> None:
+    """Show the result, then write it: what cannot be written is at least seen."""
+    screen = Screen(num_steps=summary.steps, is_shown=rank.is_first)
+    screen.show_summary(summary)
     if rank.is_first:
-        screen.show_summary(summary, summary.write(Path(settings.output)))
+        screen.show_path(summary.write(Path(settings.output)))
 
 
 def _models(data: ClickData, seed: int) -> ClickModels:
@@ -59,7 +88,8 @@ def _models(data: ClickData, seed: int) -> ClickModels:
 
 def _summary(settings: Settings, training: Training, data: ClickData, bad: BadLines) -> Summary:
     aucs = training.evaluate()
-    best = _generator_auc(data) if isinstance(data, SyntheticClicks) else None
+    is_defined = aucs[MODEL] is not None
+    best = _generator_auc(data) if is_defined and isinstance(data, SyntheticClicks) else None
     return Summary(
         auc=aucs[MODEL],
         auc_generator=best,
@@ -69,6 +99,7 @@ def _summary(settings: Settings, training: Training, data: ClickData, bad: BadLi
         world_size=settings.world_size,
         steps=training.steps,
         bad_lines=bad.count,
+        first_bad_line=bad.first[0] if bad.first else None,
         seconds=time.time() - settings.started_at,
     )
 
