@@ -260,7 +260,7 @@ typedef struct recsdk_stats {
   uint64_t updates;                        ///< optimizer updates so far, empty ones included
   uint64_t nonfinite;                      ///< rows whose summed gradient was not finite
   int64_t index_bytes;                     ///< memory of the index
-  int64_t row_bytes;                       ///< memory of the rows, touched or not
+  int64_t row_bytes;                       ///< memory of rows that were needed or reserved
   int64_t metadata_bytes;                  ///< memory of what is kept per row beside the record
   int64_t index_slots;                     ///< key slots of the index
   int64_t index_segments;

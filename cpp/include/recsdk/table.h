@@ -42,7 +42,7 @@ struct TableStats {
   std::uint64_t updates = 0;                  ///< t: optimizer updates so far, empty ones included
   std::uint64_t nonfinite = 0;                ///< rows whose summed gradient was not finite
   std::int64_t index_bytes = 0;               ///< memory of the index
-  std::int64_t row_bytes = 0;                 ///< memory of the rows, touched or not
+  std::int64_t row_bytes = 0;                 ///< memory of rows that were needed or reserved
   std::int64_t metadata_bytes = 0;            ///< memory of what is kept per row beside the record
   std::int64_t index_slots = 0;               ///< key slots of the index
   std::int64_t index_segments = 0;

@@ -52,12 +52,6 @@ void Slabs::populate(std::int64_t begin, std::int64_t end) const noexcept {
   }
 }
 
-std::int64_t Slabs::bytes() const noexcept {
-  std::int64_t total = 0;
-  for (const Pages& slab : slabs_) total += static_cast<std::int64_t>(slab.size());
-  return total;
-}
-
 RowStore::RowStore(const RowLayout& layout)
     : records_(layout.stride, kRecordSlab),
       keys_(static_cast<std::int64_t>(sizeof(Key)), kMetadataSlab),
@@ -130,7 +124,7 @@ void RowStore::reserve(std::int64_t count) {
 }
 
 std::int64_t RowStore::metadata_bytes() const noexcept {
-  return keys_.bytes() + states_.bytes() +
+  return num_prepared_ * (keys_.stride() + states_.stride()) +
          static_cast<std::int64_t>(free_.capacity() * sizeof(std::uint32_t) +
                                    kept_back_.capacity() * sizeof(KeptBack));
 }

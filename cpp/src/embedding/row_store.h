@@ -33,7 +33,7 @@ class Slabs {
   T* at(std::int64_t i) const noexcept {
     return reinterpret_cast<T*>(addresses().row(i));
   }
-  std::int64_t bytes() const noexcept;
+  std::int64_t stride() const noexcept { return stride_; }
 
  private:
   std::int64_t stride_;
@@ -78,7 +78,8 @@ class RowStore {
   RowNumber end() const noexcept { return end_.load(std::memory_order_relaxed); }
   RowAddresses records() const noexcept { return records_.addresses(); }
   void reserve(std::int64_t count);
-  std::int64_t record_bytes() const noexcept { return records_.bytes(); }
+  /// Of rows that were needed or reserved; the rest of a slab is address space, not memory.
+  std::int64_t record_bytes() const noexcept { return num_prepared_ * records_.stride(); }
   std::int64_t metadata_bytes() const noexcept;
   std::int64_t num_free() const noexcept {
     return static_cast<std::int64_t>(free_.size() + kept_back_.size());

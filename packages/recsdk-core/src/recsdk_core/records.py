@@ -47,7 +47,7 @@ class TableStats:
     index_bytes: int
     """Memory of the index."""
     row_bytes: int
-    """Memory of the rows, touched or not."""
+    """Memory of rows that were needed or reserved."""
     metadata_bytes: int
     """Memory of what is kept per row beside its weights and state."""
     index_slots: int
