@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import doctest
 from importlib import import_module
 from typing import Any
@@ -128,6 +129,15 @@ def test_optimizers_that_are_not_supported(optimizer: type, arguments: dict, tex
     ebc = collection(optimizer=optimizer, arguments=arguments)
     with pytest.raises(ValueError, match=f"table 'user': .*{text}"):
         ebc(make_batch(1, 5).sparse)
+
+
+def test_arguments_that_torchrecs_sharder_has_written_to_still_copy() -> None:
+    module = collection()
+    given = next(module.parameters())._optimizer_kwargs[0]
+    wanted = dict(given)
+    given["optimizer"] = "what a stock sharder leaves"
+    parameter = next(copy.deepcopy(module).parameters())
+    assert parameter._optimizer_kwargs == [wanted]
 
 
 def test_two_optimizers_on_one_table_are_refused() -> None:

@@ -115,6 +115,11 @@ def test_loading_what_does_not_fit_says_so_and_changes_nothing() -> None:
     start = "embedding_bags.user.rank_0."
     assert "weight must have shape" in load_error({f"{start}weight": torch.zeros(3, 8)})
     assert "must be int64" in load_error({f"{start}keys": torch.zeros(3)})
+    assert "update_count must not be" in load_error({f"{start}update_count": torch.tensor(-1)})
+    assert "must be int64" in load_error({f"{start}update_count": torch.tensor(1.5)})
+    keys = entries()[f"{start}keys"]
+    assert "more than once" in load_error({f"{start}keys": torch.zeros_like(keys)})
+    assert "shape (n,)" in load_error({f"{start}keys": keys[:, None]})
     assert "configure seed=9" in load_error({f"{start}seed": torch.tensor(9)})
     rowwise = Setup(RowWiseAdagrad, {"lr": 0.1})
     assert "optimizer state 'sum' is missing" in load_error({}, rowwise)

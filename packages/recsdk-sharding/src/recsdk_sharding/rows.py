@@ -93,8 +93,17 @@ class TableRows(nn.Module):
             self._replace_rows([_Part.of_table(other._table)])
 
     def _attached(self) -> dict[str, Any]:
-        """What `apply_optimizer_in_backward` left on the parameter."""
-        return {name: list(getattr(self.weight, name, [])) for name in _ATTACHED}
+        """What `apply_optimizer_in_backward` left on the parameter.
+
+        torchrec's own sharders add an entry "optimizer" to the caller's dict of arguments, which
+        several parameters may share; it is no argument of the class.
+        """
+        arguments = [
+            {name: value for name, value in given.items() if name != "optimizer"}
+            for given in getattr(self.weight, "_optimizer_kwargs", [])
+        ]
+        classes = list(getattr(self.weight, "_optimizer_classes", []))
+        return dict(zip(_ATTACHED, (classes, arguments), strict=True))
 
     def _attach(self, attached: dict[str, Any]) -> None:
         # Not by applying again: that would keep the parameter alive for ever, through its hook.
@@ -152,6 +161,8 @@ class TableRows(nn.Module):
             part.check(self.config, fields)
         owned = [part.select(self._ranks.owned_by(self._rank, part.keys)) for part in parts]
         num_rows = sum(len(part.keys) for part in owned)
+        if len(np.unique(np.concatenate([part.keys for part in owned]))) < num_rows:
+            raise ValueError("a key occurs more than once; load the parts of one save only")
         if table.max_rows is not None and num_rows > table.max_rows:
             raise ValueError(
                 f"{num_rows} rows to load do not fit into this rank's share of max_rows, "
@@ -223,7 +234,7 @@ class _Part:
                 for name, value in entries.items()
                 if name.startswith(start)
             },
-            update_count=int(entries["update_count"]),
+            update_count=int(_array(entries["update_count"], np.int64)),
             seed=int(entries["seed"]) % _UINT64,
         )
 
@@ -239,6 +250,10 @@ class _Part:
 
     def check(self, config: HashEmbeddingBagConfig, fields: Mapping[str, int]) -> None:
         """Raises ValueError if the rows do not fit the table."""
+        if self.keys.ndim != 1:
+            raise ValueError(f"keys must have shape (n,), got {self.keys.shape}")
+        if self.update_count < 0:
+            raise ValueError(f"update_count must not be negative, got {self.update_count}")
         num_rows = len(self.keys)
         shapes = {"weight": (self.weight, config.embedding_dim)}
         for name, width in fields.items():
