@@ -64,8 +64,10 @@ class Blocking(Job):
     def __init__(self, gate: threading.Event) -> None:
         super().__init__(1)
         self._gate = gate
+        self.started = threading.Event()
 
     def prepare(self) -> Splits:
+        self.started.set()
         self._gate.wait()
         return super().prepare()
 
@@ -186,8 +188,10 @@ def reset_too_early() -> str:
 
 def shut_down() -> list[Any]:
     exchange, gate = new_exchange(), threading.Event()
-    first = exchange.submit(Blocking(gate))
+    blocking = Blocking(gate)
+    first = exchange.submit(blocking)
     dropped = exchange.submit(Job(1))
+    blocking.started.wait()  # a job that has not begun would be dropped too
     timer = threading.Timer(0.2, gate.set)
     timer.start()
     exchange.shutdown(timeout=20)
