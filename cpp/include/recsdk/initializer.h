@@ -21,7 +21,8 @@ enum class InitializerKind : std::uint8_t {
 
 /// Fills rows for `keys` (N,): writes N * dim floats to `values` (N, D), row after row.
 /// It must be a pure function of each key. It may throw: the inserting call then changes nothing.
-/// It runs under the table's lock and must not call the table.
+/// It runs under the table's lock and must not call the table (Error(kBusy)). Callbacks of several
+/// tables may run side by side.
 using RowCallback = std::function<void(std::span<const Key> keys, float* values)>;
 
 /// Describes an initializer; the defaults make a row of zeros.

@@ -34,8 +34,8 @@ enum class BiasCorrection : std::uint8_t {
 /// Weight decay is L2 (added to g), on touched rows only.
 struct RECSDK_API OptimizerConfig {
   OptimizerKind kind = OptimizerKind::kSgd;
-  float learning_rate = 0.01F;
-  float eps = 1e-10F;  ///< 1e-8 for Adam
+  float learning_rate = 0.001F;  ///< 0.01 for Adagrad and rowwise Adagrad
+  float eps = 1e-10F;            ///< 1e-8 for Adam
   // Double, since 1 - beta2 is what counts: of a float its fifth digit would be wrong.
   double beta1 = 0.9;                      ///< Adam
   double beta2 = 0.999;                    ///< Adam

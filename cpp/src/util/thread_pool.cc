@@ -53,13 +53,14 @@ class ThreadPool {
   int num_threads() const { return num_threads_; }
 
   void run(Job& job) {
+    int num_wakes = job.helpers_wanted;  // helpers count it down as soon as they see the job
     try {
       const std::lock_guard lock(mutex_);
       jobs_.push_back(&job);
     } catch (const std::bad_alloc&) {
-      job.helpers_wanted = 0;  // nobody will hear of the job, so its owner does it alone
+      num_wakes = 0;  // nobody will hear of the job, so its owner does it alone
     }
-    for (int i = 0; i < job.helpers_wanted; ++i) wake_.notify_one();
+    for (int i = 0; i < num_wakes; ++i) wake_.notify_one();
     work(job);
     std::unique_lock lock(mutex_);
     std::erase(jobs_, &job);
@@ -141,10 +142,17 @@ int threads_of_environment() {
   return static_cast<int>(value);
 }
 
+// A pool whose threads live in another process: never destroyed.
+struct LeftBehind {
+  std::shared_ptr<ThreadPool> pool;
+  LeftBehind* next;
+};
+
 // The pool and its lock. Never destroyed, so that threads may still use it while the process ends.
 struct Runtime {
   std::mutex mutex;
   std::shared_ptr<ThreadPool> pool;
+  LeftBehind* left_behind = nullptr;
   int num_threads = 0;  // of the pool to be made; 0: not decided yet
 };
 
@@ -156,8 +164,8 @@ void prepare_fork() { runtime().mutex.lock(); }
 void parent_after_fork() { runtime().mutex.unlock(); }
 void child_after_fork() {
   Runtime& r = runtime();
-  new std::shared_ptr<ThreadPool>(
-      std::move(r.pool));  // never destroyed: its threads do not exist here
+  // Kept in reach, so that it is no leak.
+  if (r.pool != nullptr) r.left_behind = new LeftBehind{std::move(r.pool), r.left_behind};
   r.pool = nullptr;
   r.mutex.unlock();
 }
