@@ -234,7 +234,7 @@ class _Part:
                 for name, value in entries.items()
                 if name.startswith(start)
             },
-            update_count=int(_array(entries["update_count"], np.int64)),
+            update_count=_array(entries["update_count"], np.int64).item(),
             seed=int(entries["seed"]) % _UINT64,
         )
 
