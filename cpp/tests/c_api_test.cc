@@ -67,8 +67,8 @@ TEST(CApiRuntimeTest, TellsVersions) {
   EXPECT_STREQ(recsdk_version(), version());
 }
 
-// A struct that changes without a new RECSDK_ABI_VERSION fails here. None ends with padding, so that
-// a field at the end always makes it larger.
+// A struct that changes without a new RECSDK_ABI_VERSION fails here. None ends with padding, so
+// that a field at the end always makes it larger.
 static_assert(sizeof(void*) != 8 || RECSDK_ABI_VERSION != 1 ||
               (sizeof(recsdk_initializer_config) == 48 && sizeof(recsdk_optimizer_config) == 56 &&
                sizeof(recsdk_table_config) == 88 && sizeof(recsdk_bags) == 56 &&
