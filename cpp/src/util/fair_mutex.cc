@@ -4,10 +4,10 @@
 
 namespace recsdk::internal {
 
-thread_local const FairMutex::CallbackScope* FairMutex::CallbackScope::innermost_ = nullptr;
+thread_local const FairMutex::CallbackScope* FairMutex::CallbackScope::innermost = nullptr;
 
 bool FairMutex::is_in_callback() const noexcept {
-  for (const CallbackScope* scope = CallbackScope::innermost_; scope != nullptr;
+  for (const CallbackScope* scope = CallbackScope::innermost; scope != nullptr;
        scope = scope->outer_) {
     if (scope->mutex_ == this) return true;
   }

@@ -15,16 +15,16 @@ class FairMutex {
   /// Marks, on this thread, that a callback runs under the lock.
   class CallbackScope {
    public:
-    explicit CallbackScope(const FairMutex& mutex) : mutex_(&mutex), outer_(innermost_) {
-      innermost_ = this;
+    explicit CallbackScope(const FairMutex& mutex) : mutex_(&mutex), outer_(innermost) {
+      innermost = this;
     }
     CallbackScope(const CallbackScope&) = delete;
     CallbackScope& operator=(const CallbackScope&) = delete;
-    ~CallbackScope() { innermost_ = outer_; }
+    ~CallbackScope() { innermost = outer_; }
 
    private:
     friend class FairMutex;
-    static thread_local const CallbackScope* innermost_;
+    static thread_local const CallbackScope* innermost;
     const FairMutex* mutex_;
     const CallbackScope* outer_;
   };
