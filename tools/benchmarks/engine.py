@@ -27,10 +27,8 @@ def run(quick: bool) -> list[Record]:
             command = [str(BUILD / "bench" / "maps_bench"), "--workload", workload]
             command += ["--keys", keys, "--reps", str(repetitions)]
             results += run_part(command, environment, pages)
-        script = Path(__file__).with_name("embeddings.py")
-        results += run_part(
-            [sys.executable, str(script), *(["--quick"] if quick else [])], environment, pages
-        )
+        command = [sys.executable, "-m", "benchmarks.embeddings", *(["--quick"] if quick else [])]
+        results += run_part(command, {**environment, "PYTHONPATH": str(ROOT / "tools")}, pages)
     return results
 
 
