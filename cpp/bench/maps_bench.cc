@@ -1,89 +1,70 @@
 // Maps from 64-bit keys to row numbers: recsdk::Table::map beside std, Abseil and Boost,
 // interleaved in one process.
 //
-//   maps_bench --workload NAME --keys N [--reps R] [--seed S]
+//   maps_bench --workload uniform|dense|growth|flood --keys N [--dim D] [--reps R] [--seed S]
 //
 // Prints one JSON object per operation on a line of its own: the median and the quartiles of the
 // rates of every contestant in the repetitions, which take turns. Every answer is compared with
-// that of the first peer.
-#include <sys/mman.h>
-
-#include <algorithm>
-#include <chrono>
-#include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
+// that of the others.
 #include <functional>
 #include <memory>
-#include <random>
-#include <string>
-#include <string_view>
 #include <unordered_map>
-#include <vector>
 
 #include <absl/container/flat_hash_map.h>
 #include <boost/unordered/unordered_flat_map.hpp>
 
-#include "recsdk/recsdk.h"
+#include "harness.h"
+#include "util/hash.h"  // to choose keys that collide; nothing that is timed calls it
 
+namespace recsdk::bench {
 namespace {
 
-using recsdk::Key;
-using recsdk::Outcome;
-using recsdk::RowNumber;
-
-constexpr std::int64_t kBatch = 65536;
 constexpr RowNumber kNone = -1;
 
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-std::uint64_t scramble(std::uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9U;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBU;
-  return x ^ (x >> 31);
-}
+// What a call gives: a row number for each key, which has none where the outcome says so.
+struct Answer {
+  explicit Answer(std::size_t size) : rows(size), outcomes(size) {}
+  /// Row numbers as every contestant would say them. Not part of what is timed.
+  std::vector<RowNumber> normal() const {
+    std::vector<RowNumber> out = rows;
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      if (!has_row(outcomes[i])) out[i] = kNone;
+    }
+    return out;
+  }
+  std::vector<RowNumber> rows;
+  std::vector<Outcome> outcomes;  // written by us only: peers say kNone in `rows`
+};
 
 // What every contestant can do with a batch. Row numbers are first-seen order.
 class Contestant {
  public:
   virtual ~Contestant() = default;
   virtual std::string name() const = 0;
-  virtual void find(const std::vector<Key>& keys, std::vector<RowNumber>& rows) = 0;
-  virtual void find_or_insert(const std::vector<Key>& keys, std::vector<RowNumber>& rows) = 0;
+  virtual void find(const std::vector<Key>& keys, Answer& answer) = 0;
+  virtual void find_or_insert(const std::vector<Key>& keys, Answer& answer) = 0;
 };
 
 class Ours : public Contestant {
  public:
-  Ours() : table_(config()), outcomes_(kBatch) {}
+  Ours() : table_(config()) {}
   std::string name() const override { return "recsdk"; }
-  void find(const std::vector<Key>& keys, std::vector<RowNumber>& rows) override {
-    map(keys, rows, false);
+  void find(const std::vector<Key>& keys, Answer& answer) override {
+    table_.map(keys, answer.rows, answer.outcomes, {false, nullptr});
   }
-  void find_or_insert(const std::vector<Key>& keys, std::vector<RowNumber>& rows) override {
-    map(keys, rows, true);
+  void find_or_insert(const std::vector<Key>& keys, Answer& answer) override {
+    table_.map(keys, answer.rows, answer.outcomes, {true, nullptr});
   }
-  recsdk::Table& table() { return table_; }
+  Table& table() { return table_; }
 
  private:
-  static recsdk::TableConfig config() {
-    recsdk::TableConfig config;
+  static TableConfig config() {
+    TableConfig config;
     config.dim = 1;
     config.num_threads = 1;
     return config;
   }
-  void map(const std::vector<Key>& keys, std::vector<RowNumber>& rows, bool insert) {
-    outcomes_.resize(keys.size());
-    table_.map(keys, rows, outcomes_, {insert, nullptr});
-    for (std::size_t i = 0; i < keys.size(); ++i) {
-      if (!recsdk::has_row(outcomes_[i])) rows[i] = kNone;
-    }
-  }
-  recsdk::Table table_;
-  std::vector<Outcome> outcomes_;
+  Table table_;
 };
 
 template <typename Map, int kAhead>
@@ -91,17 +72,18 @@ class Peer : public Contestant {
  public:
   explicit Peer(std::string name) : name_(std::move(name)) {}
   std::string name() const override { return name_; }
-  void find(const std::vector<Key>& keys, std::vector<RowNumber>& rows) override {
+  void find(const std::vector<Key>& keys, Answer& answer) override {
     for (std::size_t i = 0; i < keys.size(); ++i) {
       prefetch(keys, i);
       const auto it = map_.find(keys[i]);
-      rows[i] = it == map_.end() ? kNone : RowNumber{it->second};
+      answer.rows[i] = it == map_.end() ? kNone : RowNumber{it->second};
     }
   }
-  void find_or_insert(const std::vector<Key>& keys, std::vector<RowNumber>& rows) override {
+  void find_or_insert(const std::vector<Key>& keys, Answer& answer) override {
     for (std::size_t i = 0; i < keys.size(); ++i) {
       prefetch(keys, i);
-      rows[i] = map_.try_emplace(keys[i], static_cast<std::uint32_t>(map_.size())).first->second;
+      answer.rows[i] =
+          map_.try_emplace(keys[i], static_cast<std::uint32_t>(map_.size())).first->second;
     }
   }
 
@@ -131,67 +113,7 @@ Contestants make_contestants() {
   return all;
 }
 
-// Random 64-byte lines of an array of `bytes`, fetched ahead: what memory allows. Millions a
-// second.
-class LineLimit {
- public:
-  explicit LineLimit(std::size_t bytes) : lines_(std::max<std::size_t>(bytes / 64, 64)) {
-    void* p = mmap(nullptr, lines_ * 64 + (2U << 20), PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    const auto address =
-        (reinterpret_cast<std::uintptr_t>(p) + (2U << 20) - 1) / (2U << 20) * (2U << 20);
-    data_ = reinterpret_cast<std::uint64_t*>(address);
-    madvise(data_, lines_ * 64, MADV_HUGEPAGE);
-    std::memset(data_, 1, lines_ * 64);
-  }
-  double rate(std::mt19937_64& random) const {
-    std::vector<std::uint32_t> order(kBatch);
-    for (auto& o : order) o = static_cast<std::uint32_t>(random() % lines_);
-    std::uint64_t sum = 0;
-    const double start = now();
-    for (std::size_t i = 0; i < order.size(); ++i) {
-      if (i + 16 < order.size()) __builtin_prefetch(data_ + std::size_t{order[i + 16]} * 8);
-      sum += data_[std::size_t{order[i]} * 8];
-    }
-    const double seconds = now() - start;
-    if (sum == 0) std::abort();
-    return kBatch / seconds / 1e6;
-  }
-
- private:
-  std::size_t lines_;
-  std::uint64_t* data_;
-};
-
-struct Rates {
-  std::string name;
-  std::vector<double> values;
-  double at(double q) const {
-    std::vector<double> sorted = values;
-    std::sort(sorted.begin(), sorted.end());
-    return sorted[static_cast<std::size_t>(q * static_cast<double>(sorted.size() - 1) + 0.5)];
-  }
-};
-
-void print_record(const std::string& workload, const std::string& op, const std::string& unit,
-                  const std::vector<Rates>& all) {
-  std::printf("{\"workload\": \"%s\", \"op\": \"%s\", \"unit\": \"%s\", \"contestants\": {",
-              workload.c_str(), op.c_str(), unit.c_str());
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    std::printf("%s\"%s\": [%.4g, %.4g, %.4g]", i == 0 ? "" : ", ", all[i].name.c_str(),
-                all[i].at(0.5), all[i].at(0.25), all[i].at(0.75));
-  }
-  std::printf("}}\n");
-  std::fflush(stdout);
-}
-
-[[noreturn]] void fail(const std::string& message) {
-  std::fprintf(stderr, "maps_bench: %s\n", message.c_str());
-  std::exit(1);
-}
-
-using Operation =
-    std::function<void(Contestant&, const std::vector<Key>&, std::vector<RowNumber>&)>;
+using Operation = std::function<void(Contestant&, const std::vector<Key>&, Answer&)>;
 using MakeBatch = std::function<std::vector<Key>()>;
 
 // Repetitions in which all contestants take turns on the same batches, each turn a few batches
@@ -201,93 +123,52 @@ std::vector<Rates> race(Contestants& all, int reps, const MakeBatch& make_batch,
   constexpr int kBatches = 4;
   std::vector<Rates> rates;
   for (const auto& c : all) rates.push_back({c->name(), {}});
-  for (int rep = 0; rep < reps; ++rep) {
+  for (int rep = -1; rep < reps; ++rep) {  // the first does not count
     std::vector<std::vector<Key>> batches(kBatches);
     for (auto& batch : batches) batch = make_batch();
-    std::vector<std::vector<RowNumber>> expected(kBatches);
+    std::vector<RowNumber> expected[kBatches];
     for (std::size_t turn = 0; turn < all.size(); ++turn) {
-      const std::size_t c = (turn + static_cast<std::size_t>(rep)) % all.size();
-      std::vector<std::vector<RowNumber>> rows(kBatches, std::vector<RowNumber>(kBatch));
+      const std::size_t c = (turn + static_cast<std::size_t>(rep + 1)) % all.size();
+      std::vector<Answer> answers(kBatches, Answer(kBatch));
       const double start = now();
-      for (std::size_t b = 0; b < kBatches; ++b) operation(*all[c], batches[b], rows[b]);
-      rates[c].values.push_back(kBatches * kBatch / (now() - start) / 1e6);
-      if (expected[0].empty()) expected = rows;
-      if (rows != expected) fail(all[c]->name() + " disagrees");
+      for (std::size_t b = 0; b < kBatches; ++b) operation(*all[c], batches[b], answers[b]);
+      const double seconds = now() - start;
+      if (rep >= 0) rates[c].values.push_back(kBatches * kBatch / seconds / 1e6);
+      for (std::size_t b = 0; b < kBatches; ++b) {
+        if (turn == 0) expected[b] = answers[b].normal();
+        if (answers[b].normal() != expected[b]) fail(all[c]->name() + " disagrees");
+      }
     }
   }
   return rates;
 }
 
-struct Options {
-  std::string workload = "uniform";
-  std::int64_t keys = 1000000;
-  int reps = 9;
-  std::uint64_t seed = 1;
-};
-
-std::string count_text(std::int64_t n) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.0e", static_cast<double>(n));
-  std::string out(text);
-  out.erase(std::remove(out.begin(), out.end(), '+'), out.end());
-  const auto zero = out.find("e0");
-  if (zero != std::string::npos) out.erase(zero + 1, 1);
-  return out;
-}
-
 Operation finding() {
-  return [](Contestant& c, const std::vector<Key>& k, std::vector<RowNumber>& r) { c.find(k, r); };
+  return [](Contestant& c, const std::vector<Key>& keys, Answer& a) { c.find(keys, a); };
 }
 
-// Ids of a table that has grown to `keys`: scattered, or dense from 0.
-class Ids {
- public:
-  Ids(bool is_dense, std::int64_t count)
-      : is_dense_(is_dense), count_(static_cast<std::uint64_t>(count)) {}
-  Key at(std::uint64_t rank) const {
-    return static_cast<Key>(is_dense_ ? rank : scramble(rank + 1));
-  }
-  std::uint64_t count() const { return count_; }
-
- private:
-  bool is_dense_;
-  std::uint64_t count_;
-};
-
-void grow(Contestants& all, const Ids& ids, std::vector<Rates>* insert_rates) {
-  for (auto& c : all) {
+void grow(Contestants& all, const Ids& ids, std::size_t first, std::vector<Rates>& insert_rates) {
+  for (std::size_t turn = 0; turn < all.size(); ++turn) {
+    const auto& c = all[(first + turn) % all.size()];
     std::vector<Key> batch;
-    std::vector<RowNumber> rows;
     double seconds = 0;
     for (std::uint64_t begin = 0; begin < ids.count(); begin += kBatch) {
       const std::uint64_t end = std::min<std::uint64_t>(begin + kBatch, ids.count());
       batch.resize(end - begin);
-      rows.resize(end - begin);
+      Answer answer(end - begin);
       for (std::uint64_t i = begin; i < end; ++i) batch[i - begin] = ids.at(i);
       const double start = now();
-      c->find_or_insert(batch, rows);
+      c->find_or_insert(batch, answer);
       seconds += now() - start;
       for (std::uint64_t i = begin; i < end; ++i) {
-        if (rows[i - begin] != static_cast<RowNumber>(i))
+        if (answer.rows[i - begin] != static_cast<RowNumber>(i))
           fail(c->name() + " disagrees on a row number");
       }
     }
-    if (insert_rates != nullptr) {
-      for (Rates& r : *insert_rates) {
-        if (r.name == c->name())
-          r.values.push_back(static_cast<double>(ids.count()) / seconds / 1e6);
-      }
+    for (Rates& r : insert_rates) {
+      if (r.name == c->name()) r.values.push_back(static_cast<double>(ids.count()) / seconds / 1e6);
     }
   }
-}
-
-// Ranks by a power law of exponent 1.05: the inverse of the continuous distribution function.
-std::uint64_t zipf_rank(std::mt19937_64& random, std::uint64_t count) {
-  constexpr double kExponent = 1.05;
-  const double u = std::uniform_real_distribution<double>()(random);
-  const double top = std::pow(static_cast<double>(count), 1.0 - kExponent);
-  const double x = std::pow(1.0 + u * (top - 1.0), 1.0 / (1.0 - kExponent));
-  return std::min<std::uint64_t>(static_cast<std::uint64_t>(x) - 1, count - 1);
 }
 
 void run_finds(const Options& o, bool is_dense) {
@@ -297,15 +178,17 @@ void run_finds(const Options& o, bool is_dense) {
   Contestants all = make_contestants();
   std::vector<Rates> inserts;
   for (const auto& c : all) inserts.push_back({c->name(), {}});
-  const int insert_reps = o.keys <= 1000000 ? std::max(3, o.reps) : 1;
+  warm_up(static_cast<std::size_t>(o.keys) * 200);
+  const int insert_reps = o.keys <= 1000000 ? std::max(5, o.reps) : o.keys <= 10000000 ? 3 : 1;
   for (int rep = 0; rep < insert_reps; ++rep) {
+    all.clear();
     all = make_contestants();
-    grow(all, ids, &inserts);
+    grow(all, ids, static_cast<std::size_t>(rep), inserts);
   }
   print_record(workload, "insert_from_empty", "Mkeys/s", inserts);
 
-  recsdk::Table& ours = static_cast<Ours&>(*all[0]).table();
-  const recsdk::TableStats stats = ours.stats();
+  Table& ours = static_cast<Ours&>(*all[0]).table();
+  const TableStats stats = ours.stats();
   print_record(
       workload, "index_bytes_per_key", "bytes",
       {{"recsdk", {static_cast<double>(stats.index_bytes) / static_cast<double>(stats.num_rows)}}});
@@ -348,18 +231,20 @@ void run_finds(const Options& o, bool is_dense) {
   };
   print_record(workload, "find_or_insert_new5", "Mkeys/s",
                with_limit(race(all, o.reps, batch_of(five_percent_new),
-                               [](Contestant& c, const std::vector<Key>& k,
-                                  std::vector<RowNumber>& r) { c.find_or_insert(k, r); })));
+                               [](Contestant& c, const std::vector<Key>& keys, Answer& a) {
+                                 c.find_or_insert(keys, a);
+                               })));
 }
 
 // The slowest batch of 8192 new keys while a table grows from empty; with memory reserved ahead
 // too.
 void run_growth(const Options& o) {
+  warm_up(static_cast<std::size_t>(o.keys * (60 + 4 * o.dim)));
   for (const bool reserve : {false, true}) {
-    recsdk::TableConfig config;
-    config.dim = 1;
+    TableConfig config;
+    config.dim = o.dim;
     config.num_threads = 1;
-    recsdk::Table table(config);
+    Table table(config);
     if (reserve) table.reserve(o.keys);
     constexpr std::int64_t kSmallBatch = 8192;
     std::vector<Key> keys(kSmallBatch);
@@ -376,8 +261,8 @@ void run_growth(const Options& o) {
       milliseconds.push_back((now() - start) * 1e3);
     }
     const Rates all{"recsdk", milliseconds};
-    const std::string workload =
-        std::string(reserve ? "growth_reserved_" : "growth_") + count_text(o.keys);
+    const std::string workload = std::string(reserve ? "growth_reserved_" : "growth_") +
+                                 count_text(o.keys) + "_dim" + std::to_string(o.dim);
     print_record(workload, "batch_median", "ms", {{"recsdk", {all.at(0.5)}}});
     print_record(workload, "batch_p99", "ms", {{"recsdk", {all.at(0.99)}}});
     print_record(workload, "batch_worst", "ms", {{"recsdk", {all.at(1.0)}}});
@@ -388,27 +273,64 @@ void run_growth(const Options& o) {
   }
 }
 
-Options parse(int argc, char** argv) {
-  Options o;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string_view name = argv[i];
-    if (name == "--workload")
-      o.workload = argv[i + 1];
-    else if (name == "--keys")
-      o.keys = static_cast<std::int64_t>(std::atof(argv[i + 1]));
-    else if (name == "--reps")
-      o.reps = std::atoi(argv[i + 1]);
-    else if (name == "--seed")
-      o.seed = static_cast<std::uint64_t>(std::atoll(argv[i + 1]));
-    else
-      fail("unknown option " + std::string(name));
+// Finds in a table whose keys collide under one hash seed while it has another, beside one of
+// uniform keys; and in one that has that very seed.
+void run_flood(const Options& o) {
+  constexpr std::uint64_t kSeed = 77;
+  const internal::SeededHash hash(kSeed);
+  std::vector<Key> colliding;
+  std::vector<Key> uniform;
+  for (std::uint64_t i = 1; colliding.size() < static_cast<std::size_t>(o.keys); ++i) {
+    const auto key = static_cast<Key>(scramble(i));
+    if (uniform.size() < static_cast<std::size_t>(o.keys)) uniform.push_back(key);
+    if (hash(key) >> 55 == 0x55) colliding.push_back(key);
   }
-  return o;
+  const auto filled = [](std::uint64_t seed, const std::vector<Key>& keys) {
+    TableConfig config;
+    config.dim = 1;
+    config.num_threads = 1;
+    config.hash_seed = seed;
+    auto table = std::make_unique<Table>(config);
+    Answer answer(keys.size());
+    table->map(keys, answer.rows, answer.outcomes, {true, nullptr});
+    return table;
+  };
+  const std::unique_ptr<Table> tables[] = {filled(kSeed + 1, uniform), filled(kSeed + 1, colliding),
+                                           filled(kSeed, colliding)};
+  std::vector<Rates> rates = {{"uniform keys", {}}, {"recsdk", {}}, {"their own seed", {}}};
+  std::mt19937_64 random(o.seed);
+  warm_up(std::size_t{64} << 20);
+  for (int rep = 0; rep < o.reps; ++rep) {
+    for (std::size_t t = 0; t < 3; ++t) {
+      const std::vector<Key>& keys = t == 0 ? uniform : colliding;
+      std::vector<Key> batch(kBatch);
+      for (Key& key : batch) key = keys[random() % keys.size()];
+      Answer answer(kBatch);
+      const double start = now();
+      tables[t]->map(batch, answer.rows, answer.outcomes, {});
+      rates[t].values.push_back(kBatch / (now() - start) / 1e6);
+      for (std::size_t i = 0; i < batch.size(); ++i) {
+        if (keys[static_cast<std::size_t>(answer.rows[i])] != batch[i]) fail("flood: a wrong row");
+      }
+    }
+  }
+  const std::string workload = "flood_" + count_text(o.keys);
+  print_record(workload, "find_hit100", "Mkeys/s", rates);
+  const auto count = [](const Table& table, auto member) {
+    return std::vector<double>{static_cast<double>(table.stats().*member)};
+  };
+  print_record(workload, "directory_own_seed", "entries",
+               {{"recsdk", count(*tables[2], &TableStats::index_directory)},
+                {"uniform keys", count(*tables[0], &TableStats::index_directory)}});
+  print_record(workload, "crowded_segments_own_seed", "segments",
+               {{"recsdk", count(*tables[2], &TableStats::index_crowded)}});
 }
 
 }  // namespace
+}  // namespace recsdk::bench
 
 int main(int argc, char** argv) {
+  using namespace recsdk::bench;
   const Options options = parse(argc, argv);
   if (options.workload == "uniform")
     run_finds(options, false);
@@ -416,6 +338,8 @@ int main(int argc, char** argv) {
     run_finds(options, true);
   else if (options.workload == "growth")
     run_growth(options);
+  else if (options.workload == "flood")
+    run_flood(options);
   else
-    fail("unknown workload " + options.workload + "; choose uniform, dense or growth");
+    fail("unknown workload " + options.workload + "; choose uniform, dense, growth or flood");
 }

@@ -13,30 +13,9 @@
 #include <vector>
 
 #include "allocation_failure_helpers.h"
+#include "allocation_failure_operators.h"
 #include "recsdk/recsdk.h"
 #include "util/memory.h"
-
-namespace {
-
-void* allocate(std::size_t size, std::size_t alignment) {
-  if (recsdk::test::allocation_fails()) throw std::bad_alloc();
-  const std::size_t rounded = (size + alignment - 1) / alignment * alignment;
-  void* const address = std::aligned_alloc(alignment, rounded == 0 ? alignment : rounded);
-  if (address == nullptr) throw std::bad_alloc();
-  return address;
-}
-
-}  // namespace
-
-// The other forms call these.
-void* operator new(std::size_t size) { return allocate(size, alignof(std::max_align_t)); }
-void* operator new(std::size_t size, std::align_val_t alignment) {
-  return allocate(size, static_cast<std::size_t>(alignment));
-}
-void operator delete(void* address) noexcept { std::free(address); }
-void operator delete(void* address, std::size_t) noexcept { std::free(address); }
-void operator delete(void* address, std::align_val_t) noexcept { std::free(address); }
-void operator delete(void* address, std::size_t, std::align_val_t) noexcept { std::free(address); }
 
 namespace recsdk::test {
 namespace {

@@ -35,9 +35,14 @@ TEST_P(ArenaOperations, BlocksKeepTheirContent) {
   for (int i = 0; i < 4000; ++i) {
     const bool grows = (i / 1000) % 2 == 0;
     if (blocks.empty() || random() % 100 < (grows ? 70U : 35U)) {
-      const auto units =
+      const auto wanted =
           static_cast<std::uint32_t>(random() % 50 == 0 ? 40 + random() % 60 : 1 + random() % 8);
-      const Block block{arena.allocate(units), units, static_cast<unsigned char>(random())};
+      const auto spare = static_cast<std::uint32_t>(random() % 4);
+      std::uint32_t units = wanted;
+      std::byte* const data = arena.allocate(units, spare);
+      ASSERT_GE(units, wanted);
+      ASSERT_LE(units, wanted + spare);
+      const Block block{data, units, static_cast<unsigned char>(random())};
       std::memset(block.data, block.mark, block.units * Arena::kUnit);
       blocks.push_back(block);
     } else {
@@ -51,8 +56,11 @@ TEST_P(ArenaOperations, BlocksKeepTheirContent) {
   // All freed: the runs have joined, so nothing new is needed for as much in other sizes.
   for (const Block& block : blocks) arena.free(block.data, block.units);
   const std::size_t held = arena.bytes_held();
-  arena.allocate(16);
-  for (std::size_t taken = 16; taken + 64 < held / Arena::kUnit / 2; taken += 5) arena.allocate(5);
+  std::uint32_t units = 16;
+  arena.allocate(units);
+  units = 5;
+  for (std::size_t taken = 16; taken + 64 < held / Arena::kUnit / 2; taken += 5)
+    arena.allocate(units);
   EXPECT_EQ(arena.bytes_held(), held);
   arena.clear();
   EXPECT_EQ(arena.bytes_held(), 0U);

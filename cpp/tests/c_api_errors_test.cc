@@ -96,7 +96,7 @@ TEST(CApiConfigErrorsTest, StructSizesAreChecked) {
   expect_invalid(recsdk_initializer_config_init(&initializer), "at least as new");
 
   optimizer.struct_size = sizeof(optimizer);
-  expect_invalid(recsdk_optimizer_config_init(&optimizer, 4), "kind is 4");
+  expect_invalid(recsdk_optimizer_config_init(&optimizer, 8), "kind is 8");
   expect_invalid(recsdk_optimizer_config_init(&optimizer, -1), "kind is -1");
 }
 
@@ -127,9 +127,23 @@ TEST(CApiConfigErrorsTest, BadFieldsAreNamed) {
   expect_bad_config("name", [](T t, O, I) { t.name = ""; });
   expect_bad_config("max_rows", [](T t, O, I) { t.has_max_rows = 1, t.max_rows = -1; });
   expect_bad_config("num_threads", [](T t, O, I) { t.has_num_threads = 1, t.num_threads = 0; });
+  expect_bad_config("weight_dtype is 3", [](T t, O, I) { t.weight_dtype = 3; });
+  expect_bad_config("rounding is 2", [](T t, O, I) { t.rounding = 2; });
   expect_bad_config("on_nonfinite", [](T t, O, I) { t.on_nonfinite = 3; });
   expect_bad_config("kind is 9", [](T, O o, I) { o.kind = 9; });
   expect_bad_config("bias_correction is 2", [](T, O o, I) { o.bias_correction = 2; });
+  expect_bad_config("weight_decay_mode is 2", [](T, O o, I) { o.weight_decay_mode = 2; });
+  expect_bad_config("catch_up is 1", [](T, O o, I) { o.catch_up = 1; });
+  expect_bad_config("nesterov is 1", [](T, O o, I) { o.nesterov = 1; });
+  expect_bad_config("centered is 1", [](T, O o, I) { o.centered = 1; });
+  expect_bad_config("momentum is 0.5", [](T, O o, I) { o.momentum = 0.5F; });
+  expect_bad_config("dampening is 0.5", [](T, O o, I) { o.dampening = 0.5; });
+  expect_bad_config("alpha is 1", [](T, O o, I) { o.alpha = 1.0; });
+  expect_bad_config("l1 is 2", [](T, O o, I) { o.l1 = 2.0F; });
+  expect_bad_config("l2 is 3", [](T, O o, I) { o.l2 = 3.0F; });
+  expect_bad_config("beta is 4", [](T, O o, I) { o.beta = 4.0F; });
+  expect_bad_config("clip_value is 0", [](T, O o, I) { o.has_clip_value = 1; });
+  expect_bad_config("clip_norm is 0", [](T, O o, I) { o.has_clip_norm = 1; });
   expect_bad_config("reserved", [](T, O o, I) { o.reserved = 1; });
   expect_bad_config("learning_rate", [](T, O o, I) { o.learning_rate = -1.0F; });
   expect_bad_config("beta1", [](T, O o, I) { o.beta1 = 1.0; });
@@ -179,6 +193,8 @@ TEST_F(CApiErrorsTest, NullTables) {
   expect_invalid(recsdk_table_set_learning_rate(nullptr, 1.0F), message);
   expect_invalid(recsdk_table_update_count(nullptr, &count), message);
   expect_invalid(recsdk_table_set_update_count(nullptr, 1), message);
+  expect_invalid(recsdk_table_log_decay(nullptr, nullptr), message);
+  expect_invalid(recsdk_table_set_log_decay(nullptr, 0.0), message);
   expect_invalid(recsdk_table_size(nullptr, &number), message);
   expect_invalid(recsdk_table_memory_bytes(nullptr, &number), message);
   expect_invalid(recsdk_table_reserve(nullptr, 1), message);
@@ -204,6 +220,8 @@ TEST_F(CApiErrorsTest, NullResults) {
   expect_invalid(recsdk_lease_step(lease.get(), &flag, nullptr), "step is null");
   expect_invalid(recsdk_table_learning_rate(table_, nullptr), "learning_rate is null");
   expect_invalid(recsdk_table_update_count(table_, nullptr), "count is null");
+  expect_invalid(recsdk_table_log_decay(table_, nullptr), "log_decay is null");
+  expect_invalid(recsdk_table_set_log_decay(table_, -1.0), "log_decay -1 is out of range");
   expect_invalid(recsdk_table_size(table_, nullptr), "size is null");
   expect_invalid(recsdk_table_memory_bytes(table_, nullptr), "bytes is null");
   expect_invalid(recsdk_table_stats(table_, nullptr), "recsdk_stats is null");

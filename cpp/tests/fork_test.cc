@@ -6,9 +6,11 @@
 #include <cstdlib>
 #include <functional>
 #include <numeric>
+#include <thread>
 #include <vector>
 
 #include "recsdk/recsdk.h"
+#include "row_file_helpers.h"
 
 #if defined(__SANITIZE_THREAD__)
 // A child that makes threads is what is tested here.
@@ -104,6 +106,27 @@ TEST_F(ForkTest, TheChildEndsInOrder) {
   int status = -1;
   waitpid(child, &status, 0);
   EXPECT_EQ(status, 0);
+}
+
+// While another thread of the parent writes a cut and updates wait for it.
+TEST_F(ForkTest, TheChildOfASavingParentGoesOn) {
+  std::vector<float> gradients(kKeys * 4, 1.0F);
+  for (int i = 0; i < 10; ++i) {
+    Cut cut = table_.cut({.changes_only = false, .max_copy_bytes = 1});
+    table_.apply_gradients(std::vector<Key>{-1, 5}, gradients.data());
+    std::thread writing([&] {
+      MemorySink sink([&] { std::this_thread::yield(); });
+      WriteOptions options;
+      options.file = {.codec = Codec::kNone, .block_bytes = 4096, .in_background = false};
+      write_rows(cut, sink, options);
+    });
+    const int status = status_of_child([&] {
+      table_.apply_gradients(range(0), gradients.data());  // does not wait for who is not there
+      return table_.update_count() > 0;
+    });
+    EXPECT_EQ(status, 0);
+    writing.join();
+  }
 }
 
 }  // namespace

@@ -3,10 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <random>
+#include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "recsdk/error.h"
@@ -57,7 +60,7 @@ TEST(Index, EveryBitPatternIsLegal) {
     Model model;
     for (std::size_t i = 0; i < edges.size(); ++i) {
       expect_equal(index, model, edges);
-      index.insert(edges[i], static_cast<std::uint32_t>(i));
+      ASSERT_FALSE(index.find_or_insert(edges[i], static_cast<std::uint32_t>(i)).has_value());
       model[edges[i]] = static_cast<std::uint32_t>(i);
     }
     expect_equal(index, model, edges);
@@ -77,6 +80,7 @@ TEST_P(IndexOperations, AgreesWithUnorderedMap) {
     const std::uint64_t id = random() % universe;
     return static_cast<Key>(is_dense ? id : mix64(id));
   };
+  std::int64_t num_inserted = 0;
   for (int round = 0; round < 8; ++round) {
     const std::uint64_t erase_percent = random() % 101;
     for (int i = 0; i < 5000; ++i) {
@@ -89,11 +93,17 @@ TEST_P(IndexOperations, AgreesWithUnorderedMap) {
           ASSERT_EQ(*row, it->second);
           model.erase(it);
         }
-      } else if (!model.contains(key)) {
-        const auto row = static_cast<std::uint32_t>(random());
-        index.insert(key, row);
-        model[key] = row;
+      } else {
+        const auto row = static_cast<std::uint32_t>(random() % 0xFFFFFFFFU);
+        const auto found = index.find_or_insert(key, row);
+        const auto [it, is_new] = model.try_emplace(key, row);
+        ASSERT_EQ(found.has_value(), !is_new);
+        if (found) {
+          ASSERT_EQ(*found, it->second);
+        }
+        ++num_inserted;
       }
+      if (num_inserted >= 100) index.adapt(std::exchange(num_inserted, 0));
     }
     std::vector<Key> probes;
     for (int i = 0; i < 3000; ++i) probes.push_back(any_key());
@@ -109,51 +119,133 @@ TEST(Index, GrowsThroughManySplitsWithinItsMemoryTarget) {
   std::vector<Key> keys;
   for (std::uint32_t i = 0; i < 400000; ++i) {
     keys.push_back(static_cast<Key>(mix64(i)));
-    index.insert(keys.back(), i);
+    index.find_or_insert(keys.back(), i);
     model[keys.back()] = i;
   }
   expect_equal(index, model, keys);
   const IndexStats stats = index.stats();
-  EXPECT_GT(stats.splits, 100U);
-  EXPECT_LT(stats.slots * 64 / 5, 21 * index.size());
+  EXPECT_GT(stats.hashed.splits, 100U);
+  EXPECT_LT(stats.hashed.slots * 64 / 5, 21 * index.size());
+  EXPECT_LT(stats.bytes, 24 * index.size());
+  EXPECT_EQ(stats.hashed.crowded, 0);
+}
+
+// Probes with keys in and around the model's.
+std::vector<Key> around(const Model& model) {
+  std::vector<Key> probes;
+  for (const auto& [key, row] : model) {
+    probes.push_back(key);
+    probes.push_back(static_cast<Key>(static_cast<std::uint64_t>(key) + 1));
+    probes.push_back(static_cast<Key>(static_cast<std::uint64_t>(key) - 1));
+  }
+  return probes;
+}
+
+struct DenseCase {
+  const char* name;
+  std::uint64_t start;
+  bool is_shuffled;
+  std::uint64_t every;  // of the range's keys, one in so many is there
+};
+
+class DenseRanges : public testing::TestWithParam<DenseCase> {};
+
+TEST_P(DenseRanges, MoveToPagesAndStayRight) {
+  constexpr std::uint64_t kKeys = 60000;
+  const DenseCase param = GetParam();
+  std::vector<Key> keys;
+  for (std::uint64_t i = 0; i < kKeys; ++i)
+    keys.push_back(static_cast<Key>(param.start + i * param.every));
+  std::mt19937_64 random(3);
+  if (param.is_shuffled) std::shuffle(keys.begin(), keys.end(), random);
+  Index index(11);
+  Model model;
+  for (std::uint32_t i = 0; i < kKeys; ++i) {
+    ASSERT_FALSE(index.find_or_insert(keys[i], i).has_value());
+    model[keys[i]] = i;
+    // Scattered keys lie beside them.
+    const auto other = static_cast<Key>(mix64(i + 1));
+    if (i % 16 == 0 && !model.contains(other)) {
+      ASSERT_FALSE(index.find_or_insert(other, i).has_value());
+      model[other] = i;
+    }
+    if (i % 1000 == 0) index.adapt(1062);
+  }
+  expect_equal(index, model, around(model));
+  EXPECT_EQ(index.stats().dense_keys >= static_cast<std::int64_t>(kKeys) / 2, param.every + 1 <= 2)
+      << index.stats().dense_keys;
+  for (std::uint32_t i = 0; i < kKeys; i += 1 + i % 3) {
+    ASSERT_TRUE(index.erase(keys[i]).has_value());
+    ASSERT_FALSE(index.erase(keys[i]).has_value());
+    model.erase(keys[i]);
+  }
+  expect_equal(index, model, around(model));
+  for (const Key key : keys) {
+    ASSERT_EQ(index.erase(key).has_value(), model.erase(key) == 1);
+  }
+  EXPECT_EQ(index.stats().dense_pages, 0);
+  expect_equal(index, model, keys);
+}
+INSTANTIATE_TEST_SUITE_P(
+    Cases, DenseRanges,
+    testing::Values(DenseCase{"counted", 0, false, 1}, DenseCase{"shuffled", 0, true, 1},
+                    DenseCase{"offset", std::uint64_t{5} << 40, false, 1},
+                    DenseCase{"from_zero_downwards", 0, false, ~std::uint64_t{0}},
+                    DenseCase{"around_zero", std::uint64_t{0} - 30000, false, 1},
+                    DenseCase{"at_the_end", (std::uint64_t{1} << 63) - 30000, true, 1},
+                    DenseCase{"thin", 1 << 20, false, 7},
+                    DenseCase{"thin_shuffled", 1 << 20, true, 40}),
+    [](const auto& ranges) { return std::string(ranges.param.name); });
+
+TEST(Index, CountedIdsTakeLittleMemory) {
+  Index index(5);
+  constexpr std::int64_t kKeys = 1 << 18;
+  for (std::int64_t i = 0; i < kKeys; ++i) {
+    index.find_or_insert(i, static_cast<std::uint32_t>(i));
+    if (i % 8192 == 0) index.adapt(8192);
+  }
+  const IndexStats stats = index.stats();
+  EXPECT_EQ(stats.dense_keys, kKeys);
+  EXPECT_LT(stats.bytes, 8 * kKeys);
 }
 
 TEST(Index, ClearGivesEverythingBack) {
   Index index(5);
-  for (Key key = 0; key < 10000; ++key) index.insert(key, static_cast<std::uint32_t>(key));
+  for (Key key = 0; key < 10000; ++key) index.find_or_insert(key, static_cast<std::uint32_t>(key));
   index.clear();
   expect_equal(index, {}, {0, 1, 9999});
   EXPECT_EQ(index.stats().bytes, 0);
-  index.insert(3, 4);
+  index.find_or_insert(3, 4);
   expect_equal(index, {{3, 4}}, {3, 4});
 }
 
 TEST(Index, ReserveChangesNoContent) {
   Index index(5);
-  index.insert(3, 4);
+  index.find_or_insert(3, 4);
   index.reserve(100000);
   EXPECT_GE(index.stats().bytes, 100000 * 12);
   expect_equal(index, {{3, 4}}, {3, 4});
 }
 
-// Keys whose hashes share their top 16 bits under the seed in use, as from somebody who knows it.
+// Keys whose hashes share their top 10 bits under the seed in use, as from somebody who knows it.
 TEST(Index, CollidingKeysStayCorrectAndTheDirectorySmall) {
   constexpr std::uint64_t kSeed = 77;
   const SeededHash hash(kSeed);
   Index index(kSeed);
   Model model;
   std::vector<Key> keys;
-  for (Key key = 0; keys.size() < 3000; ++key) {
-    if (hash(key) >> 52 == 0x123) keys.push_back(key);
+  for (Key key = 0; keys.size() < 9000; ++key) {
+    if (hash(key) >> 54 == 0x123) keys.push_back(key);
   }
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    index.insert(keys[i], static_cast<std::uint32_t>(i));
+    index.find_or_insert(keys[i], static_cast<std::uint32_t>(i));
     model[keys[i]] = static_cast<std::uint32_t>(i);
   }
   expect_equal(index, model, keys);
   Index uniform(kSeed);
-  for (std::uint32_t i = 0; i < 3000; ++i) uniform.insert(static_cast<Key>(mix64(i)), i);
-  EXPECT_LE(index.stats().directory, 4 * uniform.stats().directory);
+  for (std::uint32_t i = 0; i < 9000; ++i) uniform.find_or_insert(static_cast<Key>(mix64(i)), i);
+  EXPECT_LE(index.stats().hashed.directory, 4 * uniform.stats().hashed.directory);
+  EXPECT_GT(index.stats().hashed.crowded, 0);
 }
 
 }  // namespace

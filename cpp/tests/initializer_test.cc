@@ -38,6 +38,7 @@ std::vector<float> values_of(const InitializerConfig& config, const std::vector<
                         keys.data(),
                         static_cast<std::int64_t>(keys.size()),
                         {},
+                        DType::kFloat32,
                         nullptr,
                         out.data()});
   return out;
@@ -155,8 +156,8 @@ TEST_P(Initialize, RecordsGetTheSameValuesAndZeroPadding) {
     TestRows rows((dim + 3) / 4 * 16 + 16, 7);
     rows.randomize(1, 1.0F, 2.0F);
     const std::vector<float> before = rows.contents();
-    kernels().initialize(
-        {&config, 0, kTable, dim, keys.data(), 4, rows.addresses(), numbers.data(), nullptr});
+    kernels().initialize({&config, 0, kTable, dim, keys.data(), 4, rows.addresses(),
+                          DType::kFloat32, numbers.data(), nullptr});
     const std::vector<float> expected = values_of(config, keys, dim);
     for (std::size_t i = 0; i < 4; ++i) {
       const float* row = rows.row(numbers[i]);

@@ -34,28 +34,33 @@ class IsaScope {
   std::string before_;
 };
 
-/// Records of `count` rows in slabs of four.
+/// Records and scalars of `count` rows in slabs of four.
 class TestRows {
  public:
-  TestRows(std::int64_t stride, std::int64_t count) : stride_(stride), count_(count) {
+  TestRows(std::int64_t stride, std::int64_t count, std::int64_t scalar_stride = 0)
+      : stride_(stride), scalar_stride_(scalar_stride), count_(count) {
     const std::int64_t num_slabs = (count + kSlabRows - 1) / kSlabRows;
     for (std::int64_t i = 0; i < num_slabs; ++i) {
-      const auto floats = static_cast<std::size_t>(kSlabRows * stride / 4);
+      const auto floats = static_cast<std::size_t>(kSlabRows * (stride + scalar_stride) / 4);
       // 16-byte alignment is what new gives.
       storage_.push_back(std::make_unique<float[]>(floats));
       slabs_.push_back(reinterpret_cast<std::byte*>(storage_.back().get()));
     }
   }
 
-  internal::RowAddresses addresses() const { return {slabs_.data(), 2, kSlabRows - 1, stride_}; }
-  float* row(std::int64_t r) const { return addresses().row(r); }
+  internal::RowAddresses addresses() const {
+    return {slabs_.data(), 2, kSlabRows - 1, stride_, scalar_stride_, kSlabRows * stride_};
+  }
+  float* row(std::int64_t r) const { return reinterpret_cast<float*>(addresses().record(r)); }
+  float* scalars(std::int64_t r) const { return reinterpret_cast<float*>(addresses().scalars(r)); }
   std::int64_t count() const { return count_; }
 
-  /// Every float of every record.
+  /// Every float of every record, and the scalars.
   std::vector<float> contents() const {
     std::vector<float> all;
     for (std::int64_t r = 0; r < count_; ++r) {
       all.insert(all.end(), row(r), row(r) + stride_ / 4);
+      all.insert(all.end(), scalars(r), scalars(r) + scalar_stride_ / 4);
     }
     return all;
   }
@@ -72,6 +77,7 @@ class TestRows {
  private:
   static constexpr std::int64_t kSlabRows = 4;
   std::int64_t stride_;
+  std::int64_t scalar_stride_;
   std::int64_t count_;
   std::vector<std::unique_ptr<float[]>> storage_;
   std::vector<std::byte*> slabs_;

@@ -24,7 +24,8 @@ TEST(OptimizerStep, FollowsTheTablesCount) {
   OptimizerConfig adagrad = OptimizerConfig::adagrad(0.5F);
   adagrad.lr_decay = 0.25F;
   const auto step_of = [](const OptimizerConfig& config, std::uint64_t t) {
-    return internal::make_optimizer_step(config, RowLayout::make(8, config), NonFinite::kSkip, t);
+    return internal::make_optimizer_step(config, RowLayout::make(8, config), NonFinite::kSkip, t,
+                                         0.0);
   };
   EXPECT_EQ(step_of(adagrad, 1).learning_rate, 0.5F);
   EXPECT_EQ(step_of(adagrad, 5).learning_rate, 0.25F);
@@ -38,8 +39,9 @@ TEST(OptimizerStep, FollowsTheTablesCount) {
                     static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(0.999, exponent))));
   }
   EXPECT_EQ(step_of(adam, 1).one_minus_beta2, 0.001F);
-  EXPECT_EQ(step_of(adam, 1).state0, 8);
-  EXPECT_EQ(step_of(adam, 1).state1, 16);
+  EXPECT_EQ(step_of(adam, 1).columns[0], 8);
+  EXPECT_EQ(step_of(adam, 1).columns[1], 16);
+  EXPECT_FALSE(step_of(adam, 1).needs_preparation);
 }
 
 struct BadConfig {
@@ -59,10 +61,12 @@ TEST(OptimizerConfig, SaysWhatIsWrong) {
       {sgd([](auto& c) { c.lr_decay = 0.5F; }),
        "optimizer: lr_decay is 0.5; only Adagrad has it: leave it 0"},
       {sgd([](auto& c) { c.initial_accumulator_value = 0.5F; }),
-       "optimizer: initial_accumulator_value is 0.5; only Adagrad and rowwise Adagrad have it: "
+       "optimizer: initial_accumulator_value is 0.5; only Adagrad, rowwise Adagrad and FTRL have "
+       "it: "
        "leave it 0"},
       {sgd([](auto& c) { c.bias_correction = BiasCorrection::kRow; }),
-       "optimizer: bias_correction is 1; only Adam has it: leave it BiasCorrection::kTable"},
+       "optimizer: bias_correction is 1; only Adam, partial rowwise Adam and LAMB have it: leave "
+       "it 0"},
       {sgd([](auto& c) { c.kind = static_cast<OptimizerKind>(9); }),
        "optimizer: kind is 9; pass one of OptimizerKind"},
       {OptimizerConfig::adam(0.1F, 1.0), "optimizer: beta1 is 1; pass a number >= 0 and < 1"},
@@ -70,6 +74,31 @@ TEST(OptimizerConfig, SaysWhatIsWrong) {
        "optimizer: beta2 is -0.1; pass a number >= 0 and < 1"},
       {OptimizerConfig::adam(0.1F, 0.9, std::numeric_limits<double>::quiet_NaN()),
        "optimizer: beta2 is nan; pass a number >= 0 and < 1"},
+      {OptimizerConfig::ftrl(0.0F), "optimizer: learning_rate is 0; pass a finite number > 0"},
+      {sgd([](auto& c) { c.dampening = 0.5; }),
+       "optimizer: dampening is 0.5; it needs momentum: leave it 0"},
+      {sgd([](auto& c) { c.nesterov = true; }),
+       "optimizer: nesterov is 1; it needs momentum without dampening: leave it false"},
+      {sgd([](auto& c) { c.centered = true; }),
+       "optimizer: centered is 1; only RMSprop has it: leave it 0"},
+      {sgd([](auto& c) { c.clip_norm = 0.0F; }),
+       "optimizer: clip_norm is 0; pass a finite number > 0"},
+      {sgd([](auto& c) { c.clip_value = INFINITY; }),
+       "optimizer: clip_value is inf; pass a finite number > 0"},
+      {sgd([](auto& c) { c.weight_decay_mode = static_cast<WeightDecay>(2); }),
+       "optimizer: weight_decay_mode is 2; pass one of WeightDecay"},
+      {with(OptimizerConfig::lamb(),
+            [](auto& c) { c.weight_decay_mode = WeightDecay::kDecoupled; }),
+       "optimizer: weight_decay_mode is 1; FTRL has no weight decay and LAMB one of its own: leave "
+       "it WeightDecay::kL2"},
+      {with(OptimizerConfig::ftrl(), [](auto& c) { c.weight_decay = 0.5F; }),
+       "optimizer: weight_decay is 0.5; FTRL has l1 and l2 instead: leave it 0"},
+      {with(OptimizerConfig::adagrad(), [](auto& c) { c.catch_up = true; }),
+       "optimizer: catch_up is 1; it needs decoupled weight decay or SGD without momentum, since "
+       "an "
+       "update without a gradient is no product otherwise: leave it false"},
+      {with(OptimizerConfig::adamw(2.0F, 0.5F), [](auto& c) { c.catch_up = true; }),
+       "optimizer: learning_rate * weight_decay is 1; catch_up needs a product below 1"},
   };
   for (const BadConfig& example : bad) {
     try {

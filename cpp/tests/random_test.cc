@@ -11,6 +11,7 @@
 #endif
 
 #include "embedding/kernels.h"
+#include "embedding/scalar_math.h"
 #include "philox_reference.h"
 
 namespace recsdk::internal {

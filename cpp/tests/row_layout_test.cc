@@ -31,19 +31,28 @@ TEST(RowLayout, FieldsLieSideBySideAlignedAndPadded) {
     for (const std::int64_t dim : testing::kDims) {
       const RowLayout layout = RowLayout::make(dim, config);
       std::int64_t end = 0;
+      std::int64_t end_of_scalars = 0;
       std::int64_t state_width = 0;
       for (const RowField& field : layout.fields) {
-        EXPECT_EQ(field.offset, end);
-        EXPECT_EQ(field.offset % 16, 0);
         EXPECT_EQ(field.dtype, DType::kFloat32);
-        EXPECT_TRUE(field.count == dim || field.count == 1);
-        end = (field.offset + field.count * 4 + 15) / 16 * 16;
+        if (field.place == FieldPlace::kScalars) {
+          EXPECT_EQ(field.offset, end_of_scalars);
+          EXPECT_EQ(field.count, 1);
+          end_of_scalars += 4;
+        } else {
+          EXPECT_EQ(field.offset, end);
+          EXPECT_EQ(field.offset % 16, 0);
+          EXPECT_EQ(field.count, dim);
+          end = (field.offset + field.count * 4 + 15) / 16 * 16;
+        }
         if (&field != layout.fields.data()) state_width += field.count;
       }
       EXPECT_EQ(layout.fields[0].name, "weight");
       EXPECT_EQ(layout.fields[0].count, dim);
       EXPECT_EQ(layout.dim, dim);
       EXPECT_EQ(layout.stride, end);
+      EXPECT_EQ(layout.scalar_stride, end_of_scalars);
+      EXPECT_EQ(layout.row_bytes(), end + end_of_scalars);
       EXPECT_EQ(layout.state_width(), state_width);
     }
   }
@@ -59,7 +68,8 @@ TEST(RowLayout, StateOfEachOptimizer) {
             Names({"weight", "exp_avg", "exp_avg_sq"}));
   EXPECT_EQ(names_of(RowLayout::make(6, adam_by_row())),
             Names({"weight", "exp_avg", "exp_avg_sq", "step"}));
-  EXPECT_EQ(RowLayout::make(6, OptimizerConfig::rowwise_adagrad()).stride, 48);
+  EXPECT_EQ(RowLayout::make(6, OptimizerConfig::rowwise_adagrad()).stride, 32);
+  EXPECT_EQ(RowLayout::make(6, OptimizerConfig::rowwise_adagrad()).scalar_stride, 4);
   EXPECT_EQ(RowLayout::make(6, OptimizerConfig::adagrad()).state_width(), 6);
   EXPECT_EQ(RowLayout::make(6, adam_by_row()).state_width(), 13);
 }
@@ -80,6 +90,19 @@ TEST(RowLayout, RefusesAWidthOutOfRange) {
       EXPECT_EQ(std::string(error.what()), "dim is " + std::to_string(dim) + "; pass 1 to 1048576");
     }
   }
+}
+
+TEST(RowLayout, WeightsOf16BitsHaveStateOf32) {
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+    const RowLayout layout = RowLayout::make(6, OptimizerConfig::adagrad(), dtype);
+    EXPECT_EQ(layout.fields[0].dtype, dtype);
+    EXPECT_EQ(layout.fields[1].dtype, DType::kFloat32);
+    EXPECT_EQ(layout.fields[1].offset, 16);
+    EXPECT_EQ(layout.stride, 48);
+    EXPECT_EQ(RowLayout::make(64, OptimizerConfig::rowwise_adagrad(), dtype).row_bytes(), 132);
+  }
+  EXPECT_THROW(RowLayout::make(4, OptimizerConfig::sgd(), static_cast<DType>(3)),
+               std::invalid_argument);
 }
 
 TEST(RowLayout, RefusesABadOptimizer) {

@@ -58,6 +58,7 @@ enum recsdk_status {
   RECSDK_ERROR_NON_FINITE = 5,           ///< a gradient was not finite and the table raises on that
   RECSDK_ERROR_BACKEND_UNAVAILABLE = 6,  ///< the backend is not there
   RECSDK_ERROR_INTERNAL = 7,             ///< a broken invariant or a failing callback
+  RECSDK_ERROR_CHECKPOINT = 8,  ///< a checkpoint is damaged, does not fit, or cannot be written
 };
 
 /// What became of one key of one call; outcome arrays hold these as uint8_t. Equal to
@@ -86,10 +87,20 @@ enum recsdk_optimizer_kind {
   RECSDK_OPTIMIZER_SGD = 0,
   RECSDK_OPTIMIZER_ADAGRAD = 1,
   RECSDK_OPTIMIZER_ROWWISE_ADAGRAD = 2,
-  RECSDK_OPTIMIZER_ADAM = 3,
+  RECSDK_OPTIMIZER_ADAM = 3,  ///< AdamW: with decoupled weight decay
+  RECSDK_OPTIMIZER_PARTIAL_ROWWISE_ADAM = 4,
+  RECSDK_OPTIMIZER_LAMB = 5,
+  RECSDK_OPTIMIZER_FTRL = 6,
+  RECSDK_OPTIMIZER_RMSPROP = 7,
 };
 
-/// Whose update count corrects the bias of Adam.
+/// How weights decay.
+enum recsdk_weight_decay {
+  RECSDK_WEIGHT_DECAY_L2 = 0,         ///< weight_decay * w is added to the gradient
+  RECSDK_WEIGHT_DECAY_DECOUPLED = 1,  ///< w is multiplied by 1 - lr * weight_decay
+};
+
+/// Whose update count corrects the bias of Adam, partial rowwise Adam and LAMB.
 enum recsdk_bias_correction {
   RECSDK_BIAS_CORRECTION_TABLE =
       0,  ///< the table's count, advanced by every update, an empty one too
@@ -112,9 +123,23 @@ enum recsdk_nonfinite {
   RECSDK_NONFINITE_SKIP = 2,   ///< the key's update is left out, and counted
 };
 
+/// How an update makes 16-bit weights from what it computes in float32.
+enum recsdk_rounding {
+  RECSDK_ROUNDING_STOCHASTIC = 0,  ///< to either neighbour, the nearer the likelier
+  RECSDK_ROUNDING_NEAREST = 1,     ///< to the nearest, ties to even
+};
+
 /// Element types of a row's fields.
 enum recsdk_dtype {
   RECSDK_DTYPE_FLOAT32 = 0,
+  RECSDK_DTYPE_BFLOAT16 = 1,  ///< the upper half of a float32
+  RECSDK_DTYPE_FLOAT16 = 2,   ///< IEEE 754's binary16
+};
+
+/// Where a field of a row lies.
+enum recsdk_field_place {
+  RECSDK_FIELD_RECORD = 0,   ///< in the row's record
+  RECSDK_FIELD_SCALARS = 1,  ///< among the row's scalars, which lie beside the records
 };
 
 /// A table: one key space, from a raw 64-bit key to a row of D floats and its optimizer state.
@@ -147,16 +172,31 @@ typedef struct recsdk_initializer_config {
 /// An optimizer; the defaults are those of the torch class of its kind.
 typedef struct recsdk_optimizer_config {
   size_t struct_size;
-  int32_t kind;         ///< enum recsdk_optimizer_kind
-  float learning_rate;  ///< default 0.001 (SGD, Adam) or 0.01 (Adagrad, rowwise Adagrad)
-  double beta1;         ///< Adam; default 0.9
-  double beta2;         ///< Adam; default 0.999
-  float eps;            ///< default 1e-10, 1e-8 for Adam
-  float weight_decay;   ///< L2, added to the gradient of touched rows; default 0
-  float lr_decay;       ///< Adagrad; default 0
-  float initial_accumulator_value;  ///< Adagrad, rowwise Adagrad; default 0
-  int32_t bias_correction;          ///< Adam: enum recsdk_bias_correction; default table
-  int32_t reserved;                 ///< must be 0
+  int32_t kind;                     ///< enum recsdk_optimizer_kind
+  float learning_rate;              ///< default 0.001 (SGD, Adam, FTRL) or 0.01 (all others)
+  double beta1;                     ///< Adam and its kin; default 0.9
+  double beta2;                     ///< Adam and its kin; default 0.999
+  float eps;                        ///< default 1e-10, 1e-8 for Adam and its kin, and RMSprop
+  float weight_decay;               ///< on touched rows; default 0
+  float lr_decay;                   ///< Adagrad; default 0
+  float initial_accumulator_value;  ///< Adagrad, rowwise Adagrad; default 0. FTRL; default 0.1
+  int32_t bias_correction;    ///< Adam and its kin: enum recsdk_bias_correction; default table
+  int32_t weight_decay_mode;  ///< enum recsdk_weight_decay; default L2, decoupled for partial
+                              ///< rowwise Adam
+  double dampening;           ///< SGD with momentum; default 0
+  double alpha;               ///< RMSprop; default 0.99
+  float momentum;             ///< SGD, RMSprop; default 0
+  float l1;                   ///< FTRL; default 0
+  float l2;                   ///< FTRL; default 0
+  float beta;                 ///< FTRL; default 0
+  float clip_value;           ///< limit of each element of a summed gradient; default absent
+  float clip_norm;            ///< limit of the norm of a row's summed gradient; default absent
+  int32_t has_clip_value;
+  int32_t has_clip_norm;
+  int32_t nesterov;  ///< SGD with momentum: flag; default 0
+  int32_t centered;  ///< RMSprop: flag; default 0
+  int32_t catch_up;  ///< flag: decay for the updates that left a row out; default 0
+  int32_t reserved;  ///< must be 0
 } recsdk_optimizer_config;
 
 /// What a table is made of. Only `dim` has no default.
@@ -175,6 +215,8 @@ typedef struct recsdk_table_config {
   int32_t has_hash_seed;
   int32_t has_max_rows;
   int32_t has_num_threads;
+  int32_t weight_dtype;  ///< enum recsdk_dtype, of stored rows; default float32
+  int32_t rounding;      ///< enum recsdk_rounding, of updates to 16-bit rows; default stochastic
 } recsdk_table_config;
 
 /// Bags of keys that were mapped before.
@@ -234,9 +276,10 @@ typedef struct recsdk_update_call {
 typedef struct recsdk_row_layout {
   size_t struct_size;
   int64_t dim;          ///< D
-  int64_t stride;       ///< bytes from one record to the next, a multiple of 16
+  int64_t stride;       ///< bytes of a record, a multiple of 16
   int64_t state_width;  ///< S
   int64_t num_fields;
+  int64_t scalar_stride;  ///< bytes of what a row has beside its record, a multiple of 4
 } recsdk_row_layout;
 
 /// One field of a row's record.
@@ -244,10 +287,12 @@ typedef struct recsdk_row_field {
   size_t struct_size;
   const char*
       name;        ///< "weight", "sum", "exp_avg", "exp_avg_sq", "step"; lives as long as the table
-  int64_t offset;  ///< bytes from the record's start
+  int64_t offset;  ///< bytes from the start of the record or of the row's scalars
   int64_t count;   ///< elements that mean something: D, or 1 for one number a row
   float initial_value;  ///< of a new row (not used for "weight")
   int32_t dtype;        ///< enum recsdk_dtype
+  int32_t place;        ///< enum recsdk_field_place
+  int32_t reserved;     ///< 0
 } recsdk_row_field;
 
 /// Cumulative counts of keys by outcome, and a few sizes; see recsdk::TableStats.
@@ -262,12 +307,91 @@ typedef struct recsdk_stats {
   int64_t index_bytes;                     ///< memory of the index
   int64_t row_bytes;                       ///< memory of rows that were needed or reserved
   int64_t metadata_bytes;                  ///< memory of what is kept per row beside the record
-  int64_t index_slots;                     ///< key slots of the index
+  int64_t index_slots;                     ///< key slots of the hashed part of the index
   int64_t index_segments;
-  int64_t index_directory;   ///< entries of the directory
-  uint64_t index_splits;     ///< segments split so far
-  int64_t index_overflowed;  ///< keys that lie outside their home bucket
+  int64_t index_crowded;            ///< segments of keys that collide under the hash seed
+  int64_t index_directory;          ///< entries of the directory
+  uint64_t index_splits;            ///< segments split so far
+  int64_t index_overflowed;         ///< hashed keys that lie outside their home bucket
+  int64_t index_probes;             ///< buckets read if every hashed key is looked up once
+  int64_t index_dense_keys;         ///< keys of dense ranges, which are mapped directly
+  int64_t index_dense_pages;        ///< ranges of 2048 keys that are mapped directly
+  int64_t tracking_bytes;           ///< memory of what tells changes since the last save
+  int64_t checkpoint_copied_bytes;  ///< memory of rows copied for an open cut
+  uint64_t checkpoint_waits;        ///< times that an update waited for a cut to be read further
+  double checkpoint_wait_seconds;   ///< how long all of them took
 } recsdk_stats;
+
+/// A table's visible rows as they were at one moment, see recsdk::Cut.
+typedef struct recsdk_cut recsdk_cut;
+
+/// Row files on their way into a table, see recsdk::Restore.
+typedef struct recsdk_restore recsdk_restore;
+
+/// See recsdk::CutOptions. All zero but struct_size: all rows, without a limit.
+typedef struct recsdk_cut_options {
+  size_t struct_size;
+  int64_t max_copy_bytes;
+  int32_t has_max_copy_bytes;
+  int32_t changes_only;  ///< flag
+} recsdk_cut_options;
+
+/// What a cut holds, and what it costs.
+typedef struct recsdk_cut_info {
+  size_t struct_size;
+  int64_t num_rows;
+  int64_t num_erased;
+  uint64_t update_count;
+  double log_decay;
+  int64_t copied_bytes;      ///< of rows copied because they changed: held now
+  int64_t max_copied_bytes;  ///< the most held so far
+  float learning_rate;
+  int32_t changes_only;
+  int32_t is_finished;
+  int32_t reserved;  ///< 0
+} recsdk_cut_info;
+
+/// How the blocks of a row file are compressed.
+enum recsdk_codec {
+  RECSDK_CODEC_NONE = 0,
+  RECSDK_CODEC_ZSTD = 1,  ///< where libzstd is there
+};
+
+/// Takes `size` bytes of a file, in order. Any result but 0 fails the call with
+/// RECSDK_ERROR_CHECKPOINT. Called by the calling thread.
+typedef int (*recsdk_write_callback)(void* user_data, const void* bytes, size_t size);
+
+/// How a cut is written; see recsdk::WriteOptions. recsdk_write_options_init sets no compression
+/// and blocks of 4 MiB; a callback or a descriptor is yet to be chosen.
+typedef struct recsdk_write_options {
+  size_t struct_size;
+  const char* name;                ///< of the file, for messages
+  recsdk_write_callback callback;  ///< null: to the descriptor
+  void* user_data;                 ///< for the callback
+  int64_t block_bytes;             ///< 4096 to 12 MiB
+  int32_t descriptor;              ///< a file open for writing; the caller syncs and closes it
+  int32_t codec;                   ///< enum recsdk_codec
+  uint8_t token[16];               ///< the same in all files of one checkpoint
+} recsdk_write_options;
+
+/// Totals of a row file.
+typedef struct recsdk_row_file_summary {
+  size_t struct_size;
+  int64_t num_rows;
+  int64_t num_erased;
+  int64_t num_bytes;
+  char checksum[40];  ///< XXH3-128 of all bytes: 32 hexadecimal digits, then zeros
+} recsdk_row_file_summary;
+
+/// Which keys of a row file are kept; see recsdk::RestoreOptions. All zero but struct_size: all.
+typedef struct recsdk_restore_options {
+  size_t struct_size;
+  const uint8_t* owned;  ///< (65536,) by virtual shard, not 0: keep; or null: all
+  int64_t modulo_rank;
+  int64_t modulo_world;
+  int32_t has_modulo;
+  int32_t drop_state;  ///< flag
+} recsdk_restore_options;
 
 // The library and the process.
 
@@ -395,6 +519,11 @@ RECSDK_API int recsdk_table_update_count(const recsdk_table* table, uint64_t* co
 /// For restoring a table.
 RECSDK_API int recsdk_table_set_update_count(recsdk_table* table, uint64_t count);
 
+/// With catch_up: the sum of log(1 - lr * weight_decay) over all updates; else 0. To be saved and
+/// restored with rows.
+RECSDK_API int recsdk_table_log_decay(const recsdk_table* table, double* log_decay);
+RECSDK_API int recsdk_table_set_log_decay(recsdk_table* table, double log_decay);
+
 /// Number of visible keys.
 RECSDK_API int recsdk_table_size(const recsdk_table* table, int64_t* size);
 
@@ -418,6 +547,38 @@ RECSDK_API int recsdk_table_reserve(recsdk_table* table, int64_t num_rows);
 /// RECSDK_ERROR_INTERNAL, naming the first broken invariant, if there is one. Cost: reads the whole
 /// index.
 RECSDK_API int recsdk_table_check_invariants(const recsdk_table* table);
+
+// Saving and restoring, see recsdk/checkpoint.h. A row file is one table's part of a checkpoint.
+
+/// Takes a cut; `options` may be null. *cut is to be freed with recsdk_cut_destroy. Busy: a cut is
+/// open.
+RECSDK_API int recsdk_table_cut(recsdk_table* table, const recsdk_cut_options* options,
+                                recsdk_cut** cut);
+/// `info->struct_size` must be set.
+RECSDK_API int recsdk_cut_get_info(const recsdk_cut* cut, recsdk_cut_info* info);
+/// Ends the cut; durable: what it held is saved, and changes are tracked from it on. Only the first
+/// call counts.
+RECSDK_API int recsdk_cut_finish(recsdk_cut* cut, int durable);
+/// Ends the cut, not durable, unless it has ended; frees the handle; null does nothing.
+RECSDK_API void recsdk_cut_destroy(recsdk_cut* cut);
+
+RECSDK_API int recsdk_write_options_init(recsdk_write_options* options);
+/// Writes what the cut holds, once. `summary` may be null. A call that fails ends the cut.
+RECSDK_API int recsdk_write_rows(recsdk_cut* cut, const recsdk_write_options* options,
+                                 recsdk_row_file_summary* summary);
+
+/// Begins to fill a table, which is left alone until recsdk_restore_commit.
+RECSDK_API int recsdk_restore_create(const recsdk_table* table, recsdk_restore** restore);
+/// Stages a row file of `size` bytes, open for reading; `name` is for messages. `options` and
+/// `summary` may be null. First snapshots, then deltas, oldest first.
+RECSDK_API int recsdk_restore_add_file(recsdk_restore* restore, int descriptor, int64_t size,
+                                       const char* name, const recsdk_restore_options* options,
+                                       recsdk_row_file_summary* summary);
+/// Gives the table the staged rows and these counts of their cut, as a whole or not at all.
+RECSDK_API int recsdk_restore_commit(recsdk_restore* restore, uint64_t update_count,
+                                     double log_decay);
+/// Frees the handle and what is staged; null does nothing.
+RECSDK_API void recsdk_restore_destroy(recsdk_restore* restore);
 
 // Many tables at once, spread over the thread pool; a table may occur once. All arguments are
 // checked before any table changes. A table either has its part done whole or is unchanged.

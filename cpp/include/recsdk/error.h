@@ -18,6 +18,7 @@ enum class ErrorCode : int {
   kNonFinite = 5,           ///< a gradient was not finite and the table raises on that
   kBackendUnavailable = 6,  ///< the backend is not there
   kInternal = 7,            ///< a broken invariant or a failing callback
+  kCheckpoint = 8,          ///< a checkpoint is damaged, does not fit, or cannot be written
 };
 
 /// A run-time condition that the caller could not have excluded.

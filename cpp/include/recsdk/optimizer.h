@@ -3,15 +3,18 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "recsdk/export.h"
 
 namespace recsdk {
 
-/// In the formulas, g is the summed gradient of a row (plus weight_decay * w where said), w its
-/// weights, t the table's update count (1 in the first update), all element by element.
+/// In the formulas, g is the summed gradient of a row, clipped and with L2 weight decay if asked
+/// for, w its weights, t the table's update count (1 in the first update), all element by element.
 enum class OptimizerKind : std::uint8_t {
-  /// w -= lr * g. As torch.optim.SGD without momentum.
+  /// w -= lr * g; with momentum b = momentum * b + (1 - dampening) * g, where the first gradient of
+  /// a row is taken whole, and w -= lr * b, or with nesterov w -= lr * (g + momentum * b).
+  /// As torch.optim.SGD.
   kSgd = 0,
   /// s += g * g; w -= lr / (1 + (t - 1) * lr_decay) * g / (sqrt(s) + eps). As torch.optim.Adagrad.
   kAdagrad = 1,
@@ -20,39 +23,100 @@ enum class OptimizerKind : std::uint8_t {
   kRowwiseAdagrad = 2,
   /// m = b1 * m + (1 - b1) * g; v = b2 * v + (1 - b2) * g * g;
   /// w -= lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps).
-  /// As torch.optim.Adam, on touched rows.
+  /// As torch.optim.Adam on touched rows; with decoupled weight decay as torch.optim.AdamW.
   kAdam = 3,
+  /// As kAdam, but v is one number a row: v = b2 * v + (1 - b2) * mean(g * g).
+  /// As fbgemm's PARTIAL_ROWWISE_ADAM, whose weight decay is decoupled.
+  kPartialRowwiseAdam = 4,
+  /// m and v as kAdam; r = m / (1 - b1^t) / (sqrt(v) / sqrt(1 - b2^t) + eps) + weight_decay * w;
+  /// w -= lr * |w| / |r| * r, with 1 for a ratio one of whose lengths is 0. As fbgemm's LAMB.
+  /// Source: Y. You et al., "Large Batch Optimization for Deep Learning", ICLR 2020.
+  kLamb = 5,
+  /// z += g - (sqrt(n + g * g) - sqrt(n)) / lr * w; n += g * g; w = 0 where |z| <= l1, else
+  /// (sign(z) * l1 - z) / ((beta + sqrt(n)) / lr + 2 * l2). As TensorFlow's Ftrl.
+  /// Source: H. B. McMahan et al., "Ad Click Prediction: a View from the Trenches", KDD 2013.
+  kFtrl = 6,
+  /// s = alpha * s + (1 - alpha) * g * g; u = g / (sqrt(s) + eps), or with centered
+  /// c = alpha * c + (1 - alpha) * g; u = g / (sqrt(s - c * c) + eps); w -= lr * u, or with
+  /// momentum
+  /// b = momentum * b + u; w -= lr * b. As torch.optim.RMSprop.
+  kRmsprop = 7,
 };
 
-/// Whose update count t corrects the bias of Adam.
+/// Whose update count t corrects the bias of Adam, partial rowwise Adam and LAMB.
 enum class BiasCorrection : std::uint8_t {
   kTable = 0,  ///< the table's count, advanced by every update, an empty one too
   kRow = 1,    ///< a count kept per row, as a float in the state field "step", as torch keeps it
 };
 
-/// An optimizer and its hyperparameters. The defaults are those of the torch class.
-/// Weight decay is L2 (added to g), on touched rows only.
+/// How weights decay.
+enum class WeightDecay : std::uint8_t {
+  kL2 = 0,         ///< weight_decay * w is added to g
+  kDecoupled = 1,  ///< w is multiplied by 1 - lr * weight_decay before the update
+};
+
+/// An optimizer and its hyperparameters. The defaults are those of the torch class; of
+/// fbgemm for partial rowwise Adam and LAMB, of TensorFlow for FTRL.
 struct RECSDK_API OptimizerConfig {
   OptimizerKind kind = OptimizerKind::kSgd;
-  float learning_rate = 0.001F;  ///< 0.01 for Adagrad and rowwise Adagrad
-  float eps = 1e-10F;            ///< 1e-8 for Adam
-  // Double, since 1 - beta2 is what counts: of a float its fifth digit would be wrong.
-  double beta1 = 0.9;                      ///< Adam
-  double beta2 = 0.999;                    ///< Adam
+  float learning_rate = 0.001F;  ///< 0.01 but for SGD, Adam and FTRL; FTRL: > 0
+  float eps = 1e-10F;            ///< 1e-8 for Adam and its kin, and RMSprop
+  // Double, where one minus the number is what counts: of a float its fifth digit would be wrong.
+  double beta1 = 0.9;                      ///< Adam and its kin
+  double beta2 = 0.999;                    ///< Adam and its kin
   float lr_decay = 0.0F;                   ///< Adagrad
-  float initial_accumulator_value = 0.0F;  ///< Adagrad, rowwise Adagrad
+  float initial_accumulator_value = 0.0F;  ///< Adagrad, rowwise Adagrad; FTRL, by default 0.1
+  BiasCorrection bias_correction = BiasCorrection::kTable;  ///< Adam and its kin
+  float momentum = 0.0F;                                    ///< SGD, RMSprop
+  double dampening = 0.0;                                   ///< SGD with momentum
+  bool nesterov = false;                                    ///< SGD with momentum, no dampening
+  double alpha = 0.99;                                      ///< RMSprop
+  bool centered = false;                                    ///< RMSprop
+  float l1 = 0.0F;                                          ///< FTRL: l1_regularization_strength
+  float l2 = 0.0F;                                          ///< FTRL: l2_regularization_strength
+  float beta = 0.0F;                                        ///< FTRL
+
+  /// Falls on touched rows, when they are touched. LAMB has a way of its own; FTRL has none.
   float weight_decay = 0.0F;
-  BiasCorrection bias_correction = BiasCorrection::kTable;  ///< Adam
+  WeightDecay weight_decay_mode = WeightDecay::kL2;
+  /// When a row is touched, first multiplies its weights by 1 - lr * weight_decay for each update
+  /// since its last that left it out, with the learning rate that each of them had. Rows are read
+  /// as they are stored, without the decay that they have yet to catch up. Needs lr * weight_decay
+  /// < 1, and decoupled weight decay or SGD without momentum: otherwise an update without a
+  /// gradient is no product, or moves more than weights.
+  bool catch_up = false;
+
+  /// First limits each element of the summed gradient to +-clip_value; > 0; absent: no limit.
+  std::optional<float> clip_value;
+  /// Then scales it down to an Euclidean norm of clip_norm over the row; > 0; absent: no limit.
+  std::optional<float> clip_norm;
 
   static OptimizerConfig sgd(float learning_rate = 0.001F);
   static OptimizerConfig adagrad(float learning_rate = 0.01F, float eps = 1e-10F);
   static OptimizerConfig rowwise_adagrad(float learning_rate = 0.01F, float eps = 1e-10F);
   static OptimizerConfig adam(float learning_rate = 0.001F, double beta1 = 0.9,
                               double beta2 = 0.999, float eps = 1e-8F);
+  /// adam with decoupled weight decay.
+  static OptimizerConfig adamw(float learning_rate = 0.001F, float weight_decay = 0.01F);
+  static OptimizerConfig partial_rowwise_adam(float learning_rate = 0.01F, double beta1 = 0.9,
+                                              double beta2 = 0.999, float eps = 1e-8F);
+  static OptimizerConfig lamb(float learning_rate = 0.01F, double beta1 = 0.9, double beta2 = 0.999,
+                              float eps = 1e-8F);
+  static OptimizerConfig ftrl(float learning_rate = 0.001F);
+  static OptimizerConfig rmsprop(float learning_rate = 0.01F, double alpha = 0.99,
+                                 float eps = 1e-8F);
 
   /// Throws std::invalid_argument if a field is out of range or not finite, or set though the kind
-  /// does not use it (lr_decay, initial_accumulator_value, bias_correction).
+  /// does not use it.
   void validate() const;
+};
+
+/// How an update makes 16-bit weights from what it computes in float32.
+enum class Rounding : std::uint8_t {
+  /// To one of the two neighbours, the nearer the likelier, so that small changes count on average.
+  /// The random bits are a function of (seed, table, key, column, t).
+  kStochastic = 0,
+  kNearest = 1,  ///< to the nearest, ties to even
 };
 
 /// What happens to a summed gradient that is infinite or not a number.

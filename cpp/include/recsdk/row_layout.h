@@ -1,4 +1,5 @@
-// The layout of a row's record, as data: [weights | optimizer state], every field 16-byte aligned.
+// The layout of a row, as data: a record [weights | optimizer state of every column], and beside it
+// scalars, the state of which a row has one number or two.
 #pragma once
 
 #include <cstdint>
@@ -10,27 +11,49 @@
 
 namespace recsdk {
 
-enum class DType : std::uint8_t { kFloat32 = 0 };
+enum class DType : std::uint8_t {
+  kFloat32 = 0,
+  kBFloat16 = 1,  ///< the upper half of a float32
+  kFloat16 = 2,   ///< IEEE 754's binary16
+};
 
-/// One field of a row's record.
+/// Bytes of one element.
+constexpr std::int64_t bytes_of(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
+
+/// Where a field of a row lies. Scalars are kept apart so that they cost no cache line of their own
+/// and records keep their alignment.
+enum class FieldPlace : std::uint8_t {
+  kRecord = 0,   ///< in the row's record, 16-byte aligned
+  kScalars = 1,  ///< among the row's scalars
+};
+
+/// One field of a row.
 struct RowField {
-  std::string name;     ///< "weight", "sum", "exp_avg", "exp_avg_sq", "step"
+  std::string name;     ///< "weight", or that of the optimizer's state: "sum", "exp_avg", ...
   DType dtype;          ///< of its elements
-  std::int64_t offset;  ///< bytes from the record's start
-  std::int64_t count;   ///< elements that mean something: D, or 1 for one number a row
+  FieldPlace place;     ///< what `offset` counts from
+  std::int64_t offset;  ///< bytes from the start of the record or of the row's scalars
+  std::int64_t count;   ///< elements that mean something: D, or 1 or 2 among scalars
   float initial_value;  ///< of a new row (not used for "weight")
 };
 
-/// A table's record: field 0 is "weight" at offset 0; the others are the optimizer's state.
+/// A table's rows: field 0 is "weight" at offset 0 of the record; the others are the optimizer's
+/// state.
 struct RECSDK_API RowLayout {
-  std::int64_t dim;     ///< D
-  std::int64_t stride;  ///< bytes from one record to the next, a multiple of 16
+  std::int64_t dim;            ///< D
+  std::int64_t stride;         ///< bytes of a record, a multiple of 16
+  std::int64_t scalar_stride;  ///< bytes of a row's scalars, a multiple of 4; often 0
   std::vector<RowField> fields;
+
+  /// Bytes that a row takes in all.
+  std::int64_t row_bytes() const { return stride + scalar_stride; }
 
   /// Sum of `count` over the state fields: the width of one row of exported state.
   std::int64_t state_width() const;
 
-  static RowLayout make(std::int64_t dim, const OptimizerConfig& optimizer);
+  /// State is always float32.
+  static RowLayout make(std::int64_t dim, const OptimizerConfig& optimizer,
+                        DType weight_dtype = DType::kFloat32);
 };
 
 }  // namespace recsdk

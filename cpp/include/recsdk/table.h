@@ -29,6 +29,8 @@ struct TableConfig {
   std::optional<std::int64_t> max_rows;    ///< >= 0; keys beyond it are refused; absent: no limit
   float default_value = 0.0F;              ///< what every column of a refused or missing key reads
   NonFinite on_nonfinite = NonFinite::kApply;
+  DType weight_dtype = DType::kFloat32;       ///< of stored rows; state and all calls are float32
+  Rounding rounding = Rounding::kStochastic;  ///< of updates to 16-bit rows
   std::optional<int> num_threads;  ///< >= 1, of this table's calls; absent: the pool's size
 };
 
@@ -44,14 +46,24 @@ struct TableStats {
   std::int64_t index_bytes = 0;               ///< memory of the index
   std::int64_t row_bytes = 0;                 ///< memory of rows that were needed or reserved
   std::int64_t metadata_bytes = 0;            ///< memory of what is kept per row beside the record
-  std::int64_t index_slots = 0;               ///< key slots of the index
+  std::int64_t index_slots = 0;               ///< key slots of the hashed part of the index
   std::int64_t index_segments = 0;
-  std::int64_t index_directory = 0;   ///< entries of the directory
-  std::uint64_t index_splits = 0;     ///< segments split so far
-  std::int64_t index_overflowed = 0;  ///< keys that lie outside their home bucket
+  std::int64_t index_crowded = 0;            ///< segments of keys that collide under the hash seed
+  std::int64_t index_directory = 0;          ///< entries of the directory
+  std::uint64_t index_splits = 0;            ///< segments split so far
+  std::int64_t index_overflowed = 0;         ///< hashed keys that lie outside their home bucket
+  std::int64_t index_probes = 0;             ///< buckets read if every hashed key is looked up once
+  std::int64_t index_dense_keys = 0;         ///< keys of dense ranges, which are mapped directly
+  std::int64_t index_dense_pages = 0;        ///< ranges of 2048 keys that are mapped directly
+  std::int64_t tracking_bytes = 0;           ///< memory of what tells changes since the last save
+  std::int64_t checkpoint_copied_bytes = 0;  ///< memory of rows copied for an open cut
+  std::uint64_t checkpoint_waits = 0;  ///< times that an update waited for a cut to be read further
+  double checkpoint_wait_seconds = 0.0;  ///< how long all of them took
 };
 
+class Cut;
 class Table;
+struct CutOptions;
 
 /// A batch in flight. While a lease lives
 ///  - rows of keys erased meanwhile are not given to other keys, and
@@ -193,17 +205,30 @@ class RECSDK_API Table {
   void set_learning_rate(float learning_rate);
   std::uint64_t update_count() const;          ///< t
   void set_update_count(std::uint64_t count);  ///< for restoring a table
+  /// With catch_up: the sum of log(1 - lr * weight_decay) over all updates, against which the rows'
+  /// "log_decay" tells what they have yet to catch up; else 0. To be saved and restored with rows.
+  double log_decay() const;
+  void set_log_decay(double log_decay);
 
   /// Number of visible keys.
   std::int64_t size() const;
   TableStats stats() const;
-  /// Bytes of memory held: index, rows, metadata.
+  /// Bytes of memory held: index, rows, metadata, tracked changes, copies for a cut.
   std::int64_t memory_bytes() const;
 
   /// Exports visible rows with row number >= begin; returns how many, and sets `begin` to where to
   /// go on. Fewer than capacity means the end. Rows inserted or erased between two calls may or may
   /// not be seen.
   std::int64_t export_rows(RowNumber& begin, const ExportBuffer& buffer) const;
+
+  /// A view of the visible rows as they are now, to be saved while the table is used on; see
+  /// recsdk/checkpoint.h. From the first cut that is finished as durable on, changes are tracked: a
+  /// bit per row, and the keys that leave. Waits for running calls; cost: a look at a byte per row.
+  /// Throws Error(kBusy) while a cut is open; std::invalid_argument if changes_only without a
+  /// durable cut or a restore before, or if an option is out of range.
+  Cut cut(const CutOptions& options);
+  /// True if a cut may be of changes only.
+  bool is_tracking() const;
 
   /// Makes room for `num_rows` rows in all, so that insertions up to there allocate nothing for
   /// rows.

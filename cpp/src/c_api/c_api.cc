@@ -103,6 +103,20 @@ int recsdk_optimizer_config_init(recsdk_optimizer_config* config, int32_t kind) 
          .lr_decay = defaults.lr_decay,
          .initial_accumulator_value = defaults.initial_accumulator_value,
          .bias_correction = static_cast<int32_t>(defaults.bias_correction),
+         .weight_decay_mode = static_cast<int32_t>(defaults.weight_decay_mode),
+         .dampening = defaults.dampening,
+         .alpha = defaults.alpha,
+         .momentum = defaults.momentum,
+         .l1 = defaults.l1,
+         .l2 = defaults.l2,
+         .beta = defaults.beta,
+         .clip_value = 0.0F,
+         .clip_norm = 0.0F,
+         .has_clip_value = 0,
+         .has_clip_norm = 0,
+         .nesterov = 0,
+         .centered = 0,
+         .catch_up = 0,
          .reserved = 0};
   });
 }
@@ -157,7 +171,8 @@ int recsdk_table_layout(const recsdk_table* table, recsdk_row_layout* layout) {
           .dim = from.dim,
           .stride = from.stride,
           .state_width = from.state_width(),
-          .num_fields = static_cast<int64_t>(from.fields.size())};
+          .num_fields = static_cast<int64_t>(from.fields.size()),
+          .scalar_stride = from.scalar_stride};
   });
 }
 
@@ -175,7 +190,9 @@ int recsdk_table_field(const recsdk_table* table, int64_t index, recsdk_row_fiel
           .offset = from.offset,
           .count = from.count,
           .initial_value = from.initial_value,
-          .dtype = static_cast<int32_t>(from.dtype)};
+          .dtype = static_cast<int32_t>(from.dtype),
+          .place = static_cast<int32_t>(from.place),
+          .reserved = 0};
   });
 }
 
@@ -288,6 +305,14 @@ int recsdk_table_set_update_count(recsdk_table* table, uint64_t count) {
   return guarded([&] { table_of(table).set_update_count(count); });
 }
 
+int recsdk_table_log_decay(const recsdk_table* table, double* log_decay) {
+  return guarded([&] { deref(log_decay, "log_decay") = table_of(table).log_decay(); });
+}
+
+int recsdk_table_set_log_decay(recsdk_table* table, double log_decay) {
+  return guarded([&] { table_of(table).set_log_decay(log_decay); });
+}
+
 int recsdk_table_size(const recsdk_table* table, int64_t* size) {
   return guarded([&] { deref(size, "size") = table_of(table).size(); });
 }
@@ -308,9 +333,17 @@ int recsdk_table_stats(const recsdk_table* table, recsdk_stats* stats) {
           .metadata_bytes = from.metadata_bytes,
           .index_slots = from.index_slots,
           .index_segments = from.index_segments,
+          .index_crowded = from.index_crowded,
           .index_directory = from.index_directory,
           .index_splits = from.index_splits,
-          .index_overflowed = from.index_overflowed};
+          .index_overflowed = from.index_overflowed,
+          .index_probes = from.index_probes,
+          .index_dense_keys = from.index_dense_keys,
+          .index_dense_pages = from.index_dense_pages,
+          .tracking_bytes = from.tracking_bytes,
+          .checkpoint_copied_bytes = from.checkpoint_copied_bytes,
+          .checkpoint_waits = from.checkpoint_waits,
+          .checkpoint_wait_seconds = from.checkpoint_wait_seconds};
     std::copy(std::begin(from.outcomes), std::end(from.outcomes), to.outcomes);
   });
 }

@@ -23,7 +23,7 @@ void check_reserved(std::int32_t reserved, const char* name) {
 OptimizerConfig optimizer_config(const recsdk_optimizer_config& c) {
   check_reserved(c.reserved, "recsdk_optimizer_config.reserved");
   OptimizerConfig config;
-  config.kind = checked_enum(c.kind, OptimizerKind::kAdam, "recsdk_optimizer_config.kind");
+  config.kind = checked_enum(c.kind, OptimizerKind::kRmsprop, "recsdk_optimizer_config.kind");
   config.learning_rate = c.learning_rate;
   config.eps = c.eps;
   config.beta1 = c.beta1;
@@ -33,6 +33,19 @@ OptimizerConfig optimizer_config(const recsdk_optimizer_config& c) {
   config.weight_decay = c.weight_decay;
   config.bias_correction = checked_enum(c.bias_correction, BiasCorrection::kRow,
                                         "recsdk_optimizer_config.bias_correction");
+  config.weight_decay_mode = checked_enum(c.weight_decay_mode, WeightDecay::kDecoupled,
+                                          "recsdk_optimizer_config.weight_decay_mode");
+  config.dampening = c.dampening;
+  config.alpha = c.alpha;
+  config.momentum = c.momentum;
+  config.l1 = c.l1;
+  config.l2 = c.l2;
+  config.beta = c.beta;
+  if (c.has_clip_value != 0) config.clip_value = c.clip_value;
+  if (c.has_clip_norm != 0) config.clip_norm = c.clip_norm;
+  config.nesterov = c.nesterov != 0;
+  config.centered = c.centered != 0;
+  config.catch_up = c.catch_up != 0;
   return config;
 }
 
@@ -101,7 +114,7 @@ void reject_value(const char* name, std::int64_t value, const char* allowed) {
 }
 
 OptimizerConfig optimizer_defaults(std::int32_t kind) {
-  switch (checked_enum(kind, OptimizerKind::kAdam, "kind")) {
+  switch (checked_enum(kind, OptimizerKind::kRmsprop, "kind")) {
     case OptimizerKind::kSgd:
       return OptimizerConfig::sgd();
     case OptimizerKind::kAdagrad:
@@ -110,6 +123,14 @@ OptimizerConfig optimizer_defaults(std::int32_t kind) {
       return OptimizerConfig::rowwise_adagrad();
     case OptimizerKind::kAdam:
       return OptimizerConfig::adam();
+    case OptimizerKind::kPartialRowwiseAdam:
+      return OptimizerConfig::partial_rowwise_adam();
+    case OptimizerKind::kLamb:
+      return OptimizerConfig::lamb();
+    case OptimizerKind::kFtrl:
+      return OptimizerConfig::ftrl();
+    case OptimizerKind::kRmsprop:
+      return OptimizerConfig::rmsprop();
   }
   reject_value("kind", kind, "an enum recsdk_optimizer_kind");
 }
@@ -133,6 +154,9 @@ TableConfig table_config(const recsdk_table_config& c) {
   config.on_nonfinite =
       checked_enum(c.on_nonfinite, NonFinite::kSkip, "recsdk_table_config.on_nonfinite");
   if (c.has_num_threads != 0) config.num_threads = c.num_threads;
+  config.weight_dtype =
+      checked_enum(c.weight_dtype, DType::kFloat16, "recsdk_table_config.weight_dtype");
+  config.rounding = checked_enum(c.rounding, Rounding::kNearest, "recsdk_table_config.rounding");
   return config;
 }
 

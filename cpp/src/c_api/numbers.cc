@@ -17,6 +17,7 @@ static_assert(same(ErrorCode::kBusy, RECSDK_ERROR_BUSY));
 static_assert(same(ErrorCode::kNonFinite, RECSDK_ERROR_NON_FINITE));
 static_assert(same(ErrorCode::kBackendUnavailable, RECSDK_ERROR_BACKEND_UNAVAILABLE));
 static_assert(same(ErrorCode::kInternal, RECSDK_ERROR_INTERNAL));
+static_assert(same(ErrorCode::kCheckpoint, RECSDK_ERROR_CHECKPOINT));
 
 static_assert(same(Outcome::kFound, RECSDK_OUTCOME_FOUND));
 static_assert(same(Outcome::kInserted, RECSDK_OUTCOME_INSERTED));
@@ -32,6 +33,12 @@ static_assert(same(OptimizerKind::kSgd, RECSDK_OPTIMIZER_SGD));
 static_assert(same(OptimizerKind::kAdagrad, RECSDK_OPTIMIZER_ADAGRAD));
 static_assert(same(OptimizerKind::kRowwiseAdagrad, RECSDK_OPTIMIZER_ROWWISE_ADAGRAD));
 static_assert(same(OptimizerKind::kAdam, RECSDK_OPTIMIZER_ADAM));
+static_assert(same(OptimizerKind::kPartialRowwiseAdam, RECSDK_OPTIMIZER_PARTIAL_ROWWISE_ADAM));
+static_assert(same(OptimizerKind::kLamb, RECSDK_OPTIMIZER_LAMB));
+static_assert(same(OptimizerKind::kFtrl, RECSDK_OPTIMIZER_FTRL));
+static_assert(same(OptimizerKind::kRmsprop, RECSDK_OPTIMIZER_RMSPROP));
+static_assert(same(WeightDecay::kL2, RECSDK_WEIGHT_DECAY_L2));
+static_assert(same(WeightDecay::kDecoupled, RECSDK_WEIGHT_DECAY_DECOUPLED));
 static_assert(same(BiasCorrection::kTable, RECSDK_BIAS_CORRECTION_TABLE));
 static_assert(same(BiasCorrection::kRow, RECSDK_BIAS_CORRECTION_ROW));
 
@@ -41,10 +48,18 @@ static_assert(same(InitializerKind::kNormal, RECSDK_INITIALIZER_NORMAL));
 static_assert(same(InitializerKind::kTruncatedNormal, RECSDK_INITIALIZER_TRUNCATED_NORMAL));
 static_assert(same(InitializerKind::kCustom, RECSDK_INITIALIZER_CUSTOM));
 
+static_assert(same(Codec::kNone, RECSDK_CODEC_NONE));
+static_assert(same(Codec::kZstd, RECSDK_CODEC_ZSTD));
 static_assert(same(NonFinite::kApply, RECSDK_NONFINITE_APPLY));
 static_assert(same(NonFinite::kRaise, RECSDK_NONFINITE_RAISE));
 static_assert(same(NonFinite::kSkip, RECSDK_NONFINITE_SKIP));
 static_assert(same(DType::kFloat32, RECSDK_DTYPE_FLOAT32));
+static_assert(same(DType::kBFloat16, RECSDK_DTYPE_BFLOAT16));
+static_assert(same(DType::kFloat16, RECSDK_DTYPE_FLOAT16));
+static_assert(same(Rounding::kStochastic, RECSDK_ROUNDING_STOCHASTIC));
+static_assert(same(Rounding::kNearest, RECSDK_ROUNDING_NEAREST));
+static_assert(same(FieldPlace::kRecord, RECSDK_FIELD_RECORD));
+static_assert(same(FieldPlace::kScalars, RECSDK_FIELD_SCALARS));
 
 }  // namespace
 }  // namespace recsdk

@@ -14,26 +14,31 @@
 
 #include "recsdk/initializer.h"
 #include "recsdk/optimizer.h"
+#include "recsdk/row_layout.h"
 #include "recsdk/types.h"
 
 namespace recsdk::internal {
 
-/// Address arithmetic of rows in fixed slabs: row r lies at slabs[r >> shift] + (r & mask) *
-/// stride.
+/// Address arithmetic of rows in fixed slabs [records | scalars]: the scalars of a slab's rows lie
+/// side by side behind its records, which so keep their alignment.
 struct RowAddresses {
   std::byte* const* slabs;
   int shift;
   std::int64_t mask;
-  std::int64_t stride;  // bytes
+  std::int64_t stride;         // bytes of a record
+  std::int64_t scalar_stride;  // bytes of a row's scalars
+  std::int64_t scalars_begin;  // bytes of a slab's records
 
-  float* row(std::int64_t r) const {
-    return reinterpret_cast<float*>(slabs[r >> shift] + (r & mask) * stride);
+  std::byte* record(std::int64_t r) const { return slabs[r >> shift] + (r & mask) * stride; }
+  std::byte* scalars(std::int64_t r) const {
+    return slabs[r >> shift] + scalars_begin + (r & mask) * scalar_stride;
   }
 };
 
 /// Pools bags [bag_begin, bag_end) of one block. Offsets null: each key is a bag.
 struct PoolArgs {
   RowAddresses addresses;
+  DType weight_dtype;
   std::int64_t dim;
   float default_value;
   const RowNumber* rows;
@@ -72,25 +77,65 @@ struct GradItem {
 struct OptimizerStep {
   OptimizerKind kind;
   NonFinite on_nonfinite;  // kRaise has been checked before and is handled as kApply
-  BiasCorrection bias_correction;
-  float learning_rate;  // Adagrad: lr / (1 + (t - 1) * lr_decay); Adam with kTable: lr / (1 - b1^t)
+  float learning_rate;     // Adagrad: lr / (1 + (t - 1) * lr_decay); Adam and partial rowwise Adam
+                           // by the table's count: lr / (1 - b1^t)
   float eps;
-  float weight_decay;
-  float one_minus_beta1;  // Adam
+  float one_minus_beta1;  // Adam and its kin
   float beta2;
   float one_minus_beta2;
-  float inv_sqrt_bias2;  // Adam with kTable: 1 / sqrt(1 - b2^t)
-  double exact_beta1;    // Adam with kRow, whose bias is corrected row by row
+  float inv_bias1;       // by the table's count: 1 / (1 - b1^t)
+  float inv_sqrt_bias2;  // by the table's count: 1 / sqrt(1 - b2^t)
+  double exact_beta1;    // for biases that are corrected row by row
   double exact_beta2;
-  std::int64_t state0;  // float index of the first state field in a record
-  std::int64_t state1;  // of the second
-  std::int64_t state2;  // of the third: Adam's row step, a float as torch keeps it
+  float momentum;  // SGD, RMSprop
+  float one_minus_dampening;
+  float alpha;  // RMSprop
+  float one_minus_alpha;
+  float l1;  // FTRL
+  float twice_l2;
+  float beta;
+  float lamb_decay;  // LAMB's weight decay, a part of its direction
+  bool counts_rows;  // a row's first or second scalar is its number of updates
+  bool has_momentum;
+  bool is_nesterov;
+  bool is_centered;
+  bool needs_preparation;   // one of what follows is asked for
+  bool catches_up;          // decays for the updates that left a row out
+  float clip_value;         // infinity: none
+  float clip_norm;          // infinity: none
+  float l2;                 // weight decay by the gradient
+  float decay_factor;       // decoupled weight decay: 1 - lr * weight_decay
+  float decay_before[2];    // the table's sum of logarithms as two floats, before this update
+  float decay_after[2];     // and after it
+  std::int64_t columns[3];  // float indexes of the fields of state in a record
+  std::int64_t scalars[2];  // of the optimizer's own scalars
+  std::int64_t log_decay;   // of the mark of catches_up among the scalars
 };
 
+/// Rounds of Philox4x32 behind random bits for rounding: the fewest that pass every test of its
+/// authors. Initial rows take the ten that they recommend.
+inline constexpr int kRoundingRounds = 7;
+
+/// How 16-bit weights are made from what an update gives. Filled by make_rounding_step.
+struct RoundingStep {
+  Rounding rounding;
+  RowAddresses keys;                              // a Key per row
+  std::uint64_t round_keys[2 * kRoundingRounds];  // of this update of this table
+};
+
+/// Floats that an update needs as scratch.
+inline std::int64_t scratch_floats(std::int64_t dim, DType weight_dtype) {
+  const std::int64_t gradient = (dim + 15) / 16 * 16;
+  if (weight_dtype == DType::kFloat32) return gradient;
+  return 2 * gradient + (dim + 63) / 64 * 32;  // the weights as floats, and random bits
+}
+
 /// Updates the rows of items [begin, end), sorted by row; the range starts and ends at row borders.
-/// `scratch` has room for 16 * ceil(dim / 16) floats, 64-byte aligned.
+/// `scratch` has room for scratch_floats() floats, 64-byte aligned.
 struct UpdateArgs {
   RowAddresses addresses;
+  DType weight_dtype;
+  RoundingStep rounding;  // of 16-bit weights
   std::int64_t dim;
   const GradItem* items;
   std::int64_t begin;
@@ -111,6 +156,7 @@ struct InitializeArgs {
   const Key* keys;
   std::int64_t count;
   RowAddresses addresses;
+  DType weight_dtype;  // of records
   const std::uint32_t* rows;
   float* out;
 };
@@ -118,6 +164,7 @@ struct InitializeArgs {
 /// Copies weights of rows out: out[i * dim ...] (N, D).
 struct GatherArgs {
   RowAddresses addresses;
+  DType weight_dtype;
   std::int64_t dim;
   float default_value;
   const RowNumber* rows;

@@ -90,6 +90,7 @@ void Table::Impl::publish_released() noexcept {
   while (!open_steps.empty() && open_steps.front()->is_released) {
     const LeaseRecord& record = *open_steps.front();
     for (const std::uint32_t row : record.new_rows) rows.set_state(row, RowState::kVisible);
+    note_visible(record.new_rows);
     num_in_flight -= static_cast<std::int64_t>(record.new_rows.size());
     for (std::size_t o = 0; o < outcome_counts.size(); ++o) outcome_counts[o] += record.outcomes[o];
     open_steps.pop_front();

@@ -1,11 +1,11 @@
 #include "recsdk/optimizer.h"
 
+#include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <stdexcept>
 #include <string>
 
-#include "embedding/adam_bias.h"
-#include "embedding/optimizer_step.h"
 #include "util/number_text.h"
 
 namespace recsdk {
@@ -26,8 +26,84 @@ void require_below_one(const char* name, double value) {
   if (!(value >= 0.0) || !(value < 1.0)) refuse(name, value, "pass a number >= 0 and < 1");
 }
 
-void require_unset(const char* name, float value, const char* users) {
-  if (value != 0.0F) refuse(name, static_cast<double>(value), users);
+void require_positive(const char* name, double value) {
+  if (!(value > 0.0) || !std::isfinite(value)) refuse(name, value, "pass a finite number > 0");
+}
+
+bool is_one_of(OptimizerKind kind, std::initializer_list<OptimizerKind> kinds) {
+  return std::find(kinds.begin(), kinds.end(), kind) != kinds.end();
+}
+
+constexpr auto kAdamAndKin = {OptimizerKind::kAdam, OptimizerKind::kPartialRowwiseAdam,
+                              OptimizerKind::kLamb};
+
+void check_ranges(const OptimizerConfig& c) {
+  require_not_negative("learning_rate", c.learning_rate);
+  require_not_negative("eps", c.eps);
+  require_not_negative("weight_decay", c.weight_decay);
+  require_not_negative("lr_decay", c.lr_decay);
+  require_not_negative("initial_accumulator_value", c.initial_accumulator_value);
+  require_not_negative("momentum", c.momentum);
+  require_not_negative("l1", c.l1);
+  require_not_negative("l2", c.l2);
+  require_not_negative("beta", c.beta);
+  require_below_one("beta1", c.beta1);
+  require_below_one("beta2", c.beta2);
+  require_below_one("alpha", c.alpha);
+  require_below_one("dampening", c.dampening);
+  if (c.clip_value) require_positive("clip_value", static_cast<double>(*c.clip_value));
+  if (c.clip_norm) require_positive("clip_norm", static_cast<double>(*c.clip_norm));
+  if (c.kind == OptimizerKind::kFtrl)
+    require_positive("learning_rate", static_cast<double>(c.learning_rate));
+}
+
+void check_use(const OptimizerConfig& c) {
+  using Kind = OptimizerKind;
+  const auto only = [&](const char* name, double value, const char* users,
+                        std::initializer_list<Kind> kinds) {
+    if (value == 0.0 || is_one_of(c.kind, kinds)) return;
+    const std::string verb = kinds.size() == 1 ? " has it" : " have it";
+    refuse(name, value, ("only " + (users + verb) + ": leave it 0").c_str());
+  };
+  only("lr_decay", static_cast<double>(c.lr_decay), "Adagrad", {Kind::kAdagrad});
+  only("initial_accumulator_value", static_cast<double>(c.initial_accumulator_value),
+       "Adagrad, rowwise Adagrad and FTRL", {Kind::kAdagrad, Kind::kRowwiseAdagrad, Kind::kFtrl});
+  only("bias_correction", static_cast<double>(c.bias_correction),
+       "Adam, partial rowwise Adam and LAMB", kAdamAndKin);
+  only("momentum", static_cast<double>(c.momentum), "SGD and RMSprop",
+       {Kind::kSgd, Kind::kRmsprop});
+  only("dampening", c.dampening, "SGD", {Kind::kSgd});
+  only("nesterov", static_cast<double>(c.nesterov), "SGD", {Kind::kSgd});
+  only("centered", static_cast<double>(c.centered), "RMSprop", {Kind::kRmsprop});
+  only("l1", static_cast<double>(c.l1), "FTRL", {Kind::kFtrl});
+  only("l2", static_cast<double>(c.l2), "FTRL", {Kind::kFtrl});
+  only("beta", static_cast<double>(c.beta), "FTRL", {Kind::kFtrl});
+  if (c.dampening != 0.0 && c.momentum == 0.0F)
+    refuse("dampening", c.dampening, "it needs momentum: leave it 0");
+  if (c.nesterov && (c.momentum == 0.0F || c.dampening != 0.0))
+    refuse("nesterov", 1.0, "it needs momentum without dampening: leave it false");
+}
+
+void check_decay(const OptimizerConfig& c) {
+  const auto decay = static_cast<double>(c.weight_decay);
+  if (c.kind == OptimizerKind::kFtrl && decay != 0.0)
+    refuse("weight_decay", decay, "FTRL has l1 and l2 instead: leave it 0");
+  const bool is_decoupled = c.weight_decay_mode == WeightDecay::kDecoupled;
+  if (is_decoupled && is_one_of(c.kind, {OptimizerKind::kFtrl, OptimizerKind::kLamb})) {
+    refuse("weight_decay_mode", 1.0,
+           "FTRL has no weight decay and LAMB one of its own: leave it WeightDecay::kL2");
+  }
+  if (!c.catch_up) return;
+  const bool is_product = is_decoupled || (c.kind == OptimizerKind::kSgd && c.momentum == 0.0F);
+  if (!is_product) {
+    refuse("catch_up", 1.0,
+           "it needs decoupled weight decay or SGD without momentum, since an update without a "
+           "gradient is no product otherwise: leave it false");
+  }
+  if (static_cast<double>(c.learning_rate) * decay >= 1.0) {
+    refuse("learning_rate * weight_decay", static_cast<double>(c.learning_rate) * decay,
+           "catch_up needs a product below 1");
+  }
 }
 
 }  // namespace
@@ -63,64 +139,56 @@ OptimizerConfig OptimizerConfig::adam(float learning_rate, double beta1, double 
   return config;
 }
 
+OptimizerConfig OptimizerConfig::adamw(float learning_rate, float weight_decay) {
+  OptimizerConfig config = adam(learning_rate);
+  config.weight_decay = weight_decay;
+  config.weight_decay_mode = WeightDecay::kDecoupled;
+  return config;
+}
+
+OptimizerConfig OptimizerConfig::partial_rowwise_adam(float learning_rate, double beta1,
+                                                      double beta2, float eps) {
+  OptimizerConfig config = adam(learning_rate, beta1, beta2, eps);
+  config.kind = OptimizerKind::kPartialRowwiseAdam;
+  config.weight_decay_mode = WeightDecay::kDecoupled;
+  return config;
+}
+
+OptimizerConfig OptimizerConfig::lamb(float learning_rate, double beta1, double beta2, float eps) {
+  OptimizerConfig config = adam(learning_rate, beta1, beta2, eps);
+  config.kind = OptimizerKind::kLamb;
+  return config;
+}
+
+OptimizerConfig OptimizerConfig::ftrl(float learning_rate) {
+  OptimizerConfig config;
+  config.kind = OptimizerKind::kFtrl;
+  config.learning_rate = learning_rate;
+  config.initial_accumulator_value = 0.1F;
+  return config;
+}
+
+OptimizerConfig OptimizerConfig::rmsprop(float learning_rate, double alpha, float eps) {
+  OptimizerConfig config;
+  config.kind = OptimizerKind::kRmsprop;
+  config.learning_rate = learning_rate;
+  config.alpha = alpha;
+  config.eps = eps;
+  return config;
+}
+
 void OptimizerConfig::validate() const {
-  if (kind > OptimizerKind::kAdam)
+  if (kind > OptimizerKind::kRmsprop)
     refuse("kind", static_cast<double>(kind), "pass one of OptimizerKind");
   if (bias_correction > BiasCorrection::kRow) {
     refuse("bias_correction", static_cast<double>(bias_correction), "pass one of BiasCorrection");
   }
-  require_not_negative("learning_rate", learning_rate);
-  require_not_negative("eps", eps);
-  require_not_negative("weight_decay", weight_decay);
-  require_not_negative("lr_decay", lr_decay);
-  require_not_negative("initial_accumulator_value", initial_accumulator_value);
-  require_below_one("beta1", beta1);
-  require_below_one("beta2", beta2);
-  if (kind != OptimizerKind::kAdagrad)
-    require_unset("lr_decay", lr_decay, "only Adagrad has it: leave it 0");
-  if (kind != OptimizerKind::kAdagrad && kind != OptimizerKind::kRowwiseAdagrad) {
-    require_unset("initial_accumulator_value", initial_accumulator_value,
-                  "only Adagrad and rowwise Adagrad have it: leave it 0");
+  if (weight_decay_mode > WeightDecay::kDecoupled) {
+    refuse("weight_decay_mode", static_cast<double>(weight_decay_mode), "pass one of WeightDecay");
   }
-  if (kind != OptimizerKind::kAdam && bias_correction != BiasCorrection::kTable) {
-    refuse("bias_correction", static_cast<double>(bias_correction),
-           "only Adam has it: leave it BiasCorrection::kTable");
-  }
+  check_ranges(*this);
+  check_use(*this);
+  check_decay(*this);
 }
 
-namespace internal {
-
-OptimizerStep make_optimizer_step(const OptimizerConfig& config, const RowLayout& layout,
-                                  NonFinite on_nonfinite, std::uint64_t t) {
-  OptimizerStep step{};
-  step.kind = config.kind;
-  step.on_nonfinite = on_nonfinite;
-  step.bias_correction = config.bias_correction;
-  step.eps = config.eps;
-  step.weight_decay = config.weight_decay;
-  step.one_minus_beta1 = static_cast<float>(1.0 - config.beta1);
-  step.beta2 = static_cast<float>(config.beta2);
-  step.one_minus_beta2 = static_cast<float>(1.0 - config.beta2);
-  step.exact_beta1 = config.beta1;
-  step.exact_beta2 = config.beta2;
-  double rate = static_cast<double>(config.learning_rate);
-  if (config.kind == OptimizerKind::kAdagrad)
-    rate /= 1.0 + static_cast<double>(t - 1) * static_cast<double>(config.lr_decay);
-  if (config.kind == OptimizerKind::kAdam && config.bias_correction == BiasCorrection::kTable) {
-    rate /= 1.0 - power(config.beta1, t);
-    step.inv_sqrt_bias2 = static_cast<float>(1.0 / std::sqrt(1.0 - power(config.beta2, t)));
-  }
-  step.learning_rate = static_cast<float>(rate);
-  const auto field = [&](std::size_t i) {
-    return i < layout.fields.size()
-               ? layout.fields[i].offset / static_cast<std::int64_t>(sizeof(float))
-               : 0;
-  };
-  step.state0 = field(1);
-  step.state1 = field(2);
-  step.state2 = field(3);
-  return step;
-}
-
-}  // namespace internal
 }  // namespace recsdk

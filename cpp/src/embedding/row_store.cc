@@ -3,35 +3,41 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <cstring>
 #include <string>
+#include <utility>
 
 #include "recsdk/error.h"
 
 namespace recsdk::internal {
 namespace {
 
-constexpr std::int64_t kMaxRows = std::int64_t{1} << 32;  // the index holds 32-bit row numbers
+// The index holds 32-bit row numbers, one of which stands for none.
+constexpr std::int64_t kMaxRows = (std::int64_t{1} << 32) - 1;
 constexpr std::int64_t kRecordSlab = std::int64_t{64} << 20;
 constexpr std::int64_t kMetadataSlab = std::int64_t{4} << 20;
 
-int shift_of(std::int64_t stride, std::int64_t slab_bytes) {
-  const auto per_slab = static_cast<std::uint64_t>(std::max<std::int64_t>(slab_bytes / stride, 1));
+int shift_of(std::int64_t row_bytes, std::int64_t slab_bytes) {
+  const auto per_slab =
+      static_cast<std::uint64_t>(std::max<std::int64_t>(slab_bytes / row_bytes, 1));
   return static_cast<int>(std::bit_width(per_slab)) - 1;
 }
 
 }  // namespace
 
-Slabs::Slabs(std::int64_t stride, std::int64_t slab_bytes)
+Slabs::Slabs(std::int64_t stride, std::int64_t scalar_stride, std::int64_t slab_bytes)
     : stride_(stride),
-      shift_(shift_of(stride, slab_bytes)),
+      scalar_stride_(scalar_stride),
+      shift_(shift_of(stride + scalar_stride, slab_bytes)),
       // Untouched pages cost nothing, so the directory is as long as it will ever be.
-      directory_(static_cast<std::size_t>(kMaxRows >> shift_) * sizeof(std::byte*), SIZE_MAX) {}
+      directory_(static_cast<std::size_t>((kMaxRows >> shift_) + 1) * sizeof(std::byte*),
+                 SIZE_MAX) {}
 
 void Slabs::grow(std::int64_t count) {
   const std::int64_t needed = (count + (std::int64_t{1} << shift_) - 1) >> shift_;
   if (needed <= static_cast<std::int64_t>(slabs_.size())) return;
   slabs_.reserve(static_cast<std::size_t>(needed));
-  const auto slab_bytes = static_cast<std::size_t>(stride_ << shift_);
+  const auto slab_bytes = static_cast<std::size_t>(row_bytes() << shift_);
   while (static_cast<std::int64_t>(slabs_.size()) < needed) {
     // The start of the first slab stays on small pages: a small table shall cost little.
     Pages slab(slab_bytes, slabs_.empty() ? kHugePage : 0);
@@ -45,24 +51,28 @@ void Slabs::populate(std::int64_t begin, std::int64_t end) const noexcept {
     const std::int64_t slab = i >> shift_;
     const std::int64_t last = std::min(end, (slab + 1) << shift_);
     const std::int64_t base = slab << shift_;
-    slabs_[static_cast<std::size_t>(slab)].populate(
-        static_cast<std::size_t>((i - base) * stride_),
-        static_cast<std::size_t>((last - base) * stride_));
+    const auto populate = [&](std::int64_t start, std::int64_t stride) {
+      slabs_[static_cast<std::size_t>(slab)].populate(
+          static_cast<std::size_t>(start + (i - base) * stride),
+          static_cast<std::size_t>(start + (last - base) * stride));
+    };
+    populate(0, stride_);
+    if (scalar_stride_ > 0) populate(stride_ << shift_, scalar_stride_);
     i = last;
   }
 }
 
 RowStore::RowStore(const RowLayout& layout)
-    : records_(layout.stride, kRecordSlab),
-      keys_(static_cast<std::int64_t>(sizeof(Key)), kMetadataSlab),
-      states_(static_cast<std::int64_t>(sizeof(RowState)), kMetadataSlab / 8) {}
+    : records_(layout.stride, layout.scalar_stride, kRecordSlab),
+      keys_(static_cast<std::int64_t>(sizeof(Key)), 0, kMetadataSlab),
+      states_(static_cast<std::int64_t>(sizeof(RowState)), 0, kMetadataSlab / 8) {}
 
 void RowStore::prepare_allocate(std::int64_t count) {
   const std::int64_t needed =
       end_ + std::max<std::int64_t>(count - static_cast<std::int64_t>(free_.size()), 0);
   if (needed > num_prepared_) {
     if (needed > kMaxRows) {
-      throw Error(ErrorCode::kCapacity, "a table holds at most 2^32 rows, and " +
+      throw Error(ErrorCode::kCapacity, "a table holds at most 2^32 - 1 rows, and " +
                                             std::to_string(needed) +
                                             " are needed; shard it over more ranks");
     }
@@ -115,6 +125,29 @@ void RowStore::release_before(std::uint64_t epoch) {
   kept_back_.erase(kept_back_.begin(), end);
 }
 
+std::uint64_t RowStore::visible_bits(std::int64_t i) const noexcept {
+  const RowState* const states = states_.at<RowState>(i * 64);
+  std::uint64_t bits = 0;
+  for (std::size_t byte = 0; byte < 8; ++byte) {
+    std::uint64_t eight = 0;
+    std::memcpy(&eight, states + byte * 8, sizeof(eight));
+    // The product moves the lowest bit of each of the eight bytes into the highest byte.
+    const std::uint64_t gathered = (eight & 0x0101010101010101U) * 0x0102040810204080U >> 56;
+    bits |= gathered << (byte * 8);
+  }
+  return bits;
+}
+
+void RowStore::swap(RowStore& other) noexcept {
+  std::swap(records_, other.records_);
+  std::swap(keys_, other.keys_);
+  std::swap(states_, other.states_);
+  free_.swap(other.free_);
+  kept_back_.swap(other.kept_back_);
+  std::swap(num_prepared_, other.num_prepared_);
+  end_ = other.end_.exchange(end_);
+}
+
 void RowStore::reserve(std::int64_t count) {
   prepare_allocate(
       std::max<std::int64_t>(count - end_ + static_cast<std::int64_t>(free_.size()), 0));
@@ -124,7 +157,7 @@ void RowStore::reserve(std::int64_t count) {
 }
 
 std::int64_t RowStore::metadata_bytes() const noexcept {
-  return num_prepared_ * (keys_.stride() + states_.stride()) +
+  return num_prepared_ * (keys_.row_bytes() + states_.row_bytes()) +
          static_cast<std::int64_t>(free_.capacity() * sizeof(std::uint32_t) +
                                    kept_back_.capacity() * sizeof(KeptBack));
 }

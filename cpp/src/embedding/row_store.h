@@ -2,9 +2,11 @@
 // beside the record.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "embedding/kernels.h"
@@ -14,11 +16,12 @@
 
 namespace recsdk::internal {
 
-/// A growing array of records of equal size, in slabs of a power of two of records.
+/// A growing array of records of equal size and the scalars of each, in slabs of a power of two of
+/// records.
 /// Growing never moves a record, and may run beside access to records already there.
 class Slabs {
  public:
-  Slabs(std::int64_t stride, std::int64_t slab_bytes);
+  Slabs(std::int64_t stride, std::int64_t scalar_stride, std::int64_t slab_bytes);
 
   /// Makes records [0, count) addressable. Throws Error(kOutOfMemory), std::bad_alloc.
   void grow(std::int64_t count);
@@ -26,17 +29,23 @@ class Slabs {
   void populate(std::int64_t begin, std::int64_t end) const noexcept;
 
   RowAddresses addresses() const noexcept {
-    return {reinterpret_cast<std::byte* const*>(directory_.data()), shift_,
-            (std::int64_t{1} << shift_) - 1, stride_};
+    return {reinterpret_cast<std::byte* const*>(directory_.data()),
+            shift_,
+            (std::int64_t{1} << shift_) - 1,
+            stride_,
+            scalar_stride_,
+            stride_ << shift_};
   }
   template <typename T>
   T* at(std::int64_t i) const noexcept {
-    return reinterpret_cast<T*>(addresses().row(i));
+    return reinterpret_cast<T*>(addresses().record(i));
   }
-  std::int64_t stride() const noexcept { return stride_; }
+  /// Bytes of a record and its scalars.
+  std::int64_t row_bytes() const noexcept { return stride_ + scalar_stride_; }
 
  private:
   std::int64_t stride_;
+  std::int64_t scalar_stride_;
   int shift_;
   Pages directory_;  // of slab addresses, as long as row numbers go; never moves
   std::vector<Pages> slabs_;
@@ -45,7 +54,7 @@ class Slabs {
 /// What a row is to readers.
 enum class RowState : std::uint8_t {
   kFree = 0,      ///< no key has it
-  kVisible = 1,   ///< a key has it
+  kVisible = 1,   ///< a key has it; the only state with the lowest bit set
   kInFlight = 2,  ///< a key has it, but only later batches see that
 };
 
@@ -60,6 +69,10 @@ class RowStore {
   void prepare_allocate(std::int64_t count);
   void prepare_free(std::int64_t count);
 
+  /// The row that the next call of allocate gives.
+  std::uint32_t next_to_allocate() const noexcept {
+    return free_.empty() ? static_cast<std::uint32_t>(end()) : free_.back();
+  }
   /// A free row for the key: the one freed last, else the next new one.
   std::uint32_t allocate(Key key, RowState state) noexcept;
   /// Takes back the latest allocation that has not been taken back; `old_end` is end() from before
@@ -73,18 +86,26 @@ class RowStore {
   void set_state(std::uint32_t row, RowState state) noexcept { *states_.at<RowState>(row) = state; }
   RowState state(RowNumber row) const noexcept { return *states_.at<RowState>(row); }
   Key key(RowNumber row) const noexcept { return *keys_.at<Key>(row); }
+  /// A bit for each of the rows [64 * i, 64 * (i + 1)): set if it is visible.
+  std::uint64_t visible_bits(std::int64_t i) const noexcept;
 
   /// One past the highest row number ever given.
   RowNumber end() const noexcept { return end_.load(std::memory_order_relaxed); }
+  RowAddresses keys() const noexcept { return keys_.addresses(); }
   RowAddresses records() const noexcept { return records_.addresses(); }
   void reserve(std::int64_t count);
   /// Of rows that were needed or reserved; the rest of a slab is address space, not memory.
-  std::int64_t record_bytes() const noexcept { return num_prepared_ * records_.stride(); }
+  std::int64_t record_bytes() const noexcept { return num_prepared_ * records_.row_bytes(); }
   std::int64_t metadata_bytes() const noexcept;
   std::int64_t num_free() const noexcept {
     return static_cast<std::int64_t>(free_.size() + kept_back_.size());
   }
   const std::vector<std::uint32_t>& free_rows() const noexcept { return free_; }
+  /// The rows used before that the next `count` calls of allocate may give again.
+  std::span<const std::uint32_t> reusable(std::int64_t count) const noexcept {
+    return std::span(free_).last(std::min(free_.size(), static_cast<std::size_t>(count)));
+  }
+  void swap(RowStore& other) noexcept;
 
  private:
   struct KeptBack {

@@ -2,6 +2,7 @@
 #include "recsdk/table.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <mutex>
@@ -9,8 +10,10 @@
 #include <stdexcept>
 #include <string>
 
+#include "embedding/row_values.h"
 #include "embedding/table_impl.h"
 #include "recsdk/runtime.h"
+#include "util/number_text.h"
 #include "util/thread_pool.h"
 
 namespace recsdk {
@@ -18,12 +21,13 @@ namespace recsdk {
 using internal::Insertion;
 using internal::LeaseRecord;
 using internal::OutcomeCounts;
+using internal::RowAddresses;
 using internal::RowState;
 
 namespace {
 
-constexpr std::int64_t kFindGrain = 16384;  // keys a piece of a parallel find
-constexpr std::int64_t kRowGrain = 1024;    // rows a piece of a parallel copy or initialization
+constexpr std::int64_t kFindGrain = 4096;  // keys a piece of a parallel find
+constexpr std::int64_t kRowGrain = 1024;   // rows a piece of a parallel copy or initialization
 
 TableConfig validated(TableConfig config) {
   const std::string title = "table '" + config.name + "': ";
@@ -39,9 +43,16 @@ TableConfig validated(TableConfig config) {
   if (!std::isfinite(config.default_value)) {
     throw std::invalid_argument(title + "default_value is not a finite float; pass one");
   }
+  if (config.rounding > Rounding::kNearest) {
+    throw std::invalid_argument(title + "rounding is " +
+                                std::to_string(static_cast<int>(config.rounding)) +
+                                "; pass one of Rounding");
+  }
   config.optimizer.validate();
   config.initializer.validate();
-  internal::kernels();  // a wrong RECSDK_ISA fails here rather than half-way through a call
+  // A wrong RECSDK_ISA or RECSDK_NUM_THREADS fails here rather than half-way through a call.
+  internal::kernels();
+  num_threads();
   return config;
 }
 
@@ -61,8 +72,20 @@ void add_counts(AtomicCounts& counters, const OutcomeCounts& counts) noexcept {
 }
 
 OutcomeCounts count_outcomes(const Outcome* outcomes, std::int64_t n) {
+  // Blocks so short that their counts fit into bytes: so the compiler keeps them in registers.
+  constexpr std::int64_t kBlock = 128;
   OutcomeCounts counts{};
-  for (std::int64_t i = 0; i < n; ++i) ++counts[static_cast<std::size_t>(outcomes[i])];
+  for (std::int64_t begin = 0; begin < n; begin += kBlock) {
+    const std::int64_t end = std::min(n, begin + kBlock);
+    std::uint8_t block[kNumOutcomes] = {};
+    for (int o = 0; o < kNumOutcomes; ++o) {
+      std::uint8_t sum = 0;
+      for (std::int64_t i = begin; i < end; ++i)
+        sum = static_cast<std::uint8_t>(sum + (outcomes[i] == static_cast<Outcome>(o)));
+      block[o] = sum;
+    }
+    for (std::size_t o = 0; o < counts.size(); ++o) counts[o] += block[o];
+  }
   return counts;
 }
 
@@ -70,9 +93,10 @@ OutcomeCounts count_outcomes(const Outcome* outcomes, std::int64_t n) {
 
 Table::Impl::Impl(TableConfig table_config)
     : config(validated(std::move(table_config))),
-      layout(RowLayout::make(config.dim, config.optimizer)),
+      layout(RowLayout::make(config.dim, config.optimizer, config.weight_dtype)),
       table_hash(recsdk::table_hash(config.name)),
-      index(config.hash_seed ? *config.hash_seed : random_seed()),
+      hash_seed(config.hash_seed ? *config.hash_seed : random_seed()),
+      index(hash_seed),
       rows(layout),
       learning_rate(config.optimizer.learning_rate) {}
 
@@ -104,34 +128,52 @@ void Table::Impl::find_visible(std::span<const Key> keys, RowNumber* rows_out,
 // `insertion` says what was done.
 void Table::Impl::insert_missing(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                                  RowState state, Insertion& insertion) {
-  std::vector<std::size_t> missing;
-  missing.reserve(
-      static_cast<std::size_t>(std::count(outcomes, outcomes + keys.size(), Outcome::kMissing)));
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    if (outcomes[i] == Outcome::kMissing) missing.push_back(i);
-  }
+  const std::int64_t num_missing = std::count(outcomes, outcomes + keys.size(), Outcome::kMissing);
   const std::int64_t limit = config.max_rows.value_or(std::numeric_limits<std::int64_t>::max());
-  const std::int64_t admissible = std::min(static_cast<std::int64_t>(missing.size()),
-                                           std::max<std::int64_t>(limit - index.size(), 0));
+  const std::int64_t admissible =
+      std::min(num_missing, std::max<std::int64_t>(limit - index.size(), 0));
   insertion.old_end = rows.end();
-  insertion.keys.reserve(static_cast<std::size_t>(admissible));
   insertion.rows.reserve(static_cast<std::size_t>(admissible));
   rows.prepare_allocate(admissible);
+  if (tracker != nullptr) tracker->grow(rows.end() + admissible);
+  // A cut may still need what lies in rows that are used again.
+  if (open_cut != nullptr) open_cut->preserve_rows(rows.reusable(admissible), copy_waits);
 
+  constexpr std::int64_t kChunk = 1024;
+  std::array<std::uint16_t, kChunk> missing;
+  for (std::size_t begin = 0; begin < keys.size(); begin += kChunk) {
+    const std::size_t end = std::min(keys.size(), begin + kChunk);
+    std::size_t count = 0;
+    for (std::size_t i = begin; i < end; ++i) {
+      missing[count] = static_cast<std::uint16_t>(i - begin);
+      count += static_cast<std::size_t>(outcomes[i] == Outcome::kMissing);
+    }
+    insert_chunk(keys.data() + begin, {missing.data(), count}, limit, rows_out + begin,
+                 outcomes + begin, state, insertion);
+  }
+}
+
+void Table::Impl::insert_chunk(const Key* keys, std::span<const std::uint16_t> missing,
+                               std::int64_t limit, RowNumber* rows_out, Outcome* outcomes,
+                               RowState state, Insertion& insertion) {
   constexpr std::size_t kAhead = 16;
+  for (std::size_t j = 0; j < std::min(kAhead, missing.size()); ++j)
+    index.prefetch(keys[missing[j]]);
   for (std::size_t j = 0; j < missing.size(); ++j) {
     if (j + kAhead < missing.size()) index.prefetch(keys[missing[j + kAhead]]);
     const std::size_t i = missing[j];
-    if (const auto row = index.find_one(keys[i])) {  // inserted by this very call
+    const bool is_full = index.size() >= limit;
+    // A key may have been inserted by this very call.
+    const auto row =
+        is_full ? index.find_one(keys[i]) : index.find_or_insert(keys[i], rows.next_to_allocate());
+    if (row) {
       rows_out[i] = *row;
       outcomes[i] = Outcome::kFound;
-    } else if (index.size() >= limit) {
+    } else if (is_full) {
       outcomes[i] = Outcome::kRefused;
     } else {
       const std::uint32_t row_number = rows.allocate(keys[i], state);
-      insertion.keys.push_back(keys[i]);
       insertion.rows.push_back(row_number);
-      index.insert(keys[i], row_number);
       rows_out[i] = row_number;
       outcomes[i] = Outcome::kInserted;
     }
@@ -139,8 +181,8 @@ void Table::Impl::insert_missing(std::span<const Key> keys, RowNumber* rows_out,
 }
 
 void Table::Impl::undo(const Insertion& insertion) noexcept {
-  for (std::size_t j = insertion.keys.size(); j-- > 0;) {
-    index.erase(insertion.keys[j]);
+  for (std::size_t j = insertion.rows.size(); j-- > 0;) {
+    index.erase(rows.key(insertion.rows[j]));
     rows.undo_allocate(insertion.rows[j], insertion.old_end);
   }
 }
@@ -148,38 +190,45 @@ void Table::Impl::undo(const Insertion& insertion) noexcept {
 void Table::Impl::initialize_state(const std::uint32_t* row_numbers, std::int64_t n) {
   if (layout.fields.size() < 2) return;
   internal::parallel_for(n, kRowGrain, max_threads(), [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) {
-      float* const record = rows.records().row(row_numbers[i]);
-      for (std::size_t f = 1; f < layout.fields.size(); ++f) {
-        const RowField& field = layout.fields[f];
-        std::fill_n(record + field.offset / 4, field.count, field.initial_value);
-      }
-    }
+    for (std::int64_t i = begin; i < end; ++i)
+      internal::reset_state(layout, rows.records(), row_numbers[i]);
   });
 }
 
+// Asks the custom initializer for the weights of new rows.
+std::vector<float> Table::Impl::custom_weights(const Insertion& insertion) const {
+  std::vector<Key> keys;
+  keys.reserve(insertion.rows.size());
+  for (const std::uint32_t row : insertion.rows) keys.push_back(rows.key(row));
+  std::vector<float> weights(keys.size() * static_cast<std::size_t>(config.dim));
+  const internal::FairMutex::CallbackScope scope(index_mutex);
+  config.initializer.callback(keys, weights.data());
+  return weights;
+}
+
 void Table::Impl::initialize(const Insertion& insertion) {
-  const auto n = static_cast<std::int64_t>(insertion.keys.size());
+  const auto n = static_cast<std::int64_t>(insertion.rows.size());
   const std::int64_t dim = config.dim;
-  std::vector<float> custom;
+  const std::uint32_t* const numbers = insertion.rows.data();
   if (config.initializer.kind == InitializerKind::kCustom && n > 0) {
-    custom.resize(static_cast<std::size_t>(n * dim));
-    const internal::FairMutex::CallbackScope scope(index_mutex);
-    config.initializer.callback(insertion.keys, custom.data());
-  }
-  internal::parallel_for(n, kRowGrain, max_threads(), [&](std::int64_t begin, std::int64_t end) {
-    if (!custom.empty()) {
-      for (std::int64_t i = begin; i < end; ++i) {
-        std::copy_n(custom.data() + i * dim, dim,
-                    rows.records().row(insertion.rows[static_cast<std::size_t>(i)]));
+    const std::vector<float> weights = custom_weights(insertion);
+    for (std::int64_t i = 0; i < n; ++i)
+      internal::write_weights(layout, rows.records(), numbers[i], weights.data() + i * dim);
+  } else {
+    internal::parallel_for(n, kRowGrain, max_threads(), [&](std::int64_t begin, std::int64_t end) {
+      constexpr std::int64_t kPiece = 256;
+      std::array<Key, kPiece> keys;
+      for (; begin < end; begin += kPiece) {
+        const std::int64_t count = std::min(kPiece, end - begin);
+        std::transform(numbers + begin, numbers + begin + count, keys.begin(),
+                       [&](std::uint32_t row) { return rows.key(row); });
+        internal::kernels().initialize({&config.initializer, config.seed, table_hash, dim,
+                                        keys.data(), count, rows.records(), config.weight_dtype,
+                                        numbers + begin, nullptr});
       }
-      return;
-    }
-    internal::kernels().initialize({&config.initializer, config.seed, table_hash, dim,
-                                    insertion.keys.data() + begin, end - begin, rows.records(),
-                                    insertion.rows.data() + begin, nullptr});
-  });
-  initialize_state(insertion.rows.data(), n);
+    });
+  }
+  initialize_state(numbers, n);
 }
 
 void Table::Impl::map_inserting(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
@@ -204,15 +253,22 @@ void Table::Impl::map_inserting(std::span<const Key> keys, RowNumber* rows_out, 
     undo(insertion);
     throw;
   }
+  index.adapt(static_cast<std::int64_t>(insertion.rows.size()));
   const OutcomeCounts counts =
       internal::count_outcomes(outcomes, static_cast<std::int64_t>(keys.size()));
   if (!in_flight) {
+    note_visible(insertion.rows);
     count(counts);
     return;
   }
   record->new_rows.insert(record->new_rows.end(), insertion.rows.begin(), insertion.rows.end());
   internal::add_counts(record->outcomes, counts);
   num_in_flight += static_cast<std::int64_t>(insertion.rows.size());
+}
+
+void Table::Impl::note_visible(const std::vector<std::uint32_t>& row_numbers) noexcept {
+  if (tracker == nullptr) return;
+  for (const std::uint32_t row : row_numbers) tracker->note_visible(row, rows.key(row));
 }
 
 void Table::Impl::require_no_steps(const char* call) const {
@@ -231,8 +287,8 @@ void Table::Impl::count(const OutcomeCounts& counts) const noexcept {
 void Table::Impl::gather(const RowNumber* row_numbers, const Outcome* outcomes, std::int64_t n,
                          float* values) const {
   internal::parallel_for(n, kRowGrain, max_threads(), [&](std::int64_t begin, std::int64_t end) {
-    internal::kernels().gather({rows.records(), config.dim, config.default_value, row_numbers,
-                                outcomes, begin, end, values});
+    internal::kernels().gather({rows.records(), config.weight_dtype, config.dim,
+                                config.default_value, row_numbers, outcomes, begin, end, values});
   });
 }
 
@@ -321,29 +377,40 @@ void Table::upsert(std::span<const Key> keys, const float* values, const float* 
   Insertion insertion;
   try {
     t.insert_missing(keys, rows.data(), found, RowState::kVisible, insertion);
+    if (t.open_cut != nullptr) t.preserve_found(rows, found);
   } catch (...) {
     t.undo(insertion);
     throw;
   }
+  t.index.adapt(static_cast<std::int64_t>(insertion.rows.size()));
+  t.note_visible(insertion.rows);
   const std::unique_lock rows_lock(t.rows_mutex);
   const std::int64_t state_width = t.layout.state_width();
   for (std::size_t i = 0; i < keys.size(); ++i) {
     if (!has_row(found[i])) continue;
-    const auto row = static_cast<std::uint32_t>(rows[i]);
-    float* const record = t.rows.records().row(row);
-    std::copy_n(values + static_cast<std::int64_t>(i) * t.config.dim, t.config.dim, record);
+    if (t.tracker != nullptr) t.tracker->note_changed(rows[i]);
+    const RowAddresses records = t.rows.records();
+    internal::write_weights(t.layout, records, rows[i],
+                            values + static_cast<std::int64_t>(i) * t.config.dim);
     if (state == nullptr) {
-      t.initialize_state(&row, 1);
-      continue;
-    }
-    const float* source = state + static_cast<std::int64_t>(i) * state_width;
-    for (std::size_t f = 1; f < t.layout.fields.size(); ++f) {
-      const RowField& field = t.layout.fields[f];
-      std::copy_n(source, field.count, record + field.offset / 4);
-      source += field.count;
+      internal::reset_state(t.layout, records, rows[i]);
+    } else {
+      internal::write_state(t.layout, records, rows[i],
+                            state + static_cast<std::int64_t>(i) * state_width);
     }
   }
   t.count(internal::count_outcomes(found, static_cast<std::int64_t>(keys.size())));
+}
+
+void Table::Impl::preserve_found(std::span<const RowNumber> row_numbers, const Outcome* outcomes) {
+  std::vector<std::uint32_t> found;
+  found.reserve(row_numbers.size());
+  for (std::size_t i = 0; i < row_numbers.size(); ++i) {
+    if (has_row(outcomes[i])) found.push_back(static_cast<std::uint32_t>(row_numbers[i]));
+  }
+  std::sort(found.begin(), found.end());
+  found.erase(std::unique(found.begin(), found.end()), found.end());
+  open_cut->preserve_rows(found, copy_waits);
 }
 
 Outcome Table::Impl::erase_one(Key key) noexcept {
@@ -359,6 +426,7 @@ void Table::erase(std::span<const Key> keys, std::span<Outcome> outcomes) {
   const std::unique_lock lock(impl_->index_mutex);
   impl_->require_no_steps("erase");
   impl_->rows.prepare_free(static_cast<std::int64_t>(keys.size()));
+  if (impl_->tracker != nullptr) impl_->tracker->note_leaving(keys, impl_->index);
   constexpr std::size_t kAhead = 16;
   OutcomeCounts counts{};
   for (std::size_t i = 0; i < keys.size(); ++i) {
@@ -376,6 +444,7 @@ void Table::clear() {
   const std::unique_lock lock(t.index_mutex);
   t.require_no_steps("clear");
   t.rows.prepare_free(t.index.size());
+  if (t.tracker != nullptr) t.tracker->note_all_leaving(t.index);
   for (RowNumber row = t.rows.end(); row-- > 0;) {  // so that the lowest row is given next
     if (t.rows.state(row) != RowState::kFree)
       t.rows.free(static_cast<std::uint32_t>(row), t.next_epoch);
@@ -399,15 +468,40 @@ std::uint64_t Table::update_count() const {
   return impl_->update_count;
 }
 
-void Table::set_update_count(std::uint64_t count) {
+void Table::Impl::check_update_count(std::uint64_t count) const {
   // Beyond it the next updates would count from 0 again.
   constexpr std::uint64_t kMost = std::uint64_t{1} << 62;
   if (count > kMost) {
-    throw std::invalid_argument(impl_->title() + ": update count " + std::to_string(count) +
+    throw std::invalid_argument(title() + ": update count " + std::to_string(count) +
                                 " is out of range; pass at most " + std::to_string(kMost));
   }
+}
+
+void Table::set_update_count(std::uint64_t count) {
+  impl_->check_update_count(count);
   const std::unique_lock lock(impl_->rows_mutex);
   impl_->update_count = count;
+}
+
+double Table::log_decay() const {
+  const std::shared_lock lock(impl_->rows_mutex);
+  return impl_->log_decay;
+}
+
+void Table::Impl::check_log_decay(double value) const {
+  const bool is_legal =
+      config.optimizer.catch_up ? std::isfinite(value) && value <= 0.0 : value == 0.0;
+  if (!is_legal) {
+    throw std::invalid_argument(title() + ": log_decay " + internal::number_text(value) +
+                                " is out of range; pass what log_decay() gave of a table with the "
+                                "same optimizer, 0 or less and 0 without catch_up");
+  }
+}
+
+void Table::set_log_decay(double log_decay) {
+  impl_->check_log_decay(log_decay);
+  const std::unique_lock lock(impl_->rows_mutex);
+  impl_->log_decay = log_decay;
 }
 
 }  // namespace recsdk

@@ -6,6 +6,8 @@
 //               erasing and releasing a lease hold it alone; reading by key shares it.
 //  rows_mutex:  the contents of rows that readers can reach. Updates hold it alone; pooling shares
 //  it.
+// Both alone:   taking and finishing a cut, and a restore's commit. A cut has a mutex of its own,
+//               taken last, see cut_state.h.
 // A background thread may so insert the rows of later batches while this batch is pooled and
 // updated. New rows are filled under index_mutex only: nobody else knows their numbers yet.
 #pragma once
@@ -16,11 +18,15 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "embedding/change_tracker.h"
+#include "embedding/cut_state.h"
+#include "embedding/gradients.h"
 #include "embedding/kernels.h"
 #include "embedding/row_store.h"
 #include "recsdk/table.h"
@@ -43,9 +49,8 @@ struct LeaseRecord {
   AtomicCounts outcomes{};               // to be counted when the batch becomes visible
 };
 
-/// Keys that one call inserted, so that it can take them back.
+/// Rows that one call gave to keys, so that it can take them back.
 struct Insertion {
-  std::vector<Key> keys;
   std::vector<std::uint32_t> rows;
   RowNumber old_end = 0;
 };
@@ -63,6 +68,7 @@ struct Table::Impl {
   const TableConfig config;
   const RowLayout layout;
   const std::uint64_t table_hash;
+  const std::uint64_t hash_seed;
 
   mutable internal::FairMutex index_mutex;
   internal::Index index;
@@ -78,8 +84,15 @@ struct Table::Impl {
 
   mutable internal::FairMutex rows_mutex;
   std::uint64_t update_count = 0;
+  double log_decay = 0.0;  // sum of log(1 - lr * weight_decay), for catching up
   std::atomic<std::uint64_t> num_nonfinite{0};
   std::atomic<float> learning_rate;
+
+  // Changed under both locks, read under either.
+  std::unique_ptr<internal::ChangeTracker> tracker;  // from the first cut or restore on
+  bool has_parent = false;                           // there is a save that changes can build on
+  std::shared_ptr<internal::CutState> open_cut;
+  internal::CopyWaits copy_waits;
 
   /// "table 'user_id'", the start of every message.
   std::string title() const { return "table '" + config.name + "'"; }
@@ -90,30 +103,41 @@ struct Table::Impl {
   void find_visible(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes) const;
   void insert_missing(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                       internal::RowState state, internal::Insertion& insertion);
+  void insert_chunk(const Key* keys, std::span<const std::uint16_t> missing, std::int64_t limit,
+                    RowNumber* rows_out, Outcome* outcomes, internal::RowState state,
+                    internal::Insertion& insertion);
   void undo(const internal::Insertion& insertion) noexcept;
+  std::vector<float> custom_weights(const internal::Insertion& insertion) const;
   void initialize(const internal::Insertion& insertion);
   void initialize_state(const std::uint32_t* row_numbers, std::int64_t count);
   void map_inserting(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                      internal::LeaseRecord* record);
   void require_no_steps(const char* call) const;
   void require_open(const internal::LeaseRecord* record) const;
+  void preserve_found(std::span<const RowNumber> row_numbers, const Outcome* outcomes);
   Outcome erase_one(Key key) noexcept;
   void count(const internal::OutcomeCounts& counts) const noexcept;
   void end(internal::LeaseRecord& record) noexcept;
   void publish_released() noexcept;
+  void note_visible(const std::vector<std::uint32_t>& row_numbers) noexcept;
   void release_kept_rows() noexcept;
 
   // By row number; rows_mutex is held (alone where not const).
   void gather(const RowNumber* row_numbers, const Outcome* outcomes, std::int64_t n,
               float* values) const;
   void pool(std::span<const PoolBlock> blocks) const;
-  void update(std::span<const GradBlock> blocks);
+  // May let go of the lock for a while, until a cut has been read further.
+  void update(std::span<const GradBlock> blocks, std::unique_lock<internal::FairMutex>& lock);
+  void preserve(std::span<const GradBlock> blocks, const internal::SortedGradients& gradients,
+                std::unique_lock<internal::FairMutex>& lock);
 
   // Takes index_mutex, unless this thread is in a callback under it.
   void release(internal::LeaseRecord& record) noexcept;
 
   // Checks of arguments: throw std::invalid_argument, hold no lock.
   std::shared_ptr<internal::LeaseRecord> check_lease(const Lease* lease) const;
+  void check_update_count(std::uint64_t count) const;
+  void check_log_decay(double value) const;
   void check_sizes(std::size_t num_keys, std::size_t num_outcomes) const;
   void check_rows(std::size_t num_keys, std::size_t num_rows) const;
   void check_bags(const Bags& bags) const;
@@ -131,9 +155,10 @@ OutcomeCounts count_outcomes(const Outcome* outcomes, std::int64_t n);
 
 }  // namespace internal
 
-/// Lets calls over many tables reach what a Table hides.
+/// Lets calls over many tables, and restores, reach what a Table hides.
 struct TableAccess {
   static Table::Impl& impl(const Table& table) { return *table.impl_; }
+  static std::shared_ptr<Table::Impl> share(const Table& table) { return table.impl_; }
 };
 
 }  // namespace recsdk

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "embedding/row_values.h"
 #include "embedding/table_impl.h"
 #include "recsdk/table.h"
 
@@ -23,7 +24,7 @@ void require_memory(const Table::Impl& table, std::int64_t num_rows) {
   const std::int64_t more = std::max<std::int64_t>(num_rows - table.rows.end(), 0);
   constexpr double kBesideRecord = 30.0;  // bytes a row of index and metadata
   const double needed =
-      static_cast<double>(more) * (static_cast<double>(table.layout.stride) + kBesideRecord);
+      static_cast<double>(more) * (static_cast<double>(table.layout.row_bytes()) + kBesideRecord);
   const std::optional<std::uint64_t> available = internal::available_memory();
   if (!available || needed <= static_cast<double>(*available)) return;
   throw Error(ErrorCode::kOutOfMemory,
@@ -55,19 +56,28 @@ TableStats Table::stats() const {
   stats.erased = impl_->num_erased;
   const internal::IndexStats index = impl_->index.stats();
   stats.index_bytes = index.bytes;
-  stats.index_slots = index.slots;
-  stats.index_segments = index.segments;
-  stats.index_directory = index.directory;
-  stats.index_splits = index.splits;
-  stats.index_overflowed = index.overflowed;
+  stats.index_slots = index.hashed.slots;
+  stats.index_segments = index.hashed.segments;
+  stats.index_crowded = index.hashed.crowded;
+  stats.index_directory = index.hashed.directory;
+  stats.index_splits = index.hashed.splits;
+  stats.index_overflowed = index.hashed.overflowed;
+  stats.index_probes = index.hashed.probes;
+  stats.index_dense_keys = index.dense_keys;
+  stats.index_dense_pages = index.dense_pages;
   stats.row_bytes = impl_->rows.record_bytes();
   stats.metadata_bytes = impl_->rows.metadata_bytes();
+  if (impl_->tracker != nullptr) stats.tracking_bytes = impl_->tracker->bytes();
+  if (impl_->open_cut != nullptr) stats.checkpoint_copied_bytes = impl_->open_cut->copied_bytes();
+  stats.checkpoint_waits = impl_->copy_waits.count.load();
+  stats.checkpoint_wait_seconds = static_cast<double>(impl_->copy_waits.nanoseconds.load()) * 1e-9;
   return stats;
 }
 
 std::int64_t Table::memory_bytes() const {
   const TableStats s = stats();
-  return s.index_bytes + s.row_bytes + s.metadata_bytes;
+  return s.index_bytes + s.row_bytes + s.metadata_bytes + s.tracking_bytes +
+         s.checkpoint_copied_bytes;
 }
 
 std::int64_t Table::export_rows(RowNumber& begin, const ExportBuffer& buffer) const {
@@ -80,21 +90,16 @@ std::int64_t Table::export_rows(RowNumber& begin, const ExportBuffer& buffer) co
   const std::shared_lock lock(t.index_mutex);
   const std::shared_lock rows_lock(t.rows_mutex);
   const std::int64_t state_width = t.layout.state_width();
+  const internal::RowAddresses records = t.rows.records();
   std::int64_t n = 0;
   RowNumber row = begin;
   for (; row < t.rows.end() && n < buffer.capacity; ++row) {
     if (t.rows.state(row) != RowState::kVisible) continue;
-    const float* const record = t.rows.records().row(row);
     buffer.keys[n] = t.rows.key(row);
     if (buffer.weights != nullptr)
-      std::copy_n(record, t.config.dim, buffer.weights + n * t.config.dim);
-    if (buffer.state != nullptr) {
-      float* out = buffer.state + n * state_width;
-      for (std::size_t f = 1; f < t.layout.fields.size(); ++f) {
-        const RowField& field = t.layout.fields[f];
-        out = std::copy_n(record + field.offset / 4, field.count, out);
-      }
-    }
+      internal::read_weights(t.layout, records, row, buffer.weights + n * t.config.dim);
+    if (buffer.state != nullptr)
+      internal::read_state(t.layout, records, row, buffer.state + n * state_width);
     ++n;
   }
   begin = row;

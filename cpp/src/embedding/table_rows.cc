@@ -22,6 +22,7 @@ constexpr std::int64_t kItemGrain = 8192;  // occurrences of rows a piece of a p
 PoolArgs pool_args(const internal::RowAddresses& addresses, const TableConfig& config,
                    const Bags& bags) {
   return {addresses,
+          config.weight_dtype,
           config.dim,
           config.default_value,
           bags.rows.data(),
@@ -126,17 +127,38 @@ void Table::Impl::pool(std::span<const PoolBlock> blocks) const {
   }
 }
 
-void Table::Impl::update(std::span<const GradBlock> blocks) {
+// Copies what a cut still needs of the rows that change.
+void Table::Impl::preserve(std::span<const GradBlock> blocks,
+                           const internal::SortedGradients& gradients,
+                           std::unique_lock<internal::FairMutex>& lock) {
+  while (open_cut != nullptr) {
+    const std::shared_ptr<internal::CutState> cut = open_cut;
+    const std::int64_t num_bytes = cut->preserve_items(gradients, max_threads());
+    if (num_bytes == 0) return;
+    lock.unlock();
+    cut->wait_for_room(num_bytes, copy_waits);
+    lock.lock();
+    check_update(blocks);  // a restore may have come in between
+  }
+}
+
+void Table::Impl::update(std::span<const GradBlock> blocks,
+                         std::unique_lock<internal::FairMutex>& lock) {
   const internal::SortedGradients gradients = internal::sort_gradients(blocks, rows.end());
+  preserve(blocks, gradients, lock);
   const std::int64_t num_items = gradients.items.size();
-  const std::int64_t scratch_width = (config.dim + 15) / 16 * 16;
+  const std::int64_t scratch_width = internal::scratch_floats(config.dim, config.weight_dtype);
   internal::Buffer<float> scratch((num_items + kItemGrain - 1) / kItemGrain * scratch_width);
   OptimizerConfig optimizer = config.optimizer;
   optimizer.learning_rate = learning_rate.load();
-  const internal::OptimizerStep step =
-      internal::make_optimizer_step(optimizer, layout, config.on_nonfinite, update_count + 1);
+  const internal::OptimizerStep step = internal::make_optimizer_step(
+      optimizer, layout, config.on_nonfinite, update_count + 1, log_decay);
+  const internal::RoundingStep rounding = internal::make_rounding_step(
+      config.rounding, config.seed, table_hash, update_count + 1, rows.keys());
   const auto piece_of = [&](std::int64_t begin, std::int64_t end) {
     return internal::UpdateArgs{rows.records(),
+                                config.weight_dtype,
+                                rounding,
                                 config.dim,
                                 gradients.items.data(),
                                 gradients.row_border(begin),
@@ -167,11 +189,14 @@ void Table::Impl::update(std::span<const GradBlock> blocks) {
   internal::parallel_for(num_items, kItemGrain, max_threads(),
                          [&](std::int64_t begin, std::int64_t end) {
                            internal::UpdateArgs piece = piece_of(begin, end);
+                           if (tracker != nullptr)
+                             tracker->note_changed(piece.items, piece.begin, piece.end);
                            internal::kernels().update(piece);
                            if (piece.nonfinite != 0)
                              num_nonfinite.fetch_add(piece.nonfinite, std::memory_order_relaxed);
                          });
   ++update_count;
+  log_decay = internal::next_log_decay(optimizer, log_decay);
 }
 
 void Table::pool(std::span<const PoolBlock> blocks) const {
@@ -181,9 +206,9 @@ void Table::pool(std::span<const PoolBlock> blocks) const {
 }
 
 void Table::update(std::span<const GradBlock> blocks) {
-  const std::unique_lock lock(impl_->rows_mutex);
+  std::unique_lock lock(impl_->rows_mutex);
   impl_->check_update(blocks);
-  impl_->update(blocks);
+  impl_->update(blocks, lock);
 }
 
 void Table::apply_gradients(std::span<const Key> keys, const float* gradients,
@@ -197,9 +222,9 @@ void Table::apply_gradients(std::span<const Key> keys, const float* gradients,
   const GradBlock block{
       {rows, found, {}, {}, Pooling::kSum}, gradients, impl_->config.dim, nullptr};
   {
-    const std::unique_lock rows_lock(impl_->rows_mutex);
+    std::unique_lock rows_lock(impl_->rows_mutex);
     impl_->check_update({&block, 1});
-    impl_->update({&block, 1});
+    impl_->update({&block, 1}, rows_lock);
   }
   impl_->count(internal::count_outcomes(found.data(), static_cast<std::int64_t>(keys.size())));
 }

@@ -1,12 +1,14 @@
 #include "table/arena.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace recsdk::internal {
 namespace {
 
-constexpr std::size_t kFirstChunk = std::size_t{64} << 10;
-constexpr std::size_t kLargestChunk = std::size_t{32} << 20;
+// Address space that is taken at a time: memory comes as it is touched, in small pages at first.
+constexpr std::size_t kFirstChunk = kHugePage / 2;
+constexpr std::size_t kChunk = std::size_t{64} << 20;
 
 }  // namespace
 
@@ -47,18 +49,28 @@ void Arena::unlink(Chunk& chunk, std::size_t unit) noexcept {
 }
 
 Arena::Chunk& Arena::add_chunk(std::size_t bytes) {
-  // Doubling keeps the number of chunks small, and small tables small.
-  const std::size_t wanted = std::clamp(bytes_held_, kFirstChunk, kLargestChunk);
+  const std::size_t wanted = chunks_.empty() ? kFirstChunk : kChunk;
+  if (newest_ != nullptr) {  // what is left of it
+    const Chunk& last = chunk_of(newest_);
+    if (const std::size_t left = last.pages.size() - last.used; left > 0) cut_off(left);
+  }
   chunks_.reserve(chunks_.size() + 1);
   Pages pages(std::max(bytes, wanted), 0);
-  const std::size_t units = pages.size() / kUnit;
-  std::vector<std::uint32_t> free_lengths(units, 0);
+  std::vector<std::uint32_t> free_lengths(pages.size() / kUnit, 0);
+  newest_ = pages.data();
   const auto place =
-      std::upper_bound(chunks_.begin(), chunks_.end(), pages.data(),
+      std::upper_bound(chunks_.begin(), chunks_.end(), newest_,
                        [](const std::byte* b, const Chunk& c) { return b < c.pages.data(); });
-  bytes_held_ += pages.size();
-  const auto chunk = chunks_.insert(place, Chunk{std::move(pages), std::move(free_lengths)});
-  link(*chunk, 0, static_cast<std::uint32_t>(units));
+  return *chunks_.insert(place, Chunk{std::move(pages), 0, std::move(free_lengths)});
+}
+
+// Makes a free run of memory that was never used. Throws as add_chunk.
+Arena::Chunk& Arena::cut_off(std::size_t bytes) {
+  Chunk* chunk = newest_ == nullptr ? nullptr : &chunk_of(newest_);
+  if (chunk == nullptr || chunk->pages.size() - chunk->used < bytes) chunk = &add_chunk(bytes);
+  const auto unit = static_cast<std::uint32_t>(chunk->used / kUnit);
+  chunk->used += bytes;
+  release(*chunk, unit, static_cast<std::uint32_t>(bytes / kUnit));
   return *chunk;
 }
 
@@ -72,15 +84,16 @@ Arena::FreeRun* Arena::find_run(std::uint32_t units) noexcept {
   return nullptr;
 }
 
-std::byte* Arena::allocate(std::uint32_t units) {
+std::byte* Arena::allocate(std::uint32_t& units, std::uint32_t spare) {
   FreeRun* run = find_run(units);
   if (run == nullptr) {
-    add_chunk(units * kUnit);
+    cut_off(units * kUnit);
     run = find_run(units);
   }
   auto* const block = reinterpret_cast<std::byte*>(run);
   Chunk& chunk = chunk_of(block);
   const std::size_t unit = unit_of(chunk, block);
+  if (run->units - units <= spare) units = run->units;
   const std::uint32_t left = run->units - units;
   unlink(chunk, unit);
   if (left > 0) link(chunk, unit + units, left);
@@ -89,7 +102,11 @@ std::byte* Arena::allocate(std::uint32_t units) {
 
 void Arena::free(std::byte* block, std::uint32_t units) noexcept {
   Chunk& chunk = chunk_of(block);
-  std::size_t unit = unit_of(chunk, block);
+  release(chunk, unit_of(chunk, block), units);
+}
+
+// Makes units a free run, joined with its free neighbours.
+void Arena::release(Chunk& chunk, std::size_t unit, std::uint32_t units) noexcept {
   const std::size_t after = unit + units;
   if (after < chunk.free_lengths.size() && chunk.free_lengths[after] != 0) {
     units += chunk.free_lengths[after];
@@ -106,16 +123,33 @@ void Arena::free(std::byte* block, std::uint32_t units) noexcept {
 
 void Arena::reserve(std::size_t bytes) {
   if (bytes <= bytes_free_) return;
-  const std::size_t missing = bytes - bytes_free_;
-  add_chunk(missing).pages.populate(0, missing);
+  const std::size_t missing = (bytes - bytes_free_ + kUnit - 1) / kUnit * kUnit;
+  const Chunk& chunk = cut_off(missing);
+  chunk.pages.populate(chunk.used - missing, chunk.used);
+}
+
+std::size_t Arena::bytes_held() const noexcept {
+  std::size_t bytes = 0;
+  for (const Chunk& chunk : chunks_) {
+    const std::size_t page = chunk.pages.size() < kHugePage ? kUnit : kHugePage;
+    bytes += (chunk.used + page - 1) / page * page;
+  }
+  return bytes;
 }
 
 void Arena::clear() noexcept {
   chunks_.clear();
   chunks_.shrink_to_fit();
   std::fill_n(bins_, kNumBins, nullptr);
-  bytes_held_ = 0;
+  newest_ = nullptr;
   bytes_free_ = 0;
+}
+
+void Arena::swap(Arena& other) noexcept {
+  chunks_.swap(other.chunks_);
+  std::swap(newest_, other.newest_);
+  std::swap(bins_, other.bins_);
+  std::swap(bytes_free_, other.bytes_free_);
 }
 
 }  // namespace recsdk::internal

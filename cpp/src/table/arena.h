@@ -19,8 +19,10 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  /// `units` adjoining units with arbitrary content. Throws Error(kOutOfMemory), std::bad_alloc.
-  std::byte* allocate(std::uint32_t units);
+  /// `units` adjoining units with arbitrary content, or up to `spare` units more if what would
+  /// be left of a free run is no longer than that: `units` is set to how many they are.
+  /// Throws Error(kOutOfMemory), std::bad_alloc.
+  std::byte* allocate(std::uint32_t& units, std::uint32_t spare = 0);
   /// Takes back what allocate(units) gave.
   void free(std::byte* block, std::uint32_t units) noexcept;
   /// Makes sure that `bytes` are free and backed by the system, as far as fresh memory is needed
@@ -28,12 +30,15 @@ class Arena {
   void reserve(std::size_t bytes);
   /// Takes everything back and returns it to the system.
   void clear() noexcept;
+  void swap(Arena& other) noexcept;
 
-  std::size_t bytes_held() const noexcept { return bytes_held_; }
+  /// Memory, not address space: what was ever given out, in pages of the system.
+  std::size_t bytes_held() const noexcept;
 
  private:
   struct Chunk {
     Pages pages;
+    std::size_t used = 0;  // bytes from the start that were ever given out
     // Of each unit that begins or ends a free run: the run's length; else 0.
     std::vector<std::uint32_t> free_lengths;
   };
@@ -50,13 +55,15 @@ class Arena {
   static std::size_t unit_of(const Chunk& chunk, const void* block);
   Chunk& chunk_of(const std::byte* block) noexcept;
   Chunk& add_chunk(std::size_t bytes);
+  Chunk& cut_off(std::size_t bytes);
+  void release(Chunk& chunk, std::size_t unit, std::uint32_t units) noexcept;
   void link(Chunk& chunk, std::size_t unit, std::uint32_t units) noexcept;
   void unlink(Chunk& chunk, std::size_t unit) noexcept;
   FreeRun* find_run(std::uint32_t units) noexcept;
 
-  std::vector<Chunk> chunks_;  // in ascending order of addresses
+  std::vector<Chunk> chunks_;    // in ascending order of addresses
+  std::byte* newest_ = nullptr;  // start of the only chunk with bytes that were never given out
   FreeRun* bins_[kNumBins] = {};
-  std::size_t bytes_held_ = 0;
   std::size_t bytes_free_ = 0;
 };
 

@@ -39,11 +39,12 @@ struct alignas(64) Bucket {
     const __m128i wanted = _mm_set1_epi64x(key);
     const auto equal = [&](int i) {
       const __m128i pair = _mm_loadu_si128(reinterpret_cast<const __m128i*>(keys + i));
-      return static_cast<std::uint32_t>(
-          _mm_movemask_pd(_mm_castsi128_pd(_mm_cmpeq_epi64(pair, wanted))));
+      return _mm_castsi128_ps(_mm_cmpeq_epi64(pair, wanted));
     };
-    const std::uint32_t mask =
-        equal(0) | equal(2) << 2 | static_cast<std::uint32_t>(keys[4] == key) << 4;
+    // The low halves of the four comparisons, side by side.
+    const __m128 four = _mm_shuffle_ps(equal(0), equal(2), _MM_SHUFFLE(2, 0, 2, 0));
+    const std::uint32_t mask = static_cast<std::uint32_t>(_mm_movemask_ps(four)) |
+                               static_cast<std::uint32_t>(keys[4] == key) << 4;
 #else
     std::uint32_t mask = 0;
     for (std::uint32_t i = 0; i < kBucketSlots; ++i)
@@ -78,6 +79,10 @@ struct HashParts {
   std::uint64_t prefix(int depth) const { return (hash >> 1) >> (63 - depth); }
 };
 
+/// The largest size, in units of the arena, that a segment of uniform keys reaches before it
+/// splits.
+inline constexpr std::uint32_t kLargestSplit = 13;
+
 /// Bits of the hash that the directory may use.
 inline constexpr int kMaxDepth = 24;
 
@@ -87,6 +92,11 @@ inline std::uint32_t probe_bucket(std::uint32_t home, std::uint32_t i, std::uint
   std::uint32_t pair = home / 2 + i / 2;
   if (pair >= num_pairs) pair -= num_pairs;
   return pair * 2 + ((home ^ i) & 1U);
+}
+
+/// The other line of a bucket's pair, which a key tries second.
+inline const Bucket* buddy_of(const Bucket* bucket) {
+  return reinterpret_cast<const Bucket*>(reinterpret_cast<std::uintptr_t>(bucket) ^ sizeof(Bucket));
 }
 
 }  // namespace recsdk::internal

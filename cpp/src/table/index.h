@@ -1,51 +1,46 @@
-// The hash index: from a 64-bit key to a 32-bit row number.
+// The index: from a 64-bit key to a 32-bit row number.
 //
-// An extendible directory of segments. The top bits of a key's hash choose the segment, other bits
-// its bucket. A full segment grows in small steps, then splits in two, so no operation ever
-// rehashes more than one segment; each segment has its own threshold, so that segments filled by a
-// uniform hash do not all split in the same batch.
+// Two maps behind one interface. Keys lie in the segmented hash; ranges of keys that turn out to be
+// more than half full move to dense pages, a few at a time while keys are inserted. A key whose
+// range has a page is in that page or nowhere. Which map holds a key changes speed and memory, and
+// no result.
 //
 // Not thread-safe by itself: the table allows any number of readers or one writer.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <vector>
 
 #include "recsdk/types.h"
-#include "table/arena.h"
-#include "table/bucket.h"
-#include "util/hash.h"
+#include "table/dense_pages.h"
+#include "table/segmented_hash.h"
 
 namespace recsdk::internal {
 
 struct IndexStats {
-  std::int64_t bytes = 0;
-  std::int64_t slots = 0;
-  std::int64_t segments = 0;
-  std::int64_t directory = 0;
-  std::int64_t overflowed = 0;
-  std::uint64_t splits = 0;
+  SegmentStats hashed;
+  std::int64_t bytes = 0;  ///< of both maps
+  std::int64_t dense_keys = 0;
+  std::int64_t dense_pages = 0;
 };
 
 class Index {
  public:
-  explicit Index(std::uint64_t hash_seed) : hash_(hash_seed) {}
-  Index(const Index&) = delete;
-  Index& operator=(const Index&) = delete;
+  explicit Index(std::uint64_t hash_seed) : hashed_(hash_seed) {}
 
   /// Finds keys (N,): writes row numbers and kFound or kMissing; a missing key's row number is 0.
   void find(std::span<const Key> keys, RowNumber* rows, Outcome* outcomes) const;
 
   std::optional<std::uint32_t> find_one(Key key) const;
 
-  /// Fetches what find_one and insert of this key will touch.
+  /// Fetches what find_one, find_or_insert and erase of this key will touch.
   void prefetch(Key key) const;
 
-  /// Inserts a key that is not there. Throws Error(kOutOfMemory), std::bad_alloc or
-  /// Error(kCapacity); then nothing has changed for readers.
-  void insert(Key key, std::uint32_t row);
+  /// The key's row number if it is there; else inserts it with `row`. Throws Error(kOutOfMemory),
+  /// std::bad_alloc or Error(kCapacity); then nothing has changed for readers.
+  std::optional<std::uint32_t> find_or_insert(Key key, std::uint32_t row);
 
   /// Takes the key out; returns its row number. Allocates nothing.
   std::optional<std::uint32_t> erase(Key key) noexcept;
@@ -53,104 +48,43 @@ class Index {
   /// Empties the index and frees its memory.
   void clear() noexcept;
 
+  /// Exchanges contents, the hash included.
+  void swap(Index& other) noexcept;
+
   /// Makes ready the memory for `num_keys` keys in all.
   void reserve(std::int64_t num_keys);
 
-  std::int64_t size() const noexcept { return size_; }
+  /// Looks for ranges that are worth a dense page, and moves their keys. To be called after
+  /// `num_inserted` insertions, to which its cost is in proportion.
+  void adapt(std::int64_t num_inserted) noexcept;
+
+  std::int64_t size() const noexcept { return hashed_.size() + dense_.size(); }
   IndexStats stats() const;
 
   /// Calls visit(key, row) for every key, in no particular order.
   template <typename Visit>
   void for_each(const Visit& visit) const {
-    for_each_segment([&](const Segment& segment) {
-      for (std::uint32_t b = 0; b < segment.num_buckets(); ++b) {
-        const Bucket& bucket = segment.buckets()[b];
-        for (std::uint32_t s = 0; s < kBucketSlots; ++s) {
-          if ((bucket.occupancy() >> s & 1U) != 0) visit(bucket.keys[s], bucket.words[s]);
-        }
-      }
-    });
+    hashed_.for_each(visit);
+    dense_.for_each(visit);
   }
 
-  /// Throws Error(kInternal) if a key cannot be reached or a count is wrong.
+  /// Throws Error(kInternal) if a key cannot be reached, is there twice, or a count is wrong.
   void check_invariants() const;
 
  private:
-  // Lies before its buckets, in a pair of lines of its own.
-  struct alignas(128) Segment {
-    std::uint32_t num_units;  // of memory, this header included
-    std::uint32_t num_keys;
-    std::uint32_t limit;           // keys at which it grows or splits
-    std::uint32_t num_erased;      // since it was built: their Bloom bits are stale
-    std::uint32_t num_overflowed;  // keys outside their home bucket
-    std::uint32_t serial;          // staggers the limit
-    std::uint64_t prefix;          // the top `depth` bits that all its hashes share
-    int depth;
+  void find_in_both(std::span<const Key> keys, RowNumber* rows, Outcome* outcomes) const;
+  bool is_at_border_of_dense(Key key) const;
+  bool adopt(std::uint64_t id, std::int64_t at_least);
+  void inspect_segment();
+  void add_candidate(std::uint64_t id);
 
-    std::uint32_t num_buckets() const { return buckets_of(num_units); }
-    std::uint32_t num_slots() const { return num_buckets() * kBucketSlots; }
-    Bucket* buckets() { return reinterpret_cast<Bucket*>(this + 1); }
-    const Bucket* buckets() const { return reinterpret_cast<const Bucket*>(this + 1); }
-  };
-
-  // A directory entry: the segment's address and, in the 16 bits that addresses leave free, its
-  // size in units, so that a find touches nothing of the segment but the bucket.
-  class Entry {
-   public:
-    Entry() = default;
-    explicit Entry(Segment* segment)
-        : bits_(reinterpret_cast<std::uint64_t>(segment) | std::uint64_t{segment->num_units}
-                                                               << 48) {}
-    Segment* segment() const {
-      return reinterpret_cast<Segment*>(bits_ & ((std::uint64_t{1} << 48) - 1));
-    }
-    std::uint32_t num_units() const { return static_cast<std::uint32_t>(bits_ >> 48); }
-    std::uint32_t num_buckets() const { return buckets_of(num_units()); }
-
-   private:
-    std::uint64_t bits_ = 0;
-  };
-
-  static constexpr std::uint32_t buckets_of(std::uint32_t num_units) {
-    return num_units * static_cast<std::uint32_t>(Arena::kUnit / sizeof(Bucket)) -
-           static_cast<std::uint32_t>(sizeof(Segment) / sizeof(Bucket));
-  }
-
-  HashParts parts(Key key) const { return HashParts{hash_(key)}; }
-  Entry entry(HashParts p) const { return directory_[p.prefix(depth_)]; }
-  struct Block;
-  void find_chunk(const Key* keys, std::int64_t count, RowNumber* rows, Outcome* outcomes) const;
-  struct Place {
-    Bucket* bucket;
-    std::uint32_t slot;
-  };
-  static std::optional<Place> locate(Entry entry, HashParts p, Key key);
-  static void put(Segment& segment, HashParts p, Key key, std::uint32_t row);
-  void make_room(HashParts p);
-  Segment* make_segment(std::uint32_t num_units, int depth, std::uint64_t prefix);
-  void free_segment(Segment* segment) noexcept;
-  void set_entries(Segment* segment) noexcept;
-  void rebuild(Segment* segment, std::uint32_t num_units);
-  void split(Segment* segment);
-  int expected_depth() const;
-  static std::uint32_t units_for(std::uint32_t num_keys, std::uint32_t at_least);
-
-  template <typename Visit>
-  void for_each_segment(const Visit& visit) const {
-    for (std::size_t i = 0; i < directory_.size();) {
-      const Segment* const segment = directory_[i].segment();
-      visit(*segment);
-      i += std::size_t{1} << (depth_ - segment->depth);
-    }
-  }
-
-  SeededHash hash_;
-  Arena arena_;
-  std::vector<Entry> directory_;  // 2^depth_ entries, or none before the first key
-  int depth_ = 0;
-  std::int64_t size_ = 0;
-  std::uint32_t next_serial_ = 0;
-  std::uint64_t splits_ = 0;
+  SegmentedHash hashed_;
+  DensePages dense_;
+  std::array<std::uint64_t, 64> candidates_{};  // ranges to look at more closely
+  std::size_t num_candidates_ = 0;
+  std::uint64_t cursor_ = 0;            // the segment to be looked at next
+  std::int64_t inspection_budget_ = 0;  // insertions that have not been paid out yet
+  std::int64_t adoption_budget_ = 0;
 };
 
 }  // namespace recsdk::internal

@@ -1,0 +1,176 @@
+// The functions of c_api.h that save and restore.
+#include "recsdk/checkpoint.h"
+
+#include <algorithm>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "c_api/convert.h"
+#include "c_api/status.h"
+#include "recsdk/c_api.h"
+
+struct recsdk_cut {
+  recsdk::Cut cut;
+};
+
+struct recsdk_restore {
+  recsdk::Restore restore;
+};
+
+namespace {
+
+using recsdk::c_api::array;
+using recsdk::c_api::deref;
+using recsdk::c_api::guarded;
+using recsdk::c_api::sized;
+
+class CallbackSink final : public recsdk::ByteSink {
+ public:
+  CallbackSink(recsdk_write_callback callback, void* user_data, std::string name)
+      : callback_(callback), user_data_(user_data), name_(std::move(name)) {}
+
+  void write(std::span<const std::byte> bytes) override {
+    const int status = callback_(user_data_, bytes.data(), bytes.size());
+    if (status == 0) return;
+    throw recsdk::Error(recsdk::ErrorCode::kCheckpoint, "cannot write '" + name_ +
+                                                            "': the callback returned " +
+                                                            std::to_string(status) + ", not 0");
+  }
+
+ private:
+  recsdk_write_callback callback_;
+  void* user_data_;
+  std::string name_;
+};
+
+std::unique_ptr<recsdk::ByteSink> sink_of(const recsdk_write_options& options) {
+  const std::string name = &deref(options.name, "recsdk_write_options.name");
+  if (options.callback != nullptr)
+    return std::make_unique<CallbackSink>(options.callback, options.user_data, name);
+  return std::make_unique<recsdk::FileSink>(options.descriptor, name);
+}
+
+recsdk::CutOptions cut_options(const recsdk_cut_options* c) {
+  recsdk::CutOptions options;
+  if (c == nullptr) return options;
+  sized(c, "recsdk_cut_options");
+  options.changes_only = c->changes_only != 0;
+  if (c->has_max_copy_bytes != 0) options.max_copy_bytes = c->max_copy_bytes;
+  return options;
+}
+
+recsdk::RestoreOptions restore_options(const recsdk_restore_options* c) {
+  recsdk::RestoreOptions options;
+  if (c == nullptr) return options;
+  sized(c, "recsdk_restore_options");
+  if (c->owned != nullptr) options.owned = array(c->owned, recsdk::kNumVirtualShards, "owned");
+  if (c->has_modulo != 0)
+    options.modulo = recsdk::RestoreOptions::Modulo{c->modulo_rank, c->modulo_world};
+  options.drop_state = c->drop_state != 0;
+  return options;
+}
+
+void fill(recsdk_row_file_summary* to, const recsdk::RowFileSummary& from) {
+  if (to == nullptr) return;
+  *to = {.struct_size = sizeof(*to),
+         .num_rows = from.num_rows,
+         .num_erased = from.num_erased,
+         .num_bytes = from.num_bytes,
+         .checksum = {}};
+  std::copy_n(from.checksum.begin(), std::min(from.checksum.size(), std::size(to->checksum) - 1),
+              to->checksum);
+}
+
+}  // namespace
+
+int recsdk_table_cut(recsdk_table* table, const recsdk_cut_options* options, recsdk_cut** cut) {
+  return guarded([&] {
+    recsdk::Table& of = deref(table, "table").table;
+    recsdk_cut*& out = deref(cut, "cut");
+    out = new recsdk_cut{of.cut(cut_options(options))};
+  });
+}
+
+int recsdk_cut_get_info(const recsdk_cut* cut, recsdk_cut_info* info) {
+  return guarded([&] {
+    const recsdk::Cut& from = deref(cut, "cut").cut;
+    recsdk_cut_info& to = sized(info, "recsdk_cut_info");
+    to = {.struct_size = sizeof(to),
+          .num_rows = from.num_rows(),
+          .num_erased = from.num_erased(),
+          .update_count = from.update_count(),
+          .log_decay = from.log_decay(),
+          .copied_bytes = from.copied_bytes(),
+          .max_copied_bytes = from.max_copied_bytes(),
+          .learning_rate = from.learning_rate(),
+          .changes_only = from.changes_only() ? 1 : 0,
+          .is_finished = from.is_finished() ? 1 : 0,
+          .reserved = 0};
+  });
+}
+
+int recsdk_cut_finish(recsdk_cut* cut, int durable) {
+  return guarded([&] { deref(cut, "cut").cut.finish(durable != 0); });
+}
+
+void recsdk_cut_destroy(recsdk_cut* cut) { delete cut; }
+
+int recsdk_write_options_init(recsdk_write_options* options) {
+  return guarded([&] {
+    recsdk_write_options& o = sized(options, "recsdk_write_options");
+    o = {};
+    o.struct_size = sizeof(o);
+    o.name = "row file";
+    o.block_bytes = recsdk::kDefaultBlockBytes;
+    o.descriptor = -1;
+  });
+}
+
+int recsdk_write_rows(recsdk_cut* cut, const recsdk_write_options* options,
+                      recsdk_row_file_summary* summary) {
+  return guarded([&] {
+    recsdk::Cut& from = deref(cut, "cut").cut;
+    const recsdk_write_options& o = sized(options, "recsdk_write_options");
+    if (summary != nullptr) sized(summary, "recsdk_row_file_summary");
+    const std::unique_ptr<recsdk::ByteSink> sink = sink_of(o);
+    recsdk::WriteOptions write;
+    std::copy(std::begin(o.token), std::end(o.token), write.token.begin());
+    if (o.codec != RECSDK_CODEC_NONE && o.codec != RECSDK_CODEC_ZSTD)
+      recsdk::c_api::reject_value("recsdk_write_options.codec", o.codec, "0 or 1");
+    write.file.codec = static_cast<recsdk::Codec>(o.codec);
+    write.file.block_bytes = o.block_bytes;
+    write.file.in_background = o.callback == nullptr;
+    fill(summary, recsdk::write_rows(from, *sink, write));
+  });
+}
+
+int recsdk_restore_create(const recsdk_table* table, recsdk_restore** restore) {
+  return guarded([&] {
+    const recsdk::Table& of = deref(table, "table").table;
+    recsdk_restore*& out = deref(restore, "restore");
+    out = new recsdk_restore{recsdk::Restore(of)};
+  });
+}
+
+int recsdk_restore_add_file(recsdk_restore* restore, int descriptor, int64_t size, const char* name,
+                            const recsdk_restore_options* options,
+                            recsdk_row_file_summary* summary) {
+  return guarded([&] {
+    recsdk::Restore& into = deref(restore, "restore").restore;
+    if (summary != nullptr) sized(summary, "recsdk_row_file_summary");
+    const std::string title = &deref(name, "name");
+    const recsdk::RestoreOptions converted = restore_options(options);
+    recsdk::RowFileReader file(std::make_shared<recsdk::FileSource>(descriptor, title), size,
+                               title);
+    into.add_file(file, converted);
+    fill(summary, file.summary());
+  });
+}
+
+int recsdk_restore_commit(recsdk_restore* restore, uint64_t update_count, double log_decay) {
+  return guarded([&] { deref(restore, "restore").restore.commit(update_count, log_decay); });
+}
+
+void recsdk_restore_destroy(recsdk_restore* restore) { delete restore; }

@@ -1,0 +1,111 @@
+#include "checkpoint/block_queue.h"
+
+#include <system_error>
+#include <utility>
+
+namespace recsdk::internal {
+namespace {
+
+// One is written while the next waits, so that the sink never does.
+constexpr int kMostOut = 2;
+
+}  // namespace
+
+BlockQueue::BlockQueue(ByteSink& sink, bool in_background) : sink_(sink) {
+  free_.reserve(2 * kMostOut);
+  if (!in_background) return;
+  try {
+    thread_ = std::thread([this] { serve(); });
+  } catch (const std::system_error&) {
+    // The system gives no thread: the caller writes.
+  }
+}
+
+BlockQueue::~BlockQueue() {
+  if (!thread_.joinable()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    items_.clear();
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void BlockQueue::rethrow() {
+  if (error_) std::rethrow_exception(error_);
+}
+
+std::unique_ptr<Buffer<std::byte>> BlockQueue::acquire(std::int64_t size) {
+  std::unique_ptr<Buffer<std::byte>> buffer;
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return num_out_ < kMostOut || error_; });
+    rethrow();
+    if (!free_.empty()) {
+      buffer = std::move(free_.back());
+      free_.pop_back();
+    }
+  }
+  if (buffer == nullptr) buffer = std::make_unique<Buffer<std::byte>>();
+  buffer->resize(size);
+  return buffer;
+}
+
+void BlockQueue::submit(std::unique_ptr<Buffer<std::byte>> buffer, std::int64_t size) {
+  Item item{std::move(buffer), static_cast<std::size_t>(size)};
+  if (!thread_.joinable()) {
+    write(item);
+    return recycle(std::move(item.buffer));
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    rethrow();
+    items_.push_back(std::move(item));
+    ++num_out_;
+  }
+  changed_.notify_all();
+}
+
+void BlockQueue::recycle(std::unique_ptr<Buffer<std::byte>> buffer) {
+  const std::lock_guard lock(mutex_);
+  if (free_.size() < free_.capacity()) free_.push_back(std::move(buffer));
+}
+
+std::string BlockQueue::drain() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return num_out_ == 0 || error_; });
+  rethrow();
+  return checksum_.text();
+}
+
+void BlockQueue::write(const Item& item) {
+  const std::span<const std::byte> bytes(item.buffer->data(), item.size);
+  checksum_.add(bytes);
+  sink_.write(bytes);
+}
+
+void BlockQueue::serve() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [&] { return stopping_ || !items_.empty(); });
+    if (items_.empty()) return;
+    Item item = std::move(items_.front());
+    items_.pop_front();
+    lock.unlock();
+    std::exception_ptr error;
+    try {
+      write(item);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    lock.lock();
+    --num_out_;
+    if (error) error_ = error;
+    if (free_.size() < free_.capacity()) free_.push_back(std::move(item.buffer));
+    changed_.notify_all();
+    if (error_) return;
+  }
+}
+
+}  // namespace recsdk::internal

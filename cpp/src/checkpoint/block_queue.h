@@ -1,0 +1,60 @@
+// Blocks on their way to a sink, in order, written by a thread of its own where asked.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "checkpoint/checksum.h"
+#include "embedding/buffer.h"
+#include "recsdk/row_file.h"
+
+namespace recsdk::internal {
+
+/// Not thread-safe: one thread acquires and submits.
+class BlockQueue {
+ public:
+  BlockQueue(ByteSink& sink, bool in_background);
+  BlockQueue(const BlockQueue&) = delete;
+  BlockQueue& operator=(const BlockQueue&) = delete;
+  /// What is not yet written is dropped.
+  ~BlockQueue();
+
+  /// A buffer to fill, of at least `size` bytes; waits for one that has been written.
+  /// Throws what the sink has thrown.
+  std::unique_ptr<Buffer<std::byte>> acquire(std::int64_t size);
+  /// Writes the first `size` bytes, then recycles the buffer.
+  void submit(std::unique_ptr<Buffer<std::byte>> buffer, std::int64_t size);
+  /// Gives a buffer back unwritten.
+  void recycle(std::unique_ptr<Buffer<std::byte>> buffer);
+  /// Waits until all is written; returns the checksum of it.
+  std::string drain();
+
+ private:
+  struct Item {
+    std::unique_ptr<Buffer<std::byte>> buffer;
+    std::size_t size = 0;
+  };
+  void serve();
+  void write(const Item& item);
+  void rethrow();
+
+  ByteSink& sink_;
+  StreamChecksum checksum_;  // the writing thread's
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Item> items_;
+  std::vector<std::unique_ptr<Buffer<std::byte>>> free_;
+  int num_out_ = 0;  // buffers submitted or being written
+  bool stopping_ = false;
+  std::exception_ptr error_;
+  std::thread thread_;
+};
+
+}  // namespace recsdk::internal

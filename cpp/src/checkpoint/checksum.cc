@@ -1,0 +1,43 @@
+#include "checkpoint/checksum.h"
+
+#include <cstdio>
+
+// The header warns about conversions that it means.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wconversion"
+#pragma GCC diagnostic ignored "-Wsign-conversion"
+#pragma GCC diagnostic ignored "-Wold-style-cast"
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+#pragma GCC diagnostic pop
+
+namespace recsdk::internal {
+
+std::uint64_t checksum64(std::span<const std::byte> bytes) noexcept {
+  return XXH3_64bits(bytes.data(), bytes.size());
+}
+
+struct StreamChecksum::State {
+  XXH3_state_t xxh3;
+};
+
+StreamChecksum::StreamChecksum() : state_(std::make_unique<State>()) {
+  XXH3_128bits_reset(&state_->xxh3);
+}
+
+StreamChecksum::~StreamChecksum() = default;
+
+void StreamChecksum::add(std::span<const std::byte> bytes) noexcept {
+  XXH3_128bits_update(&state_->xxh3, bytes.data(), bytes.size());
+}
+
+std::string StreamChecksum::text() const {
+  const XXH128_hash_t hash = XXH3_128bits_digest(&state_->xxh3);
+  char digits[33];
+  std::snprintf(digits, sizeof(digits), "%016llx%016llx",
+                static_cast<unsigned long long>(hash.high64),
+                static_cast<unsigned long long>(hash.low64));
+  return digits;
+}
+
+}  // namespace recsdk::internal

@@ -1,0 +1,33 @@
+// Checksums of checkpoints: XXH3, the only use of its header.
+// Source: Y. Collet, xxHash, https://github.com/Cyan4973/xxHash (specification of XXH3).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+namespace recsdk::internal {
+
+/// XXH3-64 without a seed.
+std::uint64_t checksum64(std::span<const std::byte> bytes) noexcept;
+
+/// XXH3-128 of bytes that come in pieces.
+class StreamChecksum {
+ public:
+  StreamChecksum();
+  ~StreamChecksum();
+  StreamChecksum(const StreamChecksum&) = delete;
+  StreamChecksum& operator=(const StreamChecksum&) = delete;
+
+  void add(std::span<const std::byte> bytes) noexcept;
+  /// 32 hexadecimal digits, most significant first.
+  std::string text() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace recsdk::internal

@@ -1,0 +1,45 @@
+// Bytes to and from file descriptors.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <system_error>
+
+#include "recsdk/row_file.h"
+
+namespace recsdk {
+namespace {
+
+// What one call to the system moves at most.
+constexpr std::size_t kMost = std::size_t{64} << 20;
+
+[[noreturn, gnu::cold]] void throw_failed(const char* what, const std::string& name, int reason) {
+  throw Error(ErrorCode::kCheckpoint, std::string("cannot ") + what + " '" + name +
+                                          "': " + std::generic_category().message(reason));
+}
+
+}  // namespace
+
+ByteSink::~ByteSink() = default;
+ByteSource::~ByteSource() = default;
+
+void FileSink::write(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t done = ::write(descriptor_, bytes.data(), std::min(bytes.size(), kMost));
+    if (done < 0 && errno == EINTR) continue;
+    if (done < 0) throw_failed("write", name_, errno);
+    if (done == 0) throw_failed("write", name_, ENOSPC);  // else this would never end
+    bytes = bytes.subspan(static_cast<std::size_t>(done));
+  }
+}
+
+std::size_t FileSource::read(std::int64_t offset, std::span<std::byte> bytes) {
+  for (;;) {
+    const ssize_t done = ::pread(descriptor_, bytes.data(), std::min(bytes.size(), kMost), offset);
+    if (done >= 0) return static_cast<std::size_t>(done);
+    if (errno != EINTR) throw_failed("read", name_, errno);
+  }
+}
+
+}  // namespace recsdk

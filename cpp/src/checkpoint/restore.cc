@@ -1,0 +1,189 @@
+// From row files to a table.
+#include <array>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+#include "checkpoint/staged_rows.h"
+#include "embedding/table_impl.h"
+#include "recsdk/checkpoint.h"
+
+namespace recsdk {
+
+using internal::StagedRows;
+
+namespace {
+
+[[noreturn, gnu::cold]] void throw_unfit(const Table::Impl& table, const std::string& file,
+                                         const std::string& what) {
+  throw Error(ErrorCode::kCheckpoint, table.title() + ": '" + file + "' " + what);
+}
+
+std::string describe(const std::vector<FileField>& fields) {
+  std::string text;
+  for (const FileField& field : fields) {
+    text += (text.empty() ? "" : ", ") + field.name + " " + name_of(field.type) + "[" +
+            std::to_string(field.count) + "]";
+  }
+  return text;
+}
+
+// Refuses files whose rows are not such as the table's.
+void check_fields(const Table::Impl& table, const RowFileReader& file, bool drop_state) {
+  const std::vector<FileField> wanted = internal::file_fields(table.layout);
+  const RowFileHeader& header = file.header();
+  if (header.dim != table.layout.dim) {
+    throw_unfit(table, file.name(),
+                "has rows of width " + std::to_string(header.dim) + ", and the table's are " +
+                    std::to_string(table.layout.dim) + " wide; load it into a table of its width");
+  }
+  if (header.fields[0].type != wanted[0].type) {
+    throw_unfit(table, file.name(),
+                std::string("has weights of type ") + name_of(header.fields[0].type) +
+                    ", and the table's are " + name_of(wanted[0].type) +
+                    "; load it into a table of its type");
+  }
+  if (drop_state || header.fields == wanted) return;
+  throw_unfit(table, file.name(),
+              "has the fields " + describe(header.fields) + ", and the table's are " +
+                  describe(wanted) +
+                  "; load it into a table with the same optimizer, or drop the state");
+}
+
+void check_options(const Table::Impl& table, const RestoreOptions& options) {
+  if (!options.owned.empty() &&
+      static_cast<std::int64_t>(options.owned.size()) != kNumVirtualShards) {
+    throw std::invalid_argument(table.title() + ": owned has " +
+                                std::to_string(options.owned.size()) + " elements; pass " +
+                                std::to_string(kNumVirtualShards) + ", one per virtual shard");
+  }
+  if (options.modulo && (options.modulo->rank < 0 || options.modulo->rank >= options.modulo->world))
+    throw std::invalid_argument(
+        table.title() + ": modulo needs a rank from 0 to world - 1, and got rank " +
+        std::to_string(options.modulo->rank) + " of " + std::to_string(options.modulo->world));
+}
+
+}  // namespace
+
+struct Restore::Impl {
+  explicit Impl(std::shared_ptr<Table::Impl> target)
+      : table(std::move(target)), staged(std::make_unique<StagedRows>(*table)) {}
+
+  // A snapshot begins anew; it must not come after anything but its own other files.
+  void begin_file(const RowFileReader& file) {
+    const RowFileHeader& header = file.header();
+    if (header.kind == RowFileKind::kSnapshot && token && *token != header.token) {
+      throw_unfit(*table, file.name(),
+                  "is a snapshot of another save than the files before it; restore one save and "
+                  "the deltas after it");
+    }
+    if (token == header.token && kind != header.kind)
+      throw_unfit(*table, file.name(), "is both a snapshot's and a delta's");
+    if (token != header.token) {
+      policies.clear();
+      staged->begin_save();
+    }
+    token = header.token;
+    kind = header.kind;
+  }
+
+  void add_policy(const RowBlock& block, bool goes_on) {
+    if (!goes_on) policies.push_back({block.name, {}});
+    std::vector<std::byte>& data = policies.back().data;
+    data.insert(data.end(), block.data.begin(), block.data.end());
+  }
+
+  void add_blocks(RowFileReader& file, const RestoreOptions& options) {
+    RowBlock block;
+    std::string policy;  // whose bytes are coming in
+    while (file.next(block)) {
+      switch (block.kind) {
+        case BlockKind::kRows:
+          staged->add_rows(block, file, options);
+          break;
+        case BlockKind::kErased:
+          staged->erase(block, file, options);
+          break;
+        case BlockKind::kPolicy:
+          add_policy(block, block.name == policy);
+          policy = block.name;
+          break;
+      }
+    }
+  }
+
+  void commit(std::uint64_t update_count, double log_decay);
+
+  std::shared_ptr<Table::Impl> table;
+  std::unique_ptr<StagedRows> staged;  // null once committed
+  std::optional<std::array<std::uint8_t, 16>> token;
+  RowFileKind kind = RowFileKind::kSnapshot;
+  std::vector<Policy> policies;
+  bool has_failed = false;
+};
+
+void Restore::Impl::commit(std::uint64_t update_count, double log_decay) {
+  table->check_update_count(update_count);
+  table->check_log_decay(log_decay);
+  const std::int64_t num_rows = staged->index.size();
+  if (table->config.max_rows && num_rows > *table->config.max_rows) {
+    throw Error(ErrorCode::kCapacity, table->title() + ": the files hold " +
+                                          std::to_string(num_rows) + " rows, and max_rows is " +
+                                          std::to_string(*table->config.max_rows) +
+                                          "; raise max_rows, or load into more ranks");
+  }
+  auto tracker = std::make_unique<internal::ChangeTracker>(table->hash_seed);
+  tracker->grow(staged->rows.end());
+  const std::unique_lock lock(table->index_mutex);
+  if (!table->open_leases.empty() || !table->open_steps.empty() || table->open_cut != nullptr) {
+    throw Error(ErrorCode::kBusy, table->title() +
+                                      ": a restore is not allowed while leases or a cut are open; "
+                                      "release and finish them first");
+  }
+  const std::unique_lock rows_lock(table->rows_mutex);
+  table->index.swap(staged->index);
+  table->rows.swap(staged->rows);
+  table->tracker.swap(tracker);
+  table->has_parent = true;
+  table->update_count = update_count;
+  table->log_decay = log_decay;
+}
+
+Restore::Restore(const Table& table) : impl_(std::make_unique<Impl>(TableAccess::share(table))) {}
+Restore::Restore(Restore&&) noexcept = default;
+Restore& Restore::operator=(Restore&&) noexcept = default;
+Restore::~Restore() = default;
+
+void Restore::add_file(RowFileReader& file, const RestoreOptions& options) {
+  Impl& r = *impl_;
+  check_options(*r.table, options);
+  if (r.has_failed || r.staged == nullptr) {
+    throw std::invalid_argument(r.table->title() +
+                                ": this restore has failed or is committed; begin another one");
+  }
+  if (!file.is_at_start())
+    throw std::invalid_argument("'" + file.name() + "' was read before; open it again");
+  r.has_failed = true;  // unless it gets through
+  check_fields(*r.table, file, options.drop_state);
+  r.begin_file(file);
+  r.add_blocks(file, options);
+  r.has_failed = false;
+}
+
+std::int64_t Restore::num_rows() const {
+  return impl_->staged == nullptr ? 0 : impl_->staged->index.size();
+}
+const std::vector<Restore::Policy>& Restore::policies() const { return impl_->policies; }
+
+void Restore::commit(std::uint64_t update_count, double log_decay) {
+  if (impl_->has_failed || impl_->staged == nullptr) {
+    throw std::invalid_argument(impl_->table->title() +
+                                ": this restore has failed or is committed; begin another one");
+  }
+  impl_->commit(update_count, log_decay);
+  impl_->staged.reset();  // what the table had before is freed without its locks
+}
+
+}  // namespace recsdk

@@ -1,0 +1,66 @@
+// What is behind a RowFileWriter, for those that fill its blocks in place.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "checkpoint/block_queue.h"
+#include "checkpoint/format.h"
+#include "embedding/buffer.h"
+#include "recsdk/row_file.h"
+
+namespace recsdk {
+
+/// Room for rows in the block that is being filled: arrays of each field, as they will be stored.
+struct RowSlots {
+  std::int64_t capacity = 0;  ///< rows that fit, at least 1
+  Key* keys = nullptr;
+  std::vector<std::byte*> fields;
+};
+
+struct RowFileWriter::Impl {
+  Impl(ByteSink& sink, const RowFileHeader& file_header, const RowFileOptions& file_options);
+
+  /// The free rest of the current block; rows put there count once commit_rows is called.
+  RowSlots row_slots();
+  void commit_rows(std::int64_t count);
+
+  void write_erased(std::span<const Key> keys);
+  void write_policy(std::string_view name, std::span<const std::byte> data);
+  RowFileSummary finish();
+
+  const RowFileHeader header;
+  const RowFileOptions options;
+  std::int64_t num_bytes = 0;
+
+ private:
+  void require_stage(int stage, const char* call);
+  void begin_block();
+  void flush_rows();
+  void pack_rows();
+  void flush(std::uint8_t type, std::int64_t num_rows, std::int64_t raw_bytes);
+  void submit(internal::BlockHead head, std::int64_t raw_bytes);
+  std::byte* payload() { return block_->data() + sizeof(internal::BlockHead); }
+  std::byte* field_array(std::byte* first, std::int64_t n, std::size_t field) const;
+
+  const std::int64_t rows_per_block_;
+  internal::BlockQueue queue_;
+  std::uint64_t file_checksum_ = 0;
+  std::unique_ptr<internal::Buffer<std::byte>> block_;  // being filled, or null
+  std::int64_t num_in_block_ = 0;
+  int stage_ = 0;  // the highest kind of block so far; those of lower kinds are over
+  std::uint64_t num_blocks_ = 0;
+  std::set<std::string, std::less<>> policies_;
+  RowFileSummary summary_;
+};
+
+struct RowFileAccess {
+  static RowFileWriter::Impl& impl(RowFileWriter& writer) { return *writer.impl_; }
+};
+
+}  // namespace recsdk

@@ -1,0 +1,42 @@
+// Rows on their way into a table: an index and records of their own.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "embedding/file_fields.h"
+#include "embedding/row_bits.h"
+#include "embedding/row_store.h"
+#include "embedding/table_impl.h"
+#include "recsdk/checkpoint.h"
+#include "table/index.h"
+
+namespace recsdk::internal {
+
+/// After a call that throws, fit only to be destroyed.
+struct StagedRows {
+  explicit StagedRows(const Table::Impl& target);
+
+  /// The files to come belong to another save: their keys may be those of files before.
+  void begin_save();
+  void add_rows(const RowBlock& block, const RowFileReader& file, const RestoreOptions& options);
+  void erase(const RowBlock& block, const RowFileReader& file, const RestoreOptions& options);
+
+  const Table::Impl& table;
+  Index index;
+  RowStore rows;
+
+ private:
+  void select(const RowBlock& block, const RestoreOptions& options);
+  void place(const RowBlock& block, const RowFileReader& file);
+  std::uint32_t row_of(Key key);
+  void copy(const RowBlock& block, const RowFileHeader& header, bool drop_state);
+
+  std::optional<RowBits> in_save_;       // rows that the current save has brought
+  std::vector<std::uint32_t> selected_;  // positions in the block of keys that are kept
+  std::vector<std::uint32_t> numbers_;   // their rows
+};
+
+}  // namespace recsdk::internal

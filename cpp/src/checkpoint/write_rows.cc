@@ -1,0 +1,83 @@
+// From a cut to a row file.
+#include <stdexcept>
+#include <string>
+
+#include "checkpoint/row_file_writer.h"
+#include "embedding/cut.h"
+#include "embedding/file_fields.h"
+#include "recsdk/checkpoint.h"
+
+namespace recsdk {
+namespace {
+
+RowFileHeader header_of(const Cut::Impl& cut, const WriteOptions& options) {
+  RowFileHeader header;
+  header.kind = cut.changes_only ? RowFileKind::kDelta : RowFileKind::kSnapshot;
+  header.dim = cut.table->layout.dim;
+  header.token = options.token;
+  header.fields = internal::file_fields(cut.table->layout);
+  return header;
+}
+
+// Calls the progress function whenever more has been written.
+class Progress {
+ public:
+  explicit Progress(const std::function<void(std::int64_t)>& report) : report_(report) {}
+  void at(std::int64_t num_bytes) {
+    if (report_ && num_bytes != last_) report_(num_bytes);
+    last_ = num_bytes;
+  }
+
+ private:
+  const std::function<void(std::int64_t)>& report_;
+  std::int64_t last_ = 0;
+};
+
+void write_all_rows(Cut::Impl& cut, RowFileWriter& writer, Progress& progress) {
+  RowFileWriter::Impl& blocks = RowFileAccess::impl(writer);
+  for (;;) {
+    const RowSlots slots = blocks.row_slots();
+    const std::int64_t n = cut.read({slots.capacity, slots.keys, slots.fields});
+    if (n == 0) return;
+    blocks.commit_rows(n);
+    progress.at(writer.num_bytes());
+  }
+}
+
+RowFileSummary write_file(Cut::Impl& cut, ByteSink& sink, const WriteOptions& options) {
+  RowFileWriter writer(sink, header_of(cut, options), options.file);
+  Progress progress(options.progress);
+  write_all_rows(cut, writer, progress);
+  if (cut.changes_only) writer.write_erased(cut.erased_keys());
+  progress.at(writer.num_bytes());
+  for (const auto& [name, data] : options.policies) {
+    writer.write_policy(name, data);
+    progress.at(writer.num_bytes());
+  }
+  const RowFileSummary summary = writer.finish();
+  if (summary.num_rows != cut.num_rows) {
+    throw Error(ErrorCode::kInternal, "a cut of " + std::to_string(cut.num_rows) + " rows gave " +
+                                          std::to_string(summary.num_rows) +
+                                          ": the file is of no use; save again, and report this");
+  }
+  progress.at(summary.num_bytes);
+  return summary;
+}
+
+}  // namespace
+
+RowFileSummary write_rows(Cut& cut, ByteSink& sink, const WriteOptions& options) {
+  Cut::Impl& impl = CutAccess::impl(cut);
+  if (impl.is_finished.load())
+    throw std::invalid_argument("write_rows: the cut is finished; take another one");
+  if (impl.is_begun.exchange(true))
+    throw std::invalid_argument("write_rows: the cut was written already; take another one");
+  try {
+    return write_file(impl, sink, options);
+  } catch (...) {
+    cut.finish(false);  // so that no update waits for what nobody will read
+    throw;
+  }
+}
+
+}  // namespace recsdk

@@ -1,0 +1,141 @@
+// Cuts: how they begin and end. How rows get through is in cut_state.cc.
+#include "embedding/cut.h"
+
+#include <mutex>
+#include <optional>
+#include <shared_mutex>
+#include <stdexcept>
+#include <string>
+
+#include "util/fork_gate.h"
+
+namespace recsdk {
+
+using internal::ChangeTracker;
+using internal::FairMutex;
+
+Cut Table::cut(const CutOptions& options) {
+  if (options.max_copy_bytes && *options.max_copy_bytes < 0) {
+    throw std::invalid_argument(impl_->title() + ": max_copy_bytes is " +
+                                std::to_string(*options.max_copy_bytes) +
+                                "; pass 0 or more, or leave it out for no limit");
+  }
+  Impl& t = *impl_;
+  auto cut = std::make_unique<Cut::Impl>();
+  auto tracker = std::make_unique<ChangeTracker>(t.hash_seed);
+  const std::unique_lock lock(t.index_mutex);
+  const std::unique_lock rows_lock(t.rows_mutex);
+  if (t.open_cut != nullptr) {
+    throw Error(ErrorCode::kBusy,
+                t.title() + ": a cut is open; finish it before taking another one");
+  }
+  if (options.changes_only && !t.has_parent) {
+    throw std::invalid_argument(
+        t.title() + ": there is no save that changes could build on; save in full first");
+  }
+  tracker->grow(t.rows.end());
+  auto state =
+      std::make_shared<internal::CutState>(t.layout, t.rows, t.rows.end(), options.max_copy_bytes);
+  cut->num_rows =
+      state->mark(options.changes_only ? &t.tracker->changed() : nullptr, t.max_threads());
+  cut->num_erased = options.changes_only ? t.tracker->num_left() : 0;
+  cut->changes_only = options.changes_only;
+  cut->update_count = t.update_count;
+  cut->learning_rate = t.learning_rate.load();
+  cut->log_decay = t.log_decay;
+  cut->table = impl_;
+  cut->state = state;
+  cut->before = std::exchange(t.tracker, std::move(tracker));
+  t.open_cut = std::move(state);
+  return Cut(std::move(cut));
+}
+
+bool Table::is_tracking() const {
+  const std::shared_lock lock(impl_->index_mutex);
+  return impl_->has_parent;
+}
+
+std::int64_t Cut::Impl::read(const internal::RowArrays& arrays) {
+  for (;;) {
+    {
+      const auto gate = internal::hold_off_fork();
+      const std::shared_lock lock(table->rows_mutex);
+      const std::int64_t n = state->read(arrays);
+      if (n > 0) return n;
+    }
+    if (state->is_read()) return 0;
+  }
+}
+
+std::vector<Key> Cut::Impl::erased_keys() const {
+  return changes_only ? before->sorted_left() : std::vector<Key>();
+}
+
+// Copies go first, and without the table's locks: an update that waits for the reader may hold one.
+void Cut::Impl::finish(bool durable) noexcept {
+  if (is_finished.exchange(true)) return;
+  state->close();
+  // A garbage collector may drop a cut while a custom initializer runs: the first lock is held
+  // then, too late to hold off a fork.
+  std::shared_lock<std::shared_mutex> gate;
+  std::unique_lock<FairMutex> lock(table->index_mutex, std::defer_lock);
+  if (!table->index_mutex.is_in_callback()) {
+    gate = internal::hold_off_fork();
+    lock.lock();
+  }
+  std::unique_ptr<ChangeTracker> old;  // freed without the locks
+  {
+    const std::unique_lock rows_lock(table->rows_mutex);
+    old = end_tracking(durable);
+    table->open_cut.reset();
+  }
+  if (lock.owns_lock()) lock.unlock();
+}
+
+// Returns the tracker that is of no more use.
+std::unique_ptr<ChangeTracker> Cut::Impl::end_tracking(bool durable) noexcept {
+  if (durable) {
+    table->has_parent = true;
+    return std::move(before);
+  }
+  if (!table->has_parent) return std::move(table->tracker);
+  const auto is_visible = [&](Key key) {
+    const auto row = table->index.find_one(key);
+    return row && table->rows.state(*row) == internal::RowState::kVisible;
+  };
+  try {
+    table->tracker->merge(*before, is_visible);
+  } catch (const std::exception&) {
+    table->has_parent = false;  // no memory for the changes: the next save must be full
+    return std::move(table->tracker);
+  }
+  return std::move(before);
+}
+
+Cut::Cut(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
+Cut::Cut(Cut&& other) noexcept = default;
+
+Cut& Cut::operator=(Cut&& other) noexcept {
+  if (this != &other) {
+    if (impl_ != nullptr) impl_->finish(false);
+    impl_ = std::move(other.impl_);
+  }
+  return *this;
+}
+
+Cut::~Cut() {
+  if (impl_ != nullptr) impl_->finish(false);
+}
+
+std::int64_t Cut::num_rows() const noexcept { return impl_->num_rows; }
+std::int64_t Cut::num_erased() const noexcept { return impl_->num_erased; }
+bool Cut::changes_only() const noexcept { return impl_->changes_only; }
+std::uint64_t Cut::update_count() const noexcept { return impl_->update_count; }
+float Cut::learning_rate() const noexcept { return impl_->learning_rate; }
+double Cut::log_decay() const noexcept { return impl_->log_decay; }
+std::int64_t Cut::copied_bytes() const noexcept { return impl_->state->copied_bytes(); }
+std::int64_t Cut::max_copied_bytes() const noexcept { return impl_->state->max_copied_bytes(); }
+bool Cut::is_finished() const noexcept { return impl_->is_finished.load(); }
+void Cut::finish(bool durable) noexcept { impl_->finish(durable); }
+
+}  // namespace recsdk

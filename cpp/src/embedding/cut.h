@@ -1,0 +1,43 @@
+// What is behind a Cut, for those that write it out.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "embedding/change_tracker.h"
+#include "embedding/cut_state.h"
+#include "embedding/table_impl.h"
+#include "recsdk/checkpoint.h"
+
+namespace recsdk {
+
+struct Cut::Impl {
+  std::shared_ptr<Table::Impl> table;
+  std::shared_ptr<internal::CutState> state;
+  std::unique_ptr<internal::ChangeTracker> before;  // changes from the parent to the cut, or null
+  std::int64_t num_rows = 0;
+  std::int64_t num_erased = 0;
+  bool changes_only = false;
+  std::uint64_t update_count = 0;
+  float learning_rate = 0.0F;
+  double log_decay = 0.0;
+  std::atomic<bool> is_finished{false};
+  std::atomic<bool> is_begun{false};  // somebody reads it
+
+  /// The next rows, at most `arrays.capacity`; 0 at the end. Throws Error(kBusy) once finished.
+  std::int64_t read(const internal::RowArrays& arrays);
+  /// Keys that left, ascending.
+  std::vector<Key> erased_keys() const;
+  void finish(bool durable) noexcept;
+
+ private:
+  std::unique_ptr<internal::ChangeTracker> end_tracking(bool durable) noexcept;
+};
+
+struct CutAccess {
+  static Cut::Impl& impl(Cut& cut) { return *cut.impl_; }
+};
+
+}  // namespace recsdk

@@ -1,0 +1,355 @@
+#include "embedding/cut_state.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "embedding/file_fields.h"
+#include "embedding/row_values.h"
+#include "recsdk/error.h"
+#include "util/thread_pool.h"
+
+namespace recsdk::internal {
+namespace {
+
+constexpr std::int64_t kChunkBytes = std::int64_t{1} << 20;  // copied under the locks at a time
+constexpr std::int64_t kMaxRegionRows = 65'536;
+constexpr std::int64_t kScanRows = std::int64_t{1} << 20;  // looked at under the locks at a time
+constexpr std::int64_t kMarkGrain = 16'384;                // words a piece
+constexpr std::int64_t kItemGrain = 8192;
+
+constexpr std::size_t kRowsAhead = 8;
+
+// Fetches the first lines of a record; the processor sees the pattern of a long one by itself.
+void prefetch(const RowAddresses& addresses, std::int64_t row) {
+  constexpr std::int64_t kLine = 64;
+  constexpr std::int64_t kMost = 8 * kLine;
+  const std::byte* const record = addresses.record(row);
+  for (std::int64_t i = 0; i < std::min(addresses.stride, kMost); i += kLine)
+    __builtin_prefetch(record + i);
+}
+
+std::int64_t rows_of_chunk(std::int64_t row_bytes) {
+  return std::max<std::int64_t>(kChunkBytes / row_bytes, 1);
+}
+
+std::int64_t floor_power(std::int64_t n) {
+  return static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(n)));
+}
+
+}  // namespace
+
+PackedRows::PackedRows(const RowLayout& layout) {
+  for (const RowField& field : layout.fields) {
+    const std::int64_t bytes = file_field(field).row_bytes();
+    fields_.push_back(
+        {&field, static_cast<std::size_t>(bytes), static_cast<std::size_t>(row_bytes_)});
+    row_bytes_ += bytes;
+  }
+}
+
+void PackedRows::pack(const RowAddresses& addresses, std::int64_t row, std::byte* out) const {
+  for (const Field& f : fields_)
+    std::memcpy(out + f.offset, field_address(addresses, *f.field, row), f.bytes);
+}
+
+// In one piece of memory: this, then keys (count,), row numbers (count,), packed rows (count,).
+struct CutState::Segment {
+  Segment* next;
+  std::int64_t count;
+  std::int64_t row_bytes;
+
+  static std::int64_t bytes_for(std::int64_t count, std::int64_t row_bytes) {
+    return static_cast<std::int64_t>(sizeof(Segment)) +
+           count * (static_cast<std::int64_t>(sizeof(Key) + sizeof(std::uint32_t)) + row_bytes);
+  }
+  static Segment* make(std::int64_t count, std::int64_t row_bytes) {
+    void* const memory = ::operator new(static_cast<std::size_t>(bytes_for(count, row_bytes)));
+    return new (memory) Segment{nullptr, count, row_bytes};
+  }
+  static void destroy(Segment* segment) noexcept { ::operator delete(segment); }
+
+  std::int64_t bytes() const { return bytes_for(count, row_bytes); }
+  Key* keys() const { return reinterpret_cast<Key*>(const_cast<Segment*>(this) + 1); }
+  std::uint32_t* rows() const { return reinterpret_cast<std::uint32_t*>(keys() + count); }
+  std::byte* packed(std::int64_t i) const {
+    return reinterpret_cast<std::byte*>(rows() + count) + i * row_bytes;
+  }
+};
+
+CutState::CutState(const RowLayout& layout, const RowStore& rows, std::int64_t end_row,
+                   std::optional<std::int64_t> max_copy_bytes)
+    : rows_(rows),
+      packed_(layout),
+      end_row_(end_row),
+      max_copy_bytes_(max_copy_bytes),
+      process_(getpid()),
+      region_rows_(std::min(floor_power(rows_of_chunk(packed_.row_bytes())), kMaxRegionRows)),
+      chunk_rows_(rows_of_chunk(packed_.row_bytes())),
+      bits_(static_cast<std::size_t>(end_row / kWordRows + 1) * sizeof(std::uint64_t), SIZE_MAX),
+      words_(reinterpret_cast<std::uint64_t*>(bits_.data())),
+      regions_(static_cast<std::size_t>(end_row / region_rows_ + 1)) {}
+
+CutState::~CutState() { close(); }
+
+std::int64_t CutState::mark(const RowBits* changed, int max_threads) {
+  std::atomic<std::int64_t> total{0};
+  const std::int64_t num_words = (end_row_ + kWordRows - 1) / kWordRows;
+  parallel_for(num_words, kMarkGrain, max_threads, [&](std::int64_t begin, std::int64_t end) {
+    std::int64_t count = 0;
+    for (std::int64_t i = begin; i < end; ++i) {
+      std::uint64_t bits = rows_.visible_bits(i);
+      if (changed != nullptr) bits &= changed->word(i);
+      if (bits == 0) continue;
+      words_[i] = bits;
+      count += std::popcount(bits);
+    }
+    total.fetch_add(count, std::memory_order_relaxed);
+  });
+  return total.load();
+}
+
+// ---- copies ------------------------------------------------------------------------------------
+
+// An update that alone needs more than the limit goes on as soon as there are no other copies.
+bool CutState::has_room(std::int64_t num_bytes) const noexcept {
+  const std::int64_t held = copied_bytes_.load();
+  return held == 0 || held + num_bytes <= *max_copy_bytes_;
+}
+
+// What must find room before so many rows are copied; 0 if they may be now. A child of fork has
+// nobody who reads on.
+std::int64_t CutState::bytes_to_wait_for(std::int64_t num_rows) const noexcept {
+  if (!max_copy_bytes_ || num_rows == 0) return 0;
+  const std::int64_t needed = Segment::bytes_for(num_rows, packed_.row_bytes());
+  return has_room(needed) || getpid() != process_ ? 0 : needed;
+}
+
+void CutState::wait(std::unique_lock<std::mutex>& lock, std::int64_t num_bytes, CopyWaits& waits) {
+  waits.count.fetch_add(1, std::memory_order_relaxed);
+  const auto start = std::chrono::steady_clock::now();
+  moved_.wait(lock, [&] { return is_closed_ || is_read() || has_room(num_bytes); });
+  const auto waited = std::chrono::steady_clock::now() - start;
+  waits.nanoseconds.fetch_add(
+      static_cast<std::uint64_t>(
+          std::chrono::duration_cast<std::chrono::nanoseconds>(waited).count()),
+      std::memory_order_relaxed);
+}
+
+void CutState::wait_for_room(std::int64_t num_bytes, CopyWaits& waits) {
+  std::unique_lock lock(mutex_);
+  wait(lock, num_bytes, waits);
+}
+
+std::int64_t CutState::count_pending(const GradItem* items, std::int64_t begin,
+                                     std::int64_t end) const {
+  std::int64_t count = 0;
+  for (std::int64_t i = begin; i < end; ++i) {
+    const bool is_new = i == begin || items[i].row != items[i - 1].row;
+    count += static_cast<std::int64_t>(is_new && is_pending(items[i].row));
+  }
+  return count;
+}
+
+std::int64_t CutState::preserve_items(const SortedGradients& gradients, int max_threads) {
+  const std::lock_guard lock(mutex_);
+  if (is_closed_ || is_read()) return 0;
+  const GradItem* const items = gradients.items.data();
+  const auto for_pieces = [&](const auto& body) {
+    parallel_for(gradients.items.size(), kItemGrain, max_threads,
+                 [&](std::int64_t begin, std::int64_t end) {
+                   body(gradients.row_border(begin), gradients.row_border(end));
+                 });
+  };
+  std::atomic<std::int64_t> num_pending{0};
+  for_pieces([&](std::int64_t begin, std::int64_t end) {
+    num_pending.fetch_add(count_pending(items, begin, end), std::memory_order_relaxed);
+  });
+  if (num_pending.load() == 0) return 0;
+  const std::int64_t num_bytes = bytes_to_wait_for(num_pending.load());
+  if (num_bytes > 0) return num_bytes;
+  for_pieces([&](std::int64_t begin, std::int64_t end) { copy_items(items, begin, end); });
+  return 0;
+}
+
+void CutState::preserve_rows(std::span<const std::uint32_t> row_numbers, CopyWaits& waits) {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    if (is_closed_ || is_read()) return;
+    std::vector<std::uint32_t> pending;
+    for (const std::uint32_t row : row_numbers) {
+      if (is_pending(row)) pending.push_back(row);
+    }
+    const std::int64_t num_bytes = bytes_to_wait_for(static_cast<std::int64_t>(pending.size()));
+    if (num_bytes == 0) {
+      std::sort(pending.begin(), pending.end());
+      return copy_pending(pending);
+    }
+    wait(lock, num_bytes, waits);
+  }
+}
+
+void CutState::copy_items(const GradItem* items, std::int64_t begin, std::int64_t end) {
+  std::vector<std::uint32_t> pending;
+  pending.reserve(static_cast<std::size_t>(count_pending(items, begin, end)));
+  for (std::int64_t i = begin; i < end; ++i) {
+    const bool is_new = i == begin || items[i].row != items[i - 1].row;
+    if (is_new && is_pending(items[i].row)) pending.push_back(items[i].row);
+  }
+  copy_pending(pending);
+}
+
+// Row numbers ascend.
+void CutState::copy_pending(std::span<const std::uint32_t> row_numbers) {
+  while (!row_numbers.empty()) {
+    const std::int64_t region = row_numbers.front() / region_rows_;
+    const auto end = std::find_if(row_numbers.begin(), row_numbers.end(),
+                                  [&](std::uint32_t row) { return row / region_rows_ != region; });
+    const auto n = static_cast<std::size_t>(end - row_numbers.begin());
+    copy_region(row_numbers.first(n));
+    row_numbers = row_numbers.subspan(n);
+  }
+}
+
+// Several threads may do this at once, for other rows.
+void CutState::copy_region(std::span<const std::uint32_t> row_numbers) {
+  Segment* const segment =
+      Segment::make(static_cast<std::int64_t>(row_numbers.size()), packed_.row_bytes());
+  const RowAddresses addresses = rows_.records();
+  for (std::size_t i = 0; i < row_numbers.size(); ++i) {
+    if (i + kRowsAhead < row_numbers.size()) prefetch(addresses, row_numbers[i + kRowsAhead]);
+    const std::uint32_t row = row_numbers[i];
+    segment->rows()[i] = row;
+    segment->keys()[i] = rows_.key(row);
+    packed_.pack(addresses, row, segment->packed(static_cast<std::int64_t>(i)));
+    std::atomic_ref(word(row)).fetch_and(~bit_of(row), std::memory_order_relaxed);
+  }
+  const std::atomic_ref first(regions_[static_cast<std::size_t>(row_numbers[0] / region_rows_)]);
+  segment->next = first.load(std::memory_order_relaxed);
+  while (!first.compare_exchange_weak(segment->next, segment)) {
+  }
+  const std::int64_t held = copied_bytes_.fetch_add(segment->bytes()) + segment->bytes();
+  std::int64_t most = max_copied_bytes_.load();
+  while (most < held && !max_copied_bytes_.compare_exchange_weak(most, held)) {
+  }
+}
+
+void CutState::free_region(std::int64_t region) noexcept {
+  Segment* segment = std::exchange(regions_[static_cast<std::size_t>(region)], nullptr);
+  while (segment != nullptr) {
+    Segment* const next = segment->next;
+    copied_bytes_ -= segment->bytes();
+    Segment::destroy(segment);
+    segment = next;
+  }
+}
+
+void CutState::close() noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    is_closed_ = true;
+    for (std::size_t region = 0; region < regions_.size(); ++region)
+      free_region(static_cast<std::int64_t>(region));
+    regions_ = {};
+    bits_ = {};
+    words_ = nullptr;
+  }
+  moved_.notify_all();
+}
+
+// ---- reading -----------------------------------------------------------------------------------
+
+std::int64_t CutState::read(const RowArrays& arrays) {
+  std::int64_t n = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    if (is_closed_)
+      throw Error(ErrorCode::kBusy, "the cut was finished while it was read; take another one");
+    const std::int64_t begin = position_.load();
+    const std::int64_t end = take(begin, std::min(arrays.capacity, chunk_rows_));
+    emit(arrays);
+    n = static_cast<std::int64_t>(taken_.size());
+    for (const Taken& taken : taken_) word(taken.row) &= ~bit_of(taken.row);
+    const std::int64_t end_region =
+        end < end_row_ ? end / region_rows_ : end_row_ / region_rows_ + 1;
+    for (std::int64_t region = begin / region_rows_; region < end_region; ++region)
+      free_region(region);
+    position_.store(end);
+  }
+  moved_.notify_all();
+  return n;
+}
+
+// Fills taken_ with up to `most` rows from `begin` on; returns where to go on. Changes nothing
+// else.
+std::int64_t CutState::take(std::int64_t begin, std::int64_t most) {
+  taken_.clear();
+  taken_.reserve(static_cast<std::size_t>(most));
+  const std::int64_t last = std::min(end_row_, begin + kScanRows);
+  while (begin < last && static_cast<std::int64_t>(taken_.size()) < most) {
+    const std::int64_t end = std::min(end_row_, (begin / region_rows_ + 1) * region_rows_);
+    gather_copies(begin, end);
+    take_region(begin, end, static_cast<std::size_t>(most));
+    const bool is_full = static_cast<std::int64_t>(taken_.size()) == most;
+    begin = is_full ? std::int64_t{taken_.back().row} + 1 : end;
+  }
+  return begin;
+}
+
+void CutState::gather_copies(std::int64_t begin, std::int64_t end) {
+  copies_.clear();
+  const Segment* segment = regions_[static_cast<std::size_t>(begin / region_rows_)];
+  for (; segment != nullptr; segment = segment->next) {
+    for (std::int64_t i = 0; i < segment->count; ++i) {
+      const std::int64_t row = segment->rows()[i];
+      if (row >= begin && row < end)
+        copies_.push_back({segment->rows()[i], segment->keys()[i], segment->packed(i)});
+    }
+  }
+  std::sort(copies_.begin(), copies_.end(),
+            [](const Taken& a, const Taken& b) { return a.row < b.row; });
+}
+
+// Merges the copies with the rows that are still pending.
+void CutState::take_region(std::int64_t begin, std::int64_t end, std::size_t most) {
+  auto copy = copies_.begin();
+  const auto take_copies_below = [&](std::int64_t row) {
+    for (; copy != copies_.end() && copy->row < row && taken_.size() < most; ++copy)
+      taken_.push_back(*copy);
+  };
+  for (std::int64_t base = begin / kWordRows * kWordRows; base < end; base += kWordRows) {
+    std::uint64_t bits = word(base);
+    if (base < begin) bits &= ~(bit_of(begin) - 1);  // of a region that may be taken already
+    if (end - base < kWordRows) bits &= bit_of(end) - 1;
+    for (; bits != 0; bits &= bits - 1) {
+      const std::int64_t row = base + std::countr_zero(bits);
+      take_copies_below(row);
+      if (taken_.size() == most) return;
+      taken_.push_back({static_cast<std::uint32_t>(row), rows_.key(row), nullptr});
+    }
+  }
+  take_copies_below(end);
+}
+
+void CutState::emit(const RowArrays& arrays) const {
+  for (std::size_t i = 0; i < taken_.size(); ++i) arrays.keys[i] = taken_[i].key;
+  const RowAddresses addresses = rows_.records();
+  for (std::size_t f = 0; f < packed_.fields().size(); ++f) {
+    const PackedRows::Field& field = packed_.fields()[f];
+    std::byte* out = arrays.fields[f];
+    for (const Taken& taken : taken_) {
+      const std::byte* const source = taken.copy == nullptr
+                                          ? field_address(addresses, *field.field, taken.row)
+                                          : taken.copy + field.offset;
+      std::memcpy(out, source, field.bytes);
+      out += field.bytes;
+    }
+  }
+}
+
+}  // namespace recsdk::internal

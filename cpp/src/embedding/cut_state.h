@@ -1,0 +1,142 @@
+// The rows of an open cut: which still lie in their records as they were, and copies of the others.
+//
+// A row belongs to the cut from when it is marked until the reader passes it. Whoever is about to
+// change a row copies it first (preserve_*), the reader takes rows in ascending order from records
+// or copies (read). Records are read and copied under this object's mutex, and written only while
+// the row is no longer pending, so that insertions into rows used before, which hold index_mutex
+// only, are covered as well as updates, which hold rows_mutex.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "embedding/gradients.h"
+#include "embedding/row_bits.h"
+#include "embedding/row_store.h"
+#include "recsdk/row_layout.h"
+
+namespace recsdk::internal {
+
+/// A row's fields side by side without padding: how copies hold them.
+class PackedRows {
+ public:
+  explicit PackedRows(const RowLayout& layout);
+  std::int64_t row_bytes() const noexcept { return row_bytes_; }
+  void pack(const RowAddresses& addresses, std::int64_t row, std::byte* out) const;
+
+  struct Field {
+    const RowField* field;
+    std::size_t bytes;
+    std::size_t offset;  // in a packed row
+  };
+  const std::vector<Field>& fields() const noexcept { return fields_; }
+
+ private:
+  std::vector<Field> fields_;
+  std::int64_t row_bytes_ = 0;
+};
+
+/// Where the reader puts rows: arrays of keys and of each field.
+struct RowArrays {
+  std::int64_t capacity = 0;
+  Key* keys = nullptr;
+  std::span<std::byte* const> fields;
+};
+
+/// How long updates waited because copies had reached their limit.
+struct CopyWaits {
+  std::atomic<std::uint64_t> count{0};
+  std::atomic<std::uint64_t> nanoseconds{0};
+};
+
+class CutState {
+ public:
+  CutState(const RowLayout& layout, const RowStore& rows, std::int64_t end_row,
+           std::optional<std::int64_t> max_copy_bytes);
+  CutState(const CutState&) = delete;
+  CutState& operator=(const CutState&) = delete;
+  ~CutState();
+
+  /// Marks the visible rows, with `changed` only those whose bit is set; counts them. Before the
+  /// cut is shared with anybody.
+  std::int64_t mark(const RowBits* changed, int max_threads);
+
+  /// Copies the pending rows among these before they change. Where copies have reached their limit,
+  /// waits for the reader. Throws std::bad_alloc, which does no harm.
+  void preserve_rows(std::span<const std::uint32_t> row_numbers, CopyWaits& waits);
+
+  /// The same for the rows of sorted items, but does not wait: returns how many bytes must find
+  /// room first, for wait_for_room without the locks of rows; 0 if all is done.
+  std::int64_t preserve_items(const SortedGradients& gradients, int max_threads);
+  void wait_for_room(std::int64_t num_bytes, CopyWaits& waits);
+
+  /// Takes the next rows, at most `arrays.capacity` and about 1 MiB; returns how many. The caller
+  /// holds rows_mutex. Throws Error(kBusy) once the cut is closed.
+  std::int64_t read(const RowArrays& arrays);
+  /// True once every row has been read.
+  bool is_read() const noexcept { return position_.load() >= end_row_; }
+
+  /// Frees everything and lets waiting updates go.
+  void close() noexcept;
+
+  std::int64_t copied_bytes() const noexcept { return copied_bytes_.load(); }
+  std::int64_t max_copied_bytes() const noexcept { return max_copied_bytes_.load(); }
+
+ private:
+  // Copies of rows of one region, made together.
+  struct Segment;
+  // A row that the reader takes.
+  struct Taken {
+    std::uint32_t row;
+    Key key;
+    const std::byte* copy;  // null: from its record
+  };
+
+  std::uint64_t& word(std::int64_t row) const noexcept { return words_[row / kWordRows]; }
+  bool is_pending(std::int64_t row) const noexcept {
+    return row < end_row_ && (word(row) & bit_of(row)) != 0;
+  }
+  bool has_room(std::int64_t num_bytes) const noexcept;
+  std::int64_t bytes_to_wait_for(std::int64_t num_rows) const noexcept;
+  void wait(std::unique_lock<std::mutex>& lock, std::int64_t num_bytes, CopyWaits& waits);
+  std::int64_t count_pending(const GradItem* items, std::int64_t begin, std::int64_t end) const;
+  void copy_items(const GradItem* items, std::int64_t begin, std::int64_t end);
+  void copy_pending(std::span<const std::uint32_t> row_numbers);
+  void copy_region(std::span<const std::uint32_t> row_numbers);
+  void free_region(std::int64_t region) noexcept;
+  std::int64_t take(std::int64_t begin, std::int64_t most);
+  void take_region(std::int64_t begin, std::int64_t end, std::size_t most);
+  void gather_copies(std::int64_t begin, std::int64_t end);
+  void emit(const RowArrays& arrays) const;
+
+  const RowStore& rows_;
+  const PackedRows packed_;
+  const std::int64_t end_row_;
+  const std::optional<std::int64_t> max_copy_bytes_;
+  const int process_;
+  const std::int64_t region_rows_;  // a power of two; copies are kept, and freed, by region
+  const std::int64_t chunk_rows_;   // rows of about 1 MiB
+
+  mutable std::mutex mutex_;
+  std::condition_variable moved_;  // the reader went on, or the cut was closed
+  bool is_closed_ = false;
+  Pages bits_;  // of pending rows
+  std::uint64_t* words_ = nullptr;
+  std::vector<Segment*> regions_;  // lists of copies; changed atomically
+  std::atomic<std::int64_t> position_{0};
+  std::atomic<std::int64_t> copied_bytes_{0};
+  std::atomic<std::int64_t> max_copied_bytes_{0};
+
+  // The reader's, kept for their memory.
+  std::vector<Taken> copies_;
+  std::vector<Taken> taken_;
+};
+
+}  // namespace recsdk::internal

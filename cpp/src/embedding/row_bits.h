@@ -1,0 +1,54 @@
+// One bit per row, in words of 64.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "embedding/row_store.h"
+
+namespace recsdk::internal {
+
+inline constexpr std::int64_t kWordRows = 64;
+
+inline std::uint64_t bit_of(std::int64_t row) {
+  return std::uint64_t{1} << (static_cast<std::uint64_t>(row) % 64);
+}
+
+/// Sets bits of a word that other threads may set or clear bits of.
+inline void set_bits(std::uint64_t& word, std::uint64_t mask) noexcept {
+  const std::atomic_ref shared(word);
+  if ((shared.load(std::memory_order_relaxed) & mask) != mask)
+    shared.fetch_or(mask, std::memory_order_relaxed);
+}
+
+/// A growing array of bits that never moves. Bits are set from any thread, also beside grow.
+class RowBits {
+ public:
+  RowBits() : words_(sizeof(std::uint64_t), 0, kSlabBytes) {}
+
+  /// Makes bits [0, num_rows) addressable; new ones are clear.
+  void grow(std::int64_t num_rows) {
+    const std::int64_t needed = (num_rows + kWordRows - 1) / kWordRows;
+    if (needed <= num_words_) return;
+    words_.grow(needed);
+    num_words_ = needed;
+  }
+  std::int64_t num_words() const noexcept { return num_words_; }
+  std::uint64_t& word(std::int64_t i) const noexcept { return *words_.at<std::uint64_t>(i); }
+
+  bool test(std::int64_t row) const noexcept { return (word(row / kWordRows) & bit_of(row)) != 0; }
+  void set(std::int64_t row) const noexcept { set_bits(word(row / kWordRows), bit_of(row)); }
+  void clear(std::int64_t row) const noexcept {
+    std::atomic_ref(word(row / kWordRows)).fetch_and(~bit_of(row), std::memory_order_relaxed);
+  }
+  std::int64_t bytes() const noexcept {
+    return num_words_ * static_cast<std::int64_t>(sizeof(std::uint64_t));
+  }
+
+ private:
+  static constexpr std::int64_t kSlabBytes = std::int64_t{1} << 20;
+  Slabs words_;
+  std::int64_t num_words_ = 0;
+};
+
+}  // namespace recsdk::internal

@@ -1,0 +1,289 @@
+// How a SegmentedHash grows: steps of its segments, splits, the directory.
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "recsdk/error.h"
+#include "table/segmented_hash.h"
+
+namespace recsdk::internal {
+namespace {
+
+// Units of a half of a split segment, at least.
+constexpr std::uint32_t kHalfUnits = 4;
+constexpr std::uint32_t kMaxUnits = 65535;  // what a directory entry can say
+// A free run is not cut if this little or less would be left of it, too little for a segment.
+constexpr std::uint32_t kSpareUnits = kHalfUnits - 2;
+
+// A small table: its memory does not matter, so it takes larger steps and leaves more slots free,
+// which makes it faster.
+constexpr std::int64_t kSmallTable = 1 << 18;  // keys
+
+// Sizes of segments in units: 1, 2, 4, 5, ..., 10, 12, 14, ...: small steps keep three quarters of
+// the slots used.
+std::uint32_t next_size(std::uint32_t units, std::int64_t num_keys) {
+  if (units < kHalfUnits) return units * 2;
+  return units + (num_keys < kSmallTable ? units / 2 : (units + 2) / 6);
+}
+
+// The number-th point of a sequence that fills [0, count) evenly: multiples of an irrational
+// number, which `factor` is 2^32 times.
+std::uint32_t spread(std::uint32_t number, std::uint32_t factor, std::uint32_t count) {
+  return static_cast<std::uint32_t>((std::uint64_t{number * factor} * count) >> 32);
+}
+
+// The share of slots at which a segment grows or splits: 0.74 to 0.84, or 0.58 to 0.68 in a small
+// table.
+std::uint32_t limit_of(std::uint32_t slots, std::uint32_t serial, std::int64_t num_keys) {
+  constexpr std::uint32_t kGolden = 2654435769U;  // 2^32 over the golden ratio
+  const std::uint32_t of_4096 = num_keys < kSmallTable ? 2376 + spread(serial, kGolden, 410)
+                                                       : 3031 + spread(serial, kGolden, 410);
+  return static_cast<std::uint32_t>((std::uint64_t{slots} * of_4096) >> 12);
+}
+
+// The size at which a segment splits: evenly spread over one doubling, so that at any time
+// segments of many sizes are about.
+std::uint32_t split_units_of(std::uint32_t serial) {
+  constexpr std::uint32_t kSmallest = 7;
+  constexpr std::uint32_t kRootOfTwo = 1779033704U;  // 2^32 times its fraction
+  return kSmallest + spread(serial, kRootOfTwo, kLargestSplit - kSmallest + 1);
+}
+
+[[noreturn, gnu::cold]] void throw_flooded(std::uint32_t num_units) {
+  throw Error(ErrorCode::kCapacity,
+              "one index segment would need " +
+                  std::to_string(std::uint64_t{num_units} * Arena::kUnit) +
+                  " bytes for keys that collide under this hash_seed; make the table with another "
+                  "hash_seed");
+}
+
+[[noreturn, gnu::cold]] void broken(const std::string& what) {
+  throw Error(ErrorCode::kInternal, "index invariant broken: " + what);
+}
+
+}  // namespace
+
+// Whether so many keys have left that its Bloom bits, or its memory, are no longer worth keeping.
+bool SegmentedHash::is_stale(const Segment& segment) {
+  const std::uint32_t slots = segment.num_slots();
+  return segment.num_erased > slots ||
+         (segment.num_erased > slots / 2 && segment.num_keys < slots / 4);
+}
+
+// Leaves the key's segment with a free slot.
+void SegmentedHash::make_room(HashParts p) {
+  if (directory_.empty()) {
+    directory_.reserve(1);
+    directory_.push_back(Entry(make_segment(1, 0, 0)));
+    depth_ = 0;
+  }
+  for (;;) {
+    Segment* const segment = entry(p).segment();
+    if (segment->num_keys >= segment->limit) {
+      const bool may_split = segment->depth < std::min(kMaxDepth, expected_depth() + 2);
+      if (segment->num_units < segment->split_units || !may_split) {
+        rebuild(segment, next_size(segment->num_units, size_));
+      } else {
+        split(segment);
+      }
+    } else if (is_stale(*segment)) {
+      rebuild(segment, units_for(segment->num_keys, 1));
+    } else {
+      return;
+    }
+  }
+}
+
+// The least depth at which as many uniform keys would stand. Segments much deeper come from
+// colliding keys: those grow instead, so that the directory stays in proportion to the keys.
+int SegmentedHash::expected_depth() const {
+  return static_cast<int>(std::bit_width(static_cast<std::uint64_t>(size_) /
+                                         (buckets_of(kLargestSplit) * kBucketSlots * 4 / 5)));
+}
+
+// The smallest size that holds `num_keys` below its lowest limit with some room to grow.
+std::uint32_t SegmentedHash::units_for(std::uint32_t num_keys, std::uint32_t at_least) const {
+  std::uint32_t units = at_least;
+  while (std::uint64_t{num_keys} * 10 > std::uint64_t{buckets_of(units)} * kBucketSlots * 7)
+    units = next_size(units, size_);
+  return units;
+}
+
+SegmentedHash::Segment* SegmentedHash::make_segment(std::uint32_t num_units, int depth,
+                                                    std::uint64_t prefix) {
+  if (num_units > kMaxUnits - kSpareUnits) throw_flooded(num_units);
+  std::byte* const block = arena_.allocate(num_units, num_units < kHalfUnits ? 0 : kSpareUnits);
+  std::memset(block, 0, num_units * Arena::kUnit);
+  auto* const segment = reinterpret_cast<Segment*>(block);
+  const std::uint32_t serial = next_serial_++;
+  segment->num_units = num_units;
+  segment->depth = depth;
+  segment->prefix = prefix;
+  segment->limit = limit_of(segment->num_slots(), serial, size_);
+  segment->split_units = split_units_of(serial);
+  return segment;
+}
+
+void SegmentedHash::free_segment(Segment* segment) noexcept {
+  arena_.free(reinterpret_cast<std::byte*>(segment), segment->num_units);
+}
+
+void SegmentedHash::set_entries(Segment* segment) noexcept {
+  const std::size_t width = std::size_t{1} << (depth_ - segment->depth);
+  std::fill_n(directory_.begin() + static_cast<std::ptrdiff_t>(segment->prefix * width), width,
+              Entry(segment));
+}
+
+// Copies the keys of a segment to new ones: those whose bit `depth` of the hash is 0 to the first,
+// the others to the second (both may be the same). Home buckets are filled without a branch that
+// depends on a key, their headers counting meanwhile; the few keys that find theirs full follow.
+void SegmentedHash::move_keys(const Segment& from, Segment* const (&to)[2], int depth) const {
+  constexpr std::size_t kMost = 1024;
+  std::pair<Key, std::uint32_t> late[kMost + kBucketSlots];
+  std::size_t num_late = 0;
+  Bucket nowhere;
+  const auto target = [&](HashParts p) { return to[p.prefix(depth) & 1U]; };
+  std::uint32_t b = 0;
+  for (; b < from.num_buckets() && num_late < kMost; ++b) {
+    const Bucket& bucket = from.buckets()[b];
+    for (std::uint32_t s = 0; s < kBucketSlots; ++s) {
+      const HashParts p = parts(bucket.keys[s]);
+      Segment* const segment = target(p);
+      Bucket* const home = segment->buckets() + p.bucket_in(segment->num_buckets());
+      const std::uint32_t count = home->words[kBucketSlots];
+      const bool is_key = (bucket.occupancy() >> s & 1U) != 0;
+      const bool fits = is_key & (count < kBucketSlots);
+      Bucket* const place = fits ? home : &nowhere;
+      const std::uint32_t slot = fits ? count : 0;
+      place->keys[slot] = bucket.keys[s];
+      place->words[slot] = bucket.words[s];
+      home->words[kBucketSlots] = count + static_cast<std::uint32_t>(fits);
+      late[num_late] = {bucket.keys[s], bucket.words[s]};
+      num_late += static_cast<std::size_t>(is_key & !fits);
+    }
+  }
+  for (Segment* segment : std::span(to).first(to[0] == to[1] ? 1 : 2)) {
+    for (std::uint32_t i = 0; i < segment->num_buckets(); ++i) {
+      std::uint32_t& header = segment->buckets()[i].words[kBucketSlots];
+      segment->num_keys += header;
+      header = (1U << header) - 1;
+    }
+  }
+  for (std::size_t i = 0; i < num_late; ++i) {
+    const HashParts p = parts(late[i].first);
+    put(*target(p), p, late[i].first, late[i].second);
+  }
+  for (; b < from.num_buckets(); ++b) {
+    const Bucket& bucket = from.buckets()[b];
+    for (std::uint32_t mask = bucket.occupancy(); mask != 0; mask &= mask - 1) {
+      const auto s = static_cast<std::uint32_t>(std::countr_zero(mask));
+      const HashParts p = parts(bucket.keys[s]);
+      put(*target(p), p, bucket.keys[s], bucket.words[s]);
+    }
+  }
+}
+
+void SegmentedHash::rebuild(Segment* segment, std::uint32_t num_units) {
+  Segment* const rebuilt = make_segment(num_units, segment->depth, segment->prefix);
+  move_keys(*segment, {rebuilt, rebuilt}, 0);
+  set_entries(rebuilt);
+  free_segment(segment);
+}
+
+void SegmentedHash::split(Segment* segment) {
+  if (segment->depth == depth_) {
+    std::vector<Entry> doubled(directory_.size() * 2);
+    for (std::size_t i = 0; i < doubled.size(); ++i) doubled[i] = directory_[i / 2];
+    directory_.swap(doubled);
+    ++depth_;
+  }
+  const int depth = segment->depth + 1;
+  std::uint32_t num_high = 0;
+  for (std::uint32_t b = 0; b < segment->num_buckets(); ++b) {
+    const Bucket& bucket = segment->buckets()[b];
+    for (std::uint32_t s = 0; s < kBucketSlots; ++s) {
+      num_high += static_cast<std::uint32_t>(parts(bucket.keys[s]).prefix(depth) & 1U) &
+                  (bucket.occupancy() >> s);
+    }
+  }
+  Segment* const low =
+      make_segment(units_for(segment->num_keys - num_high, kHalfUnits), depth, segment->prefix * 2);
+  Segment* high = nullptr;
+  try {
+    high = make_segment(units_for(num_high, kHalfUnits), depth, segment->prefix * 2 + 1);
+  } catch (...) {
+    free_segment(low);
+    throw;
+  }
+  move_keys(*segment, {low, high}, depth);
+  set_entries(low);
+  set_entries(high);
+  free_segment(segment);
+  ++splits_;
+}
+
+void SegmentedHash::clear() noexcept {
+  directory_.clear();
+  directory_.shrink_to_fit();
+  arena_.clear();
+  depth_ = 0;
+  size_ = 0;
+}
+
+void SegmentedHash::swap(SegmentedHash& other) noexcept {
+  std::swap(hash_, other.hash_);
+  arena_.swap(other.arena_);
+  directory_.swap(other.directory_);
+  std::swap(depth_, other.depth_);
+  std::swap(size_, other.size_);
+  std::swap(next_serial_, other.next_serial_);
+  std::swap(splits_, other.splits_);
+}
+
+void SegmentedHash::reserve(std::int64_t num_keys) {
+  const std::int64_t more = num_keys - size_;
+  if (more > 0) arena_.reserve(static_cast<std::size_t>(more) * 20);
+}
+
+void SegmentedHash::check_invariants() const {
+  std::int64_t total = 0;
+  for (std::size_t i = 0; i < directory_.size(); ++i) {
+    const Entry e = directory_[i];
+    if (e.num_units() != e.segment()->num_units) broken("a directory entry's size is stale");
+    if (i >> (depth_ - e.segment()->depth) != e.segment()->prefix)
+      broken("a directory entry points to another prefix");
+  }
+  for_each_segment([&](const Segment& segment) {
+    check_segment(segment);
+    total += segment.num_keys;
+  });
+  if (total != size_) broken("the count of keys is wrong");
+}
+
+void SegmentedHash::check_segment(const Segment& segment) const {
+  std::uint32_t num_keys = 0;
+  std::uint32_t num_overflowed = 0;
+  std::uint32_t displacement = 0;
+  for (std::uint32_t b = 0; b < segment.num_buckets(); ++b) {
+    const Bucket& bucket = segment.buckets()[b];
+    num_keys += static_cast<std::uint32_t>(std::popcount(bucket.occupancy()));
+    for (std::uint32_t mask = bucket.occupancy(); mask != 0; mask &= mask - 1) {
+      const auto s = static_cast<std::uint32_t>(std::countr_zero(mask));
+      const HashParts p = parts(bucket.keys[s]);
+      const auto place = locate(entry(p), p, bucket.keys[s]);
+      if (!place || place->bucket != &bucket || place->slot != s)
+        broken("key " + std::to_string(bucket.keys[s]) + " cannot be reached, or is there twice");
+      num_overflowed += static_cast<std::uint32_t>(place->distance > 0);
+      displacement += place->distance;
+    }
+  }
+  if (num_keys != segment.num_keys) broken("a segment's count of keys is wrong");
+  if (num_overflowed != segment.num_overflowed || displacement != segment.displacement)
+    broken("a segment's count of overflowed keys is wrong");
+  if (segment.num_keys >= segment.num_slots()) broken("a segment has no free slot");
+}
+
+}  // namespace recsdk::internal

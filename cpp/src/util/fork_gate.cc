@@ -1,0 +1,27 @@
+#include "util/fork_gate.h"
+
+#include <pthread.h>
+
+#include <memory>
+
+namespace recsdk::internal {
+namespace {
+
+// Never destroyed, so that threads may still pass while the process ends.
+std::shared_mutex& gate() {
+  static std::shared_mutex* const instance = [] {
+    auto* made = new std::shared_mutex;
+    // The child's thread has another number than the one that locked, so it cannot unlock: it
+    // makes the gate anew, which nobody else there can hold.
+    pthread_atfork([] { gate().lock(); }, [] { gate().unlock(); },
+                   [] { std::construct_at(&gate()); });
+    return made;
+  }();
+  return *instance;
+}
+
+}  // namespace
+
+std::shared_lock<std::shared_mutex> hold_off_fork() { return std::shared_lock(gate()); }
+
+}  // namespace recsdk::internal
