@@ -20,6 +20,22 @@ BAD = [
     (lambda: optim.Adam(betas=(1.0, 0.9)), r"beta1 must be in \[0, 1\), got 1.0"),
     (lambda: optim.Adam(betas=(0.9,)), "betas must be two numbers"),  # type: ignore[arg-type]
     (lambda: optim.Adam(bias_correction="key"), "'table' or 'row'"),  # type: ignore[arg-type]
+    (lambda: optim.SGD(clip_value=0.0), "SGD: clip_value must be finite and above 0, or None"),
+    (lambda: optim.FTRL(clip_norm=float("inf")), "FTRL: clip_norm must be finite"),
+    (lambda: optim.FTRL(lr=0.0), "FTRL: lr must be above 0, got 0.0"),
+    (lambda: optim.FTRL(beta=-1.0), "FTRL: beta must be at least 0"),
+    (lambda: optim.SGD(weight_decay_mode="l1"), "'l2' or 'decoupled'"),  # type: ignore[arg-type]
+    (lambda: optim.SGD(dampening=0.5), "SGD: dampening needs momentum, got 0.5"),
+    (lambda: optim.SGD(momentum=0.5, dampening=1.0), r"dampening must be in \[0, 1\)"),
+    (lambda: optim.SGD(nesterov=True), "SGD: nesterov needs momentum without dampening"),
+    (lambda: optim.RMSprop(alpha=1.0), r"RMSprop: alpha must be in \[0, 1\), got 1.0"),
+    (lambda: optim.LAMB(weight_decay=-1.0), "LAMB: weight_decay must be at least 0"),
+    (lambda: optim.Adagrad(catch_up=True), "Adagrad: catch_up needs weight_decay_mode='decoupled'"),
+    (lambda: optim.SGD(momentum=0.5, catch_up=True), "SGD: catch_up needs"),
+    (
+        lambda: optim.AdamW(lr=2.0, weight_decay=0.5, catch_up=True),
+        "AdamW: catch_up needs lr . weight_decay below 1, got 1.0",
+    ),
 ]
 
 
@@ -45,8 +61,27 @@ def test_known_classes_and_their_defaults() -> None:
     assert optim.from_torch(torch_class("torch.optim.adam", "Adam"), {}) == optim.Adam()
     rowwise = torch_class("torchrec.optim.rowwise_adagrad", "RowWiseAdagrad")
     assert optim.from_torch(rowwise, {"lr": 0.5}) == optim.RowwiseAdagrad(lr=0.5)
+    adamw = torch_class("torch.optim.adamw", "AdamW")
+    assert optim.from_torch(adamw, {"decoupled_weight_decay": True}) == optim.AdamW()
+    momentum = {"momentum": 0.5, "nesterov": True}
+    assert optim.from_torch(torch_class("torch.optim.sgd", "SGD"), momentum) == optim.SGD(
+        momentum=0.5, nesterov=True
+    )
+    centered = torch_class("torch.optim.rmsprop", "RMSprop")
+    assert optim.from_torch(centered, {"centered": True}) == optim.RMSprop(centered=True)
+    placeholder = torch_class("torchrec.optim.optimizers", "PartialRowWiseAdam")
+    assert optim.from_torch(placeholder) == optim.PartialRowwiseAdam()
+    assert optim.from_torch(torch_class("torchrec.optim.optimizers", "LAMB")) == optim.LAMB()
     placeholder = torch_class("torchrec.optim.optimizers", "Adam")
     assert optim.from_torch(placeholder, {"eps": 1e-3}) == optim.Adam(eps=1e-3)
+
+
+def test_adam_with_decoupled_decay_is_adamw_with_the_decay_of_adam() -> None:
+    adam = torch_class("torch.optim.adam", "Adam")
+    made = optim.from_torch(adam, {"decoupled_weight_decay": True})
+    assert made == optim.AdamW(weight_decay=0.0)
+    made = optim.from_torch(adam, {"decoupled_weight_decay": True, "weight_decay": 0.5})
+    assert made == optim.AdamW(weight_decay=0.5)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +108,7 @@ def test_unsupported_arguments_are_named(kwargs: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "name"), [("torch.optim.adamw", "AdamW"), ("mine", "SGD"), ("builtins", "int")]
+    ("module", "name"), [("torch.optim.nadam", "NAdam"), ("mine", "SGD"), ("builtins", "int")]
 )
 def test_unknown_classes_are_named(module: str, name: str) -> None:
     with pytest.raises(ValueError, match=f"optimizer {module}.{name} is not supported"):

@@ -12,6 +12,7 @@ from recsdk_core import (
     BackendUnavailable,
     BusyError,
     CapacityError,
+    CheckpointError,
     NonFiniteError,
     OutOfMemoryError,
     RecsdkError,
@@ -20,7 +21,14 @@ from recsdk_core import (
 
 
 def test_hierarchy() -> None:
-    for error in (BackendUnavailable, BusyError, CapacityError, NonFiniteError, OutOfMemoryError):
+    for error in (
+        BackendUnavailable,
+        BusyError,
+        CapacityError,
+        CheckpointError,
+        NonFiniteError,
+        OutOfMemoryError,
+    ):
         assert issubclass(error, RecsdkError)
     assert issubclass(RecsdkError, RuntimeError)
     assert issubclass(OutOfMemoryError, MemoryError)
@@ -28,7 +36,7 @@ def test_hierarchy() -> None:
 
 def test_more_rows_than_row_numbers() -> None:
     table = Table(1)
-    with pytest.raises(CapacityError, match="2.32 rows"):
+    with pytest.raises(CapacityError, match="2.32 - 1 rows"):
         table.reserve(2**33)
     table.check_invariants()
 

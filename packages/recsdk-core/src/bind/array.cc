@@ -1,8 +1,13 @@
 #include "array.h"
 
+#include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstring>
+#include <span>
 
 #include "array_errors.h"
+#include "dlpack_exchange.h"
 
 namespace recsdk::bind {
 namespace {
@@ -33,7 +38,11 @@ struct Numpy {
 
 struct Torch {
   nb::object tensor, empty, float32, int32, int64, uint8, uint64;
+  const dlpack::ExchangeApi* exchange;  // null: this torch has none
 };
+
+// By type code of DLPack; further codes are of no use here.
+constexpr std::array<char, 4> kKinds = {'i', 'u', 'f', '?'};
 
 // Made once and never freed: the interpreter may be gone before static destructors run.
 Names* names;
@@ -45,15 +54,30 @@ bool is_instance(nb::handle object, const nb::object& type) {
   return Py_TYPE(object.ptr()) == wanted || PyType_IsSubtype(Py_TYPE(object.ptr()), wanted) != 0;
 }
 
+/// The functions that a type of tensors offers, or null.
+const dlpack::ExchangeApi* exchange_of(const nb::object& type) {
+  const nb::object capsule = nb::getattr(type, "__dlpack_c_exchange_api__", nb::none());
+  if (PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api") == 0) return nullptr;
+  const auto* api = static_cast<const dlpack::ExchangeApi*>(
+      PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+  const bool is_known = api->version.major == dlpack::kMajorVersion;
+  return is_known && api->view_of_object != nullptr ? api : nullptr;
+}
+
+PyTypeObject* tensor_type(const Torch& known) {
+  return reinterpret_cast<PyTypeObject*>(known.tensor.ptr());
+}
+
 /// Torch's objects, or null while the process has not imported torch.
 const Torch* torch_if_imported() {
   if (torch != nullptr) return torch;
   const nb::object modules = nb::module_::import_("sys").attr("modules");
   const nb::object module = modules.attr("get")("torch");
   if (module.is_none() || !nb::hasattr(module, "uint64")) return nullptr;
-  torch = new Torch{module.attr("Tensor"), module.attr("empty"), module.attr("float32"),
-                    module.attr("int32"),  module.attr("int64"), module.attr("uint8"),
-                    module.attr("uint64")};
+  torch = new Torch{module.attr("Tensor"),  module.attr("empty"),
+                    module.attr("float32"), module.attr("int32"),
+                    module.attr("int64"),   module.attr("uint8"),
+                    module.attr("uint64"),  exchange_of(module.attr("Tensor"))};
   return torch;
 }
 
@@ -140,8 +164,33 @@ nb::object ask(const Array& array, const nb::object& method) {
   throw_not_dense(array);
 }
 
+/// Whether torch's C functions have told all about a tensor; if not, Python tells, or says why not.
+bool resolve_quickly(const Torch& known, Array& array) {
+  if (known.exchange == nullptr || Py_TYPE(array.object.ptr()) != tensor_type(known)) return false;
+  dlpack::Tensor view{};
+  if (known.exchange->view_of_object(array.object.ptr(), &view) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  if (view.device_type != dlpack::kCpu || view.dtype.lanes != 1 || view.strides == nullptr ||
+      call_method(array.object, names->is_neg).is(Py_True)) {
+    return false;
+  }
+  array.scalar = scalar_of(kKinds[std::min<std::size_t>(view.dtype.code, kKinds.size() - 1)],
+                           view.dtype.bits / 8);
+  array.rank = view.rank;
+  for (int i = 0; i < array.rank && i < Array::kMaxRank; ++i) {
+    array.shape[static_cast<std::size_t>(i)] = view.shape[i];
+    array.strides[static_cast<std::size_t>(i)] = view.strides[i];
+  }
+  array.data = static_cast<std::byte*>(view.data) + view.byte_offset;
+  array.is_writable = true;
+  return true;
+}
+
 void resolve_torch(const Torch& known, Array& array) {
   array.framework = Framework::kTorch;
+  if (resolve_quickly(known, array)) return;
   if (!attribute(array.object, names->is_cpu).is(Py_True)) throw_not_on_cpu(array);
   if (call_method(array.object, names->is_neg).is(Py_True)) throw_negated(array);
   array.scalar = scalar_of(known, attribute(array.object, names->dtype));
@@ -168,7 +217,6 @@ void resolve_dlpack(Array& array) {
     array.strides[i] = view.stride(i);
   }
   const nb::dlpack::dtype dtype = view.dtype();
-  constexpr std::array<char, 3> kKinds = {'i', 'u', 'f'};
   if (dtype.code < kKinds.size() && dtype.lanes == 1)
     array.scalar = scalar_of(kKinds[dtype.code], dtype.bits / 8);
   array.view = std::move(view);
@@ -199,12 +247,11 @@ std::span<const std::int64_t> int64_span(const Array& array) {
   return {static_cast<const std::int64_t*>(array.data), static_cast<std::size_t>(array.shape[0])};
 }
 
-nb::object shape_tuple(std::int64_t n, std::int64_t width) {
-  return nb::steal(Py_BuildValue("(LL)", static_cast<long long>(n), static_cast<long long>(width)));
-}
-
-nb::object shape_tuple(std::int64_t n) {
-  return nb::steal(Py_BuildValue("(L)", static_cast<long long>(n)));
+nb::object shape_tuple(std::span<const std::int64_t> shape) {
+  const auto first = static_cast<long long>(shape[0]);
+  return nb::steal(shape.size() == 1
+                       ? Py_BuildValue("(L)", first)
+                       : Py_BuildValue("(LL)", first, static_cast<long long>(shape[1])));
 }
 
 Result make_numpy(const nb::object& shape, const nb::object& dtype) {
@@ -217,12 +264,58 @@ Result make_numpy(const nb::object& shape, const nb::object& dtype) {
   return {std::move(made), array.data};
 }
 
-// Sizes as separate arguments: torch takes twice as long to read a tuple.
-template <typename... Sizes>
-Result make_torch(const nb::object& dtype, Sizes... sizes) {
-  nb::object made = torch->empty(sizes..., nb::arg("dtype") = dtype);
-  void* data = PyLong_AsVoidPtr(call_method(made, names->data_ptr).ptr());
+/// What the scalars that results are made of are called by each framework.
+struct ResultType {
+  nb::object Numpy::* numpy;
+  nb::object Torch::* torch;
+  dlpack::DType dlpack;
+};
+
+void raise_as_python(void*, const char*, const char* message) {
+  PyErr_SetString(PyExc_RuntimeError, message);
+}
+
+[[noreturn]] void raise_failed_exchange() {
+  if (PyErr_Occurred() == nullptr)
+    PyErr_SetString(PyExc_RuntimeError, "torch made no tensor for the result");
+  nb::raise_python_error();
+}
+
+Result make_quickly(const dlpack::ExchangeApi& exchange, dlpack::DType dtype,
+                    std::span<std::int64_t> shape) {
+  dlpack::Tensor prototype{};
+  prototype.device_type = dlpack::kCpu;
+  prototype.rank = static_cast<std::int32_t>(shape.size());
+  prototype.dtype = dtype;
+  prototype.shape = shape.data();
+  dlpack::ManagedTensor* made = nullptr;
+  if (exchange.allocate(&prototype, &made, nullptr, raise_as_python) != 0) nb::raise_python_error();
+  void* const data = static_cast<std::byte*>(made->tensor.data) + made->tensor.byte_offset;
+  void* object = nullptr;
+  if (exchange.object_from_managed(made, &object) != 0) raise_failed_exchange();
+  return {nb::steal(static_cast<PyObject*>(object)), data};
+}
+
+Result make_torch(std::span<std::int64_t> shape, const ResultType& type) {
+  if (torch->exchange != nullptr) return make_quickly(*torch->exchange, type.dlpack, shape);
+  // Of the cpu, whatever device torch takes by default.
+  nb::object made = torch->empty(shape_tuple(shape), nb::arg("dtype") = torch->*type.torch,
+                                 nb::arg("device") = "cpu");
+  void* const data = PyLong_AsVoidPtr(call_method(made, names->data_ptr).ptr());
   return {std::move(made), data};
+}
+
+Result make(Framework framework, std::span<std::int64_t> shape, const ResultType& type) {
+  if (framework != Framework::kTorch) return make_numpy(shape_tuple(shape), numpy->*type.numpy);
+  Result made = make_torch(shape, type);
+  const bool is_empty = std::find(shape.begin(), shape.end(), 0) != shape.end();
+  if (made.data == nullptr && !is_empty) {
+    PyErr_SetString(PyExc_RuntimeError,
+                    "torch gives results no memory here; call outside of FakeTensorMode and the "
+                    "like");
+    nb::raise_python_error();
+  }
+  return made;
 }
 
 void read(Array& array) {
@@ -257,6 +350,8 @@ Array resolve(nb::handle object, const char* name) {
   array.object = object;
   array.name = name;
   read(array);
+  if (array.data == nullptr && array.rank >= 1 && array.rank <= 2 && array.size() > 0)
+    throw_without_memory(array);
   array.is_aligned = is_aligned(array);
   return array;
 }
@@ -348,23 +443,20 @@ void require_writable(Array& array) {
 }
 
 Result make_floats(Framework framework, std::int64_t n, std::int64_t width) {
-  return framework == Framework::kTorch ? make_torch(torch->float32, n, width)
-                                        : make_numpy(shape_tuple(n, width), numpy->float32);
+  std::array<std::int64_t, 2> shape = {n, width};
+  return make(framework, shape, {&Numpy::float32, &Torch::float32, {dlpack::kFloat, 32, 1}});
 }
 
 Result make_floats(Framework framework, std::int64_t n) {
-  return framework == Framework::kTorch ? make_torch(torch->float32, n)
-                                        : make_numpy(shape_tuple(n), numpy->float32);
+  return make(framework, {&n, 1}, {&Numpy::float32, &Torch::float32, {dlpack::kFloat, 32, 1}});
 }
 
 Result make_rows(Framework framework, std::int64_t n) {
-  return framework == Framework::kTorch ? make_torch(torch->int64, n)
-                                        : make_numpy(shape_tuple(n), numpy->int64);
+  return make(framework, {&n, 1}, {&Numpy::int64, &Torch::int64, {dlpack::kInt, 64, 1}});
 }
 
 Result make_outcomes(Framework framework, std::int64_t n) {
-  return framework == Framework::kTorch ? make_torch(torch->uint8, n)
-                                        : make_numpy(shape_tuple(n), numpy->uint8);
+  return make(framework, {&n, 1}, {&Numpy::uint8, &Torch::uint8, {dlpack::kUint, 8, 1}});
 }
 
 }  // namespace recsdk::bind

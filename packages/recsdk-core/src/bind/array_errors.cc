@@ -56,6 +56,11 @@ void throw_not_dense(const Array& array) {
                     ".to_dense()");
 }
 
+void throw_without_memory(const Array& array) {
+  throw_value_error(argument(array) + " has no memory" + got(array) +
+                    "; pass one whose storage was not freed");
+}
+
 void throw_negated(const Array& array) {
   throw_value_error(argument(array) + " must not be a negated view" + got(array) + "; pass " +
                     argument(array) + ".resolve_neg()");

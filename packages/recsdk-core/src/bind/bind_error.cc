@@ -24,6 +24,8 @@ const char* class_name(ErrorCode code) {
       return "BackendUnavailable";
     case ErrorCode::kInternal:
       return "RecsdkError";
+    case ErrorCode::kCheckpoint:
+      return "CheckpointError";
   }
   return "RecsdkError";
 }

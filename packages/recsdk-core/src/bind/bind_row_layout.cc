@@ -13,6 +13,10 @@ nb::tuple state_fields(const RowLayout& layout) {
 }
 
 void bind_row_layout(nb::module_& module) {
+  nb::enum_<DType>(module, "DType")
+      .value("FLOAT32", DType::kFloat32)
+      .value("BFLOAT16", DType::kBFloat16)
+      .value("FLOAT16", DType::kFloat16);
   module.def(
       "state_fields",
       [](std::int64_t dim, const OptimizerConfig& optimizer) {

@@ -271,6 +271,14 @@ nb::dict stats(PyTable& table) {
   made["index_directory"] = found.index_directory;
   made["index_splits"] = found.index_splits;
   made["index_overflowed"] = found.index_overflowed;
+  made["index_crowded"] = found.index_crowded;
+  made["index_probes"] = found.index_probes;
+  made["index_dense_keys"] = found.index_dense_keys;
+  made["index_dense_pages"] = found.index_dense_pages;
+  made["tracking_bytes"] = found.tracking_bytes;
+  made["checkpoint_copied_bytes"] = found.checkpoint_copied_bytes;
+  made["checkpoint_waits"] = found.checkpoint_waits;
+  made["checkpoint_wait_seconds"] = found.checkpoint_wait_seconds;
   return made;
 }
 
@@ -287,9 +295,9 @@ void make_table(PyTable* place, std::int64_t dim, std::string name,
                 const OptimizerConfig& optimizer, const InitializerConfig& initializer,
                 std::uint64_t seed, std::optional<std::uint64_t> hash_seed,
                 std::optional<std::int64_t> max_rows, float default_value, NonFinite on_nonfinite,
-                std::optional<int> num_threads) {
+                DType weight_dtype, Rounding rounding, std::optional<int> num_threads) {
   new (place) PyTable({dim, std::move(name), optimizer, initializer, seed, hash_seed, max_rows,
-                       default_value, on_nonfinite, num_threads});
+                       default_value, on_nonfinite, weight_dtype, rounding, num_threads});
 }
 
 // A custom initializer may refer to what refers to its table: the garbage collector has to see
@@ -321,7 +329,7 @@ void bind_table(nb::module_& module) {
       .def("__init__", &make_table, nb::arg("dim"), nb::arg("name"), nb::arg("optimizer"),
            nb::arg("initializer"), nb::arg("seed"), nb::arg("hash_seed").none(),
            nb::arg("max_rows").none(), nb::arg("default_value"), nb::arg("on_nonfinite"),
-           nb::arg("num_threads").none())
+           nb::arg("weight_dtype"), nb::arg("rounding"), nb::arg("num_threads").none())
       .def("state_fields", [](PyTable& table) { return state_fields(table->layout()); })
       .def(
           "lease",
@@ -329,6 +337,14 @@ void bind_table(nb::module_& module) {
             return PyLease(table->lease(step));
           },
           nb::arg("step").none(), without_gil)
+      .def(
+          "cut",
+          [](PyTable& table, bool changes_only, std::optional<std::int64_t> max_copy_bytes) {
+            return PyCut(table->cut({changes_only, max_copy_bytes}));
+          },
+          nb::arg("changes_only"), nb::arg("max_copy_bytes").none(), without_gil)
+      .def(
+          "is_tracking", [](PyTable& table) { return table->is_tracking(); }, without_gil)
       .def("map", &map, nb::arg("keys").none(), nb::arg("insert"), nb::arg("lease").none())
       .def("find_or_insert", &find_or_insert, nb::arg("keys").none(), nb::arg("lease").none(),
            nb::arg("return_outcomes"))
@@ -356,6 +372,12 @@ void bind_table(nb::module_& module) {
           nb::arg("learning_rate"), without_gil)
       .def(
           "update_count", [](PyTable& table) { return table->update_count(); }, without_gil)
+      .def(
+          "log_decay", [](PyTable& table) { return table->log_decay(); }, without_gil)
+      .def(
+          "set_log_decay",
+          [](PyTable& table, double log_decay) { table->set_log_decay(log_decay); },
+          nb::arg("log_decay"), without_gil)
       .def(
           "set_update_count",
           [](PyTable& table, std::uint64_t count) { table->set_update_count(count); },

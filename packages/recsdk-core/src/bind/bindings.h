@@ -12,9 +12,11 @@ namespace nb = nanobind;
 /// ((name, width), ...) of the optimizer's state.
 nb::tuple state_fields(const RowLayout& layout);
 
+void bind_checkpoint(nb::module_& module);
 void bind_error(nb::module_& module);
 void bind_initializer(nb::module_& module);
 void bind_optimizer(nb::module_& module);
+void bind_row_file(nb::module_& module);
 void bind_row_layout(nb::module_& module);
 void bind_runtime(nb::module_& module);
 void bind_table(nb::module_& module);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "array.h"
+#include "recsdk/checkpoint.h"
 #include "recsdk/table.h"
 
 namespace recsdk::bind {
@@ -62,6 +63,23 @@ class PyTable {
 
  private:
   std::optional<Table> table_;
+};
+
+/// A cut. Its end waits for the table's locks, whose holder may wait for the GIL.
+class PyCut {
+ public:
+  explicit PyCut(Cut cut) : cut_(std::move(cut)) {}
+  PyCut(PyCut&&) noexcept = default;
+  PyCut& operator=(PyCut&&) = delete;
+  ~PyCut() {
+    const nb::gil_scoped_release without_gil;
+    cut_.reset();
+  }
+  Cut& operator*() { return *cut_; }
+  const Cut* operator->() const { return &*cut_; }
+
+ private:
+  std::optional<Cut> cut_;
 };
 
 /// Mapped bags, their arrays checked once and kept alive.

@@ -12,8 +12,10 @@ NB_MODULE(_ext, module) {
   bind_types(module);
   bind_initializer(module);
   bind_optimizer(module);
+  bind_row_file(module);
   bind_row_layout(module);
   bind_runtime(module);
   bind_table(module);
   bind_tables(module);
+  bind_checkpoint(module);
 }

@@ -12,11 +12,12 @@ from recsdk_core._internal.version import __version__, check_compiled_version
 
 check_compiled_version(_ext.__version__)
 
-from recsdk_core import init, optim  # noqa: E402
+from recsdk_core import checkpoint, init, optim  # noqa: E402
 from recsdk_core.errors import (  # noqa: E402
     BackendUnavailable,
     BusyError,
     CapacityError,
+    CheckpointError,
     NonFiniteError,
     OutOfMemoryError,
     RecsdkError,
@@ -38,6 +39,7 @@ __all__ = [
     "Bags",
     "BusyError",
     "CapacityError",
+    "CheckpointError",
     "ExportBatch",
     "Lease",
     "NonFiniteError",
@@ -48,6 +50,7 @@ __all__ = [
     "TableStats",
     "__version__",
     "available_isas",
+    "checkpoint",
     "init",
     "isa",
     "map_tables",

@@ -6,6 +6,7 @@ __all__ = [
     "BackendUnavailable",
     "BusyError",
     "CapacityError",
+    "CheckpointError",
     "NonFiniteError",
     "OutOfMemoryError",
     "RecsdkError",
@@ -26,6 +27,10 @@ class CapacityError(RecsdkError):
 
 class BusyError(RecsdkError):
     """The call is not allowed while batches are in flight."""
+
+
+class CheckpointError(RecsdkError):
+    """A checkpoint is damaged, does not fit what it is loaded into, or cannot be written."""
 
 
 class NonFiniteError(RecsdkError):

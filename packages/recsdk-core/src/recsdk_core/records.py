@@ -51,7 +51,7 @@ class TableStats:
     metadata_bytes: int
     """Memory of what is kept per row beside its weights and state."""
     index_slots: int
-    """Key slots of the index."""
+    """Key slots of the hashed part of the index."""
     index_segments: int
     """Segments of the index."""
     index_directory: int
@@ -59,4 +59,20 @@ class TableStats:
     index_splits: int
     """Segments split so far."""
     index_overflowed: int
-    """Keys that lie outside their home bucket."""
+    """Hashed keys that lie outside their home bucket."""
+    index_crowded: int
+    """Segments of keys that collide under the table's `hash_seed`; 0 unless somebody chose them."""
+    index_probes: int
+    """Buckets read if every hashed key is looked up once."""
+    index_dense_keys: int
+    """Keys of dense ranges, which are mapped directly."""
+    index_dense_pages: int
+    """Ranges of 2048 keys that are mapped directly."""
+    tracking_bytes: int
+    """Memory of what tells changes since the last save."""
+    checkpoint_copied_bytes: int
+    """Memory of rows copied because they changed while a cut was open."""
+    checkpoint_waits: int
+    """Times that an update waited for a cut to be written further."""
+    checkpoint_wait_seconds: float
+    """How long all of them took."""

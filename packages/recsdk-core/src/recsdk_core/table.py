@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 from recsdk_core import _ext
 from recsdk_core._ext import Bags, Lease
 from recsdk_core._internal.checks import require_finite, require_int
-from recsdk_core._internal.config import engine_initializer, engine_nonfinite, engine_optimizer
+from recsdk_core._internal.config import (
+    engine_dtype,
+    engine_initializer,
+    engine_nonfinite,
+    engine_optimizer,
+    engine_rounding,
+)
+from recsdk_core.checkpoint.table_io import SavesAndLoads
 from recsdk_core.init import Initializer, Uniform
 from recsdk_core.optim import SGD, Optimizer
 from recsdk_core.outcome import Outcome
@@ -27,6 +34,11 @@ __all__ = ["Array", "ExportBatch", "Lease", "Table", "TableStats"]
 Array: TypeAlias = Any
 """A numpy array, a torch CPU tensor, or any DLPack CPU array."""
 
+DType: TypeAlias = Literal["float32", "bfloat16", "float16"]
+"""How weights are stored."""
+Rounding: TypeAlias = Literal["stochastic", "nearest"]
+"""How updates round to 16 bits."""
+
 _UINT64 = 2**64
 _INT64 = 2**63
 _MAX_THREADS = 1024
@@ -34,7 +46,7 @@ _EXPORT_BYTES = 2**24
 _EXPORT_ROWS = 2**16
 
 
-class Table:
+class Table(SavesAndLoads):
     """A growing table of rows addressed by raw 64-bit keys.
 
     Every 64-bit pattern is a legal key. Array arguments may be numpy arrays, torch CPU tensors or
@@ -71,6 +83,8 @@ class Table:
         max_rows: int | None = None,
         default_value: float = 0.0,
         on_nonfinite: Literal["apply", "raise", "skip"] = "apply",
+        dtype: DType = "float32",
+        rounding: Rounding = "stochastic",
         num_threads: int | None = None,
         hash_seed: int | None = None,
     ) -> None:
@@ -81,7 +95,12 @@ class Table:
         (None: no limit) further keys are refused. Every column of a refused or missing key reads
         `default_value`. `on_nonfinite` says what happens to a summed gradient that is infinite or
         not a number: it is applied as torch does ("apply"), the update raises NonFiniteError
-        ("raise"), or that key's update is left out ("skip"). `num_threads`, 1 to 1024, limits this
+        ("raise"), or that key's update is left out ("skip"). Weights are stored as `dtype`:
+        "float32", "bfloat16" or "float16"; state, arithmetic and arrays are float32 in any case.
+        `rounding` says how updates round to 16 bits: to either neighbour, the nearer the likelier,
+        by random bits that depend on seed, name, key, column and update count only ("stochastic"),
+        or to the nearest, ties to even ("nearest"), as initial rows and `upsert` always are.
+        `num_threads`, 1 to 1024, limits this
         table's calls (None: the pool's size). `hash_seed` is of the index (None: random); no result
         depends on it.
 
@@ -108,6 +127,8 @@ class Table:
             max_rows,
             default_value,
             engine_nonfinite(on_nonfinite),
+            engine_dtype(dtype),
+            engine_rounding(rounding),
             num_threads,
         )
         self._dim = dim
@@ -118,6 +139,8 @@ class Table:
         self._max_rows = max_rows
         self._default_value = default_value
         self._on_nonfinite = on_nonfinite
+        self._dtype: DType = dtype
+        self._rounding: Rounding = rounding
         self._num_threads = num_threads
 
     @property
@@ -156,6 +179,16 @@ class Table:
         return self._default_value
 
     @property
+    def dtype(self) -> DType:
+        """The type in which weights are stored."""
+        return self._dtype
+
+    @property
+    def rounding(self) -> Rounding:
+        """How updates round to 16 bits."""
+        return self._rounding
+
+    @property
     def learning_rate(self) -> float:
         """The learning rate of the next updates."""
         return self._optimizer.lr
@@ -175,6 +208,19 @@ class Table:
     def update_count(self, value: int) -> None:
         require_int("Table", 0, _UINT64, update_count=value)
         self._engine.set_update_count(value)
+
+    @property
+    def log_decay(self) -> float:
+        """Sum of log(1 - lr * weight_decay) over all updates with `catch_up`, else 0.
+
+        The rows' state "log_decay" is compared with it; set it when restoring a table.
+        """
+        return self._engine.log_decay()
+
+    @log_decay.setter
+    def log_decay(self, value: float) -> None:
+        require_finite("Table", log_decay=value)
+        self._engine.set_log_decay(value)
 
     @property
     def state_fields(self) -> tuple[tuple[str, int], ...]:
@@ -434,25 +480,32 @@ class Table:
             "max_rows": self._max_rows,
             "default_value": self._default_value,
             "on_nonfinite": self._on_nonfinite,
+            "dtype": self._dtype,
+            "rounding": self._rounding,
             "num_threads": self._num_threads,
         }
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles configuration, visible rows, their optimizer state and the update count."""
-        return _restore, (self._config(), list(self.export()), self.update_count)
+        counts = (self.update_count, self.log_decay)
+        return _restore, (self._config(), list(self.export()), *counts)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Table:
         """A table with the same configuration, visible rows, state and update count."""
-        return _restore(self._config(), self.export(), self.update_count)
+        return _restore(self._config(), self.export(), self.update_count, self.log_decay)
 
 
 def _restore(
-    config: dict[str, Any], batches: Iterator[ExportBatch] | list[ExportBatch], update_count: int
+    config: dict[str, Any],
+    batches: Iterator[ExportBatch] | list[ExportBatch],
+    update_count: int,
+    log_decay: float,
 ) -> Table:
     table = Table(**config)
     for batch in batches:
         table.upsert(batch.keys, batch.weights, batch.state)
     table.update_count = update_count
+    table.log_decay = log_decay
     return table
 
 

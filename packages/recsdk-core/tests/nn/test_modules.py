@@ -207,9 +207,29 @@ class TestStateDict:
         module(KEYS).sum().backward()
         return module
 
+    def test_decay_that_is_to_be_caught_up_travels_along(self) -> None:
+        optimizer = optim.AdamW(lr=0.1, weight_decay=0.5, catch_up=True)
+        module, restored = self.trained(optimizer), HashEmbedding(2, optimizer=optimizer)
+        module(KEYS[:0]).sum().backward()
+        state = module.state_dict()
+        assert state["log_decay"].item() == module.table.log_decay < 0
+        restored.load_state_dict(state)
+        assert restored.table.log_decay == module.table.log_decay
+        for bad in (torch.tensor(0.5), torch.tensor([0.0, 0.0]), float("nan")):
+            with pytest.raises(RuntimeError, match="log_decay: must be a finite number"):
+                restored.load_state_dict({**state, "log_decay": bad})
+        assert restored.table.log_decay == module.table.log_decay
+
     @pytest.mark.parametrize(
         "optimizer",
-        [optim.SGD(), optim.Adagrad(), optim.RowwiseAdagrad(), optim.Adam(bias_correction="row")],
+        [
+            optim.SGD(momentum=0.5, dampening=0.5),
+            optim.Adagrad(),
+            optim.RowwiseAdagrad(),
+            optim.Adam(bias_correction="row"),
+            optim.AdamW(lr=0.1, weight_decay=0.5, catch_up=True),
+            optim.FTRL(),
+        ],
         ids=lambda optimizer: type(optimizer).__name__,
     )
     def test_restores_rows_state_and_update_count(self, optimizer: optim.Optimizer) -> None:
@@ -236,6 +256,13 @@ class TestStateDict:
         fresh = nn.ModuleDict({"user": HashEmbedding(2, optimizer=optim.Adagrad())})
         fresh.load_state_dict(state)
         assert rows_of(fresh["user"]) == rows_of(model["user"])  # type: ignore[arg-type]
+
+    def test_rows_of_16_bits_are_saved_as_float32_without_loss(self) -> None:
+        module, restored = (HashEmbedding(2, dtype="bfloat16", rounding="nearest") for _ in "12")
+        module(KEYS).sum().backward()
+        restored.load_state_dict(module.state_dict())
+        assert (restored.table.dtype, restored.table.rounding) == ("bfloat16", "nearest")
+        assert rows_of(restored) == rows_of(module)
 
     def test_of_an_empty_module(self) -> None:
         module = HashEmbedding(2)

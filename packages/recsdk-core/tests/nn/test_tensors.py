@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from recsdk_core import Bags, Table, init, map_tables, optim, pool_tables, update_tables
 
@@ -107,7 +108,8 @@ def test_values_that_are_unaligned_or_negated(table: Table) -> None:
 @pytest.mark.parametrize("name", ["rows", "outcomes", "offsets", "weights"])
 @pytest.mark.parametrize("size", [0, 2, 2**20])
 def test_bags_of_a_resized_tensor(table: Table, name: str, size: int) -> None:
-    rows, outcomes = table.map(KEYS, True)
+    # Copies: torch does not resize tensors whose memory came from elsewhere.
+    rows, outcomes = (result.clone() for result in table.map(KEYS, True))
     tensors = {"rows": rows, "outcomes": outcomes, "offsets": torch.tensor([0, 1, 3])}
     tensors["weights"] = torch.ones(3)
     bags = Bags(**tensors)
@@ -139,12 +141,18 @@ def test_optimizer_classes(torch_class: Any, expected: optim.Optimizer) -> None:
 
 def test_defaults_are_those_of_torch() -> None:
     parameter = torch.nn.Parameter(torch.zeros(1))
-    for torch_class in (torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam):
+    for torch_class in (
+        torch.optim.SGD,
+        torch.optim.Adagrad,
+        torch.optim.Adam,
+        torch.optim.AdamW,
+        torch.optim.RMSprop,
+    ):
         defaults = torch_class([parameter]).defaults
         assert optim.from_torch(torch_class, defaults) == optim.from_torch(torch_class)
 
 
-@pytest.mark.parametrize("torch_class", [torch.optim.AdamW, torch.optim.RMSprop])
+@pytest.mark.parametrize("torch_class", [torch.optim.NAdam, torch.optim.Rprop])
 def test_unsupported_optimizer_classes(torch_class: Any) -> None:
     with pytest.raises(ValueError, match=f"{torch_class.__name__} is not supported"):
         optim.from_torch(torch_class)
@@ -163,3 +171,14 @@ def test_examples_in_docstrings() -> None:
     result = doctest.testmod(importlib.import_module("recsdk_core.nn.modules"))
     assert result.attempted > 0
     assert result.failed == 0
+
+
+def test_tensors_without_memory_are_refused(table: Table) -> None:
+    table.find_or_insert(KEYS)
+    freed = KEYS.clone()
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="keys has no memory"):
+        table.lookup(freed)
+    with FakeTensorMode(), pytest.raises(RuntimeError, match="no memory here"):
+        table.lookup(KEYS)
+    assert table.lookup(KEYS).shape == (len(KEYS), table.dim)

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["require_at_least", "require_finite", "require_int", "require_open_unit"]
+__all__ = [
+    "require_at_least",
+    "require_finite",
+    "require_int",
+    "require_one_of",
+    "require_open_unit",
+]
 
 
 def require_finite(owner: str, **fields: float) -> None:
@@ -38,3 +44,11 @@ def require_int(owner: str, low: int, high: int | None = None, **fields: object)
             raise ValueError(f"{owner}: {name} must be at least {low}, got {value}")
         if high is not None and value >= high:
             raise ValueError(f"{owner}: {name} must be at most {high - 1}, got {value}")
+
+
+def require_one_of(owner: str, choices: tuple[str, ...], **fields: str) -> None:
+    """Raises ValueError for the first field that is none of the choices."""
+    for name, value in fields.items():
+        if value not in choices:
+            names = " or ".join(repr(choice) for choice in choices)
+            raise ValueError(f"{owner}: {name} must be {names}, got {value!r}")

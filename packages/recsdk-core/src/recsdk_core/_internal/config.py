@@ -2,11 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any
+
 from recsdk_core import _ext
 from recsdk_core.init import Constant, Custom, Initializer, Normal, TruncatedNormal, Uniform
-from recsdk_core.optim import SGD, Adagrad, Adam, Optimizer, RowwiseAdagrad
+from recsdk_core.optim import (
+    FTRL,
+    LAMB,
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    Optimizer,
+    PartialRowwiseAdam,
+    RMSprop,
+    RowwiseAdagrad,
+)
 
-__all__ = ["engine_initializer", "engine_nonfinite", "engine_optimizer"]
+__all__ = [
+    "engine_dtype",
+    "engine_initializer",
+    "engine_nonfinite",
+    "engine_optimizer",
+    "engine_rounding",
+]
+
+_DTYPES = {
+    "float32": _ext.DType.FLOAT32,
+    "bfloat16": _ext.DType.BFLOAT16,
+    "float16": _ext.DType.FLOAT16,
+}
+_ROUNDINGS = {"stochastic": _ext.Rounding.STOCHASTIC, "nearest": _ext.Rounding.NEAREST}
 
 _NONFINITE = {
     "apply": _ext.NonFinite.APPLY,
@@ -15,35 +43,57 @@ _NONFINITE = {
 }
 
 
+_KINDS: Mapping[type, _ext.OptimizerKind] = {
+    SGD: _ext.OptimizerKind.SGD,
+    Adagrad: _ext.OptimizerKind.ADAGRAD,
+    RowwiseAdagrad: _ext.OptimizerKind.ROWWISE_ADAGRAD,
+    Adam: _ext.OptimizerKind.ADAM,
+    AdamW: _ext.OptimizerKind.ADAM,
+    PartialRowwiseAdam: _ext.OptimizerKind.PARTIAL_ROWWISE_ADAM,
+    LAMB: _ext.OptimizerKind.LAMB,
+    FTRL: _ext.OptimizerKind.FTRL,
+    RMSprop: _ext.OptimizerKind.RMSPROP,
+}
+
+# Fields whose name or value differs in the engine: its name, and how the value is translated.
+_TRANSLATED: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
+    "lr": ("learning_rate", float),
+    "l1_regularization_strength": ("l1", float),
+    "l2_regularization_strength": ("l2", float),
+    "weight_decay_mode": (
+        "weight_decay_mode",
+        {"l2": _ext.WeightDecay.L2, "decoupled": _ext.WeightDecay.DECOUPLED}.__getitem__,
+    ),
+    "bias_correction": (
+        "bias_correction",
+        {"table": _ext.BiasCorrection.TABLE, "row": _ext.BiasCorrection.ROW}.__getitem__,
+    ),
+}
+
+
 def engine_optimizer(optimizer: Optimizer) -> _ext.OptimizerConfig:
     """The engine's form of an optimizer; TypeError for anything else."""
-    config = _ext.OptimizerConfig()
-    if isinstance(optimizer, SGD):
-        config.kind = _ext.OptimizerKind.SGD
-    elif isinstance(optimizer, Adagrad):
-        config.kind = _ext.OptimizerKind.ADAGRAD
-        config.lr_decay = optimizer.lr_decay
-    elif isinstance(optimizer, RowwiseAdagrad):
-        config.kind = _ext.OptimizerKind.ROWWISE_ADAGRAD
-    elif isinstance(optimizer, Adam):
-        config.kind = _ext.OptimizerKind.ADAM
-        config.beta1, config.beta2 = optimizer.betas
-        config.bias_correction = {
-            "table": _ext.BiasCorrection.TABLE,
-            "row": _ext.BiasCorrection.ROW,
-        }[optimizer.bias_correction]
-    else:
+    kind = _KINDS.get(type(optimizer))
+    if kind is None:
+        known = ", ".join(cls.__name__ for cls in _KINDS)
         raise TypeError(
-            "optimizer must be one of recsdk_core.optim.SGD, Adagrad, RowwiseAdagrad, Adam; got "
+            f"optimizer must be one of recsdk_core.optim.{known}; got "
             f"{optimizer!r} (translate a torch class with recsdk_core.optim.from_torch)"
         )
-    config.learning_rate = optimizer.lr
-    config.weight_decay = optimizer.weight_decay
-    if isinstance(optimizer, (Adagrad, RowwiseAdagrad)):
-        config.initial_accumulator_value = optimizer.initial_accumulator_value
-    if not isinstance(optimizer, SGD):
-        config.eps = optimizer.eps
+    config = _ext.OptimizerConfig()
+    config.kind = kind
+    for field in fields(optimizer):
+        value = getattr(optimizer, field.name)
+        if field.name == "betas":
+            config.beta1, config.beta2 = value
+            continue
+        name, translate = _TRANSLATED.get(field.name, (field.name, _same))
+        setattr(config, name, translate(value))
     return config
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def engine_initializer(initializer: Initializer, dim: int) -> _ext.InitializerConfig:
@@ -72,3 +122,17 @@ def engine_nonfinite(on_nonfinite: str) -> _ext.NonFinite:
     if on_nonfinite not in _NONFINITE:
         raise ValueError(f"on_nonfinite must be 'apply', 'raise' or 'skip', got {on_nonfinite!r}")
     return _NONFINITE[on_nonfinite]
+
+
+def engine_dtype(dtype: str) -> _ext.DType:
+    """The engine's form of the type of stored weights; ValueError for anything else."""
+    if dtype not in _DTYPES:
+        raise ValueError(f"dtype must be 'float32', 'bfloat16' or 'float16', got {dtype!r}")
+    return _DTYPES[dtype]
+
+
+def engine_rounding(rounding: str) -> _ext.Rounding:
+    """The engine's form of `rounding`; ValueError for anything else."""
+    if rounding not in _ROUNDINGS:
+        raise ValueError(f"rounding must be 'stochastic' or 'nearest', got {rounding!r}")
+    return _ROUNDINGS[rounding]

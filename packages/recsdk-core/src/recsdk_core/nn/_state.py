@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +19,7 @@ __all__ = ["load_table", "save_table"]
 def save_table(table: Table, prefix: str) -> dict[str, torch.Tensor]:
     """The visible rows: keys int64 (n,), weight (n, D), state.<field> (n, width), update_count.
 
-    Rows are in ascending order of row number.
+    Rows are in ascending order of row number. With an optimizer that catches up, log_decay too.
     """
     batches = list(table.export())
     entries = {
@@ -28,7 +29,13 @@ def save_table(table: Table, prefix: str) -> dict[str, torch.Tensor]:
     }
     for name, width in table.state_fields:
         entries[f"state.{name}"] = _join([batch.state[name] for batch in batches], _no_rows(width))
+    if _catches_up(table):
+        entries["log_decay"] = torch.tensor(table.log_decay, dtype=torch.float64)
     return {prefix + name: tensor for name, tensor in entries.items()}
+
+
+def _catches_up(table: Table) -> bool:
+    return "log_decay" in dict(table.state_fields)
 
 
 def _no_rows(width: int) -> Any:
@@ -55,7 +62,7 @@ def load_table(
     given = {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
     shapes = {"keys": (), "weight": (table.dim,)}
     shapes.update({f"state.{name}": (width,) for name, width in table.state_fields})
-    known = [*shapes, "update_count"]
+    known = [*shapes, "update_count", *(["log_decay"] if _catches_up(table) else [])]
     missing_keys.extend(prefix + name for name in known if name not in given)
     unexpected_keys.extend(prefix + name for name in given if name not in known)
     if not {"keys", "weight"} <= set(given):
@@ -72,6 +79,8 @@ def _problems(
 ) -> list[str]:
     """What does not fit the table, one message each."""
     found = _bad_tensors(given, shapes) + _bad_count(given.get("update_count", 0))
+    if _catches_up(table):
+        found += _bad_log_decay(given.get("log_decay", 0.0))
     if found:
         return found
     num_rows = len(given["keys"])
@@ -111,6 +120,13 @@ def _bad_count(count: Any) -> list[str]:
     return [f"update_count: must be a whole number from 0 to 2**63 - 1, got {count}"]
 
 
+def _bad_log_decay(value: Any) -> list[str]:
+    is_number = isinstance(value, float) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+    if is_number and math.isfinite(value) and value <= 0:
+        return []
+    return [f"log_decay: must be a finite number of 0 or less, got {value}"]
+
+
 def _replace_rows(table: Table, given: Mapping[str, Any]) -> None:
     keys, weights, state = _array(given["keys"]), _array(given["weight"]), None
     if all(f"state.{name}" in given for name, _ in table.state_fields):
@@ -119,6 +135,8 @@ def _replace_rows(table: Table, given: Mapping[str, Any]) -> None:
     table.clear()
     table.upsert(keys, weights, state)
     table.update_count = int(given.get("update_count", 0))
+    if _catches_up(table):
+        table.log_decay = float(given.get("log_decay", 0.0))
 
 
 def _array(tensor: torch.Tensor) -> Any:

@@ -9,17 +9,22 @@ Shape letters: N keys, B bags, C columns of the output, D row width.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.autograd.function import once_differentiable
 
+from recsdk_core.nn.accumulation import Accumulation
 from recsdk_core.table import Lease, Table
 from recsdk_core.tables import Bags, pool_tables, update_tables
 
-__all__ = ["FeatureBags", "TableBags", "gather_features", "pool_features"]
+__all__ = ["FeatureBags", "TableBags", "gather_features", "pack_features", "pool_features"]
+
+_Part: TypeAlias = tuple[Bags, torch.Tensor, int, torch.Tensor | None]
+"""Bags, the matrix with their gradients, its first column, and where their weights' goes."""
 
 
 @dataclass(kw_only=True)
@@ -37,7 +42,10 @@ class FeatureBags:
     pooling: str = "sum"
     """"sum" or "mean"."""
     column: int = 0
-    """First column of the output that the feature's vectors go to; `gather_features` ignores it."""
+    """First column of the output that the feature's vectors go to; for `pack_features` the first
+    number; `gather_features` ignores it."""
+    is_read: bool = True
+    """False: the forward leaves zeros for its vectors, but the backward takes their gradients."""
 
 
 @dataclass(kw_only=True)
@@ -50,6 +58,8 @@ class TableBags:
     """Its features; gradients of a key are added in this order."""
     lease: Lease | None = None
     """The batch that the rows were mapped under; released after backward, or with the graph."""
+    accumulation: Accumulation[Any] | None = None
+    """Collects the gradients of several backwards; None: each backward is an update."""
 
 
 @dataclass
@@ -61,21 +71,29 @@ class _Block:
     first_bag: int
     column: int
 
+    def place_in(self, matrix: torch.Tensor, width: int) -> tuple[torch.Tensor, int]:
+        """The matrix that begins with the block's first bag, and the block's first column."""
+        if matrix.dim() == 1:
+            return matrix.narrow(0, self.column, self.bags.num_bags * width).view(-1, width), 0
+        return (matrix[self.first_bag :] if self.first_bag else matrix), self.column
+
 
 class _Node:
     """What one autograd node owns from its forward to its backward."""
 
     def __init__(self, tables: Sequence[TableBags], blocks: list[list[_Block]]) -> None:
         self.tables = [entry.table for entry in tables]
-        self.leases = [entry.lease for entry in tables if entry.lease is not None]
+        self.leases = [entry.lease for entry in tables]
+        self.accumulations = [entry.accumulation for entry in tables]
         self.blocks = blocks  # of each table
         self.is_spent = False
 
     def end(self) -> None:
         """Releases the leases and drops what the backward needed."""
         for lease in self.leases:
-            lease.release()
-        self.tables, self.leases, self.blocks = [], [], []
+            if lease is not None:
+                lease.release()
+        self.tables, self.leases, self.accumulations, self.blocks = [], [], [], []
         self.is_spent = True
 
 
@@ -122,12 +140,25 @@ def gather_features(tables: Sequence[TableBags], anchor: torch.Tensor) -> torch.
     return _forward(_Node(tables, blocks), (total, widths.pop()), anchor)
 
 
+def pack_features(
+    tables: Sequence[TableBags], num_values: int, anchor: torch.Tensor
+) -> torch.Tensor:
+    """The vectors of all bags of all features in one dimension, as one autograd node.
+
+    Returns float32 (num_values,): the B vectors of a feature lie one after the other from `column`
+    on, which are B * D numbers that no other feature may fill; what no feature fills is zero. There
+    may be no tables. Otherwise as `pool_features`.
+    """
+    blocks = [[_Block(_bags(f), f, 0, f.column) for f in entry.features] for entry in tables]
+    return _forward(_Node(tables, blocks), (num_values,), anchor)
+
+
 def _bags(feature: FeatureBags) -> Bags:
     weights = None if feature.weights is None else feature.weights.detach()
     return Bags(feature.rows, feature.outcomes, feature.offsets, weights, feature.pooling)
 
 
-def _forward(node: _Node, shape: tuple[int, int], anchor: torch.Tensor) -> torch.Tensor:
+def _forward(node: _Node, shape: tuple[int, ...], anchor: torch.Tensor) -> torch.Tensor:
     weights = [block.feature.weights for part in node.blocks for block in part]
     wants_grad = anchor.requires_grad or any(w is not None and w.requires_grad for w in weights)
     if torch.is_grad_enabled() and wants_grad:
@@ -138,24 +169,21 @@ def _forward(node: _Node, shape: tuple[int, int], anchor: torch.Tensor) -> torch
     return out
 
 
-def _pool(node: _Node, shape: tuple[int, int]) -> torch.Tensor:
+def _pool(node: _Node, shape: tuple[int, ...]) -> torch.Tensor:
+    read = [[block for block in part if block.feature.is_read] for part in node.blocks]
     filled = sum(
         block.bags.num_bags * table.dim
-        for table, part in zip(node.tables, node.blocks, strict=True)
+        for table, part in zip(node.tables, read, strict=True)
         for block in part
     )
-    make = torch.empty if filled == shape[0] * shape[1] else torch.zeros
+    make = torch.empty if filled == math.prod(shape) else torch.zeros
     out = make(shape, dtype=torch.float32)
     calls = [
-        (table, [(block.bags, _rows_from(out, block.first_bag), block.column) for block in part])
-        for table, part in zip(node.tables, node.blocks, strict=True)
+        (table, [(block.bags, *block.place_in(out, table.dim)) for block in part])
+        for table, part in zip(node.tables, read, strict=True)
     ]
     pool_tables(calls)
     return out
-
-
-def _rows_from(matrix: torch.Tensor, first: int) -> torch.Tensor:
-    return matrix[first:] if first else matrix
 
 
 class _PoolFeatures(torch.autograd.Function):
@@ -165,7 +193,7 @@ class _PoolFeatures(torch.autograd.Function):
     def forward(
         ctx: Any,
         node: _Node,
-        shape: tuple[int, int],
+        shape: tuple[int, ...],
         anchor: torch.Tensor,
         *weights: torch.Tensor | None,
     ) -> torch.Tensor:
@@ -194,14 +222,32 @@ def _update(node: _Node, grad: torch.Tensor, wanted: Sequence[bool]) -> list[tor
     is_wanted = iter(wanted)
     grads: list[torch.Tensor | None] = []
     calls = []
-    for table, part in zip(node.tables, node.blocks, strict=True):
-        parts = []
+    ended = []
+    for index, (table, part) in enumerate(zip(node.tables, node.blocks, strict=True)):
+        accumulation = node.accumulations[index]
+        parts: list[_Part] = []
         for block in part:
-            weights = block.feature.weights if next(is_wanted) else None
-            grads.append(None if weights is None else torch.empty_like(weights))
-            parts.append((block.bags, _rows_from(grad, block.first_bag), block.column, grads[-1]))
+            wants = next(is_wanted)
+            if accumulation is not None:
+                grads.append(_weights_grad(table, block, grad) if wants else None)
+                parts.append((block.bags, *block.place_in(grad, table.dim), None))
+            else:
+                weights = block.feature.weights if wants else None
+                grads.append(None if weights is None else torch.empty_like(weights))
+                parts.append((block.bags, *block.place_in(grad, table.dim), grads[-1]))
+        if accumulation is not None:
+            lease, node.leases[index] = node.leases[index], None
+            due = accumulation.add(parts, lease)
+            if due is None:
+                continue
+            parts = due
+            ended.append(accumulation)
         calls.append((table, parts))
-    update_tables(calls)
+    try:
+        update_tables(calls)
+    finally:
+        for accumulation in ended:
+            accumulation.drop()
     return grads
 
 
@@ -221,8 +267,8 @@ def _weights_grad(table: Table, block: _Block, grad: torch.Tensor) -> torch.Tens
     """d(sum(grad * pooled)) / d(weights), (N,): <grad of the bag, row>, less the mean's part."""
     feature = block.feature
     assert feature.weights is not None
-    last = block.first_bag + block.bags.num_bags
-    grad_BD = grad[block.first_bag : last, block.column : block.column + table.dim]
+    matrix, column = block.place_in(grad, table.dim)
+    grad_BD = matrix[: block.bags.num_bags, column : column + table.dim]
     bag_N = _bag_of_key(feature)
     rows_ND = table.pool_rows(Bags(feature.rows, feature.outcomes))
     if feature.pooling == "sum":

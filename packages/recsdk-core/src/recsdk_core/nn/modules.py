@@ -15,7 +15,7 @@ from recsdk_core.init import Initializer, Uniform
 from recsdk_core.nn._state import load_table, save_table
 from recsdk_core.nn.function import FeatureBags, TableBags, gather_features, pool_features
 from recsdk_core.optim import SGD, Optimizer, from_torch
-from recsdk_core.table import Table
+from recsdk_core.table import DType, Rounding, Table
 
 __all__ = ["HashEmbedding", "HashEmbeddingBag"]
 
@@ -41,6 +41,8 @@ class _TableModule(nn.Module):
         max_rows: int | None = None,
         default_value: float = 0.0,
         on_nonfinite: Literal["apply", "raise", "skip"] = "apply",
+        dtype: DType = "float32",
+        rounding: Rounding = "stochastic",
         num_threads: int | None = None,
     ) -> None:
         super().__init__()
@@ -53,6 +55,8 @@ class _TableModule(nn.Module):
             max_rows=max_rows,
             default_value=default_value,
             on_nonfinite=on_nonfinite,
+            dtype=dtype,
+            rounding=rounding,
             num_threads=num_threads,
         )
         self.weight = nn.Parameter(torch.empty(0, dim))

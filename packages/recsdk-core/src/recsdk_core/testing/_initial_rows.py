@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from recsdk_core._ext import table_hash
 from recsdk_core.init import Constant, Custom, Initializer, Normal, Uniform
 
-__all__ = ["initial_rows"]
+__all__ = ["initial_rows", "mix64", "philox"]
 
 F32 = np.float32
 Floats: TypeAlias = NDArray[np.float32]
@@ -35,8 +35,8 @@ def initial_rows(
         return values
     if isinstance(initializer, Constant):
         return np.full((len(keys), dim), initializer.value, F32)
-    stream = _mix(seed + 0x9E3779B97F4A7C15) ^ table_hash(name)
-    words = _philox(keys, (dim + 3) // 4, stream)
+    stream = mix64(seed + 0x9E3779B97F4A7C15) ^ table_hash(name)
+    words = philox(keys, (dim + 3) // 4, stream)
     if isinstance(initializer, Uniform):
         values = _uniform(words, F32(initializer.low), F32(initializer.high))
     elif isinstance(initializer, Normal):
@@ -48,7 +48,7 @@ def initial_rows(
     return values.reshape(len(keys), (dim + 3) // 4 * 4)[:, :dim]
 
 
-def _mix(x: int) -> int:
+def mix64(x: int) -> int:
     """The finalizer of SplitMix64. Source: G. Steele et al., OOPSLA 2014."""
     mask = 2**64 - 1
     x &= mask
@@ -57,7 +57,7 @@ def _mix(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def _philox(keys: NDArray[np.int64], num_blocks: int, stream: int) -> Words:
+def philox(keys: NDArray[np.int64], num_blocks: int, stream: int, num_rounds: int = 10) -> Words:
     """Random words (N, num_blocks, 4)."""
     bits = keys.view(np.uint64)[:, None]
     zeros = np.zeros((len(keys), num_blocks), np.uint64)
@@ -68,7 +68,7 @@ def _philox(keys: NDArray[np.int64], num_blocks: int, stream: int) -> Words:
         zeros + (bits >> np.uint64(32)),
     ]
     key0, key1 = stream & 0xFFFFFFFF, stream >> 32
-    for _ in range(10):
+    for _ in range(num_rounds):
         product0 = counter[0] * np.uint64(0xD2511F53)
         product1 = counter[2] * np.uint64(0xCD9E8D57)
         counter = [

@@ -18,8 +18,9 @@ from recsdk_core.init import Initializer, Uniform
 from recsdk_core.optim import SGD, Optimizer
 from recsdk_core.outcome import Outcome
 from recsdk_core.table import ExportBatch, TableStats
-from recsdk_core.testing import _arithmetic
+from recsdk_core.testing import _arithmetic, _optimizers
 from recsdk_core.testing._initial_rows import initial_rows
+from recsdk_core.testing._rounding import random_halves, round_nearest, round_stochastic
 
 __all__ = ["ReferenceLease", "ReferenceTable"]
 
@@ -86,6 +87,8 @@ class ReferenceTable:
         max_rows: int | None = None,
         default_value: float = 0.0,
         on_nonfinite: Literal["apply", "raise", "skip"] = "apply",
+        dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+        rounding: Literal["stochastic", "nearest"] = "stochastic",
     ) -> None:
         self.dim = dim
         self.name = name
@@ -95,6 +98,9 @@ class ReferenceTable:
         self.initializer = initializer
         self.optimizer = optimizer
         self.update_count = 0
+        self.log_decay = 0.0
+        self.dtype = dtype
+        self._rounding = rounding
         self._on_nonfinite = on_nonfinite
         self._rows: dict[int, _Row] = {}
         self._counts = dict.fromkeys(Outcome, 0)
@@ -119,7 +125,7 @@ class ReferenceTable:
     @property
     def state_fields(self) -> tuple[tuple[str, int], ...]:
         """(name, width) of each field of optimizer state that a row has."""
-        return _arithmetic.state_fields(self.optimizer, self.dim)
+        return _optimizers.state_fields(self.optimizer, self.dim)
 
     def lease(self, step: int | None = None) -> ReferenceLease:
         """Opens a batch in flight."""
@@ -192,7 +198,8 @@ class ReferenceTable:
         )
         first = dict.fromkeys(new, True)
         for key, row_weights in zip(new, weights, strict=True):
-            self._add(key, row_weights.copy(), is_in_flight=lease is not None)
+            rounded = round_nearest(row_weights.copy(), self.dtype)
+            self._add(key, rounded, is_in_flight=lease is not None)
         if lease is not None:
             lease._new_keys += new
         outcomes = [
@@ -209,7 +216,7 @@ class ReferenceTable:
             number = self._free.pop()
         else:
             number, self._end_row = self._end_row, self._end_row + 1
-        state = _arithmetic.fresh_state(self.optimizer, self.dim)
+        state = _optimizers.fresh_state(self.optimizer, self.dim)
         self._rows[key] = row = _Row(number, weights, state, is_in_flight)
         return row
 
@@ -253,8 +260,8 @@ class ReferenceTable:
                 outcomes[-1] = Outcome.REFUSED
                 continue
             row = row or self._add(key, np.zeros(self.dim, F32))
-            row.weights = np.array(values[i], F32)
-            row.state = _arithmetic.fresh_state(self.optimizer, self.dim)
+            row.weights = round_nearest(np.array(values[i], F32), self.dtype)
+            row.state = _optimizers.fresh_state(self.optimizer, self.dim)
             if state is not None:
                 row.state = {name: np.array(given[i], F32) for name, given in state.items()}
         self._count(_outcomes(outcomes))
@@ -357,15 +364,22 @@ class ReferenceTable:
         if bad and self._on_nonfinite == "raise":
             raise NonFiniteError(f"{len(bad)} rows have gradients that are not finite")
         self._num_nonfinite += len(bad)
+        step = _optimizers.Step(self.optimizer, self.update_count + 1, self.log_decay)
         self.update_count += 1
+        self.log_decay = _optimizers.next_log_decay(self.optimizer, self.log_decay)
         for key, total in sums.items():
             if key in bad and self._on_nonfinite == "skip":
                 continue
             row = self._rows[key]
             with np.errstate(all="ignore"):  # gradients need not be finite
-                _arithmetic.update_row(
-                    self.optimizer, self.update_count, row.weights, row.state, total
-                )
+                _optimizers.update_row(step, row.weights, row.state, total)
+                row.weights = self._rounded(row.weights, key, step.t)
+
+    def _rounded(self, weights: Floats, key: int, t: int) -> Floats:
+        if self._rounding == "nearest":
+            return round_nearest(weights, self.dtype)
+        random = random_halves(self.seed, self.name, key, t, self.dim)
+        return round_stochastic(weights, self.dtype, random)
 
     def _weights_grad(
         self,
@@ -406,7 +420,8 @@ class ReferenceTable:
     def stats(self) -> TableStats:
         """Cumulative counts; sizes in bytes and of the index are 0."""
         sizes = ["index_bytes", "row_bytes", "metadata_bytes", "index_slots", "index_segments"]
-        sizes += ["index_directory", "index_splits", "index_overflowed"]
+        sizes += ["index_directory", "index_splits", "index_overflowed", "index_crowded"]
+        sizes += ["index_probes", "index_dense_keys", "index_dense_pages"]
         return TableStats(
             num_rows=len(self),
             num_rows_in_flight=len(self._rows) - len(self),
@@ -422,8 +437,9 @@ class ReferenceTable:
 
     def memory_bytes(self) -> int:
         """Bytes of weights and optimizer state."""
-        width = self.dim + sum(width for _, width in self.state_fields)
-        return 4 * width * len(self._rows)
+        weights = self.dim * (4 if self.dtype == "float32" else 2)
+        state = 4 * sum(width for _, width in self.state_fields)
+        return (weights + state) * len(self._rows)
 
     def check_invariants(self) -> None:
         """Does nothing: a dict has none."""

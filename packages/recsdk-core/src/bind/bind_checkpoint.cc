@@ -1,0 +1,133 @@
+// checkpoint.h: Cut, write_rows, Restore.
+#include "recsdk/checkpoint.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "array.h"
+#include "bindings.h"
+#include "handles.h"
+#include "row_files.h"
+
+namespace recsdk::bind {
+namespace {
+
+/// Lets Python's signal handlers run, then calls the function, if there is one.
+void report(nb::handle progress, std::int64_t num_bytes) {
+  const nb::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) nb::raise_python_error();
+  if (!progress.is_none()) progress(num_bytes);
+}
+
+RowFileSummary write_cut(PyCut& cut, nb::handle write, const nb::bytes& token,
+                         const std::string& codec, std::int64_t block_bytes, const nb::dict& policy,
+                         nb::handle progress, const std::string& name) {
+  const PySink sink(write, name);
+  WriteOptions options;
+  options.token = token_of(token);
+  options.file = {codec_of(codec), block_bytes, sink.in_background};
+  for (const auto& [key, data] : policy)
+    options.policies.emplace_back(nb::cast<std::string>(key), bytes_of(nb::cast<nb::bytes>(data)));
+  options.progress = [progress](std::int64_t num_bytes) { report(progress, num_bytes); };
+  const nb::gil_scoped_release without_gil;
+  return write_rows(*cut, *sink.sink, options);
+}
+
+/// The engine's restore, one call at a time.
+class PyRestore {
+ public:
+  explicit PyRestore(PyTable& table) : restore_(std::in_place, *table) {}
+  ~PyRestore() {
+    const nb::gil_scoped_release without_gil;
+    restore_.reset();
+  }
+  PyRestore(const PyRestore&) = delete;
+  PyRestore& operator=(const PyRestore&) = delete;
+
+  void add_file(PyRowFile& file, nb::handle owned,
+                std::optional<std::pair<std::int64_t, std::int64_t>> modulo, bool drop_state) {
+    RestoreOptions options;
+    Array shards;
+    if (!owned.is_none()) {
+      shards = outcomes(owned, "owned", kNumVirtualShards);
+      options.owned = {static_cast<const std::uint8_t*>(shards.data),
+                       static_cast<std::size_t>(kNumVirtualShards)};
+    }
+    if (modulo) options.modulo = RestoreOptions::Modulo{modulo->first, modulo->second};
+    options.drop_state = drop_state;
+    file.with_reader([&](RowFileReader& reader) {
+      const std::lock_guard lock(mutex_);
+      restore_->add_file(reader, options);
+    });
+  }
+
+  void commit(std::uint64_t update_count, double log_decay) {
+    const nb::gil_scoped_release without_gil;
+    const std::lock_guard lock(mutex_);
+    restore_->commit(update_count, log_decay);
+  }
+
+  std::int64_t num_rows() {
+    const nb::gil_scoped_release without_gil;
+    const std::lock_guard lock(mutex_);
+    return restore_->num_rows();
+  }
+
+  nb::dict policies() {
+    std::vector<Restore::Policy> found;
+    {
+      const nb::gil_scoped_release without_gil;
+      const std::lock_guard lock(mutex_);
+      found = restore_->policies();
+    }
+    nb::dict made;
+    for (const Restore::Policy& policy : found) {
+      const nb::object name = nb::cast(policy.name);
+      if (!made.contains(name)) made[name] = nb::list();
+      nb::cast<nb::list>(made[name]).append(nb::bytes(policy.data.data(), policy.data.size()));
+    }
+    return made;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::optional<Restore> restore_;
+};
+
+}  // namespace
+
+void bind_checkpoint(nb::module_& module) {
+  nb::class_<PyCut>(module, "Cut")
+      .def_prop_ro("num_rows", [](const PyCut& cut) { return cut->num_rows(); })
+      .def_prop_ro("num_erased", [](const PyCut& cut) { return cut->num_erased(); })
+      .def_prop_ro("changes_only", [](const PyCut& cut) { return cut->changes_only(); })
+      .def_prop_ro("update_count", [](const PyCut& cut) { return cut->update_count(); })
+      .def_prop_ro("learning_rate", [](const PyCut& cut) { return cut->learning_rate(); })
+      .def_prop_ro("log_decay", [](const PyCut& cut) { return cut->log_decay(); })
+      .def_prop_ro("copied_bytes", [](const PyCut& cut) { return cut->copied_bytes(); })
+      .def_prop_ro("max_copied_bytes", [](const PyCut& cut) { return cut->max_copied_bytes(); })
+      .def_prop_ro("is_finished", [](const PyCut& cut) { return cut->is_finished(); })
+      .def(
+          "finish", [](PyCut& cut, bool durable) { (*cut).finish(durable); }, nb::arg("durable"),
+          nb::call_guard<nb::gil_scoped_release>());
+  module.def("write_rows", &write_cut, nb::arg("cut"), nb::arg("write"), nb::arg("token"),
+             nb::arg("codec") = "none", nb::arg("block_bytes") = kDefaultBlockBytes,
+             nb::arg("policy") = nb::dict(), nb::arg("progress").none() = nb::none(),
+             nb::arg("name") = "row file");
+  nb::class_<PyRestore>(module, "Restore")
+      .def(nb::init<PyTable&>(), nb::arg("table"))
+      .def("add_file", &PyRestore::add_file, nb::arg("row_file"),
+           nb::arg("owned").none() = nb::none(), nb::arg("modulo").none() = nb::none(),
+           nb::arg("drop_state") = false)
+      .def_prop_ro("num_rows", &PyRestore::num_rows)
+      .def("policies", &PyRestore::policies)
+      .def("commit", &PyRestore::commit, nb::arg("update_count"), nb::arg("log_decay") = 0.0);
+}
+
+}  // namespace recsdk::bind

@@ -1,0 +1,200 @@
+// row_file.h
+#include "recsdk/row_file.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <tuple>
+
+#include "array.h"
+#include "bindings.h"
+#include "row_files.h"
+
+namespace recsdk::bind {
+namespace {
+
+using FieldTuple = std::tuple<std::string, std::string, std::int64_t>;
+using Contiguous = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
+
+constexpr FieldType kTypes[] = {FieldType::kFloat32, FieldType::kFloat16, FieldType::kBfloat16,
+                                FieldType::kInt64,   FieldType::kUint64,  FieldType::kInt32,
+                                FieldType::kUint32,  FieldType::kUint8};
+
+FieldType type_of(const std::string& name) {
+  for (const FieldType type : kTypes) {
+    if (name == name_of(type)) return type;
+  }
+  throw nb::value_error(("no type of a field is named '" + name + "'").c_str());
+}
+
+const char* kind_name(BlockKind kind) {
+  switch (kind) {
+    case BlockKind::kRows:
+      return "rows";
+    case BlockKind::kErased:
+      return "erased";
+    case BlockKind::kPolicy:
+      return "policy";
+  }
+  return "";
+}
+
+const char* kind_name(RowFileKind kind) {
+  return kind == RowFileKind::kDelta ? "delta" : "snapshot";
+}
+
+RowFileKind file_kind_of(const std::string& name) {
+  if (name == "snapshot") return RowFileKind::kSnapshot;
+  if (name == "delta") return RowFileKind::kDelta;
+  throw nb::value_error(("kind must be 'snapshot' or 'delta', got '" + name + "'").c_str());
+}
+
+/// The array of one field of a block, which must fit the file's field.
+Contiguous field_array(const PyRowBlock& block, const FileField& field, std::size_t n) {
+  if (!block.fields.contains(field.name.c_str()))
+    throw nb::value_error(("a block lacks the field '" + field.name + "'").c_str());
+  Contiguous array;
+  const bool is_array = nb::try_cast(block.fields[field.name.c_str()], array, false);
+  const auto bits = static_cast<std::uint8_t>(8 * size_of(field.type));
+  const bool fits = is_array && array.ndim() == 2 && array.shape(0) == n &&
+                    array.shape(1) == static_cast<std::size_t>(field.count) &&
+                    array.dtype().bits == bits && array.dtype().lanes == 1;
+  if (!fits) {
+    throw nb::value_error(("field '" + field.name + "' of a block must be a contiguous array of " +
+                           name_of(field.type) + " and shape (" + std::to_string(n) + ", " +
+                           std::to_string(field.count) + ")")
+                              .c_str());
+  }
+  return array;
+}
+
+void write_rows_block(RowFileWriter& writer, const PyRowBlock& block, const RowFileHeader& header) {
+  const Keys keys(block.keys);
+  std::vector<Contiguous> arrays;
+  std::vector<const void*> data;
+  for (const FileField& field : header.fields) {
+    arrays.push_back(field_array(block, field, keys.size()));
+    data.push_back(arrays.back().data());
+  }
+  if (block.fields.size() != header.fields.size())
+    throw nb::value_error("a block has fields that the file has not");
+  const nb::gil_scoped_release without_gil;
+  writer.write_rows(keys.span(), data);
+}
+
+void write_block(RowFileWriter& writer, const PyRowBlock& block, const RowFileHeader& header) {
+  if (block.kind == BlockKind::kRows) return write_rows_block(writer, block, header);
+  if (block.kind == BlockKind::kErased) {
+    const Keys keys(block.keys);
+    const nb::gil_scoped_release without_gil;
+    return writer.write_erased(keys.span());
+  }
+  const std::span<const std::byte> data = bytes_of(block.data);
+  const nb::gil_scoped_release without_gil;
+  writer.write_policy(block.name, data);
+}
+
+RowFileSummary write_row_file(nb::handle write, const std::string& kind, std::int64_t dim,
+                              const std::vector<FieldTuple>& fields, nb::handle blocks,
+                              const nb::bytes& token, const std::string& codec,
+                              std::int64_t block_bytes, const std::string& name) {
+  const PySink sink(write, name);
+  RowFileHeader header{file_kind_of(kind), dim, token_of(token), {}};
+  for (const auto& [field, type, count] : fields)
+    header.fields.push_back({field, type_of(type), count});
+  const RowFileOptions options{codec_of(codec), block_bytes, sink.in_background};
+  std::unique_ptr<RowFileWriter> writer;
+  // Ending a writer waits for its thread, which may wait for the GIL.
+  const auto without_gil = [&](const auto& body) {
+    const nb::gil_scoped_release released;
+    body();
+  };
+  try {
+    without_gil([&] { writer = std::make_unique<RowFileWriter>(*sink.sink, header, options); });
+    for (const nb::handle block : nb::iter(blocks))
+      write_block(*writer, nb::cast<const PyRowBlock&>(block), header);
+    RowFileSummary summary;
+    without_gil([&] {
+      summary = writer->finish();
+      writer.reset();
+    });
+    return summary;
+  } catch (...) {
+    without_gil([&] { writer.reset(); });
+    throw;
+  }
+}
+
+PyRowBlock make_rows(nb::object keys, nb::dict fields) {
+  return {BlockKind::kRows, std::move(keys), std::move(fields), "", nb::bytes("", 0)};
+}
+PyRowBlock make_erased(nb::object keys) {
+  return {BlockKind::kErased, std::move(keys), nb::dict(), "", nb::bytes("", 0)};
+}
+PyRowBlock make_policy(std::string name, nb::bytes data) {
+  nb::object keys = nb::module_::import_("numpy").attr("empty")(0, "int64");
+  return {BlockKind::kPolicy, std::move(keys), nb::dict(), std::move(name), std::move(data)};
+}
+
+void bind_row_block(nb::module_& module) {
+  nb::class_<PyRowBlock>(module, "RowBlock")
+      .def_static("rows", &make_rows, nb::arg("keys"), nb::arg("fields"))
+      .def_static("erased", &make_erased, nb::arg("keys"))
+      .def_static("policy", &make_policy, nb::arg("name"), nb::arg("data"))
+      .def_prop_ro("kind", [](const PyRowBlock& block) { return kind_name(block.kind); })
+      .def_ro("keys", &PyRowBlock::keys)
+      .def_ro("fields", &PyRowBlock::fields)
+      .def_ro("name", &PyRowBlock::name)
+      .def_ro("data", &PyRowBlock::data);
+}
+
+nb::tuple fields_of(const PyRowFile& file) {
+  nb::list fields;
+  for (const FileField& field : file.header().fields)
+    fields.append(nb::make_tuple(field.name, name_of(field.type), field.count));
+  return nb::tuple(fields);
+}
+
+}  // namespace
+
+void bind_row_file(nb::module_& module) {
+  module.attr("DEFAULT_BLOCK_BYTES") = kDefaultBlockBytes;
+  module.attr("MAX_BLOCK_BYTES") = kMaxBlockBytes;
+  module.attr("ROW_FILE_VERSION") = kRowFileVersion;
+  module.attr("HAS_ZSTD") = has_codec(Codec::kZstd);
+  nb::class_<RowFileSummary>(module, "RowFileSummary")
+      .def_ro("num_rows", &RowFileSummary::num_rows)
+      .def_ro("num_erased", &RowFileSummary::num_erased)
+      .def_ro("num_bytes", &RowFileSummary::num_bytes)
+      .def_ro("checksum", &RowFileSummary::checksum);
+  bind_row_block(module);
+  nb::class_<PyRowFile>(module, "RowFile")
+      .def(nb::init<nb::handle, std::int64_t, const std::string&>(), nb::arg("read"),
+           nb::arg("size"), nb::arg("name"))
+      .def_prop_ro("kind", [](const PyRowFile& file) { return kind_name(file.header().kind); })
+      .def_prop_ro("dim", [](const PyRowFile& file) { return file.header().dim; })
+      .def_prop_ro("token",
+                   [](const PyRowFile& file) {
+                     return nb::bytes(file.header().token.data(), file.header().token.size());
+                   })
+      .def_prop_ro("fields", &fields_of)
+      .def("next_block", &PyRowFile::next_block)
+      .def("summary", &PyRowFile::summary);
+  module.def("write_row_file", &write_row_file, nb::arg("write"), nb::arg("kind"), nb::arg("dim"),
+             nb::arg("fields"), nb::arg("blocks"), nb::arg("token"), nb::arg("codec") = "none",
+             nb::arg("block_bytes") = kDefaultBlockBytes, nb::arg("name") = "row file");
+  module.def(
+      "virtual_shards",
+      [](nb::handle keys_object) {
+        const Keys keys(keys_object);
+        Result shards = make_rows(keys.framework(), static_cast<std::int64_t>(keys.size()));
+        const std::span<RowNumber> out = row_span(shards, keys.size());
+        for (std::size_t i = 0; i < out.size(); ++i) out[i] = virtual_shard(keys.span()[i]);
+        return std::move(shards.object);
+      },
+      nb::arg("keys"));
+}
+
+}  // namespace recsdk::bind

@@ -1,0 +1,59 @@
+// Row files as Python has them: descriptors or callables for bytes, blocks of numpy arrays.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "recsdk/row_file.h"
+
+namespace recsdk::bind {
+
+namespace nb = nanobind;
+
+/// What a Python argument named `write` stands for.
+struct PySink {
+  PySink(nb::handle write, const std::string& name);
+  std::unique_ptr<ByteSink> sink;
+  bool in_background;  ///< a descriptor may be written by another thread, a callable not
+};
+
+/// A block whose arrays Python owns.
+struct PyRowBlock {
+  BlockKind kind = BlockKind::kRows;
+  nb::object keys;  ///< (n,)
+  nb::dict fields;  ///< (n, count) by name
+  std::string name;
+  nb::bytes data;
+};
+
+/// A reader that threads take turns with.
+class PyRowFile {
+ public:
+  PyRowFile(nb::handle read, std::int64_t size, const std::string& name);
+
+  nb::object next_block();
+  RowFileSummary summary();
+  const RowFileHeader& header() const { return reader_->header(); }
+  /// Calls use(reader) without the GIL, while no other thread does.
+  template <typename Use>
+  void with_reader(const Use& use) {
+    const nb::gil_scoped_release without_gil;
+    const std::lock_guard lock(mutex_);
+    use(*reader_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unique_ptr<RowFileReader> reader_;
+};
+
+/// Throws ValueError unless it has 16 bytes.
+std::array<std::uint8_t, 16> token_of(const nb::bytes& token);
+Codec codec_of(const std::string& name);
+std::span<const std::byte> bytes_of(const nb::bytes& data);
+
+}  // namespace recsdk::bind

@@ -1,0 +1,136 @@
+"""Canonical JSON, and strict access to what was parsed from it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+from recsdk_core.errors import CheckpointError
+
+__all__ = ["Fields", "canonical_json", "parse_json"]
+
+T = TypeVar("T")
+
+
+def canonical_json(value: Any) -> bytes:
+    """The one way in which this format writes a JSON value: sorted keys, no spaces, ASCII.
+
+    Raises ValueError for numbers that are infinite or not a number, TypeError for what is no JSON.
+    """
+    text = json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+    )
+    return text.encode("ascii") + b"\n"
+
+
+def parse_json(raw: bytes, where: str) -> Any:
+    """The value of canonical JSON; CheckpointError, naming `where`, for anything else."""
+    try:
+        value = json.loads(raw.decode("ascii"), parse_constant=_refuse_constant)
+        again = canonical_json(value)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{where}: no JSON of a checkpoint: {type(error).__name__}: {error}"
+        ) from None
+    if again != raw:
+        raise CheckpointError(f"{where}: not written in the canonical form; the file was changed")
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+class Fields:
+    """The fields of one JSON object: each must be there, have its type, and lie within limits.
+
+    `done` refuses fields that nothing asked for. All raise CheckpointError naming file and field.
+    """
+
+    def __init__(self, value: Any, where: str, path: str = "") -> None:
+        self._where, self._path = where, path
+        if not isinstance(value, dict):
+            self._fail("", f"must be an object, got {_short(value)}")
+        self._value: dict[str, Any] = value
+        self._seen: set[str] = set()
+
+    def _fail(self, name: str, text: str) -> NoReturn:
+        field = ".".join(part for part in (self._path, name) if part) or "the whole"
+        raise CheckpointError(f"{self._where}: {field} {text}")
+
+    def take(self, name: str) -> Any:
+        """The field as it is."""
+        self._seen.add(name)
+        if name not in self._value:
+            self._fail(name, "is missing")
+        return self._value[name]
+
+    def has(self, name: str) -> bool:
+        """Whether the field is there."""
+        return name in self._value
+
+    def integer(self, name: str, low: int, high: int) -> int:
+        """An int from `low` to `high`."""
+        value = self.take(name)
+        if type(value) is not int or not low <= value <= high:
+            self._fail(name, f"must be a whole number from {low} to {high}, got {_short(value)}")
+        return value
+
+    def number(self, name: str) -> float:
+        """A finite number, written with a point or an exponent."""
+        value = self.take(name)
+        if not isinstance(value, float) or not math.isfinite(value):
+            self._fail(name, f"must be a finite number such as 0.0, got {_short(value)}")
+        return value
+
+    def text(self, name: str, pattern: re.Pattern[str]) -> str:
+        """A string that `pattern` matches as a whole."""
+        value = self.take(name)
+        if not isinstance(value, str) or pattern.fullmatch(value) is None:
+            self._fail(name, f"must match {pattern.pattern}, got {_short(value)}")
+        return value
+
+    def choice(self, name: str, choices: tuple[str, ...]) -> str:
+        """One of some strings."""
+        value = self.take(name)
+        if not isinstance(value, str) or value not in choices:
+            self._fail(name, f"must be one of {', '.join(choices)}, got {_short(value)}")
+        return value
+
+    def optional(self, name: str, read: Callable[[str], T]) -> T | None:
+        """What `read` gives, or None for null."""
+        return None if self.take(name) is None else read(name)
+
+    def child(self, name: str) -> Fields:
+        """An object."""
+        return Fields(self.take(name), self._where, f"{self._path}.{name}".lstrip("."))
+
+    def children(self, name: str, low: int, high: int) -> list[Fields]:
+        """A list of `low` to `high` objects."""
+        value = self.take(name)
+        if not isinstance(value, list) or not low <= len(value) <= high:
+            self._fail(name, f"must be a list of {low} to {high} objects, got {_short(value)}")
+        path = f"{self._path}.{name}".lstrip(".")
+        return [Fields(item, self._where, f"{path}[{i}]") for i, item in enumerate(value)]
+
+    def done(self) -> None:
+        """Refuses fields that were not taken."""
+        unknown = sorted(set(self._value) - self._seen)
+        if unknown:
+            self._fail(unknown[0], "is not a field of this format")
+
+    def fail(self, name: str, text: str) -> NoReturn:
+        """Refuses a field for a reason that it shares with others."""
+        self._fail(name, text)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    if isinstance(value, int) and value.bit_length() > 200:
+        return f"a number of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,397 @@
+"""`recsdk ckpt`: look at checkpoints, check, compare, merge and convert them, without torch."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import numpy as np
+
+from recsdk_core.checkpoint import comparing, tabular, transforming
+from recsdk_core.checkpoint.merging import bytes_to_read
+from recsdk_core.checkpoint.reading import Checkpoint, Progress, chain_of, open_checkpoint
+from recsdk_core.checkpoint.restoring import Owner
+from recsdk_core.checkpoint.saving import SaveOptions
+from recsdk_core.errors import RecsdkError
+
+__all__ = ["ckpt"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_KEY = re.compile(r"-?[0-9]{1,20}|0[xX][0-9a-fA-F]{1,16}")
+
+
+class _Failure(click.ClickException):
+    """What is wrong with a checkpoint or a file."""
+
+    exit_code = 1
+
+
+class _Trouble(_Failure):
+    """The same where 1 has another meaning."""
+
+    exit_code = 2
+
+
+@click.group()
+def ckpt() -> None:
+    """Inspect, verify, compare and convert checkpoints.
+
+    A checkpoint is given by its path or fsspec URL. Of a delta, the checkpoints before it are found
+    beside it; `compact`, `reshard` and `verify` also take a whole chain. The exit status is 0 if
+    all is well, 1 if something is wrong or not found, 2 for a command line that is wrong.
+    """
+
+
+def _command(*options: Callable[[F], F], status: int = 1) -> Callable[[F], click.Command]:
+    """A command with options; errors that users can cause become messages and a status."""
+
+    def decorate(function: F) -> click.Command:
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except (RecsdkError, ValueError, OSError, ImportError) as error:
+                kind = _Failure if status == 1 else _Trouble
+                raise kind(str(error)) from error
+
+        made: Any = call
+        for option in reversed(options):
+            made = option(made)
+        name = function.__name__.rstrip("_")
+        settings = {"ignore_unknown_options": name == "get"}  # keys may be negative
+        return ckpt.command(name, context_settings=settings)(made)
+
+    return decorate
+
+
+_SOURCE = click.argument("source", metavar="CHECKPOINT")
+_CHAIN = click.argument("sources", metavar="CHECKPOINT...", nargs=-1, required=True)
+_TARGET = click.argument("target", metavar="TARGET")
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+_TABLE = click.option("--table", help="The table; may be left out if there is one only.")
+_OVERWRITE = click.option("--overwrite", is_flag=True, help="Replace a checkpoint at TARGET.")
+_CODEC = click.option(
+    "--codec", type=click.Choice(["none", "zstd"]), default="none", show_default=True
+)
+
+
+@contextmanager
+def _bar(total: int, label: str) -> Iterator[Progress]:
+    """A progress bar on a terminal's standard error; nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda num_bytes: None
+        return
+    with click.progressbar(length=max(total, 1), label=label, file=sys.stderr) as bar:
+        yield bar.update
+
+
+def _print(as_json: bool, value: Any, lines: Sequence[str]) -> None:
+    click.echo(json.dumps(value, indent=2) if as_json else "\n".join(lines))
+
+
+def _sources(sources: Sequence[str]) -> list[Checkpoint]:
+    """A chain from one path, or from all of them in order."""
+    return chain_of(sources[0] if len(sources) == 1 else list(sources))
+
+
+def _table_of(chain: Sequence[Checkpoint], name: str | None) -> str:
+    names = [entry.name for entry in chain[-1].manifest.tables]
+    if name is None and len(names) == 1:
+        return names[0]
+    if name is None or name not in names:
+        given = "say which" if name is None else f"there is no {name!r}"
+        raise click.UsageError(f"--table: {given}; {chain[-1].location} has {', '.join(names)}")
+    return name
+
+
+def _size(num_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.4g} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.4g} TiB"
+
+
+@_command(_SOURCE, _JSON)
+def inspect(source: str, as_json: bool) -> None:
+    """Show what the manifest says: tables, sizes, optimizer, step, parent."""
+    found = open_checkpoint(source)
+    manifest = found.manifest
+    value = {
+        "location": found.location,
+        "hash": found.hash,
+        "kind": manifest.kind,
+        "chain": None if manifest.chain is None else asdict(manifest.chain),
+        "step": manifest.step,
+        "world_size": manifest.world_size,
+        "num_bytes": manifest.num_bytes,
+        "writer": manifest.writer,
+        "token": manifest.token,
+        "has_user_state": manifest.user_state is not None,
+        "tables": [
+            {
+                **{k: v for k, v in asdict(entry).items() if k != "files"},
+                "num_rows": entry.num_rows,
+                "num_erased": entry.num_erased,
+                "num_bytes": entry.num_bytes,
+            }
+            for entry in manifest.tables
+        ],
+    }
+    _print(as_json, value, _lines_of(found))
+
+
+def _lines_of(found: Checkpoint) -> list[str]:
+    manifest = found.manifest
+    link = manifest.chain
+    kind = "snapshot" if link is None else f"delta {link.sequence} on {link.parent[:16]}"
+    lines = [
+        f"{found.location}: {kind}",
+        f"hash {found.hash}, step {'-' if manifest.step is None else manifest.step}, "
+        f"{manifest.world_size} ranks, {_size(manifest.num_bytes)}, by {manifest.writer}",
+    ]
+    for entry in manifest.tables:
+        erased = f", {entry.num_erased} erased" if link is not None else ""
+        lines += [
+            f"table {entry.name!r}: {entry.num_rows} rows{erased} of width {entry.dim}, "
+            f"{_size(entry.num_bytes)}, {entry.update_count} updates, {entry.sharding.rule}",
+            f"  optimizer {entry.optimizer}; initializer {entry.initializer}, seed {entry.seed}",
+            "  fields " + ", ".join(f"{f.name} {f.dtype}[{f.width}]" for f in entry.fields),
+        ]
+    return lines
+
+
+@_command(_CHAIN, click.option("--alone", is_flag=True, help="Only the given ones, not the chain."),
+          _JSON)  # fmt: skip
+def verify(sources: tuple[str, ...], alone: bool, as_json: bool) -> None:
+    """Read every byte of a checkpoint and its chain, and compare it with its checksums."""
+    chain = [open_checkpoint(one) for one in sources] if alone else _sources(sources)
+    with _bar(sum(one.manifest.num_bytes for one in chain), "verifying") as progress:
+        for one in chain:
+            one.verify(progress)
+    value = {"checkpoints": [{"location": one.location, "hash": one.hash} for one in chain]}
+    lines = [f"{one.location}: all {len(one.manifest.files) + 1} files are intact" for one in chain]
+    _print(as_json, value, lines)
+
+
+@_command(
+    click.argument("a", metavar="A"),
+    click.argument("b", metavar="B"),
+    click.option("--examples", type=click.IntRange(0), default=5, show_default=True,
+                 help="Keys to show of each kind."),
+    _JSON,
+    status=2,
+)  # fmt: skip
+def diff(a: str, b: str, examples: int, as_json: bool) -> None:
+    """Compare the rows of two checkpoints; the exit status is 1 if they differ, 2 for errors."""
+    chains = chain_of(a), chain_of(b)
+    total = sum(c.manifest.num_bytes for chain in chains for c in chain)
+    with _bar(total, "comparing") as progress:
+        found = comparing.diff(*chains, num_examples=examples, progress=progress)
+    lines = []
+    for table in found:
+        lines.append(
+            f"table {table.name!r}: {table.equal} equal, {table.changed} changed, "
+            f"{table.only_in_a} only in {a}, {table.only_in_b} only in {b}"
+        )
+        lines += [f"  {k}: {x!r} and {y!r}" for k, (x, y) in table.settings.items()]
+        lines += [f"  {k}: {', '.join(map(str, v))}" for k, v in table.examples.items() if v]
+    is_equal = all(table.is_equal for table in found)
+    _print(as_json, {"equal": is_equal, "tables": [asdict(table) for table in found]}, lines)
+    if not is_equal:
+        raise click.exceptions.Exit(1)
+
+
+@_command(_SOURCE, click.argument("key"), _TABLE, _JSON)
+def get(source: str, key: str, table: str | None, as_json: bool) -> None:
+    """Show the row of KEY, a number of 64 bits, decimal or 0x...; status 1 if it has none."""
+    number = _number(key)
+    chain = chain_of(source)
+    name = _table_of(chain, table)
+    row = comparing.find_row(chain, name, number)
+    _, entry = chain[-1].table(name)
+    dtypes = {field.name: field.dtype for field in entry.fields}
+    values = {k: comparing.as_floats(v, dtypes[k]).tolist() for k, v in (row or {}).items()}
+    value = {"table": name, "key": number, "found": row is not None, "fields": values}
+    missing = [f"table {name!r} has no row of key {number}"]
+    lines = [f"{k}: {' '.join(f'{x:.9g}' for x in v)}" for k, v in values.items()] or missing
+    _print(as_json, value, lines)
+    if row is None:
+        raise click.exceptions.Exit(1)
+
+
+def _number(text: str) -> int:
+    number = int(text, 16 if "x" in text.lower() else 10) if _KEY.fullmatch(text) else None
+    if number is None or not -(2**63) <= number < 2**64:
+        raise click.BadParameter(
+            f"{text!r} is no number of 64 bits: pass -2**63 to 2**64 - 1, decimal or 0x...",
+            param_hint="KEY",
+        )
+    return number
+
+
+@_command(
+    _SOURCE,
+    _TABLE,
+    click.option("-n", "--count", type=click.IntRange(1), default=10, show_default=True),
+    click.option("--by", default="weight", show_default=True, help="The field to measure."),
+    click.option("--smallest", is_flag=True, help="The smallest instead of the largest."),
+    _JSON,
+)
+def top(source: str, table: str | None, count: int, by: str, smallest: bool, as_json: bool) -> None:
+    """Show the keys whose field has the largest L2 norm."""
+    chain = chain_of(source)
+    name = _table_of(chain, table)
+    with _bar(bytes_to_read(chain, [name], [Owner()]), "reading") as progress:
+        found = comparing.top_rows(
+            chain, name, count=count, by=by, smallest=smallest, progress=progress
+        )
+    rows = [{"key": key, "norm": norm} for key, norm in found]
+    lines = [f"{key:>20}  {norm:.9g}" for key, norm in found]
+    _print(as_json, {"table": name, "by": by, "rows": rows}, lines)
+
+
+def _write(chain: list[Checkpoint], target: str, label: str, world_size: int, rule: str,
+           overwrite: bool, codec: Any, as_json: bool) -> None:  # fmt: skip
+    names = [entry.name for entry in chain[-1].manifest.tables]
+    with _bar(bytes_to_read(chain, names, [Owner()]), label) as progress:
+        position = transforming.reshard(
+            [one.location for one in chain],
+            target,
+            world_size=world_size,
+            rule=rule,
+            overwrite=overwrite,
+            codec=codec,
+            progress=progress,
+        )
+    made = open_checkpoint(target)
+    value = {"location": target, "hash": position.hash, "world_size": world_size}
+    _print(as_json, value, _lines_of(made))
+
+
+@_command(_CHAIN, _TARGET, _OVERWRITE, _CODEC, _JSON)
+def compact(
+    sources: tuple[str, ...], target: str, overwrite: bool, codec: str, as_json: bool
+) -> None:
+    """Merge a chain into a snapshot at TARGET. Nothing of the chain is removed."""
+    chain = _sources(sources)
+    rules = [entry.sharding.rule for entry in chain[-1].manifest.tables] or ["virtual_shard"]
+    size = chain[-1].manifest.world_size
+    _write(chain, target, "merging", size, rules[0], overwrite, codec, as_json)
+
+
+@_command(
+    _CHAIN,
+    _TARGET,
+    click.option("--world-size", type=click.IntRange(1, 65_536), required=True),
+    click.option("--rule", type=click.Choice(["virtual_shard", "modulo"]),
+                 default="virtual_shard", show_default=True),
+    _OVERWRITE,
+    _CODEC,
+    _JSON,
+)  # fmt: skip
+def reshard(
+    sources: tuple[str, ...],
+    target: str,
+    world_size: int,
+    rule: str,
+    overwrite: bool,
+    codec: str,
+    as_json: bool,
+) -> None:
+    """Write a checkpoint or chain as a snapshot of another number of ranks.
+
+    Loading needs no such step; it reads less after it.
+    """
+    chain = _sources(sources)
+    _write(chain, target, "resharding", world_size, rule, overwrite, codec, as_json)
+
+
+@_command(
+    _SOURCE,
+    _TARGET,
+    _TABLE,
+    click.option("--format", "form", type=click.Choice(tabular.FORMATS),
+                 help="By default by the end of TARGET's name."),
+    _JSON,
+)  # fmt: skip
+def export(source: str, target: str, table: str | None, form: str | None, as_json: bool) -> None:
+    """Write a table's rows to the new file TARGET, as parquet or safetensors."""
+    form = form or Path(target).suffix.lstrip(".")
+    if form not in tabular.FORMATS:
+        raise click.UsageError(f"--format: say one of {', '.join(tabular.FORMATS)}")
+    chain = chain_of(source)
+    name = _table_of(chain, table)
+    with _bar(bytes_to_read(chain, [name], [Owner()]), "exporting") as progress:
+        num_rows = tabular.export_table(chain, name, Path(target), form, progress)
+    value = {"location": target, "table": name, "num_rows": num_rows}
+    _print(as_json, value, [f"{target}: {num_rows} rows of table {name!r}"])
+
+
+@_command(
+    click.argument("source", metavar="FILE"),
+    _TARGET,
+    click.option("--name", required=True, help="The table's name."),
+    click.option("--keys", default="key", show_default=True, help="The array of 64-bit ids (N,)."),
+    click.option("--weights", default="weight", show_default=True, help="The array (N, D)."),
+    click.option("--keys-file", type=click.Path(dir_okay=False),
+                 help="The file that has the ids, if another: .npy, .npz, .parquet, .safetensors."),
+    click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Of rows that are made later."),
+    click.option("--world-size", type=click.IntRange(1, 65_536), default=1, show_default=True),
+    _OVERWRITE,
+    _CODEC,
+    _JSON,
+)  # fmt: skip
+def import_(
+    source: str,
+    target: str,
+    name: str,
+    keys: str,
+    weights: str,
+    keys_file: str | None,
+    seed: int | None,
+    world_size: int,
+    overwrite: bool,
+    codec: Any,
+    as_json: bool,
+) -> None:
+    """Make a checkpoint with one table from FILE: .npz, .safetensors or .parquet.
+
+    FILE has the weights of the rows and their ids, in the same order. The checkpoint loads into any
+    table of that width; optimizer state is then fresh.
+    """
+    arrays = tabular.read_arrays(Path(source))
+    ids = _array(arrays, keys, source) if keys_file is None else _ids(Path(keys_file), keys)
+    options = SaveOptions(overwrite=overwrite, codec=codec)
+    position = tabular.import_table(
+        target,
+        name,
+        ids,
+        _array(arrays, weights, source),
+        seed=seed,
+        world_size=world_size,
+        options=options,
+    )
+    value = {"location": target, "hash": position.hash, "num_rows": len(ids)}
+    _print(as_json, value, _lines_of(open_checkpoint(target)))
+
+
+def _ids(path: Path, name: str) -> Any:
+    if path.suffix == ".npy":
+        return np.load(path, allow_pickle=False)
+    return _array(tabular.read_arrays(path), name, str(path))
+
+
+def _array(arrays: dict[str, Any], name: str, path: str) -> Any:
+    if name not in arrays:
+        raise ValueError(f"{path}: has no array {name!r}; it has {', '.join(arrays)}")
+    return arrays[name]

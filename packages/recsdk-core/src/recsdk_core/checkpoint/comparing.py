@@ -1,0 +1,191 @@
+"""What differs between two checkpoints, and looking at single rows.
+
+Shape letters: N keys, D row width.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recsdk_core.checkpoint.manifest import TableEntry
+from recsdk_core.checkpoint.merging import Rows, merged_rows
+from recsdk_core.checkpoint.reading import Checkpoint, Progress
+from recsdk_core.checkpoint.restoring import Owner
+from recsdk_core.virtual_shards import mix64
+
+__all__ = ["TableDifference", "as_floats", "diff", "find_row", "top_rows"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableDifference:
+    """How a table differs between two checkpoints, `a` and `b`."""
+
+    name: str
+    """The table."""
+    settings: dict[str, tuple[Any, Any]]
+    """What was saved differently beside the rows: (a, b) by name."""
+    only_in_a: int
+    """Keys that only `a` has."""
+    only_in_b: int
+    """Keys that only `b` has."""
+    changed: int
+    """Keys with other weights, optimizer state or metadata."""
+    equal: int
+    """Keys with equal rows, bit for bit."""
+    examples: dict[str, list[int]]
+    """The smallest keys of "only_in_a", "only_in_b" and "changed"."""
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether nothing differs."""
+        return not (self.settings or self.only_in_a or self.only_in_b or self.changed)
+
+
+def diff(
+    a: Sequence[Checkpoint],
+    b: Sequence[Checkpoint],
+    *,
+    num_examples: int = 5,
+    progress: Progress | None = None,
+) -> list[TableDifference]:
+    """Compares what two chains hold, row by row, whatever their world sizes and rules.
+
+    Rows are compared by a 64-bit hash of their bytes. Memory: 16 bytes a key of either. A table
+    that only one of both has differs from an empty one.
+    """
+    names = {e.name: None for chain in (a, b) for e in chain[-1].manifest.tables}
+    return [_diff_table(a, b, name, num_examples, progress) for name in names]
+
+
+def _diff_table(
+    a: Sequence[Checkpoint],
+    b: Sequence[Checkpoint],
+    name: str,
+    num_examples: int,
+    progress: Progress | None,
+) -> TableDifference:
+    keys_a, hashes_a = _digests(a, name, progress)
+    keys_b, hashes_b = _digests(b, name, progress)
+    _, at_a, at_b = np.intersect1d(keys_a, keys_b, assume_unique=True, return_indices=True)
+    is_changed = hashes_a[at_a] != hashes_b[at_b]
+    found = {
+        "only_in_a": np.delete(keys_a, at_a),
+        "only_in_b": np.delete(keys_b, at_b),
+        "changed": keys_a[at_a][is_changed],
+    }
+    return TableDifference(
+        name=name,
+        settings=_settings(_entry(a, name), _entry(b, name)),
+        only_in_a=len(found["only_in_a"]),
+        only_in_b=len(found["only_in_b"]),
+        changed=len(found["changed"]),
+        equal=len(at_a) - len(found["changed"]),
+        examples={k: np.sort(v)[:num_examples].tolist() for k, v in found.items()},
+    )
+
+
+def _entry(chain: Sequence[Checkpoint], name: str) -> TableEntry | None:
+    return next((e for e in chain[-1].manifest.tables if e.name == name), None)
+
+
+def _settings(a: TableEntry | None, b: TableEntry | None) -> dict[str, tuple[Any, Any]]:
+    if a is None or b is None:
+        return {"table": ("there" if a else "missing", "there" if b else "missing")}
+    found = {}
+    for what in ("dim", "seed", "initializer", "default_value", "optimizer", "update_count"):
+        pair = getattr(a, what), getattr(b, what)
+        if pair[0] != pair[1]:
+            found[what] = (_text(pair[0]), _text(pair[1]))
+    return found
+
+
+def _text(value: Any) -> Any:
+    return value if value is None or isinstance(value, (int, float)) else str(value)
+
+
+def _digests(
+    chain: Sequence[Checkpoint], name: str, progress: Progress | None
+) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """Keys and hashes of rows, in ascending order of keys."""
+    parts = []
+    if _entry(chain, name) is not None:
+        parts = [
+            (rows.keys.copy(), _hash(rows)) for rows in merged_rows(chain, name, None, progress)
+        ]
+    keys = np.concatenate([np.empty(0, np.int64), *(keys for keys, _ in parts)])
+    hashes = np.concatenate([np.empty(0, np.uint64), *(hashes for _, hashes in parts)])
+    order = np.argsort(keys)
+    return keys[order], hashes[order]
+
+
+def _hash(rows: Rows) -> NDArray[np.uint64]:
+    """A 64-bit hash of each row's bytes and its fields' names, uint64 (N,)."""
+    total = np.zeros(len(rows.keys), np.uint64)
+    for name in sorted(rows.fields):
+        raw = np.ascontiguousarray(rows.fields[name]).view(np.uint8).reshape(len(rows.keys), -1)
+        padded = np.pad(raw, ((0, 0), (0, -raw.shape[1] % 8)))
+        words = padded.view(np.uint64)
+        salt = np.uint64(int.from_bytes(name.encode()[:8], "little"))
+        for column in range(words.shape[1]):
+            total = mix64(total ^ mix64(words[:, column] ^ salt))
+    return total
+
+
+def find_row(chain: Sequence[Checkpoint], name: str, key: int) -> dict[str, NDArray[Any]] | None:
+    """The fields of a key's row after a chain; None if it has none. Reads one rank's files."""
+    wanted = np.array([key % 2**64], np.uint64).view(np.int64)
+    for checkpoint in reversed(chain):
+        index, entry = checkpoint.table(name)
+        for rank in range(checkpoint.manifest.world_size):
+            owner = Owner(rank, checkpoint.manifest.world_size, entry.sharding)
+            if not owner.owns(wanted)[0]:
+                continue
+            with checkpoint.rows_file(index, rank) as file:
+                while (block := file.next_block()) is not None:
+                    if block.kind not in ("rows", "erased"):
+                        continue
+                    at = np.flatnonzero(block.keys == wanted[0])
+                    if len(at) and block.kind == "erased":
+                        return None
+                    if len(at):
+                        return {k: v[at[0]].copy() for k, v in block.fields.items()}
+    return None
+
+
+def top_rows(
+    chain: Sequence[Checkpoint],
+    name: str,
+    *,
+    count: int,
+    by: str = "weight",
+    smallest: bool = False,
+    progress: Progress | None = None,
+) -> list[tuple[int, float]]:
+    """The `count` keys whose field `by` has the largest (smallest) L2 norm, with that norm."""
+    _, entry = chain[-1].table(name)
+    dtypes = {field.name: field.dtype for field in entry.fields}
+    if by not in dtypes:
+        raise ValueError(f"table {name!r} has the fields {list(dtypes)}, not {by!r}")
+    best: list[tuple[float, int]] = []
+    for rows in merged_rows(chain, name, None, progress):
+        values = as_floats(rows.fields[by], dtypes[by]).astype(np.float64)
+        norms = np.sqrt((values * values).sum(axis=1))
+        signed = -norms if smallest else norms
+        at = np.argsort(-signed, kind="stable")[:count]
+        pairs = zip(signed[at].tolist(), rows.keys[at].tolist(), strict=True)
+        best = heapq.nlargest(count, [*best, *pairs])
+    return [(key, -norm if smallest else norm) for norm, key in best]
+
+
+def as_floats(values: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """A field as numpy can calculate with it: bfloat16 as float32, others as they are."""
+    if dtype != "bfloat16":
+        return values
+    floats: NDArray[Any] = values.view(np.uint16).astype(np.uint32) << np.uint32(16)
+    return floats.view(np.float32)

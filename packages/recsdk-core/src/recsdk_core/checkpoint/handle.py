@@ -1,0 +1,113 @@
+"""A save that runs in the background while training goes on."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import weakref
+from collections.abc import Callable
+
+from recsdk_core import _ext
+from recsdk_core.checkpoint.reading import Position, Progress
+from recsdk_core.errors import CheckpointError
+
+__all__ = ["SaveHandle"]
+
+_SECONDS_AT_EXIT = 10.0
+
+
+class SaveHandle:
+    """A save under way, as `Table.save_async` returns it.
+
+    If the interpreter exits first, the save is given up in good order: its files are removed and
+    what was at its place stays. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[Progress], Position],
+        cut: _ext.Cut,
+        total_bytes: int,
+        location: str,
+    ) -> None:
+        self._work = work
+        self._cut = cut
+        self._total = total_bytes
+        self._location = location
+        self._done_bytes = 0
+        self._is_abandoned = False
+        self._finished = threading.Event()
+        self._result: Position | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="recsdk-save", daemon=True)
+        _under_way.add(self)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._result = self._work(self._count)
+        except BaseException as error:
+            self._error = error
+        finally:
+            _under_way.discard(self)
+            self._finished.set()
+
+    def _count(self, num_bytes: int) -> None:
+        if self._is_abandoned:
+            raise CheckpointError(f"{self._location}: the save was given up at exit")
+        self._done_bytes += num_bytes
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._finished.is_set()
+
+    @property
+    def progress(self) -> float:
+        """The share of bytes that is written, 0 to 1; 1 only when the checkpoint is complete."""
+        if self.is_done:
+            return 1.0 if self._error is None else self._share()
+        return min(self._share(), 0.99)
+
+    def _share(self) -> float:
+        return min(self._done_bytes / max(self._total, 1), 1.0)
+
+    @property
+    def copied_bytes(self) -> int:
+        """Memory that holds copies of rows which were touched since the cut."""
+        return self._cut.copied_bytes
+
+    @property
+    def max_copied_bytes(self) -> int:
+        """The most memory for copies so far."""
+        return self._cut.max_copied_bytes
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits until the save has ended, `timeout` seconds at most.
+
+        Raises what the save raised, and TimeoutError if it has not ended.
+        """
+        if not self._finished.wait(timeout):
+            raise TimeoutError(f"{self._location}: the save has not ended within {timeout} s")
+        if self._error is not None:
+            raise self._error
+
+    def result(self, timeout: float | None = None) -> Position:
+        """As `wait`; where the checkpoint stands."""
+        self.wait(timeout)
+        if self._result is None:
+            raise CheckpointError(f"{self._location}: the save has no result")
+        return self._result
+
+    def _abandon(self) -> None:
+        self._is_abandoned = True
+        self._thread.join(_SECONDS_AT_EXIT)
+
+
+_under_way: weakref.WeakSet[SaveHandle] = weakref.WeakSet()
+
+
+@atexit.register
+def _abandon_all() -> None:
+    for handle in list(_under_way):
+        handle._abandon()

@@ -1,0 +1,376 @@
+"""The manifest of a checkpoint: what it holds, every file with size and checksum, and its parent.
+
+Its JSON is described field by field in docs/reference/checkpoint.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from recsdk_core.checkpoint._fields import Fields, canonical_json, parse_json
+from recsdk_core.errors import CheckpointError
+
+__all__ = [
+    "FORMAT",
+    "MANIFEST_NAME",
+    "MAX_MANIFEST_BYTES",
+    "VERSION",
+    "ChainLink",
+    "Described",
+    "Field",
+    "FileEntry",
+    "Manifest",
+    "RowsEntry",
+    "Sharding",
+    "TableEntry",
+    "UserEntry",
+]
+
+FORMAT = "recsdk-checkpoint"
+VERSION = 1
+MANIFEST_NAME = "manifest.json"
+MAX_MANIFEST_BYTES = 256 * 2**20
+MAX_RANKS = 65_536
+MAX_TABLES = 10_000
+MAX_USER_FILES = 100_000
+
+_INT64 = 2**63 - 1
+_UINT64 = 2**64 - 1
+_WIDTH = 2**20
+_HEX32 = re.compile("[0-9a-f]{32}")
+_HEX64 = re.compile("[0-9a-f]{64}")
+_NAME = re.compile(r"(?s:.{1,1024})")
+_WORD = re.compile("[A-Za-z_][A-Za-z0-9_]{0,63}")
+_PATH = re.compile("[0-9a-z_./]{1,128}")
+_WRITER = re.compile("[ -~]{1,200}")
+_DTYPES = ("float32", "bfloat16", "float16", "int64", "int32", "uint64", "uint32", "uint8")
+_ROWS = ("virtual_shard", "modulo")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Described:
+    """An initializer or optimizer: the name of its class in recsdk_core and its arguments."""
+
+    kind: str
+    """Name of the class, as "Adagrad"."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Its arguments: JSON values. A function (`init.Custom`) is not kept."""
+
+    def __str__(self) -> str:
+        inside = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
+        return f"{self.kind}({inside})"
+
+    @staticmethod
+    def _read(fields: Fields) -> Described:
+        kind = fields.text("kind", _WORD)
+        arguments = fields.take("arguments")
+        if not isinstance(arguments, dict):
+            fields.fail("arguments", "must be an object")
+        fields.done()
+        return Described(kind=kind, arguments=arguments)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """One field of a row: the weights, then optimizer state, then metadata."""
+
+    name: str
+    """Its name; the first is "weight"."""
+    dtype: str
+    """As numpy names it, or "bfloat16"."""
+    width: int
+    """Numbers in each row."""
+
+    @staticmethod
+    def _read(fields: Fields) -> Field:
+        name = fields.text("name", _WORD)
+        dtype = fields.choice("dtype", _DTYPES)
+        width = fields.integer("width", 1, _WIDTH)
+        fields.done()
+        return Field(name=name, dtype=dtype, width=width)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharding:
+    """Which rank's file has a key."""
+
+    rule: Literal["virtual_shard", "modulo"] = "virtual_shard"
+    """"virtual_shard": by a fixed hash of the key; "modulo": `uint64(key) % world_size`."""
+    num_virtual_shards: int = 65_536
+    """V; of V virtual shards rank r of W has those with `shard * W // V == r`."""
+
+    @staticmethod
+    def _read(fields: Fields) -> Sharding:
+        rule = fields.choice("rule", _ROWS)
+        shards = fields.integer("num_virtual_shards", MAX_RANKS, MAX_RANKS)
+        fields.done()
+        return Sharding(rule="modulo" if rule == "modulo" else "virtual_shard",
+                        num_virtual_shards=shards)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileEntry:
+    """A file of the checkpoint."""
+
+    path: str
+    """Relative to the checkpoint; follows from token, table and rank."""
+    num_bytes: int
+    """Its size."""
+    checksum: str
+    """Of its bytes, in hexadecimal: XXH3-128 of a file of rows, SHA-256 of a file of user state."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsEntry(FileEntry):
+    """A file of rows of one table and rank."""
+
+    num_rows: int
+    """Rows in it."""
+    num_erased: int
+    """Keys in it that left the table; 0 in a snapshot."""
+
+    @staticmethod
+    def path_of(token: str, table: int, rank: int) -> str:
+        """Where the rows of a table and rank lie."""
+        return f"{token}/tables/{table:04d}/rank_{rank:05d}.rows"
+
+    @staticmethod
+    def _read(fields: Fields) -> RowsEntry:
+        entry = RowsEntry(
+            path=fields.text("path", _PATH),
+            num_bytes=fields.integer("num_bytes", 0, _INT64),
+            checksum=fields.text("checksum", _HEX32),
+            num_rows=fields.integer("num_rows", 0, _INT64),
+            num_erased=fields.integer("num_erased", 0, _INT64),
+        )
+        fields.done()
+        return entry
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserEntry(FileEntry):
+    """A file of user state."""
+
+    kind: Literal["bytes", "array"]
+    """Plain bytes, or an array as a .npy file."""
+
+    @staticmethod
+    def path_of(token: str, index: int) -> str:
+        """Where a file of user state lies."""
+        return f"{token}/user/{index:05d}.bin"
+
+    @staticmethod
+    def _read(fields: Fields) -> UserEntry:
+        kind = fields.choice("kind", ("bytes", "array"))
+        entry = UserEntry(
+            path=fields.text("path", _PATH),
+            num_bytes=fields.integer("num_bytes", 0, _INT64),
+            checksum=fields.text("checksum", _HEX64),
+            kind="array" if kind == "array" else "bytes",
+        )
+        fields.done()
+        return entry
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableEntry:
+    """One table of a checkpoint."""
+
+    name: str
+    """Its name; part of the identity of initial rows."""
+    dim: int
+    """Row width."""
+    seed: int | None
+    """Drives initial rows; None: not known, as of imported rows."""
+    initializer: Described | None
+    """How new rows get their values; None: not known."""
+    default_value: float
+    """What a missing key reads."""
+    optimizer: Described | None
+    """With the learning rate in use; None: rows without optimizer state."""
+    update_count: int
+    """Optimizer updates so far."""
+    log_decay: float = 0.0
+    """What the rows' state "log_decay" is compared with; see `Table.log_decay`."""
+    fields: tuple[Field, ...]
+    """What a row consists of, in the order of the file."""
+    sharding: Sharding
+    """Which file has a key."""
+    files: tuple[RowsEntry, ...]
+    """One a rank, in order."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all ranks' files; in a delta, those that changed."""
+        return sum(entry.num_rows for entry in self.files)
+
+    @property
+    def num_erased(self) -> int:
+        """Erased keys of all ranks' files."""
+        return sum(entry.num_erased for entry in self.files)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all ranks' files."""
+        return sum(entry.num_bytes for entry in self.files)
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """What must be equal along a chain: not what training and resharding change."""
+        kind = None if self.optimizer is None else self.optimizer.kind
+        return self.name, self.seed, self.initializer, self.default_value, kind, self.fields
+
+    @staticmethod
+    def _read(fields: Fields) -> TableEntry:
+        entry = TableEntry(
+            name=fields.text("name", _NAME),
+            dim=fields.integer("dim", 1, _WIDTH),
+            seed=fields.optional("seed", lambda name: fields.integer(name, 0, _UINT64)),
+            initializer=fields.optional("initializer", lambda n: Described._read(fields.child(n))),
+            default_value=fields.number("default_value"),
+            optimizer=fields.optional("optimizer", lambda n: Described._read(fields.child(n))),
+            update_count=fields.integer("update_count", 0, _UINT64),
+            log_decay=fields.number("log_decay"),
+            fields=tuple(Field._read(item) for item in fields.children("fields", 1, 32)),
+            sharding=Sharding._read(fields.child("sharding")),
+            files=tuple(RowsEntry._read(item) for item in fields.children("files", 1, MAX_RANKS)),
+        )
+        fields.done()
+        names = [item.name for item in entry.fields]
+        if names[0] != "weight" or entry.fields[0].width != entry.dim:
+            fields.fail("fields", f"must begin with 'weight' of width {entry.dim}")
+        if len(set(names)) < len(names):
+            fields.fail("fields", "names a field twice")
+        return entry
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainLink:
+    """Where a checkpoint stands in a chain; hashes are SHA-256 of a manifest's bytes."""
+
+    parent: str
+    """Hash of the checkpoint that the delta builds on."""
+    base: str
+    """Hash of the snapshot that the chain begins with."""
+    sequence: int
+    """1 for the first delta after the snapshot."""
+
+    @staticmethod
+    def _read(fields: Fields) -> ChainLink:
+        link = ChainLink(
+            parent=fields.text("parent", _HEX64),
+            base=fields.text("base", _HEX64),
+            sequence=fields.integer("sequence", 1, _INT64),
+        )
+        fields.done()
+        return link
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a checkpoint holds."""
+
+    token: str
+    """128 random bits, 32 hexadecimal digits: names the folder of the files and stands in each."""
+    chain: ChainLink | None
+    """None for a snapshot."""
+    world_size: int
+    """Ranks that wrote it."""
+    step: int | None
+    """The caller's step, if given."""
+    tables: tuple[TableEntry, ...]
+    """The tables, in the order of their files' folders."""
+    user_state: Any = None
+    """JSON values; {"$file": i} stands for file i of `user_files`."""
+    user_files: tuple[UserEntry, ...] = ()
+    """Bytes and arrays of the user's state."""
+    writer: str
+    """Software that wrote it."""
+
+    @property
+    def kind(self) -> Literal["snapshot", "delta"]:
+        """ "snapshot" or "delta"."""
+        return "snapshot" if self.chain is None else "delta"
+
+    @property
+    def files(self) -> tuple[FileEntry, ...]:
+        """All files but the manifest."""
+        rows = [entry for table in self.tables for entry in table.files]
+        return (*rows, *self.user_files)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all files but the manifest."""
+        return sum(entry.num_bytes for entry in self.files)
+
+    def to_bytes(self) -> bytes:
+        """The file: canonical JSON with the SHA-256 of itself."""
+        value = {**asdict(self), "format": FORMAT, "version": VERSION, "sha256": "0" * 64}
+        raw = canonical_json(value)
+        digest = hashlib.sha256(raw).hexdigest()
+        return canonical_json({**value, "sha256": digest})
+
+    @staticmethod
+    def from_bytes(raw: bytes, where: str) -> Manifest:
+        """Reads a file; CheckpointError, naming `where` and the field, for all that is wrong."""
+        value = parse_json(raw, where)
+        fields = Fields(value, where)
+        if fields.take("format") != FORMAT:
+            fields.fail("format", f"must be {FORMAT!r}; this is no checkpoint of recsdk")
+        version = fields.integer("version", 1, _INT64)
+        if version > VERSION:
+            fields.fail("version", f"is {version}, newer than {VERSION}; update recsdk-core")
+        digest = fields.text("sha256", _HEX64)
+        unsealed = canonical_json({**value, "sha256": "0" * 64})
+        if hashlib.sha256(unsealed).hexdigest() != digest:
+            raise CheckpointError(f"{where}: its SHA-256 does not match; the file was changed")
+        manifest = _read(fields)
+        _check_whole(manifest, fields)
+        return manifest
+
+
+def _read(fields: Fields) -> Manifest:
+    chain = fields.optional("chain", fields.child)
+    manifest = Manifest(
+        token=fields.text("token", _HEX32),
+        chain=None if chain is None else ChainLink._read(chain),
+        world_size=fields.integer("world_size", 1, MAX_RANKS),
+        step=fields.optional("step", lambda name: fields.integer(name, 0, _INT64)),
+        tables=tuple(TableEntry._read(item) for item in fields.children("tables", 0, MAX_TABLES)),
+        user_state=fields.take("user_state"),
+        user_files=tuple(
+            UserEntry._read(item) for item in fields.children("user_files", 0, MAX_USER_FILES)
+        ),
+        writer=fields.text("writer", _WRITER),
+    )
+    fields.done()
+    return manifest
+
+
+def _check_whole(manifest: Manifest, fields: Fields) -> None:
+    """What only several fields together can get wrong."""
+    names = [table.name for table in manifest.tables]
+    if len(set(names)) < len(names):
+        fields.fail("tables", "names a table twice")
+    if manifest.num_bytes > _INT64:
+        fields.fail("tables", f"lists files of {manifest.num_bytes} bytes together")
+    for index, table in enumerate(manifest.tables):
+        if len(table.files) != manifest.world_size:
+            fields.fail(f"tables[{index}].files", f"must list {manifest.world_size} files, one a "
+                        f"rank, got {len(table.files)}")  # fmt: skip
+        for rank, entry in enumerate(table.files):
+            expected = RowsEntry.path_of(manifest.token, index, rank)
+            if entry.path != expected:
+                fields.fail(f"tables[{index}].files[{rank}].path", f"must be {expected!r}, got "
+                            f"{entry.path!r}")  # fmt: skip
+            if manifest.chain is None and entry.num_erased:
+                fields.fail(f"tables[{index}].files[{rank}].num_erased", "must be 0 in a snapshot")
+    for index, user_file in enumerate(manifest.user_files):
+        expected = UserEntry.path_of(manifest.token, index)
+        if user_file.path != expected:
+            fields.fail(f"user_files[{index}].path", f"must be {expected!r}, got "
+                        f"{user_file.path!r}")  # fmt: skip

@@ -1,0 +1,115 @@
+"""A chain of checkpoints as the one set of rows that it stands for.
+
+Shape letters: N keys, D row width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recsdk_core.checkpoint.manifest import TableEntry
+from recsdk_core.checkpoint.reading import Checkpoint, Progress
+from recsdk_core.checkpoint.restoring import Owner
+from recsdk_core.outcome import Outcome
+from recsdk_core.table import Table
+
+__all__ = ["KeySet", "Rows", "bytes_to_read", "merged_rows"]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of a table."""
+
+    keys: NDArray[np.int64]
+    """int64 (N,)."""
+    fields: dict[str, NDArray[Any]]
+    """(N, width) by name, "weight" first; bfloat16 as uint16."""
+
+    def select(self, is_wanted: NDArray[np.bool_]) -> Rows:
+        """The rows of a mask (N,)."""
+        if is_wanted.all():
+            return self
+        return Rows(self.keys[is_wanted], {k: v[is_wanted] for k, v in self.fields.items()})
+
+
+class KeySet:
+    """A set of 64-bit keys that takes arrays."""
+
+    def __init__(self) -> None:
+        self._table = Table(dim=1, name="keys")
+
+    def add(self, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Adds keys (N,); which of them were not in it before."""
+        _, outcomes = self._table.map(np.ascontiguousarray(keys), True)
+        is_new: NDArray[np.bool_] = outcomes == Outcome.INSERTED
+        return is_new
+
+    def has(self, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of keys (N,) are in it."""
+        _, outcomes = self._table.map(np.ascontiguousarray(keys), False)
+        is_found: NDArray[np.bool_] = outcomes == Outcome.FOUND
+        return is_found
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+
+def merged_rows(
+    chain: Sequence[Checkpoint],
+    name: str,
+    owner: Owner | None = None,
+    progress: Progress | None = None,
+) -> Iterator[Rows]:
+    """The rows that a table has after a chain, each key once; only those of `owner`, if given.
+
+    Newest first: the deltas' keys are kept in memory, the snapshot's are not.
+    """
+    owner = owner or Owner()
+    seen = KeySet()
+    for checkpoint in reversed(chain):
+        index, entry = checkpoint.table(name)
+        for rank in files_of(checkpoint, entry, owner):
+            with checkpoint.rows_file(index, rank) as file:
+                while (block := file.next_block()) is not None:
+                    rows = _of_block(block, owner)
+                    if rows is None:
+                        continue
+                    is_new = ~seen.has(rows.keys) if checkpoint.is_snapshot else seen.add(rows.keys)
+                    if block.kind == "rows" and is_new.any():
+                        yield rows.select(is_new)
+            if progress is not None:
+                progress(entry.files[rank].num_bytes)
+
+
+def files_of(checkpoint: Checkpoint, entry: TableEntry, owner: Owner) -> list[int]:
+    """The ranks whose files may have keys of `owner`."""
+    size = checkpoint.manifest.world_size
+    return [rank for rank in range(size) if owner.may_share_keys(Owner(rank, size, entry.sharding))]
+
+
+def bytes_to_read(
+    chain: Sequence[Checkpoint], names: Sequence[str], owners: Sequence[Owner]
+) -> int:
+    """What `merged_rows` reads for some tables and owners."""
+    total = 0
+    for checkpoint in chain:
+        for name in names:
+            _, entry = checkpoint.table(name)
+            for owner in owners:
+                ranks = files_of(checkpoint, entry, owner)
+                total += sum(entry.files[rank].num_bytes for rank in ranks)
+    return total
+
+
+def _of_block(block: Any, owner: Owner) -> Rows | None:
+    """A block's keys, with rows if it has any, that belong to an owner."""
+    if block.kind not in ("rows", "erased"):
+        return None
+    fields = block.fields if block.kind == "rows" else {}
+    rows = Rows(block.keys, fields)
+    return rows if owner.world_size == 1 else rows.select(owner.owns(block.keys))

@@ -1,0 +1,64 @@
+"""How the ranks that write or read one checkpoint agree, and fail together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+from recsdk_core.errors import CheckpointError
+
+__all__ = ["OneRank", "Ranks", "share", "together"]
+
+T = TypeVar("T")
+
+
+class Ranks(Protocol):
+    """The processes that take part."""
+
+    @property
+    def rank(self) -> int:
+        """This process's number, from 0."""
+
+    @property
+    def world_size(self) -> int:
+        """How many there are."""
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all ranks, in order; every rank must call it. Values are plain data."""
+
+
+class OneRank:
+    """A process on its own."""
+
+    rank = 0
+    world_size = 1
+
+    def gather(self, value: Any) -> list[Any]:
+        """The value alone."""
+        return [value]
+
+
+def together(ranks: Ranks, work: Callable[[], T]) -> list[T]:
+    """Runs work on every rank; the results of all, or on every rank an error if one failed.
+
+    A rank that failed raises its own error, the others CheckpointError with its number and text.
+    """
+    result, error = None, None
+    try:
+        result = work()
+    except Exception as raised:
+        error = raised
+    text = None if error is None else f"{type(error).__name__}: {error}"
+    replies = ranks.gather((text, result))
+    if error is not None:
+        raise error
+    failed = [(rank, text) for rank, (text, _) in enumerate(replies) if text is not None]
+    if failed:
+        rank, text = failed[0]
+        raise CheckpointError(f"rank {rank} failed, so no rank went on: {text}")
+    return [result for _, result in replies]
+
+
+def share(ranks: Ranks, work: Callable[[], T]) -> T:
+    """Runs work on rank 0 only; its result on every rank."""
+    return together(ranks, lambda: work() if ranks.rank == 0 else None)[0]  # type: ignore[return-value]

@@ -1,0 +1,283 @@
+"""Opening a checkpoint: its manifest, its files, and the chain that a delta stands on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from recsdk_core import _ext
+from recsdk_core.checkpoint.manifest import Manifest, RowsEntry, TableEntry
+from recsdk_core.checkpoint.stores import Source, Store, open_store
+from recsdk_core.checkpoint.user_state import decode_array, unpack
+from recsdk_core.errors import CheckpointError
+
+__all__ = [
+    "Checkpoint",
+    "Position",
+    "Progress",
+    "chain_of",
+    "check_chain",
+    "open_checkpoint",
+    "position_of",
+]
+
+Progress: TypeAlias = Callable[[int], None]
+"""Called with the number of bytes that were done since the last call."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """Where a checkpoint stands: what a table remembers of its last save or load."""
+
+    hash: str
+    """SHA-256 of the manifest's bytes."""
+    base: str
+    """Hash of the snapshot that the chain begins with; its own, if it is one."""
+    sequence: int
+    """Deltas after that snapshot."""
+    locations: tuple[str, ...]
+    """Paths or URLs of the chain, the snapshot first and this checkpoint last."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An open checkpoint: its manifest is read and checked, its files are not.
+
+    Thread safety: it is a value; its methods may be called from any thread. All of them raise
+    CheckpointError, naming file and reason, for what is missing or damaged.
+    """
+
+    store: Store
+    """Where it lies."""
+    manifest: Manifest
+    """What it holds."""
+    hash: str
+    """SHA-256 of the manifest's bytes; a delta names its parent by it."""
+
+    @property
+    def location(self) -> str:
+        """Its path or URL."""
+        return self.store.location
+
+    @property
+    def is_snapshot(self) -> bool:
+        """Whether it stands alone."""
+        return self.manifest.chain is None
+
+    def table(self, name: str) -> tuple[int, TableEntry]:
+        """Index and entry of a table; CheckpointError if there is none of that name."""
+        for index, entry in enumerate(self.manifest.tables):
+            if entry.name == name:
+                return index, entry
+        names = [entry.name for entry in self.manifest.tables]
+        raise CheckpointError(f"{self.location}: has no table {name!r}; it has {names}")
+
+    @contextmanager
+    def rows_file(self, table: int, rank: int) -> Iterator[_ext.RowFile]:
+        """Opens a rank's file of a table; when left without an error, all of it was verified.
+
+        Blocks are verified as they are read. Leaving it reads what is left.
+        """
+        entry = self.manifest.tables[table]
+        file = entry.files[rank]
+        with self._source(file) as source:
+            rows = _ext.RowFile(source.read, source.size, source.name)
+            self._check_header(rows, entry, source.name)
+            yield rows
+            while rows.next_block() is not None:
+                pass
+            _check_summary(rows.summary(), file, source.name)
+
+    @contextmanager
+    def _source(self, file: Any) -> Iterator[Source]:
+        with self.store.open(file.path) as source:
+            if source.size != file.num_bytes:
+                raise CheckpointError(
+                    f"{source.name}: has {source.size} bytes, {file.num_bytes} were written; the "
+                    "file was truncated or changed"
+                )
+            yield source
+
+    def _check_header(self, rows: _ext.RowFile, entry: TableEntry, name: str) -> None:
+        expected = (
+            ("token", bytes.fromhex(self.manifest.token), bytes(rows.token)),
+            ("kind", self.manifest.kind, rows.kind),
+            ("dim", entry.dim, rows.dim),
+            ("fields", [(f.name, f.dtype, f.width) for f in entry.fields], list(rows.fields)),
+        )
+        for what, wanted, got in expected:
+            if wanted != got:
+                raise CheckpointError(
+                    f"{name}: its {what} is {got!r}, its manifest says {wanted!r}; it is a file of "
+                    "another checkpoint or table"
+                )
+
+    def verify(self, progress: Progress | None = None) -> None:
+        """Reads every byte of every file and compares it with its checksum."""
+        for index, entry in enumerate(self.manifest.tables):
+            for rank, file in enumerate(entry.files):
+                with self.rows_file(index, rank):
+                    pass
+                if progress is not None:
+                    progress(file.num_bytes)
+        for index, user_file in enumerate(self.manifest.user_files):
+            self._user_file(index)
+            if progress is not None:
+                progress(user_file.num_bytes)
+
+    def user_state(self) -> Any:
+        """The state that the user gave when saving; None if none was given."""
+        return unpack(self.manifest.user_state, self._user_file)
+
+    def _user_file(self, index: int) -> Any:
+        files = self.manifest.user_files
+        if index >= len(files):
+            raise CheckpointError(
+                f"{self.location}: user_state refers to file {index} of {len(files)}"
+            )
+        file = files[index]
+        with self._source(file) as source:
+            raw = source.read_all()
+        if hashlib.sha256(raw).hexdigest() != file.checksum:
+            raise CheckpointError(f"{source.name}: its checksum does not match; it was changed")
+        return raw if file.kind == "bytes" else decode_array(raw, source.name)
+
+
+def _check_summary(summary: _ext.RowFileSummary, file: RowsEntry, name: str) -> None:
+    expected = (
+        ("checksum", file.checksum, summary.checksum),
+        ("number of rows", file.num_rows, summary.num_rows),
+        ("number of erased keys", file.num_erased, summary.num_erased),
+    )
+    for what, wanted, got in expected:
+        if wanted != got:
+            raise CheckpointError(
+                f"{name}: its {what} is {got}, its manifest says {wanted}; it was changed or "
+                "belongs to another rank"
+            )
+
+
+def open_checkpoint(path: Any) -> Checkpoint:
+    """Opens the checkpoint at a path or fsspec URL, reading its manifest only.
+
+    Raises CheckpointError if there is none or its manifest is damaged, ValueError for a path that
+    is empty or longer than 1024 characters.
+    """
+    return _open(open_store(path))
+
+
+def _open(store: Store) -> Checkpoint:
+    raw = store.read_manifest()
+    manifest = Manifest.from_bytes(raw, f"{store.location}/manifest.json")
+    return Checkpoint(store, manifest, hashlib.sha256(raw).hexdigest())
+
+
+def chain_of(path: Any | Sequence[Any]) -> list[Checkpoint]:
+    """The checkpoints to apply one after the other: a snapshot, then deltas.
+
+    Of one path to a delta, those before it are found by their hashes among the checkpoints beside
+    it. Of several paths, they must be the chain, in order. Raises CheckpointError naming what is
+    missing, repeated, out of order, or of another chain.
+    """
+    if isinstance(path, (list, tuple)):
+        if not path:
+            raise ValueError("the chain has no path; give a snapshot's first, then its deltas'")
+        chain = [open_checkpoint(one) for one in path]
+        check_chain(chain)
+        return chain
+    return _find_chain(open_checkpoint(path))
+
+
+def _find_chain(last: Checkpoint) -> list[Checkpoint]:
+    chain = [last]
+    if not last.is_snapshot:
+        beside: dict[str, Checkpoint] = {}
+        for store in last.store.siblings():
+            try:
+                found = _open(store)
+            except CheckpointError:
+                continue  # a damaged one that is needed will be missed by its hash
+            beside.setdefault(found.hash, found)
+        while (link := chain[0].manifest.chain) is not None:
+            if link.parent not in beside:
+                raise CheckpointError(
+                    f"{chain[0].location}: delta {link.sequence} of its chain; its parent is "
+                    f"missing: no checkpoint beside it has the hash {link.parent}; put it there or "
+                    "give all paths of the chain"
+                )
+            chain.insert(0, beside.pop(link.parent))
+    check_chain(chain)
+    return chain
+
+
+def check_chain(chain: Sequence[Checkpoint]) -> None:
+    """Raises CheckpointError, naming the link, unless each builds on the one before it."""
+    seen: dict[str, Checkpoint] = {}
+    first = chain[0]
+    if first.manifest.chain is not None:
+        raise CheckpointError(
+            f"{first.location}: a chain begins with a snapshot; this is delta "
+            f"{first.manifest.chain.sequence}, and the snapshot with hash "
+            f"{first.manifest.chain.base} is missing"
+        )
+    for index, checkpoint in enumerate(chain):
+        if checkpoint.hash in seen:
+            raise CheckpointError(
+                f"{checkpoint.location}: repeated in the chain: it is the same as "
+                f"{seen[checkpoint.hash].location}"
+            )
+        seen[checkpoint.hash] = checkpoint
+        if index:
+            _check_link(checkpoint, chain[index - 1], index, chain)
+
+
+def _check_link(
+    delta: Checkpoint, before: Checkpoint, index: int, chain: Sequence[Checkpoint]
+) -> None:
+    link = delta.manifest.chain
+    if link is None or link.base != chain[0].hash:
+        what = "a snapshot" if link is None else "a delta of another snapshot"
+        raise CheckpointError(
+            f"{delta.location}: foreign to the chain that begins with {chain[0].location}: it is "
+            f"{what}"
+        )
+    if link.parent == before.hash and link.sequence == index:
+        _check_same_tables(delta, before)
+        return
+    if any(other.hash == link.parent for other in chain):
+        raise CheckpointError(
+            f"{delta.location}: out of order: it is delta {link.sequence} and does not build on "
+            f"{before.location}"
+        )
+    raise CheckpointError(
+        f"{delta.location}: it is delta {link.sequence}, and its parent with hash {link.parent} is "
+        f"missing before it (there is {before.location})"
+    )
+
+
+def _check_same_tables(delta: Checkpoint, before: Checkpoint) -> None:
+    """Raises unless both have the same tables, but for what training and resharding change."""
+
+    def identity(checkpoint: Checkpoint) -> dict[str, Any]:
+        return {entry.name: entry.identity for entry in checkpoint.manifest.tables}
+
+    own, others = identity(delta), identity(before)
+    for name in {**own, **others}:
+        if own.get(name) != others.get(name):
+            raise CheckpointError(
+                f"{delta.location}: its table {name!r} is not that of {before.location}: "
+                f"{own.get(name)} and {others.get(name)}"
+            )
+
+
+def position_of(chain: Sequence[Checkpoint]) -> Position:
+    """Where a table stands that holds what a chain holds."""
+    return Position(
+        hash=chain[-1].hash,
+        base=chain[0].hash,
+        sequence=len(chain) - 1,
+        locations=tuple(checkpoint.store.address for checkpoint in chain),
+    )

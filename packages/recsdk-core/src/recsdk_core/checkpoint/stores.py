@@ -1,0 +1,400 @@
+"""Where a checkpoint lies, and how it becomes complete at one point.
+
+A checkpoint is a folder with `manifest.json` and a folder of files that is named after the
+checkpoint's token. Without its manifest it is absent.
+
+On a local file system a new checkpoint is written beside its place, as `.<name>.partial-<token>`,
+and moved there by one rename. Overwriting writes the files into the old checkpoint's folder, beside
+the old files, and commits by renaming the new manifest over the old one. An fsspec store is always
+written in the second way, the manifest by one put.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import stat
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from recsdk_core.checkpoint.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES
+from recsdk_core.errors import CheckpointError
+
+__all__ = ["LocalStore", "Source", "Store", "Target", "check_path", "open_store"]
+
+MAX_PATH = 1024
+FILE_MODE = 0o640
+FOLDER_MODE = 0o750
+
+_TOKEN = re.compile("[0-9a-f]{32}")
+_NEW_MANIFEST = re.compile(r"\.manifest-[0-9a-f]{32}")
+_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*(::|://)")
+
+Target: TypeAlias = int | Callable[[memoryview], None]
+"""What a file is written through: a file descriptor or a function."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file that is open for reading."""
+
+    read: int | Callable[[int, int], bytes]
+    """A file descriptor, or a function of offset and number of bytes."""
+    size: int
+    """Bytes."""
+    name: str
+    """For messages."""
+
+    def read_all(self) -> bytes:
+        """The whole file."""
+        if not isinstance(self.read, int):
+            return self.read(0, self.size)
+        parts, offset = [], 0
+        while part := os.pread(self.read, min(self.size - offset, 2**24), offset):
+            parts.append(part)
+            offset += len(part)
+        return b"".join(parts)
+
+
+class Store(ABC):
+    """One place for one checkpoint. Its methods raise CheckpointError that names the file."""
+
+    location: str
+    """The path or URL, for messages."""
+    address: str
+    """The absolute path or URL."""
+
+    @abstractmethod
+    def begin(self, token: str, overwrite: bool) -> None:
+        """Makes room for the files of a new checkpoint; on one rank, before all others join.
+
+        Raises if there is a checkpoint already, unless `overwrite`, and if there is anything else.
+        """
+
+    @abstractmethod
+    def join(self, token: str) -> None:
+        """Raises unless this process sees what `begin` has made."""
+
+    @abstractmethod
+    def create(self, token: str, path: str) -> AbstractContextManager[Target]:
+        """Opens a new file for writing; when it closes without an error, the file is durable."""
+
+    @abstractmethod
+    def commit(self, token: str, manifest: bytes) -> None:
+        """Completes the checkpoint; on the rank that began, when all files are written."""
+
+    @abstractmethod
+    def abandon(self, token: str) -> None:
+        """Removes what was written, as far as it can be; never raises."""
+
+    @abstractmethod
+    def read_manifest(self) -> bytes:
+        """The manifest's bytes; raises if there is no checkpoint."""
+
+    @abstractmethod
+    def open(self, path: str) -> AbstractContextManager[Source]:
+        """Opens a file of the checkpoint."""
+
+    @abstractmethod
+    def siblings(self) -> Iterator[Store]:
+        """Other checkpoints in the same folder."""
+
+
+def check_path(path: Any) -> str:
+    """The path or URL as a string; TypeError or ValueError for what cannot be one."""
+    text = os.fspath(path)
+    if not isinstance(text, str):
+        raise TypeError(f"path must be a string or os.PathLike of one, got {type(text).__name__}")
+    if not 1 <= len(text) <= MAX_PATH:
+        raise ValueError(f"path must have 1 to {MAX_PATH} characters, got {len(text)}")
+    if "\0" in text:
+        raise ValueError(f"path must not have a zero character, got {text!r}")
+    return text
+
+
+def open_store(path: Any) -> Store:
+    """The store of a path or an fsspec URL; looks at nothing yet.
+
+    Raises ImportError, with the line to install, for a URL without fsspec.
+    """
+    text = check_path(path)
+    if _URL.match(text) is None:
+        return LocalStore(Path(text))
+    from recsdk_core.checkpoint.fsspec_store import open_url
+
+    return open_url(text)
+
+
+@contextmanager
+def naming(location: str, doing: str) -> Iterator[None]:
+    """Turns errors of the operating system into CheckpointError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error) or type(error).__name__
+        raise CheckpointError(f"{location}: {doing} failed: {reason}") from error
+
+
+class LocalStore(Store):
+    """A folder of a local or mounted file system."""
+
+    def __init__(self, folder: Path) -> None:
+        self.location = str(folder)
+        absolute = Path(os.path.abspath(folder))
+        if not absolute.name:
+            raise ValueError(
+                f"path {self.location!r} is the root; name a folder for the checkpoint"
+            )
+        self.address = str(absolute)
+        self._folder = absolute
+
+    def _partial(self, token: str) -> Path:
+        return self._folder.parent / f".{self._label()}.partial-{token}"
+
+    def _label(self) -> str:
+        """The folder's name, or its hash where a longer name would exceed the file system's."""
+        name = os.fsencode(self._folder.name)
+        return self._folder.name if len(name) <= 150 else hashlib.sha256(name).hexdigest()
+
+    def _root(self, token: str) -> Path:
+        """Where a checkpoint under way has its files: both places are never there at once."""
+        partial = self._partial(token)
+        return partial if partial.exists() else self._folder
+
+    def _state(self) -> str:
+        """ "absent", "complete" or "other"."""
+        if self._folder.is_symlink():
+            raise CheckpointError(
+                f"{self.location}: is a symbolic link, which is refused; pass the path it leads to"
+            )
+        if not self._folder.is_dir():
+            return "other" if self._folder.exists() else "absent"
+        entries = [entry.name for entry in self._folder.iterdir()]
+        if MANIFEST_NAME in entries:
+            return "complete"
+        left_overs = all(_TOKEN.fullmatch(n) or _NEW_MANIFEST.fullmatch(n) for n in entries)
+        return "absent" if left_overs else "other"
+
+    def begin(self, token: str, overwrite: bool) -> None:
+        with naming(self.location, "looking at it"):
+            state = self._state()
+        refuse_unless_free(self.location, state, overwrite)
+        root = self._folder if state == "complete" else self._partial(token)
+        with naming(str(root), "making the folder"):
+            _make_folders(self._folder.parent)
+            self._remove_left_overs()
+            if state == "absent":
+                os.mkdir(root, FOLDER_MODE)
+            os.mkdir(root / token, FOLDER_MODE)
+
+    def _remove_left_overs(self) -> None:
+        """What saves to this place that were killed have left."""
+        pattern = re.compile(re.escape(f".{self._label()}.partial-") + "[0-9a-f]{32}")
+        for entry in self._folder.parent.iterdir():
+            if pattern.fullmatch(entry.name):
+                shutil.rmtree(entry)
+
+    def join(self, token: str) -> None:
+        folder = self._root(token) / token
+        if not folder.is_dir() or folder.is_symlink():
+            raise CheckpointError(
+                f"{self.location}: this process does not see the folder {str(folder)!r} that rank "
+                "0 made; all ranks must write to one file system under one path"
+            )
+
+    @contextmanager
+    def create(self, token: str, path: str) -> Iterator[Target]:
+        target = self._root(token) / path
+        with naming(str(target), "making the file"):
+            _make_folders(target.parent)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(target, flags, FILE_MODE)
+        try:
+            with naming(str(target), "writing"):
+                yield descriptor
+                os.fsync(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        with naming(str(target), "closing"):
+            os.close(descriptor)
+
+    def commit(self, token: str, manifest: bytes) -> None:
+        root = self._root(token)
+        is_new = root != self._folder
+        name = root / (MANIFEST_NAME if is_new else f".manifest-{token}")
+        with naming(str(name), "writing the manifest"):
+            _write(name, manifest)
+            _sync_tree(root / token)
+            _sync(root)
+        with naming(self.location, "the commit"):
+            if is_new:
+                self._move_into_place(root)
+            else:
+                os.rename(name, self._folder / MANIFEST_NAME)
+                _sync(self._folder)
+        if not is_new:
+            self._remove_all_but(token)
+
+    def _move_into_place(self, partial: Path) -> None:
+        if self._folder.is_dir():  # empty, or with what a killed save left: else begin refused it
+            for entry in self._folder.iterdir():
+                if entry.name == MANIFEST_NAME:
+                    raise CheckpointError(
+                        f"{self.location}: another save has put a checkpoint there meanwhile"
+                    )
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        os.rename(partial, self._folder)
+        _sync(self._folder.parent)
+
+    def _remove_all_but(self, token: str) -> None:
+        """Removes the files of the checkpoint that was overwritten; what stays is no harm.
+
+        The save is committed by now, so nothing here may count as its failure.
+        """
+        with suppress(OSError):
+            for entry in self._folder.iterdir():
+                if _TOKEN.fullmatch(entry.name) and entry.name != token and not entry.is_symlink():
+                    shutil.rmtree(entry, ignore_errors=True)
+                elif _NEW_MANIFEST.fullmatch(entry.name):
+                    entry.unlink(missing_ok=True)
+
+    def abandon(self, token: str) -> None:
+        with suppress(OSError):
+            self._remove(token)
+
+    def _remove(self, token: str) -> None:
+        partial = self._partial(token)
+        if partial.exists():
+            shutil.rmtree(partial, ignore_errors=True)
+        elif not self._is_committed(token):
+            shutil.rmtree(self._folder / token, ignore_errors=True)
+            (self._folder / f".manifest-{token}").unlink(missing_ok=True)
+
+    def _is_committed(self, token: str) -> bool:
+        """Whether the manifest may be this save's, as when syncing the folder then failed."""
+        try:
+            return token.encode() in (self._folder / MANIFEST_NAME).read_bytes()
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True  # nothing is removed that cannot be looked at
+
+    def read_manifest(self) -> bytes:
+        with naming(self.location, "looking at it"):
+            state = self._state()
+        refuse_unless_complete(self.location, state)
+        with self.open(MANIFEST_NAME) as source:
+            check_manifest_size(source)
+            return source.read_all()
+
+    @contextmanager
+    def open(self, path: str) -> Iterator[Source]:
+        target = self._folder / path
+        with naming(str(target), "opening"):
+            _refuse_links(self._folder, path)
+            descriptor = os.open(target, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            with naming(str(target), "reading"):
+                status = os.fstat(descriptor)
+                if not stat.S_ISREG(status.st_mode):
+                    raise CheckpointError(f"{target}: is no plain file")
+                yield Source(descriptor, status.st_size, str(target))
+        finally:
+            os.close(descriptor)
+
+    def siblings(self) -> Iterator[Store]:
+        with naming(str(self._folder.parent), "listing the folder"):
+            entries = sorted(self._folder.parent.iterdir())
+        for entry in entries:
+            is_other = entry != self._folder and not entry.name.startswith(".")
+            if is_other and not entry.is_symlink() and (entry / MANIFEST_NAME).is_file():
+                yield LocalStore(self._folder.parent / entry.name)
+
+
+def refuse_unless_free(location: str, state: str, overwrite: bool) -> None:
+    """Raises if a checkpoint must not be written there."""
+    if state == "other":
+        raise CheckpointError(
+            f"{location}: there is something that is no checkpoint; remove it or choose another "
+            "path (overwrite=True replaces checkpoints only)"
+        )
+    if state == "complete" and not overwrite:
+        raise CheckpointError(
+            f"{location}: there is a checkpoint already; choose another path or pass overwrite=True"
+        )
+
+
+def refuse_unless_complete(location: str, state: str) -> None:
+    """Raises if there is no checkpoint to read."""
+    if state == "other":
+        raise CheckpointError(f"{location}: is no checkpoint: it has no {MANIFEST_NAME}")
+    if state == "absent":
+        raise CheckpointError(
+            f"{location}: there is no checkpoint (one that was being written when its process died "
+            "is none)"
+        )
+
+
+def check_manifest_size(source: Source) -> None:
+    """Raises before reading what is too large for a manifest."""
+    if source.size > MAX_MANIFEST_BYTES:
+        raise CheckpointError(
+            f"{source.name}: has {source.size} bytes, more than a manifest may, "
+            f"{MAX_MANIFEST_BYTES}"
+        )
+
+
+def _make_folders(folder: Path) -> None:
+    """Makes a folder and those above it; other ranks may do so at the same time."""
+    missing = []
+    while not folder.exists():
+        missing.append(folder)
+        folder = folder.parent
+    for path in reversed(missing):
+        try:
+            os.mkdir(path, FOLDER_MODE)
+        except FileExistsError:
+            continue
+        _sync(path.parent)
+
+
+def _refuse_links(folder: Path, path: str) -> None:
+    for part in Path(path).parents:
+        if (folder / part).is_symlink():
+            raise CheckpointError(f"{folder / part}: is a symbolic link, which is refused")
+
+
+def _write(path: Path, content: bytes) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(path, flags, FILE_MODE)
+    try:
+        write_all(descriptor, memoryview(content))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_all(descriptor: int, content: memoryview) -> None:
+    """Writes all bytes, however few the system takes at a time."""
+    while content:
+        content = content[os.write(descriptor, content) :]
+
+
+def _sync_tree(folder: Path) -> None:
+    for parent, _, _ in os.walk(folder):
+        _sync(Path(parent))
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

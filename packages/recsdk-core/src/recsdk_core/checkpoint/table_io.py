@@ -1,0 +1,209 @@
+"""What gives `Table` its methods for saving and loading, on one process.
+
+Shape letters: N keys, D row width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+from recsdk_core import _ext
+from recsdk_core.checkpoint.handle import SaveHandle
+from recsdk_core.checkpoint.ranks import OneRank
+from recsdk_core.checkpoint.reading import Checkpoint, Position, Progress
+from recsdk_core.checkpoint.saving import Codec, SaveOptions
+from recsdk_core.checkpoint.stores import open_store
+from recsdk_core.checkpoint.tables import Cuts, Loading, Shard, load_tables, save_tables
+from recsdk_core.errors import BusyError, CheckpointError
+
+if TYPE_CHECKING:
+    from recsdk_core.table import Table
+
+__all__ = ["SavesAndLoads"]
+
+
+class SavesAndLoads:
+    """The methods of `Table` that save and load; mixed into it."""
+
+    _engine: _ext.Table
+    _position: Position | None = None
+    _handle: SaveHandle | None = None
+
+    def save(
+        self,
+        path: Any,
+        *,
+        overwrite: bool = False,
+        step: int | None = None,
+        user_state: Any = None,
+        codec: Codec = "none",
+        progress: Progress | None = None,
+    ) -> Position:
+        """Saves all visible rows, optimizer state and metadata as a checkpoint, a snapshot.
+
+        `path` (1 to 1024 characters) is a local folder to be made, or an fsspec URL. A checkpoint
+        that is there already is an error unless `overwrite`, which keeps the old one until the new
+        one is complete. `step` and `user_state` (JSON values, bytes, numpy arrays) are kept with
+        it. `codec` "zstd" compresses. `progress` is called with the bytes written since its last
+        call. Rows of batches in flight that carry a step are left out, as in `export`.
+
+        Cost: one pass over the rows, streamed: at most 64 MiB of extra memory beside copies of rows
+        that other threads update meanwhile. Raises CheckpointError if it cannot be saved; then
+        nothing was saved, and the changes still count for the next delta.
+
+        >>> import numpy as np, tempfile
+        >>> from recsdk_core import Table
+        >>> table = Table(dim=2, name="user")
+        >>> rows = table.find_or_insert(np.array([7, -1]))
+        >>> folder = tempfile.mkdtemp()
+        >>> _ = table.save(f"{folder}/first")
+        >>> table.erase(np.array([7]))
+        >>> _ = table.save_delta(f"{folder}/second")
+        >>> other = Table(dim=2, name="user")
+        >>> _ = other.load(f"{folder}/second")
+        >>> len(other), bool((other.lookup(np.array([-1])) == rows[1]).all())
+        (1, True)
+        """
+        return self._save(
+            path,
+            SaveOptions(
+                overwrite=overwrite,
+                step=step,
+                user_state=user_state,
+                codec=codec,
+                progress=progress,
+            ),
+        )
+
+    def save_delta(
+        self,
+        path: Any,
+        *,
+        overwrite: bool = False,
+        step: int | None = None,
+        user_state: Any = None,
+        codec: Codec = "none",
+        progress: Progress | None = None,
+    ) -> Position:
+        """Saves the rows that changed, and the keys that left, since the last save or load.
+
+        The checkpoint is a delta; loading it needs those before it. Arguments and errors as in
+        `save`; raises CheckpointError too if nothing was saved or loaded before.
+        """
+        return self._save(
+            path,
+            SaveOptions(
+                is_delta=True,
+                overwrite=overwrite,
+                step=step,
+                user_state=user_state,
+                codec=codec,
+                progress=progress,
+            ),
+        )
+
+    def save_async(
+        self,
+        path: Any,
+        *,
+        delta: bool = False,
+        max_copy_bytes: int | None = None,
+        overwrite: bool = False,
+        step: int | None = None,
+        user_state: Any = None,
+        codec: Codec = "none",
+        progress: Progress | None = None,
+    ) -> SaveHandle:
+        """Saves in the background what the table holds now, while training goes on.
+
+        Rows that are touched before they are written are copied first. When the copies hold
+        `max_copy_bytes` (None: no limit), updates wait for the writer, and `stats()` counts it. The
+        checkpoint is the same, byte for byte, as of `save` or (`delta`) `save_delta` at this moment
+        but for its token. Other arguments as in `save`; `progress` is called on another thread.
+
+        Returns at once a handle with `wait()`, `result()`, `progress`; errors of the save are
+        raised by its `wait`. Raises BusyError while another save of this table is under way.
+        """
+        options = SaveOptions(
+            is_delta=delta,
+            overwrite=overwrite,
+            step=step,
+            user_state=user_state,
+            codec=codec,
+            progress=progress,
+        )
+        store = open_store(path)
+        cuts = Cuts([Shard(table=self._table())], delta, max_copy_bytes)
+
+        def work(count: Progress) -> Position:
+            told = replace(options, progress=_both(count, progress))
+            return cuts.save(store, OneRank(), told)
+
+        self._handle = SaveHandle(work, cuts.cuts[0], cuts.num_bytes, store.location)
+        return self._handle
+
+    def load(
+        self,
+        path: Any | Sequence[Any],
+        *,
+        name: str | None = None,
+        allow: Collection[str] = (),
+        progress: Progress | None = None,
+    ) -> Checkpoint:
+        """Replaces all rows, the update count and the learning rate by those of a checkpoint.
+
+        `path` is that of a snapshot, or of a delta whose predecessors lie in the same folder, or a
+        list of paths: a snapshot, then its deltas in order. A checkpoint of any number of ranks and
+        any sharding rule loads alike. `name` is the table in the checkpoint, by default this
+        table's. `allow` names what may differ: "optimizer" drops the saved state, "seed" and
+        "initializer" accept that rows made later differ.
+
+        Returns the checkpoint, for its `user_state()` and `manifest.step`. Everything is read and
+        verified before the first row changes. Raises CheckpointError for what is missing, damaged
+        or does not fit this table, CapacityError beyond `max_rows`, BusyError while batches are in
+        flight; then the table is as it was. Loading into a table that holds rows needs memory for
+        both.
+        """
+        self._refuse_while_saving()
+        table = self._table()
+        loading = Loading(
+            names={} if name is None else {table.name: name},
+            allow=allow,
+            may_lack=True,
+            progress=progress,
+        )
+        return load_tables([Shard(table=table)], OneRank(), path, loading)
+
+    def _table(self) -> Table:
+        return cast("Table", self)
+
+    def _refuse_while_saving(self) -> None:
+        if self._handle is not None and not self._handle.is_done:
+            raise BusyError(
+                f"table {self._table().name!r} is being saved in the background; wait for that "
+                "first"
+            )
+
+    def _cut(self, is_delta: bool, max_copy_bytes: int | None) -> _ext.Cut:
+        """The table's rows, or what changed, as of now."""
+        self._refuse_while_saving()
+        if is_delta and self._position is None:
+            raise CheckpointError(
+                f"table {self._table().name!r}: a delta needs a checkpoint before it: save or load "
+                "one in full first"
+            )
+        return self._engine.cut(is_delta, max_copy_bytes)
+
+    def _save(self, path: Any, options: SaveOptions) -> Position:
+        return save_tables([Shard(table=self._table())], OneRank(), path, options)
+
+
+def _both(first: Progress, second: Progress | None) -> Progress:
+    def call(num_bytes: int) -> None:
+        first(num_bytes)
+        if second is not None:
+            second(num_bytes)
+
+    return call

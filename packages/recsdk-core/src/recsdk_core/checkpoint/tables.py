@@ -1,0 +1,303 @@
+"""Saving and loading the tables of one model, on one process or on many.
+
+Shape letters: N keys, D row width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from recsdk_core import _ext
+from recsdk_core.checkpoint.manifest import Field, Sharding, TableEntry
+from recsdk_core.checkpoint.ranks import Ranks, together
+from recsdk_core.checkpoint.reading import (
+    Checkpoint,
+    Position,
+    Progress,
+    chain_of,
+    position_of,
+)
+from recsdk_core.checkpoint.restoring import Owner, check_table, stage
+from recsdk_core.checkpoint.saving import (
+    Codec,
+    Part,
+    SaveOptions,
+    describe,
+    fields_of,
+    save_parts,
+)
+from recsdk_core.checkpoint.stores import Store, Target, open_store
+from recsdk_core.errors import CapacityError, CheckpointError
+
+if TYPE_CHECKING:
+    from recsdk_core.table import Table
+
+__all__ = ["Cuts", "Loading", "Shard", "load_tables", "row_fields", "save_tables"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """One rank's part of a table."""
+
+    table: Table
+    """The rows."""
+    owner: Owner = field(default_factory=Owner)
+    """Which keys belong here."""
+
+
+class Cuts:
+    """What the shards of one rank hold now, until `finish`; training may go on meanwhile."""
+
+    def __init__(
+        self, shards: Sequence[Shard], is_delta: bool, max_copy_bytes: int | None = None
+    ) -> None:
+        self._shards = shards
+        self.cuts: list[_ext.Cut] = []
+        self.parts: list[Part] = []
+        """What `save_parts` needs of them."""
+        with ExitStack() as undo:
+            undo.callback(self.finish, None)
+            for shard in shards:
+                cut = shard.table._cut(is_delta, max_copy_bytes)
+                self.cuts.append(cut)
+                self.parts.append(_part(shard, cut, is_delta))
+            undo.pop_all()
+
+    @property
+    def num_bytes(self) -> int:
+        """About what they take in a file."""
+        total = 0
+        for shard, cut in zip(self._shards, self.cuts, strict=True):
+            width = sum(item.width for item in row_fields(shard.table))
+            total += cut.num_rows * (8 + 4 * width) + cut.num_erased * 8
+        return total
+
+    def finish(self, position: Position | None) -> None:
+        """Ends them; with a position, that is where the shards stand now.
+
+        The position first: as soon as a cut has ended, another thread may take the next one.
+        """
+        for shard, cut in zip(self._shards, self.cuts, strict=False):  # `open` may have failed
+            if position is not None:
+                shard.table._position = position
+            cut.finish(position is not None)
+
+    def save(self, store: Store, ranks: Ranks, options: SaveOptions) -> Position:
+        """Saves and ends them; if that fails, their changes still count for the next delta."""
+        position = None
+        try:
+            position = save_parts(store, ranks, self.parts, options)
+        finally:
+            self.finish(position)
+        return position
+
+
+def save_tables(shards: Sequence[Shard], ranks: Ranks, path: Any, options: SaveOptions) -> Position:
+    """Saves the shards of all ranks as one checkpoint; all ranks must call it.
+
+    They are cut at once, before any rank waits for another. Raises CheckpointError on every rank if
+    one fails; then nothing was saved.
+    """
+    store = open_store(path)
+    made: list[Cuts] = []
+    try:
+        together(ranks, lambda: made.append(Cuts(shards, options.is_delta)))
+    except BaseException:
+        for cuts in made:
+            cuts.finish(None)
+        raise
+    return made[0].save(store, ranks, options)
+
+
+def _part(shard: Shard, cut: _ext.Cut, is_delta: bool) -> Part:
+    def write(
+        rank: int, target: Target, token: bytes, codec: Codec, progress: Progress | None
+    ) -> _ext.RowFileSummary:
+        told = None if progress is None else _differences(progress)
+        return _ext.write_rows(cut, target, token=token, codec=codec, progress=told)
+
+    entry = entry_of(shard.table, cut, shard.owner.sharding)
+    return Part(entry=entry, write=write, position=shard.table._position if is_delta else None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loading:
+    """How to load, the same on all ranks."""
+
+    is_delta: bool = False
+    """Whether the checkpoint is to follow the one that the tables were saved to or loaded from."""
+    names: dict[str, str] = field(default_factory=dict)
+    """The checkpoint's name of a table, where it is not the table's own."""
+    allow: Collection[str] = ()
+    """What may differ; see `restoring.ALLOWANCES`."""
+    may_lack: bool = False
+    """Whether the checkpoint may have tables that are not loaded."""
+    stateless: Collection[str] = ()
+    """Tables without an optimizer, which take no state."""
+    progress: Progress | None = None
+    """Told of the bytes that this rank has read."""
+
+
+def load_tables(shards: Sequence[Shard], ranks: Ranks, path: Any, loading: Loading) -> Checkpoint:
+    """Replaces the rows of all ranks' shards; all ranks must call it.
+
+    Every rank reads and verifies what it owns before any of them changes a row. Raises
+    CheckpointError on every rank if one fails.
+    """
+    plans = together(ranks, lambda: _plan(shards, path, loading).hash)
+    if len(set(plans)) > 1:
+        raise CheckpointError(f"{path}: the ranks see different checkpoints under this path")
+    staged: list[_Staged] = []
+    together(ranks, lambda: staged.extend(_stage(shards, path, loading)))
+    together(ranks, lambda: _adopt_all(staged))
+    return _chain(shards, path, loading)[-1]
+
+
+def _plan(shards: Sequence[Shard], path: Any, loading: Loading) -> Checkpoint:
+    """What can be refused before a row is read."""
+    last = _chain(shards, path, loading)[-1]
+    for shard in shards:
+        _check(shard, last, loading)
+    wanted = {loading.names.get(s.table.name, s.table.name) for s in shards}
+    found = {entry.name for entry in last.manifest.tables}
+    if found - wanted and not loading.may_lack:
+        raise CheckpointError(
+            f"{last.location}: has tables {sorted(found - wanted)} that are not in the module, "
+            f"which has {sorted(wanted)}"
+        )
+    return last
+
+
+def _chain(shards: Sequence[Shard], path: Any, loading: Loading) -> list[Checkpoint]:
+    if not loading.is_delta:
+        return chain_of(path)
+    positions = {shard.table._position for shard in shards}
+    position = positions.pop() if len(positions) == 1 else None
+    if position is None:
+        raise CheckpointError(
+            f"{path}: an incremental checkpoint follows another: load that first, into all tables"
+        )
+    if position.locations[-1] == open_store(path).address:
+        return chain_of(list(position.locations))
+    chain = chain_of([*position.locations, path])
+    if chain[-2].hash != position.hash:
+        raise CheckpointError(f"{chain[-2].location}: was replaced since it was saved or loaded")
+    return chain
+
+
+def _check(shard: Shard, last: Checkpoint, loading: Loading) -> TableEntry:
+    table = shard.table
+    name = loading.names.get(table.name, table.name)
+    allow = {*loading.allow, *(["optimizer"] if table.name in loading.stateless else [])}
+    return check_table(table, row_fields(table), last, name, allow)
+
+
+@dataclass(frozen=True)
+class _Staged:
+    """Rows that were read and are not yet the table's."""
+
+    table: Table
+    restore: _ext.Restore
+    entry: TableEntry
+    log_decay: float
+    learning_rate: float
+    position: Position | None
+
+    def adopt(self) -> None:
+        """Makes them the table's."""
+        self.restore.commit(self.entry.update_count, self.log_decay)
+        self.table.learning_rate = self.learning_rate
+        self.table._position = self.position
+
+
+def _adopt_all(staged: Sequence[_Staged]) -> None:
+    for each in staged:
+        each.adopt()
+
+
+def _stage(shards: Sequence[Shard], path: Any, loading: Loading) -> list[_Staged]:
+    chain = _chain(shards, path, loading)
+    staged = []
+    for shard in shards:
+        table = shard.table
+        entry = _check(shard, chain[-1], loading)
+        drop_state = (
+            "optimizer" in loading.allow
+            or table.name in loading.stateless
+            or entry.optimizer is None
+        )
+        restore = stage(
+            table._engine,
+            chain,
+            entry.name,
+            shard.owner,
+            drop_state=drop_state,
+            progress=loading.progress,
+        )
+        if table.max_rows is not None and restore.num_rows > table.max_rows:
+            raise CapacityError(
+                f"table {table.name!r}: {restore.num_rows} rows to load do not fit into its "
+                f"max_rows, {table.max_rows}; raise max_rows"
+            )
+        rate = _learning_rate(table, entry, chain[-1])
+        # A delta on what was loaded under another identity, or with other state, would not chain.
+        is_same = entry.identity == entry_of(table, None, entry.sharding).identity
+        lost_state = drop_state and len(entry.fields) > 1
+        position = position_of(chain) if is_same and not lost_state else None
+        # Rows without the mark of their last decay have none to catch up with.
+        catches_up = any(name == "log_decay" for name, _ in table.state_fields)
+        log_decay = entry.log_decay if catches_up or not drop_state else 0.0
+        staged.append(_Staged(table, restore, entry, log_decay, rate, position))
+    return staged
+
+
+def row_fields(table: Table) -> tuple[Field, ...]:
+    """The fields of a table's rows."""
+    return fields_of(table.dim, table.state_fields, table.dtype)
+
+
+def entry_of(table: Table, cut: _ext.Cut | None, sharding: Sharding) -> TableEntry:
+    """The manifest's entry of a table, as of a cut if given, without files."""
+    return TableEntry(
+        name=table.name,
+        dim=table.dim,
+        seed=table.seed,
+        initializer=describe(table.initializer),
+        default_value=float(table.default_value),
+        optimizer=describe(table.optimizer),
+        update_count=table.update_count if cut is None else cut.update_count,
+        log_decay=table.log_decay if cut is None else cut.log_decay,
+        fields=row_fields(table),
+        sharding=sharding,
+        files=(),
+    )
+
+
+def _learning_rate(table: Table, entry: TableEntry, checkpoint: Checkpoint) -> float:
+    """The saved rate; the table's own if another optimizer was saved."""
+    if entry.optimizer is None or entry.optimizer.kind != type(table.optimizer).__name__:
+        return table.learning_rate
+    rate = entry.optimizer.arguments.get("lr")
+    try:
+        if isinstance(rate, bool) or not isinstance(rate, (int, float)):
+            raise ValueError(f"lr must be a number, got {rate!r}")
+        return replace(table.optimizer, lr=float(rate)).lr
+    except (ValueError, OverflowError) as error:
+        raise CheckpointError(
+            f"{checkpoint.location}: table {entry.name!r}: its optimizer is none: {error}"
+        ) from None
+
+
+def _differences(progress: Progress) -> Callable[[int], None]:
+    """Turns the bytes so far into the bytes since the last call."""
+    last = 0
+
+    def call(num_bytes: int) -> None:
+        nonlocal last
+        progress(num_bytes - last)
+        last = num_bytes
+
+    return call

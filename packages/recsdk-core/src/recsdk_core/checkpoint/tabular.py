@@ -1,0 +1,224 @@
+"""Rows in files of other formats: parquet, safetensors, npz. Their libraries are extras.
+
+Shape letters: N keys, D row width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recsdk_core._internal.extras import require
+from recsdk_core.checkpoint.comparing import as_floats
+from recsdk_core.checkpoint.manifest import Field, Sharding, TableEntry
+from recsdk_core.checkpoint.merging import KeySet, Rows, merged_rows
+from recsdk_core.checkpoint.reading import Checkpoint, Position, Progress
+from recsdk_core.checkpoint.restoring import Owner
+from recsdk_core.checkpoint.saving import SaveOptions
+from recsdk_core.checkpoint.transforming import write_snapshot
+
+__all__ = ["FORMATS", "export_table", "import_table", "read_arrays"]
+
+FORMATS = ("parquet", "safetensors")
+
+_IMPORTS = {".npz": "npz", ".parquet": "parquet", ".safetensors": "safetensors"}
+
+
+def export_table(
+    chain: Sequence[Checkpoint],
+    name: str,
+    path: Path,
+    format: str,
+    progress: Progress | None = None,
+) -> int:
+    """Writes a table's rows to a file that must not exist; the number of rows.
+
+    parquet: a row per key, columns "key" int64 and a fixed-size list per field, streamed.
+    safetensors: tensors "key" (N,) and one (N, width) per field, built in memory. bfloat16 becomes
+    float32. Raises ValueError for another format, ImportError with what to install.
+    """
+    if format not in FORMATS:
+        raise ValueError(f"format must be one of {FORMATS}, got {format!r}")
+    _, entry = chain[-1].table(name)
+    source = (_plain(rows, entry) for rows in merged_rows(chain, name, None, progress))
+    write = _write_parquet if format == "parquet" else _write_safetensors
+    partial = path.with_name(f".{path.name}.partial")
+    if path.exists():
+        raise FileExistsError(f"{path} exists already; choose another path or remove it")
+    try:
+        num_rows = write(partial, source, entry)
+        partial.rename(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return num_rows
+
+
+def _plain(rows: Rows, entry: TableEntry) -> Rows:
+    fields = {f.name: as_floats(rows.fields[f.name], f.dtype) for f in entry.fields}
+    return Rows(rows.keys, fields)
+
+
+def _dtype(field: Field) -> Any:
+    return np.dtype("float32" if field.dtype == "bfloat16" else field.dtype)
+
+
+def _write_parquet(path: Path, source: Iterable[Rows], entry: TableEntry) -> int:
+    require("pyarrow", extra="parquet", user="parquet")
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    lists = [(f.name, pa.list_(pa.from_numpy_dtype(_dtype(f)), f.width)) for f in entry.fields]
+    schema = pa.schema([("key", pa.int64()), *lists])
+    num_rows = 0
+    with parquet.ParquetWriter(path, schema) as writer:
+        for rows in source:
+            columns = [pa.array(rows.keys)]
+            for field, (_, kind) in zip(entry.fields, lists, strict=True):
+                flat = pa.array(np.ascontiguousarray(rows.fields[field.name]).reshape(-1))
+                columns.append(pa.FixedSizeListArray.from_arrays(flat, type=kind))
+            writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+            num_rows += len(rows.keys)
+    return num_rows
+
+
+def _write_safetensors(path: Path, source: Iterable[Rows], entry: TableEntry) -> int:
+    require("safetensors", extra="safetensors", user="safetensors")
+    from safetensors.numpy import save_file
+
+    parts = list(source)
+    keys = np.concatenate([np.empty(0, np.int64), *(part.keys for part in parts)])
+    arrays = {"key": keys}
+    for field in entry.fields:
+        empty = np.empty((0, field.width), _dtype(field))
+        arrays[field.name] = np.concatenate([empty, *(part.fields[field.name] for part in parts)])
+    save_file(arrays, path)
+    return len(keys)
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of a .npz, .safetensors or .parquet file by name.
+
+    Raises ValueError for another suffix, ImportError with what to install.
+    """
+    kind = _IMPORTS.get(path.suffix.lower())
+    if kind is None:
+        raise ValueError(f"{path}: must end in one of {', '.join(_IMPORTS)}")
+    read: Mapping[str, Callable[[Path], dict[str, NDArray[Any]]]] = {
+        "npz": _read_npz,
+        "parquet": _read_parquet,
+        "safetensors": _read_safetensors,
+    }
+    try:
+        return read[kind](path)
+    except (ImportError, OSError):
+        raise
+    except Exception as error:  # each library raises kinds of its own
+        raise ValueError(f"{path}: cannot be read as {kind}: {error}") from error
+
+
+def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
+    with np.load(path, allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
+def _read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
+    require("safetensors", extra="safetensors", user="safetensors")
+    from safetensors.numpy import load_file
+
+    found: dict[str, NDArray[Any]] = load_file(path)
+    return found
+
+
+def _read_parquet(path: Path) -> dict[str, NDArray[Any]]:
+    require("pyarrow", extra="parquet", user="parquet")
+    from pyarrow import parquet
+
+    table = parquet.read_table(path).combine_chunks()
+    found = {}
+    for name in table.column_names:
+        column = table[name].combine_chunks()
+        if column.null_count:
+            raise ValueError(f"{path}: column {name!r} has missing values")
+        if hasattr(column, "flatten") and hasattr(column.type, "value_type"):
+            found[name] = _rows_of_lists(column, f"{path}: column {name!r}")
+        else:
+            found[name] = column.to_numpy(zero_copy_only=False)
+    return found
+
+
+def _rows_of_lists(column: Any, where: str) -> NDArray[Any]:
+    """A column of lists as (n, width); ValueError if they differ in length or lack a value."""
+    from pyarrow import compute
+
+    lengths = set(compute.list_value_length(column).to_pylist())
+    if len(lengths) > 1:
+        raise ValueError(f"{where} has lists of several lengths, {sorted(lengths)[:5]}")
+    values = column.flatten()
+    if values.null_count:
+        raise ValueError(f"{where} has lists with missing values")
+    flat: NDArray[Any] = values.to_numpy(zero_copy_only=False)
+    return flat.reshape(len(column), lengths.pop() if lengths else 1)
+
+
+def import_table(
+    path: Any,
+    name: str,
+    keys: NDArray[Any],
+    weights: NDArray[Any],
+    *,
+    seed: int | None = None,
+    world_size: int = 1,
+    options: SaveOptions | None = None,
+) -> Position:
+    """Writes weights (N, D) of 64-bit keys (N,) as a snapshot with one table.
+
+    It says nothing of an optimizer or initializer, so it loads into any table of the same width,
+    whose optimizer state is then fresh. Raises ValueError for shapes or dtypes that do not fit and
+    for repeated keys.
+    """
+    keys, weights = _checked(keys, weights)
+    entry = TableEntry(
+        name=name,
+        dim=weights.shape[1],
+        seed=seed,
+        initializer=None,
+        default_value=0.0,
+        optimizer=None,
+        update_count=0,
+        fields=(Field(name="weight", dtype="float32", width=weights.shape[1]),),
+        sharding=Sharding(),
+        files=(),
+    )
+
+    def rows_of(_: str, owner: Owner, progress: Progress | None) -> Iterator[Rows]:
+        is_owned = owner.owns(keys)
+        if is_owned.any():
+            yield Rows(keys[is_owned], {"weight": weights[is_owned]})
+
+    given = options or SaveOptions()
+    told = SaveOptions(**{**vars(given), "world_size": world_size})
+    return write_snapshot(path, [entry], rows_of, told)
+
+
+def _checked(
+    keys: NDArray[Any], weights: NDArray[Any]
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    if keys.ndim != 1 or keys.dtype.kind not in "iu":
+        raise ValueError(f"keys must be whole numbers (N,), got {keys.dtype} {keys.shape}")
+    if weights.ndim != 2 or len(weights) != len(keys) or not weights.shape[1]:
+        raise ValueError(
+            f"weights must have shape ({len(keys)}, D), got {weights.shape}: a row for each key"
+        )
+    if weights.dtype.kind != "f":
+        raise ValueError(f"weights must be floats, got {weights.dtype}")
+    if keys.dtype == np.uint64:
+        keys = keys.view(np.int64)
+    keys = np.ascontiguousarray(keys, dtype=np.int64)
+    is_new = KeySet().add(keys)
+    if not is_new.all():
+        raise ValueError(f"keys: {keys[~is_new][0]} occurs more than once")
+    return keys, np.ascontiguousarray(weights, dtype=np.float32)

@@ -1,0 +1,125 @@
+"""Making one checkpoint of others, without a table of the engine: compact, reshard, import."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from recsdk_core import _ext
+from recsdk_core.checkpoint.manifest import Sharding, TableEntry
+from recsdk_core.checkpoint.merging import Rows, merged_rows
+from recsdk_core.checkpoint.ranks import OneRank
+from recsdk_core.checkpoint.reading import Checkpoint, Position, Progress, chain_of
+from recsdk_core.checkpoint.restoring import Owner
+from recsdk_core.checkpoint.saving import Codec, Part, SaveOptions, save_parts
+from recsdk_core.checkpoint.stores import Target, open_store
+
+__all__ = ["compact", "reshard", "write_snapshot"]
+
+RowsOf = Callable[[str, Owner, Progress | None], Iterable[Rows]]
+"""Gives the rows of a table that an owner has."""
+
+
+def compact(
+    source: Any | Sequence[Any],
+    path: Any,
+    *,
+    overwrite: bool = False,
+    codec: Codec = "none",
+    progress: Progress | None = None,
+) -> Position:
+    """Merges a chain into a snapshot at `path`, of as many ranks as its last checkpoint.
+
+    `source` is the last delta, or the list of the chain's paths, as in `Table.load`. Nothing of the
+    source is removed. Memory: the keys of the deltas, not the rows.
+
+    Raises CheckpointError for a source that is damaged or no chain.
+    """
+    last = chain_of(source)[-1]
+    rules = [entry.sharding.rule for entry in last.manifest.tables] or [Sharding().rule]
+    return reshard(
+        source,
+        path,
+        world_size=last.manifest.world_size,
+        rule=rules[0],
+        overwrite=overwrite,
+        codec=codec,
+        progress=progress,
+    )
+
+
+def reshard(
+    source: Any | Sequence[Any],
+    path: Any,
+    *,
+    world_size: int,
+    rule: str = "virtual_shard",
+    overwrite: bool = False,
+    codec: Codec = "none",
+    progress: Progress | None = None,
+) -> Position:
+    """Writes what a chain holds as a snapshot of `world_size` ranks (1 to 65536).
+
+    Loading does not need it: any world size loads any checkpoint; it then reads less. `rule` is
+    "virtual_shard" or "modulo". Other arguments, memory and errors as in `compact`.
+    """
+    if not 1 <= world_size <= 65_536:
+        raise ValueError(f"world_size must be 1 to 65536, got {world_size}")
+    if rule not in ("virtual_shard", "modulo"):
+        raise ValueError(f"rule must be 'virtual_shard' or 'modulo', got {rule!r}")
+    chain = chain_of(source)
+    sharding = Sharding(rule="modulo" if rule == "modulo" else "virtual_shard")
+    entries = [replace(e, sharding=sharding, files=()) for e in chain[-1].manifest.tables]
+    options = SaveOptions(
+        overwrite=overwrite,
+        step=chain[-1].manifest.step,
+        user_state=chain[-1].user_state(),
+        codec=codec,
+        world_size=world_size,
+        progress=progress,
+    )
+    _refuse_source(path, chain)
+    return write_snapshot(path, entries, lambda n, o, p: merged_rows(chain, n, o, p), options)
+
+
+def _refuse_source(path: Any, chain: Sequence[Checkpoint]) -> None:
+    address = open_store(path).address
+    if any(checkpoint.store.address == address for checkpoint in chain):
+        raise ValueError(f"path {address!r} is one of the source's; choose another")
+
+
+def write_snapshot(
+    path: Any, entries: Sequence[TableEntry], rows_of: RowsOf, options: SaveOptions
+) -> Position:
+    """Writes rows that are in no table as a snapshot of `options.world_size` ranks."""
+    parts = [_part(entry, rows_of, options.world_size or 1) for entry in entries]
+    told = replace(options, world_size=options.world_size or 1)
+    return save_parts(open_store(path), OneRank(), parts, told)
+
+
+def _part(entry: TableEntry, rows_of: RowsOf, world_size: int) -> Part:
+    fields = [(field.name, field.dtype, field.width) for field in entry.fields]
+
+    def write(
+        rank: int, target: Target, token: bytes, codec: Codec, progress: Progress | None
+    ) -> _ext.RowFileSummary:
+        owner = Owner(rank, world_size, entry.sharding)
+        return _ext.write_row_file(
+            target,
+            kind="snapshot",
+            dim=entry.dim,
+            fields=fields,
+            blocks=map(_block, rows_of(entry.name, owner, progress)),
+            token=token,
+            codec=codec,
+        )
+
+    return Part(entry=entry, write=write)
+
+
+def _block(rows: Rows) -> _ext.RowBlock:
+    fields = {name: np.ascontiguousarray(values) for name, values in rows.fields.items()}
+    return _ext.RowBlock.rows(np.ascontiguousarray(rows.keys), fields)

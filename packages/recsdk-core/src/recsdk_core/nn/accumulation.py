@@ -1,0 +1,43 @@
+"""Gradients of several backwards, applied to a table as one update."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+from recsdk_core.table import Lease
+
+__all__ = ["Accumulation"]
+
+T = TypeVar("T")
+
+
+class Accumulation(Generic[T]):
+    """What the backwards of one table have left so far.
+
+    The leases of their batches are kept too, so rows with a gradient are given to no other key, and
+    rows that these batches made are seen by readers once they are updated. Not thread-safe.
+    """
+
+    def __init__(self, num_backwards: int) -> None:
+        """Collects the gradients of `num_backwards` backwards, at least 1."""
+        self.num_backwards = num_backwards
+        self._num_added = 0
+        self._parts: list[T] = []
+        self._leases: list[Lease] = []
+
+    def add(self, parts: list[T], lease: Lease | None) -> list[T] | None:
+        """Adds what a backward left; returns all there is if the update is due, else None.
+
+        After the update call `drop`.
+        """
+        self._num_added += 1
+        self._parts += parts
+        if lease is not None:
+            self._leases.append(lease)
+        return self._parts if self._num_added == self.num_backwards else None
+
+    def drop(self) -> None:
+        """Forgets the gradients and releases the leases."""
+        for lease in self._leases:
+            lease.release()
+        self._num_added, self._parts, self._leases = 0, [], []

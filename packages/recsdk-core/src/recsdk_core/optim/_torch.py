@@ -1,0 +1,106 @@
+"""From optimizer classes of torch and torchrec to the engine's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from recsdk_core.optim._configs import (
+    LAMB,
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    Optimizer,
+    PartialRowwiseAdam,
+    RMSprop,
+    RowwiseAdagrad,
+)
+
+__all__ = ["from_torch"]
+
+
+def _number(value: Any) -> float:
+    """The value as a float: torch takes 0-d tensors as learning rates too."""
+    return float(value)
+
+
+def _betas(value: Any) -> tuple[float, float]:
+    beta1, beta2 = value
+    return float(beta1), float(beta2)
+
+
+Converter: TypeAlias = Callable[[Any], Any]
+_COMMON: Mapping[str, Converter] = {"lr": _number, "weight_decay": _number}
+_SGD = {**_COMMON, "momentum": _number, "dampening": _number, "nesterov": bool}
+_ADAGRAD = {**_COMMON, "lr_decay": _number, "initial_accumulator_value": _number, "eps": _number}
+_ROWWISE = {**_COMMON, "initial_accumulator_value": _number, "eps": _number}
+_ADAM = {**_COMMON, "betas": _betas, "eps": _number}
+_RMSPROP = {**_COMMON, "alpha": _number, "eps": _number, "momentum": _number, "centered": bool}
+
+# Arguments that are fine at these values because they then change no number.
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "maximize": (False,),
+    "amsgrad": (False,),
+    "decoupled_weight_decay": (False,),
+    "lr_decay": (0,),
+    "foreach": (None, False, True),
+    "fused": (None, False, True),
+    "capturable": (False,),
+    "differentiable": (False,),
+}
+
+_KNOWN: Mapping[tuple[str, str], tuple[type[Optimizer], Mapping[str, Converter]]] = {
+    ("torch.optim", "SGD"): (SGD, _SGD),
+    ("torch.optim", "Adagrad"): (Adagrad, _ADAGRAD),
+    ("torch.optim", "Adam"): (Adam, _ADAM),
+    ("torch.optim", "AdamW"): (AdamW, _ADAM),
+    ("torch.optim", "RMSprop"): (RMSprop, _RMSPROP),
+    ("torchrec.optim", "SGD"): (SGD, _SGD),
+    ("torchrec.optim", "Adagrad"): (Adagrad, _ADAGRAD),
+    ("torchrec.optim", "Adam"): (Adam, _ADAM),
+    ("torchrec.optim", "RowWiseAdagrad"): (RowwiseAdagrad, _ROWWISE),
+    ("torchrec.optim", "PartialRowWiseAdam"): (PartialRowwiseAdam, _ADAM),
+    ("torchrec.optim", "LAMB"): (LAMB, _ADAM),
+}
+
+
+def from_torch(optimizer_class: type, kwargs: Mapping[str, Any] | None = None) -> Optimizer:
+    """Translates an optimizer's torch or torchrec class and its arguments.
+
+    Known are torch.optim.SGD, Adagrad, Adam, AdamW and RMSprop, and torchrec.optim.SGD, Adagrad,
+    Adam, RowWiseAdagrad, PartialRowWiseAdam and LAMB; they are recognised by name, so torch is not
+    imported. Missing arguments have the class's defaults, those of torchrec's stand-ins fbgemm's.
+    Flags that change no number (foreach, fused, ...) are accepted.
+
+    Raises ValueError, naming it, for an unknown class and for an argument that is not supported
+    (amsgrad, maximize, ...).
+    """
+    label, made, converters = _recognise(optimizer_class)
+    given = dict(kwargs or {})
+    if issubclass(made, Adam) and given.get("decoupled_weight_decay") is True:
+        del given["decoupled_weight_decay"]
+        if made is Adam:  # whose default is no decay
+            made, given = AdamW, {"weight_decay": 0.0, **given}
+    fields: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in converters:
+            fields[name] = converters[name](value)
+        elif name not in _NEUTRAL or value not in _NEUTRAL[name]:
+            supported = ", ".join(sorted(converters))
+            raise ValueError(
+                f"{label}: argument {name}={value!r} is not supported; supported are {supported}"
+            )
+    return made(**fields)
+
+
+def _recognise(optimizer_class: type) -> tuple[str, type[Optimizer], Mapping[str, Converter]]:
+    """(printable name, our class, its arguments) of a torch or torchrec class."""
+    module = getattr(optimizer_class, "__module__", "")
+    name = getattr(optimizer_class, "__qualname__", repr(optimizer_class))
+    package = ".".join(module.split(".")[:2])
+    found = _KNOWN.get((package, name))
+    if found is None:
+        known = ", ".join(f"{where}.{what}" for where, what in _KNOWN)
+        raise ValueError(f"optimizer {module}.{name} is not supported; supported are {known}")
+    return f"{package}.{name}", *found

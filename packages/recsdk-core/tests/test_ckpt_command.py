@@ -1,0 +1,267 @@
+"""`recsdk ckpt`: what it prints, its exit statuses, and what it says of bad input."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from recsdk_core import Table, optim
+from recsdk_core.checkpoint import open_checkpoint
+from recsdk_core.cli import main
+
+KEYS = np.array([-(2**63), -1, 0, 1, 7, 2**63 - 1])
+
+
+def run(*arguments: Any) -> Result:
+    return CliRunner().invoke(main, ["ckpt", *map(str, arguments)])
+
+
+def done(*arguments: Any) -> str:
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    return str(result.output)
+
+
+def as_json(*arguments: Any, status: int = 0) -> Any:
+    result = run(*arguments, "--json")
+    assert result.exit_code == status, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> Path:
+    """A folder with a snapshot "a" and a delta "b" of one table."""
+    table = Table(dim=2, name="user", optimizer=optim.Adagrad(lr=0.5))
+    table.upsert(KEYS, np.arange(12, dtype=np.float32).reshape(6, 2))
+    table.save(tmp_path / "a", step=3)
+    table.erase(KEYS[1:2])
+    table.upsert(KEYS[3:5], np.full((2, 2), 100, np.float32))
+    table.save_delta(tmp_path / "b", step=4, user_state={"x": 1})
+    return tmp_path
+
+
+def two_tables(path: Path) -> Path:
+    """A checkpoint with two tables."""
+    from recsdk_core.checkpoint.ranks import OneRank
+    from recsdk_core.checkpoint.saving import SaveOptions
+    from recsdk_core.checkpoint.tables import Shard, save_tables
+
+    tables = [Table(dim=2, name=name) for name in ("user", "item")]
+    tables[1].find_or_insert(np.array([5]))
+    save_tables([Shard(table=table) for table in tables], OneRank(), path, SaveOptions())
+    return path
+
+
+def test_inspect(chain: Path) -> None:
+    text = done("inspect", chain / "b")
+    for part in (
+        "delta 1 on",
+        "2 rows, 1 erased of width 2",
+        "step 4",
+        "Adagrad(",
+        "sum float32[2]",
+    ):
+        assert part in text
+    value = as_json("inspect", chain / "b")
+    assert value["chain"]["parent"] == open_checkpoint(chain / "a").hash
+    assert (value["kind"], value["step"], value["has_user_state"]) == ("delta", 4, True)
+    assert value["tables"][0]["optimizer"]["arguments"]["lr"] == 0.5
+    assert "snapshot" in done("inspect", chain / "a")
+
+
+def test_verify(chain: Path) -> None:
+    assert done("verify", chain / "b").count("intact") == 2
+    assert done("verify", "--alone", chain / "b").count("intact") == 1
+    assert len(as_json("verify", chain / "a", chain / "b")["checkpoints"]) == 2
+    file = next((chain / "a").rglob("*.rows"))
+    file.write_bytes(file.read_bytes()[:-1])
+    for arguments in ([chain / "b"], [chain / "a"], ["--alone", chain / "a"]):
+        result = run("verify", *arguments)
+        assert result.exit_code == 1
+        assert result.output.startswith("Error: ")
+        assert "rank_00000.rows: has" in result.output
+    assert done("verify", "--alone", chain / "b")
+
+
+def test_diff(chain: Path) -> None:
+    result = run("diff", chain / "a", chain / "b")
+    assert result.exit_code == 1
+    assert "3 equal, 2 changed, 1 only in" in result.output
+    value = as_json("diff", chain / "a", chain / "b", "--examples", 1, status=1)
+    [table] = value["tables"]
+    assert not value["equal"]
+    assert table["examples"] == {"only_in_a": [-1], "only_in_b": [], "changed": [1]}
+    done("compact", chain / "b", chain / "c")
+    assert as_json("diff", chain / "b", chain / "c")["equal"]
+    assert run("diff", chain / "a", chain / "nothing").exit_code == 2
+    two_tables(chain / "two")
+    value = as_json("diff", chain / "a", chain / "two", status=1)
+    assert [table["name"] for table in value["tables"]] == ["user", "item"]
+
+
+@pytest.mark.parametrize(
+    ("key", "weight"),
+    [("-9223372036854775808", [0, 1]), ("0x8000000000000000", [0, 1]), ("7", [100, 100]),
+     ("9223372036854775808", [0, 1]), ("0", [4, 5]), ("0x7", [100, 100])],
+)  # fmt: skip
+def test_get(chain: Path, key: str, weight: list[float]) -> None:
+    value = as_json("get", chain / "b", key)
+    assert value["found"]
+    assert value["fields"]["weight"] == weight
+    assert "weight: " in done("get", chain / "b", key)
+
+
+def test_get_of_keys_without_a_row(chain: Path) -> None:
+    assert as_json("get", chain / "a", "-1")["found"]
+    for key in ("-1", "12345"):
+        result = run("get", chain / "b", key)
+        assert (result.exit_code, result.output) == (1, f"table 'user' has no row of key {key}\n")
+        assert not as_json("get", chain / "b", key, status=1)["found"]
+
+
+@pytest.mark.parametrize("key", ["", "x", "1.5", "18446744073709551616", "-9223372036854775809",
+                                 "0x", "0x10000000000000000", "1e5", "--", "-x"])  # fmt: skip
+def test_get_of_what_is_no_key(chain: Path, key: str) -> None:
+    result = run("get", chain / "b", key)
+    assert result.exit_code == 2
+    assert "KEY" in result.output
+
+
+def test_top(chain: Path) -> None:
+    rows = as_json("top", chain / "a", "-n", 2)["rows"]
+    assert [row["key"] for row in rows] == [2**63 - 1, 7]
+    rows = as_json("top", chain / "b", "--smallest", "-n", 1)["rows"]
+    assert rows == [{"key": -(2**63), "norm": 1.0}]
+    assert len(done("top", chain / "b").splitlines()) == 5
+    result = run("top", chain / "b", "--by", "momentum")
+    assert result.exit_code == 1
+    assert "has the fields ['weight', 'sum']" in result.output
+
+
+def test_reshard_and_compact(chain: Path) -> None:
+    done("reshard", chain / "a", chain / "b", chain / "r", "--world-size", 3, "--rule", "modulo")
+    found = open_checkpoint(chain / "r").manifest
+    assert (found.world_size, found.step, found.kind) == (3, 4, "snapshot")
+    assert open_checkpoint(chain / "r").user_state() == {"x": 1}
+    assert as_json("diff", chain / "r", chain / "b")["equal"]
+    result = run("compact", chain / "b", chain / "r")
+    assert result.exit_code == 1
+    assert "--overwrite" in result.output or "overwrite=True" in result.output
+    done("compact", chain / "b", chain / "r", "--overwrite")
+    assert open_checkpoint(chain / "r").manifest.world_size == 1
+    result = run("compact", chain / "b", chain / "b", "--overwrite")
+    assert (result.exit_code, "one of the source's" in result.output) == (1, True)
+    assert run("reshard", chain / "b", chain / "x", "--world-size", 0).exit_code == 2
+    result = run("compact", chain / "b", chain / "a", chain / "x")
+    assert (result.exit_code, "begins with a snapshot" in result.output) == (1, True)
+
+
+@pytest.mark.parametrize("form", ["parquet", "safetensors"])
+def test_export_and_import(chain: Path, form: str) -> None:
+    target = chain / f"rows.{form}"
+    assert as_json("export", chain / "b", target)["num_rows"] == 5
+    done("import", target, chain / "i", "--name", "user", "--world-size", 2)
+    table = Table(dim=2, name="user", optimizer=optim.Adam())
+    table.load(chain / "i")
+    expected = Table(dim=2, name="user", optimizer=optim.Adagrad(lr=0.5))
+    expected.load(chain / "b")
+    assert len(table) == 5
+    assert np.array_equal(table.lookup(KEYS), expected.lookup(KEYS))
+    result = run("export", chain / "b", target)
+    assert (result.exit_code, "exists already" in result.output) == (1, True)
+    assert not list(chain.glob(".rows*"))
+
+
+def test_exported_files_are_read_by_their_libraries(chain: Path) -> None:
+    from pyarrow import parquet
+    from safetensors.numpy import load_file
+
+    for form in ("parquet", "safetensors"):
+        done("export", chain / "a", chain / "rows", "--format", form)
+        (chain / "rows").rename(chain / f"rows.{form}")
+    frame = parquet.read_table(chain / "rows.parquet").to_pydict()
+    arrays = load_file(chain / "rows.safetensors")
+    assert frame["key"] == arrays["key"].tolist()
+    assert sorted(frame["key"]) == KEYS.tolist()
+    assert np.array_equal(np.array(frame["sum"], np.float32), arrays["sum"])
+
+
+def test_import_from_numpy(tmp_path: Path) -> None:
+    keys, weights = KEYS.view(np.uint64), np.arange(18, dtype=np.float16).reshape(6, 3)
+    np.savez(tmp_path / "rows.npz", emb=weights)
+    np.save(tmp_path / "ids.npy", keys)
+    done("import", tmp_path / "rows.npz", tmp_path / "c", "--name", "t", "--weights", "emb",
+         "--keys-file", tmp_path / "ids.npy", "--seed", 5)  # fmt: skip
+    table = Table(dim=3, name="t", seed=5)
+    table.load(tmp_path / "c")
+    assert np.array_equal(table.lookup(KEYS), weights)
+
+
+def test_what_cannot_be_imported(tmp_path: Path) -> None:
+    good = np.zeros((2, 3), np.float32)
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"key": np.array([1, 1]), "weight": good}, "1 occurs more than once"),
+        ({"key": np.array([1, 2, 3]), "weight": good}, r"must have shape (3, D)"),
+        ({"key": np.array([1.0, 2.0]), "weight": good}, "must be whole numbers"),
+        ({"key": np.array([1, 2]), "weight": good[0]}, "must have shape"),
+        ({"key": np.array([1, 2]), "weight": good.astype(np.int32)}, "must be floats"),
+        ({"weight": good}, "has no array 'key'; it has weight"),
+    ]
+    for arrays, text in cases:
+        np.savez(tmp_path / "x.npz", **arrays)
+        result = run("import", tmp_path / "x.npz", tmp_path / "c", "--name", "t")
+        assert result.exit_code == 1
+        assert text in result.output
+    for name, text in [("y.npz", "No such file"), ("y.csv", "must end in one of")]:
+        result = run("import", tmp_path / name, tmp_path / "c", "--name", "t")
+        assert (result.exit_code, text in result.output) == (1, True)
+    (tmp_path / "z.safetensors").write_bytes(b"junk")
+    (tmp_path / "z.parquet").write_bytes(b"junk")
+    (tmp_path / "z.npz").write_bytes(b"junk")
+    for name in ("z.safetensors", "z.parquet", "z.npz"):
+        result = run("import", tmp_path / name, tmp_path / "c", "--name", "t")
+        assert result.exit_code == 1
+        assert result.output.startswith("Error: ")
+        assert name in result.output
+    assert not (tmp_path / "c").exists()
+
+
+def test_the_table_must_be_named_if_there_are_several(tmp_path: Path) -> None:
+    path = two_tables(tmp_path / "two")
+    result = run("get", path, "5")
+    assert result.exit_code == 2
+    assert "--table: say which" in result.output
+    assert as_json("get", path, "5", "--table", "item")["found"]
+    result = run("top", path, "--table", "thing")
+    assert (result.exit_code, "there is no 'thing'" in result.output) == (2, True)
+
+
+def test_what_is_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "manifest.json").write_text("{}")
+    for name in ("file", "folder", "nothing", ""):
+        for command in (["inspect"], ["verify"], ["top"]):
+            result = run(*command, tmp_path / name if name else "")
+            assert result.exit_code == 1
+            assert result.output.startswith("Error: ")
+    assert run("inspect").exit_code == 2
+    assert run("nonsense").exit_code == 2
+
+
+def test_it_needs_no_torch(chain: Path) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from recsdk_core.cli import main\n"
+        "main(['ckpt', 'verify', sys.argv[1]])"
+    )
+    command = [sys.executable, "-c", code, str(chain / "b")]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout.count("intact")) == (0, 2), found.stderr

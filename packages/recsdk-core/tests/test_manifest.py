@@ -1,0 +1,216 @@
+"""Manifests: what is written is read; whatever else is in the file is CheckpointError."""
+
+from __future__ import annotations
+
+import copy
+import json
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoint_support import manifest, sealed
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from recsdk_core import CheckpointError
+from recsdk_core.checkpoint.manifest import Manifest
+from recsdk_core.checkpoint.user_state import decode_array, pack, unpack
+
+RAW = manifest().to_bytes()
+VALUE: dict[str, Any] = json.loads(RAW)
+
+NASTY: list[Any] = [
+    None, True, False, 0, -1, 1, 2**31, 2**32, 2**63 - 1, 2**63, -(2**63), 2**64, 10**400,
+    0.5, -0.0, 1e308, "", "x", "0" * 64, "../../../etc/passwd", "/etc/passwd", "\x00", "a" * 2000,
+    [], [None], {}, {"x": 1}, [[]] * 3,
+]  # fmt: skip
+
+
+def read(raw: bytes) -> Manifest:
+    return Manifest.from_bytes(raw, "m.json")
+
+
+def paths(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place in a JSON value."""
+    found = [at]
+    if isinstance(value, (dict, list)):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            found += paths(item, (*at, key))
+    return found
+
+
+def replaced(at: tuple[Any, ...], new: Any) -> Any:
+    value = copy.deepcopy(VALUE)
+    if not at:
+        return new
+    inner = value
+    for key in at[:-1]:
+        inner = inner[key]
+    inner[at[-1]] = new
+    return value
+
+
+def test_what_is_written_is_read() -> None:
+    assert read(RAW) == manifest()
+    snapshot = manifest(chain=None, step=None, user_state=None, user_files=())
+    assert read(snapshot.to_bytes()) == snapshot
+    assert manifest(chain=None).to_bytes() != RAW
+
+
+def test_every_flipped_bit_and_every_cut_is_seen() -> None:
+    for position in range(len(RAW)):
+        for bit in (0, 3, 6):
+            changed = bytearray(RAW)
+            changed[position] ^= 1 << bit
+            with pytest.raises(CheckpointError, match="m.json"):
+                read(bytes(changed))
+    for length in range(len(RAW)):
+        with pytest.raises(CheckpointError, match="m.json"):
+            read(RAW[:length])
+
+
+def test_any_other_value_in_any_place_is_refused_or_read_as_it_is() -> None:
+    for at in paths(VALUE):
+        for new in NASTY:
+            value = replaced(at, new)
+            raw = sealed(value) if isinstance(value, dict) else b"%a\n" % value
+            with suppress(CheckpointError):
+                found = json.loads(read(raw).to_bytes())
+                assert found | {"sha256": 0} == value | {"sha256": 0}
+
+
+def lies() -> list[tuple[tuple[Any, ...], Any]]:
+    """Places where only few values are right, with wrong ones."""
+    file = ("tables", 0, "files", 0)
+    numbers = [
+        (*file, "num_bytes"), (*file, "num_rows"), (*file, "num_erased"), ("tables", 0, "dim"),
+        ("tables", 0, "fields", 0, "width"), ("world_size",), ("chain", "sequence"),
+        ("user_files", 0, "num_bytes"),
+    ]  # fmt: skip
+    wrong: list[tuple[tuple[Any, ...], Any]] = [
+        (at, value) for at in numbers for value in (-1, 2**63, 1.0, True, "1", None)
+    ]
+    wrong += [((*file, "path"), p) for p in ("../x", "/etc/passwd", "x", "tables/0000/rank_0", "")]
+    wrong += [(("tables", 0, "sharding", "num_virtual_shards"), n) for n in (0, 1, 65535, 2**40)]
+    wrong += [(("version",), n) for n in (0, 2, 2**70, "1")]
+    wrong += [(("format",), "recsdk"), (("token",), "0" * 31), (("token",), "G" * 32)]
+    wrong += [
+        (("chain", "parent"), "x"),
+        (("tables", 0, "fields"), []),
+        (("tables", 0, "files"), []),
+    ]
+    wrong += [(("tables",), VALUE["tables"] * 2), (("tables", 0, "fields", 1, "name"), "weight")]
+    wrong += [(("unknown",), 1), (("tables", 0, "unknown"), 1)]
+    return wrong
+
+
+@pytest.mark.parametrize(("at", "value"), lies())
+def test_lies_are_refused_by_name(at: tuple[Any, ...], value: Any) -> None:
+    with pytest.raises(CheckpointError, match="m.json: "):
+        read(sealed(replaced(at, value)))
+
+
+def test_a_version_from_the_future_says_what_to_do() -> None:
+    with pytest.raises(CheckpointError, match="version is 2, newer than 1; update recsdk-core"):
+        read(sealed(replaced(("version",), 2)))
+
+
+def test_missing_fields_are_named() -> None:
+    for at in paths(VALUE):
+        if at and isinstance(at[-1], str) and at[0] not in ("user_state", "sha256"):
+            if at[:-1] and at[-2] == "arguments":
+                continue
+            value = copy.deepcopy(VALUE)
+            inner = value
+            for key in at[:-1]:
+                inner = inner[key]
+            del inner[at[-1]]
+            with pytest.raises(CheckpointError, match=f"{at[-1]} is missing"):
+                read(sealed(value))
+
+
+@given(st.binary(max_size=60), st.integers(0, len(RAW)), st.integers(0, 40), st.booleans())
+@example(b"[" * 100_000, 0, 0, False)
+@example(b'{"a":' * 100_000, 0, 0, False)
+@example(b"9" * 5000, 0, 0, False)
+@example(b"NaN", 0, len(RAW), False)
+@example(b"\xff\xfe", 0, len(RAW), False)
+def test_spliced_bytes_are_refused(new: bytes, start: int, length: int, is_end_kept: bool) -> None:
+    raw = RAW[:start] + new + (RAW[start + length :] if is_end_kept or start else b"")
+    if raw != RAW:
+        with pytest.raises(CheckpointError):
+            read(raw)
+
+
+names = st.text(max_size=4).filter(lambda name: not name.startswith("$"))
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8)
+    | st.binary(max_size=16),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.text(max_size=4).filter(lambda k: not k.startswith("$")), inner, max_size=3
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(values)
+def test_user_state_comes_back(value: Any) -> None:
+    packed, files = pack(value)
+    again = json.loads(json.dumps(packed))
+    assert unpack(again, lambda i: files[i][1]) == value
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6.0).reshape(2, 3),
+        np.asfortranarray(np.arange(6).reshape(2, 3)),
+        np.zeros((0, 3), np.float32),
+        np.array(3.5),
+        np.array(["a", "bc"]),
+        np.array([True]),
+    ],
+)
+def test_arrays_come_back(array: Any) -> None:
+    packed, [(kind, raw)] = pack({"a": array})
+    assert (packed, kind) == ({"a": {"$file": 0}}, "array")
+    again = decode_array(raw, "x")
+    assert again.dtype == array.dtype
+    assert np.array_equal(again, array)
+    assert again.shape == array.shape
+
+
+def test_what_cannot_be_kept_is_named() -> None:
+    for value, kind, text in [
+        ({"a": [float("nan")]}, ValueError, r"user_state\['a'\]\[0\] is nan"),
+        ({"$a": 1}, ValueError, "do not start with"),
+        ({1: 1}, ValueError, "must be strings"),
+        ({"a": object()}, TypeError, r"user_state\['a'\] is a object"),
+        (np.array([object()]), TypeError, "array of objects"),
+    ]:
+        with pytest.raises(kind, match=text):
+            pack(value)
+
+
+def test_damaged_arrays_and_references_are_refused() -> None:
+    _, [(_, raw)] = pack(np.arange(6))
+    for position in range(len(raw) - 48):
+        with_lie = bytearray(raw)
+        with_lie[position] ^= 0x15
+        with suppress(CheckpointError):  # a space of the header's padding may change without harm
+            decode_array(bytes(with_lie), "x")
+    huge = raw.replace(b"(6,)", b"(%d,)" % 2**62)
+    for bad in (b"", raw[:5], raw[:-1], raw + b"x", huge):
+        with pytest.raises(CheckpointError, match="no array"):
+            decode_array(bad, "x")
+    for reference in ({"$file": -1}, {"$file": True}, {"$file": "0"}, {"$file": 0, "x": 1}):
+        with pytest.raises(CheckpointError, match="no reference"):
+            unpack(reference, lambda i: i)

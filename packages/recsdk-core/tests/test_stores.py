@@ -1,0 +1,316 @@
+"""Stores: a checkpoint is complete or absent, whatever fails, and the one before it stays."""
+
+from __future__ import annotations
+
+import os
+import stat
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from checkpoint_support import content_of, save, unchanged
+from fsspec.implementations.memory import MemoryFileSystem
+
+from recsdk_core import CheckpointError
+from recsdk_core.checkpoint import open_checkpoint
+from recsdk_core.checkpoint.fsspec_store import FsspecStore
+from recsdk_core.checkpoint.ranks import OneRank
+from recsdk_core.checkpoint.stores import LocalStore, Store, open_store
+
+
+@pytest.fixture(params=["local", "memory", "simplecache", "filecache"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A folder of each kind of store, as a path or URL."""
+    name = f"run_{uuid.uuid4().hex}"
+    if request.param == "local":
+        yield str(tmp_path / name)
+        return
+    url = f"memory://{name}"
+    yield url if request.param == "memory" else f"{request.param}::{url}"
+    MemoryFileSystem.store.clear()
+    MemoryFileSystem.pseudo_dirs[:] = [""]
+
+
+def test_saving_and_overwriting(place: str) -> None:
+    path = f"{place}/first"
+    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+        open_checkpoint(path)
+    save(path, b"one", step=3, user_state={"blob": b"xyz"})
+    found = open_checkpoint(path)
+    assert (found.manifest.step, found.user_state()) == (3, {"blob": b"xyz"})
+    with pytest.raises(CheckpointError, match="already; choose another path or pass overwrite"):
+        save(path, b"two")
+    assert content_of(path) == b"one"
+    save(path, b"three", overwrite=True)
+    assert content_of(path) == b"three"
+    assert open_checkpoint(path).user_state() is None
+
+
+def test_overwriting_leaves_nothing_of_the_old_one(tmp_path: Path) -> None:
+    for place in (str(tmp_path / "x"), "memory://old/x"):
+        for content in (b"one", b"two", b"three"):
+            save(place, content, overwrite=True)
+        files = fsspec.core.url_to_fs(place)[0].find(fsspec.core.url_to_fs(place)[1])
+        assert len(files) == 2
+
+
+def test_chains_are_found_beside(place: str) -> None:
+    from recsdk_core.checkpoint import chain_of
+
+    base = save(f"{place}/a")
+    first = save(f"{place}/b", is_delta=True, after=base)
+    second = save(f"{place}/c", is_delta=True, after=first)
+    save(f"{place}/other")
+    assert second.sequence == 2
+    assert [one.hash for one in chain_of(f"{place}/c")] == [base.hash, first.hash, second.hash]
+    paths = [f"{place}/{name}" for name in "abc"]
+    assert [one.hash for one in chain_of(paths)] == [base.hash, first.hash, second.hash]
+
+
+def test_links_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
+    from recsdk_core.checkpoint import chain_of
+
+    base = save(tmp_path / "a")
+    first = save(tmp_path / "b", is_delta=True, after=base)
+    second = save(tmp_path / "c", is_delta=True, after=first)
+    save(tmp_path / "d", is_delta=True, after=second)
+    branch = save(tmp_path / "branch", is_delta=True, after=base)
+    foreign = save(tmp_path / "x")
+    save(tmp_path / "y", is_delta=True, after=foreign)
+    assert branch.sequence == 1
+    for names, at, reason in [
+        ("bcd", "b", "begins with a snapshot"),
+        ("abd", "d", "parent .* is missing"),
+        ("acbd", "c", "out of order"),
+        ("abbc", "b", "repeated"),
+        ("aba", "a", "repeated"),
+        ("ay", "y", "foreign"),
+        ("abx", "x", "foreign"),
+    ]:
+        with pytest.raises(CheckpointError, match=f"/{at}: .*{reason}"):
+            chain_of([tmp_path / name for name in names])
+    with pytest.raises(CheckpointError, match="branch: out of order"):
+        chain_of([tmp_path / "a", tmp_path / "b", tmp_path / "branch"])
+    (tmp_path / "b").rename(tmp_path.parent / f"{tmp_path.name}_moved")
+    with pytest.raises(CheckpointError, match="c: .* its parent is missing"):
+        chain_of(tmp_path / "d")
+    with pytest.raises(ValueError, match="no path"):
+        chain_of([])
+
+
+def test_a_delta_does_not_replace_what_it_builds_on(tmp_path: Path) -> None:
+    base = save(tmp_path / "a")
+    with pytest.raises(CheckpointError, match="would replace a checkpoint that it builds on"):
+        save(tmp_path / "x" / ".." / "a", is_delta=True, after=base, overwrite=True)
+
+
+def test_modes_of_files_and_folders(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        save(tmp_path / "deep" / "er" / "one", user_state=b"x")
+        save(tmp_path / "deep" / "er" / "one", user_state=b"x", overwrite=True)
+    finally:
+        os.umask(before)
+    found = sorted((tmp_path / "deep").rglob("*"))
+    assert len(found) > 6
+    for path in found:
+        assert stat.S_IMODE(path.stat().st_mode) == (0o750 if path.is_dir() else 0o640)
+
+
+def test_paths_that_cannot_be(tmp_path: Path) -> None:
+    for bad, kind in [("", ValueError), ("x" * 1025, ValueError), (b"x", TypeError),
+                      ("a\0b", ValueError), ("/", ValueError)]:  # fmt: skip
+        with pytest.raises(kind, match="path"):
+            save(bad)
+    with pytest.raises(CheckpointError, match="too long"):
+        save(tmp_path / ("x" * 300))
+    name = "n" * 250
+    save(tmp_path / name)
+    assert content_of(tmp_path / name) == b"rows"
+
+
+def test_an_unknown_protocol_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="no store of fsspec"):
+        save("nothing://x/y")
+
+
+def test_symbolic_links_are_refused(tmp_path: Path) -> None:
+    save(tmp_path / "real")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nothing")
+    for name in ("link", "dangling"):
+        for overwrite in (False, True):
+            with pytest.raises(CheckpointError, match="symbolic link"), unchanged(tmp_path):
+                save(tmp_path / name, overwrite=overwrite)
+        with pytest.raises(CheckpointError, match="symbolic link"):
+            open_checkpoint(tmp_path / name)
+    store = LocalStore(tmp_path / "real")
+    folder = next(path for path in (tmp_path / "real").iterdir() if path.is_dir())
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match="symbolic link"):
+        content_of(tmp_path / "real")
+    manifest = tmp_path / "real" / "manifest.json"
+    manifest.rename(tmp_path / "manifest")
+    manifest.symlink_to(tmp_path / "manifest")
+    with pytest.raises(CheckpointError, match="symbolic link"):
+        store.read_manifest()
+
+
+def test_what_is_no_checkpoint_is_neither_read_nor_replaced(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "thesis.tex").write_text("ten years")
+    (tmp_path / "file").write_text("precious")
+    for name in ("folder", "file"):
+        with pytest.raises(CheckpointError, match="no checkpoint"), unchanged(tmp_path):
+            save(tmp_path / name, overwrite=True)
+        with pytest.raises(CheckpointError, match="no checkpoint"):
+            open_checkpoint(tmp_path / name)
+    (tmp_path / "empty").mkdir()
+    save(tmp_path / "empty")
+    assert content_of(tmp_path / "empty") == b"rows"
+
+
+def test_a_memory_folder_that_is_no_checkpoint_is_not_replaced() -> None:
+    MemoryFileSystem().pipe_file("/other/thesis.tex", b"ten years")
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        save("memory://other", overwrite=True)
+
+
+def test_what_killed_saves_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    token = "f" * 32
+    (tmp_path / f".one.partial-{token}" / token).mkdir(parents=True)
+    (tmp_path / f".two.partial-{token}" / token).mkdir(parents=True)
+    save(tmp_path / "one")
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f".two.partial-{token}", "one"]
+    (tmp_path / "one" / token).mkdir()
+    (tmp_path / "one" / f".manifest-{token}").write_text("{")
+    save(tmp_path / "one", b"new", overwrite=True)
+    assert len(list((tmp_path / "one").iterdir())) == 2
+
+
+class TwoStores:
+    """Two ranks that do not see the same file system, on rank 0's turn."""
+
+    rank, world_size = 0, 2
+
+    def __init__(self, other: Store) -> None:
+        self._other = other
+        self._tokens: list[str] = []
+
+    def gather(self, value: Any) -> list[Any]:
+        if isinstance(value, tuple) and isinstance(value[1], str) and len(value[1]) == 32:
+            self._tokens.append(value[1])
+        elif self._tokens and value == (None, None):
+            try:
+                self._other.join(self._tokens[0])
+            except CheckpointError as error:
+                return [value, (str(error), None)]
+        return [value, value]
+
+
+@pytest.mark.parametrize("kind", ["local", "memory"])
+def test_ranks_must_see_one_store(tmp_path: Path, kind: str) -> None:
+    from checkpoint_support import _writer, table_entry
+
+    from recsdk_core.checkpoint.saving import Part, SaveOptions, save_parts
+
+    start = str(tmp_path) if kind == "local" else "memory://two"
+    part = Part(entry=table_entry(), write=_writer(b"x"))
+    ranks = TwoStores(open_store(f"{start}/other/one"))
+    with pytest.raises(CheckpointError, match="rank 1 failed.* does not see"):
+        save_parts(open_store(f"{start}/one"), ranks, [part], SaveOptions())
+    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+        open_checkpoint(f"{start}/one")
+
+
+GONE = "the network is gone"
+
+
+class FailingFiles(MemoryFileSystem):
+    """Fails its nth call, once; with `does_it` only the answer is lost."""
+
+    cachable = False
+    calls_left: int | None = None
+    calls = 0
+    does_it = False
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        counted = ("exists", "ls", "isfile", "makedirs", "pipe_file", "cat_file", "open", "size",
+                   "rm", "rm_file", "invalidate_cache")  # fmt: skip
+        if name not in counted:
+            return found
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            FailingFiles.calls += 1
+            if FailingFiles.calls_left is not None:
+                FailingFiles.calls_left -= 1
+                if FailingFiles.calls_left == -1:
+                    if FailingFiles.does_it:
+                        found(*args, **kwargs)
+                    raise ConnectionError(GONE)
+            return found(*args, **kwargs)
+
+        return call
+
+
+def failing_store() -> FsspecStore:
+    return FsspecStore(
+        FailingFiles(skip_instance_cache=True), "/failing/one", "memory://failing/one"
+    )
+
+
+def save_failing(content: bytes, overwrite: bool) -> None:
+    from checkpoint_support import _writer, table_entry
+
+    from recsdk_core.checkpoint.saving import Part, SaveOptions, save_parts
+
+    part = Part(entry=table_entry(), write=_writer(content))
+    options = SaveOptions(overwrite=overwrite, user_state=b"x")
+    save_parts(failing_store(), OneRank(), [part], options)
+
+
+@pytest.mark.parametrize("does_it", [False, True])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_each_call_of_an_fsspec_store_may_fail(overwrite: bool, does_it: bool) -> None:
+    FailingFiles.calls = 0
+    FailingFiles.does_it = does_it
+    FailingFiles.calls_left = None
+    save_failing(b"old", overwrite=True)
+    num_calls = FailingFiles.calls
+    assert num_calls > 8
+    outcomes = set()
+    for number in range(num_calls + 4):
+        MemoryFileSystem.store.clear()
+        if overwrite:
+            save_failing(b"old", overwrite=True)
+        FailingFiles.calls_left = number
+        outcome = outcome_of(lambda: save_failing(b"new", overwrite=overwrite))
+        FailingFiles.calls_left = None
+        outcomes.add(outcome)
+        before = b"old" if overwrite else None
+        allowed = {b"new"} if not outcome else {before, b"new" if does_it else before}
+        assert found_at("memory://failing/one") in allowed
+        save_failing(b"next", overwrite=True)
+        assert found_at("memory://failing/one") == b"next"
+    assert {text and GONE in text for text in outcomes} == {"", True}
+    MemoryFileSystem.store.clear()
+
+
+def outcome_of(call: Any) -> str:
+    """What CheckpointError said; "" if there was none."""
+    try:
+        call()
+    except CheckpointError as error:
+        return str(error).rpartition("failed: ")[2]
+    return ""
+
+
+def found_at(url: str) -> bytes | None:
+    store = open_store(url)
+    assert isinstance(store, FsspecStore)
+    return None if store._state() == "absent" else content_of(url)
