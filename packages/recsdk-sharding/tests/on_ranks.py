@@ -15,7 +15,11 @@ import torch.distributed as dist
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.planner.types import ParameterConstraints
-from torchrec.distributed.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist
+from torchrec.distributed.train_pipeline import (
+    EvalPipelineSparseDist,
+    TrainPipelineBase,
+    TrainPipelineSparseDist,
+)
 from torchrec.distributed.types import ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import (
@@ -23,6 +27,7 @@ from worlds import (
     Setup,
     dense_of,
     host_env,
+    joined,
     make_batch,
     new_model,
     optimizer_of,
@@ -35,14 +40,14 @@ from recsdk_core import RecsdkError
 from recsdk_sharding import get_default_hybrid_sharders
 from recsdk_sharding.exchange import EndOfData, exchanges_of
 
-CPU = torch.device("cpu")
 
-
-def own_batches(sizes: list[list[int]], weighted: bool, seed: int = 0) -> list[Batch]:
+def own_batches(
+    sizes: list[list[int]], weighted: bool, seed: int = 0, device: str = "cpu"
+) -> list[Batch]:
     """This rank's batches: `sizes` has a row for each step with the size on each rank."""
     rank = dist.get_rank()
     return [
-        make_batch(seed + 100 * step + rank, row[rank], weighted=weighted)
+        make_batch(seed + 100 * step + rank, row[rank], weighted=weighted).to(torch.device(device))
         for step, row in enumerate(sizes)
     ]
 
@@ -51,8 +56,8 @@ def train(setup: Setup, sizes: list[list[int]], how: str = "plain") -> dict[str,
     """Trains on this rank's batches; outputs, rows and dense weights."""
     model = shard(new_model(setup, "meta"), setup)
     optimizer = optimizer_of(model, setup.dense_lr)
-    batches = own_batches(sizes, setup.weighted)
-    outputs = [out.detach().numpy() for out in _LOOPS[how](model, optimizer, batches)]
+    batches = own_batches(sizes, setup.weighted, device=setup.device)
+    outputs = [out.detach().cpu().numpy() for out in _LOOPS[how](model, optimizer, batches)]
     return {
         "outputs": outputs,
         "rows": rows_of(unwrapped(model).ebc.tables()),
@@ -73,7 +78,7 @@ def _plain(model: Any, optimizer: Any, batches: list[Batch]) -> Any:
 
 def _pipeline(kind: type, **options: Any) -> Any:
     def run(model: Any, optimizer: Any, batches: list[Batch]) -> Any:
-        pipeline = kind(model, optimizer, CPU, **options)
+        pipeline = kind(model, optimizer, model.device, **options)
         iterator = iter(batches)
         for _ in batches:
             yield pipeline.progress(iterator)
@@ -88,6 +93,25 @@ _LOOPS = {
 }
 
 
+def evaluate(setup: Setup, sizes: list[list[int]]) -> dict[str, Any]:
+    """Trains, then evaluates by torchrec's pipeline and plainly; rows before and after."""
+    model = shard(new_model(setup, "meta"), setup)
+    batches = own_batches(sizes, setup.weighted)
+    list(_plain(model, optimizer_of(model, setup.dense_lr), batches))
+    before = rows_of(unwrapped(model).ebc.tables())
+    model.eval()
+    seen = own_batches(sizes, setup.weighted, seed=7)
+    with torch.no_grad():
+        plain = [model(batch)[1].numpy() for batch in seen]  # the pipeline changes the model
+    pipeline = EvalPipelineSparseDist(
+        model, optimizer_of(model, setup.dense_lr), torch.device("cpu")
+    )
+    iterator = iter(seen)
+    piped = [pipeline.progress(iterator).detach().numpy() for _ in seen]
+    after = rows_of(unwrapped(model).ebc.tables())
+    return {"piped": piped, "plain": plain, "before": before, "after": after}
+
+
 def train_ahead(
     setup: Setup, sizes: list[list[int]], depth: int, looks_at: list[int]
 ) -> dict[str, Any]:
@@ -99,6 +123,7 @@ def train_ahead(
     ebc = unwrapped(model).ebc
     optimizer = optimizer_of(model, setup.dense_lr)
     batches = own_batches(sizes, setup.weighted)
+    device = torch.device(setup.device)
     started: deque[Any] = deque()
     outputs, looks = [], []
     for step, batch in enumerate(batches):
@@ -108,13 +133,13 @@ def train_ahead(
         context, request = started.popleft()
         ebc.forward = partial(_compute, ebc, context, request)
         optimizer.zero_grad()
-        loss, out = model(batch)
+        loss, out = model(batch.to(device))
         loss.backward()
         optimizer.step()
         del ebc.forward, context, request
-        outputs.append(out.detach().numpy())
+        outputs.append(out.detach().cpu().numpy())
         if step in looks_at:
-            looks.append(_look(model, make_batch(9000 + dist.get_rank(), 4)))
+            looks.append(_look(model, make_batch(9000 + dist.get_rank(), 4).to(device)))
     rows = rows_of(ebc.tables())
     return {"outputs": outputs, "rows": rows, "dense": dense_of(model), "looks": looks}
 
@@ -127,18 +152,34 @@ def _look(model: Any, batch: Batch) -> dict[str, Any]:
     tables = unwrapped(model).ebc.tables()
     model.eval()
     with torch.no_grad():
-        first = model(batch)[1].numpy()
-        again = model(batch)[1].numpy()
+        first = model(batch)[1].cpu().numpy()
+        again = model(batch)[1].cpu().numpy()
     model.train()
     assert np.array_equal(first, again)
     counts = {name: len(table) for name, table in tables.items()}
     return {"out": first, "rows": rows_of(tables), "counts": counts}
 
 
+def train_sums(setup: Setup, num_batches: int, together: int) -> dict[str, Any]:
+    """Trains the tables alone on the sum of what they pool, `together` batches at once.
+
+    The gradient then depends on no row, so however the batches are cut it has one sum.
+    """
+    model = shard(new_model(setup, "meta"), setup)
+    batches = own_batches([[3] * 4] * num_batches, setup.weighted)
+    counts = []
+    for first in range(0, num_batches, together):
+        values = unwrapped(model).ebc(joined(batches[first : first + together]).sparse).values()
+        weights = torch.arange(values.shape[1]).to(values.device) / 10
+        (values * weights).sum().backward()
+        counts.append({t.update_count for t in unwrapped(model).ebc.tables().values()})
+    return {"rows": rows_of(unwrapped(model).ebc.tables()), "counts": counts}
+
+
 def insert_only(setup: Setup, sizes: list[list[int]]) -> Any:
     """Rows after training forwards without a backward."""
     model = shard(new_model(setup, "meta"), setup)
-    for batch in own_batches(sizes, setup.weighted):
+    for batch in own_batches(sizes, setup.weighted, device=setup.device):
         model(batch)
     return rows_of(unwrapped(model).ebc.tables())
 
@@ -269,8 +310,9 @@ def run_out(numbers: list[int], depth: int) -> dict[str, Any]:
 def save(setup: Setup, sizes: list[list[int]]) -> dict[str, Any]:
     """Trains, and gives this rank's state_dict of the whole model."""
     model = shard(new_model(setup, "meta"), setup)
-    list(_plain(model, optimizer_of(model, setup.dense_lr), own_batches(sizes, setup.weighted)))
-    state = {name: value.detach().numpy() for name, value in model.state_dict().items()}
+    batches = own_batches(sizes, setup.weighted, device=setup.device)
+    list(_plain(model, optimizer_of(model, setup.dense_lr), batches))
+    state = {name: value.detach().cpu().numpy() for name, value in model.state_dict().items()}
     return {"state": state, "rows": rows_of(unwrapped(model).ebc.tables())}
 
 
@@ -278,14 +320,14 @@ def load(setup: Setup, state: dict[str, np.ndarray]) -> dict[str, Any]:
     """Loads into a model that has trained on something else; rows, and one more step."""
     model = shard(new_model(setup, "meta"), setup)
     optimizer = optimizer_of(model, setup.dense_lr)
-    list(_plain(model, optimizer, own_batches([[3, 3, 3, 3]], setup.weighted, seed=77)))
+    list(_plain(model, optimizer, own_batches([[3] * 4], setup.weighted, 77, setup.device)))
     tensors = {name: torch.from_numpy(np.asarray(value)) for name, value in state.items()}
     problems = model.load_state_dict(tensors)
     tables = unwrapped(model).ebc.tables()
     rows = rows_of(tables)
     counts = {name: table.update_count for name, table in tables.items()}
     sizes = [[1] * dist.get_world_size()]
-    list(_plain(model, optimizer, own_batches(sizes, setup.weighted, seed=88)))
+    list(_plain(model, optimizer, own_batches(sizes, setup.weighted, 88, setup.device)))
     return {
         "rows": rows,
         "counts": counts,
@@ -333,18 +375,19 @@ def plan_freely() -> dict[str, Any]:
     return {"plan": plan, "changed": changed.detach().numpy()}
 
 
-def refuse_plan() -> str:
-    """The message for a plan that hash tables cannot follow."""
+def refuse_plans() -> list[str]:
+    """The messages for plans that hash tables cannot follow."""
     from torchrec.distributed.types import ParameterSharding
 
     model = new_model(Setup(), "meta")
     sharder = get_default_hybrid_sharders(host_env())[0]
-    plan = {"user": ParameterSharding("table_wise", "fused", [0], None)}
-    try:
-        sharder.shard(model.ebc, plan, ShardingEnv.from_process_group(dist.GroupMember.WORLD))
-    except ValueError as error:
-        return str(error)
-    return "no error"
+    env = ShardingEnv.from_process_group(dist.GroupMember.WORLD)
+    plans = [("shape_wise", "fused"), ("table_wise", "quant")]
+    messages = []
+    for kind, kernel in plans:
+        plan = {"user": ParameterSharding(kind, kernel, [0], None)}
+        messages.append(str(_error_of(partial(sharder.shard, model.ebc, plan, env))))
+    return messages
 
 
 def refuse_host_environments() -> list[str]:

@@ -26,25 +26,28 @@ class RankError(AssertionError):
 class RankPool:
     """W processes at most, each a rank of the worlds that are asked for."""
 
-    def __init__(self, most_ranks: int) -> None:
+    def __init__(self, most_ranks: int, backend: str = "gloo", **environment: str) -> None:
         self._most_ranks = most_ranks
+        self._backend = backend
+        self._environment = environment
         self._folder = tempfile.TemporaryDirectory()
         self._num_worlds = 0
-        self._world: tuple[int, str] | None = None
+        self._world: tuple[int, str, str] | None = None
         self._workers: list[tuple[Any, Connection]] = []
 
     def run(self, world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """What `function(*args)` returns on each rank of a world of that size, with gloo set up.
+        """What `function(*args)` returns on each rank of a world, with its process group set up.
 
         Raises RankError if it raised on any rank. The function must be importable.
         """
         if not self._workers:
-            self._workers = [_start(rank) for rank in range(self._most_ranks)]
+            self._workers = [_start(rank, self._environment) for rank in range(self._most_ranks)]
             # torchrec keeps some state per process that must be made by all ranks together.
             self.run(self._most_ranks, _warm_up)
         if self._world is None or self._world[0] != world_size:
             self._num_worlds += 1
-            self._world = (world_size, str(Path(self._folder.name, f"world_{self._num_worlds}")))
+            path = Path(self._folder.name, f"world_{self._num_worlds}")
+            self._world = (world_size, str(path), self._backend)
         members = self._workers[:world_size]
         for _, pipe in members:
             pipe.send((self._world, function, args))
@@ -65,10 +68,10 @@ class RankPool:
         self._world = None
 
 
-def _start(rank: int) -> tuple[Any, Connection]:
+def _start(rank: int, environment: dict[str, str]) -> tuple[Any, Connection]:
     context = multiprocessing.get_context("spawn")
     pipe, their_pipe = context.Pipe()
-    process = context.Process(target=_serve, args=(rank, their_pipe), daemon=True)
+    process = context.Process(target=_serve, args=(rank, their_pipe, environment), daemon=True)
     process.start()
     their_pipe.close()
     return process, pipe
@@ -83,8 +86,8 @@ def _reply_of(pipe: Connection, rank: int) -> tuple[bool, Any]:
         return False, "the process died"
 
 
-def _serve(rank: int, pipe: Connection) -> None:
-    os.environ["OMP_NUM_THREADS"] = "1"
+def _serve(rank: int, pipe: Connection, environment: dict[str, str]) -> None:
+    os.environ.update(environment, OMP_NUM_THREADS="1")
     import torch
 
     torch.set_num_threads(1)
@@ -110,12 +113,12 @@ def _warm_up() -> None:
     init_collective_validation(dist.GroupMember.WORLD)
 
 
-def _enter(rank: int, world: tuple[int, str], was_in_one: bool) -> None:
+def _enter(rank: int, world: tuple[int, str, str], was_in_one: bool) -> None:
     import torch.distributed as dist
 
     if was_in_one:
         dist.destroy_process_group()
-    size, path = world
+    size, path, backend = world
     dist.init_process_group(
-        "gloo", init_method=f"file://{path}", rank=rank, world_size=size, timeout=GROUP_TIMEOUT
+        backend, init_method=f"file://{path}", rank=rank, world_size=size, timeout=GROUP_TIMEOUT
     )

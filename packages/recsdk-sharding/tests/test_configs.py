@@ -10,7 +10,11 @@ import torch
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, PoolingType
 
 from recsdk_core import init
-from recsdk_sharding import HashEmbeddingBagCollection, HashEmbeddingBagConfig
+from recsdk_sharding import (
+    HashEmbeddingBagCollection,
+    HashEmbeddingBagCollectionSharder,
+    HashEmbeddingBagConfig,
+)
 
 
 def config(**changes: Any) -> HashEmbeddingBagConfig:
@@ -50,7 +54,7 @@ def test_it_is_torchrecs_config_with_torchrecs_defaults() -> None:
         ({"max_rows": 2.0}, TypeError, "max_rows must be an int"),
         ({"weight_init_min": 2.0}, ValueError, "weight_init_min must be at most"),
         ({"weight_init_max": float("nan")}, ValueError, "weight_init_min must be at most"),
-        ({"data_type": DataType.FP16}, ValueError, "data_type must be DataType.FP32"),
+        ({"data_type": DataType.INT8}, ValueError, "data_type must be DataType.FP32, BF16 or FP16"),
         ({"pooling": "sum"}, ValueError, "pooling must be PoolingType.SUM or MEAN"),
         ({"pooling": PoolingType.NONE}, ValueError, "pooling must be PoolingType.SUM or MEAN"),
         ({"use_virtual_table": True}, ValueError, "use_virtual_table is not supported"),
@@ -82,9 +86,9 @@ def test_tables_that_do_not_go_together(tables: list, error: type[Exception], te
         HashEmbeddingBagCollection(tables=tables)
 
 
-@pytest.mark.parametrize("device", ["cuda", torch.device("cuda", 1), "mps"])
-def test_other_devices_than_the_cpu_are_refused(device: Any) -> None:
-    with pytest.raises(ValueError, match="hash tables are kept on the cpu; got device"):
+@pytest.mark.parametrize("device", ["xpu", torch.device("xla", 1), "mps"])
+def test_other_devices_are_refused(device: Any) -> None:
+    with pytest.raises(ValueError, match="hash tables can be on cpu, npu, cuda; got device"):
         HashEmbeddingBagCollection(tables=[config()], device=device)
 
 
@@ -97,3 +101,10 @@ def test_any_number_of_names_and_ranges_that_are_right() -> None:
     assert config(init_fn=partial(torch.nn.init.normal_, std=2.0)).row_initializer() == (
         init.Normal(mean=0.0, stddev=2.0)
     )
+
+
+@pytest.mark.parametrize("device", ["npu", "cuda"])
+def test_rows_on_a_device_are_split_by_row_only(device: str) -> None:
+    sharder = object.__new__(HashEmbeddingBagCollectionSharder)  # needs no process group
+    assert sharder.sharding_types(device) == ["row_wise"]
+    assert "table_wise" in sharder.sharding_types("cpu")

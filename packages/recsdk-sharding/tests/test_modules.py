@@ -17,7 +17,8 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import Model, Setup, make_batch, new_model, rows_of, tables
 
-from recsdk_sharding import HashEmbeddingBagCollection, HashEmbeddingBagConfig
+from recsdk_core import optim
+from recsdk_sharding import HashEmbeddingBagCollection, HashEmbeddingBagConfig, RowOptimizer
 
 
 def collection(**options: Any) -> HashEmbeddingBagCollection:
@@ -119,10 +120,10 @@ def test_freezing_some_tables_of_a_collection_is_refused() -> None:
 @pytest.mark.parametrize(
     ("optimizer", "arguments", "text"),
     [
-        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}, "momentum=0.9 is not supported"),
+        (torch.optim.SGD, {"lr": 0.1, "maximize": True}, "maximize=True is not supported"),
         (torch.optim.Adam, {"amsgrad": True}, "amsgrad=True is not supported"),
         (torch.optim.Adagrad, {"maximize": True}, "maximize=True is not supported"),
-        (torch.optim.RMSprop, {}, "RMSprop is not supported"),
+        (torch.optim.NAdam, {}, "NAdam is not supported"),
     ],
 )
 def test_optimizers_that_are_not_supported(optimizer: type, arguments: dict, text: str) -> None:
@@ -138,6 +139,19 @@ def test_arguments_that_torchrecs_sharder_has_written_to_still_copy() -> None:
     given["optimizer"] = "what a stock sharder leaves"
     parameter = next(copy.deepcopy(module).parameters())
     assert parameter._optimizer_kwargs == [wanted]
+
+
+def test_an_optimizer_of_the_engine_is_taken_as_it_is() -> None:
+    settings = optim.FTRL(lr=0.1, clip_norm=2.0)
+    arguments = {"settings": settings}
+    ebc = collection(optimizer=RowOptimizer, arguments=arguments)
+    assert ebc.tables()["user"].optimizer == settings
+    assert copy.deepcopy(ebc).tables()["user"].optimizer == settings
+    weight = torch.nn.Parameter(torch.zeros(1))
+    with pytest.raises(RuntimeError, match="RowOptimizer trains hash tables only"):
+        RowOptimizer([weight], settings=settings).step()
+    with pytest.raises(TypeError, match="must be one of recsdk_core.optim, got 'sgd'"):
+        RowOptimizer([weight], settings="sgd")  # type: ignore[arg-type]
 
 
 def test_two_optimizers_on_one_table_are_refused() -> None:
@@ -218,7 +232,7 @@ def test_a_module_on_meta_says_to_shard_it() -> None:
         model.ebc(make_batch(1, 2).sparse)
 
 
-@pytest.mark.parametrize("name", ["configs", "modules", "ranks"])
+@pytest.mark.parametrize("name", ["configs", "modules", "optimizers", "ranks"])
 def test_examples_in_docstrings(name: str) -> None:
     result = doctest.testmod(import_module(f"recsdk_sharding.{name}"))
     assert result.attempted > 0

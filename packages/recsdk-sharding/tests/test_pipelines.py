@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,27 @@ def assert_identical(found: Any, expected: Any) -> None:
 def test_stock_pipelines_run_unmodified(ranks: RankPool, how: str) -> None:
     plain = ranks.run(2, on_ranks.train, SETUP, SIZES)
     assert_identical(ranks.run(2, on_ranks.train, SETUP, SIZES, how), plain)
+
+
+MIXED = {
+    "user": ("column_wise", [(3, 1), (5, 0)]),
+    "genre": ("table_wise", 1),
+    "other": ("data_parallel",),
+}
+
+
+@pytest.mark.parametrize("how", ["TrainPipelineBase", "TrainPipelineSparseDist"])
+def test_stock_pipelines_run_mixed_plans(ranks: RankPool, how: str) -> None:
+    setup = replace(SETUP, plan=MIXED)
+    plain = ranks.run(2, on_ranks.train, setup, SIZES)
+    assert_identical(ranks.run(2, on_ranks.train, setup, SIZES, how), plain)
+
+
+@pytest.mark.parametrize("plan", [None, MIXED])
+def test_evaluation_by_a_stock_pipeline(ranks: RankPool, plan: Any) -> None:
+    for result in ranks.run(2, on_ranks.evaluate, replace(SETUP, plan=plan), SIZES):
+        assert_identical(result["piped"], result["plain"])
+        assert_identical(result["after"], result["before"])
 
 
 @pytest.mark.parametrize("depth", [1, 6])

@@ -12,8 +12,12 @@ import pytest
 import torch
 from rank_pool import RankPool
 from test_pipelines import assert_identical
+from torchrec.modules.embedding_configs import DataType
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from worlds import Model, Setup, make_batch, merged, new_model, rows_of, tables
+
+from recsdk_core import optim
+from recsdk_sharding import RowOptimizer
 
 ADAM = Setup(torch.optim.Adam, {"lr": 0.02})
 SIZES = [[3, 1, 2, 4], [2, 2, 0, 3]]
@@ -42,7 +46,15 @@ def test_state_moves_between_world_sizes(ranks: RankPool, writers: int, readers:
 def test_entries_are_named_per_rank(ranks: RankPool) -> None:
     state, rows = saved(ranks, ADAM, 2)
     names = {name for name in state if "embedding_bags" in name}
-    fields = ["keys", "weight", "state.exp_avg", "state.exp_avg_sq", "update_count", "seed"]
+    fields = [
+        "keys",
+        "weight",
+        "state.exp_avg",
+        "state.exp_avg_sq",
+        "update_count",
+        "seed",
+        "ranks",
+    ]
     assert names == {
         f"ebc.embedding_bags.{table}.rank_{rank}.{field}"
         for table in rows
@@ -50,6 +62,37 @@ def test_entries_are_named_per_rank(ranks: RankPool) -> None:
         for field in fields
     }
     assert state["ebc.embedding_bags.user.rank_0.keys"].dtype == np.int64
+
+
+def test_decay_that_is_to_be_caught_up_moves_along(ranks: RankPool) -> None:
+    settings = optim.AdamW(lr=0.1, weight_decay=0.5, catch_up=True)
+    setup = Setup(RowOptimizer, {"settings": settings})
+    state, _ = saved(ranks, setup, 2)
+    start = "ebc.embedding_bags.user.rank_"
+    assert state[f"{start}0.log_decay"] == state[f"{start}1.log_decay"] < 0
+    model = new_model(setup, "cpu")
+    tensors = {name: torch.from_numpy(np.asarray(value)) for name, value in state.items()}
+    model.load_state_dict(tensors)
+    assert model.ebc.tables()["user"].log_decay == state[f"{start}0.log_decay"]
+    with pytest.raises(RuntimeError, match="log_decay must be finite and 0 or less, got 1"):
+        model.load_state_dict({**tensors, f"{start}0.log_decay": torch.tensor(1.0)})
+
+
+@pytest.mark.parametrize("data_type", [DataType.BF16, DataType.FP16])
+def test_rows_of_16_bits_move_as_they_are(data_type: DataType) -> None:
+    setup = Setup(torch.optim.Adam, {"lr": 0.02}, options={"data_type": data_type})
+    model, other = trained(setup), new_model(setup, "cpu")
+    state = model.state_dict()
+    weight = state["ebc.embedding_bags.user.rank_0.weight"]
+    assert weight.dtype == getattr(torch, model.ebc.tables()["user"].dtype) != torch.float32
+    other.load_state_dict(state)
+    for one in (model, other):
+        one(make_batch(3, 6))[0].backward()
+    assert_identical(rows_of(other.ebc.tables()), rows_of(model.ebc.tables()))
+    wide = new_model(ADAM, "cpu")
+    wide.load_state_dict(state)
+    found = wide.state_dict()["ebc.embedding_bags.user.rank_0.weight"]
+    torch.testing.assert_close(found, weight.float(), rtol=0, atol=0)
 
 
 def test_an_unsharded_module_loads_what_ranks_saved(ranks: RankPool) -> None:

@@ -6,18 +6,21 @@ Shape letters: B batch, W ranks.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import os
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from plans import Spec, module_plan
 from torch import nn
+from torchrec.distributed import comm
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.types import ParameterConstraints
-from torchrec.distributed.types import ShardingEnv
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
@@ -37,22 +40,33 @@ EDGE_KEYS = [0, 1, -1, 2**63 - 1, -(2**63), 2**62, -(2**62), 2**32, -(2**31)]
 FEATURES = ("shared", "user", "ad", "genre")
 
 
-def tables(**options: Any) -> list[HashEmbeddingBagConfig]:
-    """Tables of mixed widths: two features of one table, one feature of two, sum and mean."""
+def tables(num_rows: int | None = None, **options: Any) -> list[HashEmbeddingBagConfig]:
+    """Tables of mixed widths: two features of one table, one feature of two, sum and mean.
+
+    `num_rows` is each table's num_embeddings; by default less than the batches' keys.
+    """
     user = HashEmbeddingBagConfig(
-        name="user", embedding_dim=8, num_embeddings=64, feature_names=["user", "ad"], **options
+        name="user",
+        embedding_dim=8,
+        num_embeddings=num_rows or 64,
+        feature_names=["user", "ad"],
+        **options,
     )
     genre = HashEmbeddingBagConfig(
         name="genre",
         embedding_dim=3,
-        num_embeddings=100,
+        num_embeddings=num_rows or 100,
         feature_names=["genre", "shared"],
         pooling=PoolingType.MEAN,
         seed=7,
         **options,
     )
     shared = HashEmbeddingBagConfig(
-        name="other", embedding_dim=5, num_embeddings=10, feature_names=["shared"], **options
+        name="other",
+        embedding_dim=5,
+        num_embeddings=num_rows or 10,
+        feature_names=["shared"],
+        **options,
     )
     return [user, genre, shared]
 
@@ -156,6 +170,11 @@ class Setup:
     weighted: bool = False
     rank_rule: str = "virtual_shard"
     options: dict[str, Any] = field(default_factory=dict)
+    device: str = "cpu"
+    plan: dict[str, Spec] | None = None
+    """How each table is sharded; None: the planner's plan."""
+    local_size: int | None = None
+    """Ranks of a node; None: all ranks are on one."""
 
 
 def new_model(setup: Setup, device: str) -> Model:
@@ -183,17 +202,49 @@ def host_env() -> ShardingEnv:
 def shard(
     model: nn.Module, setup: Setup | None = None, *, constraints: dict[str, Any] | None = None
 ) -> DistributedModelParallel:
-    """Shards a model through the stock planner."""
+    """Shards a model by the setup's plan, else by that of the stock planner."""
     setup = setup or Setup()
+    world_size = dist.get_world_size()
+    use_nodes_of(setup.local_size or world_size)
     sharders = get_default_hybrid_sharders(host_env=host_env(), rank_rule=setup.rank_rule)
+    if setup.plan is not None:
+        local_size = setup.local_size or world_size
+        configs = model.ebc.embedding_bag_configs()
+        plan = ShardingPlan({"ebc": module_plan(configs, setup.plan, world_size, local_size)})
+    else:
+        plan = planned(model, setup, sharders, constraints)
+    return DistributedModelParallel(
+        model, device=torch.device(setup.device), plan=plan, sharders=sharders
+    )
+
+
+def planned(
+    model: nn.Module, setup: Setup, sharders: list[Any], constraints: dict[str, Any] | None
+) -> ShardingPlan:
+    """The stock planner's plan; without constraints row-wise."""
     names = [config.name for config in model.ebc.embedding_bag_configs()]
     row_wise = ParameterConstraints(sharding_types=["row_wise"], compute_kernels=["fused"])
     planner = EmbeddingShardingPlanner(
-        topology=Topology(world_size=dist.get_world_size(), compute_device="cpu"),
+        topology=Topology(world_size=dist.get_world_size(), compute_device=setup.device),
         constraints=dict.fromkeys(names, row_wise) if constraints is None else constraints,
     )
-    plan = planner.collective_plan(model, sharders, dist.GroupMember.WORLD)
-    return DistributedModelParallel(model, device=torch.device("cpu"), plan=plan, sharders=sharders)
+    return planner.collective_plan(model, sharders, dist.GroupMember.WORLD)
+
+
+_node_groups: dict[Any, Any] = {}
+
+
+def use_nodes_of(local_size: int) -> None:
+    """Makes torchrec take the ranks as nodes of `local_size`; it keeps their groups for ever."""
+    os.environ["LOCAL_WORLD_SIZE"] = str(local_size)
+    world = dist.GroupMember.WORLD
+    if (world, local_size) not in _node_groups:
+        for key in [key for key in _node_groups if key[0] is not world]:
+            del _node_groups[key]
+        comm._INTRA_PG = comm._CROSS_PG = None
+        groups = comm.intra_and_cross_node_pg(torch.device("cpu"), backend="gloo")
+        _node_groups[world, local_size] = groups
+    comm._INTRA_PG, comm._CROSS_PG = _node_groups[world, local_size]
 
 
 def optimizer_of(model: DistributedModelParallel, lr: float) -> CombinedOptimizer:
@@ -229,10 +280,49 @@ def merged(parts: Sequence[Rows]) -> Rows:
     return whole
 
 
+def whole_rows(parts: Sequence[Rows], replicated: Collection[str] = ()) -> Rows:
+    """The rows of all ranks, with their columns side by side.
+
+    A key must be on one rank only, or, of replicated tables, equal to the bit on all of them.
+    Optimizer state must be of each column.
+    """
+    pieces: dict[str, dict[int, Rows]] = {}
+    for part in parts:
+        for name, rows in part.items():
+            table, _, columns = name.partition(".columns_")
+            first = int(columns.partition("_")[0] or 0)
+            found = pieces.setdefault(table, {}).setdefault(first, {})
+            if table in replicated and found:
+                assert_equal_rows(found, rows)
+            assert table in replicated or not set(found) & set(rows), "a key is on two ranks"
+            found.update(rows)
+    return {table: _side_by_side(by_column) for table, by_column in pieces.items()}
+
+
+def assert_equal_rows(one: Any, other: Any) -> None:
+    """Equal keys, weights and state, to the bit."""
+    assert set(one) == set(other)
+    for key, (weight, state) in one.items():
+        assert np.array_equal(weight, other[key][0])
+        assert all(np.array_equal(value, other[key][1][name]) for name, value in state.items())
+
+
+def _side_by_side(by_column: dict[int, Any]) -> Any:
+    columns = [by_column[first] for first in sorted(by_column)]
+    assert all(set(rows) == set(columns[0]) for rows in columns), "columns have different keys"
+    return {
+        key: (
+            np.concatenate([rows[key][0] for rows in columns]),
+            {name: np.concatenate([rows[key][1][name] for rows in columns]) for name in state},
+        )
+        for key, (_, state) in columns[0].items()
+    }
+
+
 def dense_of(model: nn.Module) -> dict[str, np.ndarray]:
     """The dense weights by name."""
     return {
-        name.rpartition("over.")[2]: parameter.detach().numpy().copy()
+        name.rpartition("over.")[2]: parameter.detach().cpu().numpy().copy()
         for name, parameter in model.named_parameters()
         if "over." in name
     }

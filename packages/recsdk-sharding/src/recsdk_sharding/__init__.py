@@ -17,22 +17,48 @@ from recsdk_sharding._torchrec_compat import check_private_interfaces  # noqa: E
 
 check_private_interfaces()
 
-from recsdk_sharding.configs import HashEmbeddingBagConfig  # noqa: E402
-from recsdk_sharding.modules import HashEmbeddingBagCollection  # noqa: E402
+from recsdk_sharding.accumulate import (  # noqa: E402
+    AccumulateAdagrad,
+    AccumulateAdam,
+    AccumulateSGD,
+)
+from recsdk_sharding.configs import HashEmbeddingBagConfig, HashEmbeddingConfig  # noqa: E402
+from recsdk_sharding.dcp import HashLoadPlanner  # noqa: E402
+from recsdk_sharding.migrate import export_rows, import_rows  # noqa: E402
+from recsdk_sharding.modules import (  # noqa: E402
+    HashEmbeddingBagCollection,
+    HashEmbeddingCollection,
+)
 from recsdk_sharding.npu import adapt_torchrec  # noqa: E402
+from recsdk_sharding.optimizers import RowOptimizer  # noqa: E402
+from recsdk_sharding.saver import Saver  # noqa: E402
 from recsdk_sharding.sharded import ShardedHashEmbeddingBagCollection  # noqa: E402
+from recsdk_sharding.sharded_sequence import ShardedHashEmbeddingCollection  # noqa: E402
 from recsdk_sharding.sharders import (  # noqa: E402
     HashEmbeddingBagCollectionSharder,
+    HashEmbeddingCollectionSharder,
     get_default_hybrid_sharders,
 )
 
 adapt_torchrec()
 
 __all__ = [
+    "AccumulateAdagrad",
+    "AccumulateAdam",
+    "AccumulateSGD",
     "HashEmbeddingBagCollection",
     "HashEmbeddingBagCollectionSharder",
     "HashEmbeddingBagConfig",
+    "HashEmbeddingCollection",
+    "HashEmbeddingCollectionSharder",
+    "HashEmbeddingConfig",
+    "HashLoadPlanner",
+    "RowOptimizer",
+    "Saver",
     "ShardedHashEmbeddingBagCollection",
+    "ShardedHashEmbeddingCollection",
     "__version__",
+    "export_rows",
     "get_default_hybrid_sharders",
+    "import_rows",
 ]

@@ -13,11 +13,18 @@ from typing import Any
 
 import torchrec
 from torch.nn.parallel import DistributedDataParallel
-from torchrec.distributed import embedding_sharding, embeddingbag, model_parallel
+from torchrec.distributed import embedding, embedding_sharding, embeddingbag, model_parallel
 from torchrec.distributed.planner import planners
 from torchrec.distributed.planner.types import Topology
-from torchrec.distributed.sharding.rw_sharding import RwPooledEmbeddingSharding
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.distributed.sharding.dp_sharding import BaseDpEmbeddingSharding
+from torchrec.distributed.sharding.grid_sharding import BaseGridEmbeddingSharding
+from torchrec.distributed.sharding.rw_sharding import (
+    BaseRwEmbeddingSharding,
+    RwPooledEmbeddingSharding,
+)
+from torchrec.distributed.sharding.tw_sharding import BaseTwEmbeddingSharding
+from torchrec.distributed.sharding.twrw_sharding import BaseTwRwEmbeddingSharding
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 __all__ = ["active_data_parallel_size", "check_private_interfaces"]
 
@@ -55,6 +62,7 @@ class _Attribute:
 
 
 _SHARDED = embeddingbag.ShardedEmbeddingBagCollection
+_SEQUENCES = embedding.ShardedEmbeddingCollection
 _INTERFACES: tuple[_Method | _Attribute, ...] = (
     _Method(
         _SHARDED,
@@ -72,7 +80,11 @@ _INTERFACES: tuple[_Method | _Attribute, ...] = (
         ("sharding_infos", "env", "device", "permute_embeddings", "qcomm_codecs_registry"),
     ),
     _Method(_SHARDED, "_initialize_torch_state", ("skip_registering",)),
+    _Method(_SHARDED, "_create_output_dist", ()),
+    _Method(_SHARDED, "init_data_parallel", ()),
     _Method(_SHARDED, "input_dist", ("ctx", "features")),
+    _Method(_SHARDED, "output_dist", ("ctx", "output")),
+    _Method(_SHARDED, "compute_and_output_dist", ("ctx", "input")),
     _Attribute(_SHARDED, "_embedding_shardings"),
     _Attribute(_SHARDED, "_has_mean_pooling_callback"),
     _Attribute(_SHARDED, "_has_uninitialized_input_dist"),
@@ -85,11 +97,50 @@ _INTERFACES: tuple[_Method | _Attribute, ...] = (
     _Attribute(EmbeddingBagCollection, "_feature_names"),
     _Attribute(EmbeddingBagCollection, "_is_weighted"),
     _Attribute(EmbeddingBagCollection, "_lengths_per_embedding"),
-    _Method(RwPooledEmbeddingSharding, "__init__", ("sharding_infos", "env", "device")),
+    _Method(
+        _SEQUENCES,
+        "__init__",
+        ("module", "table_name_to_parameter_sharding", "env", "fused_params", "device"),
+    ),
+    _Method(
+        _SEQUENCES,
+        "create_grouped_sharding_infos",
+        ("module", "table_name_to_parameter_sharding", "fused_params"),
+    ),
+    _Method(
+        _SEQUENCES,
+        "create_embedding_sharding",
+        ("sharding_type", "sharding_infos", "env", "device", "qcomm_codecs_registry"),
+    ),
+    _Method(_SEQUENCES, "_initialize_torch_state", ("skip_registering",)),
+    _Method(_SEQUENCES, "_create_output_dist", ()),
+    _Method(_SEQUENCES, "_generate_permute_indices_per_feature", ()),
+    _Method(_SEQUENCES, "init_data_parallel", ()),
+    _Method(_SEQUENCES, "input_dist", ("ctx", "features")),
+    _Method(_SEQUENCES, "output_dist", ("ctx", "output")),
+    _Method(_SEQUENCES, "compute_and_output_dist", ("ctx", "input")),
+    _Attribute(_SEQUENCES, "_sharding_type_to_sharding"),
+    _Attribute(_SEQUENCES, "_has_uninitialized_input_dist"),
+    _Attribute(_SEQUENCES, "_input_dists"),
+    _Attribute(_SEQUENCES, "_use_index_dedup"),
+    _Attribute(EmbeddingCollection, "_embedding_configs"),
+    _Attribute(EmbeddingCollection, "_embedding_dim"),
+    _Attribute(EmbeddingCollection, "_embedding_names_by_table"),
+    _Attribute(EmbeddingCollection, "_feature_names"),
+    _Attribute(EmbeddingCollection, "_need_indices"),
+    *(
+        _Attribute(base, "_grouped_embedding_configs_per_rank")
+        for base in (
+            BaseRwEmbeddingSharding,
+            BaseTwEmbeddingSharding,
+            BaseTwRwEmbeddingSharding,
+            BaseGridEmbeddingSharding,
+            BaseDpEmbeddingSharding,
+        )
+    ),
     _Method(RwPooledEmbeddingSharding, "create_input_dist", ("device",)),
     _Method(RwPooledEmbeddingSharding, "create_lookup", ("device", "fused_params")),
     _Method(RwPooledEmbeddingSharding, "create_output_dist", ("device",)),
-    _Attribute(RwPooledEmbeddingSharding.__mro__[1], "_pg"),
     _Method(
         embedding_sharding,
         "KJTListSplitsAwaitable",

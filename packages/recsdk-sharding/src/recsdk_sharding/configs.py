@@ -6,16 +6,26 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, PoolingType
+from torchrec.modules.embedding_configs import (
+    DataType,
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    PoolingType,
+)
 
 import recsdk_core
 from recsdk_core import init
-from recsdk_sharding.initializers import native_initializer, per_key_initializer
+from recsdk_core.table import DType
+from recsdk_sharding.initializers import (
+    column_initializer,
+    native_initializer,
+    per_key_initializer,
+)
 
-__all__ = ["HashEmbeddingBagConfig", "check_tables"]
+__all__ = ["HashEmbeddingBagConfig", "HashEmbeddingConfig", "HashTableConfig", "check_tables"]
 
 _UINT64 = 2**64
 
@@ -32,42 +42,38 @@ _UNUSED: dict[str, Any] = {
 }
 
 
-@dataclass
-class HashEmbeddingBagConfig(EmbeddingBagConfig):  # type: ignore[misc]
-    """One table of a `HashEmbeddingBagCollection`: torchrec's `EmbeddingBagConfig` for raw ids.
+_DTYPES: dict[DataType, DType] = {
+    DataType.FP32: "float32",
+    DataType.BF16: "bfloat16",
+    DataType.FP16: "float16",
+}
 
-    `num_embeddings` is the planned number of rows: the planner and the default initializer use it.
-    It bounds no id, and any number of distinct 64-bit ids may get a row, up to `max_rows`.
-    `feature_names` empty means one feature named as the table. `data_type` is FP32.
 
-    New rows are made by `initializer` if given, else by `init_fn`, else uniformly over
-    [`weight_init_min`, `weight_init_max`], by default +-1/sqrt(num_embeddings) as in torchrec. The
-    `init_fn`s uniform_, normal_, trunc_normal_, constant_, zeros_ and ones_ of `torch.nn.init`, or
-    a `partial` of them with keywords, run in the engine. Any other is run per new key on a (1, D)
-    tensor, with torch's random numbers seeded by (seed, table, key): slow, but as pure.
+class HashTableConfig:
+    """What the configs of hash tables have in common beside torchrec's fields."""
 
-    Raises ValueError or TypeError, naming table and field, for what is out of range or unsupported.
+    name: str
+    num_embeddings: int
+    embedding_dim: int
+    feature_names: list[str]
+    data_type: DataType
+    init_fn: Any
+    seed: int
+    max_rows: int | None
+    accumulate_steps: int
+    initializer: init.Initializer | None
 
-    >>> config = HashEmbeddingBagConfig(
-    ...     name="user", embedding_dim=16, num_embeddings=1_000_000, feature_names=["user_id"]
-    ... )
-    >>> config.row_initializer()
-    Uniform(low=-0.001, high=0.001)
-    """
+    if TYPE_CHECKING:
 
-    seed: int = 0
-    """Drives the values of new rows, with the table's name; 0 to 2**64 - 1."""
-    max_rows: int | None = None
-    """Rows of the whole table, over all ranks; further ids are refused and read zeros. None: no
-    limit."""
-    initializer: init.Initializer | None = None
-    """How new rows get their values; None: by `init_fn`."""
+        def get_weight_init_min(self) -> float: ...
+
+        def get_weight_init_max(self) -> float: ...
 
     def __post_init__(self) -> None:
         self._check_names()
         self._check_numbers()
         self._check_kinds()
-        super().__post_init__()
+        super().__post_init__()  # type: ignore[misc]
 
     def _error(self, text: str) -> str:
         return f"table {self.name!r}: {text}"
@@ -100,6 +106,7 @@ class HashEmbeddingBagConfig(EmbeddingBagConfig):  # type: ignore[misc]
         self._require_int("num_embeddings", 1)
         self._require_int("embedding_dim", 1)
         self._require_int("seed", 0)
+        self._require_int("accumulate_steps", 1)
         if self.seed >= _UINT64:
             raise ValueError(self._error(f"seed must be below 2**64, got {self.seed}"))
         if self.max_rows is not None:
@@ -120,11 +127,9 @@ class HashEmbeddingBagConfig(EmbeddingBagConfig):  # type: ignore[misc]
             raise ValueError(self._error(f"{field} must be at least {lowest}, got {value}"))
 
     def _check_kinds(self) -> None:
-        if self.data_type != DataType.FP32:
-            raise ValueError(self._error(f"data_type must be DataType.FP32, got {self.data_type}"))
-        if not isinstance(self.pooling, PoolingType) or self.pooling == PoolingType.NONE:
+        if self.data_type not in _DTYPES:
             raise ValueError(
-                self._error(f"pooling must be PoolingType.SUM or MEAN, got {self.pooling!r}")
+                self._error(f"data_type must be DataType.FP32, BF16 or FP16, got {self.data_type}")
             )
         for field, off in _UNUSED.items():
             if getattr(self, field) != off:
@@ -149,31 +154,105 @@ class HashEmbeddingBagConfig(EmbeddingBagConfig):  # type: ignore[misc]
         return native or per_key_initializer(self.init_fn, self.seed, self.name)
 
     def make_table(
-        self, optimizer: recsdk_core.optim.Optimizer, max_rows: int | None
+        self,
+        optimizer: recsdk_core.optim.Optimizer,
+        max_rows: int | None,
+        columns: tuple[int, int],
     ) -> recsdk_core.Table:
-        """An empty table for one rank's part, with that rank's share of `max_rows`."""
+        """An empty table for one rank's part: some columns, and that rank's share of `max_rows`.
+
+        The initial rows are those columns of the whole table's.
+        """
+        initializer = self.row_initializer()
+        if columns != (0, self.embedding_dim):
+            initializer = column_initializer(
+                initializer, self.seed, self.name, self.embedding_dim, columns
+            )
         return recsdk_core.Table(
-            self.embedding_dim,
+            columns[1] - columns[0],
             name=self.name,
             optimizer=optimizer,
-            initializer=self.row_initializer(),
+            initializer=initializer,
             seed=self.seed,
             max_rows=max_rows,
+            dtype=_DTYPES[self.data_type],
         )
 
 
-def check_tables(tables: Sequence[HashEmbeddingBagConfig]) -> None:
+@dataclass
+class HashEmbeddingBagConfig(HashTableConfig, EmbeddingBagConfig):  # type: ignore[misc]
+    """One table of a `HashEmbeddingBagCollection`: torchrec's `EmbeddingBagConfig` for raw ids.
+
+    `num_embeddings` is the planned number of rows: the planner and the default initializer use it.
+    It bounds no id, and any number of distinct 64-bit ids may get a row, up to `max_rows`.
+    `feature_names` empty means one feature named as the table. `data_type` is how rows are
+    stored: FP32, BF16 or FP16; optimizer state, results and gradients are float32 in any case, and
+    updates round stochastically.
+
+    New rows are made by `initializer` if given, else by `init_fn`, else uniformly over
+    [`weight_init_min`, `weight_init_max`], by default +-1/sqrt(num_embeddings) as in torchrec. The
+    `init_fn`s uniform_, normal_, trunc_normal_, constant_, zeros_ and ones_ of `torch.nn.init`, or
+    a `partial` of them with keywords, run in the engine. Any other is run per new key on a (1, D)
+    tensor, with torch's random numbers seeded by (seed, table, key): slow, but as pure.
+
+    Raises ValueError or TypeError, naming table and field, for what is out of range or unsupported.
+
+    >>> config = HashEmbeddingBagConfig(
+    ...     name="user", embedding_dim=16, num_embeddings=1_000_000, feature_names=["user_id"]
+    ... )
+    >>> config.row_initializer()
+    Uniform(low=-0.001, high=0.001)
+    """
+
+    seed: int = 0
+    """Drives the values of new rows, with the table's name; 0 to 2**64 - 1."""
+    max_rows: int | None = None
+    """Rows of the whole table, over all ranks; further ids are refused and read zeros. None: no
+    limit."""
+    accumulate_steps: int = 1
+    """Backwards whose gradients are added up and applied as one optimizer update, which advances
+    the update count by one. The rows that these batches make are seen by readers after it."""
+    initializer: init.Initializer | None = None
+    """How new rows get their values; None: by `init_fn`."""
+
+    def _check_kinds(self) -> None:
+        super()._check_kinds()
+        if not isinstance(self.pooling, PoolingType) or self.pooling == PoolingType.NONE:
+            raise ValueError(
+                self._error(f"pooling must be PoolingType.SUM or MEAN, got {self.pooling!r}")
+            )
+
+
+@dataclass
+class HashEmbeddingConfig(HashTableConfig, EmbeddingConfig):  # type: ignore[misc]
+    """One table of a `HashEmbeddingCollection`: torchrec's `EmbeddingConfig` for raw ids.
+
+    All else as in `HashEmbeddingBagConfig`.
+
+    >>> config = HashEmbeddingConfig(
+    ...     name="item", embedding_dim=16, num_embeddings=1_000_000, feature_names=["history"]
+    ... )
+    """
+
+    seed: int = 0
+    """Drives the values of new rows, with the table's name; 0 to 2**64 - 1."""
+    max_rows: int | None = None
+    """Rows of the whole table, over all ranks; further ids are refused and read zeros. None: no
+    limit."""
+    accumulate_steps: int = 1
+    """Backwards whose gradients are added up and applied as one optimizer update, which advances
+    the update count by one. The rows that these batches make are seen by readers after it."""
+    initializer: init.Initializer | None = None
+    """How new rows get their values; None: by `init_fn`."""
+
+
+def check_tables(tables: Sequence[Any], kind: type[HashTableConfig], module: str) -> None:
     """Raises if the tables cannot form one collection: none, of another type, or equal names."""
     if not tables:
-        raise ValueError("HashEmbeddingBagCollection needs at least one table, got none")
+        raise ValueError(f"{module} needs at least one table, got none")
     for table in tables:
-        if not isinstance(table, HashEmbeddingBagConfig):
-            raise TypeError(
-                "HashEmbeddingBagCollection: tables must be HashEmbeddingBagConfig, got "
-                f"{type(table).__name__}"
-            )
+        if not isinstance(table, kind):
+            raise TypeError(f"{module}: tables must be {kind.__name__}, got {type(table).__name__}")
     repeated = [name for name, n in Counter(table.name for table in tables).items() if n > 1]
     if repeated:
-        raise ValueError(
-            f"HashEmbeddingBagCollection: table names must differ, got {repeated} more than once"
-        )
+        raise ValueError(f"{module}: table names must differ, got {repeated} more than once")

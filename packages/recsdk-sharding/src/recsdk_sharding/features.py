@@ -1,6 +1,6 @@
-"""From a `KeyedJaggedTensor` to mapped bags: what the unsharded and the sharded module share.
+"""From a `KeyedJaggedTensor` to mapped bags: what the unsharded and the sharded modules share.
 
-Shape letters: N keys, F features, B batch, C columns of the output.
+Shape letters: N keys, F features, B samples, G bags of all features.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
-from recsdk_core import Table, map_tables
-from recsdk_core.nn.function import FeatureBags, TableBags
+from recsdk_core import Lease, Table, map_tables
 
-__all__ = ["Features", "TableInput", "map_features", "read_features"]
+__all__ = ["Features", "features_on_host", "map_under_leases", "mean_divisor", "read_features"]
 
 _KEY_TYPES = (torch.int64, torch.int32, torch.uint64)
 
@@ -27,45 +26,60 @@ class Features:
     """Checked bags of F features, in the order that they were asked for."""
 
     keys_N: torch.Tensor
-    """Keys, int64 (N,): feature by feature, sample by sample."""
-    lengths_FB: torch.Tensor
-    """Keys per bag, int64 (F, B)."""
+    """Keys, int64 (N,): feature by feature, bag by bag."""
+    lengths_G: torch.Tensor
+    """Keys per bag, int64 (G,), feature by feature."""
+    num_bags: list[int]
+    """Bags of each feature, F numbers; B each unless batches vary."""
     weights_N: torch.Tensor | None
     """float32 (N,), if weighted."""
-
-    @property
-    def batch_size(self) -> int:
-        """Samples B."""
-        return self.lengths_FB.shape[1]
+    batch_size: int
+    """Samples B."""
+    bag_of_sample: list[torch.Tensor] | None = None
+    """The bag of each sample, F times int64 (B,); None: bag b is that of sample b."""
 
     def counts(self) -> list[int]:
         """Keys of each feature."""
-        counts: list[int] = self.lengths_FB.sum(1).tolist()
-        return counts
+        if len(set(self.num_bags)) == 1:
+            counts: list[int] = self.lengths_G.view(len(self.num_bags), -1).sum(1).tolist()
+            return counts
+        return [int(part.sum()) for part in self.lengths_G.split_with_sizes(self.num_bags)]
+
+
+def features_on_host(source: Any) -> Any:
+    """The same features with their tensors on the cpu; waits for the device if they are on one.
+
+    Pipelines of recsdk pass what is on the host already.
+    """
+    if isinstance(source, KeyedJaggedTensor) and source.values().device.type != "cpu":
+        return source.to(torch.device("cpu"))
+    return source
 
 
 def read_features(source: Any, names: Sequence[str], is_weighted: bool) -> Features:
     """The features `names` of a KeyedJaggedTensor (or TensorDict) on the cpu, checked.
 
-    Keys int64, int32 (widened) or uint64 (the same bits). Raises TypeError or ValueError that says
-    what is wrong: a missing feature, another dtype or device, lengths that do not match the keys.
+    Keys int64, int32 (widened) or uint64 (the same bits). With another batch size per feature the
+    inverse indices say which bag is whose. Raises TypeError or ValueError that says what is wrong:
+    a missing feature, another dtype or device, lengths that do not match the keys.
     """
     kjt = maybe_td_to_kjt(source, None)
     if not isinstance(kjt, KeyedJaggedTensor):
         raise TypeError(f"expected a KeyedJaggedTensor, got {type(source).__name__}")
     positions = _positions(kjt, names)
+    varies = kjt.variable_stride_per_key()
+    num_bags: list[int] = kjt.stride_per_key() if varies else [kjt.stride()] * len(kjt.keys())
     keys_N = _keys_of(kjt)
-    lengths_FB = _lengths_of(kjt, len(keys_N))
-    weights_N = _weights_of(kjt, len(keys_N)) if is_weighted else None
-    if positions == list(range(len(lengths_FB))):
-        return Features(keys_N, lengths_FB, weights_N)
-    ends = list(accumulate(lengths_FB.sum(1).tolist(), initial=0))
-    spans = [slice(ends[i], ends[i + 1]) for i in positions]
-    return Features(
-        torch.cat([keys_N[span] for span in spans]),
-        lengths_FB[positions],
-        None if weights_N is None else torch.cat([weights_N[span] for span in spans]),
+    batch = Features(
+        keys_N=keys_N,
+        lengths_G=_lengths_of(kjt, len(keys_N), num_bags),
+        num_bags=num_bags,
+        weights_N=_weights_of(kjt, len(keys_N)) if is_weighted else None,
+        batch_size=kjt.stride(),
     )
+    if positions != list(range(len(num_bags))):
+        batch = _select(batch, positions)
+    return _with_samples(batch, kjt, names) if varies else batch
 
 
 def _positions(kjt: KeyedJaggedTensor, names: Sequence[str]) -> list[int]:
@@ -73,9 +87,47 @@ def _positions(kjt: KeyedJaggedTensor, names: Sequence[str]) -> list[int]:
     missing = sorted(set(names) - set(found))
     if missing:
         raise ValueError(f"the batch lacks the features {missing}; it has {list(kjt.keys())}")
-    if kjt.variable_stride_per_key():
-        raise ValueError("batches with another batch size per feature are not supported")
     return [found[name] for name in names]
+
+
+def _select(batch: Features, positions: Sequence[int]) -> Features:
+    keys = list(accumulate(batch.counts(), initial=0))
+    bags = list(accumulate(batch.num_bags, initial=0))
+    key_spans = [slice(keys[i], keys[i + 1]) for i in positions]
+    weights_N = batch.weights_N
+    return Features(
+        keys_N=torch.cat([batch.keys_N[span] for span in key_spans]),
+        lengths_G=torch.cat([batch.lengths_G[bags[i] : bags[i + 1]] for i in positions]),
+        num_bags=[batch.num_bags[i] for i in positions],
+        weights_N=None if weights_N is None else torch.cat([weights_N[s] for s in key_spans]),
+        batch_size=batch.batch_size,
+    )
+
+
+def _with_samples(batch: Features, kjt: KeyedJaggedTensor, names: Sequence[str]) -> Features:
+    """The same with the bag of each sample, from the inverse indices."""
+    given = kjt.inverse_indices_or_none()
+    if given is None:
+        raise ValueError(
+            "a batch with another batch size per feature needs inverse_indices, which say which "
+            "bag each sample has"
+        )
+    found = dict(zip(given[0], given[1].to(torch.int64), strict=True))
+    missing = sorted(set(names) - set(found))
+    if missing:
+        raise ValueError(f"the inverse_indices lack the features {missing}")
+    samples = [found[name] for name in names]
+    for name, bags, count in zip(names, samples, batch.num_bags, strict=True):
+        if len(bags) and (int(bags.min()) < 0 or int(bags.max()) >= count):
+            raise ValueError(f"inverse_indices of {name!r} must be 0 to {count - 1}, its bags")
+    return Features(
+        batch.keys_N,
+        batch.lengths_G,
+        batch.num_bags,
+        batch.weights_N,
+        batch_size=given[1].shape[1],
+        bag_of_sample=samples,
+    )
 
 
 def _keys_of(kjt: KeyedJaggedTensor) -> torch.Tensor:
@@ -92,13 +144,12 @@ def _keys_of(kjt: KeyedJaggedTensor) -> torch.Tensor:
     return values.to(torch.int64)
 
 
-def _lengths_of(kjt: KeyedJaggedTensor, num_keys: int) -> torch.Tensor:
-    num_features = len(kjt.keys())
+def _lengths_of(kjt: KeyedJaggedTensor, num_keys: int, num_bags: list[int]) -> torch.Tensor:
     lengths: torch.Tensor = kjt.lengths().to(torch.int64)
-    if lengths.numel() != num_features * kjt.stride():
+    if lengths.numel() != sum(num_bags):
         raise ValueError(
-            f"lengths must have {num_features} features x {kjt.stride()} samples, got "
-            f"{lengths.numel()} numbers"
+            f"lengths must have a number for each of {sum(num_bags)} bags of {len(num_bags)} "
+            f"features, got {lengths.numel()} numbers"
         )
     total, lowest = int(lengths.sum()), int(lengths.min()) if lengths.numel() else 0
     if total != num_keys or lowest < 0:
@@ -106,7 +157,7 @@ def _lengths_of(kjt: KeyedJaggedTensor, num_keys: int) -> torch.Tensor:
             f"lengths must not be negative and add up to the {num_keys} ids, got a sum of {total} "
             f"and a least of {lowest}"
         )
-    return lengths.view(num_features, kjt.stride())
+    return lengths.flatten()
 
 
 def _weights_of(kjt: KeyedJaggedTensor, num_keys: int) -> torch.Tensor:
@@ -121,80 +172,41 @@ def _weights_of(kjt: KeyedJaggedTensor, num_keys: int) -> torch.Tensor:
     return weights.to(torch.float32)
 
 
-@dataclass(frozen=True)
-class TableInput:
-    """Which features a table reads, and where their vectors go."""
+def mean_divisor(features: Features, is_mean: Sequence[bool]) -> torch.Tensor:
+    """What to divide sums by, float32 (G,): the mean's count or sum of weights, else 1.
 
-    table: Table
-    """The table."""
-    features: list[int]
-    """Positions of its features in `Features`."""
-    columns: list[int]
-    """First output column of each of them."""
-    pooling: str
-    """"sum" or "mean"."""
-
-
-def map_features(
-    inputs: Sequence[TableInput], features: Features, *, insert: bool, step: int | None
-) -> list[TableBags]:
-    """Maps the keys of all features of all tables, each table under a lease of its own.
-
-    A key without a row gets one with `insert`, in the order of the features. If it raises, all
-    leases are released.
+    Infinite where that is 0, so that both the mean and its gradient are 0.
     """
-    bags = _SplitFeatures(features)
-    leases = [entry.table.lease(step) for entry in inputs]
+    divisor_G = features.lengths_G.to(torch.float32)
+    if features.weights_N is not None:
+        bag_N = torch.repeat_interleave(features.lengths_G)
+        weights_N = features.weights_N.detach()
+        divisor_G = torch.zeros(len(divisor_G)).index_add_(0, bag_N, weights_N)
+    divisor_G = divisor_G.masked_fill(divisor_G == 0, torch.inf)
+    is_mean_G = torch.repeat_interleave(torch.tensor(is_mean), torch.tensor(features.num_bags))
+    return divisor_G.masked_fill_(~is_mean_G, 1.0)
+
+
+Mapped = list[tuple[torch.Tensor, torch.Tensor, Lease]]
+"""Of each table: row numbers int64 (N,), outcomes uint8 (N,), and the lease they are under."""
+
+
+def map_under_leases(
+    calls: Sequence[tuple[Table, torch.Tensor]], *, insert: bool, step: int | None
+) -> Mapped:
+    """Maps the keys (N,) of tables, each table under a lease of its own.
+
+    A key without a row gets one with `insert`. If it raises, all leases are released.
+    """
+    if not calls:
+        return []
+    leases: list[Lease] = []
     try:
-        calls = [(entry.table, bags.keys_of(entry.features)) for entry in inputs]
+        for table, _ in calls:
+            leases.append(table.lease(step))
         mapped = map_tables(calls, insert, leases)
     except BaseException:
         for lease in leases:
             lease.release()
         raise
-    return [
-        TableBags(table=entry.table, features=bags.mapped(entry, *found), lease=lease)
-        for entry, found, lease in zip(inputs, mapped, leases, strict=True)
-    ]
-
-
-class _SplitFeatures:
-    """Features cut apart."""
-
-    def __init__(self, features: Features) -> None:
-        counts = features.counts()
-        self._counts = counts
-        self._keys = features.keys_N.split_with_sizes(counts)
-        weights = features.weights_N
-        self._weights = None if weights is None else weights.split_with_sizes(counts)
-        self._offsets_FB = torch.nn.functional.pad(features.lengths_FB.cumsum(1), (1, 0))
-
-    def keys_of(self, positions: Sequence[int]) -> torch.Tensor:
-        """The keys of some features, one after the other."""
-        if len(positions) == 1:
-            return self._keys[positions[0]]
-        return torch.cat([self._keys[position] for position in positions])
-
-    def mapped(
-        self, entry: TableInput, rows_N: torch.Tensor, outcomes_N: torch.Tensor
-    ) -> list[FeatureBags]:
-        """The bags of a table's features, given the rows of `keys_of` its features."""
-        counts = [self._counts[position] for position in entry.features]
-        parts = zip(
-            entry.features,
-            entry.columns,
-            rows_N.split_with_sizes(counts),
-            outcomes_N.split_with_sizes(counts),
-            strict=True,
-        )
-        return [
-            FeatureBags(
-                rows=rows,
-                outcomes=outcomes,
-                offsets=self._offsets_FB[position],
-                weights=None if self._weights is None else self._weights[position],
-                pooling=entry.pooling,
-                column=column,
-            )
-            for position, column, rows, outcomes in parts
-        ]
+    return [(*found, lease) for found, lease in zip(mapped, leases, strict=True)]

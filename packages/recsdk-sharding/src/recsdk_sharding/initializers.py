@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from recsdk_core import init
+from recsdk_core import Table, init
 from recsdk_sharding.ranks import mix64
 
-__all__ = ["InitFunction", "native_initializer", "per_key_initializer"]
+__all__ = ["InitFunction", "column_initializer", "native_initializer", "per_key_initializer"]
 
 InitFunction: TypeAlias = Callable[[torch.Tensor], Any]
 
@@ -61,6 +61,39 @@ def per_key_initializer(init_fn: InitFunction, seed: int, table: str) -> init.Cu
     random numbers. Cost: a Python call and a generator per new key.
     """
     return init.Custom(fn=_PerKey(init_fn, seed, table))
+
+
+def column_initializer(
+    initializer: init.Initializer, seed: int, table: str, dim: int, columns: tuple[int, int]
+) -> init.Initializer:
+    """Makes some columns of the rows that `initializer` makes for a table of `dim` columns.
+
+    Cost: a Python call for each batch that has new keys, and the whole rows for a moment.
+    """
+    if isinstance(initializer, init.Constant):
+        return initializer
+    return init.Custom(fn=_Columns(initializer, seed, table, dim, columns))
+
+
+class _Columns:
+    """Fills some columns of new rows. A class, so that tables with it can be pickled."""
+
+    def __init__(
+        self,
+        initializer: init.Initializer,
+        seed: int,
+        table: str,
+        dim: int,
+        columns: tuple[int, int],
+    ) -> None:
+        self._columns = slice(*columns)
+        self._maker = Table(dim, name=table, initializer=initializer, seed=seed, num_threads=1)
+
+    def __call__(self, keys: NDArray[np.int64], values: NDArray[np.float32]) -> None:
+        try:
+            values[:] = self._maker.find_or_insert(keys)[:, self._columns]
+        finally:
+            self._maker.clear()
 
 
 class _PerKey:

@@ -1,7 +1,4 @@
-"""The lookup of one sharding group: pools mapped rows, and trains them in backward.
-
-Shape letters: S samples of all ranks, C columns.
-"""
+"""The lookup of one sharding group: pools mapped rows, and trains them in backward."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import torch
 from torchrec.distributed.embedding_types import BaseEmbeddingLookup
 from torchrec.optim.fused import FusedOptimizer, FusedOptimizerModule
 
-from recsdk_core.nn.function import pool_features
+from recsdk_core.nn.function import pack_features
 from recsdk_sharding.host_dist import MappedBatch
 from recsdk_sharding.optimizers import HashFusedOptimizer
 from recsdk_sharding.rows import TableRows, anchor_of
@@ -21,16 +18,15 @@ __all__ = ["HashLookup"]
 
 
 class HashLookup(BaseEmbeddingLookup[Any, Any], FusedOptimizerModule):  # type: ignore[misc]
-    """Pools the bags of all tables of a group as one autograd node.
+    """Pools the bags of all parts of a group as one autograd node.
 
-    Its backward gives each table one optimizer update, even for an empty batch, and then ends the
+    Its backward gives each part one optimizer update, even for an empty batch, and then ends the
     batch's leases.
     """
 
-    def __init__(self, rows: Sequence[TableRows], num_columns: int) -> None:
+    def __init__(self, rows: Sequence[TableRows]) -> None:
         super().__init__()
         self._rows = list(rows)
-        self._num_columns = num_columns
         self._optimizer = HashFusedOptimizer(self._rows)
 
     @property
@@ -39,14 +35,10 @@ class HashLookup(BaseEmbeddingLookup[Any, Any], FusedOptimizerModule):  # type: 
         return self._optimizer
 
     def forward(self, sparse_features: MappedBatch) -> torch.Tensor:
-        """This rank's part of the pooled vectors of all ranks' samples: float32 (S, C)."""
+        """The vectors that this rank pools for all ranks: float32 (num_values,)."""
         self._optimizer.step()  # a scheduler may have changed the learning rate since the last step
-        return pool_features(
-            sparse_features.tables,
-            sum(sparse_features.batch_sizes),
-            self._num_columns,
-            anchor_of(self._rows),
-        )
+        batch = sparse_features
+        return pack_features(batch.tables, batch.num_values, anchor_of(self._rows))
 
     def prefetch(self, sparse_features: MappedBatch, forward_stream: Any = None) -> None:
         """Does nothing: rows are in memory."""

@@ -1,38 +1,31 @@
-"""The unsharded collection of hash tables: what a model is written with.
+"""The unsharded collections of hash tables: what a model is written with.
 
-Shape letters: B batch, C columns (the sum of the features' widths).
+Shape letters: N keys, B batch, C columns (the sum of the features' widths), D row width.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
+from typing import Any
 
 import torch
 from torchrec.modules.embedding_modules import (
     EmbeddingBagCollection,
+    EmbeddingCollection,
     get_embedding_names_by_table,
 )
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-import recsdk_core
-from recsdk_core.nn.function import pool_features
 from recsdk_sharding._torchrec_compat import active_data_parallel_size
-from recsdk_sharding.configs import HashEmbeddingBagConfig, check_tables
-from recsdk_sharding.features import TableInput, map_features, read_features
-from recsdk_sharding.rows import TableRows, anchor_of
+from recsdk_sharding.configs import HashEmbeddingBagConfig, HashEmbeddingConfig, check_tables
+from recsdk_sharding.devices import check_device
+from recsdk_sharding.features import Features, features_on_host, read_features
+from recsdk_sharding.local_batch import LocalBatch
+from recsdk_sharding.rows import AnyTable, TableRows
+from recsdk_sharding.sequences import jagged_tensors, lengths_and_keys, without_duplicates
 
-__all__ = ["HashEmbeddingBagCollection", "check_device"]
-
-
-def check_device(device: torch.device | str | None, what: str) -> torch.device:
-    """The device as a torch.device; ValueError unless it is the cpu or meta."""
-    made = torch.device(device if device is not None else "cpu")
-    if made.type not in ("cpu", "meta"):
-        raise ValueError(
-            f"{what}: hash tables are kept on the cpu; got device {str(made)!r}; pass "
-            "torch.device('cpu'), or torch.device('meta') before sharding"
-        )
-    return made
+__all__ = ["HashEmbeddingBagCollection", "HashEmbeddingCollection"]
 
 
 class HashEmbeddingBagCollection(EmbeddingBagCollection):  # type: ignore[misc]
@@ -45,9 +38,14 @@ class HashEmbeddingBagCollection(EmbeddingBagCollection):  # type: ignore[misc]
     of ids of the bag, or by the sum of its weights if weighted (0 gives zeros).
 
     The optimizer given to `apply_optimizer_in_backward` runs in backward, once per table, with the
-    torch class's defaults. A parameter is a (0, D) handle that never gets a `.grad`; the rows are
-    in `state_dict()`, per table and rank, and are copied by deepcopy and pickle. Two backwards
-    through one forward raise RuntimeError.
+    torch class's defaults. A parameter never gets a `.grad`; on the cpu it is a (0, D) handle. The
+    rows are in `state_dict()`, per table and rank, and are copied by deepcopy and pickle. Two
+    backwards through one forward raise RuntimeError.
+
+    On npu or cuda the rows and optimizer state are in device memory, which is all taken when the
+    module is made or sharded: `num_embeddings` rows over all ranks and a little more (see
+    `recsdk_sharding.devices.row_budget`). Ids beyond are refused and read zeros. Ids go to the host
+    to be mapped, so pipelines that pass them on the host are faster.
 
     Usable as it is on one process, or sharded by `DistributedModelParallel` with the sharders of
     `get_default_hybrid_sharders`. In DistributedDataParallel over more than one rank forward
@@ -74,17 +72,18 @@ class HashEmbeddingBagCollection(EmbeddingBagCollection):  # type: ignore[misc]
         is_weighted: bool = False,
         device: torch.device | str | None = None,
     ) -> None:
-        """Makes empty tables; they take no memory before the first training forward.
+        """Makes empty tables; on the cpu they take no memory before the first training forward.
 
-        `is_weighted`: batches carry a float32 weight per id. `device`: cpu, or meta for a module
-        that is to be sharded. Raises ValueError or TypeError for tables that do not fit together.
+        `is_weighted`: batches carry a float32 weight per id. `device`: cpu; npu or cuda for rows in
+        device memory; meta for a module that is to be sharded. Raises ValueError or TypeError for
+        tables that do not fit together.
         """
-        check_tables(tables)
+        check_tables(tables, HashEmbeddingBagConfig, "HashEmbeddingBagCollection")
         made = check_device(device, "HashEmbeddingBagCollection")
         super().__init__(tables=[], is_weighted=is_weighted, device=made)
         for config in tables:
             config.feature_names = config.feature_names or [config.name]
-            self.embedding_bags[config.name] = TableRows(config)
+            self.embedding_bags[config.name] = TableRows(config, device=made)
         self._embedding_bag_configs = list(tables)
         self._feature_names = [config.feature_names for config in tables]
         self._embedding_names = list(chain.from_iterable(get_embedding_names_by_table(tables)))
@@ -93,9 +92,9 @@ class HashEmbeddingBagCollection(EmbeddingBagCollection):  # type: ignore[misc]
         ]
         self._num_steps = 0
 
-    def tables(self) -> dict[str, recsdk_core.Table]:
-        """The engine's tables by name: export, len, stats."""
-        return {rows.config.name: rows.table for rows in self.embedding_bags.values()}
+    def tables(self) -> dict[str, AnyTable]:
+        """The tables by name: export, len, stats."""
+        return {rows.config.name: rows.parts[0].table for rows in self._rows()}
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Pools the bags of every feature: a `KeyedTensor` of float32 (B, C).
@@ -103,62 +102,123 @@ class HashEmbeddingBagCollection(EmbeddingBagCollection):  # type: ignore[misc]
         `features` may have further features, in any order. Raises TypeError or ValueError for a
         batch that does not fit; RuntimeError in training without an optimizer.
         """
-        self._check_usable()
+        _check_usable(self)
         names = [name for table in self._feature_names for name in table]
-        batch = read_features(features, names, self._is_weighted)
-        if self.training:
-            self._check_trainable()
-        inputs = self._inputs()
-        self._num_steps += self.training
-        mapped = map_features(
-            inputs, batch, insert=self.training, step=self._num_steps if self.training else None
-        )
-        num_columns = sum(self._lengths_per_embedding)
-        values = pool_features(mapped, batch.batch_size, num_columns, self._anchor())
+        batch = read_features(features_on_host(features), names, self._is_weighted)
+        mapped = _map(self, self._rows(), batch, is_sequence=False)
         return KeyedTensor(
             keys=self._embedding_names,
             length_per_key=self._lengths_per_embedding,
-            values=values,
+            values=mapped.pooled(),
         )
 
-    def _check_usable(self) -> None:
-        if self.device.type == "meta":
-            raise RuntimeError(
-                "this HashEmbeddingBagCollection was built on the meta device: shard it with "
-                "DistributedModelParallel, or build it with device=torch.device('cpu')"
-            )
-        num_ranks = active_data_parallel_size()
-        if num_ranks > 1:
-            raise RuntimeError(
-                f"an unsharded HashEmbeddingBagCollection in DistributedDataParallel over "
-                f"{num_ranks} ranks would train other rows on each rank: shard it with "
-                "DistributedModelParallel and get_default_hybrid_sharders"
-            )
-
-    def _check_trainable(self) -> None:
-        for rows in self.embedding_bags.values():
-            rows.adopt_optimizer()
-            rows.check_trainable()
-
-    def _inputs(self) -> list[TableInput]:
-        """What each table reads."""
-        inputs: list[TableInput] = []
-        position = column = 0
-        for rows in self.embedding_bags.values():
-            count, width = len(rows.config.feature_names), rows.config.embedding_dim
-            inputs.append(
-                TableInput(
-                    table=rows.table,
-                    features=list(range(position, position + count)),
-                    columns=[column + index * width for index in range(count)],
-                    pooling=rows.config.pooling.value.lower(),
-                )
-            )
-            position, column = position + count, column + count * width
-        return inputs
-
-    def _anchor(self) -> torch.Tensor:
-        return anchor_of(list(self.embedding_bags.values()))
+    def _rows(self) -> list[TableRows]:
+        return list(self.embedding_bags.values())
 
     def reset_parameters(self) -> None:
         """Does nothing: rows are made when their ids first show up."""
+
+
+class HashEmbeddingCollection(EmbeddingCollection):  # type: ignore[misc]
+    """torchrec's `EmbeddingCollection` over raw 64-bit ids: a vector for every id of a sequence.
+
+    A drop-in: the same configs, inputs (`KeyedJaggedTensor`), outputs (a dictionary of
+    `JaggedTensor` with values float32 (N, D)) and names of parameters,
+    `embeddings.<table>.weight`. All tables have one width. All else as in
+    `HashEmbeddingBagCollection`.
+
+    >>> import torch
+    >>> from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+    >>> from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+    >>> config = HashEmbeddingConfig(
+    ...     name="item", embedding_dim=4, num_embeddings=1000, feature_names=["history"]
+    ... )
+    >>> ec = HashEmbeddingCollection(tables=[config])
+    >>> apply_optimizer_in_backward(torch.optim.Adagrad, ec.parameters(), {"lr": 0.1})
+    >>> ids = torch.tensor([-7, 2**62, -7])
+    >>> batch = KeyedJaggedTensor(["history"], ids, lengths=torch.tensor([2, 0, 1]))
+    >>> ec(batch)["history"].values().shape
+    torch.Size([3, 4])
+    """
+
+    def __init__(
+        self,
+        tables: list[HashEmbeddingConfig],
+        device: torch.device | str | None = None,
+        need_indices: bool = False,
+    ) -> None:
+        """Makes empty tables. `need_indices`: outputs carry the ids as their weights.
+
+        `device` and errors as in `HashEmbeddingBagCollection`.
+        """
+        check_tables(tables, HashEmbeddingConfig, "HashEmbeddingCollection")
+        widths = {config.embedding_dim for config in tables}
+        if len(widths) > 1:
+            raise ValueError(
+                f"HashEmbeddingCollection: all tables need one embedding_dim, got {sorted(widths)}"
+            )
+        made = check_device(device, "HashEmbeddingCollection")
+        super().__init__(tables=[], device=made, need_indices=need_indices)
+        for config in tables:
+            config.feature_names = config.feature_names or [config.name]
+            self.embeddings[config.name] = TableRows(config, device=made)
+        self._embedding_configs = list(tables)
+        self._embedding_dim = widths.pop()
+        self._feature_names = [config.feature_names for config in tables]
+        self._embedding_names_by_table = get_embedding_names_by_table(tables)
+        self._num_steps = 0
+
+    def tables(self) -> dict[str, AnyTable]:
+        """The tables by name: export, len, stats."""
+        return {rows.config.name: rows.parts[0].table for rows in self._rows()}
+
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """The vectors of every feature's ids, in their order, by name of the embedding.
+
+        `features` may have further features, in any order. Raises as
+        `HashEmbeddingBagCollection.forward`.
+        """
+        _check_usable(self)
+        names = [name for table in self._feature_names for name in table]
+        batch = read_features(features_on_host(features), names, is_weighted=False)
+        every = without_duplicates(batch, drops_duplicates=False)
+        mapped = _map(self, self._rows(), every, is_sequence=True)
+        keys = [name for table in self._embedding_names_by_table for name in table]
+        sequences = lengths_and_keys(every)
+        return jagged_tensors(keys, mapped.separate(), sequences, self._need_indices)
+
+    def _rows(self) -> list[TableRows]:
+        return list(self.embeddings.values())
+
+    def reset_parameters(self) -> None:
+        """Does nothing: rows are made when their ids first show up."""
+
+
+def _map(
+    module: Any, rows: Sequence[TableRows], batch: Features, *, is_sequence: bool
+) -> LocalBatch:
+    """Maps a batch of an unsharded module, as a step if it trains."""
+    step = None
+    if module.training:
+        for each in rows:
+            each.adopt_optimizer()
+            each.check_trainable()
+        module._num_steps += 1
+        step = module._num_steps
+    return LocalBatch(rows, batch, module.device, step=step, is_sequence=is_sequence)
+
+
+def _check_usable(module: Any) -> None:
+    kind = type(module).__name__
+    if module.device.type == "meta":
+        raise RuntimeError(
+            f"this {kind} was built on the meta device: shard it with "
+            "DistributedModelParallel, or build it with device=torch.device('cpu')"
+        )
+    num_ranks = active_data_parallel_size()
+    if num_ranks > 1:
+        raise RuntimeError(
+            f"an unsharded {kind} in DistributedDataParallel over "
+            f"{num_ranks} ranks would train other rows on each rank: shard it with "
+            "DistributedModelParallel and get_default_hybrid_sharders"
+        )

@@ -1,121 +1,207 @@
-"""Returns pooled partial sums to the ranks whose samples they are of.
+"""Returns vectors to the ranks whose samples they are of, and takes their gradients back.
 
-torchrec's own way (reduce-scatter, and all-gather in backward) needs equal batch sizes on gloo.
-Here both directions are an all-to-all, which takes any sizes and adds in rank order.
+What travels is the vectors of bags that have keys on the sending rank, which both sides know from
+the keys; so a rank never sends more than in torchrec's dense exchanges, and with one key a bag it
+sends W times less than a reduce-scatter. Both directions are one all-to-all, which takes any sizes,
+also 0. torchrec's codecs make the numbers smaller.
 
-Shape letters: B samples of this rank, S samples of all ranks, F features, C columns, W ranks.
+Shape letters: W ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 from torchrec.distributed.comm_ops import get_gradient_division
 from torchrec.distributed.embedding_sharding import BaseEmbeddingDist
-from torchrec.distributed.types import Awaitable
+from torchrec.distributed.types import Awaitable, NoWait, QuantizedCommCodecs
 
-from recsdk_sharding.host_dist import HashShardingContext
+from recsdk_sharding.assembly import Assembly
+from recsdk_sharding.context import HashShardingContext
 
-__all__ = ["RowWiseOutputDist"]
+__all__ = ["ExchangeStats", "HashOutputDist", "Transfer", "multiple_of", "return_results"]
 
 
-class RowWiseOutputDist(BaseEmbeddingDist[Any, Any, Any]):  # type: ignore[misc]
-    """Adds up the ranks' partial sums (S, C) and divides means: float32 (B, C) for each rank.
+@dataclass(frozen=True)
+class ExchangeStats:
+    """What one rank has sent to other ranks so far, in bytes."""
 
-    In backward every rank gets the gradient of all samples, divided by W as in torchrec's row_wise
-    (unless its gradient division is off), so that the loss is the mean over the ranks.
-    """
+    id_bytes: int = 0
+    """Ids, lengths of bags and weights, between hosts."""
+    forward_bytes: int = 0
+    """Vectors."""
+    backward_bytes: int = 0
+    """Gradients."""
 
-    def __init__(self, group: dist.ProcessGroup, widths: Sequence[int]) -> None:
+
+def multiple_of(codecs: QuantizedCommCodecs | None) -> int:
+    """What the numbers for each rank have to be a multiple of, for the codecs to take them."""
+    if codecs is None:
+        return 1
+    contexts = [codecs.forward.create_context(), codecs.backward.create_context()]
+    multiples: list[int] = [context.row_dim for context in contexts if context is not None]
+    return max([1, *multiples])
+
+
+class HashOutputDist(BaseEmbeddingDist[Any, Any, Any]):  # type: ignore[misc]
+    """Starts the return of one group's vectors; the awaitable gives a `Transfer`."""
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        codecs: QuantizedCommCodecs | None,
+        *,
+        is_replicated: bool,
+    ) -> None:
         super().__init__()
-        self._group = group
-        self._widths = torch.tensor(widths)
+        self._make = _Replication if is_replicated else _AllToAll
+        own = None if is_replicated else codecs
+        self._wire = _Wire(group, dist.get_rank(group), own)
+
+    def stats_with(self, id_bytes: int) -> ExchangeStats:
+        """What this rank has sent so far."""
+        sent = self._wire.bytes_sent
+        return ExchangeStats(id_bytes, sent["forward"], sent["backward"])
 
     def forward(
         self, local_embs: torch.Tensor, sharding_ctx: HashShardingContext | None = None
-    ) -> Awaitable[torch.Tensor]:
-        """Starts sending partial sums; the awaitable gives this rank's pooled vectors."""
+    ) -> Awaitable[Transfer]:
+        """Starts sending; all ranks must call it in the same order."""
         assert sharding_ctx is not None
-        divisor_BF = sharding_ctx.divisor_BF
-        divisor_BC = None
-        if divisor_BF is not None:
-            divisor_BC = divisor_BF.repeat_interleave(self._widths, dim=1)
-        transfer = _Transfer(self._group, sharding_ctx.batch_size_per_rank, local_embs)
-        return _PooledAwaitable(local_embs, transfer, divisor_BC)
+        return NoWait(self._make(self._wire, local_embs, sharding_ctx))
 
 
-class _PooledAwaitable(Awaitable[torch.Tensor]):  # type: ignore[misc]
-    def __init__(
-        self, partial_SC: torch.Tensor, transfer: _Transfer, divisor_BC: torch.Tensor | None
-    ) -> None:
-        super().__init__()
-        self._partial_SC = partial_SC
-        self._transfer = transfer
-        self._divisor_BC = divisor_BC
+@dataclass(frozen=True)
+class _Wire:
+    """How numbers travel."""
 
-    def _wait_impl(self) -> torch.Tensor:
-        apply: Callable[..., torch.Tensor] = _SumOverRanks.apply
-        pooled_BC = apply(self._partial_SC, self._transfer)
-        return pooled_BC if self._divisor_BC is None else pooled_BC / self._divisor_BC
+    group: dist.ProcessGroup
+    rank: int
+    codecs: QuantizedCommCodecs | None
+    bytes_sent: dict[str, int] = field(default_factory=lambda: {"forward": 0, "backward": 0})
+    """To other ranks."""
 
-
-class _Transfer:
-    """The partial sums of one batch on their way."""
-
-    def __init__(
-        self, group: dist.ProcessGroup, batch_sizes: list[int], partial_SC: torch.Tensor
-    ) -> None:
-        self.group = group
-        self.batch_sizes = batch_sizes
-        self.world_size = dist.get_world_size(group)
-        self.batch_size = batch_sizes[dist.get_rank(group)]
-        num_columns = partial_SC.shape[1]
-        self._sent_SC = partial_SC.detach().contiguous()
-        self._parts_WBC = partial_SC.new_empty(self.world_size, self.batch_size, num_columns)
-        self._work = dist.all_to_all_single(
-            self._parts_WBC.view(-1, num_columns),
-            self._sent_SC,
-            [self.batch_size] * self.world_size,
-            batch_sizes,
-            group=group,
-            async_op=True,
+    def start(
+        self,
+        numbers: torch.Tensor,
+        sends: list[int],
+        receives: list[int],
+        direction: Literal["forward", "backward"],
+    ) -> Callable[[], torch.Tensor]:
+        """Sends numbers to each rank; the function waits for what the ranks sent, float32."""
+        codec = None if self.codecs is None else getattr(self.codecs, direction)
+        context = None if codec is None else codec.create_context()
+        sent = numbers
+        if codec is not None:
+            sent = codec.encode(numbers, context)
+            sends = [codec.calc_quantized_size(count, context) for count in sends]
+            receives = [codec.calc_quantized_size(count, context) for count in receives]
+        self.bytes_sent[direction] += sent.element_size() * (sum(sends) - sends[self.rank])
+        received = sent.new_empty(sum(receives))
+        work = dist.all_to_all_single(
+            received, sent, receives, sends, group=self.group, async_op=True
         )
 
-    def sum(self) -> torch.Tensor:
-        """The parts of this rank's samples, added in rank order."""
-        self._work.wait()
-        total_BC = self._parts_WBC[0].clone()
-        for part_BC in self._parts_WBC[1:]:
-            total_BC += part_BC
-        return total_BC
+        def finish() -> torch.Tensor:
+            work.wait()
+            if codec is None:
+                return received
+            decoded: torch.Tensor = codec.decode(received, context)
+            return decoded.to(torch.float32)
 
-    def spread(self, grad_BC: torch.Tensor) -> torch.Tensor:
-        """The gradients of all ranks' samples (S, C)."""
-        grad_SC = grad_BC.new_empty(sum(self.batch_sizes), grad_BC.shape[1])
-        dist.all_to_all_single(
-            grad_SC,
-            grad_BC.repeat(self.world_size, 1),
-            self.batch_sizes,
-            [self.batch_size] * self.world_size,
-            group=self.group,
-        )
-        return grad_SC
+        return finish
 
 
-class _SumOverRanks(torch.autograd.Function):
+class Transfer:
+    """The vectors of one batch and group on their way."""
+
+    def __init__(self, wire: _Wire, numbers: torch.Tensor, context: HashShardingContext) -> None:
+        assert context.assembly is not None
+        self.numbers = numbers
+        """What this rank pooled, with its autograd graph."""
+        self.assembly: Assembly = context.assembly
+        """What is to be made of what comes."""
+        self._wire = wire
+        self._sends = context.num_values_sent
+
+    def receive(self) -> torch.Tensor:
+        """What the ranks have sent."""
+        raise NotImplementedError
+
+    def start_back(self, grads: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Sends the gradients of what was received; the function waits for those of `numbers`."""
+        raise NotImplementedError
+
+
+class _AllToAll(Transfer):
+    """Every rank sends what each rank asked for."""
+
+    def __init__(self, wire: _Wire, numbers: torch.Tensor, context: HashShardingContext) -> None:
+        super().__init__(wire, numbers, context)
+        receives = self.assembly.num_values
+        self._finish = wire.start(numbers.detach(), self._sends, receives, "forward")
+
+    def receive(self) -> torch.Tensor:
+        received = self._finish()
+        del self._finish, self.numbers  # their memory is not needed in backward
+        return received
+
+    def start_back(self, grads: torch.Tensor) -> Callable[[], torch.Tensor]:
+        return self._wire.start(grads, self.assembly.num_values, self._sends, "backward")
+
+
+class _Replication(Transfer):
+    """Every rank has its own vectors already; every rank needs all gradients."""
+
+    def receive(self) -> torch.Tensor:
+        rank = self._wire.rank
+        own = self.numbers.detach().narrow(0, sum(self._sends[:rank]), self._sends[rank])
+        del self.numbers
+        return own
+
+    def start_back(self, grads: torch.Tensor) -> Callable[[], torch.Tensor]:
+        world_size = len(self._sends)
+        sends = [len(grads)] * world_size
+        return self._wire.start(grads.repeat(world_size), sends, self._sends, "backward")
+
+
+def return_results(
+    transfers: Sequence[Transfer], make: Callable[[], tuple[list[torch.Tensor], Any]]
+) -> list[torch.Tensor]:
+    """The results of all groups, as one autograd node.
+
+    `make` makes the tensors to return, and a function that gives each group's features their parts
+    of such tensors. In backward every rank gets the gradients of what it sent, divided by W as
+    in torchrec (unless its gradient division is off), so that the loss is the mean over the ranks.
+    """
+    apply: Callable[..., tuple[torch.Tensor, ...]] = _Return.apply
+    return list(apply(transfers, make, *(transfer.numbers for transfer in transfers)))
+
+
+class _Return(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, partial_SC: torch.Tensor, transfer: _Transfer) -> torch.Tensor:
-        ctx.transfer = transfer
-        return transfer.sum()
+    def forward(
+        ctx: Any, transfers: Sequence[Transfer], make: Any, *numbers: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        results, parts_of = make()
+        for transfer, parts in zip(transfers, parts_of(results), strict=True):
+            transfer.assembly.put(transfer.receive(), parts)
+        ctx.transfers, ctx.parts_of = transfers, parts_of
+        return tuple(results)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_BC: torch.Tensor) -> tuple[torch.Tensor, None]:
-        grad_SC = ctx.transfer.spread(grad_BC)
-        if get_gradient_division():
-            grad_SC /= ctx.transfer.world_size
-        return grad_SC, None
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        started = []
+        for transfer, parts in zip(ctx.transfers, ctx.parts_of(grads), strict=True):
+            started.append(transfer.start_back(transfer.assembly.take(parts)))
+        back = [finish() for finish in started]
+        if get_gradient_division() and back:
+            world_size = len(ctx.transfers[0].assembly.num_values)
+            back = [grad / world_size for grad in back]
+        return None, None, *back

@@ -10,37 +10,26 @@ Shape letters: N keys, W ranks, V virtual shards.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-__all__ = ["NUM_VIRTUAL_SHARDS", "RankMap", "RankRule", "mix64", "virtual_shards"]
+from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS, mix64, virtual_shards
 
-NUM_VIRTUAL_SHARDS = 65_536
+__all__ = [
+    "NUM_VIRTUAL_SHARDS",
+    "RankMap",
+    "RankRule",
+    "mix64",
+    "ranks_of_tensor",
+    "virtual_shards",
+]
 
 RankRule: TypeAlias = Literal["virtual_shard", "modulo"]
-
-
-def mix64(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A fixed bijection of 64-bit words (N,) in which every input bit reaches every output bit.
-
-    Source: the finalizer of SplitMix64 (Steele, Lea, Flood, "Fast Splittable Pseudorandom Number
-    Generators", OOPSLA 2014), with its increment added first, so that 0 does not map to 0.
-    """
-    mixed: NDArray[np.uint64] = words + np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed ^= mixed >> np.uint64(31)
-    return mixed
-
-
-def virtual_shards(keys: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The virtual shard of each key (N,): `mix64(key) % 65536`."""
-    low_bits = mix64(keys.view(np.uint64)) & np.uint64(NUM_VIRTUAL_SHARDS - 1)
-    shards: NDArray[np.int64] = low_bits.view(np.int64)
-    return shards
 
 
 @dataclass(frozen=True)
@@ -72,7 +61,36 @@ class RankMap:
             owners = (virtual_shards(keys) * self.world_size) // NUM_VIRTUAL_SHARDS
         return owners
 
+    def may_share_keys(self, rank: int, other: RankMap, other_rank: int) -> bool:
+        """False if a rank of this map and one of another own no key in common, by their rules."""
+        if self.rule != other.rule:
+            return True
+        if self.rule == "modulo":
+            divisor = math.gcd(self.world_size, other.world_size)
+            return rank % divisor == other_rank % divisor
+        low, high = self._run(rank)
+        other_low, other_high = other._run(other_rank)
+        return low < other_high and other_low < high
+
+    def _run(self, rank: int) -> tuple[int, int]:
+        """The virtual shards that a rank owns, from and up to."""
+        low, high = (-(-(rank + i) * NUM_VIRTUAL_SHARDS // self.world_size) for i in (0, 1))
+        return low, high
+
+    def to_tensor(self) -> torch.Tensor:
+        """As an entry of a `state_dict`: int64 (2,), the number of ranks and of the rule."""
+        return torch.tensor([self.world_size, get_args(RankRule).index(self.rule)])
+
     def owned_by(self, rank: int, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of the keys (N,) belong to `rank`."""
         is_owned: NDArray[np.bool_] = self.owners(keys) == rank
         return is_owned
+
+
+def ranks_of_tensor(entry: torch.Tensor) -> RankMap:
+    """The map of an entry that `to_tensor` made. Raises ValueError for any other tensor."""
+    rules = get_args(RankRule)
+    numbers = entry.tolist() if entry.dtype == torch.int64 and entry.shape == (2,) else []
+    if not numbers or not 0 <= numbers[1] < len(rules):
+        raise ValueError(f"ranks must be int64 (2,), number of ranks and of the rule, got {entry}")
+    return RankMap(numbers[0], rules[numbers[1]])

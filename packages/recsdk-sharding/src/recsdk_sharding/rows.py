@@ -6,70 +6,159 @@ Shape letters: n rows, D row width.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 import recsdk_core
 from recsdk_core import optim
-from recsdk_sharding.configs import HashEmbeddingBagConfig
+from recsdk_core.nn.accumulation import Accumulation
+from recsdk_sharding.accumulate import accumulate_steps_of_parameter
+from recsdk_sharding.configs import HashTableConfig
+from recsdk_sharding.device.table import DeviceTable
+from recsdk_sharding.devices import keeps_rows_in_engine, row_budget
+from recsdk_sharding.layout import Part
 from recsdk_sharding.optimizers import optimizer_of_parameter
-from recsdk_sharding.ranks import RankMap
+from recsdk_sharding.row_state import SavedPart, parts_of_entries, prefix_of, rows_for
 
-__all__ = ["TableRows", "anchor_of"]
+__all__ = ["AnyTable", "OwnedPart", "TableRows", "anchor_of"]
 
-_UINT64 = 2**64
+AnyTable: TypeAlias = recsdk_core.Table | DeviceTable
+"""Where the rows are: in the engine, or on a device."""
+
 _ATTACHED = ("_optimizer_classes", "_optimizer_kwargs")
 
 
+@dataclass(frozen=True)
+class OwnedPart:
+    """A part of a table that this process owns."""
+
+    name: str
+    """The table's name, followed by `.columns_<first>_<last>` if it has not all columns."""
+    place: Part
+    """Which rows and columns it has."""
+    table: AnyTable
+    """The rows."""
+    accumulation: Accumulation[Any] | None
+    """Collects the gradients of several backwards; None: each is an update."""
+    is_stateless: bool
+    """Whether no optimizer was applied."""
+
+    @property
+    def device_table(self) -> DeviceTable:
+        """The table, of rows on a device."""
+        assert isinstance(self.table, DeviceTable)
+        return self.table
+
+    @property
+    def index(self) -> recsdk_core.Table:
+        """The engine's table that maps keys to row numbers."""
+        return self.table.index if isinstance(self.table, DeviceTable) else self.table
+
+
 class TableRows(nn.Module):
-    """One rank's part of a table: an engine table behind a (0, D) parameter.
+    """The parts of one table that a process owns: engine tables, or tensors on a device.
 
-    The parameter `weight` carries the optimizer and `requires_grad`; it has no elements and never
-    gets a `.grad`. The engine table is made at its first use, when the optimizer is known.
+    Under most plans that is one part; it may be none, and with column-wise plans more than one.
 
-    In a `state_dict` the part of rank r is, under `rank_<r>.`: `keys` int64 (n,), `weight` float32
-    (n, D), `state.<field>` float32 (n, width) per field of optimizer state, and the scalars
-    `update_count` and `seed` int64. Loading takes the parts of any ranks, keeps the keys that this
-    rank owns and replaces what the table had.
+    The parameter `weight` carries the optimizer and `requires_grad`, and never gets a `.grad`. On
+    the cpu, where the engine keeps the rows, it is (0, D); on another device it is the store of
+    the part's rows, (row budget + 1, columns), of which the last stays zero. Tables are made at
+    their first use, when the optimizer is known.
+
+    In a `state_dict` the part number r of the rows has, under `rank_<r>.`: `keys` int64 (n,),
+    `weight` (n, D) in the dtype of the stored rows (loading takes any of the three),
+    `state.<field>` float32 (n, width) per field of optimizer state, the scalars `update_count` and
+    `seed` int64, `log_decay` float64 if the optimizer catches up, and `ranks` int64 (2,), which
+    says among how many parts and by which rule the keys were spread.
+    A part of some columns has them under `rank_<r>.columns_<first>_<last>.`. Loading takes the
+    parts of any layout, keeps the rows and columns that this process owns and replaces what the
+    tables had; parts that may have such keys must all be there.
     """
 
     def __init__(
-        self, config: HashEmbeddingBagConfig, ranks: RankMap | None = None, rank: int = 0
+        self,
+        config: HashTableConfig,
+        places: Sequence[Part] | None = None,
+        device: torch.device | None = None,
     ) -> None:
+        """`places`: what this process owns; None: all of the table."""
         super().__init__()
         self.config = config
-        self.weight = nn.Parameter(torch.empty(0, config.embedding_dim))
-        self._ranks = ranks or RankMap(1)
-        self._rank = rank
-        self._table: recsdk_core.Table | None = None
+        self._places = [Part.whole(config.embedding_dim)] if places is None else list(places)
+        self._tables: list[AnyTable] | None = None
         self._optimizer: optim.Optimizer | None = None
+        self._accumulations: list[Accumulation[Any] | None] = []
+        self._keeps_rows_in_engine = device is None or keeps_rows_in_engine(device)
+        self.weight = nn.Parameter(self._make_store(device))
+
+    def _make_store(self, device: torch.device | None) -> torch.Tensor:
+        if self._keeps_rows_in_engine or not self._places:
+            return torch.empty(0, self.config.embedding_dim, device=device)
+        if len(self._places) > 1:
+            raise ValueError(
+                f"table {self.config.name!r}: the plan puts {len(self._places)} column ranges of "
+                "it on one rank; on a device a rank keeps one part of a table, so constrain the "
+                "table to fewer or other ranks"
+            )
+        (place,) = self._places
+        budget = row_budget(self.config.num_embeddings, place.ranks.world_size)
+        return torch.zeros(budget + 1, place.width, device=device)
 
     @property
-    def table(self) -> recsdk_core.Table:
-        """The engine's table, made on first use."""
-        if self._table is None:
-            self._table = self._make_table()
-        return self._table
+    def parts(self) -> list[OwnedPart]:
+        """What this process owns, by first column; tables are made on first use."""
+        if self._tables is None:
+            self._tables = self._make_tables()
+        return [
+            OwnedPart(self._name_of(place), place, table, accumulation, self._optimizer is None)
+            for place, table, accumulation in zip(
+                self._places, self._tables, self._accumulations, strict=True
+            )
+        ]
+
+    def _name_of(self, place: Part) -> str:
+        name = self.config.name
+        if place.columns == (0, self.config.embedding_dim):
+            return name
+        return f"{name}.columns_{place.columns[0]}_{place.columns[1]}"
 
     @property
     def optimizer(self) -> optim.Optimizer | None:
-        """The optimizer that was applied to the parameter before the table was made."""
-        if self._table is None:
-            self._table = self._make_table()
+        """The optimizer that was applied to the parameter before the tables were made."""
+        if self._tables is None:
+            self._tables = self._make_tables()
         return self._optimizer
 
-    def _make_table(self) -> recsdk_core.Table:
-        self._optimizer = optimizer_of_parameter(self.weight, self.config.name)
-        return self.config.make_table(self._optimizer or optim.SGD(), self._share_of_max_rows())
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the next updates; set it to change that of all parts."""
+        rates = [part.table.learning_rate for part in self.parts]
+        return rates[0] if rates else (self._optimizer or optim.SGD()).lr
 
-    def _share_of_max_rows(self) -> int | None:
-        total, count = self.config.max_rows, self._ranks.world_size
-        return None if total is None else total // count + int(self._rank < total % count)
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        for part in self.parts:
+            part.table.learning_rate = value
+
+    def _make_tables(self) -> list[AnyTable]:
+        by_optimizer = accumulate_steps_of_parameter(self.weight)
+        steps = by_optimizer if by_optimizer > 1 else self.config.accumulate_steps
+        self._accumulations = [Accumulation(steps) if steps > 1 else None for _ in self._places]
+        self._optimizer = optimizer_of_parameter(self.weight, self.config.name)
+        return [self._make_table(place) for place in self._places]
+
+    def _make_table(self, place: Part) -> AnyTable:
+        optimizer, max_rows = self._optimizer or optim.SGD(), self._share_of_max_rows(place)
+        if self._keeps_rows_in_engine:
+            return self.config.make_table(optimizer, max_rows, place.columns)
+        return DeviceTable(self.config, self.weight, optimizer, max_rows, place.columns)
+
+    def _share_of_max_rows(self, place: Part) -> int | None:
+        total, count = self.config.max_rows, place.ranks.world_size
+        return None if total is None else total // count + int(place.index < total % count)
 
     def check_trainable(self) -> None:
         """Raises RuntimeError if the parameter requires a gradient but has no optimizer."""
@@ -81,16 +170,17 @@ class TableRows(nn.Module):
             )
 
     def adopt_optimizer(self) -> None:
-        """Takes an optimizer that was applied after the table was made, if it has no rows yet."""
-        if self._table is not None and self._optimizer is None and len(self._table) == 0:
-            self._table = None
+        """Takes an optimizer that was applied after the tables were made, if they have no rows."""
+        tables = self._tables
+        if tables is not None and self._optimizer is None and not any(map(len, tables)):
+            self._tables = None
 
     def take_rows_of(self, other: TableRows) -> None:
-        """Copies optimizer, `requires_grad` and the rows that this rank owns from another part."""
+        """Copies optimizer, `requires_grad` and the rows that this process owns from another."""
         self.weight.requires_grad_(other.weight.requires_grad)
         self._attach(other._attached())
-        if other._table is not None:
-            self._replace_rows([_Part.of_table(other._table)])
+        if other._tables is not None:
+            self._replace_rows([SavedPart.of_table(part.table, part.place) for part in other.parts])
 
     def _attached(self) -> dict[str, Any]:
         """What `apply_optimizer_in_backward` left on the parameter.
@@ -116,23 +206,35 @@ class TableRows(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies of a parameter lose its attributes, so they travel beside it.
-        return {**self.__dict__, "_attached_to_weight": self._attached()}
+        state = {**self.__dict__, "_attached_to_weight": self._attached(), "_saved": None}
+        state["_accumulations"] = [  # their gradients stay with the original
+            None if each is None else Accumulation(each.num_backwards)
+            for each in self._accumulations
+        ]
+        if any(isinstance(table, DeviceTable) for table in self._tables or []):
+            state["_tables"] = None  # they belong to this parameter
+            state["_saved"] = [SavedPart.of_table(part.table, part.place) for part in self.parts]
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        attached = state.pop("_attached_to_weight")
+        attached, saved = state.pop("_attached_to_weight"), state.pop("_saved")
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._attach(attached)
+        if saved is not None:
+            self._replace_rows(saved)
 
     def extra_repr(self) -> str:
-        rows = 0 if self._table is None else len(self._table)
+        rows = [len(table) for table in self._tables or []]
         return f"name={self.config.name!r}, dim={self.config.embedding_dim}, rows={rows}"
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
-        part = _Part.of_table(self.table)
-        for name, tensor in part.tensors().items():
-            destination[f"{prefix}rank_{self._rank}.{name}"] = tensor
+        for part in self.parts:
+            saved = SavedPart.of_table(part.table, part.place)
+            start = prefix + prefix_of(part.place, self.config.embedding_dim)
+            for name, tensor in saved.tensors().items():
+                destination[f"{start}{name}"] = tensor
 
     def _load_from_state_dict(
         self,
@@ -144,34 +246,36 @@ class TableRows(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        groups = _entries_by_rank(state_dict, prefix)
-        if not groups:
-            missing_keys.append(f"{prefix}rank_{self._rank}.keys")
+        if not self._places:
             return
+        name = f"table {self.config.name!r}: "
         try:
-            self._replace_rows([_Part.of_entries(entries) for entries in groups])
+            saved = parts_of_entries(state_dict, prefix, self.config.embedding_dim)
+            if saved:
+                self._replace_rows(saved)
+            else:
+                start = prefix_of(self._places[0], self.config.embedding_dim)
+                missing_keys.append(f"{prefix}{start}keys")
         except (ValueError, TypeError, KeyError, recsdk_core.RecsdkError) as error:
-            name = f"table {self.config.name!r}: "
             error_msgs.append(name + str(error).removeprefix(name))  # the engine names it too
 
-    def _replace_rows(self, parts: list[_Part]) -> None:
-        table = self.table
-        fields = dict(table.state_fields) if self.optimizer is not None else {}
-        for part in parts:
-            part.check(self.config, fields)
-        owned = [part.select(self._ranks.owned_by(self._rank, part.keys)) for part in parts]
-        num_rows = sum(len(part.keys) for part in owned)
-        if len(np.unique(np.concatenate([part.keys for part in owned]))) < num_rows:
-            raise ValueError("a key occurs more than once; load the parts of one save only")
-        if table.max_rows is not None and num_rows > table.max_rows:
-            raise ValueError(
-                f"{num_rows} rows to load do not fit into this rank's share of max_rows, "
-                f"{table.max_rows}; raise max_rows"
-            )
-        table.clear()
-        for part in owned:
-            table.upsert(part.keys, part.weight, part.state if fields else None)
-        table.update_count = max(part.update_count for part in parts)
+    def _replace_rows(self, saved: list[SavedPart]) -> None:
+        parts = self.parts
+        found = [rows_for(part.place, saved, self.config, self.optimizer) for part in parts]
+        for part, rows in zip(parts, found, strict=True):
+            limit = part.table.max_rows
+            if limit is not None and len(rows.keys) > limit:
+                raise ValueError(
+                    f"{len(rows.keys)} rows to load do not fit into this rank's {limit}; raise "
+                    "max_rows, or num_embeddings if the rows are on a device"
+                )
+        for part, rows in zip(parts, found, strict=True):
+            if part.accumulation is not None:
+                part.accumulation.drop()
+            part.table.clear()
+            part.table.upsert(rows.keys, rows.weight, rows.state or None)
+            part.table.update_count = rows.update_count
+            part.table.log_decay = rows.log_decay
 
 
 def anchor_of(rows: Sequence[TableRows]) -> torch.Tensor:
@@ -186,109 +290,3 @@ def anchor_of(rows: Sequence[TableRows]) -> torch.Tensor:
             "are not: freeze all tables of a collection or none; put them in two collections"
         )
     return rows[0].weight
-
-
-def _entries_by_rank(state_dict: Mapping[str, Any], prefix: str) -> list[dict[str, Any]]:
-    """The entries of each rank's part, names without prefix and rank."""
-    groups: dict[str, dict[str, Any]] = {}
-    start = f"{prefix}rank_"
-    for key, value in state_dict.items():
-        if key.startswith(start):
-            rank, _, name = key[len(start) :].partition(".")
-            groups.setdefault(rank, {})[name] = value
-    return list(groups.values())
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Part:
-    """Rows as they lie in a `state_dict`."""
-
-    keys: NDArray[np.int64]
-    weight: NDArray[np.float32]
-    state: dict[str, NDArray[np.float32]]
-    update_count: int
-    seed: int
-
-    @staticmethod
-    def of_table(table: recsdk_core.Table) -> _Part:
-        batches = list(table.export())
-        return _Part(
-            keys=_joined([b.keys for b in batches], np.zeros(0, np.int64)),
-            weight=_joined([b.weights for b in batches], np.zeros((0, table.dim), np.float32)),
-            state={
-                name: _joined([b.state[name] for b in batches], np.zeros((0, width), np.float32))
-                for name, width in table.state_fields
-            },
-            update_count=table.update_count,
-            seed=table.seed,
-        )
-
-    @staticmethod
-    def of_entries(entries: Mapping[str, Any]) -> _Part:
-        start = "state."
-        return _Part(
-            keys=_array(entries["keys"], np.int64),
-            weight=_array(entries["weight"], np.float32),
-            state={
-                name[len(start) :]: _array(value, np.float32)
-                for name, value in entries.items()
-                if name.startswith(start)
-            },
-            update_count=_array(entries["update_count"], np.int64).item(),
-            seed=int(entries["seed"]) % _UINT64,
-        )
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """The entries of a `state_dict`."""
-        return {
-            "keys": torch.from_numpy(self.keys),
-            "weight": torch.from_numpy(self.weight),
-            **{f"state.{name}": torch.from_numpy(value) for name, value in self.state.items()},
-            "update_count": torch.tensor(self.update_count),
-            "seed": torch.from_numpy(np.array(self.seed, dtype=np.uint64).view(np.int64)),
-        }
-
-    def check(self, config: HashEmbeddingBagConfig, fields: Mapping[str, int]) -> None:
-        """Raises ValueError if the rows do not fit the table."""
-        if self.keys.ndim != 1:
-            raise ValueError(f"keys must have shape (n,), got {self.keys.shape}")
-        if self.update_count < 0:
-            raise ValueError(f"update_count must not be negative, got {self.update_count}")
-        num_rows = len(self.keys)
-        shapes = {"weight": (self.weight, config.embedding_dim)}
-        for name, width in fields.items():
-            if name not in self.state:
-                raise ValueError(
-                    f"optimizer state {name!r} is missing; it was saved with {sorted(self.state)}"
-                )
-            shapes[f"state.{name}"] = (self.state[name], width)
-        for name, (array, width) in shapes.items():
-            if array.shape != (num_rows, width):
-                raise ValueError(f"{name} must have shape {(num_rows, width)}, got {array.shape}")
-        if self.seed != config.seed:
-            raise ValueError(
-                f"it was saved with seed {self.seed} but is configured with {config.seed}; new "
-                f"rows would not be those of the saved table; configure seed={self.seed}"
-            )
-
-    def select(self, is_wanted: NDArray[np.bool_]) -> _Part:
-        """The rows of a mask (n,)."""
-        if is_wanted.all():
-            return self
-        return replace(
-            self,
-            keys=self.keys[is_wanted],
-            weight=self.weight[is_wanted],
-            state={name: value[is_wanted] for name, value in self.state.items()},
-        )
-
-
-def _joined(arrays: list[NDArray[Any]], empty: NDArray[Any]) -> NDArray[Any]:
-    return np.concatenate(arrays) if arrays else empty
-
-
-def _array(value: torch.Tensor, dtype: Any) -> NDArray[Any]:
-    array = value.detach().cpu().numpy()
-    if array.dtype != dtype:
-        raise TypeError(f"entries must be {np.dtype(dtype)}, got {array.dtype}")
-    return np.ascontiguousarray(array)

@@ -8,33 +8,81 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fused_embeddingbag import FusedEmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import get_default_sharders
-from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingEnv, ShardingType
+from torchrec.distributed.types import (
+    ModuleSharder,
+    ParameterSharding,
+    QuantizedCommCodecs,
+    ShardingEnv,
+    ShardingType,
+)
 
+from recsdk_sharding.configs import HashTableConfig
+from recsdk_sharding.devices import check_device
 from recsdk_sharding.exchange import exchange_of_group
 from recsdk_sharding.host_dist import HostGroup
-from recsdk_sharding.modules import HashEmbeddingBagCollection, check_device
+from recsdk_sharding.modules import HashEmbeddingBagCollection, HashEmbeddingCollection
 from recsdk_sharding.ranks import RankMap, RankRule
 from recsdk_sharding.sharded import ShardedHashEmbeddingBagCollection
+from recsdk_sharding.sharded_sequence import ShardedHashEmbeddingCollection
+from recsdk_sharding.shardings import POOLED_TYPES, SEQUENCE_TYPES
 
 __all__ = [
     "HashEmbeddingBagCollectionSharder",
+    "HashEmbeddingCollectionSharder",
     "are_hybrid_sharders",
     "get_default_hybrid_sharders",
 ]
 
 
-class HashEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):  # type: ignore[misc]
-    """Shards a `HashEmbeddingBagCollection` row-wise, with kernel "fused"."""
+class _HashSharder:
+    """What the sharders of hash collections have in common."""
 
-    def __init__(self, host_env: ShardingEnv, rank_rule: RankRule = "virtual_shard") -> None:
-        """`host_env` and `rank_rule` as in `get_default_hybrid_sharders`."""
-        super().__init__()
-        group = _check_host_env(host_env)
-        self._host = HostGroup(exchange_of_group(group), RankMap(host_env.world_size, rank_rule))
+    _host: HostGroup
+    _types: tuple[str, ...]
+
+    def _prepare(
+        self, params: dict[str, ParameterSharding], env: ShardingEnv, device: torch.device | None
+    ) -> torch.device:
+        """The device. Raises ValueError for a plan, device or group that does not fit."""
+        made = check_device(device, type(self).__name__)
+        for name, sharding in params.items():
+            _check_plan(name, sharding, self._types)
+        _check_groups(self._host, env)
+        return made
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        """On the cpu all that torchrec has for such modules; rows on a device are split by row."""
+        if compute_device_type != "cpu":
+            return [ShardingType.ROW_WISE.value]
+        return list(self._types)
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        """Fused: the optimizer runs in backward. torchrec's planner calls data_parallel's dense."""
+        return [_kernel_of(sharding_type)]
+
+
+class HashEmbeddingBagCollectionSharder(
+    _HashSharder,
+    EmbeddingBagCollectionSharder,  # type: ignore[misc]
+):
+    """Shards a `HashEmbeddingBagCollection`, by any of torchrec's sharding types."""
+
+    _types = POOLED_TYPES
+
+    def __init__(
+        self,
+        host_env: ShardingEnv,
+        rank_rule: RankRule = "virtual_shard",
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+    ) -> None:
+        """As in `get_default_hybrid_sharders`."""
+        super().__init__(qcomm_codecs_registry=qcomm_codecs_registry)
+        self._host = _host_group(host_env, rank_rule)
 
     def shard(
         self,
@@ -45,28 +93,19 @@ class HashEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):  # type:
         module_fqn: str | None = None,
     ) -> ShardedHashEmbeddingBagCollection:
         """The sharded module. Raises ValueError for a plan, device or group that does not fit."""
-        made = check_device(device, "HashEmbeddingBagCollectionSharder")
-        for name, sharding in params.items():
-            _check_plan(name, sharding)
-        _check_groups(self._host, env)
-        return ShardedHashEmbeddingBagCollection(module, params, env, self._host, made, module_fqn)
+        return ShardedHashEmbeddingBagCollection(
+            module,
+            params,
+            env,
+            self._host,
+            self._prepare(params, env, device),
+            self.qcomm_codecs_registry,
+            module_fqn,
+        )
 
     def shardable_parameters(self, module: HashEmbeddingBagCollection) -> dict[str, nn.Parameter]:
         """A meta tensor (num_embeddings, D) per table, for the planner."""
-        return {
-            config.name: nn.Parameter(
-                torch.empty(config.num_embeddings, config.embedding_dim, device="meta")
-            )
-            for config in module.embedding_bag_configs()
-        }
-
-    def sharding_types(self, compute_device_type: str) -> list[str]:
-        """Row-wise."""
-        return [ShardingType.ROW_WISE.value]
-
-    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """Fused: the optimizer runs in backward."""
-        return [EmbeddingComputeKernel.FUSED.value]
+        return _planned_parameters(module.embedding_bag_configs())
 
     @property
     def module_type(self) -> type[HashEmbeddingBagCollection]:
@@ -77,6 +116,82 @@ class HashEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):  # type:
     def sharded_module_type(self) -> type[ShardedHashEmbeddingBagCollection]:
         """What it makes."""
         return ShardedHashEmbeddingBagCollection
+
+
+class HashEmbeddingCollectionSharder(
+    _HashSharder,
+    EmbeddingCollectionSharder,  # type: ignore[misc]
+):
+    """Shards a `HashEmbeddingCollection`: row_wise, table_wise, column_wise or data_parallel."""
+
+    _types = SEQUENCE_TYPES
+
+    def __init__(
+        self,
+        host_env: ShardingEnv,
+        rank_rule: RankRule = "virtual_shard",
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+        use_index_dedup: bool = False,
+    ) -> None:
+        """As in `get_default_hybrid_sharders`."""
+        super().__init__(
+            qcomm_codecs_registry=qcomm_codecs_registry, use_index_dedup=use_index_dedup
+        )
+        self._host = _host_group(host_env, rank_rule)
+
+    def shard(
+        self,
+        module: HashEmbeddingCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedHashEmbeddingCollection:
+        """The sharded module. Raises ValueError for a plan, device or group that does not fit."""
+        return ShardedHashEmbeddingCollection(
+            module,
+            params,
+            env,
+            self._host,
+            self._prepare(params, env, device),
+            self.qcomm_codecs_registry,
+            self._use_index_dedup,
+            module_fqn,
+        )
+
+    def shardable_parameters(self, module: HashEmbeddingCollection) -> dict[str, nn.Parameter]:
+        """A meta tensor (num_embeddings, D) per table, for the planner."""
+        return _planned_parameters(module.embedding_configs())
+
+    @property
+    def module_type(self) -> type[HashEmbeddingCollection]:
+        """What it shards."""
+        return HashEmbeddingCollection
+
+    @property
+    def sharded_module_type(self) -> type[ShardedHashEmbeddingCollection]:
+        """What it makes."""
+        return ShardedHashEmbeddingCollection
+
+
+def _planned_parameters(configs: Sequence[HashTableConfig]) -> dict[str, nn.Parameter]:
+    return {
+        config.name: nn.Parameter(
+            torch.empty(config.num_embeddings, config.embedding_dim, device="meta")
+        )
+        for config in configs
+    }
+
+
+def _kernel_of(sharding_type: str) -> str:
+    is_replicated = sharding_type == ShardingType.DATA_PARALLEL.value
+    kernel = EmbeddingComputeKernel.DENSE if is_replicated else EmbeddingComputeKernel.FUSED
+    return str(kernel.value)
+
+
+def _host_group(host_env: ShardingEnv, rank_rule: RankRule) -> HostGroup:
+    group = _check_host_env(host_env)
+    return HostGroup(exchange_of_group(group), RankMap(host_env.world_size, rank_rule))
 
 
 class _RowWiseOnCpuMixin:
@@ -112,15 +227,21 @@ _ADAPTED: dict[type, type] = {
 
 
 def get_default_hybrid_sharders(
-    host_env: ShardingEnv, rank_rule: RankRule = "virtual_shard"
+    host_env: ShardingEnv,
+    rank_rule: RankRule = "virtual_shard",
+    *,
+    qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+    use_index_dedup: bool = False,
 ) -> list[ModuleSharder[nn.Module]]:
     """The sharders for hash tables and for torchrec's own modules.
 
     `host_env` is `ShardingEnv(world_size, rank, pg)` over a gloo group that nothing else uses, made
     by `dist.new_group(backend="gloo")` on all ranks; ids are exchanged over it. `rank_rule` says
-    which rank owns an id: "virtual_shard", or "modulo" for `uint64(id) % world_size`; all ranks
-    must pass the same. torchrec's sharders are its default ones, offering row-wise types on the cpu
-    too.
+    which rank owns an id: "virtual_shard", or "modulo" for `uint64(id) % world_size`.
+    `qcomm_codecs_registry`, of torchrec's `get_qcomm_codecs_registry`, makes the vectors and
+    gradients of hash tables smaller on their way; `use_index_dedup` sends an id that a feature of a
+    sequence has several times once. All ranks must pass the same. torchrec's sharders are its
+    default ones, offering row-wise types on the cpu too.
 
     Raises TypeError or ValueError for a `host_env` that does not fit.
     """
@@ -128,15 +249,20 @@ def get_default_hybrid_sharders(
         _ADAPTED[type(sharder)]() if type(sharder) in _ADAPTED else sharder
         for sharder in get_default_sharders()
     ]
-    return [HashEmbeddingBagCollectionSharder(host_env, rank_rule), *stock]
+    codecs = qcomm_codecs_registry
+    return [
+        HashEmbeddingBagCollectionSharder(host_env, rank_rule, codecs),
+        HashEmbeddingCollectionSharder(host_env, rank_rule, codecs, use_index_dedup),
+        *stock,
+    ]
 
 
 def are_hybrid_sharders(sharders: Sequence[Any] | None) -> bool:
-    """Whether these are of `get_default_hybrid_sharders`, that for hash tables included."""
+    """Whether these are of `get_default_hybrid_sharders`, those for hash tables included."""
     kinds = {type(sharder) for sharder in sharders or ()}
     stock = {_ADAPTED.get(type(sharder), type(sharder)) for sharder in get_default_sharders()}
-    hash_sharder = HashEmbeddingBagCollectionSharder
-    return hash_sharder in kinds and kinds <= {hash_sharder, *stock}
+    pooled, sequences = HashEmbeddingBagCollectionSharder, HashEmbeddingCollectionSharder
+    return {pooled, sequences} <= kinds <= {pooled, sequences, *stock}
 
 
 def _check_host_env(host_env: ShardingEnv) -> dist.ProcessGroup:
@@ -182,12 +308,17 @@ def _check_groups(host: HostGroup, env: ShardingEnv) -> None:
         )
 
 
-def _check_plan(name: str, sharding: Any) -> None:
+def _check_plan(name: str, sharding: Any, types: Sequence[str]) -> None:
     """Raises if the plan asks for what hash tables cannot do."""
-    wanted = (ShardingType.ROW_WISE.value, EmbeddingComputeKernel.FUSED.value)
-    if (sharding.sharding_type, sharding.compute_kernel) != wanted:
+    kind, kernel = sharding.sharding_type, sharding.compute_kernel
+    if kind not in types:
         raise ValueError(
-            f"table {name!r}: hash tables are sharded {wanted[0]} with kernel {wanted[1]}; the "
-            f"plan says {sharding.sharding_type} with {sharding.compute_kernel}; constrain it with "
-            'ParameterConstraints(sharding_types=["row_wise"], compute_kernels=["fused"])'
+            f"table {name!r}: the plan says {kind}, but these tables are sharded by one of "
+            f"{list(types)}; constrain it with ParameterConstraints(sharding_types=[...])"
+        )
+    if kernel != _kernel_of(kind):
+        raise ValueError(
+            f"table {name!r}: hash tables are sharded {kind} with kernel {_kernel_of(kind)}; the "
+            f"plan says {kernel}; constrain it with "
+            f"ParameterConstraints(compute_kernels=[{_kernel_of(kind)!r}])"
         )

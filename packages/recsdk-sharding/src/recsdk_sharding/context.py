@@ -1,0 +1,30 @@
+"""What the output dist of a batch needs to know of its input dist."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torchrec.distributed.embedding_sharding import EmbeddingShardingContext
+
+from recsdk_sharding.assembly import Assembly
+from recsdk_sharding.features import Features
+
+__all__ = ["HashShardingContext"]
+
+
+@dataclass
+class HashShardingContext(EmbeddingShardingContext):  # type: ignore[misc]
+    """One batch of one sharding group; filled when its host work is done."""
+
+    assembly: Assembly | None = None
+    """How this rank's results are made of what ranks send."""
+    features: Features | None = None
+    """This rank's batch."""
+    num_values_sent: list[int] = field(default_factory=list)
+    """Numbers that this rank sends to each rank."""
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Keeps the device's memory until the stream has done what is queued by then."""
+        if self.assembly is not None:
+            self.assembly.record_stream(stream)

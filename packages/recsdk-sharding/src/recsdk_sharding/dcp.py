@@ -1,0 +1,117 @@
+"""Loading through torch.distributed.checkpoint into any number of ranks.
+
+`dcp.save` and `dcp.async_save` need nothing of this: in the `state_dict` of a model the part of
+each rank has names of its own, so that every rank writes its rows. `dcp.load` must be told to read
+the parts that this rank needs, of whatever sizes they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from recsdk_sharding.ranks import RankMap, ranks_of_tensor
+from recsdk_sharding.row_state import PART_PATTERN
+
+__all__ = ["HashLoadPlanner"]
+
+_PART = re.compile(
+    rf"(?P<prefix>(?:.*\.)?){PART_PATTERN}"
+    r"(?P<name>keys|weight|ranks|seed|update_count|log_decay|state\..+)"
+)
+
+
+class HashLoadPlanner(DefaultLoadPlanner):
+    """torch's load planner, for models with hash tables.
+
+    Each rank reads the parts that may have ids it owns: its own if the number of ranks is as when
+    saving, those that overlap with it else. Everything else is as in `DefaultLoadPlanner`, whose
+    keyword arguments it takes.
+
+        dcp.save({"model": model, "optimizer": optimizer}, checkpoint_id=path)
+        dcp.load({"model": model, "optimizer": optimizer}, checkpoint_id=path,
+                 planner=HashLoadPlanner())
+
+    Cost: memory for the parts that are read, beside the table's rows, until they are loaded.
+    """
+
+    def __init__(self, *, all_ranks: bool = False, **options: Any) -> None:
+        """`all_ranks`: read all parts, as needed if another rank rule was in use when saving."""
+        super().__init__(**options)
+        self._all_ranks = all_ranks
+
+    def set_up_planner(
+        self,
+        state_dict: dict[str, Any],
+        metadata: Metadata | None = None,
+        is_coordinator: bool = False,
+    ) -> None:
+        """Puts room for the parts to read in place of those that the model has now."""
+        if metadata is not None:
+            for table in _saved_tables(metadata).values():
+                self._make_room(state_dict, table)
+        super().set_up_planner(state_dict, metadata, is_coordinator)
+
+    def _make_room(self, state_dict: dict[str, Any], saved: _SavedTable) -> None:
+        holder: Any = state_dict
+        for step in saved.path:
+            holder = holder.get(step) if isinstance(holder, Mapping) else None
+        if not isinstance(holder, dict):
+            return
+        own = _own_parts(holder, saved.prefix)
+        for name in [n for n in holder if _is_part(n, saved.prefix)]:
+            del holder[name]
+        for number, part in saved.parts.items():
+            if any(self._needs(rank, ranks, saved, number) for rank, ranks in own):
+                for name, entry in part.items():
+                    holder[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
+
+    def _needs(self, rank: int, ranks: RankMap, saved: _SavedTable, number: int) -> bool:
+        """Whether a part that this rank has may have rows of a saved one."""
+        found = RankMap(max(saved.parts) + 1, ranks.rule)
+        return self._all_ranks or ranks.may_share_keys(rank, found, number)
+
+
+@dataclass
+class _SavedTable:
+    """The entries of one table in a checkpoint."""
+
+    path: tuple[Any, ...]
+    """Keys of the nested dicts that lead to its entries."""
+    prefix: str
+    """What their names begin with."""
+    parts: dict[int, dict[str, TensorStorageMetadata]] = field(default_factory=dict)
+    """The entries of each part of the rows, of all columns, by name."""
+
+
+def _saved_tables(metadata: Metadata) -> dict[Any, _SavedTable]:
+    found: dict[Any, _SavedTable] = {}
+    for name, entry in metadata.state_dict_metadata.items():
+        *path, last = (metadata.planner_data or {}).get(name, (name,))
+        part = _PART.fullmatch(last) if isinstance(last, str) else None
+        if part is not None and isinstance(entry, TensorStorageMetadata):
+            key = (*path, part["prefix"])
+            table = found.setdefault(key, _SavedTable(tuple(path), part["prefix"]))
+            table.parts.setdefault(int(part["rank"]), {})[last] = entry
+    return found
+
+
+def _own_parts(holder: Mapping[str, Any], prefix: str) -> list[tuple[int, RankMap]]:
+    """The number and rule of this rank's parts, from the model's entries."""
+    found = []
+    for name, value in holder.items():
+        part = _PART.fullmatch(name)
+        if part is not None and part["prefix"] == prefix and part["name"] == "ranks":
+            found.append((int(part["rank"]), ranks_of_tensor(value)))
+    return found
+
+
+def _is_part(name: str, prefix: str) -> bool:
+    part = _PART.fullmatch(name)
+    return part is not None and part["prefix"] == prefix

@@ -1,0 +1,257 @@
+"""A mapped batch as the device needs it: which rows to add up to which bags, and back.
+
+All of it is computed on the host, in the background, and goes to the device in one copy.
+
+Shape letters: N keys, B bags of a table, U distinct rows or bags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torchrec.streamable import Multistreamable
+
+from recsdk_core import Lease, Outcome
+from recsdk_core.nn.accumulation import Accumulation
+from recsdk_core.nn.function import FeatureBags, TableBags
+from recsdk_sharding.device.kernels import BagIndex, GradientIndex
+from recsdk_sharding.device.parcel import Item, Parcel
+from recsdk_sharding.device.segments import Segments, plan_segments
+
+if TYPE_CHECKING:
+    from recsdk_sharding.device.table import DeviceTable
+
+__all__ = [
+    "DeviceBatch",
+    "RowGradients",
+    "TablePlan",
+    "has_row",
+    "plan_batch",
+    "plan_joined",
+]
+
+
+@dataclass(frozen=True)
+class _BagItems:
+    """A `BagIndex` in a parcel."""
+
+    rows_N: Item
+    weights_N: Item | None
+    segments: Segments[Item]
+    filled_U: Item | None
+    num_bags: int
+
+
+@dataclass(frozen=True)
+class _GradientItems:
+    """A `GradientIndex` in a parcel."""
+
+    rows_U: Item
+    host_rows_U: NDArray[np.int64]
+    bags_N: Item
+    weights_N: Item | None
+    segments: Segments[Item]
+
+
+RowGradients: TypeAlias = tuple[NDArray[np.int64], torch.Tensor]
+"""Distinct rows (U,) on the host, and their gradients (U, D) on the device."""
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """One table's part of a batch."""
+
+    blocks: list[tuple[int, int]]
+    """Bags that lie together: how many, and the first number of their vectors in the result."""
+    lease: Lease | None
+    accumulation: Accumulation[Any] | None
+    """Collects `RowGradients`."""
+    bags: _BagItems
+    gradients: _GradientItems | None
+    """None: the batch is not trained."""
+
+    def bag_index(self, parcel: Parcel) -> BagIndex:
+        """What the forward needs, on the device."""
+        bags = self.bags
+        return BagIndex(
+            rows_N=parcel.get(bags.rows_N),
+            weights_N=_get(parcel, bags.weights_N),
+            segments=_get_segments(parcel, bags.segments),
+            filled_U=_get(parcel, bags.filled_U),
+            num_bags=bags.num_bags,
+        )
+
+    def gradient_index(self, parcel: Parcel) -> GradientIndex:
+        """What the backward needs, on the device."""
+        gradients = self.gradients
+        assert gradients is not None
+        return GradientIndex(
+            rows_U=parcel.get(gradients.rows_U),
+            bags_N=parcel.get(gradients.bags_N),
+            weights_N=_get(parcel, gradients.weights_N),
+            segments=_get_segments(parcel, gradients.segments),
+        )
+
+
+@dataclass
+class DeviceBatch(Multistreamable):  # type: ignore[misc]
+    """The bags that this rank pools for all ranks."""
+
+    device: torch.device
+    parcel: Parcel
+    tables: list[TablePlan]
+    num_values: int
+    """Numbers that are pooled."""
+    training: bool
+
+    def open(self) -> None:
+        """Starts the copies on the current stream."""
+        self.parcel.send(self.device)
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Keeps the device's memory until the stream has done what is queued by then."""
+        self.parcel.record_stream(stream)
+
+    def variable_stride_per_key(self) -> bool:
+        """False, in torchrec's words: every feature has the same batch size."""
+        return False
+
+
+def plan_batch(
+    tables: Sequence[DeviceTable],
+    mapped: Sequence[TableBags],
+    num_values: int,
+    training: bool,
+    device: torch.device,
+) -> DeviceBatch:
+    """Keeps the initial rows of new keys, and plans the batch; runs in the background.
+
+    The `column` of features is the first number of their vectors, of `num_values` in all.
+    """
+    keys = [_MappedKeys.of_table(entry) for entry in mapped]
+    for table, entry in zip(tables, keys, strict=True):
+        table.keep_new_rows(entry.rows_N, entry.outcomes_N)
+    parcel = Parcel()
+    plans = [
+        TablePlan(
+            blocks=_joined_blocks(entry, table.dim),
+            lease=entry.lease,
+            accumulation=entry.accumulation,
+            bags=_plan_bags(parcel, part, table.spare_row),
+            gradients=_plan_gradients(parcel, part) if training else None,
+        )
+        for table, entry, part in zip(tables, mapped, keys, strict=True)
+    ]
+    parcel.seal()
+    return DeviceBatch(device, parcel, plans, num_values, training)
+
+
+def plan_joined(parcel: Parcel, rows: Sequence[NDArray[np.int64]]) -> Callable[[], GradientIndex]:
+    """Puts into a parcel how the gradients of rows, one batch after the other, are added up.
+
+    Returns what gives the index once the parcel is sent.
+    """
+    rows_N = np.concatenate(rows)
+    order_N = np.argsort(rows_N, kind="stable")
+    rows_U, lengths_U = np.unique(rows_N, return_counts=True)
+    touched, order = parcel.put(rows_U), parcel.put(order_N)
+    segments = _put_segments(parcel, plan_segments(lengths_U))
+    return lambda: GradientIndex(
+        parcel.get(touched), parcel.get(order), None, _get_segments(parcel, segments)
+    )
+
+
+def _joined_blocks(entry: TableBags, dim: int) -> list[tuple[int, int]]:
+    """The features' bags and where their vectors begin; neighbours are one block."""
+    blocks: list[tuple[int, int]] = []
+    for feature in entry.features:
+        count, start = _num_bags(feature), feature.column
+        if blocks and blocks[-1][1] + blocks[-1][0] * dim == start:
+            count, start = count + blocks[-1][0], blocks.pop()[1]
+        blocks.append((count, start))
+    return blocks
+
+
+def _num_bags(feature: FeatureBags) -> int:
+    return len(feature.rows) if feature.offsets is None else len(feature.offsets) - 1
+
+
+@dataclass(frozen=True)
+class _MappedKeys:
+    """The keys of all features of a table, feature after feature."""
+
+    rows_N: NDArray[np.int64]
+    outcomes_N: NDArray[np.uint8]
+    weights_N: NDArray[np.float32] | None
+    lengths_B: NDArray[np.int64]
+
+    @staticmethod
+    def of_table(entry: TableBags) -> _MappedKeys:
+        weights = [f.weights for f in entry.features if f.weights is not None]
+        return _MappedKeys(
+            rows_N=torch.cat([f.rows for f in entry.features]).numpy(),
+            outcomes_N=torch.cat([f.outcomes for f in entry.features]).numpy(),
+            weights_N=torch.cat(weights).numpy() if weights else None,
+            lengths_B=torch.cat([_lengths(f) for f in entry.features]).numpy(),
+        )
+
+
+def has_row(outcomes_N: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Which keys have a row."""
+    is_row: NDArray[np.bool_] = (outcomes_N == Outcome.FOUND) | (outcomes_N == Outcome.INSERTED)
+    return is_row
+
+
+def _lengths(feature: FeatureBags) -> torch.Tensor:
+    if feature.offsets is None:
+        return torch.ones(len(feature.rows), dtype=torch.int64)
+    return feature.offsets.diff()
+
+
+def _plan_bags(parcel: Parcel, keys: _MappedKeys, spare_row: int) -> _BagItems:
+    filled_U = np.flatnonzero(keys.lengths_B)
+    is_full = len(filled_U) == len(keys.lengths_B)
+    return _BagItems(
+        rows_N=parcel.put(np.where(has_row(keys.outcomes_N), keys.rows_N, spare_row)),
+        weights_N=_put(parcel, keys.weights_N),
+        segments=_put_segments(parcel, plan_segments(keys.lengths_B[filled_U])),
+        filled_U=None if is_full else parcel.put(filled_U),
+        num_bags=len(keys.lengths_B),
+    )
+
+
+def _plan_gradients(parcel: Parcel, keys: _MappedKeys) -> _GradientItems:
+    with_row = np.flatnonzero(has_row(keys.outcomes_N))
+    order_N = with_row[np.argsort(keys.rows_N[with_row], kind="stable")]
+    rows_U, lengths_U = np.unique(keys.rows_N[order_N], return_counts=True)
+    bag_N = np.repeat(np.arange(len(keys.lengths_B)), keys.lengths_B)
+    return _GradientItems(
+        rows_U=parcel.put(rows_U),
+        host_rows_U=rows_U,
+        bags_N=parcel.put(bag_N[order_N]),
+        weights_N=_put(parcel, None if keys.weights_N is None else keys.weights_N[order_N]),
+        segments=_put_segments(parcel, plan_segments(lengths_U)),
+    )
+
+
+def _put(parcel: Parcel, array: NDArray[Any] | None) -> Item | None:
+    return None if array is None else parcel.put(array)
+
+
+def _get(parcel: Parcel, item: Item | None) -> torch.Tensor | None:
+    return None if item is None else parcel.get(item)
+
+
+def _put_segments(parcel: Parcel, segments: Segments[NDArray[np.int64]]) -> Segments[Item]:
+    steps = [(parcel.put(targets), parcel.put(sources)) for targets, sources in segments.steps]
+    return Segments(steps, _put(parcel, segments.firsts))
+
+
+def _get_segments(parcel: Parcel, segments: Segments[Item]) -> Segments[torch.Tensor]:
+    steps = [(parcel.get(targets), parcel.get(sources)) for targets, sources in segments.steps]
+    return Segments(steps, _get(parcel, segments.firsts))

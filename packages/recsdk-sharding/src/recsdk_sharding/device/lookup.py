@@ -1,0 +1,132 @@
+"""The lookup of one sharding group on a device: pools rows, and trains them in backward.
+
+Shape letters: B bags of a table, D row width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+from torchrec.distributed.embedding_types import BaseEmbeddingLookup
+from torchrec.optim.fused import FusedOptimizer, FusedOptimizerModule
+
+from recsdk_sharding.device.batch import DeviceBatch
+from recsdk_sharding.device.table import DeviceTable
+from recsdk_sharding.optimizers import HashFusedOptimizer
+from recsdk_sharding.rows import TableRows, anchor_of
+
+__all__ = ["DeviceLookup", "pool_on_device"]
+
+
+def pool_on_device(rows: Sequence[TableRows], batch: DeviceBatch) -> torch.Tensor:
+    """The sums of the bags of all tables as one autograd node: float32 (num_values,).
+
+    The vectors of the bags lie where the batch says; there may be no tables.
+    Its backward gives each table one optimizer update, even for an empty batch, and then ends the
+    batch's leases. A second backward raises RuntimeError.
+    """
+    anchor = anchor_of(rows)
+    node = _Node([part.device_table for each in rows for part in each.parts], batch)
+    if torch.is_grad_enabled() and anchor.requires_grad:
+        apply: Callable[..., torch.Tensor] = _PoolTables.apply
+        return apply(node, anchor)
+    pooled = node.pool()
+    node.end()
+    return pooled
+
+
+class DeviceLookup(BaseEmbeddingLookup[Any, Any], FusedOptimizerModule):  # type: ignore[misc]
+    """Pools the bags of all tables of a group, as `pool_on_device`."""
+
+    def __init__(self, rows: Sequence[TableRows]) -> None:
+        super().__init__()
+        self._rows = list(rows)
+        self._optimizer = HashFusedOptimizer(self._rows)
+
+    @property
+    def fused_optimizer(self) -> FusedOptimizer:
+        """The tables' optimizers, with a parameter group for each."""
+        return self._optimizer
+
+    def forward(self, sparse_features: DeviceBatch) -> torch.Tensor:
+        """The vectors that this rank pools for all ranks: float32 (num_values,)."""
+        self._optimizer.step()  # a scheduler may have changed the learning rate since the last step
+        return pool_on_device(self._rows, sparse_features)
+
+    def prefetch(self, sparse_features: DeviceBatch, forward_stream: Any = None) -> None:
+        """Does nothing: rows are in memory."""
+
+    def flush(self) -> None:
+        """Does nothing: rows have one place."""
+
+    def purge(self) -> None:
+        """Does nothing: nothing is cached."""
+
+
+class _Node:
+    """What one autograd node owns from its forward to its backward."""
+
+    def __init__(self, tables: list[DeviceTable], batch: DeviceBatch) -> None:
+        self._tables = tables
+        self._batch = batch
+        self._is_spent = False
+        self._is_accumulated = False  # the leases of accumulating tables have other keepers
+
+    def pool(self) -> torch.Tensor:
+        """float32 (num_values,)."""
+        batch = self._batch
+        pooled = torch.zeros(batch.num_values, device=batch.device)
+        for table, plan in zip(self._tables, batch.tables, strict=True):
+            pooled_BD = table.pool(plan, batch.parcel)
+            first = 0
+            for count, start in plan.blocks:
+                block = pooled_BD.narrow(0, first, count)
+                pooled.narrow(0, start, count * table.dim).copy_(block.flatten())
+                first += count
+        return pooled
+
+    def update(self, grad: torch.Tensor) -> None:
+        """One update of each table. Raises RuntimeError the second time."""
+        if self._is_spent:
+            raise RuntimeError(
+                "this forward's backward has run already, whether it ended or raised: each forward "
+                "takes one backward; run forward again"
+            )
+        if not self._batch.training:
+            raise RuntimeError(
+                "this forward was mapped in evaluation mode, so it cannot be trained; call "
+                "module.train() before the forward"
+            )
+        self._is_accumulated = True
+        for table, plan in zip(self._tables, self._batch.tables, strict=True):
+            blocks = [grad.narrow(0, start, n * table.dim) for n, start in plan.blocks]
+            grad_BD = torch.cat(blocks) if len(blocks) != 1 else blocks[0]
+            table.update(plan, self._batch.parcel, grad_BD.view(-1, table.dim))
+
+    def end(self) -> None:
+        """Releases the leases: the rows' work is queued, in order."""
+        for plan in self._batch.tables:
+            keeps = plan.accumulation is not None and self._is_accumulated
+            if plan.lease is not None and not keeps:
+                plan.lease.release()
+        self._is_spent = True
+
+
+class _PoolTables(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, node: _Node, anchor: torch.Tensor) -> torch.Tensor:
+        ctx.node = node
+        return node.pool()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, None]:
+        node: _Node = ctx.node
+        try:
+            node.update(grad.contiguous())
+        finally:
+            node.end()
+        return None, None

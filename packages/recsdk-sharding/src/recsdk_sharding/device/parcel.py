@@ -1,0 +1,60 @@
+"""Arrays of the host that go to the device together: one pinned buffer and copy for each type."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+__all__ = ["Item", "Parcel"]
+
+Item: TypeAlias = tuple[torch.dtype, int]
+"""Stands for one array of a parcel."""
+
+_TYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.float32): torch.float32}
+
+
+class Parcel:
+    """Filled and sealed on any thread of the host, then sent and opened by one that uses it."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[torch.dtype, list[NDArray[Any]]] = {}
+        self._buffers: dict[torch.dtype, torch.Tensor] = {}
+        self._sizes: dict[torch.dtype, list[int]] = {}
+        self._parts: dict[torch.dtype, tuple[torch.Tensor, ...]] = {}
+
+    def put(self, array: NDArray[Any]) -> Item:
+        """Adds an array (n,) of int64 or float32."""
+        dtype = _TYPES[array.dtype]
+        arrays = self._arrays.setdefault(dtype, [])
+        arrays.append(array)
+        return dtype, len(arrays) - 1
+
+    def seal(self) -> None:
+        """Copies the arrays to pinned memory; none can be added afterwards."""
+        for dtype, arrays in self._arrays.items():
+            self._sizes[dtype] = [len(array) for array in arrays]
+            buffer = torch.empty(sum(self._sizes[dtype]), dtype=dtype, pin_memory=True)
+            np.concatenate(arrays, out=buffer.numpy())
+            self._buffers[dtype] = buffer
+        self._arrays = {}
+
+    def send(self, device: torch.device) -> None:
+        """Starts the copies on the current stream; a second call does nothing."""
+        for dtype, buffer in self._buffers.items():
+            on_device = buffer.to(device, non_blocking=True)
+            self._parts[dtype] = on_device.split_with_sizes(self._sizes[dtype])
+        self._buffers = {}
+
+    def get(self, item: Item) -> torch.Tensor:
+        """An array on the device, for work on a stream that waits for the copies."""
+        dtype, index = item
+        return self._parts[dtype][index]
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Keeps the device's memory until `stream` has done what is queued by then."""
+        for parts in self._parts.values():
+            if parts:
+                parts[0].record_stream(stream)

@@ -1,0 +1,52 @@
+"""Sums over consecutive items, as steps that any device runs with the same result.
+
+The items of a segment are added pairwise: neighbours first, then neighbours of those sums, and so
+on. Each step adds distinct items to distinct items, so no order of execution changes a bit.
+
+Shape letters: N items, U segments, P pairs of a step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Segments", "plan_segments"]
+
+ArrayT = TypeVar("ArrayT")
+
+
+@dataclass(frozen=True)
+class Segments(Generic[ArrayT]):
+    """How to add up the items of segments that have at least one item each."""
+
+    steps: list[tuple[ArrayT, ArrayT]]
+    """For each step the places (P,) of the items that are added to, and of those added."""
+    firsts: ArrayT | None
+    """Places (U,) of the sums after the steps: each segment's first item; None: every item."""
+
+
+def plan_segments(lengths_U: NDArray[np.int64]) -> Segments[NDArray[np.int64]]:
+    """The steps for segments of these lengths (U,), at least 1 each. Cost: O(N)."""
+    starts_U = np.cumsum(lengths_U) - lengths_U
+    steps = []
+    distance, longest = 1, int(lengths_U.max(initial=1))
+    while distance < longest:
+        is_longer_U = lengths_U > distance
+        num_pairs = -((distance - lengths_U[is_longer_U]) // (2 * distance))
+        within_P = _counting_up(num_pairs)
+        targets_P = np.repeat(starts_U[is_longer_U], num_pairs) + 2 * distance * within_P
+        steps.append((targets_P, targets_P + distance))
+        distance *= 2
+    return Segments(steps, starts_U if steps else None)
+
+
+def _counting_up(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """0, 1, ... count - 1 for each of the counts, one after the other."""
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    numbers: NDArray[np.int64] = np.arange(total) - np.repeat(ends - counts, counts)
+    return numbers

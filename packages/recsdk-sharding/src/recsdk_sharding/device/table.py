@@ -1,0 +1,345 @@
+"""One rank's part of a table whose rows are tensors on a device.
+
+Shape letters: R rows of the store, n or N keys, D row width.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torchrec.modules.embedding_configs import DataType
+
+import recsdk_core
+from recsdk_core import ExportBatch, Outcome, init, optim
+from recsdk_core.table import DType
+from recsdk_sharding.configs import HashTableConfig
+from recsdk_sharding.device.batch import TablePlan, has_row, plan_joined
+from recsdk_sharding.device.kernels import kernel, pool_rows, sum_gradients
+from recsdk_sharding.device.optimizers import check_optimizer, initial_state, update_rows
+from recsdk_sharding.device.parcel import Parcel
+
+__all__ = ["DeviceTable"]
+
+
+class DeviceTable:
+    """Rows and optimizer state in tensors on a device, found through an engine table on the host.
+
+    The store has one row more than the table takes keys: its last row stays zero, and is what
+    refused and missing keys read. Row numbers, refusals and initial rows are the engine's.
+
+    Offers what `recsdk_core.Table` offers to a module that owns it: export, upsert, len, stats,
+    leases, learning rate and update count. Mapping is thread-safe; all else belongs to the thread
+    and the current stream that train.
+    """
+
+    def __init__(
+        self,
+        config: HashTableConfig,
+        store_RD: torch.Tensor,
+        optimizer: optim.Optimizer,
+        max_rows: int | None,
+        columns: tuple[int, int],
+    ) -> None:
+        """Makes an empty table; `max_rows`: this rank's share of the config's, if it has one.
+
+        `columns`: the first of the config's columns that it has, and the one after the last.
+
+        Raises ValueError for an optimizer that cannot run on a device, and for 16-bit rows.
+        """
+        if config.data_type != DataType.FP32:
+            raise ValueError(
+                f"table {config.name!r}: data_type must be DataType.FP32 for rows in device "
+                f"memory, got {config.data_type}; or keep the table on the cpu"
+            )
+        self._optimizer = check_optimizer(optimizer, config.name)
+        capacity = store_RD.shape[0] - 1
+        self._config = config
+        self._store_RD = store_RD
+        self._columns = columns
+        self._maker = recsdk_core.Table(
+            config.embedding_dim,
+            name=config.name,
+            initializer=config.row_initializer(),
+            seed=config.seed,
+            num_threads=1,
+        )
+        self.index = recsdk_core.Table(
+            1,
+            name=config.name,
+            initializer=init.Custom(fn=self._make_rows),
+            seed=config.seed,
+            max_rows=capacity if max_rows is None else min(capacity, max_rows),
+        )
+        """The engine's table from keys to row numbers; its rows mean nothing."""
+        shape = recsdk_core.Table(self.dim, optimizer=optimizer)
+        self.state_fields: tuple[tuple[str, int], ...] = shape.state_fields
+        """(name, width) of each field of optimizer state that a row has."""
+        self._state = {
+            name: store_RD.detach().new_zeros(len(store_RD), width)
+            for name, width in self.state_fields
+        }
+        self.update_count = 0
+        """Optimizer updates so far, empty ones included; set it when restoring a table."""
+        self.log_decay = 0.0
+        """As of the engine's tables; 0, since no optimizer here catches up."""
+        self._lock = threading.Lock()
+        self._made = np.zeros((0, self.dim), np.float32)
+        self._unwritten: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    # ---- what the table is ---------------------------------------------------------------------
+
+    @property
+    def dim(self) -> int:
+        """Row width D."""
+        return self._store_RD.shape[1]
+
+    @property
+    def name(self) -> str:
+        """Part of the identity of initial rows."""
+        return self.index.name
+
+    @property
+    def dtype(self) -> DType:
+        """The type in which weights are stored."""
+        return "float32"
+
+    @property
+    def seed(self) -> int:
+        """Drives initial rows."""
+        return self._config.seed
+
+    @property
+    def max_rows(self) -> int:
+        """Keys beyond this number are refused."""
+        assert self.index.max_rows is not None
+        return self.index.max_rows
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are."""
+        return self._store_RD.device
+
+    @property
+    def spare_row(self) -> int:
+        """The row that keys without one read: zeros."""
+        return self._store_RD.shape[0] - 1
+
+    @property
+    def optimizer(self) -> optim.Optimizer:
+        """The optimizer, with the learning rate in use."""
+        return self._optimizer
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the next updates."""
+        return self._optimizer.lr
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self._optimizer = replace(self._optimizer, lr=float(value))
+
+    def __len__(self) -> int:
+        """Number of visible keys."""
+        return len(self.index)
+
+    def __contains__(self, key: object) -> bool:
+        """True if the key has a visible row."""
+        return key in self.index
+
+    def stats(self) -> recsdk_core.TableStats:
+        """Counts of the index, and the device memory of rows; non-finite gradients: not counted."""
+        tensors = [self._store_RD, *self._state.values()]
+        row_bytes = sum(each.numel() * each.element_size() for each in tensors)
+        return replace(self.index.stats(), updates=self.update_count, row_bytes=row_bytes)
+
+    def check_invariants(self) -> None:
+        """Raises RecsdkError naming the first broken invariant of the index."""
+        self.index.check_invariants()
+
+    # ---- mapping, in the background ------------------------------------------------------------
+
+    def _make_rows(self, keys: NDArray[np.int64], values: NDArray[np.float32]) -> None:
+        """Called by the index for its new keys, before it has them: makes their rows.
+
+        What a custom initializer raises undoes the insertion.
+        """
+        first, last = self._columns
+        self._made = np.ascontiguousarray(self._maker.find_or_insert(keys)[:, first:last])
+        self._maker.clear()
+
+    def keep_new_rows(self, rows_N: NDArray[np.int64], outcomes_N: NDArray[np.uint8]) -> None:
+        """Keeps the initial rows of the keys just inserted until they are written to the device."""
+        numbers = rows_N[outcomes_N == Outcome.INSERTED]
+        if not len(numbers):
+            return
+        made, self._made = self._made, self._made[:0]
+        assert len(numbers) == len(made), "the index makes the rows of a call in its order"
+        entry = _pinned(numbers), _pinned(made)
+        with self._lock:
+            self._unwritten.append(entry)
+
+    # ---- training, on the device ---------------------------------------------------------------
+
+    @torch.no_grad()
+    def pool(self, plan: TablePlan, parcel: Parcel) -> torch.Tensor:
+        """The sums of the rows of each bag, float32 (B, D)."""
+        self._write_new_rows()
+        run = kernel(self.device.type, "pool_rows", pool_rows)
+        pooled_BD: torch.Tensor = run(self._store_RD, plan.bag_index(parcel))
+        return pooled_BD
+
+    @torch.no_grad()
+    def update(self, plan: TablePlan, parcel: Parcel, grad_BD: torch.Tensor) -> None:
+        """One optimizer update with the gradients of bags (B, D); or, accumulating, its part."""
+        run = kernel(self.device.type, "sum_gradients", sum_gradients)
+        index = plan.gradient_index(parcel)
+        grad_UD = run(grad_BD, index)
+        if plan.accumulation is None:
+            self._update_rows(index.rows_U, grad_UD)
+            return
+        assert plan.gradients is not None
+        parts = plan.accumulation.add([(plan.gradients.host_rows_U, grad_UD)], plan.lease)
+        if parts is None:
+            return
+        joined = Parcel()
+        index_of = plan_joined(joined, [rows for rows, _ in parts])
+        joined.seal()
+        joined.send(self.device)
+        index = index_of()
+        self._update_rows(index.rows_U, run(torch.cat([grad for _, grad in parts]), index))
+        plan.accumulation.drop()
+
+    def _update_rows(self, rows_U: torch.Tensor, grad_UD: torch.Tensor) -> None:
+        self.update_count += 1
+        kernel(self.device.type, "update_rows", update_rows)(
+            self._optimizer, self.update_count, self._store_RD, self._state, rows_U, grad_UD
+        )
+
+    @torch.no_grad()
+    def _write_new_rows(self) -> None:
+        """Writes the initial rows of all batches mapped by now; nothing reads them before."""
+        with self._lock:
+            entries, self._unwritten = self._unwritten, []
+        for numbers, values in entries:
+            rows_n = numbers.to(self.device, non_blocking=True)
+            self._store_RD.index_copy_(0, rows_n, values.to(self.device, non_blocking=True))
+            for field in self._state.values():
+                field.index_fill_(0, rows_n, initial_state(self._optimizer))
+
+    # ---- rows in and out -----------------------------------------------------------------------
+
+    def lookup(self, keys: NDArray[np.int64], *, return_outcomes: bool = False) -> Any:
+        """The rows of keys (N,), read only: numpy float32 (N, D); a key without one reads zeros.
+
+        With `return_outcomes` returns (values, outcomes uint8 (N,)).
+        """
+        return self._read(*self.index.map(keys, insert=False), return_outcomes)
+
+    def find_or_insert(
+        self,
+        keys: NDArray[np.int64],
+        *,
+        lease: recsdk_core.Lease | None = None,
+        return_outcomes: bool = False,
+    ) -> Any:
+        """As `lookup`, but unseen keys get a row first."""
+        numbers, outcomes = self.index.map(keys, insert=True, lease=lease)
+        self.keep_new_rows(numbers, outcomes)
+        return self._read(numbers, outcomes, return_outcomes)
+
+    @torch.no_grad()
+    def _read(
+        self, rows_N: NDArray[np.int64], outcomes_N: NDArray[np.uint8], return_outcomes: bool
+    ) -> Any:
+        self._write_new_rows()
+        places_N = torch.from_numpy(np.where(has_row(outcomes_N), rows_N, self.spare_row))
+        values = _array(self._store_RD.index_select(0, places_N.to(self.device)))
+        return (values, outcomes_N) if return_outcomes else values
+
+    @torch.no_grad()
+    def export(self, batch_size: int | None = None, *, state: bool = True) -> Iterator[ExportBatch]:
+        """Visible rows in batches, in ascending order of row number, as numpy arrays."""
+        self._write_new_rows()
+        for batch in self.index.export(batch_size, state=False):
+            rows_n = self._numbers_of(batch.keys)
+            fields = self._state if state else {}
+            yield ExportBatch(
+                keys=batch.keys,
+                weights=_array(self._store_RD.index_select(0, rows_n)),
+                state={
+                    name: _array(field.index_select(0, rows_n)) for name, field in fields.items()
+                },
+            )
+
+    def _numbers_of(self, keys: NDArray[np.int64]) -> torch.Tensor:
+        """The rows of keys that have one, on the device."""
+        numbers, _ = self.index.map(keys, insert=False)
+        return torch.from_numpy(numbers).to(self.device)
+
+    @torch.no_grad()
+    def upsert(
+        self,
+        keys: NDArray[np.int64],
+        values: NDArray[np.float32],
+        state: Mapping[str, NDArray[np.float32]] | None = None,
+    ) -> None:
+        """Writes rows and their state (without it: fresh) for distinct keys (n,).
+
+        Raises CapacityError if they do not fit; the rows that do are then there.
+        """
+        self._write_new_rows()
+        self.index.upsert(keys, np.zeros((len(keys), 1), np.float32))
+        self._made = self._made[:0]
+        numbers, outcomes = self.index.map(keys, insert=False)
+        if not has_row(outcomes).all():
+            raise recsdk_core.CapacityError(
+                f"table {self.name!r} is full: it takes {self.max_rows} rows on this rank; raise "
+                "num_embeddings, which the device memory of a table follows"
+            )
+        rows_n = torch.from_numpy(numbers).to(self.device)
+        self._store_RD.index_copy_(0, rows_n, self._on_device(values))
+        for name, field in self._state.items():
+            if state is None:
+                field.index_fill_(0, rows_n, initial_state(self._optimizer))
+            else:
+                field.index_copy_(0, rows_n, self._on_device(state[name]))
+
+    def clear(self) -> None:
+        """Removes every key."""
+        self.index.clear()
+        with self._lock:
+            self._unwritten = []
+
+    def to_host(self, *, with_rows: bool) -> recsdk_core.Table:
+        """A table of the engine's of the same configuration, with a copy of the rows or empty."""
+        table = self._config.make_table(self._optimizer, self.max_rows, self._columns)
+        if with_rows:
+            for batch in self.export():
+                table.upsert(batch.keys, batch.weights, batch.state or None)
+            table.update_count = self.update_count
+        return table
+
+    def take_rows_of(self, table: recsdk_core.Table) -> None:
+        """Replaces the rows by those of a table that `to_host` made."""
+        self.clear()
+        for batch in table.export():
+            self.upsert(batch.keys, batch.weights, batch.state)
+        self.update_count = table.update_count
+
+    def _on_device(self, array: NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+
+
+def _pinned(array: NDArray[Any]) -> torch.Tensor:
+    return torch.from_numpy(array).pin_memory()
+
+
+def _array(tensor: torch.Tensor) -> NDArray[Any]:
+    array: NDArray[Any] = tensor.cpu().numpy()
+    return array

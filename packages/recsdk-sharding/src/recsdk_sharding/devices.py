@@ -1,0 +1,42 @@
+"""Which devices tables can be on, and what differs between them.
+
+On the cpu the engine keeps the rows. On any other device the rows and their optimizer state are
+tensors there (`recsdk_sharding.device`); the engine, on the host, maps ids to row numbers.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+__all__ = ["check_device", "keeps_rows_in_engine", "row_budget"]
+
+_ROW_DEVICES = ("cpu", "npu", "cuda")
+_DEVIATIONS = 6  # of the number of keys that a rank gets from the one that it gets on average
+
+
+def check_device(device: torch.device | str | None, what: str) -> torch.device:
+    """The device as a torch.device; ValueError unless tables can be on it, or it is meta."""
+    made = torch.device(device if device is not None else "cpu")
+    if made.type not in (*_ROW_DEVICES, "meta"):
+        raise ValueError(
+            f"{what}: hash tables can be on {', '.join(_ROW_DEVICES)}; got device {str(made)!r}; "
+            "pass one of those, or torch.device('meta') before sharding"
+        )
+    return made
+
+
+def keeps_rows_in_engine(device: torch.device) -> bool:
+    """Whether the engine keeps the rows of tables on this device; else tensors do."""
+    return device.type in ("cpu", "meta")
+
+
+def row_budget(num_embeddings: int, world_size: int) -> int:
+    """Rows that one rank keeps on its device, of a table of `num_embeddings` rows.
+
+    Its share, and six standard deviations for the hash that spreads keys over the ranks.
+    """
+    share = 1 / world_size
+    deviation = math.sqrt(num_embeddings * share * (1 - share))
+    return min(num_embeddings, math.ceil(num_embeddings * share + _DEVIATIONS * deviation))

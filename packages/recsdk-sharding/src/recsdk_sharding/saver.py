@@ -1,0 +1,211 @@
+"""Saving and loading the hash tables of a model, sharded or not.
+
+Shape letter: W ranks.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection
+from typing import Any, Literal
+
+import torch.distributed as dist
+from torch import nn
+
+from recsdk_core.checkpoint import Checkpoint, Position, Sharding
+from recsdk_core.checkpoint.ranks import OneRank, Ranks
+from recsdk_core.checkpoint.reading import Progress
+from recsdk_core.checkpoint.restoring import Owner
+from recsdk_core.checkpoint.saving import SaveOptions
+from recsdk_core.checkpoint.tables import Loading, Shard, load_tables, save_tables
+from recsdk_sharding.device.table import DeviceTable
+from recsdk_sharding.exchange import HostExchange, exchanges_of
+from recsdk_sharding.rows import OwnedPart, TableRows
+
+__all__ = ["Saver", "ranks_of_module"]
+
+
+class Saver:
+    """Saves the hash tables of a model as one checkpoint, and loads them.
+
+    The model may have any mix of hash collections, sharded by `DistributedModelParallel` or not;
+    its dense part is left to torch. Of a sharded model every rank must call `save` and `load`, with
+    the same arguments, between the same two steps; each rank writes the rows that it owns. Nothing
+    else needs to stop: batches that a pipeline has in flight are not in the checkpoint, which holds
+    what the steps done so far have made. A checkpoint loads into any number of ranks and either
+    rank rule.
+
+    Rows in device memory are saved through a copy on the host, and whole: not `incremental`.
+
+    If one rank fails, all raise CheckpointError, and nothing was saved or loaded. Not thread-safe.
+
+    >>> import tempfile, torch
+    >>> from recsdk_sharding import HashEmbeddingBagCollection, HashEmbeddingBagConfig, Saver
+    >>> tables = [HashEmbeddingBagConfig(name="user", embedding_dim=4, num_embeddings=100)]
+    >>> folder = tempfile.mkdtemp()
+    >>> _ = Saver().save(HashEmbeddingBagCollection(tables), f"{folder}/first")
+    >>> _ = Saver().load(HashEmbeddingBagCollection(tables), f"{folder}/first")
+    """
+
+    def __init__(self, rank: int | None = None) -> None:
+        """`rank` is this process's; None: that of the default process group.
+
+        Raises ValueError if it is another.
+        """
+        own = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+        if rank is not None and rank != own:
+            raise ValueError(f"Saver: rank is {rank}, but this process has rank {own}")
+
+    def save(
+        self,
+        module: nn.Module,
+        path: Any,
+        incremental: bool = False,
+        *,
+        overwrite: bool = False,
+        step: int | None = None,
+        user_state: Any = None,
+        codec: Literal["none", "zstd"] = "none",
+        progress: Progress | None = None,
+    ) -> Position:
+        """Saves all rows, or, `incremental`, those changed or gone since the last save or load.
+
+        `path` (1 to 1024 characters) is a folder to be made on a file system that all ranks see, or
+        an fsspec URL. Other arguments as of `recsdk_core.Table.save`; rank 0's `user_state` counts.
+
+        Raises CheckpointError if it cannot be saved, ValueError for a module without hash tables.
+        """
+        _check_incremental(module, incremental)
+        shards, ranks = _shards_of(module, with_rows=True)
+        options = SaveOptions(
+            is_delta=incremental,
+            overwrite=overwrite,
+            step=step,
+            user_state=user_state,
+            codec=codec,
+            progress=progress,
+        )
+        return save_tables([shard for shard, _ in shards], ranks, path, options)
+
+    def load(
+        self,
+        module: nn.Module,
+        path: Any,
+        incremental: bool = False,
+        *,
+        allow: Collection[str] = (),
+        progress: Progress | None = None,
+    ) -> Checkpoint:
+        """Replaces the rows of all tables by those of a checkpoint.
+
+        `path` is a snapshot, a delta whose predecessors lie beside it, or the list of a chain's
+        paths. `incremental`: a delta that follows the checkpoint which was saved or loaded last.
+        Tables without an optimizer take no optimizer state. `allow` as of `Table.load`. Returns the
+        checkpoint, for its `user_state()` and `manifest.step`.
+
+        Raises CheckpointError for what is missing, damaged or does not fit the module, BusyError
+        while batches are in flight (abandon them first: `pipeline.drop()`).
+        """
+        _check_incremental(module, incremental)
+        shards, ranks = _shards_of(module, with_rows=False)
+        loading = Loading(
+            is_delta=incremental,
+            allow=allow,
+            stateless=[s.table.name for s, part in shards if part.is_stateless],
+            progress=progress,
+        )
+        checkpoint = load_tables([shard for shard, _ in shards], ranks, path, loading)
+        for shard, part in shards:
+            if isinstance(part.table, DeviceTable):
+                part.table.take_rows_of(shard.table)
+        return checkpoint
+
+
+def _check_incremental(module: nn.Module, incremental: bool) -> None:
+    """Raises ValueError for a delta of rows in device memory, whose changes nobody tracks."""
+    tables = [rows for rows in module.modules() if isinstance(rows, TableRows)]
+    parts = [part for rows in tables for part in rows.parts]
+    on_device = [part.name for part in parts if isinstance(part.table, DeviceTable)]
+    if incremental and on_device:
+        raise ValueError(
+            f"tables {sorted(on_device)} have their rows in device memory, which is saved and "
+            "loaded whole: pass incremental=False"
+        )
+
+
+def _shards_of(
+    module: nn.Module, *, with_rows: bool
+) -> tuple[list[tuple[Shard, OwnedPart]], Ranks]:
+    """This rank's parts of the module's tables, in order of their names, and the ranks.
+
+    Parts in device memory are copies on the host, empty ones unless `with_rows`.
+    """
+    found: dict[str, TableRows] = {}
+    for part in module.modules():
+        if not isinstance(part, TableRows):
+            continue
+        name = part.config.name
+        if found.setdefault(name, part) is not part:
+            raise ValueError(
+                f"two tables of the module are named {name!r}; a checkpoint needs different names"
+            )
+    if not found:
+        raise ValueError(f"{type(module).__name__} has no hash tables to save or load")
+    ranks = ranks_of_module(module)
+    shards = [_shard(found[name], ranks, with_rows) for name in sorted(found)]
+    return shards, ranks
+
+
+def ranks_of_module(module: nn.Module) -> Ranks:
+    """The ranks over which a model's hash tables are spread."""
+    exchanges = exchanges_of(module)
+    return _ranks_of(exchanges[0]) if exchanges else OneRank()
+
+
+def _shard(rows: TableRows, ranks: Ranks, with_rows: bool) -> tuple[Shard, OwnedPart]:
+    part = _only_part(rows, ranks)
+    table = part.table
+    if isinstance(table, DeviceTable):
+        table = table.to_host(with_rows=with_rows)
+    place = part.place
+    owner = Owner(place.index, place.ranks.world_size, Sharding(rule=place.ranks.rule))
+    return Shard(table=table, owner=owner), part
+
+
+def _only_part(rows: TableRows, ranks: Ranks) -> OwnedPart:
+    name, parts = rows.config.name, rows.parts
+    is_whole = len(parts) == 1 and parts[0].name == name
+    if not is_whole or parts[0].place.ranks.world_size != ranks.world_size:
+        raise ValueError(
+            f"table {name!r} is not sharded by row over all {ranks.world_size} ranks, which is "
+            "what Saver reads: constrain it to row_wise, or save model.state_dict() with "
+            "torch.distributed.checkpoint"
+        )
+    return parts[0]
+
+
+class _GroupRanks:
+    """The ranks of a host group, over a gloo group of their own: a save may take minutes."""
+
+    def __init__(self, host: dist.ProcessGroup) -> None:
+        members = dist.get_process_group_ranks(host)
+        self._group = dist.new_group(members, backend="gloo", use_local_synchronization=True)
+        self.rank: int = dist.get_rank(self._group)
+        self.world_size: int = dist.get_world_size(self._group)
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all ranks."""
+        found: list[Any] = [None] * self.world_size
+        dist.all_gather_object(found, value, group=self._group)
+        return found
+
+
+_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, _GroupRanks] = weakref.WeakKeyDictionary()
+
+
+def _ranks_of(exchange: HostExchange) -> Ranks:
+    """The ranks of an exchange, which itself may be busy with batches ahead."""
+    host = exchange.group
+    if host not in _groups:
+        _groups[host] = _GroupRanks(host)
+    return _groups[host]

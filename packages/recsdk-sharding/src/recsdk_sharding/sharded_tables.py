@@ -1,0 +1,237 @@
+"""What the sharded collections have in common, pooled or not.
+
+Shape letters: G bags of a feature, D width of its vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo, KJTListSplitsAwaitable
+from torchrec.distributed.types import ParameterSharding, ShardingEnv
+from torchrec.modules.embedding_configs import EmbeddingTableConfig, PoolingType
+
+from recsdk_sharding.configs import HashTableConfig
+from recsdk_sharding.context import HashShardingContext
+from recsdk_sharding.exchange import HostExchange
+from recsdk_sharding.host_dist import HostDist, HostGroup
+from recsdk_sharding.output_dist import ExchangeStats, HashOutputDist, Transfer
+from recsdk_sharding.rows import AnyTable, TableRows
+from recsdk_sharding.shardings import HashSharding, make_sharding
+
+__all__ = ["HashGroups", "ShardedTables", "bags_of_samples", "separate_results"]
+
+
+@dataclass(frozen=True)
+class HashGroups:
+    """The groups of tables that are sharded alike."""
+
+    shardings: list[HashSharding]
+    positions: list[list[int]]
+    """For each group's features the position among the module's, table by table."""
+
+    @staticmethod
+    def of_shardings(
+        shardings: Sequence[HashSharding], configs: Sequence[HashTableConfig]
+    ) -> HashGroups:
+        """The groups of a module with these tables."""
+        first_of: dict[str, int] = {}
+        count = 0
+        for config in configs:
+            first_of[config.name] = count
+            count += len(config.feature_names)
+        positions = [
+            [first_of[t.name] + index for t in s.layout.tables for index in range(len(t.features))]
+            for s in shardings
+        ]
+        return HashGroups(list(shardings), positions)
+
+    def parts_of(self, results: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+        """The results of the module's features, by group."""
+        return [[results[position] for position in group] for group in self.positions]
+
+    def of_features(self, values: Sequence[Sequence[Any]]) -> list[Any]:
+        """A value for each feature of the module, from those of each group's features."""
+        found: dict[int, Any] = {}
+        for group, of_group in zip(self.positions, values, strict=True):
+            found.update(zip(group, of_group, strict=True))
+        return [found[position] for position in range(len(found))]
+
+
+class ShardedTables:
+    """Mixed into torchrec's sharded collections.
+
+    `_attach_tables` must be called before torchrec's constructor, which calls the factories.
+    """
+
+    training: bool
+    _host: HostGroup
+    _unsharded_rows: Mapping[str, TableRows]
+    _rows_by_name: dict[str, TableRows]
+    _lookups: list[Any]
+    _input_dists: list[HostDist]
+    _output_dists: list[HashOutputDist]
+    _sharding_types: list[str]
+    _groups: HashGroups
+    _is_sequence: bool
+
+    def _attach_tables(
+        self, rows: Mapping[str, TableRows], host: HostGroup, is_weighted: bool
+    ) -> None:
+        # An nn.Module takes plain attributes before it is initialized.
+        self._host = host
+        self._unsharded_rows = dict(rows)
+        self._rows_by_name = {}
+        self._weights_ids = is_weighted
+
+    @property
+    def host_exchange(self) -> HostExchange:
+        """Where this module's host jobs run."""
+        return self._host.exchange
+
+    def tables(self) -> dict[str, AnyTable]:
+        """This rank's parts of the tables: export, len, stats.
+
+        By name of the table, followed by `.columns_<first>_<last>` if the part has some columns
+        only. A table that has no part on this rank is not there.
+        """
+        return {part.name: part.table for rows in self._own_rows() for part in rows.parts}
+
+    def stats(self) -> dict[str, ExchangeStats]:
+        """What this rank has sent to other ranks so far, by sharding type."""
+        parts = zip(self._sharding_types, self._input_dists, self._output_dists, strict=True)
+        return {name: output.stats_with(host.bytes_sent) for name, host, output in parts}
+
+    def _own_rows(self) -> list[TableRows]:
+        return [self._rows_by_name[name] for name in self._unsharded_rows]
+
+    def _sharding_infos(
+        self,
+        configs: Sequence[HashTableConfig],
+        names: Sequence[Sequence[str]],
+        shardings: Mapping[str, ParameterSharding],
+    ) -> dict[str, list[EmbeddingShardingInfo]]:
+        """The tables by sharding type, without the arguments of fbgemm's kernels."""
+        grouped: dict[str, list[EmbeddingShardingInfo]] = {}
+        for config, embedding_names in zip(configs, names, strict=True):
+            sharding = shardings[config.name]
+            info = EmbeddingShardingInfo(
+                embedding_config=EmbeddingTableConfig(
+                    num_embeddings=config.num_embeddings,
+                    embedding_dim=config.embedding_dim,
+                    name=config.name,
+                    feature_names=list(config.feature_names),
+                    pooling=PoolingType.SUM,  # ranks' parts are added; means are taken at the end
+                    embedding_names=list(embedding_names),
+                ),
+                param_sharding=sharding,
+                param=self._unsharded_rows[config.name].weight,
+            )
+            grouped.setdefault(sharding.sharding_type, []).append(info)
+        return grouped
+
+    def _create_sharding(
+        self,
+        infos: list[EmbeddingShardingInfo],
+        env: ShardingEnv,
+        device: torch.device | None,
+        codecs: Any,
+    ) -> Any:
+        """The sharding of one group of tables, and this rank's rows of them."""
+        sharding = make_sharding(infos, env, device, codecs, is_sequence=self._is_sequence)
+        whole = [self._unsharded_rows[info.embedding_config.name] for info in infos]
+        sharding.attach(self._host, [rows.config for rows in whole], self._weights_ids)
+        made = sharding.make_rows(device)
+        for rows in whole:
+            made[rows.config.name].take_rows_of(rows)
+        self._rows_by_name.update(made)
+        return sharding
+
+    def _registered_rows(self) -> nn.ModuleDict:
+        """The tables' modules, with handles in place of tensors of num_embeddings rows."""
+        for rows in self._own_rows():
+            # What has an optimizer in backward is left out of dense optimizers.
+            rows.weight.__dict__["_in_backward_optimizers"] = [self._optim]  # type: ignore[attr-defined]
+        return nn.ModuleDict({rows.config.name: rows for rows in self._own_rows()})
+
+    def init_data_parallel(self) -> None:
+        """Does nothing: gradients of replicated tables travel with the results."""
+
+    def reset_parameters(self) -> None:
+        """Does nothing: rows are made when their ids first show up."""
+
+    def input_dist(self, ctx: Any, features: Any) -> KJTListSplitsAwaitable:
+        """Starts the host work of a batch; it trains if the module does now.
+
+        Returns at once. Raises only for what is wrong with the module, on every rank alike.
+        """
+        if self.training:
+            for rows in self._own_rows():
+                rows.check_trainable()
+        awaitables = []
+        for dist in self._input_dists:
+            context = HashShardingContext()
+            ctx.sharding_contexts.append(context)
+            awaitables.append(dist(features, context, self.training))
+        return KJTListSplitsAwaitable(
+            awaitables,
+            ctx,
+            self._module_fqn,  # type: ignore[attr-defined]
+            self._sharding_types,
+        )
+
+    def compute(self, ctx: Any, dist_input: Any) -> list[torch.Tensor]:
+        """The vectors that this rank pools, by group."""
+        pairs = zip(self._lookups, dist_input, strict=True)
+        return [lookup(batch) for lookup, batch in pairs]
+
+    def _start_return(self, ctx: Any, output: Sequence[torch.Tensor]) -> list[Transfer]:
+        parts = zip(self._output_dists, output, ctx.sharding_contexts, strict=True)
+        return [dist(numbers, context).wait() for dist, numbers, context in parts]
+
+    def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
+        """Pools, and starts the return of the results."""
+        return self.output_dist(ctx, self.compute(ctx, input))  # type: ignore[attr-defined]
+
+    def update_shards(self, *args: Any, **kwargs: Any) -> None:
+        """Not supported; raises NotImplementedError."""
+        raise NotImplementedError(
+            "hash tables cannot be moved between ranks in place: save, and load under another plan"
+        )
+
+
+Make = Callable[[], tuple[list[torch.Tensor], Callable[[Any], list[list[torch.Tensor]]]]]
+"""Makes results, and a function that gives each group's features their parts of such tensors."""
+
+
+def separate_results(
+    groups: HashGroups, contexts: Sequence[HashShardingContext], widths: Sequence[int], like: Any
+) -> Make:
+    """A result (G, D) for each feature."""
+    counts = groups.of_features([_features(context).num_bags for context in contexts])
+
+    def make() -> tuple[list[torch.Tensor], Callable[[Any], list[list[torch.Tensor]]]]:
+        shapes = zip(counts, widths, strict=True)
+        return [like.new_empty(*shape) for shape in shapes], groups.parts_of
+
+    return make
+
+
+def bags_of_samples(
+    groups: HashGroups, contexts: Sequence[HashShardingContext], device: torch.device
+) -> list[torch.Tensor] | None:
+    """For each feature the bag of each sample (None: the one with the sample's number)."""
+    found = [_features(context).bag_of_sample for context in contexts]
+    if any(of_group is None for of_group in found):
+        return None
+    joined = groups.of_features([of_group or [] for of_group in found])
+    return [bags.to(device) for bags in joined]
+
+
+def _features(context: HashShardingContext) -> Any:
+    assert context.features is not None
+    return context.features

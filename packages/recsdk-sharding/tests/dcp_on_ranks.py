@@ -1,0 +1,71 @@
+"""What the tests of torch.distributed.checkpoint run on every rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from on_ranks import _plain, own_batches
+from worlds import Setup, dense_of, new_model, optimizer_of, rows_of, shard, unwrapped
+
+from recsdk_sharding import HashLoadPlanner
+
+
+def _state(setup: Setup) -> tuple[Any, Any]:
+    model = shard(new_model(setup, "meta"), setup)
+    return model, optimizer_of(model, setup.dense_lr)
+
+
+def _train(model: Any, optimizer: Any, sizes: list[list[int]], setup: Setup, seed: int) -> Any:
+    batches = own_batches(sizes, setup.weighted, seed)
+    return [out.detach().numpy() for out in _plain(model, optimizer, batches)]
+
+
+def _content(model: Any) -> dict[str, Any]:
+    return {"rows": rows_of(unwrapped(model).ebc.tables()), "dense": dense_of(model)}
+
+
+def save(setup: Setup, sizes: list[list[int]], path: str, is_async: bool) -> dict[str, Any]:
+    """Trains, saves, and trains on."""
+    model, optimizer = _state(setup)
+    _train(model, optimizer, sizes, setup, 0)
+    saved = _content(model)
+    state = {"model": model, "optimizer": optimizer}
+    pending = None
+    if is_async:  # its collectives run beside those of the training, so on a group of their own
+        group = dist.new_group(backend="gloo")
+        pending = dcp.async_save(state, checkpoint_id=path, process_group=group)
+    else:
+        dcp.save(state, checkpoint_id=path)
+    outputs = _train(model, optimizer, sizes, setup, 1)
+    if pending is not None:
+        pending.result()
+    return {"saved": saved, "outputs": outputs, "end": _content(model)}
+
+
+def load(setup: Setup, sizes: list[list[int]], path: str, **options: Any) -> dict[str, Any]:
+    """Loads into a model that has trained on something else, and trains on."""
+    model, optimizer = _state(setup)
+    _train(model, optimizer, [[2] * dist.get_world_size()], setup, 2)
+    state = {"model": model, "optimizer": optimizer}
+    dcp.load(state, checkpoint_id=path, planner=HashLoadPlanner(**options))
+    loaded = _content(model)
+    outputs = _train(model, optimizer, sizes, setup, 1)
+    return {"loaded": loaded, "outputs": outputs, "end": _content(model)}
+
+
+def load_error(setup: Setup, path: str) -> str:
+    """What loading says; the model must not have changed."""
+    model, optimizer = _state(setup)
+    _train(model, optimizer, [[2] * dist.get_world_size()], setup, 2)
+    try:
+        dcp.load({"model": model}, checkpoint_id=path, planner=HashLoadPlanner())
+    except Exception as error:
+        return str(error)
+    return ""
+
+
+def load_all(setup: Setup, sizes: list[list[int]], path: str) -> dict[str, Any]:
+    """As `load`, reading the parts of all ranks."""
+    return load(setup, sizes, path, all_ranks=True)

@@ -1,0 +1,201 @@
+"""What the tests run on every rank with a device; each function returns plain values."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from on_ranks import own_batches
+from torch import nn
+from torchrec.sparse.jagged_tensor import KeyedTensor
+from worlds import (
+    Setup,
+    dense_of,
+    make_batch,
+    new_model,
+    optimizer_of,
+    rows_of,
+    shard,
+    unwrapped,
+)
+
+from recsdk_sharding import Saver
+from recsdk_sharding.device import kernels
+from recsdk_sharding.device.parcel import Parcel
+
+
+def abandon(setup: Setup, sizes: list[list[int]]) -> Any:
+    """Rows after batches were mapped and never looked up."""
+    model = shard(new_model(setup, "meta"), setup)
+    ebc = unwrapped(model).ebc
+    for batch in own_batches(sizes, setup.weighted):
+        context = ebc.create_context()
+        ebc.input_dist(context, batch.sparse).wait().wait()
+    return rows_of(ebc.tables())
+
+
+def fill_up(num_rows: int) -> dict[str, Any]:
+    """This rank's parts when more ids come than their device memory has rows for."""
+    setup = Setup(options={"num_rows": num_rows}, device="npu")
+    model = shard(new_model(setup, "meta"), setup)
+    optimizer = optimizer_of(model, setup.dense_lr)
+    for batch in own_batches([[20] * 4] * 3, weighted=False, device="npu"):
+        optimizer.zero_grad()
+        model(batch)[0].backward()
+        optimizer.step()
+    tables = unwrapped(model).ebc.tables()
+    spare = {n: p[-1].tolist() for n, p in unwrapped(model).ebc.named_parameters()}
+    return {
+        "lengths": {name: len(table) for name, table in tables.items()},
+        "budgets": {name: table.max_rows for name, table in tables.items()},
+        "refused": {name: table.stats().outcomes[2] for name, table in tables.items()},
+        "spare": spare,
+    }
+
+
+def train_unsharded(setup: Setup, num_steps: int) -> dict[str, Any]:
+    """An unsharded module in device memory, and its state loaded by one on the cpu."""
+    model = new_model(setup, "npu").to(torch.device("npu"))
+    dense = torch.optim.SGD(model.over.parameters(), lr=setup.dense_lr)
+    outputs = []
+    for step in range(num_steps):
+        dense.zero_grad()
+        loss, out = model(
+            make_batch(100 * step, 5, weighted=setup.weighted).to(torch.device("npu"))
+        )
+        loss.backward()
+        dense.step()
+        outputs.append([out.detach().cpu().numpy()])
+    rows = rows_of(model.ebc.tables())
+    on_cpu = new_model(setup, "cpu")
+    on_cpu.ebc.load_state_dict(model.ebc.state_dict())
+    copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+    batch = make_batch(1, 5, weighted=setup.weighted).to(torch.device("npu"))
+    outputs_of_copies = []
+    for one in (model, *copies):
+        one(batch)[0].backward()
+        outputs_of_copies.append(one(batch)[1].detach().cpu().numpy())
+    return {
+        "outputs": outputs,
+        "outputs of copies": outputs_of_copies,
+        "rows": rows,
+        "loaded": rows_of(on_cpu.ebc.tables()),
+        "dense": dense_of(model),
+    }
+
+
+def save_and_load(setup: Setup, folder: str) -> dict[str, Any]:
+    """Saves a trained model with Saver, and loads it into a new one."""
+    model = shard(new_model(setup, "meta"), setup)
+    for batch in own_batches([[3] * 4] * 2, weighted=False, device="npu"):
+        model(batch)[0].backward()
+    Saver().save(model, folder)
+    other = shard(new_model(setup, "meta"), setup)
+    Saver().load(other, folder)
+    tables = unwrapped(other).ebc.tables()
+    try:
+        Saver().save(model, f"{folder}_delta", incremental=True)
+        refusal = ""
+    except ValueError as error:
+        refusal = str(error)
+    return {
+        "saved": rows_of(unwrapped(model).ebc.tables()),
+        "loaded": rows_of(tables),
+        "counts": {table.update_count for table in tables.values()},
+        "refusal": refusal,
+    }
+
+
+def abandon_on_another_stream() -> bool:
+    """Whether a batch's memory is kept while a stream that it was recorded on still reads it."""
+    module = torch.get_device_module("npu")
+    main, side = module.current_stream(), module.Stream()
+
+    def sent(value: int) -> tuple[Parcel, torch.Tensor]:
+        parcel = Parcel()
+        item = parcel.put(np.full(1000, value))
+        parcel.seal()
+        with module.stream(side):
+            parcel.send(torch.device("npu"))
+        return parcel, parcel.get(item)
+
+    parcel, on_device = sent(3)
+    main.wait_stream(side)
+    read = torch.zeros(1000, dtype=torch.int64).pin_memory()
+    read.copy_(on_device, non_blocking=True)
+    parcel.record_stream(main)
+    del parcel, on_device
+    other = sent(4)
+    side.synchronize()
+    main.synchronize()
+    return bool((read == 3).all()) and bool((other[1] == 4).all())
+
+
+class Regrouping(nn.Module):
+    """A model that takes its pooled vectors through torchrec's regroup."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.ebc = model.ebc
+        self.over = nn.Linear(8 + 3, 1)
+        self.other = nn.Linear(8 + 5, 1)
+
+    def forward(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        pooled = self.ebc(batch.sparse)
+        groups = [["user", "genre"], ["ad", "shared@other"]]
+        first, second = KeyedTensor.regroup([pooled], groups)
+        out = (self.over(first) * self.other(second)).squeeze(1)
+        return ((out - 1) ** 2).mean(), out
+
+
+def everything_learns(setup: Setup) -> dict[str, bool]:
+    """Which tables and dense parameters one step of training has changed."""
+    model = shard(Regrouping(new_model(setup, "meta")), setup)
+    optimizer = optimizer_of(model, 0.1)
+    (batch,) = own_batches([[8] * 4], weighted=False, device="npu")
+    model(batch)  # every key gets its row
+    tables = unwrapped(model).ebc.tables()
+    before, dense_before = rows_of(tables), _dense(model)
+    loss, _ = model(batch)
+    loss.backward()
+    optimizer.step()
+    after, dense_after = rows_of(tables), _dense(model)
+    learned = {n: not np.array_equal(dense_before[n], dense_after[n]) for n in dense_before}
+    for name, rows in before.items():
+        same = [np.array_equal(w, after[name][key][0]) for key, (w, _) in rows.items()]
+        learned[name] = bool(rows) and not all(same)
+    return learned
+
+
+def _dense(model: nn.Module) -> dict[str, np.ndarray]:
+    return {
+        n: p.detach().cpu().numpy().copy() for n, p in model.named_parameters() if "ebc" not in n
+    }
+
+
+def use_registered_kernels(setup: Setup, sizes: list[list[int]]) -> dict[str, Any]:
+    """Trains with kernels of the test's own, which count their calls."""
+    from on_ranks import train
+
+    from recsdk_sharding.device.optimizers import update_rows
+
+    calls = dict.fromkeys(("pool_rows", "sum_gradients", "update_rows"), 0)
+
+    def counted(operation: str, function: Any, *args: Any) -> Any:
+        calls[operation] += 1
+        return function(*args)
+
+    functions = (kernels.pool_rows, kernels.sum_gradients, update_rows)
+    try:
+        for operation, function in zip(calls, functions, strict=True):
+            kernels.register_kernel("npu", operation, partial(counted, operation, function))
+        result = train(setup, sizes)
+    finally:
+        for operation in calls:
+            kernels.register_kernel("npu", operation, None)
+    return {**result, "calls": calls, "num_ranks": dist.get_world_size()}

@@ -1,0 +1,69 @@
+"""Explicit sharding plans: what torchrec's planner could say, written down.
+
+Shape letters: W ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, ShardMetadata
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding
+
+Spec: TypeAlias = tuple[Any, ...]
+"""("row_wise",), ("data_parallel",), ("table_wise", rank), ("table_row_wise", node), or
+("column_wise" | "table_column_wise", [(width, rank), ...]), or
+("grid_shard", [(width, node), ...])."""
+
+
+def module_plan(
+    configs: Sequence[Any], specs: Mapping[str, Spec], world_size: int, local_size: int
+) -> EmbeddingModuleShardingPlan:
+    """The plan of one collection."""
+    plan = EmbeddingModuleShardingPlan()
+    for config in configs:
+        plan[config.name] = _sharding(config, specs[config.name], world_size, local_size)
+    return plan
+
+
+def _sharding(config: Any, spec: Spec, world_size: int, local_size: int) -> ParameterSharding:
+    kind = spec[0]
+    if kind == "data_parallel":
+        return ParameterSharding(kind, "dense", list(range(world_size)), None)
+    shards = [
+        ShardMetadata([row, column], [rows, columns], f"rank:{rank}/cpu")
+        for row, column, rows, columns, rank in _cut(config, spec, world_size, local_size)
+    ]
+    ranks = [shard.placement.rank() for shard in shards]
+    return ParameterSharding(kind, "fused", ranks, EnumerableShardingSpec(shards))
+
+
+def _cut(
+    config: Any, spec: Spec, world_size: int, local_size: int
+) -> list[tuple[int, int, int, int, int]]:
+    """First row and column, rows, columns and rank of every shard."""
+    kind, dim = spec[0], config.embedding_dim
+    if kind == "row_wise":
+        ranges = [(0, dim, list(range(world_size)))]
+    elif kind == "table_wise":
+        ranges = [(0, dim, [spec[1]])]
+    elif kind == "table_row_wise":
+        ranges = [(0, dim, _ranks_of_node(spec[1], local_size))]
+    else:
+        ranges, first = [], 0
+        for width, place in spec[1]:
+            ranks = _ranks_of_node(place, local_size) if kind == "grid_shard" else [place]
+            ranges.append((first, width, ranks))
+            first += width
+        assert first == dim, f"the columns of {config.name} add up to {first}, not {dim}"
+    shards = []
+    for first, width, ranks in ranges:
+        cuts = [config.num_embeddings * i // len(ranks) for i in range(len(ranks) + 1)]
+        for row, end, rank in zip(cuts[:-1], cuts[1:], ranks, strict=True):
+            shards.append((row, first, end - row, width, rank))
+    return shards
+
+
+def _ranks_of_node(node: int, local_size: int) -> list[int]:
+    return list(range(node * local_size, (node + 1) * local_size))

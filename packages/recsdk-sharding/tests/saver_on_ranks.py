@@ -1,0 +1,111 @@
+"""What the tests of Saver run on every rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from on_ranks import _compute, _plain, own_batches
+from worlds import Setup, new_model, optimizer_of, rows_of, shard, unwrapped
+
+from recsdk_core import RecsdkError
+from recsdk_sharding import Saver
+
+
+def _made(setup: Setup) -> tuple[Any, Any]:
+    model = shard(new_model(setup, "meta"), setup)
+    return model, optimizer_of(model, setup.dense_lr)
+
+
+def _content(model: Any) -> dict[str, Any]:
+    tables = unwrapped(model).ebc.tables()
+    counts = {name: table.update_count for name, table in tables.items()}
+    return {"rows": rows_of(tables), "counts": counts}
+
+
+def save_chain(setup: Setup, sizes: list[list[int]], folder: str) -> list[dict[str, Any]]:
+    """Saves in full and then, after each further step, the changes; what was held each time."""
+    model, optimizer = _made(setup)
+    saver, held = Saver(dist.get_rank()), []
+    for number, _ in enumerate(_plain(model, optimizer, own_batches(sizes, setup.weighted))):
+        if number:
+            tables = unwrapped(model).ebc.tables()
+            for table in tables.values():
+                table.erase(next(iter(table.export())).keys[:2].copy() if len(table) else [])
+        saver.save(model, f"{folder}/{number}", incremental=number > 0, step=number)
+        held.append(_content(model))
+    return held
+
+
+def load_chain(setup: Setup, folder: str, length: int) -> list[dict[str, Any]]:
+    """Loads one after the other; what was held each time."""
+    model, optimizer = _made(setup)
+    list(_plain(model, optimizer, own_batches([[3] * dist.get_world_size()], False, seed=7)))
+    held = []
+    for number in range(length):
+        found = Saver().load(model, f"{folder}/{number}", incremental=number > 0)
+        assert found.manifest.step == number
+        held.append(_content(model))
+    return held
+
+
+def save_with_batches_ahead(setup: Setup, num_steps: int, depth: int, at: int, folder: str) -> Any:
+    """Saves between two steps while the host work of later batches is done or under way."""
+    model, optimizer = _made(setup)
+    ebc = unwrapped(model).ebc
+    batches = own_batches([[3, 2, 4, 1][: dist.get_world_size()]] * num_steps, setup.weighted)
+    started: list[Any] = []
+    held: dict[str, Any] = {}
+    for step, batch in enumerate(batches):
+        for ahead in batches[step + len(started) : step + depth + 1]:
+            context = ebc.create_context()
+            started.append((context, ebc.input_dist(context, ahead.sparse)))
+        context, request = started.pop(0)
+        ebc.forward = lambda features, c=context, r=request: _compute(ebc, c, r, features)
+        optimizer.zero_grad()
+        loss, _ = model(batch)
+        loss.backward()
+        optimizer.step()
+        del ebc.forward, context, request, loss
+        if step == at:
+            Saver().save(model, f"{folder}/midway")
+            held = _content(model)
+    return {"midway": held, "end": _content(model)}
+
+
+def load(setup: Setup, path: str) -> dict[str, Any]:
+    model, _ = _made(setup)
+    Saver().load(model, path)
+    return _content(model)
+
+
+def fail_to_save(folder: str, bad_rank: int) -> list[str]:
+    """What each rank says if one of them cannot save, and whether the next save goes well."""
+    model, optimizer = _made(Setup())
+    list(_plain(model, optimizer, own_batches([[3] * dist.get_world_size()], False)))
+
+    def progress(num_bytes: int) -> None:
+        if dist.get_rank() == bad_rank:
+            raise OSError("no space left on this rank")
+
+    def save(told: Any) -> str:
+        try:
+            Saver().save(model, f"{folder}/one", progress=told)
+        except (RecsdkError, OSError) as error:
+            return str(error)
+        return ""
+
+    return [save(progress), save(None)]
+
+
+def fail_to_load(path: str) -> dict[str, Any]:
+    """What each rank says of a checkpoint of which one rank's file is damaged."""
+    model, optimizer = _made(Setup())
+    list(_plain(model, optimizer, own_batches([[3] * dist.get_world_size()], False, seed=5)))
+    before = _content(model)
+    try:
+        Saver().load(model, path)
+        text = ""
+    except RecsdkError as error:
+        text = str(error)
+    return {"text": text, "before": before, "after": _content(model)}

@@ -1,0 +1,76 @@
+"""Gradients of several backwards, applied as one update, equal one large batch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import on_ranks
+import pytest
+import torch
+from rank_pool import RankPool
+from test_training import assert_rows_close
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+from worlds import Setup, make_batch, merged, new_model, rows_of
+
+from recsdk_sharding import AccumulateAdagrad, AccumulateAdam, AccumulateSGD
+
+STEPS = 3
+CLASSES: dict[str, tuple[type, type, dict[str, Any]]] = {
+    "sgd": (AccumulateSGD, torch.optim.SGD, {"lr": 0.1}),
+    "adagrad": (AccumulateAdagrad, torch.optim.Adagrad, {"lr": 0.1, "eps": 1e-4}),
+    "adam": (AccumulateAdam, torch.optim.Adam, {"lr": 0.02, "eps": 1e-4}),
+}
+ACCUMULATE = {"use_accumulate": True, "accumulate_step": STEPS}
+
+
+def assert_equals_large_batches(pool: RankPool, small: Setup, large: Setup) -> None:
+    """Two updates of three backwards each, against two backwards of three times the size."""
+    found = pool.run(2, on_ranks.train_sums, small, 2 * STEPS, 1)
+    expected = pool.run(2, on_ranks.train_sums, large, 2 * STEPS, STEPS)
+    assert_rows_close(merged([r["rows"] for r in found]), merged([r["rows"] for r in expected]))
+    for result in found:
+        assert result["counts"] == [{0}, {0}, {1}, {1}, {1}, {2}]
+
+
+@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_accumulating_classes_equal_large_batches(
+    ranks: RankPool, name: str, weighted: bool
+) -> None:
+    accumulating, plain, arguments = CLASSES[name]
+    small = Setup(accumulating, {**arguments, **ACCUMULATE}, weighted=weighted)
+    assert_equals_large_batches(ranks, small, Setup(plain, arguments, weighted=weighted))
+
+
+def test_any_optimizer_accumulates_by_the_config(ranks: RankPool) -> None:
+    large = Setup(RowWiseAdagrad, {"lr": 0.1, "eps": 1e-4})
+    small = replace(large, options={"accumulate_steps": STEPS})
+    assert_equals_large_batches(ranks, small, large)
+
+
+def test_without_use_accumulate_each_backward_is_an_update(ranks: RankPool) -> None:
+    setup = Setup(AccumulateSGD, {"lr": 0.1, "accumulate_step": STEPS})
+    (result,) = ranks.run(1, on_ranks.train_sums, setup, 2, 1)
+    assert result["counts"] == [{1}, {2}]
+
+
+def test_rows_are_seen_and_state_is_loaded_once_their_update_is_done() -> None:
+    setup = Setup(AccumulateSGD, {"lr": 0.1, **ACCUMULATE})
+    model = new_model(setup, "cpu")
+    empty = model.ebc.state_dict()
+    lengths = []
+    for seed in range(STEPS):
+        model(make_batch(seed, 6))[0].backward()
+        lengths.append(len(model.ebc.tables()["user"]))
+    assert lengths[:-1] == [0] * (STEPS - 1)
+    assert lengths[-1] > 0
+    model(make_batch(9, 6))[0].backward()
+    model.ebc.load_state_dict(empty)  # what was accumulated is dropped
+    assert rows_of(model.ebc.tables()) == {name: {} for name in model.ebc.tables()}
+
+
+@pytest.mark.parametrize(("value", "error"), [(0, ValueError), (1.5, TypeError), (True, TypeError)])
+def test_bad_numbers_of_steps_are_named(value: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="accumulate_step"):
+        new_model(Setup(AccumulateSGD, {"lr": 0.1, "accumulate_step": value}), "cpu")

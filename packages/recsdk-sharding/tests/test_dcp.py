@@ -1,0 +1,61 @@
+"""torch.distributed.checkpoint saves and loads models with hash tables, at any number of ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import dcp_on_ranks
+import numpy as np
+import pytest
+import torch
+from rank_pool import RankPool
+from test_pipelines import assert_identical
+from worlds import Setup, merged
+
+ADAM = Setup(torch.optim.Adam, {"lr": 0.02})
+SIZES = [[3, 1, 2, 4], [2, 2, 0, 3]]
+
+
+def sizes_for(world_size: int) -> list[list[int]]:
+    return [row[:world_size] for row in SIZES]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_resumed_training_equals_training_never_stopped(
+    ranks: RankPool, tmp_path: Path, is_async: bool
+) -> None:
+    path, sizes = str(tmp_path / "state"), sizes_for(2)
+    went_on = ranks.run(2, dcp_on_ranks.save, ADAM, sizes, path, is_async)
+    resumed = ranks.run(2, dcp_on_ranks.load, ADAM, sizes, path)
+    for one, other in zip(went_on, resumed, strict=True):
+        assert_identical(other["loaded"], one["saved"])
+        assert_identical(other["end"], one["end"])
+        for out, expected in zip(other["outputs"], one["outputs"], strict=True):
+            assert np.array_equal(out, expected)
+
+
+@pytest.mark.parametrize("rule", ["virtual_shard", "modulo"])
+@pytest.mark.parametrize(("writers", "readers"), [(2, 1), (2, 3), (4, 2), (1, 4)])
+def test_any_number_of_ranks_loads(
+    ranks: RankPool, tmp_path: Path, writers: int, readers: int, rule: str
+) -> None:
+    path, setup = str(tmp_path / "state"), replace(ADAM, rank_rule=rule)
+    saved = ranks.run(writers, dcp_on_ranks.save, setup, sizes_for(writers), path, False)
+    loaded = ranks.run(readers, dcp_on_ranks.load, setup, sizes_for(readers), path)
+    rows = merged([result["saved"]["rows"] for result in saved])
+    assert_identical(merged([result["loaded"]["rows"] for result in loaded]), rows)
+    for result in loaded:
+        assert_identical(result["loaded"]["dense"], saved[0]["saved"]["dense"])
+
+
+def test_another_rule_needs_all_parts_and_says_so(ranks: RankPool, tmp_path: Path) -> None:
+    path, modulo = str(tmp_path / "state"), replace(ADAM, rank_rule="modulo")
+    saved = ranks.run(2, dcp_on_ranks.save, modulo, sizes_for(2), path, False)
+    for text in ranks.run(2, dcp_on_ranks.load_error, ADAM, path):
+        assert "saved by 2 ranks with rule 'modulo'" in text
+        assert "HashLoadPlanner(), with all_ranks=True" in text
+    load = dcp_on_ranks.load_all
+    loaded = ranks.run(2, load, ADAM, sizes_for(2), path)
+    rows = merged([result["saved"]["rows"] for result in saved])
+    assert_identical(merged([result["loaded"]["rows"] for result in loaded]), rows)

@@ -1,0 +1,241 @@
+"""Tables on a device: the simulated NPU, asynchronously, over hccl.
+
+They train as tables on the cpu do: the same keys, refusals and initial rows, and values within
+float order. Twice the same training gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import on_npus
+import on_ranks
+import pytest
+import reference
+import torch
+from rank_pool import RankPool
+from test_accumulation import assert_equals_large_batches
+from test_pipelines import assert_identical
+from test_training import (
+    SETUPS,
+    assert_dense_close,
+    assert_outputs_close,
+    assert_rows_close,
+    sizes_for,
+)
+from torchrec.modules.embedding_configs import DataType
+from worlds import Setup, joined, merged, new_model, rows_of
+
+from recsdk_core import Table, init, optim
+from recsdk_sharding import HashEmbeddingBagConfig, Saver
+from recsdk_sharding.device.optimizers import check_optimizer, update_rows
+from recsdk_sharding.device.table import DeviceTable
+
+
+@pytest.fixture(scope="module")
+def npus() -> Iterator[RankPool]:
+    """Processes with a simulated NPU each."""
+    pool = RankPool(4, "hccl", RECSDK_SIM_NPU="1", RECSDK_SIM_NPU_ASYNC="1")
+    yield pool
+    pool.close()
+
+
+def on_npu(setup: Setup) -> Setup:
+    return replace(setup, device="npu")
+
+
+def with_room(setup: Setup) -> Setup:
+    """The same with device memory for all keys of the batches."""
+    return replace(setup, options={"num_rows": 400, **setup.options})
+
+
+NESTEROV = {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}
+MORE_SETUPS = {
+    "adamw": Setup(torch.optim.AdamW, {"lr": 0.02, "weight_decay": 0.1}),
+    "momentum": Setup(torch.optim.SGD, NESTEROV),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "world_size"),
+    [
+        ("adagrad_weighted", 4),
+        ("adagrad", 4),
+        ("sgd", 2),
+        ("adagrad_weighted", 2),
+        ("rowwise_adagrad", 2),
+        ("adam", 2),
+        ("adamw", 2),
+        ("momentum", 1),
+        ("adam_defaults", 1),
+    ],
+)
+def test_training_equals_the_cpu(npus: RankPool, name: str, world_size: int) -> None:
+    setup, sizes = with_room({**SETUPS, **MORE_SETUPS}[name]), sizes_for(world_size)
+    results = npus.run(world_size, on_ranks.train, on_npu(setup), sizes)
+    expected = reference.train_unsharded(setup, sizes)
+    assert_rows_close(merged([r["rows"] for r in results]), expected["rows"])
+    assert_outputs_close(results, expected["outputs"])
+    for result in results:
+        assert_dense_close(result["dense"], expected["dense"])
+        assert result["has_grad"] == []
+        assert set(result["counts"].values()) == {len(sizes)}
+
+
+@pytest.mark.parametrize("how", ["TrainPipelineBase", "TrainPipelineSparseDist"])
+def test_torchrec_pipelines_give_the_same_bits(npus: RankPool, how: str) -> None:
+    setup, sizes = on_npu(with_room(SETUPS["adagrad_weighted"])), sizes_for(2)
+    plain = npus.run(2, on_ranks.train, setup, sizes)
+    for result, expected in zip(npus.run(2, on_ranks.train, setup, sizes, how), plain, strict=True):
+        assert_identical(result, expected)
+
+
+def test_looking_ahead_gives_the_same_bits_and_snapshots(npus: RankPool) -> None:
+    setup, sizes = on_npu(with_room(SETUPS["adagrad"])), sizes_for(2)
+    looks_at = [1, 3]
+    plain = npus.run(2, on_ranks.train_ahead, setup, sizes, 0, looks_at)
+    ahead = npus.run(2, on_ranks.train_ahead, setup, sizes, 4, looks_at)
+    for result, expected in zip(ahead, plain, strict=True):
+        assert_identical(result, expected)
+
+
+INITIALIZERS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "normal": {"initializer": init.Normal(stddev=0.5)},
+    "init_fn": {"init_fn": partial(torch.nn.init.normal_, std=2.0)},
+    "custom init_fn": {"init_fn": torch.nn.init.xavier_uniform_},
+}
+
+
+@pytest.mark.parametrize("run", [on_ranks.insert_only, on_npus.abandon])
+@pytest.mark.parametrize("name", INITIALIZERS)
+def test_initial_rows_are_those_of_the_cpu(npus: RankPool, name: str, run: Any) -> None:
+    setup = with_room(Setup(torch.optim.Adam, {"lr": 0.1}, options=INITIALIZERS[name]))
+    rows = merged(npus.run(2, run, on_npu(setup), [[4, 4], [3, 0]]))
+    model = new_model(setup, "cpu")
+    for batches in reference.batches_of([[4, 4], [3, 0]], weighted=False):
+        model(joined(batches))
+    assert_identical(rows, rows_of(model.ebc.tables()))
+
+
+def test_gradients_accumulate(npus: RankPool) -> None:
+    large = on_npu(with_room(Setup(torch.optim.Adagrad, {"lr": 0.1, "eps": 1e-4}, weighted=True)))
+    small = replace(large, options={**large.options, "accumulate_steps": 3})
+    assert_equals_large_batches(npus, small, large)
+
+
+def test_refusals_are_those_of_the_cpu(npus: RankPool) -> None:
+    setup = with_room(replace(SETUPS["adagrad"], options={"max_rows": 12}))
+    sizes = [[6], [5], [4]]
+    (result,) = npus.run(1, on_ranks.train, on_npu(setup), sizes)
+    expected = reference.train_unsharded(setup, sizes)
+    assert {len(rows) for rows in result["rows"].values()} == {12}
+    assert_rows_close(result["rows"], expected["rows"])
+    assert_outputs_close([result], expected["outputs"])
+
+
+def test_a_full_table_refuses_and_goes_on(npus: RankPool) -> None:
+    for result in npus.run(2, on_npus.fill_up, 8):
+        assert result["lengths"] == result["budgets"] == dict.fromkeys(result["lengths"], 8)
+        assert all(count > 0 for count in result["refused"].values())
+        for name, row in result["spare"].items():
+            assert not any(row), f"{name}: the row that refused keys read has been written to"
+
+
+def test_state_moves_between_devices_and_world_sizes(npus: RankPool) -> None:
+    setup = with_room(Setup(torch.optim.Adam, {"lr": 0.02}))
+    saved = npus.run(2, on_ranks.save, on_npu(setup), [[3, 1], [2, 2]])
+    rows = merged([result["rows"] for result in saved])
+    state = {name: value for result in saved for name, value in result["state"].items()}
+    names = {name.rpartition(".")[2] for name in state if "embedding_bags" in name}
+    assert names == {"keys", "weight", "exp_avg", "exp_avg_sq", "update_count", "seed", "ranks"}
+    for world_size in (1, 4):
+        loaded = npus.run(world_size, on_ranks.load, on_npu(setup), state)
+        assert_identical(merged([result["rows"] for result in loaded]), rows)
+        assert [result["problems"] for result in loaded] == [[]] * world_size
+    on_cpu = new_model(setup, "cpu")
+    on_cpu.load_state_dict({name: torch.from_numpy(np.asarray(v)) for name, v in state.items()})
+    assert_identical(rows_of(on_cpu.ebc.tables()), rows)
+
+
+def test_saver_copies_device_memory(npus: RankPool, tmp_path: Path) -> None:
+    setup, folder = with_room(SETUPS["adam"]), str(tmp_path / "saved")
+    results = npus.run(2, on_npus.save_and_load, on_npu(setup), folder)
+    for result in results:
+        assert_identical(result["loaded"], result["saved"])
+        assert result["counts"] == {2}
+        assert "pass incremental=False" in result["refusal"]
+    on_cpu = new_model(setup, "cpu")
+    Saver().load(on_cpu, folder)
+    assert_identical(rows_of(on_cpu.ebc.tables()), merged([r["saved"] for r in results]))
+
+
+@pytest.mark.parametrize("name", ["adagrad", "adagrad_weighted"])
+def test_an_unsharded_module_trains_in_device_memory(npus: RankPool, name: str) -> None:
+    setup = with_room(SETUPS[name])
+    (result,) = npus.run(1, on_npus.train_unsharded, setup, 3)
+    expected = reference.train_unsharded(setup, [[5]] * 3)
+    assert_rows_close(result["rows"], expected["rows"])
+    assert_dense_close(result["dense"], expected["dense"])
+    assert_identical(result["loaded"], result["rows"])
+    original, *copies = result["outputs of copies"]
+    assert_identical(copies, [original, original])
+
+
+def test_a_batch_keeps_its_memory_while_a_recorded_stream_reads_it(npus: RankPool) -> None:
+    assert npus.run(1, on_npus.abandon_on_another_stream) == [True]
+
+
+def test_every_table_and_every_dense_parameter_gets_a_gradient(npus: RankPool) -> None:
+    for learned in npus.run(2, on_npus.everything_learns, on_npu(with_room(Setup()))):
+        assert set(learned) >= {"user", "genre", "other"}
+        assert len(learned) == 3 + 4
+        assert all(learned.values()), learned
+
+
+def test_registered_kernels_take_over(npus: RankPool) -> None:
+    setup, sizes = on_npu(with_room(SETUPS["adagrad"])), sizes_for(1)
+    (result,) = npus.run(1, on_npus.use_registered_kernels, setup, sizes)
+    assert set(result["calls"].values()) == {3 * len(sizes)}
+    (expected,) = npus.run(1, on_ranks.train, setup, sizes)
+    assert_identical(result["rows"], expected["rows"])
+
+
+def test_an_optimizer_that_no_device_has_is_named() -> None:
+    @dataclass(frozen=True)
+    class Unknown:
+        lr: float = 0.1
+
+    with pytest.raises(ValueError, match="table 'user': optimizer Unknown is not supported"):
+        check_optimizer(Unknown(), "user")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="table 'user': SGD with clip_norm is not supported"):
+        check_optimizer(optim.SGD(clip_norm=1.0), "user")
+
+
+def test_rows_of_16_bits_are_not_for_devices() -> None:
+    config = HashEmbeddingBagConfig(
+        name="user", embedding_dim=4, num_embeddings=10, data_type=DataType.BF16
+    )
+    with pytest.raises(ValueError, match="table 'user': data_type must be DataType.FP32 for rows"):
+        DeviceTable(config, torch.zeros(11, 4), optim.SGD(), None, (0, 4))
+
+
+@pytest.mark.parametrize("bias_correction", ["table", "row"])
+def test_adam_corrects_its_bias_as_the_engine_does(bias_correction: Any) -> None:
+    optimizer = optim.Adam(lr=0.1, bias_correction=bias_correction)
+    grads = np.random.default_rng(1).normal(size=(5, 2, 3)).astype(np.float32)
+    table = Table(3, optimizer=optimizer, initializer=init.Constant(value=1.0))
+    table.find_or_insert(np.array([4, 5]))
+    store = torch.ones(3, 3)
+    state = {name: torch.zeros(3, width) for name, width in table.state_fields}
+    for count, grad in enumerate(grads, 1):
+        rows = [0, 1] if count % 2 else [1]
+        table.apply_gradients(np.array([4, 5])[rows], grad[: len(rows)])
+        grad_UD = torch.from_numpy(grad[: len(rows)])
+        update_rows(optimizer, count, store, state, torch.tensor(rows), grad_UD)
+    np.testing.assert_allclose(store[:2], table.lookup(np.array([4, 5])), rtol=1e-5)

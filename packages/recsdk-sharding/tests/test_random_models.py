@@ -1,0 +1,203 @@
+"""Random collections, plans and batches: sharded training equals the unsharded module's.
+
+How many examples run is the Hypothesis profile's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import random_models
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from plans import Spec
+from random_models import Case, TableSpec
+from rank_pool import RankPool
+from test_training import assert_rows_close
+from worlds import whole_rows
+
+from recsdk_sharding.ranks import RankMap
+
+TOLERANCE = {"rtol": 3e-5, "atol": 3e-5}
+
+
+def assert_same(case: Case, results: list[dict[str, Any]], expected: dict[str, Any]) -> None:
+    rows = whole_rows([result["rows"] for result in results], case.replicated())
+    assert_rows_close(rows, expected["rows"])
+    for step, whole in enumerate(expected["outputs"]):
+        of_ranks = [result["outputs"][step] for result in results]
+        if case.is_sequence:
+            assert_sequences(whole, of_ranks)
+        else:
+            assert all(part["keys"] == whole["keys"] for part in of_ranks)
+            values = np.concatenate([part["values"] for part in of_ranks])
+            np.testing.assert_allclose(values, whole["values"], **TOLERANCE)
+
+
+def assert_sequences(whole: dict[str, Any], of_ranks: list[dict[str, Any]]) -> None:
+    for name, jagged in whole.items():
+        parts = [part[name] for part in of_ranks]
+        assert np.array_equal(np.concatenate([p["ids"] for p in parts]), jagged["ids"])
+        assert np.array_equal(np.concatenate([p["lengths"] for p in parts]), jagged["lengths"])
+        values = np.concatenate([p["values"] for p in parts])
+        np.testing.assert_allclose(values, jagged["values"], **TOLERANCE)
+
+
+def cuts(draw: Any, dim: int, places: int) -> list[tuple[int, int]]:
+    """Column ranges of a table, each at some place."""
+    number = draw(st.integers(1, min(dim, 3)))
+    ends = sorted(draw(st.permutations(range(1, dim)))[: number - 1])
+    widths = np.diff([0, *ends, dim]).tolist()
+    return [(width, draw(st.integers(0, places - 1))) for width in widths]
+
+
+def specs(draw: Any, dim: int, world_size: int, local_size: int, kinds: list[str]) -> Spec:
+    kind = draw(st.sampled_from(kinds))
+    if kind in ("row_wise", "data_parallel"):
+        return (kind,)
+    if kind == "table_wise":
+        return (kind, draw(st.integers(0, world_size - 1)))
+    nodes = world_size // local_size
+    if kind == "table_row_wise":
+        return (kind, draw(st.integers(0, nodes - 1)))
+    ranges = cuts(draw, dim, nodes if kind == "grid_shard" else world_size)
+    if kind == "grid_shard":  # torchrec's class takes a column range of a node once
+        ranges = list({place: (width, place) for width, place in ranges}.values())
+        ranges[-1] = (ranges[-1][0] + dim - sum(width for width, _ in ranges), ranges[-1][1])
+    return (kind, ranges)
+
+
+SEQUENCE_KINDS = ["row_wise", "table_wise", "column_wise", "data_parallel"]
+POOLED_KINDS = [*SEQUENCE_KINDS, "table_row_wise", "table_column_wise", "grid_shard"]
+
+
+@st.composite
+def cases(draw: Any) -> Case:
+    world_size = draw(st.sampled_from([1, 2, 2, 3, 4]))
+    local_size = draw(st.sampled_from([n for n in (1, 2, 3, 4) if world_size % n == 0]))
+    is_sequence = draw(st.booleans())
+    width = draw(st.integers(1, 6))
+    tables = [
+        TableSpec(
+            dim=width if is_sequence else draw(st.integers(1, 9)),
+            features=tuple(draw(st.permutations(["a", "b", "c"]))[: draw(st.integers(1, 2))]),
+            is_mean=draw(st.booleans()),
+        )
+        for _ in range(draw(st.integers(1, 4)))
+    ]
+    kinds = SEQUENCE_KINDS if is_sequence else POOLED_KINDS
+    sizes = st.tuples(*[st.integers(0, 4)] * world_size)
+    return Case(
+        tables=tuple(tables),
+        specs=tuple(specs(draw, table.dim, world_size, local_size, kinds) for table in tables),
+        sizes=tuple(draw(st.lists(sizes, min_size=1, max_size=3))),
+        seed=draw(st.integers(0, 1000)),
+        local_size=local_size,
+        is_sequence=is_sequence,
+        is_weighted=not is_sequence and draw(st.booleans()),
+        drops_duplicates=draw(st.booleans()),
+        batches_vary=not is_sequence and draw(st.booleans()),
+    )
+
+
+# Without shrinking: after a failure the ranks are started anew, which takes seconds.
+@settings(phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(case=cases())
+def test_any_collection_trains_as_unsharded(ranks: RankPool, case: Case) -> None:
+    results = ranks.run(case.world_size, random_models.train_sharded, case)
+    assert_same(case, results, random_models.train_unsharded(case))
+
+
+TABLES = (
+    TableSpec(8, ("a", "b")),
+    TableSpec(8, ("b",), is_mean=True),
+    TableSpec(8, ("c",)),
+)
+SIZES = ((4, 0, 3), (2, 5, 1), (0, 0, 0), (3, 3, 3))
+PLANS: dict[str, tuple[Spec, ...]] = {
+    "row_wise": (("row_wise",),) * 3,
+    "mixed": (("column_wise", [(3, 1), (5, 0)]), ("row_wise",), ("table_wise", 2)),
+    "replicated": (("data_parallel",), ("table_wise", 1), ("data_parallel",)),
+}
+
+
+@pytest.mark.parametrize("drops_duplicates", [False, True])
+@pytest.mark.parametrize("plan", PLANS)
+def test_sequences(ranks: RankPool, plan: str, drops_duplicates: bool) -> None:
+    case = Case(TABLES, PLANS[plan], SIZES, is_sequence=True, drops_duplicates=drops_duplicates)
+    results = ranks.run(3, random_models.train_sharded, case)
+    assert_same(case, results, random_models.train_unsharded(case))
+
+
+@pytest.mark.parametrize("is_weighted", [False, True])
+@pytest.mark.parametrize("plan", PLANS)
+def test_another_batch_size_for_each_feature(ranks: RankPool, plan: str, is_weighted: bool) -> None:
+    case = Case(TABLES, PLANS[plan], SIZES, batches_vary=True, is_weighted=is_weighted)
+    results = ranks.run(3, random_models.train_sharded, case)
+    assert_same(case, results, random_models.train_unsharded(case))
+
+
+def sent_vectors(case: Case, rank: int, tables: list[int]) -> int:
+    """Bytes of the vectors of bags that have keys of row-wise tables on a rank, for other ranks."""
+    ranks = RankMap(case.world_size)
+    total = 0
+    for step in range(len(case.sizes)):
+        for other in set(range(case.world_size)) - {rank}:
+            bags = random_models.bags_of(case, step, other)
+            for table in (case.tables[index] for index in tables):
+                for name in table.features:
+                    bag_N = np.repeat(np.arange(len(bags[name].lengths)), bags[name].lengths)
+                    is_own = ranks.owned_by(rank, bags[name].keys)
+                    total += 4 * table.dim * len(set(bag_N[is_own].tolist()))
+    return total
+
+
+def test_only_vectors_that_exist_are_sent_and_counted(ranks: RankPool) -> None:
+    case = Case(TABLES, PLANS["row_wise"], SIZES)
+    for rank, result in enumerate(ranks.run(3, random_models.train_sharded, case)):
+        stats = result["stats"]["row_wise"]
+        assert stats.forward_bytes == sent_vectors(case, rank, [0, 1, 2])
+        wanted = sum(
+            sent_from_to(case, owner, rank) for owner in range(case.world_size) if owner != rank
+        )
+        assert stats.backward_bytes == wanted
+        assert stats.id_bytes > 0
+
+
+def sent_from_to(case: Case, owner: int, rank: int) -> int:
+    """Bytes of the vectors that an owner sends to one rank."""
+    alone = replace(
+        case, sizes=tuple(tuple(n if r == rank else 0 for r, n in enumerate(s)) for s in case.sizes)
+    )
+    return sent_vectors(alone, owner, [0, 1, 2])
+
+
+LOSSES = {"FP16": 2e-3, "BF16": 2e-2, "INT8": 3e-2}
+
+
+@pytest.mark.parametrize("is_sequence", [False, True])
+@pytest.mark.parametrize("plan", ["row_wise", "mixed"])
+@pytest.mark.parametrize("codec", LOSSES)
+def test_codecs_shrink_what_travels_and_lose_little(
+    ranks: RankPool, codec: str, plan: str, is_sequence: bool
+) -> None:
+    exact = Case(TABLES, PLANS[plan], SIZES, is_sequence=is_sequence)
+    expected = ranks.run(3, random_models.train_sharded, exact)
+    found = ranks.run(3, random_models.train_sharded, replace(exact, codec=codec))
+    rows = whole_rows([result["rows"] for result in found])
+    other = whole_rows([result["rows"] for result in expected])
+    differences = [
+        np.abs(rows[name][key][0] - weight).max()
+        for name, by_key in other.items()
+        for key, (weight, _) in by_key.items()
+    ]
+    assert 0 < max(differences) < 10 * LOSSES[codec]
+    for result, whole in zip(found, expected, strict=True):
+        assert result["outputs"][0] is not None
+        for kind, stats in result["stats"].items():
+            bound = 0.6 if codec != "INT8" else 0.5
+            padding = 2 * 3 * len(SIZES) * 40
+            assert stats.forward_bytes <= bound * whole["stats"][kind].forward_bytes + padding
