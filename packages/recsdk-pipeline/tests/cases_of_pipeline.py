@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from pipeline_support.model import (
-    CPU,
+    DEVICE,
     CopyingModel,
     SmallModel,
     World,
@@ -47,7 +47,7 @@ def hashed(world: World) -> tuple[nn.Module, Any]:
 
 def pipeline_of(world: World, make: Callable[[World], tuple[nn.Module, Any]] = hashed, **options):
     model, optimizer = make(world)
-    return HybridTrainPipelineSparseDist(model, optimizer, CPU, **options)
+    return HybridTrainPipelineSparseDist(model, optimizer, DEVICE, **options)
 
 
 def train_plainly(world: World, train: list[Any], evaluated: list[Any]) -> dict[str, Any]:
@@ -118,13 +118,13 @@ def case_model_without_sharded_modules(world: World) -> None:
 
     def made() -> tuple[nn.Module, Any]:
         torch.manual_seed(0)
-        model = Dense()
+        model = Dense().to(DEVICE)
         return model, torch.optim.SGD(model.parameters(), lr=0.01)
 
     train = dense_batches(world, 8)
     model, optimizer = made()
     expected = [plain_step(model, optimizer, batch) for batch in train]
-    assert_equal(rest_of(HybridTrainPipelineSparseDist(*made(), CPU), iter(train)), expected)
+    assert_equal(rest_of(HybridTrainPipelineSparseDist(*made(), DEVICE), iter(train)), expected)
 
 
 def case_module_that_cannot_be_matched_runs_in_forward(world: World) -> None:

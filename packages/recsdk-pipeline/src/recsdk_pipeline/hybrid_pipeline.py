@@ -12,6 +12,7 @@ from torch import nn
 from torchrec.streamable import Pipelineable
 
 from recsdk_pipeline._internal.feeds import Feeds, FeedSpy
+from recsdk_pipeline._internal.position import Progress
 from recsdk_pipeline._internal.queue import END, Queue
 from recsdk_pipeline._internal.slot import Slot
 from recsdk_pipeline._internal.streams import SideStream
@@ -36,6 +37,11 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
     batch feeds which sharded module is learned from the first batch, by object identity; a
     module that is not given a field of the batch as it is runs inside forward, without lookahead.
 
+    `state_dict` says how far training has come, for a checkpoint. `data`, if given, is the training
+    data: an object with `state_dict()` and `load_state_dict()` that tell and set how far it was
+    read, such as torchdata's StatefulDataLoader. The pipeline asks it after each batch it reads
+    ahead, and its state holds the position after the last batch that was trained.
+
     `execute_all_batches` must be True and `apply_jit` False. With `return_loss`, `progress`
     returns `(output, losses)`. All ranks must pass the same `pipe_n_batch`, 1 to 12.
 
@@ -57,6 +63,7 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
         apply_jit: bool = False,
         return_loss: bool = False,
         pipe_n_batch: int = 6,
+        data: Any | None = None,
     ) -> None:
         _check(execute_all_batches, apply_jit, pipe_n_batch)
         self._model = model
@@ -69,8 +76,30 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
         self._learned: Feeds | None = None
         self._queues: list[Queue] = []
         self._current: Queue | None = None
-        self.num_batches_trained = 0
+        self._progress_made = Progress(data)
+
+    @property
+    def num_batches_trained(self) -> int:
         """Batches whose optimizer step is done; those fetched ahead do not count."""
+        return self._progress_made.num_batches
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far training has come: `num_batches_trained`, and the position of `data` if given.
+
+        Batches in flight do not count. Every rank has its own, and may call it between any two
+        steps. A run that resumes without `data` skips `num_batches_trained` batches.
+        """
+        return self._progress_made.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue where `state_dict` was taken; `data`, if given, is set to its position.
+
+        Call it before the first batch; make the iterator after it. Raises RuntimeError while
+        batches are in flight, ValueError for a state that lacks what is needed.
+        """
+        if any(queue.slots for queue in self._queues):
+            raise RuntimeError("batches are in flight; call drop() before load_state_dict()")
+        self._progress_made.load_state_dict(state_dict)
 
     def progress(self, dataloader_iter: Iterator[In]) -> Out | tuple[Out, torch.Tensor]:
         """Run the model on the next batch of the iterator and return its output.
@@ -146,7 +175,7 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
             queue.slots[0].settle(self._stream)
         if is_training:
             self._optimizer.step()
-            self.num_batches_trained += 1
+            self._progress_made.advance(slot.position)
         return (output, losses) if self._return_loss else output
 
     def _forward(self, slot: Slot) -> tuple[torch.Tensor, Out]:
@@ -176,7 +205,9 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
             if host_batch is END:
                 self._tell_end(queue)
             else:
+                position = self._progress_made.of_data() if queue.is_training else None
                 queue.slots.append(self._start(host_batch))
+                queue.slots[-1].position = position
         except Exception as error:
             queue.is_exhausted = True
             for exchange in self._exchanges:

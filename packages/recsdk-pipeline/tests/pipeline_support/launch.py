@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -28,11 +29,14 @@ def torchrun(num_ranks: int, *command: str) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", *options, *command]
 
 
-def run_ranks(num_ranks: int, *command: str) -> subprocess.CompletedProcess[str]:
-    """Run `command` on ranks to its end, and return its status and output."""
+def run_ranks(num_ranks: int, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run `command` on ranks to its end, and return its status and output.
+
+    `variables` are added to the environment.
+    """
     return subprocess.run(
         torchrun(num_ranks, *command),
-        env=environment(),
+        env={**environment(), **variables},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -41,12 +45,15 @@ def run_ranks(num_ranks: int, *command: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def run_cases(module: str, num_ranks: int, folder: Path) -> dict[str, list[str]]:
-    """Run every case of `module` on ranks; return each case's problems, one per rank that has one.
+def run_cases(
+    module: str, num_ranks: int, folder: Path, cases: Sequence[str] = (), **variables: str
+) -> dict[str, list[str]]:
+    """Run cases of `module` on ranks; return each case's problems, one per rank that has one.
 
-    A case is a function `case_NAME(world)`. Cases run in order on all ranks.
+    A case is a function `case_NAME(world)`. Cases run in order on all ranks; by default all do.
     """
-    done = run_ranks(num_ranks, "-m", "pipeline_support.run_cases", module, str(folder))
+    command = ("-m", "pipeline_support.run_cases", module, str(folder), *cases)
+    done = run_ranks(num_ranks, *command, **variables)
     if done.returncode != 0:
         raise AssertionError(
             f"{module} on {num_ranks} ranks ended with {done.returncode}:\n{done.stdout}"

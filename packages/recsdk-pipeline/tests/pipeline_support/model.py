@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from recsdk_sharding import (
     get_default_hybrid_sharders,
 )
 
-CPU = torch.device("cpu")
+DEVICE = torch.device(os.environ.get("RECSDK_TEST_DEVICE", "cpu"))
 FEATURES = ("user", "item", "tags")
 NUM_DENSE = 3
 WIDTH = 8
@@ -116,12 +117,12 @@ def spread(model: nn.Module, world: World) -> tuple[DistributedModelParallel, Co
         apply_optimizer_in_backward(torch.optim.Adagrad, tables.parameters(), {"lr": 0.1})
     by_rows = ParameterConstraints(sharding_types=["row_wise"], compute_kernels=["fused"])
     planner = EmbeddingShardingPlanner(
-        topology=Topology(world_size=world.size, compute_device="cpu"),
+        topology=Topology(world_size=world.size, compute_device=DEVICE.type),
         constraints=dict.fromkeys(["people", "things", *FEATURES], by_rows),
     )
     sharders = get_default_hybrid_sharders(host_env=world.host)
     plan = planner.collective_plan(model, sharders, dist.GroupMember.WORLD)
-    ddp = DistributedModelParallel(model, device=CPU, plan=plan, sharders=sharders)
+    ddp = DistributedModelParallel(model, device=DEVICE, plan=plan, sharders=sharders)
     _fill_stock_tables(ddp)
     dense = KeyedOptimizerWrapper(
         dict(in_backward_optimizer_filter(ddp.named_parameters())),
@@ -178,7 +179,7 @@ def with_bad_ids(batch: ClickBatch) -> ClickBatch:
 def plain_step(model: nn.Module, optimizer: Any, batch: ClickBatch) -> torch.Tensor:
     """One step of the loop that a pipeline has to equal."""
     optimizer.zero_grad()
-    loss, output = model(batch)
+    loss, output = model(batch.to(DEVICE))
     loss.sum().backward()
     optimizer.step()
     return output
@@ -188,7 +189,7 @@ def plain_step(model: nn.Module, optimizer: Any, batch: ClickBatch) -> torch.Ten
 def plain_evaluation(model: nn.Module, given: list[ClickBatch]) -> list[torch.Tensor]:
     """The outputs in evaluation mode."""
     model.eval()
-    outputs = [model(batch)[1] for batch in given]
+    outputs = [model(batch.to(DEVICE))[1] for batch in given]
     model.train()
     return outputs
 

@@ -12,10 +12,11 @@ import warnings
 from datetime import timedelta
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from torchrec.distributed.types import ShardingEnv
 
-from pipeline_support.model import World
+from pipeline_support.model import DEVICE, World
 
 TIMEOUT = timedelta(seconds=60)
 
@@ -24,7 +25,9 @@ def main() -> None:
     module, folder, *names = sys.argv[1:]
     warnings.simplefilter("ignore", FutureWarning)
     logging.getLogger("torchrec").setLevel(logging.ERROR)
-    dist.init_process_group("gloo", timeout=TIMEOUT)
+    dist.init_process_group("gloo" if DEVICE.type == "cpu" else "hccl", timeout=TIMEOUT)
+    if DEVICE.type != "cpu":
+        torch.get_device_module(DEVICE).set_device(dist.get_rank())
     cases = inspect.getmembers(importlib.import_module(module), _is_case)
     problems = {n: _problem(case) for n, case in cases if not names or n in names}
     path = Path(folder) / f"rank_{dist.get_rank()}.json"

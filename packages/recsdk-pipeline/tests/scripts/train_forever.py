@@ -9,7 +9,7 @@ import warnings
 from datetime import timedelta
 
 import torch.distributed as dist
-from pipeline_support.model import CPU, SmallModel, World, batches, hash_tables, spread
+from pipeline_support.model import DEVICE, SmallModel, World, batches, hash_tables, spread
 from torchrec.distributed.types import ShardingEnv
 
 from recsdk_pipeline import HybridTrainPipelineSparseDist
@@ -26,7 +26,7 @@ def main() -> None:
     group = dist.new_group(backend="gloo", timeout=timeout)
     world = World(rank, size, ShardingEnv(world_size=size, rank=rank, pg=group))
     model, optimizer = spread(SmallModel(tables=hash_tables()), world)
-    pipeline = HybridTrainPipelineSparseDist(model, optimizer, CPU)
+    pipeline = HybridTrainPipelineSparseDist(model, optimizer, DEVICE)
     endless = itertools.cycle(batches(world, 10))
     for step in itertools.count(1):
         pipeline.progress(endless)

@@ -81,6 +81,8 @@ class Slot:
     """Stock modules whose requests have not started."""
     error: Exception | None = None
     """What went wrong on the way; raised when it is this batch's turn."""
+    position: bytes | None = None
+    """Where the data is after this batch, if it can tell."""
     mark: Any = None
     is_settled: bool = False
 
