@@ -1,6 +1,8 @@
 """Builds the C++ library with its tests incrementally and runs them.
 
-.venv/bin/python tools/cpp_tests.py [--sanitize address,undefined] [--junit FILE]
+.venv/bin/python tools/cpp_tests.py [--sanitize address,undefined | --aarch64] [--junit FILE]
+
+With --aarch64 it is cross-compiled for 64-bit Arm and run under qemu-user.
 """
 
 from __future__ import annotations
@@ -9,8 +11,11 @@ import argparse
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from xml.sax import saxutils
 
+import debian
 import set_up
 
 # A finding ends the test with an exit status of its own, so that none is overlooked.
@@ -21,18 +26,37 @@ SANITIZER_OPTIONS = {
 }
 
 
-def build_folder(sanitize: str) -> Path:
-    return set_up.BUILD / ("cpp" if not sanitize else f"cpp-{sanitize.replace(',', '-')}")
+@dataclass(frozen=True)
+class Variant:
+    """One way to build the library and its tests."""
+
+    folder: str = "cpp"
+    build_type: str = "Release"
+    options: tuple[str, ...] = ()
+
+    @property
+    def path(self) -> Path:
+        return set_up.BUILD / self.folder
 
 
-def configure(folder: Path, sanitize: str, *options: str) -> list[str]:
-    """The command that configures a build in `folder`; harmless to repeat."""
-    build_type = "RelWithDebInfo" if sanitize else "Release"
+def sanitized(sanitizers: str) -> Variant:
+    name = f"cpp-{sanitizers.replace(',', '-')}"
+    return Variant(name, "RelWithDebInfo", (f"-DRECSDK_SANITIZE={sanitizers}",))
+
+
+def for_aarch64() -> Variant:
+    toolchain = set_up.ROOT / "cpp" / "cmake" / "aarch64.cmake"
+    return Variant(
+        "cpp-aarch64", options=(f"-DCMAKE_TOOLCHAIN_FILE={toolchain}", "-DRECSDK_ZSTD=OFF")
+    )
+
+
+def configure(variant: Variant) -> list[str]:
+    """The command that configures a build; harmless to repeat."""
     return [
-        *("cmake", "-S", str(set_up.ROOT / "cpp"), "-B", str(folder), "-G", "Ninja"),
-        f"-DCMAKE_BUILD_TYPE={build_type}",
-        f"-DRECSDK_SANITIZE={sanitize}",
-        *options,
+        *("cmake", "-S", str(set_up.ROOT / "cpp"), "-B", str(variant.path), "-G", "Ninja"),
+        *("--log-level=WARNING", f"-DCMAKE_BUILD_TYPE={variant.build_type}"),
+        *("-DRECSDK_BUILD_TESTS=ON", *variant.options),
     ]
 
 
@@ -41,11 +65,9 @@ def call(command: list[str], **extra: str) -> int:
     return subprocess.run(command, cwd=set_up.ROOT, env=env, check=False).returncode
 
 
-def build(folder: Path, sanitize: str, *options: str) -> int:
+def build(variant: Variant) -> int:
     """Configures and builds; returns the exit status."""
-    quiet = "--log-level=WARNING"
-    status = call([*configure(folder, sanitize, *options), quiet])
-    return status or call(["cmake", "--build", str(folder)])
+    return call(configure(variant)) or call(["cmake", "--build", str(variant.path)])
 
 
 def run_tests(folder: Path, junit: Path | None) -> int:
@@ -57,14 +79,39 @@ def run_tests(folder: Path, junit: Path | None) -> int:
     return call(command, **SANITIZER_OPTIONS)
 
 
+def lacks_cross_compiler() -> str:
+    """Installs what --aarch64 needs if this user may; else the advice what to install."""
+    try:
+        debian.ensure_here(debian.cross_needs(), say=set_up.say)
+    except debian.MissingPackagesError as error:
+        return str(error)
+    return ""
+
+
+def report_skipped(reason: str, junit: Path | None) -> int:
+    """Says why nothing was run, in the JUnit file too."""
+    print(f"skipped: {reason}")
+    if junit is not None:
+        text = saxutils.escape(reason)
+        junit.write_text(
+            '<testsuite tests="1" failures="0" errors="0" skipped="1">'
+            f'<testcase name="aarch64"><skipped>{text}</skipped></testcase></testsuite>\n'
+        )
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--sanitize", default="", help="sanitizers, separated by commas")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--sanitize", default="", help="sanitizers, separated by commas")
+    kind.add_argument("--aarch64", action="store_true", help="cross-compile, run under qemu-user")
     parser.add_argument("--junit", type=Path, help="write the results to this file too")
     args = parser.parse_args()
-    folder = build_folder(args.sanitize)
-    status = build(folder, args.sanitize, "-DRECSDK_BUILD_TESTS=ON")
-    return status or run_tests(folder, args.junit)
+    if args.aarch64 and (advice := lacks_cross_compiler()):
+        return report_skipped(advice, args.junit)
+    variant = for_aarch64() if args.aarch64 else Variant()
+    variant = sanitized(args.sanitize) if args.sanitize else variant
+    return build(variant) or run_tests(variant.path, args.junit)
 
 
 if __name__ == "__main__":

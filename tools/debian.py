@@ -64,12 +64,32 @@ def has_python_headers() -> bool:
 
 
 HEADERS = {
+    "xxhash.h": ("libxxhash-dev", "checksums of checkpoints"),
+    "zstd.h": ("libzstd-dev", "compression of checkpoints"),
     "gtest/gtest.h": ("libgtest-dev", "GoogleTest"),
     "absl/container/flat_hash_map.h": ("libabsl-dev", "a hash map to race with"),
     "boost/unordered/unordered_flat_map.hpp": ("libboost1.81-dev", "a hash map to race with"),
 }
+ENGINE_HEADERS = ("xxhash.h", "zstd.h")
 TEST_HEADERS = ("gtest/gtest.h",)
 BENCH_HEADERS = ("absl/container/flat_hash_map.h", "boost/unordered/unordered_flat_map.hpp")
+
+
+def cross_needs() -> list[Need]:
+    """What it takes to build for 64-bit Arm and to run what was built."""
+
+    def has(program: str) -> Callable[[], bool]:
+        return lambda: shutil.which(program) is not None
+
+    compiler_name = "aarch64-linux-gnu-g++"
+    sources = Path("/usr/src/googletest/CMakeLists.txt")
+    return [
+        Need(
+            package="g++-aarch64-linux-gnu", purpose="cross compiler", is_present=has(compiler_name)
+        ),
+        Need(package="qemu-user", purpose="emulator", is_present=has("qemu-aarch64")),
+        Need(package="googletest", purpose="its sources", is_present=sources.is_file),
+    ]
 
 
 def needs(headers: Sequence[str]) -> list[Need]:
@@ -79,7 +99,7 @@ def needs(headers: Sequence[str]) -> list[Need]:
         Need(package="python3-venv", purpose="virtual environments", is_present=has_venv),
         Need(package="python3-dev", purpose="Python.h", is_present=has_python_headers),
     ]
-    for header in headers:
+    for header in (*ENGINE_HEADERS, *headers):
         package, purpose = HEADERS[header]
         is_present = functools.partial(has_header, header)
         found.append(Need(package=package, purpose=purpose, is_present=is_present))
@@ -148,8 +168,13 @@ def check_compiler() -> None:
         )
 
 
+def ensure_here(wanted: Sequence[Need], *, say: Callable[[str], None]) -> None:
+    """Installs what is missing if this user may, else raises MissingPackagesError."""
+    install = apt_install if shutil.which("apt-get") else None
+    ensure(wanted, is_root=os.geteuid() == 0, install=install, say=say)
+
+
 def ensure_system(headers: Sequence[str], *, say: Callable[[str], None]) -> None:
     """Brings the operating system to what a profile needs, or raises MissingPackagesError."""
-    install = apt_install if shutil.which("apt-get") else None
-    ensure(needs(headers), is_root=os.geteuid() == 0, install=install, say=say)
+    ensure_here(needs(headers), say=say)
     check_compiler()

@@ -68,7 +68,7 @@ def clang_format(*flags: str) -> Result:
 def compile_databases() -> list[tuple[str, Path]]:
     """Folder of sources and the build folder that says how they are compiled."""
     return [
-        ("cpp/", cpp_tests.build_folder("")),
+        ("cpp/", cpp_tests.Variant().path),
         ("packages/recsdk-core/src/", set_up.BUILD / "recsdk-core"),
     ]
 
@@ -94,8 +94,7 @@ def compiled_sources() -> list[str]:
 
 
 def clang_tidy() -> Result:
-    folder = cpp_tests.build_folder("")
-    configured = call(*cpp_tests.configure(folder, "", "-DRECSDK_BUILD_TESTS=ON"))
+    configured = call(*cpp_tests.configure(cpp_tests.Variant()))
     if configured.status:
         return configured
     headers = [set_up.ROOT / name for name in cpp_files(".h", ".inc")]

@@ -40,6 +40,7 @@ STAMPS = VENV / "recsdk-stamps.json"
 CONSTRAINTS = "requirements/constraints.txt"
 NOT_SOURCES = {"__pycache__", "build", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
 PACKAGES = ("recsdk-core", "recsdk-sharding", "recsdk-pipeline")
+SIMULATED_NPU = "recsdk-npusim"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,14 +50,21 @@ class Profile:
     requirements: tuple[str, ...]
     headers: tuple[str, ...] = ()
     packages: bool = True
+    simulated_npu: bool = False
 
 
 PROFILES = {
     "demo": Profile(requirements=("run", "build")),
-    "test": Profile(requirements=("run", "build", "test"), headers=debian.TEST_HEADERS),
+    "test": Profile(
+        requirements=("run", "build", "test"), headers=debian.TEST_HEADERS, simulated_npu=True
+    ),
     "cpp": Profile(requirements=("build",), headers=debian.TEST_HEADERS, packages=False),
     "bench": Profile(requirements=("run", "build", "bench"), headers=debian.BENCH_HEADERS),
-    "all": Profile(requirements=("run", "build", "test", "lint"), headers=debian.TEST_HEADERS),
+    "all": Profile(
+        requirements=("run", "build", "test", "lint"),
+        headers=debian.TEST_HEADERS,
+        simulated_npu=True,
+    ),
 }
 
 
@@ -235,14 +243,19 @@ def install_requirements(name: str) -> None:
     step(f"requirements-{name}", wanted, f"installing {relative}", lambda: install("-r", relative))
 
 
+def home_of(package: str) -> Path:
+    """The folder of a package."""
+    return ROOT / "tools" / "npusim" if package == SIMULATED_NPU else ROOT / "packages" / package
+
+
 def sources_of(package: str) -> Iterator[Path]:
     """What an editable install of a package is made from."""
-    home = ROOT / "packages" / package
+    home = home_of(package)
     yield from (
         path for path in (home / "pyproject.toml", home / "CMakeLists.txt") if path.exists()
     )
     folders = [home / "src"]
-    if (home / "CMakeLists.txt").exists():
+    if (home / "cpp").exists():
         yield ROOT / "cpp" / "CMakeLists.txt"
         folders += [ROOT / "cpp" / name for name in ("include", "src", "cmake")]
     for folder in folders:
@@ -254,8 +267,9 @@ def sources_of(package: str) -> Iterator[Path]:
 def install_package(package: str) -> None:
     """Editable, from source; the C++ part rebuilds incrementally in build/."""
     wanted = digest_of_files(sources_of(package))
-    args = ["--no-build-isolation", "--editable", f"packages/{package}"]
-    if (ROOT / "packages" / package / "CMakeLists.txt").exists():
+    home = home_of(package)
+    args = ["--no-build-isolation", "--editable", str(home.relative_to(ROOT))]
+    if (home / "CMakeLists.txt").exists():
         args.append(f"--config-settings=build-dir={BUILD / package}")
     step(f"package-{package}", wanted, f"building {package} from source", lambda: install(*args))
 
@@ -287,6 +301,8 @@ def set_up(name: str) -> None:
         if profile.packages:
             for package in PACKAGES:
                 install_package(package)
+        if profile.simulated_npu:
+            install_package(SIMULATED_NPU)
 
 
 def report_errors(act: Callable[[], None]) -> int:

@@ -6,6 +6,7 @@ that cannot see the source tree.
 
 from __future__ import annotations
 
+import shutil
 import tarfile
 import zipfile
 from pathlib import Path
@@ -16,7 +17,15 @@ import release
 from environments import Environment, find_interpreter, link_distributions
 
 LAYERS = release.LAYERS
-TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis")
+TEST_TOOLS = (
+    "pytest",
+    "pytest-timeout",
+    "hypothesis",
+    "fsspec",
+    "pyarrow",
+    "safetensors",
+    "xxhash",
+)
 
 
 @pytest.fixture(scope="session")
@@ -39,13 +48,19 @@ def wheel_of(dist: Path, layer: str) -> Path:
 
 
 def unpack_tests(dist: Path, layer: str, folder: Path) -> Path:
-    """The sdist without its sources: the package's own tests and the settings they run under."""
+    """The sdist without its sources: the package's own tests and the settings they run under.
+
+    Beside it, as in the repository, the documentation's reader of checkpoints, which they prove.
+    """
+    reader = Path("docs", "reference", "checkpoint_reader.py")
+    (folder / reader.parent).mkdir(parents=True)
+    shutil.copy(release.ROOT / reader, folder / reader)
     with tarfile.open(sdist_of(dist, layer)) as archive:
         home = Path(archive.getnames()[0]).parts[0]
         sources = (f"{home}/src/", f"{home}/cpp/")
         wanted = [m for m in archive.getmembers() if not m.name.startswith(sources)]
-        archive.extractall(folder, members=wanted)
-    return folder / home
+        archive.extractall(folder / "packages", members=wanted)
+    return folder / "packages" / home
 
 
 @pytest.mark.parametrize("layer", LAYERS)

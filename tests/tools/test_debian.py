@@ -74,5 +74,5 @@ def test_headers_are_looked_for_with_the_compiler() -> None:
 def test_profiles_ask_for_what_they_build() -> None:
     demo = {need.package for need in debian.needs([])}
     test = {need.package for need in debian.needs(debian.TEST_HEADERS)}
-    assert demo == {"g++", "python3-venv", "python3-dev"}
+    assert demo == {"g++", "python3-venv", "python3-dev", "libxxhash-dev", "libzstd-dev"}
     assert test - demo == {"libgtest-dev"}

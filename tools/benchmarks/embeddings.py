@@ -46,6 +46,10 @@ class Batch:
     grad_BD: torch.Tensor
 
 
+Step = Callable[[Batch], Callable[[], object]]
+"""The forward of a batch; what it returns does backward and update."""
+
+
 @dataclass(kw_only=True)
 class Workload:
     """A table of `num_rows` rows, and batches over it."""
@@ -169,58 +173,82 @@ def forward(workload: Workload, repetitions: int) -> None:
 def training(workload: Workload, repetitions: int) -> None:
     """Forward, backward and update, from raw ids; the peers' from dense indexes."""
     weights = torch.randn(workload.num_rows, workload.dim)
-    adagrad = {"lr": LEARNING_RATE, "eps": EPS}
+    lr, eps = LEARNING_RATE, EPS
     cases: dict[str, tuple[rc.optim.Optimizer, Any, Any]] = {
-        "sgd": (rc.optim.SGD(lr=LEARNING_RATE), EmbOptimType.EXACT_SGD, torch.optim.SGD),
+        "sgd": (rc.optim.SGD(lr=lr), EmbOptimType.EXACT_SGD, torch.optim.SGD),
         "rowwise_adagrad": (
-            rc.optim.RowwiseAdagrad(**adagrad),
+            rc.optim.RowwiseAdagrad(lr=lr, eps=eps),
             EmbOptimType.EXACT_ROWWISE_ADAGRAD,
             None,
         ),
-        "adagrad": (rc.optim.Adagrad(**adagrad), EmbOptimType.EXACT_ADAGRAD, torch.optim.Adagrad),
-        "adam": (rc.optim.Adam(lr=LEARNING_RATE), None, torch.optim.SparseAdam),
+        "adagrad": (
+            rc.optim.Adagrad(lr=lr, eps=eps),
+            EmbOptimType.EXACT_ADAGRAD,
+            torch.optim.Adagrad,
+        ),
+        "adam": (rc.optim.Adam(lr=lr), None, torch.optim.SparseAdam),
     }
     for name, (ours, fbgemm_optimizer, torch_optimizer) in cases.items():
         steps = {"recsdk": our_step(filled_table(workload, weights, ours))}
         errors = {}
         if fbgemm_optimizer is None:
-            errors["fbgemm TBE"] = "ADAM not supported in CPU mode"
+            errors["fbgemm TBE"] = error_of(lambda: tbe(workload, weights, EmbOptimType.ADAM))
         else:
             steps["fbgemm TBE"] = tbe_step(tbe(workload, weights, fbgemm_optimizer))
         if torch_optimizer is not None:
             steps["torch.optim"] = torch_step(workload, weights, torch_optimizer)
-        contestants = {n: cycle(workload.batches, step) for n, step in steps.items()}
-        emit(workload.name, f"train_{name}", "ms", race(contestants, repetitions), **errors)
+        whole = {n: cycle(workload.batches, both(step)) for n, step in steps.items()}
+        emit(workload.name, f"train_{name}", "ms", race(whole, repetitions), **errors)
+        backward = {n: cycle(workload.batches, step) for n, step in steps.items()}
+        emit(workload.name, f"backward_{name}", "ms", race(backward, repetitions), **errors)
 
 
-def our_step(table: rc.Table) -> Callable[[Batch], object]:
-    def step(batch: Batch) -> None:
+def both(step: Step) -> Callable[[Batch], None]:
+    """Forward and backward as one."""
+
+    def run(batch: Batch) -> None:
+        step(batch)()
+
+    return run
+
+
+def our_step(table: rc.Table) -> Step:
+    def forward(batch: Batch) -> Callable[[], object]:
         bags = rc.Bags(*table.map(batch.keys_N, True), batch.offsets)
         table.pool_rows(bags)
-        table.update_rows(bags, batch.grad_BD)
+        return lambda: table.update_rows(bags, batch.grad_BD)
 
-    return step
+    return forward
 
 
-def tbe_step(module: Any) -> Callable[[Batch], object]:
-    return lambda batch: module(batch.indexes_N, batch.offsets).backward(batch.grad_BD)
+def tbe_step(module: Any) -> Step:
+    def forward(batch: Batch) -> Callable[[], object]:
+        pooled = module(batch.indexes_N, batch.offsets)
+        return lambda: pooled.backward(batch.grad_BD)
+
+    return forward
 
 
 def torch_step(
     workload: Workload, weights: torch.Tensor, optimizer_class: Callable[..., torch.optim.Optimizer]
-) -> Callable[[Batch], object]:
+) -> Step:
     bag = torch.nn.EmbeddingBag(
         workload.num_rows, workload.dim, mode="sum", include_last_offset=True, sparse=True
     )
     bag.weight.data.copy_(weights)
     optimizer = optimizer_class(bag.parameters(), lr=LEARNING_RATE)
 
-    def step(batch: Batch) -> None:
+    def forward(batch: Batch) -> Callable[[], object]:
         optimizer.zero_grad()
-        bag(batch.indexes_N, batch.offsets).backward(batch.grad_BD)
-        optimizer.step()
+        pooled = bag(batch.indexes_N, batch.offsets)
 
-    return step
+        def backward() -> None:
+            pooled.backward(batch.grad_BD)
+            optimizer.step()
+
+        return backward
+
+    return forward
 
 
 def mapping(num_keys: int, repetitions: int) -> None:
@@ -234,17 +262,75 @@ def mapping(num_keys: int, repetitions: int) -> None:
     queries = [keys[random.integers(0, num_keys, 1 << 16)] for _ in range(4)]
     if not (table.map(queries[0], False)[0] == index.get_indexer(queries[0])).all():
         raise SystemExit("map: row numbers differ from pandas")
-    position = iter(range(1 << 30))
+    hashed = ZeroCollisionHash(keys)
+    if not (keys[hashed.rows(queries[0])] == queries[0]).all():
+        raise SystemExit("map: fbgemm's zero-collision hash does not find its keys")
     contestants = {
-        "recsdk": lambda: table.map(queries[next(position) % 4], False),
-        "pandas Index.get_indexer": lambda: index.get_indexer(queries[next(position) % 4]),
+        "recsdk": lambda query: table.map(query, False),
+        "pandas Index.get_indexer": index.get_indexer,
+        "fbgemm ZCH (read only)": hashed.slots,
     }
-    emit(
-        f"uniform_{num_keys:.0e}".replace("e+0", "e"),
-        "map_65536",
-        "ms",
-        race(contestants, repetitions),
-    )
+    position = iter(range(1 << 30))
+    turns = {
+        name: lambda call=call: call(queries[next(position) % 4])
+        for name, call in contestants.items()
+    }
+    name = f"uniform_{num_keys:.0e}".replace("e+0", "e")
+    emit(name, "map_65536", "ms", race(turns, repetitions))
+    new = scramble(np.arange(num_keys + 1, num_keys + (1 << 16)))
+    error = error_of(lambda: hashed.slots(new, is_read_only=False))
+    fresh = iter(range(1 << 30))
+
+    def insert() -> None:
+        begin = num_keys + 1 + next(fresh) * (1 << 16)
+        table.map(scramble(np.arange(begin, begin + (1 << 16))), True)
+
+    emit(name, "map_65536_new", "ms", race({"recsdk": insert}, repetitions), fbgemm_ZCH=error)
+
+
+class ZeroCollisionHash:
+    """fbgemm's hash of ids on the CPU, which only reads: keys are put where it looks for them."""
+
+    MAX_PROBE = 512
+
+    def __init__(self, keys: np.ndarray) -> None:
+        size = len(keys) * 4 // 3
+        buffer, _ = torch.ops.fbgemm.create_zch_buffer(size, False, None, True)
+        self._identities = buffer
+        identities = buffer.numpy()[:, 0]
+        self._row_of_slot = np.full(size, -1)
+        home = self.slots(keys)  # of a key that is not there, the slot that it would have
+        left = np.arange(len(keys))
+        for probe in range(self.MAX_PROBE):
+            slots = (home[left] + probe) % size
+            free = np.flatnonzero(identities[slots] == -1)
+            _, first = np.unique(slots[free], return_index=True)
+            placed = free[first]
+            identities[slots[placed]] = keys[left[placed]]
+            self._row_of_slot[slots[placed]] = left[placed]
+            left = np.delete(left, placed)
+            if len(left) == 0:
+                break
+
+    def slots(self, keys: np.ndarray, is_read_only: bool = True) -> np.ndarray:
+        found, _ = torch.ops.fbgemm.zero_collision_hash(
+            torch.from_numpy(keys), self._identities, self.MAX_PROBE, True, readonly=is_read_only
+        )
+        slots: np.ndarray = found.numpy()
+        return slots
+
+    def rows(self, keys: np.ndarray) -> np.ndarray:
+        rows: np.ndarray = self._row_of_slot[self.slots(keys)]
+        return rows
+
+
+def error_of(call: Callable[[], object]) -> str:
+    """The first line of what a call raises that a peer cannot do."""
+    try:
+        call()
+    except Exception as error:
+        return str(error).splitlines()[0][:120]
+    raise SystemExit("a peer can do what it could not: give it its place in the benchmark")
 
 
 def call_overhead(repetitions: int) -> None:
@@ -277,14 +363,18 @@ def main() -> None:
     torch.manual_seed(SEED)
     repetitions = 8 if quick else 16
     call_overhead(repetitions)
-    sizes = [1_000_000] if quick else [1_000_000, 10_000_000]
-    for num_keys in sizes:
+    for num_keys in [1_000_000] if quick else [1_000_000, 10_000_000]:
         mapping(num_keys, repetitions)
-    for num_rows in [200_000] if quick else sizes:
+    # The largest at which four tables with Adam's state fit into 60 % of 24 GiB.
+    for num_rows in [200_000] if quick else [1_000_000, 5_000_000]:
         for distribution in ("uniform", "zipf1.05"):
             workload = make_workload(num_rows, 64, distribution)
             forward(workload, repetitions)
             training(workload, repetitions)
+    for dim in [] if quick else [16, 32, 128]:
+        workload = make_workload(1_000_000, dim, "uniform")
+        forward(workload, repetitions)
+        training(workload, repetitions)
 
 
 if __name__ == "__main__":
