@@ -6,7 +6,8 @@ from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from on_ranks import _plain, own_batches
+from loops import plain
+from on_ranks import own_batches
 from worlds import Setup, dense_of, new_model, optimizer_of, rows_of, shard, unwrapped
 
 from recsdk_sharding import HashLoadPlanner
@@ -19,7 +20,7 @@ def _state(setup: Setup) -> tuple[Any, Any]:
 
 def _train(model: Any, optimizer: Any, sizes: list[list[int]], setup: Setup, seed: int) -> Any:
     batches = own_batches(sizes, setup.weighted, seed)
-    return [out.detach().numpy() for out in _plain(model, optimizer, batches)]
+    return [out.detach().numpy() for out in plain(model, optimizer, batches)]
 
 
 def _content(model: Any) -> dict[str, Any]:

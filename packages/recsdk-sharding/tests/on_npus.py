@@ -12,6 +12,12 @@ import torch
 import torch.distributed as dist
 from on_ranks import own_batches
 from torch import nn
+from torchrec.distributed.train_pipeline.pipeline_stage import SparseDataDistUtil
+from torchrec.distributed.train_pipeline.train_pipelines import (
+    PrefetchTrainPipelineSparseDist,
+    TrainPipelineBase,
+    TrainPipelineFusedSparseDist,
+)
 from torchrec.sparse.jagged_tensor import KeyedTensor
 from worlds import (
     Setup,
@@ -25,6 +31,7 @@ from worlds import (
 )
 
 from recsdk_sharding import Saver
+from recsdk_sharding._torchrec_compat import PIPELINE_STREAMS
 from recsdk_sharding.device import kernels
 from recsdk_sharding.device.parcel import Parcel
 
@@ -37,6 +44,19 @@ def abandon(setup: Setup, sizes: list[list[int]]) -> Any:
         context = ebc.create_context()
         ebc.input_dist(context, batch.sparse).wait().wait()
     return rows_of(ebc.tables())
+
+
+def streams_of_pipelines() -> dict[str, str]:
+    """The type of device of each stream that a pipeline of torchrec has."""
+    found: dict[str, str] = {}
+    for kind in (TrainPipelineBase, PrefetchTrainPipelineSparseDist, TrainPipelineFusedSparseDist):
+        pipeline = kind(nn.Linear(1, 1), None, torch.device("npu"))
+        for owner in kind.__mro__:
+            for name in PIPELINE_STREAMS.get(owner, ()):
+                found[f"{owner.__name__}.{name}"] = getattr(pipeline, name).device.type
+    stream = torch.get_device_module("npu").Stream()
+    found["stage"] = SparseDataDistUtil(nn.Linear(1, 1), stream)._default_stream.device.type
+    return found
 
 
 def fill_up(num_rows: int) -> dict[str, Any]:

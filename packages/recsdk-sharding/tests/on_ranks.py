@@ -12,14 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from loops import LOOPS, plain
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.planner.types import ParameterConstraints
-from torchrec.distributed.train_pipeline import (
-    EvalPipelineSparseDist,
-    TrainPipelineBase,
-    TrainPipelineSparseDist,
-)
+from torchrec.distributed.train_pipeline import EvalPipelineSparseDist
 from torchrec.distributed.types import ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import (
@@ -56,8 +53,8 @@ def train(setup: Setup, sizes: list[list[int]], how: str = "plain") -> dict[str,
     """Trains on this rank's batches; outputs, rows and dense weights."""
     model = shard(new_model(setup, "meta"), setup)
     optimizer = optimizer_of(model, setup.dense_lr)
-    batches = own_batches(sizes, setup.weighted, device=setup.device)
-    outputs = [out.detach().cpu().numpy() for out in _LOOPS[how](model, optimizer, batches)]
+    batches = own_batches(sizes, setup.weighted)
+    outputs = [out.detach().cpu().numpy() for out in LOOPS[how](model, optimizer, batches)]
     return {
         "outputs": outputs,
         "rows": rows_of(unwrapped(model).ebc.tables()),
@@ -67,49 +64,23 @@ def train(setup: Setup, sizes: list[list[int]], how: str = "plain") -> dict[str,
     }
 
 
-def _plain(model: Any, optimizer: Any, batches: list[Batch]) -> Any:
-    for batch in batches:
-        optimizer.zero_grad()
-        loss, out = model(batch)
-        loss.backward()
-        optimizer.step()
-        yield out
-
-
-def _pipeline(kind: type, **options: Any) -> Any:
-    def run(model: Any, optimizer: Any, batches: list[Batch]) -> Any:
-        pipeline = kind(model, optimizer, model.device, **options)
-        iterator = iter(batches)
-        for _ in batches:
-            yield pipeline.progress(iterator)
-
-    return run
-
-
-_LOOPS = {
-    "plain": _plain,
-    "TrainPipelineBase": _pipeline(TrainPipelineBase),
-    "TrainPipelineSparseDist": _pipeline(TrainPipelineSparseDist, execute_all_batches=True),
-}
-
-
 def evaluate(setup: Setup, sizes: list[list[int]]) -> dict[str, Any]:
     """Trains, then evaluates by torchrec's pipeline and plainly; rows before and after."""
     model = shard(new_model(setup, "meta"), setup)
     batches = own_batches(sizes, setup.weighted)
-    list(_plain(model, optimizer_of(model, setup.dense_lr), batches))
+    list(plain(model, optimizer_of(model, setup.dense_lr), batches))
     before = rows_of(unwrapped(model).ebc.tables())
     model.eval()
     seen = own_batches(sizes, setup.weighted, seed=7)
     with torch.no_grad():
-        plain = [model(batch)[1].numpy() for batch in seen]  # the pipeline changes the model
+        expected = [model(batch)[1].numpy() for batch in seen]  # the pipeline changes the model
     pipeline = EvalPipelineSparseDist(
         model, optimizer_of(model, setup.dense_lr), torch.device("cpu")
     )
     iterator = iter(seen)
     piped = [pipeline.progress(iterator).detach().numpy() for _ in seen]
     after = rows_of(unwrapped(model).ebc.tables())
-    return {"piped": piped, "plain": plain, "before": before, "after": after}
+    return {"piped": piped, "plain": expected, "before": before, "after": after}
 
 
 def train_ahead(
@@ -191,7 +162,7 @@ def initial_and_trained(setup: Setup, sizes: list[list[int]]) -> dict[str, Any]:
     batches = own_batches(sizes, setup.weighted)
     model(batches[0])
     before = rows_of(unwrapped(model).ebc.tables()), dense_of(model)
-    list(_plain(model, optimizer, batches))
+    list(plain(model, optimizer, batches))
     return {"before": before, "after": (rows_of(unwrapped(model).ebc.tables()), dense_of(model))}
 
 
@@ -252,7 +223,7 @@ def fail_once(kind: str, bad_rank: int, depth: int) -> dict[str, Any]:
     _heal(kind, ebc, bad_rank)
     for exchange in exchanges_of(model):
         exchange.reset()
-    outputs = [out.detach().numpy() for out in _plain(model, optimizer_of(model, 0.1), batches[:1])]
+    outputs = [out.detach().numpy() for out in plain(model, optimizer_of(model, 0.1), batches[:1])]
     return {"errors": errors, "seconds": seconds, "states": states, "outputs": outputs}
 
 
@@ -311,7 +282,7 @@ def save(setup: Setup, sizes: list[list[int]]) -> dict[str, Any]:
     """Trains, and gives this rank's state_dict of the whole model."""
     model = shard(new_model(setup, "meta"), setup)
     batches = own_batches(sizes, setup.weighted, device=setup.device)
-    list(_plain(model, optimizer_of(model, setup.dense_lr), batches))
+    list(plain(model, optimizer_of(model, setup.dense_lr), batches))
     state = {name: value.detach().cpu().numpy() for name, value in model.state_dict().items()}
     return {"state": state, "rows": rows_of(unwrapped(model).ebc.tables())}
 
@@ -320,14 +291,14 @@ def load(setup: Setup, state: dict[str, np.ndarray]) -> dict[str, Any]:
     """Loads into a model that has trained on something else; rows, and one more step."""
     model = shard(new_model(setup, "meta"), setup)
     optimizer = optimizer_of(model, setup.dense_lr)
-    list(_plain(model, optimizer, own_batches([[3] * 4], setup.weighted, 77, setup.device)))
+    list(plain(model, optimizer, own_batches([[3] * 4], setup.weighted, 77, setup.device)))
     tensors = {name: torch.from_numpy(np.asarray(value)) for name, value in state.items()}
     problems = model.load_state_dict(tensors)
     tables = unwrapped(model).ebc.tables()
     rows = rows_of(tables)
     counts = {name: table.update_count for name, table in tables.items()}
     sizes = [[1] * dist.get_world_size()]
-    list(_plain(model, optimizer, own_batches(sizes, setup.weighted, 88, setup.device)))
+    list(plain(model, optimizer, own_batches(sizes, setup.weighted, 88, setup.device)))
     return {
         "rows": rows,
         "counts": counts,
@@ -425,7 +396,7 @@ def forget_model() -> list[bool]:
     setup = Setup(torch.optim.Adagrad, {"lr": 0.1})
     model = shard(new_model(setup, "meta"), setup)
     tables = [weakref.ref(t) for t in unwrapped(model).ebc.tables().values()]
-    list(_plain(model, optimizer_of(model, 0.1), own_batches([[3] * 4] * 2, weighted=False)))
+    list(plain(model, optimizer_of(model, 0.1), own_batches([[3] * 4] * 2, weighted=False)))
     del model
     gc.collect()
     return [table() is None for table in tables]
@@ -455,5 +426,5 @@ def fill_up(max_rows: int) -> dict[str, int]:
     """Rows of this rank's parts when more ids come than fit."""
     setup = Setup(options={"max_rows": max_rows})
     model = shard(new_model(setup, "meta"), setup)
-    list(_plain(model, optimizer_of(model, 0.1), own_batches([[20] * 4] * 3, weighted=False)))
+    list(plain(model, optimizer_of(model, 0.1), own_batches([[20] * 4] * 3, weighted=False)))
     return {name: len(table) for name, table in unwrapped(model).ebc.tables().items()}

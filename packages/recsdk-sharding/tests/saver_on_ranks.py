@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch.distributed as dist
-from on_ranks import _compute, _plain, own_batches
+from loops import plain
+from on_ranks import _compute, own_batches
 from worlds import Setup, new_model, optimizer_of, rows_of, shard, unwrapped
 
 from recsdk_core import RecsdkError
@@ -27,7 +28,7 @@ def save_chain(setup: Setup, sizes: list[list[int]], folder: str) -> list[dict[s
     """Saves in full and then, after each further step, the changes; what was held each time."""
     model, optimizer = _made(setup)
     saver, held = Saver(dist.get_rank()), []
-    for number, _ in enumerate(_plain(model, optimizer, own_batches(sizes, setup.weighted))):
+    for number, _ in enumerate(plain(model, optimizer, own_batches(sizes, setup.weighted))):
         if number:
             tables = unwrapped(model).ebc.tables()
             for table in tables.values():
@@ -40,7 +41,7 @@ def save_chain(setup: Setup, sizes: list[list[int]], folder: str) -> list[dict[s
 def load_chain(setup: Setup, folder: str, length: int) -> list[dict[str, Any]]:
     """Loads one after the other; what was held each time."""
     model, optimizer = _made(setup)
-    list(_plain(model, optimizer, own_batches([[3] * dist.get_world_size()], False, seed=7)))
+    list(plain(model, optimizer, own_batches([[3] * dist.get_world_size()], False, seed=7)))
     held = []
     for number in range(length):
         found = Saver().load(model, f"{folder}/{number}", incremental=number > 0)
@@ -82,7 +83,7 @@ def load(setup: Setup, path: str) -> dict[str, Any]:
 def fail_to_save(folder: str, bad_rank: int) -> list[str]:
     """What each rank says if one of them cannot save, and whether the next save goes well."""
     model, optimizer = _made(Setup())
-    list(_plain(model, optimizer, own_batches([[3] * dist.get_world_size()], False)))
+    list(plain(model, optimizer, own_batches([[3] * dist.get_world_size()], False)))
 
     def progress(num_bytes: int) -> None:
         if dist.get_rank() == bad_rank:
@@ -101,7 +102,7 @@ def fail_to_save(folder: str, bad_rank: int) -> list[str]:
 def fail_to_load(path: str) -> dict[str, Any]:
     """What each rank says of a checkpoint of which one rank's file is damaged."""
     model, optimizer = _made(Setup())
-    list(_plain(model, optimizer, own_batches([[3] * dist.get_world_size()], False, seed=5)))
+    list(plain(model, optimizer, own_batches([[3] * dist.get_world_size()], False, seed=5)))
     before = _content(model)
     try:
         Saver().load(model, path)

@@ -20,7 +20,7 @@ import reference
 import torch
 from rank_pool import RankPool
 from test_accumulation import assert_equals_large_batches
-from test_pipelines import assert_identical
+from test_pipelines import ON_CPU, assert_identical
 from test_training import (
     SETUPS,
     assert_dense_close,
@@ -87,12 +87,28 @@ def test_training_equals_the_cpu(npus: RankPool, name: str, world_size: int) -> 
         assert set(result["counts"].values()) == {len(sizes)}
 
 
-@pytest.mark.parametrize("how", ["TrainPipelineBase", "TrainPipelineSparseDist"])
+STOCK_PIPELINES = {
+    **ON_CPU,
+    "TrainPipelineFusedSparseDist, new stream": "plain",
+    "PrefetchTrainPipelineSparseDist": "plain",
+    "StagedTrainPipeline": "plain",
+    "StagedTrainPipeline, prefetch": "plain",
+    "StagedTrainPipeline, embedding_lookup": "looked up early",
+}
+"""What each of torchrec's pipelines is equal to."""
+
+
+@pytest.mark.parametrize("how", STOCK_PIPELINES)
 def test_torchrec_pipelines_give_the_same_bits(npus: RankPool, how: str) -> None:
     setup, sizes = on_npu(with_room(SETUPS["adagrad_weighted"])), sizes_for(2)
-    plain = npus.run(2, on_ranks.train, setup, sizes)
-    for result, expected in zip(npus.run(2, on_ranks.train, setup, sizes, how), plain, strict=True):
-        assert_identical(result, expected)
+    expected = npus.run(2, on_ranks.train, setup, sizes, STOCK_PIPELINES[how])
+    assert_identical(npus.run(2, on_ranks.train, setup, sizes, how), expected)
+
+
+def test_torchrec_pipelines_have_streams_of_the_device(npus: RankPool) -> None:
+    for found in npus.run(1, on_npus.streams_of_pipelines):
+        assert set(found.values()) == {"npu"}
+        assert len(found) == 7
 
 
 def test_looking_ahead_gives_the_same_bits_and_snapshots(npus: RankPool) -> None:

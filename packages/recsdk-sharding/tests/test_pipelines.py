@@ -30,10 +30,30 @@ def assert_identical(found: Any, expected: Any) -> None:
         assert np.array_equal(found, expected)
 
 
-@pytest.mark.parametrize("how", ["TrainPipelineBase", "TrainPipelineSparseDist"])
+# torchrec's other pipelines need a device with streams: test_device.py runs them.
+ON_CPU = {
+    "TrainPipelineBase": "plain",
+    "TrainPipelineSparseDist": "plain",
+    "TrainPipelineFusedSparseDist": "plain",
+    "TrainPipelineSemiSync": "plain",
+    "TrainPipelineSemiSync from 0": "looked up early",
+    "TrainPipelineSemiSync from 3": "looked up early from 3",
+}
+"""What each pipeline is equal to."""
+
+
+@pytest.mark.parametrize("how", ON_CPU)
 def test_stock_pipelines_run_unmodified(ranks: RankPool, how: str) -> None:
+    expected = ranks.run(2, on_ranks.train, SETUP, SIZES, ON_CPU[how])
+    assert_identical(ranks.run(2, on_ranks.train, SETUP, SIZES, how), expected)
+
+
+def test_looking_up_early_is_another_training(ranks: RankPool) -> None:
     plain = ranks.run(2, on_ranks.train, SETUP, SIZES)
-    assert_identical(ranks.run(2, on_ranks.train, SETUP, SIZES, how), plain)
+    early = ranks.run(2, on_ranks.train, SETUP, SIZES, "looked up early")
+    assert not np.array_equal(early[0]["outputs"][5], plain[0]["outputs"][5])
+    late = ranks.run(2, on_ranks.train, SETUP, SIZES, "looked up early from 3")
+    assert_identical([r["outputs"][:4] for r in late], [r["outputs"][:4] for r in plain])
 
 
 MIXED = {
@@ -43,11 +63,13 @@ MIXED = {
 }
 
 
-@pytest.mark.parametrize("how", ["TrainPipelineBase", "TrainPipelineSparseDist"])
+@pytest.mark.parametrize(
+    "how", ["TrainPipelineBase", "TrainPipelineSparseDist", "TrainPipelineSemiSync from 3"]
+)
 def test_stock_pipelines_run_mixed_plans(ranks: RankPool, how: str) -> None:
     setup = replace(SETUP, plan=MIXED)
-    plain = ranks.run(2, on_ranks.train, setup, SIZES)
-    assert_identical(ranks.run(2, on_ranks.train, setup, SIZES, how), plain)
+    expected = ranks.run(2, on_ranks.train, setup, SIZES, ON_CPU[how])
+    assert_identical(ranks.run(2, on_ranks.train, setup, SIZES, how), expected)
 
 
 @pytest.mark.parametrize("plan", [None, MIXED])

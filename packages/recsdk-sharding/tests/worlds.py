@@ -79,13 +79,16 @@ class Batch(Pipelineable):
     dense: torch.Tensor
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
-        return Batch(self.sparse.to(device, non_blocking), self.dense.to(device))
+        dense = self.dense.to(device, non_blocking=non_blocking)
+        return Batch(self.sparse.to(device, non_blocking), dense)
 
     def pin_memory(self) -> Batch:
-        return self
+        return Batch(self.sparse.pin_memory(), self.dense.pin_memory())
 
     def record_stream(self, stream: Any) -> None:
-        pass
+        if self.dense.device.type != "cpu":
+            self.sparse.record_stream(stream)
+            self.dense.record_stream(stream)
 
 
 def make_batch(seed: int, size: int, *, weighted: bool = False) -> Batch:

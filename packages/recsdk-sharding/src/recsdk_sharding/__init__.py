@@ -39,8 +39,10 @@ from recsdk_sharding.sharders import (  # noqa: E402
     HashEmbeddingCollectionSharder,
     get_default_hybrid_sharders,
 )
+from recsdk_sharding.stock_pipelines import adapt_pipelines  # noqa: E402
 
 adapt_torchrec()
+adapt_pipelines()
 
 __all__ = [
     "AccumulateAdagrad",

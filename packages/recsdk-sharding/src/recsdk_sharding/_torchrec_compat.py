@@ -24,9 +24,30 @@ from torchrec.distributed.sharding.rw_sharding import (
 )
 from torchrec.distributed.sharding.tw_sharding import BaseTwEmbeddingSharding
 from torchrec.distributed.sharding.twrw_sharding import BaseTwRwEmbeddingSharding
+from torchrec.distributed.train_pipeline.pipeline_stage import SparseDataDistUtil
+from torchrec.distributed.train_pipeline.postproc import PipelinedPostproc
+from torchrec.distributed.train_pipeline.runtime_forwards import EmbeddingPipelinedForward
+from torchrec.distributed.train_pipeline.train_pipelines import (
+    PrefetchTrainPipelineSparseDist,
+    StagedTrainPipeline,
+    TrainPipelineBase,
+    TrainPipelineFusedSparseDist,
+    TrainPipelineSparseDist,
+)
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-__all__ = ["active_data_parallel_size", "check_private_interfaces"]
+__all__ = ["PIPELINE_STREAMS", "active_data_parallel_size", "check_private_interfaces"]
+
+PIPELINE_STREAMS: dict[type, tuple[str, ...]] = {
+    TrainPipelineBase: ("_memcpy_stream",),
+    TrainPipelineSparseDist: ("_memcpy_stream", "_data_dist_stream"),
+    TrainPipelineFusedSparseDist: ("_emb_lookup_stream",),
+    PrefetchTrainPipelineSparseDist: ("_prefetch_stream", "_default_stream"),
+    StagedTrainPipeline: (),
+    SparseDataDistUtil: ("_default_stream",),
+    PipelinedPostproc: (),
+}
+"""The attributes that each class of torchrec fills with streams, beside `_stream_context`."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +82,7 @@ class _Attribute:
         return f"{self.owner.__name__}.{self.name} is gone"
 
 
+_HAVE_CONTEXT_OF_BASE = (TrainPipelineFusedSparseDist, PrefetchTrainPipelineSparseDist)
 _SHARDED = embeddingbag.ShardedEmbeddingBagCollection
 _SEQUENCES = embedding.ShardedEmbeddingCollection
 _INTERFACES: tuple[_Method | _Attribute, ...] = (
@@ -163,6 +185,15 @@ _INTERFACES: tuple[_Method | _Attribute, ...] = (
     _Method(Topology, "__init__", ("world_size", "compute_device")),
     _Method(planners, "to_sharding_plan", ("sharding_options", "topology")),
     _Method(DistributedDataParallel, "_get_active_ddp_module", ()),
+    *(
+        _Attribute(owner, name)
+        for owner, names in PIPELINE_STREAMS.items()
+        for name in (*names, *(() if owner in _HAVE_CONTEXT_OF_BASE else ("_stream_context",)))
+    ),
+    _Attribute(StagedTrainPipeline, "_compute_stream"),
+    _Attribute(PipelinedPostproc, "_dist_stream"),
+    _Attribute(SparseDataDistUtil, "_device"),
+    _Method(EmbeddingPipelinedForward, "__init__", ("name", "args", "module", "context", "stream")),
 )
 
 
