@@ -278,19 +278,6 @@ def case_mode_cannot_change_under_batches_in_flight(world: World) -> None:
     assert len(rest_of(pipeline, iter(batches(world, 3)))) == 3
 
 
-def case_evaluation_writes_nothing(world: World) -> None:
-    pipeline = pipeline_of(world)
-    rest_of(pipeline, iter(batches(world, 4)))
-    before = content(pipeline._model)
-    pipeline._model.eval()
-    unseen = batches(world, 6, seed=3)
-    first = rest_of(pipeline, iter(unseen))
-    assert_equal(rest_of(pipeline, iter(unseen)), first)
-    assert_equal(content(pipeline._model), before)
-    assert pipeline.num_batches_trained == 4
-    assert not any(output.requires_grad for output in first)
-
-
 def tables_of(pipeline: Any) -> dict[str, Any]:
     return pipeline._model.module.tables["tables"].tables()
 

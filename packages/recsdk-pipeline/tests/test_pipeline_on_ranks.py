@@ -1,4 +1,4 @@
-"""The pipeline over several ranks: one spawn runs every case of cases_of_pipeline.py."""
+"""The pipelines over several ranks: one spawn runs every case of cases_of_*.py named here."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from pipeline_support.launch import TESTS, run_cases
 
-MODULE = "cases_of_pipeline"
-CASES = re.findall(r"^def (case_\w+)", (TESTS / f"{MODULE}.py").read_text(), re.MULTILINE)
+MODULES = ("cases_of_pipeline", "cases_of_evaluation")
+SOURCES = "".join((TESTS / f"{module}.py").read_text() for module in MODULES)
+CASES = re.findall(r"^def (case_\w+)", SOURCES, re.MULTILINE)
 
 
 # fbgemm's kernels, which torchrec's own tables need, exist for cpu and cuda only.
@@ -24,7 +25,7 @@ SIMULATED_NPU = {
 @pytest.fixture(scope="module")
 def problems(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     folder: Path = tmp_path_factory.mktemp("cases")
-    return run_cases(MODULE, 2, folder)
+    return run_cases(",".join(MODULES), 2, folder)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -35,7 +36,7 @@ def test_case_on_two_ranks(problems: dict[str, list[str]], case: str) -> None:
 @pytest.fixture(scope="module")
 def problems_on_npu(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     folder: Path = tmp_path_factory.mktemp("cases_on_npu")
-    return run_cases(MODULE, 2, folder, CASES_WITHOUT_FBGEMM, **SIMULATED_NPU)
+    return run_cases(",".join(MODULES), 2, folder, CASES_WITHOUT_FBGEMM, **SIMULATED_NPU)
 
 
 @pytest.mark.parametrize("case", CASES_WITHOUT_FBGEMM)

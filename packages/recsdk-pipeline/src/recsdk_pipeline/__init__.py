@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from recsdk_pipeline._internal.version import __version__, check_layers
 
 if TYPE_CHECKING:
+    from recsdk_pipeline.hybrid_eval_pipeline import HybridEvalPipeline
     from recsdk_pipeline.hybrid_pipeline import HybridTrainPipelineSparseDist
 
-__all__ = ["HybridTrainPipelineSparseDist", "__version__"]
+__all__ = ["HybridEvalPipeline", "HybridTrainPipelineSparseDist", "__version__"]
 
 check_layers()
 
@@ -20,4 +21,8 @@ def __getattr__(name: str) -> object:
         from recsdk_pipeline.hybrid_pipeline import HybridTrainPipelineSparseDist
 
         return HybridTrainPipelineSparseDist
+    if name == "HybridEvalPipeline":
+        from recsdk_pipeline.hybrid_eval_pipeline import HybridEvalPipeline
+
+        return HybridEvalPipeline
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from itertools import islice
@@ -20,6 +21,9 @@ from recsdk_sharding.exchange import EndOfData, HostExchange, exchanges_of
 
 In = TypeVar("In", bound=Pipelineable)
 Out = TypeVar("Out")
+
+_users: weakref.WeakKeyDictionary[HostExchange, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+"""The pipeline that used an exchange last."""
 
 _MOST_BATCHES = 12
 _STARTED_AHEAD = 2  # batches whose stock modules exchange while the model works on another batch
@@ -123,6 +127,7 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
         the same step. Batches in flight are then dropped. A batch that is None is a TypeError.
         """
         try:
+            self._take_turn()
             return self._progress(self._queue_of(dataloader_iter))
         except StopIteration:
             raise
@@ -258,6 +263,15 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
             self._queues.append(found)
         self._current = found
         return found
+
+    def _take_turn(self) -> None:
+        """Pause other pipelines over the same exchanges."""
+        for exchange in self._exchanges:
+            before = _users.get(exchange)
+            other = None if before is None else before()
+            if other is not None and other is not self:
+                other._pause()
+            _users[exchange] = weakref.ref(self)
 
     def _pause(self) -> None:
         """Settle host work under way: all ranks must see one order, and open exchanges."""

@@ -46,17 +46,19 @@ def run_ranks(num_ranks: int, *command: str, **variables: str) -> subprocess.Com
 
 
 def run_cases(
-    module: str, num_ranks: int, folder: Path, cases: Sequence[str] = (), **variables: str
+    modules: str, num_ranks: int, folder: Path, cases: Sequence[str] = (), **variables: str
 ) -> dict[str, list[str]]:
-    """Run cases of `module` on ranks; return each case's problems, one per rank that has one.
+    """Run cases of `modules` (joined by commas) on ranks; return each case's problems.
+
+    A problem is of one rank.
 
     A case is a function `case_NAME(world)`. Cases run in order on all ranks; by default all do.
     """
-    command = ("-m", "pipeline_support.run_cases", module, str(folder), *cases)
+    command = ("-m", "pipeline_support.run_cases", modules, str(folder), *cases)
     done = run_ranks(num_ranks, *command, **variables)
     if done.returncode != 0:
         raise AssertionError(
-            f"{module} on {num_ranks} ranks ended with {done.returncode}:\n{done.stdout}"
+            f"{modules} on {num_ranks} ranks ended with {done.returncode}:\n{done.stdout}"
         )
     problems: dict[str, list[str]] = {}
     for rank in range(num_ranks):

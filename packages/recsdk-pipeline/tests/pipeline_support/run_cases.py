@@ -1,4 +1,4 @@
-"""Runs on each rank: all cases of a module, one after the other, and keeps how they ended."""
+"""Runs on each rank: all cases of some modules, one after the other, and keeps how they ended."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ TIMEOUT = timedelta(seconds=60)
 
 
 def main() -> None:
-    module, folder, *names = sys.argv[1:]
+    modules, folder, *names = sys.argv[1:]
     warnings.simplefilter("ignore", FutureWarning)
     logging.getLogger("torchrec").setLevel(logging.ERROR)
     dist.init_process_group("gloo" if DEVICE.type == "cpu" else "hccl", timeout=TIMEOUT)
     if DEVICE.type != "cpu":
         torch.get_device_module(DEVICE).set_device(dist.get_rank())
-    cases = inspect.getmembers(importlib.import_module(module), _is_case)
+    imported = [importlib.import_module(module) for module in modules.split(",")]
+    cases = [case for module in imported for case in inspect.getmembers(module, _is_case)]
     problems = {n: _problem(case) for n, case in cases if not names or n in names}
     path = Path(folder) / f"rank_{dist.get_rank()}.json"
     path.write_text(json.dumps(problems))
