@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -32,17 +33,35 @@ def torchrun(num_ranks: int, *command: str) -> list[str]:
 def run_ranks(num_ranks: int, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run `command` on ranks to its end, and return its status and output.
 
-    `variables` are added to the environment.
+    `variables` are added to the environment. Ranks that don't end in time are aborted, all of
+    them; each prints where its threads stand, and AssertionError carries that.
     """
-    return subprocess.run(
+    process = subprocess.Popen(
         torchrun(num_ranks, *command),
-        env={**environment(), **variables},
+        env={**environment(), "PYTHONFAULTHANDLER": "1", **variables},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=SECONDS_TO_END,
-        check=False,
+        start_new_session=True,
     )
+    try:
+        output, _ = process.communicate(timeout=SECONDS_TO_END)
+    except subprocess.TimeoutExpired:
+        for rank in ranks_of(process):
+            os.kill(rank, signal.SIGABRT)
+        output, _ = process.communicate()
+        raise AssertionError(f"{command} did not end in {SECONDS_TO_END} s:\n{output}") from None
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return subprocess.CompletedProcess(process.args, process.returncode, output)
+
+
+def ranks_of(launcher: subprocess.Popen[str]) -> list[int]:
+    """The process ids of torchrun's children."""
+    task = Path("/proc", str(launcher.pid), "task")
+    return [int(pid) for file in task.glob("*/children") for pid in file.read_text().split()]
 
 
 def run_cases(

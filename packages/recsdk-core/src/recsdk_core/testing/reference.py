@@ -6,7 +6,7 @@ Shape letters: N keys, B bags, D row width.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
@@ -407,30 +407,28 @@ class ReferenceTable:
         """Visible rows in batches, in ascending order of row number."""
         visible = [(row.number, key, row) for key, row in self._rows.items()]
         visible = sorted(entry for entry in visible if not entry[2].is_in_flight)
-        fields = self.state_fields if state else ()
+        state_fields = self.state_fields if state else ()
         batch_size = batch_size or max(len(visible), 1)
         for begin in range(0, len(visible), batch_size):
             part = visible[begin : begin + batch_size]
             yield ExportBatch(
                 keys=np.array([key for _, key, _ in part], np.int64),
                 weights=np.stack([row.weights for _, _, row in part]),
-                state={n: np.stack([row.state[n] for _, _, row in part]) for n, _ in fields},
+                state={n: np.stack([row.state[n] for _, _, row in part]) for n, _ in state_fields},
             )
 
     def stats(self) -> TableStats:
-        """Cumulative counts; sizes in bytes and of the index are 0."""
-        sizes = ["index_bytes", "row_bytes", "metadata_bytes", "index_slots", "index_segments"]
-        sizes += ["index_directory", "index_splits", "index_overflowed", "index_crowded"]
-        sizes += ["index_probes", "index_dense_keys", "index_dense_pages"]
-        return TableStats(
-            num_rows=len(self),
-            num_rows_in_flight=len(self._rows) - len(self),
-            outcomes=dict(self._counts),
-            erased=self._num_erased,
-            updates=self.update_count,
-            nonfinite=self._num_nonfinite,
-            **dict.fromkeys(sizes, 0),
-        )
+        """Cumulative counts; what belongs to memory, the index or checkpoints is 0."""
+        counts: dict[str, Any] = dict.fromkeys((field.name for field in fields(TableStats)), 0)
+        counts |= {
+            "num_rows": len(self),
+            "num_rows_in_flight": len(self._rows) - len(self),
+            "outcomes": dict(self._counts),
+            "erased": self._num_erased,
+            "updates": self.update_count,
+            "nonfinite": self._num_nonfinite,
+        }
+        return TableStats(**counts)
 
     def reserve(self, num_rows: int) -> None:
         """Does nothing."""
