@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 import on_npus
 import on_ranks
+import planning_on_ranks
 import pytest
 import reference
 import torch
 from rank_pool import RankPool
 from test_accumulation import assert_equals_large_batches
 from test_pipelines import ON_CPU, assert_identical
+from test_planning import FACTOR
 from test_training import (
     SETUPS,
     assert_dense_close,
@@ -32,7 +34,7 @@ from torchrec.modules.embedding_configs import DataType
 from worlds import Setup, joined, merged, new_model, rows_of
 
 from recsdk_core import Table, init, optim
-from recsdk_sharding import HashEmbeddingBagConfig, Saver
+from recsdk_sharding import HashEmbeddingBagConfig, HashParameterConstraints, Saver
 from recsdk_sharding.device.optimizers import check_optimizer, update_rows
 from recsdk_sharding.device.table import DeviceTable
 
@@ -255,3 +257,25 @@ def test_adam_corrects_its_bias_as_the_engine_does(bias_correction: Any) -> None
         grad_UD = torch.from_numpy(grad[: len(rows)])
         update_rows(optimizer, count, store, state, torch.tensor(rows), grad_UD)
     np.testing.assert_allclose(store[:2], table.lookup(np.array([4, 5])), rtol=1e-5)
+
+
+def test_planned_memory_is_what_tables_take(npus: RankPool) -> None:
+    config = HashEmbeddingBagConfig(
+        name="user", embedding_dim=12, num_embeddings=30_000, feature_names=["user"]
+    )
+    constraints = {"user": HashParameterConstraints(expected_rows=20_000)}
+    optimizers = {"user": (torch.optim.Adam, {"lr": 0.1})}
+    arguments = [config], optimizers, constraints, 20_000, "npu"
+    for of_rank in npus.run(2, planning_on_ranks.fill, *arguments):
+        host, on_device, measured_host, measured_on_device = of_rank["user"]
+        assert measured_host / FACTOR <= host <= measured_host * FACTOR
+        assert 0 <= on_device - measured_on_device < 4096  # what one batch of one id takes
+
+
+def test_more_rows_than_the_device_has_room_for_are_refused(npus: RankPool) -> None:
+    constraints = {"a": HashParameterConstraints(expected_rows=1000, growth=2)}
+    topology = {"world_size": 1, "compute_device": "npu"}
+    arguments = {"names": "a", "num_embeddings": 1500}, topology, constraints
+    (found,) = npus.run(1, planning_on_ranks.choose, *arguments)
+    assert "table 'a' is to have 2000 rows" in found["error"]
+    assert "num_embeddings=1500 makes room for 1500" in found["error"]

@@ -31,6 +31,12 @@ from recsdk_sharding.modules import (  # noqa: E402
 )
 from recsdk_sharding.npu import adapt_torchrec  # noqa: E402
 from recsdk_sharding.optimizers import RowOptimizer  # noqa: E402
+from recsdk_sharding.planning import (  # noqa: E402
+    HashEmbeddingEnumerator,
+    HashEmbeddingShardingPlanner,
+    HashParameterConstraints,
+    format_plan,
+)
 from recsdk_sharding.saver import Saver  # noqa: E402
 from recsdk_sharding.sharded import ShardedHashEmbeddingBagCollection  # noqa: E402
 from recsdk_sharding.sharded_sequence import ShardedHashEmbeddingCollection  # noqa: E402
@@ -54,13 +60,17 @@ __all__ = [
     "HashEmbeddingCollection",
     "HashEmbeddingCollectionSharder",
     "HashEmbeddingConfig",
+    "HashEmbeddingEnumerator",
+    "HashEmbeddingShardingPlanner",
     "HashLoadPlanner",
+    "HashParameterConstraints",
     "RowOptimizer",
     "Saver",
     "ShardedHashEmbeddingBagCollection",
     "ShardedHashEmbeddingCollection",
     "__version__",
     "export_rows",
+    "format_plan",
     "get_default_hybrid_sharders",
     "import_rows",
 ]

@@ -14,8 +14,8 @@ from typing import Any
 import torchrec
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed import embedding, embedding_sharding, embeddingbag, model_parallel
-from torchrec.distributed.planner import planners
-from torchrec.distributed.planner.types import Topology
+from torchrec.distributed.planner import constants, planners
+from torchrec.distributed.planner.types import ShardEstimator, Stats, Topology
 from torchrec.distributed.sharding.dp_sharding import BaseDpEmbeddingSharding
 from torchrec.distributed.sharding.grid_sharding import BaseGridEmbeddingSharding
 from torchrec.distributed.sharding.rw_sharding import (
@@ -184,6 +184,16 @@ _INTERFACES: tuple[_Method | _Attribute, ...] = (
     ),
     _Method(Topology, "__init__", ("world_size", "compute_device")),
     _Method(planners, "to_sharding_plan", ("sharding_options", "topology")),
+    _Attribute(planners.EmbeddingPlannerBase, "_topology"),
+    _Attribute(planners.EmbeddingPlannerBase, "_batch_size"),
+    _Attribute(planners.EmbeddingPlannerBase, "_enumerator"),
+    _Method(
+        constants,
+        "kernel_bw_lookup",
+        ("compute_device", "compute_kernel", "hbm_mem_bw", "ddr_mem_bw", "hbm_to_ddr_mem_bw"),
+    ),
+    _Method(ShardEstimator, "estimate", ("sharding_options", "sharder_data_map")),
+    _Method(Stats, "log", ("sharding_plan", "topology", "batch_size")),
     _Method(DistributedDataParallel, "_get_active_ddp_module", ()),
     *(
         _Attribute(owner, name)

@@ -146,6 +146,11 @@ class HashTableConfig:
         if self.init_fn is not None and not callable(self.init_fn):
             raise TypeError(self._error(f"init_fn must be callable, got {self.init_fn!r}"))
 
+    @property
+    def dtype(self) -> DType:
+        """How the engine stores weights."""
+        return _DTYPES[self.data_type]
+
     def row_initializer(self) -> init.Initializer:
         """The engine's initializer of new rows."""
         if self.initializer is not None:
@@ -175,7 +180,7 @@ class HashTableConfig:
             initializer=initializer,
             seed=self.seed,
             max_rows=max_rows,
-            dtype=_DTYPES[self.data_type],
+            dtype=self.dtype,
         )
 
 

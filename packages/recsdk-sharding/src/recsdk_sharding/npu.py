@@ -21,7 +21,7 @@ from torchrec.distributed.types import ShardingPlan
 
 from recsdk_sharding.sharders import are_hybrid_sharders
 
-__all__ = ["adapt_torchrec", "check_npu_arguments"]
+__all__ = ["adapt_torchrec", "check_npu_arguments", "compute_device_of"]
 
 _DEVICE = "npu"
 _PLANNED_AS = "cuda"
@@ -67,6 +67,11 @@ def adapt_torchrec() -> None:
     planners.to_sharding_plan = _placing_on_npu(planners.to_sharding_plan)
 
 
+def compute_device_of(topology: Topology) -> str:
+    """The device type that a topology was made with."""
+    return str(getattr(topology, _MARK, topology.compute_device))
+
+
 def _checking(construct: Any) -> Any:
     signature = inspect.signature(construct)
 
@@ -100,7 +105,7 @@ def _placing_on_npu(to_sharding_plan: Any) -> Any:
     @functools.wraps(to_sharding_plan)
     def adapted(sharding_options: Sequence[Any], topology: Any) -> ShardingPlan:
         plan: ShardingPlan = to_sharding_plan(sharding_options, topology)
-        if getattr(topology, _MARK, None) == _DEVICE:
+        if compute_device_of(topology) == _DEVICE:
             for module in plan.plan.values():
                 for parameter in module.values():
                     _move_shards(parameter)

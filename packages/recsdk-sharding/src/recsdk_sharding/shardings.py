@@ -42,7 +42,7 @@ from recsdk_sharding.lookup import HashLookup
 from recsdk_sharding.output_dist import HashOutputDist, multiple_of
 from recsdk_sharding.rows import TableRows
 
-__all__ = ["POOLED_TYPES", "SEQUENCE_TYPES", "HashSharding", "make_sharding"]
+__all__ = ["POOLED_TYPES", "SEQUENCE_TYPES", "HashSharding", "comm_op_of", "make_sharding"]
 
 _POOLED: Mapping[str, type] = {
     ShardingType.ROW_WISE.value: RwPooledEmbeddingSharding,
@@ -175,14 +175,18 @@ class HashSharding:
         if self.layout.is_replicated:
             return None
         registry = self.qcomm_codecs_registry or {}  # type: ignore[attr-defined]
-        if self._is_sequence:
-            operation = CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL
-        elif self._sharding_type in _ADDS_UP:
-            operation = CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER
-        else:
-            operation = CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL
+        operation = comm_op_of(self._sharding_type, is_sequence=self._is_sequence)
         found: QuantizedCommCodecs | None = registry.get(operation.name)
         return found
+
+
+def comm_op_of(sharding_type: str, *, is_sequence: bool) -> CommOp:
+    """The operation whose codecs vectors and gradients of a sharding type travel with."""
+    if is_sequence:
+        return CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL
+    if sharding_type in _ADDS_UP:
+        return CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER
+    return CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL
 
 
 def make_sharding(

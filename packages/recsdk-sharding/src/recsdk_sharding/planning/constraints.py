@@ -1,0 +1,53 @@
+"""What a user knows of a table's rows, in torchrec's constraints."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from torchrec.distributed.planner.types import ParameterConstraints
+
+from recsdk_sharding.configs import HashTableConfig
+
+__all__ = ["HashParameterConstraints", "planned_rows"]
+
+
+@dataclass
+class HashParameterConstraints(ParameterConstraints):  # type: ignore[misc]
+    """torchrec's `ParameterConstraints` for a table whose rows come as their ids show up.
+
+    Memory is planned for `expected_rows * growth` rows, whatever `num_embeddings` is. Traffic is
+    told as in torchrec: `pooling_factors` (ids of a sample, by feature) and `batch_sizes`.
+
+    Raises ValueError or TypeError for a number that is out of range.
+
+    >>> user = HashParameterConstraints(expected_rows=3_000_000, growth=1.5, pooling_factors=[20.0])
+    >>> user.sharding_types is None
+    True
+    """
+
+    expected_rows: int | None = None
+    """Distinct ids that the table has, over all ranks; at least 0. None: `num_embeddings`."""
+    growth: float = 1.0
+    """Times as many rows that it may have before it is planned anew; at least 1."""
+
+    def __post_init__(self) -> None:
+        rows, growth = self.expected_rows, self.growth
+        if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int)):
+            raise TypeError(f"expected_rows must be an int or None, got {rows!r}")
+        if rows is not None and rows < 0:
+            raise ValueError(f"expected_rows must be at least 0, got {rows}")
+        if not (math.isfinite(growth) and growth >= 1):
+            raise ValueError(f"growth must be a finite number of at least 1, got {growth}")
+
+    def __hash__(self) -> int:
+        return hash((super().__hash__(), self.expected_rows, self.growth))
+
+
+def planned_rows(config: HashTableConfig, constraints: ParameterConstraints | None) -> int:
+    """Rows of a table, over all ranks, that memory is planned for; at most its `max_rows`."""
+    rows: Any = getattr(constraints, "expected_rows", None)
+    expected = config.num_embeddings if rows is None else rows
+    planned = math.ceil(expected * getattr(constraints, "growth", 1.0))
+    return planned if config.max_rows is None else min(planned, config.max_rows)

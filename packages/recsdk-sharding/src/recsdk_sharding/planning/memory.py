@@ -1,0 +1,102 @@
+"""How much memory the rows of one rank's part of a table take, by the engine's layouts.
+
+Shape letters: D row width.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+import recsdk_core
+from recsdk_core import optim
+from recsdk_core.table import DType
+from recsdk_sharding.configs import HashTableConfig
+from recsdk_sharding.devices import row_budget
+
+__all__ = ["TableMemory", "memory_of_part", "record_bytes"]
+
+# Bytes that the index uses for a key without a pattern while it is small, up to where it is, and
+# when it is not. Source: docs/perf/engine_epyc_202611.md. Up to a MiB they are held in units of
+# 4 KiB, beyond in huge pages (cpp/src/table/arena.cc).
+_SMALL_INDEX_BYTES = 31.0
+_SMALL_INDEX_KEYS = 300_000
+_LARGE_INDEX_BYTES = 21.7
+_UNIT = 4096
+_SMALL_PAGES = 2**20
+_HUGE_PAGE = 2**21
+_FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class TableMemory:
+    """Memory of one rank's part of a table, in bytes."""
+
+    host: int
+    """Index, rows with optimizer state, and what is kept beside a row."""
+    device: int = 0
+    """Rows and optimizer state in device memory; all taken when the table is sharded."""
+
+
+def memory_of_part(
+    config: HashTableConfig,
+    optimizer: optim.Optimizer,
+    *,
+    num_rows: int,
+    width: int,
+    num_parts: int,
+    on_device: bool,
+) -> TableMemory:
+    """What `width` columns of one of `num_parts` parts of a table's rows take.
+
+    `num_rows`: rows of the whole table. Without rows on a device that is memory of `num_rows /
+    num_parts` rows; none costs next to nothing. On a device it is that of the part's whole budget,
+    which follows `num_embeddings`, and of the index on the host. Ids without a pattern are taken
+    for granted; the index of ids that are counted up takes a fifth.
+    """
+    rows = math.ceil(num_rows / num_parts)
+    if not on_device:
+        return TableMemory(host=_engine_bytes(rows, _row_bytes(width, optimizer, config.dtype)))
+    budget = row_budget(config.num_embeddings, num_parts)
+    index = _engine_bytes(min(rows, budget), _row_bytes(1, optim.SGD(), "float32"))
+    floats = (budget + 1) * (width + _state_width(width, optimizer))
+    return TableMemory(host=index, device=floats * _FLOAT_BYTES)
+
+
+def _engine_bytes(rows: int, row_bytes: int) -> int:
+    return rows * row_bytes + _index_bytes(rows) if rows else 0
+
+
+def _index_bytes(keys: int) -> int:
+    small = min(keys, _SMALL_INDEX_KEYS) * _SMALL_INDEX_BYTES
+    used = max(small, keys * _LARGE_INDEX_BYTES)
+    if used <= _SMALL_PAGES:
+        return math.ceil(used / _UNIT) * _UNIT
+    return _SMALL_PAGES + math.ceil((used - _SMALL_PAGES) / _HUGE_PAGE) * _HUGE_PAGE
+
+
+def record_bytes(width: int, optimizer: optim.Optimizer, dtype: DType) -> int:
+    """Bytes of a row in the engine: weights and optimizer state, as they are laid out."""
+    return _stats_of_a_row(width, optimizer, dtype).row_bytes
+
+
+def _row_bytes(width: int, optimizer: optim.Optimizer, dtype: DType) -> int:
+    stats = _stats_of_a_row(width, optimizer, dtype)
+    return stats.row_bytes + stats.metadata_bytes
+
+
+@lru_cache
+def _stats_of_a_row(width: int, optimizer: optim.Optimizer, dtype: DType) -> recsdk_core.TableStats:
+    """Asked of a table that has one row, so that the layout is the engine's own."""
+    table = recsdk_core.Table(width, optimizer=optimizer, dtype=dtype, num_threads=1)
+    table.find_or_insert(np.zeros(1, np.int64))
+    return table.stats()
+
+
+@lru_cache
+def _state_width(width: int, optimizer: optim.Optimizer) -> int:
+    fields = recsdk_core.Table(width, optimizer=optimizer).state_fields
+    return sum(numbers for _, numbers in fields)

@@ -1,0 +1,96 @@
+"""torchrec's planner with estimates that hold for hash tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torchrec.distributed.planner import EmbeddingShardingPlanner
+from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+from torchrec.distributed.planner.types import (
+    Enumerator,
+    ParameterConstraints,
+    ShardEstimator,
+    Stats,
+    Topology,
+)
+
+from recsdk_sharding.planning.perf import HashPerfEstimator
+from recsdk_sharding.planning.printing import PlanTable
+from recsdk_sharding.planning.storage import HashStorageEstimator
+
+__all__ = ["HashEmbeddingEnumerator", "HashEmbeddingShardingPlanner"]
+
+
+class HashEmbeddingEnumerator(EmbeddingEnumerator):  # type: ignore[misc]
+    """torchrec's enumerator; by default with `HashPerfEstimator` and `HashStorageEstimator`.
+
+    To be given to torchrec's `EmbeddingShardingPlanner` with the same topology, batch size and
+    constraints.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        batch_size: int,
+        constraints: Mapping[str, ParameterConstraints] | None = None,
+        estimator: ShardEstimator | list[ShardEstimator] | None = None,
+        use_exact_enumerate_order: bool | None = False,
+    ) -> None:
+        """As torchrec's."""
+        super().__init__(
+            topology,
+            batch_size,
+            constraints,
+            estimator
+            or [
+                HashPerfEstimator(topology, constraints),
+                HashStorageEstimator(topology, constraints),
+            ],
+            use_exact_enumerate_order,
+        )
+
+
+class HashEmbeddingShardingPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
+    """torchrec's planner, with estimates for tables whose rows cost nothing until they are used.
+
+    Takes torchrec's arguments; `enumerator` is by default a `HashEmbeddingEnumerator`, and `stats`
+    a `PlanTable`. Constraints may be `HashParameterConstraints`. `str()` of the planner is the last
+    plan as a table, on the rank that made it: with `collective_plan` that is rank 0.
+
+    >>> from torchrec.distributed.planner import Topology
+    >>> from recsdk_sharding.planning import HashEmbeddingShardingPlanner
+    >>> topology = Topology(world_size=2, compute_device="cpu")
+    >>> print(HashEmbeddingShardingPlanner(topology=topology))
+    no plan yet
+    """
+
+    def __init__(
+        self,
+        topology: Topology | None = None,
+        batch_size: int | None = None,
+        enumerator: Enumerator | None = None,
+        *,
+        stats: Stats | list[Stats] | None = None,
+        constraints: Mapping[str, ParameterConstraints] | None = None,
+        **options: Any,
+    ) -> None:
+        """As torchrec's, which has the defaults and says what the other options are."""
+        table = self._plan_table = PlanTable()  # torchrec's constructor logs str(self)
+        given = stats if isinstance(stats, list) else [stats or table]
+        super().__init__(
+            topology=topology,
+            batch_size=batch_size,
+            enumerator=enumerator,
+            stats=given if table in given else [*given, table],
+            constraints=constraints,
+            **options,
+        )
+        if enumerator is None:
+            self._enumerator = HashEmbeddingEnumerator(
+                self._topology, self._batch_size, constraints
+            )
+
+    def __str__(self) -> str:
+        """The last plan, as a table."""
+        return str(self._plan_table)

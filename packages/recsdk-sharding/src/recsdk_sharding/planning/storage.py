@@ -1,0 +1,121 @@
+"""Memory that shards take, for torchrec's planner."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
+from torchrec.distributed.planner.types import (
+    ParameterConstraints,
+    ShardEstimator,
+    ShardingOption,
+    Storage,
+    Topology,
+)
+
+from recsdk_sharding.devices import row_budget
+from recsdk_sharding.planning.constraints import planned_rows
+from recsdk_sharding.planning.memory import memory_of_part
+from recsdk_sharding.planning.tables import (
+    INDEX_BYTES_ON_DEVICE,
+    has_device_rows,
+    optimizer_of,
+    row_parts_of,
+    rows_of_option,
+    traffic_of,
+)
+from recsdk_sharding.planning.traffic import Traffic
+from recsdk_sharding.rows import TableRows
+
+__all__ = ["HashStorageEstimator"]
+
+_ID_BYTES = 8 + 8 + 1  # an id, its row number and its outcome
+_OFFSET_BYTES = 8
+_FLOAT_BYTES = 4
+
+
+class HashStorageEstimator(ShardEstimator):  # type: ignore[misc]
+    """Memory of hash tables from expected rows and traffic; of all others as torchrec has it.
+
+    On the cpu a shard takes what its expected rows take in the engine. On a device it takes its
+    whole row budget there, and the index of the expected rows on the host. To that come the ids of
+    batches in flight, and one batch's vectors and gradients.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        constraints: Mapping[str, ParameterConstraints] | None = None,
+        batches_in_flight: int = 7,
+    ) -> None:
+        """`batches_in_flight`: what a pipeline has mapped and not trained, and the one in training.
+
+        Raises ValueError if it is below 1.
+        """
+        if batches_in_flight < 1:
+            raise ValueError(f"batches_in_flight must be at least 1, got {batches_in_flight}")
+        self._topology = topology
+        self._constraints = dict(constraints or {})
+        self._batches_in_flight = batches_in_flight
+        self._stock = EmbeddingStorageEstimator(topology, self._constraints)
+
+    def estimate(
+        self,
+        sharding_options: list[ShardingOption],
+        sharder_data_map: Any = None,
+    ) -> None:
+        """Sets `storage` of every shard.
+
+        Raises ValueError for a table that is to have more rows than its device has room for.
+        """
+        others = []
+        for option in sharding_options:
+            rows = rows_of_option(option)
+            if rows is None:
+                others.append(option)
+            else:
+                self._estimate(option, rows)
+        if others:
+            self._stock.estimate(others, sharder_data_map)
+
+    def _estimate(self, option: ShardingOption, rows: TableRows) -> None:
+        constraints = self._constraints.get(option.name)
+        num_rows = planned_rows(rows.config, constraints)
+        num_parts = row_parts_of(option, self._topology)
+        on_device = has_device_rows(self._topology)
+        if on_device:
+            _check_budget(rows, num_rows, num_parts)
+        traffic = traffic_of(option, rows, self._topology, constraints)
+        for shard in option.shards:
+            width = shard.size[1]
+            memory = memory_of_part(
+                rows.config,
+                optimizer_of(rows),
+                num_rows=num_rows,
+                width=width,
+                num_parts=num_parts,
+                on_device=on_device,
+            )
+            batches = self._memory_of_batches(traffic, width, on_device)
+            shard.storage = Storage(hbm=memory.device + batches.hbm, ddr=memory.host + batches.ddr)
+
+    def _memory_of_batches(self, traffic: Traffic, width: int, on_device: bool) -> Storage:
+        ids = traffic.ids * _ID_BYTES + traffic.bags * _OFFSET_BYTES
+        floats = (traffic.vectors + traffic.gradients) * width * _FLOAT_BYTES
+        host, device = ids * self._batches_in_flight, floats
+        if on_device:
+            device += traffic.ids * INDEX_BYTES_ON_DEVICE * self._batches_in_flight
+            return Storage(hbm=math.ceil(device), ddr=math.ceil(host))
+        return Storage(hbm=0, ddr=math.ceil(host + device))
+
+
+def _check_budget(rows: TableRows, num_rows: int, num_parts: int) -> None:
+    budget = row_budget(rows.config.num_embeddings, num_parts) * num_parts
+    if num_rows > budget:
+        raise ValueError(
+            f"table {rows.config.name!r} is to have {num_rows} rows (expected_rows * growth), but "
+            f"num_embeddings={rows.config.num_embeddings} makes room for {budget} in device "
+            "memory, and further ids would be refused; raise num_embeddings"
+        )
