@@ -22,6 +22,7 @@ import set_up
 
 CPP_SUFFIXES = (".h", ".cc", ".c", ".inc")
 SOURCE_FOLDERS = [f"packages/{package}/src" for package in set_up.PACKAGES]
+EXAMPLES = "packages/recsdk-pipeline/examples"
 TIDY_CACHE = set_up.BUILD / "lint" / "clang_tidy.json"
 
 
@@ -118,7 +119,7 @@ CHECKS: dict[str, Callable[[], Result]] = {
     "tree": lambda: call(sys.executable, "tools/check_tree.py"),
     "ruff": lambda: call("ruff", "check", "."),
     "ruff-format": lambda: call("ruff", "format", "--check", "."),
-    "mypy": lambda: call("mypy", *SOURCE_FOLDERS, "tools"),
+    "mypy": lambda: call("mypy", *SOURCE_FOLDERS, EXAMPLES, "tools"),
     "imports": lambda: call("lint-imports"),
     "clang-format": lambda: clang_format("--dry-run", "--Werror"),
     "clang-tidy": clang_tidy,
