@@ -227,6 +227,40 @@ TEST(Index, ReserveChangesNoContent) {
   expect_equal(index, {{3, 4}}, {3, 4});
 }
 
+TEST(Index, GrowingAtOnceChangesNoContent) {
+  for (const bool is_dense : {false, true}) {
+    Index index(5);
+    Model model;
+    std::vector<Key> keys;
+    const auto insert = [&](std::uint32_t until) {
+      for (auto i = static_cast<std::uint32_t>(keys.size()); i < until; ++i) {
+        keys.push_back(is_dense ? Key{i} : static_cast<Key>(mix64(i)));
+        EXPECT_FALSE(index.find_or_insert(keys[i], i));
+        model[keys[i]] = i;
+      }
+      index.adapt(until);
+    };
+    insert(3000);
+    index.grow_for(40'000);
+    expect_equal(index, model, keys);
+    const std::uint64_t splits = index.stats().hashed.splits;
+    insert(40'000);
+    expect_equal(index, model, keys);
+    if (!is_dense) {
+      EXPECT_EQ(index.stats().hashed.splits, splits);
+    }
+    index.grow_for(10);
+    insert(90'000);  // more than was said
+    expect_equal(index, model, keys);
+    for (std::size_t i = 0; i < keys.size(); i += 2) {
+      index.erase(keys[i]);
+      model.erase(keys[i]);
+    }
+    index.grow_for(2'000'000);
+    expect_equal(index, model, keys);
+  }
+}
+
 // Keys whose hashes share their top 10 bits under the seed in use, as from somebody who knows it.
 TEST(Index, CollidingKeysStayCorrectAndTheDirectorySmall) {
   constexpr std::uint64_t kSeed = 77;
@@ -246,6 +280,8 @@ TEST(Index, CollidingKeysStayCorrectAndTheDirectorySmall) {
   for (std::uint32_t i = 0; i < 9000; ++i) uniform.find_or_insert(static_cast<Key>(mix64(i)), i);
   EXPECT_LE(index.stats().hashed.directory, 4 * uniform.stats().hashed.directory);
   EXPECT_GT(index.stats().hashed.crowded, 0);
+  index.grow_for(1'000'000);
+  expect_equal(index, model, keys);
 }
 
 }  // namespace

@@ -254,6 +254,77 @@ TEST_F(RestoreTest, NothingIsReplacedWhileLeasesOrACutAreOpen) {
   EXPECT_EQ(source_.update_count(), 7U);
 }
 
+TEST_F(RestoreTest, CheckingFailsAsCommittingWould) {
+  Restore restore(source_);
+  add(restore, save(source_));
+  {
+    const Lease lease = source_.lease();
+    EXPECT_THROW(restore.check(0), Error);
+  }
+  EXPECT_THROW(restore.check(~std::uint64_t{0}), std::invalid_argument);
+  EXPECT_THROW(restore.check(0, -1.0), std::invalid_argument);
+  restore.check(0);
+  EXPECT_EQ(restore.num_rows(), 1000);
+  restore.commit(0);
+  EXPECT_THROW(restore.check(0), std::invalid_argument);
+  TableConfig small = config();
+  small.max_rows = 999;
+  const Table table(small);
+  Restore many(table);
+  add(many, save(source_));
+  EXPECT_THROW(many.check(0), Error);
+}
+
+// ---- rows from memory ---------------------------------------------------------------------------
+
+TEST_F(RestoreTest, RowsFromMemoryAreAsThoseOfAFile) {
+  Table copy(config());
+  fill(copy, 5000, 70);
+  Restore restore(copy);
+  RowFileReader file = open(save(source_));
+  RowBlock block;
+  std::vector<const void*> fields(2);
+  while (file.next(block)) {
+    std::copy(block.fields.begin(), block.fields.end(), fields.begin());
+    restore.add_rows(block.keys, fields);
+  }
+  EXPECT_EQ(restore.num_rows(), 1000);
+  restore.commit(41);
+  EXPECT_EQ(visible_rows(copy), visible_rows(source_));
+  copy.check_invariants();
+}
+
+TEST_F(RestoreTest, RowsFromMemoryThatMakeNoSenseAreRefused) {
+  const std::vector<float> weights(8, 1.0F);
+  const std::vector<Key> twice = {7, 7};
+  const std::vector<const void*> fields(2, weights.data());
+  const Table copy(config());
+  Restore restore(copy);
+  EXPECT_THROW(restore.add_rows(twice, std::span(fields).first(1)), std::invalid_argument);
+  restore.add_rows(std::span(twice).first(1), fields);
+  EXPECT_THROW(restore.add_rows(std::span(twice).last(1), fields), Error);
+  EXPECT_THROW(restore.commit(0), std::invalid_argument);
+  Restore after_file(copy);
+  add(after_file, save(source_));
+  EXPECT_THROW(after_file.add_rows({}, fields), std::invalid_argument);
+}
+
+TEST_F(RestoreTest, RunsOfRowsEndWithTheirSlab) {
+  constexpr std::int64_t kDim = 1 << 14;  // slabs of 512 rows
+  const TableConfig wide = config(kDim, OptimizerConfig::rowwise_adagrad(0.1F));
+  Table table(wide);
+  table.find_or_insert(range(0, 600), std::vector<float>(600 * kDim).data());
+  table.erase(range(100, 50));
+  table.find_or_insert(range(-50, 25), std::vector<float>(25 * kDim).data());
+  Cut cut = table.cut({});
+  MemorySink sink;
+  write_rows(cut, sink, {});
+  cut.finish(true);
+  Table copy(wide);
+  restore_into(copy, {sink.content});
+  EXPECT_EQ(visible_rows(copy), visible_rows(table));
+}
+
 TEST_F(RestoreTest, ArgumentsThatMakeNoSenseAreRefused) {
   const Bytes file = save(source_);
   Restore restore(source_);

@@ -98,9 +98,9 @@ struct RestoreOptions {
   bool drop_state = false;
 };
 
-/// Fills a table from row files: stages them beside it, then swaps. Until then the table is as it
-/// was; a table that holds no rows needs no more memory for that than it will have.
-/// Not thread-safe by itself; the table may be used while files are staged.
+/// Fills a table from row files, or from memory: stages rows beside it, then swaps. Until then the
+/// table is as it was; a table that holds no rows needs no more memory for that than it will have.
+/// Not thread-safe by itself; the table may be used while rows are staged.
 class RECSDK_API Restore {
  public:
   explicit Restore(const Table& table);
@@ -115,6 +115,14 @@ class RECSDK_API Restore {
   /// After an error this Restore cannot be committed.
   void add_file(RowFileReader& file, const RestoreOptions& options = {});
 
+  /// Stages rows of keys (N,) from memory, in place of files; fields[f] points to (N, C) elements
+  /// of field f of the table's layout, or of "weight" alone if `drop_state`. May be called again
+  /// for more. Throws as add_file.
+  void add_rows(std::span<const Key> keys, std::span<const void* const> fields,
+                const RestoreOptions& options = {});
+
+  /// The fields that files must have, and rows in memory.
+  const std::vector<FileField>& fields() const;
   /// Rows staged so far; 0 once they are committed.
   std::int64_t num_rows() const;
 
@@ -131,6 +139,8 @@ class RECSDK_API Restore {
   /// max_rows, and std::invalid_argument for counts that the table's setters refuse; the table is
   /// then as it was.
   void commit(std::uint64_t update_count, double log_decay = 0.0);
+  /// Throws what commit would throw now. For several tables that are to change together.
+  void check(std::uint64_t update_count, double log_decay = 0.0) const;
 
   struct Impl;
 

@@ -120,15 +120,19 @@ class RECSDK_API FileSink final : public ByteSink {
   std::string name_;
 };
 
-/// Reads from a file descriptor, which stays the caller's; its position is not used.
+/// Reads from a file descriptor, which stays the caller's; its position is not used. The system is
+/// asked to fetch what comes next.
 class RECSDK_API FileSource final : public ByteSource {
  public:
   FileSource(int descriptor, std::string name) : descriptor_(descriptor), name_(std::move(name)) {}
   std::size_t read(std::int64_t offset, std::span<std::byte> bytes) override;
 
  private:
+  void fetch_ahead(std::int64_t offset) noexcept;
+
   int descriptor_;
   std::string name_;
+  std::int64_t fetched_ = 0;  // where what the system was asked for ends
 };
 
 struct RowFileOptions {
@@ -202,6 +206,8 @@ class RECSDK_API RowFileReader {
 
   const std::string& name() const;
   const RowFileHeader& header() const;
+  /// The file's size.
+  std::int64_t num_bytes() const;
   /// The next block, or false at the end, whose totals then have been checked.
   bool next(RowBlock& block);
   /// True before the first call of next.

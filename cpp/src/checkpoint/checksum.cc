@@ -31,6 +31,19 @@ void StreamChecksum::add(std::span<const std::byte> bytes) noexcept {
   XXH3_128bits_update(&state_->xxh3, bytes.data(), bytes.size());
 }
 
+struct StreamChecksum64::State {
+  XXH3_state_t xxh3;
+};
+
+StreamChecksum64::StreamChecksum64() : state_(std::make_unique<State>()) { reset(); }
+StreamChecksum64::~StreamChecksum64() = default;
+
+void StreamChecksum64::reset() noexcept { XXH3_64bits_reset(&state_->xxh3); }
+void StreamChecksum64::add(std::span<const std::byte> bytes) noexcept {
+  XXH3_64bits_update(&state_->xxh3, bytes.data(), bytes.size());
+}
+std::uint64_t StreamChecksum64::value() const noexcept { return XXH3_64bits_digest(&state_->xxh3); }
+
 std::string StreamChecksum::text() const {
   const XXH128_hash_t hash = XXH3_128bits_digest(&state_->xxh3);
   char digits[33];

@@ -30,4 +30,23 @@ class StreamChecksum {
   std::unique_ptr<State> state_;
 };
 
+/// XXH3-64 of bytes that come in pieces.
+class StreamChecksum64 {
+ public:
+  StreamChecksum64();
+  ~StreamChecksum64();
+  StreamChecksum64(const StreamChecksum64&) = delete;
+  StreamChecksum64& operator=(const StreamChecksum64&) = delete;
+
+  /// As if nothing had been added.
+  void reset() noexcept;
+  void add(std::span<const std::byte> bytes) noexcept;
+  /// As checksum64 of all.
+  std::uint64_t value() const noexcept;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
 }  // namespace recsdk::internal

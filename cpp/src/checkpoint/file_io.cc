@@ -35,11 +35,24 @@ void FileSink::write(std::span<const std::byte> bytes) {
 }
 
 std::size_t FileSource::read(std::int64_t offset, std::span<std::byte> bytes) {
+  fetch_ahead(offset);
   for (;;) {
     const ssize_t done = ::pread(descriptor_, bytes.data(), std::min(bytes.size(), kMost), offset);
     if (done >= 0) return static_cast<std::size_t>(done);
     if (errno != EINTR) throw_failed("read", name_, errno);
   }
+}
+
+// Keeps the disk at work while bytes are used: the system's own reading ahead is too short for
+// that.
+void FileSource::fetch_ahead(std::int64_t offset) noexcept {
+  constexpr std::int64_t kWindow = std::int64_t{16} << 20;
+  constexpr std::int64_t kStep = kWindow / 4;
+  if (offset < fetched_ - kWindow || offset > fetched_) fetched_ = offset;
+  if (fetched_ - offset > kWindow - kStep) return;
+  const std::int64_t end = offset + kWindow;
+  posix_fadvise(descriptor_, fetched_, end - fetched_, POSIX_FADV_WILLNEED);  // best effort
+  fetched_ = end;
 }
 
 }  // namespace recsdk

@@ -1,4 +1,5 @@
 // From row files to a table.
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <mutex>
@@ -31,8 +32,8 @@ std::string describe(const std::vector<FileField>& fields) {
 }
 
 // Refuses files whose rows are not such as the table's.
-void check_fields(const Table::Impl& table, const RowFileReader& file, bool drop_state) {
-  const std::vector<FileField> wanted = internal::file_fields(table.layout);
+void check_fields(const Table::Impl& table, const std::vector<FileField>& wanted,
+                  const RowFileReader& file, bool drop_state) {
   const RowFileHeader& header = file.header();
   if (header.dim != table.layout.dim) {
     throw_unfit(table, file.name(),
@@ -65,14 +66,27 @@ void check_options(const Table::Impl& table, const RestoreOptions& options) {
         std::to_string(options.modulo->rank) + " of " + std::to_string(options.modulo->world));
 }
 
+// The share of keys that are kept, if they are spread evenly.
+double share_of(const RestoreOptions& options) {
+  double share = 1.0;
+  if (!options.owned.empty()) {
+    const auto num_owned = std::count_if(options.owned.begin(), options.owned.end(),
+                                         [](std::uint8_t is_owned) { return is_owned != 0; });
+    share = static_cast<double>(num_owned) / static_cast<double>(kNumVirtualShards);
+  }
+  return options.modulo ? share / static_cast<double>(options.modulo->world) : share;
+}
+
 }  // namespace
 
 struct Restore::Impl {
   explicit Impl(std::shared_ptr<Table::Impl> target)
-      : table(std::move(target)), staged(std::make_unique<StagedRows>(*table)) {}
+      : table(std::move(target)),
+        row_fields(internal::file_fields(table->layout)),
+        staged(std::make_unique<StagedRows>(*table)) {}
 
   // A snapshot begins anew; it must not come after anything but its own other files.
-  void begin_file(const RowFileReader& file) {
+  void begin_file(const RowFileReader& file, const RestoreOptions& options) {
     const RowFileHeader& header = file.header();
     if (header.kind == RowFileKind::kSnapshot && token && *token != header.token) {
       throw_unfit(*table, file.name(),
@@ -87,6 +101,8 @@ struct Restore::Impl {
     }
     token = header.token;
     kind = header.kind;
+    const auto most = static_cast<double>(file.num_bytes() / header.row_bytes());
+    staged->expect(static_cast<std::int64_t>(most * share_of(options)));
   }
 
   void add_policy(const RowBlock& block, bool goes_on) {
@@ -101,10 +117,10 @@ struct Restore::Impl {
     while (file.next(block)) {
       switch (block.kind) {
         case BlockKind::kRows:
-          staged->add_rows(block, file, options);
+          staged->add_rows(block, file.name(), options);
           break;
         case BlockKind::kErased:
-          staged->erase(block, file, options);
+          staged->erase(block, file.name(), options);
           break;
         case BlockKind::kPolicy:
           add_policy(block, block.name == policy);
@@ -114,9 +130,15 @@ struct Restore::Impl {
     }
   }
 
+  void require_usable() const;
+  void add_rows(std::span<const Key> keys, std::span<const void* const> fields,
+                const RestoreOptions& options);
+  void check(std::uint64_t update_count, double log_decay) const;
+  void require_idle() const;
   void commit(std::uint64_t update_count, double log_decay);
 
   std::shared_ptr<Table::Impl> table;
+  const std::vector<FileField> row_fields;
   std::unique_ptr<StagedRows> staged;  // null once committed
   std::optional<std::array<std::uint8_t, 16>> token;
   RowFileKind kind = RowFileKind::kSnapshot;
@@ -124,7 +146,36 @@ struct Restore::Impl {
   bool has_failed = false;
 };
 
-void Restore::Impl::commit(std::uint64_t update_count, double log_decay) {
+void Restore::Impl::require_usable() const {
+  if (!has_failed && staged != nullptr) return;
+  throw std::invalid_argument(table->title() +
+                              ": this restore has failed or is committed; begin another one");
+}
+
+void Restore::Impl::add_rows(std::span<const Key> keys, std::span<const void* const> fields,
+                             const RestoreOptions& options) {
+  if (token) {
+    throw std::invalid_argument(table->title() +
+                                ": rows from memory must not follow files; begin another restore");
+  }
+  const std::size_t wanted = options.drop_state ? 1 : row_fields.size();
+  if (fields.size() != wanted) {
+    throw std::invalid_argument(table->title() + ": " + std::to_string(fields.size()) +
+                                " arrays of fields were given; pass " + std::to_string(wanted));
+  }
+  RowBlock block;
+  block.keys = keys;
+  for (const void* const field : fields)
+    block.fields.push_back(static_cast<const std::byte*>(field));
+  if (staged->rows.end() == 0) staged->begin_save();
+  has_failed = true;  // unless it gets through
+  staged->expect(static_cast<std::int64_t>(keys.size()));
+  staged->add_rows(block, "rows in memory", options);
+  has_failed = false;
+}
+
+// What does not depend on what the table is doing.
+void Restore::Impl::check(std::uint64_t update_count, double log_decay) const {
   table->check_update_count(update_count);
   table->check_log_decay(log_decay);
   const std::int64_t num_rows = staged->index.size();
@@ -134,14 +185,22 @@ void Restore::Impl::commit(std::uint64_t update_count, double log_decay) {
                                           std::to_string(*table->config.max_rows) +
                                           "; raise max_rows, or load into more ranks");
   }
+}
+
+// index_mutex is held.
+void Restore::Impl::require_idle() const {
+  if (table->open_leases.empty() && table->open_steps.empty() && table->open_cut == nullptr) return;
+  throw Error(ErrorCode::kBusy, table->title() +
+                                    ": a restore is not allowed while leases or a cut are open; "
+                                    "release and finish them first");
+}
+
+void Restore::Impl::commit(std::uint64_t update_count, double log_decay) {
+  check(update_count, log_decay);
   auto tracker = std::make_unique<internal::ChangeTracker>(table->hash_seed);
   tracker->grow(staged->rows.end());
   const std::unique_lock lock(table->index_mutex);
-  if (!table->open_leases.empty() || !table->open_steps.empty() || table->open_cut != nullptr) {
-    throw Error(ErrorCode::kBusy, table->title() +
-                                      ": a restore is not allowed while leases or a cut are open; "
-                                      "release and finish them first");
-  }
+  require_idle();
   const std::unique_lock rows_lock(table->rows_mutex);
   table->index.swap(staged->index);
   table->rows.swap(staged->rows);
@@ -159,29 +218,38 @@ Restore::~Restore() = default;
 void Restore::add_file(RowFileReader& file, const RestoreOptions& options) {
   Impl& r = *impl_;
   check_options(*r.table, options);
-  if (r.has_failed || r.staged == nullptr) {
-    throw std::invalid_argument(r.table->title() +
-                                ": this restore has failed or is committed; begin another one");
-  }
+  r.require_usable();
   if (!file.is_at_start())
     throw std::invalid_argument("'" + file.name() + "' was read before; open it again");
   r.has_failed = true;  // unless it gets through
-  check_fields(*r.table, file, options.drop_state);
-  r.begin_file(file);
+  check_fields(*r.table, r.row_fields, file, options.drop_state);
+  r.begin_file(file, options);
   r.add_blocks(file, options);
   r.has_failed = false;
 }
 
+const std::vector<FileField>& Restore::fields() const { return impl_->row_fields; }
 std::int64_t Restore::num_rows() const {
   return impl_->staged == nullptr ? 0 : impl_->staged->index.size();
 }
 const std::vector<Restore::Policy>& Restore::policies() const { return impl_->policies; }
 
+void Restore::add_rows(std::span<const Key> keys, std::span<const void* const> fields,
+                       const RestoreOptions& options) {
+  check_options(*impl_->table, options);
+  impl_->require_usable();
+  impl_->add_rows(keys, fields, options);
+}
+
+void Restore::check(std::uint64_t update_count, double log_decay) const {
+  impl_->require_usable();
+  impl_->check(update_count, log_decay);
+  const std::unique_lock lock(impl_->table->index_mutex);
+  impl_->require_idle();
+}
+
 void Restore::commit(std::uint64_t update_count, double log_decay) {
-  if (impl_->has_failed || impl_->staged == nullptr) {
-    throw std::invalid_argument(impl_->table->title() +
-                                ": this restore has failed or is committed; begin another one");
-  }
+  impl_->require_usable();
   impl_->commit(update_count, log_decay);
   impl_->staged.reset();  // what the table had before is freed without its locks
 }

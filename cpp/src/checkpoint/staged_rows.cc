@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
+#include <utility>
 
 #include "embedding/row_values.h"
 #include "util/thread_pool.h"
@@ -19,74 +21,120 @@ bool is_kept(Key key, const RestoreOptions& options) {
          static_cast<std::uint64_t>(options.modulo->rank);
 }
 
-[[noreturn, gnu::cold]] void throw_twice(const Table::Impl& table, const RowFileReader& file,
+[[noreturn, gnu::cold]] void throw_twice(const Table::Impl& table, const std::string& source,
                                          Key key, const char* how) {
-  throw Error(ErrorCode::kCheckpoint, table.title() + ": '" + file.name() + "' has key " +
+  throw Error(ErrorCode::kCheckpoint, table.title() + ": '" + source + "' has key " +
                                           std::to_string(key) + " " + how +
                                           "; the checkpoint is damaged: load another one");
 }
+
+// One field of the rows of a block, on its way into records.
+struct FieldCopy {
+  const RowField& field;
+  std::size_t bytes;  // of a row
+  const std::byte* source;
+  RowAddresses records;
+
+  /// Whether the values of consecutive rows of a slab lie side by side.
+  bool is_packed() const {
+    const bool is_scalar = field.place == FieldPlace::kScalars;
+    return static_cast<std::int64_t>(bytes) == (is_scalar ? records.scalar_stride : records.stride);
+  }
+
+  /// `count` rows from position `from` in the block to row `to` on.
+  void copy(std::size_t from, std::uint32_t to, std::size_t count) const {
+    std::memcpy(field_address(records, field, to), source + from * bytes, count * bytes);
+  }
+
+  /// Rows at positions (n,) of the block to rows (n,).
+  void copy_all(std::span<const std::uint32_t> from, std::span<const std::uint32_t> to) const {
+    if (!is_packed()) {
+      for (std::size_t j = 0; j < from.size(); ++j) copy(from[j], to[j], 1);
+      return;
+    }
+    for (std::size_t begin = 0, end = 0; begin < from.size(); begin = end) {
+      for (end = begin + 1; end < from.size() && from[end] == from[end - 1] + 1 &&
+                            to[end] == to[end - 1] + 1 && (to[end] & records.mask) != 0;)
+        ++end;
+      copy(from[begin], to[begin], end - begin);
+    }
+  }
+};
 
 }  // namespace
 
 StagedRows::StagedRows(const Table::Impl& target)
     : table(target), index(target.hash_seed), rows(target.layout) {}
 
-void StagedRows::begin_save() { in_save_.emplace(); }
-
-void StagedRows::select(const RowBlock& block, const RestoreOptions& options) {
-  selected_.clear();
-  selected_.reserve(block.keys.size());
-  for (std::size_t i = 0; i < block.keys.size(); ++i) {
-    if (is_kept(block.keys[i], options)) selected_.push_back(static_cast<std::uint32_t>(i));
-  }
+void StagedRows::begin_save() {
+  is_first_ = rows.end() == 0;
+  in_save_.emplace();
 }
 
-std::uint32_t StagedRows::row_of(Key key) {
-  if (const auto row = index.find_or_insert(key, rows.next_to_allocate())) return *row;
-  return rows.allocate(key, RowState::kVisible);
+void StagedRows::select(const RowBlock& block, const RestoreOptions& options) {
+  selected_.resize(block.keys.size());
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < block.keys.size(); ++i) {
+    selected_[count] = static_cast<std::uint32_t>(i);
+    count += static_cast<std::size_t>(is_kept(block.keys[i], options));
+  }
+  selected_.resize(count);
+}
+
+// All rows there are were brought by the first save; those of later ones are marked.
+bool StagedRows::is_of_save(std::uint32_t row) const {
+  return is_first_ || (row < in_save_->num_words() * kWordRows && in_save_->test(row));
 }
 
 // Gives the selected keys rows.
-void StagedRows::place(const RowBlock& block, const RowFileReader& file) {
+void StagedRows::place(const RowBlock& block, const std::string& source) {
   const auto n = static_cast<std::int64_t>(selected_.size());
   rows.prepare_allocate(n);
-  in_save_->grow(rows.end() + n);
+  if (!is_first_) in_save_->grow(rows.end() + n);
   numbers_.resize(selected_.size());
   for (std::size_t j = 0; j < selected_.size(); ++j) {
     if (j + kAhead < selected_.size()) index.prefetch(block.keys[selected_[j + kAhead]]);
     const Key key = block.keys[selected_[j]];
-    numbers_[j] = row_of(key);
-    if (in_save_->test(numbers_[j])) throw_twice(table, file, key, "a second time");
-    in_save_->set(numbers_[j]);
+    if (const auto row = index.find_or_insert(key, rows.next_to_allocate())) {
+      if (is_of_save(*row)) throw_twice(table, source, key, "a second time");
+      numbers_[j] = *row;
+    } else {
+      numbers_[j] = rows.allocate(key, RowState::kVisible);
+    }
+    if (!is_first_) in_save_->set(numbers_[j]);
   }
   index.adapt(n);
+  // Only now: the first keys have shown whether they are dense.
+  if (expected_ > 0) index.grow_for(std::exchange(expected_, 0));
 }
 
-void StagedRows::copy(const RowBlock& block, const RowFileHeader& header, bool drop_state) {
+void StagedRows::copy(const RowBlock& block, bool drop_state) {
   const RowAddresses records = rows.records();
-  const std::size_t num_fields = drop_state ? 1 : table.layout.fields.size();
-  const auto copy_row = [&](std::size_t j) {
-    for (std::size_t f = 0; f < num_fields; ++f) {
-      const auto bytes = static_cast<std::size_t>(header.fields[f].row_bytes());
-      std::memcpy(field_address(records, table.layout.fields[f], numbers_[j]),
-                  block.fields[f] + selected_[j] * bytes, bytes);
+  const std::vector<RowField>& fields = table.layout.fields;
+  const auto copy_rows = [&](std::int64_t begin, std::int64_t end) {
+    const auto first = static_cast<std::size_t>(begin);
+    const auto count = static_cast<std::size_t>(end - begin);
+    const std::span<const std::uint32_t> to = std::span(numbers_).subspan(first, count);
+    for (std::size_t f = 0; f < (drop_state ? 1 : fields.size()); ++f) {
+      const auto bytes = static_cast<std::size_t>(file_field(fields[f]).row_bytes());
+      const FieldCopy field{fields[f], bytes, block.fields[f], records};
+      field.copy_all(std::span(selected_).subspan(first, count), to);
     }
-    if (drop_state) reset_state(table.layout, records, numbers_[j]);
+    if (!drop_state) return;
+    for (const std::uint32_t row : to) reset_state(table.layout, records, row);
   };
   parallel_for(static_cast<std::int64_t>(numbers_.size()), kCopyGrain, table.max_threads(),
-               [&](std::int64_t begin, std::int64_t end) {
-                 for (std::int64_t j = begin; j < end; ++j) copy_row(static_cast<std::size_t>(j));
-               });
+               copy_rows);
 }
 
-void StagedRows::add_rows(const RowBlock& block, const RowFileReader& file,
+void StagedRows::add_rows(const RowBlock& block, const std::string& source,
                           const RestoreOptions& options) {
   select(block, options);
-  place(block, file);
-  copy(block, file.header(), options.drop_state);
+  place(block, source);
+  copy(block, options.drop_state);
 }
 
-void StagedRows::erase(const RowBlock& block, const RowFileReader& file,
+void StagedRows::erase(const RowBlock& block, const std::string& source,
                        const RestoreOptions& options) {
   select(block, options);
   rows.prepare_free(static_cast<std::int64_t>(selected_.size()));
@@ -94,8 +142,7 @@ void StagedRows::erase(const RowBlock& block, const RowFileReader& file,
     const Key key = block.keys[i];
     const auto row = index.erase(key);
     if (!row) continue;
-    if (in_save_->num_words() * kWordRows > *row && in_save_->test(*row))
-      throw_twice(table, file, key, "both as a row and as erased");
+    if (is_of_save(*row)) throw_twice(table, source, key, "both as a row and as erased");
     rows.free(*row, 0);
   }
   rows.release_before(1);

@@ -21,8 +21,11 @@ struct StagedRows {
 
   /// The files to come belong to another save: their keys may be those of files before.
   void begin_save();
-  void add_rows(const RowBlock& block, const RowFileReader& file, const RestoreOptions& options);
-  void erase(const RowBlock& block, const RowFileReader& file, const RestoreOptions& options);
+  /// About so many rows come next.
+  void expect(std::int64_t num_rows) { expected_ = rows.end() + num_rows; }
+  /// Blocks of fields as the table's; `source` names where they come from in messages.
+  void add_rows(const RowBlock& block, const std::string& source, const RestoreOptions& options);
+  void erase(const RowBlock& block, const std::string& source, const RestoreOptions& options);
 
   const Table::Impl& table;
   Index index;
@@ -30,11 +33,13 @@ struct StagedRows {
 
  private:
   void select(const RowBlock& block, const RestoreOptions& options);
-  void place(const RowBlock& block, const RowFileReader& file);
-  std::uint32_t row_of(Key key);
-  void copy(const RowBlock& block, const RowFileHeader& header, bool drop_state);
+  void place(const RowBlock& block, const std::string& source);
+  bool is_of_save(std::uint32_t row) const;
+  void copy(const RowBlock& block, bool drop_state);
 
-  std::optional<RowBits> in_save_;       // rows that the current save has brought
+  std::int64_t expected_ = 0;            // rows there will be, about
+  bool is_first_ = true;                 // no save before the current one has brought rows
+  std::optional<RowBits> in_save_;       // rows that the current save has brought, unless first
   std::vector<std::uint32_t> selected_;  // positions in the block of keys that are kept
   std::vector<std::uint32_t> numbers_;   // their rows
 };

@@ -30,6 +30,8 @@ class Buffer {
   T* data() noexcept { return data_.get(); }
   const T* data() const noexcept { return data_.get(); }
   std::int64_t size() const noexcept { return size_; }
+  /// Values that it has memory for.
+  std::int64_t capacity() const noexcept { return capacity_; }
   T& operator[](std::int64_t i) noexcept { return data_.get()[i]; }
   const T& operator[](std::int64_t i) const noexcept { return data_.get()[i]; }
 

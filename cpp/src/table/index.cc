@@ -121,6 +121,10 @@ void Index::swap(Index& other) noexcept {
 
 void Index::reserve(std::int64_t num_keys) { hashed_.reserve(num_keys - dense_.size()); }
 
+void Index::grow_for(std::int64_t num_keys) {
+  if (dense_.size() <= hashed_.size()) hashed_.grow_for(num_keys);
+}
+
 IndexStats Index::stats() const {
   IndexStats stats;
   stats.hashed = hashed_.stats();

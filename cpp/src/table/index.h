@@ -54,6 +54,10 @@ class Index {
   /// Makes ready the memory for `num_keys` keys in all.
   void reserve(std::int64_t num_keys);
 
+  /// To be called early on the way to `num_keys` keys in all: takes the shape for them at once,
+  /// unless most keys so far are in dense pages. Throws as find_or_insert.
+  void grow_for(std::int64_t num_keys);
+
   /// Looks for ranges that are worth a dense page, and moves their keys. To be called after
   /// `num_inserted` insertions, to which its cost is in proportion.
   void adapt(std::int64_t num_inserted) noexcept;

@@ -61,6 +61,11 @@ class SegmentedHash {
   /// Makes ready the memory for `num_keys` keys in all.
   void reserve(std::int64_t num_keys);
 
+  /// Takes at once the shape that it would grow into with `num_keys` keys in all, and the memory
+  /// for them. Does nothing if it is not much smaller than that. Moves all keys, so call it early.
+  /// Throws as find_or_insert.
+  void grow_for(std::int64_t num_keys);
+
   /// Up to `capacity` keys of one segment, and where to go on: a different segment each time, all
   /// of them in turn.
   std::int64_t sample(std::uint64_t& cursor, Key* keys, std::int64_t capacity) const;
@@ -149,6 +154,7 @@ class SegmentedHash {
   void move_keys(const Segment& from, Segment* const (&halves)[2], int depth) const;
   void rebuild(Segment* segment, std::uint32_t num_units);
   void split(Segment* segment);
+  void make_directory(int depth, std::int64_t num_keys);
   int expected_depth() const;
   std::uint32_t units_for(std::uint32_t num_keys, std::uint32_t at_least) const;
   void check_segment(const Segment& segment) const;

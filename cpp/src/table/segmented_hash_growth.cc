@@ -225,6 +225,31 @@ void SegmentedHash::split(Segment* segment) {
   ++splits_;
 }
 
+// Equal segments for so many uniform keys, of which there is none yet.
+void SegmentedHash::make_directory(int depth, std::int64_t num_keys) {
+  size_ = num_keys;  // how full segments get depends on it
+  const std::uint32_t num_units =
+      units_for(static_cast<std::uint32_t>(num_keys >> depth), kHalfUnits);
+  depth_ = depth;
+  directory_.reserve(std::size_t{1} << depth);
+  while (directory_.size() < directory_.capacity())
+    directory_.emplace_back(make_segment(num_units, depth, directory_.size()));
+  size_ = 0;
+}
+
+void SegmentedHash::grow_for(std::int64_t num_keys) {
+  constexpr std::int64_t kMostKeys = 1600;  // of a segment: it splits when it has as many
+  int depth = 0;
+  while ((num_keys >> depth) > kMostKeys && depth < kMaxDepth) ++depth;
+  if (depth <= depth_ + 1) return;
+  SegmentedHash grown(0);
+  grown.hash_ = hash_;
+  grown.make_directory(depth, num_keys);
+  for_each([&](Key key, std::uint32_t row) { grown.find_or_insert(key, row); });
+  grown.splits_ += splits_;
+  swap(grown);
+}
+
 void SegmentedHash::clear() noexcept {
   directory_.clear();
   directory_.shrink_to_fit();

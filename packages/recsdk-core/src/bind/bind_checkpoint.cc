@@ -67,6 +67,19 @@ class PyRestore {
     });
   }
 
+  void add_rows(const PyRowBlock& block) {
+    const BlockArrays arrays(block, restore_->fields());
+    const nb::gil_scoped_release without_gil;
+    const std::lock_guard lock(mutex_);
+    restore_->add_rows(arrays.keys.span(), arrays.fields);
+  }
+
+  void check(std::uint64_t update_count, double log_decay) {
+    const nb::gil_scoped_release without_gil;
+    const std::lock_guard lock(mutex_);
+    restore_->check(update_count, log_decay);
+  }
+
   void commit(std::uint64_t update_count, double log_decay) {
     const nb::gil_scoped_release without_gil;
     const std::lock_guard lock(mutex_);
@@ -127,6 +140,8 @@ void bind_checkpoint(nb::module_& module) {
            nb::arg("drop_state") = false)
       .def_prop_ro("num_rows", &PyRestore::num_rows)
       .def("policies", &PyRestore::policies)
+      .def("add_rows", &PyRestore::add_rows, nb::arg("block"))
+      .def("check", &PyRestore::check, nb::arg("update_count"), nb::arg("log_decay") = 0.0)
       .def("commit", &PyRestore::commit, nb::arg("update_count"), nb::arg("log_decay") = 0.0);
 }
 

@@ -16,7 +16,6 @@ namespace recsdk::bind {
 namespace {
 
 using FieldTuple = std::tuple<std::string, std::string, std::int64_t>;
-using Contiguous = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
 
 constexpr FieldType kTypes[] = {FieldType::kFloat32, FieldType::kFloat16, FieldType::kBfloat16,
                                 FieldType::kInt64,   FieldType::kUint64,  FieldType::kInt32,
@@ -51,37 +50,10 @@ RowFileKind file_kind_of(const std::string& name) {
   throw nb::value_error(("kind must be 'snapshot' or 'delta', got '" + name + "'").c_str());
 }
 
-/// The array of one field of a block, which must fit the file's field.
-Contiguous field_array(const PyRowBlock& block, const FileField& field, std::size_t n) {
-  if (!block.fields.contains(field.name.c_str()))
-    throw nb::value_error(("a block lacks the field '" + field.name + "'").c_str());
-  Contiguous array;
-  const bool is_array = nb::try_cast(block.fields[field.name.c_str()], array, false);
-  const auto bits = static_cast<std::uint8_t>(8 * size_of(field.type));
-  const bool fits = is_array && array.ndim() == 2 && array.shape(0) == n &&
-                    array.shape(1) == static_cast<std::size_t>(field.count) &&
-                    array.dtype().bits == bits && array.dtype().lanes == 1;
-  if (!fits) {
-    throw nb::value_error(("field '" + field.name + "' of a block must be a contiguous array of " +
-                           name_of(field.type) + " and shape (" + std::to_string(n) + ", " +
-                           std::to_string(field.count) + ")")
-                              .c_str());
-  }
-  return array;
-}
-
 void write_rows_block(RowFileWriter& writer, const PyRowBlock& block, const RowFileHeader& header) {
-  const Keys keys(block.keys);
-  std::vector<Contiguous> arrays;
-  std::vector<const void*> data;
-  for (const FileField& field : header.fields) {
-    arrays.push_back(field_array(block, field, keys.size()));
-    data.push_back(arrays.back().data());
-  }
-  if (block.fields.size() != header.fields.size())
-    throw nb::value_error("a block has fields that the file has not");
+  const BlockArrays arrays(block, header.fields);
   const nb::gil_scoped_release without_gil;
-  writer.write_rows(keys.span(), data);
+  writer.write_rows(arrays.keys.span(), arrays.fields);
 }
 
 void write_block(RowFileWriter& writer, const PyRowBlock& block, const RowFileHeader& header) {

@@ -134,6 +134,26 @@ std::unique_ptr<RowFileReader> open_reader(nb::handle read, std::int64_t size,
                                          ReadOptions{.in_background = !is_callable});
 }
 
+/// The array of one field of a block, which must fit the file's field.
+BlockArrays::Contiguous field_array(const PyRowBlock& block, const FileField& field,
+                                    std::size_t n) {
+  if (!block.fields.contains(field.name.c_str()))
+    throw nb::value_error(("a block lacks the field '" + field.name + "'").c_str());
+  BlockArrays::Contiguous array;
+  const bool is_array = nb::try_cast(block.fields[field.name.c_str()], array, false);
+  const auto bits = static_cast<std::uint8_t>(8 * size_of(field.type));
+  const bool fits = is_array && array.ndim() == 2 && array.shape(0) == n &&
+                    array.shape(1) == static_cast<std::size_t>(field.count) &&
+                    array.dtype().bits == bits && array.dtype().lanes == 1;
+  if (!fits) {
+    throw nb::value_error(("field '" + field.name + "' of a block must be a contiguous array of " +
+                           name_of(field.type) + " and shape (" + std::to_string(n) + ", " +
+                           std::to_string(field.count) + ")")
+                              .c_str());
+  }
+  return array;
+}
+
 }  // namespace
 
 PySink::PySink(nb::handle write, const std::string& name)
@@ -143,6 +163,16 @@ PySink::PySink(nb::handle write, const std::string& name)
   } else {
     sink = std::make_unique<CallableSink>(nb::borrow(write));
   }
+}
+
+BlockArrays::BlockArrays(const PyRowBlock& block, const std::vector<FileField>& wanted)
+    : keys(block.keys) {
+  for (const FileField& field : wanted) {
+    arrays.push_back(field_array(block, field, keys.size()));
+    fields.push_back(arrays.back().data());
+  }
+  if (block.fields.size() != wanted.size())
+    throw nb::value_error("a block has fields that are not wanted");
 }
 
 PyRowFile::PyRowFile(nb::handle read, std::int64_t size, const std::string& name)

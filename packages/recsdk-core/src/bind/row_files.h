@@ -2,12 +2,14 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "array.h"
 #include "recsdk/row_file.h"
 
 namespace recsdk::bind {
@@ -28,6 +30,17 @@ struct PyRowBlock {
   nb::dict fields;  ///< (n, count) by name
   std::string name;
   nb::bytes data;
+};
+
+/// The memory of a block of rows that Python made; holds it. Throws ValueError unless its fields
+/// are these.
+struct BlockArrays {
+  using Contiguous = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
+
+  BlockArrays(const PyRowBlock& block, const std::vector<FileField>& wanted);
+  Keys keys;                        ///< (N,)
+  std::vector<const void*> fields;  ///< of (N, C) elements each
+  std::vector<Contiguous> arrays;
 };
 
 /// A reader that threads take turns with.

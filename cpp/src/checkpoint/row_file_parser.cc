@@ -1,0 +1,158 @@
+#include "checkpoint/row_file_parser.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/codec.h"
+
+namespace recsdk::internal {
+
+RowFileParser::RowFileParser(std::shared_ptr<ByteSource> source, std::int64_t size,
+                             std::string name)
+    : source_(std::move(source)), size_(size), name_(std::move(name)) {
+  if (size_ < 0) throw std::invalid_argument("the size of '" + name_ + "' is negative");
+  read_header();
+}
+
+bool RowFileParser::next(RowBlock& block) {
+  const std::int64_t place = offset_;
+  const BlockHead head = read_head();
+  Memory memory = read_payload(head, place);
+  if (head.type == kEndBlock) {
+    check_end(memory.get(), place);
+    return false;
+  }
+  ++num_blocks_;
+  block = make_block(head, std::move(memory), place);
+  return true;
+}
+
+// Bytes that must be there, into both checksums.
+void RowFileParser::read_some(std::span<std::byte> bytes) {
+  for (std::size_t done = 0; done < bytes.size();) {
+    const std::size_t n = source_->read(offset_, bytes.subspan(done));
+    if (n == 0 || n > bytes.size() - done)
+      throw_damaged(at(offset_), "the file is shorter than its size says");
+    done += n;
+    offset_ += static_cast<std::int64_t>(n);
+  }
+  checksum_.add(bytes);
+  block_checksum_.add(bytes);
+}
+
+// In pieces that are still in the processor's cache when their checksums are taken.
+void RowFileParser::read_exactly(std::span<std::byte> bytes) {
+  constexpr std::size_t kPiece = std::size_t{256} << 10;
+  if (static_cast<std::int64_t>(bytes.size()) > size_ - offset_)
+    throw_damaged(at(offset_), "the file ends here, within a block or before its end block");
+  block_checksum_.reset();
+  for (; !bytes.empty(); bytes = bytes.subspan(std::min(kPiece, bytes.size())))
+    read_some(bytes.first(std::min(kPiece, bytes.size())));
+}
+
+void RowFileParser::read_header() {
+  FileHead head;
+  const auto fixed = std::as_writable_bytes(std::span(&head, 1));
+  if (size_ < static_cast<std::int64_t>(sizeof(head)))
+    throw_damaged(at(0), "the file ends within its header");
+  read_exactly(fixed);
+  check(head, size_, name_);
+  std::vector<std::byte> bytes(head.header_bytes);
+  std::copy(fixed.begin(), fixed.end(), bytes.begin());
+  read_exactly(std::span(bytes).subspan(sizeof(head)));
+  header_ = decode(bytes, name_);
+  std::memcpy(&file_checksum_, bytes.data() + bytes.size() - 8, 8);
+}
+
+BlockHead RowFileParser::read_head() {
+  const std::int64_t place = offset_;
+  BlockHead head;
+  read_exactly(std::as_writable_bytes(std::span(&head, 1)));
+  check(head, header_, size_ - offset_, at(place));
+  if (head.file_checksum != file_checksum_)
+    throw_damaged(at(place), "this block belongs to another file");
+  if (head.index != num_blocks_)
+    throw_damaged(at(place), "block " + std::to_string(head.index) + " where block " +
+                                 std::to_string(num_blocks_) + " must be");
+  if (head.type < last_type_)
+    throw_damaged(at(place), "blocks are not in the order of rows, erased keys, policies");
+  last_type_ = head.type;
+  return head;
+}
+
+RowFileParser::Memory RowFileParser::read_payload(const BlockHead& head, std::int64_t place) {
+  Memory stored = memory_.take(static_cast<std::int64_t>(head.stored_bytes));
+  const std::span<std::byte> bytes(stored.get(), head.stored_bytes);
+  read_exactly(bytes);
+  if (block_checksum_.value() != head.payload_checksum)
+    throw_damaged(at(place), "the checksum of a block's content differs");
+  if (head.codec == static_cast<std::uint8_t>(Codec::kNone)) return stored;
+  return unpack(head, bytes, place);
+}
+
+RowFileParser::Memory RowFileParser::unpack(const BlockHead& head,
+                                            std::span<const std::byte> stored, std::int64_t place) {
+  const auto codec = static_cast<Codec>(head.codec);
+  if (!has_codec(codec)) {
+    throw Error(ErrorCode::kCheckpoint,
+                "'" + name_ +
+                    "' is compressed with zstd, which is missing here; install libzstd, " +
+                    "or get a copy without compression");
+  }
+  Memory raw = memory_.take(static_cast<std::int64_t>(head.raw_bytes));
+  if (!decompress(codec, stored, {raw.get(), head.raw_bytes}))
+    throw_damaged(at(place), "a block does not decompress to its size");
+  return raw;
+}
+
+RowBlock RowFileParser::make_block(const BlockHead& head, Memory memory, std::int64_t place) {
+  RowBlock block;
+  block.kind = static_cast<BlockKind>(head.type);
+  const std::byte* const bytes = memory.get();
+  block.memory = std::move(memory);
+  if (block.kind == BlockKind::kPolicy) {
+    read_policy({bytes, head.raw_bytes}, place, block);
+    return block;
+  }
+  block.keys = {reinterpret_cast<const Key*>(bytes), head.num_rows};
+  const auto n = static_cast<std::int64_t>(head.num_rows);
+  (block.kind == BlockKind::kRows ? summary_.num_rows : summary_.num_erased) += n;
+  if (block.kind == BlockKind::kRows) {
+    const std::byte* array = bytes + n * static_cast<std::int64_t>(sizeof(Key));
+    for (const FileField& field : header_.fields) {
+      block.fields.push_back(array);
+      array += padded(n * field.row_bytes());
+    }
+  }
+  return block;
+}
+
+void RowFileParser::read_policy(std::span<const std::byte> bytes, std::int64_t place,
+                                RowBlock& block) {
+  std::uint32_t length = 0;
+  if (bytes.size() >= sizeof(length)) std::memcpy(&length, bytes.data(), sizeof(length));
+  const bool fits =
+      length >= 1 && length <= kMaxPolicyName && length <= bytes.size() - sizeof(length);
+  if (!fits) throw_damaged(at(place), "a policy's name does not fit its block");
+  bytes = bytes.subspan(sizeof(length));
+  block.name.assign(reinterpret_cast<const char*>(bytes.data()), length);
+  block.data = bytes.subspan(length);
+}
+
+void RowFileParser::check_end(const std::byte* payload, std::int64_t place) {
+  EndPayload end;
+  std::memcpy(&end, payload, sizeof(end));
+  if (end.num_rows != static_cast<std::uint64_t>(summary_.num_rows) ||
+      end.num_erased != static_cast<std::uint64_t>(summary_.num_erased) ||
+      end.num_blocks != num_blocks_) {
+    throw_damaged(at(place), "the totals at the end differ from what the file holds");
+  }
+  if (offset_ != size_) throw_damaged(at(offset_), "bytes follow the end of the file's content");
+  summary_.num_bytes = size_;
+  summary_.checksum = checksum_.text();
+}
+
+}  // namespace recsdk::internal

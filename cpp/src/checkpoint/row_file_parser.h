@@ -1,0 +1,59 @@
+// A row file as a sequence of checked blocks.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "checkpoint/block_memory.h"
+#include "checkpoint/checksum.h"
+#include "checkpoint/format.h"
+#include "recsdk/row_file.h"
+
+namespace recsdk::internal {
+
+/// Throws Error(kCheckpoint) for what is damaged; then fit only to be destroyed.
+class RowFileParser {
+ public:
+  /// Reads the header.
+  RowFileParser(std::shared_ptr<ByteSource> source, std::int64_t size, std::string name);
+
+  const std::string& name() const { return name_; }
+  std::int64_t size() const { return size_; }
+  const RowFileHeader& header() const { return header_; }
+  const RowFileSummary& summary() const { return summary_; }
+
+  /// False at the end, which has been checked then.
+  bool next(RowBlock& block);
+
+ private:
+  using Memory = std::shared_ptr<std::byte[]>;
+
+  Place at(std::int64_t offset) const { return {name_, offset}; }
+  void read_some(std::span<std::byte> bytes);
+  void read_exactly(std::span<std::byte> bytes);
+  void read_header();
+  BlockHead read_head();
+  Memory read_payload(const BlockHead& head, std::int64_t place);
+  Memory unpack(const BlockHead& head, std::span<const std::byte> stored, std::int64_t place);
+  RowBlock make_block(const BlockHead& head, Memory memory, std::int64_t place);
+  void read_policy(std::span<const std::byte> bytes, std::int64_t place, RowBlock& block);
+  void check_end(const std::byte* payload, std::int64_t place);
+
+  std::shared_ptr<ByteSource> source_;
+  std::int64_t size_;
+  std::string name_;
+  RowFileHeader header_;
+  std::uint64_t file_checksum_ = 0;
+  std::int64_t offset_ = 0;
+  std::uint64_t num_blocks_ = 0;
+  std::uint8_t last_type_ = 0;
+  BlockMemory memory_;
+  StreamChecksum checksum_;          // of the file so far
+  StreamChecksum64 block_checksum_;  // of the payload so far
+  RowFileSummary summary_;
+};
+
+}  // namespace recsdk::internal
