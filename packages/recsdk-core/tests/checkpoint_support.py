@@ -93,7 +93,7 @@ def save(path: Any, content: bytes = b"rows", **options: Any) -> Position:
 
 
 def _writer(content: bytes) -> Any:
-    def write(rank: int, target: Any, token: bytes, codec: str, progress: Any) -> Any:
+    def write(target: Any, token: bytes, codec: str, progress: Any) -> Any:
         view = memoryview(content)
         for part in (view[:2], view[2:]):
             write_all(target, part) if isinstance(target, int) else target(part)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import subprocess
 import sys
@@ -18,10 +17,13 @@ from hypothesis import strategies as st
 
 from recsdk_core import BusyError, CapacityError, CheckpointError, Table, init, optim
 from recsdk_core.checkpoint import compact, diff, open_checkpoint, reshard
+from recsdk_core.checkpoint.ranks import OneRank
 from recsdk_core.checkpoint.reading import chain_of
+from recsdk_core.checkpoint.replacing import NewRows, replace_rows
+from recsdk_core.checkpoint.saving import SaveOptions
+from recsdk_core.checkpoint.tables import Loading, Shard, load_tables, save_tables
 from recsdk_core.testing.strategies import EDGE_KEYS, key_arrays
 
-ROOT = Path(__file__).resolve().parents[3]
 KEYS = np.array([*EDGE_KEYS, *range(100, 160)], dtype=np.int64)
 
 OPTIMIZERS = {
@@ -281,6 +283,38 @@ def test_loading_while_batches_are_in_flight_changes_nothing(tmp_path: Path) -> 
     assert whole(table) == before
 
 
+def test_of_several_tables_all_are_loaded_or_none(tmp_path: Path) -> None:
+    tables = [trained(name=name) for name in ("a", "b")]
+    shards = [Shard(table=table) for table in tables]
+    save_tables(shards, OneRank(), tmp_path / "one", SaveOptions())
+    for table in tables:
+        train(table, step=2)
+    before = [whole(table) for table in tables]
+    with tables[1].lease(1), pytest.raises(BusyError, match="'b'"):
+        load_tables(shards, OneRank(), tmp_path / "one", Loading())
+    assert [whole(table) for table in tables] == before
+    rows = NewRows(keys=KEYS, weights=np.ones((len(KEYS), 3), np.float32),
+                   state={"sum": np.ones((len(KEYS), 3), np.float32)})  # fmt: skip
+    with tables[1].lease(1), pytest.raises(BusyError, match="'b'"):
+        replace_rows([(table, rows) for table in tables])
+    assert [whole(table) for table in tables] == before
+    replace_rows([(table, rows) for table in tables])
+    assert [len(table) for table in tables] == [len(KEYS)] * 2
+    with pytest.raises(CheckpointError, match="save or load one in full first"):
+        tables[0].save_delta(tmp_path / "two")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_rows_from_memory_are_as_those_of_an_upsert(dtype: Any) -> None:
+    one, other = (new_table(dtype=dtype, optimizer=optim.SGD()) for _ in range(2))
+    weights = np.random.default_rng(1).normal(size=(len(KEYS), 3)).astype(np.float32)
+    weights[:6, 0] = [np.inf, -np.inf, np.nan, 1e-40, 3.4e38, 65519.0]
+    one.upsert(KEYS, weights)
+    replace_rows([(other, NewRows(keys=KEYS, weights=weights, update_count=3))])
+    assert rows_of(other) == rows_of(one)
+    assert other.update_count == 3
+
+
 def test_batches_in_flight_are_not_saved(tmp_path: Path) -> None:
     table = trained()
     before = rows_of(table)
@@ -315,35 +349,6 @@ def test_any_chain_comes_back(
         assert whole(other) == whole(table)
     assert all(table.is_equal for table in diff(chain_of(paths), chain_of(folder / "three")))
     shutil.rmtree(folder)
-
-
-def plain_reader() -> Any:
-    path = ROOT / "docs" / "reference" / "checkpoint_reader.py"
-    spec = importlib.util.spec_from_file_location("checkpoint_reader", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_the_documented_format_is_enough_to_read_it(
-    tmp_path: Path, optimizer: optim.Optimizer
-) -> None:
-    table = trained(optimizer=optimizer)
-    table.save(tmp_path / "0", user_state=["\u00e9", {"x": 1.5}])
-    train(table, KEYS[:9], step=2)
-    table.erase(KEYS[5:20])
-    table.save_delta(tmp_path / "1")
-    reader = plain_reader()
-    assert reader.xxhash is not None
-    found = reader.read_chain([tmp_path / "0", tmp_path / "1"])["user"]
-    read = {
-        key: (row["weight"].tobytes(), *(row[n].tobytes() for n in sorted(row) if n != "weight"))
-        for key, row in found.items()
-    }
-    assert read == rows_of(table)
 
 
 def regions(size: int) -> list[int]:
@@ -446,11 +451,12 @@ def test_saves_of_the_same_rows_are_the_same_bytes(tmp_path: Path) -> None:
     assert sum(len(keys) for _, keys, _ in one) == 8 * len(KEYS)
 
 
-def blocks_of(path: Path) -> Iterator[tuple[int, bytes, dict[str, bytes]]]:
+def blocks_of(path: Path) -> Iterator[tuple[str, bytes, dict[str, bytes]]]:
     """The blocks of a checkpoint's first file."""
-    token = open_checkpoint(path).manifest.token
-    for kind, keys, fields in plain_reader().read_blocks(file_of(path).read_bytes(), token):
-        yield kind, keys.tobytes(), {name: values.tobytes() for name, values in fields.items()}
+    with open_checkpoint(path).rows_file(0, 0) as file:
+        while (block := file.next_block()) is not None:
+            fields = {name: values.tobytes() for name, values in block.fields.items()}
+            yield block.kind, block.keys.tobytes(), fields
 
 
 class Gate:

@@ -188,6 +188,18 @@ def test_arrays_come_back(array: Any) -> None:
     assert again.shape == array.shape
 
 
+def test_arrays_with_a_header_of_version_3_come_back() -> None:
+    array = np.array([(1, 2.5)], dtype=[("\u20ac", "i4"), ("y", "f8")])
+    with pytest.warns(UserWarning, match=r"format 3\.0"):
+        _, [(_, raw)] = pack(array)
+    again = decode_array(raw, "x")
+    assert again.dtype == array.dtype
+    assert again.tolist() == array.tolist()
+    for bad in (raw[:-1], raw[:40], raw.replace(b"\x03\x00", b"\x04\x00", 1)):
+        with pytest.raises(CheckpointError, match="no array"):
+            decode_array(bad, "x")
+
+
 def test_what_cannot_be_kept_is_named() -> None:
     for value, kind, text in [
         ({"a": [float("nan")]}, ValueError, r"user_state\['a'\]\[0\] is nan"),

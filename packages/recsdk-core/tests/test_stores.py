@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
 import pytest
 from checkpoint_support import content_of, save, unchanged
 from fsspec.implementations.memory import MemoryFileSystem
@@ -105,6 +106,26 @@ def test_a_delta_does_not_replace_what_it_builds_on(tmp_path: Path) -> None:
     base = save(tmp_path / "a")
     with pytest.raises(CheckpointError, match="would replace a checkpoint that it builds on"):
         save(tmp_path / "x" / ".." / "a", is_delta=True, after=base, overwrite=True)
+    first = save(tmp_path / "b", is_delta=True, after=base)
+    (tmp_path / "c").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path)
+    with unchanged(tmp_path):
+        for name in ("a", "b"):  # whatever the way there is called
+            with pytest.raises(CheckpointError, match="would replace a checkpoint that it builds"):
+                save(tmp_path / "link" / name, is_delta=True, after=first, overwrite=True)
+    (tmp_path / "a").rename(tmp_path / "moved")
+    with pytest.raises(CheckpointError, match="would replace a checkpoint that it builds on"):
+        save(tmp_path / "moved", is_delta=True, after=first, overwrite=True)
+    save(tmp_path / "other")
+    save(tmp_path / "other", is_delta=True, after=first, overwrite=True)
+
+
+def test_steps_are_any_integers_and_checked_first(tmp_path: Path) -> None:
+    save(tmp_path / "a", step=np.int32(7))
+    assert open_checkpoint(tmp_path / "a").manifest.step == 7
+    for step, kind in [(1.0, TypeError), ("1", TypeError), (-1, ValueError), (2**63, ValueError)]:
+        with unchanged(tmp_path), pytest.raises(kind):
+            save(tmp_path / "b", step=step)
 
 
 def test_modes_of_files_and_folders(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import random_models
 import torch.distributed as dist
 from loops import plain
 from on_ranks import _compute, own_batches
@@ -110,3 +111,32 @@ def fail_to_load(path: str) -> dict[str, Any]:
     except RecsdkError as error:
         text = str(error)
     return {"text": text, "before": before, "after": _content(model)}
+
+
+def save_case(case: random_models.Case, folder: str) -> list[Any]:
+    """Saves a collection of any plan after each step, the first time in full; what it held."""
+    module = random_models.shard(random_models.new_module(case, "meta"), case)
+    held = []
+    for step in range(len(case.sizes)):
+        batch = random_models.bags_of(case, step, dist.get_rank())
+        result = module(random_models.kjt_of(case, batch)).wait()
+        random_models.loss_of(result, case.is_sequence).backward()
+        Saver().save(module, f"{folder}/{step}", incremental=step > 0)
+        held.append(rows_of(module.tables()))
+    return held
+
+
+def load_case(case: random_models.Case, folder: str, incremental: bool) -> list[Any]:
+    """Loads one after the other, each as the last of a chain or as what follows the one before.
+
+    What it held each time; last an error, if there was one.
+    """
+    module = random_models.shard(random_models.new_module(case, "meta"), case)
+    held = []
+    for step in range(len(case.sizes)):
+        try:
+            Saver().load(module, f"{folder}/{step}", incremental=incremental and step > 0)
+        except RecsdkError as error:
+            return [*held, str(error)]
+        held.append(rows_of(module.tables()))
+    return held

@@ -171,7 +171,7 @@ def test_loading_what_does_not_fit_says_so_and_changes_nothing() -> None:
 def test_what_the_engine_refuses_names_the_table_once() -> None:
     model = trained()
     with model.ebc.tables()["user"].lease(10**6):
-        with pytest.raises(RuntimeError, match="while batches are in flight") as caught:
+        with pytest.raises(RuntimeError, match="while leases or a cut are open") as caught:
             model.ebc.load_state_dict(entries())
     assert str(caught.value).count("table 'user': ") == 1
 

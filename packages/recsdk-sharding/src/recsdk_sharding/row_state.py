@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 import recsdk_core
+from recsdk_core.checkpoint.replacing import NewRows
 from recsdk_sharding.configs import HashTableConfig
 from recsdk_sharding.layout import Part
 from recsdk_sharding.ranks import ranks_of_tensor
@@ -102,6 +103,16 @@ class SavedPart:
         if "log_decay" in self.state:
             entries["log_decay"] = torch.tensor(self.log_decay, dtype=torch.float64)
         return entries
+
+    def new_rows(self) -> NewRows:
+        """What a table of the engine is given."""
+        return NewRows(
+            keys=self.keys,
+            weights=self.weight,
+            state=self.state,
+            update_count=self.update_count,
+            log_decay=self.log_decay,
+        )
 
     def check(self, config: HashTableConfig, fields: Mapping[str, int]) -> None:
         """Raises ValueError if the rows do not fit the table.

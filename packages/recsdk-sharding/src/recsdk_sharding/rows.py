@@ -13,7 +13,9 @@ import torch
 from torch import nn
 
 import recsdk_core
-from recsdk_core import optim
+from recsdk_core import Table, optim
+from recsdk_core.checkpoint.columns import name_of
+from recsdk_core.checkpoint.replacing import replace_rows
 from recsdk_core.nn.accumulation import Accumulation
 from recsdk_sharding.accumulate import accumulate_steps_of_parameter
 from recsdk_sharding.configs import HashTableConfig
@@ -123,7 +125,7 @@ class TableRows(nn.Module):
         name = self.config.name
         if place.columns == (0, self.config.embedding_dim):
             return name
-        return f"{name}.columns_{place.columns[0]}_{place.columns[1]}"
+        return name_of(name, place.columns)
 
     @property
     def optimizer(self) -> optim.Optimizer | None:
@@ -269,13 +271,16 @@ class TableRows(nn.Module):
                     f"{len(rows.keys)} rows to load do not fit into this rank's {limit}; raise "
                     "max_rows, or num_embeddings if the rows are on a device"
                 )
-        for part, rows in zip(parts, found, strict=True):
+        changes = list(zip(parts, found, strict=True))
+        replace_rows([(p.table, r.new_rows()) for p, r in changes if isinstance(p.table, Table)])
+        for part, rows in changes:
             if part.accumulation is not None:
                 part.accumulation.drop()
-            part.table.clear()
-            part.table.upsert(rows.keys, rows.weight, rows.state or None)
-            part.table.update_count = rows.update_count
-            part.table.log_decay = rows.log_decay
+            if isinstance(part.table, DeviceTable):
+                part.table.clear()
+                part.table.upsert(rows.keys, rows.weight, rows.state or None)
+                part.table.update_count = rows.update_count
+                part.table.log_decay = rows.log_decay
 
 
 def anchor_of(rows: Sequence[TableRows]) -> torch.Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection
+from functools import partial
 from typing import Any, Literal
 
 import torch.distributed as dist
@@ -18,6 +19,7 @@ from recsdk_core.checkpoint.reading import Progress
 from recsdk_core.checkpoint.restoring import Owner
 from recsdk_core.checkpoint.saving import SaveOptions
 from recsdk_core.checkpoint.tables import Loading, Shard, load_tables, save_tables
+from recsdk_sharding.assembling import assemble
 from recsdk_sharding.device.table import DeviceTable
 from recsdk_sharding.exchange import HostExchange, exchanges_of
 from recsdk_sharding.rows import OwnedPart, TableRows
@@ -30,10 +32,14 @@ class Saver:
 
     The model may have any mix of hash collections, sharded by `DistributedModelParallel` or not;
     its dense part is left to torch. Of a sharded model every rank must call `save` and `load`, with
-    the same arguments, between the same two steps; each rank writes the rows that it owns. Nothing
-    else needs to stop: batches that a pipeline has in flight are not in the checkpoint, which holds
-    what the steps done so far have made. A checkpoint loads into any number of ranks and either
-    rank rule.
+    the same arguments, between the same two steps; each rank writes the rows that it owns, of a
+    replicated table the first rank. Nothing else needs to stop: batches that a pipeline has in
+    flight are not in the checkpoint, which holds what the steps done so far have made.
+
+    A checkpoint loads into any number of ranks, either rank rule and any sharding type. A table cut
+    by columns is saved as a table for each range of columns, `<name>.columns_<first>_<last>`, since
+    rowwise optimizers keep state for each. Loading it into other columns puts them together; where
+    state is kept for a row as a whole it is the mean over the columns, and the next save is full.
 
     Rows in device memory are saved through a copy on the host, and whole: not `incremental`.
 
@@ -100,8 +106,9 @@ class Saver:
 
         `path` is a snapshot, a delta whose predecessors lie beside it, or the list of a chain's
         paths. `incremental`: a delta that follows the checkpoint which was saved or loaded last.
-        Tables without an optimizer take no optimizer state. `allow` as of `Table.load`. Returns the
-        checkpoint, for its `user_state()` and `manifest.step`.
+        Tables without an optimizer take no optimizer state. `allow` as of `Table.load`. Gradients
+        that were accumulated for the next update are dropped. Returns the checkpoint, for its
+        `user_state()` and `manifest.step`.
 
         Raises CheckpointError for what is missing, damaged or does not fit the module, BusyError
         while batches are in flight (abandon them first: `pipeline.drop()`).
@@ -116,6 +123,8 @@ class Saver:
         )
         checkpoint = load_tables([shard for shard, _ in shards], ranks, path, loading)
         for shard, part in shards:
+            if part.accumulation is not None:
+                part.accumulation.drop()
             if isinstance(part.table, DeviceTable):
                 part.table.take_rows_of(shard.table)
         return checkpoint
@@ -151,9 +160,12 @@ def _shards_of(
             )
     if not found:
         raise ValueError(f"{type(module).__name__} has no hash tables to save or load")
-    ranks = ranks_of_module(module)
-    shards = [_shard(found[name], ranks, with_rows) for name in sorted(found)]
-    return shards, ranks
+    shards = [
+        (_shard(found[name], part, with_rows), part)
+        for name in sorted(found)
+        for part in found[name].parts
+    ]
+    return shards, ranks_of_module(module)
 
 
 def ranks_of_module(module: nn.Module) -> Ranks:
@@ -162,26 +174,20 @@ def ranks_of_module(module: nn.Module) -> Ranks:
     return _ranks_of(exchanges[0]) if exchanges else OneRank()
 
 
-def _shard(rows: TableRows, ranks: Ranks, with_rows: bool) -> tuple[Shard, OwnedPart]:
-    part = _only_part(rows, ranks)
+def _shard(rows: TableRows, part: OwnedPart, with_rows: bool) -> Shard:
     table = part.table
+    check_idle = None
     if isinstance(table, DeviceTable):
+        check_idle = table.check_idle
         table = table.to_host(with_rows=with_rows)
     place = part.place
-    owner = Owner(place.index, place.ranks.world_size, Sharding(rule=place.ranks.rule))
-    return Shard(table=table, owner=owner), part
-
-
-def _only_part(rows: TableRows, ranks: Ranks) -> OwnedPart:
-    name, parts = rows.config.name, rows.parts
-    is_whole = len(parts) == 1 and parts[0].name == name
-    if not is_whole or parts[0].place.ranks.world_size != ranks.world_size:
-        raise ValueError(
-            f"table {name!r} is not sharded by row over all {ranks.world_size} ranks, which is "
-            "what Saver reads: constrain it to row_wise, or save model.state_dict() with "
-            "torch.distributed.checkpoint"
-        )
-    return parts[0]
+    return Shard(
+        table=table,
+        owner=Owner(place.index, place.ranks.world_size, Sharding(rule=place.ranks.rule)),
+        name=part.name,
+        assemble=partial(assemble, rows, part),
+        check_idle=check_idle,
+    )
 
 
 class _GroupRanks:

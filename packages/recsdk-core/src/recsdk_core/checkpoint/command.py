@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +17,13 @@ import numpy as np
 
 from recsdk_core.checkpoint import comparing, tabular, transforming
 from recsdk_core.checkpoint.merging import bytes_to_read
-from recsdk_core.checkpoint.reading import Checkpoint, Progress, chain_of, open_checkpoint
+from recsdk_core.checkpoint.reading import (
+    Checkpoint,
+    Position,
+    Progress,
+    chain_of,
+    open_checkpoint,
+)
 from recsdk_core.checkpoint.restoring import Owner
 from recsdk_core.checkpoint.saving import SaveOptions
 from recsdk_core.errors import RecsdkError
@@ -260,33 +266,28 @@ def top(source: str, table: str | None, count: int, by: str, smallest: bool, as_
     _print(as_json, {"table": name, "by": by, "rows": rows}, lines)
 
 
-def _write(chain: list[Checkpoint], target: str, label: str, world_size: int, rule: str,
-           overwrite: bool, codec: Any, as_json: bool) -> None:  # fmt: skip
+def _write(
+    chain: list[Checkpoint], target: str, label: str, as_json: bool, write: Callable[..., Position]
+) -> None:
     names = [entry.name for entry in chain[-1].manifest.tables]
     with _bar(bytes_to_read(chain, names, [Owner()]), label) as progress:
-        position = transforming.reshard(
-            [one.location for one in chain],
-            target,
-            world_size=world_size,
-            rule=rule,
-            overwrite=overwrite,
-            codec=codec,
-            progress=progress,
-        )
+        position = write([one.location for one in chain], target, progress=progress)
     made = open_checkpoint(target)
-    value = {"location": target, "hash": position.hash, "world_size": world_size}
+    value = {
+        "location": target,
+        "hash": position.hash,
+        "world_size": made.manifest.world_size,
+    }
     _print(as_json, value, _lines_of(made))
 
 
 @_command(_CHAIN, _TARGET, _OVERWRITE, _CODEC, _JSON)
 def compact(
-    sources: tuple[str, ...], target: str, overwrite: bool, codec: str, as_json: bool
+    sources: tuple[str, ...], target: str, overwrite: bool, codec: Any, as_json: bool
 ) -> None:
     """Merge a chain into a snapshot at TARGET. Nothing of the chain is removed."""
-    chain = _sources(sources)
-    rules = [entry.sharding.rule for entry in chain[-1].manifest.tables] or ["virtual_shard"]
-    size = chain[-1].manifest.world_size
-    _write(chain, target, "merging", size, rules[0], overwrite, codec, as_json)
+    write = partial(transforming.compact, overwrite=overwrite, codec=codec)
+    _write(_sources(sources), target, "merging", as_json, write)
 
 
 @_command(
@@ -305,15 +306,17 @@ def reshard(
     world_size: int,
     rule: str,
     overwrite: bool,
-    codec: str,
+    codec: Any,
     as_json: bool,
 ) -> None:
     """Write a checkpoint or chain as a snapshot of another number of ranks.
 
     Loading needs no such step; it reads less after it.
     """
-    chain = _sources(sources)
-    _write(chain, target, "resharding", world_size, rule, overwrite, codec, as_json)
+    write = partial(
+        transforming.reshard, world_size=world_size, rule=rule, overwrite=overwrite, codec=codec
+    )
+    _write(_sources(sources), target, "resharding", as_json, write)
 
 
 @_command(

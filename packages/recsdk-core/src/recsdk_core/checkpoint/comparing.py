@@ -142,8 +142,8 @@ def find_row(chain: Sequence[Checkpoint], name: str, key: int) -> dict[str, NDAr
     wanted = np.array([key % 2**64], np.uint64).view(np.int64)
     for checkpoint in reversed(chain):
         index, entry = checkpoint.table(name)
-        for rank in range(checkpoint.manifest.world_size):
-            owner = Owner(rank, checkpoint.manifest.world_size, entry.sharding)
+        for rank in range(len(entry.files)):
+            owner = Owner(rank, len(entry.files), entry.sharding)
             if not owner.owns(wanted)[0]:
                 continue
             with checkpoint.rows_file(index, rank) as file:

@@ -99,9 +99,9 @@ class Sharding:
     """Which rank's file has a key."""
 
     rule: Literal["virtual_shard", "modulo"] = "virtual_shard"
-    """"virtual_shard": by a fixed hash of the key; "modulo": `uint64(key) % world_size`."""
+    """"virtual_shard": by a fixed hash of the key; "modulo": `uint64(key) % W`, W files."""
     num_virtual_shards: int = 65_536
-    """V; of V virtual shards rank r of W has those with `shard * W // V == r`."""
+    """V; of V virtual shards file r of W has those with `shard * W // V == r`."""
 
     @staticmethod
     def _read(fields: Fields) -> Sharding:
@@ -126,7 +126,7 @@ class FileEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class RowsEntry(FileEntry):
-    """A file of rows of one table and rank."""
+    """A file of rows of one table."""
 
     num_rows: int
     """Rows in it."""
@@ -134,9 +134,9 @@ class RowsEntry(FileEntry):
     """Keys in it that left the table; 0 in a snapshot."""
 
     @staticmethod
-    def path_of(token: str, table: int, rank: int) -> str:
-        """Where the rows of a table and rank lie."""
-        return f"{token}/tables/{table:04d}/rank_{rank:05d}.rows"
+    def path_of(token: str, table: int, part: int) -> str:
+        """Where a part of a table lies."""
+        return f"{token}/tables/{table:04d}/rank_{part:05d}.rows"
 
     @staticmethod
     def _read(fields: Fields) -> RowsEntry:
@@ -201,11 +201,11 @@ class TableEntry:
     sharding: Sharding
     """Which file has a key."""
     files: tuple[RowsEntry, ...]
-    """One a rank, in order."""
+    """One for each part that the rows were cut into, in order; often one a rank."""
 
     @property
     def num_rows(self) -> int:
-        """Rows of all ranks' files; in a delta, those that changed."""
+        """Rows of all files; in a delta, those that changed."""
         return sum(entry.num_rows for entry in self.files)
 
     @property
@@ -359,9 +359,6 @@ def _check_whole(manifest: Manifest, fields: Fields) -> None:
     if manifest.num_bytes > _INT64:
         fields.fail("tables", f"lists files of {manifest.num_bytes} bytes together")
     for index, table in enumerate(manifest.tables):
-        if len(table.files) != manifest.world_size:
-            fields.fail(f"tables[{index}].files", f"must list {manifest.world_size} files, one a "
-                        f"rank, got {len(table.files)}")  # fmt: skip
         for rank, entry in enumerate(table.files):
             expected = RowsEntry.path_of(manifest.token, index, rank)
             if entry.path != expected:

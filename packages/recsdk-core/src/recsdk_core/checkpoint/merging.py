@@ -18,7 +18,7 @@ from recsdk_core.checkpoint.restoring import Owner
 from recsdk_core.outcome import Outcome
 from recsdk_core.table import Table
 
-__all__ = ["KeySet", "Rows", "bytes_to_read", "merged_rows"]
+__all__ = ["KeySet", "Policy", "Rows", "bytes_to_read", "merged_rows"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,16 @@ class Rows:
         if is_wanted.all():
             return self
         return Rows(self.keys[is_wanted], {k: v[is_wanted] for k, v in self.fields.items()})
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The state of a policy in one file."""
+
+    name: str
+    data: bytes
+    file: int
+    """Which of the table's files has it."""
 
 
 class KeySet:
@@ -64,18 +74,22 @@ def merged_rows(
     name: str,
     owner: Owner | None = None,
     progress: Progress | None = None,
+    policies: list[Policy] | None = None,
 ) -> Iterator[Rows]:
     """The rows that a table has after a chain, each key once; only those of `owner`, if given.
 
-    Newest first: the deltas' keys are kept in memory, the snapshot's are not.
+    Newest first: the deltas' keys are kept in memory, the snapshot's are not. `policies` gets what
+    the files of the last checkpoint that are read have of them.
     """
     owner = owner or Owner()
     seen = KeySet()
     for checkpoint in reversed(chain):
         index, entry = checkpoint.table(name)
-        for rank in files_of(checkpoint, entry, owner):
+        for rank in files_of(entry, owner):
             with checkpoint.rows_file(index, rank) as file:
                 while (block := file.next_block()) is not None:
+                    if block.kind == "policy" and policies is not None and checkpoint is chain[-1]:
+                        _collect(policies, Policy(block.name, block.data, rank))
                     rows = _of_block(block, owner)
                     if rows is None:
                         continue
@@ -86,9 +100,18 @@ def merged_rows(
                 progress(entry.files[rank].num_bytes)
 
 
-def files_of(checkpoint: Checkpoint, entry: TableEntry, owner: Owner) -> list[int]:
-    """The ranks whose files may have keys of `owner`."""
-    size = checkpoint.manifest.world_size
+def _collect(policies: list[Policy], piece: Policy) -> None:
+    """Neighbouring blocks of one name are one state."""
+    last = policies[-1] if policies else None
+    if last is not None and (last.name, last.file) == (piece.name, piece.file):
+        policies[-1] = Policy(piece.name, last.data + piece.data, piece.file)
+    else:
+        policies.append(piece)
+
+
+def files_of(entry: TableEntry, owner: Owner) -> list[int]:
+    """The files of a table that may have keys of `owner`."""
+    size = len(entry.files)
     return [rank for rank in range(size) if owner.may_share_keys(Owner(rank, size, entry.sharding))]
 
 
@@ -101,7 +124,7 @@ def bytes_to_read(
         for name in names:
             _, entry = checkpoint.table(name)
             for owner in owners:
-                ranks = files_of(checkpoint, entry, owner)
+                ranks = files_of(entry, owner)
                 total += sum(entry.files[rank].num_bytes for rank in ranks)
     return total
 

@@ -32,14 +32,25 @@ Progress: TypeAlias = Callable[[int], None]
 class Position:
     """Where a checkpoint stands: what a table remembers of its last save or load."""
 
-    hash: str
-    """SHA-256 of the manifest's bytes."""
-    base: str
-    """Hash of the snapshot that the chain begins with; its own, if it is one."""
-    sequence: int
-    """Deltas after that snapshot."""
+    hashes: tuple[str, ...]
+    """SHA-256 of the bytes of the chain's manifests, the snapshot's first and this one's last."""
     locations: tuple[str, ...]
-    """Paths or URLs of the chain, the snapshot first and this checkpoint last."""
+    """Paths or URLs of the chain, in the same order."""
+
+    @property
+    def hash(self) -> str:
+        """Of this checkpoint's manifest."""
+        return self.hashes[-1]
+
+    @property
+    def base(self) -> str:
+        """Of the snapshot that the chain begins with; its own, if it is one."""
+        return self.hashes[0]
+
+    @property
+    def sequence(self) -> int:
+        """Deltas after that snapshot."""
+        return len(self.hashes) - 1
 
 
 @dataclass(frozen=True)
@@ -276,8 +287,6 @@ def _check_same_tables(delta: Checkpoint, before: Checkpoint) -> None:
 def position_of(chain: Sequence[Checkpoint]) -> Position:
     """Where a table stands that holds what a chain holds."""
     return Position(
-        hash=chain[-1].hash,
-        base=chain[0].hash,
-        sequence=len(chain) - 1,
+        hashes=tuple(checkpoint.hash for checkpoint in chain),
         locations=tuple(checkpoint.store.address for checkpoint in chain),
     )

@@ -135,7 +135,7 @@ def stage(
     for checkpoint in chain:
         index, entry = checkpoint.table(name)
         for rank, file in enumerate(entry.files):
-            of_file = Owner(rank, checkpoint.manifest.world_size, entry.sharding)
+            of_file = Owner(rank, len(entry.files), entry.sharding)
             if not owner.may_share_keys(of_file):
                 continue
             with checkpoint.rows_file(index, rank) as rows:

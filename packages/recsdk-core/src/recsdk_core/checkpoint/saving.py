@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,20 +30,24 @@ from recsdk_core.errors import CheckpointError
 __all__ = ["Codec", "Part", "SaveOptions", "WriteRows", "describe", "save_parts"]
 
 Codec: TypeAlias = Literal["none", "zstd"]
-WriteRows: TypeAlias = "Callable[[int, Target, bytes, Codec, Progress | None], _ext.RowFileSummary]"
-"""Writes a rank's file of rows to a target, with a token and a codec."""
+WriteRows: TypeAlias = "Callable[[Target, bytes, Codec, Progress | None], _ext.RowFileSummary]"
+"""Writes a file of rows to a target, with a token and a codec."""
 
 _WRITER = f"recsdk-core {__version__}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One rank's part of a table that is to be saved."""
+    """One of the files of a table that is to be saved."""
 
     entry: TableEntry
-    """Describes the table; equal on all ranks; without files."""
+    """Describes the table; equal for all of its parts; without files."""
     write: WriteRows
-    """Writes a rank's rows."""
+    """Writes the rows."""
+    index: int = 0
+    """Which of the table's parts this is, by its sharding rule."""
+    num_parts: int = 1
+    """How many there are, on all ranks."""
     position: Position | None = None
     """For a delta: the checkpoint that its changes are counted from; equal for all parts."""
 
@@ -62,9 +67,18 @@ class SaveOptions:
     codec: Codec = "none"
     """Compression of blocks."""
     world_size: int | None = None
-    """How many ranks' files one process writes; None: each process its own."""
+    """The number of ranks to name in the manifest; None: those that save."""
     progress: Progress | None = field(default=None, compare=False)
     """Told of the bytes that this rank has written."""
+
+    def __post_init__(self) -> None:
+        """Takes any integer as the step; TypeError or ValueError for what cannot be kept."""
+        if self.step is None:
+            return
+        step = operator.index(self.step)
+        if not 0 <= step < 2**63:
+            raise ValueError(f"step must be 0 to 2**63 - 1, got {step}")
+        object.__setattr__(self, "step", step)
 
 
 def describe(value: Any) -> Described:
@@ -82,31 +96,39 @@ def _plain(value: Any) -> Any:
 def save_parts(store: Store, ranks: Ranks, parts: Sequence[Part], options: SaveOptions) -> Position:
     """Saves the parts of all ranks; all ranks must call it. Where the checkpoint stands.
 
-    Raises CheckpointError on every rank if one of them fails; then nothing was saved, and what was
-    at the place is as it was.
+    A part that several ranks have is written by the first of them. Raises CheckpointError on every
+    rank if one of them fails; then nothing was saved, and what was at the place is as it was.
     """
     prepared: list[tuple[Any, list[UserFile]]] = []
-    together(ranks, lambda: prepared.append(_prepare(store, parts, options)))
+    together(ranks, lambda: prepared.append(pack(options.user_state)))
     [(packed, user_files)] = prepared
-    _check_agreement(ranks, parts)
+    plan = _plan(store, ranks, parts, options)
+    share(ranks, lambda: _refuse_own_chain(store, plan.position, options.overwrite))
     token = share(ranks, lambda: secrets.token_hex(16))
     try:
         share(ranks, lambda: store.begin(token, options.overwrite))
         together(ranks, lambda: store.join(token))
-        own = range(options.world_size or 0) or [ranks.rank]
-        groups = together(
-            ranks, lambda: [_write_parts(store, rank, token, parts, options) for rank in own]
+        written = together(
+            ranks, lambda: _write_parts(store, ranks.rank, token, parts, plan, options)
         )
-        written = [of_rank for group in groups for of_rank in group]
+        files = {place: file for of_rank in written for place, file in of_rank.items()}
 
         def complete() -> Position:
             users = _write_user_files(store, token, user_files)
-            tables = _tables(parts, written)
-            manifest = _manifest(token, len(written), tables, packed, users, parts, options)
+            manifest = Manifest(
+                token=token,
+                chain=plan.link if options.is_delta else None,
+                world_size=options.world_size or ranks.world_size,
+                step=options.step,
+                tables=plan.tables_with(files),
+                user_state=packed,
+                user_files=users,
+                writer=_WRITER,
+            )
             raw = manifest.to_bytes()
             Manifest.from_bytes(raw, store.location)  # what cannot be read is not committed
             store.commit(token, raw)
-            return _position(store, parts, options, hashlib.sha256(raw).hexdigest())
+            return _next_position(store, plan.position, hashlib.sha256(raw).hexdigest())
 
         return share(ranks, complete)
     except BaseException:
@@ -115,60 +137,134 @@ def save_parts(store: Store, ranks: Ranks, parts: Sequence[Part], options: SaveO
         raise
 
 
-def _prepare(
-    store: Store, parts: Sequence[Part], options: SaveOptions
-) -> tuple[Any, list[UserFile]]:
-    """What can be refused before anything is written."""
-    if any(part.position and store.address in part.position.locations for part in parts):
+_Place: TypeAlias = tuple[int, int]
+"""Index of a table in the manifest, and of a file among its files."""
+
+
+@dataclass
+class _Plan:
+    """What all ranks together save."""
+
+    position: Position | None
+    """Of a delta: what it follows."""
+    entries: list[TableEntry] = field(default_factory=list)
+    """Without files."""
+    tables: dict[str, int] = field(default_factory=dict)
+    """Where a table is among them."""
+    writers: list[dict[int, int]] = field(default_factory=list)
+    """Of each table: the rank that writes a part, by the part's index."""
+
+    @property
+    def link(self) -> ChainLink:
+        """The delta's place in its chain."""
+        assert self.position is not None
+        before = self.position
+        return ChainLink(parent=before.hash, base=before.base, sequence=before.sequence + 1)
+
+    def add(self, rank: int, offer: _Offer) -> None:
+        """Takes note of a part that a rank has."""
+        table = self.tables.setdefault(offer.entry.name, len(self.tables))
+        if table == len(self.entries):
+            self.entries.append(offer.entry)
+            self.writers.append({})
+        if self.entries[table] != offer.entry:
+            raise CheckpointError(
+                f"rank {rank} saves other tables than the ranks before it: "
+                f"{self.entries[table]} and {offer.entry}"
+            )
+        self.writers[table].setdefault(offer.index, rank)
+
+    def tables_with(self, files: dict[_Place, RowsEntry]) -> tuple[TableEntry, ...]:
+        """The manifest's entries."""
+        return tuple(
+            replace(entry, files=tuple(files[table, index] for index in sorted(writers)))
+            for table, (entry, writers) in enumerate(zip(self.entries, self.writers, strict=True))
+        )
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """A part as its rank tells the others of it."""
+
+    entry: TableEntry
+    index: int
+    num_parts: int
+    position: Position | None
+
+
+def _plan(store: Store, ranks: Ranks, parts: Sequence[Part], options: SaveOptions) -> _Plan:
+    """The same on all ranks, or the same error."""
+    offers = ranks.gather(
+        [_Offer(part.entry, part.index, part.num_parts, part.position) for part in parts]
+    )
+    every = [(rank, offer) for rank, of_rank in enumerate(offers) for offer in of_rank]
+    plan = _Plan(_common_position([o for _, o in every]) if options.is_delta else None)
+    for rank, offer in every:
+        plan.add(rank, offer)
+    for _, offer in every:
+        writers = plan.writers[plan.tables[offer.entry.name]]
+        if sorted(writers) != list(range(offer.num_parts)):
+            raise CheckpointError(
+                f"{store.location}: of table {offer.entry.name!r}, cut into {offer.num_parts} "
+                f"parts, the ranks have parts {sorted(writers)}; every rank must save the model"
+            )
+    return plan
+
+
+def _common_position(offers: Sequence[_Offer]) -> Position:
+    """What the changes of all parts are counted from."""
+    positions = {None if o.position is None else o.position.hash: o.position for o in offers}
+    if None in positions or not positions:
+        raise CheckpointError(
+            "a delta needs a checkpoint before it: save or load one in full first"
+        )
+    if len(positions) > 1:
+        raise CheckpointError(
+            "the tables' changes are counted from different checkpoints; save all in full first"
+        )
+    [position] = positions.values()
+    assert position is not None
+    return position
+
+
+def _refuse_own_chain(store: Store, position: Position | None, overwrite: bool) -> None:
+    """A delta must not replace what it builds on, under whatever name the place goes."""
+    if position is None or not overwrite:
+        return
+    try:
+        found = hashlib.sha256(store.read_manifest()).hexdigest()
+    except CheckpointError:
+        found = None  # nothing is there that a chain could go through
+    if found in position.hashes or store.address in position.locations:
         raise CheckpointError(
             f"{store.location}: the delta would replace a checkpoint that it builds on; choose "
             "another path"
         )
-    if options.is_delta and any(part.position is None for part in parts):
-        raise CheckpointError(
-            "a delta needs a checkpoint before it: save or load one in full first"
-        )
-    if len({part.position.hash for part in parts if part.position is not None}) > 1:
-        raise CheckpointError(
-            "the tables' changes are counted from different checkpoints; save all in full first"
-        )
-    return pack(options.user_state)
-
-
-def _check_agreement(ranks: Ranks, parts: Sequence[Part]) -> None:
-    """All ranks must save the same tables, as changes since the same checkpoint."""
-    own = [(part.entry, None if part.position is None else part.position.hash) for part in parts]
-    for rank, others in enumerate(ranks.gather(own)):
-        if others != own:
-            raise CheckpointError(
-                f"rank {rank} saves other tables than rank {ranks.rank}, or changes since another "
-                f"checkpoint: {_first_difference(own, others)}"
-            )
-
-
-def _first_difference(own: list[Any], others: list[Any]) -> str:
-    for mine, theirs in zip(own, others, strict=False):
-        if mine != theirs:
-            return f"{mine} and {theirs}"
-    return f"{len(own)} and {len(others)} tables"
 
 
 def _write_parts(
-    store: Store, rank: int, token: str, parts: Sequence[Part], options: SaveOptions
-) -> list[RowsEntry]:
-    entries = []
-    for index, part in enumerate(parts):
-        path = RowsEntry.path_of(token, index, rank)
+    store: Store,
+    rank: int,
+    token: str,
+    parts: Sequence[Part],
+    plan: _Plan,
+    options: SaveOptions,
+) -> dict[_Place, RowsEntry]:
+    """Writes what falls to this rank."""
+    entries = {}
+    for part in parts:
+        table = plan.tables[part.entry.name]
+        if plan.writers[table][part.index] != rank:
+            continue
+        path = RowsEntry.path_of(token, table, part.index)
         with store.create(token, path) as target:
-            done = part.write(rank, target, bytes.fromhex(token), options.codec, options.progress)
-        entries.append(
-            RowsEntry(
-                path=path,
-                num_bytes=done.num_bytes,
-                checksum=done.checksum,
-                num_rows=done.num_rows,
-                num_erased=done.num_erased,
-            )
+            done = part.write(target, bytes.fromhex(token), options.codec, options.progress)
+        entries[table, part.index] = RowsEntry(
+            path=path,
+            num_bytes=done.num_bytes,
+            checksum=done.checksum,
+            num_rows=done.num_rows,
+            num_erased=done.num_erased,
         )
     return entries
 
@@ -187,57 +283,10 @@ def _write_user_files(store: Store, token: str, files: Sequence[UserFile]) -> tu
     return tuple(entries)
 
 
-def _tables(
-    parts: Sequence[Part], written: Sequence[Sequence[RowsEntry]]
-) -> tuple[TableEntry, ...]:
-    return tuple(
-        replace(part.entry, files=tuple(of_rank[index] for of_rank in written))
-        for index, part in enumerate(parts)
-    )
-
-
-def _manifest(
-    token: str,
-    world_size: int,
-    tables: tuple[TableEntry, ...],
-    packed: Any,
-    users: tuple[UserEntry, ...],
-    parts: Sequence[Part],
-    options: SaveOptions,
-) -> Manifest:
-    chain = None
-    if options.is_delta:
-        position = _common_position(parts)
-        chain = ChainLink(parent=position.hash, base=position.base, sequence=position.sequence + 1)
-    return Manifest(
-        token=token,
-        chain=chain,
-        world_size=world_size,
-        step=options.step,
-        tables=tables,
-        user_state=packed,
-        user_files=users,
-        writer=_WRITER,
-    )
-
-
-def _common_position(parts: Sequence[Part]) -> Position:
-    found = next((part.position for part in parts if part.position is not None), None)
-    if found is None:
-        raise CheckpointError("a delta of no table cannot be saved; save in full")
-    return found
-
-
-def _position(store: Store, parts: Sequence[Part], options: SaveOptions, digest: str) -> Position:
-    if not options.is_delta:
-        return Position(hash=digest, base=digest, sequence=0, locations=(store.address,))
-    before = _common_position(parts)
-    return Position(
-        hash=digest,
-        base=before.base,
-        sequence=before.sequence + 1,
-        locations=(*before.locations, store.address),
-    )
+def _next_position(store: Store, before: Position | None, digest: str) -> Position:
+    if before is None:
+        return Position(hashes=(digest,), locations=(store.address,))
+    return Position(hashes=(*before.hashes, digest), locations=(*before.locations, store.address))
 
 
 def fields_of(

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from recsdk_core import _ext
+from recsdk_core.checkpoint.columns import base_of
 from recsdk_core.checkpoint.manifest import Field, Sharding, TableEntry
 from recsdk_core.checkpoint.ranks import Ranks, together
 from recsdk_core.checkpoint.reading import (
@@ -20,6 +21,7 @@ from recsdk_core.checkpoint.reading import (
     chain_of,
     position_of,
 )
+from recsdk_core.checkpoint.replacing import NewRows, stage_rows
 from recsdk_core.checkpoint.restoring import Owner, check_table, stage
 from recsdk_core.checkpoint.saving import (
     Codec,
@@ -35,7 +37,29 @@ from recsdk_core.errors import CapacityError, CheckpointError
 if TYPE_CHECKING:
     from recsdk_core.table import Table
 
-__all__ = ["Cuts", "Loading", "Shard", "load_tables", "row_fields", "save_tables"]
+__all__ = [
+    "Assembled",
+    "Cuts",
+    "Loading",
+    "Shard",
+    "load_tables",
+    "row_fields",
+    "save_tables",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assembled:
+    """Rows that were put together from tables of a checkpoint with other columns."""
+
+    rows: NewRows
+    """The rows, with the state of the table's optimizer."""
+    entry: TableEntry
+    """One of the tables that they come from: for the count of updates and the rate."""
+
+
+Assemble: TypeAlias = "Callable[[Sequence[Checkpoint]], Assembled]"
+"""Makes a shard's rows from a chain; CheckpointError if the chain has not all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +70,18 @@ class Shard:
     """The rows."""
     owner: Owner = field(default_factory=Owner)
     """Which keys belong here."""
+    name: str | None = None
+    """The table's name in checkpoints; None: its own. That of a table of some columns says which,
+    see `columns.name_of`."""
+    assemble: Assemble | None = None
+    """Makes its rows from a checkpoint that has the table cut into other columns."""
+    check_idle: Callable[[], None] | None = None
+    """Raises BusyError if rows that follow those of the table cannot be replaced now."""
+
+    @property
+    def label(self) -> str:
+        """The table's name in checkpoints."""
+        return self.table.name if self.name is None else self.name
 
 
 class Cuts:
@@ -114,13 +150,18 @@ def save_tables(shards: Sequence[Shard], ranks: Ranks, path: Any, options: SaveO
 
 def _part(shard: Shard, cut: _ext.Cut, is_delta: bool) -> Part:
     def write(
-        rank: int, target: Target, token: bytes, codec: Codec, progress: Progress | None
+        target: Target, token: bytes, codec: Codec, progress: Progress | None
     ) -> _ext.RowFileSummary:
         told = None if progress is None else _differences(progress)
         return _ext.write_rows(cut, target, token=token, codec=codec, progress=told)
 
-    entry = entry_of(shard.table, cut, shard.owner.sharding)
-    return Part(entry=entry, write=write, position=shard.table._position if is_delta else None)
+    return Part(
+        entry=entry_of(shard, cut, shard.owner.sharding),
+        write=write,
+        index=shard.owner.rank,
+        num_parts=shard.owner.world_size,
+        position=shard.table._position if is_delta else None,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,38 +185,54 @@ class Loading:
 def load_tables(shards: Sequence[Shard], ranks: Ranks, path: Any, loading: Loading) -> Checkpoint:
     """Replaces the rows of all ranks' shards; all ranks must call it.
 
-    Every rank reads and verifies what it owns before any of them changes a row. Raises
-    CheckpointError on every rank if one fails.
+    Every rank reads and verifies what it owns, and finds all of its tables ready for the change,
+    before any of them changes a row. Raises CheckpointError on every rank if one fails.
     """
-    plans = together(ranks, lambda: _plan(shards, path, loading).hash)
-    if len(set(plans)) > 1:
+    names = [name for of_rank in ranks.gather([s.label for s in shards]) for name in of_rank]
+    positions = ranks.gather([shard.table._position for shard in shards])
+    chains: list[list[Checkpoint]] = []
+
+    def plan() -> str:
+        if loading.is_delta:
+            chains.append(_continued([p for of_rank in positions for p in of_rank], path))
+        else:
+            chains.append(chain_of(path))
+        _check_all(shards, names, chains[0][-1], loading)
+        return chains[0][-1].hash
+
+    if len(set(together(ranks, plan))) > 1:
         raise CheckpointError(f"{path}: the ranks see different checkpoints under this path")
     staged: list[_Staged] = []
-    together(ranks, lambda: staged.extend(_stage(shards, path, loading)))
-    together(ranks, lambda: _adopt_all(staged))
-    return _chain(shards, path, loading)[-1]
+    together(ranks, lambda: staged.extend(_stage(shard, chains[0], loading) for shard in shards))
+    together(ranks, lambda: _each(staged, _Staged.check))
+    together(ranks, lambda: _each(staged, _Staged.adopt))
+    return chains[0][-1]
 
 
-def _plan(shards: Sequence[Shard], path: Any, loading: Loading) -> Checkpoint:
-    """What can be refused before a row is read."""
-    last = _chain(shards, path, loading)[-1]
+def _each(staged: Sequence[_Staged], call: Callable[[_Staged], None]) -> None:
+    for one in staged:
+        call(one)
+
+
+def _check_all(
+    shards: Sequence[Shard], names: Sequence[str], last: Checkpoint, loading: Loading
+) -> None:
+    """Raises for what can be refused before a row is read. `names`: of the shards of all ranks."""
     for shard in shards:
-        _check(shard, last, loading)
-    wanted = {loading.names.get(s.table.name, s.table.name) for s in shards}
-    found = {entry.name for entry in last.manifest.tables}
+        if _is_there(shard, last, loading):
+            _check(shard, last, loading)
+    wanted = {base_of(loading.names.get(name, name)) for name in names}
+    found = {base_of(entry.name) for entry in last.manifest.tables}
     if found - wanted and not loading.may_lack:
         raise CheckpointError(
             f"{last.location}: has tables {sorted(found - wanted)} that are not in the module, "
             f"which has {sorted(wanted)}"
         )
-    return last
 
 
-def _chain(shards: Sequence[Shard], path: Any, loading: Loading) -> list[Checkpoint]:
-    if not loading.is_delta:
-        return chain_of(path)
-    positions = {shard.table._position for shard in shards}
-    position = positions.pop() if len(positions) == 1 else None
+def _continued(positions: Sequence[Position | None], path: Any) -> list[Checkpoint]:
+    """The chain that ends with a delta after where all tables stand."""
+    position = positions[0] if len(set(positions)) == 1 else None
     if position is None:
         raise CheckpointError(
             f"{path}: an incremental checkpoint follows another: load that first, into all tables"
@@ -188,41 +245,51 @@ def _chain(shards: Sequence[Shard], path: Any, loading: Loading) -> list[Checkpo
     return chain
 
 
+def _name_in(loading: Loading, shard: Shard) -> str:
+    return loading.names.get(shard.label, shard.label)
+
+
+def _is_there(shard: Shard, last: Checkpoint, loading: Loading) -> bool:
+    """Whether the checkpoint has the shard's table with the same columns."""
+    name = _name_in(loading, shard)
+    return shard.assemble is None or any(entry.name == name for entry in last.manifest.tables)
+
+
 def _check(shard: Shard, last: Checkpoint, loading: Loading) -> TableEntry:
     table = shard.table
-    name = loading.names.get(table.name, table.name)
     allow = {*loading.allow, *(["optimizer"] if table.name in loading.stateless else [])}
-    return check_table(table, row_fields(table), last, name, allow)
+    return check_table(table, row_fields(table), last, _name_in(loading, shard), allow)
 
 
 @dataclass(frozen=True)
 class _Staged:
     """Rows that were read and are not yet the table's."""
 
-    table: Table
+    shard: Shard
     restore: _ext.Restore
-    entry: TableEntry
+    update_count: int
     log_decay: float
     learning_rate: float
     position: Position | None
 
+    def check(self) -> None:
+        """Raises what `adopt` would."""
+        self.restore.check(self.update_count, self.log_decay)
+        if self.shard.check_idle is not None:
+            self.shard.check_idle()
+
     def adopt(self) -> None:
         """Makes them the table's."""
-        self.restore.commit(self.entry.update_count, self.log_decay)
-        self.table.learning_rate = self.learning_rate
-        self.table._position = self.position
+        self.restore.commit(self.update_count, self.log_decay)
+        self.shard.table.learning_rate = self.learning_rate
+        self.shard.table._position = self.position
 
 
-def _adopt_all(staged: Sequence[_Staged]) -> None:
-    for each in staged:
-        each.adopt()
-
-
-def _stage(shards: Sequence[Shard], path: Any, loading: Loading) -> list[_Staged]:
-    chain = _chain(shards, path, loading)
-    staged = []
-    for shard in shards:
-        table = shard.table
+def _stage(shard: Shard, chain: Sequence[Checkpoint], loading: Loading) -> _Staged:
+    table = shard.table
+    is_there = _is_there(shard, chain[-1], loading)
+    position = None
+    if is_there:
         entry = _check(shard, chain[-1], loading)
         drop_state = (
             "optimizer" in loading.allow
@@ -237,21 +304,30 @@ def _stage(shards: Sequence[Shard], path: Any, loading: Loading) -> list[_Staged
             drop_state=drop_state,
             progress=loading.progress,
         )
-        if table.max_rows is not None and restore.num_rows > table.max_rows:
-            raise CapacityError(
-                f"table {table.name!r}: {restore.num_rows} rows to load do not fit into its "
-                f"max_rows, {table.max_rows}; raise max_rows"
-            )
-        rate = _learning_rate(table, entry, chain[-1])
         # A delta on what was loaded under another identity, or with other state, would not chain.
-        is_same = entry.identity == entry_of(table, None, entry.sharding).identity
+        is_same = entry.identity == entry_of(shard, None, entry.sharding).identity
         lost_state = drop_state and len(entry.fields) > 1
         position = position_of(chain) if is_same and not lost_state else None
-        # Rows without the mark of their last decay have none to catch up with.
-        catches_up = any(name == "log_decay" for name, _ in table.state_fields)
-        log_decay = entry.log_decay if catches_up or not drop_state else 0.0
-        staged.append(_Staged(table, restore, entry, log_decay, rate, position))
-    return staged
+    else:
+        assert shard.assemble is not None
+        assembled = shard.assemble(chain)
+        entry, drop_state = assembled.entry, False
+        restore = stage_rows(table, assembled.rows)
+    if table.max_rows is not None and restore.num_rows > table.max_rows:
+        raise CapacityError(
+            f"table {table.name!r}: {restore.num_rows} rows to load do not fit into its "
+            f"max_rows, {table.max_rows}; raise max_rows"
+        )
+    # Rows without the mark of their last decay have none to catch up with.
+    catches_up = any(name == "log_decay" for name, _ in table.state_fields)
+    return _Staged(
+        shard,
+        restore,
+        entry.update_count,
+        entry.log_decay if catches_up or not drop_state else 0.0,
+        _learning_rate(table, entry, chain[-1]),
+        position,
+    )
 
 
 def row_fields(table: Table) -> tuple[Field, ...]:
@@ -259,10 +335,11 @@ def row_fields(table: Table) -> tuple[Field, ...]:
     return fields_of(table.dim, table.state_fields, table.dtype)
 
 
-def entry_of(table: Table, cut: _ext.Cut | None, sharding: Sharding) -> TableEntry:
-    """The manifest's entry of a table, as of a cut if given, without files."""
+def entry_of(shard: Shard, cut: _ext.Cut | None, sharding: Sharding) -> TableEntry:
+    """The manifest's entry of a shard's table, as of a cut if given, without files."""
+    table = shard.table
     return TableEntry(
-        name=table.name,
+        name=shard.label,
         dim=table.dim,
         seed=table.seed,
         initializer=describe(table.initializer),

@@ -5,7 +5,12 @@ Shape letters: N keys, D row width.
 
 from __future__ import annotations
 
+import json
+import shutil
+import struct
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +30,15 @@ __all__ = ["FORMATS", "export_table", "import_table", "read_arrays"]
 
 FORMATS = ("parquet", "safetensors")
 
+_SAFETENSORS = {
+    "float32": "F32",
+    "float16": "F16",
+    "int64": "I64",
+    "int32": "I32",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint8": "U8",
+}
 _IMPORTS = {".npz": "npz", ".parquet": "parquet", ".safetensors": "safetensors"}
 
 
@@ -38,8 +52,9 @@ def export_table(
     """Writes a table's rows to a file that must not exist; the number of rows.
 
     parquet: a row per key, columns "key" int64 and a fixed-size list per field, streamed.
-    safetensors: tensors "key" (N,) and one (N, width) per field, built in memory. bfloat16 becomes
-    float32. Raises ValueError for another format, ImportError with what to install.
+    safetensors: tensors "key" (N,) and one (N, width) per field, streamed through temporary files
+    beside it. bfloat16 becomes float32. Raises ValueError for another format, ImportError with what
+    to install.
     """
     if format not in FORMATS:
         raise ValueError(f"format must be one of {FORMATS}, got {format!r}")
@@ -86,17 +101,36 @@ def _write_parquet(path: Path, source: Iterable[Rows], entry: TableEntry) -> int
 
 
 def _write_safetensors(path: Path, source: Iterable[Rows], entry: TableEntry) -> int:
-    require("safetensors", extra="safetensors", user="safetensors")
-    from safetensors.numpy import save_file
+    """A file for each tensor first, since the number of rows is known only at the end.
 
-    parts = list(source)
-    keys = np.concatenate([np.empty(0, np.int64), *(part.keys for part in parts)])
-    arrays = {"key": keys}
-    for field in entry.fields:
-        empty = np.empty((0, field.width), _dtype(field))
-        arrays[field.name] = np.concatenate([empty, *(part.fields[field.name] for part in parts)])
-    save_file(arrays, path)
-    return len(keys)
+    Source: the format of https://github.com/huggingface/safetensors: the length of the header as a
+    u64, the header as JSON, then the tensors without gaps.
+    """
+    widths = {"key": (), **{field.name: (field.width,) for field in entry.fields}}
+    dtypes = {"key": np.dtype(np.int64), **{f.name: _dtype(f) for f in entry.fields}}
+    num_rows = 0
+    with ExitStack() as stack:
+        spools = {
+            name: stack.enter_context(tempfile.TemporaryFile(dir=path.parent)) for name in widths
+        }
+        for rows in source:
+            for name, values in {"key": rows.keys, **rows.fields}.items():
+                spools[name].write(np.ascontiguousarray(values).data)
+            num_rows += len(rows.keys)
+        header, at = {}, 0
+        for name, width in widths.items():
+            end = at + spools[name].tell()
+            dtype = _SAFETENSORS[dtypes[name].name]
+            header[name] = {"dtype": dtype, "shape": [num_rows, *width], "data_offsets": [at, end]}
+            at = end
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)  # so that the tensors are aligned
+        target = stack.enter_context(path.open("xb"))
+        target.write(struct.pack("<Q", len(text)) + text)
+        for spool in spools.values():
+            spool.seek(0)
+            shutil.copyfileobj(spool, target, 2**20)
+    return num_rows
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from recsdk_core import _ext
 from recsdk_core.checkpoint.manifest import Sharding, TableEntry
-from recsdk_core.checkpoint.merging import Rows, merged_rows
+from recsdk_core.checkpoint.merging import Policy, Rows, merged_rows
 from recsdk_core.checkpoint.ranks import OneRank
 from recsdk_core.checkpoint.reading import Checkpoint, Position, Progress, chain_of
 from recsdk_core.checkpoint.restoring import Owner
 from recsdk_core.checkpoint.saving import Codec, Part, SaveOptions, save_parts
 from recsdk_core.checkpoint.stores import Target, open_store
+from recsdk_core.errors import CheckpointError
 
 __all__ = ["compact", "reshard", "write_snapshot"]
 
-RowsOf = Callable[[str, Owner, Progress | None], Iterable[Rows]]
-"""Gives the rows of a table that an owner has."""
+RowsOf = Callable[[str, Owner, Progress | None], Iterable[Rows | Policy]]
+"""Gives the rows of a table that an owner has, then the states of policies."""
 
 
 def compact(
@@ -31,24 +33,22 @@ def compact(
     codec: Codec = "none",
     progress: Progress | None = None,
 ) -> Position:
-    """Merges a chain into a snapshot at `path`, of as many ranks as its last checkpoint.
+    """Merges a chain into a snapshot at `path`, cut into files as its last checkpoint is.
 
     `source` is the last delta, or the list of the chain's paths, as in `Table.load`. Nothing of the
     source is removed. Memory: the keys of the deltas, not the rows.
 
     Raises CheckpointError for a source that is damaged or no chain.
     """
-    last = chain_of(source)[-1]
-    rules = [entry.sharding.rule for entry in last.manifest.tables] or [Sharding().rule]
-    return reshard(
-        source,
-        path,
-        world_size=last.manifest.world_size,
-        rule=rules[0],
+    chain = chain_of(source)
+    options = SaveOptions(
         overwrite=overwrite,
         codec=codec,
+        world_size=chain[-1].manifest.world_size,
         progress=progress,
     )
+    layouts = {e.name: (len(e.files), e.sharding) for e in chain[-1].manifest.tables}
+    return _rewrite(chain, path, layouts, options)
 
 
 def reshard(
@@ -64,7 +64,8 @@ def reshard(
     """Writes what a chain holds as a snapshot of `world_size` ranks (1 to 65536).
 
     Loading does not need it: any world size loads any checkpoint; it then reads less. `rule` is
-    "virtual_shard" or "modulo". Other arguments, memory and errors as in `compact`.
+    "virtual_shard" or "modulo". Other arguments, memory and errors as in `compact`; raises
+    CheckpointError too for states of policies, which belong to one file and are not cut anew.
     """
     if not 1 <= world_size <= 65_536:
         raise ValueError(f"world_size must be 1 to 65536, got {world_size}")
@@ -72,17 +73,31 @@ def reshard(
         raise ValueError(f"rule must be 'virtual_shard' or 'modulo', got {rule!r}")
     chain = chain_of(source)
     sharding = Sharding(rule="modulo" if rule == "modulo" else "virtual_shard")
-    entries = [replace(e, sharding=sharding, files=()) for e in chain[-1].manifest.tables]
     options = SaveOptions(
-        overwrite=overwrite,
-        step=chain[-1].manifest.step,
-        user_state=chain[-1].user_state(),
-        codec=codec,
-        world_size=world_size,
-        progress=progress,
+        overwrite=overwrite, codec=codec, world_size=world_size, progress=progress
     )
+    layouts = {e.name: (world_size, sharding) for e in chain[-1].manifest.tables}
+    return _rewrite(chain, path, layouts, options)
+
+
+def _rewrite(
+    chain: Sequence[Checkpoint],
+    path: Any,
+    layouts: Mapping[str, tuple[int, Sharding]],
+    options: SaveOptions,
+) -> Position:
+    """Writes what a chain holds, each table as so many files by a rule."""
+    last = chain[-1]
     _refuse_source(path, chain)
-    return write_snapshot(path, entries, lambda n, o, p: merged_rows(chain, n, o, p), options)
+    told = replace(options, step=last.manifest.step, user_state=last.user_state())
+    parts = []
+    for entry in last.manifest.tables:
+        num_parts, sharding = layouts[entry.name]
+        is_same = (num_parts, sharding) == (len(entry.files), entry.sharding)
+        rows_of = partial(_rows_and_policies, chain, is_same)
+        bare = replace(entry, sharding=sharding, files=())
+        parts += [_part(bare, rows_of, index, num_parts) for index in range(num_parts)]
+    return save_parts(open_store(path), OneRank(), parts, told)
 
 
 def _refuse_source(path: Any, chain: Sequence[Checkpoint]) -> None:
@@ -91,22 +106,42 @@ def _refuse_source(path: Any, chain: Sequence[Checkpoint]) -> None:
         raise ValueError(f"path {address!r} is one of the source's; choose another")
 
 
+def _rows_and_policies(
+    chain: Sequence[Checkpoint],
+    is_same_layout: bool,
+    name: str,
+    owner: Owner,
+    progress: Progress | None,
+) -> Iterator[Rows | Policy]:
+    policies: list[Policy] = []
+    yield from merged_rows(chain, name, owner, progress, policies)
+    if policies and not is_same_layout:
+        raise CheckpointError(
+            f"{chain[-1].location}: table {name!r} has states of policies "
+            f"({sorted({policy.name for policy in policies})}), which belong to one file and are "
+            "not cut anew; load it into a model of the wanted layout and save that"
+        )
+    yield from policies
+
+
 def write_snapshot(
     path: Any, entries: Sequence[TableEntry], rows_of: RowsOf, options: SaveOptions
 ) -> Position:
     """Writes rows that are in no table as a snapshot of `options.world_size` ranks."""
-    parts = [_part(entry, rows_of, options.world_size or 1) for entry in entries]
-    told = replace(options, world_size=options.world_size or 1)
-    return save_parts(open_store(path), OneRank(), parts, told)
+    world_size = options.world_size or 1
+    parts = [
+        _part(entry, rows_of, index, world_size) for entry in entries for index in range(world_size)
+    ]
+    return save_parts(open_store(path), OneRank(), parts, replace(options, world_size=world_size))
 
 
-def _part(entry: TableEntry, rows_of: RowsOf, world_size: int) -> Part:
+def _part(entry: TableEntry, rows_of: RowsOf, index: int, num_parts: int) -> Part:
     fields = [(field.name, field.dtype, field.width) for field in entry.fields]
 
     def write(
-        rank: int, target: Target, token: bytes, codec: Codec, progress: Progress | None
+        target: Target, token: bytes, codec: Codec, progress: Progress | None
     ) -> _ext.RowFileSummary:
-        owner = Owner(rank, world_size, entry.sharding)
+        owner = Owner(index, num_parts, entry.sharding)
         return _ext.write_row_file(
             target,
             kind="snapshot",
@@ -117,9 +152,11 @@ def _part(entry: TableEntry, rows_of: RowsOf, world_size: int) -> Part:
             codec=codec,
         )
 
-    return Part(entry=entry, write=write)
+    return Part(entry=entry, write=write, index=index, num_parts=num_parts)
 
 
-def _block(rows: Rows) -> _ext.RowBlock:
-    fields = {name: np.ascontiguousarray(values) for name, values in rows.fields.items()}
-    return _ext.RowBlock.rows(np.ascontiguousarray(rows.keys), fields)
+def _block(item: Rows | Policy) -> _ext.RowBlock:
+    if isinstance(item, Policy):
+        return _ext.RowBlock.policy(item.name, item.data)
+    fields = {name: np.ascontiguousarray(values) for name, values in item.fields.items()}
+    return _ext.RowBlock.rows(np.ascontiguousarray(item.keys), fields)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import math
+import struct
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -88,9 +90,7 @@ def decode_array(raw: bytes, where: str) -> Any:
     """The array of a .npy file; CheckpointError for anything else."""
     buffer = io.BytesIO(raw)
     try:
-        major, _ = npy.read_magic(buffer)
-        read_header = npy.read_array_header_1_0 if major == 1 else npy.read_array_header_2_0
-        shape, is_fortran, dtype = read_header(buffer)
+        shape, is_fortran, dtype = _read_header(buffer)
         num_bytes = math.prod(shape) * dtype.itemsize
         if dtype.hasobject or num_bytes != len(raw) - buffer.tell():
             raise ValueError(f"its header says {dtype} {shape}, which is not what follows")
@@ -98,3 +98,17 @@ def decode_array(raw: bytes, where: str) -> Any:
         return flat.reshape(shape, order="F" if is_fortran else "C").copy()
     except Exception as error:  # numpy raises many kinds for bytes that are no array
         raise CheckpointError(f"{where}: no array: {error}") from None
+
+
+def _read_header(buffer: io.BytesIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, whether in Fortran's order, and type. numpy reads headers up to version 2."""
+    major, _ = npy.read_magic(buffer)
+    if major == 1:
+        return npy.read_array_header_1_0(buffer)
+    if major == 2:
+        return npy.read_array_header_2_0(buffer)
+    if major != 3:
+        raise ValueError(f"its version {major} is not known")
+    (length,) = struct.unpack("<I", buffer.read(4))
+    header = ast.literal_eval(buffer.read(length).decode())
+    return header["shape"], header["fortran_order"], npy.descr_to_dtype(header["descr"])

@@ -17,6 +17,7 @@ from torchrec.modules.embedding_configs import DataType
 
 import recsdk_core
 from recsdk_core import ExportBatch, Outcome, init, optim
+from recsdk_core.checkpoint.replacing import NewRows, stage_rows
 from recsdk_core.table import DType
 from recsdk_sharding.configs import HashTableConfig
 from recsdk_sharding.device.batch import TablePlan, has_row, plan_joined
@@ -325,12 +326,18 @@ class DeviceTable:
             table.update_count = self.update_count
         return table
 
+    def check_idle(self) -> None:
+        """Raises BusyError while batches are in flight, so that rows cannot be replaced."""
+        rows = NewRows(keys=np.zeros(0, np.int64), weights=np.zeros((0, 1), np.float32))
+        stage_rows(self.index, rows).check(0)
+
     def take_rows_of(self, table: recsdk_core.Table) -> None:
-        """Replaces the rows by those of a table that `to_host` made."""
+        """Replaces the rows, the rate and the count by those of a table that `to_host` made."""
         self.clear()
         for batch in table.export():
             self.upsert(batch.keys, batch.weights, batch.state)
         self.update_count = table.update_count
+        self.learning_rate = table.learning_rate
 
     def _on_device(self, array: NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)

@@ -1,0 +1,29 @@
+"""Tables of which ranks keep some columns each: their names in a checkpoint.
+
+Optimizers may keep state for such a part as a whole, so the parts are tables of their own.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["base_of", "columns_of", "name_of"]
+
+_PART = re.compile(r"(?s:(?P<base>.+))\.columns_(?P<first>[0-9]{1,7})_(?P<last>[0-9]{1,7})")
+
+
+def name_of(base: str, columns: tuple[int, int]) -> str:
+    """The name of the part of a table that has the columns from the first up to the second."""
+    return f"{base}.columns_{columns[0]}_{columns[1]}"
+
+
+def base_of(name: str) -> str:
+    """The name of the whole table; `name` itself if it is no part's."""
+    part = _PART.fullmatch(name)
+    return name if part is None else part["base"]
+
+
+def columns_of(name: str) -> tuple[int, int] | None:
+    """The columns of a part; None if the name is no part's."""
+    part = _PART.fullmatch(name)
+    return None if part is None else (int(part["first"]), int(part["last"]))
