@@ -22,6 +22,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import (
     Batch,
     Setup,
+    collection_of,
     dense_of,
     host_env,
     joined,
@@ -55,12 +56,15 @@ def train(setup: Setup, sizes: list[list[int]], how: str = "plain") -> dict[str,
     optimizer = optimizer_of(model, setup.dense_lr)
     batches = own_batches(sizes, setup.weighted)
     outputs = [out.detach().cpu().numpy() for out in LOOPS[how](model, optimizer, batches)]
+    tables = collection_of(unwrapped(model)).tables()
     return {
         "outputs": outputs,
-        "rows": rows_of(unwrapped(model).ebc.tables()),
+        "rows": rows_of(tables),
         "dense": dense_of(model),
-        "counts": {k: t.update_count for k, t in unwrapped(model).ebc.tables().items()},
-        "has_grad": [n for n, p in model.named_parameters() if "ebc" in n and p.grad is not None],
+        "counts": {k: t.update_count for k, t in tables.items()},
+        "has_grad": [
+            n for n, p in model.named_parameters() if "embedding_bags" in n and p.grad is not None
+        ],
     }
 
 

@@ -59,6 +59,8 @@ class Case:
     drops_duplicates: bool = False
     batches_vary: bool = False
     codec: str | None = None
+    learns_weights: bool = False
+    """Whether the weights of ids require a gradient."""
 
     @property
     def world_size(self) -> int:
@@ -95,7 +97,8 @@ def bags_of(case: Case, step: int, rank: int) -> dict[str, Bags]:
         num_bags = int(rng.integers(1, 4)) if case.batches_vary else size
         lengths = rng.integers(0, 4, num_bags)
         keys = rng.choice(common, int(lengths.sum()))
-        weights = rng.uniform(-1, 2, len(keys)).astype(np.float32)
+        lowest = 0.5 if case.learns_weights else -1  # gradients of means near 0 lose too much
+        weights = rng.uniform(lowest, 2, len(keys)).astype(np.float32)
         bag_of_sample = rng.integers(0, num_bags, size) if case.batches_vary else np.arange(size)
         found[name] = Bags(keys, lengths, weights, bag_of_sample)
     return found
@@ -130,9 +133,19 @@ def kjt_of(case: Case, bags: dict[str, Bags]) -> KeyedJaggedTensor:
         keys=list(bags),
         values=torch.from_numpy(np.concatenate([each.keys for each in values])),
         lengths=torch.from_numpy(np.concatenate([each.lengths for each in values])),
-        weights=weights if case.is_weighted else None,
+        weights=weights.requires_grad_(case.learns_weights) if case.is_weighted else None,
         **options,
     )
+
+
+def weight_grads(case: Case, batch: KeyedJaggedTensor, world_size: int) -> dict[str, Any]:
+    """The gradients of weights by feature, of the mean loss over ranks."""
+    if not case.learns_weights:
+        return {}
+    grad = batch.weights().grad
+    assert grad is not None
+    parts = (grad / world_size).split(batch.length_per_key())
+    return {name: part.numpy() for name, part in zip(batch.keys(), parts, strict=True)}
 
 
 def new_module(case: Case, device: str) -> nn.Module:
@@ -227,21 +240,30 @@ def plain(outputs: Any, is_sequence: bool) -> dict[str, Any]:
 def train_sharded(case: Case) -> dict[str, Any]:
     """Trains on this rank's batches."""
     module = shard(new_module(case, "meta"), case)
-    outputs = []
+    outputs, grads = [], []
     for step in range(len(case.sizes)):
-        result = module(kjt_of(case, bags_of(case, step, dist.get_rank()))).wait()
+        batch = kjt_of(case, bags_of(case, step, dist.get_rank()))
+        result = module(batch).wait()
         loss_of(result, case.is_sequence).backward()
         outputs.append(plain(result, case.is_sequence))
-    return {"outputs": outputs, "rows": rows_of(module.tables()), "stats": module.stats()}
+        grads.append(weight_grads(case, batch, case.world_size))
+    return {
+        "outputs": outputs,
+        "rows": rows_of(module.tables()),
+        "stats": module.stats(),
+        "weight_grads": grads,
+    }
 
 
 def train_unsharded(case: Case) -> dict[str, Any]:
     """Trains the unsharded module on the joined batches."""
     module = new_module(case, "cpu")
-    outputs = []
+    outputs, grads = [], []
     for step in range(len(case.sizes)):
         parts = [bags_of(case, step, rank) for rank in range(case.world_size)]
-        result = module(kjt_of(case, joined(parts)))
+        batch = kjt_of(case, joined(parts))
+        result = module(batch)
         (loss_of(result, case.is_sequence) / case.world_size).backward()
         outputs.append(plain(result, case.is_sequence))
-    return {"outputs": outputs, "rows": rows_of(module.tables())}
+        grads.append(weight_grads(case, batch, 1))
+    return {"outputs": outputs, "rows": rows_of(module.tables()), "weight_grads": grads}

@@ -11,7 +11,9 @@ from worlds import (
     Model,
     Rows,
     Setup,
+    collection_of,
     dense_of,
+    dense_parameters,
     features_of,
     joined,
     loss_of,
@@ -38,7 +40,7 @@ def mean_loss(out: torch.Tensor, sizes: list[int]) -> torch.Tensor:
 def train_unsharded(setup: Setup, sizes: list[list[int]]) -> dict[str, Any]:
     """Trains the unsharded module on the joined batches."""
     model = new_model(setup, "cpu")
-    dense = torch.optim.SGD(model.over.parameters(), lr=setup.dense_lr)
+    dense = torch.optim.SGD(dense_parameters(model), lr=setup.dense_lr)
     outputs = []
     for row, batches in zip(sizes, batches_of(sizes, setup.weighted), strict=True):
         dense.zero_grad()
@@ -46,7 +48,11 @@ def train_unsharded(setup: Setup, sizes: list[list[int]]) -> dict[str, Any]:
         mean_loss(out, row).backward()
         dense.step()
         outputs.append([part.detach().numpy() for part in out.split(row)])
-    return {"outputs": outputs, "rows": rows_of(model.ebc.tables()), "dense": dense_of(model)}
+    return {
+        "outputs": outputs,
+        "rows": rows_of(collection_of(model).tables()),
+        "dense": dense_of(model),
+    }
 
 
 class DictionaryEmbeddings:

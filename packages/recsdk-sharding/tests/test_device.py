@@ -107,6 +107,20 @@ def test_torchrec_pipelines_give_the_same_bits(npus: RankPool, how: str) -> None
     assert_identical(npus.run(2, on_ranks.train, setup, sizes, how), expected)
 
 
+@pytest.mark.parametrize("processor", ["positions of all", "attention"])
+def test_processors_train_as_on_the_cpu(npus: RankPool, processor: str) -> None:
+    setup = with_room(replace(SETUPS["adagrad"], processor=processor))
+    sizes = sizes_for(2)[:4]
+    results = npus.run(2, on_ranks.train, on_npu(setup), sizes)
+    expected = reference.train_unsharded(setup, sizes)
+    assert_rows_close(merged([r["rows"] for r in results]), expected["rows"])
+    assert_outputs_close(results, expected["outputs"])
+    for result in results:
+        assert_dense_close(result["dense"], expected["dense"])
+    for how in ("TrainPipelineSparseDist", "PrefetchTrainPipelineSparseDist"):
+        assert_identical(npus.run(2, on_ranks.train, on_npu(setup), sizes, how), results)
+
+
 def test_torchrec_pipelines_have_streams_of_the_device(npus: RankPool) -> None:
     for found in npus.run(1, on_npus.streams_of_pipelines):
         assert set(found.values()) == {"npu"}

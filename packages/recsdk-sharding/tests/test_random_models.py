@@ -27,6 +27,7 @@ TOLERANCE = {"rtol": 3e-5, "atol": 3e-5}
 def assert_same(case: Case, results: list[dict[str, Any]], expected: dict[str, Any]) -> None:
     rows = whole_rows([result["rows"] for result in results], case.replicated())
     assert_rows_close(rows, expected["rows"])
+    assert_weight_grads(expected["weight_grads"], [result["weight_grads"] for result in results])
     for step, whole in enumerate(expected["outputs"]):
         of_ranks = [result["outputs"][step] for result in results]
         if case.is_sequence:
@@ -35,6 +36,13 @@ def assert_same(case: Case, results: list[dict[str, Any]], expected: dict[str, A
             assert all(part["keys"] == whole["keys"] for part in of_ranks)
             values = np.concatenate([part["values"] for part in of_ranks])
             np.testing.assert_allclose(values, whole["values"], **TOLERANCE)
+
+
+def assert_weight_grads(whole: list[dict[str, Any]], of_ranks: list[list[dict[str, Any]]]) -> None:
+    for step, by_feature in enumerate(whole):
+        for name, grad in by_feature.items():
+            found = np.concatenate([steps[step][name] for steps in of_ranks])
+            np.testing.assert_allclose(found, grad, **TOLERANCE)
 
 
 def assert_sequences(whole: dict[str, Any], of_ranks: list[dict[str, Any]]) -> None:
@@ -90,6 +98,7 @@ def cases(draw: Any) -> Case:
     ]
     kinds = SEQUENCE_KINDS if is_sequence else POOLED_KINDS
     sizes = st.tuples(*[st.integers(0, 4)] * world_size)
+    is_weighted = not is_sequence and draw(st.booleans())
     return Case(
         tables=tuple(tables),
         specs=tuple(specs(draw, table.dim, world_size, local_size, kinds) for table in tables),
@@ -97,7 +106,8 @@ def cases(draw: Any) -> Case:
         seed=draw(st.integers(0, 1000)),
         local_size=local_size,
         is_sequence=is_sequence,
-        is_weighted=not is_sequence and draw(st.booleans()),
+        is_weighted=is_weighted,
+        learns_weights=is_weighted and draw(st.booleans()),
         drops_duplicates=draw(st.booleans()),
         batches_vary=not is_sequence and draw(st.booleans()),
     )
@@ -128,6 +138,21 @@ PLANS: dict[str, tuple[Spec, ...]] = {
 @pytest.mark.parametrize("plan", PLANS)
 def test_sequences(ranks: RankPool, plan: str, drops_duplicates: bool) -> None:
     case = Case(TABLES, PLANS[plan], SIZES, is_sequence=True, drops_duplicates=drops_duplicates)
+    results = ranks.run(3, random_models.train_sharded, case)
+    assert_same(case, results, random_models.train_unsharded(case))
+
+
+@pytest.mark.parametrize("batches_vary", [False, True])
+@pytest.mark.parametrize("plan", PLANS)
+def test_gradients_of_weights_come_back(ranks: RankPool, plan: str, batches_vary: bool) -> None:
+    case = Case(
+        TABLES,
+        PLANS[plan],
+        SIZES,
+        batches_vary=batches_vary,
+        is_weighted=True,
+        learns_weights=True,
+    )
     results = ranks.run(3, random_models.train_sharded, case)
     assert_same(case, results, random_models.train_unsharded(case))
 

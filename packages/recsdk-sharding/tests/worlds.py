@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from plans import Spec, module_plan
+from processors import PROCESSORS, processed
 from torch import nn
 from torchrec.distributed import comm
 from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -143,9 +145,14 @@ class Model(nn.Module):
         device: torch.device,
         *,
         is_weighted: bool = False,
+        processor: str | None = None,
     ) -> None:
         super().__init__()
+        is_weighted = is_weighted or processor is not None
         self.ebc = HashEmbeddingBagCollection(configs, is_weighted=is_weighted, device=device)
+        if processor is not None:
+            names = [name for config in configs for name in config.feature_names]
+            self.ebc = processed(self.ebc, PROCESSORS[processor](names, device))
         width = sum(c.embedding_dim * len(c.feature_names) for c in configs)
         with torch.random.fork_rng():
             torch.manual_seed(5)
@@ -178,15 +185,28 @@ class Setup:
     """How each table is sharded; None: the planner's plan."""
     local_size: int | None = None
     """Ranks of a node; None: all ranks are on one."""
+    processor: str | None = None
+    """Which of `processors.PROCESSORS` makes the weights of ids."""
 
 
 def new_model(setup: Setup, device: str) -> Model:
     """The unsharded model with its optimizer applied."""
     from torch.distributed.optim import _apply_optimizer_in_backward
 
-    model = Model(tables(**setup.options), torch.device(device), is_weighted=setup.weighted)
-    _apply_optimizer_in_backward(setup.optimizer, model.ebc.parameters(), dict(setup.arguments))
+    model = Model(
+        tables(**setup.options),
+        torch.device(device),
+        is_weighted=setup.weighted,
+        processor=setup.processor,
+    )
+    parameters = collection_of(model).parameters()
+    _apply_optimizer_in_backward(setup.optimizer, parameters, dict(setup.arguments))
     return model
+
+
+def collection_of(model: Any) -> Any:
+    """The collection of hash tables of a model, behind its processors if it has any."""
+    return getattr(model.ebc, "_embedding_bag_collection", model.ebc)
 
 
 _host_groups: dict[Any, Any] = {}
@@ -212,7 +232,7 @@ def shard(
     sharders = get_default_hybrid_sharders(host_env=host_env(), rank_rule=setup.rank_rule)
     if setup.plan is not None:
         local_size = setup.local_size or world_size
-        configs = model.ebc.embedding_bag_configs()
+        configs = collection_of(model).embedding_bag_configs()
         plan = ShardingPlan({"ebc": module_plan(configs, setup.plan, world_size, local_size)})
     else:
         plan = planned(model, setup, sharders, constraints)
@@ -225,7 +245,7 @@ def planned(
     model: nn.Module, setup: Setup, sharders: list[Any], constraints: dict[str, Any] | None
 ) -> ShardingPlan:
     """The stock planner's plan; without constraints row-wise."""
-    names = [config.name for config in model.ebc.embedding_bag_configs()]
+    names = [config.name for config in collection_of(model).embedding_bag_configs()]
     row_wise = ParameterConstraints(sharding_types=["row_wise"], compute_kernels=["fused"])
     planner = EmbeddingShardingPlanner(
         topology=Topology(world_size=dist.get_world_size(), compute_device=setup.device),
@@ -325,10 +345,15 @@ def _side_by_side(by_column: dict[int, Any]) -> Any:
 def dense_of(model: nn.Module) -> dict[str, np.ndarray]:
     """The dense weights by name."""
     return {
-        name.rpartition("over.")[2]: parameter.detach().cpu().numpy().copy()
+        re.split(r"over\.|_feature_processors\.", name)[1]: parameter.detach().cpu().numpy().copy()
         for name, parameter in model.named_parameters()
-        if "over." in name
+        if "over." in name or "_feature_processors." in name
     }
+
+
+def dense_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters of an unsharded model that are not tables."""
+    return [p for n, p in model.named_parameters() if "embedding_bags." not in n]
 
 
 def unwrapped(model: DistributedModelParallel) -> Model:

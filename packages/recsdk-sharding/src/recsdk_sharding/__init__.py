@@ -24,6 +24,10 @@ from recsdk_sharding.accumulate import (  # noqa: E402
 )
 from recsdk_sharding.configs import HashEmbeddingBagConfig, HashEmbeddingConfig  # noqa: E402
 from recsdk_sharding.dcp import HashLoadPlanner  # noqa: E402
+from recsdk_sharding.feature_processed import (  # noqa: E402
+    HashFeatureProcessedEmbeddingBagCollectionSharder,
+    ShardedHashFeatureProcessedEmbeddingBagCollection,
+)
 from recsdk_sharding.migrate import export_rows, import_rows  # noqa: E402
 from recsdk_sharding.modules import (  # noqa: E402
     HashEmbeddingBagCollection,
@@ -62,12 +66,14 @@ __all__ = [
     "HashEmbeddingConfig",
     "HashEmbeddingEnumerator",
     "HashEmbeddingShardingPlanner",
+    "HashFeatureProcessedEmbeddingBagCollectionSharder",
     "HashLoadPlanner",
     "HashParameterConstraints",
     "RowOptimizer",
     "Saver",
     "ShardedHashEmbeddingBagCollection",
     "ShardedHashEmbeddingCollection",
+    "ShardedHashFeatureProcessedEmbeddingBagCollection",
     "__version__",
     "export_rows",
     "format_plan",

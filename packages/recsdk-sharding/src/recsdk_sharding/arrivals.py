@@ -51,6 +51,17 @@ class Arrivals:
         pairs = zip(self._arrived, weights, strict=True)
         self._arrived = [read_weights(found, of_rank) for found, of_rank in pairs]
 
+    def weight_starts_of(self, route: Route, features: Sequence[int]) -> list[int]:
+        """Where the weights of each feature's keys of each rank lie, among those of all keys."""
+        starts: list[dict[tuple[tuple[int, ...], int], int]] = []
+        start = 0
+        for found in self._arrived:
+            starts.append({})
+            for place, bags in found.items():
+                starts[-1][place] = start
+                start += len(bags.keys)
+        return [of_rank[route.ranks, f] for f in features for of_rank in starts]
+
     def keys_of(self, route: Route, features: Sequence[int]) -> torch.Tensor:
         """The keys of a table, int64 (N,): feature by feature, rank by rank."""
         parts = [found[route.ranks, f].keys for f in features for found in self._arrived]

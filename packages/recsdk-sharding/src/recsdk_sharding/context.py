@@ -9,6 +9,7 @@ from torchrec.distributed.embedding_sharding import EmbeddingShardingContext
 
 from recsdk_sharding.assembly import Assembly
 from recsdk_sharding.features import Features
+from recsdk_sharding.late_weights import LateWeights
 
 __all__ = ["HashShardingContext"]
 
@@ -23,8 +24,14 @@ class HashShardingContext(EmbeddingShardingContext):  # type: ignore[misc]
     """This rank's batch."""
     num_values_sent: list[int] = field(default_factory=list)
     """Numbers that this rank sends to each rank."""
+    own_weights: torch.Tensor | None = None
+    """The weights of the batch's ids as they were given, with their autograd graph."""
+    late_weights: LateWeights | None = None
+    """How weights travel when the batch is looked up; None: they came with the ids, if any."""
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Keeps the device's memory until the stream has done what is queued by then."""
         if self.assembly is not None:
             self.assembly.record_stream(stream)
+        if self.late_weights is not None:
+            self.late_weights.record_stream(stream)

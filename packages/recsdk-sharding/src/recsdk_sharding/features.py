@@ -6,7 +6,7 @@ Shape letters: N keys, F features, B samples, G bags of all features.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -37,6 +37,8 @@ class Features:
     """Samples B."""
     bag_of_sample: list[torch.Tensor] | None = None
     """The bag of each sample, F times int64 (B,); None: bag b is that of sample b."""
+    key_spans: list[slice] | None = None
+    """Where each feature's keys were in the batch; None: as they are here."""
 
     def counts(self) -> list[int]:
         """Keys of each feature."""
@@ -101,6 +103,7 @@ def _select(batch: Features, positions: Sequence[int]) -> Features:
         num_bags=[batch.num_bags[i] for i in positions],
         weights_N=None if weights_N is None else torch.cat([weights_N[s] for s in key_spans]),
         batch_size=batch.batch_size,
+        key_spans=key_spans,
     )
 
 
@@ -120,14 +123,7 @@ def _with_samples(batch: Features, kjt: KeyedJaggedTensor, names: Sequence[str])
     for name, bags, count in zip(names, samples, batch.num_bags, strict=True):
         if len(bags) and (int(bags.min()) < 0 or int(bags.max()) >= count):
             raise ValueError(f"inverse_indices of {name!r} must be 0 to {count - 1}, its bags")
-    return Features(
-        batch.keys_N,
-        batch.lengths_G,
-        batch.num_bags,
-        batch.weights_N,
-        batch_size=given[1].shape[1],
-        bag_of_sample=samples,
-    )
+    return replace(batch, batch_size=given[1].shape[1], bag_of_sample=samples)
 
 
 def _keys_of(kjt: KeyedJaggedTensor) -> torch.Tensor:

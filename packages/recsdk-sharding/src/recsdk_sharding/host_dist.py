@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torchrec.distributed.embedding_sharding import BaseSparseFeaturesDist
 from torchrec.distributed.types import Awaitable
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Multistreamable
 
 from recsdk_core import Table
@@ -37,6 +38,7 @@ from recsdk_sharding.features import (
     mean_divisor,
     read_features,
 )
+from recsdk_sharding.late_weights import LateWeights
 from recsdk_sharding.layout import GroupLayout
 from recsdk_sharding.ranks import RankMap
 from recsdk_sharding.routing import Requests
@@ -63,6 +65,15 @@ class MappedBatch(Multistreamable):  # type: ignore[misc]
     """Bags of every part that this rank has; `column` is the first number of the vectors."""
     num_values: int
     """Numbers that are pooled."""
+    weight_starts: list[list[int]] | None = None
+    """Of each table and feature: where the weights lie among those that come late, if they do."""
+
+    def take_weights(self, weights_M: torch.Tensor) -> None:
+        """Takes the weights that came late."""
+        assert self.weight_starts is not None
+        for entry, starts in zip(self.tables, self.weight_starts, strict=True):
+            for feature, start in zip(entry.features, starts, strict=True):
+                feature.weights = weights_M.narrow(0, start, len(feature.rows))
 
     def open(self) -> None:
         """Makes the batch usable for work on the current stream."""
@@ -117,6 +128,8 @@ class HostDist(BaseSparseFeaturesDist[Any]):  # type: ignore[misc]
         self.config = config
         self.num_steps = 0  # training batches exchanged; the same on all ranks
         self.bytes_sent = 0  # to other ranks: ids, lengths and weights
+        self.sends_weights_late = False
+        """Whether weights are not known before the batch is looked up."""
         self.tag = zlib.crc32("\n".join(config.layout.feature_names).encode()) >> 1
 
     def forward(self, features: Any, context: HashShardingContext, training: bool) -> HostAwaitable:
@@ -133,6 +146,7 @@ class _Result:
     features: Features
     assembly: Assembly
     num_values_sent: list[int]
+    late_weights: LateWeights | None
     device: torch.device
 
 
@@ -159,6 +173,9 @@ class _MappedAwaitable(Awaitable[AnyBatch]):  # type: ignore[misc]
         self._context.features = result.features
         self._context.assembly = result.assembly.to(result.device)
         self._context.num_values_sent = result.num_values_sent
+        if result.late_weights is not None:
+            result.late_weights.open()
+            self._context.late_weights = result.late_weights
         return result.batch
 
 
@@ -171,6 +188,9 @@ class _Job(ExchangeJob[_Result]):
         self._owner = owner
         self._config = owner.config
         self._source = source
+        self._is_late = owner.sends_weights_late or (
+            owner.config.is_weighted and _requires_grad(source)
+        )
         self._rank = owner.config.group.exchange.rank
 
     def step(self) -> int:
@@ -179,24 +199,28 @@ class _Job(ExchangeJob[_Result]):
     @torch.no_grad()
     def prepare(self) -> Splits:
         config = self._config
-        features = read_features(self._source, config.layout.feature_names, config.is_weighted)
+        has_weights = config.is_weighted and not self._owner.sends_weights_late
+        features = read_features(self._source, config.layout.feature_names, has_weights)
         self._source = None
-        if features.weights_N is not None and features.weights_N.requires_grad:
-            raise ValueError(
-                "the weights of ids require a gradient, which a sharded collection does not give; "
-                "pass weights.detach()"
-            )
         if config.is_sequence:
             features = without_duplicates(features, config.drops_duplicates)
         self._features = features
-        self._sent = Requests.of_features(features, config.layout, is_sequence=config.is_sequence)
-        self._assembly = self._plan(features)
-        return Splits(batch_size=features.batch_size, counts=tuple(self._sent.num_words))
+        self._sent = Requests.of_features(
+            features,
+            config.layout,
+            is_sequence=config.is_sequence,
+            is_weighted=config.is_weighted,
+        )
+        return Splits(
+            batch_size=features.batch_size,
+            counts=tuple(self._sent.num_words),
+            sends_weights_late=self._is_late,
+        )
 
     def _plan(self, features: Features) -> Assembly:
         config = self._config
         divisors = None
-        if any(config.is_mean):
+        if any(config.is_mean) and not self._is_late:
             divisors = mean_divisor(features, config.is_mean).split_with_sizes(features.num_bags)
         segments = plan_segments(config.layout, self._sent, features.num_bags, self._rank)
         return Assembly(segments, divisors, config.multiple)
@@ -208,9 +232,13 @@ class _Job(ExchangeJob[_Result]):
         routes = [route for route in config.layout.routes if self._rank in route.ranks]
         self._arrived = Arrivals(words.split_with_sizes(num_words), routes, config.is_sequence)
         self._owner.bytes_sent += 8 * (sum(sent.num_words) - sent.num_words[self._rank])
-        if sent.weights is not None:
+        self._is_late = any(entry.sends_weights_late for entry in splits)
+        if config.is_weighted and not self._is_late:
+            assert self._features.weights_N is not None
+            assert sent.positions is not None
             counts = self._arrived.num_keys
-            weights = _all_to_all(group, sent.weights, sent.num_keys, counts)
+            own = self._features.weights_N.detach().index_select(0, sent.positions)
+            weights = _all_to_all(group, own, sent.num_keys, counts)
             self._arrived.add_weights(weights.split_with_sizes(counts))
             self._owner.bytes_sent += 4 * (sum(sent.num_keys) - sent.num_keys[self._rank])
 
@@ -246,19 +274,43 @@ class _Job(ExchangeJob[_Result]):
                 strict=True,
             )
         ]
+        weight_starts = None
+        if self._is_late:
+            weight_starts = [self._arrived.weight_starts_of(*place) for place in places]
         return _Result(
-            batch=self._batch(tables, sum(starts.num_values)),
+            batch=self._batch(tables, sum(starts.num_values), weight_starts),
             features=self._features,
-            assembly=self._assembly,
+            assembly=self._plan(self._features),
             num_values_sent=starts.num_values,
+            late_weights=self._late_weights() if self._is_late else None,
             device=config.device,
         )
 
-    def _batch(self, tables: list[TableBags], num_values: int) -> AnyBatch:
+    def _batch(
+        self, tables: list[TableBags], num_values: int, weight_starts: list[list[int]] | None
+    ) -> AnyBatch:
         config = self._config
         if keeps_rows_in_engine(config.device):
-            return MappedBatch(tables, num_values)
-        return plan_batch(config.device_tables, tables, num_values, self.training, config.device)
+            return MappedBatch(tables, num_values, weight_starts)
+        return plan_batch(
+            config.device_tables, tables, num_values, self.training, config.device, weight_starts
+        )
+
+    def _late_weights(self) -> LateWeights:
+        config = self._config
+        return LateWeights(
+            self._features,
+            self._sent,
+            self._arrived.num_keys,
+            is_mean=config.is_mean,
+            own_rank=self._rank if config.layout.is_replicated else None,
+            device=config.device,
+        )
+
+
+def _requires_grad(source: Any) -> bool:
+    weights = source.weights_or_none() if isinstance(source, KeyedJaggedTensor) else None
+    return weights is not None and weights.requires_grad
 
 
 def _all_to_all(

@@ -11,7 +11,7 @@ Shape letters: W ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -62,11 +62,22 @@ class HashOutputDist(BaseEmbeddingDist[Any, Any, Any]):  # type: ignore[misc]
         self._make = _Replication if is_replicated else _AllToAll
         own = None if is_replicated else codecs
         self._wire = _Wire(group, dist.get_rank(group), own)
+        self._exact_wire = replace(self._wire, codecs=None)
 
     def stats_with(self, id_bytes: int) -> ExchangeStats:
         """What this rank has sent so far."""
         sent = self._wire.bytes_sent
         return ExchangeStats(id_bytes, sent["forward"], sent["backward"])
+
+    def send_weights(
+        self,
+        numbers: torch.Tensor,
+        sends: list[int],
+        receives: list[int],
+        direction: Literal["forward", "backward"],
+    ) -> Callable[[], torch.Tensor]:
+        """Sends weights of ids, or their gradients; the function waits for what the ranks sent."""
+        return self._exact_wire.start(numbers, sends, receives, direction)
 
     def forward(
         self, local_embs: torch.Tensor, sharding_ctx: HashShardingContext | None = None

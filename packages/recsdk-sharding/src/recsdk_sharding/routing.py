@@ -35,8 +35,8 @@ class Requests:
     """int64, those for rank 0 first."""
     num_words: list[int]
     """Words for each rank."""
-    weights: torch.Tensor | None
-    """float32, the weights of the keys."""
+    positions: torch.Tensor | None
+    """int64, which of the batch's keys each one sent is; None if they carry no weights."""
     num_keys: list[int]
     """Keys for each rank."""
     bags: dict[tuple[tuple[int, ...], int], tuple[Route, list[Ints | None]]]
@@ -44,24 +44,26 @@ class Requests:
     have keys there; None: all bags."""
 
     @staticmethod
-    def of_features(features: Features, layout: GroupLayout, *, is_sequence: bool) -> Requests:
+    def of_features(
+        features: Features, layout: GroupLayout, *, is_sequence: bool, is_weighted: bool = False
+    ) -> Requests:
         """Cuts the bags; within a rank the order of the input is kept."""
         words: list[list[Ints]] = [[] for _ in range(layout.world_size)]
-        weights: list[list[NDArray[np.float32]]] = [[] for _ in range(layout.world_size)]
+        positions: list[list[Ints]] = [[] for _ in range(layout.world_size)]
         num_keys = [0] * layout.world_size
         bags: dict[tuple[tuple[int, ...], int], tuple[Route, list[Ints | None]]] = {}
         for route in layout.routes:
-            batch = _RouteBatch.of_features(features, route, is_sequence)
+            batch = _RouteBatch.of_features(features, route, is_sequence, is_weighted)
             pieces = batch.cut(RankMap(len(route.ranks), layout.rule))
             for index, (rank, piece) in enumerate(zip(route.ranks, pieces, strict=True)):
                 words[rank] += piece.words
-                weights[rank] += [] if piece.weights is None else [piece.weights]
+                positions[rank] += [] if piece.positions is None else [piece.positions]
                 num_keys[rank] += piece.num_keys
                 bags[route.ranks, index] = route, piece.bags
         return Requests(
-            words=torch.from_numpy(np.concatenate([w for of_rank in words for w in of_rank])),
+            words=_joined(words),
             num_words=[sum(map(len, of_rank)) for of_rank in words],
-            weights=_joined_weights(weights) if features.weights_N is not None else None,
+            positions=_joined(positions) if is_weighted else None,
             num_keys=num_keys,
             bags=bags,
         )
@@ -72,8 +74,8 @@ class Requests:
         return dict(zip(route.features, bags, strict=True))
 
 
-def _joined_weights(weights: Sequence[Sequence[NDArray[np.float32]]]) -> torch.Tensor:
-    return torch.from_numpy(np.concatenate([part for of_rank in weights for part in of_rank]))
+def _joined(parts: Sequence[Sequence[Ints]]) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate([part for of_rank in parts for part in of_rank]))
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class _Piece:
     """What goes to one row part."""
 
     words: list[Ints]
-    weights: NDArray[np.float32] | None
+    positions: Ints | None
     num_keys: int
     bags: list[Ints | None]
 
@@ -91,21 +93,24 @@ class _RouteBatch:
     """The features of one route."""
 
     keys_N: Ints
-    weights_N: NDArray[np.float32] | None
+    positions_N: Ints | None
+    """Which of the batch's keys each is; None if nobody needs it."""
     lengths_G: Ints | None
     """None: every key is a bag."""
     num_bags_F: Ints
 
     @staticmethod
-    def of_features(features: Features, route: Route, is_sequence: bool) -> _RouteBatch:
+    def of_features(
+        features: Features, route: Route, is_sequence: bool, is_weighted: bool
+    ) -> _RouteBatch:
         every = route.features == tuple(range(len(features.num_bags)))
         counts = features.num_bags if is_sequence else features.counts()
         keys = _spans(counts, None if every else route.features)
         bags = _spans(features.num_bags, None if every else route.features)
-        weights = features.weights_N
+        positions = torch.arange(len(features.keys_N)) if is_weighted else None
         return _RouteBatch(
             keys_N=_taken(features.keys_N, keys),
-            weights_N=None if weights is None else _taken(weights, keys),
+            positions_N=None if positions is None else _taken(positions, keys),
             lengths_G=None if is_sequence else _taken(features.lengths_G, bags),
             num_bags_F=np.array([features.num_bags[i] for i in route.features], np.int64),
         )
@@ -126,9 +131,9 @@ class _RouteBatch:
     def _piece(self, lengths_G: Ints | None, order: Ints | None) -> _Piece:
         """The keys at some positions (None: all), with the lengths of their bags."""
         keys = self.keys_N if order is None else self.keys_N[order]
-        weights_N = self.weights_N
-        if weights_N is not None and order is not None:
-            weights_N = weights_N[order]
+        positions_N = self.positions_N
+        if positions_N is not None and order is not None:
+            positions_N = positions_N[order]
         ends_F = np.cumsum(self.num_bags_F)
         if lengths_G is None:
             kept = np.arange(len(keys)) if order is None else order
@@ -138,7 +143,7 @@ class _RouteBatch:
             kept = np.flatnonzero(lengths_G)
             words = [self.num_bags_F, lengths_G, keys]
         bags = _split_bags(kept, self.num_bags_F, ends_F)
-        return _Piece(words, weights_N, len(keys), bags)
+        return _Piece(words, positions_N, len(keys), bags)
 
 
 def _split_bags(kept: Ints, num_bags_F: Ints, ends_F: Ints) -> list[Ints | None]:

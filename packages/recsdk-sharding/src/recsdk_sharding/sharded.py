@@ -30,6 +30,7 @@ from recsdk_sharding.sharded_tables import (
     HashGroups,
     ShardedTables,
     bags_of_samples,
+    late_divisors,
     separate_results,
 )
 
@@ -122,10 +123,16 @@ class ShardedHashEmbeddingBagCollection(
         contexts, groups, like = ctx.sharding_contexts, self._groups, transfers[0].numbers
         bags = bags_of_samples(groups, contexts, like.device)
         widths = self._embedding_dims
-        if bags is not None:
+        divisors = late_divisors(groups, contexts)
+        if bags is not None or divisors is not None:
             parts = return_results(transfers, separate_results(groups, contexts, widths, like))
-            pairs = zip(parts, bags, strict=True)
-            return torch.cat([part.index_select(0, bag) for part, bag in pairs], dim=1)
+            if divisors is not None:
+                divided = zip(parts, divisors, strict=True)
+                parts = [part if d is None else part / d[:, None] for part, d in divided]
+            if bags is not None:
+                pairs = zip(parts, bags, strict=True)
+                parts = [part.index_select(0, bag) for part, bag in pairs]
+            return torch.cat(parts, dim=1)
 
         def parts_of(tensors: Any) -> list[list[torch.Tensor]]:
             return groups.parts_of(tensors[0].split_with_sizes(widths, dim=1))

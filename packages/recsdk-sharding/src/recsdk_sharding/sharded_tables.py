@@ -14,16 +14,19 @@ from torch import nn
 from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo, KJTListSplitsAwaitable
 from torchrec.distributed.types import ParameterSharding, ShardingEnv
 from torchrec.modules.embedding_configs import EmbeddingTableConfig, PoolingType
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recsdk_sharding.configs import HashTableConfig
 from recsdk_sharding.context import HashShardingContext
 from recsdk_sharding.exchange import HostExchange
 from recsdk_sharding.host_dist import HostDist, HostGroup
+from recsdk_sharding.late_weights import exchange_weights, tied
 from recsdk_sharding.output_dist import ExchangeStats, HashOutputDist, Transfer
 from recsdk_sharding.rows import AnyTable, TableRows
 from recsdk_sharding.shardings import HashSharding, make_sharding
 
-__all__ = ["HashGroups", "ShardedTables", "bags_of_samples", "separate_results"]
+__all__ = ["HashGroups", "ShardedTables", "bags_of_samples", "late_divisors", "separate_results"]
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,11 @@ class ShardedTables:
         """
         return {part.name: part.table for rows in self._own_rows() for part in rows.parts}
 
+    def send_weights_late(self) -> None:
+        """From now on weights of ids are not those of the batch, but set before `compute`."""
+        for dist in self._input_dists:
+            dist.sends_weights_late = True
+
     def stats(self) -> dict[str, ExchangeStats]:
         """What this rank has sent to other ranks so far, by sharding type."""
         parts = zip(self._sharding_types, self._input_dists, self._output_dists, strict=True)
@@ -172,9 +180,13 @@ class ShardedTables:
         if self.training:
             for rows in self._own_rows():
                 rows.check_trainable()
+        features = maybe_td_to_kjt(features, None)
+        weights = None
+        if self._weights_ids and isinstance(features, KeyedJaggedTensor):
+            weights = features.weights_or_none()
         awaitables = []
         for dist in self._input_dists:
-            context = HashShardingContext()
+            context = HashShardingContext(own_weights=weights)
             ctx.sharding_contexts.append(context)
             awaitables.append(dist(features, context, self.training))
         return KJTListSplitsAwaitable(
@@ -186,8 +198,28 @@ class ShardedTables:
 
     def compute(self, ctx: Any, dist_input: Any) -> list[torch.Tensor]:
         """The vectors that this rank pools, by group."""
+        arrived = self._exchange_weights(ctx.sharding_contexts, dist_input)
         pairs = zip(self._lookups, dist_input, strict=True)
-        return [lookup(batch) for lookup, batch in pairs]
+        pooled = [lookup(batch) for lookup, batch in pairs]
+        # A rank without parts takes part in the exchange's backward too.
+        return [tied(numbers, arrived) for numbers in pooled] if arrived else pooled
+
+    def _exchange_weights(
+        self, contexts: Sequence[HashShardingContext], batches: Sequence[Any]
+    ) -> list[torch.Tensor]:
+        """Gives the batches their weights, if these come late; what came, by group."""
+        late = [context.late_weights for context in contexts if context.late_weights is not None]
+        if not late:
+            return []
+        own = []
+        for context, way in zip(contexts, late, strict=True):
+            assert context.own_weights is not None
+            context.own_weights = way.of_group(context.own_weights)
+            own.append(context.own_weights)
+        arrived = exchange_weights(late, [dist.send_weights for dist in self._output_dists], own)
+        for batch, weights_M in zip(batches, arrived, strict=True):
+            batch.take_weights(weights_M)
+        return arrived
 
     def _start_return(self, ctx: Any, output: Sequence[torch.Tensor]) -> list[Transfer]:
         parts = zip(self._output_dists, output, ctx.sharding_contexts, strict=True)
@@ -230,6 +262,20 @@ def bags_of_samples(
         return None
     joined = groups.of_features([of_group or [] for of_group in found])
     return [bags.to(device) for bags in joined]
+
+
+def late_divisors(
+    groups: HashGroups, contexts: Sequence[HashShardingContext]
+) -> list[torch.Tensor | None] | None:
+    """For each feature what its vectors are divided by, if the weights of a mean came late."""
+    by_group = []
+    for context in contexts:
+        if context.late_weights is None:
+            return None
+        assert context.own_weights is not None
+        by_group.append(context.late_weights.divisors(context.own_weights))
+    found: list[torch.Tensor | None] = groups.of_features(by_group)
+    return found if any(divisor is not None for divisor in found) else None
 
 
 def _features(context: HashShardingContext) -> Any:

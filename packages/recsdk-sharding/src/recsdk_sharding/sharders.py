@@ -11,6 +11,7 @@ from torch import nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
 from torchrec.distributed.fused_embeddingbag import FusedEmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import (
@@ -24,6 +25,7 @@ from torchrec.distributed.types import (
 from recsdk_sharding.configs import HashTableConfig
 from recsdk_sharding.devices import check_device
 from recsdk_sharding.exchange import exchange_of_group
+from recsdk_sharding.feature_processed import HashFeatureProcessedEmbeddingBagCollectionSharder
 from recsdk_sharding.host_dist import HostGroup
 from recsdk_sharding.modules import HashEmbeddingBagCollection, HashEmbeddingCollection
 from recsdk_sharding.ranks import RankMap, RankRule
@@ -245,22 +247,27 @@ def get_default_hybrid_sharders(
 
     Raises TypeError or ValueError for a `host_env` that does not fit.
     """
-    stock = [
-        _ADAPTED[type(sharder)]() if type(sharder) in _ADAPTED else sharder
-        for sharder in get_default_sharders()
-    ]
     codecs = qcomm_codecs_registry
+    pooled = HashEmbeddingBagCollectionSharder(host_env, rank_rule, codecs)
     return [
-        HashEmbeddingBagCollectionSharder(host_env, rank_rule, codecs),
+        pooled,
         HashEmbeddingCollectionSharder(host_env, rank_rule, codecs, use_index_dedup),
-        *stock,
+        *(_adapted(sharder, pooled) for sharder in get_default_sharders()),
     ]
+
+
+def _adapted(sharder: Any, pooled: HashEmbeddingBagCollectionSharder) -> Any:
+    """One of torchrec's sharders as it goes with hash tables."""
+    if isinstance(sharder, FeatureProcessedEmbeddingBagCollectionSharder):
+        return HashFeatureProcessedEmbeddingBagCollectionSharder(pooled, sharder)
+    return _ADAPTED[type(sharder)]() if type(sharder) in _ADAPTED else sharder
 
 
 def are_hybrid_sharders(sharders: Sequence[Any] | None) -> bool:
     """Whether these are of `get_default_hybrid_sharders`, those for hash tables included."""
     kinds = {type(sharder) for sharder in sharders or ()}
     stock = {_ADAPTED.get(type(sharder), type(sharder)) for sharder in get_default_sharders()}
+    stock.add(HashFeatureProcessedEmbeddingBagCollectionSharder)
     pooled, sequences = HashEmbeddingBagCollectionSharder, HashEmbeddingCollectionSharder
     return {pooled, sequences} <= kinds <= {pooled, sequences, *stock}
 

@@ -19,6 +19,8 @@ class Splits:
     """Samples of the rank's batch."""
     counts: tuple[int, ...] = ()
     """Items that it sends to each rank, W numbers; empty: none."""
+    sends_weights_late: bool = False
+    """Whether the weights of its ids have to travel with the results, for their gradient."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,17 +37,19 @@ class Header:
 
     def words(self, world_size: int) -> list[int]:
         counts = self.splits.counts or (0,) * world_size
-        flags = [int(self.has_batch), int(self.training)]
+        flags = [int(self.has_batch), int(self.training), int(self.splits.sends_weights_late)]
         return [*flags, self.step, self.tag, self.message_bytes, self.splits.batch_size, *counts]
 
     @staticmethod
     def of_words(words: Sequence[int]) -> Header:
-        has_batch, training, step, tag, message_bytes, batch_size, *counts = words
+        has_batch, training, is_late, step, tag, message_bytes, batch_size, *counts = words
         return Header(
             has_batch=bool(has_batch),
             training=bool(training),
             step=step,
             tag=tag,
             message_bytes=message_bytes,
-            splits=Splits(batch_size=batch_size, counts=tuple(counts)),
+            splits=Splits(
+                batch_size=batch_size, counts=tuple(counts), sends_weights_late=bool(is_late)
+            ),
         )

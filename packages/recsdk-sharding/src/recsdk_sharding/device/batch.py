@@ -20,7 +20,14 @@ from recsdk_core import Lease, Outcome
 from recsdk_core.nn.accumulation import Accumulation
 from recsdk_core.nn.function import FeatureBags, TableBags
 from recsdk_sharding.device.kernels import BagIndex, GradientIndex
-from recsdk_sharding.device.parcel import Item, Parcel
+from recsdk_sharding.device.parcel import (
+    Item,
+    Parcel,
+    get_optional,
+    get_segments,
+    put_optional,
+    put_segments,
+)
 from recsdk_sharding.device.segments import Segments, plan_segments
 
 if TYPE_CHECKING:
@@ -58,6 +65,18 @@ class _GradientItems:
     segments: Segments[Item]
 
 
+@dataclass(frozen=True)
+class _WeightItems:
+    """Where the weights of a table's keys are, if they come late."""
+
+    places_N: Item
+    """Of each key, bag after bag: its weight among those of all tables."""
+    order_N: Item
+    """Which keys have gradients, row after row, as those of `_GradientItems`."""
+    bag_N: Item
+    """The bag of each key."""
+
+
 RowGradients: TypeAlias = tuple[NDArray[np.int64], torch.Tensor]
 """Distinct rows (U,) on the host, and their gradients (U, D) on the device."""
 
@@ -74,28 +93,51 @@ class TablePlan:
     bags: _BagItems
     gradients: _GradientItems | None
     """None: the batch is not trained."""
+    weights: _WeightItems | None = None
+    """None: weights came with the ids, if there are any."""
 
-    def bag_index(self, parcel: Parcel) -> BagIndex:
-        """What the forward needs, on the device."""
+    def bag_index(self, parcel: Parcel, weights_M: torch.Tensor | None = None) -> BagIndex:
+        """What the forward needs, on the device; `weights_M`: those that came late."""
         bags = self.bags
         return BagIndex(
             rows_N=parcel.get(bags.rows_N),
-            weights_N=_get(parcel, bags.weights_N),
-            segments=_get_segments(parcel, bags.segments),
-            filled_U=_get(parcel, bags.filled_U),
+            weights_N=self._weights(parcel, bags.weights_N, weights_M),
+            segments=get_segments(parcel, bags.segments),
+            filled_U=get_optional(parcel, bags.filled_U),
             num_bags=bags.num_bags,
         )
 
-    def gradient_index(self, parcel: Parcel) -> GradientIndex:
-        """What the backward needs, on the device."""
+    def gradient_index(
+        self, parcel: Parcel, weights_M: torch.Tensor | None = None
+    ) -> GradientIndex:
+        """What the backward needs, on the device; `weights_M`: those that came late."""
         gradients = self.gradients
         assert gradients is not None
+        weights_N = self._weights(parcel, gradients.weights_N, weights_M)
+        if self.weights is not None and weights_N is not None:
+            weights_N = weights_N.index_select(0, parcel.get(self.weights.order_N))
         return GradientIndex(
             rows_U=parcel.get(gradients.rows_U),
             bags_N=parcel.get(gradients.bags_N),
-            weights_N=_get(parcel, gradients.weights_N),
-            segments=_get_segments(parcel, gradients.segments),
+            weights_N=weights_N,
+            segments=get_segments(parcel, gradients.segments),
         )
+
+    def _weights(
+        self, parcel: Parcel, early: Item | None, weights_M: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        if self.weights is None or weights_M is None:
+            return get_optional(parcel, early)
+        return weights_M.index_select(0, parcel.get(self.weights.places_N))
+
+    def put_weight_grads(
+        self, parcel: Parcel, store_RD: torch.Tensor, grad_BD: torch.Tensor, grad_M: torch.Tensor
+    ) -> None:
+        """Writes the gradients of this table's late weights: of each key <its bag's, its row>."""
+        assert self.weights is not None
+        rows_ND = store_RD.index_select(0, parcel.get(self.bags.rows_N))
+        grads_ND = grad_BD.index_select(0, parcel.get(self.weights.bag_N))
+        grad_M.index_copy_(0, parcel.get(self.weights.places_N), (rows_ND * grads_ND).sum(1))
 
 
 @dataclass
@@ -108,6 +150,12 @@ class DeviceBatch(Multistreamable):  # type: ignore[misc]
     num_values: int
     """Numbers that are pooled."""
     training: bool
+    weights_M: torch.Tensor | None = None
+    """Those that came late."""
+
+    def take_weights(self, weights_M: torch.Tensor) -> None:
+        """Takes the weights that came late."""
+        self.weights_M = weights_M
 
     def open(self) -> None:
         """Starts the copies on the current stream."""
@@ -128,12 +176,16 @@ def plan_batch(
     num_values: int,
     training: bool,
     device: torch.device,
+    weight_starts: Sequence[Sequence[int]] | None = None,
 ) -> DeviceBatch:
     """Keeps the initial rows of new keys, and plans the batch; runs in the background.
 
     The `column` of features is the first number of their vectors, of `num_values` in all.
+    `weight_starts`: of each table and feature, where the weights that come late lie; None: they
+    came with the keys, if there are any.
     """
     keys = [_MappedKeys.of_table(entry) for entry in mapped]
+    late: Sequence[Sequence[int] | None] = weight_starts or [None] * len(keys)
     for table, entry in zip(tables, keys, strict=True):
         table.keep_new_rows(entry.rows_N, entry.outcomes_N)
     parcel = Parcel()
@@ -144,8 +196,9 @@ def plan_batch(
             accumulation=entry.accumulation,
             bags=_plan_bags(parcel, part, table.spare_row),
             gradients=_plan_gradients(parcel, part) if training else None,
+            weights=None if starts is None else _plan_weights(parcel, part, entry, starts),
         )
-        for table, entry, part in zip(tables, mapped, keys, strict=True)
+        for table, entry, part, starts in zip(tables, mapped, keys, late, strict=True)
     ]
     parcel.seal()
     return DeviceBatch(device, parcel, plans, num_values, training)
@@ -160,9 +213,9 @@ def plan_joined(parcel: Parcel, rows: Sequence[NDArray[np.int64]]) -> Callable[[
     order_N = np.argsort(rows_N, kind="stable")
     rows_U, lengths_U = np.unique(rows_N, return_counts=True)
     touched, order = parcel.put(rows_U), parcel.put(order_N)
-    segments = _put_segments(parcel, plan_segments(lengths_U))
+    segments = put_segments(parcel, plan_segments(lengths_U))
     return lambda: GradientIndex(
-        parcel.get(touched), parcel.get(order), None, _get_segments(parcel, segments)
+        parcel.get(touched), parcel.get(order), None, get_segments(parcel, segments)
     )
 
 
@@ -218,40 +271,39 @@ def _plan_bags(parcel: Parcel, keys: _MappedKeys, spare_row: int) -> _BagItems:
     is_full = len(filled_U) == len(keys.lengths_B)
     return _BagItems(
         rows_N=parcel.put(np.where(has_row(keys.outcomes_N), keys.rows_N, spare_row)),
-        weights_N=_put(parcel, keys.weights_N),
-        segments=_put_segments(parcel, plan_segments(keys.lengths_B[filled_U])),
+        weights_N=put_optional(parcel, keys.weights_N),
+        segments=put_segments(parcel, plan_segments(keys.lengths_B[filled_U])),
         filled_U=None if is_full else parcel.put(filled_U),
         num_bags=len(keys.lengths_B),
     )
 
 
 def _plan_gradients(parcel: Parcel, keys: _MappedKeys) -> _GradientItems:
-    with_row = np.flatnonzero(has_row(keys.outcomes_N))
-    order_N = with_row[np.argsort(keys.rows_N[with_row], kind="stable")]
+    order_N = _in_order_of_rows(keys)
     rows_U, lengths_U = np.unique(keys.rows_N[order_N], return_counts=True)
     bag_N = np.repeat(np.arange(len(keys.lengths_B)), keys.lengths_B)
     return _GradientItems(
         rows_U=parcel.put(rows_U),
         host_rows_U=rows_U,
         bags_N=parcel.put(bag_N[order_N]),
-        weights_N=_put(parcel, None if keys.weights_N is None else keys.weights_N[order_N]),
-        segments=_put_segments(parcel, plan_segments(lengths_U)),
+        weights_N=put_optional(parcel, None if keys.weights_N is None else keys.weights_N[order_N]),
+        segments=put_segments(parcel, plan_segments(lengths_U)),
     )
 
 
-def _put(parcel: Parcel, array: NDArray[Any] | None) -> Item | None:
-    return None if array is None else parcel.put(array)
+def _in_order_of_rows(keys: _MappedKeys) -> NDArray[np.int64]:
+    """The keys that have a row, row after row."""
+    with_row = np.flatnonzero(has_row(keys.outcomes_N))
+    return with_row[np.argsort(keys.rows_N[with_row], kind="stable")]
 
 
-def _get(parcel: Parcel, item: Item | None) -> torch.Tensor | None:
-    return None if item is None else parcel.get(item)
-
-
-def _put_segments(parcel: Parcel, segments: Segments[NDArray[np.int64]]) -> Segments[Item]:
-    steps = [(parcel.put(targets), parcel.put(sources)) for targets, sources in segments.steps]
-    return Segments(steps, _put(parcel, segments.firsts))
-
-
-def _get_segments(parcel: Parcel, segments: Segments[Item]) -> Segments[torch.Tensor]:
-    steps = [(parcel.get(targets), parcel.get(sources)) for targets, sources in segments.steps]
-    return Segments(steps, _get(parcel, segments.firsts))
+def _plan_weights(
+    parcel: Parcel, keys: _MappedKeys, entry: TableBags, starts: Sequence[int]
+) -> _WeightItems:
+    counts = [len(feature.rows) for feature in entry.features]
+    places = [start + np.arange(n) for start, n in zip(starts, counts, strict=True)]
+    return _WeightItems(
+        places_N=parcel.put(np.concatenate(places)),
+        order_N=parcel.put(_in_order_of_rows(keys)),
+        bag_N=parcel.put(np.repeat(np.arange(len(keys.lengths_B)), keys.lengths_B)),
+    )

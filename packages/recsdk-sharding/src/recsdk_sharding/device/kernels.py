@@ -20,6 +20,7 @@ __all__ = [
     "kernel",
     "pool_rows",
     "register_kernel",
+    "segment_sums",
     "sum_gradients",
 ]
 
@@ -58,7 +59,7 @@ class GradientIndex:
 
 def pool_rows(store_RD: torch.Tensor, index: BagIndex) -> torch.Tensor:
     """The sums of the rows of each bag, float32 (B, D); an empty bag gives zeros."""
-    sums_UD = _segment_sums(store_RD.index_select(0, index.rows_N), index.weights_N, index.segments)
+    sums_UD = segment_sums(store_RD.index_select(0, index.rows_N), index.weights_N, index.segments)
     if index.filled_U is None:
         return sums_UD
     pooled_BD = store_RD.new_zeros(index.num_bags, store_RD.shape[1])
@@ -67,13 +68,13 @@ def pool_rows(store_RD: torch.Tensor, index: BagIndex) -> torch.Tensor:
 
 def sum_gradients(grad_BD: torch.Tensor, index: GradientIndex) -> torch.Tensor:
     """The gradient of each distinct row, float32 (U, D), from the gradients of bags (B, D)."""
-    return _segment_sums(grad_BD.index_select(0, index.bags_N), index.weights_N, index.segments)
+    return segment_sums(grad_BD.index_select(0, index.bags_N), index.weights_N, index.segments)
 
 
-def _segment_sums(
+def segment_sums(
     items_ND: torch.Tensor, weights_N: torch.Tensor | None, segments: Segments[torch.Tensor]
 ) -> torch.Tensor:
-    """Adds up segments; writes to `items_ND`."""
+    """The sums of segments of items times their weights, float32 (U, D); writes to `items_ND`."""
     if weights_N is not None:
         items_ND.mul_(weights_N[:, None])
     for targets_P, sources_P in segments.steps:

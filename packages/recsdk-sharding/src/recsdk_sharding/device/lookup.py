@@ -30,9 +30,11 @@ def pool_on_device(rows: Sequence[TableRows], batch: DeviceBatch) -> torch.Tenso
     """
     anchor = anchor_of(rows)
     node = _Node([part.device_table for each in rows for part in each.parts], batch)
-    if torch.is_grad_enabled() and anchor.requires_grad:
+    weights_M = batch.weights_M
+    wants_grad = anchor.requires_grad or (weights_M is not None and weights_M.requires_grad)
+    if torch.is_grad_enabled() and wants_grad:
         apply: Callable[..., torch.Tensor] = _PoolTables.apply
-        return apply(node, anchor)
+        return apply(node, anchor, weights_M)
     pooled = node.pool()
     node.end()
     return pooled
@@ -80,7 +82,7 @@ class _Node:
         batch = self._batch
         pooled = torch.zeros(batch.num_values, device=batch.device)
         for table, plan in zip(self._tables, batch.tables, strict=True):
-            pooled_BD = table.pool(plan, batch.parcel)
+            pooled_BD = table.pool(plan, batch.parcel, batch.weights_M)
             first = 0
             for count, start in plan.blocks:
                 block = pooled_BD.narrow(0, first, count)
@@ -88,23 +90,37 @@ class _Node:
                 first += count
         return pooled
 
-    def update(self, grad: torch.Tensor) -> None:
-        """One update of each table. Raises RuntimeError the second time."""
+    def gradients(
+        self, grad: torch.Tensor, *, trains: bool, wants_weights: bool
+    ) -> torch.Tensor | None:
+        """The gradient of the late weights, if wanted; and, training, one update of each table.
+
+        Raises RuntimeError the second time.
+        """
         if self._is_spent:
             raise RuntimeError(
                 "this forward's backward has run already, whether it ended or raised: each forward "
                 "takes one backward; run forward again"
             )
-        if not self._batch.training:
+        if trains and not self._batch.training:
             raise RuntimeError(
                 "this forward was mapped in evaluation mode, so it cannot be trained; call "
                 "module.train() before the forward"
             )
-        self._is_accumulated = True
-        for table, plan in zip(self._tables, self._batch.tables, strict=True):
+        batch = self._batch
+        grad_M = None
+        if wants_weights:
+            assert batch.weights_M is not None
+            grad_M = torch.zeros_like(batch.weights_M)
+        self._is_accumulated = trains
+        for table, plan in zip(self._tables, batch.tables, strict=True):
             blocks = [grad.narrow(0, start, n * table.dim) for n, start in plan.blocks]
-            grad_BD = torch.cat(blocks) if len(blocks) != 1 else blocks[0]
-            table.update(plan, self._batch.parcel, grad_BD.view(-1, table.dim))
+            grad_BD = (torch.cat(blocks) if len(blocks) != 1 else blocks[0]).view(-1, table.dim)
+            if grad_M is not None:
+                table.weight_grads(plan, batch.parcel, grad_BD, grad_M)
+            if trains:
+                table.update(plan, batch.parcel, grad_BD, batch.weights_M)
+        return grad_M
 
     def end(self) -> None:
         """Releases the leases: the rows' work is queued, in order."""
@@ -117,16 +133,19 @@ class _Node:
 
 class _PoolTables(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, node: _Node, anchor: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, node: _Node, anchor: torch.Tensor, weights_M: torch.Tensor | None
+    ) -> torch.Tensor:
         ctx.node = node
         return node.pool()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, None, torch.Tensor | None]:
         node: _Node = ctx.node
+        _, trains, wants_weights = ctx.needs_input_grad
         try:
-            node.update(grad.contiguous())
+            found = node.gradients(grad.contiguous(), trains=trains, wants_weights=wants_weights)
         finally:
             node.end()
-        return None, None
+        return None, None, found

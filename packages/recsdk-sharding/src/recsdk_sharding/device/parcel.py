@@ -8,7 +8,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["Item", "Parcel"]
+from recsdk_sharding.device.segments import Segments
+
+__all__ = ["Item", "Parcel", "get_optional", "get_segments", "put_optional", "put_segments"]
 
 Item: TypeAlias = tuple[torch.dtype, int]
 """Stands for one array of a parcel."""
@@ -19,7 +21,9 @@ _TYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.float32): torch.float32}
 class Parcel:
     """Filled and sealed on any thread of the host, then sent and opened by one that uses it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_pinned: bool = True) -> None:
+        """`is_pinned`: False for arrays that stay on the host."""
+        self._is_pinned = is_pinned
         self._arrays: dict[torch.dtype, list[NDArray[Any]]] = {}
         self._buffers: dict[torch.dtype, torch.Tensor] = {}
         self._sizes: dict[torch.dtype, list[int]] = {}
@@ -33,10 +37,10 @@ class Parcel:
         return dtype, len(arrays) - 1
 
     def seal(self) -> None:
-        """Copies the arrays to pinned memory; none can be added afterwards."""
+        """Copies the arrays to one buffer; none can be added afterwards."""
         for dtype, arrays in self._arrays.items():
             self._sizes[dtype] = [len(array) for array in arrays]
-            buffer = torch.empty(sum(self._sizes[dtype]), dtype=dtype, pin_memory=True)
+            buffer = torch.empty(sum(self._sizes[dtype]), dtype=dtype, pin_memory=self._is_pinned)
             np.concatenate(arrays, out=buffer.numpy())
             self._buffers[dtype] = buffer
         self._arrays = {}
@@ -56,5 +60,27 @@ class Parcel:
     def record_stream(self, stream: torch.Stream) -> None:
         """Keeps the device's memory until `stream` has done what is queued by then."""
         for parts in self._parts.values():
-            if parts:
+            if parts and parts[0].device.type != "cpu":
                 parts[0].record_stream(stream)
+
+
+def put_optional(parcel: Parcel, array: NDArray[Any] | None) -> Item | None:
+    """Adds an array, if there is one."""
+    return None if array is None else parcel.put(array)
+
+
+def get_optional(parcel: Parcel, item: Item | None) -> torch.Tensor | None:
+    """An array on the device, if there is one."""
+    return None if item is None else parcel.get(item)
+
+
+def put_segments(parcel: Parcel, segments: Segments[NDArray[np.int64]]) -> Segments[Item]:
+    """Adds how segments are summed up."""
+    steps = [(parcel.put(targets), parcel.put(sources)) for targets, sources in segments.steps]
+    return Segments(steps, put_optional(parcel, segments.firsts))
+
+
+def get_segments(parcel: Parcel, segments: Segments[Item]) -> Segments[torch.Tensor]:
+    """How segments are summed up, on the device."""
+    steps = [(parcel.get(targets), parcel.get(sources)) for targets, sources in segments.steps]
+    return Segments(steps, get_optional(parcel, segments.firsts))

@@ -188,18 +188,33 @@ class DeviceTable:
     # ---- training, on the device ---------------------------------------------------------------
 
     @torch.no_grad()
-    def pool(self, plan: TablePlan, parcel: Parcel) -> torch.Tensor:
-        """The sums of the rows of each bag, float32 (B, D)."""
+    def pool(
+        self, plan: TablePlan, parcel: Parcel, weights_M: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The sums of the rows of each bag, float32 (B, D); `weights_M`: those that came late."""
         self._write_new_rows()
         run = kernel(self.device.type, "pool_rows", pool_rows)
-        pooled_BD: torch.Tensor = run(self._store_RD, plan.bag_index(parcel))
+        pooled_BD: torch.Tensor = run(self._store_RD, plan.bag_index(parcel, weights_M))
         return pooled_BD
 
     @torch.no_grad()
-    def update(self, plan: TablePlan, parcel: Parcel, grad_BD: torch.Tensor) -> None:
+    def weight_grads(
+        self, plan: TablePlan, parcel: Parcel, grad_BD: torch.Tensor, grad_M: torch.Tensor
+    ) -> None:
+        """Writes the gradients of the weights that came late; before `update` changes the rows."""
+        plan.put_weight_grads(parcel, self._store_RD, grad_BD, grad_M)
+
+    @torch.no_grad()
+    def update(
+        self,
+        plan: TablePlan,
+        parcel: Parcel,
+        grad_BD: torch.Tensor,
+        weights_M: torch.Tensor | None = None,
+    ) -> None:
         """One optimizer update with the gradients of bags (B, D); or, accumulating, its part."""
         run = kernel(self.device.type, "sum_gradients", sum_gradients)
-        index = plan.gradient_index(parcel)
+        index = plan.gradient_index(parcel, weights_M)
         grad_UD = run(grad_BD, index)
         if plan.accumulation is None:
             self._update_rows(index.rows_U, grad_UD)
