@@ -94,7 +94,10 @@ void RowStore::prepare_free(std::int64_t count) {
 std::uint32_t RowStore::allocate(Key key, RowState state) noexcept {
   std::uint32_t row = 0;
   if (free_.empty()) {
-    row = static_cast<std::uint32_t>(end_++);
+    // A plain store: an atomic addition would wait for all stores before it, which go to random lines.
+    const RowNumber next = end();
+    row = static_cast<std::uint32_t>(next);
+    end_.store(next + 1, std::memory_order_relaxed);
   } else {
     row = free_.back();
     free_.pop_back();
@@ -107,7 +110,7 @@ std::uint32_t RowStore::allocate(Key key, RowState state) noexcept {
 void RowStore::undo_allocate(std::uint32_t row, RowNumber old_end) noexcept {
   set_state(row, RowState::kFree);
   if (row >= old_end) {
-    --end_;
+    end_.store(end() - 1, std::memory_order_relaxed);
   } else {
     free_.push_back(row);  // its place is still there
   }
