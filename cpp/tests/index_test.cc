@@ -235,7 +235,7 @@ TEST(Index, GrowingAtOnceChangesNoContent) {
     const auto insert = [&](std::uint32_t until) {
       for (auto i = static_cast<std::uint32_t>(keys.size()); i < until; ++i) {
         keys.push_back(is_dense ? Key{i} : static_cast<Key>(mix64(i)));
-        EXPECT_FALSE(index.find_or_insert(keys[i], i));
+        EXPECT_EQ(index.find_or_insert(keys[i], i), i);
         model[keys[i]] = i;
       }
       index.adapt(until);

@@ -95,11 +95,12 @@ void StagedRows::place(const RowBlock& block, const std::string& source) {
   for (std::size_t j = 0; j < selected_.size(); ++j) {
     if (j + kAhead < selected_.size()) index.prefetch(block.keys[selected_[j + kAhead]]);
     const Key key = block.keys[selected_[j]];
-    if (const auto row = index.find_or_insert(key, rows.next_to_allocate())) {
-      if (is_of_save(*row)) throw_twice(table, source, key, "a second time");
-      numbers_[j] = *row;
-    } else {
-      numbers_[j] = rows.allocate(key, RowState::kVisible);
+    const std::uint32_t next = rows.next_to_allocate();
+    numbers_[j] = index.find_or_insert(key, next);
+    if (numbers_[j] == next) {
+      rows.allocate(key, RowState::kVisible);
+    } else if (is_of_save(numbers_[j])) {
+      throw_twice(table, source, key, "a second time");
     }
     if (!is_first_) in_save_->set(numbers_[j]);
   }

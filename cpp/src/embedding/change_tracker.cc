@@ -20,7 +20,9 @@ void ChangeTracker::note_leaving(std::span<const Key> keys, const Index& index) 
   added.reserve(keys.size());
   try {
     for (const Key key : keys) {
-      if (index.find_one(key) && !left_.find_or_insert(key, 0)) added.push_back(key);
+      if (!index.find_one(key) || left_.find_one(key)) continue;
+      left_.find_or_insert(key, 0);
+      added.push_back(key);
     }
   } catch (...) {
     for (const Key key : added) left_.erase(key);

@@ -162,21 +162,18 @@ void Table::Impl::insert_chunk(const Key* keys, std::span<const std::uint16_t> m
   for (std::size_t j = 0; j < missing.size(); ++j) {
     if (j + kAhead < missing.size()) index.prefetch(keys[missing[j + kAhead]]);
     const std::size_t i = missing[j];
-    const bool is_full = index.size() >= limit;
     // A key may have been inserted by this very call.
-    const auto row =
-        is_full ? index.find_one(keys[i]) : index.find_or_insert(keys[i], rows.next_to_allocate());
-    if (row) {
-      rows_out[i] = *row;
-      outcomes[i] = Outcome::kFound;
-    } else if (is_full) {
-      outcomes[i] = Outcome::kRefused;
-    } else {
-      const std::uint32_t row_number = rows.allocate(keys[i], state);
-      insertion.rows.push_back(row_number);
-      rows_out[i] = row_number;
-      outcomes[i] = Outcome::kInserted;
+    if (index.size() >= limit) {
+      const auto row = index.find_one(keys[i]);
+      outcomes[i] = row ? Outcome::kFound : Outcome::kRefused;
+      if (row) rows_out[i] = *row;
+      continue;
     }
+    const std::uint32_t next = rows.next_to_allocate();
+    const std::uint32_t row = index.find_or_insert(keys[i], next);
+    rows_out[i] = row;
+    outcomes[i] = row == next ? Outcome::kInserted : Outcome::kFound;
+    if (row == next) insertion.rows.push_back(rows.allocate(keys[i], state));
   }
 }
 

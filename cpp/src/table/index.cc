@@ -83,7 +83,7 @@ void Index::prefetch(Key key) const {
   hashed_.prefetch(key);
 }
 
-std::optional<std::uint32_t> Index::find_or_insert(Key key, std::uint32_t row) {
+std::uint32_t Index::find_or_insert(Key key, std::uint32_t row) {
   if (!dense_.empty()) {
     const std::uint64_t id = DensePages::id_of(key);
     const DensePages::Page* page = dense_.find(id);
@@ -92,7 +92,7 @@ std::optional<std::uint32_t> Index::find_or_insert(Key key, std::uint32_t row) {
       const std::uint32_t found = page->rows[DensePages::slot_of(key)];
       if (found != DensePages::kNoRow) return found;
       dense_.insert(key, row);
-      return std::nullopt;
+      return row;
     }
   }
   return hashed_.find_or_insert(key, row);

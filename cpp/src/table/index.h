@@ -38,9 +38,9 @@ class Index {
   /// Fetches what find_one, find_or_insert and erase of this key will touch.
   void prefetch(Key key) const;
 
-  /// The key's row number if it is there; else inserts it with `row`. Throws Error(kOutOfMemory),
-  /// std::bad_alloc or Error(kCapacity); then nothing has changed for readers.
-  std::optional<std::uint32_t> find_or_insert(Key key, std::uint32_t row);
+  /// The key's row number if it is there; else inserts it with `row`, which is returned. Throws
+  /// Error(kOutOfMemory), std::bad_alloc or Error(kCapacity); then nothing has changed for readers.
+  std::uint32_t find_or_insert(Key key, std::uint32_t row);
 
   /// Takes the key out; returns its row number. Allocates nothing.
   std::optional<std::uint32_t> erase(Key key) noexcept;

@@ -149,7 +149,7 @@ void SegmentedHash::put(Segment& segment, HashParts p, Key key, std::uint32_t ro
   }
 }
 
-std::optional<std::uint32_t> SegmentedHash::find_or_insert(Key key, std::uint32_t row) {
+std::uint32_t SegmentedHash::find_or_insert(Key key, std::uint32_t row) {
   const HashParts p = parts(key);
   if (!directory_.empty()) {
     if (const auto place = locate(entry(p), p, key)) return place->bucket->words[place->slot];
@@ -157,7 +157,7 @@ std::optional<std::uint32_t> SegmentedHash::find_or_insert(Key key, std::uint32_
   make_room(p);
   put(*entry(p).segment(), p, key, row);
   ++size_;
-  return std::nullopt;
+  return row;
 }
 
 std::optional<std::uint32_t> SegmentedHash::erase(Key key) noexcept {
