@@ -124,16 +124,31 @@ void Table::Impl::find_visible(std::span<const Key> keys, RowNumber* rows_out,
   }
 }
 
-// Gives rows to the keys that find has left kMissing, in input order. May throw half-way:
+// Finds keys and gives rows to those that have none, in input order. May throw half-way:
 // `insertion` says what was done.
+void Table::Impl::find_or_insert(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
+                                 RowState state, Insertion& insertion) {
+  insertion.old_end = rows.end();
+  // One thread inserts piece by piece, while the buckets that it has looked at are in its cache.
+  const std::size_t piece = max_threads() == 1 ? kFindGrain : keys.size();
+  for (std::size_t begin = 0; begin < keys.size(); begin += piece) {
+    const auto part = keys.subspan(begin, std::min(piece, keys.size() - begin));
+    find(part, rows_out + begin, outcomes + begin);
+    insert_missing(part, rows_out + begin, outcomes + begin, state, insertion);
+  }
+}
+
+// Gives rows to the keys that find has left kMissing.
 void Table::Impl::insert_missing(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                                  RowState state, Insertion& insertion) {
   const std::int64_t num_missing = std::count(outcomes, outcomes + keys.size(), Outcome::kMissing);
   const std::int64_t limit = config.max_rows.value_or(std::numeric_limits<std::int64_t>::max());
   const std::int64_t admissible =
       std::min(num_missing, std::max<std::int64_t>(limit - index.size(), 0));
-  insertion.old_end = rows.end();
-  insertion.rows.reserve(static_cast<std::size_t>(admissible));
+  // Doubling, as push_back would.
+  const std::size_t needed = insertion.rows.size() + static_cast<std::size_t>(admissible);
+  if (insertion.rows.capacity() < needed)
+    insertion.rows.reserve(std::max(needed, 2 * insertion.rows.capacity()));
   rows.prepare_allocate(admissible);
   if (tracker != nullptr) tracker->grow(rows.end() + admissible);
   // A cut may still need what lies in rows that are used again.
@@ -233,10 +248,9 @@ void Table::Impl::map_inserting(std::span<const Key> keys, RowNumber* rows_out, 
   const bool in_flight = record != nullptr && record->step.has_value();
   require_open(record);
   if (!in_flight) require_no_steps("inserting without a step");
-  find(keys, rows_out, outcomes);
   Insertion insertion;
   try {
-    insert_missing(keys, rows_out, outcomes, in_flight ? RowState::kInFlight : RowState::kVisible,
+    find_or_insert(keys, rows_out, outcomes, in_flight ? RowState::kInFlight : RowState::kVisible,
                    insertion);
     if (in_flight) {
       std::vector<std::uint32_t>& known = record->new_rows;
@@ -370,10 +384,9 @@ void Table::upsert(std::span<const Key> keys, const float* values, const float* 
   Outcome* const found = outcomes.empty() ? own.data() : outcomes.data();
   const std::unique_lock lock(t.index_mutex);
   t.require_no_steps("upsert");
-  t.find(keys, rows.data(), found);
   Insertion insertion;
   try {
-    t.insert_missing(keys, rows.data(), found, RowState::kVisible, insertion);
+    t.find_or_insert(keys, rows.data(), found, RowState::kVisible, insertion);
     if (t.open_cut != nullptr) t.preserve_found(rows, found);
   } catch (...) {
     t.undo(insertion);

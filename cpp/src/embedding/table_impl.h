@@ -101,6 +101,8 @@ struct Table::Impl {
   // By key; index_mutex is held (alone where not const).
   void find(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes) const;
   void find_visible(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes) const;
+  void find_or_insert(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
+                      internal::RowState state, internal::Insertion& insertion);
   void insert_missing(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                       internal::RowState state, internal::Insertion& insertion);
   void insert_chunk(const Key* keys, std::span<const std::uint16_t> missing, std::int64_t limit,

@@ -130,7 +130,9 @@ void SegmentedHash::prefetch(Key key) const {
   const HashParts p = parts(key);
   const Entry e = entry(p);
   __builtin_prefetch(e.segment(), 1);
-  __builtin_prefetch(e.segment()->buckets() + p.bucket_in(e.num_buckets()), 1);
+  const Bucket* const home = e.segment()->buckets() + p.bucket_in(e.num_buckets());
+  __builtin_prefetch(home, 1);
+  __builtin_prefetch(buddy_of(home), 1);
 }
 
 void SegmentedHash::put(Segment& segment, HashParts p, Key key, std::uint32_t row) {
