@@ -22,11 +22,11 @@ constexpr std::uint32_t kSpareUnits = kHalfUnits - 2;
 // which makes it faster.
 constexpr std::int64_t kSmallTable = 1 << 18;  // keys
 
-// Sizes of segments in units: 1, 2, 4, 5, ..., 10, 12, 14, ...: small steps keep three quarters of
+// Sizes of segments in units: 1, 2, 4, 5, 6, 7, 9, 11, 14, ...: small steps keep three quarters of
 // the slots used.
 std::uint32_t next_size(std::uint32_t units, std::int64_t num_keys) {
   if (units < kHalfUnits) return units * 2;
-  return units + (num_keys < kSmallTable ? units / 2 : (units + 2) / 6);
+  return units + (num_keys < kSmallTable ? units / 2 : (units + 1) / 4);
 }
 
 // The number-th point of a sequence that fills [0, count) evenly: multiples of an irrational
