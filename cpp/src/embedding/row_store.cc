@@ -94,7 +94,7 @@ void RowStore::prepare_free(std::int64_t count) {
 std::uint32_t RowStore::allocate(Key key, RowState state) noexcept {
   std::uint32_t row = 0;
   if (free_.empty()) {
-    // A plain store: an atomic addition would wait for all stores before it, which go to random lines.
+    // An atomic addition would wait for all stores before it, which go to random lines.
     const RowNumber next = end();
     row = static_cast<std::uint32_t>(next);
     end_.store(next + 1, std::memory_order_relaxed);
