@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks import records
 
 ROOT = Path(__file__).resolve().parent.parent
-NAMES = ("checkpoint", "engine")
+NAMES = ("checkpoint", "engine", "sharding", "train")
 
 
 def main() -> None:

@@ -27,6 +27,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 
 import recsdk_core as rc
+from benchmarks.draws import draw_indexes, scramble
 from benchmarks.records import race, record_of
 
 NUM_BAGS = 8192
@@ -61,15 +62,6 @@ class Workload:
     batches: list[Batch]
 
 
-def scramble(x: np.ndarray) -> np.ndarray:
-    """A bijection of 64-bit numbers: SplitMix64's finalizer."""
-    x = x.astype(np.uint64)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: np.ndarray = x ^ (x >> np.uint64(31))
-    return mixed.astype(np.int64)
-
-
 def make_workload(num_rows: int, dim: int, distribution: str, num_batches: int = 4) -> Workload:
     random = np.random.default_rng(SEED)
     keys = scramble(np.arange(1, num_rows + 1))
@@ -87,19 +79,6 @@ def make_workload(num_rows: int, dim: int, distribution: str, num_batches: int =
         )
     name = f"{distribution}_{num_rows:.0e}_dim{dim}".replace("e+0", "e")
     return Workload(name=name, num_rows=num_rows, dim=dim, keys=keys, batches=batches)
-
-
-def draw_indexes(
-    random: np.random.Generator, num_rows: int, count: int, distribution: str
-) -> np.ndarray:
-    if distribution == "uniform":
-        return random.integers(0, num_rows, count)
-    exponent = 1.05  # of the power law; ranks by the inverse of the distribution function
-    top = float(num_rows) ** (1 - exponent)
-    ranks = (1 + random.random(count) * (top - 1)) ** (1 / (1 - exponent))
-    scattered = scramble(np.minimum(ranks.astype(np.int64), num_rows)).view(np.uint64)
-    rows: np.ndarray = scattered % np.uint64(num_rows)
-    return rows.astype(np.int64)
 
 
 def emit(workload: str, op: str, unit: str, samples: dict[str, list[float]], **errors: str) -> None:

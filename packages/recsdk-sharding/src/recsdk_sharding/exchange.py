@@ -128,7 +128,8 @@ class HostExchange:
     """Runs the host jobs of all batches in submission order, on one thread and process group.
 
     All ranks must submit the same jobs in the same order. Thread-safe; jobs of one exchange never
-    overlap. Cost of a job beside its own work: two collectives of about 100 bytes a rank.
+    overlap. Cost of a job beside its own work: two collectives of about 100 bytes a rank, if there
+    are several ranks.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -285,6 +286,8 @@ class HostExchange:
 
     def _gather(self, words: Sequence[int], step: int) -> list[list[int]]:
         """The words of all ranks, equally many each."""
+        if self.world_size == 1:
+            return [list(words)]
         own = torch.tensor(words, dtype=torch.int64)
         parts = [torch.empty_like(own) for _ in range(self.world_size)]
         self._communicate(lambda: dist.all_gather(parts, own, group=self.group), step)

@@ -316,6 +316,8 @@ def _requires_grad(source: Any) -> bool:
 def _all_to_all(
     group: dist.ProcessGroup, sent: torch.Tensor, sends: list[int], receives: list[int]
 ) -> torch.Tensor:
+    if len(sends) == 1:
+        return sent
     received = sent.new_empty(sum(receives))
     dist.all_to_all_single(received, sent.contiguous(), receives, sends, group=group)
     return received

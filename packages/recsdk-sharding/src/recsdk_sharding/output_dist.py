@@ -112,6 +112,8 @@ class _Wire:
             sent = codec.encode(numbers, context)
             sends = [codec.calc_quantized_size(count, context) for count in sends]
             receives = [codec.calc_quantized_size(count, context) for count in receives]
+        if codec is None and len(sends) == 1:
+            return lambda: numbers
         self.bytes_sent[direction] += sent.element_size() * (sum(sends) - sends[self.rank])
         received = sent.new_empty(sum(receives))
         work = dist.all_to_all_single(
@@ -212,7 +214,9 @@ class _Return(torch.autograd.Function):
         for transfer, parts in zip(ctx.transfers, ctx.parts_of(grads), strict=True):
             started.append(transfer.start_back(transfer.assembly.take(parts)))
         back = [finish() for finish in started]
-        if get_gradient_division() and back:
-            world_size = len(ctx.transfers[0].assembly.num_values)
-            back = [grad / world_size for grad in back]
+        if get_gradient_division():
+            for transfer, grad in zip(ctx.transfers, back, strict=True):
+                world_size = len(transfer.assembly.num_values)
+                if world_size > 1:
+                    grad /= world_size
         return None, None, *back

@@ -1,0 +1,53 @@
+"""Each sharding type on two ranks beside torchrec's, and what travels between the ranks.
+
+One rank's cores are shared by all: the figures compare, they do not scale.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from benchmarks.launch import run_case
+from benchmarks.records import Record, record_of
+from benchmarks.steps import OURS, Case
+
+TYPES = (
+    "row_wise",
+    "table_wise",
+    "column_wise",
+    "table_row_wise",
+    "table_column_wise",
+    "grid_shard",
+    "data_parallel",
+)
+
+
+def run(quick: bool) -> list[Record]:
+    plain = Case(part="sparse", num_tables=8 if quick else 26, turns=5 if quick else 15)
+    cases = [(2, replace(plain, sharding_type=name)) for name in TYPES]
+    cases += [(2, replace(plain, bag_size=10, batch_size=512)), (4, plain)]
+    results = []
+    for num_ranks, case in cases:
+        if case.sharding_type == "data_parallel":
+            case = replace(case, num_rows=2000)  # torchrec sends the gradients of all rows
+        results += records_of(num_ranks, case)
+    return results
+
+
+def records_of(num_ranks: int, case: Case) -> list[Record]:
+    name = f"{case.sharding_type}_{num_ranks}ranks_{case.bag_size}ids"
+    outcome = run_case(num_ranks, case)
+    found = [record_of(name, "sparse_step", "ms", OURS, outcome.milliseconds, outcome.errors)]
+    if case.sharding_type == "row_wise":
+        sent, existing = outcome.bytes_sent
+        found.append(
+            Record(
+                workload=name,
+                op="results_on_the_wire",
+                unit="bytes",
+                ours=sent,
+                peers={"results that exist": existing},
+                ratio={"results that exist": existing / sent},
+            )
+        )
+    return found

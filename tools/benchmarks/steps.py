@@ -1,0 +1,389 @@
+"""Steps of a model on one of several ranks: recsdk's tables beside torchrec's, in turns.
+
+    torchrun ... -m benchmarks.steps CASE        CASE: a `Case` as JSON
+
+Both train the same batches from the same weights: ours from raw ids, torchrec's from dense indexes,
+since it does not hash. All rows exist beforehand. The first rank prints one JSON object per
+contestant; before that, the outputs of both are compared.
+
+Shape letters: B samples, F features, D row width.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from itertools import cycle
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+from torchrec.distributed.types import ShardingEnv
+from torchrec.models.dlrm import DLRM
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
+from torchrec.modules.mc_modules import (
+    LRU_EvictionPolicy,
+    ManagedCollisionCollection,
+    MCHManagedCollisionModule,
+)
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from benchmarks.draws import draw_indexes, scramble
+from recsdk_pipeline import HybridTrainPipelineSparseDist
+from recsdk_pipeline.data import ClickBatch
+from recsdk_sharding import (
+    HashEmbeddingBagCollection,
+    HashEmbeddingBagConfig,
+    ShardedHashEmbeddingBagCollection,
+    get_default_hybrid_sharders,
+)
+from recsdk_sharding.ranks import RankMap
+
+CPU = torch.device("cpu")
+DENSE_COLUMNS = 13
+NUM_BATCHES = 8
+STEPS_A_TURN = 4
+OPTIMIZER = {"lr": 0.05, "eps": 1e-8}
+OURS, STOCK, MANAGED = "recsdk", "torchrec", "torchrec managed collisions"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What is trained."""
+
+    part: Literal["sparse", "whole"]
+    """The tables alone, or a DLRM in each one's pipeline."""
+    sharding_type: str = "row_wise"
+    num_tables: int = 26
+    dim: int = 64
+    num_rows: int = 100_000
+    """Of each table."""
+    batch_size: int = 2048
+    """Of each rank."""
+    bag_size: int = 1
+    """Ids of each bag."""
+    turns: int = 9
+    with_managed_collisions: bool = False
+    """Whether torchrec's collection that maps raw ids itself takes part."""
+
+    def features(self) -> list[str]:
+        return [f"feature_{number}" for number in range(self.num_tables)]
+
+
+def indexes_of(case: Case, seed: int) -> torch.Tensor:
+    """Row indexes of one batch, feature after feature: (F * B * bag_size,)."""
+    random = np.random.default_rng([seed, dist.get_rank()])
+    count = case.num_tables * case.batch_size * case.bag_size
+    return torch.from_numpy(draw_indexes(random, case.num_rows, count, "zipf"))
+
+
+def raw_ids(indexes: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(scramble(indexes.numpy() + 1))
+
+
+def bags(case: Case, ids: torch.Tensor, batch_size: int) -> KeyedJaggedTensor:
+    bag_size = len(ids) // (case.num_tables * batch_size)
+    lengths = torch.full((case.num_tables * batch_size,), bag_size)
+    return KeyedJaggedTensor(case.features(), ids, lengths=lengths)
+
+
+# ---- the two models -----------------------------------------------------------------------------
+
+
+class ClickModel(nn.Module):
+    """torchrec's DLRM with the layers of `recsdk demo`, and its loss."""
+
+    def __init__(self, case: Case, tables: nn.Module) -> None:
+        super().__init__()
+        self.dlrm = DLRM(tables, DENSE_COLUMNS, [64, case.dim], [64, 1])
+
+    def forward(self, batch: ClickBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = self.dlrm(batch.dense, batch.sparse).squeeze(1)
+        loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels)
+        return loss, logits.detach()
+
+
+class TablesOnly(nn.Module):
+    def __init__(self, tables: nn.Module) -> None:
+        super().__init__()
+        self.tables = tables
+
+    def forward(self, ids: KeyedJaggedTensor) -> torch.Tensor:
+        pooled = self.tables(ids)
+        values: torch.Tensor = (pooled[0] if isinstance(pooled, tuple) else pooled).values()
+        return values
+
+
+def collection(case: Case, name: str) -> nn.Module:
+    config = HashEmbeddingBagConfig if name == OURS else EmbeddingBagConfig
+    tables = [
+        config(
+            name=f"table_{feature}",
+            feature_names=[feature],
+            embedding_dim=case.dim,
+            num_embeddings=case.num_rows,
+            init_fn=partial(nn.init.constant_, val=0.01),
+        )
+        for feature in case.features()
+    ]
+    kind = HashEmbeddingBagCollection if name == OURS else EmbeddingBagCollection
+    made: nn.Module = kind(device=torch.device("meta"), tables=tables)
+    return managed(case, made) if name == MANAGED else made
+
+
+def managed(case: Case, tables: Any) -> nn.Module:
+    """torchrec's tables behind its own mapping of ids, which evicts by least use."""
+    modules = {
+        f"table_{feature}": MCHManagedCollisionModule(
+            zch_size=case.num_rows,
+            device=CPU,
+            eviction_interval=1,
+            eviction_policy=LRU_EvictionPolicy(),
+        )
+        for feature in case.features()
+    }
+    collisions = ManagedCollisionCollection(modules, tables.embedding_bag_configs())
+    made: nn.Module = ManagedCollisionEmbeddingBagCollection(tables, collisions)
+    return made
+
+
+def sharders_for(case: Case, name: str) -> list[Any]:
+    if name == OURS:
+        host = ShardingEnv(dist.get_world_size(), dist.get_rank(), dist.new_group(backend="gloo"))
+        return list(get_default_hybrid_sharders(host_env=host))
+    if name == MANAGED:
+        return [ManagedCollisionEmbeddingBagCollectionSharder()]
+    return [StockSharder(case.sharding_type)]
+
+
+class StockSharder(EmbeddingBagCollectionSharder):  # type: ignore[misc]
+    """torchrec's, offering on a cpu too what it offers by itself on other devices only."""
+
+    def __init__(self, sharding_type: str) -> None:
+        super().__init__()
+        self._sharding_type = sharding_type
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        return [self._sharding_type]
+
+
+def sharded(case: Case, name: str) -> tuple[DistributedModelParallel, Any]:
+    """The model over all ranks, and its optimizer."""
+    torch.manual_seed(0)
+    tables = collection(case, name)
+    model = TablesOnly(tables) if case.part == "sparse" else ClickModel(case, tables)
+    is_dense = name == STOCK and case.sharding_type == "data_parallel"  # no fused kernel there
+    if not is_dense:
+        apply_optimizer_in_backward(RowWiseAdagrad, tables.parameters(), dict(OPTIMIZER))
+    sharders = sharders_for(case, name)
+    constraint = ParameterConstraints(sharding_types=[case.sharding_type])
+    planner = EmbeddingShardingPlanner(
+        topology=Topology(
+            world_size=dist.get_world_size(),
+            local_world_size=dist.get_world_size(),
+            compute_device="cpu",
+        ),
+        constraints={f"table_{feature}": constraint for feature in case.features()},
+    )
+    plan = planner.collective_plan(model, sharders, dist.GroupMember.WORLD)
+    spread = DistributedModelParallel(model, device=CPU, plan=plan, sharders=sharders)
+    optimizers = [spread.fused_optimizer]
+    if rest := dict(in_backward_optimizer_filter(spread.named_parameters())):
+        kind: Any = RowWiseAdagrad if case.part == "sparse" else torch.optim.Adagrad
+        dense = partial(kind, **OPTIMIZER)
+        optimizers.append(KeyedOptimizerWrapper(rest, dense))
+    return spread, CombinedOptimizer(optimizers)
+
+
+# ---- contestants --------------------------------------------------------------------------------
+
+
+class SparsePart:
+    """Input dist, lookup, output dist, backward and update of the tables alone."""
+
+    def __init__(self, case: Case, name: str) -> None:
+        self.model, self._optimizer = sharded(case, name)
+        ids = [indexes_of(case, seed) for seed in range(NUM_BATCHES)]
+        if name == OURS:
+            fill(case, self.model)
+        if name != STOCK:
+            ids = [raw_ids(indexes) for indexes in ids]
+        self._batches = cycle([bags(case, batch, case.batch_size) for batch in ids])
+        self._gradient = torch.full((case.batch_size, case.num_tables * case.dim), 0.01)
+
+    def step(self) -> torch.Tensor:
+        values: torch.Tensor = self.model(next(self._batches))
+        torch.autograd.backward(values, self._gradient)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return values.detach()
+
+    def start_turn(self) -> None:
+        """Nothing runs between turns."""
+
+
+class WholeStep:
+    """A step of the DLRM in a pipeline that looks ahead."""
+
+    def __init__(self, case: Case, name: str) -> None:
+        self.model, optimizer = sharded(case, name)
+        batches = [click_batch(case, name, seed) for seed in range(NUM_BATCHES)]
+        if name == OURS:
+            fill(case, self.model)
+        kind: Any = HybridTrainPipelineSparseDist if name == OURS else TrainPipelineSparseDist
+        self._pipeline = kind(self.model, optimizer, CPU, execute_all_batches=True)
+        self._batches: Iterator[ClickBatch] = cycle(batches)
+
+    def step(self) -> torch.Tensor:
+        logits: torch.Tensor = self._pipeline.progress(self._batches)
+        return logits
+
+    def start_turn(self) -> None:
+        """What runs ahead starts anew, so that no turn gains from the pause before it."""
+        self.step()
+
+
+def click_batch(case: Case, name: str, seed: int) -> ClickBatch:
+    indexes = indexes_of(case, seed)
+    generator = torch.Generator().manual_seed(1000 * seed + dist.get_rank())
+    ids = raw_ids(indexes) if name == OURS else indexes
+    return ClickBatch(
+        dense=torch.rand(case.batch_size, DENSE_COLUMNS, generator=generator),
+        sparse=bags(case, ids, case.batch_size),
+        labels=torch.randint(2, (case.batch_size,), generator=generator).float(),
+    )
+
+
+def our_tables(model: nn.Module) -> Any:
+    (tables,) = (m for m in model.modules() if isinstance(m, ShardedHashEmbeddingBagCollection))
+    return tables
+
+
+def fill(case: Case, model: nn.Module) -> None:
+    """Gives every index of every table its row, by training on it with gradients of zero."""
+    tables = our_tables(model)
+    world_size, rank = dist.get_world_size(), dist.get_rank()
+    mine = torch.arange(rank, case.num_rows, world_size)
+    chunk = max(1, (1 << 20) // case.num_tables)
+    for number in range(-(-case.num_rows // (chunk * world_size))):
+        part = raw_ids(mine[number * chunk : (number + 1) * chunk])
+        ids = part.repeat(case.num_tables)
+        lengths = torch.full((case.num_tables,), len(part))
+        values = tables(KeyedJaggedTensor(case.features(), ids, lengths=lengths)).values()
+        torch.autograd.backward(values, torch.zeros_like(values))
+
+
+# ---- the race -----------------------------------------------------------------------------------
+
+
+def race(contestants: Mapping[str, Any], turns: int) -> dict[str, list[float]]:
+    """Milliseconds a step of each turn; contestants take turns, the first changing."""
+    names = list(contestants)
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(-1, turns):  # the first does not count
+        shift = turn % len(names)
+        for name in names[shift:] + names[:shift]:
+            dist.barrier()
+            contestants[name].start_turn()
+            start = time.perf_counter()
+            for _ in range(STEPS_A_TURN):
+                contestants[name].step()
+            seconds = time.perf_counter() - start
+            time.sleep(0.05)  # what was begun for later steps ends
+            if turn >= 0:
+                samples[name].append(seconds / STEPS_A_TURN * 1e3)
+    return samples
+
+
+def check_equal(contestants: Mapping[str, Any]) -> None:
+    """The same batches from the same weights give the same outputs, within float order.
+
+    Of the first steps: Adagrad's divide by the root of tiny sums lets rounding grow.
+    """
+    for step in range(NUM_BATCHES):
+        ours, stock = (contestants[name].step() for name in (OURS, STOCK))
+        if step < 3 and not torch.allclose(ours, stock, rtol=1e-2, atol=1e-3):
+            worst = (ours - stock).abs().max().item()
+            raise SystemExit(f"step {step}: outputs differ by up to {worst}")
+
+
+def bytes_sent(model: nn.Module) -> int:
+    """What ours has sent to other ranks so far for results, forward and backward."""
+    stats = our_tables(model).stats().values()
+    return sum(part.forward_bytes + part.backward_bytes for part in stats)
+
+
+def existing_bytes(case: Case) -> int:
+    """Bytes of this rank's results, forward and backward, that other ranks own or asked for.
+
+    Of the batches of one round under row_wise: a rank sends forward each vector of another's bag of
+    which it owns an id, and backward the gradient of each own bag's vector that another rank made.
+    """
+    rank, ranks = dist.get_rank(), RankMap(world_size=dist.get_world_size())
+    made = torch.zeros(dist.get_world_size(), dtype=torch.int64)  # vectors by their maker
+    for seed in range(NUM_BATCHES):
+        keys = raw_ids(indexes_of(case, seed)).numpy()
+        owners = torch.from_numpy(ranks.owners(keys)).view(-1, case.bag_size)
+        for maker in range(len(made)):
+            made[maker] += owners.eq(maker).any(1).sum()
+    backward = int(made.sum() - made[rank])
+    made[rank] = 0
+    dist.all_reduce(made)
+    return 4 * case.dim * (backward + int(made[rank]))
+
+
+def run(case: Case) -> None:
+    kind: Callable[[Case, str], Any] = SparsePart if case.part == "sparse" else WholeStep
+    contestants = {name: kind(case, name) for name in (OURS, STOCK)}
+    before = bytes_sent(contestants[OURS].model)
+    check_equal(contestants)
+    sent = torch.tensor([bytes_sent(contestants[OURS].model) - before, existing_bytes(case)])
+    dist.all_reduce(sent)
+    errors: dict[str, str] = {}
+    if case.with_managed_collisions:
+        try:
+            contestants[MANAGED] = kind(case, MANAGED)
+            contestants[MANAGED].step()
+        except Exception as error:
+            contestants.pop(MANAGED, None)
+            errors[MANAGED] = f"{type(error).__name__}: {error}".partition("\n")[0]
+    samples = race(contestants, case.turns)
+    if dist.get_rank() == 0:
+        result = {"milliseconds": samples, "bytes_sent": sent.tolist(), "errors": errors}
+        print(json.dumps(result), flush=True)
+
+
+def main(arguments: Sequence[str]) -> None:
+    warnings.filterwarnings("ignore")
+    case = Case(**json.loads(arguments[0]))
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=120))
+    try:
+        run(case)
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
