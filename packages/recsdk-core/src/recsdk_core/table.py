@@ -189,6 +189,11 @@ class Table(SavesAndLoads):
         return self._rounding
 
     @property
+    def on_nonfinite(self) -> Literal["apply", "raise", "skip"]:
+        """What happens to a summed gradient that is infinite or not a number."""
+        return self._on_nonfinite
+
+    @property
     def learning_rate(self) -> float:
         """The learning rate of the next updates."""
         return self._optimizer.lr
@@ -484,6 +489,15 @@ class Table(SavesAndLoads):
             "rounding": self._rounding,
             "num_threads": self._num_threads,
         }
+
+    def empty_copy(self, **changes: Any) -> Table:
+        """An empty table of the same configuration, but for the constructor's arguments given.
+
+        >>> from recsdk_core import Table
+        >>> Table(dim=8, name="user", max_rows=100).empty_copy(dim=4).max_rows
+        100
+        """
+        return Table(**{**self._config(), **changes})
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles configuration, visible rows, their optimizer state and the update count."""

@@ -49,6 +49,10 @@ from recsdk_sharding.sharders import (  # noqa: E402
     HashEmbeddingCollectionSharder,
     get_default_hybrid_sharders,
 )
+from recsdk_sharding.single_bag import (  # noqa: E402
+    HashEmbeddingBagSharder,
+    ShardedHashEmbeddingBag,
+)
 from recsdk_sharding.stock_pipelines import adapt_pipelines  # noqa: E402
 
 adapt_torchrec()
@@ -61,6 +65,7 @@ __all__ = [
     "HashEmbeddingBagCollection",
     "HashEmbeddingBagCollectionSharder",
     "HashEmbeddingBagConfig",
+    "HashEmbeddingBagSharder",
     "HashEmbeddingCollection",
     "HashEmbeddingCollectionSharder",
     "HashEmbeddingConfig",
@@ -71,6 +76,7 @@ __all__ = [
     "HashParameterConstraints",
     "RowOptimizer",
     "Saver",
+    "ShardedHashEmbeddingBag",
     "ShardedHashEmbeddingBagCollection",
     "ShardedHashEmbeddingCollection",
     "ShardedHashFeatureProcessedEmbeddingBagCollection",

@@ -25,7 +25,13 @@ from recsdk_sharding.initializers import (
     per_key_initializer,
 )
 
-__all__ = ["HashEmbeddingBagConfig", "HashEmbeddingConfig", "HashTableConfig", "check_tables"]
+__all__ = [
+    "DTYPES",
+    "HashEmbeddingBagConfig",
+    "HashEmbeddingConfig",
+    "HashTableConfig",
+    "check_tables",
+]
 
 _UINT64 = 2**64
 
@@ -42,11 +48,12 @@ _UNUSED: dict[str, Any] = {
 }
 
 
-_DTYPES: dict[DataType, DType] = {
+DTYPES: dict[DataType, DType] = {
     DataType.FP32: "float32",
     DataType.BF16: "bfloat16",
     DataType.FP16: "float16",
 }
+"""How the engine calls the types in which rows are stored."""
 
 
 class HashTableConfig:
@@ -127,7 +134,7 @@ class HashTableConfig:
             raise ValueError(self._error(f"{field} must be at least {lowest}, got {value}"))
 
     def _check_kinds(self) -> None:
-        if self.data_type not in _DTYPES:
+        if self.data_type not in DTYPES:
             raise ValueError(
                 self._error(f"data_type must be DataType.FP32, BF16 or FP16, got {self.data_type}")
             )
@@ -149,7 +156,7 @@ class HashTableConfig:
     @property
     def dtype(self) -> DType:
         """How the engine stores weights."""
-        return _DTYPES[self.data_type]
+        return DTYPES[self.data_type]
 
     def row_initializer(self) -> init.Initializer:
         """The engine's initializer of new rows."""

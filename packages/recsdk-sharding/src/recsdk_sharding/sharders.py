@@ -32,6 +32,7 @@ from recsdk_sharding.ranks import RankMap, RankRule
 from recsdk_sharding.sharded import ShardedHashEmbeddingBagCollection
 from recsdk_sharding.sharded_sequence import ShardedHashEmbeddingCollection
 from recsdk_sharding.shardings import POOLED_TYPES, SEQUENCE_TYPES
+from recsdk_sharding.single_bag import HashEmbeddingBagSharder
 
 __all__ = [
     "HashEmbeddingBagCollectionSharder",
@@ -252,6 +253,7 @@ def get_default_hybrid_sharders(
     return [
         pooled,
         HashEmbeddingCollectionSharder(host_env, rank_rule, codecs, use_index_dedup),
+        HashEmbeddingBagSharder(pooled),
         *(_adapted(sharder, pooled) for sharder in get_default_sharders()),
     ]
 
@@ -267,7 +269,7 @@ def are_hybrid_sharders(sharders: Sequence[Any] | None) -> bool:
     """Whether these are of `get_default_hybrid_sharders`, those for hash tables included."""
     kinds = {type(sharder) for sharder in sharders or ()}
     stock = {_ADAPTED.get(type(sharder), type(sharder)) for sharder in get_default_sharders()}
-    stock.add(HashFeatureProcessedEmbeddingBagCollectionSharder)
+    stock |= {HashFeatureProcessedEmbeddingBagCollectionSharder, HashEmbeddingBagSharder}
     pooled, sequences = HashEmbeddingBagCollectionSharder, HashEmbeddingCollectionSharder
     return {pooled, sequences} <= kinds <= {pooled, sequences, *stock}
 

@@ -12,13 +12,14 @@ from recsdk_core.nn.function import (  # noqa: E402
     gather_features,
     pool_features,
 )
-from recsdk_core.nn.modules import HashEmbedding, HashEmbeddingBag  # noqa: E402
+from recsdk_core.nn.modules import HashEmbedding, HashEmbeddingBag, bag_offsets  # noqa: E402
 
 __all__ = [
     "FeatureBags",
     "HashEmbedding",
     "HashEmbeddingBag",
     "TableBags",
+    "bag_offsets",
     "gather_features",
     "pool_features",
 ]

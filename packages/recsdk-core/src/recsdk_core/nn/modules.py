@@ -17,7 +17,7 @@ from recsdk_core.nn.function import FeatureBags, TableBags, gather_features, poo
 from recsdk_core.optim import SGD, Optimizer, from_torch
 from recsdk_core.table import DType, Rounding, Table
 
-__all__ = ["HashEmbedding", "HashEmbeddingBag"]
+__all__ = ["HashEmbedding", "HashEmbeddingBag", "bag_offsets"]
 
 
 class _TableModule(nn.Module):
@@ -158,7 +158,7 @@ class HashEmbeddingBag(_TableModule):
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """keys (N,) with offsets, or (B, L) without, and weights of the same shape -> (B, D)."""
-        offsets = self._offsets(keys, offsets).contiguous()
+        offsets = bag_offsets(keys, offsets, self.include_last_offset).contiguous()
         if per_sample_weights is not None and per_sample_weights.shape != keys.shape:
             raise ValueError(
                 f"per_sample_weights must have the shape of keys, {tuple(keys.shape)}, got "
@@ -172,22 +172,28 @@ class HashEmbeddingBag(_TableModule):
             feature.weights = per_sample_weights.reshape(-1).contiguous()
         return pool_features([mapped], len(offsets) - 1, self.table.dim, self.weight)
 
-    def _offsets(self, keys: torch.Tensor, offsets: torch.Tensor | None) -> torch.Tensor:
-        """Offsets (B + 1,) of the flattened keys."""
-        if keys.dim() == 2:
-            if offsets is not None:
-                raise ValueError("offsets must be None if keys have two dimensions")
-            bags, length = keys.shape
-            return torch.arange(bags + 1) * length
-        if keys.dim() != 1 or offsets is None:
-            got = "no offsets" if offsets is None else f"offsets {tuple(offsets.shape)}"
-            raise ValueError(
-                "keys must have shape (B, L), or (N,) together with offsets; got shape "
-                f"{tuple(keys.shape)} and {got}"
-            )
-        if self.include_last_offset:
-            return offsets
-        return torch.cat([offsets, offsets.new_tensor([len(keys)])])
+
+def bag_offsets(
+    keys: torch.Tensor, offsets: torch.Tensor | None, include_last_offset: bool
+) -> torch.Tensor:
+    """Where each bag of the flattened keys begins and the last one ends, (B + 1,).
+
+    For what `HashEmbeddingBag.forward` takes. Raises ValueError for shapes that do not fit.
+    """
+    if keys.dim() == 2:
+        if offsets is not None:
+            raise ValueError("offsets must be None if keys have two dimensions")
+        bags, length = keys.shape
+        return torch.arange(bags + 1, device=keys.device) * length
+    if keys.dim() != 1 or offsets is None:
+        got = "no offsets" if offsets is None else f"offsets {tuple(offsets.shape)}"
+        raise ValueError(
+            "keys must have shape (B, L), or (N,) together with offsets; got shape "
+            f"{tuple(keys.shape)} and {got}"
+        )
+    if include_last_offset:
+        return offsets
+    return torch.cat([offsets, offsets.new_tensor([len(keys)])])
 
 
 def _optimizer(optimizer: Optimizer | type, kwargs: Mapping[str, Any] | None) -> Optimizer:

@@ -1,0 +1,109 @@
+"""A HashEmbeddingBag sharded on its own trains as the unsharded one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import bags_on_ranks
+import numpy as np
+import pytest
+import torch
+from rank_pool import RankPool
+from test_pipelines import assert_identical
+from test_training import TOLERANCE, assert_rows_close
+from worlds import merged, whole_rows
+
+from recsdk_core.nn import HashEmbeddingBag
+from recsdk_sharding.single_bag import HashEmbeddingBagSharder
+
+SPECS: dict[str, Any] = {
+    "planned": None,
+    "row_wise": ("row_wise",),
+    "table_wise": ("table_wise", 1),
+    "column_wise": ("column_wise", [(2, 1), (4, 0)]),
+    "data_parallel": ("data_parallel",),
+}
+
+
+@pytest.mark.parametrize(
+    ("spec", "mode", "is_weighted", "is_square"),
+    [
+        ("planned", "sum", False, False),
+        ("row_wise", "mean", True, False),
+        ("row_wise", "mean", False, True),
+        ("table_wise", "sum", True, True),
+        ("data_parallel", "mean", True, False),
+        ("data_parallel", "sum", False, False),
+    ],
+)
+def test_training_equals_the_unsharded_module(
+    ranks: RankPool, spec: str, mode: str, is_weighted: bool, is_square: bool
+) -> None:
+    options = {"is_weighted": is_weighted, "is_square": is_square}
+    results = ranks.run(2, bags_on_ranks.train, mode, SPECS[spec], options)
+    expected = ranks.run(2, bags_on_ranks.train_unsharded, mode, options)
+    replicated = ["user"] if spec == "data_parallel" else []
+    rows = whole_rows([result["rows"] for result in results], replicated)
+    assert_rows_close(rows, expected[0]["rows"])
+    for result, whole in zip(results, expected, strict=True):
+        for found, wanted in zip(result["outputs"], whole["outputs"], strict=True):
+            np.testing.assert_allclose(found, wanted, **TOLERANCE)
+        for found, wanted in zip(result["grads"], whole["grads"], strict=True):
+            assert (found is None) == (wanted is None)
+            if found is not None:
+                np.testing.assert_allclose(found, wanted, **TOLERANCE)
+        assert result["exchanges"] == 1
+        assert all(
+            name.startswith("bag.collection.embedding_bags.user") for name in result["names"]
+        )
+
+
+def test_columns_start_as_those_of_the_whole_row(ranks: RankPool) -> None:
+    options = {"is_weighted": False, "is_square": False}
+    results = ranks.run(2, bags_on_ranks.train, "sum", SPECS["column_wise"], options)
+    expected = ranks.run(2, bags_on_ranks.train_unsharded, "sum", options)
+    for result, whole in zip(results, expected, strict=True):
+        np.testing.assert_allclose(result["outputs"][0], whole["outputs"][0], **TOLERANCE)
+
+
+def test_saver_takes_it(ranks: RankPool, tmp_path: Path) -> None:
+    results = ranks.run(2, bags_on_ranks.save_and_load, str(tmp_path / "saved"))
+    for result in results:
+        assert_identical(result["loaded"], result["saved"])
+    assert sum(map(len, merged([result["saved"] for result in results]).values())) > 3
+
+
+def test_bad_shapes_end_the_step_on_all_ranks(ranks: RankPool) -> None:
+    first, second = ranks.run(2, bags_on_ranks.misuse)
+    assert first[0].startswith("ValueError: offsets must be None if keys have two dimensions")
+    assert second[0].startswith("PeerError: rank 0 failed in step 1: ValueError: offsets must be")
+    assert (first[1], second[1]) == ("(3, 6)", "(1, 6)")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "table 'table': a HashEmbeddingBag needs max_rows to be sharded on a device"),
+        ({"max_rows": 9, "default_value": 1.0}, "default_value must be 0.0 for rows on a device"),
+        ({"max_rows": 9, "on_nonfinite": "skip"}, "on_nonfinite must be 'apply' for rows on a"),
+    ],
+)
+def test_what_devices_do_not_have_is_refused(options: dict[str, Any], text: str) -> None:
+    class Sharder:
+        qcomm_codecs_registry = None
+
+    sharder = HashEmbeddingBagSharder(Sharder())
+    with pytest.raises(ValueError, match=text):
+        sharder.shard(HashEmbeddingBag(4, **options), {}, None, torch.device("cuda", 0))  # type: ignore[arg-type]
+
+
+def test_it_is_planned_by_its_limit() -> None:
+    class Sharder:
+        qcomm_codecs_registry = None
+
+    sharder = HashEmbeddingBagSharder(Sharder())
+    (planned,) = sharder.shardable_parameters(HashEmbeddingBag(4, max_rows=9)).values()
+    assert planned.shape == (9, 4)
+    (planned,) = sharder.shardable_parameters(HashEmbeddingBag(4)).values()
+    assert planned.shape == (1_000_000, 4)
