@@ -51,12 +51,16 @@ class Profile:
     headers: tuple[str, ...] = ()
     packages: bool = True
     simulated_npu: bool = False
+    npu_headers: bool = False
 
 
 PROFILES = {
     "demo": Profile(requirements=("run", "build")),
     "test": Profile(
-        requirements=("run", "build", "test"), headers=debian.TEST_HEADERS, simulated_npu=True
+        requirements=("run", "build", "test"),
+        headers=debian.TEST_HEADERS,
+        simulated_npu=True,
+        npu_headers=True,
     ),
     "cpp": Profile(requirements=("build",), headers=debian.TEST_HEADERS, packages=False),
     "bench": Profile(requirements=("run", "build", "bench"), headers=debian.BENCH_HEADERS),
@@ -64,6 +68,7 @@ PROFILES = {
         requirements=("run", "build", "test", "lint"),
         headers=debian.TEST_HEADERS,
         simulated_npu=True,
+        npu_headers=True,
     ),
 }
 
@@ -257,7 +262,7 @@ def sources_of(package: str) -> Iterator[Path]:
     folders = [home / "src"]
     if (home / "cpp").exists():
         yield ROOT / "cpp" / "CMakeLists.txt"
-        folders += [ROOT / "cpp" / name for name in ("include", "src", "cmake")]
+        folders += [ROOT / "cpp" / name for name in ("include", "src", "backends", "cmake")]
     for folder in folders:
         for path in folder.rglob("*"):
             if path.is_file() and NOT_SOURCES.isdisjoint(path.relative_to(folder).parts):
@@ -272,6 +277,18 @@ def install_package(package: str) -> None:
     if (home / "CMakeLists.txt").exists():
         args.append(f"--config-settings=build-dir={BUILD / package}")
     step(f"package-{package}", wanted, f"building {package} from source", lambda: install(*args))
+
+
+def fetch_npu_headers() -> None:
+    """The torch_npu wheel (44 MB), of which a test reads headers; it is skipped without it."""
+    version = pinned("torch_npu").partition("==")[2]
+    if any((BUILD / "wheels").glob(f"torch_npu-{version}-*.whl")):
+        return
+    say("downloading the headers of torch_npu")
+    try:
+        run([str(VENV / "bin" / "python"), "tools/check_acl_headers.py", "--only-fetch"])
+    except SetUpError:
+        say(f"  no torch_npu wheel to be had (see {LOG}); the test of its headers is skipped")
 
 
 @contextmanager
@@ -303,6 +320,8 @@ def set_up(name: str) -> None:
                 install_package(package)
         if profile.simulated_npu:
             install_package(SIMULATED_NPU)
+        if profile.npu_headers:
+            fetch_npu_headers()
 
 
 def report_errors(act: Callable[[], None]) -> int:

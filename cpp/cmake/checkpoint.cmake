@@ -16,7 +16,6 @@ if(RECSDK_ZSTD)
     # Only the header: the library is looked for when it is first used.
     set_source_files_properties(${CMAKE_CURRENT_SOURCE_DIR}/src/checkpoint/codec.cc PROPERTIES
       INCLUDE_DIRECTORIES ${RECSDK_ZSTD_INCLUDE_DIR} COMPILE_DEFINITIONS RECSDK_HAVE_ZSTD)
-    target_link_libraries(recsdk PRIVATE ${CMAKE_DL_LIBS})
   elseif(NOT RECSDK_ZSTD STREQUAL AUTO)
     message(FATAL_ERROR "zstd.h is missing: install libzstd-dev, or configure with -DRECSDK_ZSTD=OFF")
   endif()

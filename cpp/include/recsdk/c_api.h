@@ -59,6 +59,7 @@ enum recsdk_status {
   RECSDK_ERROR_BACKEND_UNAVAILABLE = 6,  ///< the backend is not there
   RECSDK_ERROR_INTERNAL = 7,             ///< a broken invariant or a failing callback
   RECSDK_ERROR_CHECKPOINT = 8,  ///< a checkpoint is damaged, does not fit, or cannot be written
+  RECSDK_ERROR_DEVICE = 9,      ///< a call of a device's runtime failed
 };
 
 /// What became of one key of one call; outcome arrays hold these as uint8_t. Equal to
@@ -322,6 +323,31 @@ typedef struct recsdk_stats {
   double checkpoint_wait_seconds;   ///< how long all of them took
 } recsdk_stats;
 
+/// A table whose rows lie in a device's memory, see recsdk::DeviceTable.
+typedef struct recsdk_device_table recsdk_device_table;
+
+/// Where a device table's rows lie. Only max_device_rows has no default.
+typedef struct recsdk_device_options {
+  size_t struct_size;
+  const char* backend;      ///< "cpu", the host's own memory, or "npu", Ascend's; default "npu"
+  int64_t max_device_rows;  ///< >= 1; their memory is taken at once
+  int32_t device;           ///< its ordinal; default 0
+  int32_t reserved;         ///< must be 0
+} recsdk_device_options;
+
+/// Counts of a device table, and memory in bytes; see recsdk::DeviceTableStats.
+typedef struct recsdk_device_stats {
+  size_t struct_size;
+  int64_t num_rows;
+  int64_t num_rows_in_flight;
+  uint64_t outcomes[RECSDK_NUM_OUTCOMES];
+  uint64_t erased;
+  uint64_t updates;
+  int64_t host_bytes;
+  int64_t pinned_bytes;
+  int64_t device_bytes;
+} recsdk_device_stats;
+
 /// A table's visible rows as they were at one moment, see recsdk::Cut.
 typedef struct recsdk_cut recsdk_cut;
 
@@ -579,6 +605,74 @@ RECSDK_API int recsdk_restore_commit(recsdk_restore* restore, uint64_t update_co
                                      double log_decay);
 /// Frees the handle and what is staged; null does nothing.
 RECSDK_API void recsdk_restore_destroy(recsdk_restore* restore);
+
+// Tables in a device's memory, see recsdk/device_table.h. Calls with keys take and give arrays of
+// the host; _gather and _update take arrays of the device and only hand work over.
+
+/// RECSDK_ERROR_BACKEND_UNAVAILABLE, saying what to install, if the backend cannot be used here.
+RECSDK_API int recsdk_require_backend(const char* backend);
+
+/// Fills the defaults; max_device_rows must be set afterwards. `options->struct_size` must be set.
+RECSDK_API int recsdk_device_options_init(recsdk_device_options* options);
+/// Makes a table; the configs are copied and may go. Cost: the memory of all its rows.
+RECSDK_API int recsdk_device_table_create(const recsdk_table_config* config,
+                                          const recsdk_device_options* options,
+                                          recsdk_device_table** table);
+/// Frees the handle and the rows; null does nothing.
+RECSDK_API void recsdk_device_table_destroy(recsdk_device_table* table);
+/// Waits for the work handed over.
+RECSDK_API int recsdk_device_table_synchronize(const recsdk_device_table* table);
+/// The table's stream: an aclrtStream for "npu", null for "cpu". Lives as long as the table.
+RECSDK_API int recsdk_device_table_stream(const recsdk_device_table* table, void** stream);
+
+/// As the functions of a recsdk_table. A lease is released by recsdk_lease_release.
+RECSDK_API int recsdk_device_table_lease(recsdk_device_table* table, int has_step, int64_t step,
+                                         recsdk_lease** lease);
+RECSDK_API int recsdk_device_table_map(recsdk_device_table* table, const int64_t* keys,
+                                       int64_t num_keys, int insert, const recsdk_lease* lease,
+                                       int64_t* rows, uint8_t* outcomes);
+/// Copies the weights of mapped keys (N,) to `out` (N, D) in device memory, 64-byte aligned.
+RECSDK_API int recsdk_device_table_gather(recsdk_device_table* table, const int64_t* rows,
+                                          const uint8_t* outcomes, int64_t num_keys, float* out);
+/// One optimizer update with `gradients` (N, D) in device memory, 64-byte aligned, of mapped keys
+/// (N,). They must stay until the work is done.
+RECSDK_API int recsdk_device_table_update(recsdk_device_table* table, const int64_t* rows,
+                                          const uint8_t* outcomes, int64_t num_keys,
+                                          const float* gradients);
+/// Reads rows of keys (N,): values (N, D), state (N, S) or null, outcomes (N,) or null.
+RECSDK_API int recsdk_device_table_read_rows(const recsdk_device_table* table, const int64_t* keys,
+                                             int64_t num_keys, float* values, float* state,
+                                             uint8_t* outcomes);
+RECSDK_API int recsdk_device_table_lookup(const recsdk_device_table* table, const int64_t* keys,
+                                          int64_t num_keys, float* values, uint8_t* outcomes);
+RECSDK_API int recsdk_device_table_find_or_insert(recsdk_device_table* table, const int64_t* keys,
+                                                  int64_t num_keys, const recsdk_lease* lease,
+                                                  float* values, uint8_t* outcomes);
+RECSDK_API int recsdk_device_table_upsert(recsdk_device_table* table, const int64_t* keys,
+                                          int64_t num_keys, const float* values, const float* state,
+                                          uint8_t* outcomes);
+RECSDK_API int recsdk_device_table_erase(recsdk_device_table* table, const int64_t* keys,
+                                         int64_t num_keys, uint8_t* outcomes);
+RECSDK_API int recsdk_device_table_clear(recsdk_device_table* table);
+RECSDK_API int recsdk_device_table_apply_gradients(recsdk_device_table* table, const int64_t* keys,
+                                                   int64_t num_keys, const float* gradients,
+                                                   uint8_t* outcomes);
+RECSDK_API int recsdk_device_table_export_rows(const recsdk_device_table* table, int64_t* begin,
+                                               int64_t capacity, int64_t* keys, float* weights,
+                                               float* state, int64_t* num_rows);
+RECSDK_API int recsdk_device_table_learning_rate(const recsdk_device_table* table,
+                                                 float* learning_rate);
+RECSDK_API int recsdk_device_table_set_learning_rate(recsdk_device_table* table,
+                                                     float learning_rate);
+RECSDK_API int recsdk_device_table_update_count(const recsdk_device_table* table, uint64_t* count);
+RECSDK_API int recsdk_device_table_set_update_count(recsdk_device_table* table, uint64_t count);
+RECSDK_API int recsdk_device_table_size(const recsdk_device_table* table, int64_t* size);
+/// S, the width of a row's state.
+RECSDK_API int recsdk_device_table_state_width(const recsdk_device_table* table, int64_t* width);
+/// `stats->struct_size` must be set.
+RECSDK_API int recsdk_device_table_stats(const recsdk_device_table* table,
+                                         recsdk_device_stats* stats);
+RECSDK_API int recsdk_device_table_check_invariants(const recsdk_device_table* table);
 
 // Many tables at once, spread over the thread pool; a table may occur once. All arguments are
 // checked before any table changes. A table either has its part done whole or is unchanged.

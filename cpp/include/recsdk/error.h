@@ -19,6 +19,7 @@ enum class ErrorCode : int {
   kBackendUnavailable = 6,  ///< the backend is not there
   kInternal = 7,            ///< a broken invariant or a failing callback
   kCheckpoint = 8,          ///< a checkpoint is damaged, does not fit, or cannot be written
+  kDevice = 9,              ///< a call of a device's runtime failed
 };
 
 /// A run-time condition that the caller could not have excluded.

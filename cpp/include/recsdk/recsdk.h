@@ -1,13 +1,14 @@
 // The whole C++ interface of the engine.
 #pragma once
 
-#include "recsdk/checkpoint.h"   // IWYU pragma: export
-#include "recsdk/error.h"        // IWYU pragma: export
-#include "recsdk/export.h"       // IWYU pragma: export
-#include "recsdk/initializer.h"  // IWYU pragma: export
-#include "recsdk/optimizer.h"    // IWYU pragma: export
-#include "recsdk/row_file.h"     // IWYU pragma: export
-#include "recsdk/row_layout.h"   // IWYU pragma: export
-#include "recsdk/runtime.h"      // IWYU pragma: export
-#include "recsdk/table.h"        // IWYU pragma: export
-#include "recsdk/types.h"        // IWYU pragma: export
+#include "recsdk/checkpoint.h"    // IWYU pragma: export
+#include "recsdk/device_table.h"  // IWYU pragma: export
+#include "recsdk/error.h"         // IWYU pragma: export
+#include "recsdk/export.h"        // IWYU pragma: export
+#include "recsdk/initializer.h"   // IWYU pragma: export
+#include "recsdk/optimizer.h"     // IWYU pragma: export
+#include "recsdk/row_file.h"      // IWYU pragma: export
+#include "recsdk/row_layout.h"    // IWYU pragma: export
+#include "recsdk/runtime.h"       // IWYU pragma: export
+#include "recsdk/table.h"         // IWYU pragma: export
+#include "recsdk/types.h"         // IWYU pragma: export

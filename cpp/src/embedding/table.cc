@@ -219,6 +219,7 @@ std::vector<float> Table::Impl::custom_weights(const Insertion& insertion) const
 }
 
 void Table::Impl::initialize(const Insertion& insertion) {
+  if (make_rows) return make_rows(insertion.rows);
   const auto n = static_cast<std::int64_t>(insertion.rows.size());
   const std::int64_t dim = config.dim;
   const std::uint32_t* const numbers = insertion.rows.data();

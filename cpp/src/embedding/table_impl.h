@@ -16,6 +16,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -81,6 +82,10 @@ struct Table::Impl {
   std::int64_t num_in_flight = 0;  // keys that readers do not see yet
   std::uint64_t num_erased = 0;
   mutable internal::AtomicCounts outcome_counts{};
+
+  // Where rows lie elsewhere: makes those of an insertion, in place of initial rows here. May
+  // throw.
+  std::function<void(std::span<const std::uint32_t> row_numbers)> make_rows;
 
   mutable internal::FairMutex rows_mutex;
   std::uint64_t update_count = 0;

@@ -22,6 +22,7 @@ const char* class_name(ErrorCode code) {
       return "NonFiniteError";
     case ErrorCode::kBackendUnavailable:
       return "BackendUnavailable";
+    case ErrorCode::kDevice:
     case ErrorCode::kInternal:
       return "RecsdkError";
     case ErrorCode::kCheckpoint:
