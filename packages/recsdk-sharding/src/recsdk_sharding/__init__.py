@@ -54,6 +54,10 @@ from recsdk_sharding.single_bag import (  # noqa: E402
     ShardedHashEmbeddingBag,
 )
 from recsdk_sharding.stock_pipelines import adapt_pipelines  # noqa: E402
+from recsdk_sharding.tensor_parallel import (  # noqa: E402
+    TensorParallelWrapper,
+    parallelize,
+)
 
 adapt_torchrec()
 adapt_pipelines()
@@ -80,9 +84,11 @@ __all__ = [
     "ShardedHashEmbeddingBagCollection",
     "ShardedHashEmbeddingCollection",
     "ShardedHashFeatureProcessedEmbeddingBagCollection",
+    "TensorParallelWrapper",
     "__version__",
     "export_rows",
     "format_plan",
     "get_default_hybrid_sharders",
     "import_rows",
+    "parallelize",
 ]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torchrec
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed import embedding, embedding_sharding, embeddingbag, model_parallel
 from torchrec.distributed.planner import constants, planners
@@ -194,6 +195,13 @@ _INTERFACES: tuple[_Method | _Attribute, ...] = (
     ),
     _Method(ShardEstimator, "estimate", ("sharding_options", "sharder_data_map")),
     _Method(Stats, "log", ("sharding_plan", "topology", "batch_size")),
+    _Method(AsyncCollectiveTensor, "wait", ()),
+    _Method(
+        model_parallel.DefaultDataParallelWrapper,
+        "wrap",
+        ("dmp", "env", "device"),
+    ),
+    _Attribute(model_parallel.DefaultDataParallelWrapper, "_additional_params_to_ignore"),
     _Method(DistributedDataParallel, "_get_active_ddp_module", ()),
     *(
         _Attribute(owner, name)

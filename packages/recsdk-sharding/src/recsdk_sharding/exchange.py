@@ -78,6 +78,8 @@ class ExchangeJob(ABC, Generic[T]):
     """Whether the batch is to be trained; all ranks must say the same."""
     tag: int
     """Identifies the job's kind (0 to 2**31 - 1); all ranks must say the same."""
+    equal_batches: Sequence[Sequence[int]] = ()
+    """Groups of ranks whose batches must be of equal size; all ranks must say the same."""
 
     @abstractmethod
     def step(self) -> int:
@@ -246,6 +248,7 @@ class HostExchange:
         rows = self._gather(own.words(self.world_size), step)
         headers = [Header.of_words(row) for row in rows]
         self._check(headers, error, step)
+        self._check_batch_sizes([h.splits.batch_size for h in headers], job.equal_batches)
         self._communicate(lambda: job.transfer(self.group, [h.splits for h in headers]), step)
         result, error = _attempt(job.finish)
         try:
@@ -267,6 +270,18 @@ class HostExchange:
         for rank, h in enumerate(headers):
             if (h.training, h.step, h.tag) != (first.training, first.step, first.tag):
                 text = _disagreement(first, rank, h)
+                raise self._latch(lambda text=text: RecsdkError(text))  # type: ignore[misc]
+
+    def _check_batch_sizes(self, sizes: Sequence[int], groups: Sequence[Sequence[int]]) -> None:
+        """Raises, on every rank, if a group that must have equal batches has not."""
+        for ranks in groups:
+            found = [sizes[rank] for rank in ranks]
+            if len(set(found)) > 1:
+                text = (
+                    f"ranks {list(ranks)} share tensor-parallel layers and must have batches of "
+                    f"equal size; they have {found} samples: drop or pad what is left over "
+                    "(DataLoader's drop_last=True)"
+                )
                 raise self._latch(lambda text=text: RecsdkError(text))  # type: ignore[misc]
 
     def _raise_failures(

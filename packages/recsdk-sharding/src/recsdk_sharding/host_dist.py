@@ -130,6 +130,8 @@ class HostDist(BaseSparseFeaturesDist[Any]):  # type: ignore[misc]
         self.bytes_sent = 0  # to other ranks: ids, lengths and weights
         self.sends_weights_late = False
         """Whether weights are not known before the batch is looked up."""
+        self.equal_batches: list[tuple[int, ...]] = []
+        """Groups of ranks whose batches must be of equal size."""
         self.tag = zlib.crc32("\n".join(config.layout.feature_names).encode()) >> 1
 
     def forward(self, features: Any, context: HashShardingContext, training: bool) -> HostAwaitable:
@@ -185,6 +187,7 @@ class _Job(ExchangeJob[_Result]):
     def __init__(self, owner: HostDist, source: Any, training: bool) -> None:
         self.training = training
         self.tag = owner.tag
+        self.equal_batches = owner.equal_batches
         self._owner = owner
         self._config = owner.config
         self._source = source

@@ -20,6 +20,7 @@ from torchrec.distributed.planner.types import Topology
 from torchrec.distributed.types import ShardingPlan
 
 from recsdk_sharding.sharders import are_hybrid_sharders
+from recsdk_sharding.tensor_parallel.wrapper import TensorParallelWrapper
 
 __all__ = ["adapt_torchrec", "check_npu_arguments", "compute_device_of"]
 
@@ -41,11 +42,13 @@ def check_npu_arguments(arguments: Mapping[str, Any]) -> None:
     """Raises ValueError if arguments of DistributedModelParallel do not go with device type npu.
 
     Allowed are the defaults of `env`, `init_data_parallel`, `init_parameters`,
-    `data_parallel_wrapper` and `model_tracker_configs`, and the sharders of
-    `get_default_hybrid_sharders`.
+    `data_parallel_wrapper` (or a `TensorParallelWrapper`) and `model_tracker_configs`, and the
+    sharders of `get_default_hybrid_sharders`.
     """
     for name, value in _FIXED.items():
         got = arguments.get(name, value)
+        if name == "data_parallel_wrapper" and isinstance(got, TensorParallelWrapper):
+            continue
         if got is not value:
             raise ValueError(
                 f"DistributedModelParallel on npu: {name} must be {value!r}, got {got!r}; "

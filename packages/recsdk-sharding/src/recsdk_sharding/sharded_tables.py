@@ -114,6 +114,11 @@ class ShardedTables:
         parts = zip(self._sharding_types, self._input_dists, self._output_dists, strict=True)
         return {name: output.stats_with(host.bytes_sent) for name, host, output in parts}
 
+    def require_equal_batches(self, groups: Sequence[tuple[int, ...]]) -> None:
+        """Has batches refused, on all ranks, if they differ in size within a group of ranks."""
+        for dist in self._input_dists:
+            dist.equal_batches = list(groups)
+
     def _own_rows(self) -> list[TableRows]:
         return [self._rows_by_name[name] for name in self._unsharded_rows]
 
