@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torchrec.distributed.collective_utils import is_leader
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import (
     EmbeddingShardingPlanner,
@@ -51,7 +52,7 @@ class Rank:
     @property
     def is_first(self) -> bool:
         """Whether this rank talks to the user."""
-        return self.share.rank == 0
+        return bool(is_leader(self.host.process_group))
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torchmetrics.functional.classification import binary_auroc
+from torchrec.distributed.collective_utils import invoke_on_rank_and_broadcast_result
 
 from recsdk_pipeline.data import BadLine, BadLines, ClickData, SyntheticClicks
 from recsdk_pipeline.demo.model import ClickModels, ConstantIds, Dlrm, HashedIds
@@ -28,7 +29,7 @@ def run_rank(settings: Settings) -> int:
     bad = BadLines(limit=settings.max_bad_lines)
     with joined_ranks() as rank:
         try:
-            data = _prepare(settings, rank, bad)
+            data = _prepare(settings, bad)
         except (BadLine, ValueError, OSError) as error:
             return _failed(error, rank)
         summary = _train(settings, data, rank, bad)
@@ -39,19 +40,24 @@ def run_rank(settings: Settings) -> int:
     return 0
 
 
-def _prepare(settings: Settings, rank: Rank, bad: BadLines) -> ClickData:
+def _prepare(settings: Settings, bad: BadLines) -> ClickData:
     """Read the data, and see that the result can be written; every rank raises alike."""
     data = click_data(settings, bad)  # every rank reads the same files
-    problem: list[OSError | None] = [None]
-    if rank.is_first:
-        try:
-            prepare_folder(Path(settings.output))
-        except OSError as error:
-            problem = [error]
-    dist.broadcast_object_list(problem, src=0)
-    if problem[0] is not None:
-        raise problem[0]
+    problem: OSError | None = invoke_on_rank_and_broadcast_result(
+        dist.GroupMember.WORLD, 0, _problem_of_folder, Path(settings.output)
+    )
+    if problem is not None:
+        raise problem
     return data
+
+
+def _problem_of_folder(path: Path) -> OSError | None:
+    """Make the folder; what is wrong with it is returned, so that all ranks get it."""
+    try:
+        prepare_folder(path)
+    except OSError as error:
+        return error
+    return None
 
 
 def _failed(error: Exception, rank: Rank) -> int:
