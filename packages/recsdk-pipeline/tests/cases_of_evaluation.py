@@ -1,4 +1,4 @@
-"""Cases of evaluating: nothing is written, by either pipeline."""
+"""Cases of evaluating, by either pipeline, and of processors in front of tables."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ import torch
 from cases_of_pipeline import hashed, pipeline_of
 from pipeline_support.model import (
     DEVICE,
+    SmallModel,
     World,
     assert_equal,
     batches,
     content,
     plain_evaluation,
     plain_step,
+    processed_tables,
     rest_of,
+    spread,
 )
 from torch import nn
 
@@ -116,3 +119,20 @@ def case_two_pipelines_take_turns_up_to_an_uneven_end(world: World) -> None:
         pipeline._model.train()
     assert rest_of(pipeline, iterator) == []
     assert_equal(content(pipeline._model), content(model))
+
+
+def case_processors_train_with_the_parameters_of_their_step(world: World) -> None:
+    def processed(world: World) -> tuple[nn.Module, Any]:
+        return spread(SmallModel(tables=processed_tables()), world)
+
+    train = batches(world, 9)
+    model, optimizer = processed(world)
+    expected = [plain_step(model, optimizer, batch) for batch in train]
+    before = [p.clone() for n, p in processed(world)[0].named_parameters() if "position" in n]
+    for depth in (1, 4):
+        pipeline = pipeline_of(world, processed, pipe_n_batch=depth)
+        assert_equal(rest_of(pipeline, iter(train)), expected)
+        assert_equal(content(pipeline._model), content(model))
+    after = [p for n, p in model.named_parameters() if "position" in n]
+    pairs = zip(before, after, strict=True)
+    assert not any(torch.equal(one, other) for one, other in pairs)

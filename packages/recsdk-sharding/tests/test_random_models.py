@@ -11,14 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import random_models
+import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from plans import Spec
 from random_models import Case, TableSpec
 from rank_pool import RankPool
 from test_training import assert_rows_close
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import whole_rows
 
+from recsdk_sharding import HashEmbeddingCollection, HashEmbeddingConfig
 from recsdk_sharding.ranks import RankMap
 
 TOLERANCE = {"rtol": 3e-5, "atol": 3e-5}
@@ -109,7 +112,7 @@ def cases(draw: Any) -> Case:
         is_weighted=is_weighted,
         learns_weights=is_weighted and draw(st.booleans()),
         drops_duplicates=draw(st.booleans()),
-        batches_vary=not is_sequence and draw(st.booleans()),
+        batches_vary=draw(st.booleans()),
     )
 
 
@@ -126,6 +129,29 @@ TABLES = (
     TableSpec(8, ("b",), is_mean=True),
     TableSpec(8, ("c",)),
 )
+
+
+def test_sequences_of_samples_that_share_bags() -> None:
+    config = HashEmbeddingConfig(
+        name="t", embedding_dim=2, num_embeddings=9, feature_names=["a", "b"]
+    )
+    module = HashEmbeddingCollection([config], need_indices=True).requires_grad_(False)
+    batch = KeyedJaggedTensor(
+        ["a", "b"],
+        torch.tensor([7, 8, 9, 1, 2]),
+        lengths=torch.tensor([2, 1, 0, 1, 1]),
+        stride_per_key_per_rank=[[2], [3]],
+        inverse_indices=(["a", "b"], torch.tensor([[1, 0, 0], [2, 1, 0]])),
+    )
+    found = module(batch)
+    assert found["a"].lengths().tolist() == [1, 2, 2]
+    assert found["a"].weights().tolist() == [9, 7, 8, 7, 8]
+    assert found["b"].lengths().tolist() == [1, 1, 0]
+    assert found["b"].weights().tolist() == [2, 1]
+    rows = torch.from_numpy(module.tables()["t"].lookup(found["a"].weights().numpy()))
+    assert torch.equal(found["a"].values(), rows)
+
+
 SIZES = ((4, 0, 3), (2, 5, 1), (0, 0, 0), (3, 3, 3))
 PLANS: dict[str, tuple[Spec, ...]] = {
     "row_wise": (("row_wise",),) * 3,
@@ -134,10 +160,18 @@ PLANS: dict[str, tuple[Spec, ...]] = {
 }
 
 
+@pytest.mark.parametrize("batches_vary", [False, True])
 @pytest.mark.parametrize("drops_duplicates", [False, True])
 @pytest.mark.parametrize("plan", PLANS)
-def test_sequences(ranks: RankPool, plan: str, drops_duplicates: bool) -> None:
-    case = Case(TABLES, PLANS[plan], SIZES, is_sequence=True, drops_duplicates=drops_duplicates)
+def test_sequences(ranks: RankPool, plan: str, drops_duplicates: bool, batches_vary: bool) -> None:
+    case = Case(
+        TABLES,
+        PLANS[plan],
+        SIZES,
+        is_sequence=True,
+        drops_duplicates=drops_duplicates,
+        batches_vary=batches_vary,
+    )
     results = ranks.run(3, random_models.train_sharded, case)
     assert_same(case, results, random_models.train_unsharded(case))
 

@@ -16,6 +16,8 @@ from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterCons
 from torchrec.distributed.types import ShardingEnv
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
@@ -62,6 +64,16 @@ def hash_tables() -> nn.Module:
             ),
         ],
     )
+
+
+def processed_tables() -> nn.Module:
+    """The same two tables behind weights of positions."""
+    tables = hash_tables()
+    weighted = HashEmbeddingBagCollection(
+        tables.embedding_bag_configs(), is_weighted=True, device=torch.device("meta")
+    )
+    positions = PositionWeightedModuleCollection(dict.fromkeys(FEATURES, 4))
+    return FeatureProcessedEmbeddingBagCollection(weighted, positions)
 
 
 def stock_tables() -> nn.Module:
@@ -114,7 +126,8 @@ def spread(model: nn.Module, world: World) -> tuple[DistributedModelParallel, Co
     for parameter in model.layers.parameters():
         nn.init.normal_(parameter, std=0.3)
     for tables in model.tables.values():  # torchrec writes into the arguments of its own tables
-        apply_optimizer_in_backward(torch.optim.Adagrad, tables.parameters(), {"lr": 0.1})
+        rows = getattr(tables, "_embedding_bag_collection", tables).parameters()
+        apply_optimizer_in_backward(torch.optim.Adagrad, rows, {"lr": 0.1})
     by_rows = ParameterConstraints(sharding_types=["row_wise"], compute_kernels=["fused"])
     planner = EmbeddingShardingPlanner(
         topology=Topology(world_size=world.size, compute_device=DEVICE.type),
@@ -205,7 +218,12 @@ def rest_of(pipeline: Any, iterator: Iterator[Any]) -> list[Any]:
 
 def content(model: nn.Module) -> dict[str, torch.Tensor]:
     """Dense parameters, and this rank's rows and optimizer state sorted by key."""
-    found = {n: p.detach().clone() for n, p in model.named_parameters() if "layers" in n}
+    dense = ("layers", "position_weights")
+    found = {
+        n: p.detach().clone()
+        for n, p in model.named_parameters()
+        if any(part in n for part in dense)
+    }
     for module in model.modules():
         if isinstance(module, ShardedHashEmbeddingBagCollection):
             for name, table in module.tables().items():

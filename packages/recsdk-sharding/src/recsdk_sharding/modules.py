@@ -184,8 +184,11 @@ class HashEmbeddingCollection(EmbeddingCollection):  # type: ignore[misc]
         every = without_duplicates(batch, drops_duplicates=False)
         mapped = _map(self, self._rows(), every, is_sequence=True)
         keys = [name for table in self._embedding_names_by_table for name in table]
-        sequences = lengths_and_keys(every)
-        return jagged_tensors(keys, mapped.separate(), sequences, self._need_indices)
+        vectors = mapped.separate()
+        if every.bag_of_sample is not None:
+            pairs = zip(vectors, every.bag_of_sample, strict=True)
+            vectors = [part.index_select(0, place.to(part.device)) for part, place in pairs]
+        return jagged_tensors(keys, vectors, lengths_and_keys(every), self._need_indices)
 
     def _rows(self) -> list[TableRows]:
         return list(self.embeddings.values())
