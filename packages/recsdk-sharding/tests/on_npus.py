@@ -21,7 +21,9 @@ from torchrec.distributed.train_pipeline.train_pipelines import (
 from torchrec.sparse.jagged_tensor import KeyedTensor
 from worlds import (
     Setup,
+    collection_of,
     dense_of,
+    dense_parameters,
     make_batch,
     new_model,
     optimizer_of,
@@ -81,7 +83,7 @@ def fill_up(num_rows: int) -> dict[str, Any]:
 def train_unsharded(setup: Setup, num_steps: int) -> dict[str, Any]:
     """An unsharded module in device memory, and its state loaded by one on the cpu."""
     model = new_model(setup, "npu").to(torch.device("npu"))
-    dense = torch.optim.SGD(model.over.parameters(), lr=setup.dense_lr)
+    dense = torch.optim.SGD(dense_parameters(model), lr=setup.dense_lr)
     outputs = []
     for step in range(num_steps):
         dense.zero_grad()
@@ -91,7 +93,7 @@ def train_unsharded(setup: Setup, num_steps: int) -> dict[str, Any]:
         loss.backward()
         dense.step()
         outputs.append([out.detach().cpu().numpy()])
-    rows = rows_of(model.ebc.tables())
+    rows = rows_of(collection_of(model).tables())
     on_cpu = new_model(setup, "cpu")
     on_cpu.ebc.load_state_dict(model.ebc.state_dict())
     copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
@@ -104,7 +106,7 @@ def train_unsharded(setup: Setup, num_steps: int) -> dict[str, Any]:
         "outputs": outputs,
         "outputs of copies": outputs_of_copies,
         "rows": rows,
-        "loaded": rows_of(on_cpu.ebc.tables()),
+        "loaded": rows_of(collection_of(on_cpu).tables()),
         "dense": dense_of(model),
     }
 

@@ -207,9 +207,14 @@ def test_saver_copies_device_memory(npus: RankPool, tmp_path: Path) -> None:
     assert_identical(rows_of(on_cpu.ebc.tables()), merged([r["saved"] for r in results]))
 
 
-@pytest.mark.parametrize("name", ["adagrad", "adagrad_weighted"])
-def test_an_unsharded_module_trains_in_device_memory(npus: RankPool, name: str) -> None:
-    setup = with_room(SETUPS[name])
+@pytest.mark.parametrize(
+    ("name", "processor"),
+    [("adagrad", None), ("adagrad_weighted", None), ("adagrad", "attention")],
+)
+def test_an_unsharded_module_trains_in_device_memory(
+    npus: RankPool, name: str, processor: str | None
+) -> None:
+    setup = replace(with_room(SETUPS[name]), processor=processor)
     (result,) = npus.run(1, on_npus.train_unsharded, setup, 3)
     expected = reference.train_unsharded(setup, [[5]] * 3)
     assert_rows_close(result["rows"], expected["rows"])

@@ -171,16 +171,16 @@ def _weights_of(kjt: KeyedJaggedTensor, num_keys: int) -> torch.Tensor:
 def mean_divisor(features: Features, is_mean: Sequence[bool]) -> torch.Tensor:
     """What to divide sums by, float32 (G,): the mean's count or sum of weights, else 1.
 
-    Infinite where that is 0, so that both the mean and its gradient are 0.
+    Infinite where that is 0, so that both the mean and its gradient are 0. With the graph of the
+    weights.
     """
     divisor_G = features.lengths_G.to(torch.float32)
     if features.weights_N is not None:
         bag_N = torch.repeat_interleave(features.lengths_G)
-        weights_N = features.weights_N.detach()
-        divisor_G = torch.zeros(len(divisor_G)).index_add_(0, bag_N, weights_N)
+        divisor_G = torch.zeros(len(divisor_G)).index_add(0, bag_N, features.weights_N)
     divisor_G = divisor_G.masked_fill(divisor_G == 0, torch.inf)
     is_mean_G = torch.repeat_interleave(torch.tensor(is_mean), torch.tensor(features.num_bags))
-    return divisor_G.masked_fill_(~is_mean_G, 1.0)
+    return divisor_G.masked_fill(~is_mean_G, 1.0)
 
 
 Mapped = list[tuple[torch.Tensor, torch.Tensor, Lease]]

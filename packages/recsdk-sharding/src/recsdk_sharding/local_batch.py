@@ -84,9 +84,12 @@ class LocalBatch:
             counts,
             strict=True,
         )
+        on_device = not keeps_rows_in_engine(self._device)
+        if on_device and self._learning_weights() is not None:
+            weights = None  # the batch takes them with their graph
         made = []
         for number, (rows, outcomes, count) in enumerate(parts, start=first):
-            averages = self._is_mean[number] and keeps_rows_in_engine(self._device)
+            averages = self._is_mean[number] and not on_device
             made.append(
                 FeatureBags(
                     rows=rows,
@@ -129,10 +132,24 @@ class LocalBatch:
             flat = pack_features(placed, starts[-1], anchor_of(self._rows))
             return self._shaped(flat.split_with_sizes(sizes_of))
         tables = [rows.parts[0].device_table for rows in self._rows]
-        batch = plan_batch(tables, placed, starts[-1], self._step is not None, self._device)
+        training, weights = self._step is not None, self._learning_weights()
+        weight_starts = None if weights is None else self._weight_starts()
+        batch = plan_batch(tables, placed, starts[-1], training, self._device, weight_starts)
         batch.open()
+        if weights is not None:
+            batch.take_weights(weights.to(self._device))
         parts = self._shaped(pool_on_device(self._rows, batch).split_with_sizes(sizes_of))
         return self._divided(parts) if any(self._is_mean) else parts
+
+    def _learning_weights(self) -> torch.Tensor | None:
+        """The weights of ids, if they require a gradient."""
+        weights_N = self._features.weights_N
+        return weights_N if weights_N is not None and weights_N.requires_grad else None
+
+    def _weight_starts(self) -> list[list[int]]:
+        """Where the weights of each table's features begin."""
+        starts = accumulate(self._features.counts(), initial=0)
+        return [[next(starts) for _ in rows.config.feature_names] for rows in self._rows]
 
     def _shaped(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [part.view(-1, width) for part, width in zip(parts, self._widths, strict=True)]
