@@ -63,7 +63,9 @@ def train(setup: Setup, sizes: list[list[int]], how: str = "plain") -> dict[str,
         "dense": dense_of(model),
         "counts": {k: t.update_count for k, t in tables.items()},
         "has_grad": [
-            n for n, p in model.named_parameters() if "embedding_bags" in n and p.grad is not None
+            n
+            for n, p in model.named_parameters()
+            if "ebc." in n and "embedding" in n and p.grad is not None
         ],
     }
 
@@ -77,12 +79,12 @@ def evaluate(setup: Setup, sizes: list[list[int]]) -> dict[str, Any]:
     model.eval()
     seen = own_batches(sizes, setup.weighted, seed=7)
     with torch.no_grad():
-        expected = [model(batch)[1].numpy() for batch in seen]  # the pipeline changes the model
-    pipeline = EvalPipelineSparseDist(
-        model, optimizer_of(model, setup.dense_lr), torch.device("cpu")
-    )
+        expected = [
+            model(batch.to(model.device))[1].cpu().numpy() for batch in seen
+        ]  # the pipeline changes the model
+    pipeline = EvalPipelineSparseDist(model, optimizer_of(model, setup.dense_lr), model.device)
     iterator = iter(seen)
-    piped = [pipeline.progress(iterator).detach().numpy() for _ in seen]
+    piped = [pipeline.progress(iterator).detach().cpu().numpy() for _ in seen]
     after = rows_of(unwrapped(model).ebc.tables())
     return {"piped": piped, "plain": expected, "before": before, "after": after}
 

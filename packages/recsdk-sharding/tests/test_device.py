@@ -107,6 +107,20 @@ def test_torchrec_pipelines_give_the_same_bits(npus: RankPool, how: str) -> None
     assert_identical(npus.run(2, on_ranks.train, setup, sizes, how), expected)
 
 
+@pytest.mark.parametrize("how", STOCK_PIPELINES)
+def test_torchrec_pipelines_run_sequences(npus: RankPool, how: str) -> None:
+    setup, sizes = on_npu(with_room(replace(SETUPS["adagrad"], is_sequence=True))), sizes_for(2)
+    expected = npus.run(2, on_ranks.train, setup, sizes, STOCK_PIPELINES[how])
+    assert_identical(npus.run(2, on_ranks.train, setup, sizes, how), expected)
+
+
+def test_evaluation_by_a_torchrec_pipeline(npus: RankPool) -> None:
+    setup = on_npu(with_room(SETUPS["adagrad_weighted"]))
+    for result in npus.run(2, on_ranks.evaluate, setup, sizes_for(2)):
+        assert_identical(result["piped"], result["plain"])
+        assert_identical(result["after"], result["before"])
+
+
 @pytest.mark.parametrize("processor", ["positions of all", "attention"])
 def test_processors_train_as_on_the_cpu(npus: RankPool, processor: str) -> None:
     setup = with_room(replace(SETUPS["adagrad"], processor=processor))

@@ -48,6 +48,27 @@ def test_stock_pipelines_run_unmodified(ranks: RankPool, how: str) -> None:
     assert_identical(ranks.run(2, on_ranks.train, SETUP, SIZES, how), expected)
 
 
+SEQUENCES = {
+    None: replace(SETUP, is_sequence=True),
+    "mixed": replace(
+        SETUP,
+        is_sequence=True,
+        plan={
+            "user": ("column_wise", [(3, 1), (5, 0)]),
+            "genre": ("row_wise",),
+            "other": ("data_parallel",),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("plan", SEQUENCES)
+@pytest.mark.parametrize("how", ON_CPU)
+def test_stock_pipelines_run_sequences(ranks: RankPool, how: str, plan: str | None) -> None:
+    expected = ranks.run(2, on_ranks.train, SEQUENCES[plan], SIZES, ON_CPU[how])
+    assert_identical(ranks.run(2, on_ranks.train, SEQUENCES[plan], SIZES, how), expected)
+
+
 def test_looking_up_early_is_another_training(ranks: RankPool) -> None:
     plain = ranks.run(2, on_ranks.train, SETUP, SIZES)
     early = ranks.run(2, on_ranks.train, SETUP, SIZES, "looked up early")

@@ -97,8 +97,11 @@ def test_processors_that_do_not_fit(ranks: RankPool) -> None:
         assert "must make a weight for each of 2 ids, got a tensor of shape (3,)" in messages[2]
 
 
-def test_processors_with_another_batch_size_for_each_feature(ranks: RankPool) -> None:
-    for found in ranks.run(2, weights_on_ranks.variable_batches):
+@pytest.mark.parametrize("is_dictionary", [False, True])
+def test_processors_with_another_batch_size_for_each_feature(
+    ranks: RankPool, is_dictionary: bool
+) -> None:
+    for found in ranks.run(2, weights_on_ranks.variable_batches, is_dictionary):
         np.testing.assert_allclose(found["varying"], found["expanded"], rtol=1e-6, atol=1e-6)
 
 

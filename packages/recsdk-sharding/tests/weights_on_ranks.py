@@ -18,6 +18,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.modules.feature_processor_ import (
     FeatureProcessor,
+    PositionWeightedModule,
     PositionWeightedModuleCollection,
 )
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
@@ -138,16 +139,22 @@ def refusals() -> list[str]:
     return messages
 
 
-def variable_batches() -> dict[str, Any]:
-    """The result of a batch whose features have fewer bags than samples, and of the whole one."""
+def variable_batches(is_dictionary: bool) -> dict[str, Any]:
+    """The result of a batch whose features have fewer bags than samples, and of the whole one.
+
+    `is_dictionary`: with a processor for each feature.
+    """
     found = {}
     sample = torch.tensor([0, 1, 1, 0])
     bags = [[7, 8, 9], [3]]
     expanded = [bags[i] for i in sample.tolist()]
     for name in ("varying", "expanded"):
-        processor = PositionWeightedModuleCollection({"a": 3, "b": 3})
+        processor: Any = PositionWeightedModuleCollection({"a": 3, "b": 3})
+        if is_dictionary:
+            processor = {feature: PositionWeightedModule(3) for feature in "ab"}
         model = spread(processed(collection(PoolingType.MEAN), processor))
-        model.module.ebc._feature_processors.position_weights["a"].data.copy_(torch.arange(1.0, 4))
+        for _, parameter in model.module.ebc._feature_processors.named_parameters():
+            parameter.data.copy_(torch.arange(1.0, 4))
         options: dict[str, Any] = {}
         first = bags if name == "varying" else expanded
         if name == "varying":

@@ -33,6 +33,8 @@ import recsdk_core
 from recsdk_sharding import (
     HashEmbeddingBagCollection,
     HashEmbeddingBagConfig,
+    HashEmbeddingCollection,
+    HashEmbeddingConfig,
     get_default_hybrid_sharders,
 )
 
@@ -164,6 +166,45 @@ class Model(nn.Module):
         return loss_of(out), out
 
 
+class SequenceModel(nn.Module):
+    """A model over the vectors of sequences; returns as `Model`."""
+
+    def __init__(self, configs: list[HashEmbeddingConfig], device: torch.device) -> None:
+        super().__init__()
+        self.ebc = HashEmbeddingCollection(configs, device)
+        width = sum(c.embedding_dim * len(c.feature_names) for c in configs)
+        with torch.random.fork_rng():
+            torch.manual_seed(5)
+            self.over = nn.Sequential(nn.Linear(width + 2, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        summed = sums_of(self.ebc(batch.sparse))
+        out = self.over(torch.cat([summed, batch.dense], dim=1)).squeeze(1)
+        return loss_of(out), out
+
+
+@torch.fx.wrap
+def sums_of(sequences: dict[str, Any]) -> torch.Tensor:
+    """The sum of each sample's vectors, feature beside feature."""
+    parts = []
+    for jagged in sequences.values():
+        bag_N = torch.repeat_interleave(jagged.lengths())
+        zeros = jagged.values().new_zeros(len(jagged.lengths()), jagged.values().shape[1])
+        parts.append(zeros.index_add(0, bag_N, jagged.values()))
+    return torch.cat(parts, dim=1)
+
+
+def sequence_tables(num_rows: int | None = None) -> list[HashEmbeddingConfig]:
+    """Tables of one width: two features of one table, one feature of two."""
+    features = {"user": ["user", "ad"], "genre": ["genre", "shared"], "other": ["shared"]}
+    return [
+        HashEmbeddingConfig(
+            name=name, embedding_dim=8, num_embeddings=num_rows or 64, feature_names=names
+        )
+        for name, names in features.items()
+    ]
+
+
 @torch.fx.wrap
 def loss_of(out_B: torch.Tensor) -> torch.Tensor:
     """The mean loss of one rank's samples; 0 if there are none."""
@@ -185,23 +226,37 @@ class Setup:
     """How each table is sharded; None: the planner's plan."""
     local_size: int | None = None
     """Ranks of a node; None: all ranks are on one."""
+    is_sequence: bool = False
+    """Whether ids have a vector each."""
     processor: str | None = None
     """Which of `processors.PROCESSORS` makes the weights of ids."""
 
 
-def new_model(setup: Setup, device: str) -> Model:
+def new_model(setup: Setup, device: str) -> Any:
     """The unsharded model with its optimizer applied."""
     from torch.distributed.optim import _apply_optimizer_in_backward
 
-    model = Model(
-        tables(**setup.options),
-        torch.device(device),
-        is_weighted=setup.weighted,
-        processor=setup.processor,
-    )
+    model: Any
+    if setup.is_sequence:
+        model = SequenceModel(sequence_tables(**setup.options), torch.device(device))
+    else:
+        model = Model(
+            tables(**setup.options),
+            torch.device(device),
+            is_weighted=setup.weighted,
+            processor=setup.processor,
+        )
     parameters = collection_of(model).parameters()
     _apply_optimizer_in_backward(setup.optimizer, parameters, dict(setup.arguments))
     return model
+
+
+def configs_of(model: Any) -> list[Any]:
+    """The tables of an unsharded model."""
+    collection = collection_of(model)
+    if isinstance(collection, HashEmbeddingCollection):
+        return collection.embedding_configs()
+    return collection.embedding_bag_configs()
 
 
 def collection_of(model: Any) -> Any:
@@ -232,7 +287,7 @@ def shard(
     sharders = get_default_hybrid_sharders(host_env=host_env(), rank_rule=setup.rank_rule)
     if setup.plan is not None:
         local_size = setup.local_size or world_size
-        configs = collection_of(model).embedding_bag_configs()
+        configs = configs_of(model)
         plan = ShardingPlan({"ebc": module_plan(configs, setup.plan, world_size, local_size)})
     else:
         plan = planned(model, setup, sharders, constraints)
@@ -245,7 +300,7 @@ def planned(
     model: nn.Module, setup: Setup, sharders: list[Any], constraints: dict[str, Any] | None
 ) -> ShardingPlan:
     """The stock planner's plan; without constraints row-wise."""
-    names = [config.name for config in collection_of(model).embedding_bag_configs()]
+    names = [config.name for config in configs_of(model)]
     row_wise = ParameterConstraints(sharding_types=["row_wise"], compute_kernels=["fused"])
     planner = EmbeddingShardingPlanner(
         topology=Topology(world_size=dist.get_world_size(), compute_device=setup.device),
