@@ -7,9 +7,11 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "backends/backend.h"
+#include "backends/npu/acl_library.h"
 #include "device_test_support.h"
 #include "recsdk/device_table.h"
 
@@ -196,6 +198,17 @@ TEST_P(DeviceFaults, AnyCallOfAnyOperationMayFail) {
   }
 }
 
+// Each on a thread that has no context of the device yet.
+TEST_P(DeviceFaults, AnyThreadMayCall) {
+  for (const Operation& operation : operations()) {
+    Scene scene;
+    scene.make_table(OptimizerConfig::adagrad());
+    std::thread([&] { operation.run(scene); }).join();
+    std::thread([&] { scene.table.reset(); }).join();
+    ASSERT_STREQ(fake_acl().violations(), "") << operation.name;
+  }
+}
+
 TEST_P(DeviceFaults, AnyCallOfMakingATableMayFail) {
   const auto make = [] {
     const DeviceTable table(config_of(OptimizerConfig::adam()),
@@ -219,6 +232,40 @@ TEST_P(DeviceFaults, AnyCallOfMakingATableMayFail) {
     make();
   }
   EXPECT_GT(n, 20);
+}
+
+// With work that is not done yet, whose memory goes with the table.
+TEST_P(DeviceFaults, AnyCallOfEndingATableMayFail) {
+  for (std::int64_t n = 0;; ++n) {
+    Scene scene;
+    scene.make_table(OptimizerConfig::adam());
+    scene.table->update(scene.rows, scene.outcomes, scene.gradients.as<float>());
+    fake_acl().fail(n, kSomeError, false);
+    scene.table.reset();
+    const std::string failed = fake_acl().failed_call();
+    fake_acl().fail(-1, 0, false);
+    SCOPED_TRACE("call " + std::to_string(n) + ", " + failed);
+    ASSERT_STREQ(fake_acl().violations(), "");
+    ASSERT_STREQ(fake_acl().live(), "2 of device memory, 1 of devices");  // the scene's
+    if (failed.empty()) break;
+  }
+}
+
+TEST_P(DeviceFaults, AThreadKeepsTheContextThatItHas) {
+  fake_acl().set_num_devices(2);
+  Scene scene;
+  scene.make_table(OptimizerConfig::sgd());
+  std::thread([&] {
+    const internal::acl::Library& library = internal::acl::library();
+    ASSERT_EQ(library.aclrtSetDevice(1), 0);
+    internal::acl::Context own = nullptr;
+    internal::acl::Context after = nullptr;
+    library.aclrtGetCurrentContext(&own);
+    operations()[0].run(scene);
+    library.aclrtGetCurrentContext(&after);
+    EXPECT_EQ(own, after);
+    library.aclrtResetDevice(1);
+  }).join();
 }
 
 // Between the parts of an update nothing can be undone any more: the table says so, for good.
