@@ -16,7 +16,14 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recsdk_core import Lease, Table, map_tables
 
-__all__ = ["Features", "features_on_host", "map_under_leases", "mean_divisor", "read_features"]
+__all__ = [
+    "Features",
+    "Mapped",
+    "features_on_host",
+    "map_under_leases",
+    "mean_divisor",
+    "read_features",
+]
 
 _KEY_TYPES = (torch.int64, torch.int32, torch.uint64)
 

@@ -23,7 +23,7 @@ from torchrec.streamable import Multistreamable
 
 from recsdk_core import Table
 from recsdk_core.nn.accumulation import Accumulation
-from recsdk_core.nn.function import TableBags
+from recsdk_core.nn.function import FeatureBags, TableBags
 from recsdk_sharding.arrivals import Arrivals
 from recsdk_sharding.assembly import Assembly, plan_segments
 from recsdk_sharding.context import HashShardingContext
@@ -33,11 +33,13 @@ from recsdk_sharding.devices import keeps_rows_in_engine
 from recsdk_sharding.exchange import ExchangeJob, HostExchange, Splits
 from recsdk_sharding.features import (
     Features,
+    Mapped,
     features_on_host,
     map_under_leases,
     mean_divisor,
     read_features,
 )
+from recsdk_sharding.in_place import Places, WholeBags
 from recsdk_sharding.late_weights import LateWeights
 from recsdk_sharding.layout import GroupLayout
 from recsdk_sharding.ranks import RankMap
@@ -67,6 +69,8 @@ class MappedBatch(Multistreamable):  # type: ignore[misc]
     """Numbers that are pooled."""
     weight_starts: list[list[int]] | None = None
     """Of each table and feature: where the weights lie among those that come late, if they do."""
+    shape: tuple[int, int] | None = None
+    """Of the results (B, C), if the vectors go there at once; `column` is then one of theirs."""
 
     def take_weights(self, weights_M: torch.Tensor) -> None:
         """Takes the weights that came late."""
@@ -132,6 +136,8 @@ class HostDist(BaseSparseFeaturesDist[Any]):  # type: ignore[misc]
         """Whether weights are not known before the batch is looked up."""
         self.equal_batches: list[tuple[int, ...]] = []
         """Groups of ranks whose batches must be of equal size."""
+        self.places: Places | None = None
+        """Where vectors are pooled to if this rank is alone; None: they are sent."""
         self.tag = zlib.crc32("\n".join(config.layout.feature_names).encode()) >> 1
 
     def forward(self, features: Any, context: HashShardingContext, training: bool) -> HostAwaitable:
@@ -146,7 +152,7 @@ class _Result:
 
     batch: AnyBatch
     features: Features
-    assembly: Assembly
+    assembly: Assembly | None
     num_values_sent: list[int]
     late_weights: LateWeights | None
     device: torch.device
@@ -173,7 +179,8 @@ class _MappedAwaitable(Awaitable[AnyBatch]):  # type: ignore[misc]
         result = self._future.result()
         result.batch.open()
         self._context.features = result.features
-        self._context.assembly = result.assembly.to(result.device)
+        if result.assembly is not None:
+            self._context.assembly = result.assembly.to(result.device)
         self._context.num_values_sent = result.num_values_sent
         if result.late_weights is not None:
             result.late_weights.open()
@@ -258,36 +265,54 @@ class _Job(ExchangeJob[_Result]):
             for engine, place in zip(config.tables, places, strict=True)
         ]
         mapped = map_under_leases(calls, insert=self.training, step=step if self.training else None)
+        if (whole := self._whole_bags()) is not None:
+            features = [
+                whole.of_part(table.features, found, part.columns[0])
+                for (table, part), found in zip(parts, mapped, strict=True)
+            ]
+            return _Result(
+                batch=MappedBatch(self._tables(features, mapped), 0, shape=whole.shape),
+                features=self._features,
+                assembly=None,
+                num_values_sent=[],
+                late_weights=None,
+                device=config.device,
+            )
         widths = [part.width for _, part in parts]
         starts = self._arrived.starts_of(places, widths, config.multiple)
         reads_only = self._rank if config.layout.is_replicated else None
-        tables = [
-            TableBags(
-                table=engine,
-                features=self._arrived.bags_of(*place, found, start, reads_only),
-                lease=found[2],
-                accumulation=accumulation,
-            )
-            for engine, place, found, start, accumulation in zip(
-                config.tables,
-                places,
-                mapped,
-                starts.of_parts,
-                config.accumulations,
-                strict=True,
-            )
+        features = [
+            self._arrived.bags_of(*place, found, start, reads_only)
+            for place, found, start in zip(places, mapped, starts.of_parts, strict=True)
         ]
         weight_starts = None
         if self._is_late:
             weight_starts = [self._arrived.weight_starts_of(*place) for place in places]
         return _Result(
-            batch=self._batch(tables, sum(starts.num_values), weight_starts),
+            batch=self._batch(
+                self._tables(features, mapped), sum(starts.num_values), weight_starts
+            ),
             features=self._features,
             assembly=self._plan(self._features),
             num_values_sent=starts.num_values,
             late_weights=self._late_weights() if self._is_late else None,
             device=config.device,
         )
+
+    def _whole_bags(self) -> WholeBags | None:
+        """The bags, if they are pooled straight into the results."""
+        places, features = self._owner.places, self._features
+        if places is None or self._is_late or features.bag_of_sample is not None:
+            return None
+        return WholeBags(places, features, self._config.is_mean)
+
+    def _tables(self, features: Sequence[list[FeatureBags]], mapped: Mapped) -> list[TableBags]:
+        return [
+            TableBags(table=table, features=bags, lease=lease, accumulation=accumulation)
+            for table, bags, (_, _, lease), accumulation in zip(
+                self._config.tables, features, mapped, self._config.accumulations, strict=True
+            )
+        ]
 
     def _batch(
         self, tables: list[TableBags], num_values: int, weight_starts: list[list[int]] | None

@@ -9,7 +9,7 @@ import torch
 from torchrec.distributed.embedding_types import BaseEmbeddingLookup
 from torchrec.optim.fused import FusedOptimizer, FusedOptimizerModule
 
-from recsdk_core.nn.function import pack_features
+from recsdk_core.nn.function import pack_features, pool_features
 from recsdk_sharding.host_dist import MappedBatch
 from recsdk_sharding.optimizers import HashFusedOptimizer
 from recsdk_sharding.rows import TableRows, anchor_of
@@ -35,9 +35,14 @@ class HashLookup(BaseEmbeddingLookup[Any, Any], FusedOptimizerModule):  # type: 
         return self._optimizer
 
     def forward(self, sparse_features: MappedBatch) -> torch.Tensor:
-        """The vectors that this rank pools for all ranks: float32 (num_values,)."""
+        """The vectors that this rank pools for all ranks: float32 (num_values,).
+
+        On a rank that is alone the results themselves, (B, C), if they can be made at once.
+        """
         self._optimizer.step()  # a scheduler may have changed the learning rate since the last step
         batch = sparse_features
+        if batch.shape is not None:
+            return pool_features(batch.tables, *batch.shape, anchor_of(self._rows))
         return pack_features(batch.tables, batch.num_values, anchor_of(self._rows))
 
     def prefetch(self, sparse_features: MappedBatch, forward_stream: Any = None) -> None:

@@ -272,10 +272,11 @@ class TableRows(nn.Module):
                     "max_rows, or num_embeddings if the rows are on a device"
                 )
         changes = list(zip(parts, found, strict=True))
+        for part in parts:
+            if part.accumulation is not None:
+                part.accumulation.drop()  # its leases would keep the table from being replaced
         replace_rows([(p.table, r.new_rows()) for p, r in changes if isinstance(p.table, Table)])
         for part, rows in changes:
-            if part.accumulation is not None:
-                part.accumulation.drop()
             if isinstance(part.table, DeviceTable):
                 part.table.clear()
                 part.table.upsert(rows.keys, rows.weight, rows.state or None)

@@ -6,6 +6,7 @@ Shape letters: B batch, C columns, G bags of a feature, D width of its vectors.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -23,7 +24,9 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_modules import get_embedding_names_by_table
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
+from recsdk_sharding.devices import keeps_rows_in_engine
 from recsdk_sharding.host_dist import HostGroup
+from recsdk_sharding.in_place import Places
 from recsdk_sharding.modules import HashEmbeddingBagCollection
 from recsdk_sharding.output_dist import Transfer, return_results
 from recsdk_sharding.sharded_tables import (
@@ -73,6 +76,16 @@ class ShardedHashEmbeddingBagCollection(
         self._has_mean_pooling_callback = False  # means are taken where results are put together
         self._input_dists = [sharding.create_input_dist() for sharding in self._embedding_shardings]
         self._has_uninitialized_input_dist = False
+        if host.ranks.world_size == 1 and not qcomm_codecs_registry:
+            self._pool_in_place()
+
+    def _pool_in_place(self) -> None:
+        """Has a rank that is alone make its results at once, if its tables are sharded alike."""
+        if len(self._input_dists) != 1 or not keeps_rows_in_engine(self._device):
+            return
+        *starts, width = accumulate(self._embedding_dims, initial=0)
+        columns = [starts[position] for position in self._groups.positions[0]]
+        self._input_dists[0].places = Places(columns, width)
 
     def create_grouped_sharding_infos(
         self,
@@ -114,7 +127,10 @@ class ShardedHashEmbeddingBagCollection(
         self, ctx: EmbeddingBagCollectionContext, output: list[torch.Tensor]
     ) -> LazyAwaitable[KeyedTensor]:
         """Starts the return of the results."""
-        return _PooledAwaitable(self, ctx, self._start_return(ctx, output))
+        if ctx.sharding_contexts[0].assembly is None:  # made at once
+            return _PooledAwaitable(self, lambda: output[0])
+        transfers = self._start_return(ctx, output)
+        return _PooledAwaitable(self, lambda: self.results_of(ctx, transfers))
 
     def results_of(
         self, ctx: EmbeddingBagCollectionContext, transfers: list[Transfer]
@@ -152,18 +168,16 @@ class _PooledAwaitable(LazyAwaitable[KeyedTensor]):  # type: ignore[misc]
     def __init__(
         self,
         owner: ShardedHashEmbeddingBagCollection,
-        ctx: EmbeddingBagCollectionContext,
-        transfers: list[Transfer],
+        values: Callable[[], torch.Tensor],
     ) -> None:
         super().__init__()
         self._owner = owner
-        self._ctx = ctx
-        self._transfers = transfers
+        self._values = values
 
     def _wait_impl(self) -> KeyedTensor:
         owner = self._owner
         return KeyedTensor(
             keys=owner._embedding_names,
             length_per_key=owner._embedding_dims,
-            values=owner.results_of(self._ctx, self._transfers),
+            values=self._values(),
         )
