@@ -22,7 +22,6 @@ from pipeline_support.model import (
 )
 
 from recsdk_pipeline import HybridTrainPipelineSparseDist
-from recsdk_sharding import HashLoadPlanner
 
 NUM_STEPS = 17
 STOPPED_AFTER = 7
@@ -77,7 +76,7 @@ def case_resumed_training_equals_training_never_stopped(world: World) -> None:
         again = Data(batches(world, NUM_STEPS))
         other, optimizer, pipeline = training(world, depth, again)
         state = {"model": other, "optimizer": optimizer, "pipeline": pipeline}
-        dcp.load(state, checkpoint_id=folder, planner=HashLoadPlanner())
+        dcp.load(state, checkpoint_id=folder)
         assert (pipeline.num_batches_trained, again.position) == (STOPPED_AFTER, STOPPED_AFTER)
         assert_equal(content(other), saved)
         assert_equal(rest_of(pipeline, iter(again)), expected)

@@ -50,7 +50,8 @@ def load(setup: Setup, sizes: list[list[int]], path: str, **options: Any) -> dic
     model, optimizer = _state(setup)
     _train(model, optimizer, [[2] * dist.get_world_size()], setup, 2)
     state = {"model": model, "optimizer": optimizer}
-    dcp.load(state, checkpoint_id=path, planner=HashLoadPlanner(**options))
+    planner = HashLoadPlanner(**options) if options else None
+    dcp.load(state, checkpoint_id=path, planner=planner)
     loaded = _content(model)
     outputs = _train(model, optimizer, sizes, setup, 1)
     return {"loaded": loaded, "outputs": outputs, "end": _content(model)}
@@ -61,7 +62,7 @@ def load_error(setup: Setup, path: str) -> str:
     model, optimizer = _state(setup)
     _train(model, optimizer, [[2] * dist.get_world_size()], setup, 2)
     try:
-        dcp.load({"model": model}, checkpoint_id=path, planner=HashLoadPlanner())
+        dcp.load({"model": model}, checkpoint_id=path)
     except Exception as error:
         return str(error)
     return ""

@@ -23,7 +23,7 @@ from recsdk_sharding.accumulate import (  # noqa: E402
     AccumulateSGD,
 )
 from recsdk_sharding.configs import HashEmbeddingBagConfig, HashEmbeddingConfig  # noqa: E402
-from recsdk_sharding.dcp import HashLoadPlanner  # noqa: E402
+from recsdk_sharding.dcp import HashLoadPlanner, adapt_load_planner  # noqa: E402
 from recsdk_sharding.feature_processed import (  # noqa: E402
     HashFeatureProcessedEmbeddingBagCollectionSharder,
     ShardedHashFeatureProcessedEmbeddingBagCollection,
@@ -61,6 +61,7 @@ from recsdk_sharding.tensor_parallel import (  # noqa: E402
 
 adapt_torchrec()
 adapt_pipelines()
+adapt_load_planner()
 
 __all__ = [
     "AccumulateAdagrad",

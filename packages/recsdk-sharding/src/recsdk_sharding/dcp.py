@@ -1,12 +1,15 @@
 """Loading through torch.distributed.checkpoint into any number of ranks.
 
-`dcp.save` and `dcp.async_save` need nothing of this: in the `state_dict` of a model the part of
-each rank has names of its own, so that every rank writes its rows. `dcp.load` must be told to read
-the parts that this rank needs, of whatever sizes they are.
+In the `state_dict` of a model the part of each rank has names of its own, so that every rank writes
+its rows. To load, a rank must read the parts that it needs, of whatever sizes they are, which only
+the checkpoint's metadata tells. torch shows that to the planner alone, after it has asked the model
+for its state, so torch's default planner is extended at import: it makes room for those parts.
+State without hash tables is left to it as it is.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,7 +22,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from recsdk_sharding.ranks import RankMap, ranks_of_tensor
 from recsdk_sharding.row_state import PART_PATTERN
 
-__all__ = ["HashLoadPlanner"]
+__all__ = ["HashLoadPlanner", "adapt_load_planner"]
 
 _PART = re.compile(
     rf"(?P<prefix>(?:.*\.)?){PART_PATTERN}"
@@ -28,15 +31,16 @@ _PART = re.compile(
 
 
 class HashLoadPlanner(DefaultLoadPlanner):
-    """torch's load planner, for models with hash tables.
+    """torch's load planner, with a choice of what is read of hash tables.
 
-    Each rank reads the parts that may have ids it owns: its own if the number of ranks is as when
-    saving, those that overlap with it else. Everything else is as in `DefaultLoadPlanner`, whose
-    keyword arguments it takes.
+    `dcp.load` without a planner has each rank read the parts that may have ids it owns: its own if
+    the number of ranks is as when saving, those that overlap with it else. That cannot be told if
+    the ids were spread by another rank rule; then pass
 
-        dcp.save({"model": model, "optimizer": optimizer}, checkpoint_id=path)
         dcp.load({"model": model, "optimizer": optimizer}, checkpoint_id=path,
-                 planner=HashLoadPlanner())
+                 planner=HashLoadPlanner(all_ranks=True))
+
+    Everything else is as in `DefaultLoadPlanner`, whose keyword arguments it takes.
 
     Cost: memory for the parts that are read, beside the table's rows, until they are loaded.
     """
@@ -44,38 +48,56 @@ class HashLoadPlanner(DefaultLoadPlanner):
     def __init__(self, *, all_ranks: bool = False, **options: Any) -> None:
         """`all_ranks`: read all parts, as needed if another rank rule was in use when saving."""
         super().__init__(**options)
-        self._all_ranks = all_ranks
+        self._reads_all_parts = all_ranks
 
-    def set_up_planner(
-        self,
+
+def adapt_load_planner() -> None:
+    """Has torch's default load planner make room for the parts of hash tables."""
+    set_up = DefaultLoadPlanner.set_up_planner
+
+    @functools.wraps(set_up)
+    def adapted(
+        self: DefaultLoadPlanner,
         state_dict: dict[str, Any],
         metadata: Metadata | None = None,
         is_coordinator: bool = False,
     ) -> None:
-        """Puts room for the parts to read in place of those that the model has now."""
         if metadata is not None:
+            reads_all = getattr(self, "_reads_all_parts", False)
             for table in _saved_tables(metadata).values():
-                self._make_room(state_dict, table)
-        super().set_up_planner(state_dict, metadata, is_coordinator)
+                _make_room(state_dict, table, reads_all)
+        set_up(self, state_dict, metadata, is_coordinator)
 
-    def _make_room(self, state_dict: dict[str, Any], saved: _SavedTable) -> None:
-        holder: Any = state_dict
-        for step in saved.path:
-            holder = holder.get(step) if isinstance(holder, Mapping) else None
-        if not isinstance(holder, dict):
-            return
-        own = _own_parts(holder, saved.prefix)
-        for name in [n for n in holder if _is_part(n, saved.prefix)]:
-            del holder[name]
-        for number, part in saved.parts.items():
-            if any(self._needs(rank, ranks, saved, number) for rank, ranks in own):
-                for name, entry in part.items():
-                    holder[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
+    DefaultLoadPlanner.set_up_planner = adapted  # type: ignore[method-assign]
 
-    def _needs(self, rank: int, ranks: RankMap, saved: _SavedTable, number: int) -> bool:
-        """Whether a part that this rank has may have rows of a saved one."""
-        found = RankMap(max(saved.parts) + 1, ranks.rule)
-        return self._all_ranks or ranks.may_share_keys(rank, found, number)
+
+def _make_room(state_dict: dict[str, Any], saved: _SavedTable, reads_all: bool) -> None:
+    """Puts room for the parts to read in place of those that the model has now."""
+    holder: Any = state_dict
+    for step in saved.path:
+        holder = holder.get(step) if isinstance(holder, Mapping) else None
+    if not isinstance(holder, dict) or _has_room(holder, saved):
+        return
+    own = _own_parts(holder, saved.prefix)
+    for name in [n for n in holder if _is_part(n, saved.prefix)]:
+        del holder[name]
+    for number, part in saved.parts.items():
+        if reads_all or any(_needs(rank, ranks, saved, number) for rank, ranks in own):
+            for name, entry in part.items():
+                holder[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
+
+
+def _has_room(holder: Mapping[str, Any], saved: _SavedTable) -> bool:
+    """Whether it was made from the checkpoint, as when torch converts one without a model."""
+    wanted = {name: entry.size for part in saved.parts.values() for name, entry in part.items()}
+    found = {n: v.shape for n, v in holder.items() if _is_part(n, saved.prefix)}
+    return found == wanted
+
+
+def _needs(rank: int, ranks: RankMap, saved: _SavedTable, number: int) -> bool:
+    """Whether a part that this rank has may have rows of a saved one."""
+    found = RankMap(max(saved.parts) + 1, ranks.rule)
+    return ranks.may_share_keys(rank, found, number)
 
 
 @dataclass

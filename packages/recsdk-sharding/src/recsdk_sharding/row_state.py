@@ -247,8 +247,8 @@ def _check_rows(place: Part, saved: Sequence[SavedPart]) -> None:
         raise ValueError(
             f"it was saved by {ranks.world_size} ranks with rule {ranks.rule!r}, and the parts "
             f"of ranks {missing} are missing, which may have ids of rank {place.index}; load "
-            "them too (with torch.distributed.checkpoint: planner=HashLoadPlanner(), with "
-            "all_ranks=True if the rule differs)"
+            "them too (with torch.distributed.checkpoint, if the rule differs: pass "
+            "planner=recsdk_sharding.HashLoadPlanner(all_ranks=True))"
         )
 
 
