@@ -17,7 +17,8 @@
 namespace recsdk::internal {
 namespace {
 
-constexpr std::int64_t kChunkBytes = std::int64_t{1} << 20;  // copied under the locks at a time
+constexpr std::int64_t kRegionBytes = std::int64_t{1} << 20;
+constexpr std::int64_t kChunkBytes = kRegionBytes / 4;  // copied under the locks at a time
 constexpr std::int64_t kMaxRegionRows = 65'536;
 constexpr std::int64_t kScanRows = std::int64_t{1} << 20;  // looked at under the locks at a time
 constexpr std::int64_t kMarkGrain = 16'384;                // words a piece
@@ -34,8 +35,8 @@ void prefetch(const RowAddresses& addresses, std::int64_t row) {
     __builtin_prefetch(record + i);
 }
 
-std::int64_t rows_of_chunk(std::int64_t row_bytes) {
-  return std::max<std::int64_t>(kChunkBytes / row_bytes, 1);
+std::int64_t rows_in(std::int64_t bytes, std::int64_t row_bytes) {
+  return std::max<std::int64_t>(bytes / row_bytes, 1);
 }
 
 std::int64_t floor_power(std::int64_t n) {
@@ -89,8 +90,9 @@ CutState::CutState(const RowLayout& layout, const RowStore& rows, std::int64_t e
       end_row_(end_row),
       max_copy_bytes_(max_copy_bytes),
       process_(getpid()),
-      region_rows_(std::min(floor_power(rows_of_chunk(packed_.row_bytes())), kMaxRegionRows)),
-      chunk_rows_(rows_of_chunk(packed_.row_bytes())),
+      region_rows_(
+          std::min(floor_power(rows_in(kRegionBytes, packed_.row_bytes())), kMaxRegionRows)),
+      chunk_rows_(rows_in(kChunkBytes, packed_.row_bytes())),
       bits_(static_cast<std::size_t>(end_row / kWordRows + 1) * sizeof(std::uint64_t), SIZE_MAX),
       words_(reinterpret_cast<std::uint64_t*>(bits_.data())),
       regions_(static_cast<std::size_t>(end_row / region_rows_ + 1)) {}

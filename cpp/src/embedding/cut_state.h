@@ -77,7 +77,7 @@ class CutState {
   std::int64_t preserve_items(const SortedGradients& gradients, int max_threads);
   void wait_for_room(std::int64_t num_bytes, CopyWaits& waits);
 
-  /// Takes the next rows, at most `arrays.capacity` and about 1 MiB; returns how many. The caller
+  /// Takes the next rows, at most `arrays.capacity` and about 256 KiB; returns how many. The caller
   /// holds rows_mutex. Throws Error(kBusy) once the cut is closed.
   std::int64_t read(const RowArrays& arrays);
   /// True once every row has been read.
@@ -122,7 +122,7 @@ class CutState {
   const std::optional<std::int64_t> max_copy_bytes_;
   const int process_;
   const std::int64_t region_rows_;  // a power of two; copies are kept, and freed, by region
-  const std::int64_t chunk_rows_;   // rows of about 1 MiB
+  const std::int64_t chunk_rows_;   // rows of about 256 KiB
 
   mutable std::mutex mutex_;
   std::condition_variable moved_;  // the reader went on, or the cut was closed

@@ -27,11 +27,11 @@ void report(nb::handle progress, std::int64_t num_bytes) {
 
 RowFileSummary write_cut(PyCut& cut, nb::handle write, const nb::bytes& token,
                          const std::string& codec, std::int64_t block_bytes, const nb::dict& policy,
-                         nb::handle progress, const std::string& name) {
+                         nb::handle progress, const std::string& name, bool in_background) {
   const PySink sink(write, name);
   WriteOptions options;
   options.token = token_of(token);
-  options.file = {codec_of(codec), block_bytes, sink.in_background};
+  options.file = {codec_of(codec), block_bytes, in_background && sink.in_background};
   for (const auto& [key, data] : policy)
     options.policies.emplace_back(nb::cast<std::string>(key), bytes_of(nb::cast<nb::bytes>(data)));
   options.progress = [progress](std::int64_t num_bytes) { report(progress, num_bytes); };
@@ -132,7 +132,7 @@ void bind_checkpoint(nb::module_& module) {
   module.def("write_rows", &write_cut, nb::arg("cut"), nb::arg("write"), nb::arg("token"),
              nb::arg("codec") = "none", nb::arg("block_bytes") = kDefaultBlockBytes,
              nb::arg("policy") = nb::dict(), nb::arg("progress").none() = nb::none(),
-             nb::arg("name") = "row file");
+             nb::arg("name") = "row file", nb::arg("in_background") = true);
   nb::class_<PyRestore>(module, "Restore")
       .def(nb::init<PyTable&>(), nb::arg("table"))
       .def("add_file", &PyRestore::add_file, nb::arg("row_file"),

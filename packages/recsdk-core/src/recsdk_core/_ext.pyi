@@ -318,6 +318,7 @@ def write_rows(
     policy: Mapping[str, bytes] = ...,
     progress: Callable[[int], Any] | None = None,
     name: str = "row file",
+    in_background: bool = True,
 ) -> RowFileSummary: ...
 
 @final

@@ -135,7 +135,7 @@ class SavesAndLoads:
             progress=progress,
         )
         store = open_store(path)
-        cuts = Cuts([Shard(table=self._table())], delta, max_copy_bytes)
+        cuts = Cuts([Shard(table=self._table())], delta, max_copy_bytes, one_thread=True)
 
         def work(count: Progress) -> Position:
             told = replace(options, progress=_both(count, progress))

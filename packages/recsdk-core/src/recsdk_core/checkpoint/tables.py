@@ -88,8 +88,14 @@ class Cuts:
     """What the shards of one rank hold now, until `finish`; training may go on meanwhile."""
 
     def __init__(
-        self, shards: Sequence[Shard], is_delta: bool, max_copy_bytes: int | None = None
+        self,
+        shards: Sequence[Shard],
+        is_delta: bool,
+        max_copy_bytes: int | None = None,
+        *,
+        one_thread: bool = False,
     ) -> None:
+        """`one_thread`: saving takes one thread, not two: for saving beside training."""
         self._shards = shards
         self.cuts: list[_ext.Cut] = []
         self.parts: list[Part] = []
@@ -99,7 +105,7 @@ class Cuts:
             for shard in shards:
                 cut = shard.table._cut(is_delta, max_copy_bytes)
                 self.cuts.append(cut)
-                self.parts.append(_part(shard, cut, is_delta))
+                self.parts.append(_part(shard, cut, is_delta, one_thread))
             undo.pop_all()
 
     @property
@@ -148,12 +154,14 @@ def save_tables(shards: Sequence[Shard], ranks: Ranks, path: Any, options: SaveO
     return made[0].save(store, ranks, options)
 
 
-def _part(shard: Shard, cut: _ext.Cut, is_delta: bool) -> Part:
+def _part(shard: Shard, cut: _ext.Cut, is_delta: bool, one_thread: bool) -> Part:
     def write(
         target: Target, token: bytes, codec: Codec, progress: Progress | None
     ) -> _ext.RowFileSummary:
         told = None if progress is None else _differences(progress)
-        return _ext.write_rows(cut, target, token=token, codec=codec, progress=told)
+        return _ext.write_rows(
+            cut, target, token=token, codec=codec, progress=told, in_background=not one_thread
+        )
 
     return Part(
         entry=entry_of(shard, cut, shard.owner.sharding),
