@@ -5,7 +5,7 @@
 PYTHON ?= python3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-npu-hardware lint format asan tsan clean
+.PHONY: help setup demo test test-full test-npu-hardware lint format asan tsan fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,10 @@ asan: ## C++ tests under the address and undefined-behaviour sanitizers
 tsan: ## C++ tests under the thread sanitizer
 	@$(PYTHON) tools/set_up.py cpp
 	@.venv/bin/python tools/cpp_tests.py --sanitize thread
+
+fuzz: ## run the fuzzers for minutes, as every night; ARGS="--seconds 60 --only row_file"
+	@$(PYTHON) tools/set_up.py all
+	@.venv/bin/python tools/fuzz.py $(ARGS)
 
 release-%: ## build sdist and wheel of one package: core, sharding or pipeline
 	@$(PYTHON) tools/set_up.py all

@@ -1,0 +1,117 @@
+"""Builds the fuzzers and runs each for some minutes: what runs every night.
+
+.venv/bin/python tools/fuzz.py [--seconds N] [--only NAME ...]
+
+The C++ fuzzers, with the address and undefined-behaviour sanitizers, then the manifest's reader
+with atheris. New inputs are kept in build/fuzz-inputs and used again; what made one fail is left in
+build/fuzz-findings. Exit status 1 if one failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import cpp_tests
+import debian
+import set_up
+
+CPP = ("table", "cut", "row_file")
+MANIFEST = "manifest"
+CORPORA = {
+    "row_file": set_up.ROOT / "cpp" / "tests" / "fuzz" / "corpus" / "row_file",
+    MANIFEST: set_up.ROOT / "tests" / "fuzz" / "manifests",
+}
+BUILD = set_up.BUILD / "fuzz"
+INPUTS = set_up.BUILD / "fuzz-inputs"
+FINDINGS = set_up.BUILD / "fuzz-findings"
+MOST_SECONDS_OF_AN_INPUT = 60
+
+
+def clang() -> str | None:
+    """clang++, the newest that Debian's names tell."""
+    names = ["clang++", *(f"clang++-{version}" for version in range(30, 13, -1))]
+    return next((name for name in names if shutil.which(name) is not None), None)
+
+
+def clang_need() -> debian.Need:
+    return debian.Need(package="clang", purpose="libFuzzer", is_present=lambda: clang() is not None)
+
+
+def build(names: Sequence[str]) -> int:
+    """Builds C++ fuzzers; returns the exit status."""
+    if not names:
+        return 0
+    debian.ensure_here([clang_need()], say=set_up.say)
+    targets = [f"{name}_fuzzer" for name in names]
+    configure = [
+        *("cmake", "-S", str(set_up.ROOT / "cpp"), "-B", str(BUILD), "-G", "Ninja"),
+        *("--log-level=WARNING", "-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DRECSDK_WERROR=OFF"),
+        *(f"-DCMAKE_CXX_COMPILER={clang()}", f"-DCMAKE_C_COMPILER={c_clang()}"),
+        *("-DRECSDK_BUILD_FUZZERS=ON", "-DRECSDK_SANITIZE=address,undefined"),
+    ]
+    command = ["cmake", "--build", str(BUILD), "--target", *targets]
+    return cpp_tests.call(configure) or cpp_tests.call(command)
+
+
+def c_clang() -> str:
+    """The C compiler beside clang()."""
+    return (clang() or "clang++").replace("clang++", "clang")
+
+
+def command_of(name: str) -> list[str]:
+    """Runs a fuzzer, but for libFuzzer's arguments."""
+    if name == MANIFEST:
+        python = str(set_up.VENV / "bin" / "python")
+        return [python, str(set_up.ROOT / "tests" / "fuzz" / "fuzz_manifest.py")]
+    return [str(BUILD / "tests" / "fuzz" / f"{name}_fuzzer")]
+
+
+def run(name: str, seconds: int) -> int:
+    """Runs a fuzzer; returns the exit status."""
+    inputs, findings = INPUTS / name, FINDINGS / name
+    for folder in (inputs, findings):
+        folder.mkdir(parents=True, exist_ok=True)
+    corpus = [str(CORPORA[name])] if name in CORPORA else []
+    print(f"\n==== {name} for {seconds} s", flush=True)
+    return cpp_tests.call(
+        [
+            *command_of(name),
+            str(inputs),
+            *corpus,
+            f"-max_total_time={seconds}",
+            f"-timeout={MOST_SECONDS_OF_AN_INPUT}",
+            f"-artifact_prefix={findings}/",
+            "-print_final_stats=1",
+        ],
+        **cpp_tests.SANITIZER_OPTIONS,
+    )
+
+
+def has_atheris() -> bool:
+    return importlib.util.find_spec("atheris") is not None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    names = [*CPP, *([MANIFEST] if has_atheris() else [])]
+    parser.add_argument("--seconds", type=int, default=300, help="for each fuzzer (default 300)")
+    parser.add_argument("--only", nargs="+", choices=names, default=names, help="run only these")
+    args = parser.parse_args()
+    if status := build([name for name in args.only if name in CPP]):
+        return status
+    failed = [name for name in args.only if run(name, args.seconds)]
+    if not has_atheris():
+        print("the manifest's reader was left out: atheris is not installed")
+    print(f"\n{len(args.only) - len(failed)} of {len(args.only)} fuzzers found nothing", flush=True)
+    for name in failed:
+        print(f"  {name} failed: see {Path(FINDINGS / name).relative_to(set_up.ROOT)}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
