@@ -1,7 +1,9 @@
 """Saving and loading a table against plain files, torch.save and torch.distributed.checkpoint.
 
 All contestants write the same number of bytes, durably (fsync), and read them with a cold page
-cache (posix_fadvise), taking turns. QUICK=1: 256 MiB instead of as much as fits.
+cache (posix_fadvise), taking turns. Then: what a delta takes, and how much longer a step of
+training takes while `save_async` writes. QUICK=1: 256 MiB instead of as much as fits;
+RECSDK_BENCH_BYTES: no more than that.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import torch
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
+from benchmarks import steps_beside_a_save
 from benchmarks.records import Record, record_of
 from recsdk_core import Table, optim
 from recsdk_core.checkpoint import open_checkpoint
@@ -48,12 +51,13 @@ def run(quick: bool) -> list[Record]:
     """Measures; prints how large the table is."""
     # The table, the peers' tensor, and what is loaded of either.
     most = int(_memory_available() * SHARE_OF_MEMORY / 4)
-    num_bytes = QUICK_BYTES if quick else min(MOST_BYTES, most)
+    wanted = int(os.environ.get("RECSDK_BENCH_BYTES", MOST_BYTES))
+    num_bytes = QUICK_BYTES if quick else min(wanted, most)
     num_rows = num_bytes // ROW_BYTES
     print(f"{num_rows} rows of width {DIM}, {num_rows * ROW_BYTES / 1e9:.2f} GB")
     folder = Path(tempfile.mkdtemp(dir=os.environ.get("RECSDK_BENCH_DIR", "build/bench")))
     try:
-        return _measure(num_rows, folder, repetitions=3 if quick else 5)
+        return _measure(num_rows, folder, repetitions=3)
     finally:
         shutil.rmtree(folder)
 
@@ -81,7 +85,9 @@ def _measure(num_rows: int, folder: Path, repetitions: int) -> list[Record]:
         record_of(workload, op, "ms", "recsdk", {n: c.samples[op] for n, c in contestants.items()})
         for op in ("save", "load")
     ]
-    return [*records, *_deltas(table, folder, workload, repetitions)]
+    records += _deltas(table, folder, workload, repetitions)
+    keys = _keys(0, num_rows)
+    return records + steps_beside_a_save.measure(table, keys, folder, workload, repetitions)
 
 
 def _filled(num_rows: int) -> Table:
