@@ -17,7 +17,8 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import host_env
 
-from recsdk_core import Table
+from recsdk_core import Table, optim
+from recsdk_core.nn import HashEmbeddingBag
 from recsdk_sharding import (
     HashEmbeddingBagCollection,
     HashEmbeddingBagConfig,
@@ -110,6 +111,24 @@ def choose(
     types = {name: sharding.sharding_type for name, sharding in plan.plan["ebc"].items()}
     ranks = {name: sorted(sharding.ranks) for name, sharding in plan.plan["ebc"].items()}
     return {"types": types, "ranks": ranks, "text": str(planner), "plan": format_plan(plan)}
+
+
+def plan_a_single_bag() -> dict[str, Any]:
+    """As `choose`, of a model with a `HashEmbeddingBag`."""
+    model = nn.ModuleDict({"bag": HashEmbeddingBag(DIM, name="a", optimizer=optim.Adagrad(lr=0.1))})
+    constraints = {
+        "a": HashParameterConstraints(sharding_types=["table_wise"], expected_rows=10_000)
+    }
+    planner = HashEmbeddingShardingPlanner(
+        topology=Topology(world_size=2, compute_device="cpu"),
+        batch_size=1,
+        constraints=constraints,
+    )
+    plan = planner.plan(model, get_default_hybrid_sharders(host_env=host_env()))
+    return {
+        "types": {n: s.sharding_type for n, s in plan.plan["bag"].items()},
+        "text": str(planner),
+    }
 
 
 def estimate_beside_stock() -> list[Any]:

@@ -136,6 +136,13 @@ def test_sequences_are_planned_too(ranks: RankPool) -> None:
     assert found["types"] == {"a": "row_wise"}
 
 
+def test_a_single_bag_is_planned_by_its_table(ranks: RankPool) -> None:
+    (found,) = ranks.run(1, planning_on_ranks.plan_a_single_bag)
+    assert found["types"] == {"a": "table_wise"}
+    # 10,000 rows of 64 weights and as many numbers of state, and 40 bytes beside.
+    assert "10,000  5.2" in found["text"]
+
+
 def test_torchrecs_own_tables_are_estimated_as_before(ranks: RankPool) -> None:
     ((ours, stock),) = ranks.run(1, planning_on_ranks.estimate_beside_stock)
     assert ours == stock

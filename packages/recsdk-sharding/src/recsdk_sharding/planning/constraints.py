@@ -9,6 +9,7 @@ from typing import Any
 from torchrec.distributed.planner.types import ParameterConstraints
 
 from recsdk_sharding.configs import HashTableConfig
+from recsdk_sharding.planning.tables import PlannedTable
 
 __all__ = ["HashParameterConstraints", "planned_rows"]
 
@@ -45,9 +46,11 @@ class HashParameterConstraints(ParameterConstraints):  # type: ignore[misc]
         return hash((super().__hash__(), self.expected_rows, self.growth))
 
 
-def planned_rows(config: HashTableConfig, constraints: ParameterConstraints | None) -> int:
+def planned_rows(
+    table: HashTableConfig | PlannedTable, constraints: ParameterConstraints | None
+) -> int:
     """Rows of a table, over all ranks, that memory is planned for; at most its `max_rows`."""
     rows: Any = getattr(constraints, "expected_rows", None)
-    expected = config.num_embeddings if rows is None else rows
+    expected = table.num_embeddings if rows is None else rows
     planned = math.ceil(expected * getattr(constraints, "growth", 1.0))
-    return planned if config.max_rows is None else min(planned, config.max_rows)
+    return planned if table.max_rows is None else min(planned, table.max_rows)

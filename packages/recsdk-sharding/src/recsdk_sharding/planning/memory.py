@@ -14,8 +14,8 @@ import numpy as np
 import recsdk_core
 from recsdk_core import optim
 from recsdk_core.table import DType
-from recsdk_sharding.configs import HashTableConfig
 from recsdk_sharding.devices import row_budget
+from recsdk_sharding.planning.tables import PlannedTable
 
 __all__ = ["TableMemory", "memory_of_part", "record_bytes"]
 
@@ -42,8 +42,7 @@ class TableMemory:
 
 
 def memory_of_part(
-    config: HashTableConfig,
-    optimizer: optim.Optimizer,
+    table: PlannedTable,
     *,
     num_rows: int,
     width: int,
@@ -59,10 +58,12 @@ def memory_of_part(
     """
     rows = math.ceil(num_rows / num_parts)
     if not on_device:
-        return TableMemory(host=_engine_bytes(rows, _row_bytes(width, optimizer, config.dtype)))
-    budget = row_budget(config.num_embeddings, num_parts)
+        return TableMemory(
+            host=_engine_bytes(rows, _row_bytes(width, table.optimizer, table.dtype))
+        )
+    budget = row_budget(table.num_embeddings, num_parts)
     index = _engine_bytes(min(rows, budget), _row_bytes(1, optim.SGD(), "float32"))
-    floats = (budget + 1) * (width + _state_width(width, optimizer))
+    floats = (budget + 1) * (width + _state_width(width, table.optimizer))
     return TableMemory(host=index, device=floats * _FLOAT_BYTES)
 
 

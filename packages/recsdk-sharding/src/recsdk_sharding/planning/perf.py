@@ -24,13 +24,12 @@ from torchrec.distributed.types import ShardingType
 from recsdk_sharding.planning.memory import record_bytes
 from recsdk_sharding.planning.tables import (
     INDEX_BYTES_ON_DEVICE,
+    PlannedTable,
     has_device_rows,
-    optimizer_of,
-    rows_of_option,
+    table_of_option,
     traffic_of,
 )
 from recsdk_sharding.planning.traffic import Traffic
-from recsdk_sharding.rows import TableRows
 from recsdk_sharding.shardings import comm_op_of
 
 __all__ = ["HashPerfEstimator"]
@@ -76,22 +75,22 @@ class HashPerfEstimator(ShardEstimator):  # type: ignore[misc]
         """Sets `perf` of every shard."""
         others = []
         for option in sharding_options:
-            rows = rows_of_option(option)
-            if rows is None:
+            table = table_of_option(option)
+            if table is None:
                 others.append(option)
                 continue
             data = (sharder_data_map or {}).get(option.module_type_key)
-            step = self._step(option, rows, getattr(data, "qcomm_dtype_sizes", {}))
+            step = self._step(option, table, getattr(data, "qcomm_dtype_sizes", {}))
             for shard in option.shards:
-                shard.perf = self._perf(step, rows, shard.size[1])
+                shard.perf = self._perf(step, table, shard.size[1])
         if others:
             self._stock.estimate(others, sharder_data_map)
 
     def _step(
-        self, option: ShardingOption, rows: TableRows, comm_bytes: Mapping[str, Any]
+        self, option: ShardingOption, table: PlannedTable, comm_bytes: Mapping[str, Any]
     ) -> _Step:
         topology, is_replicated = self._topology, option.sharding_type == _REPLICATED
-        traffic = traffic_of(option, rows, topology, self._constraints.get(option.name))
+        traffic = traffic_of(option, table, topology, self._constraints.get(option.name))
         sizes = (_FLOAT_BYTES, _FLOAT_BYTES)
         if not is_replicated:
             operation = comm_op_of(option.sharding_type, is_sequence=not option.is_pooled)
@@ -108,10 +107,10 @@ class HashPerfEstimator(ShardEstimator):  # type: ignore[misc]
         )
         return _Step(traffic, is_replicated, sizes, memory, network)
 
-    def _perf(self, step: _Step, rows: TableRows, width: int) -> Perf:
+    def _perf(self, step: _Step, table: PlannedTable, width: int) -> Perf:
         world_size, traffic = self._topology.world_size, step.traffic
-        record = record_bytes(width, optimizer_of(rows), rows.config.dtype)
-        weights = width * _DTYPE_BYTES[rows.config.dtype]
+        record = record_bytes(width, table.optimizer, table.dtype)
+        weights = width * _DTYPE_BYTES[table.dtype]
         vector = width * _FLOAT_BYTES
         to_others = (world_size - 1) / world_size
         pooled_ids = traffic.ids / world_size if step.is_replicated else traffic.ids

@@ -15,7 +15,7 @@ from torchrec.distributed.types import ShardingPlan
 
 from recsdk_sharding.npu import compute_device_of
 from recsdk_sharding.planning.constraints import planned_rows
-from recsdk_sharding.planning.tables import row_parts_of, rows_of_option
+from recsdk_sharding.planning.tables import row_parts_of, table_of_option
 
 __all__ = ["PlanTable", "format_plan"]
 
@@ -126,12 +126,10 @@ def _rank_lines(options: Sequence[ShardingOption], topology: Topology) -> list[t
 
 def _rows(option: ShardingOption, topology: Topology, constraints: Mapping[str, Any]) -> int:
     """Rows of the table that a rank with a part of it has."""
-    rows = rows_of_option(option)
-    if rows is None:
+    table = table_of_option(option)
+    if table is None:
         return max(int(shard.size[0]) for shard in option.shards)
-    return -(
-        -planned_rows(rows.config, constraints.get(option.name)) // row_parts_of(option, topology)
-    )
+    return -(-planned_rows(table, constraints.get(option.name)) // row_parts_of(option, topology))
 
 
 def _by_rank(options: Sequence[ShardingOption]) -> dict[int, list[Any]]:

@@ -20,14 +20,13 @@ from recsdk_sharding.planning.constraints import planned_rows
 from recsdk_sharding.planning.memory import memory_of_part
 from recsdk_sharding.planning.tables import (
     INDEX_BYTES_ON_DEVICE,
+    PlannedTable,
     has_device_rows,
-    optimizer_of,
     row_parts_of,
-    rows_of_option,
+    table_of_option,
     traffic_of,
 )
 from recsdk_sharding.planning.traffic import Traffic
-from recsdk_sharding.rows import TableRows
 
 __all__ = ["HashStorageEstimator"]
 
@@ -72,27 +71,26 @@ class HashStorageEstimator(ShardEstimator):  # type: ignore[misc]
         """
         others = []
         for option in sharding_options:
-            rows = rows_of_option(option)
-            if rows is None:
+            table = table_of_option(option)
+            if table is None:
                 others.append(option)
             else:
-                self._estimate(option, rows)
+                self._estimate(option, table)
         if others:
             self._stock.estimate(others, sharder_data_map)
 
-    def _estimate(self, option: ShardingOption, rows: TableRows) -> None:
+    def _estimate(self, option: ShardingOption, table: PlannedTable) -> None:
         constraints = self._constraints.get(option.name)
-        num_rows = planned_rows(rows.config, constraints)
+        num_rows = planned_rows(table, constraints)
         num_parts = row_parts_of(option, self._topology)
         on_device = has_device_rows(self._topology)
         if on_device:
-            _check_budget(rows, num_rows, num_parts)
-        traffic = traffic_of(option, rows, self._topology, constraints)
+            _check_budget(table, num_rows, num_parts)
+        traffic = traffic_of(option, table, self._topology, constraints)
         for shard in option.shards:
             width = shard.size[1]
             memory = memory_of_part(
-                rows.config,
-                optimizer_of(rows),
+                table,
                 num_rows=num_rows,
                 width=width,
                 num_parts=num_parts,
@@ -111,11 +109,11 @@ class HashStorageEstimator(ShardEstimator):  # type: ignore[misc]
         return Storage(hbm=0, ddr=math.ceil(host + device))
 
 
-def _check_budget(rows: TableRows, num_rows: int, num_parts: int) -> None:
-    budget = row_budget(rows.config.num_embeddings, num_parts) * num_parts
+def _check_budget(table: PlannedTable, num_rows: int, num_parts: int) -> None:
+    budget = row_budget(table.num_embeddings, num_parts) * num_parts
     if num_rows > budget:
         raise ValueError(
-            f"table {rows.config.name!r} is to have {num_rows} rows (expected_rows * growth), but "
-            f"num_embeddings={rows.config.num_embeddings} makes room for {budget} in device "
+            f"table {table.name!r} is to have {num_rows} rows (expected_rows * growth), but "
+            f"num_embeddings={table.num_embeddings} makes room for {budget} in device "
             "memory, and further ids would be refused; raise num_embeddings"
         )

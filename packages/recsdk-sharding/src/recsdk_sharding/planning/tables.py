@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from recsdk_core import optim
+from recsdk_core.nn import HashEmbeddingBag
+from recsdk_core.table import DType
 from recsdk_sharding.npu import compute_device_of
 from recsdk_sharding.planning.traffic import Traffic, num_row_parts
 from recsdk_sharding.rows import TableRows
 
 __all__ = [
     "INDEX_BYTES_ON_DEVICE",
+    "PlannedTable",
     "has_device_rows",
-    "optimizer_of",
     "row_parts_of",
-    "rows_of_option",
+    "table_of_option",
     "traffic_of",
 ]
 
@@ -23,18 +26,39 @@ INDEX_BYTES_ON_DEVICE = 3 * 8
 """Of an id in a batch for a device: its row, its bag, and its place among those of equal row."""
 
 
-def rows_of_option(option: Any) -> TableRows | None:
-    """The table that a sharding option is of; None for one of torchrec's own."""
+@dataclass(frozen=True)
+class PlannedTable:
+    """What estimates follow from, of a table."""
+
+    name: str
+    num_embeddings: int
+    max_rows: int | None
+    dtype: DType
+    optimizer: optim.Optimizer
+    """SGD, which keeps no state, if it has none yet."""
+    num_features: int
+
+
+def table_of_option(option: Any) -> PlannedTable | None:
+    """The hash table that a sharding option is of; None for one of torchrec's own."""
     _, module = option.module
+    if isinstance(module, HashEmbeddingBag):
+        table, planned = module.table, int(option.tensor.shape[0])
+        return PlannedTable(
+            table.name, planned, table.max_rows, table.dtype, table.optimizer, num_features=1
+        )
     for child in module.modules():
         if isinstance(child, TableRows) and child.config.name == option.name:
-            return child
+            config, optimizer = child.config, child.optimizer or optim.SGD()
+            return PlannedTable(
+                config.name,
+                config.num_embeddings,
+                config.max_rows,
+                config.dtype,
+                optimizer,
+                len(config.feature_names),
+            )
     return None
-
-
-def optimizer_of(rows: TableRows) -> optim.Optimizer:
-    """The table's optimizer; SGD, which keeps no state, if it has none yet."""
-    return rows.optimizer or optim.SGD()
 
 
 def has_device_rows(topology: Any) -> bool:
@@ -47,7 +71,7 @@ def row_parts_of(option: Any, topology: Any) -> int:
     return num_row_parts(option.sharding_type, topology.world_size, topology.intra_group_size)
 
 
-def traffic_of(option: Any, rows: TableRows, topology: Any, constraints: Any) -> Traffic:
+def traffic_of(option: Any, table: PlannedTable, topology: Any, constraints: Any) -> Traffic:
     """What a step brings to each shard of the option.
 
     Raises ValueError for constraints that do not fit the table's features.
@@ -55,7 +79,7 @@ def traffic_of(option: Any, rows: TableRows, topology: Any, constraints: Any) ->
     sizes = getattr(constraints, "batch_sizes", None) or [option.batch_size]
     poolings = option.num_poolings or getattr(constraints, "num_poolings", None) or [1.0]
     lengths, counts, times = (
-        _for_features(name, values, rows)
+        _for_features(name, values, table)
         for name, values in (
             ("pooling_factors", option.input_lengths),
             ("batch_sizes", sizes),
@@ -72,12 +96,12 @@ def traffic_of(option: Any, rows: TableRows, topology: Any, constraints: Any) ->
     )
 
 
-def _for_features(name: str, values: Sequence[float], rows: TableRows) -> list[float]:
+def _for_features(name: str, values: Sequence[float], table: PlannedTable) -> list[float]:
     """A value for each feature; one that is given alone is of all of them."""
-    features = rows.config.feature_names
-    if len(values) not in (1, len(features)):
+    count = table.num_features
+    if len(values) not in (1, count):
         raise ValueError(
-            f"table {rows.config.name!r}: {name} of its constraints has {len(values)} values for "
-            f"{len(features)} features; give one for each of {features}, or one for all"
+            f"table {table.name!r}: {name} of its constraints has {len(values)} values for "
+            f"{count} features; give one for each of its feature_names, or one for all"
         )
-    return [float(value) for value in values] * (len(features) if len(values) == 1 else 1)
+    return [float(value) for value in values] * (count if len(values) == 1 else 1)
