@@ -171,6 +171,23 @@ def accumulate(setup: Setup, shape: tuple[int, ...], sizes: list[list[int]]) -> 
     return {n: whole(p.grad) for n, p in model.named_parameters() if "over." in n}
 
 
+def thaw(setup: Setup, shape: tuple[int, ...], sizes: list[list[int]]) -> dict[str, Any]:
+    """As `accumulate`, with a layer that is frozen when it is cut and in a first backward."""
+    uncut = new_model(setup, "meta")
+    uncut.over.to(torch.device(setup.device))
+    uncut.over[0].requires_grad_(False)
+    model = parallelize(uncut, mesh_of(shape), half_mlp(), *sparse_part(uncut, setup))
+    batches = own_batches(sizes, setup.weighted)
+    model(batches[0])[0].backward()
+    layer = unwrapped(model).over[0]
+    assert layer.weight.grad is None
+    layer.requires_grad_(True)
+    model.zero_grad()
+    for batch in batches:
+        model(batch)[0].backward()
+    return {n: whole(p.grad) for n, p in model.named_parameters() if "over." in n}
+
+
 def wrap_by_hand(setup: Setup, sizes: list[list[int]]) -> dict[str, Any]:
     """As a user does who calls torch's and torchrec's functions."""
     model = new_model(setup, "meta")

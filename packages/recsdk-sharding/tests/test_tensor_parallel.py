@@ -113,11 +113,14 @@ def test_dense_weights_start_as_those_of_the_first_rank(
         assert_identical(result["dense"], results[0]["dense"])
 
 
+@pytest.mark.parametrize("call", [tp.accumulate, tp.thaw])
 @pytest.mark.parametrize("shape", [(2,), (2, 2)])
-def test_gradients_of_several_backwards_add_up(ranks: Pools, shape: tuple[int, ...]) -> None:
+def test_gradients_of_several_backwards_add_up(
+    ranks: Pools, shape: tuple[int, ...], call: Any
+) -> None:
     setup = replace(ADAGRAD, arguments={"lr": 0.0, "eps": 1e-4})  # the same rows in each
     sizes = equal_sizes(int(np.prod(shape)))
-    results = ranks.run(int(np.prod(shape)), tp.accumulate, setup, shape, sizes)
+    results = ranks.run(int(np.prod(shape)), call, setup, shape, sizes)
     model = new_model(setup, "cpu")
     for row, batches in zip(sizes, reference.batches_of(sizes, False), strict=True):
         reference.mean_loss(model(joined(batches))[1], row).backward()

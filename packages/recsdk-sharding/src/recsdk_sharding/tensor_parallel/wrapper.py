@@ -64,8 +64,7 @@ class TensorParallelWrapper(DefaultDataParallelWrapper):  # type: ignore[misc]
         super().wrap(dmp, env, device)
         # Not before: moving a model to its device drops the hooks of DTensors.
         for parameter in cut.values():
-            hook = _Averaging(parameter, self._mesh.size(), data_group)
-            parameter.register_hook(hook)  # type: ignore[no-untyped-call]
+            _hook_gradient(parameter, _Averaging(parameter, self._mesh.size(), data_group))
         for module in modules:
             module.register_load_state_dict_pre_hook(_distribute_whole_tensors)
             module.register_forward_pre_hook(_have_gradient_waited_for, prepend=True)
@@ -94,6 +93,14 @@ def check_mesh(mesh: DeviceMesh) -> None:
 def _start_equal(parameter: DTensor, data_group: dist.ProcessGroup | None) -> None:
     if data_group is not None:
         dist.broadcast(parameter.to_local().detach(), group=data_group, group_src=0)
+
+
+def _hook_gradient(parameter: DTensor, hook: _Averaging) -> None:
+    """Registers a hook, also of a frozen parameter, which may be trained later."""
+    is_trained = parameter.requires_grad
+    parameter.requires_grad_(True)
+    parameter.register_hook(hook)  # type: ignore[no-untyped-call]
+    parameter.requires_grad_(is_trained)
 
 
 class _Averaging:
