@@ -70,6 +70,21 @@ def test_rows_are_seen_and_state_is_loaded_once_their_update_is_done() -> None:
     assert rows_of(model.ebc.tables()) == {name: {} for name in model.ebc.tables()}
 
 
+def test_a_gradient_may_be_reused_while_it_waits_for_its_update() -> None:
+    arguments = {"lr": 0.1, "use_accumulate": True, "accumulate_step": 2}
+    trained = []
+    for reuses in (False, True):
+        model = new_model(Setup(AccumulateSGD, arguments), "cpu")
+        grad = torch.empty(0)
+        for step in (1.0, 2.0):
+            values = model.ebc(make_batch(0, 6).sparse).values()
+            grad = grad.fill_(step) if reuses and len(grad) else torch.full_like(values, step)
+            values.backward(grad)
+        trained.append(rows_of(model.ebc.tables()))
+    assert trained[0]["user"]
+    assert_rows_close(*trained)
+
+
 @pytest.mark.parametrize(("value", "error"), [(0, ValueError), (1.5, TypeError), (True, TypeError)])
 def test_bad_numbers_of_steps_are_named(value: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="accumulate_step"):

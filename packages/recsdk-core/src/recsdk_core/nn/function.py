@@ -219,6 +219,8 @@ class _PoolFeatures(torch.autograd.Function):
 
 def _update(node: _Node, grad: torch.Tensor, wanted: Sequence[bool]) -> list[torch.Tensor | None]:
     """One update per table; returns the gradients of the weights that want one."""
+    if any(accumulation is not None for accumulation in node.accumulations):
+        grad = grad.clone()  # it waits for its update, and the caller may reuse its own
     is_wanted = iter(wanted)
     grads: list[torch.Tensor | None] = []
     calls = []
