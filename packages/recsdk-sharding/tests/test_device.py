@@ -22,7 +22,7 @@ import torch
 from rank_pool import RankPool
 from test_accumulation import assert_equals_large_batches
 from test_pipelines import ON_CPU, assert_identical
-from test_planning import FACTOR
+from test_planning import FACTOR, PIECE
 from test_training import (
     SETUPS,
     assert_dense_close,
@@ -301,7 +301,7 @@ def test_planned_memory_is_what_tables_take(npus: RankPool) -> None:
     arguments = [config], optimizers, constraints, 20_000, "npu"
     for of_rank in npus.run(2, planning_on_ranks.fill, *arguments):
         host, on_device, measured_host, measured_on_device = of_rank["user"]
-        assert measured_host / FACTOR <= host <= measured_host * FACTOR
+        assert measured_host / FACTOR - PIECE <= host <= measured_host * FACTOR + PIECE
         assert 0 <= on_device - measured_on_device < 4096  # what one batch of one id takes
 
 

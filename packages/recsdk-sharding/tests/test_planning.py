@@ -21,7 +21,8 @@ MIB = 2**20
 
 # Estimates are within this factor of what was measured, either way.
 FACTOR = 1.25
-NUM_IDS = 40_000
+NUM_IDS = 160_000
+PIECE = 1 << 21  # tables take memory in huge pages, and may just need one more
 
 FILLED: dict[str, tuple[str, type, dict[str, Any], dict[str, Any]]] = {
     "rows": ("row_wise", torch.optim.Adagrad, {"lr": 0.1}, {"embedding_dim": 12}),
@@ -52,7 +53,7 @@ def test_estimates_are_near_what_filled_tables_take(ranks: RankPool) -> None:
     for name in FILLED:
         for estimated, _, measured, _ in (of_rank[name] for of_rank in found):
             assert (estimated == 0) == (measured == 0)
-            assert measured / FACTOR <= estimated <= measured * FACTOR, name
+            assert measured / FACTOR - PIECE <= estimated <= measured * FACTOR + PIECE, name
     assert sum(of_rank["whole"][0] > 0 for of_rank in found) == 1
 
 
