@@ -25,7 +25,7 @@ test-full: ## the same with every combination and long runs
 
 test-npu-hardware: ## the tests of devices on an Ascend NPU of this machine; needs CANN
 	@$(PYTHON) tools/set_up.py cpp
-	@.venv/bin/python tools/test_npu_hardware.py $(ARGS)
+	@.venv/bin/python tools/npu_hardware.py $(ARGS)
 
 lint: ## check style, types, import directions and the tree
 	@$(PYTHON) tools/set_up.py all

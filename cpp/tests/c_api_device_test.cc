@@ -165,8 +165,19 @@ TEST_P(CDeviceTables, MistakesAreStatuses) {
   recsdk_device_table_destroy(nullptr);
 }
 
-TEST_P(CDeviceTables, AFailingDeviceIsAStatus) {
-  if (!GetParam().is_fake) GTEST_SKIP() << "only the stand-in fails on demand";
+/// On the stand-in, which alone fails on demand.
+class CFailingDevices : public CDeviceTables {};
+
+std::vector<DeviceCase> failing_cases() {
+  std::vector<DeviceCase> cases = device_cases();
+  std::erase_if(cases, [](const DeviceCase& each) { return !each.is_fake; });
+  return cases;
+}
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(CFailingDevices);  // on the hardware
+INSTANTIATE_TEST_SUITE_P(Backends, CFailingDevices, ::testing::ValuesIn(failing_cases()), name_of);
+
+TEST_P(CFailingDevices, AFailingDeviceIsAStatus) {
   const DeviceTableHandle table = make(4, 10);
   fake_acl().fail(1, 507899, false);
   EXPECT_EQ(recsdk_device_table_synchronize(table.get()), RECSDK_ERROR_DEVICE);

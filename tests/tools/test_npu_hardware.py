@@ -17,7 +17,7 @@ def run(library: str) -> subprocess.CompletedProcess[str]:
     if not (BUILT / "c_api_device_test").exists():
         pytest.skip("the C++ tests are not built; run tools/cpp_tests.py")
     return subprocess.run(
-        [sys.executable, str(ROOT / "tools" / "test_npu_hardware.py"), "--no-build"],
+        [sys.executable, str(ROOT / "tools" / "npu_hardware.py"), "--no-build"],
         env={**os.environ, "RECSDK_ACL_LIBRARY": library},
         capture_output=True,
         text=True,

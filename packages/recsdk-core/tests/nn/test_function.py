@@ -192,6 +192,19 @@ def test_gradients_of_weights(pooling: str, frozen: bool) -> None:
     assert torch.equal(table.lookup(KEYS), rows_ND) == frozen
 
 
+def test_weights_may_be_reused_between_forward_and_backward() -> None:
+    trained = []
+    for reuses in (False, True):
+        table = make_table(1)
+        weights = torch.tensor([0.5, -1.0, 2.0, 0.25])
+        out = pool_features([pooled_entry(table, weights=weights)], 3, 1, make_anchor())
+        if reuses:
+            weights.zero_()
+        out.sum().backward()
+        trained.append(table.lookup(KEYS))
+    assert torch.equal(*trained)
+
+
 def test_a_mean_over_weights_of_sum_zero_is_zero_with_gradient_zero() -> None:
     table = make_table(2)
     weights = torch.tensor([1.0, -1.0, 1.0, -1.0], requires_grad=True)

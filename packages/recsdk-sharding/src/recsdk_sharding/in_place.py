@@ -79,5 +79,4 @@ class WholeBags:
         weights_N = self._features.weights_N
         if weights_N is None:
             return None
-        # Backward reads them too, and by then the caller may have reused the batch's memory.
-        return weights_N.detach()[self._keys[number] : self._keys[number + 1]].clone()
+        return weights_N.detach()[self._keys[number] : self._keys[number + 1]]

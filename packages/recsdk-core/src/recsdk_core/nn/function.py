@@ -154,7 +154,8 @@ def pack_features(
 
 
 def _bags(feature: FeatureBags) -> Bags:
-    weights = None if feature.weights is None else feature.weights.detach()
+    # Backward reads the weights again, and by then the caller may have reused their memory.
+    weights = None if feature.weights is None else feature.weights.detach().clone()
     return Bags(feature.rows, feature.outcomes, feature.offsets, weights, feature.pooling)
 
 

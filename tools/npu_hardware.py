@@ -1,6 +1,6 @@
 """Runs the tests of devices on an Ascend NPU of this machine, instead of on the stand-in.
 
-    .venv/bin/python tools/test_npu_hardware.py [--no-build] [--junit-dir DIR]
+    .venv/bin/python tools/npu_hardware.py [--no-build] [--junit-dir DIR]
 
 The same suites that `make test` runs on the host and on a stand-in for Ascend's runtime: the
 contract of a device (cpp/tests/device_conformance_test.cc), tables in its memory, from several
