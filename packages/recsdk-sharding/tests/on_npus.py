@@ -45,7 +45,6 @@ def abandon(setup: Setup, sizes: list[list[int]]) -> Any:
     for batch in own_batches(sizes, setup.weighted):
         context = ebc.create_context()
         ebc.input_dist(context, batch.sparse).wait().wait()
-    ebc.host_exchange.shutdown(60)  # its thread may hold the last batch a moment longer
     return rows_of(ebc.tables())
 
 

@@ -18,7 +18,7 @@ from torchrec.distributed.types import ShardingEnv
 
 from pipeline_support.model import DEVICE, World
 
-TIMEOUT = timedelta(seconds=60)
+TIMEOUT = timedelta(seconds=180)
 
 
 def main() -> None:

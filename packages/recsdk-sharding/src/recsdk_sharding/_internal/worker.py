@@ -11,7 +11,29 @@ from typing import Any, TypeAlias, TypeVar
 __all__ = ["Worker"]
 
 T = TypeVar("T")
-_Calls: TypeAlias = "queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]"
+_Calls: TypeAlias = "queue.SimpleQueue[tuple[Callable[[], Any], _Outcome[Any]] | None]"
+
+
+class _Outcome(Future[T]):
+    """A future whose `result` comes once the thread has let go of the call and its result.
+
+    Else what they keep open, leases of a table say, would stay open a moment after the waiter has
+    dropped the result.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_free = threading.Event()
+        """Whether the thread has let go."""
+
+    def result(self, timeout: float | None = None) -> T:
+        """As a future's; the thread itself, in a callback, does not wait for itself."""
+        try:
+            return super().result(timeout)
+        finally:
+            if self.done() and not isinstance(threading.current_thread(), _Thread):
+                self.is_free.wait()
+            del self  # else an error would keep its own future alive, through this frame
 
 
 class Worker:
@@ -20,12 +42,12 @@ class Worker:
     def __init__(self, name: str) -> None:
         self._calls: _Calls = queue.SimpleQueue()
         # A daemon: a rank whose peers died would otherwise hang at exit until the group's timeout.
-        self._thread = threading.Thread(target=_run, args=(self._calls,), name=name, daemon=True)
+        self._thread = _Thread(target=_run, args=(self._calls,), name=name, daemon=True)
         self._thread.start()
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
         """Queues a call; its future cannot be cancelled."""
-        future: Future[T] = Future()
+        future: _Outcome[T] = _Outcome()
         future.set_running_or_notify_cancel()
         self._calls.put((call, future))
         return future
@@ -39,6 +61,7 @@ class Worker:
             except queue.Empty:
                 return num_dropped
             if entry is not None:
+                entry[1].is_free.set()
                 entry[1].set_exception(CancelledError())
                 num_dropped += 1
 
@@ -52,6 +75,10 @@ class Worker:
         return not self._thread.is_alive()
 
 
+class _Thread(threading.Thread):
+    """A worker's thread."""
+
+
 def _run(calls: _Calls) -> None:
     while (entry := calls.get()) is not None:
         call, future = entry
@@ -62,4 +89,6 @@ def _run(calls: _Calls) -> None:
         else:
             future.set_result(result)
             del result
-        del entry, call, future  # the wait for the next call must keep nothing alive
+        is_free = future.is_free
+        del entry, call, future
+        is_free.set()
