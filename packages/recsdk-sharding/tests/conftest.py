@@ -20,3 +20,11 @@ def ranks() -> Iterator[RankPool]:
     pool = RankPool(5)
     yield pool
     pool.close()
+
+
+@pytest.fixture(scope="session")
+def npus() -> Iterator[RankPool]:
+    """Processes with a simulated NPU each, which copies later, at most 5."""
+    pool = RankPool(5, "hccl", RECSDK_SIM_NPU="1", RECSDK_SIM_NPU_ASYNC="1")
+    yield pool
+    pool.close()

@@ -18,22 +18,29 @@ Spec: TypeAlias = tuple[Any, ...]
 
 
 def module_plan(
-    configs: Sequence[Any], specs: Mapping[str, Spec], world_size: int, local_size: int
+    configs: Sequence[Any],
+    specs: Mapping[str, Spec],
+    world_size: int,
+    local_size: int,
+    device: str = "cpu",
 ) -> EmbeddingModuleShardingPlan:
-    """The plan of one collection."""
+    """The plan of one collection, on a type of device."""
     plan = EmbeddingModuleShardingPlan()
     for config in configs:
-        plan[config.name] = _sharding(config, specs[config.name], world_size, local_size)
+        cut = _cut(config, specs[config.name], world_size, local_size)
+        plan[config.name] = _sharding(specs[config.name][0], cut, world_size, device)
     return plan
 
 
-def _sharding(config: Any, spec: Spec, world_size: int, local_size: int) -> ParameterSharding:
-    kind = spec[0]
+def _sharding(
+    kind: str, cut: Sequence[tuple[int, int, int, int, int]], world_size: int, device: str
+) -> ParameterSharding:
     if kind == "data_parallel":
         return ParameterSharding(kind, "dense", list(range(world_size)), None)
+    places = ("cpu" if device == "cpu" else f"{device}:{shard[-1]}" for shard in cut)
     shards = [
-        ShardMetadata([row, column], [rows, columns], f"rank:{rank}/cpu")
-        for row, column, rows, columns, rank in _cut(config, spec, world_size, local_size)
+        ShardMetadata([row, column], [rows, columns], f"rank:{rank}/{place}")
+        for (row, column, rows, columns, rank), place in zip(cut, places, strict=True)
     ]
     ranks = [shard.placement.rank() for shard in shards]
     return ParameterSharding(kind, "fused", ranks, EnumerableShardingSpec(shards))
@@ -44,6 +51,8 @@ def _cut(
 ) -> list[tuple[int, int, int, int, int]]:
     """First row and column, rows, columns and rank of every shard."""
     kind, dim = spec[0], config.embedding_dim
+    if kind == "data_parallel":
+        return []
     if kind == "row_wise":
         ranges = [(0, dim, list(range(world_size)))]
     elif kind == "table_wise":

@@ -61,6 +61,7 @@ class Case:
     codec: str | None = None
     learns_weights: bool = False
     """Whether the weights of ids require a gradient."""
+    device: str = "cpu"
 
     @property
     def world_size(self) -> int:
@@ -188,14 +189,17 @@ def shard(module: nn.Module, case: Case) -> Any:
     local_size = case.local_size or case.world_size
     use_nodes_of(local_size)
     configs = module.embedding_configs() if case.is_sequence else module.embedding_bag_configs()
-    plan = ShardingPlan({"0": module_plan(configs, case.plan(), case.world_size, local_size)})
+    plan = module_plan(configs, case.plan(), case.world_size, local_size, case.device)
     sharders = get_default_hybrid_sharders(
         host_env(),
         qcomm_codecs_registry=codecs_of(case.codec),
         use_index_dedup=case.drops_duplicates,
     )
     model = DistributedModelParallel(
-        nn.Sequential(module), device=torch.device("cpu"), plan=plan, sharders=sharders
+        nn.Sequential(module),
+        device=torch.device(case.device),
+        plan=ShardingPlan({"0": plan}),
+        sharders=sharders,
     )
     return model.module[0]
 
@@ -224,14 +228,14 @@ def loss_of(outputs: Any, is_sequence: bool) -> torch.Tensor:
 def plain(outputs: Any, is_sequence: bool) -> dict[str, Any]:
     """Outputs as arrays."""
     if not is_sequence:
-        values = outputs.values().detach().numpy()
+        values = outputs.values().detach().cpu().numpy()
         assert outputs.keys() == list(outputs.to_dict()) or not len(values)
         return {"keys": outputs.keys(), "values": values}
     return {
         name: {
-            "values": jagged.values().detach().numpy(),
-            "lengths": jagged.lengths().numpy(),
-            "ids": jagged.weights().numpy(),
+            "values": jagged.values().detach().cpu().numpy(),
+            "lengths": jagged.lengths().cpu().numpy(),
+            "ids": jagged.weights().cpu().numpy(),
         }
         for name, jagged in outputs.items()
     }
@@ -243,7 +247,7 @@ def train_sharded(case: Case) -> dict[str, Any]:
     outputs, grads = [], []
     for step in range(len(case.sizes)):
         batch = kjt_of(case, bags_of(case, step, dist.get_rank()))
-        result = module(batch).wait()
+        result = module(batch.to(torch.device(case.device))).wait()
         loss_of(result, case.is_sequence).backward()
         outputs.append(plain(result, case.is_sequence))
         grads.append(weight_grads(case, batch, case.world_size))

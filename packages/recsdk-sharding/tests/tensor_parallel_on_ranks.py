@@ -95,11 +95,7 @@ def sparse_part(model: nn.Module, setup: Setup) -> tuple[list[Any], ShardingPlan
     sharders = get_default_hybrid_sharders(host_env=host_env())
     kinds = setup.plan or dict.fromkeys(("user", "genre", "other"), ("row_wise",))
     configs = model.ebc.embedding_bag_configs()
-    plan = module_plan(configs, kinds, world_size, world_size)
-    for sharding in plan.values():
-        for shard_ in sharding.sharding_spec.shards if sharding.sharding_spec else []:
-            text = str(shard_.placement).replace("cpu", setup.device)
-            shard_.placement = type(shard_.placement)(text)
+    plan = module_plan(configs, kinds, world_size, world_size, setup.device)
     return sharders, ShardingPlan({"ebc": plan})
 
 

@@ -6,7 +6,6 @@ float order. Twice the same training gives the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -37,14 +36,6 @@ from recsdk_core import Table, init, optim
 from recsdk_sharding import HashEmbeddingBagConfig, HashParameterConstraints, Saver
 from recsdk_sharding.device.optimizers import check_optimizer, update_rows
 from recsdk_sharding.device.table import DeviceTable
-
-
-@pytest.fixture(scope="module")
-def npus() -> Iterator[RankPool]:
-    """Processes with a simulated NPU each."""
-    pool = RankPool(4, "hccl", RECSDK_SIM_NPU="1", RECSDK_SIM_NPU_ASYNC="1")
-    yield pool
-    pool.close()
 
 
 def on_npu(setup: Setup) -> Setup:
@@ -292,11 +283,16 @@ def test_adam_corrects_its_bias_as_the_engine_does(bias_correction: Any) -> None
     np.testing.assert_allclose(store[:2], table.lookup(np.array([4, 5])), rtol=1e-5)
 
 
-def test_planned_memory_is_what_tables_take(npus: RankPool) -> None:
+@pytest.mark.parametrize("kind", ["row_wise", "table_wise", "column_wise", "data_parallel"])
+def test_planned_memory_is_what_tables_take(npus: RankPool, kind: str) -> None:
     config = HashEmbeddingBagConfig(
         name="user", embedding_dim=12, num_embeddings=30_000, feature_names=["user"]
     )
-    constraints = {"user": HashParameterConstraints(expected_rows=20_000)}
+    constraints = {
+        "user": HashParameterConstraints(
+            expected_rows=20_000, sharding_types=[kind], min_partition=6
+        )
+    }
     optimizers = {"user": (torch.optim.Adam, {"lr": 0.1})}
     arguments = [config], optimizers, constraints, 20_000, "npu"
     for of_rank in npus.run(2, planning_on_ranks.fill, *arguments):

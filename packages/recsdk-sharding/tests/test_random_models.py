@@ -87,8 +87,8 @@ POOLED_KINDS = [*SEQUENCE_KINDS, "table_row_wise", "table_column_wise", "grid_sh
 
 @st.composite
 def cases(draw: Any) -> Case:
-    world_size = draw(st.sampled_from([1, 2, 2, 3, 4]))
-    local_size = draw(st.sampled_from([n for n in (1, 2, 3, 4) if world_size % n == 0]))
+    world_size = draw(st.sampled_from([1, 2, 2, 3, 4, 5]))
+    local_size = draw(st.sampled_from([n for n in (1, 2, 3, 4, 5) if world_size % n == 0]))
     is_sequence = draw(st.booleans())
     width = draw(st.integers(1, 6))
     tables = [

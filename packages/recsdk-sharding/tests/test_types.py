@@ -94,6 +94,20 @@ CASES = [
 PLANS = {1: ONE, 2: TWO, 3: TWO, 4: {**TWO, **NODES_OF_TWO}, 5: TWO}
 
 
+def assert_trained_as(
+    expected: dict[str, Any], results: list[dict[str, Any]], setup: Setup
+) -> None:
+    """The ranks have trained what the unsharded module has."""
+    assert setup.plan is not None
+    rows = whole_rows([result["rows"] for result in results], replicated(setup.plan))
+    assert_rows_close(rows, expected["rows"])
+    assert_outputs_close(results, expected["outputs"])
+    for result in results:
+        assert_dense_close(result["dense"], expected["dense"])
+        assert result["has_grad"] == []
+        assert set(result["counts"].values()) <= {len(expected["outputs"])}
+
+
 @pytest.mark.parametrize(
     ("world_size", "local_size", "name", "setup"),
     CASES,
@@ -106,14 +120,7 @@ def test_training_equals_the_unsharded_module(
     setup = replace(setup, plan=plan, local_size=local_size)
     sizes = [row[:world_size] for row in SIZES]
     results = ranks.run(world_size, on_ranks.train, setup, sizes)
-    expected = reference.train_unsharded(setup, sizes)
-    rows = whole_rows([result["rows"] for result in results], replicated(plan))
-    assert_rows_close(rows, expected["rows"])
-    assert_outputs_close(results, expected["outputs"])
-    for result in results:
-        assert_dense_close(result["dense"], expected["dense"])
-        assert result["has_grad"] == []
-        assert set(result["counts"].values()) <= {len(sizes)}
+    assert_trained_as(reference.train_unsharded(setup, sizes), results, setup)
 
 
 MOVES = [

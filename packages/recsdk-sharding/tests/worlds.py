@@ -288,7 +288,8 @@ def shard(
     if setup.plan is not None:
         local_size = setup.local_size or world_size
         configs = configs_of(model)
-        plan = ShardingPlan({"ebc": module_plan(configs, setup.plan, world_size, local_size)})
+        explicit = module_plan(configs, setup.plan, world_size, local_size, setup.device)
+        plan = ShardingPlan({"ebc": explicit})
     else:
         plan = planned(model, setup, sharders, constraints)
     return DistributedModelParallel(

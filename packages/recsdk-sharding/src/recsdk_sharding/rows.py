@@ -5,6 +5,7 @@ Shape letters: n rows, D row width.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -67,8 +68,9 @@ class TableRows(nn.Module):
 
     The parameter `weight` carries the optimizer and `requires_grad`, and never gets a `.grad`. On
     the cpu, where the engine keeps the rows, it is (0, D); on another device it is the store of
-    the part's rows, (row budget + 1, columns), of which the last stays zero. Tables are made at
-    their first use, when the optimizer is known.
+    the part's rows, (row budget + 1, columns), of which the last stays zero; of several parts the
+    stores lie behind one another, in one dimension. Tables are made at their first use, when the
+    optimizer is known.
 
     In a `state_dict` the part number r of the rows has, under `rank_<r>.`: `keys` int64 (n,),
     `weight` (n, D) in the dtype of the stored rows (loading takes any of the three),
@@ -99,15 +101,22 @@ class TableRows(nn.Module):
     def _make_store(self, device: torch.device | None) -> torch.Tensor:
         if self._keeps_rows_in_engine or not self._places:
             return torch.empty(0, self.config.embedding_dim, device=device)
-        if len(self._places) > 1:
-            raise ValueError(
-                f"table {self.config.name!r}: the plan puts {len(self._places)} column ranges of "
-                "it on one rank; on a device a rank keeps one part of a table, so constrain the "
-                "table to fewer or other ranks"
-            )
-        (place,) = self._places
+        shapes = [self._shape_on_device(place) for place in self._places]
+        if len(shapes) == 1:
+            return torch.zeros(*shapes[0], device=device)
+        return torch.zeros(sum(map(math.prod, shapes)), device=device)
+
+    def _shape_on_device(self, place: Part) -> tuple[int, int]:
         budget = row_budget(self.config.num_embeddings, place.ranks.world_size)
-        return torch.zeros(budget + 1, place.width, device=device)
+        return budget + 1, place.width
+
+    def _stores(self) -> list[torch.Tensor]:
+        """The rows of each part on a device, contiguous views of the parameter."""
+        shapes = [self._shape_on_device(place) for place in self._places]
+        if len(shapes) == 1:
+            return [self.weight]
+        flat = self.weight.detach().split_with_sizes([math.prod(shape) for shape in shapes])
+        return [part.view(shape) for part, shape in zip(flat, shapes, strict=True)]
 
     @property
     def parts(self) -> list[OwnedPart]:
@@ -150,13 +159,12 @@ class TableRows(nn.Module):
         steps = by_optimizer if by_optimizer > 1 else self.config.accumulate_steps
         self._accumulations = [Accumulation(steps) if steps > 1 else None for _ in self._places]
         self._optimizer = optimizer_of_parameter(self.weight, self.config.name)
-        return [self._make_table(place) for place in self._places]
-
-    def _make_table(self, place: Part) -> AnyTable:
-        optimizer, max_rows = self._optimizer or optim.SGD(), self._share_of_max_rows(place)
+        optimizer, places = self._optimizer or optim.SGD(), self._places
+        given = [(optimizer, self._share_of_max_rows(place), place.columns) for place in places]
         if self._keeps_rows_in_engine:
-            return self.config.make_table(optimizer, max_rows, place.columns)
-        return DeviceTable(self.config, self.weight, optimizer, max_rows, place.columns)
+            return [self.config.make_table(*of_part) for of_part in given]
+        pairs = zip(self._stores(), given, strict=True)
+        return [DeviceTable(self.config, store, *of_part) for store, of_part in pairs]
 
     def _share_of_max_rows(self, place: Part) -> int | None:
         total, count = self.config.max_rows, place.ranks.world_size

@@ -59,9 +59,7 @@ class _HashSharder:
         return made
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """On the cpu all that torchrec has for such modules; rows on a device are split by row."""
-        if compute_device_type != "cpu":
-            return [ShardingType.ROW_WISE.value]
+        """All that torchrec has for such modules, on every device."""
         return list(self._types)
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:

@@ -133,11 +133,14 @@ class TablePlan:
     def put_weight_grads(
         self, parcel: Parcel, store_RD: torch.Tensor, grad_BD: torch.Tensor, grad_M: torch.Tensor
     ) -> None:
-        """Writes the gradients of this table's late weights: of each key <its bag's, its row>."""
+        """Adds the gradients of this table's late weights: of each key <its bag's, its row>.
+
+        Column ranges of a table on one rank have the same weights.
+        """
         assert self.weights is not None
         rows_ND = store_RD.index_select(0, parcel.get(self.bags.rows_N))
         grads_ND = grad_BD.index_select(0, parcel.get(self.weights.bag_N))
-        grad_M.index_copy_(0, parcel.get(self.weights.places_N), (rows_ND * grads_ND).sum(1))
+        grad_M.index_add_(0, parcel.get(self.weights.places_N), (rows_ND * grads_ND).sum(1))
 
 
 @dataclass

@@ -1,0 +1,54 @@
+"""Every sharding type on a device trains as the unsharded module on the cpu, within float order.
+
+The simulated NPU, asynchronously, over hccl. How many random examples run is the Hypothesis
+profile's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import on_ranks
+import pytest
+import random_models
+import reference
+from hypothesis import Phase, example, given, settings
+from random_models import Case, TableSpec
+from rank_pool import RankPool
+from test_device import on_npu, with_room
+from test_random_models import assert_same, cases
+from test_types import CASES, NODES_OF_TWO, PLANS, SIZES, assert_trained_as
+
+
+@pytest.mark.parametrize(
+    ("world_size", "local_size", "name", "setup"),
+    CASES,
+    ids=[f"{c[2]}-{c[0]}-{c[3].optimizer.__name__}" for c in CASES],
+)
+def test_training_equals_the_unsharded_module(
+    npus: RankPool, world_size: int, local_size: int | None, name: str, setup: Any
+) -> None:
+    plan = (NODES_OF_TWO if local_size else PLANS[world_size])[name]
+    setup = with_room(replace(setup, plan=plan, local_size=local_size))
+    sizes = [row[:world_size] for row in SIZES]
+    results = npus.run(world_size, on_ranks.train, on_npu(setup), sizes)
+    assert_trained_as(reference.train_unsharded(setup, sizes), results, setup)
+
+
+COLUMNS_ON_ONE_RANK = Case(
+    (TableSpec(3, ("a", "b")), TableSpec(2, ("a", "c"))),
+    (("table_column_wise", [(1, 1), (1, 0), (1, 0)]), ("grid_shard", [(2, 0)])),
+    ((2, 2), (4, 2)),
+    is_weighted=True,
+    learns_weights=True,
+)
+
+
+# Without shrinking: after a failure the ranks are started anew, which takes seconds.
+@settings(phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(case=cases())
+@example(COLUMNS_ON_ONE_RANK)
+def test_any_collection_trains_as_unsharded(npus: RankPool, case: Case) -> None:
+    results = npus.run(case.world_size, random_models.train_sharded, replace(case, device="npu"))
+    assert_same(case, results, random_models.train_unsharded(case))
