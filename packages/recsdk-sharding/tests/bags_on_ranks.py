@@ -25,16 +25,16 @@ DIM = 6
 class Model(nn.Module):
     """A bag under a layer; gives the loss and the bag's vectors."""
 
-    def __init__(self, mode: Any, **options: Any) -> None:
+    def __init__(self, mode: Any, device: str = "cpu") -> None:
+        """With a table that a device can have, or one that only the cpu can."""
         super().__init__()
-        self.bag = HashEmbeddingBag(
-            DIM,
-            mode=mode,
-            name="user",
-            optimizer=optim.FTRL(lr=0.1, clip_norm=0.5),
-            default_value=0.25,
-            **options,
-        )
+        options: dict[str, Any] = {
+            "optimizer": optim.FTRL(lr=0.1, clip_norm=0.5),
+            "default_value": 0.25,
+        }
+        if device != "cpu":
+            options = {"optimizer": optim.Adagrad(lr=0.1, eps=1e-3), "max_rows": 100}
+        self.bag = HashEmbeddingBag(DIM, mode=mode, name="user", **options)
 
     def forward(self, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
         pooled = self.bag(*given)
@@ -58,32 +58,37 @@ class _Config:
     name, embedding_dim, num_embeddings = "user", DIM, 1_000_000
 
 
-def spread(model: Model, spec: Spec | None) -> DistributedModelParallel:
+def spread(model: Model, spec: Spec | None, device: str = "cpu") -> DistributedModelParallel:
     """The sharded model, by the planner's plan without a spec."""
     world_size = dist.get_world_size()
     use_nodes_of(world_size)
     sharders = get_default_hybrid_sharders(host_env())
     if spec is None:
-        topology = Topology(world_size=world_size, compute_device="cpu")
+        topology = Topology(world_size=world_size, compute_device=device)
         planner = EmbeddingShardingPlanner(topology=topology)
         plan = planner.collective_plan(model, sharders, dist.GroupMember.WORLD)
     else:
-        whole = module_plan([_Config], {"user": spec}, world_size, world_size)
+        whole = module_plan([_Config], {"user": spec}, world_size, world_size, device)
         plan = ShardingPlan({"bag": whole})
-    return DistributedModelParallel(model, device=torch.device("cpu"), plan=plan, sharders=sharders)
+    return DistributedModelParallel(
+        model, device=torch.device(device), plan=plan, sharders=sharders
+    )
 
 
-def train(mode: str, spec: Spec | None, options: dict[str, bool]) -> dict[str, Any]:
+def train(
+    mode: str, spec: Spec | None, options: dict[str, bool], device: str = "cpu"
+) -> dict[str, Any]:
     """Trains on this rank's batches, after one step of all ranks' unsharded."""
-    model = Model(mode)
+    model = Model(mode, device)
     _train_joined(model, 0, options)
-    sharded = spread(model, spec)
+    sharded = spread(model, spec, device)
     outputs, grads = [], []
     for step in range(1, 4):
         given = given_of(step, dist.get_rank(), **options)
-        loss, pooled = sharded(*given)
+        moved = (None if part is None else part.to(torch.device(device)) for part in given)
+        loss, pooled = sharded(*moved)
         loss.backward()
-        outputs.append(pooled.detach().numpy())
+        outputs.append(pooled.detach().cpu().numpy())
         grads.append(None if given[2] is None else given[2].grad.numpy())
     return {
         "outputs": outputs,
@@ -116,9 +121,9 @@ def _train_joined(model: Model, step: int, options: dict[str, bool]) -> list[Any
     return found
 
 
-def train_unsharded(mode: str, options: dict[str, bool]) -> dict[str, Any]:
-    """The same on one process, for the calling rank."""
-    model = Model(mode)
+def train_unsharded(mode: str, options: dict[str, bool], device: str = "cpu") -> dict[str, Any]:
+    """The same on one process and the cpu, for the calling rank."""
+    model = Model(mode, device)
     steps = [_train_joined(model, step, options)[dist.get_rank()] for step in range(4)][1:]
     return {
         "outputs": [pooled for pooled, _ in steps],

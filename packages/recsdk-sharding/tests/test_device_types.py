@@ -13,6 +13,7 @@ import on_ranks
 import pytest
 import random_models
 import reference
+import test_single_bag
 from hypothesis import Phase, example, given, settings
 from random_models import Case, TableSpec
 from rank_pool import RankPool
@@ -43,6 +44,23 @@ COLUMNS_ON_ONE_RANK = Case(
     is_weighted=True,
     learns_weights=True,
 )
+
+
+BAGS = [
+    *test_single_bag.CASES,
+    ("column_wise", "mean", True, False),
+    ("table_column_wise", "sum", True, False),
+    ("table_row_wise", "mean", False, False),
+    ("grid_shard", "mean", True, True),
+]
+
+
+@pytest.mark.parametrize(("spec", "mode", "is_weighted", "is_square"), BAGS)
+def test_a_single_bag_trains_as_unsharded(
+    npus: RankPool, spec: str, mode: str, is_weighted: bool, is_square: bool
+) -> None:
+    options = {"is_weighted": is_weighted, "is_square": is_square}
+    test_single_bag.assert_trains(npus, spec, mode, options, "npu")
 
 
 # Without shrinking: after a failure the ranks are started anew, which takes seconds.

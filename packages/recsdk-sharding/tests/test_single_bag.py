@@ -22,27 +22,37 @@ SPECS: dict[str, Any] = {
     "row_wise": ("row_wise",),
     "table_wise": ("table_wise", 1),
     "column_wise": ("column_wise", [(2, 1), (4, 0)]),
+    "table_column_wise": ("table_column_wise", [(1, 1), (2, 1), (3, 0)]),
+    "table_row_wise": ("table_row_wise", 0),
+    "grid_shard": ("grid_shard", [(6, 0)]),
     "data_parallel": ("data_parallel",),
 }
 
 
-@pytest.mark.parametrize(
-    ("spec", "mode", "is_weighted", "is_square"),
-    [
-        ("planned", "sum", False, False),
-        ("row_wise", "mean", True, False),
-        ("row_wise", "mean", False, True),
-        ("table_wise", "sum", True, True),
-        ("data_parallel", "mean", True, False),
-        ("data_parallel", "sum", False, False),
-    ],
-)
+CASES = [
+    ("planned", "sum", False, False),
+    ("row_wise", "mean", True, False),
+    ("row_wise", "mean", False, True),
+    ("table_wise", "sum", True, True),
+    ("data_parallel", "mean", True, False),
+    ("data_parallel", "sum", False, False),
+]
+
+
+@pytest.mark.parametrize(("spec", "mode", "is_weighted", "is_square"), CASES)
 def test_training_equals_the_unsharded_module(
     ranks: RankPool, spec: str, mode: str, is_weighted: bool, is_square: bool
 ) -> None:
     options = {"is_weighted": is_weighted, "is_square": is_square}
-    results = ranks.run(2, bags_on_ranks.train, mode, SPECS[spec], options)
-    expected = ranks.run(2, bags_on_ranks.train_unsharded, mode, options)
+    assert_trains(ranks, spec, mode, options)
+
+
+def assert_trains(
+    ranks: RankPool, spec: str, mode: str, options: dict[str, bool], device: str = "cpu"
+) -> None:
+    """Two ranks train what one process does, on the cpu, on their batches joined."""
+    results = ranks.run(2, bags_on_ranks.train, mode, SPECS[spec], options, device)
+    expected = ranks.run(2, bags_on_ranks.train_unsharded, mode, options, device)
     replicated = ["user"] if spec == "data_parallel" else []
     rows = whole_rows([result["rows"] for result in results], replicated)
     assert_rows_close(rows, expected[0]["rows"])
