@@ -95,6 +95,8 @@ class RECSDK_API ByteSink {
   ByteSink& operator=(const ByteSink&) = delete;
   virtual ~ByteSink();
   virtual void write(std::span<const std::byte> bytes) = 0;
+  /// After the last write: what is still held back must go out now, or it throws.
+  virtual void finish() {}
 };
 
 /// Where bytes come from.
@@ -109,30 +111,46 @@ class RECSDK_API ByteSource {
 };
 
 /// Writes to a file descriptor, which stays the caller's. Short writes and interruptions are
-/// handled; throws Error(kCheckpoint) with the system's reason, such as a full disk.
+/// handled; throws Error(kCheckpoint) with the system's reason, such as a full disk. What follows
+/// the first 8 MiB goes to the disk past the page cache, where the file system can do that and
+/// RECSDK_DIRECT_IO is not 0; it waits in 2 MiB of memory, the last of it for finish().
 class RECSDK_API FileSink final : public ByteSink {
  public:
-  FileSink(int descriptor, std::string name) : descriptor_(descriptor), name_(std::move(name)) {}
+  FileSink(int descriptor, std::string name);
+  ~FileSink() override;
   void write(std::span<const std::byte> bytes) override;
+  void finish() override;
 
  private:
+  struct Direct;
+  std::span<const std::byte> begin_direct(std::span<const std::byte> bytes);
+
   int descriptor_;
   std::string name_;
+  std::int64_t num_bytes_ = 0;
+  bool may_be_direct_ = true;
+  std::unique_ptr<Direct> direct_;
 };
 
-/// Reads from a file descriptor, which stays the caller's; its position is not used. The system is
-/// asked to fetch what comes next.
+/// Reads from a file descriptor, which stays the caller's; its position is not used. For reading
+/// from the front to the back: what comes next is fetched meanwhile. Files of 8 MiB and more that
+/// the page cache does not have are read past it, by a thread of its own into 8 MiB of memory,
+/// where the file system can do that and RECSDK_DIRECT_IO is not 0.
 class RECSDK_API FileSource final : public ByteSource {
  public:
-  FileSource(int descriptor, std::string name) : descriptor_(descriptor), name_(std::move(name)) {}
+  FileSource(int descriptor, std::string name);
+  ~FileSource() override;
   std::size_t read(std::int64_t offset, std::span<std::byte> bytes) override;
 
  private:
+  struct Ahead;
   void fetch_ahead(std::int64_t offset) noexcept;
 
   int descriptor_;
   std::string name_;
   std::int64_t fetched_ = 0;  // where what the system was asked for ends
+  bool is_begun_ = false;
+  std::unique_ptr<Ahead> ahead_;
 };
 
 struct RowFileOptions {

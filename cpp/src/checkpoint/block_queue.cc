@@ -76,6 +76,7 @@ std::string BlockQueue::drain() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return num_out_ == 0 || error_; });
   rethrow();
+  sink_.finish();
   return checksum_.text();
 }
 

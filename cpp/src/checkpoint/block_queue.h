@@ -33,7 +33,7 @@ class BlockQueue {
   void submit(std::unique_ptr<Buffer<std::byte>> buffer, std::int64_t size);
   /// Gives a buffer back unwritten.
   void recycle(std::unique_ptr<Buffer<std::byte>> buffer);
-  /// Waits until all is written; returns the checksum of it.
+  /// Waits until all is written and ends the sink; returns the checksum of it.
   std::string drain();
 
  private:

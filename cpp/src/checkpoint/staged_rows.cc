@@ -90,6 +90,7 @@ bool StagedRows::is_of_save(std::uint32_t row) const {
 void StagedRows::place(const RowBlock& block, const std::string& source) {
   const auto n = static_cast<std::int64_t>(selected_.size());
   rows.prepare_allocate(n);
+  rows.populate_next(n - rows.num_free(), table.max_threads());
   if (!is_first_) in_save_->grow(rows.end() + n);
   numbers_.resize(selected_.size());
   for (std::size_t j = 0; j < selected_.size(); ++j) {

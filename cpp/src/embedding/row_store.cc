@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "recsdk/error.h"
+#include "util/thread_pool.h"
 
 namespace recsdk::internal {
 namespace {
@@ -157,6 +158,18 @@ void RowStore::reserve(std::int64_t count) {
   records_.populate(end_, num_prepared_);
   keys_.populate(end_, num_prepared_);
   states_.populate(end_, num_prepared_);
+}
+
+void RowStore::populate_next(std::int64_t count, int max_threads) const {
+  const std::int64_t last = std::min(end() + count, num_prepared_);
+  const auto grain =
+      std::max<std::int64_t>(static_cast<std::int64_t>(kHugePage) / records_.row_bytes(), 1);
+  const std::int64_t first_piece = end() / grain;
+  const std::int64_t num_pieces = (last + grain - 1) / grain - first_piece;
+  parallel_for(num_pieces, 1, max_threads, [&](std::int64_t begin, std::int64_t end_piece) {
+    records_.populate(std::max(end(), (first_piece + begin) * grain),
+                      std::min(last, (first_piece + end_piece) * grain));
+  });
 }
 
 std::int64_t RowStore::metadata_bytes() const noexcept {

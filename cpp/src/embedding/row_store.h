@@ -94,6 +94,10 @@ class RowStore {
   RowAddresses keys() const noexcept { return keys_.addresses(); }
   RowAddresses records() const noexcept { return records_.addresses(); }
   void reserve(std::int64_t count);
+  /// Has the system back the records of the next `count` new rows, for which prepare_allocate has
+  /// made room, with memory now: a huge page at a time on several threads. Left to first touch,
+  /// threads that write side by side would each clear the page that they meet on.
+  void populate_next(std::int64_t count, int max_threads) const;
   /// Of rows that were needed or reserved; the rest of a slab is address space, not memory.
   std::int64_t record_bytes() const noexcept { return num_prepared_ * records_.row_bytes(); }
   std::int64_t metadata_bytes() const noexcept;
