@@ -5,6 +5,7 @@ Shape letters: B samples, G bags of a feature, N keys, W ranks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,7 @@ from torchrec.modules.embedding_configs import PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import EDGE_KEYS, host_env, rows_of, use_nodes_of
 
+import recsdk_core
 from recsdk_sharding import (
     HashEmbeddingBagCollection,
     HashEmbeddingBagConfig,
@@ -33,6 +35,20 @@ from recsdk_sharding import (
     HashEmbeddingConfig,
     get_default_hybrid_sharders,
 )
+from recsdk_sharding.ranks import RankRule
+
+OPTIMIZERS: dict[str, tuple[type, dict[str, float]]] = {
+    "sgd": (torch.optim.SGD, {"lr": 0.05}),
+    "adagrad": (torch.optim.Adagrad, {"lr": 0.1, "eps": 1e-3}),
+    "adam": (torch.optim.Adam, {"lr": 0.02, "eps": 1e-3}),
+}
+NUM_EMBEDDINGS = 50
+
+
+def initializer() -> recsdk_core.init.Uniform:
+    """How the new rows of all tables get their values: torchrec's way."""
+    width = 1 / math.sqrt(NUM_EMBEDDINGS)
+    return recsdk_core.init.Uniform(low=-width, high=width)
 
 
 @dataclass(frozen=True)
@@ -61,6 +77,9 @@ class Case:
     codec: str | None = None
     learns_weights: bool = False
     """Whether the weights of ids require a gradient."""
+    optimizer: str = "adagrad"
+    """One of OPTIMIZERS."""
+    rank_rule: RankRule = "virtual_shard"
     device: str = "cpu"
 
     @property
@@ -98,7 +117,8 @@ def bags_of(case: Case, step: int, rank: int) -> dict[str, Bags]:
         num_bags = int(rng.integers(1, 4)) if case.batches_vary else size
         lengths = rng.integers(0, 4, num_bags)
         keys = rng.choice(common, int(lengths.sum()))
-        lowest = 0.5 if case.learns_weights else -1  # gradients of means near 0 lose too much
+        # gradients of means of weights that add up to almost 0 lose too much
+        lowest = 0.5 if case.learns_weights or case.optimizer != "adagrad" else -1
         weights = rng.uniform(lowest, 2, len(keys)).astype(np.float32)
         bag_of_sample = rng.integers(0, num_bags, size) if case.batches_vary else np.arange(size)
         found[name] = Bags(keys, lengths, weights, bag_of_sample)
@@ -150,14 +170,14 @@ def weight_grads(case: Case, batch: KeyedJaggedTensor, world_size: int) -> dict[
 
 
 def new_module(case: Case, device: str) -> nn.Module:
-    """The unsharded collection, to be trained by Adagrad."""
+    """The unsharded collection with its optimizer."""
     made: Any
     if case.is_sequence:
         configs = [
             HashEmbeddingConfig(
                 name=f"t{index}",
                 embedding_dim=table.dim,
-                num_embeddings=50,
+                num_embeddings=NUM_EMBEDDINGS,
                 feature_names=list(table.features),
                 seed=index,
             )
@@ -169,7 +189,7 @@ def new_module(case: Case, device: str) -> nn.Module:
             HashEmbeddingBagConfig(
                 name=f"t{index}",
                 embedding_dim=table.dim,
-                num_embeddings=50,
+                num_embeddings=NUM_EMBEDDINGS,
                 feature_names=list(table.features),
                 pooling=PoolingType.MEAN if table.is_mean else PoolingType.SUM,
                 seed=index,
@@ -179,8 +199,8 @@ def new_module(case: Case, device: str) -> nn.Module:
         made = HashEmbeddingBagCollection(
             pooled, is_weighted=case.is_weighted, device=torch.device(device)
         )
-    arguments = {"lr": 0.1, "eps": 1e-3}
-    _apply_optimizer_in_backward(torch.optim.Adagrad, made.parameters(), arguments)
+    optimizer, arguments = OPTIMIZERS[case.optimizer]
+    _apply_optimizer_in_backward(optimizer, made.parameters(), dict(arguments))
     return made
 
 
@@ -192,6 +212,7 @@ def shard(module: nn.Module, case: Case) -> Any:
     plan = module_plan(configs, case.plan(), case.world_size, local_size, case.device)
     sharders = get_default_hybrid_sharders(
         host_env(),
+        case.rank_rule,
         qcomm_codecs_registry=codecs_of(case.codec),
         use_index_dedup=case.drops_duplicates,
     )
