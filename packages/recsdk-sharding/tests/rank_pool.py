@@ -58,6 +58,10 @@ class RankPool:
             raise RankError("\n".join(errors))
         return [value for _, value in replies]
 
+    def renew(self) -> None:
+        """Has the next `run` make new process groups."""
+        self._world = None
+
     def close(self) -> None:
         """Ends the processes; the next `run` starts new ones."""
         for process, pipe in self._workers:
