@@ -97,7 +97,7 @@ class _Feature:
 
 
 def train_dictionary(case: Case) -> dict[str, Any]:
-    """Trains on the joined batches; gives the same as `random_models.train_unsharded`."""
+    """Trains on the joined batches; gives what `random_models.train_unsharded` does."""
     tables = [DictionaryTable(case, index) for index in range(len(case.tables))]
     outputs, weight_grads = [], []
     for step in range(len(case.sizes)):
