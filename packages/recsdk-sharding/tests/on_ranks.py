@@ -138,19 +138,33 @@ def _look(model: Any, batch: Batch) -> dict[str, Any]:
 
 
 def train_sums(setup: Setup, num_batches: int, together: int) -> dict[str, Any]:
-    """Trains the tables alone on the sum of what they pool, `together` batches at once.
+    """Trains the tables alone on the sum of their vectors, `together` batches at once.
 
     The gradient then depends on no row, so however the batches are cut it has one sum.
     """
     model = shard(new_model(setup, "meta"), setup)
+    ebc = unwrapped(model).ebc
     batches = own_batches([[3] * 4] * num_batches, setup.weighted)
     counts = []
     for first in range(0, num_batches, together):
-        values = unwrapped(model).ebc(joined(batches[first : first + together]).sparse).values()
-        weights = torch.arange(values.shape[1]).to(values.device) / 10
-        (values * weights).sum().backward()
-        counts.append({t.update_count for t in unwrapped(model).ebc.tables().values()})
-    return {"rows": rows_of(unwrapped(model).ebc.tables()), "counts": counts}
+        found = ebc(joined(batches[first : first + together]).sparse)
+        parts = [found] if not setup.is_sequence else list(found.values())
+        (sum(_weighted_sum(part.values()) for part in parts)).backward()
+        counts.append({t.update_count for t in ebc.tables().values()})
+    return {"rows": rows_of(ebc.tables()), "counts": counts}
+
+
+def _weighted_sum(values: torch.Tensor) -> torch.Tensor:
+    weights = torch.arange(values.shape[1]).to(values.device) / 10
+    return (values * weights).sum()
+
+
+def train_sums_of_each(
+    setups: list[tuple[Setup, Setup]], steps: int
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """For each pair: two updates by the first in small batches, by the second in large ones."""
+    num = 2 * steps
+    return [(train_sums(small, num, 1), train_sums(large, num, steps)) for small, large in setups]
 
 
 def insert_only(setup: Setup, sizes: list[list[int]]) -> Any:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import on_ranks
 import pytest
 import torch
+from optimizer_cases import PLAIN
 from rank_pool import RankPool
 from test_training import assert_rows_close
-from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from worlds import Setup, make_batch, merged, new_model, rows_of
 
-from recsdk_sharding import AccumulateAdagrad, AccumulateAdam, AccumulateSGD
+from recsdk_sharding import AccumulateAdagrad, AccumulateAdam, AccumulateSGD, RowOptimizer
 
 STEPS = 3
 CLASSES: dict[str, tuple[type, type, dict[str, Any]]] = {
@@ -24,13 +25,24 @@ CLASSES: dict[str, tuple[type, type, dict[str, Any]]] = {
 ACCUMULATE = {"use_accumulate": True, "accumulate_step": STEPS}
 
 
-def assert_equals_large_batches(pool: RankPool, small: Setup, large: Setup) -> None:
-    """Two updates of three backwards each, against two backwards of three times the size."""
-    found = pool.run(2, on_ranks.train_sums, small, 2 * STEPS, 1)
-    expected = pool.run(2, on_ranks.train_sums, large, 2 * STEPS, STEPS)
-    assert_rows_close(merged([r["rows"] for r in found]), merged([r["rows"] for r in expected]))
-    for result in found:
-        assert result["counts"] == [{0}, {0}, {1}, {1}, {1}, {2}]
+def assert_equals_large_batches(pool: RankPool, pairs: Sequence[tuple[Setup, Setup]]) -> None:
+    """Of each pair two updates of three backwards each, against two of three times the size."""
+    by_rank = pool.run(2, on_ranks.train_sums_of_each, list(pairs), STEPS)
+    for of_ranks in zip(*by_rank, strict=True):
+        found, expected = zip(*of_ranks, strict=True)
+        assert_rows_close(merged([r["rows"] for r in found]), merged([r["rows"] for r in expected]))
+        for result in found:
+            assert result["counts"] == [{0}, {0}, {1}, {1}, {1}, {2}]
+
+
+def every_optimizer(like: Setup) -> list[tuple[Setup, Setup]]:
+    """Each optimizer with the config's option, and without."""
+    pairs = []
+    for settings in PLAIN.values():
+        large = replace(like, optimizer=RowOptimizer, arguments={"settings": settings})
+        small = replace(large, options={**like.options, "accumulate_steps": STEPS})
+        pairs.append((small, large))
+    return pairs
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -40,13 +52,12 @@ def test_accumulating_classes_equal_large_batches(
 ) -> None:
     accumulating, plain, arguments = CLASSES[name]
     small = Setup(accumulating, {**arguments, **ACCUMULATE}, weighted=weighted)
-    assert_equals_large_batches(ranks, small, Setup(plain, arguments, weighted=weighted))
+    assert_equals_large_batches(ranks, [(small, Setup(plain, arguments, weighted=weighted))])
 
 
-def test_any_optimizer_accumulates_by_the_config(ranks: RankPool) -> None:
-    large = Setup(RowWiseAdagrad, {"lr": 0.1, "eps": 1e-4})
-    small = replace(large, options={"accumulate_steps": STEPS})
-    assert_equals_large_batches(ranks, small, large)
+@pytest.mark.parametrize("is_sequence", [False, True])
+def test_every_optimizer_accumulates_by_the_config(ranks: RankPool, is_sequence: bool) -> None:
+    assert_equals_large_batches(ranks, every_optimizer(Setup(is_sequence=is_sequence)))
 
 
 def test_without_use_accumulate_each_backward_is_an_update(ranks: RankPool) -> None:

@@ -6,11 +6,13 @@ float order. Twice the same training gives the same bits.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import device_machine
 import numpy as np
 import on_npus
 import on_ranks
@@ -19,7 +21,7 @@ import pytest
 import reference
 import torch
 from rank_pool import RankPool
-from test_accumulation import assert_equals_large_batches
+from test_accumulation import ACCUMULATE, CLASSES, assert_equals_large_batches, every_optimizer
 from test_pipelines import ON_CPU, assert_identical
 from test_planning import FACTOR, PIECE
 from test_training import (
@@ -32,10 +34,18 @@ from test_training import (
 from torchrec.modules.embedding_configs import DataType
 from worlds import Setup, joined, merged, new_model, rows_of
 
-from recsdk_core import Table, init, optim
-from recsdk_sharding import HashEmbeddingBagConfig, HashParameterConstraints, Saver
-from recsdk_sharding.device.optimizers import check_optimizer, update_rows
+from recsdk_core import init, optim
+from recsdk_sharding import (
+    HashEmbeddingBagConfig,
+    HashParameterConstraints,
+    RowOptimizer,
+    Saver,
+)
+from recsdk_sharding.device.optimizers import check_optimizer
 from recsdk_sharding.device.table import DeviceTable
+
+NUM_MACHINES = 500 if os.environ.get("RECSDK_TEST_PROFILE") == "full" else 20
+NUM_OPERATIONS = 25
 
 
 def on_npu(setup: Setup) -> Setup:
@@ -47,10 +57,21 @@ def with_room(setup: Setup) -> Setup:
     return replace(setup, options={"num_rows": 400, **setup.options})
 
 
+def row_optimizer(settings: Any) -> Setup:
+    return Setup(RowOptimizer, {"settings": settings})
+
+
 NESTEROV = {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}
 MORE_SETUPS = {
     "adamw": Setup(torch.optim.AdamW, {"lr": 0.02, "weight_decay": 0.1}),
     "momentum": Setup(torch.optim.SGD, NESTEROV),
+    "partial_rowwise_adam": row_optimizer(optim.PartialRowwiseAdam(lr=0.02, eps=1e-4)),
+    "lamb": row_optimizer(optim.LAMB(lr=0.02, eps=1e-4, weight_decay=0.1, clip_norm=1.0)),
+    "ftrl": row_optimizer(optim.FTRL(lr=0.1, l1_regularization_strength=0.01, clip_value=0.1)),
+    "rmsprop": row_optimizer(optim.RMSprop(lr=0.02, eps=1e-4, momentum=0.5, centered=True)),
+    "catching up": row_optimizer(
+        optim.AdamW(lr=0.02, eps=1e-4, weight_decay=0.5, catch_up=True, bias_correction="row")
+    ),
 }
 
 
@@ -65,6 +86,11 @@ MORE_SETUPS = {
         ("adam", 2),
         ("adamw", 2),
         ("momentum", 1),
+        ("partial_rowwise_adam", 2),
+        ("lamb", 2),
+        ("ftrl", 2),
+        ("rmsprop", 2),
+        ("catching up", 2),
         ("adam_defaults", 1),
     ],
 )
@@ -160,10 +186,18 @@ def test_initial_rows_are_those_of_the_cpu(npus: RankPool, name: str, run: Any) 
     assert_identical(rows, rows_of(model.ebc.tables()))
 
 
-def test_gradients_accumulate(npus: RankPool) -> None:
-    large = on_npu(with_room(Setup(torch.optim.Adagrad, {"lr": 0.1, "eps": 1e-4}, weighted=True)))
-    small = replace(large, options={**large.options, "accumulate_steps": 3})
-    assert_equals_large_batches(npus, small, large)
+@pytest.mark.parametrize("is_sequence", [False, True])
+def test_every_optimizer_accumulates(npus: RankPool, is_sequence: bool) -> None:
+    like = on_npu(with_room(Setup(is_sequence=is_sequence)))
+    assert_equals_large_batches(npus, every_optimizer(like))
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_accumulating_classes_equal_large_batches(npus: RankPool, name: str) -> None:
+    accumulating, plain, arguments = CLASSES[name]
+    large = on_npu(with_room(Setup(plain, arguments, weighted=True)))
+    small = replace(large, optimizer=accumulating, arguments={**arguments, **ACCUMULATE})
+    assert_equals_large_batches(npus, [(small, large)])
 
 
 def test_refusals_are_those_of_the_cpu(npus: RankPool) -> None:
@@ -182,6 +216,14 @@ def test_a_full_table_refuses_and_goes_on(npus: RankPool) -> None:
         assert all(count > 0 for count in result["refused"].values())
         for name, row in result["spare"].items():
             assert not any(row), f"{name}: the row that refused keys read has been written to"
+
+
+def test_random_operations_are_those_of_the_cpu(npus: RankPool) -> None:
+    seeds = range(NUM_MACHINES)
+    found = npus.run(2, device_machine.run_machines, list(seeds), NUM_OPERATIONS)
+    for counts in found:
+        assert set(counts) >= {each.__name__ for each in device_machine.OPERATIONS}
+        assert set(counts) >= {"FOUND", "INSERTED", "REFUSED", "MISSING", "erased", "nonfinite"}
 
 
 def test_state_moves_between_devices_and_world_sizes(npus: RankPool) -> None:
@@ -255,8 +297,6 @@ def test_an_optimizer_that_no_device_has_is_named() -> None:
 
     with pytest.raises(ValueError, match="table 'user': optimizer Unknown is not supported"):
         check_optimizer(Unknown(), "user")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="table 'user': SGD with clip_norm is not supported"):
-        check_optimizer(optim.SGD(clip_norm=1.0), "user")
 
 
 def test_rows_of_16_bits_are_not_for_devices() -> None:
@@ -265,22 +305,6 @@ def test_rows_of_16_bits_are_not_for_devices() -> None:
     )
     with pytest.raises(ValueError, match="table 'user': data_type must be DataType.FP32 for rows"):
         DeviceTable(config, torch.zeros(11, 4), optim.SGD(), None, (0, 4))
-
-
-@pytest.mark.parametrize("bias_correction", ["table", "row"])
-def test_adam_corrects_its_bias_as_the_engine_does(bias_correction: Any) -> None:
-    optimizer = optim.Adam(lr=0.1, bias_correction=bias_correction)
-    grads = np.random.default_rng(1).normal(size=(5, 2, 3)).astype(np.float32)
-    table = Table(3, optimizer=optimizer, initializer=init.Constant(value=1.0))
-    table.find_or_insert(np.array([4, 5]))
-    store = torch.ones(3, 3)
-    state = {name: torch.zeros(3, width) for name, width in table.state_fields}
-    for count, grad in enumerate(grads, 1):
-        rows = [0, 1] if count % 2 else [1]
-        table.apply_gradients(np.array([4, 5])[rows], grad[: len(rows)])
-        grad_UD = torch.from_numpy(grad[: len(rows)])
-        update_rows(optimizer, count, store, state, torch.tensor(rows), grad_UD)
-    np.testing.assert_allclose(store[:2], table.lookup(np.array([4, 5])), rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["row_wise", "table_wise", "column_wise", "data_parallel"])

@@ -147,7 +147,10 @@ def test_an_optimizer_of_the_engine_is_taken_as_it_is() -> None:
     ebc = collection(optimizer=RowOptimizer, arguments=arguments)
     assert ebc.tables()["user"].optimizer == settings
     assert copy.deepcopy(ebc).tables()["user"].optimizer == settings
+    ebc(make_batch(1, 5).sparse).values().sum().backward()
+    assert ebc.tables()["user"].update_count == 1
     weight = torch.nn.Parameter(torch.zeros(1))
+    weight.grad = torch.ones(1)
     with pytest.raises(RuntimeError, match="RowOptimizer trains hash tables only"):
         RowOptimizer([weight], settings=settings).step()
     with pytest.raises(TypeError, match="must be one of recsdk_core.optim, got 'sgd'"):

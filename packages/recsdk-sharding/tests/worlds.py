@@ -194,12 +194,16 @@ def sums_of(sequences: dict[str, Any]) -> torch.Tensor:
     return torch.cat(parts, dim=1)
 
 
-def sequence_tables(num_rows: int | None = None) -> list[HashEmbeddingConfig]:
+def sequence_tables(num_rows: int | None = None, **options: Any) -> list[HashEmbeddingConfig]:
     """Tables of one width: two features of one table, one feature of two."""
     features = {"user": ["user", "ad"], "genre": ["genre", "shared"], "other": ["shared"]}
     return [
         HashEmbeddingConfig(
-            name=name, embedding_dim=8, num_embeddings=num_rows or 64, feature_names=names
+            name=name,
+            embedding_dim=8,
+            num_embeddings=num_rows or 64,
+            feature_names=names,
+            **options,
         )
         for name, names in features.items()
     ]

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from torch import nn
 from torchrec.modules.embedding_configs import (
@@ -32,6 +32,9 @@ __all__ = [
     "HashTableConfig",
     "check_tables",
 ]
+
+NonFinite: TypeAlias = Literal["apply", "raise", "skip"]
+"""What happens to gradients that are not finite."""
 
 _UINT64 = 2**64
 
@@ -69,6 +72,7 @@ class HashTableConfig:
     max_rows: int | None
     accumulate_steps: int
     initializer: init.Initializer | None
+    on_nonfinite: NonFinite
 
     if TYPE_CHECKING:
 
@@ -150,6 +154,12 @@ class HashTableConfig:
                     f"{self.initializer!r}; pass a function of a tensor as init_fn"
                 )
             )
+        if self.on_nonfinite not in get_args(NonFinite):
+            raise ValueError(
+                self._error(
+                    f"on_nonfinite must be one of {get_args(NonFinite)}, got {self.on_nonfinite!r}"
+                )
+            )
         if self.init_fn is not None and not callable(self.init_fn):
             raise TypeError(self._error(f"init_fn must be callable, got {self.init_fn!r}"))
 
@@ -187,6 +197,7 @@ class HashTableConfig:
             initializer=initializer,
             seed=self.seed,
             max_rows=max_rows,
+            on_nonfinite=self.on_nonfinite,
             dtype=self.dtype,
         )
 
@@ -226,6 +237,10 @@ class HashEmbeddingBagConfig(HashTableConfig, EmbeddingBagConfig):  # type: igno
     the update count by one. The rows that these batches make are seen by readers after it."""
     initializer: init.Initializer | None = None
     """How new rows get their values; None: by `init_fn`."""
+    on_nonfinite: NonFinite = "apply"
+    """What happens to a row's summed gradient that is infinite or not a number: it is applied, as
+    torch does ("apply"), the backward raises NonFiniteError before that table changes ("raise",
+    which on a device waits for it), or that row is left as it is ("skip"). Counted in `stats()`."""
 
     def _check_kinds(self) -> None:
         super()._check_kinds()
@@ -256,6 +271,10 @@ class HashEmbeddingConfig(HashTableConfig, EmbeddingConfig):  # type: ignore[mis
     the update count by one. The rows that these batches make are seen by readers after it."""
     initializer: init.Initializer | None = None
     """How new rows get their values; None: by `init_fn`."""
+    on_nonfinite: NonFinite = "apply"
+    """What happens to a row's summed gradient that is infinite or not a number: it is applied, as
+    torch does ("apply"), the backward raises NonFiniteError before that table changes ("raise",
+    which on a device waits for it), or that row is left as it is ("skip"). Counted in `stats()`."""
 
 
 def check_tables(tables: Sequence[Any], kind: type[HashTableConfig], module: str) -> None:

@@ -22,8 +22,8 @@ class RowOptimizer(Optimizer):
     """Stands for one of `recsdk_core.optim` where torchrec asks for an optimizer's class.
 
     For optimizers and options that no torch class has: FTRL, clipping, decoupled decay, catching
-    up. The engine runs it; its own `step` raises RuntimeError. Raises TypeError if `settings` is no
-    optimizer of `recsdk_core.optim`.
+    up. Tables run it in backward, on any device; its own `step` trains nothing. Raises TypeError if
+    `settings` is no optimizer of `recsdk_core.optim`.
 
     >>> from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
     >>> from recsdk_core import optim
@@ -44,11 +44,15 @@ class RowOptimizer(Optimizer):
         super().__init__(params, {"lr": settings.lr})
 
     def step(self, closure: Any = None) -> Any:
-        """Raises RuntimeError: a table updates its rows in backward."""
-        raise RuntimeError(
-            "RowOptimizer trains hash tables only, in backward; choose a torch optimizer for other "
-            "parameters"
-        )
+        """Does nothing for tables, which update their rows in backward and have no gradient.
+
+        Raises RuntimeError if a parameter has one: it is no table.
+        """
+        if any(p.grad is not None for group in self.param_groups for p in group["params"]):
+            raise RuntimeError(
+                "RowOptimizer trains hash tables only, in backward; choose a torch optimizer for "
+                "other parameters"
+            )
 
 
 def optimizer_of_parameter(parameter: nn.Parameter, table: str) -> optim.Optimizer | None:

@@ -14,13 +14,13 @@ import torch
 from torch import nn
 
 import recsdk_core
-from recsdk_core import Table, optim
+from recsdk_core import ExportBatch, optim
 from recsdk_core.checkpoint.columns import name_of
 from recsdk_core.checkpoint.replacing import replace_rows
 from recsdk_core.nn.accumulation import Accumulation
 from recsdk_sharding.accumulate import accumulate_steps_of_parameter
 from recsdk_sharding.configs import HashTableConfig
-from recsdk_sharding.device.table import DeviceTable
+from recsdk_sharding.device.table import DeviceTable, keys_only
 from recsdk_sharding.devices import keeps_rows_in_engine, row_budget
 from recsdk_sharding.layout import Part
 from recsdk_sharding.optimizers import optimizer_of_parameter
@@ -283,11 +283,16 @@ class TableRows(nn.Module):
         for part in parts:
             if part.accumulation is not None:
                 part.accumulation.drop()  # its leases would keep the table from being replaced
-        replace_rows([(p.table, r.new_rows()) for p, r in changes if isinstance(p.table, Table)])
+        replace_rows(
+            [
+                (p.index, r.new_rows() if p.table is p.index else keys_only(r.keys))
+                for p, r in changes
+            ]
+        )
         for part, rows in changes:
             if isinstance(part.table, DeviceTable):
-                part.table.clear()
-                part.table.upsert(rows.keys, rows.weight, rows.state or None)
+                batch = ExportBatch(keys=rows.keys, weights=rows.weight, state=rows.state)
+                part.table.adopt([batch])
                 part.table.update_count = rows.update_count
                 part.table.log_decay = rows.log_decay
 

@@ -189,8 +189,8 @@ def plan_batch(
     """
     keys = [_MappedKeys.of_table(entry) for entry in mapped]
     late: Sequence[Sequence[int] | None] = weight_starts or [None] * len(keys)
-    for table, entry in zip(tables, keys, strict=True):
-        table.keep_new_rows(entry.rows_N, entry.outcomes_N)
+    for table, entry, part in zip(tables, mapped, keys, strict=True):
+        table.keep_new_rows(part.rows_N, part.outcomes_N, entry.lease)
     parcel = Parcel()
     plans = [
         TablePlan(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 
@@ -91,9 +91,13 @@ def register_kernel(
     """Makes tables on a type of device run an operation with a kernel of the caller's.
 
     `function` takes what this module's function of that name takes ("update_rows":
-    `recsdk_sharding.device.optimizers.update_rows`) and gives the same; None goes back to torch's
-    operators. It counts for batches that begin afterwards.
+    `recsdk_sharding.device.optimizers.update_rows`, whose optimizer may be any of the engine's) and
+    gives the same; what it does not know it may hand on to that function. None goes back to torch's
+    operators. It counts for batches that begin afterwards. Raises ValueError for an unknown
+    operation.
     """
+    if operation not in get_args(Operation):
+        raise ValueError(f"operation must be one of {get_args(Operation)}, got {operation!r}")
     if function is None:
         _registered.pop((device_type, operation), None)
     else:

@@ -112,7 +112,19 @@ class _Node:
         if wants_weights:
             assert batch.weights_M is not None
             grad_M = torch.zeros_like(batch.weights_M)
+        try:
+            self._train(grad, grad_M, trains=trains)
+        except BaseException:
+            for plan in batch.tables:  # else some tables would be a backward ahead of others
+                if plan.accumulation is not None:
+                    plan.accumulation.drop()
+            raise
         self._is_accumulated = trains
+        return grad_M
+
+    def _train(self, grad: torch.Tensor, grad_M: torch.Tensor | None, *, trains: bool) -> None:
+        """Writes the gradient of the late weights, if wanted; training, updates the tables."""
+        batch = self._batch
         for table, plan in zip(self._tables, batch.tables, strict=True):
             blocks = [grad.narrow(0, start, n * table.dim) for n, start in plan.blocks]
             grad_BD = (torch.cat(blocks) if len(blocks) != 1 else blocks[0]).view(-1, table.dim)
@@ -120,13 +132,12 @@ class _Node:
                 table.weight_grads(plan, batch.parcel, grad_BD, grad_M)
             if trains:
                 table.update(plan, batch.parcel, grad_BD, batch.weights_M)
-        return grad_M
 
     def end(self) -> None:
         """Releases the leases: the rows' work is queued, in order."""
         for plan in self._batch.tables:
-            keeps = plan.accumulation is not None and self._is_accumulated
-            if plan.lease is not None and not keeps:
+            is_kept = plan.accumulation is not None and self._is_accumulated
+            if plan.lease is not None and not is_kept:
                 plan.lease.release()
         self._is_spent = True
 

@@ -6,9 +6,10 @@ Shape letters: R rows of the store, n or N keys, D row width.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -16,16 +17,19 @@ from numpy.typing import NDArray
 from torchrec.modules.embedding_configs import DataType
 
 import recsdk_core
-from recsdk_core import ExportBatch, Outcome, init, optim
-from recsdk_core.checkpoint.replacing import NewRows, stage_rows
+from recsdk_core import ExportBatch, NonFiniteError, Outcome, init, optim
+from recsdk_core.checkpoint.replacing import NewRows, replace_rows, stage_rows
 from recsdk_core.table import DType
 from recsdk_sharding.configs import HashTableConfig
 from recsdk_sharding.device.batch import TablePlan, has_row, plan_joined
 from recsdk_sharding.device.kernels import kernel, pool_rows, sum_gradients
-from recsdk_sharding.device.optimizers import check_optimizer, initial_state, update_rows
+from recsdk_sharding.device.optimizers import Step, check_optimizer, initial_state, update_rows
 from recsdk_sharding.device.parcel import Parcel
 
-__all__ = ["DeviceTable"]
+__all__ = ["DeviceTable", "keys_only"]
+
+_MadeRows: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float32]]
+"""Keys (n,) that a mapping call inserts, and their initial rows (n, D)."""
 
 
 class DeviceTable:
@@ -85,12 +89,14 @@ class DeviceTable:
             name: store_RD.detach().new_zeros(len(store_RD), width)
             for name, width in self.state_fields
         }
+        self._num_nonfinite = store_RD.detach().new_zeros(1, dtype=torch.int64)
+        self._own_lookups: Counter[Outcome] = Counter()
         self.update_count = 0
         """Optimizer updates so far, empty ones included; set it when restoring a table."""
         self.log_decay = 0.0
-        """As of the engine's tables; 0, since no optimizer here catches up."""
+        """Sum of log(1 - lr * weight_decay) over all updates with `catch_up`, else 0."""
         self._lock = threading.Lock()
-        self._made = np.zeros((0, self.dim), np.float32)
+        self._made: list[_MadeRows] = []
         self._unwritten: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     # ---- what the table is ---------------------------------------------------------------------
@@ -154,10 +160,17 @@ class DeviceTable:
         return key in self.index
 
     def stats(self) -> recsdk_core.TableStats:
-        """Counts of the index, and the device memory of rows; non-finite gradients: not counted."""
+        """Counts of keys and updates, and the device memory of rows; waits for the device."""
         tensors = [self._store_RD, *self._state.values()]
-        row_bytes = sum(each.numel() * each.element_size() for each in tensors)
-        return replace(self.index.stats(), updates=self.update_count, row_bytes=row_bytes)
+        found = self.index.stats()
+        outcomes = {kind: n - self._own_lookups[kind] for kind, n in found.outcomes.items()}
+        return replace(
+            found,
+            outcomes=outcomes,
+            updates=self.update_count,
+            nonfinite=int(self._num_nonfinite),
+            row_bytes=sum(each.numel() * each.element_size() for each in tensors),
+        )
 
     def check_invariants(self) -> None:
         """Raises RecsdkError naming the first broken invariant of the index."""
@@ -171,19 +184,63 @@ class DeviceTable:
         What a custom initializer raises undoes the insertion.
         """
         first, last = self._columns
-        self._made = np.ascontiguousarray(self._maker.find_or_insert(keys)[:, first:last])
+        made_nD = np.ascontiguousarray(self._maker.find_or_insert(keys)[:, first:last])
         self._maker.clear()
+        with self._lock:
+            self._made.append((keys.copy(), made_nD))
 
-    def keep_new_rows(self, rows_N: NDArray[np.int64], outcomes_N: NDArray[np.uint8]) -> None:
-        """Keeps the initial rows of the keys just inserted until they are written to the device."""
+    def keep_new_rows(
+        self,
+        rows_N: NDArray[np.int64],
+        outcomes_N: NDArray[np.uint8],
+        lease: recsdk_core.Lease | None = None,
+    ) -> None:
+        """Keeps the initial rows of the keys just inserted until they are written to the device.
+
+        To be called after each mapping call that may insert, with its lease. Rows that a failed
+        call over many tables has left behind are taken care of too.
+        """
         numbers = rows_N[outcomes_N == Outcome.INSERTED]
+        with self._lock:
+            made, self._made = self._made, []
+        if len(numbers) and made:
+            _, values = made.pop()
+            assert len(numbers) == len(values), "the index makes the rows of a call in its order"
+            self._write_later(numbers, values)
+        for keys, values in made:
+            numbers, has_row_n = self._find(keys, lease)
+            self._write_later(numbers[has_row_n], values[has_row_n])
+
+    def _settle(self) -> None:
+        """As `keep_new_rows`, for readers: rows that they see must not be missed."""
+        for entry in list(self._made):
+            keys, values = entry
+            numbers, has_row_n = self._find(keys)
+            if not has_row_n.all():
+                continue
+            with self._lock:
+                is_kept = not any(entry is each for each in self._made)
+                self._made = [each for each in self._made if each is not entry]
+            if not is_kept:
+                self._write_later(numbers, values)
+
+    def _write_later(self, numbers: NDArray[np.int64], values: NDArray[np.float32]) -> None:
         if not len(numbers):
             return
-        made, self._made = self._made, self._made[:0]
-        assert len(numbers) == len(made), "the index makes the rows of a call in its order"
-        entry = _pinned(numbers), _pinned(made)
+        entry = _pinned(numbers), _pinned(values)
         with self._lock:
             self._unwritten.append(entry)
+
+    def _find(
+        self, keys: NDArray[np.int64], lease: recsdk_core.Lease | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Row numbers, and which keys have one; not counted as lookups."""
+        numbers, outcomes = self.index.map(keys, insert=False, lease=lease)
+        is_row = has_row(outcomes)
+        num_found = int(is_row.sum())
+        self._own_lookups[Outcome.FOUND] += num_found
+        self._own_lookups[Outcome.MISSING] += len(keys) - num_found
+        return numbers, is_row
 
     # ---- training, on the device ---------------------------------------------------------------
 
@@ -223,30 +280,55 @@ class DeviceTable:
         parts = plan.accumulation.add([(plan.gradients.host_rows_U, grad_UD)], plan.lease)
         if parts is None:
             return
-        joined = Parcel()
-        index_of = plan_joined(joined, [rows for rows, _ in parts])
-        joined.seal()
-        joined.send(self.device)
-        index = index_of()
-        self._update_rows(index.rows_U, run(torch.cat([grad for _, grad in parts]), index))
-        plan.accumulation.drop()
+        try:
+            joined = Parcel()
+            index_of = plan_joined(joined, [rows for rows, _ in parts])
+            joined.seal()
+            joined.send(self.device)
+            index = index_of()
+            self._update_rows(index.rows_U, run(torch.cat([grad for _, grad in parts]), index))
+        finally:
+            plan.accumulation.drop()
 
     def _update_rows(self, rows_U: torch.Tensor, grad_UD: torch.Tensor) -> None:
-        self.update_count += 1
+        """One update of distinct rows; if it raises, nothing has changed."""
+        is_bad_U = grad_UD.isfinite().all(1).logical_not_()
+        num_bad = is_bad_U.sum()
+        how = self._config.on_nonfinite
+        if how == "raise" and int(num_bad):
+            raise NonFiniteError(
+                f"table {self.name!r}: the gradient of {int(num_bad)} rows is infinite or not a "
+                "number; lower the learning rate, clip gradients, or set on_nonfinite to skip"
+            )
+        step = Step(self._optimizer, self.update_count + 1, self.log_decay)
+        is_kept_U = is_bad_U if how == "skip" else None
         kernel(self.device.type, "update_rows", update_rows)(
-            self._optimizer, self.update_count, self._store_RD, self._state, rows_U, grad_UD
+            step, self._store_RD, self._state, rows_U, grad_UD, is_kept_U
         )
+        self._num_nonfinite.add_(num_bad)
+        self.update_count, self.log_decay = step.count, step.next_log_decay()
 
     @torch.no_grad()
     def _write_new_rows(self) -> None:
         """Writes the initial rows of all batches mapped by now; nothing reads them before."""
         with self._lock:
             entries, self._unwritten = self._unwritten, []
-        for numbers, values in entries:
-            rows_n = numbers.to(self.device, non_blocking=True)
-            self._store_RD.index_copy_(0, rows_n, values.to(self.device, non_blocking=True))
-            for field in self._state.values():
-                field.index_fill_(0, rows_n, initial_state(self._optimizer))
+        try:
+            for numbers, values in entries:
+                self._write_initial_rows(numbers, values)
+        except BaseException:
+            with self._lock:  # writing a row twice is as good as once
+                self._unwritten = entries + self._unwritten
+            raise
+
+    def _write_initial_rows(self, numbers_n: torch.Tensor, values_nD: torch.Tensor) -> None:
+        rows_n = numbers_n.to(self.device, non_blocking=True)
+        self._store_RD.index_copy_(0, rows_n, values_nD.to(self.device, non_blocking=True))
+        self._reset_state(rows_n)
+
+    def _reset_state(self, rows_n: torch.Tensor) -> None:
+        for name, field in self._state.items():
+            field.index_fill_(0, rows_n, initial_state(self._optimizer, name))
 
     # ---- rows in and out -----------------------------------------------------------------------
 
@@ -266,13 +348,14 @@ class DeviceTable:
     ) -> Any:
         """As `lookup`, but unseen keys get a row first."""
         numbers, outcomes = self.index.map(keys, insert=True, lease=lease)
-        self.keep_new_rows(numbers, outcomes)
+        self.keep_new_rows(numbers, outcomes, lease)
         return self._read(numbers, outcomes, return_outcomes)
 
     @torch.no_grad()
     def _read(
         self, rows_N: NDArray[np.int64], outcomes_N: NDArray[np.uint8], return_outcomes: bool
     ) -> Any:
+        self._settle()
         self._write_new_rows()
         places_N = torch.from_numpy(np.where(has_row(outcomes_N), rows_N, self.spare_row))
         values = _array(self._store_RD.index_select(0, places_N.to(self.device)))
@@ -281,6 +364,7 @@ class DeviceTable:
     @torch.no_grad()
     def export(self, batch_size: int | None = None, *, state: bool = True) -> Iterator[ExportBatch]:
         """Visible rows in batches, in ascending order of row number, as numpy arrays."""
+        self._settle()
         self._write_new_rows()
         for batch in self.index.export(batch_size, state=False):
             rows_n = self._numbers_of(batch.keys)
@@ -295,7 +379,7 @@ class DeviceTable:
 
     def _numbers_of(self, keys: NDArray[np.int64]) -> torch.Tensor:
         """The rows of keys that have one, on the device."""
-        numbers, _ = self.index.map(keys, insert=False)
+        numbers, _ = self._find(keys)
         return torch.from_numpy(numbers).to(self.device)
 
     @torch.no_grad()
@@ -309,28 +393,48 @@ class DeviceTable:
 
         Raises CapacityError if they do not fit; the rows that do are then there.
         """
+        self._settle()
         self._write_new_rows()
         self.index.upsert(keys, np.zeros((len(keys), 1), np.float32))
-        self._made = self._made[:0]
-        numbers, outcomes = self.index.map(keys, insert=False)
-        if not has_row(outcomes).all():
+        self._made = []
+        numbers, has_row_n = self._find(keys)
+        if not has_row_n.all():
             raise recsdk_core.CapacityError(
                 f"table {self.name!r} is full: it takes {self.max_rows} rows on this rank; raise "
                 "num_embeddings, which the device memory of a table follows"
             )
+        self._write_rows(numbers, values, state)
+
+    def _write_rows(
+        self,
+        numbers: NDArray[np.int64],
+        values: NDArray[np.float32],
+        state: Mapping[str, NDArray[np.float32]] | None,
+    ) -> None:
+        """Writes rows by number (n,), with fresh state if None is given."""
         rows_n = torch.from_numpy(numbers).to(self.device)
         self._store_RD.index_copy_(0, rows_n, self._on_device(values))
+        if state is None:
+            self._reset_state(rows_n)
+            return
         for name, field in self._state.items():
-            if state is None:
-                field.index_fill_(0, rows_n, initial_state(self._optimizer))
-            else:
-                field.index_copy_(0, rows_n, self._on_device(state[name]))
+            field.index_copy_(0, rows_n, self._on_device(state[name]))
+
+    def erase(self, keys: NDArray[np.int64], *, return_outcomes: bool = False) -> Any:
+        """Takes keys (N,) out of the table, which makes room for others.
+
+        The row of a key is given to another one, with its initial values and fresh optimizer state,
+        once no lease taken before is open. With `return_outcomes` returns outcomes uint8 (N,), else
+        None. Raises BusyError while leases with a step are open: batches in flight, and those whose
+        gradients wait for an update.
+        """
+        return self.index.erase(keys, return_outcomes=return_outcomes)
 
     def clear(self) -> None:
         """Removes every key."""
         self.index.clear()
         with self._lock:
-            self._unwritten = []
+            self._made, self._unwritten = [], []
 
     def to_host(self, *, with_rows: bool) -> recsdk_core.Table:
         """A table of the engine's of the same configuration, with a copy of the rows or empty."""
@@ -338,24 +442,38 @@ class DeviceTable:
         if with_rows:
             for batch in self.export():
                 table.upsert(batch.keys, batch.weights, batch.state or None)
-            table.update_count = self.update_count
+            table.update_count, table.log_decay = self.update_count, self.log_decay
         return table
 
     def check_idle(self) -> None:
         """Raises BusyError while batches are in flight, so that rows cannot be replaced."""
-        rows = NewRows(keys=np.zeros(0, np.int64), weights=np.zeros((0, 1), np.float32))
-        stage_rows(self.index, rows).check(0)
+        stage_rows(self.index, keys_only(np.zeros(0, np.int64))).check(0)
 
     def take_rows_of(self, table: recsdk_core.Table) -> None:
         """Replaces the rows, the rate and the count by those of a table that `to_host` made."""
-        self.clear()
-        for batch in table.export():
-            self.upsert(batch.keys, batch.weights, batch.state)
-        self.update_count = table.update_count
+        batches = list(table.export())
+        keys = np.concatenate([np.zeros(0, np.int64), *(batch.keys for batch in batches)])
+        replace_rows([(self.index, keys_only(keys))])
+        self.adopt(batches)
+        self.update_count, self.log_decay = table.update_count, table.log_decay
         self.learning_rate = table.learning_rate
+
+    @torch.no_grad()
+    def adopt(self, batches: Iterable[ExportBatch]) -> None:
+        """Writes all rows once the index has their keys; without state: with a fresh one."""
+        with self._lock:
+            self._made, self._unwritten = [], []
+        for batch in batches:
+            numbers, _ = self._find(batch.keys)
+            self._write_rows(numbers, batch.weights, batch.state or None)
 
     def _on_device(self, array: NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+
+
+def keys_only(keys: NDArray[np.int64]) -> NewRows:
+    """What the index of a table is to hold; its rows mean nothing."""
+    return NewRows(keys=keys, weights=np.zeros((len(keys), 1), np.float32))
 
 
 def _pinned(array: NDArray[Any]) -> torch.Tensor:

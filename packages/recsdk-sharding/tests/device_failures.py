@@ -1,0 +1,154 @@
+"""What the tests of failures run on a device; each function returns plain values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from worlds import Setup, make_batch, new_model, rows_of
+
+from recsdk_core import BusyError, RecsdkError
+from recsdk_sharding import HashEmbeddingBagCollection, HashEmbeddingBagConfig
+from recsdk_sharding.device import kernels
+
+ADAGRAD = (torch.optim.Adagrad, {"lr": 0.1, "eps": 1e-4})
+
+
+def train_with_nan(how: str) -> dict[str, Any]:
+    """Rows, counts and errors of a step with a gradient that is not finite, by device."""
+    found = {}
+    for device in ("cpu", "npu"):
+        options = {"num_rows": 400, "on_nonfinite": how}
+        model = new_model(Setup(*ADAGRAD, options=options), device)
+        batch = make_batch(0, 6).sparse
+        model.ebc(batch).values().sum().backward()
+        values = model.ebc(batch).values()
+        grad = torch.ones_like(values)
+        grad[2, 0] = torch.nan  # of table "user"
+        try:
+            values.backward(grad)
+            error = ""
+        except RecsdkError as raised:
+            error = f"{type(raised).__name__}: {raised}"
+        tables = model.ebc.tables()
+        found[device] = {
+            "error": error,
+            "rows": rows_of({"user": tables["user"]}),
+            "nonfinite": {name: table.stats().nonfinite for name, table in tables.items()},
+            "update_count": tables["user"].update_count,
+        }
+    return found
+
+
+def _refuses(row: torch.Tensor) -> None:
+    raise ValueError("no rows today")
+
+
+def map_half_of_a_batch() -> dict[str, Any]:
+    """Rows by device after a batch of which only the first table could be mapped."""
+    keys = torch.arange(5)
+    batch = make_batch(0, 1).sparse
+    rows = {}
+    for device in ("cpu", "npu"):
+        first = HashEmbeddingBagConfig(
+            name="first", embedding_dim=4, num_embeddings=50, feature_names=["user"]
+        )
+        second = HashEmbeddingBagConfig(
+            name="second",
+            embedding_dim=4,
+            num_embeddings=50,
+            feature_names=["ad"],
+            init_fn=_refuses,
+        )
+        ebc = HashEmbeddingBagCollection([first, second], device=device)
+        torch.distributed.optim._apply_optimizer_in_backward(
+            torch.optim.SGD, ebc.parameters(), {"lr": 0.1}
+        )
+        batch = type(batch)(["user", "ad"], torch.cat([keys, keys]), lengths=torch.tensor([5, 5]))
+        with pytest.raises(ValueError, match="no rows today"):
+            ebc(batch)
+        later = type(batch)(["user", "ad"], keys[:3], lengths=torch.tensor([3, 0]))
+        pooled = ebc(later).values().detach().cpu().numpy()
+        rows[device] = {"rows": rows_of(ebc.tables()), "pooled": pooled}
+    return rows
+
+
+def fail_an_update(accumulate_steps: int) -> dict[str, Any]:
+    """Trains with a kernel that fails once; rows before and after, and of going on."""
+
+    def failing(*args: Any) -> None:
+        raise torch.OutOfMemoryError("no memory today")
+
+    options = {"num_rows": 400, "accumulate_steps": accumulate_steps}
+    models = [new_model(Setup(*ADAGRAD, options=options), "npu") for _ in range(2)]
+    batches = [make_batch(seed, 6).sparse for seed in range(accumulate_steps)]
+
+    def train(model: Any) -> None:
+        for batch in batches:
+            model.ebc(batch).values().sum().backward()
+
+    for model in models:
+        train(model)
+    before = rows_of(models[0].ebc.tables())
+    counts = {name: table.update_count for name, table in models[0].ebc.tables().items()}
+    kernels.register_kernel("npu", "update_rows", failing)
+    try:
+        with pytest.raises(torch.OutOfMemoryError):
+            train(models[0])
+    finally:
+        kernels.register_kernel("npu", "update_rows", None)
+    table = models[0].ebc.tables()["user"]
+    result = {
+        "before": before,
+        "after": rows_of(models[0].ebc.tables()),
+        "counts": (counts, {n: t.update_count for n, t in models[0].ebc.tables().items()}),
+    }
+    for model in models:
+        train(model)
+    table.erase(np.array([0]))  # nothing is in flight
+    models[1].ebc.tables()["user"].erase(np.array([0]))
+    result["trained"] = [rows_of(model.ebc.tables()) for model in models]
+    return result
+
+
+def write_new_rows_twice() -> dict[str, Any]:
+    """Rows of a forward whose copies to the device failed at first, and of one without failure."""
+    models = [new_model(Setup(*ADAGRAD, options={"num_rows": 400}), "npu") for _ in range(2)]
+    batch = make_batch(0, 6).sparse
+    table = models[0].ebc.tables()["user"]
+    write = table._write_initial_rows
+
+    def failing(*args: Any) -> None:
+        raise torch.OutOfMemoryError("no memory today")
+
+    table._write_initial_rows = failing
+    with pytest.raises(torch.OutOfMemoryError):
+        models[0].ebc(batch)
+    table._write_initial_rows = write
+    for model in models:
+        model.ebc(batch)
+    return {"rows": [rows_of(model.ebc.tables()) for model in models]}
+
+
+def erase_while_gradients_wait() -> list[str]:
+    """What erasing keys of a batch says: in flight, accumulated, and after the update."""
+    setup = Setup(*ADAGRAD, options={"num_rows": 400, "accumulate_steps": 2})
+    model = new_model(setup, "npu")
+    table = model.ebc.tables()["user"]
+    seen = []
+
+    def attempt() -> None:
+        try:
+            table.erase(np.array([0, 1, -1]))
+            seen.append("erased")
+        except BusyError:
+            seen.append("busy")
+
+    for seed in range(2):
+        values = model.ebc(make_batch(seed, 6).sparse).values()
+        attempt()
+        values.sum().backward()
+        attempt()
+    return seen

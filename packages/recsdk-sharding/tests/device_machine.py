@@ -1,0 +1,234 @@
+"""Random operations on a collection in device memory and on one of the engine's, compared.
+
+Both must map the same ids to the same rows, with the same outcomes and counts; rows that no update
+has touched are equal to the bit, the others within float order.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from optimizer_cases import PLAIN
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recsdk_core import BusyError, Outcome, RecsdkError
+from recsdk_sharding import HashEmbeddingBagCollection, HashEmbeddingBagConfig, RowOptimizer
+
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
+CAPACITIES = {"small": 12, "large": 60}
+KEYS = np.concatenate([np.arange(12), -(2**63) + np.arange(8), 2**63 - 1 - np.arange(8)])
+FORMS = [name for name in PLAIN if "centered" not in name and "both" not in name]
+
+
+def collection(device: str, optimizer: Any, accumulate_steps: int) -> HashEmbeddingBagCollection:
+    """Two tables with as much room on a device as on the cpu; one is full soon."""
+    configs = [
+        HashEmbeddingBagConfig(
+            name=name,
+            embedding_dim=4,
+            num_embeddings=capacity,
+            max_rows=capacity,
+            feature_names=[name],
+            on_nonfinite="skip",
+            accumulate_steps=accumulate_steps,
+        )
+        for name, capacity in CAPACITIES.items()
+    ]
+    ebc = HashEmbeddingBagCollection(configs, device=device)
+    apply_optimizer_in_backward(RowOptimizer, ebc.parameters(), {"settings": optimizer})
+    return ebc
+
+
+class Machine:
+    """The two collections, and what is known about their rows."""
+
+    def __init__(self, seed: int, device: str) -> None:
+        self._random = random.Random(seed)
+        self.device = device
+        optimizer = PLAIN[self._random.choice(FORMS)]
+        if self._random.random() < 0.3 and hasattr(optimizer, "weight_decay_mode"):
+            optimizer = replace(optimizer, weight_decay=0.3, weight_decay_mode="decoupled")
+        self._steps = self._random.choice([1, 1, 2])
+        self.both = [collection(d, optimizer, self._steps) for d in ("cpu", device)]
+        self._in_flight: list[list[torch.Tensor]] = []
+        self._touched: dict[str, set[int]] = {name: set() for name in CAPACITIES}
+
+    def run(self, num_operations: int) -> list[str]:
+        """Does and checks random operations; returns their names."""
+        done = []
+        for _ in range(num_operations):
+            operation = self._random.choice(OPERATIONS)
+            operation(self)
+            done.append(operation.__name__)
+            self.check()
+        return done
+
+    def _keys(self) -> torch.Tensor:
+        return torch.from_numpy(
+            np.array(self._random.choices(KEYS, k=self._random.randint(0, 9)), np.int64)
+        )
+
+    @staticmethod
+    def _result(call: Callable[[Any], Any], table: Any) -> Any:
+        try:
+            return call(table)
+        except (RecsdkError, ValueError) as error:
+            return type(error)
+
+    def _same(self, call: Callable[[Any], Any], *, name: str) -> Any:
+        """What the call gives on both tables, which must be equal: outcomes or an error's type."""
+        results = [self._result(call, ebc.tables()[name]) for ebc in self.both]
+        np.testing.assert_equal(results[1], results[0])
+        return results[0]
+
+    # ---- operations --------------------------------------------------------------------------
+
+    def forward(self) -> None:
+        """A batch whose backward is yet to come, or never does."""
+        keys = {name: self._keys() for name in CAPACITIES}
+        lengths = [split(self._random, len(keys[name]), 3) for name in CAPACITIES]
+        batch = KeyedJaggedTensor(
+            list(CAPACITIES),
+            torch.cat(list(keys.values())),
+            lengths=torch.tensor(lengths).flatten(),
+        )
+        outputs = [ebc(batch).values() for ebc in self.both]
+        close(outputs[1].detach(), outputs[0].detach())
+        self._in_flight.append(outputs)
+        for name, of_table in keys.items():
+            self._touched[name].update(of_table.tolist())
+
+    def backward(self) -> None:
+        """Trains the oldest batch in flight; some gradients are not finite."""
+        if not self._in_flight:
+            return
+        scale = self._random.choice([1.0, 0.5, 0.1, float("nan")])
+        outputs = self._in_flight.pop(0)
+        grad = torch.linspace(-1, 1, outputs[0].numel()).view_as(outputs[0]) * scale
+        for out in outputs:
+            out.backward(grad.to(out.device))
+
+    def abandon(self) -> None:
+        """Drops what is in flight."""
+        self._in_flight.clear()
+
+    def evaluate(self) -> None:
+        keys = self._keys()
+        batch = KeyedJaggedTensor(
+            list(CAPACITIES), torch.cat([keys, keys]), lengths=torch.tensor([len(keys)] * 2)
+        )
+        outputs = [ebc.eval()(batch).values().detach() for ebc in self.both]
+        close(outputs[1], outputs[0])
+        for ebc in self.both:
+            ebc.train()
+
+    def erase(self) -> None:
+        keys, name = self._keys().numpy(), self._random.choice(list(CAPACITIES))
+        outcomes = self._same(lambda table: table.erase(keys, return_outcomes=True), name=name)
+        assert self._in_flight == [] or outcomes is BusyError
+        if outcomes is not BusyError:
+            self._touched[name].difference_update(keys.tolist())
+
+    def lookup(self) -> None:
+        keys, name = self._keys().numpy(), self._random.choice(list(CAPACITIES))
+        self._same(lambda table: table.lookup(keys, return_outcomes=True)[1], name=name)
+
+    def find_or_insert(self) -> None:
+        keys, name = self._keys().numpy(), self._random.choice(list(CAPACITIES))
+        self._same(lambda table: table.find_or_insert(keys, return_outcomes=True)[1], name=name)
+
+    def upsert(self) -> None:
+        keys, name = np.unique(self._keys().numpy())[:3], self._random.choice(list(CAPACITIES))
+        tables = [ebc.tables()[name] for ebc in self.both]
+        if len(tables[0]) + len(keys) > CAPACITIES[name]:
+            return
+        values = np.random.default_rng(len(keys)).normal(size=(len(keys), 4)).astype(np.float32)
+        self._same(lambda table: table.upsert(keys, values), name=name)
+
+    def change_rate(self) -> None:
+        rate = self._random.choice([0.01, 0.05, 0.1])
+        for ebc in self.both:
+            for table in ebc.tables().values():
+                table.learning_rate = rate
+
+    def reload(self) -> None:
+        """Each loads what the other has; what is in flight is dropped."""
+        self._in_flight.clear()
+        states = [ebc.state_dict() for ebc in self.both]
+        for ebc, state in zip(self.both, states[::-1], strict=True):
+            ebc.load_state_dict(state)
+
+    # ---- what must hold ------------------------------------------------------------------------
+
+    def check(self) -> None:
+        for name in CAPACITIES:
+            engine, device = (ebc.tables()[name] for ebc in self.both)
+            rows, outcomes = engine.map(KEYS, False)
+            device_rows, device_outcomes = device.index.map(KEYS, False)
+            np.testing.assert_array_equal(device_outcomes, outcomes)
+            found = outcomes == Outcome.FOUND
+            np.testing.assert_array_equal(device_rows[found], rows[found])
+            one, other = engine.stats(), device.stats()
+            for field in ("num_rows", "outcomes", "erased", "updates", "nonfinite"):
+                found = getattr(other, field), getattr(one, field)
+                assert found[0] == found[1], (name, field, found)
+            device.check_invariants()
+            self._check_rows(name, engine, device)
+
+    def _check_rows(self, name: str, engine: Any, device: Any) -> None:
+        assert not device._store_RD[-1].any(), "the row that refused keys read was written to"
+        for expected, batch in zip(engine.export(), device.export(), strict=True):
+            np.testing.assert_array_equal(batch.keys, expected.keys)
+            close(batch.weights, expected.weights)
+            for field, value in batch.state.items():
+                close(value, expected.state[field])
+            is_new = [key not in self._touched[name] for key in batch.keys.tolist()]
+            np.testing.assert_array_equal(batch.weights[is_new], expected.weights[is_new])
+
+
+def close(one: Any, other: Any) -> None:
+    np.testing.assert_allclose(torch.as_tensor(one).cpu(), torch.as_tensor(other), **TOLERANCE)
+
+
+def split(source: random.Random, total: int, num_parts: int) -> list[int]:
+    """Whole numbers that add up to `total`."""
+    cuts = sorted(source.randint(0, total) for _ in range(num_parts - 1))
+    return [b - a for a, b in zip([0, *cuts], [*cuts, total], strict=True)]
+
+
+OPERATIONS = [
+    *[Machine.forward] * 4,
+    *[Machine.backward] * 5,
+    *[Machine.erase] * 2,
+    Machine.abandon,
+    Machine.evaluate,
+    Machine.lookup,
+    Machine.find_or_insert,
+    Machine.upsert,
+    Machine.change_rate,
+    Machine.reload,
+]
+
+
+def run_machines(seeds: list[int], num_operations: int) -> dict[str, int]:
+    """How often each operation ran, and each outcome and kind of event occurred, over the seeds."""
+    counts: dict[str, int] = {}
+    for seed in seeds:
+        machine = Machine(seed, "npu")
+        try:
+            done = machine.run(num_operations)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        for table in machine.both[1].tables().values():
+            stats = table.stats()
+            done += [kind.name for kind in Outcome for _ in range(stats.outcomes[kind])]
+            done += ["erased"] * stats.erased + ["nonfinite"] * stats.nonfinite
+        for name in done:
+            counts[name] = counts.get(name, 0) + 1
+    return counts

@@ -1,0 +1,57 @@
+"""What goes wrong on a device leaves its tables valid, and says the same as on the cpu."""
+
+from __future__ import annotations
+
+import device_failures
+import numpy as np
+import pytest
+from rank_pool import RankPool
+from test_pipelines import assert_identical
+
+
+@pytest.mark.parametrize("how", ["apply", "raise", "skip"])
+def test_gradients_that_are_not_finite(npus: RankPool, how: str) -> None:
+    (found,) = npus.run(1, device_failures.train_with_nan, how)
+    on_cpu, on_npu = found["cpu"], found["npu"]
+    if how == "raise":
+        assert on_npu["error"].startswith("NonFiniteError: table 'user': the gradient of")
+        assert on_cpu["error"].startswith("NonFiniteError: table 'user': the gradient of")
+    else:
+        assert on_npu["error"] == on_cpu["error"] == ""
+        assert on_npu["nonfinite"]["user"] > 0
+    assert on_npu["nonfinite"] == on_cpu["nonfinite"]
+    assert on_npu["update_count"] == on_cpu["update_count"] == (1 if how == "raise" else 2)
+    num_nan = 0
+    for key, (weight, state) in on_cpu["rows"]["user"].items():
+        other, other_state = on_npu["rows"]["user"][key]
+        np.testing.assert_allclose(other, weight, rtol=2e-5, atol=2e-5)
+        np.testing.assert_allclose(other_state["sum"], state["sum"], rtol=2e-5, atol=2e-5)
+        num_nan += int(np.isnan(other).any())
+    assert bool(num_nan) == (how == "apply")
+
+
+def test_rows_of_a_batch_that_was_mapped_in_part_are_initial_rows(npus: RankPool) -> None:
+    (found,) = npus.run(1, device_failures.map_half_of_a_batch)
+    assert len(found["npu"]["rows"]["first"]) == 5
+    assert_identical(found["npu"]["rows"], found["cpu"]["rows"])
+    np.testing.assert_allclose(found["npu"]["pooled"], found["cpu"]["pooled"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("accumulate_steps", [1, 2])
+def test_an_update_that_fails_changes_nothing(npus: RankPool, accumulate_steps: int) -> None:
+    (result,) = npus.run(1, device_failures.fail_an_update, accumulate_steps)
+    assert_identical(result["after"], result["before"])
+    assert result["counts"][1] == result["counts"][0]
+    assert result["before"]["user"]
+    assert_identical(*result["trained"])
+
+
+def test_new_rows_that_could_not_be_copied_are_copied_later(npus: RankPool) -> None:
+    (result,) = npus.run(1, device_failures.write_new_rows_twice)
+    assert result["rows"][0]["user"]
+    assert_identical(*result["rows"])
+
+
+def test_rows_whose_gradient_waits_for_its_update_cannot_be_erased(npus: RankPool) -> None:
+    (seen,) = npus.run(1, device_failures.erase_while_gradients_wait)
+    assert seen == ["busy", "busy", "busy", "erased"]

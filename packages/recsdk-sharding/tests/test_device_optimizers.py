@@ -1,0 +1,150 @@
+"""Every optimizer on tensors against the engine's: weights, state, failures.
+
+Shape letters: U distinct rows, D row width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from optimizer_cases import PLAIN, with_every_option
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from recsdk_core import Table, init, optim
+from recsdk_sharding.device.optimizers import Step, initial_state, update_rows
+
+CASES = with_every_option()
+NUM_ROWS, NUM_STEPS, DIM = 6, 6, 5
+KEYS = np.arange(NUM_ROWS) - 3
+TOLERANCE = {"rtol": 5e-5, "atol": 5e-6}
+
+
+class Pair:
+    """A table of the engine's, and tensors with the same rows."""
+
+    def __init__(self, optimizer: Any, on_nonfinite: Any = "apply") -> None:
+        self.optimizer = optimizer
+        self.table = Table(
+            DIM,
+            optimizer=optimizer,
+            initializer=init.Normal(),
+            on_nonfinite=on_nonfinite,
+        )
+        weights = torch.from_numpy(self.table.find_or_insert(KEYS).copy())
+        self.store = torch.cat([weights, torch.zeros(1, DIM)])
+        self.state = {
+            name: torch.full((NUM_ROWS + 1, width), initial_state(optimizer, name))
+            for name, width in self.table.state_fields
+        }
+        self.log_decay = 0.0
+        self.count = 0
+
+    def step(self) -> Step:
+        return Step(self.optimizer, self.count + 1, self.log_decay)
+
+    def set_rate(self, rate: float) -> None:
+        self.optimizer = replace(self.optimizer, lr=rate)
+        self.table.learning_rate = rate
+
+    def update(self, rows: Any, grads: Any, is_kept: torch.Tensor | None = None) -> None:
+        """One update of distinct rows (U,) with their gradients (U, D), of both."""
+        self.table.apply_gradients(KEYS[rows], grads)
+        step = self.step()
+        rows_U, grad_UD = torch.from_numpy(rows), torch.from_numpy(grads)
+        update_rows(step, self.store, self.state, rows_U, grad_UD, is_kept)
+        self.count, self.log_decay = step.count, step.next_log_decay()
+
+    def check(self) -> None:
+        [expected] = list(self.table.export())
+        order = np.argsort(expected.keys)
+        np.testing.assert_allclose(self.store[:-1], expected.weights[order], **TOLERANCE)
+        assert set(self.state) == set(expected.state)
+        for name, field in self.state.items():
+            np.testing.assert_allclose(
+                field[:-1], expected.state[name][order], **TOLERANCE, err_msg=name
+            )
+        np.testing.assert_allclose(self.log_decay, self.table.log_decay, rtol=1e-12)
+        assert not self.store[-1].any()
+
+
+def test_every_optimizer_of_the_engine_is_tried() -> None:
+    assert {type(optimizer) for optimizer in PLAIN.values()} == set(get_args(optim.Optimizer))
+    assert len(CASES) > 200
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_updates_are_the_engines(name: str) -> None:
+    pair, rng = Pair(CASES[name]), np.random.default_rng(len(name))
+    rate = pair.optimizer.lr
+    for number in range(NUM_STEPS):
+        rows = rng.permutation(NUM_ROWS)[: number % NUM_ROWS]
+        grads = rng.normal(size=(len(rows), DIM)).astype(np.float32)
+        grads[:1] = 0
+        pair.set_rate(rate * (1.0, 1.0, 0.5, 3.0)[number % 4])
+        pair.update(rows, grads)
+        pair.check()
+
+
+def test_huge_gradients_are_scaled_down_and_no_number_stays_none() -> None:
+    pair = Pair(optim.SGD(lr=1.0, clip_norm=5.0))
+    grads = np.zeros((NUM_ROWS, DIM), np.float32)
+    grads[:5, :2] = [[3e30, 4e30], [3e-30, 4e-30], [0, 0], [np.nan, 1], [np.inf, 1]]
+    pair.update(np.arange(NUM_ROWS), grads)
+    pair.check()
+    assert torch.isnan(pair.store).sum(1).tolist() == [0, 0, 0, DIM, 1, 0, 0]
+
+
+@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_gradients_that_are_not_finite_do_what_they_do_in_the_engine(
+    name: str, value: float
+) -> None:
+    applying, skipping = Pair(PLAIN[name]), Pair(PLAIN[name], on_nonfinite="skip")
+    rng = np.random.default_rng(0)
+    for _ in range(2):
+        grads = rng.normal(size=(NUM_ROWS, DIM)).astype(np.float32)
+        grads[2, 1] = value
+        is_kept = torch.arange(NUM_ROWS) == 2
+        applying.update(np.arange(NUM_ROWS), grads)
+        skipping.update(np.arange(NUM_ROWS), grads, is_kept)
+    applying.check()
+    skipping.check()
+    assert bool(skipping.store.isfinite().all())
+
+
+class _Failing(TorchDispatchMode):
+    """Raises in place of the operator number `limit`; counts what is called and writes rows."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        super().__init__()
+        self.limit, self.names = limit, []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.overloadpacket.__name__)
+        if len(self.names) - 1 == self.limit:
+            raise torch.OutOfMemoryError("no memory")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_an_update_without_memory_changes_nothing(name: str) -> None:
+    optimizer = replace(PLAIN[name], clip_value=0.75, clip_norm=1.5)
+    pair = Pair(optimizer)
+    before = pair.store.clone(), {n: field.clone() for n, field in pair.state.items()}
+    arguments = pair.step(), pair.store, pair.state, torch.arange(3), torch.ones(3, DIM)
+    kept = torch.tensor([True, False, False])
+    with _Failing() as counted:
+        update_rows(*arguments, kept)
+    num_computing = counted.names.index("index_copy_")
+    # Writing is in place: it takes no memory that it could be refused.
+    assert counted.names[num_computing:] == ["index_copy_"] * (1 + len(pair.state))
+    pair = Pair(optimizer)
+    for limit in range(num_computing):
+        with pytest.raises(torch.OutOfMemoryError), _Failing(limit):
+            update_rows(pair.step(), pair.store, pair.state, *arguments[3:], kept)
+        assert torch.equal(pair.store, before[0])
+        assert all(torch.equal(field, before[1][n]) for n, field in pair.state.items())
