@@ -48,10 +48,15 @@ class RECSDK_API Cut {
   std::uint64_t update_count() const noexcept;
   float learning_rate() const noexcept;
   double log_decay() const noexcept;
-  /// Bytes of rows copied because they changed: held now, and the most held so far.
+  /// Bytes of rows copied because they changed: held now, and the most held so far. Memory for them
+  /// is taken in pieces of 256 KiB, up to 64 MiB ahead.
   std::int64_t copied_bytes() const noexcept;
   std::int64_t max_copied_bytes() const noexcept;
   bool is_finished() const noexcept;
+
+  /// Readies memory for the first copies, up to 32 MiB, so that updates need not wait for it. For
+  /// the thread that is to write the cut beside training, as the first that it does; best effort.
+  void prepare_copies() noexcept;
 
   /// Ends the cut and frees its copies. Durable: what it held is saved, and changes are tracked
   /// from the cut on. Else it is as if it had never been: what had changed before counts as changed

@@ -56,6 +56,7 @@ bool Table::is_tracking() const {
 }
 
 std::int64_t Cut::Impl::read(const internal::RowArrays& arrays) {
+  if (state->has_copied()) state->stock();
   for (;;) {
     {
       const auto gate = internal::hold_off_fork();
@@ -136,6 +137,7 @@ double Cut::log_decay() const noexcept { return impl_->log_decay; }
 std::int64_t Cut::copied_bytes() const noexcept { return impl_->state->copied_bytes(); }
 std::int64_t Cut::max_copied_bytes() const noexcept { return impl_->state->max_copied_bytes(); }
 bool Cut::is_finished() const noexcept { return impl_->is_finished.load(); }
+void Cut::prepare_copies() noexcept { impl_->state->stock(); }
 void Cut::finish(bool durable) noexcept { impl_->finish(durable); }
 
 }  // namespace recsdk

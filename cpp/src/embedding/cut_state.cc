@@ -20,6 +20,9 @@ namespace {
 constexpr std::int64_t kRegionBytes = std::int64_t{1} << 20;
 constexpr std::int64_t kChunkBytes = kRegionBytes / 4;  // copied under the locks at a time
 constexpr std::int64_t kMaxRegionRows = 65'536;
+constexpr std::int64_t kNumBands = 32;
+constexpr std::int64_t kMostStocked = std::int64_t{64} << 20;
+constexpr std::int64_t kFirstStock = std::int64_t{32} << 20;
 constexpr std::int64_t kScanRows = std::int64_t{1} << 20;  // looked at under the locks at a time
 constexpr std::int64_t kMarkGrain = 16'384;                // words a piece
 constexpr std::int64_t kItemGrain = 8192;
@@ -59,21 +62,25 @@ void PackedRows::pack(const RowAddresses& addresses, std::int64_t row, std::byte
     std::memcpy(out + f.offset, field_address(addresses, *f.field, row), f.bytes);
 }
 
-// In one piece of memory: this, then keys (count,), row numbers (count,), packed rows (count,).
+// In one piece of memory, a multiple of 8 bytes: this, then keys (count,), row numbers (count,),
+// packed rows (count,).
 struct CutState::Segment {
   Segment* next;
   std::int64_t count;
   std::int64_t row_bytes;
 
   static std::int64_t bytes_for(std::int64_t count, std::int64_t row_bytes) {
-    return static_cast<std::int64_t>(sizeof(Segment)) +
-           count * (static_cast<std::int64_t>(sizeof(Key) + sizeof(std::uint32_t)) + row_bytes);
+    const std::int64_t bytes =
+        static_cast<std::int64_t>(sizeof(Segment)) +
+        count * (static_cast<std::int64_t>(sizeof(Key) + sizeof(std::uint32_t)) + row_bytes);
+    return (bytes + 7) / 8 * 8;
   }
-  static Segment* make(std::int64_t count, std::int64_t row_bytes) {
-    void* const memory = ::operator new(static_cast<std::size_t>(bytes_for(count, row_bytes)));
-    return new (memory) Segment{nullptr, count, row_bytes};
+  static Segment* make(CopyMemory& memory, std::int64_t band, std::int64_t count,
+                       std::int64_t row_bytes) {
+    std::byte* const place =
+        memory.allocate(band, static_cast<std::size_t>(bytes_for(count, row_bytes)));
+    return new (place) Segment{nullptr, count, row_bytes};
   }
-  static void destroy(Segment* segment) noexcept { ::operator delete(segment); }
 
   std::int64_t bytes() const { return bytes_for(count, row_bytes); }
   Key* keys() const { return reinterpret_cast<Key*>(const_cast<Segment*>(this) + 1); }
@@ -93,9 +100,11 @@ CutState::CutState(const RowLayout& layout, const RowStore& rows, std::int64_t e
       region_rows_(
           std::min(floor_power(rows_in(kRegionBytes, packed_.row_bytes())), kMaxRegionRows)),
       chunk_rows_(rows_in(kChunkBytes, packed_.row_bytes())),
+      band_regions_((end_row / region_rows_ + kNumBands) / kNumBands),
       bits_(static_cast<std::size_t>(end_row / kWordRows + 1) * sizeof(std::uint64_t), SIZE_MAX),
       words_(reinterpret_cast<std::uint64_t*>(bits_.data())),
-      regions_(static_cast<std::size_t>(end_row / region_rows_ + 1)) {}
+      regions_(static_cast<std::size_t>(end_row / region_rows_ + 1)),
+      memory_(std::make_shared<CopyMemory>(band_of(end_row / region_rows_) + 1)) {}
 
 CutState::~CutState() { close(); }
 
@@ -175,7 +184,9 @@ std::int64_t CutState::preserve_items(const SortedGradients& gradients, int max_
   if (num_pending.load() == 0) return 0;
   const std::int64_t num_bytes = bytes_to_wait_for(num_pending.load());
   if (num_bytes > 0) return num_bytes;
+  const std::int64_t held = copied_bytes_.load();
   for_pieces([&](std::int64_t begin, std::int64_t end) { copy_items(items, begin, end); });
+  most_at_once_.store(std::max(most_at_once_.load(), copied_bytes_.load() - held));
   return 0;
 }
 
@@ -220,8 +231,10 @@ void CutState::copy_pending(std::span<const std::uint32_t> row_numbers) {
 
 // Several threads may do this at once, for other rows.
 void CutState::copy_region(std::span<const std::uint32_t> row_numbers) {
+  const std::int64_t region = row_numbers[0] / region_rows_;
   Segment* const segment =
-      Segment::make(static_cast<std::int64_t>(row_numbers.size()), packed_.row_bytes());
+      Segment::make(*memory_, band_of(region), static_cast<std::int64_t>(row_numbers.size()),
+                    packed_.row_bytes());
   const RowAddresses addresses = rows_.records();
   for (std::size_t i = 0; i < row_numbers.size(); ++i) {
     if (i + kRowsAhead < row_numbers.size()) prefetch(addresses, row_numbers[i + kRowsAhead]);
@@ -231,7 +244,7 @@ void CutState::copy_region(std::span<const std::uint32_t> row_numbers) {
     packed_.pack(addresses, row, segment->packed(static_cast<std::int64_t>(i)));
     std::atomic_ref(word(row)).fetch_and(~bit_of(row), std::memory_order_relaxed);
   }
-  const std::atomic_ref first(regions_[static_cast<std::size_t>(row_numbers[0] / region_rows_)]);
+  const std::atomic_ref first(regions_[static_cast<std::size_t>(region)]);
   segment->next = first.load(std::memory_order_relaxed);
   while (!first.compare_exchange_weak(segment->next, segment)) {
   }
@@ -241,22 +254,43 @@ void CutState::copy_region(std::span<const std::uint32_t> row_numbers) {
   }
 }
 
-void CutState::free_region(std::int64_t region) noexcept {
-  Segment* segment = std::exchange(regions_[static_cast<std::size_t>(region)], nullptr);
-  while (segment != nullptr) {
-    Segment* const next = segment->next;
-    copied_bytes_ -= segment->bytes();
-    Segment::destroy(segment);
-    segment = next;
+// Frees the copies of bands that end in these regions.
+void CutState::free_bands(std::int64_t begin_region, std::int64_t end_region) noexcept {
+  const auto num_regions = static_cast<std::int64_t>(regions_.size());
+  for (std::int64_t region = begin_region; region < end_region; ++region) {
+    regions_[static_cast<std::size_t>(region)] = nullptr;
+    const bool is_last = region + 1 == num_regions || band_of(region + 1) != band_of(region);
+    if (is_last) copied_bytes_ -= memory_->release(band_of(region));
   }
 }
 
+std::int64_t CutState::bytes_to_stock() const noexcept {
+  const std::int64_t row_bytes = packed_.row_bytes();
+  const std::int64_t left = (end_row_ - position_.load()) * row_bytes;
+  const std::int64_t at_once = most_at_once_.load();
+  std::int64_t bytes = at_once > 0 ? std::min(2 * at_once, kMostStocked)
+                                   : std::min(kFirstStock, end_row_ * row_bytes / 16);
+  bytes = std::min(bytes, left);
+  if (max_copy_bytes_) bytes = std::min(bytes, *max_copy_bytes_ - copied_bytes_.load());
+  return std::max<std::int64_t>(bytes, 0);
+}
+
+void CutState::stock() noexcept {
+  std::shared_ptr<CopyMemory> memory;
+  {
+    const std::lock_guard lock(mutex_);
+    memory = memory_;
+  }
+  if (memory != nullptr) memory->stock(bytes_to_stock());
+}
+
 void CutState::close() noexcept {
+  std::shared_ptr<CopyMemory> memory;  // freed when no update waits for the lock
   {
     const std::lock_guard lock(mutex_);
     is_closed_ = true;
-    for (std::size_t region = 0; region < regions_.size(); ++region)
-      free_region(static_cast<std::int64_t>(region));
+    copied_bytes_ = 0;
+    memory.swap(memory_);
     regions_ = {};
     bits_ = {};
     words_ = nullptr;
@@ -279,8 +313,7 @@ std::int64_t CutState::read(const RowArrays& arrays) {
     for (const Taken& taken : taken_) word(taken.row) &= ~bit_of(taken.row);
     const std::int64_t end_region =
         end < end_row_ ? end / region_rows_ : end_row_ / region_rows_ + 1;
-    for (std::int64_t region = begin / region_rows_; region < end_region; ++region)
-      free_region(region);
+    free_bands(begin / region_rows_, end_region);
     position_.store(end);
   }
   moved_.notify_all();

@@ -17,6 +17,7 @@
 #include <span>
 #include <vector>
 
+#include "embedding/copy_memory.h"
 #include "embedding/gradients.h"
 #include "embedding/row_bits.h"
 #include "embedding/row_store.h"
@@ -83,6 +84,11 @@ class CutState {
   /// True once every row has been read.
   bool is_read() const noexcept { return position_.load() >= end_row_; }
 
+  /// Readies memory for about two updates' copies; before the first, for those of a large one. For
+  /// the thread that reads.
+  void stock() noexcept;
+  bool has_copied() const noexcept { return most_at_once_.load() > 0; }
+
   /// Frees everything and lets waiting updates go.
   void close() noexcept;
 
@@ -110,7 +116,9 @@ class CutState {
   void copy_items(const GradItem* items, std::int64_t begin, std::int64_t end);
   void copy_pending(std::span<const std::uint32_t> row_numbers);
   void copy_region(std::span<const std::uint32_t> row_numbers);
-  void free_region(std::int64_t region) noexcept;
+  std::int64_t band_of(std::int64_t region) const noexcept { return region / band_regions_; }
+  std::int64_t bytes_to_stock() const noexcept;
+  void free_bands(std::int64_t begin_region, std::int64_t end_region) noexcept;
   std::int64_t take(std::int64_t begin, std::int64_t most);
   void take_region(std::int64_t begin, std::int64_t end, std::size_t most);
   void gather_copies(std::int64_t begin, std::int64_t end);
@@ -121,8 +129,9 @@ class CutState {
   const std::int64_t end_row_;
   const std::optional<std::int64_t> max_copy_bytes_;
   const int process_;
-  const std::int64_t region_rows_;  // a power of two; copies are kept, and freed, by region
-  const std::int64_t chunk_rows_;   // rows of about 256 KiB
+  const std::int64_t region_rows_;   // a power of two; copies are kept by region
+  const std::int64_t chunk_rows_;    // rows of about 256 KiB
+  const std::int64_t band_regions_;  // regions whose copies are freed together
 
   mutable std::mutex mutex_;
   std::condition_variable moved_;  // the reader went on, or the cut was closed
@@ -130,9 +139,11 @@ class CutState {
   Pages bits_;  // of pending rows
   std::uint64_t* words_ = nullptr;
   std::vector<Segment*> regions_;  // lists of copies; changed atomically
+  std::shared_ptr<CopyMemory> memory_;
   std::atomic<std::int64_t> position_{0};
   std::atomic<std::int64_t> copied_bytes_{0};
   std::atomic<std::int64_t> max_copied_bytes_{0};
+  std::atomic<std::int64_t> most_at_once_{0};  // bytes that one update has copied
 
   // The reader's, kept for their memory.
   std::vector<Taken> copies_;

@@ -127,6 +127,9 @@ void bind_checkpoint(nb::module_& module) {
       .def_prop_ro("max_copied_bytes", [](const PyCut& cut) { return cut->max_copied_bytes(); })
       .def_prop_ro("is_finished", [](const PyCut& cut) { return cut->is_finished(); })
       .def(
+          "prepare_copies", [](PyCut& cut) { (*cut).prepare_copies(); },
+          nb::call_guard<nb::gil_scoped_release>())
+      .def(
           "finish", [](PyCut& cut, bool durable) { (*cut).finish(durable); }, nb::arg("durable"),
           nb::call_guard<nb::gil_scoped_release>());
   module.def("write_rows", &write_cut, nb::arg("cut"), nb::arg("write"), nb::arg("token"),

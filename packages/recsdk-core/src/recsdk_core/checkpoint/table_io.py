@@ -138,6 +138,7 @@ class SavesAndLoads:
         cuts = Cuts([Shard(table=self._table())], delta, max_copy_bytes, one_thread=True)
 
         def work(count: Progress) -> Position:
+            cuts.cuts[0].prepare_copies()
             told = replace(options, progress=_both(count, progress))
             return cuts.save(store, OneRank(), told)
 

@@ -1,0 +1,88 @@
+#include "embedding/copy_memory.h"
+
+#include <exception>
+#include <utility>
+
+namespace recsdk::internal {
+
+CopyMemory::CopyMemory(std::int64_t num_bands)
+    : bands_(std::make_unique<Band[]>(static_cast<std::size_t>(num_bands))) {}
+
+std::byte* CopyMemory::allocate(std::int64_t band, std::size_t bytes) {
+  bytes = (bytes + 7) / 8 * 8;
+  Band& of = bands_[static_cast<std::size_t>(band)];
+  const std::lock_guard lock(of.mutex);
+  std::byte* place = nullptr;
+  if (bytes > kChunkBytes) {
+    of.large.reserve(of.large.size() + 1);
+    of.large.emplace_back(bytes, SIZE_MAX);
+    place = of.large.back().data();
+  } else {
+    if (of.left < bytes) {
+      of.chunks.reserve(of.chunks.size() + 1);
+      of.chunks.push_back(take_chunk());
+      of.left = kChunkBytes;
+    }
+    place = of.chunks.back() + (kChunkBytes - of.left);
+    of.left -= bytes;
+  }
+  of.num_bytes += static_cast<std::int64_t>(bytes);
+  return place;
+}
+
+// Last in, first out: memory that was used lately is in the processor's cache.
+std::byte* CopyMemory::take_chunk() {
+  const std::lock_guard lock(mutex_);
+  if (free_.empty()) return take_fresh_chunk();
+  std::byte* const chunk = free_.back();
+  free_.pop_back();
+  return chunk;
+}
+
+// mutex_ is held.
+std::byte* CopyMemory::take_fresh_chunk() {
+  if (free_.capacity() <= num_chunks_) free_.reserve(2 * num_chunks_ + 64);
+  if (used_ == kSlabBytes) {
+    slabs_.reserve(slabs_.size() + 1);
+    slabs_.emplace_back(kSlabBytes, SIZE_MAX);
+    used_ = 0;
+  }
+  ++num_chunks_;
+  std::byte* const chunk = slabs_.back().data() + used_;
+  used_ += kChunkBytes;
+  return chunk;
+}
+
+std::int64_t CopyMemory::release(std::int64_t band) noexcept {
+  Band& of = bands_[static_cast<std::size_t>(band)];
+  {
+    const std::lock_guard lock(mutex_);
+    for (std::byte* const chunk : of.chunks) free_.push_back(chunk);
+  }
+  of.chunks.clear();
+  of.large.clear();
+  of.left = 0;
+  return std::exchange(of.num_bytes, 0);
+}
+
+void CopyMemory::stock(std::int64_t bytes) noexcept {
+  constexpr std::size_t kPage = 4096;
+  const auto wanted = static_cast<std::size_t>(bytes) / kChunkBytes;
+  try {
+    for (;;) {
+      std::byte* chunk = nullptr;
+      {
+        const std::lock_guard lock(mutex_);
+        if (free_.size() >= wanted) return;
+        chunk = take_fresh_chunk();
+      }
+      for (std::size_t i = 0; i < kChunkBytes; i += kPage) chunk[i] = std::byte{0};
+      const std::lock_guard lock(mutex_);
+      free_.push_back(chunk);
+    }
+  } catch (const std::exception&) {
+    return;  // whoever needs memory asks for it again, and says so
+  }
+}
+
+}  // namespace recsdk::internal

@@ -1,0 +1,57 @@
+// Memory for the copies of rows that an open cut still needs.
+//
+// Whoever is about to change rows copies them while training waits, and what costs there is fresh
+// memory, not copying. So the thread that writes the cut touches memory ahead, and what it has
+// written is used again: copies of neighbouring rows (a band) lie in chunks of their own, which are
+// free once all rows of the band have been written. Small pages and few calls to the system: huge
+// pages may have to be made of others first, and all threads wait for a mapping.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "util/memory.h"
+
+namespace recsdk::internal {
+
+/// Thread-safe, but for release and destruction beside an allocation in the same band.
+class CopyMemory {
+ public:
+  explicit CopyMemory(std::int64_t num_bands);
+
+  /// `bytes` of arbitrary content, aligned to 8, until their band is released. Throws
+  /// Error(kOutOfMemory), std::bad_alloc.
+  std::byte* allocate(std::int64_t band, std::size_t bytes);
+  /// Takes back all that was allocated in a band; returns how many bytes that was.
+  std::int64_t release(std::int64_t band) noexcept;
+  /// Readies chunks until about `bytes` are free; best effort.
+  void stock(std::int64_t bytes) noexcept;
+
+ private:
+  static constexpr std::size_t kChunkBytes = std::size_t{256} << 10;
+
+  struct Band {
+    std::mutex mutex;
+    std::vector<std::byte*> chunks;  // the last is being filled
+    std::vector<Pages> large;        // for what no chunk holds
+    std::size_t left = 0;            // bytes of the last chunk
+    std::int64_t num_bytes = 0;      // allocated
+  };
+  static constexpr std::size_t kSlabBytes = std::size_t{16} << 20;
+
+  std::byte* take_chunk();
+  std::byte* take_fresh_chunk();
+
+  std::unique_ptr<Band[]> bands_;
+  std::mutex mutex_;               // of all that follows
+  std::vector<Pages> slabs_;       // what chunks are cut from, the last one now
+  std::size_t used_ = kSlabBytes;  // bytes of the last slab
+  std::vector<std::byte*> free_;   // has room for all chunks there are
+  std::size_t num_chunks_ = 0;
+};
+
+}  // namespace recsdk::internal
