@@ -248,7 +248,6 @@ def test_saver_copies_device_memory(npus: RankPool, tmp_path: Path) -> None:
     for result in results:
         assert_identical(result["loaded"], result["saved"])
         assert result["counts"] == {2}
-        assert "pass incremental=False" in result["refusal"]
     on_cpu = new_model(setup, "cpu")
     Saver().load(on_cpu, folder)
     assert_identical(rows_of(on_cpu.ebc.tables()), merged([r["saved"] for r in results]))

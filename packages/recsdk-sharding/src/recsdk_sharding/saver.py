@@ -13,13 +13,15 @@ from typing import Any, Literal
 import torch.distributed as dist
 from torch import nn
 
+from recsdk_core import Table
 from recsdk_core.checkpoint import Checkpoint, Position, Sharding
-from recsdk_core.checkpoint.ranks import OneRank, Ranks
+from recsdk_core.checkpoint.ranks import OneRank, Ranks, together
 from recsdk_core.checkpoint.reading import Progress
 from recsdk_core.checkpoint.restoring import Owner
 from recsdk_core.checkpoint.saving import SaveOptions
 from recsdk_core.checkpoint.tables import Loading, Shard, load_tables, save_tables
 from recsdk_sharding.assembling import assemble
+from recsdk_sharding.device.saving import DeviceCut, take_saved_rows
 from recsdk_sharding.device.table import DeviceTable
 from recsdk_sharding.exchange import HostExchange, exchanges_of
 from recsdk_sharding.rows import OwnedPart, TableRows
@@ -41,7 +43,7 @@ class Saver:
     rowwise optimizers keep state for each. Loading it into other columns puts them together; where
     state is kept for a row as a whole it is the mean over the columns, and the next save is full.
 
-    Rows in device memory are saved through a copy on the host, and whole: not `incremental`.
+    Rows in device memory are saved and loaded through a copy on the host.
 
     If one rank fails, all raise CheckpointError, and nothing was saved or loaded. Not thread-safe.
 
@@ -81,8 +83,6 @@ class Saver:
 
         Raises CheckpointError if it cannot be saved, ValueError for a module without hash tables.
         """
-        _check_incremental(module, incremental)
-        shards, ranks = _shards_of(module, with_rows=True)
         options = SaveOptions(
             is_delta=incremental,
             overwrite=overwrite,
@@ -91,7 +91,28 @@ class Saver:
             codec=codec,
             progress=progress,
         )
-        return save_tables([shard for shard, _ in shards], ranks, path, options)
+        parts = _parts_of(module)
+        ranks = ranks_of_module(module)
+        shards: list[Shard] = []
+        cuts: list[DeviceCut] = []
+        is_saved = False
+
+        def cut() -> None:
+            for rows, part in parts:
+                if isinstance(part.table, DeviceTable):
+                    cuts.append(DeviceCut(part.table, incremental))
+                    shards.append(_shard(rows, part, cuts[-1].host))
+                else:
+                    shards.append(_shard(rows, part, part.table))
+
+        try:
+            together(ranks, cut)
+            position = save_tables(shards, ranks, path, options)
+            is_saved = True
+        finally:
+            for each in cuts:
+                each.finish(is_saved)
+        return position
 
     def load(
         self,
@@ -113,42 +134,26 @@ class Saver:
         Raises CheckpointError for what is missing, damaged or does not fit the module, BusyError
         while batches are in flight (abandon them first: `pipeline.drop()`).
         """
-        _check_incremental(module, incremental)
-        shards, ranks = _shards_of(module, with_rows=False)
+        parts = _parts_of(module)
+        shards = [_shard(rows, part, _table_to_load_into(part)) for rows, part in parts]
+        pairs = [(shard, part) for shard, (_, part) in zip(shards, parts, strict=True)]
         loading = Loading(
             is_delta=incremental,
             allow=allow,
-            stateless=[s.table.name for s, part in shards if part.is_stateless],
+            stateless=[shard.table.name for shard, part in pairs if part.is_stateless],
             progress=progress,
         )
-        checkpoint = load_tables([shard for shard, _ in shards], ranks, path, loading)
-        for shard, part in shards:
+        checkpoint = load_tables(shards, ranks_of_module(module), path, loading)
+        for shard, part in pairs:
             if part.accumulation is not None:
                 part.accumulation.drop()
             if isinstance(part.table, DeviceTable):
-                part.table.take_rows_of(shard.table)
+                take_saved_rows(part.table, shard.table)
         return checkpoint
 
 
-def _check_incremental(module: nn.Module, incremental: bool) -> None:
-    """Raises ValueError for a delta of rows in device memory, whose changes nobody tracks."""
-    tables = [rows for rows in module.modules() if isinstance(rows, TableRows)]
-    parts = [part for rows in tables for part in rows.parts]
-    on_device = [part.name for part in parts if isinstance(part.table, DeviceTable)]
-    if incremental and on_device:
-        raise ValueError(
-            f"tables {sorted(on_device)} have their rows in device memory, which is saved and "
-            "loaded whole: pass incremental=False"
-        )
-
-
-def _shards_of(
-    module: nn.Module, *, with_rows: bool
-) -> tuple[list[tuple[Shard, OwnedPart]], Ranks]:
-    """This rank's parts of the module's tables, in order of their names, and the ranks.
-
-    Parts in device memory are copies on the host, empty ones unless `with_rows`.
-    """
+def _parts_of(module: nn.Module) -> list[tuple[TableRows, OwnedPart]]:
+    """This rank's parts of the module's tables, in order of their names."""
     found: dict[str, TableRows] = {}
     for part in module.modules():
         if not isinstance(part, TableRows):
@@ -160,12 +165,7 @@ def _shards_of(
             )
     if not found:
         raise ValueError(f"{type(module).__name__} has no hash tables to save or load")
-    shards = [
-        (_shard(found[name], part, with_rows), part)
-        for name in sorted(found)
-        for part in found[name].parts
-    ]
-    return shards, ranks_of_module(module)
+    return [(found[name], part) for name in sorted(found) for part in found[name].parts]
 
 
 def ranks_of_module(module: nn.Module) -> Ranks:
@@ -174,19 +174,24 @@ def ranks_of_module(module: nn.Module) -> Ranks:
     return _ranks_of(exchanges[0]) if exchanges else OneRank()
 
 
-def _shard(rows: TableRows, part: OwnedPart, with_rows: bool) -> Shard:
-    table = part.table
-    check_idle = None
-    if isinstance(table, DeviceTable):
-        check_idle = table.check_idle
-        table = table.to_host(with_rows=with_rows)
+def _table_to_load_into(part: OwnedPart) -> Table:
+    """The part's own, or of rows in device memory an empty one on the host."""
+    if not isinstance(part.table, DeviceTable):
+        return part.table
+    table = part.table.to_host(with_rows=False)
+    table._position = part.table.index._position
+    return table
+
+
+def _shard(rows: TableRows, part: OwnedPart, table: Table) -> Shard:
+    """`table`: the part's own, or one on the host in place of it."""
     place = part.place
     return Shard(
         table=table,
         owner=Owner(place.index, place.ranks.world_size, Sharding(rule=place.ranks.rule)),
         name=part.name,
         assemble=partial(assemble, rows, part),
-        check_idle=check_idle,
+        check_idle=part.table.check_idle if isinstance(part.table, DeviceTable) else None,
     )
 
 

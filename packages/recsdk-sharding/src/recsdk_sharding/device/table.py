@@ -95,6 +95,7 @@ class DeviceTable:
         """Optimizer updates so far, empty ones included; set it when restoring a table."""
         self.log_decay = 0.0
         """Sum of log(1 - lr * weight_decay) over all updates with `catch_up`, else 0."""
+        self._updated_R: torch.Tensor | None = None  # 1: since `track_updates`
         self._lock = threading.Lock()
         self._made: list[_MadeRows] = []
         self._unwritten: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -302,6 +303,8 @@ class DeviceTable:
             )
         step = Step(self._optimizer, self.update_count + 1, self.log_decay)
         is_kept_U = is_bad_U if how == "skip" else None
+        if self._updated_R is not None:
+            self._updated_R.index_fill_(0, rows_U, 1)
         kernel(self.device.type, "update_rows", update_rows)(
             step, self._store_RD, self._state, rows_U, grad_UD, is_kept_U
         )
@@ -367,15 +370,37 @@ class DeviceTable:
         self._settle()
         self._write_new_rows()
         for batch in self.index.export(batch_size, state=False):
+            yield self._rows_of(batch.keys, self._numbers_of(batch.keys), state)
+
+    @torch.no_grad()
+    def export_changed(self, keys: NDArray[np.int64]) -> Iterator[ExportBatch]:
+        """The visible rows among `keys`, and those updated since `track_updates`, as `export`."""
+        self._settle()
+        self._write_new_rows()
+        assert self._updated_R is not None
+        for batch in self.index.export(state=False):
             rows_n = self._numbers_of(batch.keys)
-            fields = self._state if state else {}
-            yield ExportBatch(
-                keys=batch.keys,
-                weights=_array(self._store_RD.index_select(0, rows_n)),
-                state={
-                    name: _array(field.index_select(0, rows_n)) for name, field in fields.items()
-                },
-            )
+            is_updated_n = _array(self._updated_R.index_select(0, rows_n)).astype(np.bool_)
+            is_changed_n = is_updated_n | np.isin(batch.keys, keys)
+            if is_changed_n.any():
+                changed_n = torch.from_numpy(np.flatnonzero(is_changed_n)).to(self.device)
+                yield self._rows_of(batch.keys[is_changed_n], rows_n[changed_n], state=True)
+
+    def track_updates(self) -> None:
+        """Notes from here on which rows are updated, for `export_changed`."""
+        if self._updated_R is None:
+            shape = len(self._store_RD)
+            self._updated_R = self._store_RD.detach().new_zeros(shape, dtype=torch.uint8)
+        else:
+            self._updated_R.zero_()
+
+    def _rows_of(self, keys: NDArray[np.int64], rows_n: torch.Tensor, state: bool) -> ExportBatch:
+        fields = self._state if state else {}
+        return ExportBatch(
+            keys=keys,
+            weights=_array(self._store_RD.index_select(0, rows_n)),
+            state={name: _array(field.index_select(0, rows_n)) for name, field in fields.items()},
+        )
 
     def _numbers_of(self, keys: NDArray[np.int64]) -> torch.Tensor:
         """The rows of keys that have one, on the device."""
