@@ -15,6 +15,7 @@
 #include "allocation_failure_helpers.h"
 #include "allocation_failure_operators.h"
 #include "recsdk/recsdk.h"
+#include "util/hash.h"
 #include "util/memory.h"
 
 namespace recsdk::test {
@@ -42,8 +43,8 @@ struct Subject {
   explicit Subject(const TableConfig& config) : table(config) {}
   Table table;
   Lease lease;
-  std::vector<RowNumber> rows = std::vector<RowNumber>(5000);
-  std::vector<Outcome> outcomes = std::vector<Outcome>(5000);
+  std::vector<RowNumber> rows = std::vector<RowNumber>(10000);
+  std::vector<Outcome> outcomes = std::vector<Outcome>(10000);
   std::vector<float> values = std::vector<float>(15000);
 
   void map(std::span<const Key> keys, const Lease* of = nullptr) {
@@ -127,6 +128,15 @@ TEST_F(AllocationFailureTest, Making) {
 
 TEST_F(AllocationFailureTest, InsertingIntoAnEmptyTable) {
   fail_each(kNothing, [](Subject& s) { s.map(range(-2000, 4000)); });
+}
+
+// More than a piece of the batch: what comes then is known by its first.
+TEST_F(AllocationFailureTest, InsertingManyIntoAnEmptyTable) {
+  fail_each(kNothing, [](Subject& s) {
+    Keys keys(9000);
+    for (std::size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<Key>(internal::mix64(i));
+    s.map(keys);
+  });
 }
 
 TEST_F(AllocationFailureTest, GrowingALivedInTable) {

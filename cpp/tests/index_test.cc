@@ -114,7 +114,7 @@ TEST(Index, GrowsThroughManySplitsWithinItsMemoryTarget) {
   Index index(5);
   Model model;
   std::vector<Key> keys;
-  for (std::uint32_t i = 0; i < 400000; ++i) {
+  for (std::uint32_t i = 0; i < 600000; ++i) {
     keys.push_back(static_cast<Key>(mix64(i)));
     index.find_or_insert(keys.back(), i);
     model[keys.back()] = i;
@@ -122,8 +122,8 @@ TEST(Index, GrowsThroughManySplitsWithinItsMemoryTarget) {
   expect_equal(index, model, keys);
   const IndexStats stats = index.stats();
   EXPECT_GT(stats.hashed.splits, 100U);
-  EXPECT_LT(stats.hashed.slots * 64 / 5, 21 * index.size());
-  EXPECT_LT(stats.bytes, 24 * index.size());
+  EXPECT_LT(stats.hashed.slots * 64 / 5, 20 * index.size());
+  EXPECT_LT(stats.bytes, 23 * index.size());
   EXPECT_EQ(stats.hashed.crowded, 0);
 }
 

@@ -108,6 +108,35 @@ std::uint32_t RowStore::allocate(Key key, RowState state) noexcept {
   return row;
 }
 
+bool RowStore::prepare_append(std::int64_t count) {
+  const std::int64_t needed = end_ + count;
+  if (!free_.empty() || needed > kMaxRows) return false;
+  records_.grow(needed);
+  keys_.grow(needed);
+  states_.grow(needed);
+  return true;
+}
+
+void RowStore::append(std::span<const Key> keys, const Outcome* outcomes, RowState state) noexcept {
+  constexpr std::size_t kBlock = 64;
+  Key block[kBlock];
+  RowNumber next = end();
+  for (std::size_t begin = 0; begin < keys.size(); begin += kBlock) {
+    const std::size_t length = std::min(kBlock, keys.size() - begin);
+    std::size_t count = 0;
+    for (std::size_t i = begin; i < begin + length; ++i) {
+      block[count] = keys[i];
+      count += static_cast<std::size_t>(outcomes[i] == Outcome::kInserted);
+    }
+    for (std::size_t j = 0; j < count; ++j, ++next) {
+      *keys_.at<Key>(next) = block[j];
+      *states_.at<RowState>(next) = state;
+    }
+  }
+  end_.store(next, std::memory_order_relaxed);
+  num_prepared_ = std::max(num_prepared_, next);
+}
+
 void RowStore::undo_allocate(std::uint32_t row, RowNumber old_end) noexcept {
   set_state(row, RowState::kFree);
   if (row >= old_end) {

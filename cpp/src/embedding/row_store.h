@@ -75,6 +75,11 @@ class RowStore {
   }
   /// A free row for the key: the one freed last, else the next new one.
   std::uint32_t allocate(Key key, RowState state) noexcept;
+  /// Makes sure that append of `count` keys cannot fail. False if that needs rows freed before, or
+  /// more than there can be. Throws Error(kOutOfMemory), std::bad_alloc.
+  bool prepare_append(std::int64_t count);
+  /// New rows for the keys (N,) whose outcome is kInserted, one after the other from end() on.
+  void append(std::span<const Key> keys, const Outcome* outcomes, RowState state) noexcept;
   /// Takes back the latest allocation that has not been taken back; `old_end` is end() from before
   /// the first of them.
   void undo_allocate(std::uint32_t row, RowNumber old_end) noexcept;

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <mutex>
+#include <numeric>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -26,8 +27,9 @@ using internal::RowState;
 
 namespace {
 
-constexpr std::int64_t kFindGrain = 4096;  // keys a piece of a parallel find
-constexpr std::int64_t kRowGrain = 1024;   // rows a piece of a parallel copy or initialization
+constexpr std::int64_t kFindGrain = 4096;   // keys a piece of a parallel find
+constexpr std::size_t kInsertGrain = 4096;  // keys that are found, then inserted, at a time
+constexpr std::int64_t kRowGrain = 1024;    // rows a piece of a parallel copy or initialization
 
 TableConfig validated(TableConfig config) {
   const std::string title = "table '" + config.name + "': ";
@@ -129,13 +131,51 @@ void Table::Impl::find_visible(std::span<const Key> keys, RowNumber* rows_out,
 void Table::Impl::find_or_insert(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                                  RowState state, Insertion& insertion) {
   insertion.old_end = rows.end();
-  // One thread inserts piece by piece, while the buckets that it has looked at are in its cache.
-  const std::size_t piece = max_threads() == 1 ? kFindGrain : keys.size();
-  for (std::size_t begin = 0; begin < keys.size(); begin += piece) {
-    const auto part = keys.subspan(begin, std::min(piece, keys.size() - begin));
-    find(part, rows_out + begin, outcomes + begin);
-    insert_missing(part, rows_out + begin, outcomes + begin, state, insertion);
+  if (index.size() == 0) is_mostly_new = true;
+  for (std::size_t begin = 0; begin < keys.size();) {
+    const std::size_t left = keys.size() - begin;
+    // One thread inserts piece by piece, while the buckets that it has looked at are in its cache.
+    const std::size_t piece =
+        max_threads() == 1 || is_mostly_new ? std::min(kInsertGrain, left) : left;
+    const std::size_t old_count = insertion.rows.size();
+    const auto part = keys.subspan(begin, piece);
+    if (!is_mostly_new || !append_new(part, rows_out + begin, outcomes + begin, state, insertion)) {
+      find(part, rows_out + begin, outcomes + begin);
+      insert_missing(part, rows_out + begin, outcomes + begin, state, insertion);
+    }
+    begin += piece;
+    const std::size_t num_new = insertion.rows.size() - old_count;
+    is_mostly_new = 2 * num_new >= piece;
+    if (is_mostly_new)
+      index.expect(static_cast<std::int64_t>(num_new * (keys.size() - begin) / piece));
   }
+}
+
+// Inserts keys most of which have no row yet, without looking for them first. False if that cannot
+// be done.
+bool Table::Impl::append_new(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
+                             RowState state, Insertion& insertion) {
+  const auto count = static_cast<std::int64_t>(keys.size());
+  if (config.max_rows && *config.max_rows - index.size() < count) return false;
+  if (!index.can_insert() || !rows.prepare_append(count)) return false;
+  insertion.make_room(keys.size());
+  if (tracker != nullptr) tracker->grow(rows.end() + count);
+  std::size_t num_done = 0;
+  const auto give_rows = [&] {
+    const auto first = static_cast<std::uint32_t>(rows.end());
+    rows.append(keys.first(num_done), outcomes, state);
+    const auto old_size = static_cast<std::ptrdiff_t>(insertion.rows.size());
+    insertion.rows.resize(insertion.rows.size() + static_cast<std::size_t>(rows.end() - first));
+    std::iota(insertion.rows.begin() + old_size, insertion.rows.end(), first);
+  };
+  try {
+    index.insert(keys, static_cast<std::uint32_t>(rows.end()), rows_out, outcomes, num_done);
+  } catch (...) {
+    give_rows();  // for undo
+    throw;
+  }
+  give_rows();
+  return true;
 }
 
 // Gives rows to the keys that find has left kMissing.
@@ -145,10 +185,7 @@ void Table::Impl::insert_missing(std::span<const Key> keys, RowNumber* rows_out,
   const std::int64_t limit = config.max_rows.value_or(std::numeric_limits<std::int64_t>::max());
   const std::int64_t admissible =
       std::min(num_missing, std::max<std::int64_t>(limit - index.size(), 0));
-  // Doubling, as push_back would.
-  const std::size_t needed = insertion.rows.size() + static_cast<std::size_t>(admissible);
-  if (insertion.rows.capacity() < needed)
-    insertion.rows.reserve(std::max(needed, 2 * insertion.rows.capacity()));
+  insertion.make_room(static_cast<std::size_t>(admissible));
   rows.prepare_allocate(admissible);
   if (tracker != nullptr) tracker->grow(rows.end() + admissible);
   // A cut may still need what lies in rows that are used again.

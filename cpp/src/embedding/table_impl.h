@@ -12,6 +12,7 @@
 // updated. New rows are filled under index_mutex only: nobody else knows their numbers yet.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -54,6 +55,12 @@ struct LeaseRecord {
 struct Insertion {
   std::vector<std::uint32_t> rows;
   RowNumber old_end = 0;
+
+  /// Makes room for `count` more rows: doubling, as push_back would.
+  void make_room(std::size_t count) {
+    const std::size_t needed = rows.size() + count;
+    if (rows.capacity() < needed) rows.reserve(std::max(needed, 2 * rows.capacity()));
+  }
 };
 
 }  // namespace internal
@@ -74,6 +81,7 @@ struct Table::Impl {
   mutable internal::FairMutex index_mutex;
   internal::Index index;
   internal::RowStore rows;
+  bool is_mostly_new = false;  // half or more of the keys inserted last had no row yet
   std::uint64_t next_epoch = 0;
   std::optional<std::int64_t> last_step;
   std::map<std::uint64_t, std::shared_ptr<internal::LeaseRecord>> open_leases;  // by epoch
@@ -108,6 +116,8 @@ struct Table::Impl {
   void find_visible(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes) const;
   void find_or_insert(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                       internal::RowState state, internal::Insertion& insertion);
+  bool append_new(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
+                  internal::RowState state, internal::Insertion& insertion);
   void insert_missing(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                       internal::RowState state, internal::Insertion& insertion);
   void insert_chunk(const Key* keys, std::span<const std::uint16_t> missing, std::int64_t limit,

@@ -98,5 +98,8 @@ inline std::uint32_t probe_bucket(std::uint32_t home, std::uint32_t i, std::uint
 inline const Bucket* buddy_of(const Bucket* bucket) {
   return reinterpret_cast<const Bucket*>(reinterpret_cast<std::uintptr_t>(bucket) ^ sizeof(Bucket));
 }
+inline Bucket* buddy_of(Bucket* bucket) {
+  return reinterpret_cast<Bucket*>(reinterpret_cast<std::uintptr_t>(bucket) ^ sizeof(Bucket));
+}
 
 }  // namespace recsdk::internal

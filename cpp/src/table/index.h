@@ -42,6 +42,18 @@ class Index {
   /// Error(kOutOfMemory), std::bad_alloc or Error(kCapacity); then nothing has changed for readers.
   std::uint32_t find_or_insert(Key key, std::uint32_t row);
 
+  /// Whether insert may be called.
+  bool can_insert() const noexcept { return dense_.empty(); }
+
+  /// find_or_insert for keys (N,) in order, while there are no dense pages: writes row numbers and
+  /// kFound or kInserted; new keys get `next_row` and those after it. For keys that are mostly new;
+  /// find is faster for others. Throws as find_or_insert; `num_done` says how many keys are done,
+  /// then as well.
+  void insert(std::span<const Key> keys, std::uint32_t next_row, RowNumber* rows, Outcome* outcomes,
+              std::size_t& num_done) {
+    hashed_.insert(keys, next_row, rows, outcomes, num_done);
+  }
+
   /// Takes the key out; returns its row number. Allocates nothing.
   std::optional<std::uint32_t> erase(Key key) noexcept;
 
@@ -57,6 +69,12 @@ class Index {
   /// To be called early on the way to `num_keys` keys in all: takes the shape for them at once,
   /// unless most keys so far are in dense pages. Throws as find_or_insert.
   void grow_for(std::int64_t num_keys);
+
+  /// To be called amid the insertion of many keys, of which about `num_new` are still to come.
+  /// Throws as find_or_insert.
+  void expect(std::int64_t num_new) {
+    if (dense_.empty()) hashed_.expect(num_new);
+  }
 
   /// Looks for ranges that are worth a dense page, and moves their keys. To be called after
   /// `num_inserted` insertions, to which its cost is in proportion.

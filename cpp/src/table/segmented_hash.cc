@@ -126,8 +126,10 @@ std::optional<std::uint32_t> SegmentedHash::find_one(Key key) const {
 }
 
 void SegmentedHash::prefetch(Key key) const {
-  if (directory_.empty()) return;
-  const HashParts p = parts(key);
+  if (!directory_.empty()) prefetch(parts(key));
+}
+
+void SegmentedHash::prefetch(HashParts p) const {
   const Entry e = entry(p);
   __builtin_prefetch(e.segment(), 1);
   const Bucket* const home = e.segment()->buckets() + p.bucket_in(e.num_buckets());
@@ -160,6 +162,56 @@ std::uint32_t SegmentedHash::find_or_insert(Key key, std::uint32_t row) {
   put(*entry(p).segment(), p, key, row);
   ++size_;
   return row;
+}
+
+// Puts a key that is not there into its home bucket or its buddy, without a branch on which of
+// them. False if that is not all there is to do: both are full, or the segment needs room.
+bool SegmentedHash::put_at_once(Segment& segment, Bucket& home, HashParts p, Key key,
+                                std::uint32_t row) {
+  const std::uint32_t passes = static_cast<std::uint32_t>(home.is_full());
+  Bucket& bucket = passes != 0 ? *buddy_of(&home) : home;
+  // Erased keys may ask for a rebuild.
+  if (segment.num_keys >= segment.limit || segment.num_erased != 0 || bucket.is_full())
+    return false;
+  home.mark_passed(p.bloom_bit() & (0U - passes));
+  bucket.put(key, row);
+  ++segment.num_keys;
+  segment.num_overflowed += passes;
+  segment.displacement += passes;
+  return true;
+}
+
+void SegmentedHash::insert(std::span<const Key> keys, std::uint32_t next_row, RowNumber* rows,
+                           Outcome* outcomes, std::size_t& num_done) {
+  constexpr std::size_t kAhead = 16;
+  HashParts ahead[kAhead];
+  const auto stage = [&](std::size_t i) {
+    ahead[i % kAhead] = parts(keys[i]);
+    prefetch(ahead[i % kAhead]);
+  };
+  if (keys.empty()) return;
+  if (directory_.empty()) make_room(parts(keys[0]));
+  for (std::size_t i = 0; i < std::min(kAhead, keys.size()); ++i) stage(i);
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    const HashParts p = ahead[i % kAhead];
+    if (i + kAhead < keys.size()) stage(i + kAhead);
+    const Entry e = entry(p);  // the segment may have moved since
+    Bucket& home = e.segment()->buckets()[p.bucket_in(e.num_buckets())];
+    const std::uint32_t match = home.match(keys[i]);
+    std::uint32_t row = next_row;
+    if (match != 0) {
+      row = home.words[std::countr_zero(match)];
+    } else if (!home.has_passed(p.bloom_bit()) &&
+               put_at_once(*e.segment(), home, p, keys[i], row)) {
+      ++size_;
+    } else {
+      row = find_or_insert(keys[i], row);
+    }
+    rows[i] = row;
+    outcomes[i] = row == next_row ? Outcome::kInserted : Outcome::kFound;
+    next_row += static_cast<std::uint32_t>(row == next_row);
+    num_done = i + 1;
+  }
 }
 
 std::optional<std::uint32_t> SegmentedHash::erase(Key key) noexcept {

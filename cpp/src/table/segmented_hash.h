@@ -49,6 +49,12 @@ class SegmentedHash {
   /// Error(kOutOfMemory), std::bad_alloc or Error(kCapacity); then nothing has changed for readers.
   std::uint32_t find_or_insert(Key key, std::uint32_t row);
 
+  /// The same for keys (N,) in order: writes row numbers and kFound or kInserted, new keys get
+  /// `next_row` and those after it. For keys that are mostly new; find is faster for others.
+  /// Throws as find_or_insert; `num_done` says how many keys are done, then as well.
+  void insert(std::span<const Key> keys, std::uint32_t next_row, RowNumber* rows, Outcome* outcomes,
+              std::size_t& num_done);
+
   /// Takes the key out; returns its row number. Allocates nothing.
   std::optional<std::uint32_t> erase(Key key) noexcept;
 
@@ -65,6 +71,11 @@ class SegmentedHash {
   /// for them. Does nothing if it is not much smaller than that. Moves all keys, so call it early.
   /// Throws as find_or_insert.
   void grow_for(std::int64_t num_keys);
+
+  /// To be called amid the insertion of many keys, of which about `num_new` are still to come: a
+  /// small table takes the shape for them, rather than move its keys several times on the way.
+  /// Throws as find_or_insert.
+  void expect(std::int64_t num_new);
 
   /// Up to `capacity` keys of one segment, and where to go on: a different segment each time, all
   /// of them in turn.
@@ -139,6 +150,7 @@ class SegmentedHash {
 
   HashParts parts(Key key) const { return HashParts{hash_(key)}; }
   Entry entry(HashParts p) const { return directory_[p.prefix(depth_)]; }
+  void prefetch(HashParts p) const;
   struct Block;
   struct Pending;
   static void compare(const Bucket& bucket, HashParts p, const Bucket* next, Key key,
@@ -146,6 +158,7 @@ class SegmentedHash {
   void find_chunk(const Key* keys, std::int64_t count, RowNumber* rows, Outcome* outcomes) const;
   static std::optional<Place> locate(Entry entry, HashParts p, Key key);
   static void put(Segment& segment, HashParts p, Key key, std::uint32_t row);
+  static bool put_at_once(Segment& segment, Bucket& home, HashParts p, Key key, std::uint32_t row);
   static bool is_stale(const Segment& segment);
   void make_room(HashParts p);
   Segment* make_segment(std::uint32_t num_units, int depth, std::uint64_t prefix);
@@ -156,7 +169,8 @@ class SegmentedHash {
   void split(Segment* segment);
   void make_directory(int depth, std::int64_t num_keys);
   int expected_depth() const;
-  std::uint32_t units_for(std::uint32_t num_keys, std::uint32_t at_least) const;
+  std::uint32_t units_for(std::uint32_t num_keys, std::uint32_t at_least,
+                          std::uint32_t percent) const;
   void check_segment(const Segment& segment) const;
 
   template <typename Visit>

@@ -22,11 +22,17 @@ constexpr std::uint32_t kSpareUnits = kHalfUnits - 2;
 // which makes it faster.
 constexpr std::int64_t kSmallTable = 1 << 18;  // keys
 
-// Sizes of segments in units: 1, 2, 4, 5, 6, 7, 9, 11, 14, ...: small steps keep three quarters of
-// the slots used.
-std::uint32_t next_size(std::uint32_t units, std::int64_t num_keys) {
+// How full a new segment is at most: below any limit, with some room to grow.
+constexpr std::uint32_t kRoomyPercent = 66;
+constexpr std::uint32_t kRoomySmallPercent = 55;
+
+// The next size of a segment, in units: by small steps, which keep the slots well used. They are
+// between a seventh and three eighths and differ from segment to segment: with equal ones all
+// segments would have few sizes, and the memory held would go up and down with the table's size.
+std::uint32_t next_size(std::uint32_t units, std::uint32_t serial, std::int64_t num_keys) {
   if (units < kHalfUnits) return units * 2;
-  return units + (num_keys < kSmallTable ? units / 2 : (units + 1) / 4);
+  if (num_keys < kSmallTable) return units + units / 2;
+  return units + 1 + (units * (9 + serial * 5 % 16)) / 64;
 }
 
 // The number-th point of a sequence that fills [0, count) evenly: multiples of an irrational
@@ -35,12 +41,12 @@ std::uint32_t spread(std::uint32_t number, std::uint32_t factor, std::uint32_t c
   return static_cast<std::uint32_t>((std::uint64_t{number * factor} * count) >> 32);
 }
 
-// The share of slots at which a segment grows or splits: 0.74 to 0.84, or 0.58 to 0.68 in a small
+// The share of slots at which a segment grows or splits: 0.76 to 0.86, or 0.58 to 0.68 in a small
 // table.
 std::uint32_t limit_of(std::uint32_t slots, std::uint32_t serial, std::int64_t num_keys) {
   constexpr std::uint32_t kGolden = 2654435769U;  // 2^32 over the golden ratio
   const std::uint32_t of_4096 = num_keys < kSmallTable ? 2376 + spread(serial, kGolden, 410)
-                                                       : 3031 + spread(serial, kGolden, 410);
+                                                       : 3113 + spread(serial, kGolden, 410);
   return static_cast<std::uint32_t>((std::uint64_t{slots} * of_4096) >> 12);
 }
 
@@ -85,12 +91,12 @@ void SegmentedHash::make_room(HashParts p) {
     if (segment->num_keys >= segment->limit) {
       const bool may_split = segment->depth < std::min(kMaxDepth, expected_depth() + 2);
       if (segment->num_units < segment->split_units || !may_split) {
-        rebuild(segment, next_size(segment->num_units, size_));
+        rebuild(segment, next_size(segment->num_units, next_serial_, size_));
       } else {
         split(segment);
       }
     } else if (is_stale(*segment)) {
-      rebuild(segment, units_for(segment->num_keys, 1));
+      rebuild(segment, units_for(segment->num_keys, 1, kRoomyPercent));
     } else {
       return;
     }
@@ -104,11 +110,12 @@ int SegmentedHash::expected_depth() const {
                                          (buckets_of(kLargestSplit) * kBucketSlots * 4 / 5)));
 }
 
-// The smallest size that holds `num_keys` below its lowest limit with some room to grow.
-std::uint32_t SegmentedHash::units_for(std::uint32_t num_keys, std::uint32_t at_least) const {
+// The smallest size that `num_keys` fill to `percent` or less.
+std::uint32_t SegmentedHash::units_for(std::uint32_t num_keys, std::uint32_t at_least,
+                                       std::uint32_t percent) const {
   std::uint32_t units = at_least;
-  while (std::uint64_t{num_keys} * 10 > std::uint64_t{buckets_of(units)} * kBucketSlots * 7)
-    units = next_size(units, size_);
+  while (std::uint64_t{num_keys} * 100 > std::uint64_t{buckets_of(units)} * kBucketSlots * percent)
+    units = next_size(units, next_serial_, size_);
   return units;
 }
 
@@ -141,29 +148,48 @@ void SegmentedHash::set_entries(Segment* segment) noexcept {
 // the others to the second (both may be the same). Home buckets are filled without a branch that
 // depends on a key, their headers counting meanwhile; the few keys that find theirs full follow.
 void SegmentedHash::move_keys(const Segment& from, Segment* const (&to)[2], int depth) const {
-  constexpr std::size_t kMost = 1024;
-  std::pair<Key, std::uint32_t> late[kMost + kBucketSlots];
-  std::size_t num_late = 0;
+  struct Late {
+    const Bucket* bucket;
+    std::uint32_t slots;  // a bit for each of its keys that has found no place
+  };
+  constexpr std::uint32_t kMost = 512;
+  constexpr std::uint32_t kAhead = 8;
+  Late late[kMost + 1];
+  std::uint32_t num_late = 0;
   Bucket nowhere;
   const auto target = [&](HashParts p) { return to[p.prefix(depth) & 1U]; };
-  std::uint32_t b = 0;
-  for (; b < from.num_buckets() && num_late < kMost; ++b) {
-    const Bucket& bucket = from.buckets()[b];
-    for (std::uint32_t s = 0; s < kBucketSlots; ++s) {
+  const auto put_late = [&](const Bucket& bucket, std::uint32_t slots) {
+    for (; slots != 0; slots &= slots - 1) {
+      const auto s = static_cast<std::uint32_t>(std::countr_zero(slots));
       const HashParts p = parts(bucket.keys[s]);
-      Segment* const segment = target(p);
-      Bucket* const home = segment->buckets() + p.bucket_in(segment->num_buckets());
-      const std::uint32_t count = home->words[kBucketSlots];
-      const bool is_key = (bucket.occupancy() >> s & 1U) != 0;
-      const bool fits = is_key & (count < kBucketSlots);
-      Bucket* const place = fits ? home : &nowhere;
-      const std::uint32_t slot = fits ? count : 0;
-      place->keys[slot] = bucket.keys[s];
-      place->words[slot] = bucket.words[s];
-      home->words[kBucketSlots] = count + static_cast<std::uint32_t>(fits);
-      late[num_late] = {bucket.keys[s], bucket.words[s]};
-      num_late += static_cast<std::size_t>(is_key & !fits);
+      put(*target(p), p, bucket.keys[s], bucket.words[s]);
     }
+  };
+  const Bucket* bucket = from.buckets();
+  const Bucket* const end = bucket + from.num_buckets();
+  for (; bucket != end && num_late < kMost; ++bucket) {
+    __builtin_prefetch(bucket + kAhead);
+    Bucket* homes[kBucketSlots];
+    for (std::uint32_t s = 0; s < kBucketSlots; ++s) {
+      const HashParts p = parts(bucket->keys[s]);
+      Segment* const segment = target(p);
+      homes[s] = segment->buckets() + p.bucket_in(segment->num_buckets());
+    }
+    std::uint32_t placed = 0;
+    for (std::uint32_t s = 0; s < kBucketSlots; ++s) {
+      std::uint32_t& home_count = homes[s]->words[kBucketSlots];
+      const std::uint32_t count = home_count;
+      const auto is_key = static_cast<std::uint32_t>(bucket->occupancy() >> s & 1U);
+      const std::uint32_t fits = is_key & static_cast<std::uint32_t>(count < kBucketSlots);
+      Bucket* const place = fits != 0 ? homes[s] : &nowhere;
+      const std::uint32_t slot = count & (0U - fits);
+      place->keys[slot] = bucket->keys[s];
+      place->words[slot] = bucket->words[s];
+      home_count = count + fits;
+      placed |= fits << s;
+    }
+    late[num_late] = {bucket, bucket->occupancy() & ~placed};
+    num_late += static_cast<std::uint32_t>(late[num_late].slots != 0);
   }
   for (Segment* segment : std::span(to).first(to[0] == to[1] ? 1 : 2)) {
     for (std::uint32_t i = 0; i < segment->num_buckets(); ++i) {
@@ -172,18 +198,8 @@ void SegmentedHash::move_keys(const Segment& from, Segment* const (&to)[2], int 
       header = (1U << header) - 1;
     }
   }
-  for (std::size_t i = 0; i < num_late; ++i) {
-    const HashParts p = parts(late[i].first);
-    put(*target(p), p, late[i].first, late[i].second);
-  }
-  for (; b < from.num_buckets(); ++b) {
-    const Bucket& bucket = from.buckets()[b];
-    for (std::uint32_t mask = bucket.occupancy(); mask != 0; mask &= mask - 1) {
-      const auto s = static_cast<std::uint32_t>(std::countr_zero(mask));
-      const HashParts p = parts(bucket.keys[s]);
-      put(*target(p), p, bucket.keys[s], bucket.words[s]);
-    }
-  }
+  for (std::uint32_t i = 0; i < num_late; ++i) put_late(*late[i].bucket, late[i].slots);
+  for (; bucket != end; ++bucket) put_late(*bucket, bucket->occupancy());
 }
 
 void SegmentedHash::rebuild(Segment* segment, std::uint32_t num_units) {
@@ -210,10 +226,12 @@ void SegmentedHash::split(Segment* segment) {
     }
   }
   Segment* const low =
-      make_segment(units_for(segment->num_keys - num_high, kHalfUnits), depth, segment->prefix * 2);
+      make_segment(units_for(segment->num_keys - num_high, kHalfUnits, kRoomyPercent), depth,
+                   segment->prefix * 2);
   Segment* high = nullptr;
   try {
-    high = make_segment(units_for(num_high, kHalfUnits), depth, segment->prefix * 2 + 1);
+    high = make_segment(units_for(num_high, kHalfUnits, kRoomyPercent), depth,
+                        segment->prefix * 2 + 1);
   } catch (...) {
     free_segment(low);
     throw;
@@ -228,8 +246,9 @@ void SegmentedHash::split(Segment* segment) {
 // Equal segments for so many uniform keys, of which there is none yet.
 void SegmentedHash::make_directory(int depth, std::int64_t num_keys) {
   size_ = num_keys;  // how full segments get depends on it
+  const std::uint32_t percent = num_keys < kSmallTable ? kRoomySmallPercent : kRoomyPercent;
   const std::uint32_t num_units =
-      units_for(static_cast<std::uint32_t>(num_keys >> depth), kHalfUnits);
+      units_for(static_cast<std::uint32_t>(num_keys >> depth), kHalfUnits, percent);
   depth_ = depth;
   directory_.reserve(std::size_t{1} << depth);
   while (directory_.size() < directory_.capacity())
@@ -248,6 +267,12 @@ void SegmentedHash::grow_for(std::int64_t num_keys) {
   for_each([&](Key key, std::uint32_t row) { grown.find_or_insert(key, row); });
   grown.splits_ += splits_;
   swap(grown);
+}
+
+void SegmentedHash::expect(std::int64_t num_new) {
+  constexpr std::int64_t kMostTimes = 16;  // its size: the estimate may be wrong
+  const std::int64_t total = std::min({size_ + num_new, size_ * kMostTimes, kSmallTable - 1});
+  if (total >= 2 * size_) grow_for(total);
 }
 
 void SegmentedHash::clear() noexcept {
