@@ -2,6 +2,7 @@
 #pragma once
 
 #include "recsdk/checkpoint.h"    // IWYU pragma: export
+#include "recsdk/combine.h"       // IWYU pragma: export
 #include "recsdk/device_table.h"  // IWYU pragma: export
 #include "recsdk/error.h"         // IWYU pragma: export
 #include "recsdk/export.h"        // IWYU pragma: export
@@ -12,3 +13,4 @@
 #include "recsdk/runtime.h"       // IWYU pragma: export
 #include "recsdk/table.h"         // IWYU pragma: export
 #include "recsdk/types.h"         // IWYU pragma: export
+#include "recsdk/vectors.h"       // IWYU pragma: export

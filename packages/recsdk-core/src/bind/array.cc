@@ -395,6 +395,14 @@ Integers::Integers(nb::handle object, const char* name) {
   span_ = is_narrow ? std::span<const std::int64_t>(widened_) : int64_span(array_);
 }
 
+Array floats(nb::handle object, const char* name) {
+  Array array = resolve(object, name);
+  if (array.scalar != Scalar::kFloat32) throw_bad_dtype(array, "float32", "float32");
+  require_rank(array, 1, "one dimension");
+  require_contiguous(array);
+  return array;
+}
+
 Array floats(nb::handle object, const char* name, std::int64_t n) {
   Array array = resolve(object, name);
   if (array.scalar != Scalar::kFloat32) throw_bad_dtype(array, "float32", "float32");

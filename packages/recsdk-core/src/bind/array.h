@@ -83,6 +83,8 @@ class Integers {
 
 /// Contiguous float32 of exactly this shape; throws if it is anything else.
 Array floats(nb::handle object, const char* name, std::int64_t n);
+/// The same of any length.
+Array floats(nb::handle object, const char* name);
 Array floats(nb::handle object, const char* name, std::int64_t n, std::int64_t width);
 /// Outcomes, contiguous uint8 (n,).
 Array outcomes(nb::handle object, const char* name, std::int64_t n);

@@ -1,33 +1,15 @@
 // table.h: Bags, and the calls over many tables at once.
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/string.h>
 
 #include <deque>
 
 #include "bindings.h"
+#include "calls.h"
 #include "handles.h"
 #include "recsdk/table.h"
 
 namespace recsdk::bind {
 namespace {
-
-/// The items of a list or tuple of `size` to `max_size` items; `shape` is for the message.
-nb::tuple items(nb::handle object, std::size_t size, std::size_t max_size, const char* shape) {
-  nb::tuple made = nb::steal<nb::tuple>(PySequence_Tuple(object.ptr()));
-  if (!made.is_valid()) nb::raise_python_error();
-  if (made.size() < size || made.size() > max_size)
-    throw nb::value_error((std::string("each call must be ") + shape + ", got " +
-                           std::to_string(made.size()) + " items")
-                              .c_str());
-  return made;
-}
-
-std::int64_t column_of(nb::handle object) {
-  std::int64_t column = 0;
-  if (nb::try_cast(object, column)) return column;
-  const std::string got = nb::cast<std::string>(nb::repr(object));
-  throw nb::value_error(("column must be an int below 2**63, got " + got).c_str());
-}
 
 const PyBags& bags_of(nb::handle object) {
   if (!nb::isinstance<PyBags>(object))
@@ -46,7 +28,7 @@ struct Parsed {
 PoolBlock pool_block(Parsed<PoolBlock>& parsed, nb::handle object, std::int64_t dim) {
   const nb::tuple parts = items(object, 3, 3, "(table, [(bags, out, column), ...])");
   const PyBags& bags = bags_of(parts[0]);
-  const std::int64_t column = column_of(parts[2]);
+  const std::int64_t column = integer(parts[2], "column");
   Array out = matrix(parts[1], "out", bags.num_bags(), column, dim);
   require_writable(out);
   parsed.kept.push_back(parts);
@@ -58,7 +40,7 @@ GradBlock grad_block(Parsed<GradBlock>& parsed, nb::handle object, std::int64_t 
   const nb::tuple parts =
       items(object, 3, 4, "(table, [(bags, grad, column[, weights_grad]), ...])");
   const PyBags& bags = bags_of(parts[0]);
-  const std::int64_t column = column_of(parts[2]);
+  const std::int64_t column = integer(parts[2], "column");
   const Array grad = matrix(parts[1], "grad", bags.num_bags(), column, dim);
   parsed.kept.push_back(parts);
   parsed.arrays.push_back(grad);

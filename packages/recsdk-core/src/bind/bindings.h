@@ -13,6 +13,7 @@ namespace nb = nanobind;
 nb::tuple state_fields(const RowLayout& layout);
 
 void bind_checkpoint(nb::module_& module);
+void bind_combine(nb::module_& module);
 void bind_error(nb::module_& module);
 void bind_initializer(nb::module_& module);
 void bind_optimizer(nb::module_& module);
@@ -22,5 +23,6 @@ void bind_runtime(nb::module_& module);
 void bind_table(nb::module_& module);
 void bind_tables(nb::module_& module);
 void bind_types(nb::module_& module);
+void bind_vectors(nb::module_& module);
 
 }  // namespace recsdk::bind

@@ -13,6 +13,7 @@ from recsdk_core._internal.version import __version__, check_compiled_version
 check_compiled_version(_ext.__version__)
 
 from recsdk_core import checkpoint, init, optim  # noqa: E402
+from recsdk_core.combine import combine_gradients, distinct_keys  # noqa: E402
 from recsdk_core.errors import (  # noqa: E402
     BackendUnavailable,
     BusyError,
@@ -33,6 +34,7 @@ from recsdk_core.runtime import (  # noqa: E402
 )
 from recsdk_core.table import ExportBatch, Lease, Table, TableStats  # noqa: E402
 from recsdk_core.tables import Bags, map_tables, pool_tables, update_tables  # noqa: E402
+from recsdk_core.vectors import pack_vectors, unpack_vectors  # noqa: E402
 
 __all__ = [
     "BackendUnavailable",
@@ -51,14 +53,18 @@ __all__ = [
     "__version__",
     "available_isas",
     "checkpoint",
+    "combine_gradients",
+    "distinct_keys",
     "init",
     "isa",
     "map_tables",
     "num_threads",
     "optim",
+    "pack_vectors",
     "pool_tables",
     "set_isa",
     "set_num_threads",
+    "unpack_vectors",
     "update_tables",
     "version",
 ]

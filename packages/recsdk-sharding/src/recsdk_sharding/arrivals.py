@@ -14,7 +14,7 @@ from recsdk_core import Lease
 from recsdk_core.nn.function import FeatureBags
 from recsdk_sharding.assembly import padded
 from recsdk_sharding.layout import Route
-from recsdk_sharding.routing import Arrived, read_weights, read_words
+from recsdk_sharding.routing import Arrived, FeatureBagsOfRank, read_weights, read_words
 
 __all__ = ["Arrivals", "Starts"]
 
@@ -33,12 +33,15 @@ class Arrivals:
     """The bags of all ranks; within a feature those of rank 0 come first."""
 
     def __init__(
-        self, words: Sequence[torch.Tensor], routes: Sequence[Route], is_sequence: bool
+        self,
+        words: Sequence[torch.Tensor],
+        routes: Sequence[Route],
+        every_key_is_a_bag: Sequence[bool],
     ) -> None:
         """`words`: what each rank sent, of the routes that this rank is on."""
-        self._routes = list(routes)
         self._arrived: list[Arrived] = [
-            read_words(of_rank, routes, is_sequence=is_sequence) for of_rank in words
+            read_words(of_rank, routes, is_sequence=is_sequence)
+            for of_rank, is_sequence in zip(words, every_key_is_a_bag, strict=True)
         ]
 
     @property
@@ -46,10 +49,12 @@ class Arrivals:
         """Keys that each rank sent."""
         return [sum(len(bags.keys) for bags in found.values()) for found in self._arrived]
 
-    def add_weights(self, weights: Sequence[torch.Tensor]) -> None:
-        """Adds the weights of the keys that each rank sent."""
+    def add_weights(self, weights: Sequence[torch.Tensor | None]) -> None:
+        """Adds the weights of the keys that each rank sent; None: that rank's have none."""
         pairs = zip(self._arrived, weights, strict=True)
-        self._arrived = [read_weights(found, of_rank) for found, of_rank in pairs]
+        self._arrived = [
+            found if of_rank is None else read_weights(found, of_rank) for found, of_rank in pairs
+        ]
 
     def weight_starts_of(self, route: Route, features: Sequence[int]) -> list[int]:
         """Where the weights of each feature's keys of each rank lie, among those of all keys."""
@@ -64,8 +69,11 @@ class Arrivals:
 
     def keys_of(self, route: Route, features: Sequence[int]) -> torch.Tensor:
         """The keys of a table, int64 (N,): feature by feature, rank by rank."""
-        parts = [found[route.ranks, f].keys for f in features for found in self._arrived]
-        return torch.cat(parts)
+        return torch.cat([bags.keys for bags in self.blocks_of(route, features)])
+
+    def blocks_of(self, route: Route, features: Sequence[int]) -> list[FeatureBagsOfRank]:
+        """The bags of a table: feature by feature, rank by rank."""
+        return [found[route.ranks, f] for f in features for found in self._arrived]
 
     def starts_of(
         self,
@@ -103,7 +111,7 @@ class Arrivals:
         reads_only: int | None,
     ) -> list[FeatureBags]:
         """The bags of a part, mapped; `reads_only`: the one rank whose vectors are wanted."""
-        blocks = [found[route.ranks, f] for f in features for found in self._arrived]
+        blocks = self.blocks_of(route, features)
         counts = [len(block.keys) for block in blocks]
         rows, outcomes, _ = mapped
         world_size = len(self._arrived)

@@ -17,6 +17,8 @@ from itertools import accumulate
 import numpy as np
 import torch
 
+from recsdk_core import pack_vectors, unpack_vectors
+from recsdk_core.vectors import Block, Part
 from recsdk_sharding.layout import GroupLayout
 from recsdk_sharding.routing import Ints, Requests
 
@@ -111,6 +113,10 @@ class Assembly:
             begin += num_values
         arrays = [spec.bags for _, spec in self._placed if spec.bags is not None]
         self._bags = torch.from_numpy(np.concatenate(arrays)) if arrays else torch.zeros(0)
+        self._has_padding = any(
+            padded_size > sum(s.num_values for s in part)
+            for part, padded_size in zip(sent, self.num_values, strict=True)
+        )
         self._segments = self._cut()
 
     def _cut(self) -> list[_Segment]:
@@ -127,6 +133,15 @@ class Assembly:
 
     def put(self, received: torch.Tensor, results: Sequence[torch.Tensor]) -> None:
         """Fills the features' results with what was received from all ranks."""
+        if received.device.type == "cpu":
+            unpack_vectors(received, self._blocks(results))
+        else:
+            self._put_on_device(received, results)
+        if self._divisors is not None:
+            for result, divisor_G in zip(results, self._divisors, strict=True):
+                result /= divisor_G[:, None]
+
+    def _put_on_device(self, received: torch.Tensor, results: Sequence[torch.Tensor]) -> None:
         for segment in self._segments:
             target, vectors = segment.of(results), segment.read(received)
             if segment.bags is None:
@@ -138,22 +153,37 @@ class Assembly:
                 target.zero_().index_copy_(0, segment.bags, vectors)
             else:
                 target.index_add_(0, segment.bags, vectors)
-        if self._divisors is not None:
-            for result, divisor_G in zip(results, self._divisors, strict=True):
-                result /= divisor_G[:, None]
 
-    def take(self, grads: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The gradients of everything that was received, from those of the features' results."""
+    def take(self, grads: Sequence[torch.Tensor], divisor: float = 1.0) -> torch.Tensor:
+        """The gradients of everything that was received, from those of the features' results.
+
+        Divided by `divisor`. The columns of each of `grads` lie side by side.
+        """
         if self._divisors is not None:
             pairs = zip(grads, self._divisors, strict=True)
             grads = [grad / divisor_G[:, None] for grad, divisor_G in pairs]
-        flat = grads[0].new_zeros(sum(self.num_values))
+        make = torch.zeros if self._has_padding else torch.empty
+        flat = make(sum(self.num_values), dtype=grads[0].dtype, device=grads[0].device)
+        if flat.device.type == "cpu":
+            pack_vectors(self._blocks(grads), flat, divisor)
+            return flat
         for segment in self._segments:
             grad = segment.of(grads)
             if segment.bags is not None:
                 grad = grad.index_select(0, segment.bags)
             segment.read(flat).copy_(grad)
-        return flat
+        return flat if divisor == 1.0 else flat.div_(divisor)
+
+    def _blocks(self, tensors: Sequence[torch.Tensor]) -> list[Block]:
+        """The columns of features' results or gradients, with the segments that they have."""
+        parts: dict[tuple[int, tuple[int, int]], list[Part]] = {}
+        for segment in self._segments:
+            spec = segment.spec
+            parts.setdefault((spec.feature, spec.columns), []).append((segment.start, segment.bags))
+        return [
+            (tensors[feature], first, last - first, found)
+            for (feature, (first, last)), found in parts.items()
+        ]
 
     def to(self, device: torch.device) -> Assembly:
         """The same with its tensors on a device; starts copies on the current stream."""

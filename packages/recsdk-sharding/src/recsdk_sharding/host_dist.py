@@ -9,9 +9,9 @@ Shape letters: N keys, F features, W ranks.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -39,7 +39,7 @@ from recsdk_sharding.features import (
     mean_divisor,
     read_features,
 )
-from recsdk_sharding.in_place import Places, WholeBags
+from recsdk_sharding.in_place import BagsOfAllRanks, CombinedKeys, Places, WholeBags
 from recsdk_sharding.late_weights import LateWeights
 from recsdk_sharding.layout import GroupLayout
 from recsdk_sharding.ranks import RankMap
@@ -69,8 +69,10 @@ class MappedBatch(Multistreamable):  # type: ignore[misc]
     """Numbers that are pooled."""
     weight_starts: list[list[int]] | None = None
     """Of each table and feature: where the weights lie among those that come late, if they do."""
-    shape: tuple[int, int] | None = None
-    """Of the results (B, C), if the vectors go there at once; `column` is then one of theirs."""
+    in_place: WholeBags | BagsOfAllRanks | None = None
+    """If the vectors go to the results at once; `column` is then one of theirs."""
+    share: Callable[[torch.Tensor], Sequence[torch.Tensor]] | None = None
+    """Makes all ranks' gradients from that of the results; None: this rank is alone."""
 
     def take_weights(self, weights_M: torch.Tensor) -> None:
         """Takes the weights that came late."""
@@ -137,7 +139,7 @@ class HostDist(BaseSparseFeaturesDist[Any]):  # type: ignore[misc]
         self.equal_batches: list[tuple[int, ...]] = []
         """Groups of ranks whose batches must be of equal size."""
         self.places: Places | None = None
-        """Where vectors are pooled to if this rank is alone; None: they are sent."""
+        """Where vectors are pooled to if bags are whole on their own rank; None: they are sent."""
         self.tag = zlib.crc32("\n".join(config.layout.feature_names).encode()) >> 1
 
     def forward(self, features: Any, context: HashShardingContext, training: bool) -> HostAwaitable:
@@ -202,6 +204,9 @@ class _Job(ExchangeJob[_Result]):
             owner.config.is_weighted and _requires_grad(source)
         )
         self._rank = owner.config.group.exchange.rank
+        self._whole: WholeBags | None = None
+        self._combined: CombinedKeys | None = None
+        self._is_mixed = False
 
     def step(self) -> int:
         return self._owner.num_steps + int(self.training)
@@ -215,16 +220,26 @@ class _Job(ExchangeJob[_Result]):
         if config.is_sequence:
             features = without_duplicates(features, config.drops_duplicates)
         self._features = features
+        if self._owner.places is not None and not self._is_late and not features.bag_of_sample:
+            is_alone = config.layout.world_size == 1
+            if not is_alone and features.weights_N is not None:  # read in backward too
+                features = replace(features, weights_N=features.weights_N.detach().clone())
+            self._whole = WholeBags(self._owner.places, features)
+            if is_alone:
+                return Splits(batch_size=features.batch_size)
+            self._combined = CombinedKeys(features)
+            features = self._combined.features
         self._sent = Requests.of_features(
             features,
             config.layout,
-            is_sequence=config.is_sequence,
-            is_weighted=config.is_weighted,
+            is_sequence=config.is_sequence or self._combined is not None,
+            is_weighted=config.is_weighted and self._combined is None,
         )
         return Splits(
             batch_size=features.batch_size,
             counts=tuple(self._sent.num_words),
             sends_weights_late=self._is_late,
+            combines_keys=self._combined is not None,
         )
 
     def _plan(self, features: Features) -> Assembly:
@@ -236,50 +251,75 @@ class _Job(ExchangeJob[_Result]):
         return Assembly(segments, divisors, config.multiple)
 
     def transfer(self, group: dist.ProcessGroup, splits: Sequence[Splits]) -> None:
-        config, sent = self._config, self._sent
+        config = self._config
+        if config.layout.world_size == 1 and self._whole is not None:
+            return
+        sent = self._sent
         num_words = [entry.counts[self._rank] for entry in splits]
         words = _all_to_all(group, sent.words, sent.num_words, num_words)
-        routes = [route for route in config.layout.routes if self._rank in route.ranks]
-        self._arrived = Arrivals(words.split_with_sizes(num_words), routes, config.is_sequence)
+        combines = [entry.combines_keys for entry in splits]
+        self._arrived = Arrivals(
+            words.split_with_sizes(num_words),
+            [route for route in config.layout.routes if self._rank in route.ranks],
+            [config.is_sequence or of_rank for of_rank in combines],
+        )
         self._owner.bytes_sent += 8 * (sum(sent.num_words) - sent.num_words[self._rank])
         self._is_late = any(entry.sends_weights_late for entry in splits)
-        if config.is_weighted and not self._is_late:
+        self._is_mixed = self._is_late and any(combines)
+        if config.is_weighted and not self._is_late and not all(combines):
+            self._exchange_weights(group, combines)
+
+    def _exchange_weights(self, group: dist.ProcessGroup, combines: Sequence[bool]) -> None:
+        """Sends the weights of ids; ranks that combined keys have applied theirs."""
+        sent = self._sent
+        num_keys = self._arrived.num_keys
+        counts = [0 if ready else n for ready, n in zip(combines, num_keys, strict=True)]
+        own, sends = torch.zeros(0), [0] * len(counts)
+        if sent.positions is not None:
             assert self._features.weights_N is not None
-            assert sent.positions is not None
-            counts = self._arrived.num_keys
             own = self._features.weights_N.detach().index_select(0, sent.positions)
-            weights = _all_to_all(group, own, sent.num_keys, counts)
-            self._arrived.add_weights(weights.split_with_sizes(counts))
-            self._owner.bytes_sent += 4 * (sum(sent.num_keys) - sent.num_keys[self._rank])
+            sends = sent.num_keys
+        weights = _all_to_all(group, own, sends, counts).split_with_sizes(counts)
+        self._arrived.add_weights(
+            [None if ready else part for ready, part in zip(combines, weights, strict=True)]
+        )
+        self._owner.bytes_sent += 4 * (sum(sends) - sends[self._rank])
 
     @torch.no_grad()
     def finish(self) -> _Result:
+        if self._is_mixed:
+            raise ValueError(
+                "weights of ids require a gradient on some ranks and not on others; have them "
+                "require one on all ranks or on none"
+            )
         config = self._config
         step = self.step()
         self._owner.num_steps += int(self.training)
         parts = config.layout.parts_of(self._rank)
         routes = [config.layout.route_on(table, part, self._rank) for table, part in parts]
         places = [(route, table.features) for route, (table, _) in zip(routes, parts, strict=True)]
+        alone = self._whole if config.layout.world_size == 1 else None
         calls = [
-            (engine, self._arrived.keys_of(*place))
+            (engine, self._arrived.keys_of(*place) if alone is None else alone.keys_of(place[1]))
             for engine, place in zip(config.tables, places, strict=True)
         ]
         mapped = map_under_leases(calls, insert=self.training, step=step if self.training else None)
-        if (whole := self._whole_bags()) is not None:
+        if alone is not None:
             features = [
-                whole.of_part(table.features, found, part.columns[0])
-                for (table, part), found in zip(parts, mapped, strict=True)
+                alone.of_part(table.features, rows, outcomes, part.columns[0])
+                for (table, part), (rows, outcomes, _) in zip(parts, mapped, strict=True)
             ]
-            return _Result(
-                batch=MappedBatch(self._tables(features, mapped), 0, shape=whole.shape),
-                features=self._features,
-                assembly=None,
-                num_values_sent=[],
-                late_weights=None,
-                device=config.device,
-            )
+            return self._result_in_place(alone, features, mapped)
         widths = [part.width for _, part in parts]
         starts = self._arrived.starts_of(places, widths, config.multiple)
+        if self._whole is not None:
+            assert self._combined is not None
+            bags = BagsOfAllRanks(self._whole, self._combined, self._arrived, starts, self._rank)
+            features = [
+                bags.of_part(*place, found, width)
+                for place, found, width in zip(places, mapped, widths, strict=True)
+            ]
+            return self._result_in_place(bags, features, mapped)
         reads_only = self._rank if config.layout.is_replicated else None
         features = [
             self._arrived.bags_of(*place, found, start, reads_only)
@@ -299,12 +339,20 @@ class _Job(ExchangeJob[_Result]):
             device=config.device,
         )
 
-    def _whole_bags(self) -> WholeBags | None:
-        """The bags, if they are pooled straight into the results."""
-        places, features = self._owner.places, self._features
-        if places is None or self._is_late or features.bag_of_sample is not None:
-            return None
-        return WholeBags(places, features, self._config.is_mean)
+    def _result_in_place(
+        self,
+        bags: WholeBags | BagsOfAllRanks,
+        features: Sequence[list[FeatureBags]],
+        mapped: Mapped,
+    ) -> _Result:
+        return _Result(
+            batch=MappedBatch(self._tables(features, mapped), 0, in_place=bags),
+            features=self._features,
+            assembly=None,
+            num_values_sent=[],
+            late_weights=None,
+            device=self._config.device,
+        )
 
     def _tables(self, features: Sequence[list[FeatureBags]], mapped: Mapped) -> list[TableBags]:
         return [

@@ -1,7 +1,8 @@
-"""Pooling straight into the results of a batch, on a rank that is alone.
+"""Pooling straight into the results of a batch, where every bag is whole on its own rank.
 
-Nothing travels then: every bag is whole and every vector has its place in the matrix of results, so
-neither the forward nor the backward copies what it could read or write in place.
+So it is on a rank that is alone, and with tables that every rank has: each vector then has its
+place in the matrix of results, and neither the forward nor the backward copies what it could read
+or write there.
 
 Shape letters: B samples, C columns.
 """
@@ -9,16 +10,18 @@ Shape letters: B samples, C columns.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
 
-from recsdk_core import Lease
+from recsdk_core import Bags, Lease, combine_gradients, distinct_keys
 from recsdk_core.nn.function import FeatureBags
+from recsdk_sharding.arrivals import Arrivals, Starts
 from recsdk_sharding.features import Features
+from recsdk_sharding.layout import Route
 
-__all__ = ["Places", "WholeBags"]
+__all__ = ["BagsOfAllRanks", "CombinedKeys", "Places", "WholeBags"]
 
 
 @dataclass(frozen=True)
@@ -29,31 +32,43 @@ class Places:
     """First column of each of the group's features."""
     num_columns: int
     """C."""
+    is_mean: list[bool]
+    """Whether each feature's bags are averaged."""
+
+    def pooling_of(self, feature: int) -> str:
+        """How a feature's bags are reduced."""
+        return "mean" if self.is_mean[feature] else "sum"
 
 
 class WholeBags:
-    """The bags of a batch that stays where it is."""
+    """The bags of a rank that is alone."""
 
-    def __init__(self, places: Places, features: Features, is_mean: Sequence[bool]) -> None:
-        """`is_mean`: of each feature. `features` have one batch size."""
+    def __init__(self, places: Places, features: Features) -> None:
+        """`features` have one batch size."""
         self.shape = features.batch_size, places.num_columns
         """Of the results, (B, C)."""
         self._places = places
         self._features = features
-        self._is_mean = is_mean
         self._keys = list(accumulate(features.counts(), initial=0))
+
+    def keys_of(self, features: Sequence[int]) -> torch.Tensor:
+        """The keys of a table, int64 (N,)."""
+        parts = [self._features.keys_N[self._span(number)] for number in features]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def of_part(
         self,
-        wanted: Sequence[int],
-        mapped: tuple[torch.Tensor, torch.Tensor, Lease],
+        features: Sequence[int],
+        rows: torch.Tensor,
+        outcomes: torch.Tensor,
         first_column: int,
+        *,
+        is_trained: bool = True,
     ) -> list[FeatureBags]:
         """The bags of a table's features, at its columns from `first_column` on, mapped."""
-        rows, outcomes, _ = mapped
-        counts = [self._keys[number + 1] - self._keys[number] for number in wanted]
+        counts = [self._keys[number + 1] - self._keys[number] for number in features]
         parts = zip(
-            wanted, rows.split_with_sizes(counts), outcomes.split_with_sizes(counts), strict=True
+            features, rows.split_with_sizes(counts), outcomes.split_with_sizes(counts), strict=True
         )
         return [
             FeatureBags(
@@ -61,11 +76,15 @@ class WholeBags:
                 outcomes=own_outcomes,
                 offsets=self._offsets(number),
                 weights=self._weights(number),
-                pooling="mean" if self._is_mean[number] else "sum",
+                pooling=self._places.pooling_of(number),
                 column=self._places.columns[number] + first_column,
+                is_trained=is_trained,
             )
             for number, own_rows, own_outcomes in parts
         ]
+
+    def _span(self, number: int) -> slice:
+        return slice(self._keys[number], self._keys[number + 1])
 
     def _offsets(self, number: int) -> torch.Tensor | None:
         """None if every bag has one key."""
@@ -77,6 +96,113 @@ class WholeBags:
 
     def _weights(self, number: int) -> torch.Tensor | None:
         weights_N = self._features.weights_N
-        if weights_N is None:
-            return None
-        return weights_N.detach()[self._keys[number] : self._keys[number + 1]]
+        return None if weights_N is None else weights_N.detach()[self._span(number)]
+
+
+class CombinedKeys:
+    """Each feature's keys once, in the order in which they first occur."""
+
+    def __init__(self, features: Features) -> None:
+        parts = [
+            distinct_keys(part) for part in features.keys_N.split_with_sizes(features.counts())
+        ]
+        self.which = [which_N for _, which_N in parts]
+        """For each feature which of its keys each is, int64 (N,)."""
+        self.features = replace(
+            features,
+            keys_N=torch.cat([keys_U for keys_U, _ in parts]),
+            num_bags=[len(keys_U) for keys_U, _ in parts],
+            weights_N=None,
+        )
+        """As a sequence: every key is a bag."""
+
+
+class BagsOfAllRanks:
+    """This rank's bags, of tables that every rank has, and what all ranks give to train them.
+
+    That is a vector for each key that a rank sent, or for each of its bags if it did not combine
+    keys: one gradient of one dimension from each rank.
+    """
+
+    def __init__(
+        self,
+        own: WholeBags,
+        combined: CombinedKeys,
+        arrived: Arrivals,
+        starts: Starts,
+        rank: int,
+    ) -> None:
+        """`starts` lays out vectors of all ranks, rank by rank."""
+        self.shape = own.shape
+        """Of the results, (B, C)."""
+        self.num_values = starts.num_values
+        """Numbers in each rank's gradient."""
+        self._begins = list(accumulate(starts.num_values, initial=0))
+        self._own = own
+        self._combined = combined
+        self._arrived = arrived
+        self._starts = iter(starts.of_parts)
+        self._rank = rank
+        self._made: list[tuple[FeatureBags, torch.Tensor, int, int, int]] = []
+
+    def of_part(
+        self,
+        route: Route,
+        features: Sequence[int],
+        mapped: tuple[torch.Tensor, torch.Tensor, Lease],
+        width: int,
+    ) -> list[FeatureBags]:
+        """The bags of a table of this width, mapped; call it for all parts, in order."""
+        blocks = self._arrived.blocks_of(route, features)
+        counts = [len(block.keys) for block in blocks]
+        rows, outcomes, _ = mapped
+        parts = zip(
+            blocks,
+            next(self._starts),
+            rows.split_with_sizes(counts),
+            outcomes.split_with_sizes(counts),
+            strict=True,
+        )
+        trained, own_rows, own_outcomes, own_starts = [], [], [], []
+        for number, (block, start, rows_U, outcomes_U) in enumerate(parts):
+            position, rank = divmod(number, len(self.num_values))
+            start -= self._begins[rank]
+            if rank == self._rank:
+                which_N = self._combined.which[features[position]]
+                own_rows.append(rows_U[which_N])
+                own_outcomes.append(outcomes_U[which_N])
+                own_starts.append((start, len(rows_U)))
+            trained.append(
+                FeatureBags(
+                    rows=rows_U,
+                    outcomes=outcomes_U,
+                    offsets=block.offsets,
+                    weights=block.weights,
+                    column=start,
+                    is_read=False,
+                    gradient=rank,
+                )
+            )
+        read = self._own.of_part(
+            features, torch.cat(own_rows), torch.cat(own_outcomes), 0, is_trained=False
+        )
+        for bags, feature, (start, count) in zip(read, features, own_starts, strict=True):
+            self._made.append((bags, self._combined.which[feature], width, start, count))
+        return trained + read
+
+    def combine(self, grad_BC: torch.Tensor) -> torch.Tensor:
+        """This rank's gradient, from that of its results: the sum of each of its keys."""
+        packed = torch.empty(self.num_values[self._rank])
+        blocks = [
+            (
+                Bags(which_N, bags.outcomes, bags.offsets, bags.weights, bags.pooling),
+                grad_BC,
+                bags.column,
+                width,
+                start,
+                count,
+            )
+            for bags, which_N, width, start, count in self._made
+        ]
+        combine_gradients(blocks, packed)
+        return packed

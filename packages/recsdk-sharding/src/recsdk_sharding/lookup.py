@@ -37,12 +37,13 @@ class HashLookup(BaseEmbeddingLookup[Any, Any], FusedOptimizerModule):  # type: 
     def forward(self, sparse_features: MappedBatch) -> torch.Tensor:
         """The vectors that this rank pools for all ranks: float32 (num_values,).
 
-        On a rank that is alone the results themselves, (B, C), if they can be made at once.
+        The results themselves, (B, C), if they can be made at once.
         """
         self._optimizer.step()  # a scheduler may have changed the learning rate since the last step
         batch = sparse_features
-        if batch.shape is not None:
-            return pool_features(batch.tables, *batch.shape, anchor_of(self._rows))
+        if batch.in_place is not None:
+            anchor = anchor_of(self._rows)
+            return pool_features(batch.tables, *batch.in_place.shape, anchor, batch.share)
         return pack_features(batch.tables, batch.num_values, anchor_of(self._rows))
 
     def prefetch(self, sparse_features: MappedBatch, forward_stream: Any = None) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -23,6 +24,7 @@ from torchrec.distributed.types import Awaitable, NoWait, QuantizedCommCodecs
 
 from recsdk_sharding.assembly import Assembly
 from recsdk_sharding.context import HashShardingContext
+from recsdk_sharding.devices import keeps_rows_in_engine
 
 __all__ = ["ExchangeStats", "HashOutputDist", "Transfer", "multiple_of", "return_results"]
 
@@ -79,6 +81,15 @@ class HashOutputDist(BaseEmbeddingDist[Any, Any, Any]):  # type: ignore[misc]
         """Sends weights of ids, or their gradients; the function waits for what the ranks sent."""
         return self._exact_wire.start(numbers, sends, receives, direction)
 
+    def share(self, gradient: torch.Tensor, num_values: Sequence[int]) -> list[torch.Tensor]:
+        """The gradients of all ranks, of one dimension, divided like those that are sent back.
+
+        `num_values`: numbers in each. All ranks must call it in the same order.
+        """
+        if get_gradient_division():
+            gradient /= len(num_values)
+        return list(self._wire.swap(gradient, num_values).split_with_sizes(list(num_values)))
+
     def forward(
         self, local_embs: torch.Tensor, sharding_ctx: HashShardingContext | None = None
     ) -> Awaitable[Transfer]:
@@ -129,6 +140,23 @@ class _Wire:
 
         return finish
 
+    def swap(self, own: torch.Tensor, num_values: Sequence[int]) -> torch.Tensor:
+        """What all ranks have to say, rank by rank; each says the same to every rank."""
+        swapped = own.new_empty(sum(num_values))
+        works: list[Any] = []
+        for rank, part in enumerate(swapped.split_with_sizes(list(num_values))):
+            if rank == self.rank:
+                part.copy_(own)
+                continue
+            if len(own):
+                works.append(dist.isend(own, group=self.group, group_dst=rank))
+                self.bytes_sent["backward"] += own.element_size() * len(own)
+            if len(part):
+                works.append(dist.irecv(part, group=self.group, group_src=rank))
+        for work in works:
+            work.wait()
+        return swapped
+
 
 class Transfer:
     """The vectors of one batch and group on their way."""
@@ -139,6 +167,10 @@ class Transfer:
         """What this rank pooled, with its autograd graph."""
         self.assembly: Assembly = context.assembly
         """What is to be made of what comes."""
+        self.is_exact = wire.codecs is None
+        """Whether numbers travel as they are."""
+        self.divisor = len(self.assembly.num_values) if get_gradient_division() else 1
+        """What gradients are divided by."""
         self._wire = wire
         self._sends = context.num_values_sent
 
@@ -178,6 +210,8 @@ class _Replication(Transfer):
         return own
 
     def start_back(self, grads: torch.Tensor) -> Callable[[], torch.Tensor]:
+        if keeps_rows_in_engine(grads.device):  # where other ranks may send combined keys
+            return partial(self._wire.swap, grads, self._sends)
         world_size = len(self._sends)
         sends = [len(grads)] * world_size
         return self._wire.start(grads.repeat(world_size), sends, self._sends, "backward")
@@ -211,12 +245,12 @@ class _Return(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         started = []
-        for transfer, parts in zip(ctx.transfers, ctx.parts_of(grads), strict=True):
-            started.append(transfer.start_back(transfer.assembly.take(parts)))
+        dense = [grad.contiguous() for grad in grads]
+        for transfer, parts in zip(ctx.transfers, ctx.parts_of(dense), strict=True):
+            taken = transfer.assembly.take(parts, transfer.divisor if transfer.is_exact else 1)
+            started.append(transfer.start_back(taken))
         back = [finish() for finish in started]
-        if get_gradient_division():
-            for transfer, grad in zip(ctx.transfers, back, strict=True):
-                world_size = len(transfer.assembly.num_values)
-                if world_size > 1:
-                    grad /= world_size
+        for transfer, grad in zip(ctx.transfers, back, strict=True):
+            if not transfer.is_exact:  # codecs see gradients at their full size, as torchrec's do
+                grad /= transfer.divisor
         return None, None, *back

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
+from recsdk_core import distinct_keys
 from recsdk_sharding.features import Features
 
 __all__ = ["jagged_tensors", "lengths_and_keys", "without_duplicates"]
@@ -28,7 +28,7 @@ def without_duplicates(features: Features, drops_duplicates: bool) -> Features:
     keys_N = features.keys_N
     which: list[torch.Tensor] | None = None
     if drops_duplicates:
-        parts = [_distinct(part) for part in keys_N.split_with_sizes(counts)]
+        parts = [distinct_keys(part) for part in keys_N.split_with_sizes(counts)]
         keys_N = torch.cat([keys_U for keys_U, _ in parts])
         counts = [len(keys_U) for keys_U, _ in parts]
         which = [position for _, position in parts]
@@ -62,15 +62,6 @@ def _of_samples(
         places.append(torch.arange(total) + torch.repeat_interleave(shift_B, lengths_B))
         lengths.append(lengths_B)
     return torch.cat(lengths), places
-
-
-def _distinct(keys_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The distinct keys in the order in which they first occur, and which one each key is."""
-    _, firsts_U, which_N = np.unique(keys_N.numpy(), return_index=True, return_inverse=True)
-    order_U = np.argsort(firsts_U)
-    number_U = np.empty_like(order_U)
-    number_U[order_U] = np.arange(len(order_U))
-    return keys_N[torch.from_numpy(firsts_U[order_U])], torch.from_numpy(number_U[which_N])
 
 
 def jagged_tensors(

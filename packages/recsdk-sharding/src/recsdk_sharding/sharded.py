@@ -20,6 +20,7 @@ from torchrec.distributed.types import (
     ParameterSharding,
     QuantizedCommCodecs,
     ShardingEnv,
+    ShardingType,
 )
 from torchrec.modules.embedding_modules import get_embedding_names_by_table
 from torchrec.sparse.jagged_tensor import KeyedTensor
@@ -76,16 +77,17 @@ class ShardedHashEmbeddingBagCollection(
         self._has_mean_pooling_callback = False  # means are taken where results are put together
         self._input_dists = [sharding.create_input_dist() for sharding in self._embedding_shardings]
         self._has_uninitialized_input_dist = False
-        if host.ranks.world_size == 1 and not qcomm_codecs_registry:
+        is_alone = host.ranks.world_size == 1 and not qcomm_codecs_registry
+        if is_alone or self._sharding_types == [ShardingType.DATA_PARALLEL.value]:
             self._pool_in_place()
 
     def _pool_in_place(self) -> None:
-        """Has a rank that is alone make its results at once, if its tables are sharded alike."""
+        """Has results made at once, if all tables are sharded alike."""
         if len(self._input_dists) != 1 or not keeps_rows_in_engine(self._device):
             return
         *starts, width = accumulate(self._embedding_dims, initial=0)
         columns = [starts[position] for position in self._groups.positions[0]]
-        self._input_dists[0].places = Places(columns, width)
+        self._input_dists[0].places = Places(columns, width, self._input_dists[0].config.is_mean)
 
     def create_grouped_sharding_infos(
         self,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,8 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 from recsdk_sharding.configs import HashTableConfig
 from recsdk_sharding.context import HashShardingContext
 from recsdk_sharding.exchange import HostExchange
-from recsdk_sharding.host_dist import HostDist, HostGroup
+from recsdk_sharding.host_dist import HostDist, HostGroup, MappedBatch
+from recsdk_sharding.in_place import BagsOfAllRanks
 from recsdk_sharding.late_weights import exchange_weights, tied
 from recsdk_sharding.output_dist import ExchangeStats, HashOutputDist, Transfer
 from recsdk_sharding.rows import AnyTable, TableRows
@@ -204,6 +206,9 @@ class ShardedTables:
     def compute(self, ctx: Any, dist_input: Any) -> list[torch.Tensor]:
         """The vectors that this rank pools, by group."""
         arrived = self._exchange_weights(ctx.sharding_contexts, dist_input)
+        for batch, output in zip(dist_input, self._output_dists, strict=True):
+            if isinstance(batch, MappedBatch) and isinstance(batch.in_place, BagsOfAllRanks):
+                batch.share = partial(_share, batch.in_place, output)
         pairs = zip(self._lookups, dist_input, strict=True)
         pooled = [lookup(batch) for lookup, batch in pairs]
         # A rank without parts takes part in the exchange's backward too.
@@ -239,6 +244,12 @@ class ShardedTables:
         raise NotImplementedError(
             "hash tables cannot be moved between ranks in place: save, and load under another plan"
         )
+
+
+def _share(
+    bags: BagsOfAllRanks, output: HashOutputDist, grad_BC: torch.Tensor
+) -> list[torch.Tensor]:
+    return output.share(bags.combine(grad_BC), bags.num_values)
 
 
 Make = Callable[[], tuple[list[torch.Tensor], Callable[[Any], list[list[torch.Tensor]]]]]

@@ -10,7 +10,7 @@ Shape letters: N keys, B bags, C columns of the output, D row width.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -23,6 +23,7 @@ from recsdk_core.tables import Bags, pool_tables, update_tables
 
 __all__ = ["FeatureBags", "TableBags", "gather_features", "pack_features", "pool_features"]
 
+_Share: TypeAlias = Callable[[torch.Tensor], Sequence[torch.Tensor]]
 _Part: TypeAlias = tuple[Bags, torch.Tensor, int, torch.Tensor | None]
 """Bags, the matrix with their gradients, its first column, and where their weights' goes."""
 
@@ -46,6 +47,10 @@ class FeatureBags:
     number; `gather_features` ignores it."""
     is_read: bool = True
     """False: the forward leaves zeros for its vectors, but the backward takes their gradients."""
+    is_trained: bool = True
+    """False: the backward takes no gradients for its rows and weights."""
+    gradient: int = 0
+    """Which of the gradients has the feature's; see `share_gradient` of `pool_features`."""
 
 
 @dataclass(kw_only=True)
@@ -81,7 +86,13 @@ class _Block:
 class _Node:
     """What one autograd node owns from its forward to its backward."""
 
-    def __init__(self, tables: Sequence[TableBags], blocks: list[list[_Block]]) -> None:
+    def __init__(
+        self,
+        tables: Sequence[TableBags],
+        blocks: list[list[_Block]],
+        share_gradient: _Share | None = None,
+    ) -> None:
+        self.share_gradient = share_gradient
         self.tables = [entry.table for entry in tables]
         self.leases = [entry.lease for entry in tables]
         self.accumulations = [entry.accumulation for entry in tables]
@@ -94,11 +105,16 @@ class _Node:
             if lease is not None:
                 lease.release()
         self.tables, self.leases, self.accumulations, self.blocks = [], [], [], []
+        self.share_gradient = None
         self.is_spent = True
 
 
 def pool_features(
-    tables: Sequence[TableBags], num_bags: int, num_columns: int, anchor: torch.Tensor
+    tables: Sequence[TableBags],
+    num_bags: int,
+    num_columns: int,
+    anchor: torch.Tensor,
+    share_gradient: _Share | None = None,
 ) -> torch.Tensor:
     """Pools the features of many tables into one matrix, as one autograd node.
 
@@ -114,9 +130,15 @@ def pool_features(
     weights require one (the table is frozen), the backward updates no table.
 
     `anchor` is a (0, D) parameter that makes the output require a gradient; it gets no `.grad`.
+
+    `share_gradient` is called in the backward with the gradient of the output, contiguous, and
+    gives the float32 tensors that features take theirs from by their `gradient`: those of several
+    processes, say. A matrix has at least the feature's bags as rows; in one of one dimension the
+    feature's vectors lie one after the other from `column` on. Nobody may write to them afterwards.
+    None: it is the only one.
     """
     blocks = [[_Block(_bags(f), f, 0, f.column) for f in entry.features] for entry in tables]
-    return _forward(_Node(tables, blocks), (num_bags, num_columns), anchor)
+    return _forward(_Node(tables, blocks, share_gradient), (num_bags, num_columns), anchor)
 
 
 def gather_features(tables: Sequence[TableBags], anchor: torch.Tensor) -> torch.Tensor:
@@ -213,15 +235,20 @@ class _PoolFeatures(torch.autograd.Function):
         trains, *wanted = ctx.needs_input_grad[2:]
         try:
             make_grads = _update if trains else _weights_grads
-            return (None, None, None, *make_grads(node, grad.contiguous(), wanted))
+            own = grad.contiguous()
+            grads = [own] if node.share_gradient is None else node.share_gradient(own)
+            return (None, None, None, *make_grads(node, grads, wanted))
         finally:
             node.end()
 
 
-def _update(node: _Node, grad: torch.Tensor, wanted: Sequence[bool]) -> list[torch.Tensor | None]:
+def _update(
+    node: _Node, given: Sequence[torch.Tensor], wanted: Sequence[bool]
+) -> list[torch.Tensor | None]:
     """One update per table; returns the gradients of the weights that want one."""
-    if any(accumulation is not None for accumulation in node.accumulations):
-        grad = grad.clone()  # it waits for its update, and the caller may reuse its own
+    waits = any(accumulation is not None for accumulation in node.accumulations)
+    if waits and node.share_gradient is None:
+        given = [grad.clone() for grad in given]  # the caller may reuse its own meanwhile
     is_wanted = iter(wanted)
     grads: list[torch.Tensor | None] = []
     calls = []
@@ -230,7 +257,10 @@ def _update(node: _Node, grad: torch.Tensor, wanted: Sequence[bool]) -> list[tor
         accumulation = node.accumulations[index]
         parts: list[_Part] = []
         for block in part:
-            wants = next(is_wanted)
+            wants, grad = next(is_wanted), given[block.feature.gradient]
+            if not block.feature.is_trained:
+                grads.append(None)
+                continue
             if accumulation is not None:
                 grads.append(_weights_grad(table, block, grad) if wants else None)
                 parts.append((block.bags, *block.place_in(grad, table.dim), None))
@@ -255,12 +285,12 @@ def _update(node: _Node, grad: torch.Tensor, wanted: Sequence[bool]) -> list[tor
 
 
 def _weights_grads(
-    node: _Node, grad: torch.Tensor, wanted: Sequence[bool]
+    node: _Node, given: Sequence[torch.Tensor], wanted: Sequence[bool]
 ) -> list[torch.Tensor | None]:
     """The gradients of the weights that want one, for frozen tables."""
     is_wanted = iter(wanted)
     return [
-        _weights_grad(table, block, grad) if next(is_wanted) else None
+        _weights_grad(table, block, given[block.feature.gradient]) if next(is_wanted) else None
         for table, part in zip(node.tables, node.blocks, strict=True)
         for block in part
     ]

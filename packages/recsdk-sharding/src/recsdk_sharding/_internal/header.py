@@ -21,6 +21,8 @@ class Splits:
     """Items that it sends to each rank, W numbers; empty: none."""
     sends_weights_late: bool = False
     """Whether the weights of its ids have to travel with the results, for their gradient."""
+    combines_keys: bool = False
+    """Whether it sends each key of a feature once, as a bag of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +39,21 @@ class Header:
 
     def words(self, world_size: int) -> list[int]:
         counts = self.splits.counts or (0,) * world_size
-        flags = [int(self.has_batch), int(self.training), int(self.splits.sends_weights_late)]
-        return [*flags, self.step, self.tag, self.message_bytes, self.splits.batch_size, *counts]
+        splits = self.splits
+        flags = (self.has_batch, self.training, splits.sends_weights_late, splits.combines_keys)
+        return [
+            *map(int, flags),
+            self.step,
+            self.tag,
+            self.message_bytes,
+            splits.batch_size,
+            *counts,
+        ]
 
     @staticmethod
     def of_words(words: Sequence[int]) -> Header:
-        has_batch, training, is_late, step, tag, message_bytes, batch_size, *counts = words
+        has_batch, training, is_late, combines_keys, *rest = words
+        step, tag, message_bytes, batch_size, *counts = rest
         return Header(
             has_batch=bool(has_batch),
             training=bool(training),
@@ -50,6 +61,9 @@ class Header:
             tag=tag,
             message_bytes=message_bytes,
             splits=Splits(
-                batch_size=batch_size, counts=tuple(counts), sends_weights_late=bool(is_late)
+                batch_size=batch_size,
+                counts=tuple(counts),
+                sends_weights_late=bool(is_late),
+                combines_keys=bool(combines_keys),
             ),
         )

@@ -1,0 +1,139 @@
+#include "recsdk/vectors.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "recsdk/runtime.h"
+#include "util/thread_pool.h"
+
+namespace recsdk {
+namespace {
+
+std::int64_t row_of(const PackedPart& part, std::int64_t i) {
+  return part.rows == nullptr ? i : part.rows[i];
+}
+
+std::string number(std::int64_t value) { return std::to_string(value); }
+
+template <typename Block>
+void check_part(const Block& block, const PackedPart& part, std::size_t packed_size) {
+  if (part.num_rows < 0 || (part.rows == nullptr && part.num_rows != block.num_rows)) {
+    throw std::invalid_argument("a packed part has " + number(part.num_rows) +
+                                " vectors for all rows of a block of " + number(block.num_rows) +
+                                "; give one for each row, or say which rows");
+  }
+  const auto size = static_cast<std::int64_t>(packed_size);
+  if (part.start < 0 || part.start > size ||
+      (block.width > 0 && part.num_rows > (size - part.start) / block.width)) {
+    throw std::invalid_argument("a packed part of " + number(part.num_rows) + " vectors of width " +
+                                number(block.width) + " from " + number(part.start) +
+                                " on does not fit into " + number(size) + " floats");
+  }
+  if (part.rows == nullptr) return;
+  std::int64_t low = 0;
+  std::int64_t high = -1;
+  for (std::int64_t i = 0; i < part.num_rows; ++i) {
+    low = std::min(low, part.rows[i]);
+    high = std::max(high, part.rows[i]);
+  }
+  if (low < 0 || high >= block.num_rows) {
+    throw std::invalid_argument("a packed part has row " + number(low < 0 ? low : high) +
+                                " of a block of " + number(block.num_rows) + " rows");
+  }
+}
+
+template <typename Block>
+void check(std::span<const Block> blocks, std::size_t packed_size, bool may_repeat) {
+  for (const Block& block : blocks) {
+    const bool is_sound = block.width >= 0 && block.num_rows >= 0 &&
+                          (block.stride >= block.width || (may_repeat && block.stride == 0));
+    if (!is_sound) {
+      throw std::invalid_argument("a block of vectors has " + number(block.num_rows) +
+                                  " rows of width " + number(block.width) + ", " +
+                                  number(block.stride) + " apart");
+    }
+    for (const PackedPart& part : block.parts) check_part(block, part, packed_size);
+  }
+}
+
+void copy(const float* from, float* to, std::int64_t width) {
+  std::memcpy(to, from, static_cast<std::size_t>(width) * sizeof(float));
+}
+
+void add(const float* __restrict from, float* __restrict to, std::int64_t width) {
+  for (std::int64_t i = 0; i < width; ++i) to[i] += from[i];
+}
+
+void divide(const float* __restrict from, float divisor, float* __restrict to, std::int64_t width) {
+  for (std::int64_t i = 0; i < width; ++i) to[i] = from[i] / divisor;
+}
+
+// `is_written` says of each row whether it has had a vector; none has.
+void unpack(const float* packed, const UnpackBlock& block, std::vector<std::uint8_t>& is_written) {
+  const std::int64_t width = block.width;
+  std::int64_t num_written = 0;
+  for (const PackedPart& part : block.parts) {
+    const float* from = packed + part.start;
+    for (std::int64_t i = 0; i < part.num_rows; ++i, from += width) {
+      const std::int64_t row = row_of(part, i);
+      float* const to = block.to + row * block.stride;
+      std::uint8_t& was_written = is_written[static_cast<std::size_t>(row)];
+      if (was_written != 0) {
+        add(from, to, width);
+      } else {
+        copy(from, to, width);
+        was_written = 1;
+        ++num_written;
+      }
+    }
+  }
+  if (num_written == block.num_rows) return;
+  for (std::int64_t row = 0; row < block.num_rows; ++row) {
+    if (is_written[static_cast<std::size_t>(row)] == 0)
+      std::fill_n(block.to + row * block.stride, width, 0.0F);
+  }
+}
+
+void pack(const PackBlock& block, float divisor, float* packed) {
+  for (const PackedPart& part : block.parts) {
+    float* to = packed + part.start;
+    for (std::int64_t i = 0; i < part.num_rows; ++i, to += block.width) {
+      const float* const from = block.from + row_of(part, i) * block.stride;
+      if (divisor == 1.0F)
+        copy(from, to, block.width);
+      else
+        divide(from, divisor, to, block.width);
+    }
+  }
+}
+
+}  // namespace
+
+void unpack_vectors(std::span<const float> packed, std::span<const UnpackBlock> blocks) {
+  check(blocks, packed.size(), false);
+  const auto run = [&](std::int64_t begin, std::int64_t end) {
+    std::vector<std::uint8_t> is_written;
+    for (std::int64_t i = begin; i < end; ++i) {
+      const UnpackBlock& block = blocks[static_cast<std::size_t>(i)];
+      is_written.assign(static_cast<std::size_t>(block.num_rows), 0);
+      unpack(packed.data(), block, is_written);
+    }
+  };
+  internal::parallel_for(static_cast<std::int64_t>(blocks.size()), 1, num_threads(), run);
+}
+
+void pack_vectors(std::span<const PackBlock> blocks, float divisor, std::span<float> packed) {
+  check(blocks, packed.size(), true);
+  const auto run = [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i)
+      pack(blocks[static_cast<std::size_t>(i)], divisor, packed.data());
+  };
+  internal::parallel_for(static_cast<std::int64_t>(blocks.size()), 1, num_threads(), run);
+}
+
+}  // namespace recsdk

@@ -1,0 +1,71 @@
+// combine.h: each key once, with the sum of its gradients.
+#include <algorithm>
+#include <vector>
+
+#include "array.h"
+#include "bindings.h"
+#include "calls.h"
+#include "handles.h"
+#include "recsdk/combine.h"
+
+namespace recsdk::bind {
+namespace {
+
+nb::tuple distinct(nb::handle object) {
+  const Keys keys(object);
+  const auto size = static_cast<std::int64_t>(keys.size());
+  std::vector<Key> found(keys.size());
+  Result which = make_rows(keys.framework(), size);
+  std::int64_t count = 0;
+  {
+    const nb::gil_scoped_release without_gil;
+    count = distinct_keys(keys.span(), found, row_span(which, keys.size()));
+  }
+  Result result = make_rows(keys.framework(), count);
+  std::copy_n(found.begin(), count, static_cast<Key*>(result.data));
+  return nb::make_tuple(std::move(result.object), std::move(which.object));
+}
+
+void combine(nb::handle blocks, nb::handle packed_object) {
+  Array packed = floats(packed_object, "packed");
+  require_writable(packed);
+  std::vector<nb::tuple> kept;
+  std::vector<Array> grads;
+  std::vector<CombineBlock> made;
+  for (const nb::handle object : nb::borrow<nb::iterable>(blocks)) {
+    const nb::tuple& parts =
+        kept.emplace_back(items(object, 6, 6, "(bags, grad, column, width, start, num_sums)"));
+    if (!nb::isinstance<PyBags>(parts[0]))
+      throw nb::type_error("each block must start with a recsdk_core.Bags");
+    const PyBags& bags = *nb::inst_ptr<PyBags>(parts[0]);
+    const std::int64_t column = integer(parts[2], "column");
+    const std::int64_t width = integer(parts[3], "width");
+    const std::int64_t start = integer(parts[4], "start");
+    const std::int64_t num_sums = integer(parts[5], "num_sums");
+    const Array& grad =
+        grads.emplace_back(matrix(parts[1], "grad", bags.num_bags(), column, width));
+    const std::int64_t size = packed.shape[0];
+    if (start < 0 || num_sums < 0 || start > size ||
+        (width > 0 && num_sums > (size - start) / width)) {
+      throw nb::value_error((std::to_string(num_sums) + " sums of width " + std::to_string(width) +
+                             " from " + std::to_string(start) + " on do not fit into packed, " +
+                             std::to_string(size) + " floats")
+                                .c_str());
+    }
+    made.push_back({{bags.get(), float_data(grad) + column, row_stride(grad), nullptr},
+                    width,
+                    num_sums,
+                    static_cast<float*>(packed.data) + start});
+  }
+  const nb::gil_scoped_release without_gil;
+  combine_gradients(made);
+}
+
+}  // namespace
+
+void bind_combine(nb::module_& module) {
+  module.def("distinct_keys", &distinct, nb::arg("keys").none());
+  module.def("combine_gradients", &combine, nb::arg("blocks").none(), nb::arg("packed").none());
+}
+
+}  // namespace recsdk::bind
