@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ def run(*args: str) -> Any:
 
 def test_runs() -> None:
     result = run("doctor")
-    assert f"instruction set   {isa()}" in result.output
+    assert re.search(rf"^instruction set +{isa()} ", result.output, re.MULTILINE)
     assert "recsdk-core" in result.output
 
 
@@ -87,6 +88,58 @@ def test_devices_and_huge_pages(tmp_path: Path) -> None:
     assert not report.npu
     assert report.huge_pages is None
     assert report.problems == []
+
+
+def backends(tmp_path: Path, packages: dict[str, str], **environment: str) -> dict[str, str]:
+    def load(name: str) -> None:
+        if name != "there.so":
+            raise OSError("no such file")
+
+    return doctor.examine(packages.get, environment, tmp_path, load_library=load).backends
+
+
+NO_NPU = "not found: torch-npu is not installed"
+
+
+@pytest.mark.parametrize(
+    ("packages", "environment", "found"),
+    [
+        ({}, {}, NO_NPU),
+        ({"recsdk-npusim": "0.1"}, {}, f"{NO_NPU}; a simulation is installed, RECSDK_SIM_NPU=1"),
+        ({"recsdk-npusim": "0.1"}, {"RECSDK_SIM_NPU": "1"}, "simulated: RECSDK_SIM_NPU=1"),
+        ({}, {"RECSDK_SIM_NPU": "1"}, "not found: RECSDK_SIM_NPU=1, but recsdk-npusim"),
+        ({"torch-npu": "2.13.0"}, {}, "torch-npu 2.13.0"),
+        ({"torch-npu": "2.13.0"}, {"RECSDK_SIM_NPU": "1"}, "refused: RECSDK_SIM_NPU=1"),
+    ],
+)
+def test_how_torch_has_an_npu(
+    tmp_path: Path, packages: dict[str, str], environment: dict[str, str], found: str
+) -> None:
+    assert backends(tmp_path, packages, **environment)["npu, by torch"].startswith(found)
+
+
+def test_whether_the_runtime_of_an_npu_is_found(tmp_path: Path) -> None:
+    missing = backends(tmp_path, {})["npu, by the engine"]
+    assert missing.startswith("not found: libascendcl.so; install CANN")
+    other = backends(tmp_path, {}, RECSDK_ACL_LIBRARY="other.so")["npu, by the engine"]
+    assert other.startswith("not found: other.so")
+    there = backends(tmp_path, {}, RECSDK_ACL_LIBRARY="there.so")["npu, by the engine"]
+    assert there == "found: there.so"
+
+
+def test_whether_there_is_cuda(tmp_path: Path) -> None:
+    assert backends(tmp_path, {})["cuda, by torch"] == "not found: no device"
+    (tmp_path / "nvidia0").touch()
+    assert backends(tmp_path, {})["cuda, by torch"] == "not found: torch is not installed"
+    built_for_cpu = backends(tmp_path, FITTING)["cuda, by torch"]
+    assert built_for_cpu == "not found: torch 2.13.0+cpu is built for the cpu"
+    assert backends(tmp_path, {"torch": "2.13.0"})["cuda, by torch"] == "torch 2.13.0"
+
+
+def test_backends_are_printed() -> None:
+    output = run("doctor").output
+    for name in ("cpu", "npu, by the engine", "npu, by torch", "cuda, by torch"):
+        assert f"backend {name}  " in output
 
 
 def test_something_broken_gives_exit_status_1(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from worlds import Setup, make_batch, new_model, rows_of
+from worlds import Setup, make_batch, new_model, rows_of, shard, unwrapped
 
 from recsdk_core import BusyError, RecsdkError
 from recsdk_sharding import HashEmbeddingBagCollection, HashEmbeddingBagConfig
@@ -130,6 +130,61 @@ def write_new_rows_twice() -> dict[str, Any]:
     for model in models:
         model.ebc(batch)
     return {"rows": [rows_of(model.ebc.tables()) for model in models]}
+
+
+def _train_one(model: Any, seed: int) -> None:
+    model.ebc(make_batch(seed, 6).sparse).values().sum().backward()
+
+
+def move_between_devices() -> dict[str, Any]:
+    """Rows of a model that goes to a device and back, and of one that stays on the cpu."""
+    models = [new_model(Setup(*ADAGRAD, options={"num_rows": 400}), "cpu") for _ in range(2)]
+    moving, staying = models
+    steps = []
+    for seed, device in enumerate(("cpu", "npu", "npu", "cpu")):
+        before = rows_of(moving.ebc.tables())
+        moving.ebc.to(device)
+        moved = rows_of(moving.ebc.tables())
+        for model in models:
+            model.ebc.tables()["user"].learning_rate = 0.05
+            _train_one(model, seed)
+        tables = moving.ebc.tables()
+        steps.append(
+            {
+                "before": before,
+                "moved": moved,
+                "devices": {str(p.device) for p in (*moving.ebc.parameters(), moving.ebc)},
+                "sizes": [len(p) for p in moving.ebc.parameters()],
+                "counts": [table.update_count for table in tables.values()],
+                "rate": tables["user"].learning_rate,
+                "rows": rows_of(tables),
+                "expected": rows_of(staying.ebc.tables()),
+            }
+        )
+    return {"steps": steps}
+
+
+def _attempt_to_move(ebc: Any, target: Any) -> str:
+    try:
+        ebc.to(target)
+    except (BusyError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "moved"
+
+
+def refuse_to_move() -> list[str]:
+    """What refused moves say, and that the rows are as they were."""
+    setup = Setup(*ADAGRAD, options={"num_rows": 400}, device="npu")
+    unsharded = new_model(setup, "npu").ebc
+    sharded = unwrapped(shard(new_model(setup, "meta"), setup)).ebc
+    values = unsharded(make_batch(0, 6).sparse).values()
+    moves = [(unsharded, "cpu"), (unsharded, torch.float16), (sharded, "cpu")]
+    said = [_attempt_to_move(*move) for move in moves]
+    values.sum().backward()
+    sharded.to(torch.device("npu"))
+    sharded(make_batch(0, 6).sparse.to(torch.device("npu"))).values().sum().backward()
+    assert {p.device.type for p in (*unsharded.parameters(), *sharded.parameters())} == {"npu"}
+    return said
 
 
 def erase_while_gradients_wait() -> list[str]:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from rank_pool import RankPool
 from test_pipelines import assert_identical
+from test_training import assert_rows_close
 
 
 @pytest.mark.parametrize("how", ["apply", "raise", "skip"])
@@ -50,6 +51,31 @@ def test_new_rows_that_could_not_be_copied_are_copied_later(npus: RankPool) -> N
     (result,) = npus.run(1, device_failures.write_new_rows_twice)
     assert result["rows"][0]["user"]
     assert_identical(*result["rows"])
+
+
+def test_rows_and_state_move_between_devices(npus: RankPool) -> None:
+    (result,) = npus.run(1, device_failures.move_between_devices)
+    for number, step in enumerate(result["steps"]):
+        device = "cpu" if number in (0, 3) else "npu:0"
+        assert step["devices"] == {device}
+        assert step["sizes"] == [0 if device == "cpu" else 401] * 3
+        assert step["counts"] == [number + 1] * 3
+        assert step["rate"] == 0.05
+        assert_identical(step["moved"], step["before"])
+        assert_rows_close(step["rows"], step["expected"])
+    assert result["steps"][-1]["before"]["user"]
+
+
+def test_what_cannot_move_says_so(npus: RankPool) -> None:
+    (said,) = npus.run(1, device_failures.refuse_to_move)
+    starts = [
+        "BusyError: table 'user'",
+        "ValueError: table 'user': rows in device memory are float32, and cannot become",
+        "ValueError: table 'user': a plan has put its rows on npu:0, so it cannot move to cpu",
+    ]
+    assert len(said) == len(starts)
+    for text, start in zip(said, starts, strict=True):
+        assert text.startswith(start), text
 
 
 def test_rows_whose_gradient_waits_for_its_update_cannot_be_erased(npus: RankPool) -> None:

@@ -57,5 +57,5 @@ def test_keys_with_a_stride_are_spread_evenly(stride: int) -> None:
 def test_what_is_out_of_range_is_refused() -> None:
     with pytest.raises(ValueError, match="world_size must be 1 to 65536, got 0"):
         RankMap(0)
-    with pytest.raises(ValueError, match="rank rule must be one of"):
+    with pytest.raises(ValueError, match="rank_rule must be one of"):
         RankMap(2, "round_robin")

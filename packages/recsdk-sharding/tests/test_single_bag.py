@@ -96,7 +96,6 @@ def test_bad_shapes_end_the_step_on_all_ranks(ranks: RankPool) -> None:
     [
         ({}, "table 'table': a HashEmbeddingBag needs max_rows to be sharded on a device"),
         ({"max_rows": 9, "default_value": 1.0}, "default_value must be 0.0 for rows on a device"),
-        ({"max_rows": 9, "on_nonfinite": "skip"}, "on_nonfinite must be 'apply' for rows on a"),
     ],
 )
 def test_what_devices_do_not_have_is_refused(options: dict[str, Any], text: str) -> None:

@@ -90,16 +90,25 @@ for change in (
     {"init_data_parallel": False},
     {"init_parameters": False},
     {"data_parallel_wrapper": object()},
+    {"model_tracker_configs": object()},
     {"sharders": None},
     {"sharders": sharders[1:]},
     {"sharders": [*sharders, object()]},
-    {},
+    {"device": "npu:0", "env": world},
 ):
     try:
         DistributedModelParallel(model, **{**good, **change})
-        print("a model with the defaults is sharded")
+        print("no error", change)
     except ValueError as error:
         print(error)
+for change in ({"host_env": world}, {"rank_rule": "by hand"}):
+    try:
+        get_default_hybrid_sharders(**{"host_env": host_env, **change})
+        print("no error", change)
+    except ValueError as error:
+        print(error)
+DistributedModelParallel(model, **good)
+print("a model with the defaults is sharded")
 """
 
 
@@ -121,10 +130,14 @@ def test_the_rules_for_npu() -> None:
         f"{rule}env must be None, got",
         f"{rule}init_data_parallel must be True, got False; leave it out",
         f"{rule}init_parameters must be True, got False; leave it out",
-        f"{rule}data_parallel_wrapper must be None, got",
+        f"{rule}data_parallel_wrapper must be None or a recsdk_sharding.tensor_parallel",
+        f"{rule}model_tracker_configs must be None, got",
         f"{rule}sharders must be those of recsdk_sharding.get_default_hybrid_sharders",
         f"{rule}sharders must be those of",
         f"{rule}sharders must be those of",
+        f"{rule}env must be None, got",
+        "host_env must be on a gloo group",
+        "rank_rule must be",
         "a model with the defaults is sharded",
     ]
     assert len(lines) == len(expected), lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import platform
@@ -31,11 +32,14 @@ PACKAGES = (
     "fbgemm-gpu",
     "fbgemm-gpu-cpu",
     "torch-npu",
+    "recsdk-npusim",
 )
 TRIPLE = {"torch": "2.13", "torchrec": "1.8", "fbgemm": "1.8"}
 """The versions that recsdk-sharding works with."""
 INSTALL_CPU = 'pip install "torch==2.13.*" "torchrec==1.8.*" "fbgemm-gpu-cpu==1.8.*"'
 INSTALL_CUDA = 'pip install "torch==2.13.*" "torchrec==1.8.*" "fbgemm-gpu==1.8.*"'
+ACL_LIBRARY = "libascendcl.so"
+"""Ascend's runtime, as the engine loads it."""
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
@@ -52,6 +56,8 @@ class Report:
     huge_pages: str | None
     cuda: bool
     npu: bool
+    backends: dict[str, str]
+    """Where rows can be, and whether what that needs was found."""
     commands: list[str]
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -62,8 +68,12 @@ def examine(
     environment: Mapping[str, str] = os.environ,
     devices: Path = Path("/dev"),
     huge_pages: Path = HUGE_PAGES,
+    load_library: Callable[[str], object] = ctypes.CDLL,
 ) -> Report:
-    """Looks at this process's Python and machine; imports neither torch nor what builds on it."""
+    """Looks at this process's Python and machine; imports neither torch nor what builds on it.
+
+    Tries to load the library of Ascend's runtime.
+    """
     packages = {name: (look_up or installed_version)(name) for name in PACKAGES}
     problems: list[str] = []
     report = Report(
@@ -76,6 +86,7 @@ def examine(
         huge_pages=_chosen_word(huge_pages),
         cuda=has_cuda(devices),
         npu=has_npu(devices, environment),
+        backends=_backends(packages, environment, devices, load_library),
         commands=sorted(entry.name for entry in entry_points(group="recsdk.commands")),
         problems=problems,
     )
@@ -100,6 +111,55 @@ def has_cuda(devices: Path) -> bool:
 def has_npu(devices: Path, environment: Mapping[str, str]) -> bool:
     """True if an Ascend device file is there, or its toolkit is set up."""
     return (devices / "davinci_manager").exists() or "ASCEND_HOME_PATH" in environment
+
+
+def _backends(
+    packages: Mapping[str, str | None],
+    environment: Mapping[str, str],
+    devices: Path,
+    load_library: Callable[[str], object],
+) -> dict[str, str]:
+    """Each backend with what was found of it; see docs/howto/run_on_an_npu.md."""
+    return {
+        "cpu": "the engine",
+        "npu, by the engine": _runtime(environment, load_library),
+        "npu, by torch": _npu_of_torch(packages, environment),
+        "cuda, by torch": _cuda_of_torch(packages, devices),
+    }
+
+
+def _runtime(environment: Mapping[str, str], load_library: Callable[[str], object]) -> str:
+    name = environment.get("RECSDK_ACL_LIBRARY") or ACL_LIBRARY
+    try:
+        load_library(name)
+    except OSError:
+        return f"not found: {name}; install CANN and source its set_env.sh"
+    return f"found: {name}"
+
+
+def _npu_of_torch(packages: Mapping[str, str | None], environment: Mapping[str, str]) -> str:
+    real, simulation = packages.get("torch-npu"), packages.get("recsdk-npusim")
+    is_asked = environment.get("RECSDK_SIM_NPU") == "1"
+    if is_asked and real:
+        return "refused: RECSDK_SIM_NPU=1, but torch-npu is installed; unset the variable"
+    if is_asked and simulation:
+        return "simulated: RECSDK_SIM_NPU=1, no Ascend hardware is used"
+    if is_asked:
+        return "not found: RECSDK_SIM_NPU=1, but recsdk-npusim is not installed"
+    if real:
+        return f"torch-npu {real}"
+    off = "; a simulation is installed, RECSDK_SIM_NPU=1 turns it on" if simulation else ""
+    return f"not found: torch-npu is not installed{off}"
+
+
+def _cuda_of_torch(packages: Mapping[str, str | None], devices: Path) -> str:
+    if not has_cuda(devices):
+        return "not found: no device"
+    torch = packages.get("torch")
+    if torch is None:
+        return "not found: torch is not installed"
+    is_for_cpu = torch.endswith("+cpu")
+    return f"not found: torch {torch} is built for the cpu" if is_for_cpu else f"torch {torch}"
 
 
 def mismatches(packages: Mapping[str, str | None], has_cuda: bool) -> list[str]:
@@ -166,6 +226,7 @@ def _lines(report: Report) -> list[str]:
         "huge pages": report.huge_pages or "unknown",
         "cuda device": "yes" if report.cuda else "no",
         "npu device": "yes" if report.npu else "no",
+        **{f"backend {name}": found for name, found in report.backends.items()},
         "commands": ", ".join(report.commands),
     }
     width = max(map(len, rows))

@@ -115,6 +115,12 @@ class HashEmbeddingBagCollection(EmbeddingBagCollection):  # type: ignore[misc]
     def _rows(self) -> list[TableRows]:
         return list(self.embedding_bags.values())
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Rows and optimizer state move with the module."""
+        super()._apply(fn, recurse)
+        self._device = self._rows()[0].weight.device
+        return self
+
     def reset_parameters(self) -> None:
         """Does nothing: rows are made when their ids first show up."""
 
@@ -192,6 +198,12 @@ class HashEmbeddingCollection(EmbeddingCollection):  # type: ignore[misc]
 
     def _rows(self) -> list[TableRows]:
         return list(self.embeddings.values())
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Rows and optimizer state move with the module."""
+        super()._apply(fn, recurse)
+        self._device = self._rows()[0].weight.device
+        return self
 
     def reset_parameters(self) -> None:
         """Does nothing: rows are made when their ids first show up."""

@@ -50,8 +50,11 @@ def check_npu_arguments(arguments: Mapping[str, Any]) -> None:
         if name == "data_parallel_wrapper" and isinstance(got, TensorParallelWrapper):
             continue
         if got is not value:
+            allowed = repr(value)
+            if name == "data_parallel_wrapper":
+                allowed += " or a recsdk_sharding.tensor_parallel.TensorParallelWrapper"
             raise ValueError(
-                f"DistributedModelParallel on npu: {name} must be {value!r}, got {got!r}; "
+                f"DistributedModelParallel on npu: {name} must be {allowed}, got {got!r}; "
                 "leave it out"
             )
     sharders = arguments.get("sharders")

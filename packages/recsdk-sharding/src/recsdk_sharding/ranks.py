@@ -50,7 +50,7 @@ class RankMap:
         if not 1 <= self.world_size <= NUM_VIRTUAL_SHARDS:
             raise ValueError(f"world_size must be 1 to {NUM_VIRTUAL_SHARDS}, got {self.world_size}")
         if self.rule not in get_args(RankRule):
-            raise ValueError(f"rank rule must be one of {get_args(RankRule)}, got {self.rule!r}")
+            raise ValueError(f"rank_rule must be one of {get_args(RankRule)}, got {self.rule!r}")
 
     def owners(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
         """The rank of each key: int64 (N,) in 0 to W - 1. Any 64-bit key is fine."""

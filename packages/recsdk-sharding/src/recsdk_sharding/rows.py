@@ -6,22 +6,23 @@ Shape letters: n rows, D row width.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import nn
 
 import recsdk_core
 from recsdk_core import ExportBatch, optim
 from recsdk_core.checkpoint.columns import name_of
-from recsdk_core.checkpoint.replacing import replace_rows
+from recsdk_core.checkpoint.replacing import NewRows, replace_rows, stage_rows
 from recsdk_core.nn.accumulation import Accumulation
 from recsdk_sharding.accumulate import accumulate_steps_of_parameter
 from recsdk_sharding.configs import HashTableConfig
 from recsdk_sharding.device.table import DeviceTable, keys_only
-from recsdk_sharding.devices import keeps_rows_in_engine, row_budget
+from recsdk_sharding.devices import check_device, keeps_rows_in_engine, row_budget
 from recsdk_sharding.layout import Part
 from recsdk_sharding.optimizers import optimizer_of_parameter
 from recsdk_sharding.row_state import SavedPart, parts_of_entries, prefix_of, rows_for
@@ -60,6 +61,15 @@ class OwnedPart:
         """The engine's table that maps keys to row numbers."""
         return self.table.index if isinstance(self.table, DeviceTable) else self.table
 
+    def check_idle(self) -> None:
+        """Raises BusyError while batches are in flight, so that rows cannot be replaced."""
+        table = self.index
+        state = {name: np.zeros((0, width), np.float32) for name, width in table.state_fields}
+        nothing = NewRows(
+            keys=np.zeros(0, np.int64), weights=np.zeros((0, table.dim), np.float32), state=state
+        )
+        stage_rows(table, nothing).check(0)
+
 
 class TableRows(nn.Module):
     """The parts of one table that a process owns: engine tables, or tensors on a device.
@@ -91,6 +101,7 @@ class TableRows(nn.Module):
         """`places`: what this process owns; None: all of the table."""
         super().__init__()
         self.config = config
+        self._is_planned = places is not None
         self._places = [Part.whole(config.embedding_dim)] if places is None else list(places)
         self._tables: list[AnyTable] | None = None
         self._optimizer: optim.Optimizer | None = None
@@ -191,6 +202,38 @@ class TableRows(nn.Module):
         self._attach(other._attached())
         if other._tables is not None:
             self._replace_rows([SavedPart.of_table(part.table, part.place) for part in other.parts])
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> TableRows:
+        """Moves rows and optimizer state, if `fn` moves tensors to another device.
+
+        Raises ValueError for another device than a plan's, for other rows than float32 on a device,
+        BusyError while batches are in flight; then nothing has moved.
+        """
+        probe = fn(self.weight.detach()[:0])
+        if probe.device == self.weight.device:
+            if not self._keeps_rows_in_engine and probe.dtype != self.weight.dtype:
+                raise ValueError(
+                    f"table {self.config.name!r}: rows in device memory are float32, and cannot "
+                    f"become {probe.dtype}; convert what the module gives instead"
+                )
+            return super()._apply(fn, recurse)  # type: ignore[no-untyped-call,no-any-return]
+        if self._is_planned:
+            raise ValueError(
+                f"table {self.config.name!r}: a plan has put its rows on {self.weight.device}, so "
+                f"it cannot move to {probe.device}: save it, and load it into a model that is "
+                "sharded for that device"
+            )
+        check_device(probe.device, f"table {self.config.name!r}")
+        for part in self.parts if self._tables is not None else []:
+            part.check_idle()
+        moved = TableRows(self.config, device=probe.device)
+        moved.take_rows_of(self)
+        if self._tables is not None:
+            moved.learning_rate = self.learning_rate
+        self.weight = moved.weight
+        self._keeps_rows_in_engine = moved._keeps_rows_in_engine
+        self._tables, self._accumulations = moved._tables, moved._accumulations
+        return self
 
     def _attached(self) -> dict[str, Any]:
         """What `apply_optimizer_in_backward` left on the parameter.

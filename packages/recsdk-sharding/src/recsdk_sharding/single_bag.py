@@ -79,6 +79,7 @@ def _collection_of(bag: HashEmbeddingBag) -> HashEmbeddingBagCollection:
         seed=table.seed,
         max_rows=table.max_rows,
         initializer=table.initializer,
+        on_nonfinite=table.on_nonfinite,
         template=table.empty_copy(),
     )
     made = HashEmbeddingBagCollection([config], is_weighted=True)
@@ -250,13 +251,11 @@ class HashEmbeddingBagSharder(BaseEmbeddingSharder[HashEmbeddingBag]):  # type: 
 
 
 def _check_for_device(table: recsdk_core.Table) -> None:
-    wanted = {"default_value": 0.0, "on_nonfinite": "apply"}
-    for name, value in wanted.items():
-        if getattr(table, name) != value:
-            raise ValueError(
-                f"table {table.name!r}: {name} must be {value!r} for rows on a device, got "
-                f"{getattr(table, name)!r}"
-            )
+    if table.default_value != 0:
+        raise ValueError(
+            f"table {table.name!r}: default_value must be 0.0 for rows on a device, got "
+            f"{table.default_value!r}"
+        )
     if table.max_rows is None:
         raise ValueError(
             f"table {table.name!r}: a HashEmbeddingBag needs max_rows to be sharded on a device, "
