@@ -21,7 +21,8 @@ from recsdk_core.checkpoint.replacing import NewRows, replace_rows, stage_rows
 from recsdk_core.nn.accumulation import Accumulation
 from recsdk_sharding.accumulate import accumulate_steps_of_parameter
 from recsdk_sharding.configs import HashTableConfig
-from recsdk_sharding.device.table import DeviceTable, keys_only
+from recsdk_sharding.device.host_index import keys_only
+from recsdk_sharding.device.table import DeviceTable
 from recsdk_sharding.devices import check_device, keeps_rows_in_engine, row_budget
 from recsdk_sharding.layout import Part
 from recsdk_sharding.optimizers import optimizer_of_parameter

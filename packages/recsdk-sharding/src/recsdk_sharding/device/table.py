@@ -5,11 +5,9 @@ Shape letters: R rows of the store, n or N keys, D row width.
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,19 +15,17 @@ from numpy.typing import NDArray
 from torchrec.modules.embedding_configs import DataType
 
 import recsdk_core
-from recsdk_core import ExportBatch, NonFiniteError, Outcome, init, optim
-from recsdk_core.checkpoint.replacing import NewRows, replace_rows, stage_rows
+from recsdk_core import ExportBatch, NonFiniteError, optim
+from recsdk_core.checkpoint.replacing import replace_rows, stage_rows
 from recsdk_core.table import DType
 from recsdk_sharding.configs import HashTableConfig
 from recsdk_sharding.device.batch import TablePlan, has_row, plan_joined
+from recsdk_sharding.device.host_index import HostIndex, keys_only
 from recsdk_sharding.device.kernels import kernel, pool_rows, sum_gradients
 from recsdk_sharding.device.optimizers import Step, check_optimizer, initial_state, update_rows
 from recsdk_sharding.device.parcel import Parcel
 
-__all__ = ["DeviceTable", "keys_only"]
-
-_MadeRows: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float32]]
-"""Keys (n,) that a mapping call inserts, and their initial rows (n, D)."""
+__all__ = ["DeviceTable"]
 
 
 class DeviceTable:
@@ -67,20 +63,9 @@ class DeviceTable:
         self._config = config
         self._store_RD = store_RD
         self._columns = columns
-        self._maker = recsdk_core.Table(
-            config.embedding_dim,
-            name=config.name,
-            initializer=config.row_initializer(),
-            seed=config.seed,
-            num_threads=1,
-        )
-        self.index = recsdk_core.Table(
-            1,
-            name=config.name,
-            initializer=init.Custom(fn=self._make_rows),
-            seed=config.seed,
-            max_rows=capacity if max_rows is None else min(capacity, max_rows),
-        )
+        limit = capacity if max_rows is None else min(capacity, max_rows)
+        self._keys = HostIndex(config, limit, columns)
+        self.index = self._keys.table
         """The engine's table from keys to row numbers; its rows mean nothing."""
         shape = recsdk_core.Table(self.dim, optimizer=optimizer)
         self.state_fields: tuple[tuple[str, int], ...] = shape.state_fields
@@ -90,15 +75,11 @@ class DeviceTable:
             for name, width in self.state_fields
         }
         self._num_nonfinite = store_RD.detach().new_zeros(1, dtype=torch.int64)
-        self._own_lookups: Counter[Outcome] = Counter()
         self.update_count = 0
         """Optimizer updates so far, empty ones included; set it when restoring a table."""
         self.log_decay = 0.0
         """Sum of log(1 - lr * weight_decay) over all updates with `catch_up`, else 0."""
         self._updated_R: torch.Tensor | None = None  # 1: since `track_updates`
-        self._lock = threading.Lock()
-        self._made: list[_MadeRows] = []
-        self._unwritten: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     # ---- what the table is ---------------------------------------------------------------------
 
@@ -164,7 +145,7 @@ class DeviceTable:
         """Counts of keys and updates, and the device memory of rows; waits for the device."""
         tensors = [self._store_RD, *self._state.values()]
         found = self.index.stats()
-        outcomes = {kind: n - self._own_lookups[kind] for kind, n in found.outcomes.items()}
+        outcomes = {kind: n - self._keys.own_lookups[kind] for kind, n in found.outcomes.items()}
         return replace(
             found,
             outcomes=outcomes,
@@ -177,71 +158,14 @@ class DeviceTable:
         """Raises RecsdkError naming the first broken invariant of the index."""
         self.index.check_invariants()
 
-    # ---- mapping, in the background ------------------------------------------------------------
-
-    def _make_rows(self, keys: NDArray[np.int64], values: NDArray[np.float32]) -> None:
-        """Called by the index for its new keys, before it has them: makes their rows.
-
-        What a custom initializer raises undoes the insertion.
-        """
-        first, last = self._columns
-        made_nD = np.ascontiguousarray(self._maker.find_or_insert(keys)[:, first:last])
-        self._maker.clear()
-        with self._lock:
-            self._made.append((keys.copy(), made_nD))
-
     def keep_new_rows(
         self,
         rows_N: NDArray[np.int64],
         outcomes_N: NDArray[np.uint8],
         lease: recsdk_core.Lease | None = None,
     ) -> None:
-        """Keeps the initial rows of the keys just inserted until they are written to the device.
-
-        To be called after each mapping call that may insert, with its lease. Rows that a failed
-        call over many tables has left behind are taken care of too.
-        """
-        numbers = rows_N[outcomes_N == Outcome.INSERTED]
-        with self._lock:
-            made, self._made = self._made, []
-        if len(numbers) and made:
-            _, values = made.pop()
-            assert len(numbers) == len(values), "the index makes the rows of a call in its order"
-            self._write_later(numbers, values)
-        for keys, values in made:
-            numbers, has_row_n = self._find(keys, lease)
-            self._write_later(numbers[has_row_n], values[has_row_n])
-
-    def _settle(self) -> None:
-        """As `keep_new_rows`, for readers: rows that they see must not be missed."""
-        for entry in list(self._made):
-            keys, values = entry
-            numbers, has_row_n = self._find(keys)
-            if not has_row_n.all():
-                continue
-            with self._lock:
-                is_kept = not any(entry is each for each in self._made)
-                self._made = [each for each in self._made if each is not entry]
-            if not is_kept:
-                self._write_later(numbers, values)
-
-    def _write_later(self, numbers: NDArray[np.int64], values: NDArray[np.float32]) -> None:
-        if not len(numbers):
-            return
-        entry = _pinned(numbers), _pinned(values)
-        with self._lock:
-            self._unwritten.append(entry)
-
-    def _find(
-        self, keys: NDArray[np.int64], lease: recsdk_core.Lease | None = None
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Row numbers, and which keys have one; not counted as lookups."""
-        numbers, outcomes = self.index.map(keys, insert=False, lease=lease)
-        is_row = has_row(outcomes)
-        num_found = int(is_row.sum())
-        self._own_lookups[Outcome.FOUND] += num_found
-        self._own_lookups[Outcome.MISSING] += len(keys) - num_found
-        return numbers, is_row
+        """As `HostIndex.keep_new_rows`; in the background."""
+        self._keys.keep_new_rows(rows_N, outcomes_N, lease)
 
     # ---- training, on the device ---------------------------------------------------------------
 
@@ -314,14 +238,12 @@ class DeviceTable:
     @torch.no_grad()
     def _write_new_rows(self) -> None:
         """Writes the initial rows of all batches mapped by now; nothing reads them before."""
-        with self._lock:
-            entries, self._unwritten = self._unwritten, []
+        entries = self._keys.take_new_rows()
         try:
             for numbers, values in entries:
                 self._write_initial_rows(numbers, values)
         except BaseException:
-            with self._lock:  # writing a row twice is as good as once
-                self._unwritten = entries + self._unwritten
+            self._keys.put_back(entries)
             raise
 
     def _write_initial_rows(self, numbers_n: torch.Tensor, values_nD: torch.Tensor) -> None:
@@ -358,7 +280,7 @@ class DeviceTable:
     def _read(
         self, rows_N: NDArray[np.int64], outcomes_N: NDArray[np.uint8], return_outcomes: bool
     ) -> Any:
-        self._settle()
+        self._keys.settle()
         self._write_new_rows()
         places_N = torch.from_numpy(np.where(has_row(outcomes_N), rows_N, self.spare_row))
         values = _array(self._store_RD.index_select(0, places_N.to(self.device)))
@@ -367,7 +289,7 @@ class DeviceTable:
     @torch.no_grad()
     def export(self, batch_size: int | None = None, *, state: bool = True) -> Iterator[ExportBatch]:
         """Visible rows in batches, in ascending order of row number, as numpy arrays."""
-        self._settle()
+        self._keys.settle()
         self._write_new_rows()
         for batch in self.index.export(batch_size, state=False):
             yield self._rows_of(batch.keys, self._numbers_of(batch.keys), state)
@@ -375,7 +297,7 @@ class DeviceTable:
     @torch.no_grad()
     def export_changed(self, keys: NDArray[np.int64]) -> Iterator[ExportBatch]:
         """The visible rows among `keys`, and those updated since `track_updates`, as `export`."""
-        self._settle()
+        self._keys.settle()
         self._write_new_rows()
         assert self._updated_R is not None
         for batch in self.index.export(state=False):
@@ -404,7 +326,7 @@ class DeviceTable:
 
     def _numbers_of(self, keys: NDArray[np.int64]) -> torch.Tensor:
         """The rows of keys that have one, on the device."""
-        numbers, _ = self._find(keys)
+        numbers, _ = self._keys.find(keys)
         return torch.from_numpy(numbers).to(self.device)
 
     @torch.no_grad()
@@ -418,11 +340,11 @@ class DeviceTable:
 
         Raises CapacityError if they do not fit; the rows that do are then there.
         """
-        self._settle()
+        self._keys.settle()
         self._write_new_rows()
         self.index.upsert(keys, np.zeros((len(keys), 1), np.float32))
-        self._made = []
-        numbers, has_row_n = self._find(keys)
+        self._keys.forget_made_rows()
+        numbers, has_row_n = self._keys.find(keys)
         if not has_row_n.all():
             raise recsdk_core.CapacityError(
                 f"table {self.name!r} is full: it takes {self.max_rows} rows on this rank; raise "
@@ -458,8 +380,7 @@ class DeviceTable:
     def clear(self) -> None:
         """Removes every key."""
         self.index.clear()
-        with self._lock:
-            self._made, self._unwritten = [], []
+        self._keys.forget_new_rows()
 
     def to_host(self, *, with_rows: bool) -> recsdk_core.Table:
         """A table of the engine's of the same configuration, with a copy of the rows or empty."""
@@ -486,23 +407,13 @@ class DeviceTable:
     @torch.no_grad()
     def adopt(self, batches: Iterable[ExportBatch]) -> None:
         """Writes all rows once the index has their keys; without state: with a fresh one."""
-        with self._lock:
-            self._made, self._unwritten = [], []
+        self._keys.forget_new_rows()
         for batch in batches:
-            numbers, _ = self._find(batch.keys)
+            numbers, _ = self._keys.find(batch.keys)
             self._write_rows(numbers, batch.weights, batch.state or None)
 
     def _on_device(self, array: NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
-
-
-def keys_only(keys: NDArray[np.int64]) -> NewRows:
-    """What the index of a table is to hold; its rows mean nothing."""
-    return NewRows(keys=keys, weights=np.zeros((len(keys), 1), np.float32))
-
-
-def _pinned(array: NDArray[Any]) -> torch.Tensor:
-    return torch.from_numpy(array).pin_memory()
 
 
 def _array(tensor: torch.Tensor) -> NDArray[Any]:
