@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdlib>
 #include <cstring>
+#include <new>
 #include <span>
 
 #include "array_errors.h"
@@ -296,8 +298,51 @@ Result make_quickly(const dlpack::ExchangeApi& exchange, dlpack::DType dtype,
   return {nb::steal(static_cast<PyObject*>(object)), data};
 }
 
+/// A small result's memory as torch takes it over; the numbers follow it.
+struct alignas(64) OwnMemory {
+  dlpack::ManagedTensor managed;  // first: what its deleter gets
+  std::array<std::int64_t, Array::kMaxRank> shape;
+  std::array<std::int64_t, Array::kMaxRank> strides;
+};
+
+std::size_t bytes_of(dlpack::DType dtype, std::span<const std::int64_t> shape) {
+  std::size_t bytes = dtype.bits / 8;
+  for (const std::int64_t length : shape) bytes *= static_cast<std::size_t>(length);
+  return bytes;
+}
+
+/// A tensor on memory of ours: torch's own way to memory takes as long as the rest of a small call.
+Result make_on_own_memory(const dlpack::ExchangeApi& exchange, dlpack::DType dtype,
+                          std::span<const std::int64_t> shape) {
+  constexpr std::size_t kLine = alignof(OwnMemory);
+  const std::size_t bytes = (bytes_of(dtype, shape) + kLine - 1) / kLine * kLine;
+  void* const block = std::aligned_alloc(kLine, sizeof(OwnMemory) + bytes);
+  if (block == nullptr) throw std::bad_alloc();
+  auto* const own = new (block) OwnMemory{};
+  std::copy(shape.begin(), shape.end(), own->shape.begin());
+  own->strides = {shape.size() == 1 ? 1 : shape[1], 1};
+  own->managed.version = {dlpack::kMajorVersion, 0};
+  own->managed.deleter = [](dlpack::ManagedTensor* managed) { std::free(managed); };
+  dlpack::Tensor& tensor = own->managed.tensor;
+  tensor.data = own + 1;
+  tensor.device_type = dlpack::kCpu;
+  tensor.rank = static_cast<std::int32_t>(shape.size());
+  tensor.dtype = dtype;
+  tensor.shape = own->shape.data();
+  tensor.strides = own->strides.data();
+  void* object = nullptr;
+  // Who frees the memory if this fails is said nowhere: nobody does.
+  if (exchange.object_from_managed(&own->managed, &object) != 0) raise_failed_exchange();
+  return {nb::steal(static_cast<PyObject*>(object)), own + 1};
+}
+
 Result make_torch(std::span<std::int64_t> shape, const ResultType& type) {
-  if (torch->exchange != nullptr) return make_quickly(*torch->exchange, type.dlpack, shape);
+  constexpr std::size_t kSmall = 1 << 14;
+  if (torch->exchange != nullptr) {
+    const bool is_small = bytes_of(type.dlpack, shape) <= kSmall;
+    return is_small ? make_on_own_memory(*torch->exchange, type.dlpack, shape)
+                    : make_quickly(*torch->exchange, type.dlpack, shape);
+  }
   // Of the cpu, whatever device torch takes by default.
   nb::object made = torch->empty(shape_tuple(shape), nb::arg("dtype") = torch->*type.torch,
                                  nb::arg("device") = "cpu");

@@ -179,6 +179,19 @@ def test_tensors_without_memory_are_refused(table: Table) -> None:
     freed.untyped_storage().resize_(0)
     with pytest.raises(ValueError, match="keys has no memory"):
         table.lookup(freed)
+    many = KEYS.repeat(5000)
     with FakeTensorMode(), pytest.raises(RuntimeError, match="no memory here"):
-        table.lookup(KEYS)
-    assert table.lookup(KEYS).shape == (len(KEYS), table.dim)
+        table.lookup(many)
+    assert table.lookup(many).shape == (len(many), table.dim)
+
+
+def test_small_results_have_memory_of_their_own(table: Table) -> None:
+    expected = table.find_or_insert(KEYS)
+    with FakeTensorMode():
+        made = table.lookup(KEYS)
+    assert torch.equal(made, expected)
+    made.add_(1.0)  # writable, and nobody else's
+    assert torch.equal(table.lookup(KEYS), expected)
+    views = [table.lookup(KEYS)[0] for _ in range(100)]  # what they belong to is gone
+    assert all(torch.equal(view, expected[0]) for view in views)
+    assert torch.from_numpy(expected.numpy()).data_ptr() % 64 == 0
