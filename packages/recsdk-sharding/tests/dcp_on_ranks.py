@@ -20,7 +20,7 @@ def _state(setup: Setup) -> tuple[Any, Any]:
 
 def _train(model: Any, optimizer: Any, sizes: list[list[int]], setup: Setup, seed: int) -> Any:
     batches = own_batches(sizes, setup.weighted, seed)
-    return [out.detach().numpy() for out in plain(model, optimizer, batches)]
+    return [out.detach().cpu().numpy() for out in plain(model, optimizer, batches)]
 
 
 def _content(model: Any) -> dict[str, Any]:

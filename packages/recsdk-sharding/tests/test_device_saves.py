@@ -6,15 +6,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import dcp_on_ranks
 import device_saves
+import numpy as np
 import pytest
+import torch
 from rank_pool import RankPool
 from test_pipelines import assert_identical
 from test_training import SETUPS
 from worlds import Setup, merged, new_model, rows_of
 
+from recsdk_core import optim
 from recsdk_core.checkpoint import open_checkpoint
-from recsdk_sharding import Saver
+from recsdk_sharding import HashEmbeddingBagConfig, Saver
+from recsdk_sharding.device.table import DeviceTable
 
 
 def on_npu(name: str) -> Setup:
@@ -64,3 +69,44 @@ def test_a_delta_needs_a_save_before_it(npus: RankPool, tmp_path: Path) -> None:
     for texts in npus.run(2, device_saves.refuse, on_npu("adagrad"), str(tmp_path)):
         assert len(texts) == 2
         assert all("save or load one in full first" in text for text in texts)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_resumed_training_equals_training_never_stopped(
+    npus: RankPool, tmp_path: Path, is_async: bool
+) -> None:
+    setup, path, sizes = on_npu("adam"), str(tmp_path / "state"), [[3, 1], [2, 2]]
+    went_on = npus.run(2, dcp_on_ranks.save, setup, sizes, path, is_async)
+    resumed = npus.run(2, dcp_on_ranks.load, setup, sizes, path)
+    for one, other in zip(went_on, resumed, strict=True):
+        assert_identical(other["loaded"], one["saved"])
+        assert_identical(other["end"], one["end"])
+        for out, expected in zip(other["outputs"], one["outputs"], strict=True):
+            assert np.array_equal(out, expected)
+
+
+def test_a_device_that_fails_leaves_no_key_with_another_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = HashEmbeddingBagConfig(name="user", embedding_dim=4, num_embeddings=10)
+    table = DeviceTable(config, torch.zeros(11, 4), optim.Adagrad(), None, (0, 4))
+    host = table.to_host(with_rows=False)
+    keys = np.arange(5)
+    host.upsert(keys, np.ones((5, 4), np.float32))
+    table.take_rows_of(host)
+    assert (table.lookup(keys) == 1).all()
+
+    given: list[Any] = []
+
+    def fail(array: Any) -> torch.Tensor:
+        given.append(array)
+        if len(given) > 1:  # the state, after the weights
+            raise RuntimeError("the device is out of memory")
+        return torch.from_numpy(array)
+
+    monkeypatch.setattr(table, "_on_device", fail)
+    host.upsert(keys + 2, np.full((5, 4), 2, np.float32))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        table.take_rows_of(host)
+    assert len(table) == 0
+    assert not table.lookup(keys).any()

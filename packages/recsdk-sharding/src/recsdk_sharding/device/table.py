@@ -406,11 +406,18 @@ class DeviceTable:
 
     @torch.no_grad()
     def adopt(self, batches: Iterable[ExportBatch]) -> None:
-        """Writes all rows once the index has their keys; without state: with a fresh one."""
+        """Writes all rows once the index has their keys; without state: with a fresh one.
+
+        If the device fails, the table is empty: no key may read a row that is not its own.
+        """
         self._keys.forget_new_rows()
-        for batch in batches:
-            numbers, _ = self._keys.find(batch.keys)
-            self._write_rows(numbers, batch.weights, batch.state or None)
+        try:
+            for batch in batches:
+                numbers, _ = self._keys.find(batch.keys)
+                self._write_rows(numbers, batch.weights, batch.state or None)
+        except BaseException:
+            self.clear()
+            raise
 
     def _on_device(self, array: NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
