@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,22 @@ FOR_NPU = (
     ("\nimport torch\n", "\nimport torch\nimport torch_npu\n"),
     ('torch.device("cpu")', 'torch.device("npu")'),
     ('init_process_group(backend="gloo")', 'init_process_group(backend="hccl")'),
+)
+
+# Means, and first values by a function of the user's.
+MEANS = (
+    (
+        "\n\n# Step 3:",
+        "\n\ndef small_values(row):\n    row.uniform_(-0.05, 0.05).add_(0.001)\n\n\n# Step 3:",
+    ),
+    (
+        "feature_names=[feature],\n",
+        "feature_names=[feature], pooling=PoolingType.MEAN, init_fn=small_values,\n",
+    ),
+    (
+        "from torchrec.optim.keyed",
+        "from torchrec.modules.embedding_configs import PoolingType\nfrom torchrec.optim.keyed",
+    ),
 )
 
 
@@ -33,14 +50,24 @@ def test_seven_steps_learn(num_ranks: int) -> None:
     assert_learns(num_ranks, SCRIPT)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 4])
-def test_seven_steps_learn_on_a_simulated_npu(num_ranks: int, tmp_path: Path) -> None:
+def changed(changes: Sequence[tuple[str, str]], folder: Path) -> Path:
+    """The script with changes, each in one place."""
     text = SCRIPT.read_text()
-    for before, after in FOR_NPU:
+    for before, after in changes:
         assert text.count(before) == 1, before
         text = text.replace(before, after)
-    script = tmp_path / "seven_steps_npu.py"
+    script = folder / "seven_steps_changed.py"
     script.write_text(text)
+    return script
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "changes"), [(1, FOR_NPU), (2, FOR_NPU), (4, FOR_NPU), (2, FOR_NPU + MEANS)]
+)
+def test_seven_steps_learn_on_a_simulated_npu(
+    num_ranks: int, changes: Sequence[tuple[str, str]], tmp_path: Path
+) -> None:
+    script = changed(changes, tmp_path)
     output = assert_learns(num_ranks, script, RECSDK_SIM_NPU="1", RECSDK_SIM_NPU_ASYNC="1")
     assert output.count("is a simulation") == 1
 
