@@ -21,7 +21,7 @@ from pathlib import Path
 import set_up
 
 RESULTS = set_up.BUILD / "results"
-SECONDS_PER_TEST = 600
+SECONDS_PER_TEST = 1500
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class Meeting:
 
     def __init__(self, size: int) -> None:
         self.values: list[Any] = [None] * size
-        self.barrier = threading.Barrier(size, timeout=60)
+        self.barrier = threading.Barrier(size, timeout=400)
 
 
 class ThreadRanks:

@@ -429,7 +429,7 @@ def test_an_asynchronous_save_holds_the_moment_of_its_call(tmp_path: Path) -> No
     handle = table.save_async(tmp_path / "one", step=8)
     for step in range(2, 12):
         train(table, step=step)
-    position = handle.result(timeout=60)
+    position = handle.result(timeout=400)
     assert (handle.is_done, handle.progress) == (True, 1.0)
     assert handle.max_copied_bytes >= handle.copied_bytes >= 0
     other = new_table()
@@ -437,7 +437,7 @@ def test_an_asynchronous_save_holds_the_moment_of_its_call(tmp_path: Path) -> No
     assert (found.hash, found.manifest.step) == (position.hash, 8)
     assert whole(other) == expected
     changed = table.save_async(tmp_path / "two", delta=True)
-    changed.wait(timeout=60)
+    changed.wait(timeout=400)
     other.load(tmp_path / "two")
     assert whole(other) == whole(table)
 
@@ -531,7 +531,7 @@ def test_a_save_is_given_up_in_good_order_when_the_interpreter_exits(tmp_path: P
         [sys.executable, "-c", AT_EXIT, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=400,
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "leaving\n", "")

@@ -59,7 +59,7 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=400,
     )
 
 

@@ -20,7 +20,7 @@ def test_the_gil_is_released_and_taken_again_by_the_initializer() -> None:
     """Two inserting calls wait for each other inside their initializers: only without GIL and
     with a lock per table can both get there.
     """
-    barrier = threading.Barrier(2, timeout=30)
+    barrier = threading.Barrier(2, timeout=200)
 
     def meet(keys: Any, values: Any) -> None:
         barrier.wait()
@@ -38,18 +38,18 @@ def test_readers_of_a_table_whose_initializer_runs_do_not_hang() -> None:
 
     def wait(keys: Any, values: Any) -> None:
         inside.set()
-        go_on.wait(timeout=30)
+        go_on.wait(timeout=200)
 
     table = Table(1, initializer=init.Custom(fn=wait))
     lease = table.lease()
     with ThreadPoolExecutor(4) as pool:
         inserting = pool.submit(table.map, np.arange(3), True)
-        assert inside.wait(timeout=30)
+        assert inside.wait(timeout=200)
         readers = [pool.submit(len, table), pool.submit(table.stats), pool.submit(lease.release)]
         go_on.set()
-        inserting.result(timeout=30)
-        assert readers[0].result(timeout=30) in (0, 3)
-        assert readers[1].result(timeout=30).num_rows in (0, 3)
+        inserting.result(timeout=200)
+        assert readers[0].result(timeout=200) in (0, 3)
+        assert readers[1].result(timeout=200).num_rows in (0, 3)
 
 
 def test_many_threads_insert_read_and_train_one_table() -> None:
@@ -103,6 +103,6 @@ def test_tables_alive_at_exit_do_no_harm() -> None:
         threading.Thread(target=table.lookup, args=(np.arange(10),)).start()
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=400
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

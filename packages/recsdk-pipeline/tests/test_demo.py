@@ -21,7 +21,7 @@ from recsdk_pipeline.demo.command import demo
 from recsdk_pipeline.demo.report import Screen, Summary, prepare_folder
 
 RECSDK = str(Path(sys.executable).parent / "recsdk")
-SECONDS_TO_END = 120
+SECONDS_TO_END = 500
 
 
 def run_demo(*options: str) -> subprocess.CompletedProcess[str]:

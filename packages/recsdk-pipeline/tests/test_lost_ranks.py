@@ -14,7 +14,7 @@ from pipeline_support.launch import TESTS, environment
 
 NUM_RANKS = 2
 GROUP_TIMEOUT_SECONDS = 8
-SECONDS_TO_NOTICE = 3 * GROUP_TIMEOUT_SECONDS
+SECONDS_TO_NOTICE = 120  # of which the group takes its own; the rest is for a busy machine
 
 
 def start_ranks() -> list[subprocess.Popen[str]]:

@@ -80,7 +80,7 @@ def new_exchange() -> HostExchange:
 def outcome(future: Future[Any]) -> Any:
     """ "ok", or (type, text, rank, step) of what it raised."""
     try:
-        future.result(timeout=30)
+        future.result(timeout=200)
     except Exception as error:
         rank, step = getattr(error, "rank", None), getattr(error, "step", None)
         return type(error).__name__, str(error), rank, step
@@ -152,7 +152,7 @@ def fail_without_text(is_announced: bool) -> Any:
         exchange.announce_failure(Mute())
         return exchange.state
     try:
-        exchange.submit(Muted(1) if is_guilty else Job(1)).result(timeout=30)
+        exchange.submit(Muted(1) if is_guilty else Job(1)).result(timeout=200)
     except Mute:
         return exchange.state
     except Exception as error:

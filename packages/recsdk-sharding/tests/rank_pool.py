@@ -15,8 +15,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-SECONDS_PER_CALL = 120
-GROUP_TIMEOUT = timedelta(seconds=60)
+SECONDS_PER_CALL = 300
+GROUP_TIMEOUT = timedelta(seconds=180)
 
 
 class RankError(AssertionError):

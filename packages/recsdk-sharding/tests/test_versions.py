@@ -119,7 +119,7 @@ def test_the_rules_for_npu() -> None:
         env={**os.environ, "RECSDK_SIM_NPU": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -17,5 +17,5 @@ def run_script(text: str, **environment: str) -> subprocess.CompletedProcess[str
         text=True,
         capture_output=True,
         check=False,
-        timeout=240,
+        timeout=500,
     )

@@ -17,6 +17,6 @@ def test_collectives_on_two_ranks() -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         check=False,
-        timeout=240,
+        timeout=500,
     )
     assert done.returncode == 0, done.stdout

@@ -54,7 +54,7 @@ def test_ddp(world_size: int, tmp_path: Path) -> None:
         subprocess.Popen([sys.executable, __file__, str(rank), str(world_size), store])
         for rank in range(world_size)
     ]
-    assert [rank.wait(timeout=120) for rank in ranks] == [0] * world_size
+    assert [rank.wait(timeout=400) for rank in ranks] == [0] * world_size
 
 
 if __name__ == "__main__":

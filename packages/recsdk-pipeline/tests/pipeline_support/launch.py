@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
-SECONDS_TO_END = 240
+SECONDS_TO_END = 500
 
 
 def environment() -> dict[str, str]:
