@@ -145,17 +145,70 @@ def save_and_load(folder: str) -> dict[str, Any]:
     }
 
 
-def misuse() -> list[str]:
-    """What each rank raises when one is given offsets of keys in two dimensions, and then works."""
-    model = spread(Model("sum"), ("row_wise",))
-    given = given_of(3, dist.get_rank(), is_weighted=False, is_square=True)
-    if dist.get_rank() == 0:
-        given[1] = torch.tensor([0])
+KEYS = [4, 5, 6]
+BAD_OFFSETS: dict[str, tuple[list[int], Any]] = {
+    "with two dimensions of keys": ([3, 1], [0]),
+    "none": ([3], None),
+    "do not begin at 0": ([3], [1, 2]),
+    "descend": ([3], [0, 2, 1]),
+    "go too far": ([3], [0, 4]),
+    "are negative": ([3], [0, -1]),
+    "are floats": ([3], [0.0, 1.5]),
+    "have two dimensions": ([3], [[0, 1]]),
+}
+"""Shapes of the keys, and offsets that do not fit them."""
+
+
+def _error_of(call: Any) -> str:
     try:
-        model(*given)
-        text = "no error"
-    except (ValueError, RecsdkError) as error:
-        text = f"{type(error).__name__}: {error}"
+        call()
+    except (ValueError, TypeError, RecsdkError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def misuse(name: str) -> list[str]:
+    """What each rank raises when one is given bad offsets, and what the unsharded module does.
+
+    Then the shape of what the model gives for good ones.
+    """
+    model = spread(Model("sum"), ("row_wise",))
+    shape, offsets = BAD_OFFSETS[name]
+    bad = torch.tensor(KEYS).view(shape), None if offsets is None else torch.tensor(offsets)
+    good = torch.tensor(KEYS), torch.tensor([0, 1])
+    found = [_error_of(lambda: model(*(bad if dist.get_rank() == 0 else good)))]
+    found.append(_error_of(lambda: Model("sum")(*bad)))
     exchanges_of(model)[0].reset()
-    given[1] = None
-    return [text, str(tuple(model(*given)[1].shape))]
+    return [*found, str(tuple(model(*good)[1].shape))]
+
+
+class Two(nn.Module):
+    """Two bags, looked up in the order that is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        options: Any = {"optimizer": optim.SGD(lr=0.1)}
+        self.one = HashEmbeddingBag(DIM, name="one", **options)
+        self.other = HashEmbeddingBag(DIM, name="other", **options)
+
+    def forward(self, order: list[str]) -> list[torch.Tensor]:
+        return [getattr(self, name)(torch.tensor([KEYS])) + 0 for name in order]
+
+
+def mix_up() -> str:
+    """What ranks raise that look up two bags in another order."""
+    world_size = dist.get_world_size()
+    use_nodes_of(world_size)
+    sharders = get_default_hybrid_sharders(host_env())
+    topology = Topology(world_size=world_size, compute_device="cpu")
+    model = Two()
+    planner = EmbeddingShardingPlanner(topology=topology)
+    plan = planner.collective_plan(model, sharders, dist.GroupMember.WORLD)
+    sharded = DistributedModelParallel(
+        model, device=torch.device("cpu"), plan=plan, sharders=sharders
+    )
+    sharded(["one", "other"])
+    order = ["one", "other"][:: 1 if dist.get_rank() == 0 else -1]
+    text = _error_of(lambda: sharded(order))
+    exchanges_of(sharded)[0].reset()
+    return text

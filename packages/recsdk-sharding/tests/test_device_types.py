@@ -13,13 +13,26 @@ import on_ranks
 import pytest
 import random_models
 import reference
+import test_pipelines
 import test_single_bag
 from hypothesis import Phase, example, given, settings
+from hypothesis import strategies as st
 from random_models import Case, TableSpec
 from rank_pool import RankPool
-from test_device import on_npu, with_room
+from test_device import STOCK_PIPELINES, on_npu, with_room
+from test_pipelines import assert_identical
 from test_random_models import assert_same, cases
-from test_types import CASES, NODES_OF_TWO, PLANS, SIZES, assert_trained_as
+from test_types import (
+    ADAGRAD,
+    CASES,
+    NODES_OF_TWO,
+    PLANS,
+    SIZES,
+    TWO,
+    WEIGHTED,
+    assert_trained_as,
+    same,
+)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +57,41 @@ COLUMNS_ON_ONE_RANK = Case(
     is_weighted=True,
     learns_weights=True,
 )
+
+
+SEQUENCES: dict[str, Any] = {
+    "table_wise": same("table_wise", 1),
+    "column_wise": same("column_wise", [(3, 1), (4, 0), (1, 1)]),
+    "data_parallel": same("data_parallel"),
+    "mixed": test_pipelines.SEQUENCES["mixed"].plan,
+}
+PIPED = {
+    **{name: replace(WEIGHTED, plan=plan) for name, plan in TWO.items()},
+    **{
+        f"sequences, {name}": replace(ADAGRAD, plan=plan, is_sequence=True)
+        for name, plan in SEQUENCES.items()
+    },
+    **{
+        f"processors, {name}": replace(ADAGRAD, plan=TWO[name], processor="attention")
+        for name in ("column_wise", "mixed", "mixed_more")
+    },
+}
+RUNS = [
+    (how, name)
+    for how in STOCK_PIPELINES
+    for name, setup in PIPED.items()
+    if setup.processor is None or "SemiSync" not in how  # refused: test_weights.py
+]
+
+
+# Half of what the profile has: each is two trainings.
+@settings(max_examples=settings().max_examples // 2)
+@given(run=st.sampled_from(RUNS))
+def test_torchrec_pipelines_give_the_same_bits(npus: RankPool, run: tuple[str, str]) -> None:
+    how, name = run
+    setup, sizes = on_npu(with_room(PIPED[name])), [row[:2] for row in SIZES]
+    expected = npus.run(2, on_ranks.train, setup, sizes, STOCK_PIPELINES[how])
+    assert_identical(npus.run(2, on_ranks.train, setup, sizes, how), expected)
 
 
 BAGS = [

@@ -194,6 +194,8 @@ def test_planned_rows_are_expected_ones_grown_up_to_max_rows() -> None:
         ({"expected_rows": 1.5}, TypeError, "expected_rows must be an int or None, got 1.5"),
         ({"expected_rows": True}, TypeError, "expected_rows must be an int or None, got True"),
         ({"growth": 0.9}, ValueError, "growth must be a finite number of at least 1, got 0.9"),
+        ({"growth": "2"}, TypeError, "growth must be a number, got '2'"),
+        ({"growth": True}, TypeError, "growth must be a number, got True"),
         ({"growth": float("inf")}, ValueError, "growth must be a finite number"),
     ],
 )

@@ -84,11 +84,18 @@ def test_saver_takes_it(ranks: RankPool, tmp_path: Path) -> None:
     assert sum(map(len, merged([result["saved"] for result in results]).values())) > 3
 
 
-def test_bad_shapes_end_the_step_on_all_ranks(ranks: RankPool) -> None:
-    first, second = ranks.run(2, bags_on_ranks.misuse)
-    assert first[0].startswith("ValueError: offsets must be None if keys have two dimensions")
-    assert second[0].startswith("PeerError: rank 0 failed in step 1: ValueError: offsets must be")
-    assert (first[1], second[1]) == ("(3, 6)", "(1, 6)")
+@pytest.mark.parametrize("name", bags_on_ranks.BAD_OFFSETS)
+def test_bad_offsets_end_the_step_on_all_ranks(ranks: RankPool, name: str) -> None:
+    (first, unsharded, shape), (second, _, _) = ranks.run(2, bags_on_ranks.misuse, name)
+    assert "offsets" in first
+    assert second == f"PeerError: rank 0 failed in step 1: {first}"
+    assert unsharded.partition(":")[0] == first.partition(":")[0] != "no error"
+    assert shape == "(2, 6)"
+
+
+def test_ranks_that_look_up_bags_in_another_order_are_told(ranks: RankPool) -> None:
+    for text in ranks.run(2, bags_on_ranks.mix_up):
+        assert "the ranks disagree on the batch to exchange" in text
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,16 @@ def test_processors_in_pipelines(ranks: RankPool) -> None:
         assert_identical(ranks.run(2, on_ranks.train, setup, sizes, how), plain)
 
 
+def test_a_pipeline_under_which_processors_would_drift_apart_is_refused(ranks: RankPool) -> None:
+    setup = replace(ADAGRAD, processor="attention")
+    for text in ranks.run(2, weights_on_ranks.refuse_semi_sync, setup):
+        assert text.startswith("TrainPipelineSemiSync would train the feature processors of 'ebc'")
+    setup = replace(ADAGRAD, processor="without parameters")
+    sizes = [row[:2] for row in SIZES]
+    plain = ranks.run(2, on_ranks.train, setup, sizes)
+    assert_identical(ranks.run(2, on_ranks.train, setup, sizes, "TrainPipelineSemiSync"), plain)
+
+
 def test_only_some_ranks_may_need_gradients_of_weights(ranks: RankPool) -> None:
     for plan in (PLANS["mixed"], PLANS["table_wise"]):
         setup = replace(ADAGRAD, weighted=True, plan=plan)
@@ -95,6 +105,18 @@ def test_processors_that_do_not_fit(ranks: RankPool) -> None:
         assert "its processor changed the ids" in messages[0]
         assert "must make a weight for each of 2 ids, got none" in messages[1]
         assert "must make a weight for each of 2 ids, got a tensor of shape (3,)" in messages[2]
+
+
+@pytest.mark.parametrize("bad_rank", [0, 2])
+def test_a_processor_that_raises_ends_the_step_on_all_ranks(ranks: RankPool, bad_rank: int) -> None:
+    for rank, found in enumerate(ranks.run(3, weights_on_ranks.fail_in_a_processor, bad_rank)):
+        own = "ArithmeticError: no weights today"
+        if rank == bad_rank:
+            assert found["text"] == own
+        else:
+            assert found["text"] == f"PeerError: rank {bad_rank} failed in step 2: {own}"
+            assert (found["rank"], found["step"]) == (bad_rank, 2)
+        assert found["counts"] == {2}
 
 
 @pytest.mark.parametrize("is_dictionary", [False, True])

@@ -13,6 +13,7 @@ from processors import processed
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.train_pipeline.train_pipelines import TrainPipelineSemiSync
 from torchrec.distributed.types import ShardingPlan
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
@@ -22,13 +23,22 @@ from torchrec.modules.feature_processor_ import (
     PositionWeightedModuleCollection,
 )
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
-from worlds import Setup, host_env, new_model, shard, unwrapped, use_nodes_of
+from worlds import (
+    Setup,
+    host_env,
+    new_model,
+    optimizer_of,
+    shard,
+    unwrapped,
+    use_nodes_of,
+)
 
 from recsdk_sharding import (
     HashEmbeddingBagCollection,
     HashEmbeddingBagConfig,
     get_default_hybrid_sharders,
 )
+from recsdk_sharding.exchange import PeerError
 
 NUM_IDS = 20
 DIM = 4
@@ -99,6 +109,17 @@ def spread(module: nn.Module, kind: str = "row_wise") -> DistributedModelParalle
     )
 
 
+def refuse_semi_sync(setup: Setup) -> str:
+    """What torchrec's semi-synchronous pipeline says of processors with parameters."""
+    model = shard(new_model(setup, "meta"), setup)
+    pipeline = TrainPipelineSemiSync(model, optimizer_of(model, 0.1), model.device)
+    try:
+        pipeline.progress(iter(own_batches([[3, 3]], weighted=False)))
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
 def mean_of_nothing() -> dict[str, Any]:
     """A mean over weights that add up to 0, and its gradient."""
     model = spread(collection(PoolingType.MEAN))
@@ -137,6 +158,40 @@ def refusals() -> list[str]:
         except ValueError as error:
             messages.append(str(error))
     return messages
+
+
+class Failing(FeatureProcessor):
+    """Raises while it is told to."""
+
+    fails = False
+
+    def forward(self, features: JaggedTensor) -> JaggedTensor:
+        if self.fails:
+            raise ArithmeticError("no weights today")
+        return JaggedTensor(
+            values=features.values(),
+            lengths=features.lengths(),
+            weights=torch.ones(len(features.values())),
+        )
+
+
+def fail_in_a_processor(bad_rank: int) -> dict[str, Any]:
+    """What each rank raises when one's processor does, and what it trains afterwards."""
+    processor = Failing()
+    model = spread(processed(collection(PoolingType.SUM), {"a": processor, "b": processor}))
+    sparse = KeyedJaggedTensor(["a", "b"], torch.arange(4), lengths=torch.tensor([2, 2]))
+    model(sparse).sum().backward()
+    processor.fails = dist.get_rank() == bad_rank
+    try:
+        model(sparse)
+        text, rank, step = "no error", None, None
+    except (ArithmeticError, PeerError) as error:
+        text = f"{type(error).__name__}: {error}"
+        rank, step = getattr(error, "rank", None), getattr(error, "step", None)
+    processor.fails = False
+    model(sparse).sum().backward()
+    counts = {table.update_count for table in collection_of_model(model).tables().values()}
+    return {"text": text, "rank": rank, "step": step, "counts": counts}
 
 
 def variable_batches(is_dictionary: bool) -> dict[str, Any]:

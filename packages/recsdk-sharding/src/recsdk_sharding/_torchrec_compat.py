@@ -9,9 +9,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
+import torch
 import torchrec
+from torch.distributed import ProcessGroup, ProcessGroupGloo
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed import embedding, embedding_sharding, embeddingbag, model_parallel
@@ -37,7 +40,12 @@ from torchrec.distributed.train_pipeline.train_pipelines import (
 )
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-__all__ = ["PIPELINE_STREAMS", "active_data_parallel_size", "check_private_interfaces"]
+__all__ = [
+    "PIPELINE_STREAMS",
+    "active_data_parallel_size",
+    "check_private_interfaces",
+    "timeout_of",
+]
 
 PIPELINE_STREAMS: dict[type, tuple[str, ...]] = {
     TrainPipelineBase: ("_memcpy_stream",),
@@ -83,10 +91,22 @@ class _Attribute:
         return f"{self.owner.__name__}.{self.name} is gone"
 
 
+@dataclass(frozen=True)
+class _Member:
+    """What a class has that is not written in Python."""
+
+    owner: type
+    name: str
+
+    def problem(self) -> str | None:
+        is_there = hasattr(self.owner, self.name)
+        return None if is_there else f"{self.owner.__name__}.{self.name} is gone"
+
+
 _HAVE_CONTEXT_OF_BASE = (TrainPipelineFusedSparseDist, PrefetchTrainPipelineSparseDist)
 _SHARDED = embeddingbag.ShardedEmbeddingBagCollection
 _SEQUENCES = embedding.ShardedEmbeddingCollection
-_INTERFACES: tuple[_Method | _Attribute, ...] = (
+_INTERFACES: tuple[_Method | _Attribute | _Member, ...] = (
     _Method(
         _SHARDED,
         "__init__",
@@ -203,6 +223,8 @@ _INTERFACES: tuple[_Method | _Attribute, ...] = (
     ),
     _Attribute(model_parallel.DefaultDataParallelWrapper, "_additional_params_to_ignore"),
     _Method(DistributedDataParallel, "_get_active_ddp_module", ()),
+    _Member(ProcessGroup, "_get_backend"),
+    _Member(ProcessGroupGloo, "_Options"),
     *(
         _Attribute(owner, name)
         for owner, names in PIPELINE_STREAMS.items()
@@ -216,7 +238,7 @@ _INTERFACES: tuple[_Method | _Attribute, ...] = (
 
 
 def check_private_interfaces(
-    interfaces: Iterable[_Method | _Attribute] = _INTERFACES,
+    interfaces: Iterable[_Method | _Attribute | _Member] = _INTERFACES,
 ) -> None:
     """Raises ImportError naming every private interface that is not as expected."""
     problems = [text for item in interfaces if (text := item.problem()) is not None]
@@ -225,6 +247,13 @@ def check_private_interfaces(
             f"torchrec {torchrec.__version__} is not as recsdk_sharding expects it: "
             f"{'; '.join(problems)}; install it with: pip install torchrec==1.8.0"
         )
+
+
+def timeout_of(group: ProcessGroup) -> timedelta:
+    """How long the collectives of a gloo group may take."""
+    options: Any = group._get_backend(torch.device("cpu")).options
+    timeout: timedelta = options._timeout
+    return timeout
 
 
 def active_data_parallel_size() -> int:

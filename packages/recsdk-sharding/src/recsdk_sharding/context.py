@@ -28,6 +28,12 @@ class HashShardingContext(EmbeddingShardingContext):  # type: ignore[misc]
     """The weights of the batch's ids as they were given, with their autograd graph."""
     late_weights: LateWeights | None = None
     """How weights travel when the batch is looked up; None: they came with the ids, if any."""
+    step: int | None = None
+    """The step of the batch."""
+    copied: torch.Event | None = None
+    """Where the batch's copies to the device end, in the stream that they are on; None: on the cpu.
+
+    torchrec's pipelines may look a batch up on another stream, without a wait between the two."""
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Keeps the device's memory until the stream has done what is queued by then."""

@@ -10,7 +10,7 @@ import math
 
 import torch
 
-__all__ = ["check_device", "keeps_rows_in_engine", "row_budget"]
+__all__ = ["check_device", "keeps_rows_in_engine", "mark_of", "row_budget", "wait_for"]
 
 _ROW_DEVICES = ("cpu", "npu", "cuda")
 _DEVIATIONS = 6  # of the number of keys that a rank gets from the one that it gets on average
@@ -30,6 +30,20 @@ def check_device(device: torch.device | str | None, what: str) -> torch.device:
 def keeps_rows_in_engine(device: torch.device) -> bool:
     """Whether the engine keeps the rows of tables on this device; else tensors do."""
     return device.type in ("cpu", "meta")
+
+
+def mark_of(device: torch.device) -> torch.Event | None:
+    """Where the current stream of a device is now; None on the cpu."""
+    if device.type == "cpu":
+        return None
+    mark: torch.Event = torch.get_device_module(device).current_stream(device).record_event()
+    return mark
+
+
+def wait_for(mark: torch.Event | None) -> None:
+    """Has the current stream of the mark's device wait for what was queued before the mark."""
+    if mark is not None:
+        torch.get_device_module(mark.device).current_stream(mark.device).wait_event(mark)
 
 
 def row_budget(num_embeddings: int, world_size: int) -> int:

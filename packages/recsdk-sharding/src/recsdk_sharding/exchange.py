@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch import nn
 
 from recsdk_core import RecsdkError
+from recsdk_sharding._internal.attempt import attempt, message_of, text_of
 from recsdk_sharding._internal.header import Header, Splits
 from recsdk_sharding._internal.worker import Worker
 
@@ -42,7 +43,6 @@ __all__ = [
 
 T = TypeVar("T")
 
-_MAX_MESSAGE_BYTES = 4096
 _SECONDS_AT_EXIT = 1.0
 
 
@@ -176,7 +176,7 @@ class HostExchange:
         exchange has ended or failed already.
         """
         with contextlib.suppress(RecsdkError):  # its own words, or what ended the exchange before
-            self._announce(_Absent(_text_of(error)))
+            self._announce(_Absent(text_of(error)))
 
     def reset(self) -> None:
         """Makes the exchange usable again after an end or a failure that all ranks have seen.
@@ -236,7 +236,7 @@ class HostExchange:
         if self._latched is not None:
             raise self._latched()
         step = job.step()
-        splits, error = _attempt(job.prepare)
+        splits, error = attempt(job.prepare)
         own = Header(
             has_batch=has_batch,
             training=job.training,
@@ -250,7 +250,7 @@ class HostExchange:
         self._check(headers, error, step)
         self._check_batch_sizes([h.splits.batch_size for h in headers], job.equal_batches)
         self._communicate(lambda: job.transfer(self.group, [h.splits for h in headers]), step)
-        result, error = _attempt(job.finish)
+        result, error = attempt(job.finish)
         try:
             lengths = self._gather([len(_message_of(error))], step)
             self._raise_failures([row[0] for row in lengths], error, step)
@@ -324,28 +324,11 @@ class HostExchange:
         return self._latch(lambda: PeerError(None, f"{text} ({hint})", step))
 
 
-def _attempt(call: Callable[[], T]) -> tuple[T | None, BaseException | None]:
-    try:
-        return call(), None
-    except Exception as error:
-        return None, error
-
-
 def _message_of(error: BaseException | None) -> bytes:
     """The error as text, never empty; nothing if there is none."""
     if error is None:
         return b""
-    text = str(error) if isinstance(error, _Failure) else _text_of(error)
-    return text.encode(errors="backslashreplace")[:_MAX_MESSAGE_BYTES]
-
-
-def _text_of(error: BaseException) -> str:
-    """The error's type and text; only its type if it cannot say its text."""
-    name = type(error).__name__
-    try:
-        return f"{name}: {error}"
-    except Exception:
-        return name
+    return message_of(str(error) if isinstance(error, _Failure) else text_of(error))
 
 
 def _disagreement(first: Header, rank: int, other: Header) -> str:

@@ -25,6 +25,8 @@ from torchrec.distributed.types import (
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
+from recsdk_sharding.agreement import Agreement
+from recsdk_sharding.exchange import HostExchange
 from recsdk_sharding.late_weights import tied
 from recsdk_sharding.modules import HashEmbeddingBagCollection
 
@@ -50,7 +52,8 @@ class ShardedHashFeatureProcessedEmbeddingBagCollection(
     Each rank runs the processors on its own batch, when the model's forward comes here, with the
     parameters of that step; the weights that they make then go to the ranks that have the ids, and
     their gradients come back. So any processor goes with any sharding type, and a pipeline that
-    looks ahead trains the same. A processor may set weights, but change no id.
+    looks ahead trains the same. A processor may set weights, but change no id. If one raises, all
+    ranks do, in that step; for that every forward has a small collective on the host.
     """
 
     def __init__(
@@ -66,11 +69,22 @@ class ShardedHashFeatureProcessedEmbeddingBagCollection(
             module, table_name_to_parameter_sharding, ebc_sharder, env, device, module_fqn
         )
         self._embedding_bag_collection.send_weights_late()
+        self._agreement = Agreement(self.host_exchange.group)
         self._processed = frozenset(
             name
             for config in module._embedding_bag_collection.embedding_bag_configs()
             for name in config.feature_names
         )
+
+    @property
+    def host_exchange(self) -> HostExchange:
+        """Where this module's host jobs run."""
+        exchange: HostExchange = self._embedding_bag_collection.host_exchange
+        return exchange
+
+    def processor_parameters(self) -> list[nn.Parameter]:
+        """The dense parameters that make weights."""
+        return list(self._feature_processors.parameters())
 
     def create_context(self) -> _Context:
         """The context of a batch."""
@@ -91,7 +105,10 @@ class ShardedHashFeatureProcessedEmbeddingBagCollection(
     def compute(self, ctx: _Context, dist_input: Any) -> list[torch.Tensor]:
         """Runs the processors, and pools the ids with the weights that they make."""
         assert ctx.features is not None
-        weights_N = self._weights(ctx.features.to(self._device, non_blocking=True))
+        features, step = ctx.features, ctx.sharding_contexts[0].step
+        weights_N = self._agreement.together(
+            lambda: self._weights(features.to(self._device, non_blocking=True)), step
+        )
         for context in ctx.sharding_contexts:
             context.own_weights = weights_N
         pooled: list[torch.Tensor] = self._embedding_bag_collection.compute(ctx, dist_input)
@@ -109,7 +126,7 @@ class ShardedHashFeatureProcessedEmbeddingBagCollection(
         """The weights of all ids of a batch, float32 (N,)."""
         parts = self._process_all(features) if self._is_collection else self._process(features)
         # Every parameter is in the graph on every rank, as DistributedDataParallel needs it.
-        return tied(torch.cat(parts), list(self._feature_processors.parameters()))
+        return tied(torch.cat(parts), self.processor_parameters())
 
     def _process_all(self, features: KeyedJaggedTensor) -> list[torch.Tensor]:
         """By one processor for all features; in the order of the features."""

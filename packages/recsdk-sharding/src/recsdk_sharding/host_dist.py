@@ -29,7 +29,7 @@ from recsdk_sharding.assembly import Assembly, plan_segments
 from recsdk_sharding.context import HashShardingContext
 from recsdk_sharding.device.batch import DeviceBatch, plan_batch
 from recsdk_sharding.device.table import DeviceTable
-from recsdk_sharding.devices import keeps_rows_in_engine
+from recsdk_sharding.devices import keeps_rows_in_engine, mark_of
 from recsdk_sharding.exchange import ExchangeJob, HostExchange, Splits
 from recsdk_sharding.features import (
     Features,
@@ -140,7 +140,8 @@ class HostDist(BaseSparseFeaturesDist[Any]):  # type: ignore[misc]
         """Groups of ranks whose batches must be of equal size."""
         self.places: Places | None = None
         """Where vectors are pooled to if bags are whole on their own rank; None: they are sent."""
-        self.tag = zlib.crc32("\n".join(config.layout.feature_names).encode()) >> 1
+        names = [table.name for table in config.layout.tables]
+        self.tag = zlib.crc32("\n".join([*names, "", *config.layout.feature_names]).encode()) >> 1
 
     def forward(self, features: Any, context: HashShardingContext, training: bool) -> HostAwaitable:
         """Starts the work; what is wrong with `features` is raised by the second wait."""
@@ -152,6 +153,7 @@ class HostDist(BaseSparseFeaturesDist[Any]):  # type: ignore[misc]
 class _Result:
     """What the work of a batch gives."""
 
+    step: int
     batch: AnyBatch
     features: Features
     assembly: Assembly | None
@@ -187,6 +189,8 @@ class _MappedAwaitable(Awaitable[AnyBatch]):  # type: ignore[misc]
         if result.late_weights is not None:
             result.late_weights.open()
             self._context.late_weights = result.late_weights
+        self._context.step = result.step
+        self._context.copied = mark_of(result.device)
         return result.batch
 
 
@@ -309,7 +313,7 @@ class _Job(ExchangeJob[_Result]):
                 alone.of_part(table.features, rows, outcomes, part.columns[0])
                 for (table, part), (rows, outcomes, _) in zip(parts, mapped, strict=True)
             ]
-            return self._result_in_place(alone, features, mapped)
+            return self._result_in_place(step, alone, features, mapped)
         widths = [part.width for _, part in parts]
         starts = self._arrived.starts_of(places, widths, config.multiple)
         if self._whole is not None:
@@ -319,7 +323,7 @@ class _Job(ExchangeJob[_Result]):
                 bags.of_part(*place, found, width)
                 for place, found, width in zip(places, mapped, widths, strict=True)
             ]
-            return self._result_in_place(bags, features, mapped)
+            return self._result_in_place(step, bags, features, mapped)
         reads_only = self._rank if config.layout.is_replicated else None
         features = [
             self._arrived.bags_of(*place, found, start, reads_only)
@@ -329,6 +333,7 @@ class _Job(ExchangeJob[_Result]):
         if self._is_late:
             weight_starts = [self._arrived.weight_starts_of(*place) for place in places]
         return _Result(
+            step=step,
             batch=self._batch(
                 self._tables(features, mapped), sum(starts.num_values), weight_starts
             ),
@@ -341,11 +346,13 @@ class _Job(ExchangeJob[_Result]):
 
     def _result_in_place(
         self,
+        step: int,
         bags: WholeBags | BagsOfAllRanks,
         features: Sequence[list[FeatureBags]],
         mapped: Mapped,
     ) -> _Result:
         return _Result(
+            step=step,
             batch=MappedBatch(self._tables(features, mapped), 0, in_place=bags),
             features=self._features,
             assembly=None,

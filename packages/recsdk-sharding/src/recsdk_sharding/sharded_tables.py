@@ -8,27 +8,49 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo, KJTListSplitsAwaitable
-from torchrec.distributed.types import ParameterSharding, ShardingEnv
+from torchrec.distributed.types import (
+    LazyAwaitable,
+    ParameterSharding,
+    QuantizedCommCodecs,
+    ShardingEnv,
+)
 from torchrec.modules.embedding_configs import EmbeddingTableConfig, PoolingType
+from torchrec.modules.embedding_modules import get_embedding_names_by_table
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recsdk_sharding.configs import HashTableConfig
 from recsdk_sharding.context import HashShardingContext
+from recsdk_sharding.devices import wait_for
 from recsdk_sharding.exchange import HostExchange
 from recsdk_sharding.host_dist import HostDist, HostGroup, MappedBatch
 from recsdk_sharding.in_place import BagsOfAllRanks
 from recsdk_sharding.late_weights import exchange_weights, tied
-from recsdk_sharding.output_dist import ExchangeStats, HashOutputDist, Transfer
+from recsdk_sharding.modules import HashEmbeddingBagCollection, HashEmbeddingCollection
+from recsdk_sharding.output_dist import (
+    ExchangeStats,
+    HashOutputDist,
+    Transfer,
+    return_results,
+)
 from recsdk_sharding.rows import AnyTable, TableRows
 from recsdk_sharding.shardings import HashSharding, make_sharding
 
-__all__ = ["HashGroups", "ShardedTables", "bags_of_samples", "late_divisors", "separate_results"]
+__all__ = [
+    "HashGroups",
+    "Results",
+    "ShardedTables",
+    "bags_of_samples",
+    "configs_of",
+    "late_divisors",
+]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -67,13 +89,29 @@ class HashGroups:
         return [found[position] for position in range(len(found))]
 
 
-class ShardedTables:
-    """Mixed into torchrec's sharded collections.
+def configs_of(module: HashEmbeddingBagCollection | HashEmbeddingCollection) -> list[Any]:
+    """The configs of a collection's tables."""
+    if isinstance(module, HashEmbeddingBagCollection):
+        return list(module.embedding_bag_configs())
+    return list(module.embedding_configs())
 
-    `_attach_tables` must be called before torchrec's constructor, which calls the factories.
-    """
+
+class Results(LazyAwaitable[T]):  # type: ignore[misc]
+    """What a function gives, when it is asked for."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        super().__init__()
+        self._make = make
+
+    def _wait_impl(self) -> T:
+        return self._make()
+
+
+class ShardedTables:
+    """Mixed into torchrec's sharded collections."""
 
     training: bool
+    _device: torch.device
     _host: HostGroup
     _unsharded_rows: Mapping[str, TableRows]
     _rows_by_name: dict[str, TableRows]
@@ -84,14 +122,46 @@ class ShardedTables:
     _groups: HashGroups
     _is_sequence: bool
 
-    def _attach_tables(
-        self, rows: Mapping[str, TableRows], host: HostGroup, is_weighted: bool
+    def __init__(
+        self,
+        module: HashEmbeddingBagCollection | HashEmbeddingCollection,
+        table_name_to_parameter_sharding: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        host: HostGroup,
+        device: torch.device | None = None,
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+        module_fqn: str | None = None,
+        **options: Any,
     ) -> None:
-        # An nn.Module takes plain attributes before it is initialized.
+        """`options`: further arguments of torchrec's class."""
+        # Torchrec's constructor calls the factories; a module takes plain attributes before it.
         self._host = host
-        self._unsharded_rows = dict(rows)
+        self._configs = configs_of(module)
+        self._unsharded_rows = {rows.config.name: rows for rows in module._rows()}
         self._rows_by_name = {}
-        self._weights_ids = is_weighted
+        self._weights_ids = isinstance(module, HashEmbeddingBagCollection) and module.is_weighted()
+        super().__init__(  # type: ignore[call-arg]
+            module=module,
+            table_name_to_parameter_sharding=table_name_to_parameter_sharding,
+            env=env,
+            device=device or torch.device("cpu"),
+            qcomm_codecs_registry=qcomm_codecs_registry,
+            module_fqn=module_fqn,
+            **options,
+        )
+        shardings = self._shardings()
+        for sharding in shardings:
+            sharding.drop_duplicates(options.get("use_index_dedup", False))
+        self._input_dists = [sharding.create_input_dist() for sharding in shardings]
+        self._has_uninitialized_input_dist = False
+        self._complete()
+
+    def _complete(self) -> None:
+        """The last of construction."""
+
+    def _shardings(self) -> list[HashSharding]:
+        """The sharding of each group of tables."""
+        raise NotImplementedError
 
     @property
     def host_exchange(self) -> HostExchange:
@@ -124,16 +194,18 @@ class ShardedTables:
     def _own_rows(self) -> list[TableRows]:
         return [self._rows_by_name[name] for name in self._unsharded_rows]
 
-    def _sharding_infos(
+    def create_grouped_sharding_infos(
         self,
-        configs: Sequence[HashTableConfig],
-        names: Sequence[Sequence[str]],
-        shardings: Mapping[str, ParameterSharding],
+        module: Any,
+        table_name_to_parameter_sharding: Mapping[str, ParameterSharding],
+        *args: Any,
+        **kwargs: Any,
     ) -> dict[str, list[EmbeddingShardingInfo]]:
         """The tables by sharding type, without the arguments of fbgemm's kernels."""
         grouped: dict[str, list[EmbeddingShardingInfo]] = {}
-        for config, embedding_names in zip(configs, names, strict=True):
-            sharding = shardings[config.name]
+        names = get_embedding_names_by_table(self._configs)
+        for config, embedding_names in zip(self._configs, names, strict=True):
+            sharding = table_name_to_parameter_sharding[config.name]
             info = EmbeddingShardingInfo(
                 embedding_config=EmbeddingTableConfig(
                     num_embeddings=config.num_embeddings,
@@ -165,6 +237,14 @@ class ShardedTables:
             made[rows.config.name].take_rows_of(rows)
         self._rows_by_name.update(made)
         return sharding
+
+    def _create_output_dist(self) -> None:
+        shardings = self._shardings()
+        self._output_dists = [sharding.create_output_dist(self._device) for sharding in shardings]
+        self._groups = HashGroups.of_shardings(shardings, self._configs)
+        names = get_embedding_names_by_table(self._configs)
+        self._embedding_names = [name for of_table in names for name in of_table]
+        self._widths = [c.embedding_dim for c in self._configs for _ in c.feature_names]
 
     def _registered_rows(self) -> nn.ModuleDict:
         """The tables' modules, with handles in place of tensors of num_embeddings rows."""
@@ -205,6 +285,7 @@ class ShardedTables:
 
     def compute(self, ctx: Any, dist_input: Any) -> list[torch.Tensor]:
         """The vectors that this rank pools, by group."""
+        wait_for_copies(ctx.sharding_contexts)
         arrived = self._exchange_weights(ctx.sharding_contexts, dist_input)
         for batch, output in zip(dist_input, self._output_dists, strict=True):
             if isinstance(batch, MappedBatch) and isinstance(batch.in_place, BagsOfAllRanks):
@@ -235,6 +316,21 @@ class ShardedTables:
         parts = zip(self._output_dists, output, ctx.sharding_contexts, strict=True)
         return [dist(numbers, context).wait() for dist, numbers, context in parts]
 
+    def _separate_results(
+        self, contexts: Sequence[HashShardingContext], transfers: Sequence[Transfer]
+    ) -> list[torch.Tensor]:
+        """The vectors of each feature's samples, or of their ids: float32 (G, D)."""
+        groups, like = self._groups, transfers[0].numbers
+        bags = bags_of_samples(groups, contexts, like.device)
+        divisors = late_divisors(groups, contexts)
+        parts = return_results(transfers, _separate(groups, contexts, self._widths, like))
+        if divisors is not None:
+            pairs = zip(parts, divisors, strict=True)
+            parts = [part if each is None else part / each[:, None] for part, each in pairs]
+        if bags is None:
+            return parts
+        return [part.index_select(0, bag) for part, bag in zip(parts, bags, strict=True)]
+
     def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
         """Pools, and starts the return of the results."""
         return self.output_dist(ctx, self.compute(ctx, input))  # type: ignore[attr-defined]
@@ -252,11 +348,17 @@ def _share(
     return output.share(bags.combine(grad_BC), bags.num_values)
 
 
+def wait_for_copies(contexts: Sequence[HashShardingContext]) -> None:
+    """Has the current stream wait for what the batch of these contexts is on the device."""
+    for context in contexts:
+        wait_for(context.copied)
+
+
 Make = Callable[[], tuple[list[torch.Tensor], Callable[[Any], list[list[torch.Tensor]]]]]
 """Makes results, and a function that gives each group's features their parts of such tensors."""
 
 
-def separate_results(
+def _separate(
     groups: HashGroups, contexts: Sequence[HashShardingContext], widths: Sequence[int], like: Any
 ) -> Make:
     """A result (G, D) for each feature."""

@@ -22,7 +22,6 @@ from torchrec.distributed.types import (
     ShardingType,
 )
 
-from recsdk_sharding.configs import HashTableConfig
 from recsdk_sharding.devices import check_device
 from recsdk_sharding.exchange import exchange_of_group
 from recsdk_sharding.feature_processed import HashFeatureProcessedEmbeddingBagCollectionSharder
@@ -31,6 +30,7 @@ from recsdk_sharding.modules import HashEmbeddingBagCollection, HashEmbeddingCol
 from recsdk_sharding.ranks import RankMap, RankRule
 from recsdk_sharding.sharded import ShardedHashEmbeddingBagCollection
 from recsdk_sharding.sharded_sequence import ShardedHashEmbeddingCollection
+from recsdk_sharding.sharded_tables import ShardedTables, configs_of
 from recsdk_sharding.shardings import POOLED_TYPES, SEQUENCE_TYPES
 from recsdk_sharding.single_bag import HashEmbeddingBagSharder
 
@@ -43,20 +43,35 @@ __all__ = [
 
 
 class _HashSharder:
-    """What the sharders of hash collections have in common."""
+    """What the sharders of hash collections have in common; mixed into torchrec's."""
 
-    _host: HostGroup
+    _module_type: type[nn.Module]
+    _sharded_type: type[ShardedTables]
     _types: tuple[str, ...]
+    _host: HostGroup
 
-    def _prepare(
-        self, params: dict[str, ParameterSharding], env: ShardingEnv, device: torch.device | None
-    ) -> torch.device:
-        """The device. Raises ValueError for a plan, device or group that does not fit."""
+    def shard(
+        self,
+        module: Any,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedTables:
+        """The sharded module. Raises ValueError for a plan, device or group that does not fit."""
         made = check_device(device, type(self).__name__)
         for name, sharding in params.items():
             _check_plan(name, sharding, self._types)
         _check_groups(self._host, env)
-        return made
+        codecs = self.qcomm_codecs_registry  # type: ignore[attr-defined]
+        options = self._options()
+        return self._sharded_type(
+            module, params, env, self._host, made, codecs, module_fqn, **options
+        )
+
+    def _options(self) -> dict[str, Any]:
+        """Further arguments of the sharded module."""
+        return {}
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """All that torchrec has for such modules, on every device."""
@@ -66,6 +81,23 @@ class _HashSharder:
         """Fused: the optimizer runs in backward. torchrec's planner calls data_parallel's dense."""
         return [_kernel_of(sharding_type)]
 
+    def shardable_parameters(self, module: Any) -> dict[str, nn.Parameter]:
+        """A meta tensor (num_embeddings, D) per table, for the planner."""
+        shapes = {c.name: (c.num_embeddings, c.embedding_dim) for c in configs_of(module)}
+        return {
+            name: nn.Parameter(torch.empty(*shape, device="meta")) for name, shape in shapes.items()
+        }
+
+    @property
+    def module_type(self) -> type[nn.Module]:
+        """What it shards."""
+        return self._module_type
+
+    @property
+    def sharded_module_type(self) -> type[ShardedTables]:
+        """What it makes."""
+        return self._sharded_type
+
 
 class HashEmbeddingBagCollectionSharder(
     _HashSharder,
@@ -73,6 +105,8 @@ class HashEmbeddingBagCollectionSharder(
 ):
     """Shards a `HashEmbeddingBagCollection`, by any of torchrec's sharding types."""
 
+    _module_type = HashEmbeddingBagCollection
+    _sharded_type = ShardedHashEmbeddingBagCollection
     _types = POOLED_TYPES
 
     def __init__(
@@ -85,39 +119,6 @@ class HashEmbeddingBagCollectionSharder(
         super().__init__(qcomm_codecs_registry=qcomm_codecs_registry)
         self._host = _host_group(host_env, rank_rule)
 
-    def shard(
-        self,
-        module: HashEmbeddingBagCollection,
-        params: dict[str, ParameterSharding],
-        env: ShardingEnv,
-        device: torch.device | None = None,
-        module_fqn: str | None = None,
-    ) -> ShardedHashEmbeddingBagCollection:
-        """The sharded module. Raises ValueError for a plan, device or group that does not fit."""
-        return ShardedHashEmbeddingBagCollection(
-            module,
-            params,
-            env,
-            self._host,
-            self._prepare(params, env, device),
-            self.qcomm_codecs_registry,
-            module_fqn,
-        )
-
-    def shardable_parameters(self, module: HashEmbeddingBagCollection) -> dict[str, nn.Parameter]:
-        """A meta tensor (num_embeddings, D) per table, for the planner."""
-        return _planned_parameters(module.embedding_bag_configs())
-
-    @property
-    def module_type(self) -> type[HashEmbeddingBagCollection]:
-        """What it shards."""
-        return HashEmbeddingBagCollection
-
-    @property
-    def sharded_module_type(self) -> type[ShardedHashEmbeddingBagCollection]:
-        """What it makes."""
-        return ShardedHashEmbeddingBagCollection
-
 
 class HashEmbeddingCollectionSharder(
     _HashSharder,
@@ -125,6 +126,8 @@ class HashEmbeddingCollectionSharder(
 ):
     """Shards a `HashEmbeddingCollection`: row_wise, table_wise, column_wise or data_parallel."""
 
+    _module_type = HashEmbeddingCollection
+    _sharded_type = ShardedHashEmbeddingCollection
     _types = SEQUENCE_TYPES
 
     def __init__(
@@ -140,48 +143,8 @@ class HashEmbeddingCollectionSharder(
         )
         self._host = _host_group(host_env, rank_rule)
 
-    def shard(
-        self,
-        module: HashEmbeddingCollection,
-        params: dict[str, ParameterSharding],
-        env: ShardingEnv,
-        device: torch.device | None = None,
-        module_fqn: str | None = None,
-    ) -> ShardedHashEmbeddingCollection:
-        """The sharded module. Raises ValueError for a plan, device or group that does not fit."""
-        return ShardedHashEmbeddingCollection(
-            module,
-            params,
-            env,
-            self._host,
-            self._prepare(params, env, device),
-            self.qcomm_codecs_registry,
-            self._use_index_dedup,
-            module_fqn,
-        )
-
-    def shardable_parameters(self, module: HashEmbeddingCollection) -> dict[str, nn.Parameter]:
-        """A meta tensor (num_embeddings, D) per table, for the planner."""
-        return _planned_parameters(module.embedding_configs())
-
-    @property
-    def module_type(self) -> type[HashEmbeddingCollection]:
-        """What it shards."""
-        return HashEmbeddingCollection
-
-    @property
-    def sharded_module_type(self) -> type[ShardedHashEmbeddingCollection]:
-        """What it makes."""
-        return ShardedHashEmbeddingCollection
-
-
-def _planned_parameters(configs: Sequence[HashTableConfig]) -> dict[str, nn.Parameter]:
-    return {
-        config.name: nn.Parameter(
-            torch.empty(config.num_embeddings, config.embedding_dim, device="meta")
-        )
-        for config in configs
-    }
+    def _options(self) -> dict[str, Any]:
+        return {"use_index_dedup": self._use_index_dedup}
 
 
 def _kernel_of(sharding_type: str) -> str:

@@ -22,7 +22,7 @@ from torchrec.distributed.types import (
 from torchrec.distributed.utils import append_prefix
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recsdk_core
 from recsdk_core.nn import HashEmbeddingBag, bag_offsets
@@ -30,6 +30,7 @@ from recsdk_sharding.configs import DTYPES, HashEmbeddingBagConfig
 from recsdk_sharding.initializers import column_initializer
 from recsdk_sharding.modules import HashEmbeddingBagCollection
 from recsdk_sharding.optimizers import RowOptimizer
+from recsdk_sharding.sharded_tables import Results
 
 __all__ = ["HashEmbeddingBagSharder", "ShardedHashEmbeddingBag"]
 
@@ -133,7 +134,8 @@ class ShardedHashEmbeddingBag(
     ) -> Awaitable[Any]:
         """Starts the host work: keys (N,) with offsets, or (B, L) without; weights likewise.
 
-        Raises ValueError for shapes that do not fit; the other ranks then raise PeerError.
+        Raises ValueError or TypeError for offsets and shapes that do not fit; the other ranks then
+        raise PeerError.
         """
         try:
             features = self._features(keys, offsets, per_sample_weights)
@@ -157,7 +159,7 @@ class ShardedHashEmbeddingBag(
             keys=[_FEATURE],
             values=keys.reshape(-1),
             weights=weights.reshape(-1),
-            lengths=bag_offsets(keys, offsets, self._include_last_offset).diff(),
+            lengths=_lengths(keys, offsets, self._include_last_offset),
         )
 
     def compute(self, ctx: EmbeddingBagCollectionContext, dist_input: Any) -> list[torch.Tensor]:
@@ -169,7 +171,8 @@ class ShardedHashEmbeddingBag(
         self, ctx: EmbeddingBagCollectionContext, output: list[torch.Tensor]
     ) -> LazyAwaitable[torch.Tensor]:
         """Starts the return of the results."""
-        return _Values(self.collection.output_dist(ctx, output))
+        pooled = self.collection.output_dist(ctx, output)
+        return Results(lambda: pooled.wait().values())
 
     def compute_and_output_dist(
         self, ctx: EmbeddingBagCollectionContext, input: Any
@@ -188,14 +191,20 @@ class ShardedHashEmbeddingBag(
         return HashEmbeddingBag
 
 
-class _Values(LazyAwaitable[torch.Tensor]):  # type: ignore[misc]
-    def __init__(self, pooled: LazyAwaitable[KeyedTensor]) -> None:
-        super().__init__()
-        self._pooled = pooled
-
-    def _wait_impl(self) -> torch.Tensor:
-        values: torch.Tensor = self._pooled.wait().values()
-        return values
+def _lengths(
+    keys: torch.Tensor, offsets: torch.Tensor | None, include_last_offset: bool
+) -> torch.Tensor:
+    """Keys of each bag; raises for offsets that the unsharded module refuses too."""
+    found = bag_offsets(keys, offsets, include_last_offset)
+    ends, num_keys = found.cpu(), keys.numel()
+    if not len(ends) or ends[0] != 0 or ends[-1] != num_keys:
+        got = f"from {int(ends[0])} to {int(ends[-1])}" if len(ends) else "nowhere"
+        raise ValueError(
+            f"offsets must run from 0 to the number of keys, {num_keys}; they run {got}"
+        )
+    if bool((ends.diff() < 0).any()):
+        raise ValueError("offsets descend somewhere; pass them in ascending order")
+    return found.diff()
 
 
 class HashEmbeddingBagSharder(BaseEmbeddingSharder[HashEmbeddingBag]):  # type: ignore[misc]

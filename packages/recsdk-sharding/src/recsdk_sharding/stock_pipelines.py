@@ -20,6 +20,7 @@ from torchrec.distributed.train_pipeline.train_pipelines import StagedTrainPipel
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from recsdk_sharding._torchrec_compat import PIPELINE_STREAMS
+from recsdk_sharding.feature_processed import ShardedHashFeatureProcessedEmbeddingBagCollection
 
 __all__ = ["adapt_pipelines"]
 
@@ -66,12 +67,30 @@ def _on_the_modules_device(construct: Callable[..., None]) -> Callable[..., None
     def adapted(
         self: Any, name: str, args: Any, module: Any, context: Any, stream: Any = None
     ) -> None:
+        if type(self) is EmbeddingPipelinedForward:
+            _check_semi_sync(name, module)
         construct(self, name, args, module, context, stream)
         device = getattr(module, "_device", None)
         if stream is None and device is not None and device.type == "cpu":
             self._device = device
 
     return adapted
+
+
+def _check_semi_sync(name: str, module: Any) -> None:
+    """Raises ValueError for processors whose gradients no rank would see but its own.
+
+    The pipeline runs tables' backward after the model's, when DistributedDataParallel is done.
+    """
+    if not isinstance(module, ShardedHashFeatureProcessedEmbeddingBagCollection):
+        return
+    parameters = module.processor_parameters()
+    if module.host_exchange.world_size > 1 and any(p.requires_grad for p in parameters):
+        raise ValueError(
+            f"TrainPipelineSemiSync would train the feature processors of {name!r} on each rank by "
+            "its own batch alone, so that they drift apart; use TrainPipelineSparseDist, or freeze "
+            "the processors with requires_grad_(False)"
+        )
 
 
 def _of_devices_only(record_stream: Callable[..., None]) -> Callable[..., None]:

@@ -178,8 +178,15 @@ def bag_offsets(
 ) -> torch.Tensor:
     """Where each bag of the flattened keys begins and the last one ends, (B + 1,).
 
-    For what `HashEmbeddingBag.forward` takes. Raises ValueError for shapes that do not fit.
+    For what `HashEmbeddingBag.forward` takes. Raises ValueError for shapes that do not fit, and
+    TypeError for offsets that are not int64 or int32.
     """
+    if offsets is not None and offsets.dtype not in (torch.int64, torch.int32):
+        raise TypeError(
+            f"offsets must be int64 or int32, got {offsets.dtype}; pass offsets.to(torch.int64)"
+        )
+    if offsets is not None and offsets.dim() != 1:
+        raise ValueError(f"offsets must have one dimension, got shape {tuple(offsets.shape)}")
     if keys.dim() == 2:
         if offsets is not None:
             raise ValueError("offsets must be None if keys have two dimensions")

@@ -39,6 +39,8 @@ class HashParameterConstraints(ParameterConstraints):  # type: ignore[misc]
             raise TypeError(f"expected_rows must be an int or None, got {rows!r}")
         if rows is not None and rows < 0:
             raise ValueError(f"expected_rows must be at least 0, got {rows}")
+        if isinstance(growth, bool) or not isinstance(growth, (int, float)):
+            raise TypeError(f"growth must be a number, got {growth!r}")
         if not (math.isfinite(growth) and growth >= 1):
             raise ValueError(f"growth must be a finite number of at least 1, got {growth}")
 
