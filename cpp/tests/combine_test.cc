@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -96,6 +97,17 @@ TEST(CombineGradients, AddsUpWhatAnUpdateWouldApply) {
       EXPECT_EQ(sums, expected);
     }
   }
+}
+
+TEST(CombineGradients, KeepsTheSignOfZero) {
+  const std::vector<RowNumber> rows = {0};
+  const std::vector<Outcome> outcomes(1, Outcome::kFound);
+  const float grad = -0.0F;
+  float sum = 1.0F;
+  const CombineBlock block{
+      {{rows, outcomes, {}, {}, Pooling::kSum}, &grad, 1, nullptr}, 1, 1, &sum};
+  combine_gradients({&block, 1});
+  EXPECT_EQ(std::bit_cast<std::uint32_t>(sum), std::bit_cast<std::uint32_t>(grad));
 }
 
 TEST(CombineGradients, WhatDoesNotFitIsRefusedAndNothingIsWritten) {

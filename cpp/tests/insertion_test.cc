@@ -162,5 +162,24 @@ TEST(InsertionBesideDensePages, GivesRowsInTheOrderOfFirstSight) {
   ASSERT_NO_THROW(table.check_invariants());
 }
 
+TEST(InsertionAfterReserve, UsesTheMemoryThatWasReserved) {
+  TableConfig config;
+  config.name = "reserved";
+  config.dim = 1;
+  Table table(config);
+  table.reserve(2'000'000);
+  const std::int64_t reserved = table.stats().index_bytes;
+  std::mt19937_64 random(7);
+  std::vector<Key> keys(1 << 16);
+  Answer answer(keys.size());
+  while (table.size() < 1'000'000) {
+    for (Key& key : keys) key = static_cast<Key>(random());
+    table.map(keys, answer.rows, answer.outcomes, {.insert = true});
+    ASSERT_GE(table.stats().index_bytes, reserved);
+  }
+  EXPECT_LE(table.stats().index_bytes, reserved + reserved / 4);
+  table.check_invariants();
+}
+
 }  // namespace
 }  // namespace recsdk

@@ -6,11 +6,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
-#include <string>
-#include <system_error>
+#include <exception>
 
 namespace recsdk::internal {
 namespace {
@@ -28,8 +29,9 @@ bool is_cached(int descriptor, std::int64_t offset) noexcept {
 
 int open_direct(int descriptor) noexcept {
 #ifdef O_DIRECT
-  const std::string path = "/proc/self/fd/" + std::to_string(descriptor);
-  return ::open(path.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC);
+  std::array<char, 32> path{"/proc/self/fd/"};  // no std::string: that may need memory
+  std::to_chars(path.data() + std::strlen(path.data()), path.data() + path.size() - 1, descriptor);
+  return ::open(path.data(), O_RDONLY | O_DIRECT | O_CLOEXEC);
 #else
   return -1;
 #endif
@@ -83,8 +85,8 @@ DirectReader::DirectReader(int descriptor, std::int64_t offset)
   if (is_over_) return;
   try {
     thread_ = std::thread([this] { serve(); });
-  } catch (const std::system_error&) {
-    is_over_ = true;  // the system gives no thread
+  } catch (const std::exception&) {
+    is_over_ = true;  // there is no thread, or no memory for it
   }
 }
 

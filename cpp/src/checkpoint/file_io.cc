@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -148,7 +149,11 @@ FileSource::~FileSource() = default;
 
 std::size_t FileSource::read(std::int64_t offset, std::span<std::byte> bytes) {
   if (!std::exchange(is_begun_, true) && internal::is_worth_direct(descriptor_, kDirectFrom)) {
-    ahead_ = std::make_unique<Ahead>(descriptor_, offset);
+    try {
+      ahead_ = std::make_unique<Ahead>(descriptor_, offset);
+    } catch (const std::exception&) {
+      ahead_.reset();  // no memory for it: the page cache does
+    }
   }
   if (ahead_ != nullptr) {
     if (const std::size_t n = ahead_->read(offset, bytes); n > 0) return n;

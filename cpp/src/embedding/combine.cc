@@ -58,7 +58,8 @@ void add(const float* __restrict from, float scale, float* __restrict to, std::i
 void combine(const CombineBlock& combined) {
   const Bags& bags = combined.block.bags;
   const std::int64_t width = combined.width;
-  std::fill_n(combined.sums, combined.num_sums * width, 0.0F);
+  // -0 + x is x, as where an update adds them up: so the first gradient is taken as it is.
+  std::fill_n(combined.sums, combined.num_sums * width, -0.0F);
   const float* const weights = bags.weights.empty() ? nullptr : bags.weights.data();
   for (std::int64_t b = 0; b < bags.num_bags(); ++b) {
     const auto at = static_cast<std::size_t>(b);

@@ -3,6 +3,8 @@
 #include <exception>
 #include <utility>
 
+#include "util/fork_gate.h"
+
 namespace recsdk::internal {
 
 CopyMemory::CopyMemory(std::int64_t num_bands)
@@ -72,11 +74,13 @@ void CopyMemory::stock(std::int64_t bytes) noexcept {
     for (;;) {
       std::byte* chunk = nullptr;
       {
+        const auto gate = hold_off_fork();
         const std::lock_guard lock(mutex_);
         if (free_.size() >= wanted) return;
         chunk = take_fresh_chunk();
       }
       for (std::size_t i = 0; i < kChunkBytes; i += kPage) chunk[i] = std::byte{0};
+      const auto gate = hold_off_fork();
       const std::lock_guard lock(mutex_);
       free_.push_back(chunk);
     }

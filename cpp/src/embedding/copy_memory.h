@@ -28,7 +28,8 @@ class CopyMemory {
   std::byte* allocate(std::int64_t band, std::size_t bytes);
   /// Takes back all that was allocated in a band; returns how many bytes that was.
   std::int64_t release(std::int64_t band) noexcept;
-  /// Readies chunks until about `bytes` are free; best effort.
+  /// Readies chunks until about `bytes` are free; best effort. Takes hold_off_fork(), which the
+  /// caller must not hold.
   void stock(std::int64_t bytes) noexcept;
 
  private:

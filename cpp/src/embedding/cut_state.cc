@@ -12,6 +12,7 @@
 #include "embedding/file_fields.h"
 #include "embedding/row_values.h"
 #include "recsdk/error.h"
+#include "util/fork_gate.h"
 #include "util/thread_pool.h"
 
 namespace recsdk::internal {
@@ -278,6 +279,7 @@ std::int64_t CutState::bytes_to_stock() const noexcept {
 void CutState::stock() noexcept {
   std::shared_ptr<CopyMemory> memory;
   {
+    const auto gate = hold_off_fork();
     const std::lock_guard lock(mutex_);
     memory = memory_;
   }

@@ -120,6 +120,7 @@ void unpack_vectors(std::span<const float> packed, std::span<const UnpackBlock> 
     std::vector<std::uint8_t> is_written;
     for (std::int64_t i = begin; i < end; ++i) {
       const UnpackBlock& block = blocks[static_cast<std::size_t>(i)];
+      if (block.width == 0) continue;
       is_written.assign(static_cast<std::size_t>(block.num_rows), 0);
       unpack(packed.data(), block, is_written);
     }

@@ -34,6 +34,8 @@ class Arena {
 
   /// Memory, not address space: what was ever given out, in pages of the system.
   std::size_t bytes_held() const noexcept;
+  /// Of free runs.
+  std::size_t bytes_free() const noexcept { return bytes_free_; }
 
  private:
   struct Chunk {

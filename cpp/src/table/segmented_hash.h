@@ -168,6 +168,8 @@ class SegmentedHash {
   void rebuild(Segment* segment, std::uint32_t num_units);
   void split(Segment* segment);
   void make_directory(int depth, std::int64_t num_keys);
+  void move_all(SegmentedHash& to, int depth, std::int64_t num_keys) const;
+  void free_segments(Arena& of) noexcept;
   int expected_depth() const;
   std::uint32_t units_for(std::uint32_t num_keys, std::uint32_t at_least,
                           std::uint32_t percent) const;

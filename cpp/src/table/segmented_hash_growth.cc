@@ -58,6 +58,9 @@ std::uint32_t split_units_of(std::uint32_t serial) {
   return kSmallest + spread(serial, kRootOfTwo, kLargestSplit - kSmallest + 1);
 }
 
+// Memory for so many keys, about.
+std::size_t bytes_for(std::int64_t num_keys) { return static_cast<std::size_t>(num_keys) * 20; }
+
 [[noreturn, gnu::cold]] void throw_flooded(std::uint32_t num_units) {
   throw Error(ErrorCode::kCapacity,
               "one index segment would need " +
@@ -263,10 +266,36 @@ void SegmentedHash::grow_for(std::int64_t num_keys) {
   if (depth <= depth_ + 1) return;
   SegmentedHash grown(0);
   grown.hash_ = hash_;
-  grown.make_directory(depth, num_keys);
-  for_each([&](Key key, std::uint32_t row) { grown.find_or_insert(key, row); });
+  if (arena_.bytes_free() < bytes_for(num_keys)) {
+    move_all(grown, depth, num_keys);
+  } else {  // memory has been reserved: it is to be used, not given back
+    grown.arena_.swap(arena_);
+    try {
+      move_all(grown, depth, num_keys);
+    } catch (...) {
+      grown.free_segments(grown.arena_);
+      arena_.swap(grown.arena_);
+      throw;
+    }
+    free_segments(grown.arena_);
+  }
   grown.splits_ += splits_;
   swap(grown);
+}
+
+void SegmentedHash::move_all(SegmentedHash& to, int depth, std::int64_t num_keys) const {
+  to.make_directory(depth, num_keys);
+  for_each([&](Key key, std::uint32_t row) { to.find_or_insert(key, row); });
+}
+
+// Leaves the directory empty.
+void SegmentedHash::free_segments(Arena& of) noexcept {
+  for (std::size_t i = 0; i < directory_.size();) {
+    Segment* const segment = directory_[i].segment();
+    i += std::size_t{1} << (depth_ - segment->depth);
+    of.free(reinterpret_cast<std::byte*>(segment), segment->num_units);
+  }
+  directory_.clear();
 }
 
 void SegmentedHash::expect(std::int64_t num_new) {
@@ -295,7 +324,7 @@ void SegmentedHash::swap(SegmentedHash& other) noexcept {
 
 void SegmentedHash::reserve(std::int64_t num_keys) {
   const std::int64_t more = num_keys - size_;
-  if (more > 0) arena_.reserve(static_cast<std::size_t>(more) * 20);
+  if (more > 0) arena_.reserve(bytes_for(more));
 }
 
 void SegmentedHash::check_invariants() const {

@@ -36,6 +36,7 @@ from worlds import (
 
 from recsdk_core import RecsdkError
 from recsdk_sharding import get_default_hybrid_sharders
+from recsdk_sharding.assembly import Assembly
 from recsdk_sharding.exchange import EndOfData, exchanges_of
 
 
@@ -420,6 +421,18 @@ def forget_model() -> list[bool]:
     del model
     gc.collect()
     return [table() is None for table in tables]
+
+
+def keep_losses(num_steps: int) -> int:
+    """How many plans of exchanges are alive after steps whose losses are kept."""
+    model = shard(new_model(Setup(torch.optim.Adagrad, {"lr": 0.1}), "meta"))
+    losses = []
+    for batch in own_batches([[3] * 4] * num_steps, weighted=False):
+        losses.append(model(batch)[0])
+        losses[-1].backward()
+    gc.collect()
+    assert len(losses) == num_steps
+    return sum(type(made) is Assembly for made in gc.get_objects())
 
 
 def keep_rows() -> dict[str, Any]:

@@ -110,6 +110,11 @@ def test_an_unsharded_module_is_refused_in_data_parallel(ranks: RankPool) -> Non
     assert ranks.run(1, on_ranks.train_unsharded_in_ddp) == ["trained [3, 3, 3]"]
 
 
+def test_a_kept_loss_does_not_keep_what_its_backward_needed(ranks: RankPool) -> None:
+    few, many = (ranks.run(2, on_ranks.keep_losses, steps) for steps in (1, 5))
+    assert few == many
+
+
 def test_a_model_without_references_is_freed(ranks: RankPool) -> None:
     for is_gone in ranks.run(2, on_ranks.forget_model):
         assert all(is_gone)

@@ -77,7 +77,8 @@ def test_a_pipeline_under_which_processors_would_drift_apart_is_refused(ranks: R
 
 
 def test_only_some_ranks_may_need_gradients_of_weights(ranks: RankPool) -> None:
-    for plan in (PLANS["mixed"], PLANS["table_wise"]):
+    replicated = dict.fromkeys(PLANS["mixed"], ("data_parallel",))
+    for plan in (PLANS["mixed"], PLANS["table_wise"], replicated):
         setup = replace(ADAGRAD, weighted=True, plan=plan)
         wanted = ranks.run(3, weights_on_ranks.gradients, setup, (0, 1, 2))
         found = ranks.run(3, weights_on_ranks.gradients, setup, (1,))

@@ -1,5 +1,6 @@
 // combine.h: each key once, with the sum of its gradients.
 #include <algorithm>
+#include <string>
 #include <vector>
 
 #include "array.h"
@@ -40,6 +41,8 @@ void combine(nb::handle blocks, nb::handle packed_object) {
     const PyBags& bags = *nb::inst_ptr<PyBags>(parts[0]);
     const std::int64_t column = integer(parts[2], "column");
     const std::int64_t width = integer(parts[3], "width");
+    if (width < 0)
+      throw nb::value_error(("width must not be negative, got " + std::to_string(width)).c_str());
     const std::int64_t start = integer(parts[4], "start");
     const std::int64_t num_sums = integer(parts[5], "num_sums");
     const Array& grad =

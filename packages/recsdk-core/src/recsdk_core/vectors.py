@@ -23,7 +23,7 @@ Part: TypeAlias = tuple[int, Array | None]
 
 Block: TypeAlias = tuple[Array, int, int, Sequence[Part]]
 """(matrix, column, width, parts): the columns [column, column + width) of a float32 matrix, each of
-whose rows is contiguous, and where vectors of its rows lie."""
+whose rows is contiguous and has memory of its own, and where vectors of its rows lie."""
 
 
 def unpack_vectors(packed: Array, blocks: Sequence[Block]) -> None:

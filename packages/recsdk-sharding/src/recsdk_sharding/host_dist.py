@@ -210,7 +210,6 @@ class _Job(ExchangeJob[_Result]):
         self._rank = owner.config.group.exchange.rank
         self._whole: WholeBags | None = None
         self._combined: CombinedKeys | None = None
-        self._is_mixed = False
 
     def step(self) -> int:
         return self._owner.num_steps + int(self.training)
@@ -232,18 +231,21 @@ class _Job(ExchangeJob[_Result]):
             if is_alone:
                 return Splits(batch_size=features.batch_size)
             self._combined = CombinedKeys(features)
-            features = self._combined.features
-        self._sent = Requests.of_features(
-            features,
-            config.layout,
-            is_sequence=config.is_sequence or self._combined is not None,
-            is_weighted=config.is_weighted and self._combined is None,
-        )
+        self._sent = self._requests()
         return Splits(
             batch_size=features.batch_size,
             counts=tuple(self._sent.num_words),
             sends_weights_late=self._is_late,
             combines_keys=self._combined is not None,
+        )
+
+    def _requests(self) -> Requests:
+        config = self._config
+        return Requests.of_features(
+            self._features if self._combined is None else self._combined.features,
+            config.layout,
+            is_sequence=config.is_sequence or self._combined is not None,
+            is_weighted=config.is_weighted and self._combined is None,
         )
 
     def _plan(self, features: Features) -> Assembly:
@@ -258,20 +260,29 @@ class _Job(ExchangeJob[_Result]):
         config = self._config
         if config.layout.world_size == 1 and self._whole is not None:
             return
-        sent = self._sent
         num_words = [entry.counts[self._rank] for entry in splits]
-        words = _all_to_all(group, sent.words, sent.num_words, num_words)
         combines = [entry.combines_keys for entry in splits]
+        self._is_late = any(entry.sends_weights_late for entry in splits)
+        if self._is_late and any(combines):  # the ranks learn only now that weights come late
+            num_words, combines = self._send_all_keys(group), [False] * len(splits)
+        sent = self._sent
+        words = _all_to_all(group, sent.words, sent.num_words, num_words)
         self._arrived = Arrivals(
             words.split_with_sizes(num_words),
             [route for route in config.layout.routes if self._rank in route.ranks],
             [config.is_sequence or of_rank for of_rank in combines],
         )
         self._owner.bytes_sent += 8 * (sum(sent.num_words) - sent.num_words[self._rank])
-        self._is_late = any(entry.sends_weights_late for entry in splits)
-        self._is_mixed = self._is_late and any(combines)
         if config.is_weighted and not self._is_late and not all(combines):
             self._exchange_weights(group, combines)
+
+    def _send_all_keys(self, group: dist.ProcessGroup) -> list[int]:
+        """Has keys sent as they are, not combined; how many words each rank then sends here."""
+        if self._combined is not None:
+            self._whole, self._combined = None, None
+            self._sent = self._requests()
+        ones = [1] * len(self._sent.num_words)
+        return _all_to_all(group, torch.tensor(self._sent.num_words), ones, ones).tolist()
 
     def _exchange_weights(self, group: dist.ProcessGroup, combines: Sequence[bool]) -> None:
         """Sends the weights of ids; ranks that combined keys have applied theirs."""
@@ -291,11 +302,6 @@ class _Job(ExchangeJob[_Result]):
 
     @torch.no_grad()
     def finish(self) -> _Result:
-        if self._is_mixed:
-            raise ValueError(
-                "weights of ids require a gradient on some ranks and not on others; have them "
-                "require one on all ranks or on none"
-            )
         config = self._config
         step = self.step()
         self._owner.num_steps += int(self.training)

@@ -244,13 +244,20 @@ class _Return(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        if ctx.transfers is None:
+            raise RuntimeError(
+                "this forward's backward has run already, whether it ended or raised: each forward "
+                "takes one backward; run forward again"
+            )
+        transfers, parts_of = ctx.transfers, ctx.parts_of
+        ctx.transfers = ctx.parts_of = None  # the graph may live on: a loss that is kept, say
         started = []
         dense = [grad.contiguous() for grad in grads]
-        for transfer, parts in zip(ctx.transfers, ctx.parts_of(dense), strict=True):
+        for transfer, parts in zip(transfers, parts_of(dense), strict=True):
             taken = transfer.assembly.take(parts, transfer.divisor if transfer.is_exact else 1)
             started.append(transfer.start_back(taken))
         back = [finish() for finish in started]
-        for transfer, grad in zip(ctx.transfers, back, strict=True):
+        for transfer, grad in zip(transfers, back, strict=True):
             if not transfer.is_exact:  # codecs see gradients at their full size, as torchrec's do
                 grad /= transfer.divisor
         return None, None, *back

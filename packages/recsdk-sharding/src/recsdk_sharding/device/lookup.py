@@ -14,6 +14,7 @@ from torchrec.distributed.embedding_types import BaseEmbeddingLookup
 from torchrec.optim.fused import FusedOptimizer, FusedOptimizerModule
 
 from recsdk_sharding.device.batch import DeviceBatch
+from recsdk_sharding.device.parcel import Parcel
 from recsdk_sharding.device.table import DeviceTable
 from recsdk_sharding.optimizers import HashFusedOptimizer
 from recsdk_sharding.rows import TableRows, anchor_of
@@ -139,7 +140,11 @@ class _Node:
             is_kept = plan.accumulation is not None and self._is_accumulated
             if plan.lease is not None and not is_kept:
                 plan.lease.release()
+        self._tables, self._batch = [], _NOTHING  # the graph may live on: a loss that is kept, say
         self._is_spent = True
+
+
+_NOTHING = DeviceBatch(torch.device("cpu"), Parcel(), [], 0, training=False)
 
 
 class _PoolTables(torch.autograd.Function):
