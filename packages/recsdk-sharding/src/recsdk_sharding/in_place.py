@@ -24,6 +24,9 @@ from recsdk_sharding.layout import Route
 __all__ = ["BagsOfAllRanks", "CombinedKeys", "Places", "WholeBags"]
 
 
+_NO_RANK = -1
+
+
 @dataclass(frozen=True)
 class Places:
     """Where the vectors of one group's features go, if it is a module's only one."""
@@ -153,36 +156,16 @@ class BagsOfAllRanks:
         width: int,
     ) -> list[FeatureBags]:
         """The bags of a table of this width, mapped; call it for all parts, in order."""
-        blocks = self._arrived.blocks_of(route, features)
-        counts = [len(block.keys) for block in blocks]
-        rows, outcomes, _ = mapped
-        parts = zip(
-            blocks,
-            next(self._starts),
-            rows.split_with_sizes(counts),
-            outcomes.split_with_sizes(counts),
-            strict=True,
-        )
-        trained, own_rows, own_outcomes, own_starts = [], [], [], []
-        for number, (block, start, rows_U, outcomes_U) in enumerate(parts):
-            position, rank = divmod(number, len(self.num_values))
-            start -= self._begins[rank]
-            if rank == self._rank:
+        trained = self._arrived.bags_of(route, features, mapped, next(self._starts), _NO_RANK)
+        own_rows, own_outcomes, own_starts = [], [], []
+        for number, bags in enumerate(trained):
+            position, bags.gradient = divmod(number, len(self.num_values))
+            bags.column -= self._begins[bags.gradient]
+            if bags.gradient == self._rank:
                 which_N = self._combined.which[features[position]]
-                own_rows.append(rows_U[which_N])
-                own_outcomes.append(outcomes_U[which_N])
-                own_starts.append((start, len(rows_U)))
-            trained.append(
-                FeatureBags(
-                    rows=rows_U,
-                    outcomes=outcomes_U,
-                    offsets=block.offsets,
-                    weights=block.weights,
-                    column=start,
-                    is_read=False,
-                    gradient=rank,
-                )
-            )
+                own_rows.append(bags.rows[which_N])
+                own_outcomes.append(bags.outcomes[which_N])
+                own_starts.append((bags.column, len(bags.rows)))
         read = self._own.of_part(
             features, torch.cat(own_rows), torch.cat(own_outcomes), 0, is_trained=False
         )
