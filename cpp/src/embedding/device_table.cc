@@ -227,7 +227,8 @@ void DeviceTable::update(std::span<const RowNumber> rows, std::span<const Outcom
   impl_->check_mapped(rows, outcomes, gradients);
   // Without offsets each key is a bag, so an item's source is the key's place.
   const GradBlock block{{rows, outcomes, {}, {}, Pooling::kSum}, nullptr, 0, nullptr};
-  const SortedGradients sorted = internal::sort_gradients({&block, 1}, impl_->core.rows.end());
+  const SortedGradients sorted =
+      internal::sort_gradients({&block, 1}, impl_->core.rows.end(), impl_->core.max_threads());
   const internal::SegmentSum sum = internal::plan_segment_sum(sorted);
   const CurrentDevice current(impl_->rows->device());
   impl_->rows->update(impl_->next_step(), sum, static_cast<std::int64_t>(rows.size()), gradients);

@@ -189,7 +189,8 @@ void DeviceTable::apply_gradients(std::span<const Key> keys, const float* gradie
   const std::int64_t dim = impl_->config.dim;
   const GradBlock block{
       {found.rows, found.outcomes, {}, {}, Pooling::kSum}, gradients, dim, nullptr};
-  const SortedGradients sorted = internal::sort_gradients({&block, 1}, core.rows.end());
+  const SortedGradients sorted =
+      internal::sort_gradients({&block, 1}, core.rows.end(), core.max_threads());
   const RowGradients sums = add_by_row(sorted, dim, core.max_threads());
   {
     const std::unique_lock rows_lock(core.rows_mutex);

@@ -21,7 +21,9 @@ struct SortedGradients {
   std::int64_t row_border(std::int64_t i) const;
 };
 
-/// Rows must be below `end_row`. Throws std::bad_alloc, Error(kCapacity) for 2^32 keys or more.
-SortedGradients sort_gradients(std::span<const GradBlock> blocks, RowNumber end_row);
+/// Rows must be below `end_row`. The same for any `max_threads`. Throws std::bad_alloc,
+/// Error(kCapacity) for 2^32 keys with rows, or bags, or more.
+SortedGradients sort_gradients(std::span<const GradBlock> blocks, RowNumber end_row,
+                               int max_threads);
 
 }  // namespace recsdk::internal

@@ -17,7 +17,7 @@ using internal::PoolArgs;
 
 namespace {
 
-constexpr std::int64_t kBagGrain = 512;    // bags a piece of a parallel pooling
+constexpr std::int64_t kBagGrain = 256;    // bags a piece of a parallel pooling
 constexpr std::int64_t kItemGrain = 8192;  // occurrences of rows a piece of a parallel update
 
 PoolArgs pool_args(const internal::RowAddresses& addresses, const TableConfig& config,
@@ -113,7 +113,8 @@ void Table::Impl::preserve(std::span<const GradBlock> blocks,
 
 void Table::Impl::update(std::span<const GradBlock> blocks,
                          std::unique_lock<internal::FairMutex>& lock) {
-  const internal::SortedGradients gradients = internal::sort_gradients(blocks, rows.end());
+  const internal::SortedGradients gradients =
+      internal::sort_gradients(blocks, rows.end(), max_threads());
   preserve(blocks, gradients, lock);
   const std::int64_t num_items = gradients.items.size();
   const std::int64_t scratch_width = internal::scratch_floats(config.dim, config.weight_dtype);

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <cstdlib>
 #include <deque>
 #include <exception>
@@ -23,6 +25,31 @@ namespace recsdk {
 namespace internal {
 namespace {
 
+// How long a thread that waits looks again and again before it sleeps: about as long as it takes to
+// wake a thread that sleeps. The phases of one call follow each other faster than that.
+constexpr std::chrono::microseconds kSpin{50};
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb" ::: "memory");
+#endif
+}
+
+// Waits until `is_done` or for kSpin.
+template <typename F>
+void spin_until(F is_done) {
+  constexpr int kLooksATime = 16;  // the clock is dearer than a look
+  const auto end = std::chrono::steady_clock::now() + kSpin;
+  do {
+    for (int i = 0; i < kLooksATime; ++i) {
+      if (is_done()) return;
+      pause();
+    }
+  } while (std::chrono::steady_clock::now() < end);
+}
+
 // One parallel_for. It lives on its caller's stack: the caller leaves only when no helper is
 // inside.
 struct Job {
@@ -31,14 +58,21 @@ struct Job {
   std::int64_t grain;
   int helpers_wanted;
   std::atomic<std::int64_t> next{0};
-  int helpers_inside = 0;        // under the pool's mutex
-  std::condition_variable left;  // a helper went
-  std::exception_ptr error;      // under the pool's mutex
+  std::atomic<int> helpers_inside{0};  // changed under the pool's mutex
+  std::condition_variable left;        // a helper went
+  std::exception_ptr error;            // under the pool's mutex
 };
+
+int threads_of_machine() {
+  cpu_set_t cpus;
+  if (sched_getaffinity(0, sizeof(cpus), &cpus) == 0) return std::max(1, CPU_COUNT(&cpus));
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
 
 class ThreadPool {
  public:
-  explicit ThreadPool(int num_threads) : num_threads_(num_threads) {
+  explicit ThreadPool(int num_threads)
+      : num_threads_(num_threads), spins_(num_threads <= threads_of_machine()) {
     try {
       threads_.reserve(static_cast<std::size_t>(num_threads - 1));
       for (int i = 1; i < num_threads; ++i) threads_.emplace_back([this] { serve(); });
@@ -57,6 +91,7 @@ class ThreadPool {
     try {
       const std::lock_guard lock(mutex_);
       jobs_.push_back(&job);
+      num_posted_.fetch_add(1, std::memory_order_relaxed);
     } catch (const std::bad_alloc&) {
       num_wakes = 0;  // nobody will hear of the job, so its owner does it alone
     }
@@ -64,7 +99,12 @@ class ThreadPool {
     work(job);
     std::unique_lock lock(mutex_);
     std::erase(jobs_, &job);
-    job.left.wait(lock, [&] { return job.helpers_inside == 0; });
+    if (spins_ && job.helpers_inside.load() != 0) {
+      lock.unlock();
+      spin_until([&] { return job.helpers_inside.load(std::memory_order_relaxed) == 0; });
+      lock.lock();  // the last helper has then let go of the job
+    }
+    job.left.wait(lock, [&] { return job.helpers_inside.load() == 0; });
   }
 
  private:
@@ -111,24 +151,26 @@ class ThreadPool {
       work(*job);
       lock.lock();
       --job->helpers_inside;
-      // Under the lock: the job is gone as soon as its owner sees zero.
+      // Under the lock: the job is gone as soon as its owner sees zero and has the lock.
       job->left.notify_all();
+      if (spins_) {
+        const std::uint64_t seen = num_posted_.load(std::memory_order_relaxed);
+        lock.unlock();
+        spin_until([&] { return num_posted_.load(std::memory_order_relaxed) != seen; });
+        lock.lock();
+      }
     }
   }
 
   const int num_threads_;
+  const bool spins_;  // not where threads share processors: one that looks would hold up another
+  std::atomic<std::uint64_t> num_posted_{0};
   std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<Job*> jobs_;
   bool stopping_ = false;
   std::vector<std::thread> threads_;
 };
-
-int threads_of_machine() {
-  cpu_set_t cpus;
-  if (sched_getaffinity(0, sizeof(cpus), &cpus) == 0) return std::max(1, CPU_COUNT(&cpus));
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-}
 
 int threads_of_environment() {
   const char* text = std::getenv("RECSDK_NUM_THREADS");
@@ -211,7 +253,7 @@ void parallel_for(std::int64_t count, std::int64_t grain, int max_threads, Range
   if (pool == nullptr) return run_alone(count, grain, body);
   const std::int64_t threads =
       std::min({pieces, std::int64_t{max_threads}, std::int64_t{pool->num_threads()}});
-  Job job{body, count, grain, static_cast<int>(threads) - 1, {}, 0, {}, {}};
+  Job job{body, count, grain, static_cast<int>(threads) - 1, {}, {}, {}, {}};
   pool->run(job);
   if (job.error) std::rethrow_exception(job.error);
 }
