@@ -4,18 +4,21 @@
 
 The same suites that `make test` runs on the host and on a stand-in for Ascend's runtime: the
 contract of a device (cpp/tests/device_conformance_test.cc), tables in its memory, from several
-threads, and through the C interface. Source CANN's set_env.sh first.
+threads, and through the C interface. Source CANN's set_env.sh first. If torch_npu is in .venv, the
+tests of tables on torch's device "npu" run too, which `make test` runs on the simulated one.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import cpp_tests
+import set_up
 
 SUITES = (
     "device_conformance_test",
@@ -23,6 +26,8 @@ SUITES = (
     "device_threads_test",
     "c_api_device_test",
 )
+TORCH_TESTS = set_up.ROOT / "packages" / "recsdk-sharding" / "tests"
+TORCH_SUITES = ("test_device*.py", "test_outcomes.py")
 NPU_ONLY = "--gtest_filter=*/npu"
 
 
@@ -39,9 +44,28 @@ def run_suite(name: str, junit_dir: Path | None) -> bool:
     command = [str(cpp_tests.Variant().path / "tests" / name), NPU_ONLY, "--gtest_brief=1"]
     if junit_dir is not None:
         command.append(f"--gtest_output=xml:{junit_dir / name}.xml")
+    return passes(name, command)
+
+
+def passes(name: str, command: list[str]) -> bool:
     env = {**os.environ, "RECSDK_TEST_NPU_HARDWARE": "1"}
     print(f"==== {name}", flush=True)
     return subprocess.run(command, env=env, check=False).returncode == 0
+
+
+def run_torch(junit_dir: Path | None) -> bool:
+    """Runs the tests of torch's device, if torch_npu is there; true unless they failed."""
+    if importlib.util.find_spec("torch_npu") is None:
+        print(
+            "torch's device was not tested: run `make setup`, then .venv/bin/python -m pip install "
+            f"{set_up.pinned('torch_npu')}, and this again"
+        )
+        return True
+    files = sorted(str(path) for glob in TORCH_SUITES for path in TORCH_TESTS.glob(glob))
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", *files]
+    if junit_dir is not None:
+        command.append(f"--junit-xml={junit_dir / 'torch.xml'}")
+    return passes("torch's device", command)
 
 
 def main() -> int:
@@ -53,9 +77,10 @@ def main() -> int:
         return status
     passed = [name for name in SUITES if run_suite(name, args.junit_dir)]
     print(f"{len(passed)} suites passed, {len(SUITES) - len(passed)} failed")
-    if len(passed) < len(SUITES):
+    is_well = len(passed) == len(SUITES) and run_torch(args.junit_dir)
+    if not is_well:
         print("to report it: the output above, `npu-smi info`, the versions of CANN and driver")
-    return 0 if len(passed) == len(SUITES) else 1
+    return 0 if is_well else 1
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator
 
 import pytest
-from rank_pool import RankPool
+from rank_pool import RankPool, npu_pool
 
 from recsdk_core.testing import register_profiles
 
@@ -24,7 +24,7 @@ def ranks() -> Iterator[RankPool]:
 
 @pytest.fixture(scope="session")
 def npus() -> Iterator[RankPool]:
-    """Processes with a simulated NPU each, which copies later, at most 5."""
-    pool = RankPool(5, "hccl", RECSDK_SIM_NPU="1", RECSDK_SIM_NPU_ASYNC="1")
+    """Processes with an NPU each, at most 5."""
+    pool = npu_pool(5)
     yield pool
     pool.close()

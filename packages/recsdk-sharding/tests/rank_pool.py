@@ -9,11 +9,13 @@ import multiprocessing
 import os
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 SECONDS_PER_CALL = 300
 GROUP_TIMEOUT = timedelta(seconds=180)
@@ -26,10 +28,16 @@ class RankError(AssertionError):
 class RankPool:
     """W processes at most, each a rank of the worlds that are asked for."""
 
-    def __init__(self, most_ranks: int, backend: str = "gloo", **environment: str) -> None:
+    def __init__(
+        self,
+        most_ranks: int,
+        backend: str = "gloo",
+        environments: Sequence[Mapping[str, str]] | None = None,
+    ) -> None:
+        """`environments`: variables that each rank's process has beside those of this one."""
         self._most_ranks = most_ranks
         self._backend = backend
-        self._environment = environment
+        self._environments = [{}] * most_ranks if environments is None else environments
         self._folder = tempfile.TemporaryDirectory()
         self._num_worlds = 0
         self._world: tuple[int, str, str] | None = None
@@ -38,10 +46,13 @@ class RankPool:
     def run(self, world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
         """What `function(*args)` returns on each rank of a world, with its process group set up.
 
-        Raises RankError if it raised on any rank. The function must be importable.
+        Raises RankError if it raised on any rank; skips the test if there are not so many ranks.
+        The function must be importable.
         """
+        if world_size > self._most_ranks:
+            pytest.skip(f"needs {world_size} ranks; there are {self._most_ranks}")
         if not self._workers:
-            self._workers = [_start(rank, self._environment) for rank in range(self._most_ranks)]
+            self._workers = [_start(*pair) for pair in enumerate(self._environments)]
             # torchrec keeps some state per process that must be made by all ranks together.
             self.run(self._most_ranks, _warm_up)
         if self._world is None or self._world[0] != world_size:
@@ -72,7 +83,23 @@ class RankPool:
         self._world = None
 
 
-def _start(rank: int, environment: dict[str, str]) -> tuple[Any, Connection]:
+def npu_pool(most_ranks: int) -> RankPool:
+    """Processes with a simulated NPU each, which copies later.
+
+    With RECSDK_TEST_NPU_HARDWARE in the environment they have one of the machine's each, of those
+    in ASCEND_RT_VISIBLE_DEVICES if it is set; at most as many as there are.
+    """
+    if not os.environ.get("RECSDK_TEST_NPU_HARDWARE"):
+        simulated = {"RECSDK_SIM_NPU": "1", "RECSDK_SIM_NPU_ASYNC": "1"}
+        return RankPool(most_ranks, "hccl", [simulated] * most_ranks)
+    nodes = (path.name.removeprefix("davinci") for path in Path("/dev").glob("davinci[0-9]*"))
+    numbers = os.environ.get("ASCEND_RT_VISIBLE_DEVICES")
+    devices = sorted(nodes, key=int) if numbers is None else numbers.split(",")
+    own = [{"ASCEND_RT_VISIBLE_DEVICES": device} for device in devices[:most_ranks]]
+    return RankPool(len(own), "hccl", own)
+
+
+def _start(rank: int, environment: Mapping[str, str]) -> tuple[Any, Connection]:
     context = multiprocessing.get_context("spawn")
     pipe, their_pipe = context.Pipe()
     process = context.Process(target=_serve, args=(rank, their_pipe, environment), daemon=True)
@@ -90,7 +117,7 @@ def _reply_of(pipe: Connection, rank: int) -> tuple[bool, Any]:
         return False, "the process died"
 
 
-def _serve(rank: int, pipe: Connection, environment: dict[str, str]) -> None:
+def _serve(rank: int, pipe: Connection, environment: Mapping[str, str]) -> None:
     os.environ.update(environment, OMP_NUM_THREADS="1")
     import torch
 

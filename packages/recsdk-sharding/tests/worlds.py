@@ -18,6 +18,7 @@ import torch.distributed as dist
 from plans import Spec, module_plan
 from processors import PROCESSORS, processed
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torchrec.distributed import comm
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
@@ -333,7 +334,11 @@ def use_nodes_of(local_size: int) -> None:
 def optimizer_of(model: DistributedModelParallel, lr: float) -> CombinedOptimizer:
     """The fused optimizers of the tables and SGD for the dense part."""
     dense = dict(in_backward_optimizer_filter(model.named_parameters()))
-    wrapper = KeyedOptimizerWrapper(dense, lambda params: torch.optim.SGD(params, lr=lr))
+    is_mixed = len({isinstance(parameter, DTensor) for parameter in dense.values()}) > 1
+    foreach = False if is_mixed else None  # torch's default on a device takes no such mixture
+    wrapper = KeyedOptimizerWrapper(
+        dense, lambda params: torch.optim.SGD(params, lr=lr, foreach=foreach)
+    )
     return CombinedOptimizer([model.fused_optimizer, wrapper])
 
 

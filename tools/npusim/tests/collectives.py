@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 NPU = torch.device("npu")
@@ -78,6 +86,44 @@ def exchanges(rank: int, size: int) -> None:
     assert objects == [{"rank": index} for index in range(size)]
 
 
+def functional(rank: int, size: int) -> None:
+    """What DTensor is made of."""
+    own = torch.arange(2.0, device=NPU).view(1, 2) + rank
+    everyones = [value + index for index in range(size) for value in (0.0, 1.0)]
+    group = dist.GroupMember.WORLD
+    check(funcol.all_gather_single(own, 0, group).flatten(), *everyones)
+    check(funcol.all_gather_single(own, 1, group).flatten(), *everyones)
+    parts = torch.arange(float(2 * size), device=NPU)
+    own_part = slice(2 * rank, 2 * rank + 2)
+    summed = (parts * size)[own_part].tolist()
+    check(funcol.reduce_scatter_tensor(parts, "sum", 0, group), *summed)
+    check(funcol.reduce_scatter_tensor(parts, "avg", 0, group), *parts[own_part].tolist())
+    check(funcol.all_reduce(filled(rank), "max", group), size - 1)
+    (gathered,) = funcol.all_gather_into_tensor_coalesced([own], group)
+    check(gathered.flatten(), *everyones)
+    received = funcol.all_to_all_single(filled(*[rank] * size), None, None, group)
+    check(received, *range(size))
+
+
+def meshes(rank: int, size: int) -> None:
+    """A layer cut over a mesh learns what it learns uncut."""
+    mesh = init_device_mesh("npu", (1, size), mesh_dim_names=("data", "tensor"))
+    torch.manual_seed(5)
+    inputs = torch.randn(3, 4, device=NPU)
+    grads = []
+    for is_cut in (False, True):
+        torch.manual_seed(6)
+        layers = nn.Sequential(nn.Linear(4, 2 * size), nn.Linear(2 * size, 1)).to(NPU)
+        if is_cut:
+            plan = {"0": ColwiseParallel(), "1": RowwiseParallel()}
+            parallelize_module(layers, mesh["tensor"], plan)
+        layers(inputs).sum().backward()
+        found = [parameter.grad for parameter in layers.parameters()]
+        grads.append([g.full_tensor() if isinstance(g, DTensor) else g for g in found])
+    for expected, found in zip(*grads, strict=True):
+        torch.testing.assert_close(found.cpu(), expected.cpu())
+
+
 def host_tensors_are_refused(rank: int, size: int) -> None:
     with pytest.raises((ValueError, RuntimeError), match="npu"):
         dist.all_reduce(torch.ones(1))
@@ -100,7 +146,8 @@ def main() -> None:
     assert dist.get_backend() == "hccl"
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.npu.set_device(rank)
-    for case in (reductions, gathers, exchanges, host_tensors_are_refused, data_parallel):
+    cases = (reductions, gathers, exchanges, functional, meshes, data_parallel)
+    for case in (*cases, host_tensors_are_refused):
         case(rank, size)
         dist.barrier()
     dist.destroy_process_group()

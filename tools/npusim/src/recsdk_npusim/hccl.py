@@ -23,6 +23,7 @@ def register() -> None:
     """Makes `init_process_group("hccl")` work."""
     if dist.is_available():
         dist.Backend.register_backend(_NAME, SimulatedHccl, devices=["npu"])
+        _register_functional()
 
 
 def _on_cpu(value: Any) -> Any:
@@ -124,6 +125,11 @@ class SimulatedHccl(_ProcessGroup):  # type: ignore[misc]
 
     _allgather_base = all_gather_single
 
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        for pair in zip(outputs, inputs, strict=True):
+            self.all_gather_single(*pair)
+        return _done(outputs)
+
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         """A sum of everything, of which each rank takes its part."""
         (output,), (parts,) = outputs, inputs
@@ -144,6 +150,11 @@ class SimulatedHccl(_ProcessGroup):  # type: ignore[misc]
         return _done(output)
 
     _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        for pair in zip(outputs, inputs, strict=True):
+            self.reduce_scatter_single(*pair, opts)
+        return _done(outputs)
 
     def all_to_all_single(
         self,
@@ -180,3 +191,38 @@ class SimulatedHccl(_ProcessGroup):  # type: ignore[misc]
         torch.npu.synchronize()  # type: ignore[attr-defined]
         self._gloo.barrier().wait()
         return _done([torch.zeros(1, device="npu")])
+
+
+# ---- functional collectives, which tensors cut over a mesh are made of -------------------------
+
+_functional: Any = None  # kept: with the library its kernels would go
+
+
+def _register_functional() -> None:
+    """Gives torch's functional collectives what a group written in Python cannot override."""
+    global _functional
+    make: Any = torch.library.Library
+    _functional = make("_c10d_functional", "IMPL")
+    _functional.impl("all_gather_into_tensor", _all_gather, "PrivateUse1")
+    _functional.impl("reduce_scatter_tensor", _reduce_scatter, "PrivateUse1")
+
+
+def _group_of(name: Any) -> Any:
+    return c10d._resolve_process_group(name)
+
+
+def _all_gather(input: torch.Tensor, group_size: int, group_name: str) -> torch.Tensor:
+    output = input.new_empty(input.shape[0] * group_size, *input.shape[1:])
+    _group_of(group_name).all_gather_single(output, input.contiguous())
+    return output
+
+
+def _reduce_scatter(
+    input: torch.Tensor, reduce_op: str, group_size: int, group_name: str
+) -> torch.Tensor:
+    output = input.new_empty(input.shape[0] // group_size, *input.shape[1:])
+    options = dist.ReduceScatterOptions()
+    averages = reduce_op == "avg"
+    options.reduceOp = getattr(dist.ReduceOp, "SUM" if averages else reduce_op.upper())
+    _group_of(group_name).reduce_scatter_single(output, input.contiguous(), options)
+    return output.div_(group_size) if averages else output

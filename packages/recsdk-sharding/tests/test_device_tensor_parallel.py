@@ -1,0 +1,48 @@
+"""Dense layers cut over simulated NPUs, beside tables there, train as a model that is not cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import reference
+import tensor_parallel_on_ranks as tp
+from rank_pool import RankPool, npu_pool
+from test_device import on_npu, with_room
+from test_pipelines import assert_identical
+from test_tensor_parallel import ADAGRAD, MIXED, rows_of_mesh
+from test_training import assert_dense_close, assert_outputs_close, assert_rows_close
+from worlds import Setup, whole_rows
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[RankPool]:
+    """Two processes that are in one world only, as torch's meshes need it."""
+    pool = npu_pool(2)
+    yield pool
+    pool.close()
+
+
+@pytest.mark.parametrize(
+    ("shape", "plan", "setup", "how"),
+    [
+        ((2,), "whole", ADAGRAD, "plain"),
+        ((2,), "half", MIXED, "pipeline"),
+        ((2,), "chained", MIXED, "plain"),
+        ((1, 2), "half", ADAGRAD, "plain"),
+        ((2, 1), "whole", MIXED, "pipeline"),
+    ],
+)
+def test_training_equals_that_of_a_model_that_is_not_cut(
+    pair: RankPool, shape: tuple[int, ...], plan: str, setup: Setup, how: str
+) -> None:
+    sizes, setup = rows_of_mesh(shape), with_room(setup)
+    results = pair.run(2, tp.train, on_npu(setup), shape, plan, sizes, how)
+    expected = reference.train_unsharded(setup, sizes)
+    replicated = ["genre"] if setup.plan else []
+    rows = whole_rows([result["rows"] for result in results], replicated)
+    assert_rows_close(rows, expected["rows"])
+    assert_outputs_close(results, expected["outputs"])
+    for result in results:
+        assert_dense_close(result["dense"], expected["dense"])
+        assert_identical(result["dense"], results[0]["dense"])
