@@ -113,25 +113,6 @@ def fail_an_update(accumulate_steps: int) -> dict[str, Any]:
     return result
 
 
-def write_new_rows_twice() -> dict[str, Any]:
-    """Rows of a forward whose copies to the device failed at first, and of one without failure."""
-    models = [new_model(Setup(*ADAGRAD, options={"num_rows": 400}), "npu") for _ in range(2)]
-    batch = make_batch(0, 6).sparse
-    table = models[0].ebc.tables()["user"]
-    write = table._write_initial_rows
-
-    def failing(*args: Any) -> None:
-        raise torch.OutOfMemoryError("no memory today")
-
-    table._write_initial_rows = failing
-    with pytest.raises(torch.OutOfMemoryError):
-        models[0].ebc(batch)
-    table._write_initial_rows = write
-    for model in models:
-        model.ebc(batch)
-    return {"rows": [rows_of(model.ebc.tables()) for model in models]}
-
-
 def _train_one(model: Any, seed: int) -> None:
     model.ebc(make_batch(seed, 6).sparse).values().sum().backward()
 

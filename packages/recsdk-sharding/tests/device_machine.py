@@ -182,7 +182,7 @@ class Machine:
             self._check_rows(name, engine, device)
 
     def _check_rows(self, name: str, engine: Any, device: Any) -> None:
-        assert not device._store_RD[-1].any(), "the row that refused keys read was written to"
+        assert not device._rows.weight_RD[-1].any(), "the row that refused keys read was written to"
         for expected, batch in zip(engine.export(), device.export(), strict=True):
             np.testing.assert_array_equal(batch.keys, expected.keys)
             close(batch.weights, expected.weights)

@@ -24,11 +24,13 @@ from worlds import (
     collection_of,
     dense_of,
     dense_parameters,
+    features_of,
     make_batch,
     new_model,
     optimizer_of,
     rows_of,
     shard,
+    tables,
     unwrapped,
 )
 
@@ -194,6 +196,29 @@ def _dense(model: nn.Module) -> dict[str, np.ndarray]:
     }
 
 
+def count_pooled_keys(setup: Setup, sizes: list[list[int]]) -> dict[str, list[int]]:
+    """How many keys are read for each table and batch, and how many this rank's batches have."""
+    pooled: list[int] = []
+
+    def pool_rows(store_RD: torch.Tensor, index: kernels.BagIndex) -> torch.Tensor:
+        pooled.append(len(index.rows_N))
+        return kernels.pool_rows(store_RD, index)
+
+    model = shard(new_model(setup, "meta"), setup)
+    own = []
+    kernels.register_kernel("npu", "pool_rows", pool_rows)
+    try:
+        for batch in own_batches(sizes, setup.weighted):
+            counts = {name: len(bags[1]) for name, bags in features_of(batch).items()}
+            own += [
+                sum(counts[name] for name in config.feature_names) for config in tables(num_rows=1)
+            ]
+            model(batch.to(model.device))[0].backward()
+    finally:
+        kernels.register_kernel("npu", "pool_rows", None)
+    return {"pooled": pooled, "own": own}
+
+
 def use_registered_kernels(setup: Setup, sizes: list[list[int]]) -> dict[str, Any]:
     """Trains with kernels of the test's own, which count their calls."""
     from on_ranks import train
@@ -206,7 +231,11 @@ def use_registered_kernels(setup: Setup, sizes: list[list[int]]) -> dict[str, An
         calls[operation] += 1
         return function(*args)
 
-    functions = (kernels.pool_rows, kernels.sum_gradients, update_rows)
+    def write_updates(*args: Any) -> None:
+        for write in update_rows(*args):
+            write()
+
+    functions = (kernels.pool_rows, kernels.sum_gradients, write_updates)
     try:
         for operation, function in zip(calls, functions, strict=True):
             kernels.register_kernel("npu", operation, partial(counted, operation, function))

@@ -41,6 +41,7 @@ from recsdk_sharding import (
     RowOptimizer,
     Saver,
 )
+from recsdk_sharding.device.kernels import kernel, register_kernel
 from recsdk_sharding.device.optimizers import check_optimizer
 from recsdk_sharding.device.table import DeviceTable
 
@@ -287,6 +288,22 @@ def test_registered_kernels_take_over(npus: RankPool) -> None:
     assert set(result["calls"].values()) == {3 * len(sizes)}
     (expected,) = npus.run(1, on_ranks.train, setup, sizes)
     assert_identical(result["rows"], expected["rows"])
+
+
+def test_each_rank_reads_its_own_bags_of_tables_that_all_have(npus: RankPool) -> None:
+    plan = dict.fromkeys(("user", "genre", "other"), ("data_parallel",))
+    setup = on_npu(with_room(replace(SETUPS["adagrad_weighted"], plan=plan)))
+    for result in npus.run(2, on_npus.count_pooled_keys, setup, sizes_for(2)):
+        assert result["pooled"] == result["own"]
+        assert sum(result["own"])
+
+
+def test_a_kernel_of_an_unknown_operation_is_refused() -> None:
+    operations = ("pool_rows", "sum_gradients", "update_rows")
+    with pytest.raises(ValueError, match=r"operation must be one of .*, got 'pool_row'") as raised:
+        register_kernel("npu", "pool_row", lambda: None)  # type: ignore[arg-type]
+    assert all(repr(operation) in str(raised.value) for operation in operations)
+    assert kernel("npu", "pool_rows", operations.index) == operations.index
 
 
 def test_an_optimizer_that_no_device_has_is_named() -> None:

@@ -47,12 +47,6 @@ def test_an_update_that_fails_changes_nothing(npus: RankPool, accumulate_steps: 
     assert_identical(*result["trained"])
 
 
-def test_new_rows_that_could_not_be_copied_are_copied_later(npus: RankPool) -> None:
-    (result,) = npus.run(1, device_failures.write_new_rows_twice)
-    assert result["rows"][0]["user"]
-    assert_identical(*result["rows"])
-
-
 def test_rows_and_state_move_between_devices(npus: RankPool) -> None:
     (result,) = npus.run(1, device_failures.move_between_devices)
     for number, step in enumerate(result["steps"]):

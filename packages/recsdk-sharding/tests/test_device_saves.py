@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import device_saves
 import numpy as np
 import pytest
 import torch
+from failing import Failing
 from rank_pool import RankPool
 from test_pipelines import assert_identical
 from test_training import SETUPS
@@ -85,28 +87,22 @@ def test_resumed_training_equals_training_never_stopped(
             assert np.array_equal(out, expected)
 
 
-def test_a_device_that_fails_leaves_no_key_with_another_row(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_device_that_fails_leaves_no_key_with_another_row() -> None:
     config = HashEmbeddingBagConfig(name="user", embedding_dim=4, num_embeddings=10)
     table = DeviceTable(config, torch.zeros(11, 4), optim.Adagrad(), None, (0, 4))
-    host = table.to_host(with_rows=False)
+    hosts = [table.to_host(with_rows=False) for _ in range(2)]
     keys = np.arange(5)
-    host.upsert(keys, np.ones((5, 4), np.float32))
-    table.take_rows_of(host)
-    assert (table.lookup(keys) == 1).all()
-
-    given: list[Any] = []
-
-    def fail(array: Any) -> torch.Tensor:
-        given.append(array)
-        if len(given) > 1:  # the state, after the weights
-            raise RuntimeError("the device is out of memory")
-        return torch.from_numpy(array)
-
-    monkeypatch.setattr(table, "_on_device", fail)
-    host.upsert(keys + 2, np.full((5, 4), 2, np.float32))
-    with pytest.raises(RuntimeError, match="out of memory"):
-        table.take_rows_of(host)
-    assert len(table) == 0
-    assert not table.lookup(keys).any()
+    for value, host in enumerate(hosts, start=1):
+        host.upsert(keys + value, np.full((5, 4), value, np.float32))
+    for number in range(100):
+        table.take_rows_of(hosts[0])
+        assert (table.lookup(keys + 1) == 1).all()
+        with Failing(range(number, 1000)) as failing:
+            with contextlib.suppress(torch.OutOfMemoryError):
+                table.take_rows_of(hosts[1])
+        if not failing.num_failed:
+            break
+        assert len(table) == 0
+        assert not table.lookup(np.arange(10)).any()
+    assert number > 5
+    assert (table.lookup(keys + 2) == 2).all()

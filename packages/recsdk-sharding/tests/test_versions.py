@@ -6,8 +6,11 @@ import os
 import subprocess
 import sys
 import types
+from importlib import metadata
 
 import pytest
+from packaging.requirements import Requirement
+from torch import __version__ as torch_version
 
 from recsdk_sharding._requirements import REQUIREMENTS, check_requirements
 from recsdk_sharding._torchrec_compat import _Attribute, _Method, check_private_interfaces
@@ -143,3 +146,15 @@ def test_the_rules_for_npu() -> None:
     assert len(lines) == len(expected), lines
     for line, start in zip(lines, expected, strict=True):
         assert line.startswith(start)
+
+
+def test_the_extra_for_npus_brings_the_torch_npu_that_fits_torch() -> None:
+    needs = [Requirement(line) for line in metadata.requires("recsdk-sharding") or []]
+    found = {need.name.replace("_", "-"): need for need in needs}
+    torch, torch_npu = found["torch"], found["torch-npu"]
+    assert torch.marker is None
+    assert torch_npu.marker is not None
+    assert torch_npu.marker.evaluate({"extra": "npu"})
+    assert not torch_npu.marker.evaluate({"extra": ""})
+    assert torch_npu.specifier == torch.specifier
+    assert torch_npu.specifier.contains(torch_version.split("+")[0])

@@ -8,7 +8,7 @@ Shape letters: N keys, B bags of a table, U distinct rows or bags.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -197,7 +197,8 @@ def plan_batch(
             blocks=_joined_blocks(entry, table.dim),
             lease=entry.lease,
             accumulation=entry.accumulation,
-            bags=_plan_bags(parcel, part, table.spare_row),
+            # Weights that come late are gradients' business too, of every key in its place.
+            bags=_plan_bags(parcel, part.read_only() if starts is None else part, table.spare_row),
             gradients=_plan_gradients(parcel, part) if training else None,
             weights=None if starts is None else _plan_weights(parcel, part, entry, starts),
         )
@@ -245,6 +246,8 @@ class _MappedKeys:
     outcomes_N: NDArray[np.uint8]
     weights_N: NDArray[np.float32] | None
     lengths_B: NDArray[np.int64]
+    is_read_B: NDArray[np.bool_]
+    """Whether anybody wants a bag's vector; it is trained in any case."""
 
     @staticmethod
     def of_table(entry: TableBags) -> _MappedKeys:
@@ -254,6 +257,22 @@ class _MappedKeys:
             outcomes_N=torch.cat([f.outcomes for f in entry.features]).numpy(),
             weights_N=torch.cat(weights).numpy() if weights else None,
             lengths_B=torch.cat([_lengths(f) for f in entry.features]).numpy(),
+            is_read_B=np.repeat(
+                np.array([f.is_read for f in entry.features]), list(map(_num_bags, entry.features))
+            ),
+        )
+
+    def read_only(self) -> _MappedKeys:
+        """The same with the bags empty that nobody reads, for the forward."""
+        if self.is_read_B.all():
+            return self
+        is_read_N = np.repeat(self.is_read_B, self.lengths_B)
+        return replace(
+            self,
+            rows_N=self.rows_N[is_read_N],
+            outcomes_N=self.outcomes_N[is_read_N],
+            weights_N=None if self.weights_N is None else self.weights_N[is_read_N],
+            lengths_B=np.where(self.is_read_B, self.lengths_B, 0),
         )
 
 

@@ -86,13 +86,31 @@ class HostIndex:
         numbers = rows_N[outcomes_N == Outcome.INSERTED]
         with self._lock:
             made, self._made = self._made, []
-        if len(numbers) and made:
-            _, values = made.pop()
+        try:
+            entries = self._numbered(made, numbers, lease)
+        except BaseException:
+            with self._lock:
+                self._made = made + self._made
+            raise
+        with self._lock:
+            self._unwritten += entries
+
+    def _numbered(
+        self,
+        made: list[_MadeRows],
+        numbers: NDArray[np.int64],
+        lease: recsdk_core.Lease | None,
+    ) -> list[NumberedRows]:
+        """What was made, the last of it by a call that gave it `numbers`."""
+        last = made[-1:] if len(numbers) else []
+        entries = []
+        for _, values in last:
             assert len(numbers) == len(values), "the table makes the rows of a call in its order"
-            self._write_later(numbers, values)
-        for keys, values in made:
-            numbers, has_row_n = self.find(keys, lease)
-            self._write_later(numbers[has_row_n], values[has_row_n])
+            entries.append(_pinned(numbers, values))
+        for keys, values in made[: len(made) - len(last)]:
+            found, has_row_n = self.find(keys, lease)
+            entries.append(_pinned(found[has_row_n], values[has_row_n]))
+        return entries
 
     def settle(self) -> None:
         """As `keep_new_rows`, for readers: rows that they see must not be missed."""
@@ -101,18 +119,11 @@ class HostIndex:
             numbers, has_row_n = self.find(keys)
             if not has_row_n.all():
                 continue
+            numbered = _pinned(numbers, values)
             with self._lock:
-                is_kept = not any(entry is each for each in self._made)
-                self._made = [each for each in self._made if each is not entry]
-            if not is_kept:
-                self._write_later(numbers, values)
-
-    def _write_later(self, numbers: NDArray[np.int64], values: NDArray[np.float32]) -> None:
-        if not len(numbers):
-            return
-        entry = torch.from_numpy(numbers).pin_memory(), torch.from_numpy(values).pin_memory()
-        with self._lock:
-            self._unwritten.append(entry)
+                if any(entry is each for each in self._made):
+                    self._made = [each for each in self._made if each is not entry]
+                    self._unwritten.append(numbered)
 
     def take_new_rows(self) -> list[NumberedRows]:
         """The rows to be written to the device, in this order."""
@@ -144,6 +155,10 @@ class HostIndex:
         self.own_lookups[Outcome.FOUND] += num_found
         self.own_lookups[Outcome.MISSING] += len(keys) - num_found
         return numbers, is_row
+
+
+def _pinned(numbers: NDArray[np.int64], values: NDArray[np.float32]) -> NumberedRows:
+    return torch.from_numpy(numbers).pin_memory(), torch.from_numpy(values).pin_memory()
 
 
 def keys_only(keys: NDArray[np.int64]) -> NewRows:

@@ -92,9 +92,10 @@ def register_kernel(
 
     `function` takes what this module's function of that name takes ("update_rows":
     `recsdk_sharding.device.optimizers.update_rows`, whose optimizer may be any of the engine's) and
-    gives the same; what it does not know it may hand on to that function. None goes back to torch's
-    operators. It counts for batches that begin afterwards. Raises ValueError for an unknown
-    operation.
+    gives the same; what it does not know it may hand on to that function, and give what it gives.
+    "update_rows" gives the writes that make the update, or makes them itself and gives None; if it
+    raises it must have written nothing. None as function goes back to torch's operators. It counts
+    for batches that begin afterwards. Raises ValueError for an unknown operation.
     """
     if operation not in get_args(Operation):
         raise ValueError(f"operation must be one of {get_args(Operation)}, got {operation!r}")

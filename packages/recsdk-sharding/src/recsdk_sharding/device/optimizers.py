@@ -12,12 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from recsdk_core import optim
+from recsdk_sharding.device.writes import Write
 
 __all__ = ["State", "Step", "check_optimizer", "initial_state", "update_rows"]
 
@@ -48,7 +50,7 @@ class Step:
 
 @dataclass
 class _Rows:
-    """The touched rows' part of the store, read once and written once."""
+    """The touched rows' part of the store, a copy."""
 
     weight_UD: torch.Tensor
     grad_UD: torch.Tensor
@@ -64,11 +66,11 @@ def update_rows(
     rows_U: torch.Tensor,
     grad_UD: torch.Tensor,
     is_kept_U: torch.Tensor | None = None,
-) -> None:
-    """One optimizer update of the rows `rows_U`, which are distinct, in place.
+) -> list[Write]:
+    """One optimizer update of the rows `rows_U`, which are distinct: what is to be written.
 
-    Rows where `is_kept_U` (bool) is True stay as they are. Nothing is written before all is
-    computed, and writing takes no memory.
+    Rows where `is_kept_U` (bool) is True stay as they are. Everything is computed here and nothing
+    is written: the writes that it gives are copies, which need no memory.
     """
     rows = _Rows(
         weight_UD=store_RD.index_select(0, rows_U),
@@ -84,9 +86,10 @@ def update_rows(
         is_kept_U1 = is_kept_U[:, None]
         rows.weight_UD = torch.where(is_kept_U1, before[0], rows.weight_UD)
         rows.state = {n: torch.where(is_kept_U1, before[1][n], v) for n, v in rows.state.items()}
-    store_RD.index_copy_(0, rows_U, rows.weight_UD)
-    for name, field in rows.state.items():
-        state[name].index_copy_(0, rows_U, field)
+    return [
+        partial(store_RD.index_copy_, 0, rows_U, rows.weight_UD),
+        *(partial(state[name].index_copy_, 0, rows_U, each) for name, each in rows.state.items()),
+    ]
 
 
 def _copied(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,9 @@ from recsdk_sharding.configs import HashTableConfig
 from recsdk_sharding.device.batch import TablePlan, has_row, plan_joined
 from recsdk_sharding.device.host_index import HostIndex, keys_only
 from recsdk_sharding.device.kernels import kernel, pool_rows, sum_gradients
-from recsdk_sharding.device.optimizers import Step, check_optimizer, initial_state, update_rows
+from recsdk_sharding.device.optimizers import Step, check_optimizer
 from recsdk_sharding.device.parcel import Parcel
+from recsdk_sharding.device.stored_rows import StoredRows
 
 __all__ = ["DeviceTable"]
 
@@ -61,32 +63,26 @@ class DeviceTable:
         self._optimizer = check_optimizer(optimizer, config.name)
         capacity = store_RD.shape[0] - 1
         self._config = config
-        self._store_RD = store_RD
         self._columns = columns
         limit = capacity if max_rows is None else min(capacity, max_rows)
         self._keys = HostIndex(config, limit, columns)
         self.index = self._keys.table
         """The engine's table from keys to row numbers; its rows mean nothing."""
-        shape = recsdk_core.Table(self.dim, optimizer=optimizer)
+        shape = recsdk_core.Table(store_RD.shape[1], optimizer=optimizer)
         self.state_fields: tuple[tuple[str, int], ...] = shape.state_fields
         """(name, width) of each field of optimizer state that a row has."""
-        self._state = {
-            name: store_RD.detach().new_zeros(len(store_RD), width)
-            for name, width in self.state_fields
-        }
-        self._num_nonfinite = store_RD.detach().new_zeros(1, dtype=torch.int64)
+        self._rows = StoredRows(config.name, store_RD, self.state_fields, optimizer)
         self.update_count = 0
         """Optimizer updates so far, empty ones included; set it when restoring a table."""
         self.log_decay = 0.0
         """Sum of log(1 - lr * weight_decay) over all updates with `catch_up`, else 0."""
-        self._updated_R: torch.Tensor | None = None  # 1: since `track_updates`
 
     # ---- what the table is ---------------------------------------------------------------------
 
     @property
     def dim(self) -> int:
         """Row width D."""
-        return self._store_RD.shape[1]
+        return self._rows.weight_RD.shape[1]
 
     @property
     def name(self) -> str:
@@ -112,12 +108,12 @@ class DeviceTable:
     @property
     def device(self) -> torch.device:
         """Where the rows are."""
-        return self._store_RD.device
+        return self._rows.device
 
     @property
     def spare_row(self) -> int:
         """The row that keys without one read: zeros."""
-        return self._store_RD.shape[0] - 1
+        return self._rows.weight_RD.shape[0] - 1
 
     @property
     def optimizer(self) -> optim.Optimizer:
@@ -143,15 +139,14 @@ class DeviceTable:
 
     def stats(self) -> recsdk_core.TableStats:
         """Counts of keys and updates, and the device memory of rows; waits for the device."""
-        tensors = [self._store_RD, *self._state.values()]
         found = self.index.stats()
         outcomes = {kind: n - self._keys.own_lookups[kind] for kind, n in found.outcomes.items()}
         return replace(
             found,
             outcomes=outcomes,
             updates=self.update_count,
-            nonfinite=int(self._num_nonfinite),
-            row_bytes=sum(each.numel() * each.element_size() for each in tensors),
+            nonfinite=self._rows.num_nonfinite,
+            row_bytes=self._rows.num_bytes,
         )
 
     def check_invariants(self) -> None:
@@ -176,7 +171,7 @@ class DeviceTable:
         """The sums of the rows of each bag, float32 (B, D); `weights_M`: those that came late."""
         self._write_new_rows()
         run = kernel(self.device.type, "pool_rows", pool_rows)
-        pooled_BD: torch.Tensor = run(self._store_RD, plan.bag_index(parcel, weights_M))
+        pooled_BD: torch.Tensor = run(self._rows.weight_RD, plan.bag_index(parcel, weights_M))
         return pooled_BD
 
     @torch.no_grad()
@@ -184,7 +179,8 @@ class DeviceTable:
         self, plan: TablePlan, parcel: Parcel, grad_BD: torch.Tensor, grad_M: torch.Tensor
     ) -> None:
         """Writes the gradients of the weights that came late; before `update` changes the rows."""
-        plan.put_weight_grads(parcel, self._store_RD, grad_BD, grad_M)
+        self._rows.settle()
+        plan.put_weight_grads(parcel, self._rows.weight_RD, grad_BD, grad_M)
 
     @torch.no_grad()
     def update(
@@ -194,7 +190,11 @@ class DeviceTable:
         grad_BD: torch.Tensor,
         weights_M: torch.Tensor | None = None,
     ) -> None:
-        """One optimizer update with the gradients of bags (B, D); or, accumulating, its part."""
+        """One optimizer update with the gradients of bags (B, D); or, accumulating, its part.
+
+        If it raises, no row, state or count has changed.
+        """
+        self._rows.settle()
         run = kernel(self.device.type, "sum_gradients", sum_gradients)
         index = plan.gradient_index(parcel, weights_M)
         grad_UD = run(grad_BD, index)
@@ -216,7 +216,6 @@ class DeviceTable:
             plan.accumulation.drop()
 
     def _update_rows(self, rows_U: torch.Tensor, grad_UD: torch.Tensor) -> None:
-        """One update of distinct rows; if it raises, nothing has changed."""
         is_bad_U = grad_UD.isfinite().all(1).logical_not_()
         num_bad = is_bad_U.sum()
         how = self._config.on_nonfinite
@@ -226,34 +225,29 @@ class DeviceTable:
                 "number; lower the learning rate, clip gradients, or set on_nonfinite to skip"
             )
         step = Step(self._optimizer, self.update_count + 1, self.log_decay)
-        is_kept_U = is_bad_U if how == "skip" else None
-        if self._updated_R is not None:
-            self._updated_R.index_fill_(0, rows_U, 1)
-        kernel(self.device.type, "update_rows", update_rows)(
-            step, self._store_RD, self._state, rows_U, grad_UD, is_kept_U
+        self._rows.update(
+            step,
+            rows_U,
+            grad_UD,
+            num_bad=num_bad,
+            is_kept_U=is_bad_U if how == "skip" else None,
+            note=partial(self._count, step),
         )
-        self._num_nonfinite.add_(num_bad)
+
+    def _count(self, step: Step) -> None:
         self.update_count, self.log_decay = step.count, step.next_log_decay()
 
     @torch.no_grad()
     def _write_new_rows(self) -> None:
         """Writes the initial rows of all batches mapped by now; nothing reads them before."""
+        self._rows.settle()
         entries = self._keys.take_new_rows()
         try:
             for numbers, values in entries:
-                self._write_initial_rows(numbers, values)
+                self._rows.write_new(numbers, values)
         except BaseException:
             self._keys.put_back(entries)
             raise
-
-    def _write_initial_rows(self, numbers_n: torch.Tensor, values_nD: torch.Tensor) -> None:
-        rows_n = numbers_n.to(self.device, non_blocking=True)
-        self._store_RD.index_copy_(0, rows_n, values_nD.to(self.device, non_blocking=True))
-        self._reset_state(rows_n)
-
-    def _reset_state(self, rows_n: torch.Tensor) -> None:
-        for name, field in self._state.items():
-            field.index_fill_(0, rows_n, initial_state(self._optimizer, name))
 
     # ---- rows in and out -----------------------------------------------------------------------
 
@@ -283,7 +277,7 @@ class DeviceTable:
         self._keys.settle()
         self._write_new_rows()
         places_N = torch.from_numpy(np.where(has_row(outcomes_N), rows_N, self.spare_row))
-        values = _array(self._store_RD.index_select(0, places_N.to(self.device)))
+        values = self._rows.read(places_N.to(self.device))
         return (values, outcomes_N) if return_outcomes else values
 
     @torch.no_grad()
@@ -299,29 +293,22 @@ class DeviceTable:
         """The visible rows among `keys`, and those updated since `track_updates`, as `export`."""
         self._keys.settle()
         self._write_new_rows()
-        assert self._updated_R is not None
         for batch in self.index.export(state=False):
             rows_n = self._numbers_of(batch.keys)
-            is_updated_n = _array(self._updated_R.index_select(0, rows_n)).astype(np.bool_)
-            is_changed_n = is_updated_n | np.isin(batch.keys, keys)
+            is_changed_n = self._rows.were_updated(rows_n) | np.isin(batch.keys, keys)
             if is_changed_n.any():
                 changed_n = torch.from_numpy(np.flatnonzero(is_changed_n)).to(self.device)
                 yield self._rows_of(batch.keys[is_changed_n], rows_n[changed_n], state=True)
 
     def track_updates(self) -> None:
         """Notes from here on which rows are updated, for `export_changed`."""
-        if self._updated_R is None:
-            shape = len(self._store_RD)
-            self._updated_R = self._store_RD.detach().new_zeros(shape, dtype=torch.uint8)
-        else:
-            self._updated_R.zero_()
+        self._rows.track_updates()
 
     def _rows_of(self, keys: NDArray[np.int64], rows_n: torch.Tensor, state: bool) -> ExportBatch:
-        fields = self._state if state else {}
         return ExportBatch(
             keys=keys,
-            weights=_array(self._store_RD.index_select(0, rows_n)),
-            state={name: _array(field.index_select(0, rows_n)) for name, field in fields.items()},
+            weights=self._rows.read(rows_n),
+            state=self._rows.read_state(rows_n) if state else {},
         )
 
     def _numbers_of(self, keys: NDArray[np.int64]) -> torch.Tensor:
@@ -336,36 +323,31 @@ class DeviceTable:
         values: NDArray[np.float32],
         state: Mapping[str, NDArray[np.float32]] | None = None,
     ) -> None:
-        """Writes rows and their state (without it: fresh) for distinct keys (n,).
+        """Writes rows (n, D) and their state (without it: fresh) for distinct keys (n,).
 
-        Raises CapacityError if they do not fit; the rows that do are then there.
+        Raises CapacityError if they do not fit, BusyError while leases with a step are open, and
+        ValueError or TypeError for arrays that do not fit; then nothing has changed.
         """
         self._keys.settle()
         self._write_new_rows()
+        self.check_idle()
+        room = self._rows.make_room(
+            len(keys), values, state
+        )  # what can fail does so before keys are there
+        self._check_room(keys)
         self.index.upsert(keys, np.zeros((len(keys), 1), np.float32))
         self._keys.forget_made_rows()
-        numbers, has_row_n = self._keys.find(keys)
-        if not has_row_n.all():
+        numbers, _ = self._keys.find(keys)
+        room.write(numbers, has_begun=True)
+
+    def _check_room(self, keys: NDArray[np.int64]) -> None:
+        """Raises CapacityError unless keys without a row can have one."""
+        _, has_row_n = self._keys.find(keys)
+        if len(self.index) + len(keys) - int(has_row_n.sum()) > self.max_rows:
             raise recsdk_core.CapacityError(
                 f"table {self.name!r} is full: it takes {self.max_rows} rows on this rank; raise "
-                "num_embeddings, which the device memory of a table follows"
+                "num_embeddings, which the device memory of a table follows, or erase keys"
             )
-        self._write_rows(numbers, values, state)
-
-    def _write_rows(
-        self,
-        numbers: NDArray[np.int64],
-        values: NDArray[np.float32],
-        state: Mapping[str, NDArray[np.float32]] | None,
-    ) -> None:
-        """Writes rows by number (n,), with fresh state if None is given."""
-        rows_n = torch.from_numpy(numbers).to(self.device)
-        self._store_RD.index_copy_(0, rows_n, self._on_device(values))
-        if state is None:
-            self._reset_state(rows_n)
-            return
-        for name, field in self._state.items():
-            field.index_copy_(0, rows_n, self._on_device(state[name]))
 
     def erase(self, keys: NDArray[np.int64], *, return_outcomes: bool = False) -> Any:
         """Takes keys (N,) out of the table, which makes room for others.
@@ -381,6 +363,7 @@ class DeviceTable:
         """Removes every key."""
         self.index.clear()
         self._keys.forget_new_rows()
+        self._rows.forget()
 
     def to_host(self, *, with_rows: bool) -> recsdk_core.Table:
         """A table of the engine's of the same configuration, with a copy of the rows or empty."""
@@ -411,18 +394,12 @@ class DeviceTable:
         If the device fails, the table is empty: no key may read a row that is not its own.
         """
         self._keys.forget_new_rows()
+        self._rows.forget()
         try:
             for batch in batches:
                 numbers, _ = self._keys.find(batch.keys)
-                self._write_rows(numbers, batch.weights, batch.state or None)
+                self._rows.write(numbers, batch.weights, batch.state or None)
+                self._rows.settle()
         except BaseException:
             self.clear()
             raise
-
-    def _on_device(self, array: NDArray[Any]) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
-
-
-def _array(tensor: torch.Tensor) -> NDArray[Any]:
-    array: NDArray[Any] = tensor.cpu().numpy()
-    return array

@@ -1,0 +1,54 @@
+"""Writes to the tensors of a table that belong together: all of them happen, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import torch
+
+__all__ = ["Write", "Writes"]
+
+Write: TypeAlias = Callable[[], object]
+"""Writes one tensor in place, of values that are computed; doing it twice is as good as once."""
+
+
+class Writes:
+    """Does writes one after the other; what fails half-way is done before anybody looks.
+
+    Memory of a device may run out, or an operator fail, in the middle of an update. Values to be
+    written are at hand then, those that they replace are not, so the update is completed, not
+    undone.
+    """
+
+    def __init__(self) -> None:
+        self._left: list[Write] = []
+
+    def commit(self, writes: Sequence[Write], *, has_begun: bool = False) -> None:
+        """Does the writes in order. Raises what the first raises; then nothing has been written.
+
+        If a later one raises, it is left for `finish` with those after it. `has_begun`: something
+        that belongs to them has been written already, so the first is a later one too.
+        """
+        self.finish()
+        self._left = list(writes)
+        try:
+            self.finish()
+        except Exception:
+            if not has_begun and len(self._left) == len(writes):
+                self._left = []
+                raise
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Does what is left; to be called before anything reads or writes the tensors.
+
+        Raises what a write raises, and has it left again.
+        """
+        while self._left:
+            self._left[0]()
+            del self._left[0]
+
+    def forget(self) -> None:
+        """Drops what is left: other values take its place."""
+        self._left = []
