@@ -14,6 +14,7 @@ from recsdk_core import Lease
 from recsdk_core.nn.function import FeatureBags
 from recsdk_sharding.assembly import padded
 from recsdk_sharding.layout import Route
+from recsdk_sharding.outcomes import highest
 from recsdk_sharding.routing import Arrived, FeatureBagsOfRank, read_weights, read_words
 
 __all__ = ["Arrivals", "Starts"]
@@ -74,6 +75,27 @@ class Arrivals:
     def blocks_of(self, route: Route, features: Sequence[int]) -> list[FeatureBagsOfRank]:
         """The bags of a table: feature by feature, rank by rank."""
         return [found[route.ranks, f] for f in features for found in self._arrived]
+
+    def outcomes_of(
+        self, parts: Sequence[tuple[Route, Sequence[int], torch.Tensor]]
+    ) -> list[torch.Tensor]:
+        """What became of the keys that each rank sent, uint8 (N,), in the order of its keys.
+
+        `parts`: of each table part the outcomes of what `keys_of` gives; parts of some columns may
+        have the same keys.
+        """
+        by_rank: list[dict[tuple[tuple[int, ...], int], torch.Tensor]] = [{} for _ in self._arrived]
+        for route, features, outcomes in parts:
+            counts = [len(block.keys) for block in self.blocks_of(route, features)]
+            for number, piece in enumerate(outcomes.split_with_sizes(counts)):
+                index, rank = divmod(number, len(self._arrived))
+                place = route.ranks, features[index]
+                by_rank[rank][place] = highest(by_rank[rank].get(place), piece)
+        nothing = torch.zeros(0, dtype=torch.uint8)
+        return [
+            torch.cat([nothing, *(of_rank[place] for place in found)])
+            for of_rank, found in zip(by_rank, self._arrived, strict=True)
+        ]
 
     def starts_of(
         self,

@@ -28,6 +28,8 @@ class HashShardingContext(EmbeddingShardingContext):  # type: ignore[misc]
     """The weights of the batch's ids as they were given, with their autograd graph."""
     late_weights: LateWeights | None = None
     """How weights travel when the batch is looked up; None: they came with the ids, if any."""
+    outcomes: list[torch.Tensor] | None = None
+    """What became of the ids of each of the group's features, uint8 (N,), if it was wanted."""
     step: int | None = None
     """The step of the batch."""
     copied: torch.Event | None = None

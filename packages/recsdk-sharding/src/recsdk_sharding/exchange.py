@@ -97,6 +97,12 @@ class ExchangeJob(ABC, Generic[T]):
     def finish(self) -> T:
         """Local work with what was received."""
 
+    def answer(self, group: dist.ProcessGroup, splits: Sequence[Splits], result: T) -> None:
+        """Collectives once `finish` went well on every rank; none unless a job says so.
+
+        What it raises is final.
+        """
+
 
 class _Failure(RecsdkError):
     """What a rank says of a failure outside of any job."""
@@ -254,6 +260,10 @@ class HostExchange:
         try:
             lengths = self._gather([len(_message_of(error))], step)
             self._raise_failures([row[0] for row in lengths], error, step)
+            made = cast(T, result)
+            self._communicate(
+                lambda: job.answer(self.group, [h.splits for h in headers], made), step
+            )
         except BaseException:
             result = None  # the traceback would keep the leases of the result open
             raise

@@ -1,126 +1,25 @@
-"""The host work of a batch: send each id to the ranks that have it, and map it to a row there.
+"""What stands where torchrec has an input dist: it sends ids to the ranks that have them, mapped.
 
-It stands where torchrec has an input dist, and runs in the background as one job of the host
-exchange, so that any torchrec pipeline overlaps it with training.
-
-Shape letters: N keys, F features, W ranks.
+The work runs in the background as one job of the host exchange, so that any torchrec pipeline
+overlaps it with training.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any
 
-import torch
-import torch.distributed as dist
 from torchrec.distributed.embedding_sharding import BaseSparseFeaturesDist
 from torchrec.distributed.types import Awaitable
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
-from torchrec.streamable import Multistreamable
 
-from recsdk_core import Table
-from recsdk_core.nn.accumulation import Accumulation
-from recsdk_core.nn.function import FeatureBags, TableBags
-from recsdk_sharding.arrivals import Arrivals
-from recsdk_sharding.assembly import Assembly, plan_segments
 from recsdk_sharding.context import HashShardingContext
-from recsdk_sharding.device.batch import DeviceBatch, plan_batch
-from recsdk_sharding.device.table import DeviceTable
-from recsdk_sharding.devices import keeps_rows_in_engine, mark_of
-from recsdk_sharding.exchange import ExchangeJob, HostExchange, Splits
-from recsdk_sharding.features import (
-    Features,
-    Mapped,
-    features_on_host,
-    map_under_leases,
-    mean_divisor,
-    read_features,
-)
-from recsdk_sharding.in_place import BagsOfAllRanks, CombinedKeys, Places, WholeBags
-from recsdk_sharding.late_weights import LateWeights
-from recsdk_sharding.layout import GroupLayout
-from recsdk_sharding.ranks import RankMap
-from recsdk_sharding.routing import Requests
-from recsdk_sharding.sequences import without_duplicates
+from recsdk_sharding.devices import mark_of
+from recsdk_sharding.features import features_on_host
+from recsdk_sharding.host_job import AnyBatch, HostDistConfig, HostJob, Result
+from recsdk_sharding.in_place import Places
 
-__all__ = ["HostDist", "HostDistConfig", "HostGroup", "MappedBatch"]
-
-
-@dataclass(frozen=True)
-class HostGroup:
-    """The host side of one model's sharding."""
-
-    exchange: HostExchange
-    """Where the host jobs run."""
-    ranks: RankMap
-    """How many ranks there are, and the rule that spreads keys."""
-
-
-@dataclass
-class MappedBatch(Multistreamable):  # type: ignore[misc]
-    """The bags that this rank pools for all ranks, mapped to its rows."""
-
-    tables: list[TableBags]
-    """Bags of every part that this rank has; `column` is the first number of the vectors."""
-    num_values: int
-    """Numbers that are pooled."""
-    weight_starts: list[list[int]] | None = None
-    """Of each table and feature: where the weights lie among those that come late, if they do."""
-    in_place: WholeBags | BagsOfAllRanks | None = None
-    """If the vectors go to the results at once; `column` is then one of theirs."""
-    share: Callable[[torch.Tensor], Sequence[torch.Tensor]] | None = None
-    """Makes all ranks' gradients from that of the results; None: this rank is alone."""
-
-    def take_weights(self, weights_M: torch.Tensor) -> None:
-        """Takes the weights that came late."""
-        assert self.weight_starts is not None
-        for entry, starts in zip(self.tables, self.weight_starts, strict=True):
-            for feature, start in zip(entry.features, starts, strict=True):
-                feature.weights = weights_M.narrow(0, start, len(feature.rows))
-
-    def open(self) -> None:
-        """Makes the batch usable for work on the current stream."""
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        """Does nothing: all of it is on the host."""
-
-    def variable_stride_per_key(self) -> bool:
-        """False, in torchrec's words: every feature has the same batch size."""
-        return False
-
-
-AnyBatch: TypeAlias = MappedBatch | DeviceBatch
-
-
-@dataclass(frozen=True)
-class HostDistConfig:
-    """What the host work of one sharding group is made of."""
-
-    group: HostGroup
-    """The exchange and the rule for ranks."""
-    layout: GroupLayout
-    """Where the tables are."""
-    tables: list[Table]
-    """The engine's tables of the parts that this rank has, in the order of the layout."""
-    is_mean: list[bool]
-    """Whether each feature's bags are averaged. Ranks add up; means are taken at the end."""
-    is_weighted: bool = False
-    """Whether ids carry weights."""
-    is_sequence: bool = False
-    """Whether every id gets a vector of its own."""
-    drops_duplicates: bool = False
-    """Whether an id that a feature has several times is sent once; for sequences."""
-    multiple: int = 1
-    """What the numbers for each rank have to be a multiple of."""
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    """Where results are put together."""
-    accumulations: list[Accumulation[Any] | None] = field(default_factory=list)
-    """Of the same tables: what collects the gradients of several backwards."""
-    device_tables: list[DeviceTable] = field(default_factory=list)
-    """The same tables, if their rows are on a device; else none."""
+__all__ = ["HostDist"]
 
 
 class HostDist(BaseSparseFeaturesDist[Any]):  # type: ignore[misc]
@@ -136,6 +35,8 @@ class HostDist(BaseSparseFeaturesDist[Any]):  # type: ignore[misc]
         self.bytes_sent = 0  # to other ranks: ids, lengths and weights
         self.sends_weights_late = False
         """Whether weights are not known before the batch is looked up."""
+        self.wants_outcomes = False
+        """Whether to learn what became of each id of this rank's batches."""
         self.equal_batches: list[tuple[int, ...]] = []
         """Groups of ranks whose batches must be of equal size."""
         self.places: Places | None = None
@@ -145,27 +46,14 @@ class HostDist(BaseSparseFeaturesDist[Any]):  # type: ignore[misc]
 
     def forward(self, features: Any, context: HashShardingContext, training: bool) -> HostAwaitable:
         """Starts the work; what is wrong with `features` is raised by the second wait."""
-        job = _Job(self, features_on_host(features), training)
+        job = HostJob(self, features_on_host(features), training)
         return HostAwaitable(self.config.group.exchange.submit(job), context)
-
-
-@dataclass
-class _Result:
-    """What the work of a batch gives."""
-
-    step: int
-    batch: AnyBatch
-    features: Features
-    assembly: Assembly | None
-    num_values_sent: list[int]
-    late_weights: LateWeights | None
-    device: torch.device
 
 
 class HostAwaitable(Awaitable[Awaitable[AnyBatch]]):  # type: ignore[misc]
     """The first wait returns at once, the second gives the mapped batch."""
 
-    def __init__(self, future: Future[_Result], context: HashShardingContext) -> None:
+    def __init__(self, future: Future[Result], context: HashShardingContext) -> None:
         super().__init__()
         self._mapped = _MappedAwaitable(future, context)
 
@@ -174,7 +62,7 @@ class HostAwaitable(Awaitable[Awaitable[AnyBatch]]):  # type: ignore[misc]
 
 
 class _MappedAwaitable(Awaitable[AnyBatch]):  # type: ignore[misc]
-    def __init__(self, future: Future[_Result], context: HashShardingContext) -> None:
+    def __init__(self, future: Future[Result], context: HashShardingContext) -> None:
         super().__init__()
         self._future = future
         self._context = context
@@ -186,227 +74,10 @@ class _MappedAwaitable(Awaitable[AnyBatch]):  # type: ignore[misc]
         if result.assembly is not None:
             self._context.assembly = result.assembly.to(result.device)
         self._context.num_values_sent = result.num_values_sent
+        self._context.outcomes = result.outcomes
         if result.late_weights is not None:
             result.late_weights.open()
             self._context.late_weights = result.late_weights
         self._context.step = result.step
         self._context.copied = mark_of(result.device)
         return result.batch
-
-
-class _Job(ExchangeJob[_Result]):
-    """One batch of one sharding group."""
-
-    def __init__(self, owner: HostDist, source: Any, training: bool) -> None:
-        self.training = training
-        self.tag = owner.tag
-        self.equal_batches = owner.equal_batches
-        self._owner = owner
-        self._config = owner.config
-        self._source = source
-        self._is_late = owner.sends_weights_late or (
-            owner.config.is_weighted and _requires_grad(source)
-        )
-        self._rank = owner.config.group.exchange.rank
-        self._whole: WholeBags | None = None
-        self._combined: CombinedKeys | None = None
-
-    def step(self) -> int:
-        return self._owner.num_steps + int(self.training)
-
-    @torch.no_grad()
-    def prepare(self) -> Splits:
-        config = self._config
-        has_weights = config.is_weighted and not self._owner.sends_weights_late
-        features = read_features(self._source, config.layout.feature_names, has_weights)
-        self._source = None
-        if config.is_sequence:
-            features = without_duplicates(features, config.drops_duplicates)
-        self._features = features
-        if self._owner.places is not None and not self._is_late and not features.bag_of_sample:
-            is_alone = config.layout.world_size == 1
-            if not is_alone and features.weights_N is not None:  # read in backward too
-                features = replace(features, weights_N=features.weights_N.detach().clone())
-            self._whole = WholeBags(self._owner.places, features)
-            if is_alone:
-                return Splits(batch_size=features.batch_size)
-            self._combined = CombinedKeys(features)
-        self._sent = self._requests()
-        return Splits(
-            batch_size=features.batch_size,
-            counts=tuple(self._sent.num_words),
-            sends_weights_late=self._is_late,
-            combines_keys=self._combined is not None,
-        )
-
-    def _requests(self) -> Requests:
-        config = self._config
-        return Requests.of_features(
-            self._features if self._combined is None else self._combined.features,
-            config.layout,
-            is_sequence=config.is_sequence or self._combined is not None,
-            is_weighted=config.is_weighted and self._combined is None,
-        )
-
-    def _plan(self, features: Features) -> Assembly:
-        config = self._config
-        divisors = None
-        if any(config.is_mean) and not self._is_late:
-            divisors = mean_divisor(features, config.is_mean).split_with_sizes(features.num_bags)
-        segments = plan_segments(config.layout, self._sent, features.num_bags, self._rank)
-        return Assembly(segments, divisors, config.multiple)
-
-    def transfer(self, group: dist.ProcessGroup, splits: Sequence[Splits]) -> None:
-        config = self._config
-        if config.layout.world_size == 1 and self._whole is not None:
-            return
-        num_words = [entry.counts[self._rank] for entry in splits]
-        combines = [entry.combines_keys for entry in splits]
-        self._is_late = any(entry.sends_weights_late for entry in splits)
-        if self._is_late and any(combines):  # the ranks learn only now that weights come late
-            num_words, combines = self._send_all_keys(group), [False] * len(splits)
-        sent = self._sent
-        words = _all_to_all(group, sent.words, sent.num_words, num_words)
-        self._arrived = Arrivals(
-            words.split_with_sizes(num_words),
-            [route for route in config.layout.routes if self._rank in route.ranks],
-            [config.is_sequence or of_rank for of_rank in combines],
-        )
-        self._owner.bytes_sent += 8 * (sum(sent.num_words) - sent.num_words[self._rank])
-        if config.is_weighted and not self._is_late and not all(combines):
-            self._exchange_weights(group, combines)
-
-    def _send_all_keys(self, group: dist.ProcessGroup) -> list[int]:
-        """Has keys sent as they are, not combined; how many words each rank then sends here."""
-        if self._combined is not None:
-            self._whole, self._combined = None, None
-            self._sent = self._requests()
-        ones = [1] * len(self._sent.num_words)
-        return _all_to_all(group, torch.tensor(self._sent.num_words), ones, ones).tolist()
-
-    def _exchange_weights(self, group: dist.ProcessGroup, combines: Sequence[bool]) -> None:
-        """Sends the weights of ids; ranks that combined keys have applied theirs."""
-        sent = self._sent
-        num_keys = self._arrived.num_keys
-        counts = [0 if ready else n for ready, n in zip(combines, num_keys, strict=True)]
-        own, sends = torch.zeros(0), [0] * len(counts)
-        if sent.positions is not None:
-            assert self._features.weights_N is not None
-            own = self._features.weights_N.detach().index_select(0, sent.positions)
-            sends = sent.num_keys
-        weights = _all_to_all(group, own, sends, counts).split_with_sizes(counts)
-        self._arrived.add_weights(
-            [None if ready else part for ready, part in zip(combines, weights, strict=True)]
-        )
-        self._owner.bytes_sent += 4 * (sum(sends) - sends[self._rank])
-
-    @torch.no_grad()
-    def finish(self) -> _Result:
-        config = self._config
-        step = self.step()
-        self._owner.num_steps += int(self.training)
-        parts = config.layout.parts_of(self._rank)
-        routes = [config.layout.route_on(table, part, self._rank) for table, part in parts]
-        places = [(route, table.features) for route, (table, _) in zip(routes, parts, strict=True)]
-        alone = self._whole if config.layout.world_size == 1 else None
-        calls = [
-            (engine, self._arrived.keys_of(*place) if alone is None else alone.keys_of(place[1]))
-            for engine, place in zip(config.tables, places, strict=True)
-        ]
-        mapped = map_under_leases(calls, insert=self.training, step=step if self.training else None)
-        if alone is not None:
-            features = [
-                alone.of_part(table.features, rows, outcomes, part.columns[0])
-                for (table, part), (rows, outcomes, _) in zip(parts, mapped, strict=True)
-            ]
-            return self._result_in_place(step, alone, features, mapped)
-        widths = [part.width for _, part in parts]
-        starts = self._arrived.starts_of(places, widths, config.multiple)
-        if self._whole is not None:
-            assert self._combined is not None
-            bags = BagsOfAllRanks(self._whole, self._combined, self._arrived, starts, self._rank)
-            features = [
-                bags.of_part(*place, found, width)
-                for place, found, width in zip(places, mapped, widths, strict=True)
-            ]
-            return self._result_in_place(step, bags, features, mapped)
-        reads_only = self._rank if config.layout.is_replicated else None
-        features = [
-            self._arrived.bags_of(*place, found, start, reads_only)
-            for place, found, start in zip(places, mapped, starts.of_parts, strict=True)
-        ]
-        weight_starts = None
-        if self._is_late:
-            weight_starts = [self._arrived.weight_starts_of(*place) for place in places]
-        return _Result(
-            step=step,
-            batch=self._batch(
-                self._tables(features, mapped), sum(starts.num_values), weight_starts
-            ),
-            features=self._features,
-            assembly=self._plan(self._features),
-            num_values_sent=starts.num_values,
-            late_weights=self._late_weights() if self._is_late else None,
-            device=config.device,
-        )
-
-    def _result_in_place(
-        self,
-        step: int,
-        bags: WholeBags | BagsOfAllRanks,
-        features: Sequence[list[FeatureBags]],
-        mapped: Mapped,
-    ) -> _Result:
-        return _Result(
-            step=step,
-            batch=MappedBatch(self._tables(features, mapped), 0, in_place=bags),
-            features=self._features,
-            assembly=None,
-            num_values_sent=[],
-            late_weights=None,
-            device=self._config.device,
-        )
-
-    def _tables(self, features: Sequence[list[FeatureBags]], mapped: Mapped) -> list[TableBags]:
-        return [
-            TableBags(table=table, features=bags, lease=lease, accumulation=accumulation)
-            for table, bags, (_, _, lease), accumulation in zip(
-                self._config.tables, features, mapped, self._config.accumulations, strict=True
-            )
-        ]
-
-    def _batch(
-        self, tables: list[TableBags], num_values: int, weight_starts: list[list[int]] | None
-    ) -> AnyBatch:
-        config = self._config
-        if keeps_rows_in_engine(config.device):
-            return MappedBatch(tables, num_values, weight_starts)
-        return plan_batch(
-            config.device_tables, tables, num_values, self.training, config.device, weight_starts
-        )
-
-    def _late_weights(self) -> LateWeights:
-        config = self._config
-        return LateWeights(
-            self._features,
-            self._sent,
-            self._arrived.num_keys,
-            is_mean=config.is_mean,
-            own_rank=self._rank if config.layout.is_replicated else None,
-            device=config.device,
-        )
-
-
-def _requires_grad(source: Any) -> bool:
-    weights = source.weights_or_none() if isinstance(source, KeyedJaggedTensor) else None
-    return weights is not None and weights.requires_grad
-
-
-def _all_to_all(
-    group: dist.ProcessGroup, sent: torch.Tensor, sends: list[int], receives: list[int]
-) -> torch.Tensor:
-    if len(sends) == 1:
-        return sent
-    received = sent.new_empty(sum(receives))
-    dist.all_to_all_single(received, sent.contiguous(), receives, sends, group=group)
-    return received

@@ -20,6 +20,7 @@ from recsdk_core.nn.function import FeatureBags
 from recsdk_sharding.arrivals import Arrivals, Starts
 from recsdk_sharding.features import Features
 from recsdk_sharding.layout import Route
+from recsdk_sharding.outcomes import highest
 
 __all__ = ["BagsOfAllRanks", "CombinedKeys", "Places", "WholeBags"]
 
@@ -59,6 +60,10 @@ class WholeBags:
         parts = [self._features.keys_N[self._span(number)] for number in features]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
+    def counts_of(self, features: Sequence[int]) -> list[int]:
+        """Keys of each feature."""
+        return [self._keys[number + 1] - self._keys[number] for number in features]
+
     def of_part(
         self,
         features: Sequence[int],
@@ -69,7 +74,7 @@ class WholeBags:
         is_trained: bool = True,
     ) -> list[FeatureBags]:
         """The bags of a table's features, at its columns from `first_column` on, mapped."""
-        counts = [self._keys[number + 1] - self._keys[number] for number in features]
+        counts = self.counts_of(features)
         parts = zip(
             features, rows.split_with_sizes(counts), outcomes.split_with_sizes(counts), strict=True
         )
@@ -85,6 +90,17 @@ class WholeBags:
             )
             for number, own_rows, own_outcomes in parts
         ]
+
+    def outcomes_of(
+        self, parts: Sequence[tuple[Route, Sequence[int], torch.Tensor]]
+    ) -> list[torch.Tensor]:
+        """What became of each feature's keys, uint8 (N,); `parts` as `Arrivals.outcomes_of`."""
+        found: dict[int, torch.Tensor] = {}
+        for _, features, outcomes in parts:
+            pieces = outcomes.split_with_sizes(self.counts_of(features))
+            for number, piece in zip(features, pieces, strict=True):
+                found[number] = highest(found.get(number), piece)
+        return [found[number] for number in range(len(found))]
 
     def _span(self, number: int) -> slice:
         return slice(self._keys[number], self._keys[number + 1])

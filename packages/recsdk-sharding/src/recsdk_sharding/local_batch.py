@@ -109,6 +109,10 @@ class LocalBatch:
         lengths = self._features.lengths_G.narrow(0, first, self._features.num_bags[number])
         return torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
 
+    def outcomes(self) -> list[torch.Tensor]:
+        """What became of each feature's keys, uint8 (N,)."""
+        return [feature.outcomes for table in self._mapped for feature in table.features]
+
     def pooled(self) -> torch.Tensor:
         """The pooled vectors of all samples, float32 (B, C)."""
         bags = self._features.bag_of_sample

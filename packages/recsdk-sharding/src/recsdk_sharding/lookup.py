@@ -10,7 +10,7 @@ from torchrec.distributed.embedding_types import BaseEmbeddingLookup
 from torchrec.optim.fused import FusedOptimizer, FusedOptimizerModule
 
 from recsdk_core.nn.function import pack_features, pool_features
-from recsdk_sharding.host_dist import MappedBatch
+from recsdk_sharding.host_job import MappedBatch
 from recsdk_sharding.optimizers import HashFusedOptimizer
 from recsdk_sharding.rows import TableRows, anchor_of
 

@@ -22,13 +22,14 @@ from recsdk_sharding.configs import HashEmbeddingBagConfig, HashEmbeddingConfig,
 from recsdk_sharding.devices import check_device
 from recsdk_sharding.features import Features, features_on_host, read_features
 from recsdk_sharding.local_batch import LocalBatch
+from recsdk_sharding.outcomes import KeepsOutcomes, of_repeated
 from recsdk_sharding.rows import AnyTable, TableRows
 from recsdk_sharding.sequences import jagged_tensors, lengths_and_keys, without_duplicates
 
 __all__ = ["HashEmbeddingBagCollection", "HashEmbeddingCollection"]
 
 
-class HashEmbeddingBagCollection(EmbeddingBagCollection):  # type: ignore[misc]
+class HashEmbeddingBagCollection(KeepsOutcomes, EmbeddingBagCollection):  # type: ignore[misc]
     """torchrec's `EmbeddingBagCollection` over raw 64-bit ids.
 
     A drop-in: the same configs, inputs (`KeyedJaggedTensor`), outputs (`KeyedTensor` of float32
@@ -106,6 +107,9 @@ class HashEmbeddingBagCollection(EmbeddingBagCollection):  # type: ignore[misc]
         names = [name for table in self._feature_names for name in table]
         batch = read_features(features_on_host(features), names, self._is_weighted)
         mapped = _map(self, self._rows(), batch, is_sequence=False)
+        self._note_outcomes(
+            self._embedding_names, mapped.outcomes() if self._keeps_outcomes else None
+        )
         return KeyedTensor(
             keys=self._embedding_names,
             length_per_key=self._lengths_per_embedding,
@@ -125,7 +129,7 @@ class HashEmbeddingBagCollection(EmbeddingBagCollection):  # type: ignore[misc]
         """Does nothing: rows are made when their ids first show up."""
 
 
-class HashEmbeddingCollection(EmbeddingCollection):  # type: ignore[misc]
+class HashEmbeddingCollection(KeepsOutcomes, EmbeddingCollection):  # type: ignore[misc]
     """torchrec's `EmbeddingCollection` over raw 64-bit ids: a vector for every id of a sequence.
 
     A drop-in: the same configs, inputs (`KeyedJaggedTensor`), outputs (a dictionary of
@@ -190,10 +194,15 @@ class HashEmbeddingCollection(EmbeddingCollection):  # type: ignore[misc]
         every = without_duplicates(batch, drops_duplicates=False)
         mapped = _map(self, self._rows(), every, is_sequence=True)
         keys = [name for table in self._embedding_names_by_table for name in table]
+        outcomes = mapped.outcomes() if self._keeps_outcomes else None
         vectors = mapped.separate()
         if every.bag_of_sample is not None:
             pairs = zip(vectors, every.bag_of_sample, strict=True)
             vectors = [part.index_select(0, place.to(part.device)) for part, place in pairs]
+            if outcomes is not None:
+                repeated = zip(outcomes, every.bag_of_sample, strict=True)
+                outcomes = [of_repeated(*pair) for pair in repeated]
+        self._note_outcomes(keys, outcomes)
         return jagged_tensors(keys, vectors, lengths_and_keys(every), self._need_indices)
 
     def _rows(self) -> list[TableRows]:

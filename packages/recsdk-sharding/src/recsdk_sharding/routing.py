@@ -36,7 +36,7 @@ class Requests:
     num_words: list[int]
     """Words for each rank."""
     positions: torch.Tensor | None
-    """int64, which of the batch's keys each one sent is; None if they carry no weights."""
+    """int64, which of the batch's keys each one sent is; None if nobody needs it."""
     num_keys: list[int]
     """Keys for each rank."""
     bags: dict[tuple[tuple[int, ...], int], tuple[Route, list[Ints | None]]]
@@ -45,7 +45,7 @@ class Requests:
 
     @staticmethod
     def of_features(
-        features: Features, layout: GroupLayout, *, is_sequence: bool, is_weighted: bool = False
+        features: Features, layout: GroupLayout, *, is_sequence: bool, notes_positions: bool = False
     ) -> Requests:
         """Cuts the bags; within a rank the order of the input is kept."""
         words: list[list[Ints]] = [[] for _ in range(layout.world_size)]
@@ -53,7 +53,7 @@ class Requests:
         num_keys = [0] * layout.world_size
         bags: dict[tuple[tuple[int, ...], int], tuple[Route, list[Ints | None]]] = {}
         for route in layout.routes:
-            batch = _RouteBatch.of_features(features, route, is_sequence, is_weighted)
+            batch = _RouteBatch.of_features(features, route, is_sequence, notes_positions)
             pieces = batch.cut(RankMap(len(route.ranks), layout.rule))
             for index, (rank, piece) in enumerate(zip(route.ranks, pieces, strict=True)):
                 words[rank] += piece.words
@@ -63,7 +63,7 @@ class Requests:
         return Requests(
             words=_joined(words),
             num_words=[sum(map(len, of_rank)) for of_rank in words],
-            positions=_joined(positions) if is_weighted else None,
+            positions=_joined(positions) if notes_positions else None,
             num_keys=num_keys,
             bags=bags,
         )
@@ -101,13 +101,13 @@ class _RouteBatch:
 
     @staticmethod
     def of_features(
-        features: Features, route: Route, is_sequence: bool, is_weighted: bool
+        features: Features, route: Route, is_sequence: bool, notes_positions: bool
     ) -> _RouteBatch:
         every = route.features == tuple(range(len(features.num_bags)))
         counts = features.num_bags if is_sequence else features.counts()
         keys = _spans(counts, None if every else route.features)
         bags = _spans(features.num_bags, None if every else route.features)
-        positions = torch.arange(len(features.keys_N)) if is_weighted else None
+        positions = torch.arange(len(features.keys_N)) if notes_positions else None
         return _RouteBatch(
             keys_N=_taken(features.keys_N, keys),
             positions_N=None if positions is None else _taken(positions, keys),

@@ -28,10 +28,12 @@ from recsdk_sharding.configs import HashTableConfig
 from recsdk_sharding.context import HashShardingContext
 from recsdk_sharding.devices import wait_for
 from recsdk_sharding.exchange import HostExchange
-from recsdk_sharding.host_dist import HostDist, HostGroup, MappedBatch
+from recsdk_sharding.host_dist import HostDist
+from recsdk_sharding.host_job import HostGroup, MappedBatch
 from recsdk_sharding.in_place import BagsOfAllRanks
 from recsdk_sharding.late_weights import exchange_weights, tied
 from recsdk_sharding.modules import HashEmbeddingBagCollection, HashEmbeddingCollection
+from recsdk_sharding.outcomes import KeepsOutcomes
 from recsdk_sharding.output_dist import (
     ExchangeStats,
     HashOutputDist,
@@ -107,7 +109,7 @@ class Results(LazyAwaitable[T]):  # type: ignore[misc]
         return self._make()
 
 
-class ShardedTables:
+class ShardedTables(KeepsOutcomes):
     """Mixed into torchrec's sharded collections."""
 
     training: bool
@@ -154,6 +156,7 @@ class ShardedTables:
             sharding.drop_duplicates(options.get("use_index_dedup", False))
         self._input_dists = [sharding.create_input_dist() for sharding in shardings]
         self._has_uninitialized_input_dist = False
+        self.keep_outcomes(module._keeps_outcomes)
         self._complete()
 
     def _complete(self) -> None:
@@ -175,6 +178,11 @@ class ShardedTables:
         only. A table that has no part on this rank is not there.
         """
         return {part.name: part.table for rows in self._own_rows() for part in rows.parts}
+
+    def keep_outcomes(self, is_kept: bool = True) -> None:
+        super().keep_outcomes(is_kept)
+        for dist in self._input_dists:
+            dist.wants_outcomes = is_kept
 
     def send_weights_late(self) -> None:
         """From now on weights of ids are not those of the batch, but set before `compute`."""
@@ -286,6 +294,7 @@ class ShardedTables:
     def compute(self, ctx: Any, dist_input: Any) -> list[torch.Tensor]:
         """The vectors that this rank pools, by group."""
         wait_for_copies(ctx.sharding_contexts)
+        self._note_batch(ctx.sharding_contexts)
         arrived = self._exchange_weights(ctx.sharding_contexts, dist_input)
         for batch, output in zip(dist_input, self._output_dists, strict=True):
             if isinstance(batch, MappedBatch) and isinstance(batch.in_place, BagsOfAllRanks):
@@ -294,6 +303,14 @@ class ShardedTables:
         pooled = [lookup(batch) for lookup, batch in pairs]
         # A rank without parts takes part in the exchange's backward too.
         return [tied(numbers, arrived) for numbers in pooled] if arrived else pooled
+
+    def _note_batch(self, contexts: Sequence[HashShardingContext]) -> None:
+        """Takes what became of the ids of the batch that is looked up."""
+        kept = [context.outcomes for context in contexts if context.outcomes is not None]
+        is_kept = len(kept) == len(contexts)
+        self._note_outcomes(
+            self._embedding_names, self._groups.of_features(kept) if is_kept else None
+        )
 
     def _exchange_weights(
         self, contexts: Sequence[HashShardingContext], batches: Sequence[Any]

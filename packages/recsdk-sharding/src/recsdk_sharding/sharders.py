@@ -25,7 +25,7 @@ from torchrec.distributed.types import (
 from recsdk_sharding.devices import check_device
 from recsdk_sharding.exchange import exchange_of_group
 from recsdk_sharding.feature_processed import HashFeatureProcessedEmbeddingBagCollectionSharder
-from recsdk_sharding.host_dist import HostGroup
+from recsdk_sharding.host_job import HostGroup
 from recsdk_sharding.modules import HashEmbeddingBagCollection, HashEmbeddingCollection
 from recsdk_sharding.ranks import RankMap, RankRule
 from recsdk_sharding.sharded import ShardedHashEmbeddingBagCollection

@@ -36,7 +36,8 @@ from recsdk_sharding.configs import HashTableConfig
 from recsdk_sharding.device.lookup import DeviceLookup
 from recsdk_sharding.device.table import DeviceTable
 from recsdk_sharding.devices import keeps_rows_in_engine
-from recsdk_sharding.host_dist import HostDist, HostDistConfig, HostGroup
+from recsdk_sharding.host_dist import HostDist
+from recsdk_sharding.host_job import HostDistConfig, HostGroup
 from recsdk_sharding.layout import GroupLayout
 from recsdk_sharding.lookup import HashLookup
 from recsdk_sharding.output_dist import HashOutputDist, multiple_of

@@ -23,6 +23,8 @@ class Splits:
     """Whether the weights of its ids have to travel with the results, for their gradient."""
     combines_keys: bool = False
     """Whether it sends each key of a feature once, as a bag of its own."""
+    wants_outcomes: bool = False
+    """Whether it wants to know what became of its keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +42,12 @@ class Header:
     def words(self, world_size: int) -> list[int]:
         counts = self.splits.counts or (0,) * world_size
         splits = self.splits
-        flags = (self.has_batch, self.training, splits.sends_weights_late, splits.combines_keys)
         return [
-            *map(int, flags),
+            int(self.has_batch),
+            int(self.training),
+            int(splits.sends_weights_late),
+            int(splits.combines_keys),
+            int(splits.wants_outcomes),
             self.step,
             self.tag,
             self.message_bytes,
@@ -52,7 +57,7 @@ class Header:
 
     @staticmethod
     def of_words(words: Sequence[int]) -> Header:
-        has_batch, training, is_late, combines_keys, *rest = words
+        has_batch, training, is_late, combines_keys, wants_outcomes, *rest = words
         step, tag, message_bytes, batch_size, *counts = rest
         return Header(
             has_batch=bool(has_batch),
@@ -65,5 +70,6 @@ class Header:
                 counts=tuple(counts),
                 sends_weights_late=bool(is_late),
                 combines_keys=bool(combines_keys),
+                wants_outcomes=bool(wants_outcomes),
             ),
         )

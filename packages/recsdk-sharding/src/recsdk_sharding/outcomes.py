@@ -1,0 +1,75 @@
+"""What became of each id of a batch: found, inserted, refused or missing.
+
+Each id's outcome is known where its row is, and travels back to the rank that has the id in its
+batch, if that rank wants it.
+
+Shape letters: N keys, U keys that are sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from recsdk_core import Outcome
+
+__all__ = ["KeepsOutcomes", "highest", "of_repeated", "outcomes_of_batch"]
+
+
+class KeepsOutcomes:
+    """Mixed into the collections of hash tables, sharded or not."""
+
+    _keeps_outcomes = False
+    _outcomes: dict[str, torch.Tensor] | None = None
+
+    def keep_outcomes(self, is_kept: bool = True) -> None:
+        """Has `outcomes` tell what became of each id, from the next batch on.
+
+        Off by default. Sharded, it costs a byte for each id over the host group; pipelines that
+        look ahead tell it of batches that they begin afterwards. Ranks may differ in it.
+        """
+        self._keeps_outcomes = is_kept
+        self._outcomes = None
+
+    def outcomes(self) -> dict[str, torch.Tensor]:
+        """What became of each id of the batch that was looked up last, by name of the embedding.
+
+        Tensors uint8 (N,) on the host with values of `recsdk_core.Outcome`, in the order of the
+        feature's ids in this rank's batch (of a sequence: of its vectors). The first of equal ids
+        is INSERTED, the rest FOUND; among ranks the lowest comes first. Of a table that is cut by
+        columns it is the highest of the parts' outcomes. Raises RuntimeError if none were kept.
+        """
+        if self._outcomes is None:
+            raise RuntimeError(
+                f"this {type(self).__name__} has kept no outcomes of its last batch: call "
+                "keep_outcomes() before the batch"
+            )
+        return self._outcomes
+
+    def _note_outcomes(self, names: Sequence[str], outcomes: Sequence[torch.Tensor] | None) -> None:
+        """Takes the outcomes of the features, if they were kept."""
+        self._outcomes = None if outcomes is None else dict(zip(names, outcomes, strict=True))
+
+
+def highest(before: torch.Tensor | None, outcomes_N: torch.Tensor) -> torch.Tensor:
+    """The higher of two outcomes of each key; `before` may be none yet."""
+    return outcomes_N if before is None else torch.maximum(before, outcomes_N)
+
+
+def outcomes_of_batch(
+    num_keys: int, positions: torch.Tensor, outcomes: torch.Tensor
+) -> torch.Tensor:
+    """The outcomes uint8 (N,) of a batch's keys, from those of keys at positions of the batch."""
+    outcomes_N = torch.zeros(num_keys, dtype=torch.uint8)
+    return outcomes_N.scatter_reduce_(0, positions, outcomes, "amax")
+
+
+def of_repeated(outcomes_U: torch.Tensor, which_N: torch.Tensor) -> torch.Tensor:
+    """The outcomes uint8 (N,) of keys of which each was sent once; `which_N`: which each is."""
+    order_N = torch.arange(len(which_N))
+    first_U = torch.full((len(outcomes_U),), len(which_N))
+    first_U.scatter_reduce_(0, which_N, order_N, "amin")
+    outcomes_N = outcomes_U[which_N]
+    is_later_N = first_U[which_N] != order_N
+    return outcomes_N.masked_fill(is_later_N & (outcomes_N == Outcome.INSERTED), Outcome.FOUND)
