@@ -41,9 +41,15 @@ TEST(CopyMemoryTest, PiecesStayApartUntilTheirBandIsReleased) {
     } else if (random() % 10 == 0) {
       memory.stock(static_cast<std::int64_t>(random() % 2'000'000));
     } else {
-      const std::size_t size = random() % 30 == 0 ? 700'000 : 1 + random() % 20'000;
-      std::byte* const place = memory.allocate(static_cast<std::int64_t>(band), size);
+      const std::size_t head = random() % 100;
+      const std::size_t each = random() % 30 == 0 ? 300'000 : 1 + random() % 500;
+      const auto wanted = static_cast<std::int64_t>(1 + random() % 100);
+      std::int64_t count = wanted;
+      std::byte* const place = memory.allocate(static_cast<std::int64_t>(band), head, each, count);
+      ASSERT_GE(count, 1);
+      ASSERT_LE(count, wanted);
       ASSERT_EQ(reinterpret_cast<std::uintptr_t>(place) % 8, 0U);
+      const std::size_t size = head + static_cast<std::size_t>(count) * each;
       const auto content = static_cast<std::byte>(step);
       std::fill_n(place, size, content);
       pieces[band].push_back({{place, size}, content});
@@ -54,12 +60,44 @@ TEST(CopyMemoryTest, PiecesStayApartUntilTheirBandIsReleased) {
   }
 }
 
+// What a limit on copies means for memory: one chunk of each band may be partly used.
+TEST(CopyMemoryTest, ChunksAreFilled) {
+  constexpr std::int64_t kNumBands = 4;
+  constexpr std::size_t kEach = 272;
+  CopyMemory memory(kNumBands);
+  std::mt19937 random(2);
+  std::size_t num_bytes = 0;
+  std::size_t num_pieces = 0;
+  for (int step = 0; step < 300; ++step) {
+    const auto band = static_cast<std::int64_t>(random() % kNumBands);
+    for (auto left = static_cast<std::int64_t>(1 + random() % 900); left > 0; ++num_pieces) {
+      std::int64_t count = left;
+      memory.allocate(band, 24, kEach, count);
+      left -= count;
+      num_bytes += static_cast<std::size_t>(count) * kEach;
+    }
+  }
+  // At the end of a piece less than another row and the head are lost.
+  const std::size_t most = num_bytes + num_pieces * (24 + 24 + kEach) +
+                           static_cast<std::size_t>(kNumBands) * CopyMemory::kChunkBytes;
+  EXPECT_LE(memory.chunk_bytes(), most);
+  EXPECT_GE(memory.chunk_bytes(), num_bytes);
+  const std::size_t before = memory.chunk_bytes();
+  for (std::int64_t band = 0; band < kNumBands; ++band) memory.release(band);
+  memory.stock(static_cast<std::int64_t>(before));
+  EXPECT_EQ(memory.chunk_bytes(), before);  // what was released is enough
+}
+
 TEST(CopyMemoryTest, WhatWasReleasedComesAgain) {
   CopyMemory memory(2);
-  std::byte* const first = memory.allocate(0, 100);
+  const auto allocate = [&](std::int64_t band) {
+    std::int64_t count = 1;
+    return memory.allocate(band, 0, 100, count);
+  };
+  std::byte* const first = allocate(0);
   EXPECT_EQ(memory.release(0), 104);
   EXPECT_EQ(memory.release(0), 0);
-  EXPECT_EQ(memory.allocate(1, 100), first);
+  EXPECT_EQ(allocate(1), first);
 }
 
 }  // namespace

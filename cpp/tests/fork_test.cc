@@ -3,6 +3,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <functional>
 #include <numeric>
@@ -11,6 +13,7 @@
 
 #include "recsdk/recsdk.h"
 #include "row_file_helpers.h"
+#include "util/memory.h"
 
 #if defined(__SANITIZE_THREAD__)
 // A child that makes threads is what is tested here.
@@ -50,6 +53,16 @@ TableConfig config() {
   config.dim = 4;
   config.initializer = InitializerConfig::normal(0.0F, 1.0F);
   return config;
+}
+
+thread_local bool takes_long = false;
+std::atomic<bool> is_taking_pages{false};
+
+/// Has a thread that takes pages stay there until somebody may have begun to fork.
+void take_long(std::size_t) {
+  if (!takes_long) return;
+  is_taking_pages.store(true);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
 }
 
 class ForkTest : public testing::Test {
@@ -126,6 +139,34 @@ TEST_F(ForkTest, TheChildOfASavingParentGoesOn) {
     });
     EXPECT_EQ(status, 0);
     writing.join();
+  }
+}
+
+// While another thread of the parent readies memory for copies: the child finds no lock taken.
+TEST_F(ForkTest, TheChildOfAParentThatReadiesMemoryGoesOn) {
+  constexpr std::int64_t kDim = 64;  // so large that memory is readied
+  TableConfig large = config();
+  large.dim = kDim;
+  Table table(large);
+  std::vector<float> values(kKeys * kDim, 1.0F);
+  table.find_or_insert(range(0), values.data());
+  for (int i = 0; i < 5; ++i) {
+    Cut cut = table.cut({});
+    is_taking_pages.store(false);
+    std::thread preparing([&] {
+      takes_long = true;
+      internal::set_page_allocation_hook(take_long);
+      cut.prepare_copies();
+      internal::set_page_allocation_hook(nullptr);
+      is_taking_pages.store(true);
+    });
+    while (!is_taking_pages.load()) std::this_thread::yield();
+    const int status = status_of_child([&] {
+      table.apply_gradients(range(0), values.data());
+      return cut.copied_bytes() > 0;
+    });
+    EXPECT_EQ(status, 0);
+    preparing.join();
   }
 }
 

@@ -25,7 +25,8 @@ struct CutOptions {
   bool changes_only = false;
   /// The most bytes of rows copied because they changed while the cut was open, >= 0; beyond it
   /// updates wait until the cut has been read further. An update that alone needs more gets through
-  /// once all copies made before are read. Absent: no limit.
+  /// once all copies made before are read. The memory taken for copies is up to 8 MiB more than
+  /// that, see copied_bytes. Absent: no limit.
   std::optional<std::int64_t> max_copy_bytes;
 };
 
@@ -49,7 +50,8 @@ class RECSDK_API Cut {
   float learning_rate() const noexcept;
   double log_decay() const noexcept;
   /// Bytes of rows copied because they changed: held now, and the most held so far. Memory for them
-  /// is taken in pieces of 256 KiB, up to 64 MiB ahead.
+  /// is taken in pieces of 256 KiB, up to 32 of which may be partly used, and up to 64 MiB ahead,
+  /// as far as max_copy_bytes leaves room. It is freed when the cut is finished.
   std::int64_t copied_bytes() const noexcept;
   std::int64_t max_copied_bytes() const noexcept;
   bool is_finished() const noexcept;
@@ -84,9 +86,10 @@ struct WriteOptions {
 
 /// Writes what a cut holds, rows in ascending order of row number and erased keys in ascending
 /// order: equal cuts give equal bytes, whether or not the table changed meanwhile. Holds at most 64
-/// MiB beside 8 bytes per erased key. Updates wait for at most one copy of about 1 MiB at a time.
-/// Once per cut. Does not finish the cut. Throws Error(kBusy) if the cut is finished meanwhile,
-/// std::invalid_argument for a finished or written one, and what the sink throws.
+/// MiB beside 8 bytes per erased key. Updates wait for at most one copy of about 1 MiB at a time;
+/// unless options.file.in_background, this thread pauses while they run, up to four times as long
+/// as it works. Once per cut. Does not finish the cut. Throws Error(kBusy) if the cut is finished
+/// meanwhile, std::invalid_argument for a finished or written one, and what the sink throws.
 RECSDK_API RowFileSummary write_rows(Cut& cut, ByteSink& sink, const WriteOptions& options = {});
 
 /// Which keys of a file a restore keeps.

@@ -36,6 +36,7 @@ class Progress {
 void write_all_rows(Cut::Impl& cut, RowFileWriter& writer, Progress& progress) {
   RowFileWriter::Impl& blocks = RowFileAccess::impl(writer);
   for (;;) {
+    if (!blocks.options.in_background) cut.give_way();
     const RowSlots slots = blocks.row_slots();
     const std::int64_t n = cut.read({slots.capacity, slots.keys, slots.fields});
     if (n == 0) return;

@@ -1,35 +1,46 @@
 #include "embedding/copy_memory.h"
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
 #include "util/fork_gate.h"
 
 namespace recsdk::internal {
+namespace {
+
+// A chunk's size is a multiple too, so what is left of one is.
+std::size_t rounded(std::size_t bytes) { return (bytes + 7) / 8 * 8; }
+
+}  // namespace
 
 CopyMemory::CopyMemory(std::int64_t num_bands)
     : bands_(std::make_unique<Band[]>(static_cast<std::size_t>(num_bands))) {}
 
-std::byte* CopyMemory::allocate(std::int64_t band, std::size_t bytes) {
-  bytes = (bytes + 7) / 8 * 8;
+std::byte* CopyMemory::allocate(std::int64_t band, std::size_t head, std::size_t each,
+                                std::int64_t& count) {
   Band& of = bands_[static_cast<std::size_t>(band)];
   const std::lock_guard lock(of.mutex);
-  std::byte* place = nullptr;
-  if (bytes > kChunkBytes) {
-    of.large.reserve(of.large.size() + 1);
-    of.large.emplace_back(bytes, SIZE_MAX);
-    place = of.large.back().data();
-  } else {
-    if (of.left < bytes) {
-      of.chunks.reserve(of.chunks.size() + 1);
-      of.chunks.push_back(take_chunk());
-      of.left = kChunkBytes;
-    }
-    place = of.chunks.back() + (kChunkBytes - of.left);
-    of.left -= bytes;
+  if (head + each > kChunkBytes - 7)
+    return allocate_large(of, head + static_cast<std::size_t>(count) * each);
+  if (of.left < head + each) {
+    if (of.chunks.size() == of.chunks.capacity()) of.chunks.reserve(2 * of.chunks.size() + 8);
+    of.chunks.push_back(take_chunk());
+    of.left = kChunkBytes;
   }
+  count = std::min(count, static_cast<std::int64_t>((of.left - head) / each));
+  const std::size_t bytes = rounded(head + static_cast<std::size_t>(count) * each);
+  std::byte* const place = of.chunks.back() + (kChunkBytes - of.left);
+  of.left -= bytes;
   of.num_bytes += static_cast<std::int64_t>(bytes);
   return place;
+}
+
+// The band's mutex is held.
+std::byte* CopyMemory::allocate_large(Band& of, std::size_t bytes) {
+  of.large.emplace_back(rounded(bytes), SIZE_MAX);
+  of.num_bytes += static_cast<std::int64_t>(rounded(bytes));
+  return of.large.back().data();
 }
 
 // Last in, first out: memory that was used lately is in the processor's cache.
@@ -45,7 +56,6 @@ std::byte* CopyMemory::take_chunk() {
 std::byte* CopyMemory::take_fresh_chunk() {
   if (free_.capacity() <= num_chunks_) free_.reserve(2 * num_chunks_ + 64);
   if (used_ == kSlabBytes) {
-    slabs_.reserve(slabs_.size() + 1);
     slabs_.emplace_back(kSlabBytes, SIZE_MAX);
     used_ = 0;
   }
@@ -87,6 +97,11 @@ void CopyMemory::stock(std::int64_t bytes) noexcept {
   } catch (const std::exception&) {
     return;  // whoever needs memory asks for it again, and says so
   }
+}
+
+std::size_t CopyMemory::chunk_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return num_chunks_ * kChunkBytes;
 }
 
 }  // namespace recsdk::internal

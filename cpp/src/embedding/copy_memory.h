@@ -23,18 +23,22 @@ class CopyMemory {
  public:
   explicit CopyMemory(std::int64_t num_bands);
 
-  /// `bytes` of arbitrary content, aligned to 8, until their band is released. Throws
-  /// Error(kOutOfMemory), std::bad_alloc.
-  std::byte* allocate(std::int64_t band, std::size_t bytes);
-  /// Takes back all that was allocated in a band; returns how many bytes that was.
+  /// `head` bytes and then `count` times `each`, of arbitrary content, aligned to 8, until their
+  /// band is released. `count` becomes as many as the current chunk has room for, at least 1, so
+  /// that chunks are filled. Throws Error(kOutOfMemory), std::bad_alloc.
+  std::byte* allocate(std::int64_t band, std::size_t head, std::size_t each, std::int64_t& count);
+  /// Takes back all that was allocated in a band; returns how many bytes that was, each piece
+  /// rounded up to a multiple of 8.
   std::int64_t release(std::int64_t band) noexcept;
   /// Readies chunks until about `bytes` are free; best effort. Takes hold_off_fork(), which the
   /// caller must not hold.
   void stock(std::int64_t bytes) noexcept;
 
- private:
   static constexpr std::size_t kChunkBytes = std::size_t{256} << 10;
+  /// Of all chunks that were ever needed or readied. Pieces that no chunk holds come on top.
+  std::size_t chunk_bytes() const;
 
+ private:
   struct Band {
     std::mutex mutex;
     std::vector<std::byte*> chunks;  // the last is being filled
@@ -44,11 +48,12 @@ class CopyMemory {
   };
   static constexpr std::size_t kSlabBytes = std::size_t{16} << 20;
 
+  static std::byte* allocate_large(Band& of, std::size_t bytes);
   std::byte* take_chunk();
   std::byte* take_fresh_chunk();
 
   std::unique_ptr<Band[]> bands_;
-  std::mutex mutex_;               // of all that follows
+  mutable std::mutex mutex_;       // of all that follows
   std::vector<Pages> slabs_;       // what chunks are cut from, the last one now
   std::size_t used_ = kSlabBytes;  // bytes of the last slab
   std::vector<std::byte*> free_;   // has room for all chunks there are

@@ -1,11 +1,13 @@
 // Cuts: how they begin and end. How rows get through is in cut_state.cc.
 #include "embedding/cut.h"
 
+#include <ctime>
 #include <mutex>
 #include <optional>
 #include <shared_mutex>
 #include <stdexcept>
 #include <string>
+#include <thread>
 
 #include "util/fork_gate.h"
 
@@ -13,6 +15,16 @@ namespace recsdk {
 
 using internal::ChangeTracker;
 using internal::FairMutex;
+
+namespace {
+
+std::chrono::nanoseconds processor_time_of_thread() noexcept {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+}
+
+}  // namespace
 
 Cut Table::cut(const CutOptions& options) {
   if (options.max_copy_bytes && *options.max_copy_bytes < 0) {
@@ -66,6 +78,19 @@ std::int64_t Cut::Impl::read(const internal::RowArrays& arrays) {
     }
     if (state->is_read()) return 0;
   }
+}
+
+// Looks again and again rather than be woken: so an update that ends has nothing to do, and a child
+// of fork finds no lock.
+void Cut::Impl::give_way() noexcept {
+  constexpr auto kNap = std::chrono::microseconds(100);
+  constexpr int kPatience = 4;
+  const std::chrono::nanoseconds worked = processor_time_of_thread();
+  const auto until =
+      std::chrono::steady_clock::now() + kPatience * (worked - worked_.value_or(worked));
+  while (table->num_updating.load() > 0 && std::chrono::steady_clock::now() < until)
+    std::this_thread::sleep_for(kNap);
+  worked_ = processor_time_of_thread();
 }
 
 std::vector<Key> Cut::Impl::erased_keys() const {

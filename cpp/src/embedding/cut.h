@@ -2,8 +2,10 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "embedding/change_tracker.h"
@@ -28,12 +30,19 @@ struct Cut::Impl {
 
   /// The next rows, at most `arrays.capacity`; 0 at the end. Throws Error(kBusy) once finished.
   std::int64_t read(const internal::RowArrays& arrays);
+  /// To be called by a thread that reads beside training, now and then: while updates run it
+  /// waits, up to four times as long as it has worked since it did so last. On few cores an update
+  /// and a thread that writes would take turns, and each would take longer.
+  void give_way() noexcept;
   /// Keys that left, ascending.
   std::vector<Key> erased_keys() const;
   void finish(bool durable) noexcept;
 
  private:
   std::unique_ptr<internal::ChangeTracker> end_tracking(bool durable) noexcept;
+
+  // Processor time of the thread that reads, when it gave way last.
+  std::optional<std::chrono::nanoseconds> worked_;
 };
 
 struct CutAccess {

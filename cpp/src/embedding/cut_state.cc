@@ -63,24 +63,27 @@ void PackedRows::pack(const RowAddresses& addresses, std::int64_t row, std::byte
     std::memcpy(out + f.offset, field_address(addresses, *f.field, row), f.bytes);
 }
 
-// In one piece of memory, a multiple of 8 bytes: this, then keys (count,), row numbers (count,),
-// packed rows (count,).
+// In one piece of memory: this, then keys (count,), row numbers (count,), packed rows (count,).
 struct CutState::Segment {
   Segment* next;
   std::int64_t count;
   std::int64_t row_bytes;
 
+  // What a row takes, its copy and what says whose it is.
+  static std::size_t bytes_each(std::int64_t row_bytes) {
+    return sizeof(Key) + sizeof(std::uint32_t) + static_cast<std::size_t>(row_bytes);
+  }
+  // What so many rows take in one piece, a multiple of 8 bytes.
   static std::int64_t bytes_for(std::int64_t count, std::int64_t row_bytes) {
-    const std::int64_t bytes =
-        static_cast<std::int64_t>(sizeof(Segment)) +
-        count * (static_cast<std::int64_t>(sizeof(Key) + sizeof(std::uint32_t)) + row_bytes);
+    const std::int64_t bytes = static_cast<std::int64_t>(sizeof(Segment)) +
+                               count * static_cast<std::int64_t>(bytes_each(row_bytes));
     return (bytes + 7) / 8 * 8;
   }
-  static Segment* make(CopyMemory& memory, std::int64_t band, std::int64_t count,
+  // For `most` rows or fewer.
+  static Segment* make(CopyMemory& memory, std::int64_t band, std::int64_t most,
                        std::int64_t row_bytes) {
-    std::byte* const place =
-        memory.allocate(band, static_cast<std::size_t>(bytes_for(count, row_bytes)));
-    return new (place) Segment{nullptr, count, row_bytes};
+    std::byte* const place = memory.allocate(band, sizeof(Segment), bytes_each(row_bytes), most);
+    return new (place) Segment{nullptr, most, row_bytes};
   }
 
   std::int64_t bytes() const { return bytes_for(count, row_bytes); }
@@ -233,25 +236,33 @@ void CutState::copy_pending(std::span<const std::uint32_t> row_numbers) {
 // Several threads may do this at once, for other rows.
 void CutState::copy_region(std::span<const std::uint32_t> row_numbers) {
   const std::int64_t region = row_numbers[0] / region_rows_;
-  Segment* const segment =
-      Segment::make(*memory_, band_of(region), static_cast<std::int64_t>(row_numbers.size()),
-                    packed_.row_bytes());
+  while (!row_numbers.empty()) {
+    Segment* const segment =
+        Segment::make(*memory_, band_of(region), static_cast<std::int64_t>(row_numbers.size()),
+                      packed_.row_bytes());
+    fill(*segment, row_numbers);
+    row_numbers = row_numbers.subspan(static_cast<std::size_t>(segment->count));
+    const std::atomic_ref first(regions_[static_cast<std::size_t>(region)]);
+    segment->next = first.load(std::memory_order_relaxed);
+    while (!first.compare_exchange_weak(segment->next, segment)) {
+    }
+    const std::int64_t held = copied_bytes_.fetch_add(segment->bytes()) + segment->bytes();
+    std::int64_t most = max_copied_bytes_.load();
+    while (most < held && !max_copied_bytes_.compare_exchange_weak(most, held)) {
+    }
+  }
+}
+
+// Copies the first of the rows, as many as the segment is for.
+void CutState::fill(Segment& segment, std::span<const std::uint32_t> row_numbers) {
   const RowAddresses addresses = rows_.records();
-  for (std::size_t i = 0; i < row_numbers.size(); ++i) {
+  for (std::size_t i = 0; i < static_cast<std::size_t>(segment.count); ++i) {
     if (i + kRowsAhead < row_numbers.size()) prefetch(addresses, row_numbers[i + kRowsAhead]);
     const std::uint32_t row = row_numbers[i];
-    segment->rows()[i] = row;
-    segment->keys()[i] = rows_.key(row);
-    packed_.pack(addresses, row, segment->packed(static_cast<std::int64_t>(i)));
+    segment.rows()[i] = row;
+    segment.keys()[i] = rows_.key(row);
+    packed_.pack(addresses, row, segment.packed(static_cast<std::int64_t>(i)));
     std::atomic_ref(word(row)).fetch_and(~bit_of(row), std::memory_order_relaxed);
-  }
-  const std::atomic_ref first(regions_[static_cast<std::size_t>(region)]);
-  segment->next = first.load(std::memory_order_relaxed);
-  while (!first.compare_exchange_weak(segment->next, segment)) {
-  }
-  const std::int64_t held = copied_bytes_.fetch_add(segment->bytes()) + segment->bytes();
-  std::int64_t most = max_copied_bytes_.load();
-  while (most < held && !max_copied_bytes_.compare_exchange_weak(most, held)) {
   }
 }
 

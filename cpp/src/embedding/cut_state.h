@@ -116,6 +116,7 @@ class CutState {
   void copy_items(const GradItem* items, std::int64_t begin, std::int64_t end);
   void copy_pending(std::span<const std::uint32_t> row_numbers);
   void copy_region(std::span<const std::uint32_t> row_numbers);
+  void fill(Segment& segment, std::span<const std::uint32_t> row_numbers);
   std::int64_t band_of(std::int64_t region) const noexcept { return region / band_regions_; }
   std::int64_t bytes_to_stock() const noexcept;
   void free_bands(std::int64_t begin_region, std::int64_t end_region) noexcept;

@@ -51,6 +51,18 @@ struct LeaseRecord {
   AtomicCounts outcomes{};               // to be counted when the batch becomes visible
 };
 
+/// Counts somebody in for as long as it lives.
+class CountedIn {
+ public:
+  explicit CountedIn(std::atomic<int>& count) noexcept : count_(count) { ++count_; }
+  CountedIn(const CountedIn&) = delete;
+  CountedIn& operator=(const CountedIn&) = delete;
+  ~CountedIn() { --count_; }
+
+ private:
+  std::atomic<int>& count_;
+};
+
 /// Rows that one call gave to keys, so that it can take them back.
 struct Insertion {
   std::vector<std::uint32_t> rows;
@@ -106,6 +118,8 @@ struct Table::Impl {
   bool has_parent = false;                           // there is a save that changes can build on
   std::shared_ptr<internal::CutState> open_cut;
   internal::CopyWaits copy_waits;
+  // Updates under way, but for those that wait for the reader of a cut: it gives way to them.
+  std::atomic<int> num_updating{0};
 
   /// "table 'user_id'", the start of every message.
   std::string title() const { return "table '" + config.name + "'"; }

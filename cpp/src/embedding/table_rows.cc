@@ -105,7 +105,9 @@ void Table::Impl::preserve(std::span<const GradBlock> blocks,
     const std::int64_t num_bytes = cut->preserve_items(gradients, max_threads());
     if (num_bytes == 0) return;
     lock.unlock();
+    --num_updating;
     cut->wait_for_room(num_bytes, copy_waits);
+    ++num_updating;
     lock.lock();
     check_update(blocks);  // a restore may have come in between
   }
@@ -113,6 +115,7 @@ void Table::Impl::preserve(std::span<const GradBlock> blocks,
 
 void Table::Impl::update(std::span<const GradBlock> blocks,
                          std::unique_lock<internal::FairMutex>& lock) {
+  const internal::CountedIn counted(num_updating);
   const internal::SortedGradients gradients =
       internal::sort_gradients(blocks, rows.end(), max_threads());
   preserve(blocks, gradients, lock);
