@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -315,6 +316,20 @@ def test_rows_from_memory_are_as_those_of_an_upsert(dtype: Any) -> None:
     assert other.update_count == 3
 
 
+def test_threads_and_capacity_of_the_table_do_not_matter(tmp_path: Path) -> None:
+    table = new_table(num_threads=1)
+    train(table, np.arange(20_000) * 7)
+    table.save(tmp_path / "one")
+    for options in ({"num_threads": 1}, {"num_threads": 3}, {"max_rows": 20_000}):
+        other = new_table(**options)
+        other.load(tmp_path / "one")
+        assert whole(other) == whole(table)
+    other = new_table()
+    other.reserve(100_000)
+    other.load(tmp_path / "one")
+    assert whole(other) == whole(table)
+
+
 def test_batches_in_flight_are_not_saved(tmp_path: Path) -> None:
     table = trained()
     before = rows_of(table)
@@ -445,7 +460,7 @@ def test_an_asynchronous_save_holds_the_moment_of_its_call(tmp_path: Path) -> No
 def test_saves_of_the_same_rows_are_the_same_bytes(tmp_path: Path) -> None:
     table = trained()
     table.save(tmp_path / "sync")
-    table.save_async(tmp_path / "async").wait(60)
+    table.save_async(tmp_path / "async").wait(400)
     one, other = (list(blocks_of(tmp_path / name)) for name in ("sync", "async"))
     assert one == other
     assert sum(len(keys) for _, keys, _ in one) == 8 * len(KEYS)
@@ -468,13 +483,40 @@ class Gate:
 
     def __call__(self, num_bytes: int) -> None:
         self.reached.set()
-        assert self.opened.wait(60)
+        assert self.opened.wait(400)
+
+
+def test_steps_wait_beyond_max_copy_bytes_and_stats_say_so(tmp_path: Path) -> None:
+    keys = np.arange(6000)  # more than is written before progress is told
+    table, gate = new_table(dim=64), Gate()
+    train(table, keys)
+    expected = whole(table)
+    handle = table.save_async(tmp_path / "one", max_copy_bytes=1000, progress=gate)
+    assert gate.reached.wait(400)
+    train(table, keys[-50:], step=2)  # more than the limit: goes on, as there are no other copies
+    assert (table.stats().checkpoint_waits, handle.is_done) == (0, False)
+    assert handle.copied_bytes > 1000
+    waiting = threading.Thread(target=train, args=(table, keys[-100:-50], 3))
+    waiting.start()
+    while table.stats().checkpoint_waits == 0:
+        time.sleep(0.001)
+    assert waiting.is_alive()
+    gate.opened.set()
+    waiting.join()
+    handle.wait(400)
+    stats = table.stats()
+    assert stats.checkpoint_waits == 1
+    assert stats.checkpoint_wait_seconds > 0
+    assert stats.checkpoint_copied_bytes == 0
+    other = new_table(dim=64)
+    other.load(tmp_path / "one")
+    assert whole(other) == expected
 
 
 def test_one_save_at_a_time_for_a_table(tmp_path: Path) -> None:
     table, gate = trained(), Gate()
     handle = table.save_async(tmp_path / "one", progress=gate)
-    assert gate.reached.wait(60)
+    assert gate.reached.wait(400)
     calls: list[Callable[[], Any]] = [
         lambda: table.save(tmp_path / "two"),
         lambda: table.save_async(tmp_path / "two"),
@@ -488,7 +530,7 @@ def test_one_save_at_a_time_for_a_table(tmp_path: Path) -> None:
     assert not handle.is_done
     assert handle.progress < 1
     gate.opened.set()
-    handle.wait(60)
+    handle.wait(400)
     table.save(tmp_path / "two")
 
 
@@ -499,7 +541,7 @@ def test_errors_of_an_asynchronous_save_are_raised_by_wait(tmp_path: Path) -> No
     handle = table.save_async(tmp_path / "one")
     for _ in range(2):
         with pytest.raises(CheckpointError, match="already"):
-            handle.wait(60)
+            handle.wait(400)
     assert handle.is_done
     table.save_delta(tmp_path / "two")
     assert open_checkpoint(tmp_path / "two").manifest.tables[0].num_rows == 4
