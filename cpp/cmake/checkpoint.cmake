@@ -7,8 +7,17 @@ find_path(RECSDK_XXHASH_INCLUDE_DIR xxhash.h)
 if(NOT RECSDK_XXHASH_INCLUDE_DIR)
   message(FATAL_ERROR "xxhash.h is missing: install libxxhash-dev, or set RECSDK_XXHASH_INCLUDE_DIR to its folder")
 endif()
-set_source_files_properties(${CMAKE_CURRENT_SOURCE_DIR}/src/checkpoint/checksum.cc PROPERTIES
-  INCLUDE_DIRECTORIES ${RECSDK_XXHASH_INCLUDE_DIR} COMPILE_OPTIONS "-O3")
+# The checksums are one source too, compiled once per instruction set.
+set(RECSDK_CHECKSUM_DIR ${CMAKE_CURRENT_SOURCE_DIR}/src/checkpoint)
+set(RECSDK_CHECKSUM_SOURCES ${RECSDK_CHECKSUM_DIR}/xxh3_baseline.cc)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+  list(APPEND RECSDK_CHECKSUM_SOURCES ${RECSDK_CHECKSUM_DIR}/xxh3_avx2.cc)
+  set_source_files_properties(${RECSDK_CHECKSUM_DIR}/xxh3_avx2.cc PROPERTIES COMPILE_OPTIONS "-mavx2")
+endif()
+target_sources(recsdk PRIVATE ${RECSDK_CHECKSUM_SOURCES})
+set_property(SOURCE ${RECSDK_CHECKSUM_SOURCES} APPEND PROPERTY COMPILE_OPTIONS "-O3")
+set_source_files_properties(${RECSDK_CHECKSUM_DIR}/checksum.cc ${RECSDK_CHECKSUM_SOURCES} PROPERTIES
+  INCLUDE_DIRECTORIES ${RECSDK_XXHASH_INCLUDE_DIR})
 
 if(RECSDK_ZSTD)
   find_path(RECSDK_ZSTD_INCLUDE_DIR zstd.h)

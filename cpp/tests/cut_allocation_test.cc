@@ -1,7 +1,10 @@
 // Every allocation of what has to do with cuts and restores fails once: nothing is lost.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <filesystem>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -11,6 +14,7 @@
 #include "allocation_failure_operators.h"
 #include "cut_helpers.h"
 #include "recsdk/recsdk.h"
+#include "temporary_file.h"
 #include "util/memory.h"
 
 namespace recsdk::test {
@@ -190,6 +194,57 @@ TEST_F(CutAllocationTest, Restoring) {
       continue;
     }
     ASSERT_EQ(by_key(visible_rows(table)), by_key(visible_rows(source.table)));
+    if (ending == Ending::kUndisturbed) break;
+  }
+}
+
+std::size_t num_open_files() {
+  const std::filesystem::directory_iterator files("/proc/self/fd");
+  return static_cast<std::size_t>(std::distance(begin(files), end(files)));
+}
+
+TEST_F(CutAllocationTest, ReadingAFilePastThePageCache) {
+  const TemporaryFile file;
+  Bytes bytes(9U << 20);
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * i >> 8);
+  file.put(bytes);
+  Bytes piece(100);
+  for (std::int64_t n = 0;; ++n) {
+    SCOPED_TRACE("allocation " + std::to_string(n) + " fails");
+    file.forget();
+    const std::size_t num_open = num_open_files();
+    auto source = std::make_unique<FileSource>(file.descriptor, "file");
+    std::shared_ptr<const std::byte[]> taken;
+    const Ending ending = run_failing(n, [&] {
+      ASSERT_EQ(source->read(0, piece), piece.size());
+      taken = source->take(100, 1U << 20);
+    });
+    ASSERT_NE(ending, Ending::kOutOfMemory);  // the page cache does it then
+    EXPECT_TRUE(std::equal(piece.begin(), piece.end(), bytes.begin()));
+    if (taken != nullptr) {
+      EXPECT_TRUE(std::equal(taken.get(), taken.get() + (1U << 20), bytes.data() + 100));
+    }
+    ASSERT_EQ(source->read(200, piece), piece.size());
+    EXPECT_TRUE(std::equal(piece.begin(), piece.end(), bytes.begin() + 200));
+    source.reset();
+    EXPECT_EQ(num_open_files(), num_open);
+    if (ending == Ending::kUndisturbed) break;
+  }
+}
+
+TEST_F(CutAllocationTest, WritingAFilePastThePageCache) {
+  const Bytes bytes(10U << 20, std::byte{7});
+  for (std::int64_t n = 0;; ++n) {
+    SCOPED_TRACE("allocation " + std::to_string(n) + " fails");
+    const TemporaryFile file;
+    FileSink sink(file.descriptor, "file");
+    const Ending ending = run_failing(n, [&] {
+      sink.write(bytes);
+      sink.finish();
+    });
+    ASSERT_NE(ending, Ending::kOutOfMemory);
+    EXPECT_FALSE(file.is_direct());
+    EXPECT_TRUE(file.content() == bytes);
     if (ending == Ending::kUndisturbed) break;
   }
 }

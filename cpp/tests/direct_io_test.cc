@@ -1,5 +1,4 @@
 // Files past the page cache: the same bytes as through it, whatever their pieces and faults.
-#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -9,17 +8,18 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "checkpoint/direct_io.h"
+#include "checkpoint/direct_reader.h"
 #include "recsdk/row_file.h"
+#include "row_file_helpers.h"
+#include "temporary_file.h"
 
 namespace recsdk::test {
 namespace {
-
-using Bytes = std::vector<std::byte>;
 
 constexpr std::size_t kMiB = std::size_t{1} << 20;
 constexpr std::size_t kPieces[] = {64, 4 * kMiB + 1000, 1, 3 * kMiB, 4096, 700'001};
@@ -33,54 +33,6 @@ Bytes make_bytes(std::size_t size) {
   }
   return bytes;
 }
-
-/// A file in the folder for tests, which may or may not be able to do without the page cache.
-class TemporaryFile {
- public:
-  TemporaryFile() : path_(testing::TempDir() + "recsdk_direct_io_XXXXXX") {
-    descriptor = mkstemp(path_.data());
-  }
-  TemporaryFile(const TemporaryFile&) = delete;
-  TemporaryFile& operator=(const TemporaryFile&) = delete;
-  ~TemporaryFile() {
-    close(descriptor);
-    unlink(path_.c_str());
-  }
-
-  bool is_direct() const { return (fcntl(descriptor, F_GETFL) & O_DIRECT) != 0; }
-
-  /// All of it, through the page cache.
-  Bytes content() const {
-    Bytes bytes(static_cast<std::size_t>(lseek(descriptor, 0, SEEK_END)));
-    for (std::size_t done = 0; done < bytes.size();) {
-      const ssize_t n =
-          pread(descriptor, bytes.data() + done, bytes.size() - done, static_cast<off_t>(done));
-      if (n <= 0) break;
-      done += static_cast<std::size_t>(n);
-    }
-    return bytes;
-  }
-
-  void put(const Bytes& bytes) const {
-    for (std::size_t done = 0; done < bytes.size();) {
-      const ssize_t n =
-          pwrite(descriptor, bytes.data() + done, bytes.size() - done, static_cast<off_t>(done));
-      ASSERT_GT(n, 0);
-      done += static_cast<std::size_t>(n);
-    }
-  }
-
-  /// Takes it out of the page cache.
-  void forget() const {
-    fsync(descriptor);
-    posix_fadvise(descriptor, 0, 0, POSIX_FADV_DONTNEED);
-  }
-
-  int descriptor = -1;
-
- private:
-  std::string path_;
-};
 
 /// Sets RECSDK_DIRECT_IO while it lives.
 class DirectIo {
@@ -128,6 +80,44 @@ TEST(DirectIoTest, FilesAreWrittenAlikeWhateverTheirSizeAndStart) {
       }
     }
   }
+}
+
+TEST(DirectIoTest, ItIsTurnedOnWhereTheFileSystemCanDoIt) {
+  const TemporaryFile file;
+  const Bytes bytes = make_bytes(20 * kMiB);
+  {
+    FileSink sink(file.descriptor, "file");
+    write_in_pieces(sink, std::span(bytes).first(12 * kMiB));
+    EXPECT_EQ(file.is_direct(), file.can_be_direct());
+    write_in_pieces(sink, std::span(bytes).subspan(12 * kMiB));
+    sink.finish();
+  }
+  EXPECT_FALSE(file.is_direct());
+  ASSERT_TRUE(file.content() == bytes);
+  file.forget();
+  if (file.cached_share() > 0.1) GTEST_SKIP() << "this file system keeps all files in memory";
+  FileSource source(file.descriptor, "file");
+  EXPECT_TRUE(read_in_pieces(source, 0, bytes.size()) == bytes);
+  if (file.can_be_direct()) {
+    EXPECT_LT(file.cached_share(), 0.5);
+  }
+}
+
+// Blocks that a writer has made are written from where they lie, whatever comes between them.
+TEST(DirectIoTest, PiecesThatLieAsInTheFileAreWrittenAlikeToo) {
+  const TemporaryFile file;
+  const Bytes bytes = make_bytes(30 * kMiB);
+  FileSink sink(file.descriptor, "file");
+  alignas(internal::kDirectAlignment) static std::byte memory[5 * kMiB];
+  for (std::size_t done = 0, i = 0; done < bytes.size(); ++i) {
+    const std::size_t n = std::min(i % 3 == 2 ? 777 : 4 * kMiB - 100 * i, bytes.size() - done);
+    std::byte* const place = memory + (i % 5 == 4 ? 8 : done % internal::kDirectAlignment);
+    std::copy_n(bytes.data() + done, n, place);
+    sink.write({place, n});
+    done += n;
+  }
+  sink.finish();
+  EXPECT_TRUE(file.content() == bytes);
 }
 
 TEST(DirectIoTest, ADroppedSinkLeavesTheDescriptorAsItWas) {
@@ -179,6 +169,114 @@ TEST(DirectIoTest, FilesAreReadAlikeFromTheDiskAndFromTheCache) {
         FileSource middle(file.descriptor, "file");
         const Bytes rest(bytes.begin() + 33, bytes.end());
         EXPECT_TRUE(read_in_pieces(middle, 33, size + 1) == rest) << size;
+      }
+    }
+  }
+}
+
+/// Takes parts of these sizes, 64 bytes between them, which are read; counts those that there were.
+std::size_t take_parts(ByteSource& source, const Bytes& bytes, std::span<const std::size_t> sizes) {
+  std::size_t count = 0;
+  std::size_t offset = 0;
+  for (std::size_t i = 0; offset + 64 < bytes.size(); ++i) {
+    const std::size_t size = std::min(sizes[i % sizes.size()], bytes.size() - offset - 64);
+    const auto expect = [&](const std::byte* found, std::size_t n) {
+      EXPECT_TRUE(std::equal(found, found + n, bytes.data() + offset)) << i << " at " << offset;
+      offset += n;
+    };
+    const Bytes between = read_in_pieces(source, static_cast<std::int64_t>(offset), 64);
+    expect(between.data(), 64);
+    if (const auto taken = source.take(static_cast<std::int64_t>(offset), size)) {
+      ++count;
+      expect(taken.get(), size);
+    } else {
+      const Bytes read = read_in_pieces(source, static_cast<std::int64_t>(offset), size);
+      expect(read.data(), size);
+    }
+  }
+  return count;
+}
+
+TEST(DirectIoTest, PartsAreTakenWhereTheyWereReadTo) {
+  const TemporaryFile file;
+  const Bytes bytes = make_bytes(50 * kMiB);
+  file.put(bytes);
+  const std::vector<std::vector<std::size_t>> all_sizes = {
+      {4 * kMiB - 1000},
+      {5 * kMiB},
+      {12 * kMiB},
+      {13 * kMiB},
+      {100'000},
+      {4096, 4096, 4096, 24},
+      {3 * kMiB, 3 * kMiB + 8, 2 * kMiB + 1, 24}};
+  for (const std::vector<std::size_t>& sizes : all_sizes) {
+    file.forget();
+    FileSource source(file.descriptor, "file");
+    const std::size_t count = take_parts(source, bytes, sizes);
+    const bool is_foreseen = sizes.size() == 1 && sizes[0] <= 12 * kMiB;
+    if (is_foreseen && file.can_be_direct() && file.cached_share() < 0.5) {
+      EXPECT_GE(count, bytes.size() / (sizes[0] + 64)) << sizes[0];
+    }
+  }
+}
+
+TEST(DirectIoTest, WhatWasTakenOutlivesItsSource) {
+  const TemporaryFile file;
+  const Bytes bytes = make_bytes(20 * kMiB);
+  file.put(bytes);
+  file.forget();
+  std::vector<std::shared_ptr<const std::byte[]>> parts;
+  {
+    FileSource source(file.descriptor, "file");
+    for (std::size_t i = 0; i < 20; ++i)
+      parts.push_back(source.take(static_cast<std::int64_t>(i * kMiB), kMiB));
+  }
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    if (parts[i] == nullptr) continue;
+    EXPECT_TRUE(std::equal(parts[i].get(), parts[i].get() + kMiB, bytes.data() + i * kMiB));
+  }
+}
+
+TEST(DirectIoTest, RowFilesPastTheCacheAreWhole) {
+  const RowFileHeader header{
+      RowFileKind::kSnapshot,
+      64,
+      {1, 2},
+      {{"weight", FieldType::kFloat32, 64}, {"sum", FieldType::kFloat32, 1}}};
+  constexpr std::size_t kRows = 70'000;
+  std::vector<Key> keys(kRows);
+  std::iota(keys.begin(), keys.end(), -7);
+  const Bytes weights = make_bytes(kRows * 256);
+  const Bytes sums = make_bytes(kRows * 4);
+  for (const Codec codec : codecs()) {
+    for (const std::int64_t block_bytes :
+         {std::int64_t{40'000}, kDefaultBlockBytes, kMaxWrittenBlockBytes}) {
+      const TemporaryFile file;
+      FileSink sink(file.descriptor, "file");
+      RowFileWriter writer(sink, header, {.codec = codec, .block_bytes = block_bytes});
+      const void* const fields[] = {weights.data(), sums.data()};
+      writer.write_rows(keys, fields);
+      const RowFileSummary summary = writer.finish();
+      file.forget();
+      RowFileReader reader(std::make_shared<FileSource>(file.descriptor, "file"), summary.num_bytes,
+                           "file");
+      RowBlock block;
+      std::size_t done = 0;
+      std::vector<RowBlock> kept;  // they live on their own
+      while (reader.next(block)) {
+        const std::size_t n = block.keys.size();
+        EXPECT_TRUE(std::equal(block.keys.begin(), block.keys.end(), keys.data() + done));
+        EXPECT_TRUE(std::equal(block.fields[1], block.fields[1] + n * 4, sums.data() + done * 4));
+        kept.push_back(block);
+        done += n;
+      }
+      EXPECT_EQ(done, kRows);
+      EXPECT_EQ(reader.summary().checksum, summary.checksum);
+      done = 0;
+      for (const RowBlock& one : kept) {
+        const std::size_t bytes = one.keys.size() * 256;
+        EXPECT_TRUE(std::equal(one.fields[0], one.fields[0] + bytes, weights.data() + done));
+        done += bytes;
       }
     }
   }

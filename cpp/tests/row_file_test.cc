@@ -15,6 +15,7 @@
 #include "checkpoint/format.h"
 #include "recsdk/row_file.h"
 #include "row_file_helpers.h"
+#include "temporary_file.h"
 
 namespace recsdk::test {
 namespace {
@@ -440,23 +441,6 @@ TEST(RowFileSinkTest, WhatTheSinkThrowsComesThrough) {
     }
   }
 }
-
-class TemporaryFile {
- public:
-  TemporaryFile() : path_(testing::TempDir() + "recsdk_row_file_XXXXXX") {
-    descriptor = mkstemp(path_.data());
-  }
-  TemporaryFile(const TemporaryFile&) = delete;
-  TemporaryFile& operator=(const TemporaryFile&) = delete;
-  ~TemporaryFile() {
-    close(descriptor);
-    unlink(path_.c_str());
-  }
-  int descriptor = -1;
-
- private:
-  std::string path_;
-};
 
 TEST(RowFileSinkTest, FilesAreWrittenAndRead) {
   const TemporaryFile file;

@@ -9,6 +9,7 @@
 #include <stdatomic.h>
 #include <sys/stat.h>
 #include <sys/types.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 enum mode { OFF, COUNT, KILL_BEFORE, KILL_AFTER, FAIL_EIO, FAIL_ENOSPC, SHORT };
@@ -71,6 +72,21 @@ ssize_t write(int file, const void* bytes, size_t size) {
     return done;
   }
   const ssize_t result = REAL(write)(file, bytes, size);
+  finish(struck);
+  return result;
+}
+
+ssize_t writev(int file, const struct iovec* parts, int count) {
+  const int struck = strikes();
+  if (fails(struck)) return -1;
+  if (struck && mode == SHORT) {
+    target = calls;
+    const size_t size = parts[0].iov_len;
+    const ssize_t done = size > 1 ? REAL(write)(file, parts[0].iov_base, size / 2) : 0;
+    mode = FAIL_ENOSPC;
+    return done;
+  }
+  const ssize_t result = REAL(writev)(file, parts, count);
   finish(struck);
   return result;
 }

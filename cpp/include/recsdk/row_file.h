@@ -108,6 +108,9 @@ class RECSDK_API ByteSource {
   virtual ~ByteSource();
   /// Fills the front of `bytes` from `offset` on; returns how many, 0 only at the end.
   virtual std::size_t read(std::int64_t offset, std::span<std::byte> bytes) = 0;
+  /// Bytes [offset, offset + size) in memory that they lie in already, for as long as somebody
+  /// holds it; null, as here, where there is none: read is called then.
+  virtual std::shared_ptr<const std::byte[]> take(std::int64_t offset, std::size_t size);
 };
 
 /// Writes to a file descriptor, which stays the caller's. Short writes and interruptions are
@@ -134,16 +137,18 @@ class RECSDK_API FileSink final : public ByteSink {
 
 /// Reads from a file descriptor, which stays the caller's; its position is not used. For reading
 /// from the front to the back: what comes next is fetched meanwhile. Files of 8 MiB and more that
-/// the page cache does not have are read past it, by a thread of its own into 8 MiB of memory,
-/// where the file system can do that and RECSDK_DIRECT_IO is not 0.
+/// the page cache does not have are read past it, by a thread of its own some blocks ahead, where
+/// the file system can do that and RECSDK_DIRECT_IO is not 0.
 class RECSDK_API FileSource final : public ByteSource {
  public:
   FileSource(int descriptor, std::string name);
   ~FileSource() override;
   std::size_t read(std::int64_t offset, std::span<std::byte> bytes) override;
+  std::shared_ptr<const std::byte[]> take(std::int64_t offset, std::size_t size) override;
 
  private:
   struct Ahead;
+  void begin(std::int64_t offset);
   void fetch_ahead(std::int64_t offset) noexcept;
 
   int descriptor_;

@@ -23,7 +23,8 @@ std::shared_ptr<std::byte[]> BlockMemory::take(std::int64_t bytes) {
 }
 
 void BlockMemory::give_back(Free& free, std::unique_ptr<Buffer<std::byte>> buffer) noexcept {
-  if (buffer->capacity() > kMaxWrittenBlockBytes) return;
+  constexpr std::int64_t kUsual = kMaxWrittenBlockBytes + (std::int64_t{1} << 20);
+  if (buffer->capacity() > kUsual) return;
   const std::lock_guard lock(free.mutex);
   for (auto& one : free.buffers) {
     if (one == nullptr) return one.swap(buffer);

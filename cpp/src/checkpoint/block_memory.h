@@ -24,7 +24,7 @@ class BlockMemory {
   /// Kept for later: as many blocks as are under way at a time, none of unusual size.
   struct Free {
     std::mutex mutex;
-    std::array<std::unique_ptr<Buffer<std::byte>>, 6> buffers;
+    std::array<std::unique_ptr<Buffer<std::byte>>, 8> buffers;
   };
   static void give_back(Free& free, std::unique_ptr<Buffer<std::byte>> buffer) noexcept;
 

@@ -3,6 +3,8 @@
 #include <system_error>
 #include <utility>
 
+#include "checkpoint/direct_io.h"
+
 namespace recsdk::internal {
 namespace {
 
@@ -10,6 +12,13 @@ namespace {
 constexpr int kMostOut = 2;
 
 }  // namespace
+
+void BlockBuffer::resize(std::int64_t size, std::int64_t offset) {
+  constexpr auto kPage = static_cast<std::int64_t>(kDirectAlignment);
+  memory_.resize(size + 2 * kPage);
+  const auto start = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(memory_.data()));
+  data_ = memory_.data() + (kPage - start % kPage) % kPage + offset % kPage;
+}
 
 BlockQueue::BlockQueue(ByteSink& sink, bool in_background) : sink_(sink) {
   free_.reserve(2 * kMostOut);
@@ -36,8 +45,8 @@ void BlockQueue::rethrow() {
   if (error_) std::rethrow_exception(error_);
 }
 
-std::unique_ptr<Buffer<std::byte>> BlockQueue::acquire(std::int64_t size) {
-  std::unique_ptr<Buffer<std::byte>> buffer;
+std::unique_ptr<BlockBuffer> BlockQueue::acquire(std::int64_t size, std::int64_t offset) {
+  std::unique_ptr<BlockBuffer> buffer;
   {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return num_out_ < kMostOut || error_; });
@@ -47,13 +56,14 @@ std::unique_ptr<Buffer<std::byte>> BlockQueue::acquire(std::int64_t size) {
       free_.pop_back();
     }
   }
-  if (buffer == nullptr) buffer = std::make_unique<Buffer<std::byte>>();
-  buffer->resize(size);
+  if (buffer == nullptr) buffer = std::make_unique<BlockBuffer>();
+  buffer->resize(size, offset);
   return buffer;
 }
 
-void BlockQueue::submit(std::unique_ptr<Buffer<std::byte>> buffer, std::int64_t size) {
+void BlockQueue::submit(std::unique_ptr<BlockBuffer> buffer, std::int64_t size) {
   Item item{std::move(buffer), static_cast<std::size_t>(size)};
+  checksum_.add({item.buffer->data(), item.size});
   if (!thread_.joinable()) {
     write(item);
     return recycle(std::move(item.buffer));
@@ -67,7 +77,7 @@ void BlockQueue::submit(std::unique_ptr<Buffer<std::byte>> buffer, std::int64_t 
   changed_.notify_all();
 }
 
-void BlockQueue::recycle(std::unique_ptr<Buffer<std::byte>> buffer) {
+void BlockQueue::recycle(std::unique_ptr<BlockBuffer> buffer) {
   const std::lock_guard lock(mutex_);
   if (free_.size() < free_.capacity()) free_.push_back(std::move(buffer));
 }
@@ -78,12 +88,6 @@ std::string BlockQueue::drain() {
   rethrow();
   sink_.finish();
   return checksum_.text();
-}
-
-void BlockQueue::write(const Item& item) {
-  const std::span<const std::byte> bytes(item.buffer->data(), item.size);
-  checksum_.add(bytes);
-  sink_.write(bytes);
 }
 
 void BlockQueue::serve() {

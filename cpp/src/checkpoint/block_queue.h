@@ -17,6 +17,19 @@
 
 namespace recsdk::internal {
 
+/// Memory for a block, at an address that is as far from a page's start as its place in the file
+/// is: so a file can be given whole pages of it.
+class BlockBuffer {
+ public:
+  /// Makes room for `size` bytes that come at `offset` of the file; what they are is unspecified.
+  void resize(std::int64_t size, std::int64_t offset);
+  std::byte* data() noexcept { return data_; }
+
+ private:
+  Buffer<std::byte> memory_;
+  std::byte* data_ = nullptr;
+};
+
 /// Not thread-safe: one thread acquires and submits.
 class BlockQueue {
  public:
@@ -26,31 +39,31 @@ class BlockQueue {
   /// What is not yet written is dropped.
   ~BlockQueue();
 
-  /// A buffer to fill, of at least `size` bytes; waits for one that has been written.
-  /// Throws what the sink has thrown.
-  std::unique_ptr<Buffer<std::byte>> acquire(std::int64_t size);
+  /// A buffer to fill, of at least `size` bytes that come at `offset` of the file; waits for one
+  /// that has been written. Throws what the sink has thrown.
+  std::unique_ptr<BlockBuffer> acquire(std::int64_t size, std::int64_t offset);
   /// Writes the first `size` bytes, then recycles the buffer.
-  void submit(std::unique_ptr<Buffer<std::byte>> buffer, std::int64_t size);
+  void submit(std::unique_ptr<BlockBuffer> buffer, std::int64_t size);
   /// Gives a buffer back unwritten.
-  void recycle(std::unique_ptr<Buffer<std::byte>> buffer);
+  void recycle(std::unique_ptr<BlockBuffer> buffer);
   /// Waits until all is written and ends the sink; returns the checksum of it.
   std::string drain();
 
  private:
   struct Item {
-    std::unique_ptr<Buffer<std::byte>> buffer;
+    std::unique_ptr<BlockBuffer> buffer;
     std::size_t size = 0;
   };
   void serve();
-  void write(const Item& item);
+  void write(const Item& item) { sink_.write({item.buffer->data(), item.size}); }
   void rethrow();
 
   ByteSink& sink_;
-  StreamChecksum checksum_;  // the writing thread's
+  StreamChecksum checksum_;  // of what was submitted
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Item> items_;
-  std::vector<std::unique_ptr<Buffer<std::byte>>> free_;
+  std::vector<std::unique_ptr<BlockBuffer>> free_;
   int num_out_ = 0;  // buffers submitted or being written
   bool stopping_ = false;
   std::exception_ptr error_;

@@ -1,4 +1,4 @@
-// Checksums of checkpoints: XXH3, the only use of its header.
+// Checksums of checkpoints: XXH3.
 // Source: Y. Collet, xxHash, https://github.com/Cyan4973/xxHash (specification of XXH3).
 #pragma once
 
@@ -10,8 +10,8 @@
 
 namespace recsdk::internal {
 
-/// XXH3-64 without a seed.
-std::uint64_t checksum64(std::span<const std::byte> bytes) noexcept;
+/// XXH3-64 without a seed. This and what adds bytes throw what recsdk::isa() throws.
+std::uint64_t checksum64(std::span<const std::byte> bytes);
 
 /// XXH3-128 of bytes that come in pieces.
 class StreamChecksum {
@@ -21,7 +21,7 @@ class StreamChecksum {
   StreamChecksum(const StreamChecksum&) = delete;
   StreamChecksum& operator=(const StreamChecksum&) = delete;
 
-  void add(std::span<const std::byte> bytes) noexcept;
+  void add(std::span<const std::byte> bytes);
   /// 32 hexadecimal digits, most significant first.
   std::string text() const;
 
@@ -40,7 +40,7 @@ class StreamChecksum64 {
 
   /// As if nothing had been added.
   void reset() noexcept;
-  void add(std::span<const std::byte> bytes) noexcept;
+  void add(std::span<const std::byte> bytes);
   /// As checksum64 of all.
   std::uint64_t value() const noexcept;
 

@@ -1,16 +1,10 @@
 // Reading and writing past the page cache (O_DIRECT), where the file system can do that.
 #pragma once
 
-#include <array>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <optional>
-#include <span>
-#include <thread>
-
-#include "util/memory.h"
+#include <utility>
 
 namespace recsdk::internal {
 
@@ -29,43 +23,31 @@ std::optional<std::size_t> bytes_to_direct_place(int descriptor) noexcept;
 /// Whether it is a plain file of at least `least` bytes that is not in the page cache, by samples.
 bool is_worth_direct(int descriptor, std::int64_t least) noexcept;
 
-/// Reads a file from an offset to its end, some pieces ahead of its user.
-class DirectReader {
- public:
-  /// Opens the descriptor's file anew, since the flag belongs to what is open. Where that fails
-  /// there is nothing to read. Throws std::bad_alloc and Error(kOutOfMemory).
-  DirectReader(int descriptor, std::int64_t offset);
-  DirectReader(const DirectReader&) = delete;
-  DirectReader& operator=(const DirectReader&) = delete;
-  ~DirectReader();
+/// The size of a plain file; absent if it is none.
+std::optional<std::int64_t> size_of_plain_file(int descriptor) noexcept;
 
-  /// Fills the front of `bytes`; returns how many: 0 at the end, after an error, or if `offset` is
-  /// not where the last call ended.
-  std::size_t read(std::int64_t offset, std::span<std::byte> bytes);
+/// Owns a file descriptor.
+class Descriptor {
+ public:
+  Descriptor() = default;
+  explicit Descriptor(int number) : number_(number) {}
+  Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(number_, other.number_);
+    return *this;
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  ~Descriptor();
+
+  bool is_open() const noexcept { return number_ >= 0; }
+  int number() const noexcept { return number_; }
 
  private:
-  static constexpr std::size_t kPieceBytes = std::size_t{2} << 20;
-  static constexpr std::size_t kPieces = 4;
-
-  std::byte* piece(std::uint64_t number) const noexcept {
-    return memory_.data() + number % kPieces * kPieceBytes;
-  }
-  void serve() noexcept;
-  std::size_t fill(std::uint64_t number) const noexcept;
-
-  int descriptor_;
-  std::int64_t begin_;     // of the first piece
-  std::int64_t position_;  // where the next read must go on
-  Pages memory_;
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::array<std::size_t, kPieces> sizes_{};  // bytes in pieces; a short one is the last
-  std::uint64_t num_filled_ = 0;
-  std::uint64_t num_used_ = 0;
-  bool is_over_ = false;
-  bool stopping_ = false;
-  std::thread thread_;
+  int number_ = -1;
 };
+
+/// Opens a descriptor's file once more, to be read past the page cache; not open if that cannot be.
+Descriptor open_direct(int descriptor) noexcept;
 
 }  // namespace recsdk::internal

@@ -3,7 +3,7 @@
 // Large files bypass the page cache: a checkpoint is written once and read once, and the memory
 // that the system would take for copies of its pages, fresh each time, costs more than the disk.
 #include <fcntl.h>
-#include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,16 +12,20 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <new>
 #include <optional>
 #include <system_error>
 #include <utility>
 
 #include "checkpoint/direct_io.h"
+#include "checkpoint/direct_reader.h"
 #include "recsdk/row_file.h"
 #include "util/memory.h"
 
 namespace recsdk {
 namespace {
+
+using Bytes = std::span<const std::byte>;
 
 // What one call to the system moves at most.
 constexpr std::size_t kMost = std::size_t{64} << 20;
@@ -33,12 +37,19 @@ constexpr std::size_t kStageBytes = std::size_t{2} << 20;
                                           "': " + std::generic_category().message(reason));
 }
 
-// One call of write; how many bytes it took, or nothing if the system refuses these places and
-// sizes, as it may past the page cache.
-std::optional<std::size_t> write_some(int descriptor, std::span<const std::byte> bytes,
+// One call to write the one and then the other; how many bytes it took, or nothing if the system
+// refuses these places and sizes, as it may past the page cache.
+std::optional<std::size_t> write_some(int descriptor, Bytes first, Bytes second,
                                       const std::string& name) {
+  const auto vector_of = [](Bytes bytes) {
+    return iovec{const_cast<std::byte*>(bytes.data()), std::min(bytes.size(), kMost)};
+  };
+  const std::array<iovec, 2> both = {vector_of(first), vector_of(second)};
+  const bool has_first = !first.empty();
+  const bool has_second = !second.empty() && first.size() <= kMost;
   for (;;) {
-    const ssize_t done = ::write(descriptor, bytes.data(), std::min(bytes.size(), kMost));
+    const ssize_t done = ::writev(descriptor, both.data() + static_cast<int>(!has_first),
+                                  static_cast<int>(has_first) + static_cast<int>(has_second));
     if (done > 0) return static_cast<std::size_t>(done);
     if (done == 0) throw_failed("write", name, ENOSPC);  // else this would never end
     if (errno == EINVAL) return std::nullopt;
@@ -46,9 +57,9 @@ std::optional<std::size_t> write_some(int descriptor, std::span<const std::byte>
   }
 }
 
-void write_all(int descriptor, std::span<const std::byte> bytes, const std::string& name) {
+void write_all(int descriptor, Bytes bytes, const std::string& name) {
   while (!bytes.empty()) {
-    const auto done = write_some(descriptor, bytes, name);
+    const auto done = write_some(descriptor, bytes, {}, name);
     if (!done) throw_failed("write", name, EINVAL);
     bytes = bytes.subspan(*done);
   }
@@ -59,47 +70,85 @@ void write_all(int descriptor, std::span<const std::byte> bytes, const std::stri
 ByteSink::~ByteSink() = default;
 ByteSource::~ByteSource() = default;
 
+std::shared_ptr<const std::byte[]> ByteSource::take(std::int64_t /*offset*/, std::size_t /*size*/) {
+  return nullptr;
+}
+
 // ---- writing -----------------------------------------------------------------------------------
 
-// Bytes that wait until there are enough for a write past the page cache.
+// Writes past the page cache, which takes whole pages at places of whole pages: what its user has
+// in memory that lies like that goes from there, the rest waits until there is enough of it.
 struct FileSink::Direct {
-  explicit Direct(int file) : descriptor(file), stage(kStageBytes, SIZE_MAX) {
-    is_on = internal::set_direct(descriptor, true);
+  explicit Direct(int file) : descriptor_(file), stage_(kStageBytes, SIZE_MAX) {
+    is_on_ = internal::set_direct(descriptor_, true);
   }
   Direct(const Direct&) = delete;
   Direct& operator=(const Direct&) = delete;
   ~Direct() { turn_off(); }
 
-  void turn_off() noexcept {
-    if (is_on) internal::set_direct(descriptor, false);
-    is_on = false;
-  }
+  bool is_on() const { return is_on_; }
 
-  void add(std::span<const std::byte> bytes, const std::string& name) {
+  void add(Bytes bytes, const std::string& name) {
     while (!bytes.empty()) {
-      const std::size_t n = std::min(bytes.size(), stage.size() - used);
-      std::memcpy(stage.data() + used, bytes.data(), n);
-      used += n;
-      bytes = bytes.subspan(n);
-      if (used == stage.size()) flush(name);
+      const std::size_t gap = to_whole_pages(used_);
+      if (is_on_ && bytes.size() >= gap + kLeastFromPlace && is_whole_page(bytes.data() + gap)) {
+        bytes = bytes.subspan(put_aside(bytes.first(gap)));
+        const Bytes pages = bytes.first(bytes.size() / kPage * kPage);
+        write(staged(), pages, name);
+        used_ = 0;
+        bytes = bytes.subspan(pages.size());
+      }
+      bytes = bytes.subspan(put_aside(bytes));
+      if (used_ == stage_.size()) flush(name);
     }
   }
 
   void flush(const std::string& name) {
-    std::span<const std::byte> left(stage.data(), std::exchange(used, 0));
-    if (left.size() % internal::kDirectAlignment != 0) turn_off();
-    while (is_on && !left.empty()) {
-      const auto done = write_some(descriptor, left, name);
-      if (!done) turn_off();  // after a short write, the rest may lie askew
-      left = left.subspan(done.value_or(0));
-    }
-    write_all(descriptor, left, name);
+    if (used_ % kPage != 0) turn_off();
+    write(staged(), {}, name);
+    used_ = 0;
   }
 
-  int descriptor;
-  internal::Pages stage;
-  std::size_t used = 0;
-  bool is_on = false;
+ private:
+  static constexpr std::size_t kPage = internal::kDirectAlignment;
+  static constexpr std::size_t kLeastFromPlace = std::size_t{64} << 10;
+
+  static std::size_t to_whole_pages(std::size_t size) { return (kPage - size % kPage) % kPage; }
+  static bool is_whole_page(const std::byte* place) {
+    return reinterpret_cast<std::uintptr_t>(place) % kPage == 0;
+  }
+
+  void turn_off() noexcept {
+    if (is_on_) internal::set_direct(descriptor_, false);
+    is_on_ = false;
+  }
+
+  Bytes staged() const { return {stage_.data(), used_}; }
+
+  std::size_t put_aside(Bytes bytes) {
+    const std::size_t n = std::min(bytes.size(), stage_.size() - used_);
+    std::memcpy(stage_.data() + used_, bytes.data(), n);
+    used_ += n;
+    return n;
+  }
+
+  void write(Bytes first, Bytes second, const std::string& name) {
+    while (is_on_ && first.size() + second.size() > 0) {
+      const auto done = write_some(descriptor_, first, second, name);
+      // After a short write, the rest may lie askew.
+      if (!done || *done % kPage != 0) turn_off();
+      const std::size_t of_first = std::min(done.value_or(0), first.size());
+      first = first.subspan(of_first);
+      second = second.subspan(done.value_or(0) - of_first);
+    }
+    write_all(descriptor_, first, name);
+    write_all(descriptor_, second, name);
+  }
+
+  int descriptor_;
+  internal::Pages stage_;
+  std::size_t used_ = 0;
+  bool is_on_ = false;
 };
 
 FileSink::FileSink(int descriptor, std::string name)
@@ -123,7 +172,7 @@ std::span<const std::byte> FileSink::begin_direct(std::span<const std::byte> byt
   write_all(descriptor_, bytes.first(*gap), name_);
   try {
     direct_ = std::make_unique<Direct>(descriptor_);
-    may_be_direct_ = direct_->is_on;
+    may_be_direct_ = direct_->is_on();
   } catch (const std::exception&) {
     may_be_direct_ = false;  // no memory for it
   }
@@ -147,14 +196,19 @@ FileSource::FileSource(int descriptor, std::string name)
     : descriptor_(descriptor), name_(std::move(name)) {}
 FileSource::~FileSource() = default;
 
-std::size_t FileSource::read(std::int64_t offset, std::span<std::byte> bytes) {
-  if (!std::exchange(is_begun_, true) && internal::is_worth_direct(descriptor_, kDirectFrom)) {
-    try {
-      ahead_ = std::make_unique<Ahead>(descriptor_, offset);
-    } catch (const std::exception&) {
-      ahead_.reset();  // no memory for it: the page cache does
-    }
+// Chooses the way that bytes come, at the first call.
+void FileSource::begin(std::int64_t offset) {
+  if (std::exchange(is_begun_, true) || !internal::is_worth_direct(descriptor_, kDirectFrom))
+    return;
+  try {
+    ahead_ = std::make_unique<Ahead>(descriptor_, offset);
+  } catch (const std::exception&) {
+    ahead_.reset();  // no memory for it: the page cache does
   }
+}
+
+std::size_t FileSource::read(std::int64_t offset, std::span<std::byte> bytes) {
+  begin(offset);
   if (ahead_ != nullptr) {
     if (const std::size_t n = ahead_->read(offset, bytes); n > 0) return n;
     ahead_.reset();  // the end, an error, or not what comes next: the system's own way shall say
@@ -164,6 +218,15 @@ std::size_t FileSource::read(std::int64_t offset, std::span<std::byte> bytes) {
     const ssize_t done = ::pread(descriptor_, bytes.data(), std::min(bytes.size(), kMost), offset);
     if (done >= 0) return static_cast<std::size_t>(done);
     if (errno != EINTR) throw_failed("read", name_, errno);
+  }
+}
+
+std::shared_ptr<const std::byte[]> FileSource::take(std::int64_t offset, std::size_t size) {
+  begin(offset);
+  try {
+    return ahead_ == nullptr ? nullptr : ahead_->take(offset, size);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
   }
 }
 

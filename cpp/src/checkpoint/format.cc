@@ -205,7 +205,7 @@ std::vector<std::byte> encode(const RowFileHeader& header) {
   return bytes;
 }
 
-void seal(BlockHead& head) noexcept {
+void seal(BlockHead& head) {
   head.magic = kBlockMagic;
   head.checksum = checksum64(bytes_before_checksum(head));
 }

@@ -70,7 +70,7 @@ std::int64_t rows_payload_bytes(const RowFileHeader& header, std::int64_t n);
 
 std::vector<std::byte> encode(const RowFileHeader& header);
 /// Fills magic and checksum of a block header.
-void seal(BlockHead& head) noexcept;
+void seal(BlockHead& head);
 
 /// Where in which file something is wrong.
 struct Place {

@@ -128,6 +128,7 @@ struct Restore::Impl {
           break;
       }
     }
+    staged->settle();
   }
 
   void require_usable() const;
@@ -171,6 +172,7 @@ void Restore::Impl::add_rows(std::span<const Key> keys, std::span<const void* co
   has_failed = true;  // unless it gets through
   staged->expect(static_cast<std::int64_t>(keys.size()));
   staged->add_rows(block, "rows in memory", options);
+  staged->settle();
   has_failed = false;
 }
 

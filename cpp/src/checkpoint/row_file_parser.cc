@@ -9,6 +9,12 @@
 #include "checkpoint/codec.h"
 
 namespace recsdk::internal {
+namespace {
+
+// Bytes that are still in the processor's cache when their second checksum is taken.
+constexpr std::size_t kPiece = std::size_t{256} << 10;
+
+}  // namespace
 
 RowFileParser::RowFileParser(std::shared_ptr<ByteSource> source, std::int64_t size,
                              std::string name)
@@ -30,6 +36,18 @@ bool RowFileParser::next(RowBlock& block) {
   return true;
 }
 
+// `size` bytes that must be there come next; the block's checksum begins with them.
+void RowFileParser::begin_part(std::size_t size) {
+  if (static_cast<std::int64_t>(size) > size_ - offset_)
+    throw_damaged(at(offset_), "the file ends here, within a block or before its end block");
+  block_checksum_.reset();
+}
+
+void RowFileParser::add_checksums(std::span<const std::byte> bytes) {
+  checksum_.add(bytes);
+  block_checksum_.add(bytes);
+}
+
 // Bytes that must be there, into both checksums.
 void RowFileParser::read_some(std::span<std::byte> bytes) {
   for (std::size_t done = 0; done < bytes.size();) {
@@ -39,18 +57,32 @@ void RowFileParser::read_some(std::span<std::byte> bytes) {
     done += n;
     offset_ += static_cast<std::int64_t>(n);
   }
-  checksum_.add(bytes);
-  block_checksum_.add(bytes);
+  add_checksums(bytes);
 }
 
-// In pieces that are still in the processor's cache when their checksums are taken.
 void RowFileParser::read_exactly(std::span<std::byte> bytes) {
-  constexpr std::size_t kPiece = std::size_t{256} << 10;
-  if (static_cast<std::int64_t>(bytes.size()) > size_ - offset_)
-    throw_damaged(at(offset_), "the file ends here, within a block or before its end block");
-  block_checksum_.reset();
+  begin_part(bytes.size());
   for (; !bytes.empty(); bytes = bytes.subspan(std::min(kPiece, bytes.size())))
     read_some(bytes.first(std::min(kPiece, bytes.size())));
+}
+
+// Bytes that must be there, where the source has them or, if it cannot say or that is no place for
+// keys, in memory of our own.
+RowFileParser::Memory RowFileParser::take_or_read(std::size_t size) {
+  begin_part(size);
+  if (Memory taken = source_->take(offset_, size)) {
+    std::span<const std::byte> bytes(taken.get(), size);
+    offset_ += static_cast<std::int64_t>(size);
+    for (; !bytes.empty(); bytes = bytes.subspan(std::min(kPiece, bytes.size())))
+      add_checksums(bytes.first(std::min(kPiece, bytes.size())));
+    if (reinterpret_cast<std::uintptr_t>(taken.get()) % alignof(Key) == 0) return taken;
+    const auto own = memory_.take(static_cast<std::int64_t>(size));
+    std::memcpy(own.get(), taken.get(), size);
+    return own;
+  }
+  const auto own = memory_.take(static_cast<std::int64_t>(size));
+  read_exactly({own.get(), size});
+  return own;
 }
 
 void RowFileParser::read_header() {
@@ -84,13 +116,11 @@ BlockHead RowFileParser::read_head() {
 }
 
 RowFileParser::Memory RowFileParser::read_payload(const BlockHead& head, std::int64_t place) {
-  Memory stored = memory_.take(static_cast<std::int64_t>(head.stored_bytes));
-  const std::span<std::byte> bytes(stored.get(), head.stored_bytes);
-  read_exactly(bytes);
+  Memory stored = take_or_read(head.stored_bytes);
   if (block_checksum_.value() != head.payload_checksum)
     throw_damaged(at(place), "the checksum of a block's content differs");
   if (head.codec == static_cast<std::uint8_t>(Codec::kNone)) return stored;
-  return unpack(head, bytes, place);
+  return unpack(head, {stored.get(), head.stored_bytes}, place);
 }
 
 RowFileParser::Memory RowFileParser::unpack(const BlockHead& head,
@@ -102,7 +132,7 @@ RowFileParser::Memory RowFileParser::unpack(const BlockHead& head,
                     "' is compressed with zstd, which is missing here; install libzstd, " +
                     "or get a copy without compression");
   }
-  Memory raw = memory_.take(static_cast<std::int64_t>(head.raw_bytes));
+  const auto raw = memory_.take(static_cast<std::int64_t>(head.raw_bytes));
   if (!decompress(codec, stored, {raw.get(), head.raw_bytes}))
     throw_damaged(at(place), "a block does not decompress to its size");
   return raw;

@@ -29,11 +29,14 @@ class RowFileParser {
   bool next(RowBlock& block);
 
  private:
-  using Memory = std::shared_ptr<std::byte[]>;
+  using Memory = std::shared_ptr<const std::byte[]>;
 
   Place at(std::int64_t offset) const { return {name_, offset}; }
+  void begin_part(std::size_t size);
   void read_some(std::span<std::byte> bytes);
   void read_exactly(std::span<std::byte> bytes);
+  void add_checksums(std::span<const std::byte> bytes);
+  Memory take_or_read(std::size_t size);
   void read_header();
   BlockHead read_head();
   Memory read_payload(const BlockHead& head, std::int64_t place);

@@ -42,9 +42,9 @@ RowFileWriter::Impl::Impl(ByteSink& sink, const RowFileHeader& file_header,
   internal::require_codec(options.codec);
   const std::vector<std::byte> bytes = internal::encode(header);
   std::memcpy(&file_checksum_, bytes.data() + bytes.size() - 8, 8);
-  auto block = queue_.acquire(static_cast<std::int64_t>(bytes.size()));
+  auto block = queue_.acquire(static_cast<std::int64_t>(bytes.size()), 0);
   std::copy(bytes.begin(), bytes.end(), block->data());
-  num_bytes = block->size();
+  num_bytes = static_cast<std::int64_t>(bytes.size());
   queue_.submit(std::move(block), num_bytes);
 }
 
@@ -64,7 +64,9 @@ void RowFileWriter::Impl::begin_block() {
   const std::int64_t most =
       std::max({options.block_bytes, internal::rows_payload_bytes(header, rows_per_block_),
                 std::int64_t{sizeof(internal::EndPayload)}});
-  block_ = queue_.acquire(most + static_cast<std::int64_t>(sizeof(BlockHead)));
+  // What is compressed goes elsewhere; without that, blocks of rows lie at multiples of 8.
+  const std::int64_t offset = options.codec == Codec::kNone ? num_bytes : 0;
+  block_ = queue_.acquire(most + static_cast<std::int64_t>(sizeof(BlockHead)), offset);
 }
 
 std::byte* RowFileWriter::Impl::field_array(std::byte* first, std::int64_t n,
@@ -127,7 +129,8 @@ void RowFileWriter::Impl::flush(std::uint8_t type, std::int64_t num_rows, std::i
 void RowFileWriter::Impl::submit(BlockHead head, std::int64_t raw_bytes) {
   std::size_t stored = static_cast<std::size_t>(raw_bytes);
   if (options.codec != Codec::kNone && head.type != internal::kEndBlock) {
-    auto packed = queue_.acquire(raw_bytes + static_cast<std::int64_t>(sizeof(BlockHead)));
+    auto packed =
+        queue_.acquire(raw_bytes + static_cast<std::int64_t>(sizeof(BlockHead)), num_bytes);
     // Kept as it is unless it becomes shorter.
     const auto size = internal::compress(
         options.codec, {payload(), stored},

@@ -11,7 +11,6 @@
 
 #include "checkpoint/block_queue.h"
 #include "checkpoint/format.h"
-#include "embedding/buffer.h"
 #include "recsdk/row_file.h"
 
 namespace recsdk {
@@ -51,7 +50,7 @@ struct RowFileWriter::Impl {
   const std::int64_t rows_per_block_;
   internal::BlockQueue queue_;
   std::uint64_t file_checksum_ = 0;
-  std::unique_ptr<internal::Buffer<std::byte>> block_;  // being filled, or null
+  std::unique_ptr<internal::BlockBuffer> block_;  // being filled, or null
   std::int64_t num_in_block_ = 0;
   int stage_ = 0;  // the highest kind of block so far; those of lower kinds are over
   std::uint64_t num_blocks_ = 0;

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <span>
+#include <system_error>
 #include <utility>
 
 #include "embedding/row_values.h"
@@ -42,12 +44,12 @@ struct FieldCopy {
   }
 
   /// `count` rows from position `from` in the block to row `to` on.
-  void copy(std::size_t from, std::uint32_t to, std::size_t count) const {
+  void copy(std::size_t from, RowNumber to, std::size_t count) const {
     std::memcpy(field_address(records, field, to), source + from * bytes, count * bytes);
   }
 
   /// Rows at positions (n,) of the block to rows (n,).
-  void copy_all(std::span<const std::uint32_t> from, std::span<const std::uint32_t> to) const {
+  void copy_all(std::span<const std::uint32_t> from, std::span<const RowNumber> to) const {
     if (!is_packed()) {
       for (std::size_t j = 0; j < from.size(); ++j) copy(from[j], to[j], 1);
       return;
@@ -86,58 +88,139 @@ bool StagedRows::is_of_save(std::uint32_t row) const {
   return is_first_ || (row < in_save_->num_words() * kWordRows && in_save_->test(row));
 }
 
-// Gives the selected keys rows.
-void StagedRows::place(const RowBlock& block, const std::string& source) {
-  const auto n = static_cast<std::int64_t>(selected_.size());
-  rows.prepare_allocate(n);
-  rows.populate_next(n - rows.num_free(), table.max_threads());
-  if (!is_first_) in_save_->grow(rows.end() + n);
-  numbers_.resize(selected_.size());
-  for (std::size_t j = 0; j < selected_.size(); ++j) {
-    if (j + kAhead < selected_.size()) index.prefetch(block.keys[selected_[j + kAhead]]);
-    const Key key = block.keys[selected_[j]];
-    const std::uint32_t next = rows.next_to_allocate();
-    numbers_[j] = index.find_or_insert(key, next);
-    if (numbers_[j] == next) {
-      rows.allocate(key, RowState::kVisible);
-    } else if (is_of_save(numbers_[j])) {
-      throw_twice(table, source, key, "a second time");
-    }
-    if (!is_first_) in_save_->set(numbers_[j]);
-  }
-  index.adapt(n);
-  // Only now: the first keys have shown whether they are dense.
-  if (expected_ > 0) index.grow_for(std::exchange(expected_, 0));
-}
-
-void StagedRows::copy(const RowBlock& block, bool drop_state) {
-  const RowAddresses records = rows.records();
-  const std::vector<RowField>& fields = table.layout.fields;
-  const auto copy_rows = [&](std::int64_t begin, std::int64_t end) {
-    const auto first = static_cast<std::size_t>(begin);
-    const auto count = static_cast<std::size_t>(end - begin);
-    const std::span<const std::uint32_t> to = std::span(numbers_).subspan(first, count);
-    for (std::size_t f = 0; f < (drop_state ? 1 : fields.size()); ++f) {
-      const auto bytes = static_cast<std::size_t>(file_field(fields[f]).row_bytes());
-      const FieldCopy field{fields[f], bytes, block.fields[f], records};
-      field.copy_all(std::span(selected_).subspan(first, count), to);
-    }
-    if (!drop_state) return;
-    for (const std::uint32_t row : to) reset_state(table.layout, records, row);
-  };
-  parallel_for(static_cast<std::int64_t>(numbers_.size()), kCopyGrain, table.max_threads(),
-               copy_rows);
+std::span<const Key> StagedRows::selected_keys(const RowBlock& block) {
+  if (selected_.size() == block.keys.size()) return block.keys;
+  keys_.resize(selected_.size());
+  std::transform(selected_.begin(), selected_.end(), keys_.begin(),
+                 [&](std::uint32_t i) { return block.keys[i]; });
+  return keys_;
 }
 
 void StagedRows::add_rows(const RowBlock& block, const std::string& source,
                           const RestoreOptions& options) {
   select(block, options);
-  place(block, source);
-  copy(block, options.drop_state);
+  if (append(block, source, options.drop_state)) return;
+  settle();
+  const auto n = static_cast<std::int64_t>(selected_.size());
+  rows.prepare_allocate(n);
+  rows.populate_next(n - rows.num_free(), table.max_threads());
+  place(selected_keys(block), source);
+  parallel_for(n, kCopyGrain, table.max_threads(), [&](std::int64_t begin, std::int64_t end) {
+    copy(block, options.drop_state, begin, end);
+  });
+  index.adapt(n);
+  if (expected_ > 0) index.grow_for(std::exchange(expected_, 0));
+}
+
+// Keys of the first save, which are all new, get one row after the other, so that nothing waits for
+// the index. False if that cannot be.
+bool StagedRows::append(const RowBlock& block, const std::string& source, bool drop_state) {
+  const auto n = static_cast<std::int64_t>(selected_.size());
+  if (!is_first_ || !rows.prepare_append(n)) return false;
+  const std::span<const Key> keys = selected_keys(block);
+  const RowNumber first = rows.end();
+  numbers_.resize(keys.size());
+  std::iota(numbers_.begin(), numbers_.end(), first);
+  const std::vector<Outcome> outcomes(keys.size(), Outcome::kInserted);
+  rows.append(keys, outcomes.data(), RowState::kVisible);
+  insert_later({{keys.begin(), keys.end()}, first, 0, source});
+  // Pieces end where huge pages of records do: each is taken from the system by one thread.
+  const std::int64_t grain =
+      std::max<std::int64_t>(static_cast<std::int64_t>(kHugePage) / rows.row_bytes(), 1);
+  const std::int64_t first_piece = first / grain;
+  const std::int64_t num_pieces = (first + n + grain - 1) / grain - first_piece;
+  parallel_for(num_pieces, 1, table.max_threads(), [&](std::int64_t piece, std::int64_t) {
+    const RowNumber begin = std::max(first, (first_piece + piece) * grain);
+    const RowNumber end = std::min(first + n, (first_piece + piece + 1) * grain);
+    rows.populate(begin, end);
+    copy(block, drop_state, begin - first, end - first);
+  });
+  return true;
+}
+
+// The first keys at once: they show whether keys are dense, and few need no other thread.
+void StagedRows::insert_later(NewKeys keys) {
+  if (keys.first_row == 0 || table.max_threads() == 1) {
+    insert(keys);
+    if (keys.first_row > 0 && expected_ > 0) index.grow_for(std::exchange(expected_, 0));
+    return;
+  }
+  keys.expected = std::exchange(expected_, 0);
+  try {
+    if (queue_ == nullptr)
+      queue_ = std::make_unique<IndexQueue>([this](const NewKeys& later) { insert(later); });
+  } catch (const std::system_error&) {
+    return insert(keys);  // the system gives no thread
+  }
+  queue_->push(std::move(keys));
+}
+
+void StagedRows::insert(const NewKeys& keys) {
+  if (keys.expected > 0) index.grow_for(keys.expected);
+  const std::size_t n = keys.keys.size();
+  std::vector<RowNumber> found(n);
+  const auto first = static_cast<std::uint32_t>(keys.first_row);
+  if (index.can_insert()) {
+    std::vector<Outcome> outcomes(n);
+    std::size_t num_done = 0;
+    index.insert(keys.keys, first, found.data(), outcomes.data(), num_done);
+  } else {
+    for (std::size_t j = 0; j < n; ++j) {
+      if (j + kAhead < n) index.prefetch(keys.keys[j + kAhead]);
+      found[j] = index.find_or_insert(keys.keys[j], first + static_cast<std::uint32_t>(j));
+    }
+  }
+  for (std::size_t j = 0; j < n; ++j) {
+    if (found[j] != keys.first_row + static_cast<RowNumber>(j))
+      throw_twice(table, keys.source, keys.keys[j], "a second time");
+  }
+  index.adapt(static_cast<std::int64_t>(n));
+}
+
+void StagedRows::settle() {
+  if (queue_ == nullptr) return;
+  queue_->drain();
+  queue_.reset();
+}
+
+// Gives keys rows, those that they have or others.
+void StagedRows::place(std::span<const Key> keys, const std::string& source) {
+  numbers_.resize(keys.size());
+  if (!is_first_) in_save_->grow(rows.end() + static_cast<std::int64_t>(keys.size()));
+  for (std::size_t j = 0; j < keys.size(); ++j) {
+    if (j + kAhead < keys.size()) index.prefetch(keys[j + kAhead]);
+    const std::uint32_t next = rows.next_to_allocate();
+    const std::uint32_t row = index.find_or_insert(keys[j], next);
+    if (row == next) {
+      rows.allocate(keys[j], RowState::kVisible);
+    } else if (is_of_save(row)) {
+      throw_twice(table, source, keys[j], "a second time");
+    }
+    numbers_[j] = row;
+    if (!is_first_) in_save_->set(row);
+  }
+}
+
+// Rows at selected positions [begin, end).
+void StagedRows::copy(const RowBlock& block, bool drop_state, std::int64_t begin,
+                      std::int64_t end) const {
+  const RowAddresses records = rows.records();
+  const std::vector<RowField>& fields = table.layout.fields;
+  const auto first = static_cast<std::size_t>(begin);
+  const auto count = static_cast<std::size_t>(end - begin);
+  const std::span<const RowNumber> to = std::span(numbers_).subspan(first, count);
+  for (std::size_t f = 0; f < (drop_state ? 1 : fields.size()); ++f) {
+    const auto bytes = static_cast<std::size_t>(file_field(fields[f]).row_bytes());
+    const FieldCopy field{fields[f], bytes, block.fields[f], records};
+    field.copy_all(std::span(selected_).subspan(first, count), to);
+  }
+  if (!drop_state) return;
+  for (const RowNumber row : to) reset_state(table.layout, records, row);
 }
 
 void StagedRows::erase(const RowBlock& block, const std::string& source,
                        const RestoreOptions& options) {
+  settle();
   select(block, options);
   rows.prepare_free(static_cast<std::int64_t>(selected_.size()));
   for (const std::uint32_t i : selected_) {

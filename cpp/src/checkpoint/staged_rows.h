@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "checkpoint/index_queue.h"
 #include "embedding/file_fields.h"
 #include "embedding/row_bits.h"
 #include "embedding/row_store.h"
@@ -26,6 +28,8 @@ struct StagedRows {
   /// Blocks of fields as the table's; `source` names where they come from in messages.
   void add_rows(const RowBlock& block, const std::string& source, const RestoreOptions& options);
   void erase(const RowBlock& block, const std::string& source, const RestoreOptions& options);
+  /// Waits until all keys are in the index, which lags behind; to be called before it is used.
+  void settle();
 
   const Table::Impl& table;
   Index index;
@@ -33,15 +37,21 @@ struct StagedRows {
 
  private:
   void select(const RowBlock& block, const RestoreOptions& options);
-  void place(const RowBlock& block, const std::string& source);
+  std::span<const Key> selected_keys(const RowBlock& block);
+  bool append(const RowBlock& block, const std::string& source, bool drop_state);
+  void insert_later(NewKeys keys);
+  void insert(const NewKeys& keys);
+  void place(std::span<const Key> keys, const std::string& source);
   bool is_of_save(std::uint32_t row) const;
-  void copy(const RowBlock& block, bool drop_state);
+  void copy(const RowBlock& block, bool drop_state, std::int64_t begin, std::int64_t end) const;
 
   std::int64_t expected_ = 0;            // rows there will be, about
   bool is_first_ = true;                 // no save before the current one has brought rows
   std::optional<RowBits> in_save_;       // rows that the current save has brought, unless first
   std::vector<std::uint32_t> selected_;  // positions in the block of keys that are kept
-  std::vector<std::uint32_t> numbers_;   // their rows
+  std::vector<Key> keys_;                // those keys, unless they are all
+  std::vector<RowNumber> numbers_;       // their rows
+  std::unique_ptr<IndexQueue> queue_;    // of keys of the first save, once there are many
 };
 
 }  // namespace recsdk::internal

@@ -103,6 +103,10 @@ class RowStore {
   /// made room, with memory now: a huge page at a time on several threads. Left to first touch,
   /// threads that write side by side would each clear the page that they meet on.
   void populate_next(std::int64_t count, int max_threads) const;
+  /// The same for the records of rows [begin, end), on this thread.
+  void populate(RowNumber begin, RowNumber end) const noexcept { records_.populate(begin, end); }
+  /// Bytes of a row's record.
+  std::int64_t row_bytes() const noexcept { return records_.row_bytes(); }
   /// Of rows that were needed or reserved; the rest of a slab is address space, not memory.
   std::int64_t record_bytes() const noexcept { return num_prepared_ * records_.row_bytes(); }
   std::int64_t metadata_bytes() const noexcept;

@@ -212,7 +212,7 @@ class LocalStore(Store):
     def create(self, token: str, path: str) -> Iterator[Target]:
         target = self._root(token) / path
         with naming(str(target), "making the file"):
-            _make_folders(target.parent)
+            _make_folders(target.parent, synced=False)  # the commit syncs all of them
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             descriptor = os.open(target, flags, FILE_MODE)
         try:
@@ -351,7 +351,7 @@ def check_manifest_size(source: Source) -> None:
         )
 
 
-def _make_folders(folder: Path) -> None:
+def _make_folders(folder: Path, *, synced: bool = True) -> None:
     """Makes a folder and those above it; other ranks may do so at the same time."""
     missing = []
     while not folder.exists():
@@ -362,7 +362,8 @@ def _make_folders(folder: Path) -> None:
             os.mkdir(path, FOLDER_MODE)
         except FileExistsError:
             continue
-        _sync(path.parent)
+        if synced:
+            _sync(path.parent)
 
 
 def _refuse_links(folder: Path, path: str) -> None:
