@@ -216,6 +216,51 @@ TEST(Index, ClearGivesEverythingBack) {
   expect_equal(index, {{3, 4}}, {3, 4});
 }
 
+// Blocks of keys, whole and not, with all, some or none of the keys there.
+TEST(Index, BatchesOfEveryLengthAreFoundAsOneByOne) {
+  std::mt19937_64 random(8);
+  Index index(5);
+  constexpr std::uint64_t kKeys = 20000;
+  for (std::uint32_t i = 0; i < kKeys; ++i) index.find_or_insert(static_cast<Key>(mix64(i)), i);
+  for (std::size_t length = 0; length < 130; ++length) {
+    for (const std::uint64_t known_percent : {0U, 50U, 95U, 100U}) {
+      std::vector<Key> keys(length);
+      for (Key& key : keys) {
+        const bool is_known = random() % 100 < known_percent;
+        key = static_cast<Key>(mix64(random() % kKeys + (is_known ? 0 : kKeys)));
+      }
+      std::vector<RowNumber> rows(length + 1, -7);
+      std::vector<Outcome> outcomes(length + 1, Outcome::kRefused);
+      index.find(keys, rows.data(), outcomes.data());
+      for (std::size_t i = 0; i < length; ++i) {
+        const auto row = index.find_one(keys[i]);
+        ASSERT_EQ(outcomes[i], row ? Outcome::kFound : Outcome::kMissing) << i << " of " << length;
+        ASSERT_EQ(rows[i], RowNumber{row.value_or(0)}) << i << " of " << length;
+      }
+      ASSERT_EQ(rows[length], -7);
+      ASSERT_EQ(outcomes[length], Outcome::kRefused);
+    }
+  }
+}
+
+TEST(Index, ReserveTakesTheShapeAtOnce) {
+  constexpr std::uint32_t kKeys = 400'000;
+  Index index(5);
+  index.reserve(kKeys);
+  const std::int64_t reserved = index.stats().bytes;
+  EXPECT_LT(reserved, std::int64_t{22} * kKeys);
+  Model model;
+  std::vector<Key> keys;
+  for (std::uint32_t i = 0; i < kKeys; ++i) {
+    keys.push_back(static_cast<Key>(mix64(i)));
+    index.find_or_insert(keys.back(), i);
+    model[keys.back()] = i;
+  }
+  EXPECT_EQ(index.stats().hashed.splits, 0U);
+  EXPECT_EQ(index.stats().bytes, reserved);
+  expect_equal(index, model, keys);
+}
+
 TEST(Index, ReserveChangesNoContent) {
   Index index(5);
   index.find_or_insert(3, 4);

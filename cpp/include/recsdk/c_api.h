@@ -567,7 +567,7 @@ RECSDK_API int recsdk_table_export_rows(const recsdk_table* table, int64_t* begi
                                         int64_t* keys, float* weights, float* state,
                                         int64_t* num_rows);
 
-/// Makes room for `num_rows` rows in all.
+/// Makes room for `num_rows` rows in all: insertions up to there wait for no memory.
 RECSDK_API int recsdk_table_reserve(recsdk_table* table, int64_t num_rows);
 
 /// RECSDK_ERROR_INTERNAL, naming the first broken invariant, if there is one. Cost: reads the whole

@@ -230,8 +230,10 @@ class RECSDK_API Table {
   /// True if a cut may be of changes only.
   bool is_tracking() const;
 
-  /// Makes room for `num_rows` rows in all, so that insertions up to there allocate nothing for
-  /// rows.
+  /// Makes room for `num_rows` rows in all, and has the system back it with memory now: insertions
+  /// up to there wait for no memory and, from a small table on, move no keys. Cost: clearing that
+  /// memory, and a move of the keys that are there. A table that then holds far fewer keys is
+  /// slower to find in, for its index is spread as wide as for all of them.
   void reserve(std::int64_t num_rows);
 
   /// Throws Error(kInternal) naming the first broken invariant. Cost: reads the whole index.

@@ -63,6 +63,31 @@ void Slabs::populate(std::int64_t begin, std::int64_t end) const noexcept {
   }
 }
 
+bool Slabs::populate_ahead(std::int64_t count) noexcept {
+  constexpr std::size_t kLargeArray = 16 * kHugePage;
+  const auto stride = static_cast<std::size_t>(stride_);
+  if (static_cast<std::size_t>(count) * stride < kLargeArray) return false;
+  const std::int64_t first = count >> shift_ << shift_;  // of its slab
+  const std::size_t used = static_cast<std::size_t>(count - first) * stride;
+  std::size_t begin = next_huge_page(used);
+  if (begin - used > kHugePage / 2) return false;
+  std::int64_t slab = count >> shift_;
+  if (begin >= stride << shift_) {  // the page is the first of the next slab
+    begin = 0;
+    ++slab;
+  }
+  const std::int64_t last = (slab << shift_) + static_cast<std::int64_t>(begin / stride);
+  if (last < populated_) return false;
+  try {
+    grow(last + 1);
+  } catch (...) {
+    return false;  // it is not needed yet
+  }
+  slabs_[static_cast<std::size_t>(slab)].populate(begin, begin + kHugePage);
+  populated_ = last + 1;
+  return true;
+}
+
 RowStore::RowStore(const RowLayout& layout)
     : records_(layout.stride, layout.scalar_stride, kRecordSlab),
       keys_(static_cast<std::int64_t>(sizeof(Key)), 0, kMetadataSlab),

@@ -28,6 +28,10 @@ class Slabs {
   /// Has the system back records [begin, end) with memory now.
   void populate(std::int64_t begin, std::int64_t end) const noexcept;
 
+  /// In a large array of which `count` records are used: has the system back the huge page that
+  /// comes next, once half of the one before is used. False if there is nothing to do.
+  bool populate_ahead(std::int64_t count) noexcept;
+
   RowAddresses addresses() const noexcept {
     return {reinterpret_cast<std::byte* const*>(directory_.data()),
             shift_,
@@ -49,6 +53,7 @@ class Slabs {
   int shift_;
   Pages directory_;  // of slab addresses, as long as row numbers go; never moves
   std::vector<Pages> slabs_;
+  std::int64_t populated_ = 0;  // records that populate_ahead has had backed, or their slab begun
 };
 
 /// What a row is to readers.
@@ -107,6 +112,11 @@ class RowStore {
   void populate(RowNumber begin, RowNumber end) const noexcept { records_.populate(begin, end); }
   /// Bytes of a row's record.
   std::int64_t row_bytes() const noexcept { return records_.row_bytes(); }
+  /// Has the system back a huge page that new rows will need soon, with their records or without.
+  /// False if there is none.
+  bool populate_ahead(bool with_records) noexcept {
+    return keys_.populate_ahead(end()) || (with_records && records_.populate_ahead(end()));
+  }
   /// Of rows that were needed or reserved; the rest of a slab is address space, not memory.
   std::int64_t record_bytes() const noexcept { return num_prepared_ * records_.row_bytes(); }
   std::int64_t metadata_bytes() const noexcept;

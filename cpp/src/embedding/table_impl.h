@@ -138,6 +138,7 @@ struct Table::Impl {
                     RowNumber* rows_out, Outcome* outcomes, internal::RowState state,
                     internal::Insertion& insertion);
   void undo(const internal::Insertion& insertion) noexcept;
+  void populate_ahead(std::int64_t num_new) noexcept;
   std::vector<float> custom_weights(const internal::Insertion& insertion) const;
   void initialize(const internal::Insertion& insertion);
   void initialize_state(const std::uint32_t* row_numbers, std::int64_t count);

@@ -1,6 +1,7 @@
 #include "table/arena.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 namespace recsdk::internal {
@@ -61,7 +62,7 @@ Arena::Chunk& Arena::add_chunk(std::size_t bytes) {
   const auto place =
       std::upper_bound(chunks_.begin(), chunks_.end(), newest_,
                        [](const std::byte* b, const Chunk& c) { return b < c.pages.data(); });
-  return *chunks_.insert(place, Chunk{std::move(pages), 0, std::move(free_lengths)});
+  return *chunks_.insert(place, Chunk{std::move(pages), 0, 0, std::move(free_lengths)});
 }
 
 // Makes a free run of memory that was never used. Throws as add_chunk.
@@ -74,9 +75,13 @@ Arena::Chunk& Arena::cut_off(std::size_t bytes) {
   return *chunk;
 }
 
-Arena::FreeRun* Arena::find_run(std::uint32_t units) noexcept {
-  for (std::uint32_t bin = units; bin < kNumBins; ++bin) {
-    if (bins_[bin] != nullptr) return bins_[bin];
+// A run of an acceptable length, the nearest to `units` first; else the shortest that is longer.
+Arena::FreeRun* Arena::find_run(std::uint32_t units, std::uint32_t less) const noexcept {
+  for (std::uint32_t length = units; length > 0 && length + less >= units; --length) {
+    if (length < kNumBins && bins_[length] != nullptr) return bins_[length];
+  }
+  for (std::uint32_t length = units + 1; length < kNumBins; ++length) {
+    if (bins_[length] != nullptr) return bins_[length];
   }
   for (FreeRun* run = bins_[0]; run != nullptr; run = run->next) {
     if (run->units >= units) return run;
@@ -84,16 +89,16 @@ Arena::FreeRun* Arena::find_run(std::uint32_t units) noexcept {
   return nullptr;
 }
 
-std::byte* Arena::allocate(std::uint32_t& units, std::uint32_t spare) {
-  FreeRun* run = find_run(units);
+std::byte* Arena::allocate(std::uint32_t& units, std::uint32_t less) {
+  FreeRun* run = find_run(units, less);
   if (run == nullptr) {
     cut_off(units * kUnit);
-    run = find_run(units);
+    run = find_run(units, less);
   }
   auto* const block = reinterpret_cast<std::byte*>(run);
   Chunk& chunk = chunk_of(block);
   const std::size_t unit = unit_of(chunk, block);
-  if (run->units - units <= spare) units = run->units;
+  units = std::min(units, run->units);
   const std::uint32_t left = run->units - units;
   unlink(chunk, unit);
   if (left > 0) link(chunk, unit + units, left);
@@ -121,6 +126,27 @@ void Arena::release(Chunk& chunk, std::size_t unit, std::uint32_t units) noexcep
   link(chunk, unit, units);
 }
 
+bool Arena::has_runs(std::uint32_t units, std::uint32_t count) const noexcept {
+  std::uint32_t found = 0;
+  const auto count_bin = [&](const FreeRun* run) {
+    for (; run != nullptr && found < count; run = run->next) found += run->units / units;
+  };
+  for (std::uint32_t bin = units; bin < kNumBins && found < count; ++bin) count_bin(bins_[bin]);
+  count_bin(bins_[0]);
+  return found >= count;
+}
+
+std::byte* Arena::move_down(std::byte* block, std::uint32_t units) noexcept {
+  Chunk& chunk = chunk_of(block);
+  const std::size_t unit = unit_of(chunk, block);
+  const std::uint32_t before = chunk.free_lengths[unit - 1];
+  unlink(chunk, unit - before);
+  std::byte* const moved = block - before * kUnit;
+  std::memmove(moved, block, units * kUnit);
+  release(chunk, unit - before + units, before);
+  return moved;
+}
+
 void Arena::reserve(std::size_t bytes) {
   if (bytes <= bytes_free_) return;
   const std::size_t missing = (bytes - bytes_free_ + kUnit - 1) / kUnit * kUnit;
@@ -128,11 +154,24 @@ void Arena::reserve(std::size_t bytes) {
   chunk.pages.populate(chunk.used - missing, chunk.used);
 }
 
+bool Arena::populate_ahead() noexcept {
+  constexpr std::size_t kLargeArena = 3;  // chunks
+  if (chunks_.size() < kLargeArena) return false;
+  Chunk& chunk = chunk_of(newest_);
+  const std::size_t begin = next_huge_page(chunk.used);
+  const std::size_t end = begin + kHugePage;
+  if (begin - chunk.used > kHugePage / 2 || end > chunk.pages.size() || end <= chunk.populated)
+    return false;
+  chunk.pages.populate(begin, end);
+  chunk.populated = end;
+  return true;
+}
+
 std::size_t Arena::bytes_held() const noexcept {
   std::size_t bytes = 0;
   for (const Chunk& chunk : chunks_) {
     const std::size_t page = chunk.pages.size() < kHugePage ? kUnit : kHugePage;
-    bytes += (chunk.used + page - 1) / page * page;
+    bytes += std::max((chunk.used + page - 1) / page * page, chunk.populated);
   }
   return bytes;
 }

@@ -3,6 +3,7 @@
 // serve the next.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -19,15 +20,27 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  /// `units` adjoining units with arbitrary content, or up to `spare` units more if what would
-  /// be left of a free run is no longer than that: `units` is set to how many they are.
-  /// Throws Error(kOutOfMemory), std::bad_alloc.
-  std::byte* allocate(std::uint32_t& units, std::uint32_t spare = 0);
+  /// `units` adjoining units with arbitrary content. Up to `less` fewer will do if a free run is
+  /// just as long: `units` is set to how many they are. Throws Error(kOutOfMemory), std::bad_alloc.
+  std::byte* allocate(std::uint32_t& units, std::uint32_t less = 0);
   /// Takes back what allocate(units) gave.
   void free(std::byte* block, std::uint32_t units) noexcept;
+  /// Whether so many calls of allocate(units) would be served from what was used before.
+  bool has_runs(std::uint32_t units, std::uint32_t count) const noexcept;
+  /// A used block between two free runs that make one of `units` or more once the block is moved to
+  /// the start of the first; null if a short search finds none. `units_of(block)` is its length.
+  template <typename UnitsOf>
+  std::byte* find_between_runs(std::uint32_t units, const UnitsOf& units_of) noexcept;
+  /// Moves the content of such a block there, and returns where it is now.
+  std::byte* move_down(std::byte* block, std::uint32_t units) noexcept;
   /// Makes sure that `bytes` are free and backed by the system, as far as fresh memory is needed
   /// for that.
   void reserve(std::size_t bytes);
+  /// In a large arena: has the system back the huge page that comes next, once half of the one
+  /// before has been given out. Called now and then it keeps allocations from meeting several such
+  /// pages in a row, each of which takes the system a while to clear. False if there is nothing to
+  /// do.
+  bool populate_ahead() noexcept;
   /// Takes everything back and returns it to the system.
   void clear() noexcept;
   void swap(Arena& other) noexcept;
@@ -40,7 +53,8 @@ class Arena {
  private:
   struct Chunk {
     Pages pages;
-    std::size_t used = 0;  // bytes from the start that were ever given out
+    std::size_t used = 0;       // bytes from the start that were ever given out
+    std::size_t populated = 0;  // bytes from the start, beyond those used, that are backed as well
     // Of each unit that begins or ends a free run: the run's length; else 0.
     std::vector<std::uint32_t> free_lengths;
   };
@@ -61,12 +75,31 @@ class Arena {
   void release(Chunk& chunk, std::size_t unit, std::uint32_t units) noexcept;
   void link(Chunk& chunk, std::size_t unit, std::uint32_t units) noexcept;
   void unlink(Chunk& chunk, std::size_t unit) noexcept;
-  FreeRun* find_run(std::uint32_t units) noexcept;
+  FreeRun* find_run(std::uint32_t units, std::uint32_t less) const noexcept;
 
   std::vector<Chunk> chunks_;    // in ascending order of addresses
   std::byte* newest_ = nullptr;  // start of the only chunk with bytes that were never given out
   FreeRun* bins_[kNumBins] = {};
   std::size_t bytes_free_ = 0;
 };
+
+template <typename UnitsOf>
+std::byte* Arena::find_between_runs(std::uint32_t units, const UnitsOf& units_of) noexcept {
+  constexpr int kMostRuns = 48;
+  int num_seen = 0;
+  for (std::uint32_t bin = std::min(units, kNumBins) - 1; bin > 0; --bin) {
+    for (FreeRun* run = bins_[bin]; run != nullptr; run = run->next) {
+      if (++num_seen > kMostRuns) return nullptr;
+      auto* const block = reinterpret_cast<std::byte*>(run) + run->units * kUnit;
+      const Chunk& chunk = chunk_of(reinterpret_cast<std::byte*>(run));
+      if (block == chunk.pages.data() + chunk.used) continue;
+      const std::size_t behind = unit_of(chunk, block) + units_of(block);
+      const std::uint32_t next =
+          behind < chunk.free_lengths.size() ? chunk.free_lengths[behind] : 0;
+      if (next < units && run->units + next >= units) return block;
+    }
+  }
+  return nullptr;
+}
 
 }  // namespace recsdk::internal

@@ -119,7 +119,10 @@ void Index::swap(Index& other) noexcept {
   std::swap(adoption_budget_, other.adoption_budget_);
 }
 
-void Index::reserve(std::int64_t num_keys) { hashed_.reserve(num_keys - dense_.size()); }
+void Index::reserve(std::int64_t num_keys) {
+  hashed_.reserve(num_keys - dense_.size());
+  grow_for(num_keys - dense_.size());
+}
 
 void Index::grow_for(std::int64_t num_keys) {
   if (dense_.size() <= hashed_.size()) hashed_.grow_for(num_keys);

@@ -63,7 +63,7 @@ class Index {
   /// Exchanges contents, the hash included.
   void swap(Index& other) noexcept;
 
-  /// Makes ready the memory for `num_keys` keys in all.
+  /// Makes ready the memory for `num_keys` keys in all, and grows for them.
   void reserve(std::int64_t num_keys);
 
   /// To be called early on the way to `num_keys` keys in all: takes the shape for them at once,
@@ -75,6 +75,9 @@ class Index {
   void expect(std::int64_t num_new) {
     if (dense_.empty()) hashed_.expect(num_new);
   }
+
+  /// Has the system back a huge page that will be needed soon. False if there is none.
+  bool populate_ahead() noexcept { return hashed_.populate_ahead(); }
 
   /// Looks for ranges that are worth a dense page, and moves their keys. To be called after
   /// `num_inserted` insertions, to which its cost is in proportion.

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 
 namespace recsdk::internal {
 namespace {
 
-// Keys that are hashed and fetched ahead of the block that is compared.
+// Keys that are hashed and fetched in a row, and such blocks ahead of the one that is compared.
 constexpr std::int64_t kBlock = 16;
+constexpr std::int64_t kBlocksAhead = 1;
 constexpr std::int64_t kChunk = 1024;  // keys whose overflow probes are resolved together
 
 }  // namespace
@@ -48,58 +50,102 @@ struct SegmentedHash::Pending {
   const Bucket* next[kChunk];  // the bucket to be looked at, which is on its way
   std::uint16_t i[kChunk];
   std::int64_t count = 0;
+
+  // Appends key number `key` if it `goes_on` (1, or else 0) from `bucket` to `then`, without a
+  // branch on that.
+  void note(std::uint32_t goes_on, const Bucket* bucket, const Bucket* then, std::int64_t key) {
+    const auto here = reinterpret_cast<std::uintptr_t>(bucket);
+    const auto there = reinterpret_cast<std::uintptr_t>(then);
+    const std::uintptr_t fetched = here ^ ((here ^ there) & (std::uintptr_t{0} - goes_on));
+    __builtin_prefetch(reinterpret_cast<const void*>(fetched));
+    next[count] = then;
+    i[count] = static_cast<std::uint16_t>(key);
+    count += goes_on;
+  }
 };
 
-// Compares a key with a bucket without a branch on the outcome. Writes its result, and appends it
-// to `pending` if it may lie further, in `next`.
-void SegmentedHash::compare(const Bucket& bucket, HashParts p, const Bucket* next, Key key,
-                            std::int64_t i, RowNumber* rows, Outcome* outcomes, Pending& pending) {
-  const std::uint32_t match = bucket.match(key);
-  const std::uint32_t row = bucket.words[std::countr_zero(match | 32U)];
-  const auto missing = static_cast<std::uint32_t>(match == 0);
-  rows[i] = row & (missing - 1);
-  outcomes[i] = static_cast<Outcome>(missing * static_cast<std::uint32_t>(Outcome::kMissing));
-  const bool goes_on =
-      (missing & static_cast<std::uint32_t>(bucket.has_passed(p.bloom_bit()))) != 0;
-  __builtin_prefetch(goes_on ? next : &bucket);
-  pending.next[pending.count] = next;
-  pending.i[pending.count] = static_cast<std::uint16_t>(i);
-  pending.count += static_cast<std::int64_t>(goes_on);
+// Compares the keys of a block with their home buckets, without a branch on what is found. Writes
+// outcomes, and row numbers of those found. Returns a bit for each key that is not in its bucket,
+// the first key's highest: so a comparison and an addition with carry are all that it takes.
+std::uint32_t SegmentedHash::compare_homes(const Block& block, const Key* keys, RowNumber* rows,
+                                           Outcome* outcomes) {
+  static_assert(kBlock % 8 == 0 && kBlock <= 32);
+  static_assert(sizeof(Outcome) == 1 && Outcome::kFound == Outcome{0});
+  constexpr auto kMissing = static_cast<std::uint64_t>(Outcome::kMissing);
+  const std::int64_t count = block.count;
+  std::uint32_t missing = 0;
+  for (std::int64_t j = 0; j < count; ++j) {
+    const Bucket& bucket = *block.buckets[j];
+    const std::uint32_t match = bucket.match(keys[j]);
+    rows[j] = bucket.words[std::countr_zero(match | 32U)];
+    missing = missing * 2 + static_cast<std::uint32_t>(match == 0);
+  }
+  if (count < kBlock) {
+    for (std::int64_t j = 0; j < count; ++j) {
+      const std::uint64_t is_missing = missing >> (count - 1 - j) & 1U;
+      outcomes[j] = static_cast<Outcome>(is_missing * kMissing);
+    }
+    return missing;
+  }
+  for (std::int64_t j = 0; j < kBlock; j += 8) {  // eight bits to eight bytes
+    const std::uint64_t bits = missing >> (kBlock - 8 - j) & 0xFFU;
+    const std::uint64_t apart = bits * 0x0101010101010101U & 0x0102040810204080U;
+    const std::uint64_t ones = (apart + 0x7F7F7F7F7F7F7F7FU) >> 7 & 0x0101010101010101U;
+    const std::uint64_t bytes = ones * kMissing;
+    std::memcpy(outcomes + j, &bytes, sizeof(bytes));
+  }
+  return missing;
 }
 
-// First pass: home buckets; while one block of keys is compared the buckets of the next are on
+// First pass: home buckets; while one block of keys is compared the buckets of those ahead are on
 // their way. Later passes: for the keys that go on, the next bucket of each, all of them fetched in
 // the pass before. One key after the other would wait for memory at each step.
 void SegmentedHash::find_chunk(const Key* keys, std::int64_t count, RowNumber* rows,
                                Outcome* outcomes) const {
   Pending pending[2];
-  Block blocks[2];
-  blocks[0].stage(*this, keys, std::min(kBlock, count));
-  for (std::int64_t first = 0, turn = 0; first < count; first += kBlock, turn ^= 1) {
-    const std::int64_t following = first + kBlock;
-    if (following < count)
-      blocks[turn ^ 1].stage(*this, keys + following, std::min(kBlock, count - following));
+  Block blocks[kBlocksAhead + 1];
+  const auto stage = [&](std::int64_t first, Block& block) {
+    if (first < count) block.stage(*this, keys + first, std::min(kBlock, count - first));
+  };
+  for (std::int64_t b = 0; b < kBlocksAhead; ++b) stage(b * kBlock, blocks[b]);
+  for (std::int64_t first = 0, turn = 0; first < count; first += kBlock) {
+    const std::int64_t last = turn == 0 ? kBlocksAhead : turn - 1;  // the block done before
+    stage(first + kBlocksAhead * kBlock, blocks[last]);
     const Block& block = blocks[turn];
-    for (std::int64_t j = 0; j < block.count; ++j) {
-      compare(*block.buckets[j], block.parts[j], buddy_of(block.buckets[j]), keys[first + j],
-              first + j, rows, outcomes, pending[0]);
+    turn = turn == kBlocksAhead ? 0 : turn + 1;
+    std::uint32_t missing = compare_homes(block, keys + first, rows + first, outcomes + first);
+    for (; missing != 0; missing &= missing - 1) {
+      const std::int64_t j = block.count - 1 - std::countr_zero(missing);
+      const Bucket* const home = block.buckets[j];
+      rows[first + j] = 0;
+      const auto goes_on = static_cast<std::uint32_t>(home->has_passed(block.parts[j].bloom_bit()));
+      pending[0].note(goes_on, home, buddy_of(home), first + j);
     }
   }
-  std::uint32_t distance = 1;  // of the buckets that are compared now
-  for (int turn = 0; pending[turn].count > 0; turn ^= 1, ++distance) {
-    const Pending& now = pending[turn];
-    Pending& later = pending[turn ^ 1];
-    later.count = 0;
-    for (std::int64_t j = 0; j < now.count; ++j) {
-      const std::int64_t i = now.i[j];
-      const HashParts p = parts(keys[i]);
-      const Entry e = entry(p);
-      const std::uint32_t num_buckets = e.num_buckets();
-      if (distance == num_buckets) continue;  // it has been around the whole segment
-      const Bucket* const next = e.segment()->buckets() +
-                                 probe_bucket(p.bucket_in(num_buckets), distance + 1, num_buckets);
-      compare(*now.next[j], p, next, keys[i], i, rows, outcomes, later);
-    }
+  for (std::uint32_t distance = 1, turn = 0; pending[turn].count > 0; turn ^= 1, ++distance)
+    find_further(pending[turn], distance, keys, rows, outcomes, pending[turn ^ 1]);
+}
+
+// Compares keys with the bucket at `distance` from their home, again without a branch on the
+// outcome.
+void SegmentedHash::find_further(const Pending& now, std::uint32_t distance, const Key* keys,
+                                 RowNumber* rows, Outcome* outcomes, Pending& later) const {
+  later.count = 0;
+  for (std::int64_t j = 0; j < now.count; ++j) {
+    const std::int64_t i = now.i[j];
+    const HashParts p = parts(keys[i]);
+    const Entry e = entry(p);
+    const std::uint32_t num_buckets = e.num_buckets();
+    if (distance == num_buckets) continue;  // it has been around the whole segment
+    const Bucket* const then =
+        e.segment()->buckets() + probe_bucket(p.bucket_in(num_buckets), distance + 1, num_buckets);
+    const Bucket& bucket = *now.next[j];
+    const std::uint32_t match = bucket.match(keys[i]);
+    const auto missing = static_cast<std::uint32_t>(match == 0);
+    rows[i] = bucket.words[std::countr_zero(match | 32U)] & (missing - 1);
+    outcomes[i] = static_cast<Outcome>(missing * static_cast<std::uint32_t>(Outcome::kMissing));
+    const auto has_passed = static_cast<std::uint32_t>(bucket.has_passed(p.bloom_bit()));
+    later.note(missing & has_passed, &bucket, then, i);
   }
 }
 

@@ -64,13 +64,16 @@ class SegmentedHash {
   /// Exchanges contents, the hash included.
   void swap(SegmentedHash& other) noexcept;
 
-  /// Makes ready the memory for `num_keys` keys in all.
+  /// Makes ready the memory for `num_keys` keys in all; grow_for then takes it.
   void reserve(std::int64_t num_keys);
 
   /// Takes at once the shape that it would grow into with `num_keys` keys in all, and the memory
   /// for them. Does nothing if it is not much smaller than that. Moves all keys, so call it early.
   /// Throws as find_or_insert.
   void grow_for(std::int64_t num_keys);
+
+  /// Has the system back a huge page that will be needed soon. False if there is none.
+  bool populate_ahead() noexcept { return arena_.populate_ahead(); }
 
   /// To be called amid the insertion of many keys, of which about `num_new` are still to come: a
   /// small table takes the shape for them, rather than move its keys several times on the way.
@@ -143,6 +146,13 @@ class SegmentedHash {
     std::uint32_t distance;  // buckets passed on the way
   };
 
+  // Equal segments.
+  struct Shape {
+    int depth;
+    std::uint32_t num_units;  // of each
+    std::size_t bytes() const { return (std::size_t{num_units} << depth) * Arena::kUnit; }
+  };
+
   static constexpr std::uint32_t buckets_of(std::uint32_t num_units) {
     return num_units * static_cast<std::uint32_t>(Arena::kUnit / sizeof(Bucket)) -
            static_cast<std::uint32_t>(sizeof(Segment) / sizeof(Bucket));
@@ -153,26 +163,32 @@ class SegmentedHash {
   void prefetch(HashParts p) const;
   struct Block;
   struct Pending;
-  static void compare(const Bucket& bucket, HashParts p, const Bucket* next, Key key,
-                      std::int64_t i, RowNumber* rows, Outcome* outcomes, Pending& pending);
+  static std::uint32_t compare_homes(const Block& block, const Key* keys, RowNumber* rows,
+                                     Outcome* outcomes);
   void find_chunk(const Key* keys, std::int64_t count, RowNumber* rows, Outcome* outcomes) const;
+  void find_further(const Pending& now, std::uint32_t distance, const Key* keys, RowNumber* rows,
+                    Outcome* outcomes, Pending& later) const;
   static std::optional<Place> locate(Entry entry, HashParts p, Key key);
   static void put(Segment& segment, HashParts p, Key key, std::uint32_t row);
   static bool put_at_once(Segment& segment, Bucket& home, HashParts p, Key key, std::uint32_t row);
   static bool is_stale(const Segment& segment);
   void make_room(HashParts p);
-  Segment* make_segment(std::uint32_t num_units, int depth, std::uint64_t prefix);
+  std::uint32_t least_units(std::uint32_t num_keys, std::uint32_t num_units) const;
+  Segment* make_segment(std::uint32_t num_units, std::uint32_t at_least, int depth,
+                        std::uint64_t prefix);
+  bool join_free_runs(std::uint32_t num_units, std::uint32_t count) noexcept;
   void free_segment(Segment* segment) noexcept;
   void set_entries(Segment* segment) noexcept;
   void move_keys(const Segment& from, Segment* const (&halves)[2], int depth) const;
   void rebuild(Segment* segment, std::uint32_t num_units);
   void split(Segment* segment);
-  void make_directory(int depth, std::int64_t num_keys);
-  void move_all(SegmentedHash& to, int depth, std::int64_t num_keys) const;
+  static Shape shape_for(std::int64_t num_keys);
+  void make_directory(Shape shape, std::int64_t num_keys);
+  void move_all(SegmentedHash& to, Shape shape, std::int64_t num_keys) const;
   void free_segments(Arena& of) noexcept;
   int expected_depth() const;
-  std::uint32_t units_for(std::uint32_t num_keys, std::uint32_t at_least,
-                          std::uint32_t percent) const;
+  static std::uint32_t units_for(std::uint32_t num_keys, std::uint32_t at_least,
+                                 std::uint32_t percent);
   void check_segment(const Segment& segment) const;
 
   template <typename Visit>
@@ -191,6 +207,7 @@ class SegmentedHash {
   std::int64_t size_ = 0;
   std::uint32_t next_serial_ = 0;
   std::uint64_t splits_ = 0;
+  bool has_others_segments_ = false;  // in the arena
 };
 
 }  // namespace recsdk::internal

@@ -15,24 +15,27 @@ namespace {
 // Units of a half of a split segment, at least.
 constexpr std::uint32_t kHalfUnits = 4;
 constexpr std::uint32_t kMaxUnits = 65535;  // what a directory entry can say
-// A free run is not cut if this little or less would be left of it, too little for a segment.
-constexpr std::uint32_t kSpareUnits = kHalfUnits - 2;
 
 // A small table: its memory does not matter, so it takes larger steps and leaves more slots free,
 // which makes it faster.
 constexpr std::int64_t kSmallTable = 1 << 18;  // keys
 
-// How full a new segment is at most: below any limit, with some room to grow.
+// How full a new segment is at most: below any limit, with some room to grow; and how full it may
+// be if that makes a free run of memory just long enough.
 constexpr std::uint32_t kRoomyPercent = 66;
+constexpr std::uint32_t kTightPercent = 72;
 constexpr std::uint32_t kRoomySmallPercent = 55;
 
+// Keys of a segment when it splits, at the least and about.
+constexpr std::int64_t kKeysAtSplit = 1600;
+
 // The next size of a segment, in units: by small steps, which keep the slots well used. They are
-// between a seventh and three eighths and differ from segment to segment: with equal ones all
+// between a fifth and two fifths and differ from segment to segment: with equal ones all
 // segments would have few sizes, and the memory held would go up and down with the table's size.
 std::uint32_t next_size(std::uint32_t units, std::uint32_t serial, std::int64_t num_keys) {
   if (units < kHalfUnits) return units * 2;
   if (num_keys < kSmallTable) return units + units / 2;
-  return units + 1 + (units * (9 + serial * 5 % 16)) / 64;
+  return units + 1 + (units * (12 + serial * 5 % 16)) / 64;
 }
 
 // The number-th point of a sequence that fills [0, count) evenly: multiples of an irrational
@@ -41,12 +44,12 @@ std::uint32_t spread(std::uint32_t number, std::uint32_t factor, std::uint32_t c
   return static_cast<std::uint32_t>((std::uint64_t{number * factor} * count) >> 32);
 }
 
-// The share of slots at which a segment grows or splits: 0.76 to 0.86, or 0.58 to 0.68 in a small
+// The share of slots at which a segment grows or splits: 0.78 to 0.88, or 0.58 to 0.68 in a small
 // table.
 std::uint32_t limit_of(std::uint32_t slots, std::uint32_t serial, std::int64_t num_keys) {
   constexpr std::uint32_t kGolden = 2654435769U;  // 2^32 over the golden ratio
   const std::uint32_t of_4096 = num_keys < kSmallTable ? 2376 + spread(serial, kGolden, 410)
-                                                       : 3113 + spread(serial, kGolden, 410);
+                                                       : 3195 + spread(serial, kGolden, 410);
   return static_cast<std::uint32_t>((std::uint64_t{slots} * of_4096) >> 12);
 }
 
@@ -58,8 +61,12 @@ std::uint32_t split_units_of(std::uint32_t serial) {
   return kSmallest + spread(serial, kRootOfTwo, kLargestSplit - kSmallest + 1);
 }
 
-// Memory for so many keys, about.
-std::size_t bytes_for(std::int64_t num_keys) { return static_cast<std::size_t>(num_keys) * 20; }
+// The depth at which each segment has at most so many of so many uniform keys.
+int depth_for(std::int64_t num_keys, std::int64_t most) {
+  int depth = 0;
+  while ((num_keys >> depth) > most && depth < kMaxDepth) ++depth;
+  return depth;
+}
 
 [[noreturn, gnu::cold]] void throw_flooded(std::uint32_t num_units) {
   throw Error(ErrorCode::kCapacity,
@@ -86,18 +93,20 @@ bool SegmentedHash::is_stale(const Segment& segment) {
 void SegmentedHash::make_room(HashParts p) {
   if (directory_.empty()) {
     directory_.reserve(1);
-    directory_.push_back(Entry(make_segment(1, 0, 0)));
+    directory_.push_back(Entry(make_segment(1, 1, 0, 0)));
     depth_ = 0;
   }
   for (;;) {
-    Segment* const segment = entry(p).segment();
+    Segment* segment = entry(p).segment();
     if (segment->num_keys >= segment->limit) {
       const bool may_split = segment->depth < std::min(kMaxDepth, expected_depth() + 2);
-      if (segment->num_units < segment->split_units || !may_split) {
-        rebuild(segment, next_size(segment->num_units, next_serial_, size_));
-      } else {
-        split(segment);
-      }
+      const bool splits = may_split && segment->num_units >= segment->split_units;
+      const std::uint32_t num_keys = splits ? segment->num_keys / 2 : segment->num_keys;
+      const std::uint32_t num_units = splits ? units_for(num_keys, kHalfUnits, kRoomyPercent)
+                                             : next_size(segment->num_units, next_serial_, size_);
+      if (join_free_runs(least_units(num_keys, num_units), splits ? 2 : 1))
+        segment = entry(p).segment();
+      splits ? split(segment) : rebuild(segment, num_units);
     } else if (is_stale(*segment)) {
       rebuild(segment, units_for(segment->num_keys, 1, kRoomyPercent));
     } else {
@@ -113,19 +122,28 @@ int SegmentedHash::expected_depth() const {
                                          (buckets_of(kLargestSplit) * kBucketSlots * 4 / 5)));
 }
 
-// The smallest size that `num_keys` fill to `percent` or less.
+// The smallest size, in units, that `num_keys` fill to `percent` or less.
 std::uint32_t SegmentedHash::units_for(std::uint32_t num_keys, std::uint32_t at_least,
-                                       std::uint32_t percent) const {
-  std::uint32_t units = at_least;
-  while (std::uint64_t{num_keys} * 100 > std::uint64_t{buckets_of(units)} * kBucketSlots * percent)
-    units = next_size(units, next_serial_, size_);
-  return units;
+                                       std::uint32_t percent) {
+  const std::uint64_t slots = (std::uint64_t{num_keys} * 100 + percent - 1) / percent;
+  const std::uint64_t buckets = (slots + kBucketSlots - 1) / kBucketSlots;
+  constexpr std::uint64_t kOfAUnit = Arena::kUnit / sizeof(Bucket);
+  constexpr std::uint64_t kOfHeader = sizeof(Segment) / sizeof(Bucket);
+  const std::uint64_t units = (buckets + kOfHeader + kOfAUnit - 1) / kOfAUnit;
+  return std::max(at_least, static_cast<std::uint32_t>(units));
 }
 
-SegmentedHash::Segment* SegmentedHash::make_segment(std::uint32_t num_units, int depth,
-                                                    std::uint64_t prefix) {
-  if (num_units > kMaxUnits - kSpareUnits) throw_flooded(num_units);
-  std::byte* const block = arena_.allocate(num_units, num_units < kHalfUnits ? 0 : kSpareUnits);
+// How many units will do for a segment of so many keys, which better has `num_units`.
+std::uint32_t SegmentedHash::least_units(std::uint32_t num_keys, std::uint32_t num_units) const {
+  if (size_ < kSmallTable || num_units <= kHalfUnits) return num_units;
+  return units_for(num_keys, kHalfUnits, kTightPercent);
+}
+
+// On about `num_units` units, but not on less than `at_least`.
+SegmentedHash::Segment* SegmentedHash::make_segment(std::uint32_t num_units, std::uint32_t at_least,
+                                                    int depth, std::uint64_t prefix) {
+  if (num_units > kMaxUnits) throw_flooded(num_units);
+  std::byte* const block = arena_.allocate(num_units, num_units - std::min(num_units, at_least));
   std::memset(block, 0, num_units * Arena::kUnit);
   auto* const segment = reinterpret_cast<Segment*>(block);
   const std::uint32_t serial = next_serial_++;
@@ -135,6 +153,23 @@ SegmentedHash::Segment* SegmentedHash::make_segment(std::uint32_t num_units, int
   segment->limit = limit_of(segment->num_slots(), serial, size_);
   segment->split_units = split_units_of(serial);
   return segment;
+}
+
+// Before new memory is taken for so many segments: moves others that lie between two free runs, so
+// that those become one that is long enough, where such are found soon. False if nothing has moved.
+bool SegmentedHash::join_free_runs(std::uint32_t num_units, std::uint32_t count) noexcept {
+  if (size_ < kSmallTable || has_others_segments_) return false;
+  const auto units_of = [](const std::byte* block) {
+    return reinterpret_cast<const Segment*>(block)->num_units;
+  };
+  bool has_moved = false;
+  for (std::uint32_t i = 0; i < count && !arena_.has_runs(num_units, count); ++i) {
+    std::byte* const block = arena_.find_between_runs(num_units, units_of);
+    if (block == nullptr) break;
+    set_entries(reinterpret_cast<Segment*>(arena_.move_down(block, units_of(block))));
+    has_moved = true;
+  }
+  return has_moved;
 }
 
 void SegmentedHash::free_segment(Segment* segment) noexcept {
@@ -206,7 +241,8 @@ void SegmentedHash::move_keys(const Segment& from, Segment* const (&to)[2], int 
 }
 
 void SegmentedHash::rebuild(Segment* segment, std::uint32_t num_units) {
-  Segment* const rebuilt = make_segment(num_units, segment->depth, segment->prefix);
+  Segment* const rebuilt = make_segment(num_units, least_units(segment->num_keys, num_units),
+                                        segment->depth, segment->prefix);
   move_keys(*segment, {rebuilt, rebuilt}, 0);
   set_entries(rebuilt);
   free_segment(segment);
@@ -228,13 +264,15 @@ void SegmentedHash::split(Segment* segment) {
                   (bucket.occupancy() >> s);
     }
   }
-  Segment* const low =
-      make_segment(units_for(segment->num_keys - num_high, kHalfUnits, kRoomyPercent), depth,
-                   segment->prefix * 2);
+  const auto make_half = [&](std::uint32_t num_keys, std::uint64_t bit) {
+    const std::uint32_t num_units = units_for(num_keys, kHalfUnits, kRoomyPercent);
+    return make_segment(num_units, least_units(num_keys, num_units), depth,
+                        segment->prefix * 2 + bit);
+  };
+  Segment* const low = make_half(segment->num_keys - num_high, 0);
   Segment* high = nullptr;
   try {
-    high = make_segment(units_for(num_high, kHalfUnits, kRoomyPercent), depth,
-                        segment->prefix * 2 + 1);
+    high = make_half(num_high, 1);
   } catch (...) {
     free_segment(low);
     throw;
@@ -246,45 +284,54 @@ void SegmentedHash::split(Segment* segment) {
   ++splits_;
 }
 
-// Equal segments for so many uniform keys, of which there is none yet.
-void SegmentedHash::make_directory(int depth, std::int64_t num_keys) {
+// Equal segments for so many uniform keys. In a large table they are as large as they get, for
+// their size is in whole units.
+SegmentedHash::Shape SegmentedHash::shape_for(std::int64_t num_keys) {
+  const bool is_small = num_keys < kSmallTable;
+  const int depth = depth_for(num_keys, is_small ? kKeysAtSplit : 2 * kKeysAtSplit);
+  const std::int64_t keys_each = (num_keys + (std::int64_t{1} << depth) - 1) >> depth;
+  const std::uint32_t percent = is_small ? kRoomySmallPercent : kRoomyPercent;
+  return {depth, units_for(static_cast<std::uint32_t>(keys_each), kHalfUnits, percent)};
+}
+
+// There is no key yet.
+void SegmentedHash::make_directory(Shape shape, std::int64_t num_keys) {
   size_ = num_keys;  // how full segments get depends on it
-  const std::uint32_t percent = num_keys < kSmallTable ? kRoomySmallPercent : kRoomyPercent;
-  const std::uint32_t num_units =
-      units_for(static_cast<std::uint32_t>(num_keys >> depth), kHalfUnits, percent);
-  depth_ = depth;
-  directory_.reserve(std::size_t{1} << depth);
-  while (directory_.size() < directory_.capacity())
-    directory_.emplace_back(make_segment(num_units, depth, directory_.size()));
+  depth_ = shape.depth;
+  directory_.reserve(std::size_t{1} << depth_);
+  while (directory_.size() < directory_.capacity()) {
+    directory_.emplace_back(
+        make_segment(shape.num_units, shape.num_units, depth_, directory_.size()));
+  }
   size_ = 0;
 }
 
 void SegmentedHash::grow_for(std::int64_t num_keys) {
-  constexpr std::int64_t kMostKeys = 1600;  // of a segment: it splits when it has as many
-  int depth = 0;
-  while ((num_keys >> depth) > kMostKeys && depth < kMaxDepth) ++depth;
-  if (depth <= depth_ + 1) return;
+  if (depth_for(num_keys, kKeysAtSplit) <= depth_ + 1) return;
+  const Shape shape = shape_for(num_keys);
   SegmentedHash grown(0);
   grown.hash_ = hash_;
-  if (arena_.bytes_free() < bytes_for(num_keys)) {
-    move_all(grown, depth, num_keys);
+  if (arena_.bytes_free() < shape.bytes()) {
+    move_all(grown, shape, num_keys);
   } else {  // memory has been reserved: it is to be used, not given back
     grown.arena_.swap(arena_);
+    grown.has_others_segments_ = true;
     try {
-      move_all(grown, depth, num_keys);
+      move_all(grown, shape, num_keys);
     } catch (...) {
       grown.free_segments(grown.arena_);
       arena_.swap(grown.arena_);
       throw;
     }
     free_segments(grown.arena_);
+    grown.has_others_segments_ = false;
   }
   grown.splits_ += splits_;
   swap(grown);
 }
 
-void SegmentedHash::move_all(SegmentedHash& to, int depth, std::int64_t num_keys) const {
-  to.make_directory(depth, num_keys);
+void SegmentedHash::move_all(SegmentedHash& to, Shape shape, std::int64_t num_keys) const {
+  to.make_directory(shape, num_keys);
   for_each([&](Key key, std::uint32_t row) { to.find_or_insert(key, row); });
 }
 
@@ -324,7 +371,10 @@ void SegmentedHash::swap(SegmentedHash& other) noexcept {
 
 void SegmentedHash::reserve(std::int64_t num_keys) {
   const std::int64_t more = num_keys - size_;
-  if (more > 0) arena_.reserve(bytes_for(more));
+  if (more <= 0) return;
+  // Beside the shape, memory for the few segments that get more keys than others.
+  const std::size_t bytes = shape_for(more).bytes();
+  arena_.reserve(bytes + bytes / 64);
 }
 
 void SegmentedHash::check_invariants() const {

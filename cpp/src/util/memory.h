@@ -13,6 +13,11 @@ namespace recsdk::internal {
 
 inline constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
+/// The start of the first huge page at or behind `offset`, in memory that is aligned to one.
+inline constexpr std::size_t next_huge_page(std::size_t offset) {
+  return (offset + kHugePage - 1) / kHugePage * kHugePage;
+}
+
 /// Called before pages are taken, with their number of bytes; it may throw. For fault injection in
 /// tests.
 using PageAllocationHook = void (*)(std::size_t bytes);

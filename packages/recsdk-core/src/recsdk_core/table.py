@@ -434,7 +434,11 @@ class Table(SavesAndLoads):
                 yield ExportBatch(keys=keys, weights=weights, state=state)
 
     def reserve(self, num_rows: int) -> None:
-        """Makes room for `num_rows` rows in all, so that inserting up to there is steady."""
+        """Makes room for `num_rows` rows in all, so that inserting up to there is steady.
+
+        The memory is cleared now, and the index takes its shape for that many keys at once: a
+        table that then holds far fewer is slower to find in.
+        """
         require_int("Table.reserve", 0, _INT64, num_rows=num_rows)
         self._engine.reserve(num_rows)
 

@@ -1,0 +1,75 @@
+// Where rows live: what is backed ahead of use.
+#include "embedding/row_store.h"
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace recsdk::internal {
+namespace {
+
+constexpr std::int64_t kDim = 64;
+constexpr std::int64_t kRowsAPage = static_cast<std::int64_t>(kHugePage) / (kDim * 4);
+
+bool is_resident(const void* address) {
+  const auto page = reinterpret_cast<std::uintptr_t>(address) / 4096 * 4096;
+  unsigned char state = 0;
+  return mincore(reinterpret_cast<void*>(page), 4096, &state) == 0 && (state & 1U) != 0;
+}
+
+// Old kernels back pages at first touch only.
+bool can_populate() {
+  const Pages pages(kHugePage, 0);
+  pages.populate(0, kHugePage);
+  return is_resident(pages.data());
+}
+
+class RowStoreAhead : public testing::Test {
+ protected:
+  void append(std::int64_t count) {
+    const std::vector<Key> keys(static_cast<std::size_t>(count), 5);
+    const std::vector<Outcome> outcomes(keys.size(), Outcome::kInserted);
+    ASSERT_TRUE(store_.prepare_append(count));
+    store_.append(keys, outcomes.data(), RowState::kVisible);
+  }
+  const void* record(std::int64_t row) const { return store_.records().record(row); }
+
+  RowStore store_{RowLayout::make(kDim, OptimizerConfig::sgd())};
+};
+
+TEST_F(RowStoreAhead, LeavesSmallStoresAlone) {
+  for (int i = 0; i < 4; ++i) {
+    append(kRowsAPage / 4);
+    EXPECT_FALSE(store_.populate_ahead(true));
+  }
+}
+
+TEST_F(RowStoreAhead, BacksOnePageOfALargeStore) {
+  append(20 * kRowsAPage + kRowsAPage / 4);
+  EXPECT_FALSE(store_.populate_ahead(true));  // most of the last page is free
+  append(kRowsAPage / 2);
+  EXPECT_FALSE(store_.populate_ahead(false));
+  EXPECT_FALSE(is_resident(record(21 * kRowsAPage)));
+  EXPECT_TRUE(store_.populate_ahead(true));
+  EXPECT_FALSE(store_.populate_ahead(true));
+  if (can_populate()) {
+    EXPECT_TRUE(is_resident(record(21 * kRowsAPage)));
+    EXPECT_TRUE(is_resident(record(22 * kRowsAPage - 1)));
+  }
+}
+
+TEST_F(RowStoreAhead, BacksTheFirstPageOfTheNextSlab) {
+  append(32 * kRowsAPage - kRowsAPage / 4);  // a slab of records is 64 MiB
+  EXPECT_TRUE(store_.populate_ahead(true));
+  EXPECT_FALSE(store_.populate_ahead(true));
+  append(kRowsAPage / 2);
+  if (can_populate()) {
+    EXPECT_TRUE(is_resident(record(33 * kRowsAPage - 1)));
+  }
+  EXPECT_EQ(store_.key(store_.end() - 1), 5);
+}
+
+}  // namespace
+}  // namespace recsdk::internal
