@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from recsdk_core import Bags, CheckpointError, Table, _ext, init, optim
 from recsdk_core.testing import Operation, ReferenceTable, operations, vectors
+from recsdk_core.testing._rounding import random_halves
 
 DTypeName = Literal["bfloat16", "float16"]
 DTYPES: tuple[DTypeName, ...] = ("bfloat16", "float16")
@@ -185,6 +186,48 @@ def test_stochastic_rounding_is_right_on_average(dtype: DTypeName, scale: float)
     assert (error <= 4 * 0.5 * spacing / np.sqrt(num_keys) + 1e-12).all()
     assert (np.array([len(np.unique(column)) for column in rows.T]) <= 2).all()
     assert len(np.unique(rows[:, 1])) == 2
+
+
+KEY_PATTERNS = {
+    "counted": np.arange(2048),
+    "high bits": np.arange(2048) << 52,
+    "multiples": np.arange(-1024, 1024) * 0x9E3779B9,
+}
+
+
+@pytest.mark.parametrize("pattern", KEY_PATTERNS)
+def test_random_bits_are_uniform_and_independent(pattern: str) -> None:
+    """Over keys, columns and updates that follow each other, as those of real tables do."""
+    keys, dim, num_updates = KEY_PATTERNS[pattern], 32, 8
+    bits_TND = np.stack([random_halves(3, "bits", keys, t, dim) for t in range(1, num_updates + 1)])
+    count = bits_TND.size
+
+    def assert_uniform(values: Any, num_values: int) -> None:
+        counts = np.bincount(values.reshape(-1), minlength=num_values)
+        expected = values.size / num_values
+        chi_square = ((counts - expected) ** 2 / expected).sum()
+        assert abs(chi_square - (num_values - 1)) < 5 * np.sqrt(2 * num_values)
+
+    assert_uniform(bits_TND >> 4, 1 << 12)
+    assert_uniform(bits_TND & 0xFFF, 1 << 12)
+    low, high = bits_TND & 0xF, bits_TND >> 12
+    for part in (low, high):
+        for axis in range(3):  # of neighbours along each axis, and of those two apart
+            for distance in (1, 2):
+                ahead = np.delete(part, np.s_[:distance], axis)
+                behind = np.delete(part, np.s_[-distance:], axis)
+                assert_uniform(ahead << 4 | behind, 256)
+    unit = bits_TND / 2**16 - 0.5 + 2**-17
+    assert abs(unit.mean()) < 5 / np.sqrt(12 * count)
+    columns = unit.reshape(-1, dim)
+    assert (np.abs(columns.mean(axis=0)) < 5 / np.sqrt(12 * len(columns))).all()
+    correlation = np.corrcoef(columns.T) - np.eye(dim)
+    assert np.abs(correlation).max() < 6 / np.sqrt(len(columns))
+    # Sums over rows and over updates vary as those of independent numbers do.
+    for axis in range(3):
+        n = unit.shape[axis]
+        sums = unit.sum(axis=axis).reshape(-1)
+        assert abs(sums.var() / (n / 12) - 1) < 6 * np.sqrt(2 / len(sums))
 
 
 def test_small_steps_count_on_average_but_are_lost_to_the_nearest() -> None:

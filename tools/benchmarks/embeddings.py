@@ -92,9 +92,9 @@ def emit(workload: str, op: str, unit: str, samples: dict[str, list[float]], **e
 
 
 def filled_table(
-    workload: Workload, weights: torch.Tensor, optimizer: rc.optim.Optimizer
+    workload: Workload, weights: torch.Tensor, optimizer: rc.optim.Optimizer, **options: Any
 ) -> rc.Table:
-    table = rc.Table(workload.dim, name="bench", optimizer=optimizer, num_threads=1)
+    table = rc.Table(workload.dim, name="bench", optimizer=optimizer, num_threads=1, **options)
     for begin in range(0, workload.num_rows, 1 << 16):
         end = begin + (1 << 16)
         table.upsert(torch.from_numpy(workload.keys[begin:end]), weights[begin:end])
@@ -117,7 +117,7 @@ def check_close(what: str, ours: torch.Tensor, peer: torch.Tensor) -> None:
         raise SystemExit(f"{what}: results differ by up to {(ours - peer).abs().max().item()}")
 
 
-def cycle(batches: list[Batch], run: Callable[[Batch], object]) -> Callable[[], object]:
+def cycle(batches: list[Any], run: Callable[[Any], object]) -> Callable[[], object]:
     """A contestant that takes the next batch in every turn."""
     position = iter(range(1 << 30))
     return lambda: run(batches[next(position) % len(batches)])
@@ -228,6 +228,60 @@ def torch_step(
         return backward
 
     return forward
+
+
+HALF_ROWS: dict[str, dict[str, Any]] = {
+    "bfloat16": {"dtype": "bfloat16"},
+    "bfloat16_nearest": {"dtype": "bfloat16", "rounding": "nearest"},
+    "float16": {"dtype": "float16"},
+}
+
+
+def half_rows(workload: Workload, repetitions: int) -> None:
+    """Rows of 16 bits beside our own of 32: forward on known rows, update, and memory."""
+    weights = torch.randn(workload.num_rows, workload.dim)
+    lr, eps = LEARNING_RATE, EPS
+    optimizers: dict[str, rc.optim.Optimizer] = {
+        "sgd": rc.optim.SGD(lr=lr),
+        "rowwise_adagrad": rc.optim.RowwiseAdagrad(lr=lr, eps=eps),
+        "adagrad": rc.optim.Adagrad(lr=lr, eps=eps),
+    }
+    for name, optimizer in optimizers.items():
+        tables = {
+            kind: filled_table(workload, weights, optimizer, **options)
+            for kind, options in {"float32": {}, **HALF_ROWS}.items()
+        }
+        steps = {kind: our_step(table) for kind, table in tables.items()}
+        first = workload.batches[0]
+        plain = tables["float32"].pool(first.keys_N, first.offsets)
+        for kind in HALF_ROWS:
+            pooled = tables[kind].pool(first.keys_N, first.offsets)
+            if not torch.allclose(pooled, plain, rtol=2**-6, atol=0.2):
+                raise SystemExit(f"{kind}: results differ from those of float32")
+        known = {
+            kind: [rc.Bags(*table.map(b.keys_N, False), b.offsets) for b in workload.batches]
+            for kind, table in tables.items()
+        }
+        reads = {kind: cycle(known[kind], table.pool_rows) for kind, table in tables.items()}
+        forward_ms = race(reads, repetitions)
+        update_ms = race(
+            {kind: cycle(workload.batches, step) for kind, step in steps.items()}, repetitions
+        )
+        for kind in HALF_ROWS:
+            for op, samples in (("forward", forward_ms), ("update", update_ms)):
+                pair = {"recsdk": samples[kind], "rows of 32 bits": samples["float32"]}
+                emit(workload.name, f"{op}_{name}_{kind}", "ms", pair)
+            if kind == "bfloat16_nearest":
+                continue
+            sizes = {"recsdk": bytes_a_row(tables[kind])}
+            sizes["rows of 32 bits"] = bytes_a_row(tables["float32"])
+            emit(workload.name, f"bytes_a_row_{name}_{kind}", "bytes", sizes)
+
+
+def bytes_a_row(table: rc.Table) -> list[float]:
+    """Of weights, optimizer state, keys and states of rows; the index is the same for all."""
+    stats = table.stats()
+    return [(stats.row_bytes + stats.metadata_bytes) / stats.num_rows]
 
 
 def mapping(num_keys: int, repetitions: int) -> None:
@@ -350,6 +404,7 @@ def main() -> None:
             workload = make_workload(num_rows, 64, distribution)
             forward(workload, repetitions)
             training(workload, repetitions)
+    half_rows(make_workload(200_000 if quick else 1_000_000, 64, "uniform"), repetitions)
     for dim in [] if quick else [16, 32, 128]:
         workload = make_workload(1_000_000, dim, "uniform")
         forward(workload, repetitions)

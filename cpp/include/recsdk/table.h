@@ -114,6 +114,18 @@ struct Bags {
   }
 };
 
+/// Bags of raw keys.
+struct KeyBags {
+  std::span<const Key> keys;              ///< (N,)
+  std::span<const std::int64_t> offsets;  ///< (B + 1,), from 0 to N; empty: a bag per key, B = N
+  std::span<const float> weights;         ///< (N,) or empty
+  Pooling pooling = Pooling::kSum;
+
+  std::int64_t num_bags() const {
+    return static_cast<std::int64_t>(offsets.empty() ? keys.size() : offsets.size() - 1);
+  }
+};
+
 /// Where the vectors of some bags go: bag b to out[b * stride], D floats.
 struct PoolBlock {
   Bags bags;
@@ -196,6 +208,12 @@ class RECSDK_API Table {
   /// weighted mean by the sum of its weights (0 gives zeros). Sums run in bag order.
   /// Throws std::invalid_argument for a row number or offset out of range.
   void pool(std::span<const PoolBlock> blocks) const;
+
+  /// What map without insertion and pool give one after the other, a part of the bags at a time:
+  /// bag b to out[b * stride], `stride` in floats. outcomes (N,) may be empty. Insertion and
+  /// erasure wait for it. Throws std::invalid_argument for parts that do not fit each other.
+  void pool_keys(const KeyBags& bags, float* out, std::int64_t stride,
+                 std::span<Outcome> outcomes = {}) const;
 
   /// One optimizer update with the gradients of pooled bags, over all blocks together.
   /// Gradients of a row are added in the order of blocks, then of keys. Advances t.

@@ -35,7 +35,9 @@ struct RowAddresses {
   }
 };
 
-/// Pools bags [bag_begin, bag_end) of one block. Offsets null: each key is a bag.
+/// Pools bags [bag_begin, bag_end) of one block. Offsets null: each key is a bag. Rows, outcomes
+/// and weights are those of the block's keys from `key_base` on, offsets and `out` of the whole
+/// block.
 struct PoolArgs {
   RowAddresses addresses;
   DType weight_dtype;
@@ -46,6 +48,7 @@ struct PoolArgs {
   const std::int64_t* offsets;
   const float* weights;  // or null
   Pooling pooling;
+  std::int64_t key_base;
   std::int64_t bag_begin;
   std::int64_t bag_end;
   float* out;           // of bag 0
@@ -112,22 +115,18 @@ struct OptimizerStep {
   std::int64_t log_decay;   // of the mark of catches_up among the scalars
 };
 
-/// Rounds of Philox4x32 behind random bits for rounding: the fewest that pass every test of its
-/// authors. Initial rows take the ten that they recommend.
-inline constexpr int kRoundingRounds = 7;
-
 /// How 16-bit weights are made from what an update gives. Filled by make_rounding_step.
 struct RoundingStep {
   Rounding rounding;
-  RowAddresses keys;                              // a Key per row
-  std::uint64_t round_keys[2 * kRoundingRounds];  // of this update of this table
+  RowAddresses keys;     // a Key per row
+  std::uint64_t stream;  // of random bits, of this update of this table
 };
 
 /// Floats that an update needs as scratch.
 inline std::int64_t scratch_floats(std::int64_t dim, DType weight_dtype) {
   const std::int64_t gradient = (dim + 15) / 16 * 16;
   if (weight_dtype == DType::kFloat32) return gradient;
-  return 2 * gradient + (dim + 63) / 64 * 32;  // the weights as floats, and random bits
+  return 2 * gradient + (dim + 31) / 32 * 16;  // the weights as floats, and random bits
 }
 
 /// Updates the rows of items [begin, end), sorted by row; the range starts and ends at row borders.

@@ -81,10 +81,7 @@ double next_log_decay(const OptimizerConfig& config, double log_decay) {
 RoundingStep make_rounding_step(Rounding rounding, std::uint64_t seed, std::uint64_t table_hash,
                                 std::uint64_t t, const RowAddresses& keys) {
   constexpr std::uint64_t kStep = 0x9E3779B97F4A7C15U;
-  RoundingStep step{rounding, keys, {}};
-  fill_round_keys(mix64((mix64(seed + kStep) ^ table_hash) + t * kStep), kRoundingRounds,
-                  step.round_keys);
-  return step;
+  return {rounding, keys, mix64((mix64(seed + kStep) ^ table_hash) + t * kStep)};
 }
 
 OptimizerStep make_optimizer_step(const OptimizerConfig& config, const RowLayout& layout,

@@ -158,6 +158,8 @@ struct Table::Impl {
   void gather(const RowNumber* row_numbers, const Outcome* outcomes, std::int64_t n,
               float* values) const;
   void pool(std::span<const PoolBlock> blocks) const;
+  // index_mutex is held too. `outcomes` (N,) or null.
+  void pool_keys(const KeyBags& bags, float* out, std::int64_t stride, Outcome* outcomes) const;
   // May let go of the lock for a while, until a cut has been read further.
   void update(std::span<const GradBlock> blocks, std::unique_lock<internal::FairMutex>& lock);
   void preserve(std::span<const GradBlock> blocks, const internal::SortedGradients& gradients,
@@ -173,6 +175,7 @@ struct Table::Impl {
   void check_sizes(std::size_t num_keys, std::size_t num_outcomes) const;
   void check_rows(std::size_t num_keys, std::size_t num_rows) const;
   void check_bags(const Bags& bags) const;
+  void check_output(std::int64_t num_bags, const float* out, std::int64_t stride) const;
   void check_pool(std::span<const PoolBlock> blocks) const;
   void check_update(std::span<const GradBlock> blocks) const;
 };

@@ -19,6 +19,7 @@ namespace {
 
 constexpr std::int64_t kBagGrain = 256;    // bags a piece of a parallel pooling
 constexpr std::int64_t kItemGrain = 8192;  // occurrences of rows a piece of a parallel update
+constexpr std::int64_t kKeyGrain = 4096;   // keys, about, that are found and pooled at a time
 
 PoolArgs pool_args(const internal::RowAddresses& addresses, const TableConfig& config,
                    const Bags& bags) {
@@ -31,6 +32,7 @@ PoolArgs pool_args(const internal::RowAddresses& addresses, const TableConfig& c
           bags.offsets.empty() ? nullptr : bags.offsets.data(),
           bags.weights.empty() ? nullptr : bags.weights.data(),
           bags.pooling,
+          0,
           0,
           bags.num_bags(),
           nullptr,
@@ -52,14 +54,17 @@ void Table::Impl::check_bags(const Bags& bags) const {
   internal::check_bags(bags, rows.end(), [this] { return title(); });
 }
 
+void Table::Impl::check_output(std::int64_t num_bags, const float* out, std::int64_t stride) const {
+  if (num_bags == 0 || (out != nullptr && stride >= config.dim)) return;
+  throw std::invalid_argument(title() + ": the output stride is " + std::to_string(stride) +
+                              " floats; pass an output and a stride of at least dim, " +
+                              std::to_string(config.dim));
+}
+
 void Table::Impl::check_pool(std::span<const PoolBlock> blocks) const {
   for (const PoolBlock& block : blocks) {
     check_bags(block.bags);
-    if (block.bags.num_bags() > 0 && (block.out == nullptr || block.stride < config.dim)) {
-      throw std::invalid_argument(
-          title() + ": the output stride is " + std::to_string(block.stride) +
-          " floats; pass an output and a stride of at least dim, " + std::to_string(config.dim));
-    }
+    check_output(block.bags.num_bags(), block.out, block.stride);
   }
 }
 
@@ -94,6 +99,40 @@ void Table::Impl::pool(std::span<const PoolBlock> blocks) const {
                              internal::kernels().pool(piece);
                            });
   }
+}
+
+// Bags of about as many keys at a time are found and pooled, so that nothing of them leaves the
+// cache in between.
+void Table::Impl::pool_keys(const KeyBags& bags, float* out, std::int64_t stride,
+                            Outcome* outcomes) const {
+  const std::int64_t num_bags = bags.num_bags();
+  const auto num_keys = static_cast<std::int64_t>(bags.keys.size());
+  const std::int64_t grain = std::max<std::int64_t>(kKeyGrain * num_bags / (num_keys + 1), 1);
+  PoolArgs whole =
+      pool_args(rows.records(), config, {{}, {}, bags.offsets, bags.weights, bags.pooling});
+  whole.out = out;
+  whole.stride = stride;
+  const auto border = [&](std::int64_t b) {
+    return bags.offsets.empty() ? b : bags.offsets[static_cast<std::size_t>(b)];
+  };
+  internal::parallel_for(num_bags, grain, max_threads(), [&](std::int64_t begin, std::int64_t end) {
+    PoolArgs piece = whole;
+    piece.key_base = border(begin);
+    piece.bag_begin = begin;
+    piece.bag_end = end;
+    const std::int64_t count = border(end) - piece.key_base;
+    internal::Buffer<RowNumber> found(count);
+    internal::Buffer<Outcome> own(outcomes == nullptr ? count : 0);
+    Outcome* const kinds = outcomes == nullptr ? own.data() : outcomes + piece.key_base;
+    find_visible(bags.keys.subspan(static_cast<std::size_t>(piece.key_base),
+                                   static_cast<std::size_t>(count)),
+                 found.data(), kinds);
+    piece.rows = found.data();
+    piece.outcomes = kinds;
+    if (piece.weights != nullptr) piece.weights += piece.key_base;
+    internal::kernels().pool(piece);
+    this->count(internal::count_outcomes(kinds, count));
+  });
 }
 
 // Copies what a cut still needs of the rows that change.
@@ -176,6 +215,17 @@ void Table::pool(std::span<const PoolBlock> blocks) const {
   const std::shared_lock lock(impl_->rows_mutex);
   impl_->check_pool(blocks);
   impl_->pool(blocks);
+}
+
+void Table::pool_keys(const KeyBags& bags, float* out, std::int64_t stride,
+                      std::span<Outcome> outcomes) const {
+  if (!outcomes.empty()) impl_->check_sizes(bags.keys.size(), outcomes.size());
+  internal::check_parts(bags.keys.size(), bags.offsets, bags.weights,
+                        [this] { return impl_->title(); });
+  impl_->check_output(bags.num_bags(), out, stride);
+  const std::shared_lock lock(impl_->index_mutex);
+  const std::shared_lock rows_lock(impl_->rows_mutex);
+  impl_->pool_keys(bags, out, stride, outcomes.empty() ? nullptr : outcomes.data());
 }
 
 void Table::update(std::span<const GradBlock> blocks) {

@@ -1,5 +1,9 @@
 #include "util/isa.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <array>
 #include <atomic>
 #include <cstdlib>
@@ -20,20 +24,32 @@ constexpr std::array<const char*, kNumIsas> kNames = {"baseline", "avx2", "avx51
 // -1 until the first use.
 std::atomic<int> chosen_isa{-1};
 
+#if defined(RECSDK_HAVE_AVX2)
+// Conversion of float16, which not every compiler's __builtin_cpu_supports knows by name.
+bool has_f16c() {
+  unsigned int a = 0;
+  unsigned int b = 0;
+  unsigned int c = 0;
+  unsigned int d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+#endif
+
 bool is_available(Isa isa) {
   switch (isa) {
     case Isa::kBaseline:
       return true;
     case Isa::kAvx2:
 #if defined(RECSDK_HAVE_AVX2)
-      return __builtin_cpu_supports("avx2") != 0;
+      return __builtin_cpu_supports("avx2") != 0 && has_f16c();
 #else
       return false;
 #endif
     case Isa::kAvx512:
 #if defined(RECSDK_HAVE_AVX512)
       return __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512dq") != 0 &&
-             __builtin_cpu_supports("avx512vl") != 0 && __builtin_cpu_supports("avx512bw") != 0;
+             __builtin_cpu_supports("avx512vl") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
+             has_f16c();
 #else
       return false;
 #endif

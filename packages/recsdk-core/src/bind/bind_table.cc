@@ -167,13 +167,19 @@ nb::object pool(PyTable& table, nb::handle keys_object, nb::handle offsets, nb::
   std::optional<Result> kinds = make_outcomes_if(outcomes, keys);
   {
     const nb::gil_scoped_release without_gil;
-    Mapped mapped(keys.size(), span_of(kinds, keys.size()));
-    const Lease own = batch == nullptr ? table->lease() : Lease();  // rows stay the keys' own
-    table->map(keys.span(), mapped.rows, mapped.outcomes, {insert, batch});
-    arguments.bags.rows = mapped.rows;
-    arguments.bags.outcomes = mapped.outcomes;
-    const PoolBlock block{arguments.bags, static_cast<float*>(pooled.data), dim};
-    table->pool({&block, 1});
+    if (insert || batch != nullptr) {
+      Mapped mapped(keys.size(), span_of(kinds, keys.size()));
+      const Lease own = batch == nullptr ? table->lease() : Lease();  // rows stay the keys' own
+      table->map(keys.span(), mapped.rows, mapped.outcomes, {insert, batch});
+      arguments.bags.rows = mapped.rows;
+      arguments.bags.outcomes = mapped.outcomes;
+      const PoolBlock block{arguments.bags, static_cast<float*>(pooled.data), dim};
+      table->pool({&block, 1});
+    } else {
+      const Bags& bags = arguments.bags;
+      table->pool_keys({keys.span(), bags.offsets, bags.weights, bags.pooling},
+                       static_cast<float*>(pooled.data), dim, span_of(kinds, keys.size()));
+    }
   }
   return with_outcomes(std::move(pooled), std::move(kinds));
 }

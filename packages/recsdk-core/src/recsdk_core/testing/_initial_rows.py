@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from recsdk_core._ext import table_hash
 from recsdk_core.init import Constant, Custom, Initializer, Normal, Uniform
 
-__all__ = ["initial_rows", "mix64", "philox"]
+__all__ = ["initial_rows", "mix64"]
 
 F32 = np.float32
 Floats: TypeAlias = NDArray[np.float32]
@@ -36,7 +36,7 @@ def initial_rows(
     if isinstance(initializer, Constant):
         return np.full((len(keys), dim), initializer.value, F32)
     stream = mix64(seed + 0x9E3779B97F4A7C15) ^ table_hash(name)
-    words = philox(keys, (dim + 3) // 4, stream)
+    words = _philox(keys, (dim + 3) // 4, stream)
     if isinstance(initializer, Uniform):
         values = _uniform(words, F32(initializer.low), F32(initializer.high))
     elif isinstance(initializer, Normal):
@@ -57,7 +57,7 @@ def mix64(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def philox(keys: NDArray[np.int64], num_blocks: int, stream: int, num_rounds: int = 10) -> Words:
+def _philox(keys: NDArray[np.int64], num_blocks: int, stream: int) -> Words:
     """Random words (N, num_blocks, 4)."""
     bits = keys.view(np.uint64)[:, None]
     zeros = np.zeros((len(keys), num_blocks), np.uint64)
@@ -68,7 +68,7 @@ def philox(keys: NDArray[np.int64], num_blocks: int, stream: int, num_rounds: in
         zeros + (bits >> np.uint64(32)),
     ]
     key0, key1 = stream & 0xFFFFFFFF, stream >> 32
-    for _ in range(num_rounds):
+    for _ in range(10):
         product0 = counter[0] * np.uint64(0xD2511F53)
         product1 = counter[2] * np.uint64(0xCD9E8D57)
         counter = [

@@ -1,6 +1,10 @@
 """16-bit weights in plain numpy, bit-equal to the engine's; float32 holds them exactly.
 
-Shape letters: D row width.
+Random bits are those of a counter-based generator, see `random_halves`. Source of its multipliers:
+G. Steele et al., "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014 (64 bits); C.
+Wellons, "Prospecting for Hash Functions", 2018 (32 bits).
+
+Shape letters: N keys, D row width.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsdk_core._ext import table_hash
-from recsdk_core.testing._initial_rows import mix64, philox
+from recsdk_core.testing._initial_rows import mix64
 
 __all__ = ["random_halves", "round_nearest", "round_stochastic"]
 
@@ -31,12 +35,25 @@ def round_nearest(values: Floats, dtype: str) -> Floats:
     return _upper_half(bits + np.uint32(0x7FFF) + (bits >> 16 & np.uint32(1)), values)
 
 
-def random_halves(seed: int, name: str, key: int, t: int, dim: int) -> NDArray[np.uint32]:
-    """The 16 random bits (D,) by which update t rounds each column of a key's row."""
+def random_halves(
+    seed: int, name: str, keys: NDArray[np.int64], t: int, dim: int
+) -> NDArray[np.uint32]:
+    """The 16 random bits (N, D) by which update t rounds each column of the keys' rows (N,).
+
+    Column c takes half-word c % 2, the low one first, of word c // 2. A word is its number, mixed
+    with the 64 bits that a key has in the sequence of SplitMix64 that starts at the stream made of
+    seed, table and t.
+    """
     stream = mix64((mix64(seed + _STEP) ^ table_hash(name)) + t * _STEP)
-    words = philox(np.array([key], np.int64), (dim + 7) // 8, stream, num_rounds=7)
-    halves = words.reshape(-1).astype("<u4").view("<u2")
-    return halves[:dim].astype(np.uint32)
+    own = [mix64(stream + int(key) * _STEP) for key in keys]
+    first = np.array([[x & 0xFFFFFFFF] for x in own], np.uint32).reshape(-1, 1)
+    second = np.array([[x >> 32] for x in own], np.uint32).reshape(-1, 1)
+    words = first + np.arange((dim + 1) // 2, dtype=np.uint32) * np.uint32(0x9E3779B9)
+    words = (words ^ words >> 16) * np.uint32(0x7FEB352D) ^ second
+    words = (words ^ words >> 15) * np.uint32(0x846CA68B)
+    words ^= words >> 16
+    halves: NDArray[np.uint32] = words.astype("<u4").view("<u2")[:, :dim].astype(np.uint32)
+    return halves
 
 
 def round_stochastic(values: Floats, dtype: str, random: NDArray[np.uint32]) -> Floats:

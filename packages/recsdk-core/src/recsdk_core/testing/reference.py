@@ -378,8 +378,8 @@ class ReferenceTable:
     def _rounded(self, weights: Floats, key: int, t: int) -> Floats:
         if self._rounding == "nearest":
             return round_nearest(weights, self.dtype)
-        random = random_halves(self.seed, self.name, key, t, self.dim)
-        return round_stochastic(weights, self.dtype, random)
+        random = random_halves(self.seed, self.name, np.array([key]), t, self.dim)
+        return round_stochastic(weights, self.dtype, random[0])
 
     def _weights_grad(
         self,
