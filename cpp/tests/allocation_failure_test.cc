@@ -155,6 +155,15 @@ TEST_F(AllocationFailureTest, FindingOrInserting) {
   });
 }
 
+TEST_F(AllocationFailureTest, PoolingKeys) {
+  const auto pool = [](Subject& s) {
+    const Keys keys = range(500, 9000);
+    std::vector<float> pooled(keys.size() * 3);
+    s.table.pool_keys({keys, {}, {}, Pooling::kSum}, pooled.data(), 3);
+  };
+  fail_each(kLived, pool);
+}
+
 TEST_F(AllocationFailureTest, CustomInitializers) {
   config_.initializer = InitializerConfig::custom([](std::span<const Key> keys, float* values) {
     const std::vector<Key> copy(keys.begin(), keys.end());  // an allocation of the callback

@@ -115,24 +115,28 @@ void Table::Impl::pool_keys(const KeyBags& bags, float* out, std::int64_t stride
   const auto border = [&](std::int64_t b) {
     return bags.offsets.empty() ? b : bags.offsets[static_cast<std::size_t>(b)];
   };
+  internal::AtomicCounts counts{};  // of all pieces: if one fails, the table has counted none
   internal::parallel_for(num_bags, grain, max_threads(), [&](std::int64_t begin, std::int64_t end) {
     PoolArgs piece = whole;
     piece.key_base = border(begin);
     piece.bag_begin = begin;
     piece.bag_end = end;
-    const std::int64_t count = border(end) - piece.key_base;
-    internal::Buffer<RowNumber> found(count);
-    internal::Buffer<Outcome> own(outcomes == nullptr ? count : 0);
+    const std::int64_t n = border(end) - piece.key_base;
+    internal::Buffer<RowNumber> found(n);
+    internal::Buffer<Outcome> own(outcomes == nullptr ? n : 0);
     Outcome* const kinds = outcomes == nullptr ? own.data() : outcomes + piece.key_base;
-    find_visible(bags.keys.subspan(static_cast<std::size_t>(piece.key_base),
-                                   static_cast<std::size_t>(count)),
-                 found.data(), kinds);
+    find_visible(
+        bags.keys.subspan(static_cast<std::size_t>(piece.key_base), static_cast<std::size_t>(n)),
+        found.data(), kinds);
     piece.rows = found.data();
     piece.outcomes = kinds;
     if (piece.weights != nullptr) piece.weights += piece.key_base;
     internal::kernels().pool(piece);
-    this->count(internal::count_outcomes(kinds, count));
+    internal::add_counts(counts, internal::count_outcomes(kinds, n));
   });
+  internal::OutcomeCounts all{};
+  std::copy(counts.begin(), counts.end(), all.begin());
+  count(all);
 }
 
 // Copies what a cut still needs of the rows that change.
