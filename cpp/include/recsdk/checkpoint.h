@@ -26,7 +26,8 @@ struct CutOptions {
   /// The most bytes of rows copied because they changed while the cut was open, >= 0; beyond it
   /// updates wait until the cut has been read further. An update that alone needs more gets through
   /// once all copies made before are read. The memory taken for copies is up to 8 MiB more than
-  /// that, see copied_bytes. Absent: no limit.
+  /// that, see copied_bytes, and heads of up to 31 bytes for each run of rows copied together are
+  /// counted only once they are made. Absent: no limit.
   std::optional<std::int64_t> max_copy_bytes;
 };
 

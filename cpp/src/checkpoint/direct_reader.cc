@@ -108,8 +108,8 @@ std::shared_ptr<const std::byte[]> DirectReader::take(std::int64_t offset, std::
   };
   if (!is_within(*pieces_.front()) && is_regular) {
     std::shared_ptr<Piece> piece = make_piece(part.begin, part.end);
-    pieces_.clear();
-    pieces_.push_back(std::move(piece));
+    pieces_.resize(1);  // in place: this takes no memory, so there is always a front
+    pieces_.front() = std::move(piece);
     changed_.notify_all();
   }
   std::shared_ptr<const std::byte[]> taken;

@@ -105,6 +105,19 @@ struct Restore::Impl {
     staged->expect(static_cast<std::int64_t>(most * share_of(options)));
   }
 
+  // Calls `add`; if that throws, the restore is of no more use.
+  template <typename Add>
+  void attempt(const Add& add) {
+    has_failed = true;  // unless it gets through
+    try {
+      add();
+    } catch (...) {
+      staged->stop();
+      throw;
+    }
+    has_failed = false;
+  }
+
   void add_policy(const RowBlock& block, bool goes_on) {
     if (!goes_on) policies.push_back({block.name, {}});
     std::vector<std::byte>& data = policies.back().data;
@@ -169,11 +182,11 @@ void Restore::Impl::add_rows(std::span<const Key> keys, std::span<const void* co
   for (const void* const field : fields)
     block.fields.push_back(static_cast<const std::byte*>(field));
   if (staged->rows.end() == 0) staged->begin_save();
-  has_failed = true;  // unless it gets through
-  staged->expect(static_cast<std::int64_t>(keys.size()));
-  staged->add_rows(block, "rows in memory", options);
-  staged->settle();
-  has_failed = false;
+  attempt([&] {
+    staged->expect(static_cast<std::int64_t>(keys.size()));
+    staged->add_rows(block, "rows in memory", options);
+    staged->settle();
+  });
 }
 
 // What does not depend on what the table is doing.
@@ -223,11 +236,11 @@ void Restore::add_file(RowFileReader& file, const RestoreOptions& options) {
   r.require_usable();
   if (!file.is_at_start())
     throw std::invalid_argument("'" + file.name() + "' was read before; open it again");
-  r.has_failed = true;  // unless it gets through
-  check_fields(*r.table, r.row_fields, file, options.drop_state);
-  r.begin_file(file, options);
-  r.add_blocks(file, options);
-  r.has_failed = false;
+  r.attempt([&] {
+    check_fields(*r.table, r.row_fields, file, options.drop_state);
+    r.begin_file(file, options);
+    r.add_blocks(file, options);
+  });
 }
 
 const std::vector<FileField>& Restore::fields() const { return impl_->row_fields; }

@@ -30,6 +30,8 @@ struct StagedRows {
   void erase(const RowBlock& block, const std::string& source, const RestoreOptions& options);
   /// Waits until all keys are in the index, which lags behind; to be called before it is used.
   void settle();
+  /// After a call that has thrown: nothing goes on in the background when it returns.
+  void stop() noexcept { queue_.reset(); }
 
   const Table::Impl& table;
   Index index;

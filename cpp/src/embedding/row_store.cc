@@ -76,6 +76,7 @@ bool Slabs::populate_ahead(std::int64_t count) noexcept {
     begin = 0;
     ++slab;
   }
+  if (slab > kMaxRows >> shift_) return false;  // there are no rows as high
   const std::int64_t last = (slab << shift_) + static_cast<std::int64_t>(begin / stride);
   if (last < populated_) return false;
   try {

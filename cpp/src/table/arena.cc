@@ -75,7 +75,8 @@ Arena::Chunk& Arena::cut_off(std::size_t bytes) {
   return *chunk;
 }
 
-// A run of an acceptable length, the nearest to `units` first; else the shortest that is longer.
+// A run of an acceptable length, the nearest to `units` first; else the shortest that is longer,
+// but of those longer than any bin the first.
 Arena::FreeRun* Arena::find_run(std::uint32_t units, std::uint32_t less) const noexcept {
   for (std::uint32_t length = units; length > 0 && length + less >= units; --length) {
     if (length < kNumBins && bins_[length] != nullptr) return bins_[length];
@@ -174,6 +175,12 @@ std::size_t Arena::bytes_held() const noexcept {
     bytes += std::max((chunk.used + page - 1) / page * page, chunk.populated);
   }
   return bytes;
+}
+
+std::size_t Arena::bytes_given() const noexcept {
+  std::size_t bytes = 0;
+  for (const Chunk& chunk : chunks_) bytes += chunk.used;
+  return bytes - bytes_free_;
 }
 
 void Arena::clear() noexcept {

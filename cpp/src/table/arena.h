@@ -49,6 +49,8 @@ class Arena {
   std::size_t bytes_held() const noexcept;
   /// Of free runs.
   std::size_t bytes_free() const noexcept { return bytes_free_; }
+  /// Of blocks that are given out.
+  std::size_t bytes_given() const noexcept;
 
  private:
   struct Chunk {

@@ -183,6 +183,7 @@ class SegmentedHash {
   void rebuild(Segment* segment, std::uint32_t num_units);
   void split(Segment* segment);
   static Shape shape_for(std::int64_t num_keys);
+  bool is_far_below(std::int64_t num_keys) const;
   void make_directory(Shape shape, std::int64_t num_keys);
   void move_all(SegmentedHash& to, Shape shape, std::int64_t num_keys) const;
   void free_segments(Arena& of) noexcept;

@@ -306,8 +306,13 @@ void SegmentedHash::make_directory(Shape shape, std::int64_t num_keys) {
   size_ = 0;
 }
 
+// Whether it is much smaller than with so many keys.
+bool SegmentedHash::is_far_below(std::int64_t num_keys) const {
+  return depth_for(num_keys, kKeysAtSplit) > depth_ + 1;
+}
+
 void SegmentedHash::grow_for(std::int64_t num_keys) {
-  if (depth_for(num_keys, kKeysAtSplit) <= depth_ + 1) return;
+  if (!is_far_below(num_keys)) return;
   const Shape shape = shape_for(num_keys);
   SegmentedHash grown(0);
   grown.hash_ = hash_;
@@ -370,11 +375,13 @@ void SegmentedHash::swap(SegmentedHash& other) noexcept {
 }
 
 void SegmentedHash::reserve(std::int64_t num_keys) {
-  const std::int64_t more = num_keys - size_;
-  if (more <= 0) return;
+  if (num_keys <= size_) return;
   // Beside the shape, memory for the few segments that get more keys than others.
-  const std::size_t bytes = shape_for(more).bytes();
-  arena_.reserve(bytes + bytes / 64);
+  const std::size_t bytes = shape_for(num_keys).bytes();
+  const std::size_t wanted = bytes + bytes / 64;
+  // What segments hold already counts, unless they are to be replaced.
+  const std::size_t held = is_far_below(num_keys) ? 0 : arena_.bytes_given();
+  if (wanted > held) arena_.reserve(wanted - held);
 }
 
 void SegmentedHash::check_invariants() const {

@@ -153,7 +153,7 @@ class ThreadPool {
       --job->helpers_inside;
       // Under the lock: the job is gone as soon as its owner sees zero and has the lock.
       job->left.notify_all();
-      if (spins_) {
+      if (spins_ && find_job() == nullptr) {
         const std::uint64_t seen = num_posted_.load(std::memory_order_relaxed);
         lock.unlock();
         spin_until([&] { return num_posted_.load(std::memory_order_relaxed) != seen; });
