@@ -17,6 +17,7 @@ from rank_pool import RankPool
 from test_device import on_npu, with_room
 from test_pipelines import ON_CPU
 from test_types import ADAGRAD, NODES_OF_TWO, TWO, WEIGHTED, same
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import Batch, Setup, collection_of, features_of, joined, new_model
 
@@ -183,6 +184,19 @@ def test_they_are_told_only_if_they_are_kept() -> None:
     ebc(batch)
     with pytest.raises(RuntimeError, match="HashEmbeddingBagCollection has kept no outcomes"):
         ebc.outcomes()
+
+
+def test_what_is_told_may_be_changed() -> None:
+    """Backward goes by its own."""
+    config = HashEmbeddingBagConfig(name="a", embedding_dim=2, num_embeddings=9)
+    ebc = HashEmbeddingBagCollection([config])
+    apply_optimizer_in_backward(torch.optim.SGD, ebc.parameters(), {"lr": 1.0})
+    ebc.keep_outcomes()
+    batch = KeyedJaggedTensor(["a"], torch.tensor([5]), lengths=torch.tensor([1]))
+    before = ebc(batch).values()
+    ebc.outcomes()["a"].fill_(REFUSED)
+    before.sum().backward()
+    assert not torch.equal(ebc.eval()(batch).values(), before)
 
 
 def test_the_first_of_repeated_keys_was_inserted() -> None:

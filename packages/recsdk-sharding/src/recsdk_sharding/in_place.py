@@ -94,10 +94,13 @@ class WholeBags:
     def outcomes_of(
         self, parts: Sequence[tuple[Route, Sequence[int], torch.Tensor]]
     ) -> list[torch.Tensor]:
-        """What became of each feature's keys, uint8 (N,); `parts` as `Arrivals.outcomes_of`."""
+        """What became of each feature's keys, uint8 (N,); `parts` as `Arrivals.outcomes_of`.
+
+        Copies: backward reads its own.
+        """
         found: dict[int, torch.Tensor] = {}
         for _, features, outcomes in parts:
-            pieces = outcomes.split_with_sizes(self.counts_of(features))
+            pieces = outcomes.clone().split_with_sizes(self.counts_of(features))
             for number, piece in zip(features, pieces, strict=True):
                 found[number] = highest(found.get(number), piece)
         return [found[number] for number in range(len(found))]

@@ -110,8 +110,8 @@ class LocalBatch:
         return torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
 
     def outcomes(self) -> list[torch.Tensor]:
-        """What became of each feature's keys, uint8 (N,)."""
-        return [feature.outcomes for table in self._mapped for feature in table.features]
+        """What became of each feature's keys, uint8 (N,): copies, as backward reads its own."""
+        return [feature.outcomes.clone() for table in self._mapped for feature in table.features]
 
     def pooled(self) -> torch.Tensor:
         """The pooled vectors of all samples, float32 (B, C)."""
