@@ -38,6 +38,7 @@ from recsdk_core import RecsdkError
 from recsdk_sharding import get_default_hybrid_sharders
 from recsdk_sharding.assembly import Assembly
 from recsdk_sharding.exchange import EndOfData, exchanges_of
+from recsdk_sharding.host_job import HostJob
 
 
 def own_batches(
@@ -270,6 +271,36 @@ def _refuse(step: int | None) -> Any:
 def _heal(kind: str, ebc: Any, bad_rank: int) -> None:
     if kind == "late" and dist.get_rank() == bad_rank:
         del ebc.tables()["genre"].lease
+
+
+def restore_after_a_failure(bad_rank: int) -> dict[str, Any]:
+    """Loads a state while the error is held that one rank raised once its ids were mapped."""
+    setup = Setup()
+    model = shard(new_model(setup, "meta"), setup)
+    first, second = own_batches([[3, 3, 3, 3]] * 2, weighted=False)
+    optimizer = optimizer_of(model, 0.1)
+    list(plain(model, optimizer, [first]))
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    rows = rows_of(unwrapped(model).ebc.tables())
+    whole = HostJob._plan
+    if dist.get_rank() == bad_rank:
+        HostJob._plan = _have_no_memory  # type: ignore[method-assign]
+    try:
+        error = _error_of(lambda: list(plain(model, optimizer, [second])))
+    finally:
+        HostJob._plan = whole  # type: ignore[method-assign]
+    for exchange in exchanges_of(model):
+        exchange.reset()
+    model.load_state_dict(state)
+    return {
+        "error": type(error).__name__,
+        "before": rows,
+        "after": rows_of(unwrapped(model).ebc.tables()),
+    }
+
+
+def _have_no_memory(job: HostJob, features: Any) -> Any:
+    raise MemoryError("no memory for the plan")
 
 
 def run_out(numbers: list[int], depth: int) -> dict[str, Any]:

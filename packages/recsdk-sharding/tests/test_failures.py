@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import on_ranks
 import pytest
 from rank_pool import RankPool
@@ -38,6 +39,13 @@ def test_a_bad_batch_raises_on_all_ranks_in_that_step(
         assert result["seconds"] < 5
         assert result["states"] == ["failed"]
         assert len(result["outputs"]) == 1  # after reset() training goes on
+
+
+def test_a_state_can_be_loaded_while_the_error_is_held(ranks: RankPool) -> None:
+    results = ranks.run(2, on_ranks.restore_after_a_failure, 1)
+    assert [result["error"] for result in results] == ["PeerError", "MemoryError"]
+    for result in results:
+        np.testing.assert_equal(result["after"], result["before"])
 
 
 @pytest.mark.parametrize("numbers", [[2, 4], [4, 2], [0, 3], [3, 3]])

@@ -260,9 +260,8 @@ class HostExchange:
         try:
             lengths = self._gather([len(_message_of(error))], step)
             self._raise_failures([row[0] for row in lengths], error, step)
-            made = cast(T, result)
             self._communicate(
-                lambda: job.answer(self.group, [h.splits for h in headers], made), step
+                lambda: job.answer(self.group, [h.splits for h in headers], cast(T, result)), step
             )
         except BaseException:
             result = None  # the traceback would keep the leases of the result open

@@ -32,7 +32,7 @@ from recsdk_sharding.features import (
 )
 from recsdk_sharding.in_place import BagsOfAllRanks, CombinedKeys, WholeBags
 from recsdk_sharding.late_weights import LateWeights
-from recsdk_sharding.layout import GroupLayout
+from recsdk_sharding.layout import GroupLayout, Part, Route, TableLayout
 from recsdk_sharding.outcomes import of_repeated, outcomes_of_batch
 from recsdk_sharding.ranks import RankMap
 from recsdk_sharding.routing import Requests
@@ -256,7 +256,23 @@ class HostJob(ExchangeJob[Result]):
             for engine, place in zip(config.tables, places, strict=True)
         ]
         mapped = map_under_leases(calls, insert=self.training, step=step if self.training else None)
+        try:
+            return self._result(step, parts, places, mapped)
+        except BaseException:
+            for _, _, lease in mapped:  # the traceback would keep them open
+                lease.release()
+            raise
+
+    def _result(
+        self,
+        step: int,
+        parts: Sequence[tuple[TableLayout, Part]],
+        places: Sequence[tuple[Route, Sequence[int]]],
+        mapped: Mapped,
+    ) -> Result:
+        config = self._config
         self._found = [(*place, found[1]) for place, found in zip(places, mapped, strict=True)]
+        alone = self._whole if config.layout.world_size == 1 else None
         if alone is not None:
             features = [
                 alone.of_part(table.features, rows, outcomes, part.columns[0])

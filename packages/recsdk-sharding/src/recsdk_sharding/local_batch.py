@@ -60,17 +60,22 @@ class LocalBatch:
             for part, first, last in zip(parts, spans[:-1], spans[1:], strict=True)
         ]
         mapped = map_under_leases(calls, insert=self._step is not None, step=self._step)
-        return [
-            TableBags(
-                table=table,
-                features=self._bags(rows, outcomes, counts[first:last], first),
-                lease=lease,
-                accumulation=part.accumulation,
-            )
-            for part, (table, _), (rows, outcomes, lease), first, last in zip(
-                parts, calls, mapped, spans[:-1], spans[1:], strict=True
-            )
-        ]
+        try:
+            return [
+                TableBags(
+                    table=table,
+                    features=self._bags(rows, outcomes, counts[first:last], first),
+                    lease=lease,
+                    accumulation=part.accumulation,
+                )
+                for part, (table, _), (rows, outcomes, lease), first, last in zip(
+                    parts, calls, mapped, spans[:-1], spans[1:], strict=True
+                )
+            ]
+        except BaseException:
+            for _, _, lease in mapped:  # the traceback would keep them open
+                lease.release()
+            raise
 
     def _bags(
         self, rows_N: torch.Tensor, outcomes_N: torch.Tensor, counts: list[int], first: int

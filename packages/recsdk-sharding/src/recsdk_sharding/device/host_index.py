@@ -152,8 +152,9 @@ class HostIndex:
         numbers, outcomes = self.table.map(keys, insert=False, lease=lease)
         is_row = has_row(outcomes)
         num_found = int(is_row.sum())
-        self.own_lookups[Outcome.FOUND] += num_found
-        self.own_lookups[Outcome.MISSING] += len(keys) - num_found
+        with self._lock:
+            self.own_lookups[Outcome.FOUND] += num_found
+            self.own_lookups[Outcome.MISSING] += len(keys) - num_found
         return numbers, is_row
 
 
