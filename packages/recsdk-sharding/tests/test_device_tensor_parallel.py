@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import reference
 import tensor_parallel_on_ranks as tp
 from rank_pool import RankPool, npu_pool
 from test_device import on_npu, with_room
-from test_pipelines import assert_identical
-from test_tensor_parallel import ADAGRAD, MIXED, rows_of_mesh
-from test_training import assert_dense_close, assert_outputs_close, assert_rows_close
-from worlds import Setup, whole_rows
+from test_tensor_parallel import ADAGRAD, MIXED, assert_trained_as_uncut, rows_of_mesh
+from worlds import Setup
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +35,4 @@ def test_training_equals_that_of_a_model_that_is_not_cut(
 ) -> None:
     sizes, setup = rows_of_mesh(shape), with_room(setup)
     results = pair.run(2, tp.train, on_npu(setup), shape, plan, sizes, how)
-    expected = reference.train_unsharded(setup, sizes)
-    replicated = ["genre"] if setup.plan else []
-    rows = whole_rows([result["rows"] for result in results], replicated)
-    assert_rows_close(rows, expected["rows"])
-    assert_outputs_close(results, expected["outputs"])
-    for result in results:
-        assert_dense_close(result["dense"], expected["dense"])
-        assert_identical(result["dense"], results[0]["dense"])
+    assert_trained_as_uncut(results, setup, sizes)
