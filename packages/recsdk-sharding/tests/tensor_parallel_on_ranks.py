@@ -20,6 +20,7 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
+from torch.profiler import ProfilerActivity, profile
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
@@ -182,6 +183,14 @@ def thaw(setup: Setup, shape: tuple[int, ...], sizes: list[list[int]]) -> dict[s
     for batch in batches:
         model(batch)[0].backward()
     return {n: whole(p.grad) for n, p in model.named_parameters() if "over." in n}
+
+
+def collectives(setup: Setup, shape: tuple[int, ...], sizes: list[list[int]]) -> set[str]:
+    """What torch's process groups are asked for by `thaw`, and by making a tensor whole."""
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        thaw(setup, shape, sizes)
+    names = {event.key for event in profiler.key_averages()}
+    return {name for name in names if name.startswith("c10d::")}
 
 
 def wrap_by_hand(setup: Setup, sizes: list[list[int]]) -> dict[str, Any]:

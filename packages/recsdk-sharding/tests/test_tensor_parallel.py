@@ -138,6 +138,24 @@ def test_gradients_of_several_backwards_add_up(
             np.testing.assert_allclose(grad, expected[name], **TOLERANCE)
 
 
+UNSAFE_ON_GLOO = {
+    "c10d::allgather_coalesced_",
+    "c10d::allgather_into_tensor_coalesced_",
+    "c10d::allreduce_coalesced_",
+}
+"""What gloo has names of more than 15 letters for, which its threads write without a lock."""
+
+
+@pytest.mark.parametrize("shape", [(2,), (2, 2)])
+def test_gloo_is_asked_for_nothing_that_it_does_unsafely(
+    ranks: Pools, shape: tuple[int, ...]
+) -> None:
+    world_size = int(np.prod(shape))
+    for found in ranks.run(world_size, tp.collectives, ADAGRAD, shape, equal_sizes(world_size)):
+        assert "c10d::_allgather_base_" in found
+        assert not found & UNSAFE_ON_GLOO
+
+
 def test_the_wrapper_works_without_the_helper(ranks: Pools) -> None:
     sizes = equal_sizes(2)
     expected = reference.train_unsharded(ADAGRAD, sizes)["dense"]

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torchrec
+from torch._C import _distributed_c10d
 from torch.distributed import ProcessGroup, ProcessGroupGloo
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -93,9 +94,9 @@ class _Attribute:
 
 @dataclass(frozen=True)
 class _Member:
-    """What a class has that is not written in Python."""
+    """What a class or module has that is not written in Python."""
 
-    owner: type
+    owner: Any
     name: str
 
     def problem(self) -> str | None:
@@ -225,6 +226,8 @@ _INTERFACES: tuple[_Method | _Attribute | _Member, ...] = (
     _Method(DistributedDataParallel, "_get_active_ddp_module", ()),
     _Member(ProcessGroup, "_get_backend"),
     _Member(ProcessGroupGloo, "_Options"),
+    _Member(_distributed_c10d, "_register_work"),
+    _Member(_distributed_c10d, "_resolve_process_group"),
     *(
         _Attribute(owner, name)
         for owner, names in PIPELINE_STREAMS.items()

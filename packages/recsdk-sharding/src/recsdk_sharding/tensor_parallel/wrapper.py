@@ -20,6 +20,8 @@ from torchrec.distributed.model_parallel import (
 )
 from torchrec.distributed.types import ShardingEnv
 
+from recsdk_sharding.tensor_parallel.gathering import gather_under_a_short_name
+
 __all__ = ["TensorParallelWrapper", "check_mesh"]
 
 
@@ -46,6 +48,8 @@ class TensorParallelWrapper(DefaultDataParallelWrapper):  # type: ignore[misc]
         ValueError for another mesh.
         """
         check_mesh(mesh)
+        if mesh.device_type == "cpu":
+            gather_under_a_short_name()
         super().__init__(**options)
         self._mesh = mesh
 

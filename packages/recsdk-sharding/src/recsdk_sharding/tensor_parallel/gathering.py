@@ -1,0 +1,42 @@
+"""All-gathers of DTensors on the cpu, under a name that gloo can write down.
+
+The two threads of a gloo group write the name of what they have completed into one `std::string`,
+without a lock. That does no harm while names fit into the string itself, 15 letters, as those of
+nearly all collectives do. torch's functional all-gather, which DTensors use, is an
+ALLGATHER_COALESCED: if one of the threads is late, each may free what the other writes to, and the
+process ends in malloc, or hangs.
+Source: torch 2.13, `ProcessGroupGloo::runLoop` and `opTypeToString`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _register_work, _resolve_process_group
+from torch.library import Library
+
+__all__ = ["gather_under_a_short_name"]
+
+
+@cache
+def gather_under_a_short_name() -> Library:
+    """Has functional all-gathers of cpu tensors be those of `dist`, an ALLGATHER to gloo.
+
+    For the rest of the process's life. Results and the order of collectives are the same.
+    """
+    library = Library("_c10d_functional", "IMPL")  # type: ignore[no-untyped-call]
+    library.impl(  # type: ignore[no-untyped-call]
+        "all_gather_into_tensor", _all_gather_into_tensor, "CPU"
+    )
+    return library
+
+
+def _all_gather_into_tensor(own: torch.Tensor, group_size: int, group_name: Any) -> torch.Tensor:
+    gathered = own.new_empty((group_size * own.shape[0], *own.shape[1:]))
+    group = _resolve_process_group(group_name)
+    work = dist.all_gather_single(gathered, own, group=group, async_op=True)
+    _register_work(gathered, work)
+    return gathered
