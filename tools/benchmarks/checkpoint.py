@@ -8,7 +8,7 @@ and needs time to give it again, which would fall on whoever comes first.
 
 Then: what a delta takes, and how much longer a step of training takes while `save_async` writes.
 QUICK=1: 256 MiB instead of as much as fits; RECSDK_BENCH_BYTES: no more than that;
-RECSDK_BENCH_REPETITIONS: other than 3.
+RECSDK_BENCH_REPETITIONS: other than 3; RECSDK_BENCH_DIR: where to write, other than build/bench.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ def run(quick: bool) -> list[Record]:
     num_bytes = QUICK_BYTES if quick else min(wanted, most)
     num_rows = num_bytes // ROW_BYTES
     print(f"{num_rows} rows of width {DIM}, {num_rows * ROW_BYTES / 1e9:.2f} GB", flush=True)
-    folder = Path(tempfile.mkdtemp(dir=os.environ.get("RECSDK_BENCH_DIR", "build/bench")))
+    parent = Path(os.environ.get("RECSDK_BENCH_DIR", "build/bench"))
+    parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(dir=parent))
     try:
         repetitions = int(os.environ.get("RECSDK_BENCH_REPETITIONS", "3"))
         return _measure(num_rows, folder, repetitions)
