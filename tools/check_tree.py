@@ -1,4 +1,5 @@
-"""What no formatter checks: paths and hosts of one machine, large files, non-ASCII sources.
+"""What no formatter checks: paths and hosts of one machine, large files, non-ASCII sources, and
+prefetches that the compiler may drop.
 
 python3 tools/check_tree.py        exits with 1 and names each finding, path:line: what
 """
@@ -22,6 +23,11 @@ MACHINE_PATH = re.compile(rf"(?<![\w.$}}/-])/(?:{_PATHS})")
 REGISTRY = re.compile(rf"\b(?:[\w-]+\.)*(?:{_HOSTS})\.(?:org|com)\b")
 TORCH_INDEX = re.compile(r"download\.pytorch" + r"\.org")
 TORCH_INDEX_MAY_STAND_IN = {"README.md", "tools/torch_wheel.py"}
+# A function that only prefetches must be put in line, or have an effect that the compiler knows of.
+PREFETCH = re.compile(r"\b__builtin_prefetch\b")
+PREFETCH_MAY_STAND_IN = re.compile(
+    r"cpp/src/util/prefetch\.h|cpp/src/embedding/kernels_\w+\.inc|cpp/bench/|tools/"
+)
 SYMLINKS = {"packages/recsdk-core/cpp": "../../cpp"}
 
 
@@ -39,6 +45,8 @@ def findings_of_line(name: str, line: str) -> Iterator[str]:
         yield f"host of a package registry: {match.group()}"
     if TORCH_INDEX.search(line) and name not in TORCH_INDEX_MAY_STAND_IN:
         yield "the torch index may stand only in " + ", ".join(sorted(TORCH_INDEX_MAY_STAND_IN))
+    if PREFETCH.search(line) and not PREFETCH_MAY_STAND_IN.match(name):
+        yield "call prefetch_line of util/prefetch.h: the compiler may drop this"
     if not line.isascii():
         odd = next(character for character in line if not character.isascii())
         yield f"not ASCII: {odd!r}"

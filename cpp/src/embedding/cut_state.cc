@@ -13,6 +13,7 @@
 #include "embedding/row_values.h"
 #include "recsdk/error.h"
 #include "util/fork_gate.h"
+#include "util/prefetch.h"
 #include "util/thread_pool.h"
 
 namespace recsdk::internal {
@@ -36,7 +37,7 @@ void prefetch(const RowAddresses& addresses, std::int64_t row) {
   constexpr std::int64_t kMost = 8 * kLine;
   const std::byte* const record = addresses.record(row);
   for (std::int64_t i = 0; i < std::min(addresses.stride, kMost); i += kLine)
-    __builtin_prefetch(record + i);
+    prefetch_line(record + i);
 }
 
 std::int64_t rows_in(std::int64_t bytes, std::int64_t row_bytes) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "recsdk/error.h"
+#include "util/prefetch.h"
 
 namespace recsdk::internal {
 namespace {
@@ -45,7 +46,7 @@ void Index::find_in_both(std::span<const Key> keys, RowNumber* rows, Outcome* ou
       last_id = id;
     }
     slots[i] = page == nullptr ? &none : page->rows + DensePages::slot_of(keys[i]);
-    __builtin_prefetch(slots[i]);
+    prefetch_line(slots[i]);
     hashed[num_hashed] = static_cast<std::uint16_t>(i);
     num_hashed += static_cast<std::size_t>(page == nullptr);
   }
@@ -77,7 +78,7 @@ std::optional<std::uint32_t> Index::find_one(Key key) const {
 
 void Index::prefetch(Key key) const {
   if (const DensePages::Page* page = dense_.find(DensePages::id_of(key))) {
-    __builtin_prefetch(page->rows + DensePages::slot_of(key), 1);
+    prefetch_line(page->rows + DensePages::slot_of(key));
     return;
   }
   hashed_.prefetch(key);

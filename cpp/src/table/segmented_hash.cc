@@ -1,4 +1,5 @@
 #include "table/segmented_hash.h"
+#include "util/prefetch.h"
 
 #include <algorithm>
 #include <bit>
@@ -40,7 +41,7 @@ struct SegmentedHash::Block {
       const Entry e = table.entry(p);
       parts[i] = p;
       buckets[i] = e.segment()->buckets() + p.bucket_in(e.num_buckets());
-      __builtin_prefetch(buckets[i]);
+      prefetch_line(buckets[i]);
     }
   }
 };
@@ -57,7 +58,7 @@ struct SegmentedHash::Pending {
     const auto here = reinterpret_cast<std::uintptr_t>(bucket);
     const auto there = reinterpret_cast<std::uintptr_t>(then);
     const std::uintptr_t fetched = here ^ ((here ^ there) & (std::uintptr_t{0} - goes_on));
-    __builtin_prefetch(reinterpret_cast<const void*>(fetched));
+    prefetch_line(reinterpret_cast<const void*>(fetched));
     next[count] = then;
     i[count] = static_cast<std::uint16_t>(key);
     count += goes_on;
@@ -171,16 +172,16 @@ std::optional<std::uint32_t> SegmentedHash::find_one(Key key) const {
   return place->bucket->words[place->slot];
 }
 
-void SegmentedHash::prefetch(Key key) const {
-  if (!directory_.empty()) prefetch(parts(key));
-}
-
 void SegmentedHash::prefetch(HashParts p) const {
   const Entry e = entry(p);
-  __builtin_prefetch(e.segment(), 1);
+  prefetch_line(e.segment());
   const Bucket* const home = e.segment()->buckets() + p.bucket_in(e.num_buckets());
-  __builtin_prefetch(home, 1);
-  __builtin_prefetch(buddy_of(home), 1);
+  prefetch_line(home);
+  prefetch_line(buddy_of(home));
+}
+
+void SegmentedHash::prefetch(Key key) const {
+  if (!directory_.empty()) prefetch(parts(key));
 }
 
 void SegmentedHash::put(Segment& segment, HashParts p, Key key, std::uint32_t row) {

@@ -8,6 +8,7 @@
 
 #include "recsdk/error.h"
 #include "table/segmented_hash.h"
+#include "util/prefetch.h"
 
 namespace recsdk::internal {
 namespace {
@@ -206,7 +207,7 @@ void SegmentedHash::move_keys(const Segment& from, Segment* const (&to)[2], int 
   const Bucket* bucket = from.buckets();
   const Bucket* const end = bucket + from.num_buckets();
   for (; bucket != end && num_late < kMost; ++bucket) {
-    __builtin_prefetch(bucket + kAhead);
+    prefetch_line(bucket + kAhead);
     Bucket* homes[kBucketSlots];
     for (std::uint32_t s = 0; s < kBucketSlots; ++s) {
       const HashParts p = parts(bucket->keys[s]);
