@@ -388,7 +388,7 @@ enum recsdk_codec {
 typedef int (*recsdk_write_callback)(void* user_data, const void* bytes, size_t size);
 
 /// How a cut is written; see recsdk::WriteOptions. recsdk_write_options_init sets no compression
-/// and blocks of 4 MiB; a callback or a descriptor is yet to be chosen.
+/// and blocks of nearly 4 MiB; a callback or a descriptor is yet to be chosen.
 typedef struct recsdk_write_options {
   size_t struct_size;
   const char* name;                ///< of the file, for messages

@@ -21,7 +21,9 @@ namespace recsdk {
 
 /// The version that is written; readers refuse any other.
 inline constexpr std::uint32_t kRowFileVersion = 1;
-inline constexpr std::int64_t kDefaultBlockBytes = std::int64_t{4} << 20;
+/// With its head, and whole pages of the file about both, a block fits into two huge pages.
+inline constexpr std::int64_t kDefaultBlockBytes =
+    (std::int64_t{4} << 20) - (std::int64_t{16} << 10);
 /// The most that a block holds; readers refuse more before they allocate.
 inline constexpr std::int64_t kMaxBlockBytes = std::int64_t{64} << 20;
 /// The most that a writer puts in a block, so that its memory stays below 64 MiB.
@@ -137,7 +139,7 @@ class RECSDK_API FileSink final : public ByteSink {
 
 /// Reads from a file descriptor, which stays the caller's; its position is not used. For reading
 /// from the front to the back: what comes next is fetched meanwhile. Files of 8 MiB and more that
-/// the page cache does not have are read past it, by a thread of its own some blocks ahead, where
+/// the page cache does not have are read past it, by threads of its own some blocks ahead, where
 /// the file system can do that and RECSDK_DIRECT_IO is not 0.
 class RECSDK_API FileSource final : public ByteSource {
  public:

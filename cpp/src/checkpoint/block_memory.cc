@@ -1,5 +1,6 @@
 #include "checkpoint/block_memory.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "recsdk/row_file.h"
@@ -7,27 +8,31 @@
 namespace recsdk::internal {
 
 std::shared_ptr<std::byte[]> BlockMemory::take(std::int64_t bytes) {
-  std::unique_ptr<Buffer<std::byte>> buffer;
+  auto pages = std::make_unique<Pages>();
   {
     const std::lock_guard lock(free_->mutex);
-    for (auto& one : free_->buffers) {
-      if (buffer == nullptr) buffer.swap(one);
+    for (Pages& one : free_->pages) {
+      if (pages->size() == 0) *pages = std::move(one);
     }
   }
-  if (buffer == nullptr) buffer = std::make_unique<Buffer<std::byte>>();
-  buffer->resize(bytes);
-  std::byte* const data = buffer->data();
-  return {data, [free = free_, owned = buffer.release()](std::byte*) {
-            give_back(*free, std::unique_ptr<Buffer<std::byte>>(owned));
+  const auto size = static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1));
+  if (pages->size() < size) *pages = Pages(size, 0);
+  std::byte* const data = pages->data();
+  return {data, [free = free_, owned = pages.release()](std::byte*) {
+            const std::unique_ptr<Pages> given(owned);
+            give_back(*free, std::move(*given));
           }};
 }
 
-void BlockMemory::give_back(Free& free, std::unique_ptr<Buffer<std::byte>> buffer) noexcept {
-  constexpr std::int64_t kUsual = kMaxWrittenBlockBytes + (std::int64_t{1} << 20);
-  if (buffer->capacity() > kUsual) return;
+void BlockMemory::give_back(Free& free, Pages pages) noexcept {
+  constexpr std::size_t kUsual = kMaxWrittenBlockBytes + (std::size_t{2} << 20);
+  if (pages.size() > kUsual) return;
   const std::lock_guard lock(free.mutex);
-  for (auto& one : free.buffers) {
-    if (one == nullptr) return one.swap(buffer);
+  for (Pages& one : free.pages) {
+    if (one.size() == 0) {
+      one = std::move(pages);
+      return;
+    }
   }
 }
 

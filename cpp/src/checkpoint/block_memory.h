@@ -1,5 +1,7 @@
 // Memory of blocks that are read: taken again for later blocks once nobody uses it any more, since
-// fresh memory costs as much time as reading from a fast disk.
+// fresh memory costs as much time as reading from a fast disk. It lies in huge pages: past the page
+// cache a disk is asked for each stretch of memory by itself, and for small pages that takes longer
+// than the data.
 #pragma once
 
 #include <array>
@@ -8,7 +10,7 @@
 #include <memory>
 #include <mutex>
 
-#include "embedding/buffer.h"
+#include "util/memory.h"
 
 namespace recsdk::internal {
 
@@ -17,16 +19,16 @@ class BlockMemory {
  public:
   BlockMemory() : free_(std::make_shared<Free>()) {}
 
-  /// `bytes` of arbitrary content, aligned to 64. Throws std::bad_alloc.
+  /// `bytes` of arbitrary content, aligned to 4096. Throws Error(kOutOfMemory) or std::bad_alloc.
   std::shared_ptr<std::byte[]> take(std::int64_t bytes);
 
  private:
   /// Kept for later: as many blocks as are under way at a time, none of unusual size.
   struct Free {
     std::mutex mutex;
-    std::array<std::unique_ptr<Buffer<std::byte>>, 8> buffers;
+    std::array<Pages, 8> pages;
   };
-  static void give_back(Free& free, std::unique_ptr<Buffer<std::byte>> buffer) noexcept;
+  static void give_back(Free& free, Pages pages) noexcept;
 
   std::shared_ptr<Free> free_;
 };

@@ -15,9 +15,9 @@ constexpr int kMostOut = 2;
 
 void BlockBuffer::resize(std::int64_t size, std::int64_t offset) {
   constexpr auto kPage = static_cast<std::int64_t>(kDirectAlignment);
-  memory_.resize(size + 2 * kPage);
-  const auto start = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(memory_.data()));
-  data_ = memory_.data() + (kPage - start % kPage) % kPage + offset % kPage;
+  const auto needed = static_cast<std::size_t>(size + kPage);
+  if (memory_.size() < needed) memory_ = Pages(needed, 0);
+  data_ = memory_.data() + offset % kPage;
 }
 
 BlockQueue::BlockQueue(ByteSink& sink, bool in_background) : sink_(sink) {

@@ -12,13 +12,13 @@
 #include <vector>
 
 #include "checkpoint/checksum.h"
-#include "embedding/buffer.h"
 #include "recsdk/row_file.h"
+#include "util/memory.h"
 
 namespace recsdk::internal {
 
 /// Memory for a block, at an address that is as far from a page's start as its place in the file
-/// is: so a file can be given whole pages of it.
+/// is: so a file can be given whole pages of it. Huge ones, as those of blocks that are read.
 class BlockBuffer {
  public:
   /// Makes room for `size` bytes that come at `offset` of the file; what they are is unspecified.
@@ -26,7 +26,7 @@ class BlockBuffer {
   std::byte* data() noexcept { return data_; }
 
  private:
-  Buffer<std::byte> memory_;
+  Pages memory_;
   std::byte* data_ = nullptr;
 };
 

@@ -25,11 +25,6 @@ constexpr std::int64_t kSmallPiece = kDefaultBlockBytes * 5 / 4;
 std::int64_t round_down(std::int64_t offset) { return offset / kAlignment * kAlignment; }
 std::int64_t round_up(std::int64_t offset) { return round_down(offset + kAlignment - 1); }
 
-std::byte* aligned(std::byte* address) {
-  const auto number = reinterpret_cast<std::uintptr_t>(address);
-  return address + (kDirectAlignment - number % kDirectAlignment) % kDirectAlignment;
-}
-
 }  // namespace
 
 // What takes memory comes before the file is opened.
@@ -64,9 +59,8 @@ std::shared_ptr<DirectReader::Piece> DirectReader::make_piece(std::int64_t begin
   piece->start = round_down(begin);
   piece->begin = begin;
   piece->end = end;
-  const std::int64_t bytes = round_up(end) - piece->start + kAlignment;
-  piece->owner = memory_.take((bytes + kMultiple - 1) / kMultiple * kMultiple);
-  piece->data = aligned(piece->owner.get());
+  const std::int64_t bytes = round_up(end) - piece->start;
+  piece->data = memory_.take((bytes + kMultiple - 1) / kMultiple * kMultiple);
   return piece;
 }
 
@@ -90,7 +84,7 @@ std::size_t DirectReader::read(std::int64_t offset, std::span<std::byte> bytes) 
   if (piece.filled <= offset) return 0;
   const std::size_t n =
       std::min(bytes.size(), static_cast<std::size_t>(std::min(piece.filled, piece.end) - offset));
-  std::memcpy(bytes.data(), piece.data + (offset - piece.start), n);
+  std::memcpy(bytes.data(), piece.data.get() + (offset - piece.start), n);
   // Where it goes on like this, nothing is taken, which would plan.
   const std::int64_t middle = piece.begin + (piece.end - piece.begin) / 2;
   if (offset + static_cast<std::int64_t>(n) >= middle) plan(pieces_.back()->end, kPieceBytes);
@@ -117,8 +111,8 @@ std::shared_ptr<const std::byte[]> DirectReader::take(std::int64_t offset, std::
     is_regular || !last_ ? plan_after(part) : plan(pieces_.back()->end, kPieceBytes);
     const Piece& piece = wait_for_front(lock);
     if (piece.filled >= part.end)
-      taken =
-          std::shared_ptr<const std::byte[]>(piece.owner, piece.data + (part.begin - piece.start));
+      taken = std::shared_ptr<const std::byte[]>(piece.data,
+                                                 piece.data.get() + (part.begin - piece.start));
   }
   last_ = part;
   return taken;
@@ -175,7 +169,7 @@ void DirectReader::fill(Piece& piece) const noexcept {
   piece.filled = piece.start;
   while (piece.filled < end) {
     const std::int64_t done = piece.filled - piece.start;
-    const ssize_t n = ::pread(file_.number(), piece.data + done,
+    const ssize_t n = ::pread(file_.number(), piece.data.get() + done,
                               static_cast<std::size_t>(end - piece.filled), piece.filled);
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) break;

@@ -26,7 +26,8 @@ namespace recsdk::internal {
 class DirectReader {
  public:
   /// Opens the descriptor's file anew, since the flag belongs to what is open, and begins to read
-  /// from `offset` on. Where that fails there is nothing to read. Throws std::bad_alloc.
+  /// from `offset` on. Where that fails there is nothing to read. Throws Error(kOutOfMemory) or
+  /// std::bad_alloc.
   DirectReader(int descriptor, std::int64_t offset);
   DirectReader(const DirectReader&) = delete;
   DirectReader& operator=(const DirectReader&) = delete;
@@ -41,14 +42,13 @@ class DirectReader {
  private:
   // A part of the file that was, is or will be read in one go.
   struct Piece {
-    std::int64_t start = 0;              // aligned; before
-    std::int64_t begin = 0;              // what it is for, up to
-    std::int64_t end = 0;                // where the next piece follows at the latest
-    std::shared_ptr<std::byte[]> owner;  // of
-    std::byte* data = nullptr;           // aligned; what the file has at `start`
-    std::int64_t filled = 0;             // where what was read ends
-    bool is_claimed = false;             // by a thread; changed under the mutex
-    bool is_done = false;                // changed under the mutex
+    std::int64_t start = 0;             // aligned; before
+    std::int64_t begin = 0;             // what it is for, up to
+    std::int64_t end = 0;               // where the next piece follows at the latest
+    std::shared_ptr<std::byte[]> data;  // aligned; what the file has at `start`
+    std::int64_t filled = 0;            // where what was read ends
+    bool is_claimed = false;            // by a thread; changed under the mutex
+    bool is_done = false;               // changed under the mutex
   };
   // A take that was asked for.
   struct Part {

@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
-#include <new>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -225,8 +224,8 @@ std::shared_ptr<const std::byte[]> FileSource::take(std::int64_t offset, std::si
   begin(offset);
   try {
     return ahead_ == nullptr ? nullptr : ahead_->take(offset, size);
-  } catch (const std::bad_alloc&) {
-    return nullptr;
+  } catch (const std::exception&) {
+    return nullptr;  // no memory for it
   }
 }
 
