@@ -12,6 +12,11 @@ namespace {
 // A chunk's size is a multiple too, so what is left of one is.
 std::size_t rounded(std::size_t bytes) { return (bytes + 7) / 8 * 8; }
 
+void touch(std::byte* chunk) {
+  constexpr std::size_t kPage = 4096;
+  for (std::size_t i = 0; i < CopyMemory::kChunkBytes; i += kPage) chunk[i] = std::byte{0};
+}
+
 }  // namespace
 
 CopyMemory::CopyMemory(std::int64_t num_bands)
@@ -78,7 +83,6 @@ std::int64_t CopyMemory::release(std::int64_t band) noexcept {
 }
 
 void CopyMemory::stock(std::int64_t bytes) noexcept {
-  constexpr std::size_t kPage = 4096;
   const auto wanted = static_cast<std::size_t>(bytes) / kChunkBytes;
   try {
     for (;;) {
@@ -89,7 +93,7 @@ void CopyMemory::stock(std::int64_t bytes) noexcept {
         if (free_.size() >= wanted) return;
         chunk = take_fresh_chunk();
       }
-      for (std::size_t i = 0; i < kChunkBytes; i += kPage) chunk[i] = std::byte{0};
+      if (!populate_pages(chunk, kChunkBytes)) touch(chunk);
       const auto gate = hold_off_fork();
       const std::lock_guard lock(mutex_);
       free_.push_back(chunk);

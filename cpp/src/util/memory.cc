@@ -71,16 +71,20 @@ Pages::~Pages() {
   if (data_ != nullptr) munmap(data_, size_);
 }
 
-void Pages::populate(std::size_t begin, std::size_t end) const noexcept {
+bool populate_pages(std::byte* first, std::size_t bytes) noexcept {
 #ifdef MADV_POPULATE_WRITE
   constexpr int kPopulateWrite = MADV_POPULATE_WRITE;
 #else
   // Since Linux 5.14; older kernels refuse it, and pages come at first touch.
   constexpr int kPopulateWrite = 23;
 #endif
+  return madvise(first, bytes, kPopulateWrite) == 0;
+}
+
+void Pages::populate(std::size_t begin, std::size_t end) const noexcept {
   const std::size_t first = begin / 4096 * 4096;
   const std::size_t last = round_up(end, 4096) < size_ ? round_up(end, 4096) : size_;
-  if (first < last) madvise(data_ + first, last - first, kPopulateWrite);
+  if (first < last) populate_pages(data_ + first, last - first);
 }
 
 }  // namespace recsdk::internal

@@ -26,6 +26,9 @@ void set_page_allocation_hook(PageAllocationHook hook) noexcept;
 /// Bytes that the system could give without swapping, as it estimates; absent if it does not say.
 std::optional<std::uint64_t> available_memory();
 
+/// Has the system back whole pages with memory now rather than at first touch; false if it cannot.
+bool populate_pages(std::byte* first, std::size_t bytes) noexcept;
+
 /// Zeroed pages that nobody has touched yet; given back when destroyed.
 class Pages {
  public:
