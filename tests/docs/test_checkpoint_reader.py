@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,3 +73,23 @@ def test_the_documented_format_is_enough_to_read_it(
             for key, row in found.items()
         }
         assert read == rows_of(table)
+
+
+def names_in(value: Any) -> Iterator[str]:
+    """The names of all fields, but for what the user and the optimizers name."""
+    for item in value if isinstance(value, list) else []:
+        yield from names_in(item)
+    for name, item in value.items() if isinstance(value, dict) else []:
+        yield name
+        if name not in ("user_state", "arguments"):
+            yield from names_in(item)
+
+
+def test_every_field_of_a_manifest_is_documented(tmp_path: Path) -> None:
+    table = Table(dim=3, name="user", optimizer=optim.Adagrad(lr=0.1))
+    table.save(tmp_path / "0", user_state=b"x")
+    table.save_delta(tmp_path / "1", user_state=b"x")
+    page = (ROOT / "docs" / "reference" / "checkpoint.md").read_text()
+    documented = set(re.findall("`([a-z0-9_]+)`", page))
+    manifest = json.loads((tmp_path / "1" / "manifest.json").read_text())
+    assert set(names_in(manifest)) - documented == set()

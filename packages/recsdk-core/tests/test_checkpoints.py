@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -423,6 +425,34 @@ def test_files_of_other_ranks_tables_and_checkpoints_are_refused(tmp_path: Path)
     with pytest.raises(CheckpointError, match=r"rank_00001\.rows"):
         table.load(tmp_path / "two")
     assert len(table) == 0
+
+
+@contextmanager
+def files_up_to(num_bytes: int) -> Iterator[None]:
+    """Larger files cannot be written, as on a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_an_error_of_the_disk_names_the_file(tmp_path: Path) -> None:
+    table = new_table(dim=64)
+    train(table, np.arange(3000))
+    table.save(tmp_path / "one")
+    calls: list[Callable[[], Any]] = [
+        lambda: table.save(tmp_path / "two"),
+        lambda: table.save(tmp_path / "one", overwrite=True),
+        lambda: table.save_async(tmp_path / "two").wait(400),
+        lambda: compact(tmp_path / "one", tmp_path / "two"),
+    ]
+    for call in calls:
+        with files_up_to(100_000), pytest.raises(CheckpointError, match=r"rank_00000\.rows'"):
+            call()
+        assert [path.name for path in tmp_path.iterdir()] == ["one"]
+    new_table(dim=64).load(tmp_path / "one")
 
 
 def test_a_delta_with_a_damaged_base_is_refused(tmp_path: Path) -> None:

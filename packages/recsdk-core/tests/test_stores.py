@@ -6,20 +6,23 @@ import os
 import stat
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import numpy as np
 import pytest
-from checkpoint_support import content_of, save, unchanged
-from fsspec.implementations.memory import MemoryFileSystem
+from checkpoint_support import _writer, content_of, save, table_entry, unchanged
+from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
 from recsdk_core import CheckpointError
-from recsdk_core.checkpoint import open_checkpoint
+from recsdk_core.checkpoint import chain_of, open_checkpoint
 from recsdk_core.checkpoint.fsspec_store import FsspecStore
+from recsdk_core.checkpoint.local_store import LocalStore
 from recsdk_core.checkpoint.ranks import OneRank
-from recsdk_core.checkpoint.stores import LocalStore, Store, open_store
+from recsdk_core.checkpoint.saving import Part, SaveOptions, save_parts
+from recsdk_core.checkpoint.stores import Store, open_store
 
 
 @pytest.fixture(params=["local", "memory", "simplecache", "filecache"])
@@ -59,8 +62,6 @@ def test_overwriting_leaves_nothing_of_the_old_one(tmp_path: Path) -> None:
 
 
 def test_chains_are_found_beside(place: str) -> None:
-    from recsdk_core.checkpoint import chain_of
-
     base = save(f"{place}/a")
     first = save(f"{place}/b", is_delta=True, after=base)
     second = save(f"{place}/c", is_delta=True, after=first)
@@ -72,8 +73,6 @@ def test_chains_are_found_beside(place: str) -> None:
 
 
 def test_links_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
-    from recsdk_core.checkpoint import chain_of
-
     base = save(tmp_path / "a")
     first = save(tmp_path / "b", is_delta=True, after=base)
     second = save(tmp_path / "c", is_delta=True, after=first)
@@ -197,8 +196,11 @@ def test_what_is_no_checkpoint_is_neither_read_nor_replaced(tmp_path: Path) -> N
 
 def test_a_memory_folder_that_is_no_checkpoint_is_not_replaced() -> None:
     MemoryFileSystem().pipe_file("/other/thesis.tex", b"ten years")
-    with pytest.raises(CheckpointError, match="no checkpoint"):
-        save("memory://other", overwrite=True)
+    MemoryFileSystem().pipe_file("/own/own", b"named as its folder")
+    for name in ("other", "own"):
+        with pytest.raises(CheckpointError, match="no checkpoint"):
+            save(f"memory://{name}", overwrite=True)
+    MemoryFileSystem.store.clear()
 
 
 def test_what_killed_saves_left_is_removed_by_the_next(tmp_path: Path) -> None:
@@ -211,6 +213,63 @@ def test_what_killed_saves_left_is_removed_by_the_next(tmp_path: Path) -> None:
     (tmp_path / "one" / f".manifest-{token}").write_text("{")
     save(tmp_path / "one", b"new", overwrite=True)
     assert len(list((tmp_path / "one").iterdir())) == 2
+
+
+@pytest.mark.parametrize("was_there", [False, True])
+def test_a_save_whose_files_another_removed_replaces_nothing(place: str, was_there: bool) -> None:
+    path = f"{place}/one"
+    if was_there:
+        save(path, b"old")
+
+    def write_and_lose(target: Any, *_: Any) -> Any:
+        done = _writer(b"lost")(target, b"", "none", None)
+        save(path, b"other", overwrite=True)
+        return done
+
+    part = Part(entry=table_entry(), write=write_and_lose)
+    options = SaveOptions(overwrite=True)
+    for user_state in (None, b"written after the other save"):
+        told = replace(options, user_state=user_state)
+        with pytest.raises(CheckpointError, match="one: what was written of it was removed"):
+            save_parts(open_store(path), OneRank(), [part], told)
+        assert content_of(path) == b"other"
+
+
+def test_a_pipe_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
+    save(tmp_path / "one")
+    rows, manifest = next((tmp_path / "one").rglob("*.rows")), tmp_path / "one" / "manifest.json"
+    for file in (rows, manifest):
+        file.unlink()
+        os.mkfifo(file)
+        with pytest.raises(CheckpointError, match=f"{file.name}: is no plain file"):
+            content_of(tmp_path / "one")
+
+
+def test_what_must_not_be_looked_into_is_no_part_of_a_chain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = save(tmp_path / "a")
+    save(tmp_path / "b", is_delta=True, after=base)
+    (tmp_path / "closed").mkdir()
+    look = Path.is_file
+
+    def look_or_fail(path: Path) -> bool:
+        if path.parent.name == "closed":
+            raise PermissionError("the folder of somebody else")
+        return look(path)
+
+    monkeypatch.setattr(Path, "is_file", look_or_fail)
+    assert len(chain_of(tmp_path / "b")) == 2
+
+
+def test_a_file_that_does_not_close_well_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    save("memory://closing/one")
+    monkeypatch.setattr(MemoryFile, "close", fail_to_close)
+    assert content_of("memory://closing/one") == b"rows"
+
+
+def fail_to_close(file: Any) -> None:
+    raise AttributeError("no setter")
 
 
 class TwoStores:
@@ -235,10 +294,6 @@ class TwoStores:
 
 @pytest.mark.parametrize("kind", ["local", "memory"])
 def test_ranks_must_see_one_store(tmp_path: Path, kind: str) -> None:
-    from checkpoint_support import _writer, table_entry
-
-    from recsdk_core.checkpoint.saving import Part, SaveOptions, save_parts
-
     start = str(tmp_path) if kind == "local" else "memory://two"
     part = Part(entry=table_entry(), write=_writer(b"x"))
     ranks = TwoStores(open_store(f"{start}/other/one"))
@@ -286,10 +341,6 @@ def failing_store() -> FsspecStore:
 
 
 def save_failing(content: bytes, overwrite: bool) -> None:
-    from checkpoint_support import _writer, table_entry
-
-    from recsdk_core.checkpoint.saving import Part, SaveOptions, save_parts
-
     part = Part(entry=table_entry(), write=_writer(content))
     options = SaveOptions(overwrite=overwrite, user_state=b"x")
     save_parts(failing_store(), OneRank(), [part], options)

@@ -34,7 +34,7 @@ def save(path: Path, of_files: list[Policies], after: Position | None = None) ->
             keys = KEYS[o.owns(KEYS)]
             values = np.ones((len(keys), 4), np.float32)
             return _ext.write_row_file(
-                target,
+                target.write,
                 kind="snapshot" if after is None else "delta",
                 dim=4,
                 fields=[("weight", "float32", 4), ("sum", "float32", 4)],

@@ -8,13 +8,14 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from recsdk_core._internal.extras import require
+from recsdk_core.checkpoint.local_store import LocalStore
 from recsdk_core.checkpoint.manifest import MANIFEST_NAME
 from recsdk_core.checkpoint.stores import (
-    LocalStore,
     Source,
     Store,
     Target,
     check_manifest_size,
+    refuse_removed,
     refuse_unless_complete,
     refuse_unless_free,
 )
@@ -30,7 +31,6 @@ __all__ = ["FsspecStore", "open_url"]
 
 _TOKEN = re.compile("[0-9a-f]{32}")
 _MARK = "store"
-_LEFT_BY_LOCAL_STORES = ".manifest-"
 
 
 def open_url(url: str) -> Store:
@@ -90,7 +90,8 @@ class FsspecStore(Store):
         except (FileNotFoundError, NotADirectoryError):
             return ["(a file)"] if self._uncached.isfile(self._path) else []
         paths = [entry["name"].rstrip("/") for entry in found]
-        return [path.rpartition("/")[2] for path in paths if not path.endswith(self._path)]
+        own = self._path.strip("/")
+        return [path.rpartition("/")[2] for path in paths if path.strip("/") != own]
 
     def begin(self, token: str, overwrite: bool) -> None:
         refuse_unless_free(self.location, self._state(), overwrite)
@@ -99,19 +100,21 @@ class FsspecStore(Store):
             self._uncached.pipe_file(self._at(f"{token}/{_MARK}"), token.encode())
 
     def join(self, token: str) -> None:
-        mark = f"{token}/{_MARK}"
-        try:
-            self._uncached.invalidate_cache()
-            found = self._uncached.cat_file(self._at(mark))
-        except FileNotFoundError:
-            found = None
-        except Exception as error:
-            raise CheckpointError(f"{self.location}/{mark}: {_text(error)}") from error
-        if found != token.encode():
+        if not self._has_mark(token):
             raise CheckpointError(
-                f"{self.location}: this process does not see the file {mark!r} that rank 0 wrote; "
-                "all ranks must write to one store under one URL"
+                f"{self.location}: this process does not see the file {token}/{_MARK} that rank 0 "
+                "wrote; all ranks must write to one store under one URL"
             )
+
+    def _has_mark(self, token: str) -> bool:
+        mark = f"{token}/{_MARK}"
+        with self._naming(mark, "reading"):
+            self._uncached.invalidate_cache()
+            try:
+                found: bytes = self._uncached.cat_file(self._at(mark))
+            except FileNotFoundError:
+                return False
+        return found == token.encode()
 
     @contextmanager
     def create(self, token: str, path: str) -> Iterator[Target]:
@@ -119,7 +122,7 @@ class FsspecStore(Store):
             self._uncached.makedirs(self._at(path).rpartition("/")[0], exist_ok=True)
             file = self._uncached.open(self._at(path), "wb")
             try:
-                yield _write_to(file)
+                yield Target(_write_to(file), f"{self.location}/{path}")
             except BaseException:
                 with suppress(Exception):  # the first error is the one to tell
                     file.discard() if hasattr(file, "discard") else file.close()
@@ -127,6 +130,8 @@ class FsspecStore(Store):
             file.close()
 
     def commit(self, token: str, manifest: bytes) -> None:
+        if not self._has_mark(token):
+            refuse_removed(self.location)
         with self._naming(MANIFEST_NAME, "writing"):
             self._uncached.pipe_file(self._at(MANIFEST_NAME), manifest)
         # Complete from here on: what cannot be removed is no harm.
@@ -171,7 +176,8 @@ class FsspecStore(Store):
             with self._naming(path, "reading"):
                 yield Source(_read_from(file), size, name)
         finally:
-            file.close()
+            with suppress(Exception):  # what was read is verified, whatever closing says
+                file.close()
 
     def siblings(self) -> Iterator[Store]:
         parent, _, own = self._path.rpartition("/")

@@ -23,7 +23,7 @@ from recsdk_core.checkpoint.manifest import (
 )
 from recsdk_core.checkpoint.ranks import Ranks, share, together
 from recsdk_core.checkpoint.reading import Position, Progress
-from recsdk_core.checkpoint.stores import Store, Target, write_all
+from recsdk_core.checkpoint.stores import Store, Target
 from recsdk_core.checkpoint.user_state import UserFile, pack
 from recsdk_core.errors import CheckpointError
 
@@ -274,10 +274,7 @@ def _write_user_files(store: Store, token: str, files: Sequence[UserFile]) -> tu
     for index, (kind, content) in enumerate(files):
         path = UserEntry.path_of(token, index)
         with store.create(token, path) as target:
-            if isinstance(target, int):
-                write_all(target, memoryview(content))
-            else:
-                target(memoryview(content))
+            target.write_all(memoryview(content))
         checksum = hashlib.sha256(content).hexdigest()
         entries.append(UserEntry(path=path, num_bytes=len(content), checksum=checksum, kind=kind))
     return tuple(entries)

@@ -160,7 +160,13 @@ def _part(shard: Shard, cut: _ext.Cut, is_delta: bool, one_thread: bool) -> Part
     ) -> _ext.RowFileSummary:
         told = None if progress is None else _differences(progress)
         return _ext.write_rows(
-            cut, target, token=token, codec=codec, progress=told, in_background=not one_thread
+            cut,
+            target.write,
+            token=token,
+            codec=codec,
+            progress=told,
+            name=target.name,
+            in_background=not one_thread,
         )
 
     return Part(

@@ -143,13 +143,14 @@ def _part(entry: TableEntry, rows_of: RowsOf, index: int, num_parts: int) -> Par
     ) -> _ext.RowFileSummary:
         owner = Owner(index, num_parts, entry.sharding)
         return _ext.write_row_file(
-            target,
+            target.write,
             kind="snapshot",
             dim=entry.dim,
             fields=fields,
             blocks=map(_block, rows_of(entry.name, owner, progress)),
             token=token,
             codec=codec,
+            name=target.name,
         )
 
     return Part(entry=entry, write=write, index=index, num_parts=num_parts)

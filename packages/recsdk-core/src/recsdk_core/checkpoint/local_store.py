@@ -1,0 +1,277 @@
+"""Checkpoints on a local or mounted file system: `stores` says how one becomes complete."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from recsdk_core.checkpoint.manifest import MANIFEST_NAME
+from recsdk_core.checkpoint.stores import (
+    Source,
+    Store,
+    Target,
+    check_manifest_size,
+    naming,
+    refuse_removed,
+    refuse_unless_complete,
+    refuse_unless_free,
+    write_all,
+)
+from recsdk_core.errors import CheckpointError
+
+__all__ = ["LocalStore"]
+
+FILE_MODE = 0o640
+FOLDER_MODE = 0o750
+
+_TOKEN = re.compile("[0-9a-f]{32}")
+_NEW_MANIFEST = re.compile(r"\.manifest-[0-9a-f]{32}")
+
+
+class LocalStore(Store):
+    """A folder of a local or mounted file system."""
+
+    def __init__(self, folder: Path) -> None:
+        self.location = str(folder)
+        absolute = Path(os.path.abspath(folder))
+        if not absolute.name:
+            raise ValueError(
+                f"path {self.location!r} is the root; name a folder for the checkpoint"
+            )
+        self.address = str(absolute)
+        self._folder = absolute
+
+    def _partial(self, token: str) -> Path:
+        return self._folder.parent / f".{self._label()}.partial-{token}"
+
+    def _label(self) -> str:
+        """The folder's name, or its hash where a longer name would exceed the file system's."""
+        name = os.fsencode(self._folder.name)
+        return self._folder.name if len(name) <= 150 else hashlib.sha256(name).hexdigest()
+
+    def _root(self, token: str) -> Path:
+        """Where a checkpoint under way has its files: both places are never there at once."""
+        partial = self._partial(token)
+        return partial if partial.exists() else self._folder
+
+    def _state(self) -> str:
+        """ "absent", "complete" or "other"."""
+        if self._folder.is_symlink():
+            raise CheckpointError(
+                f"{self.location}: is a symbolic link, which is refused; pass the path it leads to"
+            )
+        if not self._folder.is_dir():
+            return "other" if self._folder.exists() else "absent"
+        entries = [entry.name for entry in self._folder.iterdir()]
+        if MANIFEST_NAME in entries:
+            return "complete"
+        left_overs = all(_TOKEN.fullmatch(n) or _NEW_MANIFEST.fullmatch(n) for n in entries)
+        return "absent" if left_overs else "other"
+
+    def begin(self, token: str, overwrite: bool) -> None:
+        with naming(self.location, "looking at it"):
+            state = self._state()
+        refuse_unless_free(self.location, state, overwrite)
+        root = self._folder if state == "complete" else self._partial(token)
+        with naming(str(root), "making the folder"):
+            _make_folders(self._folder.parent)
+            self._remove_left_overs()
+            if state == "absent":
+                os.mkdir(root, FOLDER_MODE)
+            os.mkdir(root / token, FOLDER_MODE)
+
+    def _remove_left_overs(self) -> None:
+        """What saves to this place that were killed have left."""
+        pattern = re.compile(re.escape(f".{self._label()}.partial-") + "[0-9a-f]{32}")
+        for entry in self._folder.parent.iterdir():
+            if pattern.fullmatch(entry.name):
+                shutil.rmtree(entry)
+
+    def join(self, token: str) -> None:
+        folder = self._root(token) / token
+        if not _is_folder(folder):
+            raise CheckpointError(
+                f"{self.location}: this process does not see the folder {str(folder)!r} that rank "
+                "0 made; all ranks must write to one file system under one path"
+            )
+
+    @contextmanager
+    def create(self, token: str, path: str) -> Iterator[Target]:
+        root = self._root_still_there(token)
+        target = root / path
+        with naming(str(target), "making the file"):
+            _make_folders(target.parent, synced=False)  # the commit syncs all of them
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(target, flags, FILE_MODE)
+        try:
+            with naming(str(target), "writing"):
+                yield Target(descriptor, str(target))
+                os.fsync(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        with naming(str(target), "closing"):
+            os.close(descriptor)
+
+    def _root_still_there(self, token: str) -> Path:
+        """Where the files lie. Raises if they were removed: else other files would be replaced."""
+        root = self._root(token)
+        if not _is_folder(root / token):
+            refuse_removed(self.location)
+        return root
+
+    def commit(self, token: str, manifest: bytes) -> None:
+        root = self._root_still_there(token)
+        is_new = root != self._folder
+        name = root / (MANIFEST_NAME if is_new else f".manifest-{token}")
+        with naming(str(name), "writing the manifest"):
+            _write(name, manifest)
+            _sync_tree(root / token)
+            _sync(root)
+        with naming(self.location, "the commit"):
+            if is_new:
+                self._move_into_place(root)
+            else:
+                os.rename(name, self._folder / MANIFEST_NAME)
+                _sync(self._folder)
+        if not is_new:
+            self._remove_all_but(token)
+
+    def _move_into_place(self, partial: Path) -> None:
+        if self._folder.is_dir():  # empty, or with what a killed save left: else begin refused it
+            for entry in self._folder.iterdir():
+                if entry.name == MANIFEST_NAME:
+                    raise CheckpointError(
+                        f"{self.location}: another save has put a checkpoint there meanwhile"
+                    )
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        os.rename(partial, self._folder)
+        _sync(self._folder.parent)
+
+    def _remove_all_but(self, token: str) -> None:
+        """Removes the files of the checkpoint that was overwritten; what stays is no harm.
+
+        The save is committed by now, so nothing here may count as its failure.
+        """
+        with suppress(OSError):
+            for entry in self._folder.iterdir():
+                if _TOKEN.fullmatch(entry.name) and entry.name != token and not entry.is_symlink():
+                    shutil.rmtree(entry, ignore_errors=True)
+                elif _NEW_MANIFEST.fullmatch(entry.name):
+                    entry.unlink(missing_ok=True)
+
+    def abandon(self, token: str) -> None:
+        with suppress(OSError):
+            self._remove(token)
+
+    def _remove(self, token: str) -> None:
+        partial = self._partial(token)
+        if partial.exists():
+            shutil.rmtree(partial, ignore_errors=True)
+        elif not self._is_committed(token):
+            shutil.rmtree(self._folder / token, ignore_errors=True)
+            (self._folder / f".manifest-{token}").unlink(missing_ok=True)
+
+    def _is_committed(self, token: str) -> bool:
+        """Whether the manifest may be this save's, as when syncing the folder then failed."""
+        try:
+            return token.encode() in (self._folder / MANIFEST_NAME).read_bytes()
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True  # nothing is removed that cannot be looked at
+
+    def read_manifest(self) -> bytes:
+        with naming(self.location, "looking at it"):
+            state = self._state()
+        refuse_unless_complete(self.location, state)
+        with self.open(MANIFEST_NAME) as source:
+            check_manifest_size(source)
+            return source.read_all()
+
+    @contextmanager
+    def open(self, path: str) -> Iterator[Source]:
+        target = self._folder / path
+        with naming(str(target), "opening"):
+            _refuse_links(self._folder, path)
+            # A pipe in the place of a file must not be waited for.
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            descriptor = os.open(target, flags)
+        try:
+            with naming(str(target), "reading"):
+                status = os.fstat(descriptor)
+                if not stat.S_ISREG(status.st_mode):
+                    raise CheckpointError(f"{target}: is no plain file")
+                yield Source(descriptor, status.st_size, str(target))
+        finally:
+            os.close(descriptor)
+
+    def siblings(self) -> Iterator[Store]:
+        with naming(str(self._folder.parent), "listing the folder"):
+            entries = sorted(self._folder.parent.iterdir())
+        for entry in entries:
+            is_other = entry != self._folder and not entry.name.startswith(".")
+            if is_other and not entry.is_symlink() and _has_manifest(entry):
+                yield LocalStore(self._folder.parent / entry.name)
+
+
+def _has_manifest(folder: Path) -> bool:
+    try:
+        return (folder / MANIFEST_NAME).is_file()
+    except OSError:
+        return False  # somebody else's, whose folder must not be looked into
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether there is a folder, and no link to one."""
+    return path.is_dir() and not path.is_symlink()
+
+
+def _make_folders(folder: Path, *, synced: bool = True) -> None:
+    """Makes a folder and those above it; other ranks may do so at the same time."""
+    missing = []
+    while not folder.exists():
+        missing.append(folder)
+        folder = folder.parent
+    for path in reversed(missing):
+        try:
+            os.mkdir(path, FOLDER_MODE)
+        except FileExistsError:
+            continue
+        if synced:
+            _sync(path.parent)
+
+
+def _refuse_links(folder: Path, path: str) -> None:
+    for part in Path(path).parents:
+        if (folder / part).is_symlink():
+            raise CheckpointError(f"{folder / part}: is a symbolic link, which is refused")
+
+
+def _write(path: Path, content: bytes) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(path, flags, FILE_MODE)
+    try:
+        write_all(descriptor, memoryview(content))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_tree(folder: Path) -> None:
+    for parent, _, _ in os.walk(folder):
+        _sync(Path(parent))
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
