@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from checkpoint_support import sealed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -485,6 +487,33 @@ def test_an_asynchronous_save_holds_the_moment_of_its_call(tmp_path: Path) -> No
     changed.wait(timeout=400)
     other.load(tmp_path / "two")
     assert whole(other) == whole(table)
+
+
+def test_an_asynchronous_save_holds_the_user_state_of_its_call(tmp_path: Path) -> None:
+    table, gate = trained(), Gate()
+    state = {"steps": [1], "array": np.zeros(3)}
+    with pytest.raises(TypeError, match=r"user_state\['x'\] is a object"):
+        table.save_async(tmp_path / "one", user_state={"x": object()})
+    handle = table.save_async(tmp_path / "one", user_state=state, progress=gate)
+    state["steps"].append(2)
+    state["array"] += 1
+    gate.opened.set()
+    handle.wait(400)
+    found = open_checkpoint(tmp_path / "one").user_state()
+    assert (found["steps"], found["array"].tolist()) == ([1], [0, 0, 0])
+
+
+def test_decay_of_a_table_that_catches_up_is_no_value_for_another(tmp_path: Path) -> None:
+    trained().save(tmp_path / "one")
+    path = tmp_path / "one" / "manifest.json"
+    value = json.loads(path.read_text())
+    value["tables"][0]["log_decay"] = -0.5
+    path.write_bytes(sealed(value))
+    table = trained()
+    before = whole(table)
+    with pytest.raises(CheckpointError, match="one: .*log_decay -0.5 is out of range"):
+        table.load(tmp_path / "one")
+    assert whole(table) == before
 
 
 def test_saves_of_the_same_rows_are_the_same_bytes(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ MAX_TABLES = 10_000
 MAX_USER_FILES = 100_000
 
 _INT64 = 2**63 - 1
+_MOST_UPDATES = 2**62
 _UINT64 = 2**64 - 1
 _WIDTH = 2**20
 _HEX32 = re.compile("[0-9a-f]{32}")
@@ -233,7 +234,7 @@ class TableEntry:
             initializer=fields.optional("initializer", lambda n: Described._read(fields.child(n))),
             default_value=fields.number("default_value"),
             optimizer=fields.optional("optimizer", lambda n: Described._read(fields.child(n))),
-            update_count=fields.integer("update_count", 0, _UINT64),
+            update_count=fields.integer("update_count", 0, _MOST_UPDATES),
             log_decay=fields.number("log_decay"),
             fields=tuple(Field._read(item) for item in fields.children("fields", 1, 32)),
             sharding=Sharding._read(fields.child("sharding")),
@@ -245,6 +246,8 @@ class TableEntry:
             fields.fail("fields", f"must begin with 'weight' of width {entry.dim}")
         if len(set(names)) < len(names):
             fields.fail("fields", "names a field twice")
+        if entry.log_decay > 0:
+            fields.fail("log_decay", f"must be 0.0 or less, got {entry.log_decay}")
         return entry
 
 

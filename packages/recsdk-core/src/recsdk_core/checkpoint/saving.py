@@ -24,7 +24,7 @@ from recsdk_core.checkpoint.manifest import (
 from recsdk_core.checkpoint.ranks import Ranks, share, together
 from recsdk_core.checkpoint.reading import Position, Progress
 from recsdk_core.checkpoint.stores import Store, Target
-from recsdk_core.checkpoint.user_state import UserFile, pack
+from recsdk_core.checkpoint.user_state import PackedState, UserFile, pack
 from recsdk_core.errors import CheckpointError
 
 __all__ = ["Codec", "Part", "SaveOptions", "WriteRows", "describe", "save_parts"]
@@ -99,9 +99,9 @@ def save_parts(store: Store, ranks: Ranks, parts: Sequence[Part], options: SaveO
     A part that several ranks have is written by the first of them. Raises CheckpointError on every
     rank if one of them fails; then nothing was saved, and what was at the place is as it was.
     """
-    prepared: list[tuple[Any, list[UserFile]]] = []
+    prepared: list[PackedState] = []
     together(ranks, lambda: prepared.append(pack(options.user_state)))
-    [(packed, user_files)] = prepared
+    [packed] = prepared
     plan = _plan(store, ranks, parts, options)
     share(ranks, lambda: _refuse_own_chain(store, plan.position, options.overwrite))
     token = share(ranks, lambda: secrets.token_hex(16))
@@ -114,14 +114,14 @@ def save_parts(store: Store, ranks: Ranks, parts: Sequence[Part], options: SaveO
         files = {place: file for of_rank in written for place, file in of_rank.items()}
 
         def complete() -> Position:
-            users = _write_user_files(store, token, user_files)
+            users = _write_user_files(store, token, packed.files)
             manifest = Manifest(
                 token=token,
                 chain=plan.link if options.is_delta else None,
                 world_size=options.world_size or ranks.world_size,
                 step=options.step,
                 tables=plan.tables_with(files),
-                user_state=packed,
+                user_state=packed.value,
                 user_files=users,
                 writer=_WRITER,
             )

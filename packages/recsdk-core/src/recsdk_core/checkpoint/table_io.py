@@ -16,6 +16,7 @@ from recsdk_core.checkpoint.reading import Checkpoint, Position, Progress
 from recsdk_core.checkpoint.saving import Codec, SaveOptions
 from recsdk_core.checkpoint.stores import open_store
 from recsdk_core.checkpoint.tables import Cuts, Loading, Shard, load_tables, save_tables
+from recsdk_core.checkpoint.user_state import pack
 from recsdk_core.errors import BusyError, CheckpointError
 
 if TYPE_CHECKING:
@@ -122,8 +123,9 @@ class SavesAndLoads:
         `max_copy_bytes` (None: no limit), updates wait for the writer, and `stats()` counts it; the
         memory that they take is up to 8 MiB more. Else the writer gives way to updates, so under
         updates without a pause it takes a fifth of a processor. The checkpoint is the same, byte
-        for byte, as of `save` or (`delta`) `save_delta` at this moment but for its token. Other
-        arguments as in `save`; `progress` is called on another thread.
+        for byte, as of `save` or (`delta`) `save_delta` at this moment but for its token:
+        `user_state` is copied, too. Other arguments as in `save`; `progress` is called on another
+        thread.
 
         Returns at once a handle with `wait()`, `result()`, `progress`; errors of the save are
         raised by its `wait`. Raises BusyError while another save of this table is under way.
@@ -132,7 +134,7 @@ class SavesAndLoads:
             is_delta=delta,
             overwrite=overwrite,
             step=step,
-            user_state=user_state,
+            user_state=pack(user_state),
             codec=codec,
             progress=progress,
         )

@@ -280,6 +280,7 @@ class _Staged:
     """Rows that were read and are not yet the table's."""
 
     shard: Shard
+    location: str
     restore: _ext.Restore
     update_count: int
     log_decay: float
@@ -288,7 +289,10 @@ class _Staged:
 
     def check(self) -> None:
         """Raises what `adopt` would."""
-        self.restore.check(self.update_count, self.log_decay)
+        try:
+            self.restore.check(self.update_count, self.log_decay)
+        except ValueError as error:
+            raise CheckpointError(f"{self.location}: {error}") from None
         if self.shard.check_idle is not None:
             self.shard.check_idle()
 
@@ -336,6 +340,7 @@ def _stage(shard: Shard, chain: Sequence[Checkpoint], loading: Loading) -> _Stag
     catches_up = any(name == "log_decay" for name, _ in table.state_fields)
     return _Staged(
         shard,
+        chain[-1].location,
         restore,
         entry.update_count,
         entry.log_decay if catches_up or not drop_state else 0.0,

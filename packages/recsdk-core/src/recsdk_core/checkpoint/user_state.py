@@ -7,6 +7,7 @@ import io
 import math
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.lib import format as npy
 
 from recsdk_core.errors import CheckpointError
 
-__all__ = ["UserFile", "decode_array", "pack", "unpack"]
+__all__ = ["PackedState", "UserFile", "decode_array", "pack", "unpack"]
 
 _FILE = "$file"
 
@@ -22,15 +23,27 @@ UserFile = tuple[Literal["bytes", "array"], bytes]
 """Kind and content of a file."""
 
 
-def pack(value: Any) -> tuple[Any, list[UserFile]]:
-    """JSON values with each bytes or numpy array replaced by {"$file": i}, and those files.
+@dataclass(frozen=True)
+class PackedState:
+    """What a state was when it was packed."""
+
+    value: Any
+    """JSON values with each bytes or numpy array replaced by {"$file": i}."""
+    files: list[UserFile]
+    """Those files."""
+
+
+def pack(value: Any) -> PackedState:
+    """A copy of a state, as it is written; of one that is packed, itself.
 
     Tuples become lists. Raises TypeError or ValueError, naming the place, for what cannot be kept:
     other types, keys that are no strings or start with "$", numbers that are not finite, arrays of
     objects.
     """
+    if isinstance(value, PackedState):
+        return value
     files: list[UserFile] = []
-    return _pack(value, "user_state", files), files
+    return PackedState(_pack(value, "user_state", files), files)
 
 
 def _pack(value: Any, where: str, files: list[UserFile]) -> Any:
