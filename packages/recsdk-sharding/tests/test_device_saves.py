@@ -67,6 +67,14 @@ def test_a_delta_has_no_more_than_what_changed(npus: RankPool, tmp_path: Path) -
             assert 0 <= file.num_erased - len(set(before) - set(after)) <= 2  # came and gone
 
 
+def test_more_keys_may_have_left_than_a_table_takes(npus: RankPool, tmp_path: Path) -> None:
+    setup = on_npu("adagrad")
+    have, saved = whole(
+        npus.run(1, device_saves.save_after_much_came_and_went, setup, str(tmp_path))
+    )
+    assert_identical(saved, have)
+
+
 def test_a_delta_needs_a_save_before_it(npus: RankPool, tmp_path: Path) -> None:
     for texts in npus.run(2, device_saves.refuse, on_npu("adagrad"), str(tmp_path)):
         assert len(texts) == 2

@@ -12,10 +12,12 @@ import saver_on_ranks
 import torch
 from rank_pool import RankPool
 from test_pipelines import assert_identical
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from worlds import Model, Setup, make_batch, merged, new_model, rows_of, tables
 
 from recsdk_core import BusyError, CheckpointError
 from recsdk_core.checkpoint import open_checkpoint
+from recsdk_core.nn import HashEmbedding, HashEmbeddingBag
 from recsdk_sharding import HashEmbeddingBagCollection, HashEmbeddingBagConfig, Saver
 
 ADAM = Setup(torch.optim.Adam, {"lr": 0.02})
@@ -151,3 +153,54 @@ def test_loading_waits_for_no_batch_in_flight(tmp_path: Path) -> None:
     assert_identical(rows_of(model.ebc.tables()), before)
     del outputs
     Saver().load(model, tmp_path / "0")
+
+
+class Mixed(torch.nn.Module):
+    """Modules of the core beside a collection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        adagrad = {"optimizer": torch.optim.Adagrad, "optimizer_kwargs": {"lr": 0.1}}
+        self.collection = new_model(ADAM, "cpu")
+        self.bag = HashEmbeddingBag(4, name="bag", **adagrad)
+        self.embedding = HashEmbedding(3, name="embedding", dtype="bfloat16")
+
+    def train_on(self, seed: int) -> None:
+        ids = torch.randint(-9, 9, (7,), generator=torch.Generator().manual_seed(seed))
+        self.collection(make_batch(seed, 6))[0].backward()
+        self.bag(ids, torch.tensor([0, 3])).sum().backward()
+        self.embedding(ids).sum().backward()
+
+    def rows(self) -> Any:
+        own = {"bag": self.bag.table, "embedding": self.embedding.table}
+        return rows_of({**self.collection.ebc.tables(), **own})
+
+
+def test_modules_of_the_core_are_saved_too(tmp_path: Path) -> None:
+    model, other = Mixed(), Mixed()
+    for number in range(2):
+        model.train_on(number)
+        Saver().save(model, tmp_path / str(number), incremental=number > 0)
+        other.train_on(number + 5)
+        Saver().load(other, tmp_path / str(number), incremental=number > 0)
+        assert_identical(other.rows(), model.rows())
+    Saver().save(other.bag, tmp_path / "bag")
+    two = torch.nn.ModuleList([HashEmbedding(3), HashEmbedding(3)])
+    with pytest.raises(ValueError, match="two tables of the module are named 'table'"):
+        Saver().save(two, tmp_path / "two")
+
+
+def test_gradients_that_wait_for_an_update_do_not_keep_a_model_from_loading(tmp_path: Path) -> None:
+    model = Model(tables(accumulate_steps=2), torch.device("cpu"))
+    apply_optimizer_in_backward(torch.optim.Adagrad, model.ebc.parameters(), {"lr": 0.1})
+    model(make_batch(2, 6))[0].backward()
+    model(make_batch(3, 6))[0].backward()
+    Saver().save(model, tmp_path / "0")
+    saved = rows_of(model.ebc.tables())
+    model(make_batch(4, 6))[0].backward()
+    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+        Saver().load(model, tmp_path / "1")
+    Saver().load(model, tmp_path / "0")
+    assert_identical(rows_of(model.ebc.tables()), saved)
+    model(make_batch(5, 6))[0].backward()
+    assert_identical(rows_of(model.ebc.tables()), saved)  # the one that was dropped does not count

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import saver_on_ranks
 from plans import Spec
@@ -15,6 +16,7 @@ from test_pipelines import assert_identical
 from worlds import whole_rows
 
 from recsdk_core.checkpoint import compact, open_checkpoint
+from recsdk_core.checkpoint.tabular import import_table
 
 TABLES = (TableSpec(6, ("a", "b")), TableSpec(6, ("b",)), TableSpec(6, ("c",)))
 Specs = tuple[Spec, ...]
@@ -102,3 +104,16 @@ def test_tables_have_as_many_files_as_parts(ranks: RankPool, tmp_path: Path) -> 
     (tmp_path / "whole").rename(tmp_path / "one" / "0")
     reader = replace(case_of((2, "row_wise")), sizes=((2, 2),))
     assert_identical(load(ranks, reader, tmp_path / "one", incremental=False), saved[-1:])
+
+
+def test_imported_rows_load_into_any_columns(ranks: RankPool, tmp_path: Path) -> None:
+    keys = np.array([5, -7, 2**62, 11])
+    weights = np.arange(24, dtype=np.float32).reshape(4, 6)
+    import_table(tmp_path / "0", "t0", keys, weights)
+    layouts: list[Specs] = [(("row_wise",),), (("column_wise", [(2, 1), (4, 0)]),)]
+    for name in ("adagrad", "adam"):
+        cases = [Case(TABLES[:1], specs, ((2, 2),), optimizer=name) for specs in layouts]
+        whole, cut = (load(ranks, case, tmp_path, incremental=False)[0] for case in cases)
+        assert_identical(cut, whole)
+        for key, row in zip(keys.tolist(), weights, strict=True):
+            assert np.array_equal(cut["t0"][key][0], row)

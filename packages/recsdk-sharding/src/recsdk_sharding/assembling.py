@@ -5,13 +5,15 @@ Shape letters: n rows, D row width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from recsdk_core import Table
 from recsdk_core.checkpoint import Checkpoint, Sharding, TableEntry
 from recsdk_core.checkpoint.columns import base_of, columns_of
 from recsdk_core.checkpoint.comparing import as_floats
@@ -19,32 +21,54 @@ from recsdk_core.checkpoint.merging import Rows, merged_rows
 from recsdk_core.checkpoint.restoring import Owner
 from recsdk_core.checkpoint.tables import Assembled
 from recsdk_core.errors import CheckpointError
+from recsdk_core.optim import SGD, Optimizer
+from recsdk_sharding.configs import HashTableConfig
 from recsdk_sharding.layout import Part
 from recsdk_sharding.row_state import SavedPart, rows_for
-from recsdk_sharding.rows import OwnedPart, TableRows
+from recsdk_sharding.rows import OwnedPart
 
 __all__ = ["assemble"]
 
 
-def assemble(rows: TableRows, part: OwnedPart, chain: Sequence[Checkpoint]) -> Assembled:
+def assemble(
+    config: HashTableConfig,
+    optimizer: Optimizer | None,
+    part: OwnedPart,
+    chain: Sequence[Checkpoint],
+    allow: Collection[str],
+) -> Assembled:
     """The rows and columns of a part, from a chain with any columns of its table.
 
-    Memory: the rows that the part owns, of all columns. Raises CheckpointError, naming the
-    checkpoint and the table, if it has not all columns, or another seed or optimizer.
+    `allow`: what may differ, as in `restoring.ALLOWANCES`; where that is the optimizer, or the
+    checkpoint has none, state is fresh. Memory: the rows that the part owns, of all columns. Raises
+    CheckpointError, naming the checkpoint and the table, if it has not all columns, or another seed
+    or optimizer.
     """
-    last, config = chain[-1], rows.config
+    last = chain[-1]
     entries = [entry for entry in last.manifest.tables if base_of(entry.name) == config.name]
     if not entries:
         last.table(config.name)  # raises, naming those that there are
     owner = Owner(part.place.index, part.place.ranks.world_size, _sharding(part.place))
-    if rows.optimizer is not None:
+    keeps_state = "optimizer" not in allow and entries[0].optimizer is not None
+    if keeps_state:
         _check_optimizer(last, part, entries)
     try:
         saved = [_saved_part(part.place, entry, chain, owner) for entry in entries]
-        found = rows_for(part.place, saved, config, rows.optimizer)
+        if "seed" in allow or entries[0].seed is None:
+            saved = [replace(each, seed=config.seed) for each in saved]
+        found = rows_for(part.place, saved, config, optimizer if keeps_state else None)
     except ValueError as error:
         raise CheckpointError(f"{last.location}: table {config.name!r}: {error}") from None
+    if not keeps_state:
+        found = replace(found, state=_fresh_state(found, optimizer))
     return Assembled(rows=found.new_rows(), entry=entries[0])
+
+
+def _fresh_state(part: SavedPart, optimizer: Optimizer | None) -> dict[str, NDArray[np.float32]]:
+    """The state that an optimizer gives to rows of which it has none."""
+    table = Table(part.weight.shape[1], optimizer=optimizer or SGD())
+    table.upsert(part.keys, part.weight)
+    return SavedPart.of_table(table, part.place).state
 
 
 def _sharding(place: Part) -> Sharding:

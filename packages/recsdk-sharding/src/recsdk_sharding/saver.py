@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -20,11 +21,15 @@ from recsdk_core.checkpoint.reading import Progress
 from recsdk_core.checkpoint.restoring import Owner
 from recsdk_core.checkpoint.saving import SaveOptions
 from recsdk_core.checkpoint.tables import Loading, Shard, load_tables, save_tables
+from recsdk_core.nn import HashEmbedding, HashEmbeddingBag
+from recsdk_core.optim import Optimizer
 from recsdk_sharding.assembling import assemble
+from recsdk_sharding.configs import HashEmbeddingConfig, HashTableConfig
 from recsdk_sharding.device.saving import DeviceCut, take_saved_rows
 from recsdk_sharding.device.table import DeviceTable
 from recsdk_sharding.exchange import HostExchange, exchanges_of
-from recsdk_sharding.rows import OwnedPart, TableRows
+from recsdk_sharding.layout import Part
+from recsdk_sharding.rows import AnyTable, OwnedPart, TableRows
 
 __all__ = ["Saver", "ranks_of_module"]
 
@@ -32,11 +37,12 @@ __all__ = ["Saver", "ranks_of_module"]
 class Saver:
     """Saves the hash tables of a model as one checkpoint, and loads them.
 
-    The model may have any mix of hash collections, sharded by `DistributedModelParallel` or not;
-    its dense part is left to torch. Of a sharded model every rank must call `save` and `load`, with
-    the same arguments, between the same two steps; each rank writes the rows that it owns, of a
-    replicated table the first rank. Nothing else needs to stop: batches that a pipeline has in
-    flight are not in the checkpoint, which holds what the steps done so far have made.
+    The model may have any mix of hash collections and of `recsdk_core.nn`'s modules, sharded by
+    `DistributedModelParallel` or not; its dense part is left to torch. Of a sharded model every
+    rank must call `save` and `load`, with the same arguments, between the same two steps; each rank
+    writes the rows that it owns, of a table that is replicated or not sharded the first rank.
+    Nothing else needs to stop: batches that a pipeline has in flight are not in the checkpoint,
+    which holds what the steps done so far have made.
 
     A checkpoint loads into any number of ranks, either rank rule and any sharding type. A table cut
     by columns is saved as a table for each range of columns, `<name>.columns_<first>_<last>`, since
@@ -98,12 +104,12 @@ class Saver:
         is_saved = False
 
         def cut() -> None:
-            for rows, part in parts:
+            for part in parts:
                 if isinstance(part.table, DeviceTable):
                     cuts.append(DeviceCut(part.table, incremental))
-                    shards.append(_shard(rows, part, cuts[-1].host))
+                    shards.append(part.shard(cuts[-1].host))
                 else:
-                    shards.append(_shard(rows, part, part.table))
+                    shards.append(part.shard(part.table))
 
         try:
             together(ranks, cut)
@@ -127,45 +133,89 @@ class Saver:
 
         `path` is a snapshot, a delta whose predecessors lie beside it, or the list of a chain's
         paths. `incremental`: a delta that follows the checkpoint which was saved or loaded last.
-        Tables without an optimizer take no optimizer state. `allow` as of `Table.load`. Gradients
-        that were accumulated for the next update are dropped. Returns the checkpoint, for its
-        `user_state()` and `manifest.step`.
+        Tables without an optimizer take no optimizer state. `allow` as of `Table.load`. When all is
+        read, gradients that were accumulated for the next update are dropped. Returns the
+        checkpoint, for its `user_state()` and `manifest.step`.
 
         Raises CheckpointError for what is missing, damaged or does not fit the module, BusyError
         while batches are in flight (abandon them first: `pipeline.drop()`).
         """
         parts = _parts_of(module)
-        shards = [_shard(rows, part, _table_to_load_into(part)) for rows, part in parts]
-        pairs = [(shard, part) for shard, (_, part) in zip(shards, parts, strict=True)]
+        shards = [part.shard(_table_to_load_into(part.table)) for part in parts]
         loading = Loading(
             is_delta=incremental,
             allow=allow,
-            stateless=[shard.table.name for shard, part in pairs if part.is_stateless],
+            stateless=[part.table.name for part in parts if part.owned.is_stateless],
             progress=progress,
         )
         checkpoint = load_tables(shards, ranks_of_module(module), path, loading)
-        for shard, part in pairs:
-            if part.accumulation is not None:
-                part.accumulation.drop()
+        for shard, part in zip(shards, parts, strict=True):
             if isinstance(part.table, DeviceTable):
                 take_saved_rows(part.table, shard.table)
         return checkpoint
 
 
-def _parts_of(module: nn.Module) -> list[tuple[TableRows, OwnedPart]]:
+@dataclass(frozen=True)
+class _Part:
+    """A part of a table that this rank has."""
+
+    config: HashTableConfig
+    optimizer: Optimizer | None
+    owned: OwnedPart
+
+    @property
+    def table(self) -> AnyTable:
+        """The rows."""
+        return self.owned.table
+
+    def shard(self, table: Table) -> Shard:
+        """`table`: the part's own, or one on the host in place of it."""
+        owned, place = self.owned, self.owned.place
+        return Shard(
+            table=table,
+            owner=Owner(place.index, place.ranks.world_size, Sharding(rule=place.ranks.rule)),
+            name=owned.name,
+            assemble=partial(assemble, self.config, self.optimizer, owned),
+            let_go=None if owned.accumulation is None else owned.accumulation.drop,
+            check_idle=self.table.check_idle if isinstance(self.table, DeviceTable) else None,
+        )
+
+
+def _parts_of(module: nn.Module) -> list[_Part]:
     """This rank's parts of the module's tables, in order of their names."""
-    found: dict[str, TableRows] = {}
-    for part in module.modules():
-        if not isinstance(part, TableRows):
+    found: dict[str, list[_Part]] = {}
+    for each in module.modules():
+        if isinstance(each, TableRows):
+            name, parts = each.config.name, _parts_of_rows(each)
+        elif isinstance(each, (HashEmbedding, HashEmbeddingBag)):
+            name, parts = each.table.name, [_whole(each.table)]
+        else:
             continue
-        name = part.config.name
-        if found.setdefault(name, part) is not part:
+        if name in found:
             raise ValueError(
                 f"two tables of the module are named {name!r}; a checkpoint needs different names"
             )
+        found[name] = parts
     if not found:
         raise ValueError(f"{type(module).__name__} has no hash tables to save or load")
-    return [(found[name], part) for name in sorted(found) for part in found[name].parts]
+    return [part for name in sorted(found) for part in found[name]]
+
+
+def _parts_of_rows(rows: TableRows) -> list[_Part]:
+    parts = rows.parts  # makes the tables, and then knows the optimizer
+    return [_Part(rows.config, rows.optimizer, part) for part in parts]
+
+
+def _whole(table: Table) -> _Part:
+    """The one part of a table that a module of `recsdk_core.nn` has."""
+    config = HashEmbeddingConfig(
+        name=table.name, embedding_dim=table.dim, num_embeddings=1, seed=table.seed
+    )
+    return _Part(
+        config,
+        table.optimizer,
+        OwnedPart(table.name, Part.whole(table.dim), table, accumulation=None, is_stateless=False),
+    )
 
 
 def ranks_of_module(module: nn.Module) -> Ranks:
@@ -174,25 +224,13 @@ def ranks_of_module(module: nn.Module) -> Ranks:
     return _ranks_of(exchanges[0]) if exchanges else OneRank()
 
 
-def _table_to_load_into(part: OwnedPart) -> Table:
-    """The part's own, or of rows in device memory an empty one on the host."""
-    if not isinstance(part.table, DeviceTable):
-        return part.table
-    table = part.table.to_host(with_rows=False)
-    table._position = part.table.index._position
-    return table
-
-
-def _shard(rows: TableRows, part: OwnedPart, table: Table) -> Shard:
-    """`table`: the part's own, or one on the host in place of it."""
-    place = part.place
-    return Shard(
-        table=table,
-        owner=Owner(place.index, place.ranks.world_size, Sharding(rule=place.ranks.rule)),
-        name=part.name,
-        assemble=partial(assemble, rows, part),
-        check_idle=part.table.check_idle if isinstance(part.table, DeviceTable) else None,
-    )
+def _table_to_load_into(table: AnyTable) -> Table:
+    """The table itself, or of rows in device memory an empty one on the host."""
+    if not isinstance(table, DeviceTable):
+        return table
+    host = table.to_host(with_rows=False)
+    host._position = table.index._position
+    return host
 
 
 class _GroupRanks:

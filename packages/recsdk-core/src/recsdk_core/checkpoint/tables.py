@@ -58,8 +58,8 @@ class Assembled:
     """One of the tables that they come from: for the count of updates and the rate."""
 
 
-Assemble: TypeAlias = "Callable[[Sequence[Checkpoint]], Assembled]"
-"""Makes a shard's rows from a chain; CheckpointError if the chain has not all of them."""
+Assemble: TypeAlias = "Callable[[Sequence[Checkpoint], Collection[str]], Assembled]"
+"""Makes a shard's rows from a chain, with what may differ; CheckpointError if it has not all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +75,9 @@ class Shard:
     see `columns.name_of`."""
     assemble: Assemble | None = None
     """Makes its rows from a checkpoint that has the table cut into other columns."""
+    let_go: Callable[[], None] | None = None
+    """Lets go of batches that are done but would keep its rows from being replaced; called when all
+    of a checkpoint is read."""
     check_idle: Callable[[], None] | None = None
     """Raises BusyError if rows that follow those of the table cannot be replaced now."""
 
@@ -270,9 +273,13 @@ def _is_there(shard: Shard, last: Checkpoint, loading: Loading) -> bool:
 
 
 def _check(shard: Shard, last: Checkpoint, loading: Loading) -> TableEntry:
-    table = shard.table
-    allow = {*loading.allow, *(["optimizer"] if table.name in loading.stateless else [])}
+    table, allow = shard.table, _allowed(shard, loading)
     return check_table(table, row_fields(table), last, _name_in(loading, shard), allow)
+
+
+def _allowed(shard: Shard, loading: Loading) -> Collection[str]:
+    """What may differ of a shard."""
+    return {*loading.allow, *(["optimizer"] if shard.table.name in loading.stateless else [])}
 
 
 @dataclass(frozen=True)
@@ -289,6 +296,8 @@ class _Staged:
 
     def check(self) -> None:
         """Raises what `adopt` would."""
+        if self.shard.let_go is not None:
+            self.shard.let_go()
         try:
             self.restore.check(self.update_count, self.log_decay)
         except ValueError as error:
@@ -309,11 +318,7 @@ def _stage(shard: Shard, chain: Sequence[Checkpoint], loading: Loading) -> _Stag
     position = None
     if is_there:
         entry = _check(shard, chain[-1], loading)
-        drop_state = (
-            "optimizer" in loading.allow
-            or table.name in loading.stateless
-            or entry.optimizer is None
-        )
+        drop_state = "optimizer" in _allowed(shard, loading) or entry.optimizer is None
         restore = stage(
             table._engine,
             chain,
@@ -328,7 +333,7 @@ def _stage(shard: Shard, chain: Sequence[Checkpoint], loading: Loading) -> _Stag
         position = position_of(chain) if is_same and not lost_state else None
     else:
         assert shard.assemble is not None
-        assembled = shard.assemble(chain)
+        assembled = shard.assemble(chain, _allowed(shard, loading))
         entry, drop_state = assembled.entry, False
         restore = stage_rows(table, assembled.rows)
     if table.max_rows is not None and restore.num_rows > table.max_rows:

@@ -48,8 +48,9 @@ class DeviceCut:
         self.host.update_count = self._table.update_count
         self.host.log_decay = self._table.log_decay
         entered, left = _read(self._keys)
-        for begin in range(0, len(left), _BATCH):
-            keys = left[begin : begin + _BATCH]
+        most = max(1, min(_BATCH, self._table.max_rows))  # keys beyond would be refused
+        for begin in range(0, len(left), most):
+            keys = left[begin : begin + most]
             self.host.upsert(keys, np.zeros((len(keys), self.host.dim), np.float32))
             self.host.erase(keys)
         for batch in self._table.export_changed(entered):
