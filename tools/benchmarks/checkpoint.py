@@ -59,7 +59,7 @@ class Contestant(Protocol):
 
 def run(quick: bool) -> list[Record]:
     """Measures; prints how large the table is."""
-    # The table with its index, the peers' tensor, and what dcp.load reads before it is copied there.
+    # The table with its index, the peers' tensor, and what dcp.load reads before it copies that.
     most = int(_memory_available() * SHARE_OF_MEMORY / 3.2)
     wanted = int(os.environ.get("RECSDK_BENCH_BYTES", MOST_BYTES))
     num_bytes = QUICK_BYTES if quick else min(wanted, most)
