@@ -5,6 +5,8 @@ Ranks are threads here, each with tables of its own; recsdk-sharding tests the s
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +19,8 @@ import pytest
 
 from recsdk_core import CheckpointError, Table, optim
 from recsdk_core.checkpoint import Sharding, compact, open_checkpoint, reshard
-from recsdk_core.checkpoint.restoring import Owner
+from recsdk_core.checkpoint._fields import canonical_json
+from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.saving import SaveOptions
 from recsdk_core.checkpoint.tables import Loading, Shard, load_tables, save_tables
 from recsdk_core.testing.strategies import EDGE_KEYS
@@ -235,3 +238,30 @@ def test_incremental_loading_follows_what_was_loaded(tmp_path: Path) -> None:
     reader.load(tmp_path / "2", is_delta=True)
     assert reader.rows() == world.rows()
     assert "out of order" in error(tmp_path / "1") or "repeated" in error(tmp_path / "1")
+
+
+def test_keys_in_files_of_other_ranks_are_not_lost_in_silence(tmp_path: Path) -> None:
+    world = World(2, "virtual_shard")
+    world.train(keys_of(0), step=0)
+    world.save(tmp_path / "one")
+    manifest = tmp_path / "one" / "manifest.json"
+    value = json.loads(manifest.read_bytes())
+    for table in value["tables"]:
+        table["sharding"]["rule"] = "modulo"
+    unsealed = canonical_json({**value, "sha256": "0" * 64})
+    value["sha256"] = hashlib.sha256(unsealed).hexdigest()
+    manifest.write_bytes(canonical_json(value))
+    with pytest.raises(CheckpointError, match=r"rank_0000[01]\.rows: has keys of another file"):
+        open_checkpoint(tmp_path / "one").verify()
+    with pytest.raises(CheckpointError, match="has keys of another file"):
+        reshard(tmp_path / "one", tmp_path / "two", world_size=2)
+    reader = World(2, "modulo")
+
+    def fail(shards: list[Shard], ranks: ThreadRanks) -> str:
+        with pytest.raises(CheckpointError) as caught:
+            load_tables(shards, ranks, tmp_path / "one", Loading())
+        return str(caught.value)
+
+    for text in reader.on_each(fail):
+        assert "but the ranks found" in text
+    assert reader.rows() == {"user": {}, "item": {}}

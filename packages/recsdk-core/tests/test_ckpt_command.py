@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -145,6 +146,22 @@ def test_top(chain: Path) -> None:
     assert "has the fields ['weight', 'sum']" in result.output
 
 
+def test_top_of_equal_and_other_norms_is_that_of_any_layout(tmp_path: Path) -> None:
+    table = Table(dim=2, name="user", optimizer=optim.SGD())
+    values = np.ones((40, 2), np.float32)
+    values[7:10, 1] = [np.inf, np.nan, -np.inf]
+    table.upsert(np.arange(40)[::-1].copy(), values)
+    table.save(tmp_path / "0")
+    done("reshard", tmp_path / "0", tmp_path / "3", "--world-size", 3)
+    for name in ("0", "3"):
+        for options, keys in (([], [31, 30, 32, 0, 1]), (["--smallest"], [0, 1, 2, 3, 4])):
+            rows = as_json("top", tmp_path / name, "-n", 5, *options)["rows"]
+            assert [row["key"] for row in rows] == keys
+        rows = as_json("top", tmp_path / name, "-n", 2)["rows"]
+        assert [row["norm"] for row in rows] == ["NaN", "Infinity"]
+    assert as_json("get", tmp_path / "0", 30)["fields"]["weight"] == [1, "-Infinity"]
+
+
 def test_reshard_and_compact(chain: Path) -> None:
     done("reshard", chain / "a", chain / "b", chain / "r", "--world-size", 3, "--rule", "modulo")
     found = open_checkpoint(chain / "r").manifest
@@ -191,6 +208,44 @@ def test_exported_files_are_read_by_their_libraries(chain: Path) -> None:
     assert frame["key"] == arrays["key"].tolist()
     assert sorted(frame["key"]) == KEYS.tolist()
     assert np.array_equal(np.array(frame["sum"], np.float32), arrays["sum"])
+
+
+@pytest.mark.parametrize("form", ["parquet", "safetensors"])
+def test_exports_that_fail_and_what_they_leave(chain: Path, form: str) -> None:
+    target = chain / f"rows.{form}"
+    (chain / f".rows.{form}.partial").write_bytes(b"of an export that was killed")
+    assert as_json("export", chain / "b", target)["num_rows"] == 5
+    target.unlink()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, before[1]))
+    try:
+        result = run("export", chain / "b", target)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert result.exit_code == 1
+    assert result.output.startswith(f"Error: {target}: writing failed: ")
+    assert not list(chain.glob("*rows.*"))
+    result = run("export", chain / "b", f"memory://x/rows.{form}")
+    assert (result.exit_code, "must be a local file" in result.output) == (2, True)
+
+
+@pytest.mark.parametrize("form", ["parquet", "safetensors"])
+def test_an_empty_table_keeps_its_width(tmp_path: Path, form: str) -> None:
+    Table(dim=5, name="user").save(tmp_path / "0")
+    done("export", tmp_path / "0", tmp_path / f"rows.{form}")
+    done("import", tmp_path / f"rows.{form}", tmp_path / "1", "--name", "user")
+    Table(dim=5, name="user").load(tmp_path / "1")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_import_for_a_table_of_16_bits(tmp_path: Path, dtype: Any) -> None:
+    weights = np.random.default_rng(0).normal(size=(len(KEYS), 3)).astype(np.float32)
+    np.savez(tmp_path / "rows.npz", key=KEYS, weight=weights)
+    done("import", tmp_path / "rows.npz", tmp_path / "c", "--name", "t", "--dtype", dtype)
+    table, other = (Table(dim=3, name="t", dtype=dtype) for _ in range(2))
+    table.load(tmp_path / "c")
+    other.upsert(KEYS, weights)
+    assert np.array_equal(table.lookup(KEYS), other.lookup(KEYS))
 
 
 def test_import_from_numpy(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from checkpoint_support import table_entry
 
 from recsdk_core import CheckpointError, _ext
 from recsdk_core.checkpoint import Position, compact, open_checkpoint, reshard
+from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.ranks import OneRank
-from recsdk_core.checkpoint.restoring import Owner
 from recsdk_core.checkpoint.saving import Part, SaveOptions, save_parts
 from recsdk_core.checkpoint.stores import open_store
 

@@ -16,9 +16,9 @@ from torch import nn
 
 from recsdk_core import Table
 from recsdk_core.checkpoint import Checkpoint, Position, Sharding
+from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.ranks import OneRank, Ranks, together
 from recsdk_core.checkpoint.reading import Progress
-from recsdk_core.checkpoint.restoring import Owner
 from recsdk_core.checkpoint.saving import SaveOptions
 from recsdk_core.checkpoint.tables import Loading, Shard, load_tables, save_tables
 from recsdk_core.nn import HashEmbedding, HashEmbeddingBag

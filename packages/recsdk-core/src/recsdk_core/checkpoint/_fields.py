@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeVar
 
 from recsdk_core.errors import CheckpointError
 
-__all__ = ["Fields", "canonical_json", "parse_json"]
+__all__ = ["Fields", "canonical_json", "parse_json", "printable"]
 
 T = TypeVar("T")
 
@@ -42,6 +42,17 @@ def parse_json(raw: bytes, where: str) -> Any:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number of JSON")
+
+
+def printable(value: Any) -> Any:
+    """The value with what JSON has no numbers for as "NaN", "Infinity" and "-Infinity"."""
+    if isinstance(value, dict):
+        return {key: printable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [printable(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"
+    return value
 
 
 class Fields:

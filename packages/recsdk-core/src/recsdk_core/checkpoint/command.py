@@ -16,7 +16,9 @@ import click
 import numpy as np
 
 from recsdk_core.checkpoint import comparing, tabular, transforming
+from recsdk_core.checkpoint._fields import printable
 from recsdk_core.checkpoint.merging import bytes_to_read
+from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.reading import (
     Checkpoint,
     Position,
@@ -24,8 +26,8 @@ from recsdk_core.checkpoint.reading import (
     chain_of,
     open_checkpoint,
 )
-from recsdk_core.checkpoint.restoring import Owner
 from recsdk_core.checkpoint.saving import SaveOptions
+from recsdk_core.checkpoint.stores import is_url
 from recsdk_core.errors import RecsdkError
 
 __all__ = ["ckpt"]
@@ -101,7 +103,7 @@ def _bar(total: int, label: str) -> Iterator[Progress]:
 
 
 def _print(as_json: bool, value: Any, lines: Sequence[str]) -> None:
-    click.echo(json.dumps(value, indent=2) if as_json else "\n".join(lines))
+    click.echo(json.dumps(printable(value), indent=2) if as_json else "\n".join(lines))
 
 
 def _sources(sources: Sequence[str]) -> list[Checkpoint]:
@@ -329,6 +331,8 @@ def reshard(
 )  # fmt: skip
 def export(source: str, target: str, table: str | None, form: str | None, as_json: bool) -> None:
     """Write a table's rows to the new file TARGET, as parquet or safetensors."""
+    if is_url(target):
+        raise click.UsageError(f"TARGET must be a local file, got {target}")
     form = form or Path(target).suffix.lstrip(".")
     if form not in tabular.FORMATS:
         raise click.UsageError(f"--format: say one of {', '.join(tabular.FORMATS)}")
@@ -348,6 +352,8 @@ def export(source: str, target: str, table: str | None, form: str | None, as_jso
     click.option("--weights", default="weight", show_default=True, help="The array (N, D)."),
     click.option("--keys-file", type=click.Path(dir_okay=False),
                  help="The file that has the ids, if another: .npy, .npz, .parquet, .safetensors."),
+    click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]),
+                 default="float32", show_default=True, help="Of the rows, as the table has them."),
     click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Of rows that are made later."),
     click.option("--world-size", type=click.IntRange(1, 65_536), default=1, show_default=True),
     _OVERWRITE,
@@ -361,6 +367,7 @@ def import_(
     keys: str,
     weights: str,
     keys_file: str | None,
+    dtype: str,
     seed: int | None,
     world_size: int,
     overwrite: bool,
@@ -370,7 +377,7 @@ def import_(
     """Make a checkpoint with one table from FILE: .npz, .safetensors or .parquet.
 
     FILE has the weights of the rows and their ids, in the same order. The checkpoint loads into any
-    table of that width; optimizer state is then fresh.
+    table of that width and dtype; optimizer state is then fresh.
     """
     arrays = tabular.read_arrays(Path(source))
     ids = _array(arrays, keys, source) if keys_file is None else _ids(Path(keys_file), keys)
@@ -380,6 +387,7 @@ def import_(
         name,
         ids,
         _array(arrays, weights, source),
+        dtype=dtype,
         seed=seed,
         world_size=world_size,
         options=options,

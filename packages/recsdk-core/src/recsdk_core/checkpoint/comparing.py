@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from recsdk_core.checkpoint.manifest import TableEntry
 from recsdk_core.checkpoint.merging import Rows, merged_rows
+from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.reading import Checkpoint, Progress
-from recsdk_core.checkpoint.restoring import Owner
 from recsdk_core.virtual_shards import mix64
 
 __all__ = ["TableDifference", "as_floats", "diff", "find_row", "top_rows"]
@@ -146,15 +146,16 @@ def find_row(chain: Sequence[Checkpoint], name: str, key: int) -> dict[str, NDAr
             owner = Owner(rank, len(entry.files), entry.sharding)
             if not owner.owns(wanted)[0]:
                 continue
-            with checkpoint.rows_file(index, rank) as file:
-                while (block := file.next_block()) is not None:
-                    if block.kind not in ("rows", "erased"):
-                        continue
-                    at = np.flatnonzero(block.keys == wanted[0])
-                    if len(at) and block.kind == "erased":
-                        return None
-                    if len(at):
-                        return {k: v[at[0]].copy() for k, v in block.fields.items()}
+            found = [  # of the whole file, which is verified at its end
+                None
+                if block.kind == "erased"
+                else {k: v[at].copy() for k, v in block.fields.items()}
+                for block in checkpoint.blocks(index, rank)
+                if block.kind in ("rows", "erased")
+                for at in np.flatnonzero(block.keys == wanted[0])
+            ]
+            if found:
+                return found[0]
     return None
 
 
@@ -167,20 +168,25 @@ def top_rows(
     smallest: bool = False,
     progress: Progress | None = None,
 ) -> list[tuple[int, float]]:
-    """The `count` keys whose field `by` has the largest (smallest) L2 norm, with that norm."""
+    """The `count` keys whose field `by` has the largest (smallest) L2 norm, with that norm.
+
+    What is not a number is larger than all else. Of equal norms the smaller keys come first.
+    """
     _, entry = chain[-1].table(name)
     dtypes = {field.name: field.dtype for field in entry.fields}
     if by not in dtypes:
         raise ValueError(f"table {name!r} has the fields {list(dtypes)}, not {by!r}")
-    best: list[tuple[float, int]] = []
+    best: list[tuple[float, int, float]] = []
     for rows in merged_rows(chain, name, None, progress):
         values = as_floats(rows.fields[by], dtypes[by]).astype(np.float64)
         norms = np.sqrt((values * values).sum(axis=1))
-        signed = -norms if smallest else norms
-        at = np.argsort(-signed, kind="stable")[:count]
-        pairs = zip(signed[at].tolist(), rows.keys[at].tolist(), strict=True)
-        best = heapq.nlargest(count, [*best, *pairs])
-    return [(key, -norm if smallest else norm) for norm, key in best]
+        # Infinity is the largest but one: squares of float32 are far from the end of float64.
+        places = np.where(np.isinf(norms), np.finfo(np.float64).max, norms)
+        places = np.where(np.isnan(norms), np.inf, places) * (1 if smallest else -1)
+        at = np.lexsort((rows.keys, places))[:count]
+        found = zip(places[at].tolist(), rows.keys[at].tolist(), norms[at].tolist(), strict=True)
+        best = heapq.nsmallest(count, [*best, *found])
+    return [(key, norm) for _, key, norm in best]
 
 
 def as_floats(values: NDArray[Any], dtype: str) -> NDArray[Any]:

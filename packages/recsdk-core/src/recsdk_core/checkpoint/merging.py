@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsdk_core.checkpoint.manifest import TableEntry
+from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.reading import Checkpoint, Progress
-from recsdk_core.checkpoint.restoring import Owner
 from recsdk_core.outcome import Outcome
 from recsdk_core.table import Table
 
@@ -86,16 +86,15 @@ def merged_rows(
     for checkpoint in reversed(chain):
         index, entry = checkpoint.table(name)
         for rank in files_of(entry, owner):
-            with checkpoint.rows_file(index, rank) as file:
-                while (block := file.next_block()) is not None:
-                    if block.kind == "policy" and policies is not None and checkpoint is chain[-1]:
-                        _collect(policies, Policy(block.name, block.data, rank))
-                    rows = _of_block(block, owner)
-                    if rows is None:
-                        continue
-                    is_new = ~seen.has(rows.keys) if checkpoint.is_snapshot else seen.add(rows.keys)
-                    if block.kind == "rows" and is_new.any():
-                        yield rows.select(is_new)
+            for block in checkpoint.blocks(index, rank):
+                if block.kind == "policy" and policies is not None and checkpoint is chain[-1]:
+                    _collect(policies, Policy(block.name, block.data, rank))
+                rows = _of_block(block, owner)
+                if rows is None:
+                    continue
+                is_new = ~seen.has(rows.keys) if checkpoint.is_snapshot else seen.add(rows.keys)
+                if block.kind == "rows" and is_new.any():
+                    yield rows.select(is_new)
             if progress is not None:
                 progress(entry.files[rank].num_bytes)
 

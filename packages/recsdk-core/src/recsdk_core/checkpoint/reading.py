@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from recsdk_core import _ext
 from recsdk_core.checkpoint.manifest import Manifest, RowsEntry, TableEntry
+from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.stores import Source, Store, open_store
 from recsdk_core.checkpoint.user_state import decode_array, unpack
 from recsdk_core.errors import CheckpointError
@@ -102,6 +103,20 @@ class Checkpoint:
                 pass
             _check_summary(rows.summary(), file, source.name)
 
+    def blocks(self, table: int, rank: int) -> Iterator[_ext.RowBlock]:
+        """The blocks of a rank's file, verified, also that its keys are those of this file."""
+        entry = self.manifest.tables[table]
+        owner = Owner(rank, len(entry.files), entry.sharding)
+        with self.rows_file(table, rank) as file:
+            while (block := file.next_block()) is not None:
+                is_of_keys = block.kind != "policy" and owner.world_size > 1
+                if is_of_keys and not owner.owns(block.keys).all():
+                    raise CheckpointError(
+                        f"{self.location}/{entry.files[rank].path}: has keys of another file; "
+                        "whatever wrote it mixed up its ranks or their rule"
+                    )
+                yield block
+
     @contextmanager
     def _source(self, file: Any) -> Iterator[Source]:
         with self.store.open(file.path) as source:
@@ -130,7 +145,7 @@ class Checkpoint:
         """Reads every byte of every file and compares it with its checksum."""
         for index, entry in enumerate(self.manifest.tables):
             for rank, file in enumerate(entry.files):
-                with self.rows_file(index, rank):
+                for _ in self.blocks(index, rank):
                     pass
                 if progress is not None:
                     progress(file.num_bytes)

@@ -18,7 +18,7 @@ from recsdk_core.errors import CapacityError
 if TYPE_CHECKING:
     from recsdk_core.table import Table
 
-__all__ = ["NewRows", "replace_rows", "stage_rows"]
+__all__ = ["NewRows", "as_stored", "replace_rows", "stage_rows"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,14 +59,14 @@ def stage_rows(table: Table, rows: NewRows) -> _ext.Restore:
             f"table {table.name!r}: {len(rows.keys)} rows to load do not fit into its max_rows, "
             f"{table.max_rows}; raise max_rows"
         )
-    fields: dict[str, NDArray[Any]] = {"weight": _stored(rows.weights, table.dtype)}
+    fields: dict[str, NDArray[Any]] = {"weight": as_stored(rows.weights, table.dtype)}
     fields |= {name: np.ascontiguousarray(rows.state[name]) for name, _ in table.state_fields}
     restore = _ext.Restore(table._engine)
     restore.add_rows(_ext.RowBlock.rows(np.ascontiguousarray(rows.keys), fields))
     return restore
 
 
-def _stored(weights: NDArray[np.float32], dtype: str) -> NDArray[Any]:
+def as_stored(weights: NDArray[np.float32], dtype: str) -> NDArray[Any]:
     """As a table stores them: bfloat16 as its bits."""
     weights = np.ascontiguousarray(weights, np.float32)
     if dtype == "float32":

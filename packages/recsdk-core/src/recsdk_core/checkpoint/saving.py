@@ -27,7 +27,7 @@ from recsdk_core.checkpoint.stores import Store, Target
 from recsdk_core.checkpoint.user_state import PackedState, UserFile, pack
 from recsdk_core.errors import CheckpointError
 
-__all__ = ["Codec", "Part", "SaveOptions", "WriteRows", "describe", "save_parts"]
+__all__ = ["Codec", "Part", "SaveOptions", "WriteRows", "describe", "fields_of", "save_parts"]
 
 Codec: TypeAlias = Literal["none", "zstd"]
 WriteRows: TypeAlias = "Callable[[Target, bytes, Codec, Progress | None], _ext.RowFileSummary]"

@@ -29,6 +29,7 @@ __all__ = [
     "Target",
     "check_manifest_size",
     "check_path",
+    "is_url",
     "naming",
     "open_store",
     "refuse_removed",
@@ -137,13 +138,18 @@ def check_path(path: Any) -> str:
     return text
 
 
+def is_url(path: str) -> bool:
+    """Whether it is a URL of fsspec, not a path."""
+    return _URL.match(path) is not None
+
+
 def open_store(path: Any) -> Store:
     """The store of a path or an fsspec URL; looks at nothing yet.
 
     Raises ImportError, with the line to install, for a URL without fsspec.
     """
     text = check_path(path)
-    if _URL.match(text) is None:
+    if not is_url(text):
         from recsdk_core.checkpoint.local_store import LocalStore
 
         return LocalStore(Path(text))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from recsdk_core import _ext
 from recsdk_core.checkpoint.columns import base_of
 from recsdk_core.checkpoint.manifest import Field, Sharding, TableEntry
+from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.ranks import Ranks, together
 from recsdk_core.checkpoint.reading import (
     Checkpoint,
@@ -22,7 +23,7 @@ from recsdk_core.checkpoint.reading import (
     position_of,
 )
 from recsdk_core.checkpoint.replacing import NewRows, stage_rows
-from recsdk_core.checkpoint.restoring import Owner, check_table, stage
+from recsdk_core.checkpoint.restoring import check_table, stage
 from recsdk_core.checkpoint.saving import (
     Codec,
     Part,
@@ -220,10 +221,40 @@ def load_tables(shards: Sequence[Shard], ranks: Ranks, path: Any, loading: Loadi
     if len(set(together(ranks, plan))) > 1:
         raise CheckpointError(f"{path}: the ranks see different checkpoints under this path")
     staged: list[_Staged] = []
-    together(ranks, lambda: staged.extend(_stage(shard, chains[0], loading) for shard in shards))
+
+    def read() -> list[_Found]:
+        staged.extend(_stage(shard, chains[0], loading) for shard in shards)
+        return [one.found for one in staged if one.found is not None]
+
+    _check_found([one for of_rank in together(ranks, read) for one in of_rank], chains[0][0])
     together(ranks, lambda: _each(staged, _Staged.check))
     together(ranks, lambda: _each(staged, _Staged.adopt))
     return chains[0][-1]
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a rank has found in a snapshot of a table's part."""
+
+    table: str
+    index: int
+    num_parts: int
+    num_rows: int
+
+
+def _check_found(found: Sequence[_Found], snapshot: Checkpoint) -> None:
+    """Raises if rows of a table are no rank's, as keys in the file of other ranks are."""
+    of_parts: dict[tuple[str, int], dict[int, int]] = {}
+    for one in found:
+        of_parts.setdefault((one.table, one.num_parts), {})[one.index] = one.num_rows
+    for (name, num_parts), counts in of_parts.items():
+        _, entry = snapshot.table(name)
+        total = sum(counts.values())
+        if len(counts) == num_parts and total != entry.num_rows:
+            raise CheckpointError(
+                f"{snapshot.location}: table {name!r} has {entry.num_rows} rows, but the ranks "
+                f"found {total} by its sharding rule; whatever wrote it mixed up its ranks"
+            )
 
 
 def _each(staged: Sequence[_Staged], call: Callable[[_Staged], None]) -> None:
@@ -293,6 +324,7 @@ class _Staged:
     log_decay: float
     learning_rate: float
     position: Position | None
+    found: _Found | None
 
     def check(self) -> None:
         """Raises what `adopt` would."""
@@ -315,11 +347,11 @@ class _Staged:
 def _stage(shard: Shard, chain: Sequence[Checkpoint], loading: Loading) -> _Staged:
     table = shard.table
     is_there = _is_there(shard, chain[-1], loading)
-    position = None
+    position = found = None
     if is_there:
         entry = _check(shard, chain[-1], loading)
         drop_state = "optimizer" in _allowed(shard, loading) or entry.optimizer is None
-        restore = stage(
+        restore, num_in_snapshot = stage(
             table._engine,
             chain,
             entry.name,
@@ -327,6 +359,8 @@ def _stage(shard: Shard, chain: Sequence[Checkpoint], loading: Loading) -> _Stag
             drop_state=drop_state,
             progress=loading.progress,
         )
+        owner = shard.owner
+        found = _Found(entry.name, owner.rank, owner.world_size, num_in_snapshot)
         # A delta on what was loaded under another identity, or with other state, would not chain.
         is_same = entry.identity == entry_of(shard, None, entry.sharding).identity
         lost_state = drop_state and len(entry.fields) > 1
@@ -351,6 +385,7 @@ def _stage(shard: Shard, chain: Sequence[Checkpoint], loading: Loading) -> _Stag
         entry.log_decay if catches_up or not drop_state else 0.0,
         _learning_rate(table, entry, chain[-1]),
         position,
+        found,
     )
 
 

@@ -21,9 +21,11 @@ from recsdk_core._internal.extras import require
 from recsdk_core.checkpoint.comparing import as_floats
 from recsdk_core.checkpoint.manifest import Field, Sharding, TableEntry
 from recsdk_core.checkpoint.merging import KeySet, Rows, merged_rows
+from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.reading import Checkpoint, Position, Progress
-from recsdk_core.checkpoint.restoring import Owner
-from recsdk_core.checkpoint.saving import SaveOptions
+from recsdk_core.checkpoint.replacing import as_stored
+from recsdk_core.checkpoint.saving import SaveOptions, fields_of
+from recsdk_core.checkpoint.stores import naming
 from recsdk_core.checkpoint.transforming import write_snapshot
 
 __all__ = ["FORMATS", "export_table", "import_table", "read_arrays"]
@@ -54,7 +56,7 @@ def export_table(
     parquet: a row per key, columns "key" int64 and a fixed-size list per field, streamed.
     safetensors: tensors "key" (N,) and one (N, width) per field, streamed through temporary files
     beside it. bfloat16 becomes float32. Raises ValueError for another format, ImportError with what
-    to install.
+    to install, CheckpointError if it cannot be written.
     """
     if format not in FORMATS:
         raise ValueError(f"format must be one of {FORMATS}, got {format!r}")
@@ -65,8 +67,9 @@ def export_table(
     if path.exists():
         raise FileExistsError(f"{path} exists already; choose another path or remove it")
     try:
-        num_rows = write(partial, source, entry)
-        partial.rename(path)
+        with naming(str(path), "writing"):
+            num_rows = write(partial, source, entry)
+            partial.rename(path)
     finally:
         partial.unlink(missing_ok=True)
     return num_rows
@@ -125,7 +128,7 @@ def _write_safetensors(path: Path, source: Iterable[Rows], entry: TableEntry) ->
             at = end
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)  # so that the tensors are aligned
-        target = stack.enter_context(path.open("xb"))
+        target = stack.enter_context(path.open("wb"))
         target.write(struct.pack("<Q", len(text)) + text)
         for spool in spools.values():
             spool.seek(0)
@@ -195,7 +198,8 @@ def _rows_of_lists(column: Any, where: str) -> NDArray[Any]:
     if values.null_count:
         raise ValueError(f"{where} has lists with missing values")
     flat: NDArray[Any] = values.to_numpy(zero_copy_only=False)
-    return flat.reshape(len(column), lengths.pop() if lengths else 1)
+    width = lengths.pop() if lengths else getattr(column.type, "list_size", 1)
+    return flat.reshape(len(column), width)
 
 
 def import_table(
@@ -204,17 +208,19 @@ def import_table(
     keys: NDArray[Any],
     weights: NDArray[Any],
     *,
+    dtype: str = "float32",
     seed: int | None = None,
     world_size: int = 1,
     options: SaveOptions | None = None,
 ) -> Position:
     """Writes weights (N, D) of 64-bit keys (N,) as a snapshot with one table.
 
-    It says nothing of an optimizer or initializer, so it loads into any table of the same width,
-    whose optimizer state is then fresh. Raises ValueError for shapes or dtypes that do not fit and
-    for repeated keys.
+    It says nothing of an optimizer or initializer, so it loads into any table of the same width and
+    `dtype`, whose optimizer state is then fresh. 16-bit weights are rounded to the nearest, as by
+    `Table.upsert`. Raises ValueError for shapes or dtypes that do not fit and for repeated keys.
     """
     keys, weights = _checked(keys, weights)
+    stored = as_stored(weights, dtype)
     entry = TableEntry(
         name=name,
         dim=weights.shape[1],
@@ -223,7 +229,7 @@ def import_table(
         default_value=0.0,
         optimizer=None,
         update_count=0,
-        fields=(Field(name="weight", dtype="float32", width=weights.shape[1]),),
+        fields=fields_of(weights.shape[1], (), dtype),
         sharding=Sharding(),
         files=(),
     )
@@ -231,7 +237,7 @@ def import_table(
     def rows_of(_: str, owner: Owner, progress: Progress | None) -> Iterator[Rows]:
         is_owned = owner.owns(keys)
         if is_owned.any():
-            yield Rows(keys[is_owned], {"weight": weights[is_owned]})
+            yield Rows(keys[is_owned], {"weight": stored[is_owned]})
 
     given = options or SaveOptions()
     told = SaveOptions(**{**vars(given), "world_size": world_size})

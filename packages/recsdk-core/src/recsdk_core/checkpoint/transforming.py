@@ -12,9 +12,9 @@ import numpy as np
 from recsdk_core import _ext
 from recsdk_core.checkpoint.manifest import Sharding, TableEntry
 from recsdk_core.checkpoint.merging import Policy, Rows, merged_rows
+from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.ranks import OneRank
 from recsdk_core.checkpoint.reading import Checkpoint, Position, Progress, chain_of
-from recsdk_core.checkpoint.restoring import Owner
 from recsdk_core.checkpoint.saving import Codec, Part, SaveOptions, save_parts
 from recsdk_core.checkpoint.stores import Target, open_store
 from recsdk_core.errors import CheckpointError
