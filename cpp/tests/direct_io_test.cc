@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/block_memory.h"
 #include "checkpoint/direct_reader.h"
 #include "recsdk/row_file.h"
 #include "row_file_helpers.h"
@@ -60,6 +61,27 @@ Bytes read_in_pieces(ByteSource& source, std::int64_t offset, std::size_t most) 
     found.insert(found.end(), piece.begin(), piece.begin() + static_cast<std::ptrdiff_t>(n));
   }
   return found;
+}
+
+TEST(BlockMemory, IsAlignedToHugePagesAndTakenAgainForWhatFits) {
+  for (const std::int64_t size : {kDefaultBlockBytes, kMaxWrittenBlockBytes}) {
+    internal::BlockMemory memory;
+    auto given = memory.take(size);
+    const std::byte* const place = given.get();
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(place) % internal::kHugePage, 0U);
+    given[size - 1] = std::byte{1};
+    const auto other = memory.take(size);
+    EXPECT_NE(other.get(), place);
+    given.reset();
+    EXPECT_EQ(memory.take(1).get(), place);
+  }
+}
+
+TEST(BlockMemory, MayBeGivenBackLater) {
+  auto memory = std::make_unique<internal::BlockMemory>();
+  const auto given = memory->take(1);
+  memory.reset();
+  given[0] = std::byte{1};
 }
 
 TEST(DirectIoTest, FilesAreWrittenAlikeWhateverTheirSizeAndStart) {

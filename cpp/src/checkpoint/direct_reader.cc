@@ -9,12 +9,15 @@
 #include <utility>
 
 #include "recsdk/row_file.h"
+#include "util/memory.h"
 
 namespace recsdk::internal {
 namespace {
 
 constexpr auto kAlignment = static_cast<std::int64_t>(kDirectAlignment);
 constexpr std::int64_t kPieceBytes = kDefaultBlockBytes + kAlignment;
+static_assert(kPieceBytes + 2 * kAlignment <= 2 * static_cast<std::int64_t>(kHugePage),
+              "a block of the usual size, with whole pages about it, fills two huge pages");
 constexpr std::int64_t kMostPieceBytes = kMaxWrittenBlockBytes + kAlignment;
 // What row files have between two parts: the head of a block.
 constexpr std::int64_t kUsualGap = 64;
