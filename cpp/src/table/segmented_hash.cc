@@ -174,7 +174,6 @@ std::optional<std::uint32_t> SegmentedHash::find_one(Key key) const {
 
 void SegmentedHash::prefetch(HashParts p) const {
   const Entry e = entry(p);
-  prefetch_line(e.segment());
   const Bucket* const home = e.segment()->buckets() + p.bucket_in(e.num_buckets());
   prefetch_line(home);
   prefetch_line(buddy_of(home));
