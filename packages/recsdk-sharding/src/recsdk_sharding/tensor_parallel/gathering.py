@@ -4,7 +4,7 @@ The two threads of a gloo group write the name of what they have completed into 
 without a lock. That does no harm while names fit into the string itself, 15 letters, as those of
 nearly all collectives do. torch's functional all-gather, which DTensors use, is an
 ALLGATHER_COALESCED: if one of the threads is late, each may free what the other writes to, and the
-process ends in malloc, or hangs.
+process ends in malloc.
 Source: torch 2.13, `ProcessGroupGloo::runLoop` and `opTypeToString`.
 """
 
