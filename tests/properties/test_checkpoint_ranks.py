@@ -180,6 +180,21 @@ def test_all_ranks_raise_if_one_fails(tmp_path: Path) -> None:
     assert open_checkpoint(tmp_path / "one").manifest.world_size == 3
 
 
+def test_all_ranks_raise_if_one_has_no_path(tmp_path: Path) -> None:
+    world = World(3, "virtual_shard")
+
+    def fail(shards: list[Shard], ranks: ThreadRanks) -> str:
+        path = "" if ranks.rank == 1 else tmp_path / "one"
+        with pytest.raises((CheckpointError, ValueError)) as caught:
+            save_tables(shards, ranks, path, SaveOptions())
+        return str(caught.value)
+
+    texts = world.on_each(fail)
+    assert texts[1] == "path must have 1 to 1024 characters, got 0"
+    assert all("rank 1 failed" in texts[rank] for rank in (0, 2))
+    world.save(tmp_path / "one")
+
+
 def test_no_rank_changes_if_one_cannot_read(tmp_path: Path) -> None:
     world = World(4, "virtual_shard")
     world.train(keys_of(0), step=0)

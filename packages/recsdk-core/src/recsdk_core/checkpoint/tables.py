@@ -147,15 +147,15 @@ def save_tables(shards: Sequence[Shard], ranks: Ranks, path: Any, options: SaveO
     They are cut at once, before any rank waits for another. Raises CheckpointError on every rank if
     one fails; then nothing was saved.
     """
-    store = open_store(path)
-    made: list[Cuts] = []
+    made: list[tuple[Store, Cuts]] = []
     try:
-        together(ranks, lambda: made.append(Cuts(shards, options.is_delta)))
+        together(ranks, lambda: made.append((open_store(path), Cuts(shards, options.is_delta))))
     except BaseException:
-        for cuts in made:
+        for _, cuts in made:
             cuts.finish(None)
         raise
-    return made[0].save(store, ranks, options)
+    [(store, cuts)] = made
+    return cuts.save(store, ranks, options)
 
 
 def _part(shard: Shard, cut: _ext.Cut, is_delta: bool, one_thread: bool) -> Part:
