@@ -639,3 +639,54 @@ def test_a_save_is_given_up_in_good_order_when_the_interpreter_exits(tmp_path: P
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names in (["one"], ["one", "two"])  # "two" if the save was quicker
     assert open_checkpoint(tmp_path / names[-1]).manifest.tables[0].num_rows == 1000
+
+
+IN_A_CHILD = """
+import os, sys, threading
+import numpy as np
+from recsdk_core import BusyError, CheckpointError, Table
+
+folder = sys.argv[1]
+table = Table(dim=3, name="user")
+table.find_or_insert(np.arange(1000))
+reached, opened = threading.Event(), threading.Event()
+
+def wait(num_bytes):
+    reached.set()
+    opened.wait()
+
+handle = table.save_async(folder + "/one", progress=wait)
+reached.wait()
+child = os.fork()
+if child == 0:
+    assert handle.is_done
+    try:
+        handle.wait()
+    except CheckpointError as error:
+        print(error, flush=True)
+    table.find_or_insert(np.arange(2000, 2007))
+    try:
+        table.save(folder + "/two")
+    except BusyError:
+        os._exit(0)
+    os._exit(1)
+status = os.waitpid(child, 0)[1]
+opened.set()
+handle.wait()
+sys.exit(status != 0)
+"""
+
+
+def test_a_child_of_fork_does_not_wait_for_the_save_of_its_parent(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IN_A_CHILD, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "one: the save goes on in the process that this one was forked from" in done.stdout
+    table = Table(dim=3, name="user")
+    table.load(tmp_path / "one")
+    assert len(table) == 1000

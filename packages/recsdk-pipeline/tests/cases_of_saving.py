@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,9 @@ def case_chains_saved_amid_a_deep_pipeline_move_between_worlds(world: World) -> 
             own = worlds.enter(other)
             if own is not None:
                 load_and_compare(own, folder / f"from_{size}", is_same=size == other)
+    except BaseException:
+        traceback.print_exc()  # before others are waited for, which may not come
+        raise
     finally:
         worlds.leave()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -20,7 +21,8 @@ class SaveHandle:
     """A save under way, as `Table.save_async` returns it.
 
     If the interpreter exits first, the save is given up in good order: its files are removed and
-    what was at its place stays. Thread-safe.
+    what was at its place stays. It goes on in the process that began it: in a child of fork the
+    handle has ended with an error, and the table cannot be saved. Thread-safe.
     """
 
     def __init__(
@@ -99,12 +101,30 @@ class SaveHandle:
             raise CheckpointError(f"{self._location}: the save has no result")
         return self._result
 
+    def _end_in_child(self) -> None:
+        self._error = CheckpointError(
+            f"{self._location}: the save goes on in the process that this one was forked from; "
+            "wait for it there"
+        )
+        self._finished = threading.Event()  # the lock of the other may be held for ever
+        self._finished.set()
+
     def _abandon(self) -> None:
         self._is_abandoned = True
         self._thread.join(_SECONDS_AT_EXIT)
 
 
 _under_way: weakref.WeakSet[SaveHandle] = weakref.WeakSet()
+
+
+def _end_all_in_child() -> None:
+    handles = list(_under_way)
+    _under_way.clear()
+    for handle in handles:
+        handle._end_in_child()
+
+
+os.register_at_fork(after_in_child=_end_all_in_child)
 
 
 @atexit.register
