@@ -20,6 +20,7 @@ from pipeline_support.model import (
     rest_of,
     spread,
 )
+from torchrec.distributed.model_parallel import DefaultDataParallelWrapper
 
 from recsdk_pipeline import HybridTrainPipelineSparseDist
 
@@ -53,7 +54,9 @@ def shared_folder(world: World) -> str:
 
 
 def training(world: World, depth: int, data: Data | None = None) -> tuple[Any, Any, Any]:
-    model, optimizer = spread(SmallModel(tables=hash_tables()), world)
+    # What sums the dense gradients in the same order in every step, also the first of a process.
+    wrapper = DefaultDataParallelWrapper(static_graph=False, find_unused_parameters=True)
+    model, optimizer = spread(SmallModel(tables=hash_tables()), world, wrapper)
     pipeline = HybridTrainPipelineSparseDist(
         model, optimizer, DEVICE, pipe_n_batch=depth, data=data
     )

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.model_parallel import DataParallelWrapper, DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
 from torchrec.distributed.types import ShardingEnv
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
@@ -120,7 +120,9 @@ class CopyingModel(SmallModel):
         return KeyedJaggedTensor(sparse.keys(), sparse.values(), lengths=sparse.lengths())
 
 
-def spread(model: nn.Module, world: World) -> tuple[DistributedModelParallel, CombinedOptimizer]:
+def spread(
+    model: nn.Module, world: World, wrapper: DataParallelWrapper | None = None
+) -> tuple[DistributedModelParallel, CombinedOptimizer]:
     """Shard the model's tables by rows, with Adagrad in backward."""
     torch.manual_seed(7)
     for parameter in model.layers.parameters():
@@ -135,7 +137,9 @@ def spread(model: nn.Module, world: World) -> tuple[DistributedModelParallel, Co
     )
     sharders = get_default_hybrid_sharders(host_env=world.host)
     plan = planner.collective_plan(model, sharders, dist.GroupMember.WORLD)
-    ddp = DistributedModelParallel(model, device=DEVICE, plan=plan, sharders=sharders)
+    ddp = DistributedModelParallel(
+        model, device=DEVICE, plan=plan, sharders=sharders, data_parallel_wrapper=wrapper
+    )
     _fill_stock_tables(ddp)
     dense = KeyedOptimizerWrapper(
         dict(in_backward_optimizer_filter(ddp.named_parameters())),
