@@ -1,5 +1,6 @@
 #include "checkpoint/block_queue.h"
 
+#include <cstdint>
 #include <system_error>
 #include <utility>
 
@@ -16,7 +17,11 @@ constexpr int kMostOut = 2;
 void BlockBuffer::resize(std::int64_t size, std::int64_t offset) {
   constexpr auto kPage = static_cast<std::int64_t>(kDirectAlignment);
   const auto needed = static_cast<std::size_t>(size + kPage);
-  if (memory_.size() < needed) memory_ = Pages(needed, 0);
+  const bool wants_huge = offset >= kDirectFrom;
+  if (memory_.size() < needed || (wants_huge && !is_huge_)) {
+    memory_ = Pages(needed, wants_huge ? 0 : SIZE_MAX);
+    is_huge_ = wants_huge;
+  }
   data_ = memory_.data() + offset % kPage;
 }
 

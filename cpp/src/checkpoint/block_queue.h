@@ -18,7 +18,8 @@
 namespace recsdk::internal {
 
 /// Memory for a block, at an address that is as far from a page's start as its place in the file
-/// is: so a file can be given whole pages of it. Huge ones, as those of blocks that are read.
+/// is: so a file can be given whole pages of it. Huge ones
+/// where that goes past the page cache; a small file would pay for pages that it hardly fills.
 class BlockBuffer {
  public:
   /// Makes room for `size` bytes that come at `offset` of the file; what they are is unspecified.
@@ -27,6 +28,7 @@ class BlockBuffer {
 
  private:
   Pages memory_;
+  bool is_huge_ = false;
   std::byte* data_ = nullptr;
 };
 

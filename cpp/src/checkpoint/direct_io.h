@@ -10,6 +10,8 @@ namespace recsdk::internal {
 
 /// What addresses, offsets and sizes must be multiples of. Disks ask for 512 or 4096.
 inline constexpr std::size_t kDirectAlignment = 4096;
+/// What a file has from here on is written past the page cache; smaller files are read through it.
+inline constexpr std::int64_t kDirectFrom = std::int64_t{8} << 20;
 
 /// False if the environment says RECSDK_DIRECT_IO=0.
 bool is_direct_io_wanted();

@@ -28,7 +28,6 @@ using Bytes = std::span<const std::byte>;
 
 // What one call to the system moves at most.
 constexpr std::size_t kMost = std::size_t{64} << 20;
-constexpr std::int64_t kDirectFrom = std::int64_t{8} << 20;
 constexpr std::size_t kStageBytes = std::size_t{2} << 20;
 
 [[noreturn, gnu::cold]] void throw_failed(const char* what, const std::string& name, int reason) {
@@ -158,7 +157,8 @@ FileSink::~FileSink() = default;
 
 void FileSink::write(std::span<const std::byte> bytes) {
   num_bytes_ += static_cast<std::int64_t>(bytes.size());
-  if (may_be_direct_ && direct_ == nullptr && num_bytes_ > kDirectFrom) bytes = begin_direct(bytes);
+  if (may_be_direct_ && direct_ == nullptr && num_bytes_ > internal::kDirectFrom)
+    bytes = begin_direct(bytes);
   if (direct_ != nullptr) return direct_->add(bytes, name_);
   write_all(descriptor_, bytes, name_);
 }
@@ -197,7 +197,8 @@ FileSource::~FileSource() = default;
 
 // Chooses the way that bytes come, at the first call.
 void FileSource::begin(std::int64_t offset) {
-  if (std::exchange(is_begun_, true) || !internal::is_worth_direct(descriptor_, kDirectFrom))
+  if (std::exchange(is_begun_, true) ||
+      !internal::is_worth_direct(descriptor_, internal::kDirectFrom))
     return;
   try {
     ahead_ = std::make_unique<Ahead>(descriptor_, offset);

@@ -606,6 +606,11 @@ def test_errors_of_an_asynchronous_save_are_raised_by_wait(tmp_path: Path) -> No
     assert open_checkpoint(tmp_path / "two").manifest.tables[0].num_rows == 4
 
 
+def run_program(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", text, str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+
+
 AT_EXIT = """
 import sys, threading
 import numpy as np
@@ -628,13 +633,7 @@ print("leaving")
 
 
 def test_a_save_is_given_up_in_good_order_when_the_interpreter_exits(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", AT_EXIT, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
+    done = run_program(AT_EXIT, tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "leaving\n", "")
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names in (["one"], ["one", "two"])  # "two" if the save was quicker
@@ -678,13 +677,7 @@ sys.exit(status != 0)
 
 
 def test_a_child_of_fork_does_not_wait_for_the_save_of_its_parent(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", IN_A_CHILD, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
+    done = run_program(IN_A_CHILD, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "one: the save goes on in the process that this one was forked from" in done.stdout
     table = Table(dim=3, name="user")
