@@ -1,10 +1,14 @@
-"""Saves in forked processes that fail or die at every call; run with faulty_calls.c preloaded.
+"""Saves and loads that fail or die at every call; run with faulty_calls.c preloaded.
 
-    LD_PRELOAD=faulty_calls.so python crashing_saves.py calls FOLDER
+    LD_PRELOAD=faulty_calls.so python crashing_saves.py small FOLDER
+    LD_PRELOAD=faulty_calls.so python crashing_saves.py large FOLDER COUNT
+    LD_PRELOAD=faulty_calls.so python crashing_saves.py loads FOLDER COUNT
     python crashing_saves.py moments FOLDER COUNT
 
-Each process saves what this one prepared; afterwards this one looks at what it left. Ends with one
-line of JSON: how many processes saved, failed and were killed.
+Saves are made by forked processes, of what this one prepared; afterwards this one looks at what
+they left. Tables are small, or so large that their files go past the page cache. COUNT is how many
+faults are drawn of all in a profile that takes samples, and the number of moments. Ends with one
+line of JSON: how often what came of it.
 """
 
 from __future__ import annotations
@@ -13,22 +17,81 @@ import ctypes
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from recsdk_core import CheckpointError, Table, optim
+from sampling import sampled
 
-COUNT, KILL_BEFORE, KILL_AFTER, FAIL_EIO, FAIL_ENOSPC, SHORT = range(1, 7)
+COUNT, KILL_BEFORE, KILL_WITHIN, KILL_AFTER = range(1, 5)
+FAIL_EIO, FAIL_ENOSPC, FAIL_EINTR, FAIL_EINVAL, SHORT, SHORT_ODD, SHORT_PAGES = range(5, 12)
+ANY, CHANGES, WRITES, READS, INTERRUPTIBLE, DIRECT = 0, 1, 2, 4, 8, 16
 KINDS = ("save", "overwrite", "delta")
 SAVED, FAILED, WRONG = 0, 3, 4
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What befalls calls of a kind, and what may come of that."""
+
+    mode: int
+    calls: int
+    outcomes: tuple[str, ...]
+    stays: bool = False
+    """Whether it befalls all calls from one on."""
+
+
+# A save goes well if only what it leaves over cannot be removed.
+SAVE_FAULTS = (
+    Fault(KILL_BEFORE, CHANGES, ("killed",)),
+    Fault(KILL_WITHIN, WRITES, ("killed",)),
+    Fault(KILL_AFTER, CHANGES, ("killed",)),
+    Fault(FAIL_EIO, CHANGES, ("failed", "saved")),
+    Fault(FAIL_ENOSPC, CHANGES, ("failed", "saved")),
+    Fault(FAIL_EIO, WRITES, ("failed",)),
+    Fault(SHORT, WRITES, ("failed",)),
+    Fault(FAIL_EINTR, INTERRUPTIBLE, ("saved",)),
+    Fault(SHORT_ODD, WRITES, ("saved",)),
+    Fault(SHORT_PAGES, WRITES | DIRECT, ("saved",)),
+    Fault(FAIL_EINVAL, DIRECT, ("saved",)),
+)
+# What cannot be read past the page cache is read through it.
+LOAD_FAULTS = (
+    Fault(FAIL_EIO, READS, ("failed", "loaded")),
+    Fault(FAIL_EIO, READS, ("failed", "loaded"), stays=True),
+    Fault(FAIL_EIO, READS | DIRECT, ("loaded",)),
+    Fault(FAIL_EINTR, INTERRUPTIBLE, ("loaded",)),
+    Fault(SHORT_ODD, READS, ("loaded",)),
+    Fault(SHORT_PAGES, READS | DIRECT, ("loaded",)),
+    Fault(FAIL_EINVAL, READS | DIRECT, ("loaded",), stays=True),
+)
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of a table, and of its changes before it is saved again."""
+
+    num_keys: int
+    dim: int = 3
+    stride: int = 3
+    """Of the keys that change."""
+
+
+SMALL = Size(40)
+MEDIUM = Size(20_000, dim=16)
+LARGE = Size(2600, dim=1024, stride=1)
+"""A file of 21 MB: what follows the first 8 MiB goes past the page cache."""
+MOST_BYTES = 1 << 28
 
 Rows = dict[int, bytes]
 
@@ -54,28 +117,26 @@ def rows_of(table: Table) -> Rows:
 class Scene:
     """A folder with a checkpoint "base", one more where one is to be overwritten, and a table."""
 
-    def __init__(self, folder: Path, kind: str, num_keys: int, dim: int = 3) -> None:
+    def __init__(self, folder: Path, kind: str, size: Size) -> None:
         self.kind = kind
-        self.dim = dim
+        self.dim = size.dim
         self.template = folder / f"template_{kind}"
         self.folder = folder / f"run_{kind}"
         self.target = self.folder / ("base" if kind == "overwrite" else "target")
-        self.table = new_table(dim)
-        train(self.table, np.arange(num_keys), 0)
-        self.reset()
-        self.folder.mkdir()
+        self.table = new_table(size.dim)
+        train(self.table, np.arange(size.num_keys), 0)
+        self.folder.mkdir(parents=True)
         self.table.save(self.folder / "base", user_state=b"old")
+        shutil.copytree(self.folder, self.template, copy_function=os.link)
         self.old = rows_of(self.table)
-        train(self.table, np.arange(5, num_keys, 3), 1)
+        train(self.table, np.arange(5, size.num_keys, size.stride), 1)
         self.table.erase(np.arange(7))
         self.new = rows_of(self.table)
-        shutil.copytree(self.folder, self.template)
 
     def reset(self) -> None:
         """Puts the folder as it was."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        if self.template.exists():
-            shutil.copytree(self.template, self.folder)
+        shutil.rmtree(self.folder)
+        shutil.copytree(self.template, self.folder, copy_function=os.link)
 
     def save(self) -> None:
         if self.kind == "delta":
@@ -138,60 +199,128 @@ def outcome_of(child: int) -> str:
     return "saved" if code == SAVED else "failed"
 
 
-def every_call(folder: Path) -> Counter[str]:
-    """Every call that changes the file system fails, or kills, in turn."""
-    faults = ctypes.CDLL(None)
-    tally: Counter[str] = Counter()
-    for kind in KINDS:
-        scene = Scene(folder, kind, num_keys=40)
+class Faults:
+    """The preloaded library."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL(None)
+        self._library.faults_play_disk()
+
+    def arm(self, fault: Fault, number: int) -> None:
+        """Has a fault befall the call of this number among those of its kind."""
+        end = ctypes.c_long(2**60 if fault.stays else number)
+        self._library.faults_arm(fault.mode, fault.calls, ctypes.c_long(number), end)
+
+    def trace(self, work: Callable[[], object]) -> list[int]:
+        """The kinds of the calls that come while something goes on."""
+        self.arm(Fault(COUNT, ANY, ()), 0)
+        work()
+        count = self._library.faults_disarm()
+        return [self._library.faults_traced(ctypes.c_long(i)) for i in range(count)]
+
+    def disarm(self) -> None:
+        """No more faults."""
+        self._library.faults_disarm()
+
+
+def cases_of(faults: tuple[Fault, ...], trace: list[int]) -> Iterator[tuple[Fault, int]]:
+    """Each fault at each call that it can befall."""
+    for fault in faults:
+        count = sum(kinds & fault.calls == fault.calls for kinds in trace)
+        yield from ((fault, number) for number in range(count))
+
+
+def traced_save(faults: Faults, scene: Scene) -> list[int]:
+    reader, writer = os.pipe()
+    scene.reset()
+    child = os.fork()
+    if child == 0:
+        trace = faults.trace(scene.save)
+        os.write(writer, json.dumps(trace).encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as stream:
+        trace = json.load(stream)
+    assert outcome_of(child) == "saved"
+    return list(trace)
+
+
+def saves(folder: Path, size: Size, count: int | None) -> Counter[str]:
+    """Every call that changes the file system fails, or kills, in turn; or a sample of them."""
+    faults = Faults()
+    scenes = [Scene(folder, kind, size) for kind in KINDS]
+    traces = [traced_save(faults, scene) for scene in scenes]
+    tally = Counter(calls=sum(map(len, traces)))
+    tally["direct"] = sum(
+        kinds & (WRITES | DIRECT) == WRITES | DIRECT for t in traces for kinds in t
+    )
+    cases = [
+        (scene, fault, number)
+        for scene, trace in zip(scenes, traces, strict=True)
+        for fault, number in cases_of(SAVE_FAULTS, trace)
+    ]
+    for scene, fault, number in cases if count is None else sampled(cases, count):
         scene.reset()
-        reader, writer = os.pipe()
 
-        def count() -> None:
-            faults.faults_arm(COUNT, ctypes.c_long(-1))
+        def arm(fault: Fault = fault, number: int = number) -> None:
+            faults.arm(fault, number)
 
-        child = os.fork()
-        if child == 0:
-            count()
-            scene.save()
-            os.write(writer, str(faults.faults_disarm()).encode())
-            os._exit(0)
-        assert outcome_of(child) == "saved"
-        num_calls = int(os.read(reader, 100))
-        assert num_calls > 15
-        tally["calls"] += num_calls
-        for mode in (KILL_BEFORE, KILL_AFTER, FAIL_EIO, FAIL_ENOSPC, SHORT):
-            for number in range(num_calls):
-                scene.reset()
-
-                def arm(mode: int = mode, number: int = number) -> None:
-                    faults.faults_arm(mode, ctypes.c_long(number))
-
-                outcome = outcome_of(scene.in_a_child(arm))
-                tally[outcome] += 1
-                try:
-                    scene.check(outcome)
-                except BaseException:
-                    print(f"{kind}, mode {mode}, call {number} of {num_calls}, {outcome}")
-                    raise
+        outcome = outcome_of(scene.in_a_child(arm))
+        tally[outcome] += 1
+        try:
+            assert outcome in fault.outcomes, outcome
+            scene.check(outcome)
+        except BaseException:
+            print(f"{scene.kind}, {fault}, call {number}, {outcome}")
+            raise
     return tally
+
+
+def loads(folder: Path, count: int) -> Counter[str]:
+    """Reads of a snapshot and its delta fail or are cut short, in turn; or a sample of them."""
+    faults = Faults()
+    scene = Scene(folder, "delta", LARGE)
+    scene.save()
+    trace = faults.trace(lambda: load(scene.target, scene.dim))
+    tally = Counter(calls=len(trace), direct=sum(kinds & DIRECT != 0 for kinds in trace))
+    table = new_table(scene.dim)
+    for fault, number in sampled(list(cases_of(LOAD_FAULTS, trace)), count):
+        train(table, np.arange(-9, 9), step=number)
+        before = rows_of(table)
+        outcome, expected = "loaded", scene.new
+        faults.arm(fault, number)
+        try:
+            table.load(scene.target)
+        except CheckpointError:
+            outcome, expected = "failed", before
+        finally:
+            faults.disarm()
+        tally[outcome] += 1
+        assert outcome in fault.outcomes, f"{fault}, call {number}: {outcome}"
+        assert rows_of(table) == expected, f"{fault}, call {number}: {outcome}"
+    return tally
+
+
+def seconds_of(scene: Scene) -> float:
+    """How long a save takes that nothing befalls."""
+    scene.reset()
+    start = time.monotonic()
+    assert outcome_of(scene.in_a_child(lambda: None)) == "saved"
+    return time.monotonic() - start
 
 
 def random_moments(folder: Path, count: int) -> Counter[str]:
     """Saves are killed after a random time."""
     tally: Counter[str] = Counter()
     draw = random.Random(0)
-    scenes = [Scene(folder, kind, num_keys=20_000, dim=16) for kind in KINDS]
-    start = time.monotonic()
-    for scene in scenes:
-        scene.reset()
-        assert outcome_of(scene.in_a_child(lambda: None)) == "saved"
-    seconds = (time.monotonic() - start) / len(scenes)
+    scenes = [Scene(folder, kind, MEDIUM) for kind in KINDS]
+    scenes.append(Scene(folder / "large", "overwrite", LARGE))
+    seconds = [seconds_of(scene) for scene in scenes]
     for number in range(count):
         scene = scenes[number % len(scenes)]
         scene.reset()
         child = scene.in_a_child(lambda: None)
-        time.sleep(draw.uniform(0, 1.2 * seconds))
+        time.sleep(draw.uniform(0, 1.2 * seconds[number % len(scenes)]))
         os.kill(child, signal.SIGKILL)
         outcome = outcome_of(child)
         tally[outcome] += 1
@@ -199,7 +328,16 @@ def random_moments(folder: Path, count: int) -> Counter[str]:
     return tally
 
 
+def main(what: str, folder: Path, count: int | None) -> Counter[str]:
+    # A save that writes on for ever must not fill the machine.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_BYTES, MOST_BYTES))
+    if what == "loads":
+        return loads(folder, count or 0)
+    if what == "moments":
+        return random_moments(folder, count or 0)
+    return saves(folder, SMALL if what == "small" else LARGE, count)
+
+
 if __name__ == "__main__":
-    place = Path(sys.argv[2])
-    found = every_call(place) if sys.argv[1] == "calls" else random_moments(place, int(sys.argv[3]))
+    found = main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]) if sys.argv[3:] else None)
     print(json.dumps(found))

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from sampling import IS_FULL
+import sampling
 
 HERE = Path(__file__).parent
 
 
 def run(*arguments: str, preload: Path | None = None) -> dict[str, int]:
-    env = dict(os.environ)
+    env = dict(os.environ) | {"PYTHONPATH": str(Path(sampling.__file__).parent)}
     if preload is not None:
         env["LD_PRELOAD"] = str(preload)
     done = subprocess.run(
@@ -59,12 +59,24 @@ def quick_folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_every_call_that_changes_the_file_system(faulty_calls: Path, quick_folder: Path) -> None:
-    tally = run("calls", str(quick_folder), preload=faulty_calls)
-    assert tally["killed"] >= 2 * tally["calls"] - 10
+    tally = run("small", str(quick_folder), preload=faulty_calls)
+    assert tally["direct"] == 0
+    assert tally["killed"] >= 2 * tally["calls"]
     assert tally["failed"] > tally["calls"]
-    assert tally["saved"] < tally["calls"]
+
+
+def test_calls_past_the_page_cache(faulty_calls: Path, quick_folder: Path) -> None:
+    tally = run("large", str(quick_folder), "45", preload=faulty_calls)
+    assert tally["direct"] > 6
+    assert min(tally["killed"], tally["failed"], tally["saved"]) > 0
+
+
+def test_reads_past_the_page_cache(faulty_calls: Path, quick_folder: Path) -> None:
+    tally = run("loads", str(quick_folder), "30", preload=faulty_calls)
+    assert tally["direct"] > 6
+    assert min(tally["failed"], tally["loaded"]) > 0
 
 
 def test_random_moments(tmp_path: Path) -> None:
-    tally = run("moments", str(tmp_path), "600" if IS_FULL else "45")
+    tally = run("moments", str(tmp_path), "600" if sampling.IS_FULL else "45")
     assert tally["killed"] > 0
