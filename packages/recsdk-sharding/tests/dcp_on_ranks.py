@@ -8,7 +8,17 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from loops import plain
 from on_ranks import own_batches
-from worlds import Setup, dense_of, new_model, optimizer_of, rows_of, shard, unwrapped
+from test_pipelines import assert_identical
+from worlds import (
+    Setup,
+    dense_of,
+    make_batch,
+    new_model,
+    optimizer_of,
+    rows_of,
+    shard,
+    unwrapped,
+)
 
 from recsdk_sharding import HashLoadPlanner
 
@@ -71,3 +81,17 @@ def load_error(setup: Setup, path: str) -> str:
 def load_all(setup: Setup, sizes: list[list[int]], path: str) -> dict[str, Any]:
     """As `load`, reading the parts of all ranks."""
     return load(setup, sizes, path, all_ranks=True)
+
+
+def save_unsharded(setup: Setup, path: str, is_equal: bool) -> str:
+    """Saves a model that is not sharded, trained alike or not; what is said of that."""
+    model = new_model(setup, "cpu")
+    model(make_batch(0 if is_equal else dist.get_rank(), 4))[0].backward()
+    try:
+        dcp.save({"model": model}, checkpoint_id=path)
+    except BaseException as error:  # torch's wraps what a rank raised, and is no Exception
+        return str(error)
+    other = new_model(setup, "cpu")
+    dcp.load({"model": other}, checkpoint_id=path)
+    assert_identical(rows_of(other.ebc.tables()), rows_of(model.ebc.tables()))
+    return ""

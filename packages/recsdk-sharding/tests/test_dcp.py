@@ -62,6 +62,14 @@ def test_another_rule_needs_all_parts_and_says_so(ranks: RankPool, tmp_path: Pat
     assert_identical(merged([result["loaded"]["rows"] for result in loaded]), rows)
 
 
+def test_unsharded_tables_are_saved_if_they_are_equal(ranks: RankPool, tmp_path: Path) -> None:
+    save = dcp_on_ranks.save_unsharded
+    assert ranks.run(2, save, ADAM, str(tmp_path / "equal"), True) == ["", ""]
+    for text in ranks.run(2, save, ADAM, str(tmp_path / "different"), False):
+        assert "CheckpointError: table 'model.ebc.embedding_bags." in text
+        assert "is not sharded, and ranks 0 and 1 have different rows" in text
+
+
 def test_without_a_model_torch_reads_all_parts(ranks: RankPool, tmp_path: Path) -> None:
     path = str(tmp_path / "state")
     saved = ranks.run(2, dcp_on_ranks.save, ADAM, sizes_for(2), path, False)

@@ -4,12 +4,12 @@ In the `state_dict` of a model the part of each rank has names of its own, so th
 its rows. To load, a rank must read the parts that it needs, of whatever sizes they are, which only
 the checkpoint's metadata tells. torch shows that to the planner alone, after it has asked the model
 for its state, so torch's default planner is extended at import: it makes room for those parts.
-State without hash tables is left to it as it is.
+State without hash tables is left to it as it is. `recsdk_core.nn.dcp` does the same for tables that
+are not sharded, and has saves refused where ranks have different rows under one name.
 """
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,6 +19,7 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
+from recsdk_core.nn.dcp import before_loading, holder_of, saved_tensors
 from recsdk_sharding.ranks import RankMap, ranks_of_tensor
 from recsdk_sharding.row_state import PART_PATTERN
 
@@ -53,30 +54,21 @@ class HashLoadPlanner(DefaultLoadPlanner):
 
 def adapt_load_planner() -> None:
     """Has torch's default load planner make room for the parts of hash tables."""
-    set_up = DefaultLoadPlanner.set_up_planner
 
-    @functools.wraps(set_up)
-    def adapted(
-        self: DefaultLoadPlanner,
-        state_dict: dict[str, Any],
-        metadata: Metadata | None = None,
-        is_coordinator: bool = False,
+    def make_room(
+        planner: DefaultLoadPlanner, state_dict: dict[str, Any], metadata: Metadata
     ) -> None:
-        if metadata is not None:
-            reads_all = getattr(self, "_reads_all_parts", False)
-            for table in _saved_tables(metadata).values():
-                _make_room(state_dict, table, reads_all)
-        set_up(self, state_dict, metadata, is_coordinator)
+        reads_all = getattr(planner, "_reads_all_parts", False)
+        for table in _saved_tables(metadata).values():
+            _make_room(state_dict, table, reads_all)
 
-    DefaultLoadPlanner.set_up_planner = adapted  # type: ignore[method-assign]
+    before_loading(make_room)
 
 
 def _make_room(state_dict: dict[str, Any], saved: _SavedTable, reads_all: bool) -> None:
     """Puts room for the parts to read in place of those that the model has now."""
-    holder: Any = state_dict
-    for step in saved.path:
-        holder = holder.get(step) if isinstance(holder, Mapping) else None
-    if not isinstance(holder, dict) or _has_room(holder, saved):
+    holder = holder_of(state_dict, saved.path)
+    if holder is None or _has_room(holder, saved):
         return
     own = _own_parts(holder, saved.prefix)
     for name in [n for n in holder if _is_part(n, saved.prefix)]:
@@ -114,13 +106,12 @@ class _SavedTable:
 
 def _saved_tables(metadata: Metadata) -> dict[Any, _SavedTable]:
     found: dict[Any, _SavedTable] = {}
-    for name, entry in metadata.state_dict_metadata.items():
-        *path, last = (metadata.planner_data or {}).get(name, (name,))
-        part = _PART.fullmatch(last) if isinstance(last, str) else None
-        if part is not None and isinstance(entry, TensorStorageMetadata):
+    for path, name, entry in saved_tensors(metadata):
+        part = _PART.fullmatch(name)
+        if part is not None:
             key = (*path, part["prefix"])
-            table = found.setdefault(key, _SavedTable(tuple(path), part["prefix"]))
-            table.parts.setdefault(int(part["rank"]), {})[last] = entry
+            table = found.setdefault(key, _SavedTable(path, part["prefix"]))
+            table.parts.setdefault(int(part["rank"]), {})[name] = entry
     return found
 
 

@@ -5,6 +5,8 @@ Shape letters: N keys, B bags, D row width.
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -72,6 +74,8 @@ class _TableModule(nn.Module):
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
+        if "torch.distributed.checkpoint" in sys.modules:  # importing it takes a second
+            importlib.import_module("recsdk_core.nn.dcp")
         destination.update(save_table(self.table, prefix))
 
     def _load_from_state_dict(
@@ -101,8 +105,9 @@ class HashEmbedding(_TableModule):
 
     `optimizer` is one of recsdk_core.optim, or a torch or torchrec optimizer class with its
     `optimizer_kwargs`. Other arguments as of `Table`. `state_dict()` holds keys, weights, optimizer
-    state and update count; deepcopy and pickle copy the rows. Raises RuntimeError under
-    DistributedDataParallel with more than one rank.
+    state and update count; deepcopy and pickle copy the rows. torch.distributed.checkpoint saves it
+    once for all ranks, and refuses to if they have different rows; it loads whatever rows the
+    module has before. Raises RuntimeError under DistributedDataParallel with more than one rank.
 
     >>> import torch
     >>> from recsdk_core.nn import HashEmbedding

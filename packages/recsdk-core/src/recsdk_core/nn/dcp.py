@@ -1,0 +1,210 @@
+"""Tables in torch.distributed.checkpoint, whose default planners importing this extends.
+
+Two things about tables torch cannot know. To load one, its entries need room of the sizes that were
+saved, not of those that it has now. And if several ranks save entries of one name, torch keeps of
+each entry what some rank has, which is right only if all have the same: else the keys that it keeps
+may be those of one rank and the rows those of another. So ranks say what rows they have, and a save
+of different ones is refused.
+
+Shape letters: n rows, D row width.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, TypeAlias
+
+import torch
+from torch import distributed
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan
+
+from recsdk_core import _ext
+from recsdk_core.errors import CheckpointError
+
+__all__ = ["MakeRoom", "before_loading", "holder_of", "saved_tensors"]
+
+_NAME = re.compile(r"keys|weight|update_count|log_decay|seed|ranks|state\.[^.]+")
+_ALWAYS = {"keys", "weight", "update_count"}
+_BATCH_BYTES = 2**22
+
+
+# ---- loading -----------------------------------------------------------------------------------
+
+MakeRoom: TypeAlias = Callable[[DefaultLoadPlanner, dict[str, Any], Metadata], None]
+"""Puts tensors of the sizes to be read into the state that is to be loaded."""
+
+
+def before_loading(make_room: MakeRoom) -> None:
+    """Has torch's default load planner call a function with all it is to load, first."""
+    set_up = DefaultLoadPlanner.set_up_planner
+
+    @wraps(set_up)
+    def adapted(
+        self: DefaultLoadPlanner,
+        state_dict: dict[str, Any],
+        metadata: Metadata | None = None,
+        is_coordinator: bool = False,
+    ) -> None:
+        if metadata is not None:
+            make_room(self, state_dict, metadata)
+        set_up(self, state_dict, metadata, is_coordinator)
+
+    DefaultLoadPlanner.set_up_planner = adapted  # type: ignore[method-assign]
+
+
+def saved_tensors(
+    metadata: Metadata,
+) -> Iterator[tuple[tuple[Any, ...], str, TensorStorageMetadata]]:
+    """The tensors of a checkpoint: the keys of the dicts that lead to each, its name, its size."""
+    for name, entry in metadata.state_dict_metadata.items():
+        *path, last = (metadata.planner_data or {}).get(name, (name,))
+        if isinstance(last, str) and isinstance(entry, TensorStorageMetadata):
+            yield tuple(path), last, entry
+
+
+def holder_of(state_dict: Mapping[str, Any], path: Sequence[Any]) -> dict[str, Any] | None:
+    """The dict at the end of a path of keys, if there is one."""
+    holder: Any = state_dict
+    for step in path:
+        holder = holder.get(step) if isinstance(holder, Mapping) else None
+    return holder if isinstance(holder, dict) else None
+
+
+def _make_room(_: DefaultLoadPlanner, state_dict: dict[str, Any], metadata: Metadata) -> None:
+    by_holder: dict[tuple[Any, ...], dict[str, TensorStorageMetadata]] = {}
+    for path, name, entry in saved_tensors(metadata):
+        by_holder.setdefault(path, {})[name] = entry
+    for path, saved in by_holder.items():
+        holder = holder_of(state_dict, path)
+        if holder is None:
+            continue
+        for table, names in _tables(holder).items():
+            if "ranks" in names or not {n for n in names if table + n in saved} >= _ALWAYS:
+                continue  # a part of recsdk-sharding's, which makes room itself; or no such table
+            for name in names:
+                found = saved.get(table + name)
+                if found is not None and found.size != holder[table + name].shape:
+                    made = torch.empty(found.size, dtype=found.properties.dtype)
+                    holder[table + name] = made
+
+
+def _tables(entries: Mapping[Any, Any]) -> dict[str, list[str]]:
+    """What the names of each table's entries begin with, and how they end."""
+    tensors = [n for n, v in entries.items() if isinstance(n, str) and isinstance(v, torch.Tensor)]
+    known = set(tensors)
+    starts = [name.removesuffix("keys") for name in tensors if re.fullmatch(r"(.+\.)?keys", name)]
+    return {
+        start: [n[len(start) :] for n in tensors if n.startswith(start) and _is_name(n, start)]
+        for start in starts
+        if known >= {start + name for name in _ALWAYS}
+    }
+
+
+def _is_name(name: str, start: str) -> bool:
+    return _NAME.fullmatch(name, len(start)) is not None
+
+
+# ---- saving ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Plan(SavePlan):
+    """What a rank is to save, and what its tables hold."""
+
+    tables: Mapping[str, str] = field(default_factory=dict)
+    """A checksum of each, by what the names of its entries begin with."""
+
+
+def _adapt_save_planner() -> None:
+    create_local_plan = DefaultSavePlanner.create_local_plan
+    create_global_plan = DefaultSavePlanner.create_global_plan
+
+    @wraps(create_local_plan)
+    def adapted_local(self: DefaultSavePlanner) -> SavePlan:
+        plan = create_local_plan(self)
+        return _Plan(**vars(plan), tables=_checksums(self.state_dict))
+
+    @wraps(create_global_plan)
+    def adapted_global(
+        self: DefaultSavePlanner, all_plans: list[SavePlan]
+    ) -> tuple[list[SavePlan], Metadata]:
+        _refuse_different(all_plans)
+        return create_global_plan(self, all_plans)
+
+    DefaultSavePlanner.create_local_plan = adapted_local  # type: ignore[method-assign]
+    DefaultSavePlanner.create_global_plan = adapted_global  # type: ignore[method-assign]
+
+
+def _refuse_different(plans: Sequence[SavePlan]) -> None:
+    first: dict[str, tuple[int, str]] = {}
+    for rank, plan in enumerate(plans):
+        for table, checksum in getattr(plan, "tables", {}).items():
+            other, expected = first.setdefault(table, (rank, checksum))
+            if checksum != expected:
+                raise CheckpointError(
+                    f"table {table.rstrip('.')!r} is not sharded, and ranks {other} and {rank} "
+                    "have different rows of it, of which a checkpoint can hold one rank's under "
+                    "this name; shard it with recsdk-sharding, or give each rank's a name of its "
+                    "own, as in dcp.save({f'model_{rank}': model}, ...)"
+                )
+
+
+def _checksums(state_dict: Mapping[str, Any]) -> dict[str, str]:
+    """Of the tables that other ranks may have under the same names."""
+    if not distributed.is_initialized() or distributed.get_world_size() == 1:
+        return {}
+    found = {}
+    for table, names in _tables(state_dict).items():
+        entries = {name: state_dict[table + name].detach().cpu() for name in names}
+        is_part_of_several = "ranks" in entries and int(entries["ranks"][0]) > 1
+        if not is_part_of_several and _is_table(entries):
+            found[table] = _checksum(entries)
+    return found
+
+
+def _is_table(entries: Mapping[str, torch.Tensor]) -> bool:
+    keys = entries["keys"]
+    rows = [value for name, value in entries.items() if _is_of_rows(name)]
+    return (
+        keys.dtype == torch.int64
+        and keys.dim() == 1
+        and all(value.dim() == 2 and len(value) == len(keys) for value in rows)
+    )
+
+
+def _is_of_rows(name: str) -> bool:
+    return name == "weight" or name.startswith("state.")
+
+
+def _checksum(entries: Mapping[str, torch.Tensor]) -> str:
+    """Of all rows in their order, and of what belongs to the table as a whole."""
+    keys_n = entries["keys"].contiguous().numpy()
+    rows = {name: value for name, value in entries.items() if _is_of_rows(name)}
+    fields = [(name, "float32", value.shape[1]) for name, value in rows.items()]
+    at_once = _BATCH_BYTES // (8 + 4 * sum(width for _, _, width in fields)) + 1
+
+    def blocks() -> Iterator[_ext.RowBlock]:
+        for begin in range(0, len(keys_n), at_once):
+            end = begin + at_once
+            part = {n: value[begin:end].float().contiguous() for n, value in rows.items()}
+            yield _ext.RowBlock.rows(keys_n[begin:end], {n: v.numpy() for n, v in part.items()})
+
+    summary = _ext.write_row_file(
+        lambda _: None,
+        kind="snapshot",
+        dim=rows["weight"].shape[1],
+        fields=fields,
+        blocks=blocks(),
+        token=bytes(16),
+    )
+    whole = {n: v.tolist() for n, v in entries.items() if n not in rows and n != "keys"}
+    return f"{summary.checksum} {rows['weight'].dtype} {sorted(whole.items())}"
+
+
+before_loading(_make_room)
+_adapt_save_planner()

@@ -1,0 +1,149 @@
+"""torch.distributed.checkpoint saves and loads modules that are not sharded.
+
+Run as a script, this file is one of the ranks.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from recsdk_core import optim
+from recsdk_core.nn import HashEmbedding, HashEmbeddingBag
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        decaying = optim.Adam(weight_decay=0.1, weight_decay_mode="decoupled", catch_up=True)
+        self.user = HashEmbedding(3, name="user", optimizer=torch.optim.Adagrad)
+        self.item = HashEmbeddingBag(2, name="item", optimizer=decaying, dtype="bfloat16")
+        self.state = HashEmbedding(1, name="state")  # as a table's own entries are named
+        self.dense = nn.Linear(6, 1)
+
+    def train_on(self, first: int, num_keys: int) -> Model:
+        keys = torch.arange(first, first + num_keys).reshape(-1, 1)
+        flat = keys.reshape(-1)
+        pooled = torch.cat([self.user(flat), self.item(keys), self.state(flat)], 1)
+        self.dense(pooled).sum().backward()
+        return self
+
+
+def content(model: Any) -> dict[str, Any]:
+    """What tensors the state has, as nested lists."""
+    return {name: value.tolist() for name, value in model.state_dict().items()}
+
+
+def save(state: dict[str, Any], path: Path, is_async: bool) -> None:
+    if not is_async:
+        dcp.save(state, checkpoint_id=path)
+        return
+    group = distributed.new_group(backend="gloo") if distributed.is_initialized() else None
+    dcp.async_save(state, checkpoint_id=path, process_group=group).result()
+
+
+def test_any_number_of_rows_loads(tmp_path: Path) -> None:
+    saved = Model().train_on(7, 20)
+    dcp.save({"model": saved, "bag": saved.item.state_dict()}, checkpoint_id=tmp_path / "0")
+    for num_keys in (0, 20, 33):
+        model = Model().train_on(-5, num_keys) if num_keys else Model()
+        state = {"model": model, "bag": model.item.state_dict()}
+        dcp.load(state, checkpoint_id=tmp_path / "0")
+        assert content(model) == content(saved)
+        assert {n: v.tolist() for n, v in state["bag"].items()} == content(saved.item)
+    model.train_on(100, 4)
+    saved.train_on(100, 4)
+    assert content(model) == content(saved)
+
+
+def test_a_module_alone_and_names_that_are_not_a_table(tmp_path: Path) -> None:
+    saved, other = HashEmbedding(2), HashEmbedding(2)
+    saved(torch.arange(9))
+    extra = {"keys": torch.arange(3), "weight": torch.ones(3, 2)}
+    dcp.save({**saved.state_dict(), "other": extra}, checkpoint_id=tmp_path / "0")
+    state: dict[str, Any] = {**other.state_dict(), "other": {k: v * 0 for k, v in extra.items()}}
+    dcp.load(state, checkpoint_id=tmp_path / "0")
+    assert torch.equal(state["other"]["weight"], extra["weight"])
+    other.load_state_dict({name: state[name] for name in other.state_dict()})
+    assert content(other) == content(saved)
+
+
+def test_what_does_not_fit_is_said_by_the_module(tmp_path: Path) -> None:
+    dcp.save({"model": HashEmbedding(3)}, checkpoint_id=tmp_path / "0")
+    with pytest.raises(RuntimeError, match=r"weight: must have shape \(0, 2\)"):
+        dcp.load({"model": HashEmbedding(2)}, checkpoint_id=tmp_path / "0")
+
+
+def refusal_of(state: dict[str, Any], path: Path, is_async: bool) -> str:
+    try:
+        save(state, path, is_async)
+    except BaseException as error:  # torch's wraps what a rank raised, and is no Exception
+        return str(error)
+    return "it was saved"
+
+
+def check_equal_on_all_ranks(rank: int, folder: Path, is_async: bool) -> None:
+    model = Model().train_on(3, 10)
+    save({"model": DistributedDataParallel(model)}, folder / "0", is_async)
+    other = Model().train_on(0, rank)
+    dcp.load({"model": DistributedDataParallel(other)}, checkpoint_id=folder / "0")
+    assert content(other) == content(model)
+
+
+def check_different(rank: int, folder: Path, is_async: bool) -> None:
+    models = [Model().train_on(3, 10) for _ in range(5)]
+    models[0].train_on(50 * rank, 4)  # other keys, equally many
+    models[1].train_on(3, 4 + rank)  # as many updates and keys
+    models[2].train_on(20, 3 + rank)  # not as many rows
+    models[3].item.table.update_count += rank
+    models[4].item.table.upsert(np.array([5]), np.full((1, 2), rank, np.float32))
+    for number, model in enumerate(models):
+        text = refusal_of({"model": model}, folder / str(number), is_async)
+        table = "model.user" if number < 3 else "model.item"
+        assert f"CheckpointError: table {table!r} is not sharded, and ranks 0 and 1 have" in text
+    mine = {f"model_{rank}": models[2]}
+    save(mine, folder / "own", is_async)
+    other = Model()
+    dcp.load({f"model_{rank}": other}, checkpoint_id=folder / "own")
+    assert content(other) == content(models[2])
+
+
+def check_on_one_rank_only(rank: int, folder: Path, is_async: bool) -> None:
+    model = Model().train_on(3, 10)
+    state = {"dense": model.dense, **({"item": model.item} if rank == 1 else {})}
+    save(state, folder / "0", is_async)
+    other = Model()
+    dcp.load({"item": other.item}, checkpoint_id=folder / "0")
+    assert content(other.item) == content(model.item)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_two_ranks(is_async: bool, tmp_path: Path) -> None:
+    arguments = [str(int(is_async)), str(tmp_path)]
+    ranks = [subprocess.Popen([sys.executable, __file__, str(r), *arguments]) for r in range(2)]
+    assert [rank.wait(timeout=400) for rank in ranks] == [0, 0]
+
+
+def run_rank(rank: int, is_async: bool, folder: Path) -> None:
+    torch.manual_seed(0)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
+    )
+    try:
+        for check in (check_equal_on_all_ranks, check_different, check_on_one_rank_only):
+            check(rank, folder / check.__name__, is_async)
+    finally:
+        distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    run_rank(int(sys.argv[1]), sys.argv[2] == "1", Path(sys.argv[3]))
