@@ -62,6 +62,7 @@ def read_blocks(raw: bytes, token: str) -> Iterator[tuple[int, np.ndarray, dict[
         check64(stored, head[8])
         at += 64 + stored_bytes
         payload = stored if codec == 0 else decompress(stored, raw_bytes)
+        require(len(payload) == raw_bytes, "a block has another size")
         if kind == END:
             require(list(struct.unpack("<QQQ", payload)) == counts, "the totals differ")
             require(at == len(raw), "there is something after the end")
