@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import migrate_on_ranks
@@ -9,13 +10,19 @@ import numpy as np
 import pytest
 import torch
 from rank_pool import RankPool
+from test_pipelines import assert_identical
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from worlds import EDGE_KEYS, Setup, new_model
+from worlds import EDGE_KEYS, Setup, merged, new_model, rows_of
 
-from recsdk_sharding import export_rows, import_rows
+from recsdk_sharding import Saver, export_rows, import_rows
 
 IDS = np.array(EDGE_KEYS)
+COLUMNS = {
+    "user": ("column_wise", [(3, 1), (4, 0), (1, 1)]),
+    "genre": ("column_wise", [(1, 0), (2, 1)]),
+    "other": ("column_wise", [(5, 1)]),
+}
 
 
 def torchrec_state() -> dict[str, torch.Tensor]:
@@ -29,13 +36,41 @@ def torchrec_state() -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_there_and_back_over_ranks(ranks: RankPool, world_size: int) -> None:
+    check_there_and_back(ranks, world_size, Setup())
+
+
+@pytest.mark.parametrize("plan", [None, COLUMNS])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_there_and_back_in_device_memory(npus: RankPool, world_size: int, plan: Any) -> None:
+    if plan is not None and world_size == 1:
+        plan = {name: ("column_wise", [(w, 0) for w, _ in cut]) for name, (_, cut) in plan.items()}
+    setup = Setup(torch.optim.Adagrad, device="npu", options={"num_rows": 400}, plan=plan)
+    check_there_and_back(npus, world_size, setup)
+
+
+def check_there_and_back(pool: RankPool, world_size: int, setup: Setup) -> None:
     state = {name: value.numpy() for name, value in torchrec_state().items()}
     ids = {"user": IDS, "genre": IDS[::-1].copy()}
-    for found in ranks.run(world_size, migrate_on_ranks.there_and_back, state, ids):
+    for found in pool.run(world_size, migrate_on_ranks.there_and_back, setup, state, ids):
         for name in ids:
             expected = state[f"embedding_bags.{name}.weight"]
             assert np.array_equal(found[f"{name}.weight"][:-1], expected)
             assert not found[f"{name}.weight"][-1].any()
+
+
+def test_a_delta_has_what_came_into_device_memory(npus: RankPool, tmp_path: Path) -> None:
+    setup = Setup(torch.optim.Adagrad, device="npu", options={"num_rows": 400})
+    held = npus.run(2, migrate_on_ranks.import_between_saves, setup, str(tmp_path))
+    model = new_model(setup, "cpu")
+    Saver().load(model, tmp_path / "delta")
+    assert_identical(rows_of(model.ebc.tables()), merged(held))
+
+
+def test_more_rows_than_device_memory_has(npus: RankPool) -> None:
+    setup = Setup(device="npu", options={"num_rows": 4})
+    [found] = npus.run(1, migrate_on_ranks.import_too_many, setup)
+    assert found["text"].startswith("table 'genre' is full: it takes 4 rows")
+    assert found["lengths"] == {"user": 4, "genre": 0, "other": 0}
 
 
 def test_an_embedding_bag_of_torch() -> None:

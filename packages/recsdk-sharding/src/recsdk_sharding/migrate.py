@@ -13,9 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-import recsdk_core
-from recsdk_sharding.layout import Part
-from recsdk_sharding.rows import TableRows
+from recsdk_sharding.rows import OwnedPart, TableRows
 from recsdk_sharding.saver import ranks_of_module
 
 __all__ = ["export_rows", "import_rows"]
@@ -30,17 +28,19 @@ def import_rows(
     `.<table>.weight`: a tensor (N, D), as of torchrec's EmbeddingBagCollection or of an
     nn.ModuleDict of nn.EmbeddingBag. `ids` int64 (N,) says which raw id each row is of. An id that
     has a row already is overwritten; optimizer state is made fresh. Of a sharded model every rank
-    calls it with all rows and keeps those that it owns.
+    calls it with all rows and keeps those that it owns, on the host or in device memory.
 
-    Raises KeyError, TypeError or ValueError, naming the table, before anything has changed.
+    Raises KeyError, TypeError or ValueError, naming the table, before anything has changed;
+    CapacityError for a table that has no room for its rows, and BusyError while batches are in
+    flight: then the tables before it in `ids` have theirs.
     """
     parts = _parts_of(module)
     given = {name: _checked(parts, name, keys, state_dict) for name, keys in ids.items()}
     for name, (keys, weights) in given.items():
-        for table, place in _engine_parts(parts[name]):
-            owned = place.ranks.owned_by(place.index, keys)
-            first, last = place.columns
-            table.upsert(keys[owned], np.ascontiguousarray(weights[owned, first:last]))
+        for part in parts[name].parts:
+            owned = part.place.ranks.owned_by(part.place.index, keys)
+            first, last = part.place.columns
+            part.table.upsert(keys[owned], np.ascontiguousarray(weights[owned, first:last]))
 
 
 def export_rows(module: nn.Module, ids: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -54,7 +54,7 @@ def export_rows(module: nn.Module, ids: Mapping[str, torch.Tensor]) -> dict[str,
     for name, keys in ids.items():
         part = _part(parts, name)
         wanted = _keys(name, keys)
-        own = [_rows_of(wanted, *each) for each in _engine_parts(part)]
+        own = [_rows_of(wanted, each) for each in part.parts]
         rows = np.empty((len(wanted), part.config.embedding_dim), np.float32)
         for of_rank in ranks.gather(own):
             for at, (first, last), values in of_rank:
@@ -74,23 +74,11 @@ def _part(parts: Mapping[str, TableRows], name: str) -> TableRows:
 
 
 def _rows_of(
-    keys: NDArray[np.int64], table: recsdk_core.Table, place: Part
+    keys: NDArray[np.int64], part: OwnedPart
 ) -> tuple[NDArray[np.int64], tuple[int, int], NDArray[np.float32]]:
     """Which of the keys belong to a part, its columns, and their rows."""
-    own = np.flatnonzero(place.ranks.owned_by(place.index, keys))
-    return own, place.columns, table.lookup(keys[own])
-
-
-def _engine_parts(rows: TableRows) -> list[tuple[recsdk_core.Table, Part]]:
-    found = []
-    for part in rows.parts:
-        if not isinstance(part.table, recsdk_core.Table):
-            raise ValueError(
-                f"table {part.name!r} has its rows in device memory; make a checkpoint with "
-                "`recsdk ckpt import` and load that"
-            )
-        found.append((part.table, part.place))
-    return found
+    own = np.flatnonzero(part.place.ranks.owned_by(part.place.index, keys))
+    return own, part.place.columns, part.table.lookup(keys[own])
 
 
 def _keys(name: str, keys: torch.Tensor) -> NDArray[np.int64]:
@@ -103,7 +91,6 @@ def _checked(
     parts: Mapping[str, TableRows], name: str, keys: torch.Tensor, state_dict: Mapping[str, Any]
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     part, ids = _part(parts, name), _keys(name, keys)
-    _engine_parts(part)
     entries = [k for k in state_dict if k == f"{name}.weight" or k.endswith(f".{name}.weight")]
     if len(entries) != 1:
         raise KeyError(f"one entry must end in '{name}.weight', there are {entries}")
