@@ -248,6 +248,40 @@ def test_import_for_a_table_of_16_bits(tmp_path: Path, dtype: Any) -> None:
     assert np.array_equal(table.lookup(KEYS), other.lookup(KEYS))
 
 
+@pytest.mark.parametrize("stored", ["BF16", "F16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_import_of_16_bits(tmp_path: Path, stored: str, dtype: Any) -> None:
+    halves = np.random.default_rng(0).integers(0, 2**16, (len(KEYS), 3)).astype(np.uint16)
+    halves &= 0xBFFF  # finite in either format
+    weights = halves.view(np.float16).astype(np.float32)
+    if stored == "BF16":
+        weights = (halves.astype(np.uint32) << 16).view(np.float32)
+    save_safetensors(
+        tmp_path / "rows.safetensors",
+        {"other": ("U8", np.arange(5, dtype=np.uint8)), "emb.weight": (stored, halves),
+         "key": ("I64", KEYS), "empty": ("BF16", halves[:0])},
+    )  # fmt: skip
+    done("import", tmp_path / "rows.safetensors", tmp_path / "c", "--name", "t",
+         "--weights", "emb.weight", "--dtype", dtype)  # fmt: skip
+    table, other = (Table(dim=3, name="t", dtype=dtype) for _ in range(2))
+    table.load(tmp_path / "c")
+    other.upsert(KEYS, weights)
+    assert np.array_equal(table.lookup(KEYS), other.lookup(KEYS))
+    if stored == "BF16" or dtype == "float32":
+        assert np.array_equal(table.lookup(KEYS), weights)
+
+
+def save_safetensors(path: Path, tensors: dict[str, tuple[str, Any]]) -> None:
+    """Writes a file of tensors, given with their types, as its library lays it out."""
+    header, content = {}, b""
+    for name, (dtype, values) in tensors.items():
+        begin, content = len(content), content + values.tobytes()
+        places = [begin, len(content)]
+        header[name] = {"dtype": dtype, "shape": list(values.shape), "data_offsets": places}
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content)
+
+
 def test_import_from_numpy(tmp_path: Path) -> None:
     keys, weights = KEYS.view(np.uint64), np.arange(18, dtype=np.float16).reshape(6, 3)
     np.savez(tmp_path / "rows.npz", emb=weights)

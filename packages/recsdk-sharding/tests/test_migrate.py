@@ -73,14 +73,15 @@ def test_more_rows_than_device_memory_has(npus: RankPool) -> None:
     assert found["lengths"] == {"user": 4, "genre": 0, "other": 0}
 
 
-def test_an_embedding_bag_of_torch() -> None:
-    bag = torch.nn.EmbeddingBag(len(IDS), 8)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_an_embedding_bag_of_torch(dtype: torch.dtype) -> None:
+    bag = torch.nn.EmbeddingBag(len(IDS), 8, dtype=dtype)
     model, keys = new_model(Setup(), "cpu"), torch.from_numpy(IDS)
     import_rows(model, {"user.weight": bag.weight}, {"user": keys})
     table = model.ebc.tables()["user"]
-    assert torch.equal(table.lookup(keys), bag.weight.detach())
+    assert torch.equal(table.lookup(keys), bag.weight.detach().float())
     back = torch.nn.EmbeddingBag.from_pretrained(export_rows(model, {"user": keys})["user.weight"])
-    assert torch.equal(back.weight, bag.weight)
+    assert torch.equal(back.weight, bag.weight.float())
 
 
 def test_what_does_not_fit_is_named_and_changes_nothing() -> None:

@@ -137,7 +137,7 @@ def _write_safetensors(path: Path, source: Iterable[Rows], entry: TableEntry) ->
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of a .npz, .safetensors or .parquet file by name.
+    """The arrays of a .npz, .safetensors or .parquet file by name; bfloat16 as float32.
 
     Raises ValueError for another suffix, ImportError with what to install.
     """
@@ -164,9 +164,32 @@ def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
 
 def _read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
     require("safetensors", extra="safetensors", user="safetensors")
-    from safetensors.numpy import load_file
+    from safetensors import safe_open
 
-    found: dict[str, NDArray[Any]] = load_file(path)
+    found, without_numpy = {}, []
+    with safe_open(path, framework="numpy") as file:  # which checks the header, too
+        for name in file.keys():  # noqa: SIM118  it is no dict
+            if file.get_slice(name).get_dtype() == "BF16":
+                without_numpy.append(name)
+            else:
+                found[name] = file.get_tensor(name)
+    return {**found, **_read_bfloat16(path, without_numpy)}
+
+
+def _read_bfloat16(path: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Tensors of a type that numpy does not have, as float32. For the format: `_write_safetensors`.
+
+    The file was read by its library before.
+    """
+    found = {}
+    with path.open("rb") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(size))
+        for name in names:
+            begin, end = header[name]["data_offsets"]
+            file.seek(8 + size + begin)
+            raw = np.fromfile(file, np.dtype("<u2"), (end - begin) // 2)
+            found[name] = as_floats(raw, "bfloat16").reshape(header[name]["shape"])
     return found
 
 
