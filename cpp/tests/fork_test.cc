@@ -6,19 +6,14 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
-#include <functional>
 #include <numeric>
 #include <thread>
 #include <vector>
 
+#include "fork_helpers.h"
 #include "recsdk/recsdk.h"
 #include "row_file_helpers.h"
 #include "util/memory.h"
-
-#if defined(__SANITIZE_THREAD__)
-// A child that makes threads is what is tested here.
-extern "C" RECSDK_API const char* __tsan_default_options() { return "die_after_fork=0"; }
-#endif
 
 namespace recsdk::test {
 namespace {
@@ -29,23 +24,6 @@ std::vector<Key> range(Key first) {
   std::vector<Key> keys(kKeys);
   std::iota(keys.begin(), keys.end(), first);
   return keys;
-}
-
-/// The exit status of a child that runs body(), which says whether all is well; killed if it hangs.
-int status_of_child(const std::function<bool()>& body) {
-  const pid_t child = fork();
-  if (child == 0) {
-    alarm(60);
-    bool is_well = false;
-    try {
-      is_well = body();
-    } catch (...) {
-    }
-    _exit(is_well ? 0 : 1);
-  }
-  int status = -1;
-  waitpid(child, &status, 0);
-  return status;
 }
 
 TableConfig config() {

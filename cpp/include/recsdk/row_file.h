@@ -169,7 +169,8 @@ struct RowFileOptions {
 
 /// Writes one file: rows, then erased keys, then policies, then finish. What is written depends on
 /// header, content and options only, not on how it is spread over calls. Holds up to five blocks in
-/// memory. Not thread-safe. A writer that threw can only be destroyed: the file is not whole.
+/// memory. Not thread-safe. A writer that threw can only be destroyed: the file is not whole. So
+/// can, in a child of fork, one that was made before.
 class RECSDK_API RowFileWriter {
  public:
   /// Throws std::invalid_argument for a bad header or option, and what the sink throws.
@@ -220,6 +221,7 @@ struct ReadOptions {
 /// Reads one file from its start to its end, trusting nothing: every size is checked against
 /// `size` and the limits before memory is taken for it, every checksum before bytes are used.
 /// Errors are Error(kCheckpoint) with the file's name, the offset and the reason. Not thread-safe.
+/// In a child of fork one that has read before, in the background, can only be destroyed.
 class RECSDK_API RowFileReader {
  public:
   /// Reads the header. `size` is the file's, `name` is for messages.

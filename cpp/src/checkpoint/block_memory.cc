@@ -1,11 +1,15 @@
 #include "checkpoint/block_memory.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <utility>
 
 #include "recsdk/row_file.h"
 
 namespace recsdk::internal {
+
+BlockMemory::BlockMemory() : free_(new Free{getpid(), {}, {}}) {}
 
 std::shared_ptr<std::byte[]> BlockMemory::take(std::int64_t bytes) {
   auto pages = std::make_unique<Pages>();
@@ -26,7 +30,7 @@ std::shared_ptr<std::byte[]> BlockMemory::take(std::int64_t bytes) {
 
 void BlockMemory::give_back(Free& free, Pages pages) noexcept {
   constexpr std::size_t kUsual = kMaxWrittenBlockBytes + (std::size_t{2} << 20);
-  if (pages.size() > kUsual) return;
+  if (pages.size() > kUsual || free.process != getpid()) return;
   const std::lock_guard lock(free.mutex);
   for (Pages& one : free.pages) {
     if (one.size() == 0) {

@@ -17,7 +17,7 @@ namespace recsdk::internal {
 /// Thread-safe. What it has given may outlive it.
 class BlockMemory {
  public:
-  BlockMemory() : free_(std::make_shared<Free>()) {}
+  BlockMemory();
 
   /// `bytes` of arbitrary content, aligned to 4096. Throws Error(kOutOfMemory) or std::bad_alloc.
   std::shared_ptr<std::byte[]> take(std::int64_t bytes);
@@ -25,6 +25,7 @@ class BlockMemory {
  private:
   /// Kept for later: as many blocks as are under way at a time, none of unusual size.
   struct Free {
+    const int process;  // others keep nothing: a child of fork may find the lock taken
     std::mutex mutex;
     std::array<Pages, 8> pages;
   };

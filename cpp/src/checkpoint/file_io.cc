@@ -20,6 +20,7 @@
 #include "checkpoint/direct_reader.h"
 #include "recsdk/row_file.h"
 #include "util/memory.h"
+#include "util/owned_here.h"
 
 namespace recsdk {
 namespace {
@@ -187,16 +188,18 @@ void FileSink::finish() {
 
 // ---- reading -----------------------------------------------------------------------------------
 
-struct FileSource::Ahead : internal::DirectReader {
-  using internal::DirectReader::DirectReader;
+struct FileSource::Ahead {
+  Ahead(int descriptor, std::int64_t offset) : reader(std::in_place, descriptor, offset) {}
+  internal::OwnedHere<internal::DirectReader> reader;
 };
 
 FileSource::FileSource(int descriptor, std::string name)
     : descriptor_(descriptor), name_(std::move(name)) {}
 FileSource::~FileSource() = default;
 
-// Chooses the way that bytes come, at the first call.
+// Chooses the way that bytes come, at the first call. In a child of fork nobody reads ahead.
 void FileSource::begin(std::int64_t offset) {
+  if (ahead_ != nullptr && !ahead_->reader.is_here()) ahead_.reset();
   if (std::exchange(is_begun_, true) ||
       !internal::is_worth_direct(descriptor_, internal::kDirectFrom))
     return;
@@ -210,7 +213,7 @@ void FileSource::begin(std::int64_t offset) {
 std::size_t FileSource::read(std::int64_t offset, std::span<std::byte> bytes) {
   begin(offset);
   if (ahead_ != nullptr) {
-    if (const std::size_t n = ahead_->read(offset, bytes); n > 0) return n;
+    if (const std::size_t n = ahead_->reader->read(offset, bytes); n > 0) return n;
     ahead_.reset();  // the end, an error, or not what comes next: the system's own way shall say
   }
   fetch_ahead(offset);
@@ -224,7 +227,7 @@ std::size_t FileSource::read(std::int64_t offset, std::span<std::byte> bytes) {
 std::shared_ptr<const std::byte[]> FileSource::take(std::int64_t offset, std::size_t size) {
   begin(offset);
   try {
-    return ahead_ == nullptr ? nullptr : ahead_->take(offset, size);
+    return ahead_ == nullptr ? nullptr : ahead_->reader->take(offset, size);
   } catch (const std::exception&) {
     return nullptr;  // no memory for it
   }

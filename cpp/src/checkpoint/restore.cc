@@ -193,7 +193,7 @@ void Restore::Impl::add_rows(std::span<const Key> keys, std::span<const void* co
 void Restore::Impl::check(std::uint64_t update_count, double log_decay) const {
   table->check_update_count(update_count);
   table->check_log_decay(log_decay);
-  const std::int64_t num_rows = staged->index.size();
+  const std::int64_t num_rows = staged->index->size();
   if (table->config.max_rows && num_rows > *table->config.max_rows) {
     throw Error(ErrorCode::kCapacity, table->title() + ": the files hold " +
                                           std::to_string(num_rows) + " rows, and max_rows is " +
@@ -217,7 +217,7 @@ void Restore::Impl::commit(std::uint64_t update_count, double log_decay) {
   const std::unique_lock lock(table->index_mutex);
   require_idle();
   const std::unique_lock rows_lock(table->rows_mutex);
-  table->index.swap(staged->index);
+  table->index.swap(*staged->index);
   table->rows.swap(staged->rows);
   table->tracker.swap(tracker);
   table->has_parent = true;
@@ -245,7 +245,7 @@ void Restore::add_file(RowFileReader& file, const RestoreOptions& options) {
 
 const std::vector<FileField>& Restore::fields() const { return impl_->row_fields; }
 std::int64_t Restore::num_rows() const {
-  return impl_->staged == nullptr ? 0 : impl_->staged->index.size();
+  return impl_->staged == nullptr ? 0 : impl_->staged->index->size();
 }
 const std::vector<Restore::Policy>& Restore::policies() const { return impl_->policies; }
 

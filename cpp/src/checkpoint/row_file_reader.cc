@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "checkpoint/row_file_parser.h"
+#include "util/owned_here.h"
 
 namespace recsdk {
 namespace {
@@ -21,7 +22,7 @@ constexpr std::int64_t kSmallBlock = kDefaultBlockBytes * 5 / 4;
 // Runs a parser some blocks ahead of its user.
 class ReadAhead {
  public:
-  explicit ReadAhead(internal::RowFileParser& parser) : parser_(parser) {
+  explicit ReadAhead(std::shared_ptr<internal::RowFileParser> parser) : parser_(std::move(parser)) {
     thread_ = std::thread([this] { serve(); });
   }
   ReadAhead(const ReadAhead&) = delete;
@@ -52,7 +53,7 @@ class ReadAhead {
   void serve() {
     try {
       RowBlock block;
-      while (parser_.next(block)) {
+      while (parser_->next(block)) {
         std::unique_lock lock(mutex_);
         const std::size_t most = is_small(block) ? kMostAhead : 1;
         changed_.wait(lock, [&] { return ready_.size() < most || stopping_; });
@@ -70,11 +71,12 @@ class ReadAhead {
 
   bool is_small(const RowBlock& block) const {
     const auto num_keys = static_cast<std::int64_t>(block.keys.size());
-    const std::int64_t bytes = num_keys * parser_.header().row_bytes();
+    const std::int64_t bytes = num_keys * parser_->header().row_bytes();
     return std::max(bytes, static_cast<std::int64_t>(block.data.size())) <= kSmallBlock;
   }
 
-  internal::RowFileParser& parser_;
+  // A child of fork, which leaves this behind, must not destroy that either.
+  const std::shared_ptr<internal::RowFileParser> parser_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<RowBlock> ready_;
@@ -89,13 +91,14 @@ class ReadAhead {
 struct RowFileReader::Impl {
   Impl(std::shared_ptr<ByteSource> source, std::int64_t size, std::string name,
        const ReadOptions& read_options)
-      : parser(std::move(source), size, std::move(name)), options(read_options) {}
+      : parser(std::make_shared<internal::RowFileParser>(std::move(source), size, std::move(name))),
+        options(read_options) {}
 
   void start() {
     is_at_start = false;
     if (!options.in_background) return;
     try {
-      ahead = std::make_unique<ReadAhead>(parser);
+      ahead = internal::OwnedHere<ReadAhead>(std::in_place, parser);
     } catch (const std::system_error&) {
       // The system gives no thread: the caller reads.
     }
@@ -105,7 +108,7 @@ struct RowFileReader::Impl {
     if (is_over) return false;
     if (is_at_start) start();
     try {
-      is_over = !(ahead ? ahead->next(block) : parser.next(block));
+      is_over = !(ahead ? ahead->next(block) : parser->next(block));
     } catch (...) {
       is_broken = true;
       throw;
@@ -114,12 +117,12 @@ struct RowFileReader::Impl {
     return !is_over;
   }
 
-  internal::RowFileParser parser;
+  std::shared_ptr<internal::RowFileParser> parser;
   ReadOptions options;
   bool is_at_start = true;
   bool is_over = false;
   bool is_broken = false;
-  std::unique_ptr<ReadAhead> ahead;  // destroyed before the parser
+  internal::OwnedHere<ReadAhead> ahead;
 };
 
 RowFileReader::RowFileReader(std::shared_ptr<ByteSource> source, std::int64_t size,
@@ -129,9 +132,9 @@ RowFileReader::~RowFileReader() = default;
 RowFileReader::RowFileReader(RowFileReader&&) noexcept = default;
 RowFileReader& RowFileReader::operator=(RowFileReader&&) noexcept = default;
 
-const std::string& RowFileReader::name() const { return impl_->parser.name(); }
-const RowFileHeader& RowFileReader::header() const { return impl_->parser.header(); }
-std::int64_t RowFileReader::num_bytes() const { return impl_->parser.size(); }
+const std::string& RowFileReader::name() const { return impl_->parser->name(); }
+const RowFileHeader& RowFileReader::header() const { return impl_->parser->header(); }
+std::int64_t RowFileReader::num_bytes() const { return impl_->parser->size(); }
 bool RowFileReader::next(RowBlock& block) {
   if (impl_->is_broken)
     throw std::invalid_argument("'" + name() + "' could not be read on; open it again");
@@ -142,7 +145,7 @@ bool RowFileReader::is_at_start() const { return impl_->is_at_start; }
 const RowFileSummary& RowFileReader::summary() const {
   if (!impl_->is_over)
     throw std::invalid_argument("'" + name() + "' was not read to its end; call next until false");
-  return impl_->parser.summary();
+  return impl_->parser->summary();
 }
 
 }  // namespace recsdk

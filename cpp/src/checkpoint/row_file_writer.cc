@@ -38,14 +38,14 @@ RowFileWriter::Impl::Impl(ByteSink& sink, const RowFileHeader& file_header,
     : header(file_header),
       options(file_options),
       rows_per_block_(rows_per_block(header, options.block_bytes)),
-      queue_(sink, options.in_background) {
+      queue_(std::in_place, sink, options.in_background) {
   internal::require_codec(options.codec);
   const std::vector<std::byte> bytes = internal::encode(header);
   std::memcpy(&file_checksum_, bytes.data() + bytes.size() - 8, 8);
-  auto block = queue_.acquire(static_cast<std::int64_t>(bytes.size()), 0);
+  auto block = queue_->acquire(static_cast<std::int64_t>(bytes.size()), 0);
   std::copy(bytes.begin(), bytes.end(), block->data());
   num_bytes = static_cast<std::int64_t>(bytes.size());
-  queue_.submit(std::move(block), num_bytes);
+  queue_->submit(std::move(block), num_bytes);
 }
 
 void RowFileWriter::Impl::require_stage(int stage, const char* call) {
@@ -66,7 +66,7 @@ void RowFileWriter::Impl::begin_block() {
                 std::int64_t{sizeof(internal::EndPayload)}});
   // What is compressed goes elsewhere; without that, blocks of rows lie at multiples of 8.
   const std::int64_t offset = options.codec == Codec::kNone ? num_bytes : 0;
-  block_ = queue_.acquire(most + static_cast<std::int64_t>(sizeof(BlockHead)), offset);
+  block_ = queue_->acquire(most + static_cast<std::int64_t>(sizeof(BlockHead)), offset);
 }
 
 std::byte* RowFileWriter::Impl::field_array(std::byte* first, std::int64_t n,
@@ -130,7 +130,7 @@ void RowFileWriter::Impl::submit(BlockHead head, std::int64_t raw_bytes) {
   std::size_t stored = static_cast<std::size_t>(raw_bytes);
   if (options.codec != Codec::kNone && head.type != internal::kEndBlock) {
     auto packed =
-        queue_.acquire(raw_bytes + static_cast<std::int64_t>(sizeof(BlockHead)), num_bytes);
+        queue_->acquire(raw_bytes + static_cast<std::int64_t>(sizeof(BlockHead)), num_bytes);
     // Kept as it is unless it becomes shorter.
     const auto size = internal::compress(
         options.codec, {payload(), stored},
@@ -140,7 +140,7 @@ void RowFileWriter::Impl::submit(BlockHead head, std::int64_t raw_bytes) {
       stored = *size;
       std::swap(packed, block_);
     }
-    queue_.recycle(std::move(packed));
+    queue_->recycle(std::move(packed));
   }
   head.stored_bytes = stored;
   head.payload_checksum = internal::checksum64({payload(), stored});
@@ -148,7 +148,7 @@ void RowFileWriter::Impl::submit(BlockHead head, std::int64_t raw_bytes) {
   std::memcpy(block_->data(), &head, sizeof(head));
   const auto size = static_cast<std::int64_t>(stored + sizeof(head));
   num_bytes += size;
-  queue_.submit(std::move(block_), size);
+  queue_->submit(std::move(block_), size);
 }
 
 void RowFileWriter::Impl::write_erased(std::span<const Key> keys) {
@@ -197,7 +197,7 @@ RowFileSummary RowFileWriter::Impl::finish() {
   std::memcpy(payload(), &end, sizeof(end));
   flush(internal::kEndBlock, 0, sizeof(end));
   summary_.num_bytes = num_bytes;
-  summary_.checksum = queue_.drain();
+  summary_.checksum = queue_->drain();
   return summary_;
 }
 

@@ -12,6 +12,7 @@
 #include "checkpoint/block_queue.h"
 #include "checkpoint/format.h"
 #include "recsdk/row_file.h"
+#include "util/owned_here.h"
 
 namespace recsdk {
 
@@ -48,7 +49,7 @@ struct RowFileWriter::Impl {
   std::byte* field_array(std::byte* first, std::int64_t n, std::size_t field) const;
 
   const std::int64_t rows_per_block_;
-  internal::BlockQueue queue_;
+  internal::OwnedHere<internal::BlockQueue> queue_;
   std::uint64_t file_checksum_ = 0;
   std::unique_ptr<internal::BlockBuffer> block_;  // being filled, or null
   std::int64_t num_in_block_ = 0;

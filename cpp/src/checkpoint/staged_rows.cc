@@ -66,7 +66,7 @@ struct FieldCopy {
 }  // namespace
 
 StagedRows::StagedRows(const Table::Impl& target)
-    : table(target), index(target.hash_seed), rows(target.layout) {}
+    : table(target), index(std::make_shared<Index>(target.hash_seed)), rows(target.layout) {}
 
 void StagedRows::begin_save() {
   is_first_ = rows.end() == 0;
@@ -108,8 +108,8 @@ void StagedRows::add_rows(const RowBlock& block, const std::string& source,
   parallel_for(n, kCopyGrain, table.max_threads(), [&](std::int64_t begin, std::int64_t end) {
     copy(block, options.drop_state, begin, end);
   });
-  index.adapt(n);
-  if (expected_ > 0) index.grow_for(std::exchange(expected_, 0));
+  index->adapt(n);
+  if (expected_ > 0) index->grow_for(std::exchange(expected_, 0));
 }
 
 // Keys of the first save, which are all new, get one row after the other, so that nothing waits for
@@ -142,13 +142,16 @@ bool StagedRows::append(const RowBlock& block, const std::string& source, bool d
 void StagedRows::insert_later(NewKeys keys) {
   if (keys.first_row == 0 || table.max_threads() == 1) {
     insert(keys);
-    if (keys.first_row > 0 && expected_ > 0) index.grow_for(std::exchange(expected_, 0));
+    if (keys.first_row > 0 && expected_ > 0) index->grow_for(std::exchange(expected_, 0));
     return;
   }
   keys.expected = std::exchange(expected_, 0);
   try {
-    if (queue_ == nullptr)
-      queue_ = std::make_unique<IndexQueue>([this](const NewKeys& later) { insert(later); });
+    // A child of fork, which leaves the queue behind, must not destroy the index either.
+    if (!queue_) {
+      queue_ = OwnedHere<IndexQueue>(std::in_place,
+                                     [this, kept = index](const NewKeys& later) { insert(later); });
+    }
   } catch (const std::system_error&) {
     return insert(keys);  // the system gives no thread
   }
@@ -156,29 +159,29 @@ void StagedRows::insert_later(NewKeys keys) {
 }
 
 void StagedRows::insert(const NewKeys& keys) {
-  if (keys.expected > 0) index.grow_for(keys.expected);
+  if (keys.expected > 0) index->grow_for(keys.expected);
   const std::size_t n = keys.keys.size();
   std::vector<RowNumber> found(n);
   const auto first = static_cast<std::uint32_t>(keys.first_row);
-  if (index.can_insert()) {
+  if (index->can_insert()) {
     std::vector<Outcome> outcomes(n);
     std::size_t num_done = 0;
-    index.insert(keys.keys, first, found.data(), outcomes.data(), num_done);
+    index->insert(keys.keys, first, found.data(), outcomes.data(), num_done);
   } else {
     for (std::size_t j = 0; j < n; ++j) {
-      if (j + kAhead < n) index.prefetch(keys.keys[j + kAhead]);
-      found[j] = index.find_or_insert(keys.keys[j], first + static_cast<std::uint32_t>(j));
+      if (j + kAhead < n) index->prefetch(keys.keys[j + kAhead]);
+      found[j] = index->find_or_insert(keys.keys[j], first + static_cast<std::uint32_t>(j));
     }
   }
   for (std::size_t j = 0; j < n; ++j) {
     if (found[j] != keys.first_row + static_cast<RowNumber>(j))
       throw_twice(table, keys.source, keys.keys[j], "a second time");
   }
-  index.adapt(static_cast<std::int64_t>(n));
+  index->adapt(static_cast<std::int64_t>(n));
 }
 
 void StagedRows::settle() {
-  if (queue_ == nullptr) return;
+  if (!queue_) return;
   queue_->drain();
   queue_.reset();
 }
@@ -188,9 +191,9 @@ void StagedRows::place(std::span<const Key> keys, const std::string& source) {
   numbers_.resize(keys.size());
   if (!is_first_) in_save_->grow(rows.end() + static_cast<std::int64_t>(keys.size()));
   for (std::size_t j = 0; j < keys.size(); ++j) {
-    if (j + kAhead < keys.size()) index.prefetch(keys[j + kAhead]);
+    if (j + kAhead < keys.size()) index->prefetch(keys[j + kAhead]);
     const std::uint32_t next = rows.next_to_allocate();
-    const std::uint32_t row = index.find_or_insert(keys[j], next);
+    const std::uint32_t row = index->find_or_insert(keys[j], next);
     if (row == next) {
       rows.allocate(keys[j], RowState::kVisible);
     } else if (is_of_save(row)) {
@@ -225,7 +228,7 @@ void StagedRows::erase(const RowBlock& block, const std::string& source,
   rows.prepare_free(static_cast<std::int64_t>(selected_.size()));
   for (const std::uint32_t i : selected_) {
     const Key key = block.keys[i];
-    const auto row = index.erase(key);
+    const auto row = index->erase(key);
     if (!row) continue;
     if (is_of_save(*row)) throw_twice(table, source, key, "both as a row and as erased");
     rows.free(*row, 0);

@@ -14,6 +14,7 @@
 #include "embedding/table_impl.h"
 #include "recsdk/checkpoint.h"
 #include "table/index.h"
+#include "util/owned_here.h"
 
 namespace recsdk::internal {
 
@@ -34,7 +35,7 @@ struct StagedRows {
   void stop() noexcept { queue_.reset(); }
 
   const Table::Impl& table;
-  Index index;
+  std::shared_ptr<Index> index;  // shared with the queue's thread
   RowStore rows;
 
  private:
@@ -53,7 +54,7 @@ struct StagedRows {
   std::vector<std::uint32_t> selected_;  // positions in the block of keys that are kept
   std::vector<Key> keys_;                // those keys, unless they are all
   std::vector<RowNumber> numbers_;       // their rows
-  std::unique_ptr<IndexQueue> queue_;    // of keys of the first save, once there are many
+  OwnedHere<IndexQueue> queue_;          // of keys of the first save, once there are many
 };
 
 }  // namespace recsdk::internal

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "recsdk/runtime.h"
+#include "util/owned_here.h"
 
 namespace recsdk {
 namespace internal {
@@ -184,17 +185,10 @@ int threads_of_environment() {
   return static_cast<int>(value);
 }
 
-// A pool whose threads live in another process: never destroyed.
-struct LeftBehind {
-  std::shared_ptr<ThreadPool> pool;
-  LeftBehind* next;
-};
-
 // The pool and its lock. Never destroyed, so that threads may still use it while the process ends.
 struct Runtime {
   std::mutex mutex;
   std::shared_ptr<ThreadPool> pool;
-  LeftBehind* left_behind = nullptr;
   int num_threads = 0;  // of the pool to be made; 0: not decided yet
 };
 
@@ -206,9 +200,7 @@ void prepare_fork() { runtime().mutex.lock(); }
 void parent_after_fork() { runtime().mutex.unlock(); }
 void child_after_fork() {
   Runtime& r = runtime();
-  // Kept in reach, so that it is no leak.
-  if (r.pool != nullptr) r.left_behind = new LeftBehind{std::move(r.pool), r.left_behind};
-  r.pool = nullptr;
+  if (r.pool != nullptr) leave_behind(new std::shared_ptr(std::move(r.pool)));
   r.mutex.unlock();
 }
 
