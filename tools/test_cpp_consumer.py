@@ -2,11 +2,11 @@
 
     python3 tools/test_cpp_consumer.py [--build-dir DIR]
 
-Configures cpp/ alone, installs it, moves the installed tree, and there: builds and runs
-examples/c_minimal.c with the flags of recsdk.pc, builds and runs examples/embed with
-find_package(recsdk), compiles every header alone, and looks at what a shared library shows.
-Ends with one line, `N passed, M failed`. Standard library only; needs cmake and compilers of C and
-C++.
+Installs the static library of the C++ tests, and a shared one of cpp/ configured alone. Moves the
+installed tree, and there: builds and runs examples/c_minimal.c with the flags of recsdk.pc, builds
+and runs examples/embed with find_package(recsdk), compiles every header alone, and looks at what a
+shared library shows.
+Ends with one line, `N passed, M failed`. Standard library only; needs what the C++ tests need.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+import cpp_tests
+import set_up
 
 ROOT = Path(__file__).resolve().parent.parent
 CPP = ROOT / "cpp"
@@ -84,15 +87,26 @@ class Installed:
         return {"LD_LIBRARY_PATH": str(self.package_config.parent.parent)}
 
 
+def build(kind: str, folder: Path) -> Path:
+    """Builds the library; returns where.
+
+    The shared one in `folder`, with no options but that; the static one where the C++ tests have
+    built it already.
+    """
+    if kind == "shared":
+        configure = ["cmake", "-S", str(CPP), "-B", str(folder), "-DBUILD_SHARED_LIBS=ON"]
+    else:
+        folder = cpp_tests.Variant().path
+        configure = cpp_tests.configure(cpp_tests.Variant())
+    run(*configure, env=set_up.environment())
+    run("cmake", "--build", folder, "--target", "recsdk", env=set_up.environment())
+    return folder
+
+
 def install(kind: str, build_dir: Path, scratch: Path) -> Installed:
-    """Builds cpp/ and installs it, then moves the tree: nothing in it may name its first place."""
-    build = build_dir / kind
-    shared = "ON" if kind == "shared" else "OFF"
-    jobs = str(len(os.sched_getaffinity(0)))
+    """Builds and installs the library, then moves it: nothing in it may name its first place."""
     first = scratch / "installed"
-    run("cmake", "-S", CPP, "-B", build, f"-DBUILD_SHARED_LIBS={shared}")
-    run("cmake", "--build", build, "--parallel", jobs)
-    run("cmake", "--install", build, "--prefix", first)
+    run("cmake", "--install", build(kind, build_dir), "--prefix", first)
     moved = scratch / "moved"
     first.rename(moved)
     return Installed(kind, moved, scratch)
@@ -226,7 +240,7 @@ def main() -> int:
         "--build-dir",
         type=Path,
         default=ROOT / "build" / "consumer",
-        help="where the library is built, incrementally (default: %(default)s)",
+        help="where the shared library is built, incrementally (default: %(default)s)",
     )
     args = parser.parse_args()
     results = [ok for kind in ("static", "shared") for ok in run_kind(kind, args.build_dir)]
