@@ -1,8 +1,10 @@
 """Sets up and runs every test: C++, the C++ library in use outside the tree, Python, packaging.
 
-    python3 tools/run_tests.py [--only NAME ...] [--list]
+    python3 tools/run_tests.py [--only NAME ...] [--at-once N] [--list]
 
-Ends with one line, `N passed, M failed`, over everything. Standard library only.
+Suites run side by side, since most of them wait for a process much of the time; each line of output
+begins with the name of its suite. Ends with one line, `N passed, M failed`, over everything.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import sys
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +25,8 @@ import set_up
 
 RESULTS = set_up.BUILD / "results"
 SECONDS_PER_TEST = 1500
+# Not more on a machine with many cores: a suite may start ten processes of half a gigabyte each.
+AT_ONCE = 2
 
 
 @dataclass(frozen=True)
@@ -49,33 +54,36 @@ class Suite:
     name: str
     command: tuple[str, ...]
     writes_junit: bool = True
+    after: str = ""
+    """The suite before it whose build it uses."""
 
     @property
     def junit(self) -> Path:
         return RESULTS / f"{self.name}.xml"
 
 
-def script(name: str, path: str, *args: str, writes_junit: bool = True) -> Suite:
+def script(name: str, path: str, *args: str, writes_junit: bool = True, after: str = "") -> Suite:
     python = str(set_up.VENV / "bin" / "python")
     junit = ("--junit", str(RESULTS / f"{name}.xml")) if writes_junit else ()
-    return Suite(name, (python, path, *junit, *args), writes_junit)
+    return Suite(name, (python, path, *junit, *args), writes_junit, after)
 
 
-def pytest(name: str, folder: str) -> Suite:
+def pytest(name: str, folder: str, *, after: str = "") -> Suite:
     python = str(set_up.VENV / "bin" / "python")
     flags = ("-q", "-ra", f"--timeout={SECONDS_PER_TEST}", f"--junitxml={RESULTS / name}.xml")
-    return Suite(name, (python, "-m", "pytest", folder, *flags))
+    return Suite(name, (python, "-m", "pytest", folder, *flags), after=after)
 
 
+# The long ones first, so that none is left to run by itself at the end.
 SUITES = (
     script("cpp", "tools/cpp_tests.py"),
-    script("aarch64", "tools/cpp_tests.py", "--aarch64"),
-    script("consumer", "tools/test_cpp_consumer.py", writes_junit=False),
-    pytest("core", "packages/recsdk-core/tests"),
-    pytest("sharding", "packages/recsdk-sharding/tests"),
     pytest("pipeline", "packages/recsdk-pipeline/tests"),
+    pytest("across", "tests", after="cpp"),
+    pytest("sharding", "packages/recsdk-sharding/tests"),
+    script("aarch64", "tools/cpp_tests.py", "--aarch64"),
+    script("consumer", "tools/test_cpp_consumer.py", writes_junit=False, after="cpp"),
+    pytest("core", "packages/recsdk-core/tests"),
     pytest("npusim", "tools/npusim/tests"),
-    pytest("across", "tests"),
 )
 
 
@@ -108,7 +116,13 @@ def counts_of(suite: Suite, status: int, last_line: str) -> Counts:
     return counts
 
 
-def run_and_keep_last_line(command: Sequence[str]) -> tuple[int, str]:
+def say(name: str, line: bytes) -> None:
+    """Prints a line of a suite's, whole: others print meanwhile."""
+    sys.stdout.buffer.write(f"{name:9}| ".encode() + line.rstrip(b"\n") + b"\n")
+    sys.stdout.flush()
+
+
+def run_and_keep_last_line(name: str, command: Sequence[str]) -> tuple[int, str]:
     """Exit status and last line of a command, whose output goes to the terminal as it comes."""
     last = ""
     env = {**set_up.environment(), "PYTHONUNBUFFERED": "1"}
@@ -116,26 +130,47 @@ def run_and_keep_last_line(command: Sequence[str]) -> tuple[int, str]:
         command, cwd=set_up.ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as process:
         for line in process.stdout or ():
-            sys.stdout.buffer.write(line)
-            sys.stdout.flush()
+            say(name, line)
             last = line.decode(errors="replace") or last
     return process.returncode, last
 
 
 def run_suite(suite: Suite) -> Counts:
-    print(f"\n==== {suite.name}: {' '.join(suite.command)}", flush=True)
+    say(suite.name, f"==== {' '.join(suite.command)}".encode())
     suite.junit.unlink(missing_ok=True)
     start = time.monotonic()
-    status, last_line = run_and_keep_last_line(suite.command)
+    status, last_line = run_and_keep_last_line(suite.name, suite.command)
     counts = counts_of(suite, status, last_line)
-    print(f"==== {suite.name}: {counts} in {time.monotonic() - start:.0f} s", flush=True)
+    say(suite.name, f"==== {counts} in {time.monotonic() - start:.0f} s".encode())
     return counts
+
+
+def run_suites(suites: Sequence[Suite], at_once: int) -> dict[str, Counts]:
+    """Runs them side by side, each one after the one whose build it uses."""
+    started: dict[str, Future[Counts]] = {}
+
+    def run(suite: Suite) -> Counts:
+        if suite.after in started:
+            started[suite.after].result()
+        return run_suite(suite)
+
+    with ThreadPoolExecutor(at_once) as pool:
+        for suite in suites:
+            started[suite.name] = pool.submit(run, suite)
+        try:
+            return {name: future.result() for name, future in started.items()}
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     names = [suite.name for suite in SUITES]
     parser.add_argument("--only", nargs="+", choices=names, default=names, help="run only these")
+    parser.add_argument(
+        "--at-once", type=int, default=AT_ONCE, help="suites (default: %(default)s)"
+    )
     parser.add_argument("--list", action="store_true", help="print the suites and their commands")
     args = parser.parse_args()
     if args.list:
@@ -145,7 +180,8 @@ def main() -> int:
         return status
     RESULTS.mkdir(parents=True, exist_ok=True)
     print(f"profile: {os.environ.get('RECSDK_TEST_PROFILE', 'ci')}", flush=True)
-    results = {suite.name: run_suite(suite) for suite in SUITES if suite.name in args.only}
+    chosen = [suite for suite in SUITES if suite.name in args.only]
+    results = run_suites(chosen, args.at_once)
     total = sum(results.values(), Counts())
     print()
     for name, counts in results.items():

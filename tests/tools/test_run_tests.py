@@ -57,8 +57,39 @@ def test_a_script_is_counted_by_its_last_line() -> None:
 
 
 def test_the_last_line_is_kept_and_all_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run_tests.run_and_keep_last_line(["printf", "a\\nb\\n"]) == (0, "b\n")
-    assert capfd.readouterr().out == "a\nb\n"
+    assert run_tests.run_and_keep_last_line("some", ["printf", "a\\nb"]) == (0, "b")
+    assert capfd.readouterr().out == "some     | a\nsome     | b\n"
+
+
+def printing(name: str, line: str, after: str = "") -> run_tests.Suite:
+    return run_tests.Suite(name, ("echo", line), writes_junit=False, after=after)
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 8])
+def test_every_suite_runs_and_counts_under_its_own_name(
+    at_once: int, suite: run_tests.Suite
+) -> None:
+    suites = [printing(f"suite_{n}", f"{n} passed, {n % 2} failed") for n in range(1, 9)]
+    expected = {f"suite_{n}": Counts(n, n % 2) for n in range(1, 9)}
+    assert run_tests.run_suites(suites, at_once) == expected
+
+
+@pytest.mark.usefixtures("suite")
+def test_a_suite_waits_for_the_one_whose_build_it_uses(tmp_path: Path) -> None:
+    build = tmp_path / "built"
+    slow = ("sh", "-c", f"sleep 0.5; touch {build}; echo 1 passed, 0 failed")
+    first = run_tests.Suite("first", slow, writes_junit=False)
+    uses = ("sh", "-c", f"test -e {build} && echo 2 passed, 0 failed")
+    second = run_tests.Suite("second", uses, writes_junit=False, after="first")
+    both = {"first": Counts(1), "second": Counts(2)}
+    assert run_tests.run_suites([first, second], at_once=2) == both
+    assert run_tests.run_suites([second], at_once=2) == {"second": Counts(2)}
+
+
+def test_a_suite_is_listed_behind_the_one_that_it_waits_for() -> None:
+    names = [suite.name for suite in run_tests.SUITES]
+    for index, suite in enumerate(run_tests.SUITES):
+        assert suite.after == "" or suite.after in names[:index]
 
 
 def test_the_closing_line() -> None:
