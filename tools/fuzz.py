@@ -12,7 +12,9 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import shutil
+import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -38,15 +40,33 @@ def clang() -> str | None:
     return next((name for name in names if shutil.which(name) is not None), None)
 
 
-def clang_need() -> debian.Need:
-    return debian.Need(package="clang", purpose="libFuzzer", is_present=lambda: clang() is not None)
+def links_fuzzers() -> bool:
+    """Whether clang has the runtimes of libFuzzer and the sanitizers, a package of their own."""
+    compiler = clang()
+    if compiler is None:
+        return False
+    source = 'extern "C" int LLVMFuzzerTestOneInput(const char*, unsigned long) { return 0; }'
+    with tempfile.TemporaryDirectory() as folder:
+        flags = ["-fsanitize=fuzzer,address,undefined", "-x", "c++", "-o", f"{folder}/fuzzer", "-"]
+        done = subprocess.run(
+            [compiler, *flags], input=source.encode(), capture_output=True, check=False
+        )
+    return done.returncode == 0
+
+
+def needs() -> list[debian.Need]:
+    """What the C++ fuzzers are built with."""
+    return [
+        debian.Need(package="clang", purpose="libFuzzer", is_present=lambda: clang() is not None),
+        debian.Need(package="libclang-rt-dev", purpose="its runtimes", is_present=links_fuzzers),
+    ]
 
 
 def build(names: Sequence[str]) -> int:
     """Builds C++ fuzzers; returns the exit status."""
     if not names:
         return 0
-    debian.ensure_here([clang_need()], say=set_up.say)
+    debian.ensure_here(needs(), say=set_up.say)
     targets = [f"{name}_fuzzer" for name in names]
     configure = [
         *("cmake", "-S", str(set_up.ROOT / "cpp"), "-B", str(BUILD), "-G", "Ninja"),
