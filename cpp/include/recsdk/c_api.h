@@ -22,6 +22,8 @@
 ///
 /// Thread safety: every function may be called from any thread, also on one table, except that the
 /// _destroy and recsdk_lease_release of a handle must come after all other calls on that handle.
+/// Fork while no other thread is inside a call of a table: else the child finds it locked by a
+/// thread that it does not have, and waits for ever.
 ///
 /// ABI rule. RECSDK_ABI_VERSION rises by one in every release in which a program compiled against
 /// the header of the release before could misbehave with the library: a function taken away or

@@ -56,7 +56,10 @@ class Table(SavesAndLoads):
     array argument was one, else numpy arrays.
 
     Thread safety: every method may be called from any thread and runs without the GIL. Reads run
-    side by side. A call that raises has changed nothing but spare capacity.
+    side by side. A call that raises has changed nothing but spare capacity. A child of fork has a
+    table of its own to go on with, if no other thread was inside a call of it at the fork, saves in
+    the background apart: else it finds the table locked by a thread that it does not have, and
+    waits for ever.
 
     >>> import numpy as np
     >>> from recsdk_core import Table, optim
