@@ -222,6 +222,60 @@ def test_a_delta_needs_a_checkpoint_before_it(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("is_replaced", [False, True])
+@pytest.mark.parametrize("gone", ["0", "1"])
+def test_a_delta_on_what_is_gone_is_refused(
+    tmp_path: Path, gone: str, is_replaced: bool, is_async: bool
+) -> None:
+    table = trained()
+    table.save(tmp_path / "0")
+    train(table, KEYS[:5], step=2)
+    table.save_delta(tmp_path / "1")
+    train(table, KEYS[3:6], step=3)
+    shutil.rmtree(tmp_path / gone)
+    if is_replaced:
+        trained().save(tmp_path / gone)
+    names = sorted(tmp_path.iterdir())
+    text = f"/2: a delta on .*/{gone}, .*save in full, or put"
+    if is_async:
+        handle = table.save_async(tmp_path / "2", delta=True)
+        with pytest.raises(CheckpointError, match=text):
+            handle.wait()
+    else:
+        with pytest.raises(CheckpointError, match=text):
+            table.save_delta(tmp_path / "2")
+    assert sorted(tmp_path.iterdir()) == names
+    table.save(tmp_path / "full")
+    train(table, KEYS[:2], step=4)
+    table.save_delta(tmp_path / "3")
+    other = new_table()
+    other.load(tmp_path / "3")
+    assert whole(other) == whole(table)
+
+
+def test_a_chain_may_be_moved_while_it_grows(tmp_path: Path) -> None:
+    table, other = trained(), new_table()
+    table.save(tmp_path / "run/0")
+    train(table, KEYS[:5], step=2)
+    table.save_delta(tmp_path / "run/1")
+    (tmp_path / "run").rename(tmp_path / "moved")
+    train(table, KEYS[3:6], step=3)
+    table.save_delta(tmp_path / "moved/2")  # beside those that it needs, as loading finds them
+    other.load(tmp_path / "moved/2")
+    assert whole(other) == whole(table)
+    with pytest.raises(CheckpointError, match="run/0, which is there no more"):
+        table.save_delta(tmp_path / "elsewhere/3")
+    for number in "01":  # taken away, but for what says which they are
+        (tmp_path / "run" / number).mkdir(parents=True)
+        manifest = f"{number}/manifest.json"
+        shutil.copy(tmp_path / "moved" / manifest, tmp_path / "run" / manifest)
+    train(table, KEYS[1:4], step=4)
+    table.save_delta(tmp_path / "elsewhere/3")
+    other.load([*(tmp_path / "moved" / number for number in "012"), tmp_path / "elsewhere/3"])
+    assert whole(other) == whole(table)
+
+
 def test_after_a_failed_save_changes_still_count(tmp_path: Path) -> None:
     table = trained()
     table.save(tmp_path / "0")

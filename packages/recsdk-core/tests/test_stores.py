@@ -72,6 +72,22 @@ def test_chains_are_found_beside(place: str) -> None:
     assert [one.hash for one in chain_of(paths)] == [base.hash, first.hash, second.hash]
 
 
+def test_a_delta_looks_for_what_it_follows(place: str) -> None:
+    base = save(f"{place}/a")
+    first = save(f"{place}/b", is_delta=True, after=base)
+    save(f"{place}/elsewhere/c", is_delta=True, after=first)
+    files, path = fsspec.core.url_to_fs(place)
+    files = getattr(files, "fs", files)  # of a cache: what it caches
+    files.mv(f"{path}/b", f"{path}/x", recursive=True)
+    save(f"{place}/d", is_delta=True, after=first)
+    assert [one.store.location[-2:] for one in chain_of(f"{place}/d")] == ["/a", "/x", "/d"]
+    with pytest.raises(CheckpointError, match="elsewhere/e: a delta on .*/b, which is there no"):
+        save(f"{place}/elsewhere/e", is_delta=True, after=first)
+    save(f"{place}/a", overwrite=True)
+    with pytest.raises(CheckpointError, match="/e: a delta on .*/a, .* is another checkpoint"):
+        save(f"{place}/e", is_delta=True, after=first)
+
+
 def test_links_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
     base = save(tmp_path / "a")
     first = save(tmp_path / "b", is_delta=True, after=base)

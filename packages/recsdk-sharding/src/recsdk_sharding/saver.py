@@ -87,7 +87,8 @@ class Saver:
         `path` (1 to 1024 characters) is a folder to be made on a file system that all ranks see, or
         an fsspec URL. Other arguments as of `recsdk_core.Table.save`; rank 0's `user_state` counts.
 
-        Raises CheckpointError if it cannot be saved, ValueError for a module without hash tables.
+        Raises CheckpointError if it cannot be saved, or if what a delta follows is there no more;
+        ValueError for a module without hash tables.
         """
         options = SaveOptions(
             is_delta=incremental,

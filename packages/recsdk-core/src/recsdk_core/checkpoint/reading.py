@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -21,6 +21,7 @@ __all__ = [
     "Progress",
     "chain_of",
     "check_chain",
+    "checkpoints_beside",
     "open_checkpoint",
     "position_of",
 ]
@@ -221,11 +222,7 @@ def _find_chain(last: Checkpoint) -> list[Checkpoint]:
     chain = [last]
     if not last.is_snapshot:
         beside: dict[str, Checkpoint] = {}
-        for store in last.store.siblings():
-            try:
-                found = _open(store)
-            except CheckpointError:
-                continue  # a damaged one that is needed will be missed by its hash
+        for found in checkpoints_beside(last.store):
             beside.setdefault(found.hash, found)
         while (link := chain[0].manifest.chain) is not None:
             if link.parent not in beside:
@@ -237,6 +234,13 @@ def _find_chain(last: Checkpoint) -> list[Checkpoint]:
             chain.insert(0, beside.pop(link.parent))
     check_chain(chain)
     return chain
+
+
+def checkpoints_beside(store: Store) -> Iterator[Checkpoint]:
+    """Other checkpoints in the same folder, but for damaged ones, which their hash will miss."""
+    for each in store.siblings():
+        with suppress(CheckpointError):
+            yield _open(each)
 
 
 def check_chain(chain: Sequence[Checkpoint]) -> None:

@@ -22,8 +22,8 @@ from recsdk_core.checkpoint.manifest import (
     UserEntry,
 )
 from recsdk_core.checkpoint.ranks import Ranks, share, together
-from recsdk_core.checkpoint.reading import Position, Progress
-from recsdk_core.checkpoint.stores import Store, Target
+from recsdk_core.checkpoint.reading import Position, Progress, checkpoints_beside
+from recsdk_core.checkpoint.stores import Store, Target, open_store
 from recsdk_core.checkpoint.user_state import PackedState, UserFile, pack
 from recsdk_core.errors import CheckpointError
 
@@ -103,7 +103,7 @@ def save_parts(store: Store, ranks: Ranks, parts: Sequence[Part], options: SaveO
     together(ranks, lambda: prepared.append(pack(options.user_state)))
     [packed] = prepared
     plan = _plan(store, ranks, parts, options)
-    share(ranks, lambda: _refuse_own_chain(store, plan.position, options.overwrite))
+    share(ranks, lambda: _check_chain(store, plan.position, options.overwrite))
     token = share(ranks, lambda: secrets.token_hex(16))
     try:
         share(ranks, lambda: store.begin(token, options.overwrite))
@@ -227,19 +227,45 @@ def _common_position(offers: Sequence[_Offer]) -> Position:
     return position
 
 
-def _refuse_own_chain(store: Store, position: Position | None, overwrite: bool) -> None:
-    """A delta must not replace what it builds on, under whatever name the place goes."""
-    if position is None or not overwrite:
+def _check_chain(store: Store, position: Position | None, overwrite: bool) -> None:
+    """Raises for a delta that replaces what it builds on, or that builds on what is gone."""
+    if position is None:
         return
-    try:
-        found = hashlib.sha256(store.read_manifest()).hexdigest()
-    except CheckpointError:
-        found = None  # nothing is there that a chain could go through
-    if found in position.hashes or store.address in position.locations:
+    if overwrite:
+        _refuse_own_chain(store, position)
+    # Between these two nothing goes by itself, and each costs a look at its store.
+    ends = dict(zip(position.hashes, position.locations, strict=True))
+    for digest in {position.base: None, position.hash: None}:
+        if _digest(open_store(ends[digest])) != digest and not _is_beside(store, digest):
+            raise CheckpointError(
+                f"{store.location}: a delta on {ends[digest]}, which is there no more, or is "
+                "another checkpoint than was saved or loaded; save in full, or put it back"
+            )
+
+
+def _refuse_own_chain(store: Store, position: Position) -> None:
+    """Raises if the place is one of the chain's, under whatever name it goes."""
+    if _digest(store) in position.hashes or store.address in position.locations:
         raise CheckpointError(
             f"{store.location}: the delta would replace a checkpoint that it builds on; choose "
             "another path"
         )
+
+
+def _digest(store: Store) -> str | None:
+    """The hash of the checkpoint there, if there is one."""
+    try:
+        return hashlib.sha256(store.read_manifest()).hexdigest()
+    except CheckpointError:
+        return None
+
+
+def _is_beside(store: Store, digest: str) -> bool:
+    """Whether loading finds a checkpoint beside this place, where it may have been moved."""
+    try:
+        return any(found.hash == digest for found in checkpoints_beside(store))
+    except CheckpointError:
+        return False  # the folder is still to be made
 
 
 def _write_parts(
