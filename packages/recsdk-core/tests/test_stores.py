@@ -21,6 +21,7 @@ from recsdk_core.checkpoint import chain_of, open_checkpoint
 from recsdk_core.checkpoint.fsspec_store import FsspecStore
 from recsdk_core.checkpoint.local_store import LocalStore
 from recsdk_core.checkpoint.ranks import OneRank
+from recsdk_core.checkpoint.reading import position_of
 from recsdk_core.checkpoint.saving import Part, SaveOptions, save_parts
 from recsdk_core.checkpoint.stores import Store, open_store
 
@@ -34,6 +35,10 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         return
     url = f"memory://{name}"
     yield url if request.param == "memory" else f"{request.param}::{url}"
+    forget_memory()
+
+
+def forget_memory() -> None:
     MemoryFileSystem.store.clear()
     MemoryFileSystem.pseudo_dirs[:] = [""]
 
@@ -70,6 +75,31 @@ def test_chains_are_found_beside(place: str) -> None:
     assert [one.hash for one in chain_of(f"{place}/c")] == [base.hash, first.hash, second.hash]
     paths = [f"{place}/{name}" for name in "abc"]
     assert [one.hash for one in chain_of(paths)] == [base.hash, first.hash, second.hash]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "memory://{}",
+        "simplecache::memory://{}",
+        "dir://{}::memory://base",
+        "dir://above/{}::memory://base",
+        "simplecache::dir://above/{}::memory://base",
+        "memory://above/{}/",
+    ],
+)
+def test_chains_are_found_beside_whatever_the_url(pattern: str) -> None:
+    try:
+        base = save(pattern.format("a"))
+        first = save(pattern.format("b"), is_delta=True, after=base)
+        found = chain_of(pattern.format("b"))
+        assert [one.hash for one in found] == [base.hash, first.hash]
+        save(pattern.format("c"), is_delta=True, after=position_of(found))
+        for one in chain_of(pattern.format("c")):  # by the URLs that were found
+            assert open_checkpoint(one.location).hash == one.hash
+            assert one.location.rstrip("/") in [pattern.format(name).rstrip("/") for name in "abc"]
+    finally:
+        forget_memory()
 
 
 def test_a_delta_looks_for_what_it_follows(place: str) -> None:

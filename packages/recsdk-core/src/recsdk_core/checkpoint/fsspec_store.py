@@ -180,17 +180,25 @@ class FsspecStore(Store):
                 file.close()
 
     def siblings(self) -> Iterator[Store]:
-        parent, _, own = self._path.rpartition("/")
+        above, slash, own = self._path.rpartition("/")
         with self._naming("", "listing the folder above it"):
-            found = self._uncached.ls(parent, detail=True) if parent else []
+            found = self._uncached.ls(above, detail=True)
             folders = [e["name"].rstrip("/") for e in found if e["type"] == "directory"]
-        url = self.location.rstrip("/").rpartition("/")[0]
         for path in sorted(folders):
             name = path.rpartition("/")[2]
             if name != own:
-                store = FsspecStore(self._files, f"{parent}/{name}", f"{url}/{name}")
+                url = _url_beside(self.location, name)
+                store = FsspecStore(self._files, f"{above}{slash}{name}", url)
                 if store._state() == "complete":
                     yield store
+
+
+def _url_beside(url: str, name: str) -> str:
+    """The URL with another last name in its path, which of a chain of URLs the first has."""
+    links = url.split("::")
+    at = next(number for number, link in enumerate(links) if "://" in link)
+    links[at] = f"{links[at].rstrip('/').rpartition('/')[0]}/{name}"
+    return "::".join(links)
 
 
 def _write_to(file: Any) -> Callable[[memoryview], None]:

@@ -161,11 +161,11 @@ class SavesAndLoads:
     ) -> Checkpoint:
         """Replaces all rows, the update count and the learning rate by those of a checkpoint.
 
-        `path` is that of a snapshot, or of a delta whose predecessors lie in the same folder, or a
-        list of paths: a snapshot, then its deltas in order. A checkpoint of any number of ranks and
-        any sharding rule loads alike. `name` is the table in the checkpoint, by default this
-        table's. `allow` names what may differ: "optimizer" drops the saved state, "seed" and
-        "initializer" accept that rows made later differ.
+        `path` is that of a snapshot, or of a delta whose predecessors lie in the same folder (which
+        a URL `dir::...` does not show), or a list of paths: a snapshot, then its deltas in order. A
+        checkpoint of any number of ranks and any sharding rule loads alike. `name` is the table in
+        the checkpoint, by default this table's. `allow` names what may differ: "optimizer" drops
+        the saved state, "seed" and "initializer" accept that rows made later differ.
 
         Returns the checkpoint, for its `user_state()` and `manifest.step`. Everything is read and
         verified before the first row changes. Raises CheckpointError for what is missing, damaged
