@@ -1,4 +1,4 @@
-"""The pipelines over several ranks: one spawn runs every case of cases_of_*.py named here."""
+"""The pipelines over several ranks: one spawn runs the cases of cases_of_*.py named here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from pipeline_support.launch import TESTS, run_cases
+from pipeline_support.launch import TESTS, cases_asked_for, run_cases
 
 MODULES = ("cases_of_pipeline", "cases_of_evaluation")
 SOURCES = "".join((TESTS / f"{module}.py").read_text() for module in MODULES)
@@ -23,9 +23,11 @@ SIMULATED_NPU = {
 
 
 @pytest.fixture(scope="module")
-def problems(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+def problems(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[str]]:
     folder: Path = tmp_path_factory.mktemp("cases")
-    return run_cases(",".join(MODULES), 2, folder)
+    return run_cases(",".join(MODULES), 2, folder, cases_asked_for(request))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -34,9 +36,11 @@ def test_case_on_two_ranks(problems: dict[str, list[str]], case: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def problems_on_npu(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+def problems_on_npu(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[str]]:
     folder: Path = tmp_path_factory.mktemp("cases_on_npu")
-    return run_cases(",".join(MODULES), 2, folder, CASES_WITHOUT_FBGEMM, **SIMULATED_NPU)
+    return run_cases(",".join(MODULES), 2, folder, cases_asked_for(request), **SIMULATED_NPU)
 
 
 @pytest.mark.parametrize("case", CASES_WITHOUT_FBGEMM)

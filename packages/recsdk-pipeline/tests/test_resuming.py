@@ -1,4 +1,4 @@
-"""Stopping and resuming over several ranks: one spawn runs every case of cases_of_resuming.py."""
+"""Stopping and resuming over several ranks: one spawn runs the cases of cases_of_resuming.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pipeline_support.launch import TESTS, run_cases
+from pipeline_support.launch import TESTS, cases_asked_for, run_cases
 
 from recsdk_pipeline import HybridTrainPipelineSparseDist
 
@@ -16,9 +16,11 @@ CASES = re.findall(r"^def (case_\w+)", (TESTS / f"{MODULE}.py").read_text(), re.
 
 
 @pytest.fixture(scope="module")
-def problems(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+def problems(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[str]]:
     folder: Path = tmp_path_factory.mktemp("cases")
-    return run_cases(MODULE, 2, folder)
+    return run_cases(MODULE, 2, folder, cases_asked_for(request))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).resolve().parents[1]
 SECONDS_TO_END = 500
 
@@ -62,6 +64,18 @@ def ranks_of(launcher: subprocess.Popen[str]) -> list[int]:
     """The process ids of torchrun's children."""
     task = Path("/proc", str(launcher.pid), "task")
     return [int(pid) for file in task.glob("*/children") for pid in file.read_text().split()]
+
+
+def cases_asked_for(request: pytest.FixtureRequest) -> list[str]:
+    """The `case`s of the tests of this run that use the fixture that asks, in its module.
+
+    So a run of a few tests runs a few cases.
+    """
+    return [
+        item.callspec.params["case"]
+        for item in request.session.items
+        if item.path == request.path and request.fixturename in item.fixturenames
+    ]
 
 
 def run_cases(
