@@ -39,7 +39,8 @@ TEST(CopyMemoryTest, PiecesStayApartUntilTheirBandIsReleased) {
       ASSERT_EQ(memory.release(static_cast<std::int64_t>(band)), num_bytes);
       pieces[band].clear();
     } else if (random() % 10 == 0) {
-      memory.stock(static_cast<std::int64_t>(random() % 2'000'000));
+      while (memory.stock(static_cast<std::int64_t>(random() % 2'000'000))) {
+      }
     } else {
       const std::size_t head = random() % 100;
       const std::size_t each = random() % 30 == 0 ? 300'000 : 1 + random() % 500;
@@ -84,8 +85,8 @@ TEST(CopyMemoryTest, ChunksAreFilled) {
   EXPECT_GE(memory.chunk_bytes(), num_bytes);
   const std::size_t before = memory.chunk_bytes();
   for (std::int64_t band = 0; band < kNumBands; ++band) memory.release(band);
-  memory.stock(static_cast<std::int64_t>(before));
-  EXPECT_EQ(memory.chunk_bytes(), before);  // what was released is enough
+  EXPECT_FALSE(memory.stock(static_cast<std::int64_t>(before)));  // what was released is enough
+  EXPECT_EQ(memory.chunk_bytes(), before);
 }
 
 TEST(CopyMemoryTest, WhatWasReleasedComesAgain) {
@@ -98,6 +99,32 @@ TEST(CopyMemoryTest, WhatWasReleasedComesAgain) {
   EXPECT_EQ(memory.release(0), 104);
   EXPECT_EQ(memory.release(0), 0);
   EXPECT_EQ(allocate(1), first);
+}
+
+// Chunks readied before or not, in one slab of 16 MiB or many: what is kept is given out again, each
+// piece once.
+TEST(CopyMemoryTest, RecycledItGivesOutWhatItKept) {
+  constexpr std::int64_t kNumBands = 3;
+  constexpr auto kChunk = static_cast<std::int64_t>(CopyMemory::kChunkBytes);
+  std::mt19937 random(3);
+  CopyMemory memory(kNumBands);
+  for (int round = 0; round < 40; ++round) {
+    std::vector<Piece> pieces;
+    for (auto left = static_cast<std::int64_t>(random() % 150); left > 0; --left) {
+      std::int64_t count = 200'000;
+      std::byte* const place = memory.allocate(left % kNumBands, 0, 1, count);
+      const auto content = static_cast<std::byte>(left);
+      std::fill_n(place, count, content);
+      pieces.push_back({{place, static_cast<std::size_t>(count)}, content});
+    }
+    memory.stock(static_cast<std::int64_t>(random() % 3) * kChunk);
+    for (const Piece& piece : pieces) ASSERT_TRUE(piece.is_whole());
+    const auto keep = static_cast<std::int64_t>(random() % 160) * kChunk - 1;
+    const auto before = static_cast<std::int64_t>(memory.chunk_bytes());
+    ASSERT_TRUE(memory.recycle(keep));
+    ASSERT_EQ(static_cast<std::int64_t>(memory.chunk_bytes()),
+              std::min(before, std::max<std::int64_t>(keep, 0) / kChunk * kChunk));
+  }
 }
 
 }  // namespace

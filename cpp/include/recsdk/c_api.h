@@ -319,7 +319,7 @@ typedef struct recsdk_stats {
   int64_t index_probes;             ///< buckets read if every hashed key is looked up once
   int64_t index_dense_keys;         ///< keys of dense ranges, which are mapped directly
   int64_t index_dense_pages;        ///< ranges of 2048 keys that are mapped directly
-  int64_t tracking_bytes;           ///< memory of what tells changes since the last save
+  int64_t tracking_bytes;  ///< memory that tells changes since the last save, or awaits the next
   int64_t checkpoint_copied_bytes;  ///< memory of rows copied for an open cut
   uint64_t checkpoint_waits;        ///< times that an update waited for a cut to be read further
   double checkpoint_wait_seconds;   ///< how long all of them took
@@ -568,6 +568,10 @@ RECSDK_API int recsdk_table_memory_bytes(const recsdk_table* table, int64_t* byt
 RECSDK_API int recsdk_table_export_rows(const recsdk_table* table, int64_t* begin, int64_t capacity,
                                         int64_t* keys, float* weights, float* state,
                                         int64_t* num_rows);
+
+/// Readies memory so that updates of `rows_per_update` rows beside the next cut need not wait for the
+/// system; see recsdk::Table::prepare_cuts.
+RECSDK_API int recsdk_table_prepare_cuts(recsdk_table* table, int64_t rows_per_update);
 
 /// Makes room for `num_rows` rows in all: insertions up to there wait for no memory.
 RECSDK_API int recsdk_table_reserve(recsdk_table* table, int64_t num_rows);

@@ -55,7 +55,8 @@ struct TableStats {
   std::int64_t index_probes = 0;             ///< buckets read if every hashed key is looked up once
   std::int64_t index_dense_keys = 0;         ///< keys of dense ranges, which are mapped directly
   std::int64_t index_dense_pages = 0;        ///< ranges of 2048 keys that are mapped directly
-  std::int64_t tracking_bytes = 0;           ///< memory of what tells changes since the last save
+  /// Memory of what tells changes since the last save, and of what is ready for the next.
+  std::int64_t tracking_bytes = 0;
   std::int64_t checkpoint_copied_bytes = 0;  ///< memory of rows copied for an open cut
   std::uint64_t checkpoint_waits = 0;  ///< times that an update waited for a cut to be read further
   double checkpoint_wait_seconds = 0.0;  ///< how long all of them took
@@ -247,6 +248,12 @@ class RECSDK_API Table {
   /// Throws Error(kBusy) while a cut is open; std::invalid_argument if changes_only without a
   /// durable cut or a restore before, or if an option is out of range.
   Cut cut(const CutOptions& options);
+  /// Readies memory so that updates beside the next cut need not wait for the system: for copies of
+  /// two updates of `rows_per_update` rows each, at most 64 MiB and a sixteenth of the rows that are
+  /// there now, and two bits per row. What a cut has used, up to as much, stays ready for the next
+  /// one; stats() counts it as tracking_bytes. Cost: touching that memory. Throws
+  /// Error(kOutOfMemory), std::invalid_argument for a negative number.
+  void prepare_cuts(std::int64_t rows_per_update);
   /// True if a cut may be of changes only.
   bool is_tracking() const;
 

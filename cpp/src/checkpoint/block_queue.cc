@@ -21,6 +21,8 @@ void BlockBuffer::resize(std::int64_t size, std::int64_t offset) {
   if (memory_.size() < needed || (wants_huge && !is_huge_)) {
     memory_ = Pages(needed, wants_huge ? 0 : SIZE_MAX);
     is_huge_ = wants_huge;
+    // Rows are put there while updates wait, which shall not wait for the system as well.
+    if (is_huge_) memory_.populate(0, needed);
   }
   data_ = memory_.data() + offset % kPage;
 }
@@ -80,6 +82,21 @@ void BlockQueue::submit(std::unique_ptr<BlockBuffer> buffer, std::int64_t size) 
     ++num_out_;
   }
   changed_.notify_all();
+}
+
+// The page cache takes fresh memory, for which the system may stop a processor as long as it takes;
+// what goes past it only waits for the disk, and better in one piece.
+void BlockQueue::write(const Item& item) {
+  constexpr std::size_t kPiece = std::size_t{256} << 10;
+  std::span<const std::byte> left(item.buffer->data(), item.size);
+  while (pause_ && num_written_ < kDirectFrom && left.size() > kPiece) {
+    sink_.write(left.first(kPiece));
+    num_written_ += static_cast<std::int64_t>(kPiece);
+    left = left.subspan(kPiece);
+    pause_();
+  }
+  sink_.write(left);
+  num_written_ += static_cast<std::int64_t>(left.size());
 }
 
 void BlockQueue::recycle(std::unique_ptr<BlockBuffer> buffer) {

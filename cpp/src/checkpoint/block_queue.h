@@ -6,9 +6,11 @@
 #include <cstdint>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/checksum.h"
@@ -41,6 +43,9 @@ class BlockQueue {
   /// What is not yet written is dropped.
   ~BlockQueue();
 
+  /// To be called between pieces of what submit writes itself, through the page cache.
+  void set_pause(std::function<void()> pause) { pause_ = std::move(pause); }
+
   /// A buffer to fill, of at least `size` bytes that come at `offset` of the file; waits for one
   /// that has been written. Throws what the sink has thrown.
   std::unique_ptr<BlockBuffer> acquire(std::int64_t size, std::int64_t offset);
@@ -57,10 +62,12 @@ class BlockQueue {
     std::size_t size = 0;
   };
   void serve();
-  void write(const Item& item) { sink_.write({item.buffer->data(), item.size}); }
+  void write(const Item& item);
   void rethrow();
 
   ByteSink& sink_;
+  std::function<void()> pause_;
+  std::int64_t num_written_ = 0;
   StreamChecksum checksum_;  // of what was submitted
   std::mutex mutex_;
   std::condition_variable changed_;

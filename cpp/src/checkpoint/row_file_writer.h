@@ -3,10 +3,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/block_queue.h"
@@ -29,6 +31,9 @@ struct RowFileWriter::Impl {
   /// The free rest of the current block; rows put there count once commit_rows is called.
   RowSlots row_slots();
   void commit_rows(std::int64_t count);
+
+  /// To be called by this thread between pieces of its work, now and then.
+  void set_pause(std::function<void()> pause) { queue_->set_pause(std::move(pause)); }
 
   void write_erased(std::span<const Key> keys);
   void write_policy(std::string_view name, std::span<const std::byte> data);

@@ -20,6 +20,12 @@ class ChangeTracker {
   /// Makes ready for changes of rows below `num_rows`.
   void grow(std::int64_t num_rows) { changed_.grow(num_rows); }
 
+  /// Forgets all, so that nothing has changed.
+  void clear() noexcept {
+    changed_.clear_all();
+    left_.clear();
+  }
+
   /// The distinct rows of sorted items [begin, end) change.
   void note_changed(const GradItem* items, std::int64_t begin, std::int64_t end) noexcept;
   void note_changed(std::int64_t row) noexcept { changed_.set(row); }

@@ -20,7 +20,7 @@ void touch(std::byte* chunk) {
 }  // namespace
 
 CopyMemory::CopyMemory(std::int64_t num_bands)
-    : bands_(std::make_unique<Band[]>(static_cast<std::size_t>(num_bands))) {}
+    : num_bands_(num_bands), bands_(std::make_unique<Band[]>(static_cast<std::size_t>(num_bands))) {}
 
 std::byte* CopyMemory::allocate(std::int64_t band, std::size_t head, std::size_t each,
                                 std::int64_t& count) {
@@ -82,25 +82,37 @@ std::int64_t CopyMemory::release(std::int64_t band) noexcept {
   return std::exchange(of.num_bytes, 0);
 }
 
-void CopyMemory::stock(std::int64_t bytes) noexcept {
+bool CopyMemory::stock(std::int64_t bytes) noexcept {
   const auto wanted = static_cast<std::size_t>(bytes) / kChunkBytes;
+  std::byte* chunk = nullptr;
   try {
-    for (;;) {
-      std::byte* chunk = nullptr;
-      {
-        const auto gate = hold_off_fork();
-        const std::lock_guard lock(mutex_);
-        if (free_.size() >= wanted) return;
-        chunk = take_fresh_chunk();
-      }
-      if (!populate_pages(chunk, kChunkBytes)) touch(chunk);
-      const auto gate = hold_off_fork();
-      const std::lock_guard lock(mutex_);
-      free_.push_back(chunk);
-    }
+    const auto gate = hold_off_fork();
+    const std::lock_guard lock(mutex_);
+    if (free_.size() >= wanted) return false;
+    chunk = take_fresh_chunk();
   } catch (const std::exception&) {
-    return;  // whoever needs memory asks for it again, and says so
+    return false;  // whoever needs memory asks for it again, and says so
   }
+  if (!populate_pages(chunk, kChunkBytes)) touch(chunk);
+  const auto gate = hold_off_fork();
+  const std::lock_guard lock(mutex_);
+  free_.push_back(chunk);
+  return true;
+}
+
+bool CopyMemory::recycle(std::int64_t keep) noexcept {
+  for (std::int64_t band = 0; band < num_bands_; ++band) release(band);
+  const std::lock_guard lock(mutex_);
+  if (free_.size() != num_chunks_) return false;
+  const auto wanted = static_cast<std::size_t>(std::max<std::int64_t>(keep, 0)) / kChunkBytes;
+  num_chunks_ = std::min(wanted, num_chunks_);
+  while (slabs_.size() * kSlabChunks >= num_chunks_ + kSlabChunks) slabs_.pop_back();
+  used_ = kSlabBytes - (slabs_.size() * kSlabChunks - num_chunks_) * kChunkBytes;
+  if (!slabs_.empty()) slabs_.back().discard(used_);
+  free_.clear();
+  for (std::size_t i = 0; i < num_chunks_; ++i)
+    free_.push_back(slabs_[i / kSlabChunks].data() + i % kSlabChunks * kChunkBytes);
+  return true;
 }
 
 std::size_t CopyMemory::chunk_bytes() const {

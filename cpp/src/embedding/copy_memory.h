@@ -30,12 +30,17 @@ class CopyMemory {
   /// Takes back all that was allocated in a band; returns how many bytes that was, each piece
   /// rounded up to a multiple of 8.
   std::int64_t release(std::int64_t band) noexcept;
-  /// Readies chunks until about `bytes` are free; best effort. Takes hold_off_fork(), which the
-  /// caller must not hold.
-  void stock(std::int64_t bytes) noexcept;
+  /// Readies one chunk more if less than about `bytes` are free; false if not, or if there is no
+  /// memory. Takes hold_off_fork(), which the caller must not hold.
+  bool stock(std::int64_t bytes) noexcept;
 
   static constexpr std::size_t kChunkBytes = std::size_t{256} << 10;
-  /// Of all chunks that were ever needed or readied. Pieces that no chunk holds come on top.
+  /// Takes back all that was allocated, in every band, and gives the system what is beyond `keep`
+  /// bytes. False, with no more done than that nothing is allocated, while another thread readies a
+  /// chunk. Nobody allocates meanwhile.
+  bool recycle(std::int64_t keep) noexcept;
+
+  /// Of all chunks that were needed or readied. Pieces that no chunk holds come on top.
   std::size_t chunk_bytes() const;
 
  private:
@@ -47,11 +52,13 @@ class CopyMemory {
     std::int64_t num_bytes = 0;      // allocated
   };
   static constexpr std::size_t kSlabBytes = std::size_t{16} << 20;
+  static constexpr std::size_t kSlabChunks = kSlabBytes / kChunkBytes;
 
   static std::byte* allocate_large(Band& of, std::size_t bytes);
   std::byte* take_chunk();
   std::byte* take_fresh_chunk();
 
+  const std::int64_t num_bands_;
   std::unique_ptr<Band[]> bands_;
   mutable std::mutex mutex_;       // of all that follows
   std::vector<Pages> slabs_;       // what chunks are cut from, the last one now

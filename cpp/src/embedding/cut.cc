@@ -1,6 +1,7 @@
 // Cuts: how they begin and end. How rows get through is in cut_state.cc.
 #include "embedding/cut.h"
 
+#include <algorithm>
 #include <ctime>
 #include <mutex>
 #include <optional>
@@ -34,7 +35,6 @@ Cut Table::cut(const CutOptions& options) {
   }
   Impl& t = *impl_;
   auto cut = std::make_unique<Cut::Impl>();
-  auto tracker = std::make_unique<ChangeTracker>(t.hash_seed);
   const std::unique_lock lock(t.index_mutex);
   const std::unique_lock rows_lock(t.rows_mutex);
   if (t.open_cut != nullptr) {
@@ -45,9 +45,10 @@ Cut Table::cut(const CutOptions& options) {
     throw std::invalid_argument(
         t.title() + ": there is no save that changes could build on; save in full first");
   }
-  tracker->grow(t.rows.end());
+  internal::CutMemory::Parts parts = t.cut_memory.take(t.rows.end());
   auto state =
-      std::make_shared<internal::CutState>(t.layout, t.rows, t.rows.end(), options.max_copy_bytes);
+      std::make_shared<internal::CutState>(t.layout, t.rows, t.rows.end(), options.max_copy_bytes,
+                                           t.cut_memory.bytes_at_once(), parts);
   cut->num_rows =
       state->mark(options.changes_only ? &t.tracker->changed() : nullptr, t.max_threads());
   cut->num_erased = options.changes_only ? t.tracker->num_left() : 0;
@@ -57,9 +58,19 @@ Cut Table::cut(const CutOptions& options) {
   cut->log_decay = t.log_decay;
   cut->table = impl_;
   cut->state = state;
-  cut->before = std::exchange(t.tracker, std::move(tracker));
+  cut->before = std::exchange(t.tracker, std::move(parts.tracker));
   t.open_cut = std::move(state);
   return Cut(std::move(cut));
+}
+
+void Table::prepare_cuts(std::int64_t rows_per_update) {
+  if (rows_per_update < 0) {
+    throw std::invalid_argument(impl_->title() + ": prepare_cuts for updates of " +
+                                std::to_string(rows_per_update) + " rows; pass 0 or more");
+  }
+  constexpr std::int64_t kMost = std::int64_t{1} << 32;  // more rows than there can be
+  impl_->cut_memory.note_update(std::min(rows_per_update, kMost));
+  impl_->cut_memory.prepare(impl_->rows.end());
 }
 
 bool Table::is_tracking() const {
@@ -67,8 +78,12 @@ bool Table::is_tracking() const {
   return impl_->has_parent;
 }
 
+void Cut::Impl::stock() noexcept {
+  do give_way();
+  while (state->stock());
+}
+
 std::int64_t Cut::Impl::read(const internal::RowArrays& arrays) {
-  if (state->has_copied()) state->stock();
   for (;;) {
     {
       const auto gate = internal::hold_off_fork();
@@ -84,10 +99,11 @@ std::int64_t Cut::Impl::read(const internal::RowArrays& arrays) {
 // of fork finds no lock.
 void Cut::Impl::give_way() noexcept {
   constexpr auto kNap = std::chrono::microseconds(100);
+  constexpr std::chrono::nanoseconds kFirstPatience = std::chrono::milliseconds(100);
   constexpr int kPatience = 4;
   const std::chrono::nanoseconds worked = processor_time_of_thread();
-  const auto until =
-      std::chrono::steady_clock::now() + kPatience * (worked - worked_.value_or(worked));
+  const auto until = std::chrono::steady_clock::now() +
+                     (worked_ ? kPatience * (worked - *worked_) : kFirstPatience);
   while (table->num_updating.load() > 0 && std::chrono::steady_clock::now() < until)
     std::this_thread::sleep_for(kNap);
   worked_ = processor_time_of_thread();
@@ -100,7 +116,8 @@ std::vector<Key> Cut::Impl::erased_keys() const {
 // Copies go first, and without the table's locks: an update that waits for the reader may hold one.
 void Cut::Impl::finish(bool durable) noexcept {
   if (is_finished.exchange(true)) return;
-  state->close();
+  internal::CutMemory::Parts parts = 
+      state->close(table->cut_memory.bytes_for_copies(table->rows.end()));
   // A garbage collector may drop a cut while a custom initializer runs: the first lock is held
   // then, too late to hold off a fork.
   std::shared_lock<std::shared_mutex> gate;
@@ -109,13 +126,13 @@ void Cut::Impl::finish(bool durable) noexcept {
     gate = internal::hold_off_fork();
     lock.lock();
   }
-  std::unique_ptr<ChangeTracker> old;  // freed without the locks
   {
     const std::unique_lock rows_lock(table->rows_mutex);
-    old = end_tracking(durable);
+    parts.tracker = end_tracking(durable);
     table->open_cut.reset();
   }
   if (lock.owns_lock()) lock.unlock();
+  table->cut_memory.keep(std::move(parts), table->rows.end());
 }
 
 // Returns the tracker that is of no more use.
@@ -162,7 +179,7 @@ double Cut::log_decay() const noexcept { return impl_->log_decay; }
 std::int64_t Cut::copied_bytes() const noexcept { return impl_->state->copied_bytes(); }
 std::int64_t Cut::max_copied_bytes() const noexcept { return impl_->state->max_copied_bytes(); }
 bool Cut::is_finished() const noexcept { return impl_->is_finished.load(); }
-void Cut::prepare_copies() noexcept { impl_->state->stock(); }
+void Cut::prepare_copies() noexcept { impl_->stock(); }
 void Cut::finish(bool durable) noexcept { impl_->finish(durable); }
 
 }  // namespace recsdk

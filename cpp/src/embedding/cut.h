@@ -28,6 +28,8 @@ struct Cut::Impl {
   std::atomic<bool> is_finished{false};
   std::atomic<bool> is_begun{false};  // somebody reads it
 
+  /// Readies memory for copies, as long as there is need, and gives way in between.
+  void stock() noexcept;
   /// The next rows, at most `arrays.capacity`; 0 at the end. Throws Error(kBusy) once finished.
   std::int64_t read(const internal::RowArrays& arrays);
   /// To be called by a thread that reads beside training, now and then: while updates run it

@@ -22,8 +22,6 @@ namespace {
 constexpr std::int64_t kRegionBytes = std::int64_t{1} << 20;
 constexpr std::int64_t kChunkBytes = kRegionBytes / 4;  // copied under the locks at a time
 constexpr std::int64_t kMaxRegionRows = 65'536;
-constexpr std::int64_t kNumBands = 32;
-constexpr std::int64_t kMostStocked = std::int64_t{64} << 20;
 constexpr std::int64_t kFirstStock = std::int64_t{32} << 20;
 constexpr std::int64_t kScanRows = std::int64_t{1} << 20;  // looked at under the locks at a time
 constexpr std::int64_t kMarkGrain = 16'384;                // words a piece
@@ -96,7 +94,8 @@ struct CutState::Segment {
 };
 
 CutState::CutState(const RowLayout& layout, const RowStore& rows, std::int64_t end_row,
-                   std::optional<std::int64_t> max_copy_bytes)
+                   std::optional<std::int64_t> max_copy_bytes, std::int64_t bytes_at_once,
+                   CutMemory::Parts& parts)
     : rows_(rows),
       packed_(layout),
       end_row_(end_row),
@@ -105,13 +104,16 @@ CutState::CutState(const RowLayout& layout, const RowStore& rows, std::int64_t e
       region_rows_(
           std::min(floor_power(rows_in(kRegionBytes, packed_.row_bytes())), kMaxRegionRows)),
       chunk_rows_(rows_in(kChunkBytes, packed_.row_bytes())),
-      band_regions_((end_row / region_rows_ + kNumBands) / kNumBands),
-      bits_(static_cast<std::size_t>(end_row / kWordRows + 1) * sizeof(std::uint64_t), SIZE_MAX),
-      words_(reinterpret_cast<std::uint64_t*>(bits_.data())),
+      band_regions_(end_row / region_rows_ / kNumCopyBands + 1),
+      pending_(std::move(parts.pending)),
       regions_(static_cast<std::size_t>(end_row / region_rows_ + 1)),
-      memory_(std::make_shared<CopyMemory>(band_of(end_row / region_rows_) + 1)) {}
+      memory_(std::move(parts.copies)),
+      most_at_once_(bytes_at_once) {
+  if (max_copy_bytes && static_cast<std::int64_t>(memory_->chunk_bytes()) > *max_copy_bytes)
+    memory_->recycle(*max_copy_bytes);
+}
 
-CutState::~CutState() { close(); }
+CutState::~CutState() { close(0); }
 
 std::int64_t CutState::mark(const RowBits* changed, int max_threads) {
   std::atomic<std::int64_t> total{0};
@@ -122,7 +124,7 @@ std::int64_t CutState::mark(const RowBits* changed, int max_threads) {
       std::uint64_t bits = rows_.visible_bits(i);
       if (changed != nullptr) bits &= changed->word(i);
       if (bits == 0) continue;
-      words_[i] = bits;
+      pending_->word(i) = bits;
       count += std::popcount(bits);
     }
     total.fetch_add(count, std::memory_order_relaxed);
@@ -263,7 +265,7 @@ void CutState::fill(Segment& segment, std::span<const std::uint32_t> row_numbers
     segment.rows()[i] = row;
     segment.keys()[i] = rows_.key(row);
     packed_.pack(addresses, row, segment.packed(static_cast<std::int64_t>(i)));
-    std::atomic_ref(word(row)).fetch_and(~bit_of(row), std::memory_order_relaxed);
+    pending_->clear(row);
   }
 }
 
@@ -281,35 +283,38 @@ std::int64_t CutState::bytes_to_stock() const noexcept {
   const std::int64_t row_bytes = packed_.row_bytes();
   const std::int64_t left = (end_row_ - position_.load()) * row_bytes;
   const std::int64_t at_once = most_at_once_.load();
-  std::int64_t bytes = at_once > 0 ? std::min(2 * at_once, kMostStocked)
-                                   : std::min(kFirstStock, end_row_ * row_bytes / 16);
+  std::int64_t bytes =
+      CutMemory::most_to_ready(end_row_ * row_bytes, at_once > 0 ? at_once : kFirstStock / 2);
   bytes = std::min(bytes, left);
   if (max_copy_bytes_) bytes = std::min(bytes, *max_copy_bytes_ - copied_bytes_.load());
   return std::max<std::int64_t>(bytes, 0);
 }
 
-void CutState::stock() noexcept {
+bool CutState::stock() noexcept {
   std::shared_ptr<CopyMemory> memory;
   {
     const auto gate = hold_off_fork();
     const std::lock_guard lock(mutex_);
     memory = memory_;
   }
-  if (memory != nullptr) memory->stock(bytes_to_stock());
+  return memory != nullptr && memory->stock(bytes_to_stock());
 }
 
-void CutState::close() noexcept {
-  std::shared_ptr<CopyMemory> memory;  // freed when no update waits for the lock
+CutMemory::Parts CutState::close(std::int64_t keep_bytes) noexcept {
+  CutMemory::Parts parts;  // cleaned and freed when no update waits for the lock
   {
     const std::lock_guard lock(mutex_);
     is_closed_ = true;
     copied_bytes_ = 0;
-    memory.swap(memory_);
+    parts.copies = std::move(memory_);
+    parts.pending = std::move(pending_);
     regions_ = {};
-    bits_ = {};
-    words_ = nullptr;
   }
   moved_.notify_all();
+  if (parts.pending != nullptr) parts.pending->clear_all();
+  const std::int64_t most = max_copy_bytes_ ? std::min(keep_bytes, *max_copy_bytes_) : keep_bytes;
+  if (parts.copies != nullptr && !parts.copies->recycle(most)) parts.copies.reset();
+  return parts;
 }
 
 // ---- reading -----------------------------------------------------------------------------------
@@ -324,7 +329,7 @@ std::int64_t CutState::read(const RowArrays& arrays) {
     const std::int64_t end = take(begin, std::min(arrays.capacity, chunk_rows_));
     emit(arrays);
     n = static_cast<std::int64_t>(taken_.size());
-    for (const Taken& taken : taken_) word(taken.row) &= ~bit_of(taken.row);
+    for (const Taken& taken : taken_) pending_->clear(taken.row);
     const std::int64_t end_region =
         end < end_row_ ? end / region_rows_ : end_row_ / region_rows_ + 1;
     free_bands(begin / region_rows_, end_region);
@@ -372,7 +377,7 @@ void CutState::take_region(std::int64_t begin, std::int64_t end, std::size_t mos
       taken_.push_back(*copy);
   };
   for (std::int64_t base = begin / kWordRows * kWordRows; base < end; base += kWordRows) {
-    std::uint64_t bits = word(base);
+    std::uint64_t bits = pending_->word(base / kWordRows);
     if (base < begin) bits &= ~(bit_of(begin) - 1);  // of a region that may be taken already
     if (end - base < kWordRows) bits &= bit_of(end) - 1;
     for (; bits != 0; bits &= bits - 1) {

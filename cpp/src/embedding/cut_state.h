@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "embedding/copy_memory.h"
+#include "embedding/cut_memory.h"
 #include "embedding/gradients.h"
 #include "embedding/row_bits.h"
 #include "embedding/row_store.h"
@@ -59,8 +60,11 @@ struct CopyWaits {
 
 class CutState {
  public:
+  /// `bytes_at_once`: of the copies that one update may make, as far as seen. Takes the bits and the
+  /// memory for copies out of `parts`.
   CutState(const RowLayout& layout, const RowStore& rows, std::int64_t end_row,
-           std::optional<std::int64_t> max_copy_bytes);
+           std::optional<std::int64_t> max_copy_bytes, std::int64_t bytes_at_once,
+           CutMemory::Parts& parts);
   CutState(const CutState&) = delete;
   CutState& operator=(const CutState&) = delete;
   ~CutState();
@@ -84,13 +88,15 @@ class CutState {
   /// True once every row has been read.
   bool is_read() const noexcept { return position_.load() >= end_row_; }
 
-  /// Readies memory for about two updates' copies; before the first, for those of a large one. For
-  /// the thread that reads.
-  void stock() noexcept;
-  bool has_copied() const noexcept { return most_at_once_.load() > 0; }
+  /// Readies a piece of the memory for about two updates' copies; before the first, for those of a
+  /// large one. False if there is no need. For the thread that reads.
+  bool stock() noexcept;
+  bool has_copied() const noexcept { return max_copied_bytes_.load() > 0; }
 
-  /// Frees everything and lets waiting updates go.
-  void close() noexcept;
+  /// Lets waiting updates go; nothing is read or copied any more. Gives, once, the parts that it was
+  /// made of, clean for another cut, with `keep_bytes` of memory for copies, no more than the limit;
+  /// without that memory while another thread readies some of it.
+  CutMemory::Parts close(std::int64_t keep_bytes) noexcept;
 
   std::int64_t copied_bytes() const noexcept { return copied_bytes_.load(); }
   std::int64_t max_copied_bytes() const noexcept { return max_copied_bytes_.load(); }
@@ -105,10 +111,7 @@ class CutState {
     const std::byte* copy;  // null: from its record
   };
 
-  std::uint64_t& word(std::int64_t row) const noexcept { return words_[row / kWordRows]; }
-  bool is_pending(std::int64_t row) const noexcept {
-    return row < end_row_ && (word(row) & bit_of(row)) != 0;
-  }
+  bool is_pending(std::int64_t row) const noexcept { return row < end_row_ && pending_->test(row); }
   bool has_room(std::int64_t num_bytes) const noexcept;
   std::int64_t bytes_to_wait_for(std::int64_t num_rows) const noexcept;
   void wait(std::unique_lock<std::mutex>& lock, std::int64_t num_bytes, CopyWaits& waits);
@@ -137,14 +140,13 @@ class CutState {
   mutable std::mutex mutex_;
   std::condition_variable moved_;  // the reader went on, or the cut was closed
   bool is_closed_ = false;
-  Pages bits_;  // of pending rows
-  std::uint64_t* words_ = nullptr;
+  std::unique_ptr<RowBits> pending_;
   std::vector<Segment*> regions_;  // lists of copies; changed atomically
   std::shared_ptr<CopyMemory> memory_;
   std::atomic<std::int64_t> position_{0};
   std::atomic<std::int64_t> copied_bytes_{0};
   std::atomic<std::int64_t> max_copied_bytes_{0};
-  std::atomic<std::int64_t> most_at_once_{0};  // bytes that one update has copied
+  std::atomic<std::int64_t> most_at_once_;  // bytes that one update may copy, as far as seen
 
   // The reader's, kept for their memory.
   std::vector<Taken> copies_;

@@ -41,6 +41,10 @@ class RowBits {
   void clear(std::int64_t row) const noexcept {
     std::atomic_ref(word(row / kWordRows)).fetch_and(~bit_of(row), std::memory_order_relaxed);
   }
+  /// Clears all bits, and has their memory backed by that. Nobody else uses them.
+  void clear_all() const noexcept {
+    for (std::int64_t i = 0; i < num_words_; ++i) word(i) = 0;
+  }
   std::int64_t bytes() const noexcept {
     return num_words_ * static_cast<std::int64_t>(sizeof(std::uint64_t));
   }

@@ -100,7 +100,8 @@ Table::Impl::Impl(TableConfig table_config)
       hash_seed(config.hash_seed ? *config.hash_seed : random_seed()),
       index(hash_seed),
       rows(layout),
-      learning_rate(config.optimizer.learning_rate) {}
+      learning_rate(config.optimizer.learning_rate),
+      cut_memory(hash_seed, internal::PackedRows(layout).row_bytes()) {}
 
 int Table::Impl::max_threads() const {
   return config.num_threads ? *config.num_threads : num_threads();

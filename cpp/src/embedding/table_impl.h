@@ -117,6 +117,7 @@ struct Table::Impl {
   std::unique_ptr<internal::ChangeTracker> tracker;  // from the first cut or restore on
   bool has_parent = false;                           // there is a save that changes can build on
   std::shared_ptr<internal::CutState> open_cut;
+  internal::CutMemory cut_memory;
   internal::CopyWaits copy_waits;
   // Updates under way, but for those that wait for the reader of a cut: it gives way to them.
   std::atomic<int> num_updating{0};

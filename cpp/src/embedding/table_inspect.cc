@@ -67,7 +67,8 @@ TableStats Table::stats() const {
   stats.index_dense_pages = index.dense_pages;
   stats.row_bytes = impl_->rows.record_bytes();
   stats.metadata_bytes = impl_->rows.metadata_bytes();
-  if (impl_->tracker != nullptr) stats.tracking_bytes = impl_->tracker->bytes();
+  stats.tracking_bytes = impl_->cut_memory.bytes();
+  if (impl_->tracker != nullptr) stats.tracking_bytes += impl_->tracker->bytes();
   if (impl_->open_cut != nullptr) stats.checkpoint_copied_bytes = impl_->open_cut->copied_bytes();
   stats.checkpoint_waits = impl_->copy_waits.count.load();
   stats.checkpoint_wait_seconds = static_cast<double>(impl_->copy_waits.nanoseconds.load()) * 1e-9;

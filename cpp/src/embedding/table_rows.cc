@@ -161,8 +161,9 @@ void Table::Impl::update(std::span<const GradBlock> blocks,
   const internal::CountedIn counted(num_updating);
   const internal::SortedGradients gradients =
       internal::sort_gradients(blocks, rows.end(), max_threads());
-  preserve(blocks, gradients, lock);
   const std::int64_t num_items = gradients.items.size();
+  cut_memory.note_update(std::min(num_items, rows.end()));
+  preserve(blocks, gradients, lock);
   const std::int64_t scratch_width = internal::scratch_floats(config.dim, config.weight_dtype);
   internal::Buffer<float> scratch((num_items + kItemGrain - 1) / kItemGrain * scratch_width);
   OptimizerConfig optimizer = config.optimizer;

@@ -87,4 +87,9 @@ void Pages::populate(std::size_t begin, std::size_t end) const noexcept {
   if (first < last) populate_pages(data_ + first, last - first);
 }
 
+void Pages::discard(std::size_t begin) const noexcept {
+  const std::size_t first = round_up(begin, 4096);
+  if (first < size_) madvise(data_ + first, size_ - first, MADV_DONTNEED);
+}
+
 }  // namespace recsdk::internal

@@ -53,6 +53,9 @@ class Pages {
 
   /// Has the system back [begin, end) with memory now rather than at first touch. Best effort.
   void populate(std::size_t begin, std::size_t end) const noexcept;
+  /// Gives the system back the memory behind what lies from `begin` on: its content is void, and
+  /// zero at the next touch. `begin` is rounded up to a page.
+  void discard(std::size_t begin) const noexcept;
 
  private:
   std::byte* data_ = nullptr;

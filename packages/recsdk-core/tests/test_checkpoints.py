@@ -543,6 +543,25 @@ def test_an_asynchronous_save_holds_the_moment_of_its_call(tmp_path: Path) -> No
     assert whole(other) == whole(table)
 
 
+def test_memory_readied_for_saves_is_counted_and_changes_no_file(tmp_path: Path) -> None:
+    tables = [new_table(), new_table()]
+    for table in tables:
+        train(table, np.arange(20_000) * 7)
+    assert tables[0].stats().tracking_bytes == 0
+    tables[0].prepare_saves(20_000)
+    assert tables[0].stats().tracking_bytes > 0
+    for i, table in enumerate(tables):
+        with pytest.raises(ValueError, match="keys_per_step must be at least 0"):
+            table.prepare_saves(-1)
+        handle = table.save_async(tmp_path / str(i))
+        train(table, np.arange(20_000) * 7)
+        handle.wait()
+    others = [new_table(), new_table()]
+    for i, other in enumerate(others):
+        other.load(tmp_path / str(i))
+    assert whole(others[0]) == whole(others[1])
+
+
 def test_an_asynchronous_save_holds_the_user_state_of_its_call(tmp_path: Path) -> None:
     table, gate = trained(), Gate()
     state = {"steps": [1], "array": np.zeros(3)}

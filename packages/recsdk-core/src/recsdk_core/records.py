@@ -69,7 +69,7 @@ class TableStats:
     index_dense_pages: int
     """Ranges of 2048 keys that are mapped directly."""
     tracking_bytes: int
-    """Memory of what tells changes since the last save."""
+    """Memory of what tells changes since the last save, and of what is ready for the next."""
     checkpoint_copied_bytes: int
     """Memory of rows copied because they changed while a cut was open."""
     checkpoint_waits: int

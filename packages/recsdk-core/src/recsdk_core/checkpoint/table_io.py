@@ -124,7 +124,8 @@ class SavesAndLoads:
         Rows that are touched before they are written are copied first. When the copies hold
         `max_copy_bytes` (None: no limit), updates wait for the writer, and `stats()` counts it; the
         memory that they take is up to 8 MiB more. Else the writer gives way to updates, so under
-        updates without a pause it takes a fifth of a processor. The checkpoint is the same, byte
+        updates without a pause it takes a fifth of a processor. The first save of a table has steps
+        wait for fresh memory as well, unless `prepare_saves` was called. The checkpoint is the same, byte
         for byte, as of `save` or (`delta`) `save_delta` at this moment but for its token:
         `user_state` is copied, too. Other arguments as in `save`; `progress` is called on another
         thread.

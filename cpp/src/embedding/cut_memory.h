@@ -1,0 +1,72 @@
+// What a table keeps from one cut for the next.
+//
+// Fresh memory is what makes updates beside a cut slow: the system clears a page at its first
+// touch, and a virtual machine may have to ask its host for it first, which takes ten times as
+// long. So what a cut needs of bits and of memory for copies stays with the table.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+
+#include "embedding/change_tracker.h"
+#include "embedding/copy_memory.h"
+#include "embedding/row_bits.h"
+
+namespace recsdk::internal {
+
+/// Bands of rows whose copies are freed together, in every cut.
+inline constexpr std::int64_t kNumCopyBands = 33;
+
+/// Thread-safe; its lock is taken last.
+class CutMemory {
+ public:
+  /// `row_bytes`: of a row's copy.
+  CutMemory(std::uint64_t hash_seed, std::int64_t row_bytes)
+      : hash_seed_(hash_seed), row_bytes_(row_bytes) {}
+
+  /// All that one cut needs.
+  struct Parts {
+    std::unique_ptr<ChangeTracker> tracker;  // of the time after the cut: nothing has changed
+    std::unique_ptr<RowBits> pending;        // all clear
+    std::shared_ptr<CopyMemory> copies;      // nothing is allocated
+  };
+
+  /// Parts for a cut of `num_rows` rows: what is kept, else new ones. Throws Error(kOutOfMemory),
+  /// std::bad_alloc.
+  Parts take(std::int64_t num_rows);
+  /// Keeps parts for a cut of about `num_rows` rows; best effort. A tracker need not be clean, the
+  /// others are, and any may be null.
+  void keep(Parts parts, std::int64_t num_rows) noexcept;
+  /// Takes, touches and keeps all parts, so that the next cut finds them ready. Throws as take.
+  void prepare(std::int64_t num_rows);
+
+  /// An update changes this many rows, about.
+  void note_update(std::int64_t num_rows) noexcept {
+    if (num_rows > most_rows_.load(std::memory_order_relaxed))
+      most_rows_.store(num_rows, std::memory_order_relaxed);
+  }
+  /// Bytes of the copies of the largest update so far.
+  std::int64_t bytes_at_once() const noexcept {
+    return most_rows_.load(std::memory_order_relaxed) * row_bytes_;
+  }
+  /// Memory for copies that a table of `num_rows` rows should have ready: for two updates, the
+  /// second of which may come before the thread that writes could ready more.
+  std::int64_t bytes_for_copies(std::int64_t num_rows) const noexcept {
+    return most_to_ready(num_rows * row_bytes_, bytes_at_once());
+  }
+  static std::int64_t most_to_ready(std::int64_t bytes_of_rows, std::int64_t at_once) noexcept;
+
+  /// Memory that is kept.
+  std::int64_t bytes() const;
+
+ private:
+  const std::uint64_t hash_seed_;
+  const std::int64_t row_bytes_;
+  std::atomic<std::int64_t> most_rows_{0};
+  mutable std::mutex mutex_;
+  Parts kept_;
+};
+
+}  // namespace recsdk::internal
