@@ -101,8 +101,8 @@ TEST(CopyMemoryTest, WhatWasReleasedComesAgain) {
   EXPECT_EQ(allocate(1), first);
 }
 
-// Chunks readied before or not, in one slab of 16 MiB or many: what is kept is given out again, each
-// piece once.
+// Chunks readied before or not, in one slab of 16 MiB or many: what is kept is given out again,
+// each piece once.
 TEST(CopyMemoryTest, RecycledItGivesOutWhatItKept) {
   constexpr std::int64_t kNumBands = 3;
   constexpr auto kChunk = static_cast<std::int64_t>(CopyMemory::kChunkBytes);

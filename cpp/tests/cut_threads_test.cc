@@ -6,6 +6,7 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <thread>
@@ -207,6 +208,33 @@ TEST(CutThreadsTest, UpsertsAndNewRowsInUsedPlacesWaitToo) {
     check_rows(by_key(read_all(open(write(cut, 1, false))).rows), 5);
     waiting.join();
     table.check_invariants();
+  }
+}
+
+// The keys that left are the table's again once the cut is finished.
+TEST(CutThreadsTest, FinishingADeltaWhileItsErasedKeysAreWrittenEndsThat) {
+  constexpr std::size_t kNumKeys = 100'000;
+  TableConfig config;
+  config.dim = 1;
+  Table table(config);
+  std::vector<Key> keys(kNumKeys);
+  std::iota(keys.begin(), keys.end(), Key{0});
+  std::vector<float> values(kNumKeys);
+  for (int i = 0; i < 30; ++i) {
+    table.find_or_insert(keys, values.data());
+    save(table);
+    table.erase(keys);
+    Cut cut = table.cut({.changes_only = true, .max_copy_bytes = {}});
+    std::thread other([&] {
+      std::this_thread::sleep_for(std::chrono::microseconds(100 * i));
+      cut.finish(i % 2 == 0);
+    });
+    try {
+      EXPECT_EQ(read_all(open(write(cut, 1, false))).erased.size(), kNumKeys);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kBusy);
+    }
+    other.join();
   }
 }
 

@@ -312,14 +312,14 @@ typedef struct recsdk_stats {
   int64_t metadata_bytes;                  ///< memory of what is kept per row beside the record
   int64_t index_slots;                     ///< key slots of the hashed part of the index
   int64_t index_segments;
-  int64_t index_crowded;            ///< segments of keys that collide under the hash seed
-  int64_t index_directory;          ///< entries of the directory
-  uint64_t index_splits;            ///< segments split so far
-  int64_t index_overflowed;         ///< hashed keys that lie outside their home bucket
-  int64_t index_probes;             ///< buckets read if every hashed key is looked up once
-  int64_t index_dense_keys;         ///< keys of dense ranges, which are mapped directly
-  int64_t index_dense_pages;        ///< ranges of 2048 keys that are mapped directly
-  int64_t tracking_bytes;  ///< memory that tells changes since the last save, or awaits the next
+  int64_t index_crowded;      ///< segments of keys that collide under the hash seed
+  int64_t index_directory;    ///< entries of the directory
+  uint64_t index_splits;      ///< segments split so far
+  int64_t index_overflowed;   ///< hashed keys that lie outside their home bucket
+  int64_t index_probes;       ///< buckets read if every hashed key is looked up once
+  int64_t index_dense_keys;   ///< keys of dense ranges, which are mapped directly
+  int64_t index_dense_pages;  ///< ranges of 2048 keys that are mapped directly
+  int64_t tracking_bytes;     ///< memory that tells changes since the last save, or awaits the next
   int64_t checkpoint_copied_bytes;  ///< memory of rows copied for an open cut
   uint64_t checkpoint_waits;        ///< times that an update waited for a cut to be read further
   double checkpoint_wait_seconds;   ///< how long all of them took
@@ -569,8 +569,8 @@ RECSDK_API int recsdk_table_export_rows(const recsdk_table* table, int64_t* begi
                                         int64_t* keys, float* weights, float* state,
                                         int64_t* num_rows);
 
-/// Readies memory so that updates of `rows_per_update` rows beside the next cut need not wait for the
-/// system; see recsdk::Table::prepare_cuts.
+/// Readies memory so that updates of `rows_per_update` rows beside the next cut need not wait for
+/// the system; see recsdk::Table::prepare_cuts.
 RECSDK_API int recsdk_table_prepare_cuts(recsdk_table* table, int64_t rows_per_update);
 
 /// Makes room for `num_rows` rows in all: insertions up to there wait for no memory.

@@ -48,13 +48,13 @@ struct TableStats {
   std::int64_t metadata_bytes = 0;            ///< memory of what is kept per row beside the record
   std::int64_t index_slots = 0;               ///< key slots of the hashed part of the index
   std::int64_t index_segments = 0;
-  std::int64_t index_crowded = 0;            ///< segments of keys that collide under the hash seed
-  std::int64_t index_directory = 0;          ///< entries of the directory
-  std::uint64_t index_splits = 0;            ///< segments split so far
-  std::int64_t index_overflowed = 0;         ///< hashed keys that lie outside their home bucket
-  std::int64_t index_probes = 0;             ///< buckets read if every hashed key is looked up once
-  std::int64_t index_dense_keys = 0;         ///< keys of dense ranges, which are mapped directly
-  std::int64_t index_dense_pages = 0;        ///< ranges of 2048 keys that are mapped directly
+  std::int64_t index_crowded = 0;      ///< segments of keys that collide under the hash seed
+  std::int64_t index_directory = 0;    ///< entries of the directory
+  std::uint64_t index_splits = 0;      ///< segments split so far
+  std::int64_t index_overflowed = 0;   ///< hashed keys that lie outside their home bucket
+  std::int64_t index_probes = 0;       ///< buckets read if every hashed key is looked up once
+  std::int64_t index_dense_keys = 0;   ///< keys of dense ranges, which are mapped directly
+  std::int64_t index_dense_pages = 0;  ///< ranges of 2048 keys that are mapped directly
   /// Memory of what tells changes since the last save, and of what is ready for the next.
   std::int64_t tracking_bytes = 0;
   std::int64_t checkpoint_copied_bytes = 0;  ///< memory of rows copied for an open cut
@@ -249,9 +249,9 @@ class RECSDK_API Table {
   /// durable cut or a restore before, or if an option is out of range.
   Cut cut(const CutOptions& options);
   /// Readies memory so that updates beside the next cut need not wait for the system: for copies of
-  /// two updates of `rows_per_update` rows each, at most 64 MiB and a sixteenth of the rows that are
-  /// there now, and two bits per row. What a cut has used, up to as much, stays ready for the next
-  /// one; stats() counts it as tracking_bytes. Cost: touching that memory. Throws
+  /// two updates of `rows_per_update` rows each, at most 64 MiB and a sixteenth of the rows that
+  /// are there now, and two bits per row. What a cut has used, up to as much, stays ready for the
+  /// next one; stats() counts it as tracking_bytes. Cost: touching that memory. Throws
   /// Error(kOutOfMemory), std::invalid_argument for a negative number.
   void prepare_cuts(std::int64_t rows_per_update);
   /// True if a cut may be of changes only.

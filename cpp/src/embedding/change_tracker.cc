@@ -1,7 +1,5 @@
 #include "embedding/change_tracker.h"
 
-#include <algorithm>
-
 namespace recsdk::internal {
 
 // Rows ascend, so a word is gathered before it is written once.
@@ -37,11 +35,10 @@ void ChangeTracker::note_all_leaving(const Index& index) {
   note_leaving(keys, index);
 }
 
-std::vector<Key> ChangeTracker::sorted_left() const {
+std::vector<Key> ChangeTracker::left() const {
   std::vector<Key> keys;
   keys.reserve(static_cast<std::size_t>(left_.size()));
   left_.for_each([&](Key key, std::uint32_t) { keys.push_back(key); });
-  std::sort(keys.begin(), keys.end());
   return keys;
 }
 

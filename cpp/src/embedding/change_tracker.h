@@ -53,8 +53,8 @@ class ChangeTracker {
 
   const RowBits& changed() const noexcept { return changed_; }
   std::int64_t num_left() const noexcept { return left_.size(); }
-  /// The keys that left, in ascending order.
-  std::vector<Key> sorted_left() const;
+  /// The keys that left, in any order.
+  std::vector<Key> left() const;
   std::int64_t bytes() const { return changed_.bytes() + left_.stats().bytes; }
 
  private:

@@ -20,7 +20,8 @@ void touch(std::byte* chunk) {
 }  // namespace
 
 CopyMemory::CopyMemory(std::int64_t num_bands)
-    : num_bands_(num_bands), bands_(std::make_unique<Band[]>(static_cast<std::size_t>(num_bands))) {}
+    : num_bands_(num_bands),
+      bands_(std::make_unique<Band[]>(static_cast<std::size_t>(num_bands))) {}
 
 std::byte* CopyMemory::allocate(std::int64_t band, std::size_t head, std::size_t each,
                                 std::int64_t& count) {

@@ -46,9 +46,8 @@ Cut Table::cut(const CutOptions& options) {
         t.title() + ": there is no save that changes could build on; save in full first");
   }
   internal::CutMemory::Parts parts = t.cut_memory.take(t.rows.end());
-  auto state =
-      std::make_shared<internal::CutState>(t.layout, t.rows, t.rows.end(), options.max_copy_bytes,
-                                           t.cut_memory.bytes_at_once(), parts);
+  auto state = std::make_shared<internal::CutState>(
+      t.layout, t.rows, t.rows.end(), options.max_copy_bytes, t.cut_memory.bytes_at_once(), parts);
   cut->num_rows =
       state->mark(options.changes_only ? &t.tracker->changed() : nullptr, t.max_threads());
   cut->num_erased = options.changes_only ? t.tracker->num_left() : 0;
@@ -110,20 +109,33 @@ void Cut::Impl::give_way() noexcept {
 }
 
 std::vector<Key> Cut::Impl::erased_keys() const {
-  return changes_only ? before->sorted_left() : std::vector<Key>();
+  if (!changes_only) return {};
+  std::vector<Key> keys;
+  {
+    const auto gate = internal::hold_off_fork();
+    const std::lock_guard lock(before_mutex);
+    if (is_finished.load()) internal::CutState::throw_closed();
+    keys = before->left();
+  }
+  std::sort(keys.begin(), keys.end());
+  return keys;
 }
 
 // Copies go first, and without the table's locks: an update that waits for the reader may hold one.
 void Cut::Impl::finish(bool durable) noexcept {
   if (is_finished.exchange(true)) return;
-  internal::CutMemory::Parts parts = 
+  internal::CutMemory::Parts parts =
       state->close(table->cut_memory.bytes_for_copies(table->rows.end()));
   // A garbage collector may drop a cut while a custom initializer runs: the first lock is held
   // then, too late to hold off a fork.
   std::shared_lock<std::shared_mutex> gate;
   std::unique_lock<FairMutex> lock(table->index_mutex, std::defer_lock);
-  if (!table->index_mutex.is_in_callback()) {
+  std::unique_lock<std::mutex> before_lock(before_mutex, std::defer_lock);
+  if (table->index_mutex.is_in_callback()) {
+    before_lock.lock();
+  } else {
     gate = internal::hold_off_fork();
+    before_lock.lock();
     lock.lock();
   }
   {

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -18,6 +19,7 @@ namespace recsdk {
 struct Cut::Impl {
   std::shared_ptr<Table::Impl> table;
   std::shared_ptr<internal::CutState> state;
+  mutable std::mutex before_mutex;                  // taken before the table's locks
   std::unique_ptr<internal::ChangeTracker> before;  // changes from the parent to the cut, or null
   std::int64_t num_rows = 0;
   std::int64_t num_erased = 0;
@@ -36,7 +38,7 @@ struct Cut::Impl {
   /// waits, up to four times as long as it has worked since it did so last. On few cores an update
   /// and a thread that writes would take turns, and each would take longer.
   void give_way() noexcept;
-  /// Keys that left, ascending.
+  /// Keys that left, ascending. Throws Error(kBusy) once finished.
   std::vector<Key> erased_keys() const;
   void finish(bool durable) noexcept;
 

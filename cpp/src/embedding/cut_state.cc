@@ -319,12 +319,15 @@ CutMemory::Parts CutState::close(std::int64_t keep_bytes) noexcept {
 
 // ---- reading -----------------------------------------------------------------------------------
 
+void CutState::throw_closed() {
+  throw Error(ErrorCode::kBusy, "the cut was finished while it was read; take another one");
+}
+
 std::int64_t CutState::read(const RowArrays& arrays) {
   std::int64_t n = 0;
   {
     const std::lock_guard lock(mutex_);
-    if (is_closed_)
-      throw Error(ErrorCode::kBusy, "the cut was finished while it was read; take another one");
+    if (is_closed_) throw_closed();
     const std::int64_t begin = position_.load();
     const std::int64_t end = take(begin, std::min(arrays.capacity, chunk_rows_));
     emit(arrays);

@@ -60,8 +60,8 @@ struct CopyWaits {
 
 class CutState {
  public:
-  /// `bytes_at_once`: of the copies that one update may make, as far as seen. Takes the bits and the
-  /// memory for copies out of `parts`.
+  /// `bytes_at_once`: of the copies that one update may make, as far as seen. Takes the bits and
+  /// the memory for copies out of `parts`.
   CutState(const RowLayout& layout, const RowStore& rows, std::int64_t end_row,
            std::optional<std::int64_t> max_copy_bytes, std::int64_t bytes_at_once,
            CutMemory::Parts& parts);
@@ -85,6 +85,7 @@ class CutState {
   /// Takes the next rows, at most `arrays.capacity` and about 256 KiB; returns how many. The caller
   /// holds rows_mutex. Throws Error(kBusy) once the cut is closed.
   std::int64_t read(const RowArrays& arrays);
+  [[noreturn]] static void throw_closed();
   /// True once every row has been read.
   bool is_read() const noexcept { return position_.load() >= end_row_; }
 
@@ -93,9 +94,9 @@ class CutState {
   bool stock() noexcept;
   bool has_copied() const noexcept { return max_copied_bytes_.load() > 0; }
 
-  /// Lets waiting updates go; nothing is read or copied any more. Gives, once, the parts that it was
-  /// made of, clean for another cut, with `keep_bytes` of memory for copies, no more than the limit;
-  /// without that memory while another thread readies some of it.
+  /// Lets waiting updates go; nothing is read or copied any more. Gives, once, the parts that it
+  /// was made of, clean for another cut, with `keep_bytes` of memory for copies, no more than the
+  /// limit; without that memory while another thread readies some of it.
   CutMemory::Parts close(std::int64_t keep_bytes) noexcept;
 
   std::int64_t copied_bytes() const noexcept { return copied_bytes_.load(); }

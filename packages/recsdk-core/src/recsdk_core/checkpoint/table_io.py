@@ -125,10 +125,10 @@ class SavesAndLoads:
         `max_copy_bytes` (None: no limit), updates wait for the writer, and `stats()` counts it; the
         memory that they take is up to 8 MiB more. Else the writer gives way to updates, so under
         updates without a pause it takes a fifth of a processor. The first save of a table has steps
-        wait for fresh memory as well, unless `prepare_saves` was called. The checkpoint is the same, byte
-        for byte, as of `save` or (`delta`) `save_delta` at this moment but for its token:
-        `user_state` is copied, too. Other arguments as in `save`; `progress` is called on another
-        thread.
+        wait for fresh memory as well, unless `prepare_saves` was called. The checkpoint is the
+        same, byte for byte, as of `save` or (`delta`) `save_delta` at this moment but for its
+        token: `user_state` is copied, too. Other arguments as in `save`; `progress` is called on
+        another thread.
 
         Returns at once a handle with `wait()`, `result()`, `progress`; errors of the save are
         raised by its `wait`. Raises BusyError while another save of this table is under way.
