@@ -86,9 +86,11 @@ def test_chains_are_found_beside(place: str) -> None:
         "dir://above/{}::memory://base",
         "simplecache::dir://above/{}::memory://base",
         "memory://above/{}/",
+        "simplecache::{tmp_path}/{}",
     ],
 )
-def test_chains_are_found_beside_whatever_the_url(pattern: str) -> None:
+def test_chains_are_found_beside_whatever_the_url(pattern: str, tmp_path: Path) -> None:
+    pattern = pattern.replace("{tmp_path}", str(tmp_path))
     try:
         base = save(pattern.format("a"))
         first = save(pattern.format("b"), is_delta=True, after=base)

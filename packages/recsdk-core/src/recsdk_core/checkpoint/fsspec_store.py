@@ -196,7 +196,7 @@ class FsspecStore(Store):
 def _url_beside(url: str, name: str) -> str:
     """The URL with another last name in its path, which of a chain of URLs the first has."""
     links = url.split("::")
-    at = next(number for number, link in enumerate(links) if "://" in link)
+    at = next((n for n, link in enumerate(links) if "://" in link), len(links) - 1)
     links[at] = f"{links[at].rstrip('/').rpartition('/')[0]}/{name}"
     return "::".join(links)
 

@@ -236,27 +236,30 @@ def _check_chain(store: Store, position: Position | None, overwrite: bool) -> No
     # Between these two nothing goes by itself, and each costs a look at its store.
     ends = dict(zip(position.hashes, position.locations, strict=True))
     for digest in {position.base: None, position.hash: None}:
-        if _digest(open_store(ends[digest])) != digest and not _is_beside(store, digest):
+        errors: list[CheckpointError] = []
+        if _digest(open_store(ends[digest]), errors) != digest and not _is_beside(store, digest):
             raise CheckpointError(
-                f"{store.location}: a delta on {ends[digest]}, which is there no more, or is "
-                "another checkpoint than was saved or loaded; save in full, or put it back"
-            )
+                f"{store.location}: a delta on {ends[digest]}, which is there no more, cannot be "
+                "read, or is another checkpoint than was saved or loaded; save in full, or put it "
+                "back"
+            ) from next(iter(errors), None)
 
 
 def _refuse_own_chain(store: Store, position: Position) -> None:
     """Raises if the place is one of the chain's, under whatever name it goes."""
-    if _digest(store) in position.hashes or store.address in position.locations:
+    if _digest(store, []) in position.hashes or store.address in position.locations:
         raise CheckpointError(
             f"{store.location}: the delta would replace a checkpoint that it builds on; choose "
             "another path"
         )
 
 
-def _digest(store: Store) -> str | None:
-    """The hash of the checkpoint there, if there is one."""
+def _digest(store: Store, errors: list[CheckpointError]) -> str | None:
+    """The hash of the checkpoint there, if one can be read; adds the error if not."""
     try:
         return hashlib.sha256(store.read_manifest()).hexdigest()
-    except CheckpointError:
+    except CheckpointError as error:
+        errors.append(error)
         return None
 
 
