@@ -74,7 +74,8 @@ class _TableModule(nn.Module):
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
-        if "torch.distributed.checkpoint" in sys.modules:  # importing it takes a second
+        # Importing it takes a second. Several ranks may import the other after this.
+        if "torch.distributed.checkpoint" in sys.modules or _has_ranks():
             importlib.import_module("recsdk_core.nn.dcp")
         destination.update(save_table(self.table, prefix))
 
@@ -219,9 +220,17 @@ def _optimizer(optimizer: Optimizer | type, kwargs: Mapping[str, Any] | None) ->
     return optimizer
 
 
+def _has_ranks() -> bool:
+    return (
+        torch.distributed.is_available()
+        and torch.distributed.is_initialized()
+        and torch.distributed.get_world_size() > 1
+    )
+
+
 def _refuse_ddp(module: nn.Module) -> None:
     """Under DDP each rank would train rows of its own, and none would be averaged."""
-    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+    if not _has_ranks():
         return
     # The only way to know the wrapper: it is private, but what torch's own compiler relies on.
     ddp = nn.parallel.DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
