@@ -104,6 +104,38 @@ TEST_F(CutMemoryTest, AsMuchIsReadiedAsTwoUpdatesCopyAndASixteenthOfTheRows) {
   EXPECT_THROW(table_.prepare_cuts(-1), std::invalid_argument);
 }
 
+TEST_F(CutMemoryTest, WhatIsPreparedBesideAnOpenCutStays) {
+  Cut cut = table_.cut({});
+  const std::int64_t open = tracking_bytes();
+  table_.prepare_cuts(static_cast<std::int64_t>(kNumRows));
+  const std::int64_t both = tracking_bytes();
+  cut.finish(false);
+  EXPECT_GT(tracking_bytes(), 1'000'000);
+  EXPECT_LT(open + tracking_bytes(), both + 100'000);
+  EXPECT_EQ(bytes_taken_beside_a_cut(), 0U);
+}
+
+TEST_F(CutMemoryTest, MemoryIsCountedWhileACutIsOpen) {
+  table_.prepare_cuts(static_cast<std::int64_t>(kNumRows));
+  const std::int64_t before = tracking_bytes();
+  const Cut cut = table_.cut({});
+  EXPECT_GE(tracking_bytes(), before);
+  update();
+  EXPECT_GE(tracking_bytes() + cut.copied_bytes(), before);
+}
+
+TEST_F(CutMemoryTest, RowsThatComeOftenInAnUpdateCountOnce) {
+  table_.prepare_cuts(0);
+  const std::int64_t before = tracking_bytes();
+  constexpr std::size_t kOccurrences = 50'000;
+  std::vector<Key> few(kOccurrences);
+  for (std::size_t i = 0; i < kOccurrences; ++i) few[i] = static_cast<Key>(i % 100);
+  const std::vector<float> gradients(kOccurrences * kDim, 1.0F);
+  table_.apply_gradients(few, gradients.data());
+  table_.prepare_cuts(0);
+  EXPECT_EQ(tracking_bytes(), before);
+}
+
 // What is kept is a cut's memory as well, so it may hold no more than its limit.
 TEST_F(CutMemoryTest, ALimitHoldsForWhatIsKept) {
   table_.prepare_cuts(static_cast<std::int64_t>(kNumRows));

@@ -148,5 +148,24 @@ TEST_F(ForkTest, TheChildOfAParentThatReadiesMemoryGoesOn) {
   }
 }
 
+// Whether or not the cut has been finished when the child is made, it can be finished there.
+TEST_F(ForkTest, BesideAThreadThatFinishesACut) {
+  for (int i = 0; i < 60; ++i) {
+    Cut cut = table_.cut({});
+    std::atomic<bool> goes{false};
+    std::thread finishing([&] {
+      while (!goes.load()) std::this_thread::yield();
+      cut.finish(false);
+    });
+    goes.store(true);
+    const int status = status_of_child([&] {
+      cut.finish(false);
+      return table_.cut({}).num_rows() > 0;
+    });
+    EXPECT_EQ(status, 0);
+    finishing.join();
+  }
+}
+
 }  // namespace
 }  // namespace recsdk::test

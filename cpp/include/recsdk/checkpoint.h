@@ -34,7 +34,7 @@ struct CutOptions {
 /// A table's visible rows as they were at one moment, see Table::cut. While it is open, a row that
 /// is about to change is copied first. Movable; finishes itself, not durable, when destroyed.
 ///
-/// Thread safety: reading by one thread, everything else by any.
+/// Thread safety: prepare_copies and reading by one thread, everything else by any.
 class RECSDK_API Cut {
  public:
   Cut(Cut&& other) noexcept;
@@ -52,16 +52,18 @@ class RECSDK_API Cut {
   double log_decay() const noexcept;
   /// Bytes of rows copied because they changed: held now, and the most held so far. Memory for them
   /// is taken in pieces of 256 KiB, up to 32 of which may be partly used, and up to 64 MiB ahead,
-  /// as far as max_copy_bytes leaves room. It is freed when the cut is finished.
+  /// as far as max_copy_bytes leaves room. When the cut is finished, what Table::prepare_cuts would
+  /// ready, and no more than max_copy_bytes, stays with the table; the rest is freed.
   std::int64_t copied_bytes() const noexcept;
   std::int64_t max_copied_bytes() const noexcept;
   bool is_finished() const noexcept;
 
-  /// Readies memory for the first copies, up to 32 MiB, so that updates need not wait for it. For
-  /// the thread that is to write the cut beside training, as the first that it does; best effort.
+  /// Readies memory for the first copies, as Table::prepare_cuts, so that updates need not wait for
+  /// it; if no update was seen yet, up to 32 MiB. For the thread that is to write the cut beside
+  /// training, as the first that it does; it pauses as in write_rows. Best effort.
   void prepare_copies() noexcept;
 
-  /// Ends the cut and frees its copies. Durable: what it held is saved, and changes are tracked
+  /// Ends the cut; its copies are void. Durable: what it held is saved, and changes are tracked
   /// from the cut on. Else it is as if it had never been: what had changed before counts as changed
   /// still. Only the first call counts. If memory for that runs out, tracking ends, and the next
   /// save must be a full one. Waits for a running update.
@@ -89,8 +91,9 @@ struct WriteOptions {
 /// order: equal cuts give equal bytes, whether or not the table changed meanwhile. Holds at most 64
 /// MiB beside 8 bytes per erased key. Updates wait for at most one copy of about 1 MiB at a time;
 /// unless options.file.in_background, this thread pauses while they run, up to four times as long
-/// as it works. Once per cut. Does not finish the cut. Throws Error(kBusy) if the cut is finished
-/// meanwhile, std::invalid_argument for a finished or written one, and what the sink throws.
+/// as it works, and at first up to 100 ms. Once per cut. Does not finish the cut. Throws
+/// Error(kBusy) if the cut is finished meanwhile, std::invalid_argument for a finished or written
+/// one, and what the sink throws.
 RECSDK_API RowFileSummary write_rows(Cut& cut, ByteSink& sink, const WriteOptions& options = {});
 
 /// Which keys of a file a restore keeps.

@@ -38,8 +38,11 @@ void write_all_rows(Cut::Impl& cut, RowFileWriter& writer, Progress& progress) {
   const bool is_beside_updates = !blocks.options.in_background;
   if (is_beside_updates) blocks.set_pause([&cut] { cut.give_way(); });
   for (;;) {
-    if (is_beside_updates) cut.give_way();
-    if (cut.state->has_copied()) cut.stock();
+    if (cut.state->has_copied()) {
+      cut.stock(is_beside_updates);
+    } else if (is_beside_updates) {
+      cut.give_way();
+    }
     const RowSlots slots = blocks.row_slots();
     const std::int64_t n = cut.read({slots.capacity, slots.keys, slots.fields});
     if (n == 0) return;

@@ -77,9 +77,10 @@ bool Table::is_tracking() const {
   return impl_->has_parent;
 }
 
-void Cut::Impl::stock() noexcept {
-  do give_way();
-  while (state->stock());
+void Cut::Impl::stock(bool is_beside_updates) noexcept {
+  do {
+    if (is_beside_updates) give_way();
+  } while (state->stock());
 }
 
 std::int64_t Cut::Impl::read(const internal::RowArrays& arrays) {
@@ -123,28 +124,24 @@ std::vector<Key> Cut::Impl::erased_keys() const {
 
 // Copies go first, and without the table's locks: an update that waits for the reader may hold one.
 void Cut::Impl::finish(bool durable) noexcept {
-  if (is_finished.exchange(true)) return;
-  internal::CutMemory::Parts parts =
-      state->close(table->cut_memory.bytes_for_copies(table->rows.end()));
-  // A garbage collector may drop a cut while a custom initializer runs: the first lock is held
-  // then, too late to hold off a fork.
+  // Held off to the end, or a child might find the cut finished, but the table without a new one.
+  // A garbage collector may drop a cut while a custom initializer runs: the table's first lock is
+  // held then, too late to hold off a fork.
+  const bool is_in_callback = table->index_mutex.is_in_callback();
   std::shared_lock<std::shared_mutex> gate;
-  std::unique_lock<FairMutex> lock(table->index_mutex, std::defer_lock);
-  std::unique_lock<std::mutex> before_lock(before_mutex, std::defer_lock);
-  if (table->index_mutex.is_in_callback()) {
-    before_lock.lock();
-  } else {
-    gate = internal::hold_off_fork();
-    before_lock.lock();
-    lock.lock();
-  }
+  if (!is_in_callback) gate = internal::hold_off_fork();
+  if (is_finished.exchange(true)) return;
+  const std::int64_t end_row = table->rows.end();
+  internal::CutMemory::Parts parts = state->close(table->cut_memory.bytes_for_copies(end_row));
   {
+    const std::lock_guard before_lock(before_mutex);
+    std::unique_lock<FairMutex> lock(table->index_mutex, std::defer_lock);
+    if (!is_in_callback) lock.lock();
     const std::unique_lock rows_lock(table->rows_mutex);
     parts.tracker = end_tracking(durable);
     table->open_cut.reset();
   }
-  if (lock.owns_lock()) lock.unlock();
-  table->cut_memory.keep(std::move(parts), table->rows.end());
+  table->cut_memory.keep(std::move(parts), end_row);
 }
 
 // Returns the tracker that is of no more use.
@@ -191,7 +188,7 @@ double Cut::log_decay() const noexcept { return impl_->log_decay; }
 std::int64_t Cut::copied_bytes() const noexcept { return impl_->state->copied_bytes(); }
 std::int64_t Cut::max_copied_bytes() const noexcept { return impl_->state->max_copied_bytes(); }
 bool Cut::is_finished() const noexcept { return impl_->is_finished.load(); }
-void Cut::prepare_copies() noexcept { impl_->stock(); }
+void Cut::prepare_copies() noexcept { impl_->stock(true); }
 void Cut::finish(bool durable) noexcept { impl_->finish(durable); }
 
 }  // namespace recsdk

@@ -35,10 +35,15 @@ void CutMemory::keep(Parts parts, std::int64_t num_rows) noexcept {
   } catch (const std::exception&) {
     parts.tracker.reset();  // no memory: the next cut asks for it again
   }
+  const auto replace = [](auto& kept, auto& given, const auto& size_of) {
+    if (given != nullptr && (kept == nullptr || size_of(*given) >= size_of(*kept)))
+      kept.swap(given);
+  };
+  const auto bytes_of = [](const auto& part) { return part.bytes(); };
   const std::lock_guard lock(mutex_);
-  if (parts.pending == nullptr) parts.pending = std::move(kept_.pending);
-  if (parts.copies == nullptr) parts.copies = std::move(kept_.copies);
-  std::swap(kept_, parts);
+  replace(kept_.tracker, parts.tracker, bytes_of);
+  replace(kept_.pending, parts.pending, bytes_of);
+  replace(kept_.copies, parts.copies, [](const CopyMemory& c) { return c.chunk_bytes(); });
 }
 
 void CutMemory::prepare(std::int64_t num_rows) {

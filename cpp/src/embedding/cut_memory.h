@@ -17,9 +17,9 @@
 namespace recsdk::internal {
 
 /// Bands of rows whose copies are freed together, in every cut.
-inline constexpr std::int64_t kNumCopyBands = 33;
+inline constexpr std::int64_t kNumCopyBands = 32;
 
-/// Thread-safe; its lock is taken last.
+/// Thread-safe.
 class CutMemory {
  public:
   /// `row_bytes`: of a row's copy.
@@ -36,21 +36,20 @@ class CutMemory {
   /// Parts for a cut of `num_rows` rows: what is kept, else new ones. Throws Error(kOutOfMemory),
   /// std::bad_alloc.
   Parts take(std::int64_t num_rows);
-  /// Keeps parts for a cut of about `num_rows` rows; best effort. A tracker need not be clean, the
-  /// others are, and any may be null.
+  /// Keeps parts for a cut of about `num_rows` rows, of two of a kind the larger; best effort. A
+  /// tracker need not be clean, the others are, and any may be null.
   void keep(Parts parts, std::int64_t num_rows) noexcept;
   /// Takes, touches and keeps all parts, so that the next cut finds them ready. Throws as take.
   void prepare(std::int64_t num_rows);
 
-  /// An update changes this many rows, about.
+  /// An update changes this many rows.
   void note_update(std::int64_t num_rows) noexcept {
-    if (num_rows > most_rows_.load(std::memory_order_relaxed))
-      most_rows_.store(num_rows, std::memory_order_relaxed);
+    if (num_rows > most_rows()) most_rows_.store(num_rows, std::memory_order_relaxed);
   }
+  /// The most rows that an update has changed so far.
+  std::int64_t most_rows() const noexcept { return most_rows_.load(std::memory_order_relaxed); }
   /// Bytes of the copies of the largest update so far.
-  std::int64_t bytes_at_once() const noexcept {
-    return most_rows_.load(std::memory_order_relaxed) * row_bytes_;
-  }
+  std::int64_t bytes_at_once() const noexcept { return most_rows() * row_bytes_; }
   /// Memory for copies that a table of `num_rows` rows should have ready: for two updates, the
   /// second of which may come before the thread that writes could ready more.
   std::int64_t bytes_for_copies(std::int64_t num_rows) const noexcept {

@@ -109,8 +109,9 @@ CutState::CutState(const RowLayout& layout, const RowStore& rows, std::int64_t e
       regions_(static_cast<std::size_t>(end_row / region_rows_ + 1)),
       memory_(std::move(parts.copies)),
       most_at_once_(bytes_at_once) {
-  if (max_copy_bytes && static_cast<std::int64_t>(memory_->chunk_bytes()) > *max_copy_bytes)
-    memory_->recycle(*max_copy_bytes);
+  const auto most = static_cast<std::size_t>(max_copy_bytes.value_or(INT64_MAX));
+  if (memory_->chunk_bytes() > most && !memory_->recycle(*max_copy_bytes))
+    memory_ = std::make_shared<CopyMemory>(kNumCopyBands);
 }
 
 CutState::~CutState() { close(0); }
@@ -298,6 +299,13 @@ bool CutState::stock() noexcept {
     memory = memory_;
   }
   return memory != nullptr && memory->stock(bytes_to_stock());
+}
+
+std::int64_t CutState::spare_bytes() const {
+  const std::lock_guard lock(mutex_);
+  if (is_closed_) return 0;
+  const auto chunks = static_cast<std::int64_t>(memory_->chunk_bytes());
+  return pending_->bytes() + std::max<std::int64_t>(chunks - copied_bytes(), 0);
 }
 
 CutMemory::Parts CutState::close(std::int64_t keep_bytes) noexcept {

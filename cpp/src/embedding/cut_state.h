@@ -89,8 +89,8 @@ class CutState {
   /// True once every row has been read.
   bool is_read() const noexcept { return position_.load() >= end_row_; }
 
-  /// Readies a piece of the memory for about two updates' copies; before the first, for those of a
-  /// large one. False if there is no need. For the thread that reads.
+  /// Readies a piece of the memory for the copies of two updates as large as the largest so far;
+  /// before any, of a large one. False if there is no need. For the thread that reads.
   bool stock() noexcept;
   bool has_copied() const noexcept { return max_copied_bytes_.load() > 0; }
 
@@ -99,6 +99,8 @@ class CutState {
   /// limit; without that memory while another thread readies some of it.
   CutMemory::Parts close(std::int64_t keep_bytes) noexcept;
 
+  /// Memory beside copies: bits, and chunks that are ready or partly used.
+  std::int64_t spare_bytes() const;
   std::int64_t copied_bytes() const noexcept { return copied_bytes_.load(); }
   std::int64_t max_copied_bytes() const noexcept { return max_copied_bytes_.load(); }
 

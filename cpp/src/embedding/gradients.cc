@@ -167,6 +167,13 @@ std::int64_t SortedGradients::row_border(std::int64_t i) const {
   return std::upper_bound(items.data() + i, end, items[i - 1].row, is_below) - items.data();
 }
 
+std::int64_t SortedGradients::num_rows() const {
+  std::int64_t count = 0;
+  for (std::int64_t i = 0; i < items.size(); ++i)
+    count += static_cast<std::int64_t>(i == 0 || items.data()[i].row != items.data()[i - 1].row);
+  return count;
+}
+
 SortedGradients sort_gradients(std::span<const GradBlock> blocks, RowNumber end_row,
                                int max_threads) {
   std::vector<Piece> pieces = pieces_of(blocks);

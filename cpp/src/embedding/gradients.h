@@ -19,6 +19,8 @@ struct SortedGradients {
 
   /// First item at or after `i` that begins a row.
   std::int64_t row_border(std::int64_t i) const;
+  /// Distinct rows. Cost: goes over all items.
+  std::int64_t num_rows() const;
 };
 
 /// Rows must be below `end_row`. The same for any `max_threads`. Throws std::bad_alloc,

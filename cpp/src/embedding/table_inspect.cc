@@ -69,7 +69,10 @@ TableStats Table::stats() const {
   stats.metadata_bytes = impl_->rows.metadata_bytes();
   stats.tracking_bytes = impl_->cut_memory.bytes();
   if (impl_->tracker != nullptr) stats.tracking_bytes += impl_->tracker->bytes();
-  if (impl_->open_cut != nullptr) stats.checkpoint_copied_bytes = impl_->open_cut->copied_bytes();
+  if (impl_->open_cut != nullptr) {
+    stats.tracking_bytes += impl_->open_cut->spare_bytes();
+    stats.checkpoint_copied_bytes = impl_->open_cut->copied_bytes();
+  }
   stats.checkpoint_waits = impl_->copy_waits.count.load();
   stats.checkpoint_wait_seconds = static_cast<double>(impl_->copy_waits.nanoseconds.load()) * 1e-9;
   return stats;

@@ -162,7 +162,7 @@ void Table::Impl::update(std::span<const GradBlock> blocks,
   const internal::SortedGradients gradients =
       internal::sort_gradients(blocks, rows.end(), max_threads());
   const std::int64_t num_items = gradients.items.size();
-  cut_memory.note_update(std::min(num_items, rows.end()));
+  if (num_items > cut_memory.most_rows()) cut_memory.note_update(gradients.num_rows());
   preserve(blocks, gradients, lock);
   const std::int64_t scratch_width = internal::scratch_floats(config.dim, config.weight_dtype);
   internal::Buffer<float> scratch((num_items + kItemGrain - 1) / kItemGrain * scratch_width);
