@@ -20,6 +20,10 @@ std::shared_mutex& gate() {
   return *instance;
 }
 
+// Made when the library is loaded: a fork beside the thread that first comes here would not wait for
+// it, and leave the child with a gate half made.
+[[maybe_unused]] const std::shared_mutex& made_early = gate();
+
 }  // namespace
 
 std::shared_lock<std::shared_mutex> hold_off_fork() { return std::shared_lock(gate()); }
