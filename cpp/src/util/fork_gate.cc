@@ -20,8 +20,8 @@ std::shared_mutex& gate() {
   return *instance;
 }
 
-// Made when the library is loaded: a fork beside the thread that first comes here would not wait for
-// it, and leave the child with a gate half made.
+// Made when the library is loaded: a fork beside the thread that first comes here would not wait
+// for it, and leave the child with a gate half made.
 [[maybe_unused]] const std::shared_mutex& made_early = gate();
 
 }  // namespace
