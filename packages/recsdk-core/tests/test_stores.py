@@ -293,23 +293,6 @@ def test_a_pipe_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
             content_of(tmp_path / "one")
 
 
-def test_what_must_not_be_looked_into_is_no_part_of_a_chain(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base = save(tmp_path / "a")
-    save(tmp_path / "b", is_delta=True, after=base)
-    (tmp_path / "closed").mkdir()
-    look = Path.is_file
-
-    def look_or_fail(path: Path) -> bool:
-        if path.parent.name == "closed":
-            raise PermissionError("the folder of somebody else")
-        return look(path)
-
-    monkeypatch.setattr(Path, "is_file", look_or_fail)
-    assert len(chain_of(tmp_path / "b")) == 2
-
-
 def test_a_file_that_does_not_close_well_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
     save("memory://closing/one")
     monkeypatch.setattr(MemoryFile, "close", fail_to_close)

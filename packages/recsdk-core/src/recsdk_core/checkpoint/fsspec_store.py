@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -75,11 +75,9 @@ class FsspecStore(Store):
 
     def _state(self) -> str:
         """ "absent", "complete" or "other"."""
-        files = self._uncached
+        if self.has_manifest():
+            return "complete"
         with self._naming("", "looking at it"):
-            files.invalidate_cache()
-            if files.exists(self._at(MANIFEST_NAME)):
-                return "complete"
             names = self._names()
             return "absent" if all(_TOKEN.fullmatch(name) for name in names) else "other"
 
@@ -179,18 +177,25 @@ class FsspecStore(Store):
             with suppress(Exception):  # what was read is verified, whatever closing says
                 file.close()
 
-    def siblings(self) -> Iterator[Store]:
+    def has_manifest(self) -> bool:
+        with self._naming("", "looking at it"):
+            self._uncached.invalidate_cache()
+            return bool(self._uncached.exists(self._at(MANIFEST_NAME)))
+
+    def siblings(self) -> Sequence[Store]:
         above, slash, own = self._path.rpartition("/")
         with self._naming("", "listing the folder above it"):
-            found = self._uncached.ls(above, detail=True)
+            try:
+                found = self._uncached.ls(above, detail=True)
+            except FileNotFoundError:  # it is still to be made
+                return []
             folders = [e["name"].rstrip("/") for e in found if e["type"] == "directory"]
-        for path in sorted(folders):
-            name = path.rpartition("/")[2]
-            if name != own:
-                url = _url_beside(self.location, name)
-                store = FsspecStore(self._files, f"{above}{slash}{name}", url)
-                if store._state() == "complete":
-                    yield store
+        names = sorted({path.rpartition("/")[2] for path in folders} - {own, ""})
+        urls = [_url_beside(self.location, name) for name in names]
+        return [
+            FsspecStore(self._files, f"{above}{slash}{name}", url)
+            for name, url in zip(names, urls, strict=True)
+        ]
 
 
 def _url_beside(url: str, name: str) -> str:

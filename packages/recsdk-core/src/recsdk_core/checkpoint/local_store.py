@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -212,20 +212,24 @@ class LocalStore(Store):
         finally:
             os.close(descriptor)
 
-    def siblings(self) -> Iterator[Store]:
-        with naming(str(self._folder.parent), "listing the folder"):
-            entries = sorted(self._folder.parent.iterdir())
-        for entry in entries:
-            is_other = entry != self._folder and not entry.name.startswith(".")
-            if is_other and not entry.is_symlink() and _has_manifest(entry):
-                yield LocalStore(self._folder.parent / entry.name)
+    def has_manifest(self) -> bool:
+        path = self._folder / MANIFEST_NAME
+        with naming(str(path), "looking at it"):
+            try:
+                return stat.S_ISREG(os.stat(path).st_mode)
+            except (FileNotFoundError, NotADirectoryError):
+                return False
 
-
-def _has_manifest(folder: Path) -> bool:
-    try:
-        return (folder / MANIFEST_NAME).is_file()
-    except OSError:
-        return False  # somebody else's, whose folder must not be looked into
+    def siblings(self) -> Sequence[Store]:
+        folder = self._folder.parent
+        with naming(str(folder), "listing the folder"):
+            try:
+                entries = list(os.scandir(folder))
+            except FileNotFoundError:  # it is still to be made
+                return []
+            names = [entry.name for entry in entries if not entry.is_symlink()]
+        others = [n for n in names if n != self._folder.name and not n.startswith(".")]
+        return [LocalStore(folder / name) for name in sorted(others)]
 
 
 def _is_folder(path: Path) -> bool:

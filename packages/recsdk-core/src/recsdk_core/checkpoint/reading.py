@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -16,18 +16,22 @@ from recsdk_core.checkpoint.user_state import decode_array, unpack
 from recsdk_core.errors import CheckpointError
 
 __all__ = [
+    "Beside",
     "Checkpoint",
     "Position",
     "Progress",
     "chain_of",
     "check_chain",
-    "checkpoints_beside",
+    "look_beside",
     "open_checkpoint",
     "position_of",
 ]
 
 Progress: TypeAlias = Callable[[int], None]
 """Called with the number of bytes that were done since the last call."""
+
+_MOST_NAMED = 3
+"""Places that one message names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,26 +225,64 @@ def chain_of(path: Any | Sequence[Any]) -> list[Checkpoint]:
 def _find_chain(last: Checkpoint) -> list[Checkpoint]:
     chain = [last]
     if not last.is_snapshot:
-        beside: dict[str, Checkpoint] = {}
-        for found in checkpoints_beside(last.store):
-            beside.setdefault(found.hash, found)
+        beside = look_beside(last.store)
+        found = dict(beside.checkpoints)
         while (link := chain[0].manifest.chain) is not None:
-            if link.parent not in beside:
+            if link.parent not in found:
                 raise CheckpointError(
                     f"{chain[0].location}: delta {link.sequence} of its chain; its parent is "
                     f"missing: no checkpoint beside it has the hash {link.parent}; put it there or "
-                    "give all paths of the chain"
-                )
-            chain.insert(0, beside.pop(link.parent))
+                    f"give all paths of the chain{beside.unread}"
+                ) from next(iter(beside.errors), None)
+            chain.insert(0, found.pop(link.parent))
     check_chain(chain)
     return chain
 
 
-def checkpoints_beside(store: Store) -> Iterator[Checkpoint]:
-    """Other checkpoints in the same folder, but for damaged ones, which their hash will miss."""
-    for each in store.siblings():
-        with suppress(CheckpointError):
-            yield _open(each)
+@dataclass(frozen=True)
+class Beside:
+    """What lies in the same folder as a checkpoint."""
+
+    checkpoints: Mapping[str, Checkpoint]
+    """Those that can be read, by their hashes."""
+    errors: Sequence[CheckpointError]
+    """Why others cannot be."""
+
+    @property
+    def unread(self) -> str:
+        """Ends a message that something was not found."""
+        if not self.errors:
+            return ""
+        named = [str(error) for error in self.errors[:_MOST_NAMED]]
+        more = len(self.errors) - len(named)
+        return "; what cannot be read was passed over: " + "; ".join(
+            [*named, *([f"and {more} more"] if more else [])]
+        )
+
+
+def look_beside(store: Store) -> Beside:
+    """The other checkpoints in the same folder; one that cannot be read does not hide the rest."""
+    found: dict[str, Checkpoint] = {}
+    errors: list[CheckpointError] = []
+    stores: Sequence[Store] = []
+    try:
+        stores = store.siblings()
+    except CheckpointError as error:
+        errors.append(error)
+    for each in stores:
+        checkpoint = _open_if_any(each, errors)
+        if checkpoint is not None:
+            found.setdefault(checkpoint.hash, checkpoint)
+    return Beside(found, errors)
+
+
+def _open_if_any(store: Store, errors: list[CheckpointError]) -> Checkpoint | None:
+    """None if there is none, or if it cannot be read: then adds the error."""
+    try:
+        return _open(store) if store.has_manifest() else None
+    except CheckpointError as error:
+        errors.append(error)
+        return None
 
 
 def check_chain(chain: Sequence[Checkpoint]) -> None:

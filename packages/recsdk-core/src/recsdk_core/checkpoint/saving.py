@@ -22,7 +22,7 @@ from recsdk_core.checkpoint.manifest import (
     UserEntry,
 )
 from recsdk_core.checkpoint.ranks import Ranks, share, together
-from recsdk_core.checkpoint.reading import Position, Progress, checkpoints_beside
+from recsdk_core.checkpoint.reading import Position, Progress, look_beside
 from recsdk_core.checkpoint.stores import Store, Target, open_store
 from recsdk_core.checkpoint.user_state import PackedState, UserFile, pack
 from recsdk_core.errors import CheckpointError
@@ -237,11 +237,14 @@ def _check_chain(store: Store, position: Position | None, overwrite: bool) -> No
     ends = dict(zip(position.hashes, position.locations, strict=True))
     for digest in {position.base: None, position.hash: None}:
         errors: list[CheckpointError] = []
-        if _digest(open_store(ends[digest]), errors) != digest and not _is_beside(store, digest):
+        if _digest(open_store(ends[digest]), errors) == digest:
+            continue
+        beside = look_beside(store)  # loading finds it there, where it may have been moved
+        if digest not in beside.checkpoints:
             raise CheckpointError(
                 f"{store.location}: a delta on {ends[digest]}, which is there no more, cannot be "
                 "read, or is another checkpoint than was saved or loaded; save in full, or put it "
-                "back"
+                f"back{beside.unread}"
             ) from next(iter(errors), None)
 
 
@@ -261,14 +264,6 @@ def _digest(store: Store, errors: list[CheckpointError]) -> str | None:
     except CheckpointError as error:
         errors.append(error)
         return None
-
-
-def _is_beside(store: Store, digest: str) -> bool:
-    """Whether loading finds a checkpoint beside this place, where it may have been moved."""
-    try:
-        return any(found.hash == digest for found in checkpoints_beside(store))
-    except CheckpointError:
-        return False  # the folder is still to be made
 
 
 def _write_parts(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,8 +122,12 @@ class Store(ABC):
         """Opens a file of the checkpoint."""
 
     @abstractmethod
-    def siblings(self) -> Iterator[Store]:
-        """Other checkpoints in the same folder."""
+    def has_manifest(self) -> bool:
+        """Whether there is a file of that name; raises if that cannot be told."""
+
+    @abstractmethod
+    def siblings(self) -> Sequence[Store]:
+        """Other places in the same folder, with or without a checkpoint."""
 
 
 def check_path(path: Any) -> str:
