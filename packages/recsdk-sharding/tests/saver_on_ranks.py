@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import random_models
+import torch
 import torch.distributed as dist
 from loops import plain
 from on_ranks import _compute, own_batches
 from worlds import Setup, new_model, optimizer_of, rows_of, shard, unwrapped
 
-from recsdk_core import RecsdkError
+from recsdk_core import CheckpointError, RecsdkError
+from recsdk_core.nn import HashEmbedding
 from recsdk_sharding import Saver
 
 
@@ -111,6 +114,52 @@ def fail_to_load(path: str) -> dict[str, Any]:
     except RecsdkError as error:
         text = str(error)
     return {"text": text, "before": before, "after": _content(model)}
+
+
+def save_copies(setup: Setup, folder: str) -> dict[str, Any]:
+    """Saves tables that are whole on every rank: equal, then different on some, then equal again.
+
+    What each rank says of those that differ, and the rows of those that were saved at last.
+    """
+    model, optimizer = _made(setup)
+    alone = HashEmbedding(3, name="alone", optimizer=torch.optim.Adagrad)
+    module = torch.nn.ModuleList([model, alone])
+    replicated = unwrapped(model).ebc.tables()["user"]
+    alone(torch.arange(9)).sum().backward()
+    list(plain(model, optimizer, own_batches([[3] * dist.get_world_size()], False)))
+    Saver().save(module, f"{folder}/0")
+    texts = {}
+    for table in (replicated, alone.table):
+        for incremental in (False, True):
+            for codec in ("none", "zstd"):
+                _put_row(table, dist.get_rank() // 2)
+                texts[table.name, incremental, codec] = _refusal(module, folder, incremental, codec)
+                _put_row(table, 7)
+    alone.table.update_count += dist.get_rank() // 2
+    texts["alone", "update_count"] = _refusal(module, folder, False, "none")
+    alone.table.update_count = 1
+    Saver().save(module, f"{folder}/1", incremental=True)
+    tables = {"user": replicated, "alone": alone.table}
+    return {"texts": texts, "rows": rows_of(tables)}
+
+
+def _put_row(table: Any, value: int) -> None:
+    table.upsert(np.array([5]), np.full((1, table.dim), value, np.float32))
+
+
+def _refusal(module: Any, folder: str, incremental: bool, codec: Any) -> str:
+    try:
+        Saver().save(module, f"{folder}/refused", incremental, codec=codec)
+    except CheckpointError as error:
+        return str(error)
+    return "it was saved"
+
+
+def load_copies(setup: Setup, folder: str) -> Any:
+    model, _ = _made(setup)
+    alone = HashEmbedding(3, name="alone", optimizer=torch.optim.Adagrad)
+    Saver().load(torch.nn.ModuleList([model, alone]), f"{folder}/1")
+    return rows_of({"user": unwrapped(model).ebc.tables()["user"], "alone": alone.table})
 
 
 def save_case(case: random_models.Case, folder: str) -> list[Any]:

@@ -67,7 +67,7 @@ def test_unsharded_tables_are_saved_if_they_are_equal(ranks: RankPool, tmp_path:
     assert ranks.run(2, save, ADAM, str(tmp_path / "equal"), True) == ["", ""]
     for text in ranks.run(2, save, ADAM, str(tmp_path / "different"), False):
         assert "CheckpointError: table 'model.ebc.embedding_bags." in text
-        assert "is not sharded, and ranks 0 and 1 have different rows" in text
+        assert "is whole on ranks 0 and 1, which have different rows" in text
 
 
 def test_without_a_model_torch_reads_all_parts(ranks: RankPool, tmp_path: Path) -> None:

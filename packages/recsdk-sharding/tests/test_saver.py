@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import saver_on_ranks
 import torch
+from plans import Spec
 from rank_pool import RankPool
 from test_pipelines import assert_identical
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
@@ -90,6 +91,24 @@ def test_no_rank_changes_if_one_cannot_load(ranks: RankPool, tmp_path: Path) -> 
     for result in results:
         assert "rank_00001.rows" in result["text"]
         assert_identical(result["after"], result["before"])
+
+
+def test_tables_whole_on_every_rank_are_saved_if_they_are_equal(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    plan: dict[str, Spec] = {"user": ("data_parallel",), "genre": ("row_wise",)}
+    setup = Setup(torch.optim.Adagrad, {"lr": 0.1}, plan={**plan, "other": ("row_wise",)})
+    results = ranks.run(3, saver_on_ranks.save_copies, setup, str(tmp_path))
+    for result in results:
+        for (name, *_, what), text in result["texts"].items():
+            if what == "update_count":
+                assert f"ranks 0 and 2 save different tables as {name!r}" in text
+            else:
+                assert f"table {name!r} is whole on ranks 0 and 2, which have different" in text
+        assert_identical(result["rows"], results[0]["rows"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+    for loaded in ranks.run(2, saver_on_ranks.load_copies, setup, str(tmp_path)):
+        assert_identical(loaded, results[0]["rows"])
 
 
 def trained(setup: Setup = ADAM) -> Model:

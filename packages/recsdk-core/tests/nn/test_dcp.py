@@ -109,7 +109,7 @@ def check_different(rank: int, folder: Path, is_async: bool) -> None:
     for number, model in enumerate(models):
         text = refusal_of({"model": model}, folder / str(number), is_async)
         table = "model.user" if number < 3 else "model.item"
-        assert f"CheckpointError: table {table!r} is not sharded, and ranks 0 and 1 have" in text
+        assert f"CheckpointError: table {table!r} is whole on ranks 0 and 1, which have" in text
     mine = {f"model_{rank}": models[2]}
     save(mine, folder / "own", is_async)
     other = Model()

@@ -40,9 +40,10 @@ class Saver:
     The model may have any mix of hash collections and of `recsdk_core.nn`'s modules, sharded by
     `DistributedModelParallel` or not; its dense part is left to torch. Of a sharded model every
     rank must call `save` and `load`, with the same arguments, between the same two steps; each rank
-    writes the rows that it owns, of a table that is replicated or not sharded the first rank.
-    Nothing else needs to stop: batches that a pipeline has in flight are not in the checkpoint,
-    which holds what the steps done so far have made.
+    writes the rows that it owns. Of a table that is replicated or not sharded the first rank writes
+    all, and the others compute what they would write, at the same time: if that differs, the save
+    is refused. Nothing else needs to stop: batches that a pipeline has in flight are not in the
+    checkpoint, which holds what the steps done so far have made.
 
     A checkpoint loads into any number of ranks, either rank rule and any sharding type. A table cut
     by columns is saved as a table for each range of columns, `<name>.columns_<first>_<last>`, since
@@ -87,8 +88,9 @@ class Saver:
         `path` (1 to 1024 characters) is a folder to be made on a file system that all ranks see, or
         an fsspec URL. Other arguments as of `recsdk_core.Table.save`; rank 0's `user_state` counts.
 
-        Raises CheckpointError if it cannot be saved, or if what a delta follows is there no more;
-        ValueError for a module without hash tables.
+        Raises CheckpointError if it cannot be saved, if ranks have different rows of a table that
+        is whole on each, or if what a delta follows is there no more; ValueError for a module
+        without hash tables.
         """
         options = SaveOptions(
             is_delta=incremental,

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 from recsdk_core import _ext
 from recsdk_core._internal.version import __version__
+from recsdk_core.checkpoint.copies import refuse_different
 from recsdk_core.checkpoint.manifest import (
     ChainLink,
     Described,
@@ -34,6 +35,7 @@ WriteRows: TypeAlias = "Callable[[Target, bytes, Codec, Progress | None], _ext.R
 """Writes a file of rows to a target, with a token and a codec."""
 
 _WRITER = f"recsdk-core {__version__}"
+_REMEDY = "shard it, or give each rank's a name of its own"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +98,9 @@ def _plain(value: Any) -> Any:
 def save_parts(store: Store, ranks: Ranks, parts: Sequence[Part], options: SaveOptions) -> Position:
     """Saves the parts of all ranks; all ranks must call it. Where the checkpoint stands.
 
-    A part that several ranks have is written by the first of them. Raises CheckpointError on every
-    rank if one of them fails; then nothing was saved, and what was at the place is as it was.
+    A part that several ranks have is written by the first of them, while the others compute what
+    they would have written, which must be the same. Raises CheckpointError on every rank if one of
+    them fails or differs; then nothing was saved, and what was at the place is as it was.
     """
     prepared: list[PackedState] = []
     together(ranks, lambda: prepared.append(pack(options.user_state)))
@@ -111,7 +114,8 @@ def save_parts(store: Store, ranks: Ranks, parts: Sequence[Part], options: SaveO
         written = together(
             ranks, lambda: _write_parts(store, ranks.rank, token, parts, plan, options)
         )
-        files = {place: file for of_rank in written for place, file in of_rank.items()}
+        refuse_different([of_rank.copies for of_rank in written], _REMEDY)
+        files = {place: file for of_rank in written for place, file in of_rank.files.items()}
 
         def complete() -> Position:
             users = _write_user_files(store, token, packed.files)
@@ -151,8 +155,8 @@ class _Plan:
     """Without files."""
     tables: dict[str, int] = field(default_factory=dict)
     """Where a table is among them."""
-    writers: list[dict[int, int]] = field(default_factory=list)
-    """Of each table: the rank that writes a part, by the part's index."""
+    holders: list[dict[int, list[int]]] = field(default_factory=list)
+    """Of each table: the ranks that have a part, by the part's index; the first writes it."""
 
     @property
     def link(self) -> ChainLink:
@@ -166,19 +170,21 @@ class _Plan:
         table = self.tables.setdefault(offer.entry.name, len(self.tables))
         if table == len(self.entries):
             self.entries.append(offer.entry)
-            self.writers.append({})
+            self.holders.append({})
+        holders = self.holders[table]
         if self.entries[table] != offer.entry:
+            first = min(ranks[0] for ranks in holders.values())
             raise CheckpointError(
-                f"rank {rank} saves other tables than the ranks before it: "
+                f"ranks {first} and {rank} save different tables as {offer.entry.name!r}: "
                 f"{self.entries[table]} and {offer.entry}"
             )
-        self.writers[table].setdefault(offer.index, rank)
+        holders.setdefault(offer.index, []).append(rank)
 
     def tables_with(self, files: dict[_Place, RowsEntry]) -> tuple[TableEntry, ...]:
         """The manifest's entries."""
         return tuple(
-            replace(entry, files=tuple(files[table, index] for index in sorted(writers)))
-            for table, (entry, writers) in enumerate(zip(self.entries, self.writers, strict=True))
+            replace(entry, files=tuple(files[table, index] for index in sorted(holders)))
+            for table, (entry, holders) in enumerate(zip(self.entries, self.holders, strict=True))
         )
 
 
@@ -202,11 +208,11 @@ def _plan(store: Store, ranks: Ranks, parts: Sequence[Part], options: SaveOption
     for rank, offer in every:
         plan.add(rank, offer)
     for _, offer in every:
-        writers = plan.writers[plan.tables[offer.entry.name]]
-        if sorted(writers) != list(range(offer.num_parts)):
+        holders = plan.holders[plan.tables[offer.entry.name]]
+        if sorted(holders) != list(range(offer.num_parts)):
             raise CheckpointError(
                 f"{store.location}: of table {offer.entry.name!r}, cut into {offer.num_parts} "
-                f"parts, the ranks have parts {sorted(writers)}; every rank must save the model"
+                f"parts, the ranks have parts {sorted(holders)}; every rank must save the model"
             )
     return plan
 
@@ -266,6 +272,15 @@ def _digest(store: Store, errors: list[CheckpointError]) -> str | None:
         return None
 
 
+@dataclass(frozen=True)
+class _Written:
+    """What a rank has written."""
+
+    files: dict[_Place, RowsEntry] = field(default_factory=dict)
+    copies: dict[str, str] = field(default_factory=dict)
+    """By table: the checksum of what it wrote, or would have, where other ranks have the same."""
+
+
 def _write_parts(
     store: Store,
     rank: int,
@@ -273,24 +288,30 @@ def _write_parts(
     parts: Sequence[Part],
     plan: _Plan,
     options: SaveOptions,
-) -> dict[_Place, RowsEntry]:
-    """Writes what falls to this rank."""
-    entries = {}
+) -> _Written:
+    """Writes what falls to this rank, and computes the checksum of what falls to another."""
+    written = _Written()
     for part in parts:
         table = plan.tables[part.entry.name]
-        if plan.writers[table][part.index] != rank:
-            continue
+        holders = plan.holders[table][part.index]
         path = RowsEntry.path_of(token, table, part.index)
-        with store.create(token, path) as target:
-            done = part.write(target, bytes.fromhex(token), options.codec, options.progress)
-        entries[table, part.index] = RowsEntry(
-            path=path,
-            num_bytes=done.num_bytes,
-            checksum=done.checksum,
-            num_rows=done.num_rows,
-            num_erased=done.num_erased,
-        )
-    return entries
+        if holders[0] == rank:
+            with store.create(token, path) as target:
+                done = part.write(target, bytes.fromhex(token), options.codec, options.progress)
+            written.files[table, part.index] = RowsEntry(
+                path=path,
+                num_bytes=done.num_bytes,
+                checksum=done.checksum,
+                num_rows=done.num_rows,
+                num_erased=done.num_erased,
+            )
+        else:
+            nowhere = Target(lambda _: None, path)
+            done = part.write(nowhere, bytes.fromhex(token), options.codec, None)
+        if len(holders) > 1:
+            label = "" if part.num_parts == 1 else f", part {part.index}"
+            written.copies[part.entry.name + label] = done.checksum
+    return written
 
 
 def _write_user_files(store: Store, token: str, files: Sequence[UserFile]) -> tuple[UserEntry, ...]:

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.planner import SavePlan
 
 from recsdk_core import _ext
-from recsdk_core.errors import CheckpointError
+from recsdk_core.checkpoint.copies import refuse_different
 
 __all__ = ["MakeRoom", "before_loading", "holder_of", "saved_tensors"]
 
@@ -111,13 +111,18 @@ def _is_name(name: str, start: str) -> bool:
 
 # ---- saving ------------------------------------------------------------------------------------
 
+_REMEDY = (
+    "shard it with recsdk-sharding, or give each rank's a name of its own, as in "
+    "dcp.save({f'model_{rank}': model}, ...)"
+)
+
 
 @dataclass(frozen=True)
 class _Plan(SavePlan):
     """What a rank is to save, and what its tables hold."""
 
     tables: Mapping[str, str] = field(default_factory=dict)
-    """A checksum of each, by what the names of its entries begin with."""
+    """A checksum of each, by its name."""
 
 
 def _adapt_save_planner() -> None:
@@ -133,25 +138,11 @@ def _adapt_save_planner() -> None:
     def adapted_global(
         self: DefaultSavePlanner, all_plans: list[SavePlan]
     ) -> tuple[list[SavePlan], Metadata]:
-        _refuse_different(all_plans)
+        refuse_different([getattr(plan, "tables", {}) for plan in all_plans], _REMEDY)
         return create_global_plan(self, all_plans)
 
     DefaultSavePlanner.create_local_plan = adapted_local  # type: ignore[method-assign]
     DefaultSavePlanner.create_global_plan = adapted_global  # type: ignore[method-assign]
-
-
-def _refuse_different(plans: Sequence[SavePlan]) -> None:
-    first: dict[str, tuple[int, str]] = {}
-    for rank, plan in enumerate(plans):
-        for table, checksum in getattr(plan, "tables", {}).items():
-            other, expected = first.setdefault(table, (rank, checksum))
-            if checksum != expected:
-                raise CheckpointError(
-                    f"table {table.rstrip('.')!r} is not sharded, and ranks {other} and {rank} "
-                    "have different rows of it, of which a checkpoint can hold one rank's under "
-                    "this name; shard it with recsdk-sharding, or give each rank's a name of its "
-                    "own, as in dcp.save({f'model_{rank}': model}, ...)"
-                )
 
 
 def _checksums(state_dict: Mapping[str, Any]) -> dict[str, str]:
@@ -163,7 +154,7 @@ def _checksums(state_dict: Mapping[str, Any]) -> dict[str, str]:
         entries = {name: state_dict[table + name].detach().cpu() for name in names}
         is_part_of_several = "ranks" in entries and int(entries["ranks"][0]) > 1
         if not is_part_of_several and _is_table(entries):
-            found[table] = _checksum(entries)
+            found[table.rstrip(".")] = _checksum(entries)
     return found
 
 

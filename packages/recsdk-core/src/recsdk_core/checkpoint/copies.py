@@ -1,0 +1,26 @@
+"""Copies of one table on several ranks, of which a checkpoint keeps one: so they must be equal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from recsdk_core.errors import CheckpointError
+
+__all__ = ["refuse_different"]
+
+
+def refuse_different(of_ranks: Sequence[Mapping[str, str]], remedy: str) -> None:
+    """Raises CheckpointError if ranks have different rows of a table.
+
+    `of_ranks`: of each rank, digests of its copies by the tables' names. `remedy` ends the message.
+    """
+    first: dict[str, tuple[int, str]] = {}
+    for rank, digests in enumerate(of_ranks):
+        for table, digest in digests.items():
+            other, expected = first.setdefault(table, (rank, digest))
+            if digest != expected:
+                raise CheckpointError(
+                    f"table {table!r} is whole on ranks {other} and {rank}, which have different "
+                    "rows of it, of which a checkpoint can hold one rank's under this name; "
+                    f"{remedy}"
+                )
