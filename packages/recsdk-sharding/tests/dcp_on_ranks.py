@@ -9,6 +9,7 @@ import torch.distributed.checkpoint as dcp
 from loops import plain
 from on_ranks import own_batches
 from test_pipelines import assert_identical
+from torch.distributed.checkpoint import DefaultSavePlanner
 from worlds import (
     Setup,
     dense_of,
@@ -81,6 +82,17 @@ def load_error(setup: Setup, path: str) -> str:
 def load_all(setup: Setup, sizes: list[list[int]], path: str) -> dict[str, Any]:
     """As `load`, reading the parts of all ranks."""
     return load(setup, sizes, path, all_ranks=True)
+
+
+def save_dicts_whole(setup: Setup, path: str) -> str:
+    """What is said of saving a sharded model's state as one, of which torch keeps one rank's."""
+    model, _ = _state(setup)
+    planner = DefaultSavePlanner(flatten_state_dict=False)
+    try:
+        dcp.save({"model": model}, checkpoint_id=path, planner=planner)
+    except BaseException as error:  # torch's wraps what a rank raised, and is no Exception
+        return str(error)
+    return "it was saved"
 
 
 def save_unsharded(setup: Setup, path: str, is_equal: bool) -> str:

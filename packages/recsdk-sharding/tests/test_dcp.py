@@ -70,6 +70,16 @@ def test_unsharded_tables_are_saved_if_they_are_equal(ranks: RankPool, tmp_path:
         assert "is whole on ranks 0 and 1, which have different rows" in text
 
 
+def test_parts_of_sharded_tables_are_not_saved_of_one_rank_only(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    for text in ranks.run(2, dcp_on_ranks.save_dicts_whole, ADAM, str(tmp_path / "0")):
+        assert "rank_0' is one rank's part of a sharded table" in text
+    assert ranks.run(1, dcp_on_ranks.save_dicts_whole, ADAM, str(tmp_path / "1")) == [
+        "it was saved"
+    ]
+
+
 def test_without_a_model_torch_reads_all_parts(ranks: RankPool, tmp_path: Path) -> None:
     path = str(tmp_path / "state")
     saved = ranks.run(2, dcp_on_ranks.save, ADAM, sizes_for(2), path, False)

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import distributed, nn
+from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
 from torch.nn.parallel import DistributedDataParallel
 
 from recsdk_core import optim
@@ -43,12 +44,13 @@ def content(model: Any) -> dict[str, Any]:
     return {name: value.tolist() for name, value in model.state_dict().items()}
 
 
-def save(state: dict[str, Any], path: Path, is_async: bool) -> None:
+def save(state: dict[str, Any], path: Path, is_async: bool, is_flat: bool = True) -> None:
+    planner = DefaultSavePlanner(flatten_state_dict=is_flat)
     if not is_async:
-        dcp.save(state, checkpoint_id=path)
+        dcp.save(state, checkpoint_id=path, planner=planner)
         return
     group = distributed.new_group(backend="gloo") if distributed.is_initialized() else None
-    dcp.async_save(state, checkpoint_id=path, process_group=group).result()
+    dcp.async_save(state, checkpoint_id=path, process_group=group, planner=planner).result()
 
 
 def test_any_number_of_rows_loads(tmp_path: Path) -> None:
@@ -83,9 +85,9 @@ def test_what_does_not_fit_is_said_by_the_module(tmp_path: Path) -> None:
         dcp.load({"model": HashEmbedding(2)}, checkpoint_id=tmp_path / "0")
 
 
-def refusal_of(state: dict[str, Any], path: Path, is_async: bool) -> str:
+def refusal_of(state: dict[str, Any], path: Path, is_async: bool, is_flat: bool = True) -> str:
     try:
-        save(state, path, is_async)
+        save(state, path, is_async, is_flat)
     except BaseException as error:  # torch's wraps what a rank raised, and is no Exception
         return str(error)
     return "it was saved"
@@ -126,6 +128,43 @@ def check_on_one_rank_only(rank: int, folder: Path, is_async: bool) -> None:
     assert content(other.item) == content(model.item)
 
 
+def load_whole(state: dict[str, Any], path: Path) -> None:
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    dcp.load(state, checkpoint_id=path, planner=planner)
+
+
+def check_dicts_saved_whole(rank: int, folder: Path, is_async: bool) -> None:
+    model, other = Model().train_on(3, 10), Model()
+    state = {"model": model, "both": [{"item": model.item.state_dict()}]}
+    save(state, folder / "0", is_async, is_flat=False)
+    load_whole({"model": other}, folder / "0")
+    assert content(other) == content(model)
+    different = Model().train_on(3, 10 + rank)
+    states = {
+        "model.item": {"model": different},
+        "deep.both.0.item": {"deep": {"both": [{"item": different.item.state_dict()}]}},
+        "some.item": {"some": {"n": 1, **({"item": model.item.state_dict()} if rank else {})}},
+    }
+    for table, each in states.items():
+        text = refusal_of(each, folder / table, is_async, is_flat=False)
+        assert f"CheckpointError: table {table!r} is whole on ranks 0 and 1" in text, text
+    part = {f"rank_{rank}.{n}": v for n, v in model.item.state_dict().items()}
+    part[f"rank_{rank}.ranks"] = torch.tensor([2, 0])
+    text = refusal_of({"item": part}, folder / "parts", is_async, is_flat=False)
+    assert "table 'item.rank_0' is one rank's part of a sharded table" in text
+    assert "leave flatten_state_dict on" in text
+    save({"item": part}, folder / "flat", is_async)
+    dcp.save(  # each rank a checkpoint of its own
+        {"item": part},
+        checkpoint_id=folder / f"own_{rank}",
+        planner=DefaultSavePlanner(flatten_state_dict=False),
+        no_dist=True,
+    )
+    save({f"model_{rank}": different}, folder / "own", is_async, is_flat=False)
+    load_whole({f"model_{rank}": other}, folder / "own")
+    assert content(other) == content(different)
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 def test_two_ranks(is_async: bool, tmp_path: Path) -> None:
     arguments = [str(int(is_async)), str(tmp_path)]
@@ -139,7 +178,12 @@ def run_rank(rank: int, is_async: bool, folder: Path) -> None:
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
     )
     try:
-        for check in (check_equal_on_all_ranks, check_different, check_on_one_rank_only):
+        for check in (
+            check_equal_on_all_ranks,
+            check_different,
+            check_on_one_rank_only,
+            check_dicts_saved_whole,
+        ):
             check(rank, folder / check.__name__, is_async)
     finally:
         distributed.destroy_process_group()

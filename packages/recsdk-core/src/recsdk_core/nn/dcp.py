@@ -4,7 +4,8 @@ Two things about tables torch cannot know. To load one, its entries need room of
 saved, not of those that it has now. And if several ranks save entries of one name, torch keeps of
 each entry what some rank has, which is right only if all have the same: else the keys that it keeps
 may be those of one rank and the rows those of another. So ranks say what rows they have, and a save
-of different ones is refused.
+of different ones is refused. With a planner that does not flatten dicts, a dict is itself an entry
+of which torch keeps one rank's: it must then have the same tables on all, each whole.
 
 Shape letters: n rows, D row width.
 """
@@ -12,7 +13,7 @@ Shape letters: n rows, D row width.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, TypeAlias
@@ -25,6 +26,7 @@ from torch.distributed.checkpoint.planner import SavePlan
 
 from recsdk_core import _ext
 from recsdk_core.checkpoint.copies import refuse_different
+from recsdk_core.errors import CheckpointError
 
 __all__ = ["MakeRoom", "before_loading", "holder_of", "saved_tensors"]
 
@@ -122,7 +124,11 @@ class _Plan(SavePlan):
     """What a rank is to save, and what its tables hold."""
 
     tables: Mapping[str, str] = field(default_factory=dict)
-    """A checksum of each, by its name."""
+    """A checksum of each that is whole, by its name."""
+    containers: frozenset[str] = frozenset()
+    """What is saved as one, of one rank: a dict that is not flattened, by its name."""
+    parts: tuple[str, ...] = ()
+    """Parts of sharded tables that lie in one of them."""
 
 
 def _adapt_save_planner() -> None:
@@ -132,30 +138,75 @@ def _adapt_save_planner() -> None:
     @wraps(create_local_plan)
     def adapted_local(self: DefaultSavePlanner) -> SavePlan:
         plan = create_local_plan(self)
-        return _Plan(**vars(plan), tables=_checksums(self.state_dict))
+        if not distributed.is_initialized() or distributed.get_world_size() == 1:
+            return plan
+        return _plan_with_tables(plan, self.state_dict)
 
     @wraps(create_global_plan)
     def adapted_global(
         self: DefaultSavePlanner, all_plans: list[SavePlan]
     ) -> tuple[list[SavePlan], Metadata]:
-        refuse_different([getattr(plan, "tables", {}) for plan in all_plans], _REMEDY)
+        _check([plan if isinstance(plan, _Plan) else _Plan([]) for plan in all_plans])
         return create_global_plan(self, all_plans)
 
     DefaultSavePlanner.create_local_plan = adapted_local  # type: ignore[method-assign]
     DefaultSavePlanner.create_global_plan = adapted_global  # type: ignore[method-assign]
 
 
-def _checksums(state_dict: Mapping[str, Any]) -> dict[str, str]:
-    """Of the tables that other ranks may have under the same names."""
-    if not distributed.is_initialized() or distributed.get_world_size() == 1:
-        return {}
-    found = {}
-    for table, names in _tables(state_dict).items():
-        entries = {name: state_dict[table + name].detach().cpu() for name in names}
-        is_part_of_several = "ranks" in entries and int(entries["ranks"][0]) > 1
-        if not is_part_of_several and _is_table(entries):
-            found[table.rstrip(".")] = _checksum(entries)
-    return found
+def _check(plans: Sequence[_Plan]) -> None:
+    """Raises CheckpointError if a checkpoint could not hold the tables of all ranks."""
+    parts = [part for plan in plans for part in plan.parts]
+    if parts and len(plans) > 1:
+        raise CheckpointError(
+            f"table {parts[0]!r} is one rank's part of a sharded table, within a dict that torch "
+            "would save of one rank only; leave flatten_state_dict on for the planner"
+        )
+    tables = sorted({table for plan in plans for table in plan.tables})
+    refuse_different([_digests(plan, tables) for plan in plans], _REMEDY)
+
+
+def _digests(plan: _Plan, tables: Collection[str]) -> dict[str, str]:
+    """Of the tables that one rank's plan saves, those too that what it saves as one lacks."""
+    starts = tuple(f"{name}." for name in plan.containers)
+    return {**{table: "none" for table in tables if table.startswith(starts)}, **plan.tables}
+
+
+def _plan_with_tables(plan: SavePlan, state_dict: Mapping[str, Any]) -> _Plan:
+    """The plan with what other ranks may have under the same names."""
+    tables, _ = _checksums("", state_dict)
+    containers, parts = set(), []
+    for name, value in state_dict.items():
+        for path, nested in _dicts(name, value):
+            containers.add(name)
+            checksums, of_several = _checksums(f"{path}.", nested)
+            tables.update(checksums)
+            parts += of_several
+    return _Plan(**vars(plan), tables=tables, containers=frozenset(containers), parts=tuple(parts))
+
+
+def _dicts(path: str, value: Any) -> Iterator[tuple[str, Mapping[Any, Any]]]:
+    """The dicts in a value that torch saves as one."""
+    children: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, Mapping):
+        yield path, value
+        children = value.items()
+    elif isinstance(value, (list, tuple)):
+        children = enumerate(value)
+    for key, child in children:
+        yield from _dicts(f"{path}.{key}", child)
+
+
+def _checksums(start: str, entries: Mapping[Any, Any]) -> tuple[dict[str, str], list[str]]:
+    """Of the tables in a dict by their names, which get a start; and the parts of sharded ones."""
+    whole, parts = {}, []
+    for table, names in _tables(entries).items():
+        own = {name: entries[table + name].detach().cpu() for name in names}
+        label = (start + table).rstrip(".")
+        if "ranks" in own and int(own["ranks"][0]) > 1:
+            parts.append(label)
+        elif _is_table(own):
+            whole[label] = _checksum(own)
+    return whole, parts
 
 
 def _is_table(entries: Mapping[str, torch.Tensor]) -> bool:
