@@ -77,6 +77,19 @@ def test_inspect(chain: Path) -> None:
     assert "snapshot" in done("inspect", chain / "a")
 
 
+def test_inspect_tells_whether_the_chain_is_there(chain: Path) -> None:
+    found = as_json("inspect", chain / "b")
+    assert (found["links_before"], found["missing"]) == ([str(chain / "a")], None)
+    assert f"chain: all 2 beside it, from {chain / 'a'} on" in done("inspect", chain / "b")
+    assert "beside it" not in done("inspect", chain / "a")
+    (chain / "a" / "manifest.json").write_text("{}")
+    found = as_json("inspect", chain / "b")
+    assert found["links_before"] == []
+    for text in (found["missing"], done("inspect", chain / "b")):
+        assert "its parent is missing" in text
+        assert f"{chain / 'a'}/manifest.json" in text
+
+
 def test_verify(chain: Path) -> None:
     assert done("verify", chain / "b").count("intact") == 2
     assert done("verify", "--alone", chain / "b").count("intact") == 1

@@ -24,11 +24,12 @@ from recsdk_core.checkpoint.reading import (
     Position,
     Progress,
     chain_of,
+    find_chain,
     open_checkpoint,
 )
 from recsdk_core.checkpoint.saving import SaveOptions
 from recsdk_core.checkpoint.stores import is_url
-from recsdk_core.errors import RecsdkError
+from recsdk_core.errors import CheckpointError, RecsdkError
 
 __all__ = ["ckpt"]
 
@@ -131,14 +132,21 @@ def _size(num_bytes: float) -> str:
 
 @_command(_SOURCE, _JSON)
 def inspect(source: str, as_json: bool) -> None:
-    """Show what the manifest says: tables, sizes, optimizer, step, parent."""
+    """Show what the manifest says: tables, sizes, optimizer, step, parent.
+
+    Of a delta also whether the chain before it lies beside it, which leaves the status as it is:
+    its links may be elsewhere.
+    """
     found = open_checkpoint(source)
     manifest = found.manifest
+    before, missing = _links_before(found)
     value = {
         "location": found.location,
         "hash": found.hash,
         "kind": manifest.kind,
         "chain": None if manifest.chain is None else asdict(manifest.chain),
+        "links_before": before,
+        "missing": missing,
         "step": manifest.step,
         "world_size": manifest.world_size,
         "num_bytes": manifest.num_bytes,
@@ -155,7 +163,20 @@ def inspect(source: str, as_json: bool) -> None:
             for entry in manifest.tables
         ],
     }
-    _print(as_json, value, _lines_of(found))
+    lines = _lines_of(found)
+    if missing is not None:
+        lines.append(f"chain: not all beside it: {missing}")
+    elif before:
+        lines.append(f"chain: all {len(before) + 1} beside it, from {before[0]} on")
+    _print(as_json, value, lines)
+
+
+def _links_before(found: Checkpoint) -> tuple[list[str], str | None]:
+    """Where the links of the chain before it lie, or why there is none to load it with."""
+    try:
+        return [one.location for one in find_chain(found)[:-1]], None
+    except CheckpointError as error:
+        return [], str(error)
 
 
 def _lines_of(found: Checkpoint) -> list[str]:

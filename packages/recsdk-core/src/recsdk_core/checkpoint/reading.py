@@ -22,6 +22,7 @@ __all__ = [
     "Progress",
     "chain_of",
     "check_chain",
+    "find_chain",
     "look_beside",
     "open_checkpoint",
     "position_of",
@@ -219,10 +220,11 @@ def chain_of(path: Any | Sequence[Any]) -> list[Checkpoint]:
         chain = [open_checkpoint(one) for one in path]
         check_chain(chain)
         return chain
-    return _find_chain(open_checkpoint(path))
+    return find_chain(open_checkpoint(path))
 
 
-def _find_chain(last: Checkpoint) -> list[Checkpoint]:
+def find_chain(last: Checkpoint) -> list[Checkpoint]:
+    """The chain that ends with a checkpoint, its other links from beside it."""
     chain = [last]
     if not last.is_snapshot:
         beside = look_beside(last.store)

@@ -234,23 +234,28 @@ def _common_position(offers: Sequence[_Offer]) -> Position:
 
 
 def _check_chain(store: Store, position: Position | None, overwrite: bool) -> None:
-    """Raises for a delta that replaces what it builds on, or that builds on what is gone."""
+    """Raises for a delta that replaces what it builds on, or that builds on what is gone.
+
+    Cost: reads the manifest of each link.
+    """
     if position is None:
         return
     if overwrite:
         _refuse_own_chain(store, position)
-    # Between these two nothing goes by itself, and each costs a look at its store.
-    ends = dict(zip(position.hashes, position.locations, strict=True))
-    for digest in {position.base: None, position.hash: None}:
+    lost: dict[str, tuple[str, list[CheckpointError]]] = {}
+    for digest, location in zip(position.hashes, position.locations, strict=True):
         errors: list[CheckpointError] = []
-        if _digest(open_store(ends[digest]), errors) == digest:
-            continue
-        beside = look_beside(store)  # loading finds it there, where it may have been moved
+        if _digest(open_store(location), errors) != digest:
+            lost[digest] = location, errors
+    if not lost:
+        return
+    beside = look_beside(store)  # loading finds them there, where they may have been moved
+    for digest, (location, errors) in lost.items():
         if digest not in beside.checkpoints:
             raise CheckpointError(
-                f"{store.location}: a delta on {ends[digest]}, which is there no more, cannot be "
-                "read, or is another checkpoint than was saved or loaded; save in full, or put it "
-                f"back{beside.unread}"
+                f"{store.location}: a delta on {location}, which is there no more, cannot be read, "
+                "or is another checkpoint than was saved or loaded; save in full, or put it back"
+                f"{beside.unread}"
             ) from next(iter(errors), None)
 
 

@@ -91,9 +91,9 @@ class SavesAndLoads:
         """Saves the rows that changed, and the keys that left, since the last save or load.
 
         The checkpoint is a delta; loading it needs those before it. Arguments and errors as in
-        `save`; raises CheckpointError too if nothing was saved or loaded before, and if the
-        checkpoint that it follows, or the snapshot that the chain begins with, is neither where it
-        was saved or loaded nor beside `path`: then save in full.
+        `save`; raises CheckpointError too if nothing was saved or loaded before, and if one of
+        those is neither where it was saved or loaded nor beside `path`: then save in full. Cost
+        beside that of the rows: the manifest of each of those is read.
         """
         return self._save(
             path,
