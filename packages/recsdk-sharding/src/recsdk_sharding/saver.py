@@ -42,7 +42,8 @@ class Saver:
     rank must call `save` and `load`, with the same arguments, between the same two steps; each rank
     writes the rows that it owns. Of a table that is replicated or not sharded the first rank writes
     all, and the others compute what they would write, at the same time: if that differs, the save
-    is refused. Nothing else needs to stop: batches that a pipeline has in flight are not in the
+    is refused. A model in which nothing is sharded is saved by one rank, or by each to a path of
+    its own. Nothing else needs to stop: batches that a pipeline has in flight are not in the
     checkpoint, which holds what the steps done so far have made.
 
     A checkpoint loads into any number of ranks, either rank rule and any sharding type. A table cut

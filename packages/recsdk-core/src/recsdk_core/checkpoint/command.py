@@ -221,7 +221,10 @@ def verify(sources: tuple[str, ...], alone: bool, as_json: bool) -> None:
     status=2,
 )  # fmt: skip
 def diff(a: str, b: str, examples: int, as_json: bool) -> None:
-    """Compare the rows of two checkpoints; the exit status is 1 if they differ, 2 for errors."""
+    """Compare rows and settings of two checkpoints; the exit status is 1 if they differ.
+
+    Settings are what else is saved of a table, as its count of updates. The status is 2 for errors.
+    """
     chains = chain_of(a), chain_of(b)
     total = sum(c.manifest.num_bytes for chain in chains for c in chain)
     with _bar(total, "comparing") as progress:
