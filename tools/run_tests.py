@@ -17,7 +17,7 @@ import sys
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,12 +78,12 @@ def pytest(name: str, folder: str, *, after: str = "") -> Suite:
 SUITES = (
     script("cpp", "tools/cpp_tests.py"),
     pytest("pipeline", "packages/recsdk-pipeline/tests"),
-    pytest("across", "tests", after="cpp"),
     pytest("sharding", "packages/recsdk-sharding/tests"),
+    pytest("across", "tests", after="cpp"),
     script("aarch64", "tools/cpp_tests.py", "--aarch64"),
-    script("consumer", "tools/test_cpp_consumer.py", writes_junit=False, after="cpp"),
     pytest("core", "packages/recsdk-core/tests"),
     pytest("npusim", "tools/npusim/tests"),
+    script("consumer", "tools/test_cpp_consumer.py", writes_junit=False, after="cpp"),
 )
 
 
@@ -146,22 +146,27 @@ def run_suite(suite: Suite) -> Counts:
 
 
 def run_suites(suites: Sequence[Suite], at_once: int) -> dict[str, Counts]:
-    """Runs them side by side, each one after the one whose build it uses."""
-    started: dict[str, Future[Counts]] = {}
+    """Runs them side by side, each one after the one whose build it uses.
 
-    def run(suite: Suite) -> Counts:
-        if suite.after in started:
-            started[suite.after].result()
-        return run_suite(suite)
-
+    One that has to wait takes no place: the next that can run goes ahead of it.
+    """
+    waiting = list(suites)
+    running: dict[Future[Counts], str] = {}
+    results: dict[str, Counts] = {}
+    names = {suite.name for suite in suites}
     with ThreadPoolExecutor(at_once) as pool:
-        for suite in suites:
-            started[suite.name] = pool.submit(run, suite)
         try:
-            return {name: future.result() for name, future in started.items()}
+            while waiting or running:
+                ready = [s for s in waiting if s.after not in names or s.after in results]
+                for suite in ready[: at_once - len(running)]:
+                    waiting.remove(suite)
+                    running[pool.submit(run_suite, suite)] = suite.name
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    results[running.pop(future)] = future.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+    return {suite.name: results[suite.name] for suite in suites}
 
 
 def main() -> int:

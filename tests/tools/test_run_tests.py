@@ -86,6 +86,18 @@ def test_a_suite_waits_for_the_one_whose_build_it_uses(tmp_path: Path) -> None:
     assert run_tests.run_suites([second], at_once=2) == {"second": Counts(2)}
 
 
+@pytest.mark.usefixtures("suite")
+def test_a_suite_that_waits_takes_no_place(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    until_other = f"while ! test -e {other}; do sleep 0.05; done; echo 1 passed, 0 failed"
+    first = run_tests.Suite("first", ("timeout", "60", "sh", "-c", until_other), writes_junit=False)
+    waits = printing("waits", "2 passed, 0 failed", after="first")
+    frees = ("sh", "-c", f"touch {other}; echo 3 passed, 0 failed")
+    last = run_tests.Suite("last", frees, writes_junit=False)
+    counts = {"first": Counts(1), "waits": Counts(2), "last": Counts(3)}
+    assert run_tests.run_suites([first, waits, last], at_once=2) == counts
+
+
 def test_a_suite_is_listed_behind_the_one_that_it_waits_for() -> None:
     names = [suite.name for suite in run_tests.SUITES]
     for index, suite in enumerate(run_tests.SUITES):
