@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -76,17 +77,32 @@ def build(package: Package, output: Path) -> list[Path]:
     """Builds the sdist and from it the wheel, with the tools of this environment; returns both."""
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output) as fresh:
-        command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", fresh]
-        done = subprocess.run(
-            [*command, str(package.home)],
-            check=False,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        if done.returncode:
-            raise ReleaseError(f"{done.stdout}\nbuilding recsdk-{package.layer} failed, see above")
+        call_build(package, package.home, "--sdist", fresh)
+        [sdist] = Path(fresh).iterdir()
+        call_build(package, unpack(package, sdist), "--wheel", fresh)
         return sorted(path.replace(output / path.name) for path in Path(fresh).iterdir())
+
+
+def unpack(package: Package, sdist: Path) -> Path:
+    """The unpacked sdist, always at one place: elsewhere a compiler's cache would know nothing."""
+    place = package.root / "build" / "release" / package.layer
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.unpack_archive(sdist, place)
+    [home] = place.iterdir()
+    return home
+
+
+def call_build(package: Package, source: Path, what: str, output: str) -> None:
+    command = [sys.executable, "-m", "build", "--no-isolation", what, "--outdir", output]
+    done = subprocess.run(
+        [*command, str(source)],
+        check=False,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    if done.returncode:
+        raise ReleaseError(f"{done.stdout}\nbuilding recsdk-{package.layer} failed, see above")
 
 
 def main() -> int:

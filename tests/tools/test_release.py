@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -46,3 +47,18 @@ def test_every_layer_has_what_a_release_needs(layer: str) -> None:
     assert package.version
     assert MARKER in (package.home / "CHANGELOG.md").read_text()
     assert (package.home / "LICENSE").read_text() == (release.ROOT / "LICENSE").read_text()
+
+
+def sdist_with(folder: Path, name: str) -> Path:
+    """An sdist of one file."""
+    home = folder / name / "recsdk_core-0.2.0"
+    home.mkdir(parents=True)
+    (home / name).touch()
+    return Path(shutil.make_archive(str(folder / name), "gztar", home.parent, home.name))
+
+
+def test_every_sdist_is_unpacked_at_one_place(package: release.Package, tmp_path: Path) -> None:
+    first = release.unpack(package, sdist_with(tmp_path, "first"))
+    assert [path.name for path in first.iterdir()] == ["first"]
+    assert release.unpack(package, sdist_with(tmp_path, "second")) == first
+    assert [path.name for path in first.iterdir()] == ["second"]
