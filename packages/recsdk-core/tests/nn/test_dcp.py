@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -165,29 +166,29 @@ def check_dicts_saved_whole(rank: int, folder: Path, is_async: bool) -> None:
     assert content(other) == content(different)
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-def test_two_ranks(is_async: bool, tmp_path: Path) -> None:
-    arguments = [str(int(is_async)), str(tmp_path)]
-    ranks = [subprocess.Popen([sys.executable, __file__, str(r), *arguments]) for r in range(2)]
+def test_two_ranks(tmp_path: Path) -> None:
+    command = [sys.executable, __file__]
+    ranks = [subprocess.Popen([*command, str(rank), str(tmp_path)]) for rank in range(2)]
     assert [rank.wait(timeout=400) for rank in ranks] == [0, 0]
 
 
-def run_rank(rank: int, is_async: bool, folder: Path) -> None:
+def run_rank(rank: int, folder: Path) -> None:
     torch.manual_seed(0)
     distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
     )
     try:
-        for check in (
+        checks = (
             check_equal_on_all_ranks,
             check_different,
             check_on_one_rank_only,
             check_dicts_saved_whole,
-        ):
-            check(rank, folder / check.__name__, is_async)
+        )
+        for check, is_async in product(checks, (False, True)):
+            check(rank, folder / f"{check.__name__}_{is_async}", is_async)
     finally:
         distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
-    run_rank(int(sys.argv[1]), sys.argv[2] == "1", Path(sys.argv[3]))
+    run_rank(int(sys.argv[1]), Path(sys.argv[2]))
