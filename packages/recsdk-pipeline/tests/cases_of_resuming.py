@@ -1,4 +1,4 @@
-"""Cases of stopping and resuming on every rank; test_resuming.py shows how they ended."""
+"""Cases of stopping and resuming on every rank; test_pipeline_on_ranks.py shows how they ended."""
 
 from __future__ import annotations
 

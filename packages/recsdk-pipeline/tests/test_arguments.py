@@ -49,6 +49,11 @@ def test_other_arguments_are_refused(option: dict[str, Any], message: str) -> No
         pipeline_of(DenseModel(), **option)
 
 
+def test_data_that_cannot_tell_its_position_is_refused() -> None:
+    with pytest.raises(TypeError, match="state_dict"):
+        pipeline_of(DenseModel(), data=[1, 2])
+
+
 def test_arguments_may_be_given_by_position() -> None:
     model = DenseModel()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

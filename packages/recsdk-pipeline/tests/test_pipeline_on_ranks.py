@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from pipeline_support.launch import TESTS, cases_asked_for, run_cases
 
 MODULES = ("cases_of_pipeline", "cases_of_evaluation")
-SOURCES = "".join((TESTS / f"{module}.py").read_text() for module in MODULES)
-CASES = re.findall(r"^def (case_\w+)", SOURCES, re.MULTILINE)
+MODULES_ON_CPU = (*MODULES, "cases_of_resuming")
+
+
+def cases_of(modules: Sequence[str]) -> list[str]:
+    """The names of the modules' cases, without importing them: that takes ranks."""
+    source = "".join((TESTS / f"{module}.py").read_text() for module in modules)
+    return re.findall(r"^def (case_\w+)", source, re.MULTILINE)
 
 
 # fbgemm's kernels, which torchrec's own tables need, exist for cpu and cuda only.
-CASES_WITHOUT_FBGEMM = [name for name in CASES if not re.search("torchrec|mixed", name)]
+CASES_WITHOUT_FBGEMM = [n for n in cases_of(MODULES) if not re.search("torchrec|mixed", n)]
 SIMULATED_NPU = {
     "RECSDK_SIM_NPU": "1",
     "RECSDK_SIM_NPU_ASYNC": "1",
@@ -27,10 +33,10 @@ def problems(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[str]]:
     folder: Path = tmp_path_factory.mktemp("cases")
-    return run_cases(",".join(MODULES), 2, folder, cases_asked_for(request))
+    return run_cases(",".join(MODULES_ON_CPU), 2, folder, cases_asked_for(request))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", cases_of(MODULES_ON_CPU))
 def test_case_on_two_ranks(problems: dict[str, list[str]], case: str) -> None:
     assert not problems[case], "\n".join(problems[case])
 
