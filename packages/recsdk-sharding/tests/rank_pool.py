@@ -1,11 +1,10 @@
 """Processes that run a function on every rank of a world, for many tests after one another.
 
-Importing torchrec costs seconds, so the processes are started once. Shape letter: W ranks.
+Processes and their groups are made once. Shape letter: W ranks.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import tempfile
 import traceback
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rank_templates import Rank, start_rank
 
 SECONDS_PER_CALL = 300
 GROUP_TIMEOUT = timedelta(seconds=180)
@@ -41,7 +41,7 @@ class RankPool:
         self._folder = tempfile.TemporaryDirectory()
         self._num_worlds = 0
         self._world: tuple[int, str, str] | None = None
-        self._workers: list[tuple[Any, Connection]] = []
+        self._workers: list[Rank] = []
 
     def run(self, world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
         """What `function(*args)` returns on each rank of a world, with its process group set up.
@@ -52,7 +52,7 @@ class RankPool:
         if world_size > self._most_ranks:
             pytest.skip(f"needs {world_size} ranks; there are {self._most_ranks}")
         if not self._workers:
-            self._workers = [_start(*pair) for pair in enumerate(self._environments)]
+            self._workers = [start_rank(_serve, *pair) for pair in enumerate(self._environments)]
             # torchrec keeps some state per process that must be made by all ranks together.
             self.run(self._most_ranks, _warm_up)
         if self._world is None or self._world[0] != world_size:
@@ -60,9 +60,9 @@ class RankPool:
             path = Path(self._folder.name, f"world_{self._num_worlds}")
             self._world = (world_size, str(path), self._backend)
         members = self._workers[:world_size]
-        for _, pipe in members:
-            pipe.send((self._world, function, args))
-        replies = [_reply_of(pipe, rank) for rank, (_, pipe) in enumerate(members)]
+        for worker in members:
+            worker.pipe.send((self._world, function, args))
+        replies = [_reply_of(worker.pipe) for worker in members]
         errors = [f"rank {r}: {text}" for r, (ok, text) in enumerate(replies) if not ok]
         if errors:
             self.close()
@@ -75,10 +75,8 @@ class RankPool:
 
     def close(self) -> None:
         """Ends the processes; the next `run` starts new ones."""
-        for process, pipe in self._workers:
-            pipe.close()
-            process.kill()
-            process.join()
+        for worker in self._workers:
+            worker.end()
         self._workers = []
         self._world = None
 
@@ -99,16 +97,7 @@ def npu_pool(most_ranks: int) -> RankPool:
     return RankPool(len(own), "hccl", own)
 
 
-def _start(rank: int, environment: Mapping[str, str]) -> tuple[Any, Connection]:
-    context = multiprocessing.get_context("spawn")
-    pipe, their_pipe = context.Pipe()
-    process = context.Process(target=_serve, args=(rank, their_pipe, environment), daemon=True)
-    process.start()
-    their_pipe.close()
-    return process, pipe
-
-
-def _reply_of(pipe: Connection, rank: int) -> tuple[bool, Any]:
+def _reply_of(pipe: Connection) -> tuple[bool, Any]:
     if not pipe.poll(SECONDS_PER_CALL):
         return False, f"no answer within {SECONDS_PER_CALL} s"
     try:
@@ -117,8 +106,7 @@ def _reply_of(pipe: Connection, rank: int) -> tuple[bool, Any]:
         return False, "the process died"
 
 
-def _serve(rank: int, pipe: Connection, environment: Mapping[str, str]) -> None:
-    os.environ.update(environment, OMP_NUM_THREADS="1")
+def _serve(rank: int, pipe: Connection) -> None:
     import torch
 
     torch.set_num_threads(1)

@@ -1,0 +1,47 @@
+"""Ranks that were forked are as ranks that were started."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from rank_pool import RankError, RankPool
+
+
+def test_ranks_have_their_own_random_numbers(ranks: RankPool) -> None:
+    assert len(set(ranks.run(5, torch.initial_seed))) == 5
+
+
+@pytest.mark.skipif("PYTHONHASHSEED" in os.environ, reason="PYTHONHASHSEED gives all one order")
+def test_sets_of_strings_have_not_the_same_order_in_all_ranks(ranks: RankPool) -> None:
+    assert len(set(ranks.run(5, hash, "a string"))) == 2
+
+
+def test_ranks_have_the_environment_of_their_pool(ranks: RankPool, npus: RankPool) -> None:
+    name = "RECSDK_SIM_NPU_ASYNC"
+    assert ranks.run(2, os.getenv, name) == [os.environ.get(name)] * 2
+    if not os.environ.get("RECSDK_TEST_NPU_HARDWARE"):
+        assert npus.run(2, os.getenv, name) == ["1"] * 2
+
+
+def test_ranks_end_with_their_pool_and_after_an_error() -> None:
+    pool = RankPool(2)
+    first = pool.run(2, os.getpid)
+    with pytest.raises(RankError, match="(?s)rank 1: .*invalid literal"):
+        pool.run(2, int, "not a number")
+    second = pool.run(2, os.getpid)
+    pool.close()
+    assert set(first).isdisjoint(second)
+    while any(Path("/proc", str(pid)).exists() for pid in first + second):
+        time.sleep(0.01)
+
+
+def test_a_rank_that_dies_is_said_to_have() -> None:
+    pool = RankPool(1)
+    with pytest.raises(RankError, match="rank 0: the process died"):
+        pool.run(1, os._exit, 3)
+    assert pool.run(1, abs, -1) == [1]
+    pool.close()
