@@ -27,8 +27,8 @@ def damage(folder: Path, kind: str) -> None:
     if kind == "a file":
         folder.write_text("notes")
         return
-    if kind == "a link":
-        folder.symlink_to("nowhere")
+    if kind in LINKS:
+        folder.symlink_to(LINKS[kind])
         return
     folder.mkdir()
     if kind == "other files":
@@ -50,8 +50,17 @@ def damage(folder: Path, kind: str) -> None:
         manifest.symlink_to("elsewhere")
 
 
-NO_CHECKPOINT = ["a file", "a link", "nothing", "other files", "a folder as manifest", "a pipe"]
+LINKS = {"a dangling link": "nowhere", "a link to a checkpoint": "e"}
+NO_CHECKPOINT = [
+    "a file",
+    "a dangling link",
+    "nothing",
+    "other files",
+    "a folder as manifest",
+    "a pipe",
+]
 UNREADABLE = [
+    "a link to a checkpoint",
     "no JSON",
     "deep JSON",
     "another format",

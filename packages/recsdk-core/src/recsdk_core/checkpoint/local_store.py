@@ -224,12 +224,11 @@ class LocalStore(Store):
         folder = self._folder.parent
         with naming(str(folder), "listing the folder"):
             try:
-                entries = list(os.scandir(folder))
+                names = sorted(os.listdir(folder))
             except FileNotFoundError:  # it is still to be made
                 return []
-            names = [entry.name for entry in entries if not entry.is_symlink()]
         others = [n for n in names if n != self._folder.name and not n.startswith(".")]
-        return [LocalStore(folder / name) for name in sorted(others)]
+        return [LocalStore(folder / name) for name in others]
 
 
 def _is_folder(path: Path) -> bool:
