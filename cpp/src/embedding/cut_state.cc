@@ -122,7 +122,7 @@ std::int64_t CutState::mark(const RowBits* changed, int max_threads) {
   parallel_for(num_words, kMarkGrain, max_threads, [&](std::int64_t begin, std::int64_t end) {
     std::int64_t count = 0;
     for (std::int64_t i = begin; i < end; ++i) {
-      std::uint64_t bits = rows_.visible_bits(i);
+      std::uint64_t bits = rows_.visible().word(i);
       if (changed != nullptr) bits &= changed->word(i);
       if (bits == 0) continue;
       pending_->word(i) = bits;

@@ -1,10 +1,11 @@
 // One bit per row, in words of 64.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
-#include "embedding/row_store.h"
+#include "embedding/slabs.h"
 
 namespace recsdk::internal {
 
@@ -41,9 +42,27 @@ class RowBits {
   void clear(std::int64_t row) const noexcept {
     std::atomic_ref(word(row / kWordRows)).fetch_and(~bit_of(row), std::memory_order_relaxed);
   }
+  /// The same where nobody else uses bits of the same word.
+  void assign_alone(std::int64_t row, bool value) const noexcept {
+    std::uint64_t& shared = word(row / kWordRows);
+    shared = value ? shared | bit_of(row) : shared & ~bit_of(row);
+  }
+  /// Sets the bits [begin, end) where nobody else uses bits of the same words.
+  void set_all_alone(std::int64_t begin, std::int64_t end) const noexcept {
+    while (begin < end) {
+      const std::int64_t last = std::min(end, (begin / kWordRows + 1) * kWordRows);
+      const std::uint64_t below_last = last % kWordRows == 0 ? 0 : bit_of(last);
+      word(begin / kWordRows) |= below_last - bit_of(begin);  // modulo 2^64
+      begin = last;
+    }
+  }
   /// Clears all bits, and has their memory backed by that. Nobody else uses them.
   void clear_all() const noexcept {
     for (std::int64_t i = 0; i < num_words_; ++i) word(i) = 0;
+  }
+  /// Has the system back the bits [begin, end) with memory now. Best effort.
+  void populate(std::int64_t begin, std::int64_t end) const noexcept {
+    words_.populate(begin / kWordRows, (end + kWordRows - 1) / kWordRows);
   }
   std::int64_t bytes() const noexcept {
     return num_words_ * static_cast<std::int64_t>(sizeof(std::uint64_t));

@@ -1,9 +1,7 @@
 #include "embedding/row_store.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
-#include <cstring>
 #include <string>
 #include <utility>
 
@@ -13,86 +11,21 @@
 namespace recsdk::internal {
 namespace {
 
-// The index holds 32-bit row numbers, one of which stands for none.
-constexpr std::int64_t kMaxRows = (std::int64_t{1} << 32) - 1;
 constexpr std::int64_t kRecordSlab = std::int64_t{64} << 20;
-constexpr std::int64_t kMetadataSlab = std::int64_t{4} << 20;
-
-int shift_of(std::int64_t row_bytes, std::int64_t slab_bytes) {
-  const auto per_slab =
-      static_cast<std::uint64_t>(std::max<std::int64_t>(slab_bytes / row_bytes, 1));
-  return static_cast<int>(std::bit_width(per_slab)) - 1;
-}
+constexpr std::int64_t kKeySlab = std::int64_t{4} << 20;
 
 }  // namespace
 
-Slabs::Slabs(std::int64_t stride, std::int64_t scalar_stride, std::int64_t slab_bytes)
-    : stride_(stride),
-      scalar_stride_(scalar_stride),
-      shift_(shift_of(stride + scalar_stride, slab_bytes)),
-      // Untouched pages cost nothing, so the directory is as long as it will ever be.
-      directory_(static_cast<std::size_t>((kMaxRows >> shift_) + 1) * sizeof(std::byte*),
-                 SIZE_MAX) {}
-
-void Slabs::grow(std::int64_t count) {
-  const std::int64_t needed = (count + (std::int64_t{1} << shift_) - 1) >> shift_;
-  if (needed <= static_cast<std::int64_t>(slabs_.size())) return;
-  slabs_.reserve(static_cast<std::size_t>(needed));
-  const auto slab_bytes = static_cast<std::size_t>(row_bytes() << shift_);
-  while (static_cast<std::int64_t>(slabs_.size()) < needed) {
-    // The start of the first slab stays on small pages: a small table shall cost little.
-    Pages slab(slab_bytes, slabs_.empty() ? kHugePage : 0);
-    reinterpret_cast<std::byte**>(directory_.data())[slabs_.size()] = slab.data();
-    slabs_.push_back(std::move(slab));
-  }
-}
-
-void Slabs::populate(std::int64_t begin, std::int64_t end) const noexcept {
-  for (std::int64_t i = begin; i < end;) {
-    const std::int64_t slab = i >> shift_;
-    const std::int64_t last = std::min(end, (slab + 1) << shift_);
-    const std::int64_t base = slab << shift_;
-    const auto populate = [&](std::int64_t start, std::int64_t stride) {
-      slabs_[static_cast<std::size_t>(slab)].populate(
-          static_cast<std::size_t>(start + (i - base) * stride),
-          static_cast<std::size_t>(start + (last - base) * stride));
-    };
-    populate(0, stride_);
-    if (scalar_stride_ > 0) populate(stride_ << shift_, scalar_stride_);
-    i = last;
-  }
-}
-
-bool Slabs::populate_ahead(std::int64_t count) noexcept {
-  constexpr std::size_t kLargeArray = 16 * kHugePage;
-  const auto stride = static_cast<std::size_t>(stride_);
-  if (static_cast<std::size_t>(count) * stride < kLargeArray) return false;
-  const std::int64_t first = count >> shift_ << shift_;  // of its slab
-  const std::size_t used = static_cast<std::size_t>(count - first) * stride;
-  std::size_t begin = next_huge_page(used);
-  if (begin - used > kHugePage / 2) return false;
-  std::int64_t slab = count >> shift_;
-  if (begin >= stride << shift_) {  // the page is the first of the next slab
-    begin = 0;
-    ++slab;
-  }
-  if (slab > kMaxRows >> shift_) return false;  // there are no rows as high
-  const std::int64_t last = (slab << shift_) + static_cast<std::int64_t>(begin / stride);
-  if (last < populated_) return false;
-  try {
-    grow(last + 1);
-  } catch (...) {
-    return false;  // it is not needed yet
-  }
-  slabs_[static_cast<std::size_t>(slab)].populate(begin, begin + kHugePage);
-  populated_ = last + 1;
-  return true;
-}
-
 RowStore::RowStore(const RowLayout& layout)
     : records_(layout.stride, layout.scalar_stride, kRecordSlab),
-      keys_(static_cast<std::int64_t>(sizeof(Key)), 0, kMetadataSlab),
-      states_(static_cast<std::int64_t>(sizeof(RowState)), 0, kMetadataSlab / 8) {}
+      keys_(static_cast<std::int64_t>(sizeof(Key)), 0, kKeySlab) {}
+
+void RowStore::grow(std::int64_t count) {
+  records_.grow(count);
+  keys_.grow(count);
+  visible_.grow(count);
+  in_flight_.grow(count);
+}
 
 void RowStore::prepare_allocate(std::int64_t count) {
   const std::int64_t needed =
@@ -103,9 +36,7 @@ void RowStore::prepare_allocate(std::int64_t count) {
                                             std::to_string(needed) +
                                             " are needed; shard it over more ranks");
     }
-    records_.grow(needed);
-    keys_.grow(needed);
-    states_.grow(needed);
+    grow(needed);
     num_prepared_ = needed;
   }
 }
@@ -137,9 +68,7 @@ std::uint32_t RowStore::allocate(Key key, RowState state) noexcept {
 bool RowStore::prepare_append(std::int64_t count) {
   const std::int64_t needed = end_ + count;
   if (!free_.empty() || needed > kMaxRows) return false;
-  records_.grow(needed);
-  keys_.grow(needed);
-  states_.grow(needed);
+  grow(needed);
   return true;
 }
 
@@ -154,11 +83,10 @@ void RowStore::append(std::span<const Key> keys, const Outcome* outcomes, RowSta
       block[count] = keys[i];
       count += static_cast<std::size_t>(outcomes[i] == Outcome::kInserted);
     }
-    for (std::size_t j = 0; j < count; ++j, ++next) {
-      *keys_.at<Key>(next) = block[j];
-      *states_.at<RowState>(next) = state;
-    }
+    for (std::size_t j = 0; j < count; ++j, ++next) *keys_.at<Key>(next) = block[j];
   }
+  if (state == RowState::kVisible) visible_.set_all_alone(end(), next);
+  if (state == RowState::kInFlight) in_flight_.set_all_alone(end(), next);
   end_.store(next, std::memory_order_relaxed);
   num_prepared_ = std::max(num_prepared_, next);
 }
@@ -184,23 +112,11 @@ void RowStore::release_before(std::uint64_t epoch) {
   kept_back_.erase(kept_back_.begin(), end);
 }
 
-std::uint64_t RowStore::visible_bits(std::int64_t i) const noexcept {
-  const RowState* const states = states_.at<RowState>(i * 64);
-  std::uint64_t bits = 0;
-  for (std::size_t byte = 0; byte < 8; ++byte) {
-    std::uint64_t eight = 0;
-    std::memcpy(&eight, states + byte * 8, sizeof(eight));
-    // The product moves the lowest bit of each of the eight bytes into the highest byte.
-    const std::uint64_t gathered = (eight & 0x0101010101010101U) * 0x0102040810204080U >> 56;
-    bits |= gathered << (byte * 8);
-  }
-  return bits;
-}
-
 void RowStore::swap(RowStore& other) noexcept {
   std::swap(records_, other.records_);
   std::swap(keys_, other.keys_);
-  std::swap(states_, other.states_);
+  std::swap(visible_, other.visible_);
+  std::swap(in_flight_, other.in_flight_);
   free_.swap(other.free_);
   kept_back_.swap(other.kept_back_);
   std::swap(num_prepared_, other.num_prepared_);
@@ -212,7 +128,7 @@ void RowStore::reserve(std::int64_t count) {
       std::max<std::int64_t>(count - end_ + static_cast<std::int64_t>(free_.size()), 0));
   records_.populate(end_, num_prepared_);
   keys_.populate(end_, num_prepared_);
-  states_.populate(end_, num_prepared_);
+  visible_.populate(end_, num_prepared_);
 }
 
 void RowStore::populate_next(std::int64_t count, int max_threads) const {
@@ -228,7 +144,7 @@ void RowStore::populate_next(std::int64_t count, int max_threads) const {
 }
 
 std::int64_t RowStore::metadata_bytes() const noexcept {
-  return num_prepared_ * (keys_.row_bytes() + states_.row_bytes()) +
+  return num_prepared_ * keys_.row_bytes() + visible_.bytes() + in_flight_.bytes() +
          static_cast<std::int64_t>(free_.capacity() * sizeof(std::uint32_t) +
                                    kept_back_.capacity() * sizeof(KeptBack));
 }

@@ -9,58 +9,18 @@
 #include <span>
 #include <vector>
 
-#include "embedding/kernels.h"
+#include "embedding/row_bits.h"
+#include "embedding/slabs.h"
 #include "recsdk/row_layout.h"
 #include "recsdk/types.h"
-#include "util/memory.h"
 
 namespace recsdk::internal {
 
-/// A growing array of records of equal size and the scalars of each, in slabs of a power of two of
-/// records.
-/// Growing never moves a record, and may run beside access to records already there.
-class Slabs {
- public:
-  Slabs(std::int64_t stride, std::int64_t scalar_stride, std::int64_t slab_bytes);
-
-  /// Makes records [0, count) addressable. Throws Error(kOutOfMemory), std::bad_alloc.
-  void grow(std::int64_t count);
-  /// Has the system back records [begin, end) with memory now.
-  void populate(std::int64_t begin, std::int64_t end) const noexcept;
-
-  /// In a large array of which `count` records are used: has the system back the huge page that
-  /// comes next, once half of the one before is used. False if there is nothing to do.
-  bool populate_ahead(std::int64_t count) noexcept;
-
-  RowAddresses addresses() const noexcept {
-    return {reinterpret_cast<std::byte* const*>(directory_.data()),
-            shift_,
-            (std::int64_t{1} << shift_) - 1,
-            stride_,
-            scalar_stride_,
-            stride_ << shift_};
-  }
-  template <typename T>
-  T* at(std::int64_t i) const noexcept {
-    return reinterpret_cast<T*>(addresses().record(i));
-  }
-  /// Bytes of a record and its scalars.
-  std::int64_t row_bytes() const noexcept { return stride_ + scalar_stride_; }
-
- private:
-  std::int64_t stride_;
-  std::int64_t scalar_stride_;
-  int shift_;
-  Pages directory_;  // of slab addresses, as long as row numbers go; never moves
-  std::vector<Pages> slabs_;
-  std::int64_t populated_ = 0;  // records that populate_ahead has had backed, or their slab begun
-};
-
 /// What a row is to readers.
 enum class RowState : std::uint8_t {
-  kFree = 0,      ///< no key has it
-  kVisible = 1,   ///< a key has it; the only state with the lowest bit set
-  kInFlight = 2,  ///< a key has it, but only later batches see that
+  kFree,      ///< no key has it
+  kVisible,   ///< a key has it
+  kInFlight,  ///< a key has it, but only later batches see that
 };
 
 /// Rows, and the numbers of free ones. Not thread-safe: the table's locks guard it, except that
@@ -93,11 +53,18 @@ class RowStore {
   /// Gives rows freed before `epoch` back for allocation.
   void release_before(std::uint64_t epoch);
 
-  void set_state(std::uint32_t row, RowState state) noexcept { *states_.at<RowState>(row) = state; }
-  RowState state(RowNumber row) const noexcept { return *states_.at<RowState>(row); }
+  void set_state(std::uint32_t row, RowState state) noexcept {
+    visible_.assign_alone(row, state == RowState::kVisible);
+    // Few tables ever have rows in flight: those of others stay untouched.
+    const bool is_in_flight = state == RowState::kInFlight;
+    if (in_flight_.test(row) != is_in_flight) in_flight_.assign_alone(row, is_in_flight);
+  }
+  RowState state(RowNumber row) const noexcept {
+    if (visible_.test(row)) return RowState::kVisible;
+    return in_flight_.test(row) ? RowState::kInFlight : RowState::kFree;
+  }
   Key key(RowNumber row) const noexcept { return *keys_.at<Key>(row); }
-  /// A bit for each of the rows [64 * i, 64 * (i + 1)): set if it is visible.
-  std::uint64_t visible_bits(std::int64_t i) const noexcept;
+  const RowBits& visible() const noexcept { return visible_; }
 
   /// One past the highest row number ever given.
   RowNumber end() const noexcept { return end_.load(std::memory_order_relaxed); }
@@ -136,9 +103,12 @@ class RowStore {
     std::uint32_t row;
   };
 
+  void grow(std::int64_t count);
+
   Slabs records_;
   Slabs keys_;
-  Slabs states_;
+  RowBits visible_;
+  RowBits in_flight_;
   std::vector<std::uint32_t> free_;  // the last is given next
   std::vector<KeptBack> kept_back_;  // in ascending order of epochs
   std::int64_t num_prepared_ = 0;    // rows that the slabs can address
