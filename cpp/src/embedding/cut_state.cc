@@ -11,6 +11,7 @@
 
 #include "embedding/file_fields.h"
 #include "embedding/row_values.h"
+#include "embedding/update_copies.h"
 #include "recsdk/error.h"
 #include "util/fork_gate.h"
 #include "util/prefetch.h"
@@ -25,18 +26,6 @@ constexpr std::int64_t kMaxRegionRows = 65'536;
 constexpr std::int64_t kFirstStock = std::int64_t{32} << 20;
 constexpr std::int64_t kScanRows = std::int64_t{1} << 20;  // looked at under the locks at a time
 constexpr std::int64_t kMarkGrain = 16'384;                // words a piece
-constexpr std::int64_t kItemGrain = 8192;
-
-constexpr std::size_t kRowsAhead = 8;
-
-// Fetches the first lines of a record; the processor sees the pattern of a long one by itself.
-void prefetch(const RowAddresses& addresses, std::int64_t row) {
-  constexpr std::int64_t kLine = 64;
-  constexpr std::int64_t kMost = 8 * kLine;
-  const std::byte* const record = addresses.record(row);
-  for (std::int64_t i = 0; i < std::min(addresses.stride, kMost); i += kLine)
-    prefetch_line(record + i);
-}
 
 std::int64_t rows_in(std::int64_t bytes, std::int64_t row_bytes) {
   return std::max<std::int64_t>(bytes / row_bytes, 1);
@@ -61,37 +50,6 @@ void PackedRows::pack(const RowAddresses& addresses, std::int64_t row, std::byte
   for (const Field& f : fields_)
     std::memcpy(out + f.offset, field_address(addresses, *f.field, row), f.bytes);
 }
-
-// In one piece of memory: this, then keys (count,), row numbers (count,), packed rows (count,).
-struct CutState::Segment {
-  Segment* next;
-  std::int64_t count;
-  std::int64_t row_bytes;
-
-  // What a row takes, its copy and what says whose it is.
-  static std::size_t bytes_each(std::int64_t row_bytes) {
-    return sizeof(Key) + sizeof(std::uint32_t) + static_cast<std::size_t>(row_bytes);
-  }
-  // What so many rows take in one piece, a multiple of 8 bytes.
-  static std::int64_t bytes_for(std::int64_t count, std::int64_t row_bytes) {
-    const std::int64_t bytes = static_cast<std::int64_t>(sizeof(Segment)) +
-                               count * static_cast<std::int64_t>(bytes_each(row_bytes));
-    return (bytes + 7) / 8 * 8;
-  }
-  // For `most` rows or fewer.
-  static Segment* make(CopyMemory& memory, std::int64_t band, std::int64_t most,
-                       std::int64_t row_bytes) {
-    std::byte* const place = memory.allocate(band, sizeof(Segment), bytes_each(row_bytes), most);
-    return new (place) Segment{nullptr, most, row_bytes};
-  }
-
-  std::int64_t bytes() const { return bytes_for(count, row_bytes); }
-  Key* keys() const { return reinterpret_cast<Key*>(const_cast<Segment*>(this) + 1); }
-  std::uint32_t* rows() const { return reinterpret_cast<std::uint32_t*>(keys() + count); }
-  std::byte* packed(std::int64_t i) const {
-    return reinterpret_cast<std::byte*>(rows() + count) + i * row_bytes;
-  }
-};
 
 CutState::CutState(const RowLayout& layout, const RowStore& rows, std::int64_t end_row,
                    std::optional<std::int64_t> max_copy_bytes, std::int64_t bytes_at_once,
@@ -165,39 +123,6 @@ void CutState::wait_for_room(std::int64_t num_bytes, CopyWaits& waits) {
   wait(lock, num_bytes, waits);
 }
 
-std::int64_t CutState::count_pending(const GradItem* items, std::int64_t begin,
-                                     std::int64_t end) const {
-  std::int64_t count = 0;
-  for (std::int64_t i = begin; i < end; ++i) {
-    const bool is_new = i == begin || items[i].row != items[i - 1].row;
-    count += static_cast<std::int64_t>(is_new && is_pending(items[i].row));
-  }
-  return count;
-}
-
-std::int64_t CutState::preserve_items(const SortedGradients& gradients, int max_threads) {
-  const std::lock_guard lock(mutex_);
-  if (is_closed_ || is_read()) return 0;
-  const GradItem* const items = gradients.items.data();
-  const auto for_pieces = [&](const auto& body) {
-    parallel_for(gradients.items.size(), kItemGrain, max_threads,
-                 [&](std::int64_t begin, std::int64_t end) {
-                   body(gradients.row_border(begin), gradients.row_border(end));
-                 });
-  };
-  std::atomic<std::int64_t> num_pending{0};
-  for_pieces([&](std::int64_t begin, std::int64_t end) {
-    num_pending.fetch_add(count_pending(items, begin, end), std::memory_order_relaxed);
-  });
-  if (num_pending.load() == 0) return 0;
-  const std::int64_t num_bytes = bytes_to_wait_for(num_pending.load());
-  if (num_bytes > 0) return num_bytes;
-  const std::int64_t held = copied_bytes_.load();
-  for_pieces([&](std::int64_t begin, std::int64_t end) { copy_items(items, begin, end); });
-  most_at_once_.store(std::max(most_at_once_.load(), copied_bytes_.load() - held));
-  return 0;
-}
-
 void CutState::preserve_rows(std::span<const std::uint32_t> row_numbers, CopyWaits& waits) {
   std::unique_lock lock(mutex_);
   for (;;) {
@@ -215,58 +140,63 @@ void CutState::preserve_rows(std::span<const std::uint32_t> row_numbers, CopyWai
   }
 }
 
-void CutState::copy_items(const GradItem* items, std::int64_t begin, std::int64_t end) {
-  std::vector<std::uint32_t> pending;
-  pending.reserve(static_cast<std::size_t>(count_pending(items, begin, end)));
-  for (std::int64_t i = begin; i < end; ++i) {
-    const bool is_new = i == begin || items[i].row != items[i - 1].row;
-    if (is_new && is_pending(items[i].row)) pending.push_back(items[i].row);
-  }
-  copy_pending(pending);
-}
-
 // Row numbers ascend.
 void CutState::copy_pending(std::span<const std::uint32_t> row_numbers) {
-  while (!row_numbers.empty()) {
-    const std::int64_t region = row_numbers.front() / region_rows_;
-    const auto end = std::find_if(row_numbers.begin(), row_numbers.end(),
-                                  [&](std::uint32_t row) { return row / region_rows_ != region; });
-    const auto n = static_cast<std::size_t>(end - row_numbers.begin());
-    copy_region(row_numbers.first(n));
-    row_numbers = row_numbers.subspan(n);
+  Segment* segment = nullptr;
+  std::int64_t num_filled = 0;
+  for (std::size_t i = 0; i < row_numbers.size(); ++i) {
+    if (segment == nullptr) {
+      const std::int64_t region = row_numbers[i] / region_rows_;
+      const auto end =
+          std::find_if(row_numbers.begin() + static_cast<std::ptrdiff_t>(i), row_numbers.end(),
+                       [&](std::uint32_t row) { return row / region_rows_ != region; });
+      segment = make_segment(region, end - row_numbers.begin() - static_cast<std::ptrdiff_t>(i));
+      num_filled = 0;
+    }
+    if (i + kRowsAhead < row_numbers.size()) fetch(row_numbers[i + kRowsAhead]);
+    fill(*segment, num_filled++, row_numbers[i]);
+    if (num_filled < segment->count) continue;
+    publish(*segment);
+    segment = nullptr;
   }
 }
 
-// Several threads may do this at once, for other rows.
-void CutState::copy_region(std::span<const std::uint32_t> row_numbers) {
-  const std::int64_t region = row_numbers[0] / region_rows_;
-  while (!row_numbers.empty()) {
-    Segment* const segment =
-        Segment::make(*memory_, band_of(region), static_cast<std::int64_t>(row_numbers.size()),
-                      packed_.row_bytes());
-    fill(*segment, row_numbers);
-    row_numbers = row_numbers.subspan(static_cast<std::size_t>(segment->count));
-    const std::atomic_ref first(regions_[static_cast<std::size_t>(region)]);
-    segment->next = first.load(std::memory_order_relaxed);
-    while (!first.compare_exchange_weak(segment->next, segment)) {
-    }
-    const std::int64_t held = copied_bytes_.fetch_add(segment->bytes()) + segment->bytes();
-    std::int64_t most = max_copied_bytes_.load();
-    while (most < held && !max_copied_bytes_.compare_exchange_weak(most, held)) {
-    }
+// For copies of rows of one region, `most` or fewer. Several threads may do this at once.
+CutState::Segment* CutState::make_segment(std::int64_t region, std::int64_t most) {
+  Segment* const segment = Segment::make(*memory_, band_of(region), most, packed_.row_bytes());
+  const std::int64_t held = copied_bytes_.fetch_add(segment->bytes()) + segment->bytes();
+  std::int64_t before = max_copied_bytes_.load();
+  while (before < held && !max_copied_bytes_.compare_exchange_weak(before, held)) {
   }
+  return segment;
 }
 
-// Copies the first of the rows, as many as the segment is for.
-void CutState::fill(Segment& segment, std::span<const std::uint32_t> row_numbers) {
+// Has the processor fetch what fill reads; of a long record the first lines, it sees the pattern.
+void CutState::fetch(std::uint32_t row) const noexcept {
+  constexpr std::int64_t kLine = 64;
+  constexpr std::int64_t kMost = 8 * kLine;
   const RowAddresses addresses = rows_.records();
-  for (std::size_t i = 0; i < static_cast<std::size_t>(segment.count); ++i) {
-    if (i + kRowsAhead < row_numbers.size()) prefetch(addresses, row_numbers[i + kRowsAhead]);
-    const std::uint32_t row = row_numbers[i];
-    segment.rows()[i] = row;
-    segment.keys()[i] = rows_.key(row);
-    packed_.pack(addresses, row, segment.packed(static_cast<std::int64_t>(i)));
-    pending_->clear(row);
+  const std::byte* const record = addresses.record(row);
+  for (std::int64_t i = 0; i < std::min(addresses.stride, kMost); i += kLine)
+    prefetch_line(record + i);
+  if (addresses.scalar_stride > 0) prefetch_line(addresses.scalars(row));
+  prefetch_line(rows_.keys().record(row));
+}
+
+// Copies a row, which is no longer pending then.
+void CutState::fill(Segment& segment, std::int64_t i, std::uint32_t row) noexcept {
+  segment.rows()[i] = row;
+  segment.keys()[i] = rows_.key(row);
+  packed_.pack(rows_.records(), row, segment.packed(i));
+  pending_->clear(row);
+}
+
+// Gives a segment that is full to the reader. Several threads may do this at once.
+void CutState::publish(Segment& segment) noexcept {
+  const std::int64_t region = segment.rows()[0] / region_rows_;
+  const std::atomic_ref first(regions_[static_cast<std::size_t>(region)]);
+  segment.next = first.load(std::memory_order_relaxed);
+  while (!first.compare_exchange_weak(segment.next, &segment)) {
   }
 }
 

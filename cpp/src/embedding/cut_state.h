@@ -1,10 +1,10 @@
 // The rows of an open cut: which still lie in their records as they were, and copies of the others.
 //
 // A row belongs to the cut from when it is marked until the reader passes it. Whoever is about to
-// change a row copies it first (preserve_*), the reader takes rows in ascending order from records
-// or copies (read). Records are read and copied under this object's mutex, and written only while
-// the row is no longer pending, so that insertions into rows used before, which hold index_mutex
-// only, are covered as well as updates, which hold rows_mutex.
+// change a row copies it first (preserve_rows, plan), the reader takes rows in ascending order from
+// records or copies (read). Records are read and copied under this object's mutex, and written only
+// while the row is no longer pending, so that insertions into rows used before, which hold
+// index_mutex only, are covered as well as updates, which hold rows_mutex.
 #pragma once
 
 #include <atomic>
@@ -77,9 +77,12 @@ class CutState {
   /// waits for the reader. Throws std::bad_alloc, which does no harm.
   void preserve_rows(std::span<const std::uint32_t> row_numbers, CopyWaits& waits);
 
-  /// The same for the rows of sorted items, but does not wait: returns how many bytes must find
-  /// room first, for wait_for_room without the locks of rows; 0 if all is done.
-  std::int64_t preserve_items(const SortedGradients& gradients, int max_threads);
+  class UpdateCopies;
+  /// Memory for copies of the pending rows among sorted items, which the update then copies piece
+  /// by piece as it goes, while they are in the processor's cache. Does not wait: what must find
+  /// room first is for wait_for_room without the locks of rows. Throws std::bad_alloc, which does
+  /// no harm.
+  UpdateCopies plan(const SortedGradients& gradients, int max_threads);
   void wait_for_room(std::int64_t num_bytes, CopyWaits& waits);
 
   /// Takes the next rows, at most `arrays.capacity` and about 256 KiB; returns how many. The caller
@@ -107,6 +110,7 @@ class CutState {
  private:
   // Copies of rows of one region, made together.
   struct Segment;
+  static constexpr int kRowsAhead = 8;  // copied rows are fetched so many ahead
   // A row that the reader takes.
   struct Taken {
     std::uint32_t row;
@@ -118,11 +122,15 @@ class CutState {
   bool has_room(std::int64_t num_bytes) const noexcept;
   std::int64_t bytes_to_wait_for(std::int64_t num_rows) const noexcept;
   void wait(std::unique_lock<std::mutex>& lock, std::int64_t num_bytes, CopyWaits& waits);
-  std::int64_t count_pending(const GradItem* items, std::int64_t begin, std::int64_t end) const;
-  void copy_items(const GradItem* items, std::int64_t begin, std::int64_t end);
   void copy_pending(std::span<const std::uint32_t> row_numbers);
-  void copy_region(std::span<const std::uint32_t> row_numbers);
-  void fill(Segment& segment, std::span<const std::uint32_t> row_numbers);
+  Segment* make_segment(std::int64_t region, std::int64_t most);
+  void make_segments(const GradItem* items, std::int64_t begin, std::int64_t end,
+                     std::vector<Segment*>& made);
+  std::int64_t count_pending(const GradItem* items, std::int64_t begin,
+                             std::int64_t end) const noexcept;
+  void fetch(std::uint32_t row) const noexcept;
+  void fill(Segment& segment, std::int64_t i, std::uint32_t row) noexcept;
+  void publish(Segment& segment) noexcept;
   std::int64_t band_of(std::int64_t region) const noexcept { return region / band_regions_; }
   std::int64_t bytes_to_stock() const noexcept;
   void free_bands(std::int64_t begin_region, std::int64_t end_region) noexcept;

@@ -11,6 +11,9 @@
 
 namespace recsdk::internal {
 
+/// Occurrences of rows a piece of a parallel update.
+inline constexpr std::int64_t kUpdateGrain = 8192;
+
 /// All occurrences of all rows in one backward, sorted by row; those of one row in the order of
 /// blocks and keys.
 struct SortedGradients {

@@ -27,10 +27,10 @@
 #include <vector>
 
 #include "embedding/change_tracker.h"
-#include "embedding/cut_state.h"
 #include "embedding/gradients.h"
 #include "embedding/kernels.h"
 #include "embedding/row_store.h"
+#include "embedding/update_copies.h"
 #include "recsdk/table.h"
 #include "table/index.h"
 #include "util/fair_mutex.h"
@@ -163,8 +163,9 @@ struct Table::Impl {
   void pool_keys(const KeyBags& bags, float* out, std::int64_t stride, Outcome* outcomes) const;
   // May let go of the lock for a while, until a cut has been read further.
   void update(std::span<const GradBlock> blocks, std::unique_lock<internal::FairMutex>& lock);
-  void preserve(std::span<const GradBlock> blocks, const internal::SortedGradients& gradients,
-                std::unique_lock<internal::FairMutex>& lock);
+  internal::CutState::UpdateCopies plan_copies(std::span<const GradBlock> blocks,
+                                               const internal::SortedGradients& gradients,
+                                               std::unique_lock<internal::FairMutex>& lock);
 
   // Takes index_mutex, unless this thread is in a callback under it.
   void release(internal::LeaseRecord& record) noexcept;

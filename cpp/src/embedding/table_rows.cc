@@ -3,6 +3,7 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "embedding/check_bags.h"
 #include "embedding/gradients.h"
@@ -13,13 +14,13 @@
 
 namespace recsdk {
 
+using internal::kUpdateGrain;
 using internal::PoolArgs;
 
 namespace {
 
-constexpr std::int64_t kBagGrain = 256;    // bags a piece of a parallel pooling
-constexpr std::int64_t kItemGrain = 8192;  // occurrences of rows a piece of a parallel update
-constexpr std::int64_t kKeyGrain = 4096;   // keys, about, that are found and pooled at a time
+constexpr std::int64_t kBagGrain = 256;   // bags a piece of a parallel pooling
+constexpr std::int64_t kKeyGrain = 4096;  // keys, about, that are found and pooled at a time
 
 PoolArgs pool_args(const internal::RowAddresses& addresses, const TableConfig& config,
                    const Bags& bags) {
@@ -37,6 +38,21 @@ PoolArgs pool_args(const internal::RowAddresses& addresses, const TableConfig& c
           bags.num_bags(),
           nullptr,
           0};
+}
+
+// Updates the rows of a piece, a few at a time, each few after they have been copied.
+void update_and_copy(internal::UpdateArgs& piece, const internal::SortedGradients& gradients,
+                     internal::CutState::UpdateCopies::Piece copies) {
+  constexpr std::int64_t kFew = 256;
+  const std::int64_t end = piece.end;
+  std::uint64_t nonfinite = 0;
+  for (; piece.begin < end; piece.begin = piece.end) {
+    piece.end = gradients.row_border(std::min(end, piece.begin + kFew));
+    copies.copy(piece.begin, piece.end);
+    internal::kernels().update(piece);
+    nonfinite += std::exchange(piece.nonfinite, 0);
+  }
+  piece.nonfinite = nonfinite;
 }
 
 [[noreturn, gnu::cold]] void throw_nonfinite(const std::string& title, std::uint64_t num_rows) {
@@ -139,21 +155,22 @@ void Table::Impl::pool_keys(const KeyBags& bags, float* out, std::int64_t stride
   count(all);
 }
 
-// Copies what a cut still needs of the rows that change.
-void Table::Impl::preserve(std::span<const GradBlock> blocks,
-                           const internal::SortedGradients& gradients,
-                           std::unique_lock<internal::FairMutex>& lock) {
+// What a cut still needs of the rows that change.
+internal::CutState::UpdateCopies Table::Impl::plan_copies(
+    std::span<const GradBlock> blocks, const internal::SortedGradients& gradients,
+    std::unique_lock<internal::FairMutex>& lock) {
   while (open_cut != nullptr) {
     const std::shared_ptr<internal::CutState> cut = open_cut;
-    const std::int64_t num_bytes = cut->preserve_items(gradients, max_threads());
-    if (num_bytes == 0) return;
+    internal::CutState::UpdateCopies copies = cut->plan(gradients, max_threads());
+    if (copies.bytes_to_wait_for() == 0) return copies;
     lock.unlock();
     --num_updating;
-    cut->wait_for_room(num_bytes, copy_waits);
+    cut->wait_for_room(copies.bytes_to_wait_for(), copy_waits);
     ++num_updating;
     lock.lock();
     check_update(blocks);  // a restore may have come in between
   }
+  return {};
 }
 
 void Table::Impl::update(std::span<const GradBlock> blocks,
@@ -163,35 +180,31 @@ void Table::Impl::update(std::span<const GradBlock> blocks,
       internal::sort_gradients(blocks, rows.end(), max_threads());
   const std::int64_t num_items = gradients.items.size();
   if (num_items > cut_memory.most_rows()) cut_memory.note_update(gradients.num_rows());
-  preserve(blocks, gradients, lock);
   const std::int64_t scratch_width = internal::scratch_floats(config.dim, config.weight_dtype);
-  internal::Buffer<float> scratch((num_items + kItemGrain - 1) / kItemGrain * scratch_width);
-  OptimizerConfig optimizer = config.optimizer;
-  optimizer.learning_rate = learning_rate.load();
-  const internal::OptimizerStep step = internal::make_optimizer_step(
-      optimizer, layout, config.on_nonfinite, update_count + 1, log_decay);
-  const internal::RoundingStep rounding = internal::make_rounding_step(
-      config.rounding, config.seed, table_hash, update_count + 1, rows.keys());
-  const auto piece_of = [&](std::int64_t begin, std::int64_t end) {
-    return internal::UpdateArgs{rows.records(),
-                                config.weight_dtype,
-                                rounding,
-                                config.dim,
-                                gradients.items.data(),
-                                gradients.row_border(begin),
-                                gradients.row_border(end),
-                                gradients.sources.data(),
-                                step,
-                                scratch.data() + begin / kItemGrain * scratch_width,
-                                0};
+  internal::Buffer<float> scratch((num_items + kUpdateGrain - 1) / kUpdateGrain * scratch_width);
+  const auto for_pieces = [&](const auto& body) {
+    internal::parallel_for(num_items, kUpdateGrain, max_threads(),
+                           [&](std::int64_t begin, std::int64_t end) {
+                             const std::int64_t number = begin / kUpdateGrain;
+                             internal::UpdateArgs piece{};
+                             piece.addresses = rows.records();
+                             piece.weight_dtype = config.weight_dtype;
+                             piece.dim = config.dim;
+                             piece.items = gradients.items.data();
+                             piece.begin = gradients.row_border(begin);
+                             piece.end = gradients.row_border(end);
+                             piece.sources = gradients.sources.data();
+                             piece.scratch = scratch.data() + number * scratch_width;
+                             body(number, piece);
+                           });
   };
   if (config.on_nonfinite == NonFinite::kRaise) {
-    internal::parallel_for(
-        num_items, kItemGrain, max_threads(), [&](std::int64_t begin, std::int64_t end) {
-          const std::uint64_t bad = internal::kernels().count_nonfinite(piece_of(begin, end));
-          if (bad != 0) throw_nonfinite(title(), bad);
-        });
+    for_pieces([&](std::int64_t, const internal::UpdateArgs& piece) {
+      const std::uint64_t bad = internal::kernels().count_nonfinite(piece);
+      if (bad != 0) throw_nonfinite(title(), bad);
+    });
   }
+  const internal::CutState::UpdateCopies copies = plan_copies(blocks, gradients, lock);
   for (const GradBlock& block : blocks) {
     if (block.weights_grad == nullptr) continue;
     const PoolArgs whole = pool_args(rows.records(), config, block.bags);
@@ -203,15 +216,23 @@ void Table::Impl::update(std::span<const GradBlock> blocks,
           internal::kernels().weights_grad(piece);
         });
   }
-  internal::parallel_for(num_items, kItemGrain, max_threads(),
-                         [&](std::int64_t begin, std::int64_t end) {
-                           internal::UpdateArgs piece = piece_of(begin, end);
-                           if (tracker != nullptr)
-                             tracker->note_changed(piece.items, piece.begin, piece.end);
-                           internal::kernels().update(piece);
-                           if (piece.nonfinite != 0)
-                             num_nonfinite.fetch_add(piece.nonfinite, std::memory_order_relaxed);
-                         });
+  OptimizerConfig optimizer = config.optimizer;
+  optimizer.learning_rate = learning_rate.load();
+  const internal::OptimizerStep step = internal::make_optimizer_step(
+      optimizer, layout, config.on_nonfinite, update_count + 1, log_decay);
+  const internal::RoundingStep rounding = internal::make_rounding_step(
+      config.rounding, config.seed, table_hash, update_count + 1, rows.keys());
+  for_pieces([&](std::int64_t number, internal::UpdateArgs& piece) {
+    piece.step = step;
+    piece.rounding = rounding;
+    if (tracker != nullptr) tracker->note_changed(piece.items, piece.begin, piece.end);
+    if (copies.is_empty()) {
+      internal::kernels().update(piece);
+    } else {
+      update_and_copy(piece, gradients, {copies, number, piece.end});
+    }
+    if (piece.nonfinite != 0) num_nonfinite.fetch_add(piece.nonfinite, std::memory_order_relaxed);
+  });
   ++update_count;
   log_decay = internal::next_log_decay(optimizer, log_decay);
 }
