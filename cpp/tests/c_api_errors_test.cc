@@ -198,7 +198,6 @@ TEST_F(CApiErrorsTest, NullTables) {
   expect_invalid(recsdk_table_size(nullptr, &number), message);
   expect_invalid(recsdk_table_memory_bytes(nullptr, &number), message);
   expect_invalid(recsdk_table_reserve(nullptr, 1), message);
-  expect_invalid(recsdk_table_prepare_cuts(nullptr, 1), message);
   expect_invalid(recsdk_table_check_invariants(nullptr), message);
   expect_invalid(
       recsdk_table_export_rows(nullptr, &number, 2, rows_.data(), nullptr, nullptr, &number),
@@ -299,7 +298,6 @@ TEST_F(CApiErrorsTest, NegativeCounts) {
       recsdk_table_export_rows(table_, &begin, 0, rows_.data(), nullptr, nullptr, &number),
       "capacity");
   expect_invalid(recsdk_table_reserve(table_, -1), "-1");
-  expect_invalid(recsdk_table_prepare_cuts(table_, -1), "-1 rows");
 }
 
 TEST_F(CApiErrorsTest, BadBags) {

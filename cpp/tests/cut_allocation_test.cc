@@ -117,6 +117,48 @@ TEST_F(CutAllocationTest, Updating) {
       [&](Subject& s) { s.table.apply_gradients(range(400, 2500), gradients.data()); });
 }
 
+// An update readies memory for cuts when it is done: that may fail, and nobody needs to know.
+TEST_F(CutAllocationTest, ReadyingMemoryWhileATableIsTrained) {
+  constexpr std::size_t kMany = 9000;
+  const std::vector<float> gradients(kMany * kDim, 0.5F);
+  const auto train = [&](Table& table) {
+    table.apply_gradients(range(0, kMany), gradients.data());
+  };
+  const auto made = [&] {
+    Table table(config());
+    table.upsert(range(0, kMany), gradients.data());
+    return table;
+  };
+  Table undisturbed = made();
+  train(undisturbed);
+  const std::int64_t bytes = undisturbed.stats().tracking_bytes;
+  const std::vector<FileRow> rows = visible_rows(undisturbed);
+  EXPECT_GT(bytes, 0);
+  bool has_survived = false;
+  for (std::int64_t n = 0;; ++n) {
+    SCOPED_TRACE("allocation " + std::to_string(n) + " fails");
+    Table table = made();
+    const Snapshot before(table);
+    const Ending ending = run_failing(n, [&] { train(table); });
+    has_survived = has_survived || ending == Ending::kSurvived;
+    if (ending == Ending::kOutOfMemory) {
+      ASSERT_TRUE(Snapshot(table) == before);
+      train(table);
+    }
+    ASSERT_EQ(visible_rows(table), rows);
+    Cut cut = table.cut({});
+    train(table);
+    MemorySink sink;
+    write_rows(cut, sink, {.token = {}, .file = tiny_blocks(), .policies = {}, .progress = {}});
+    ASSERT_EQ(read_all(open(sink.content)).rows, rows);
+    cut.finish(true);
+    train(table);
+    ASSERT_GE(table.stats().tracking_bytes, bytes);
+    if (ending == Ending::kUndisturbed) break;
+  }
+  EXPECT_TRUE(has_survived);
+}
+
 TEST_F(CutAllocationTest, InsertingIntoRowsUsedBefore) {
   std::vector<float> values(600 * kDim);
   fail_each_beside_a_cut(

@@ -20,6 +20,7 @@ constexpr std::int64_t kDim = 64;
 constexpr std::size_t kNumRows = 100'000;
 constexpr std::size_t kNumChanged = 2000;
 constexpr std::int64_t kCopyBytes = kDim * 4 + 4;  // weights and the state of rowwise Adagrad
+constexpr std::int64_t kChunksOfBands = std::int64_t{32 * 256} << 10;  // partly used
 
 std::atomic<std::size_t> taken_bytes{0};
 
@@ -41,7 +42,6 @@ class CutMemoryTest : public testing::Test {
     std::iota(keys_.begin(), keys_.end(), Key{0});
     std::vector<float> values(kNumRows * kDim);
     table_.find_or_insert(keys_, values.data());
-    update();
   }
 
   static TableConfig config() {
@@ -57,6 +57,11 @@ class CutMemoryTest : public testing::Test {
     for (std::size_t i = 0; i < kNumChanged; ++i) some.push_back(keys_[i * 50]);
     const std::vector<float> gradients(kNumChanged * kDim, 1.0F);
     table_.apply_gradients(some, gradients.data());
+  }
+
+  void update_all() {
+    const std::vector<float> gradients(kNumRows * kDim, 1.0F);
+    table_.apply_gradients(keys_, gradients.data());
   }
 
   /// What a cut and an update beside it take from the system.
@@ -82,41 +87,64 @@ TEST_F(CutMemoryTest, TheFirstCutTakesMemoryAndTheNextFindsIt) {
   EXPECT_EQ(bytes_taken_beside_a_cut(), 0U);
 }
 
-TEST_F(CutMemoryTest, PreparedTheFirstCutFindsItToo) {
-  EXPECT_EQ(tracking_bytes(), 0);
-  table_.prepare_cuts(kNumChanged);
+TEST_F(CutMemoryTest, UpdatesReadyMemorySoThatTheFirstCutFindsItToo) {
+  for (int i = 0; i < 40; ++i) update();
+  {
+    const CountPages count;
+    update();
+    EXPECT_EQ(taken_bytes, 0U);
+  }
   EXPECT_EQ(bytes_taken_beside_a_cut(), 0U);
 }
 
-TEST_F(CutMemoryTest, AsMuchIsReadiedAsTwoUpdatesCopyAndASixteenthOfTheRows) {
+TEST_F(CutMemoryTest, AsMuchIsReadiedAsTwoUpdatesCopyAndAnEighthOfTheRows) {
   constexpr std::int64_t kChunk = std::int64_t{256} << 10;
   constexpr auto kRows = static_cast<std::int64_t>(kNumRows);
   constexpr std::int64_t kBits = 2 * (kRows / 8 + 8);
-  table_.prepare_cuts(0);  // the update that was made counts
-  const std::int64_t for_one = 2 * static_cast<std::int64_t>(kNumChanged) * kCopyBytes;
-  EXPECT_GT(tracking_bytes(), for_one - kChunk);
-  EXPECT_LE(tracking_bytes(), for_one + kBits + 4096);
-  for (const std::int64_t rows : {kRows, std::numeric_limits<std::int64_t>::max()}) {
-    table_.prepare_cuts(rows);
-    EXPECT_GT(tracking_bytes(), kRows * kCopyBytes / 16 - kChunk);
-    EXPECT_LE(tracking_bytes(), kRows * kCopyBytes / 16 + kBits + 4096);
-  }
-  EXPECT_THROW(table_.prepare_cuts(-1), std::invalid_argument);
+  for (int i = 0; i < 40; ++i) update();
+  const std::int64_t for_two = 2 * static_cast<std::int64_t>(kNumChanged) * kCopyBytes;
+  EXPECT_GT(tracking_bytes(), for_two - kChunk);
+  EXPECT_LE(tracking_bytes(), for_two + kBits + 4096);
+  for (int i = 0; i < 40; ++i) update_all();
+  EXPECT_GT(tracking_bytes(), kRows * kCopyBytes / 8 - kChunk);
+  EXPECT_LE(tracking_bytes(), kRows * kCopyBytes / 8 + kBits + 4096);
 }
 
-TEST_F(CutMemoryTest, WhatIsPreparedBesideAnOpenCutStays) {
-  Cut cut = table_.cut({});
-  const std::int64_t open = tracking_bytes();
-  table_.prepare_cuts(static_cast<std::int64_t>(kNumRows));
-  const std::int64_t both = tracking_bytes();
-  cut.finish(false);
-  EXPECT_GT(tracking_bytes(), 1'000'000);
-  EXPECT_LT(open + tracking_bytes(), both + 100'000);
-  EXPECT_EQ(bytes_taken_beside_a_cut(), 0U);
+// No update readies more than a share, or it would be the one that waits.
+TEST_F(CutMemoryTest, AnUpdateReadiesASixteenthOfWhatItCopies) {
+  const std::int64_t bits = tracking_bytes();
+  std::int64_t before = bits;
+  for (int i = 0; i < 40; ++i) {
+    update_all();
+    constexpr std::int64_t kShare = static_cast<std::int64_t>(kNumRows) * kCopyBytes / 16;
+    EXPECT_LE(tracking_bytes() - before, kShare + (std::int64_t{256} << 10) + 100'000);
+    before = tracking_bytes();
+  }
+  EXPECT_GT(before, bits);
+}
+
+TEST_F(CutMemoryTest, ATableThatIsOnlyReadOrSmallReadiesNothing) {
+  Table other(config());
+  std::vector<float> values(kNumRows * kDim);
+  other.find_or_insert(keys_, values.data());
+  EXPECT_EQ(other.stats().tracking_bytes, 0);
+  Table small(config());
+  const std::vector<Key> few(keys_.begin(), keys_.begin() + kNumChanged);
+  small.find_or_insert(few, values.data());
+  for (int i = 0; i < 4; ++i) small.apply_gradients(few, values.data());
+  EXPECT_EQ(small.stats().tracking_bytes, 0);
+}
+
+TEST_F(CutMemoryTest, NothingIsReadiedBesideAnOpenCut) {
+  for (int i = 0; i < 40; ++i) update();
+  const Cut cut = table_.cut({});
+  const std::int64_t before = tracking_bytes() + cut.copied_bytes();
+  for (int i = 0; i < 40; ++i) update();
+  EXPECT_LE(tracking_bytes() + cut.copied_bytes(), before + kChunksOfBands);
 }
 
 TEST_F(CutMemoryTest, MemoryIsCountedWhileACutIsOpen) {
-  table_.prepare_cuts(static_cast<std::int64_t>(kNumRows));
+  for (int i = 0; i < 40; ++i) update_all();
   const std::int64_t before = tracking_bytes();
   const Cut cut = table_.cut({});
   EXPECT_GE(tracking_bytes(), before);
@@ -125,20 +153,33 @@ TEST_F(CutMemoryTest, MemoryIsCountedWhileACutIsOpen) {
 }
 
 TEST_F(CutMemoryTest, RowsThatComeOftenInAnUpdateCountOnce) {
-  table_.prepare_cuts(0);
+  for (int i = 0; i < 40; ++i) update();
   const std::int64_t before = tracking_bytes();
   constexpr std::size_t kOccurrences = 50'000;
   std::vector<Key> few(kOccurrences);
   for (std::size_t i = 0; i < kOccurrences; ++i) few[i] = static_cast<Key>(i % 100);
   const std::vector<float> gradients(kOccurrences * kDim, 1.0F);
-  table_.apply_gradients(few, gradients.data());
-  table_.prepare_cuts(0);
+  for (int i = 0; i < 10; ++i) table_.apply_gradients(few, gradients.data());
   EXPECT_EQ(tracking_bytes(), before);
+}
+
+TEST_F(CutMemoryTest, ARestoreToFarFewerRowsKeepsNothingOfTheOldSize) {
+  Table small(config());
+  std::vector<float> value(kDim);
+  small.find_or_insert(std::vector<Key>{1}, value.data());
+  const Bytes file = save(small);
+  for (int i = 0; i < 40; ++i) update();
+  EXPECT_GT(tracking_bytes(), 500'000);
+  Restore restore(table_);
+  RowFileReader reader = open(file);
+  restore.add_file(reader, {});
+  restore.commit(0, 0.0);
+  EXPECT_LT(tracking_bytes(), 100'000);
 }
 
 // What is kept is a cut's memory as well, so it may hold no more than its limit.
 TEST_F(CutMemoryTest, ALimitHoldsForWhatIsKept) {
-  table_.prepare_cuts(static_cast<std::int64_t>(kNumRows));
+  for (int i = 0; i < 40; ++i) update_all();
   const std::int64_t before = tracking_bytes();
   const Bytes file = [&] {
     Cut cut = table_.cut({.changes_only = false, .max_copy_bytes = 0});

@@ -569,10 +569,6 @@ RECSDK_API int recsdk_table_export_rows(const recsdk_table* table, int64_t* begi
                                         int64_t* keys, float* weights, float* state,
                                         int64_t* num_rows);
 
-/// Readies memory so that updates of `rows_per_update` rows beside the next cut need not wait for
-/// the system; see recsdk::Table::prepare_cuts.
-RECSDK_API int recsdk_table_prepare_cuts(recsdk_table* table, int64_t rows_per_update);
-
 /// Makes room for `num_rows` rows in all: insertions up to there wait for no memory.
 RECSDK_API int recsdk_table_reserve(recsdk_table* table, int64_t num_rows);
 

@@ -52,15 +52,15 @@ class RECSDK_API Cut {
   double log_decay() const noexcept;
   /// Bytes of rows copied because they changed: held now, and the most held so far. Memory for them
   /// is taken in pieces of 256 KiB, up to 32 of which may be partly used, and up to 64 MiB ahead,
-  /// as far as max_copy_bytes leaves room. When the cut is finished, what Table::prepare_cuts would
+  /// as far as max_copy_bytes leaves room. When the cut is finished, what Table::cut says is
   /// ready, and no more than max_copy_bytes, stays with the table; the rest is freed.
   std::int64_t copied_bytes() const noexcept;
   std::int64_t max_copied_bytes() const noexcept;
   bool is_finished() const noexcept;
 
-  /// Readies memory for the first copies, as Table::prepare_cuts, so that updates need not wait for
-  /// it; if no update was seen yet, up to 32 MiB. For the thread that is to write the cut beside
-  /// training, as the first that it does; it pauses as in write_rows. Best effort.
+  /// Readies what is missing of the memory that Table::cut tells of, so that updates need not wait
+  /// for it; if no update was seen yet, up to 32 MiB. For the thread that is to write the cut
+  /// beside training, as the first that it does; it pauses as in write_rows. Best effort.
   void prepare_copies() noexcept;
 
   /// Ends the cut; its copies are void. Durable: what it held is saved, and changes are tracked

@@ -244,16 +244,13 @@ class RECSDK_API Table {
 
   /// A view of the visible rows as they are now, to be saved while the table is used on; see
   /// recsdk/checkpoint.h. From the first cut that is finished as durable on, changes are tracked: a
-  /// bit per row, and the keys that leave. Waits for running calls; cost: a look at a byte per row.
+  /// bit per row, and the keys that leave. Waits for running calls; cost: a look at a bit per row.
+  /// Updates ready memory for it, some 32 of them all that there is to ready, so that none beside a
+  /// cut waits for the system: for copies of two updates as large as the largest so far, at most 64
+  /// MiB and an eighth of the rows, and two bits per row. stats() counts it as tracking_bytes.
   /// Throws Error(kBusy) while a cut is open; std::invalid_argument if changes_only without a
   /// durable cut or a restore before, or if an option is out of range.
   Cut cut(const CutOptions& options);
-  /// Readies memory so that updates beside the next cut need not wait for the system: for copies of
-  /// two updates of `rows_per_update` rows each, at most 64 MiB and a sixteenth of the rows that
-  /// are there now, and two bits per row. What a cut has used, up to as much, stays ready for the
-  /// next one; stats() counts it as tracking_bytes. Cost: touching that memory. Throws
-  /// Error(kOutOfMemory), std::invalid_argument for a negative number.
-  void prepare_cuts(std::int64_t rows_per_update);
   /// True if a cut may be of changes only.
   bool is_tracking() const;
 

@@ -364,10 +364,6 @@ int recsdk_table_export_rows(const recsdk_table* table, int64_t* begin, int64_t 
   });
 }
 
-int recsdk_table_prepare_cuts(recsdk_table* table, int64_t rows_per_update) {
-  return guarded([&] { table_of(table).prepare_cuts(rows_per_update); });
-}
-
 int recsdk_table_reserve(recsdk_table* table, int64_t num_rows) {
   return guarded([&] { table_of(table).reserve(num_rows); });
 }

@@ -214,6 +214,7 @@ void Restore::Impl::commit(std::uint64_t update_count, double log_decay) {
   check(update_count, log_decay);
   auto tracker = std::make_unique<internal::ChangeTracker>(table->hash_seed);
   tracker->grow(staged->rows.end());
+  internal::CutMemory::Parts kept;  // freed without locks
   const std::unique_lock lock(table->index_mutex);
   require_idle();
   const std::unique_lock rows_lock(table->rows_mutex);
@@ -221,6 +222,7 @@ void Restore::Impl::commit(std::uint64_t update_count, double log_decay) {
   table->rows.swap(staged->rows);
   table->tracker.swap(tracker);
   table->has_parent = true;
+  kept = table->cut_memory.forget();
   table->update_count = update_count;
   table->log_decay = log_decay;
 }

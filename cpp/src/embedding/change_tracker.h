@@ -20,6 +20,9 @@ class ChangeTracker {
   /// Makes ready for changes of rows below `num_rows`.
   void grow(std::int64_t num_rows) { changed_.grow(num_rows); }
 
+  /// See RowBits; nothing has changed.
+  bool back_some() noexcept { return changed_.back_some(); }
+
   /// Forgets all, so that nothing has changed.
   void clear() noexcept {
     changed_.clear_all();

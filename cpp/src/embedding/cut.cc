@@ -62,16 +62,6 @@ Cut Table::cut(const CutOptions& options) {
   return Cut(std::move(cut));
 }
 
-void Table::prepare_cuts(std::int64_t rows_per_update) {
-  if (rows_per_update < 0) {
-    throw std::invalid_argument(impl_->title() + ": prepare_cuts for updates of " +
-                                std::to_string(rows_per_update) + " rows; pass 0 or more");
-  }
-  constexpr std::int64_t kMost = std::int64_t{1} << 32;  // more rows than there can be
-  impl_->cut_memory.note_update(std::min(rows_per_update, kMost));
-  impl_->cut_memory.prepare(impl_->rows.end());
-}
-
 bool Table::is_tracking() const {
   const std::shared_lock lock(impl_->index_mutex);
   return impl_->has_parent;

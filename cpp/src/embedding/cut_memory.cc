@@ -4,26 +4,38 @@
 #include <exception>
 #include <utility>
 
+#include "util/fork_gate.h"
+
 namespace recsdk::internal {
+namespace {
+
+constexpr std::int64_t kShareOfRows = 8;
+
+}  // namespace
 
 std::int64_t CutMemory::most_to_ready(std::int64_t bytes_of_rows, std::int64_t at_once) noexcept {
   constexpr std::int64_t kMost = std::int64_t{64} << 20;
-  constexpr std::int64_t kShare = 16;
-  return std::min({2 * at_once, kMost, bytes_of_rows / kShare});
+  return std::min({2 * at_once, kMost, bytes_of_rows / kShareOfRows});
 }
 
 CutMemory::Parts CutMemory::take(std::int64_t num_rows) {
   Parts parts;
   {
     const std::lock_guard lock(mutex_);
+    complete(kept_, num_rows);
+    is_taken_ = true;
     parts = std::exchange(kept_, {});
   }
+  return parts;
+}
+
+// Makes what there is not yet.
+void CutMemory::complete(Parts& parts, std::int64_t num_rows) const {
   if (parts.tracker == nullptr) parts.tracker = std::make_unique<ChangeTracker>(hash_seed_);
   if (parts.pending == nullptr) parts.pending = std::make_unique<RowBits>();
   if (parts.copies == nullptr) parts.copies = std::make_shared<CopyMemory>(kNumCopyBands);
   parts.tracker->grow(num_rows);
   parts.pending->grow(num_rows);
-  return parts;
 }
 
 // The first cut of a table gives no tracker back, since there was none before it.
@@ -41,17 +53,44 @@ void CutMemory::keep(Parts parts, std::int64_t num_rows) noexcept {
   };
   const auto bytes_of = [](const auto& part) { return part.bytes(); };
   const std::lock_guard lock(mutex_);
+  is_taken_ = false;
+  ready_rows_ = 0;
   replace(kept_.tracker, parts.tracker, bytes_of);
   replace(kept_.pending, parts.pending, bytes_of);
   replace(kept_.copies, parts.copies, [](const CopyMemory& c) { return c.chunk_bytes(); });
 }
 
-void CutMemory::prepare(std::int64_t num_rows) {
-  Parts parts = take(num_rows);
-  parts.pending->clear_all();
-  while (parts.copies->stock(bytes_for_copies(num_rows))) {
+void CutMemory::ready_some(std::int64_t num_rows) noexcept {
+  constexpr std::int64_t kShareOfUpdate = 16;
+  constexpr auto kChunk = static_cast<std::int64_t>(CopyMemory::kChunkBytes);
+  const bool is_small = num_rows * row_bytes_ < kChunk * kShareOfRows;  // a wait would be short
+  if (is_small || is_ready(num_rows)) return;
+  const std::int64_t most = most_rows();
+  const std::int64_t wanted = bytes_for_copies(num_rows);
+  std::shared_ptr<CopyMemory> copies;
+  bool is_backed = true;
+  try {
+    const auto gate = hold_off_fork();
+    const std::lock_guard lock(mutex_);
+    if (is_taken_) return;
+    complete(kept_, num_rows);
+    is_backed &= kept_.pending->back_some();
+    is_backed &= kept_.tracker->back_some();
+    copies = kept_.copies;
+  } catch (const std::exception&) {
+    return;  // no memory: a cut asks for it again, and says so
   }
-  keep(std::move(parts), num_rows);
+  std::int64_t num_chunks = bytes_at_once() / kShareOfUpdate / kChunk + 1;
+  while (num_chunks > 0 && copies->stock(wanted)) --num_chunks;
+  if (num_chunks == 0 || !is_backed) return;
+  ready_rows_ = num_rows;
+  ready_most_rows_ = most;
+}
+
+CutMemory::Parts CutMemory::forget() noexcept {
+  const std::lock_guard lock(mutex_);
+  ready_rows_ = 0;
+  return std::exchange(kept_, {});
 }
 
 std::int64_t CutMemory::bytes() const {

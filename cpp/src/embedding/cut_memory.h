@@ -2,7 +2,8 @@
 //
 // Fresh memory is what makes updates beside a cut slow: the system clears a page at its first
 // touch, and a virtual machine may have to ask its host for it first, which takes ten times as
-// long. So what a cut needs of bits and of memory for copies stays with the table.
+// long. So what a cut needs of bits and of memory for copies is readied by and by, while the table
+// is trained, and stays with it.
 #pragma once
 
 #include <atomic>
@@ -39,8 +40,13 @@ class CutMemory {
   /// Keeps parts for a cut of about `num_rows` rows, of two of a kind the larger; best effort. A
   /// tracker need not be clean, the others are, and any may be null.
   void keep(Parts parts, std::int64_t num_rows) noexcept;
-  /// Takes, touches and keeps all parts, so that the next cut finds them ready. Throws as take.
-  void prepare(std::int64_t num_rows);
+  /// Readies some of what a cut of `num_rows` rows would need, unless one is open: of bits a piece,
+  /// of memory for copies a sixteenth of what the largest update needs. Tables below 2 MiB need
+  /// none. Best effort. Takes hold_off_fork(), which the caller must not hold.
+  void ready_some(std::int64_t num_rows) noexcept;
+
+  /// Gives away what is kept: the table has other rows from now on.
+  Parts forget() noexcept;
 
   /// An update changes this many rows.
   void note_update(std::int64_t num_rows) noexcept {
@@ -61,11 +67,21 @@ class CutMemory {
   std::int64_t bytes() const;
 
  private:
+  void complete(Parts& parts, std::int64_t num_rows) const;
+  bool is_ready(std::int64_t num_rows) const noexcept {
+    return num_rows <= ready_rows_.load(std::memory_order_relaxed) &&
+           most_rows() <= ready_most_rows_.load(std::memory_order_relaxed);
+  }
+
   const std::uint64_t hash_seed_;
   const std::int64_t row_bytes_;
   std::atomic<std::int64_t> most_rows_{0};
-  mutable std::mutex mutex_;
+  // What is kept, or open, was ready for a table of so many rows and updates of so many.
+  std::atomic<std::int64_t> ready_rows_{0};
+  std::atomic<std::int64_t> ready_most_rows_{0};
+  mutable std::mutex mutex_;  // of what follows
   Parts kept_;
+  bool is_taken_ = false;  // by a cut that is open
 };
 
 }  // namespace recsdk::internal

@@ -23,7 +23,7 @@ namespace {
 constexpr std::int64_t kRegionBytes = std::int64_t{1} << 20;
 constexpr std::int64_t kChunkBytes = kRegionBytes / 4;  // copied under the locks at a time
 constexpr std::int64_t kMaxRegionRows = 65'536;
-constexpr std::int64_t kFirstStock = std::int64_t{32} << 20;
+constexpr std::int64_t kFirstUpdate = std::int64_t{16} << 20;  // taken to copy so much
 constexpr std::int64_t kScanRows = std::int64_t{1} << 20;  // looked at under the locks at a time
 constexpr std::int64_t kMarkGrain = 16'384;                // words a piece
 
@@ -215,7 +215,7 @@ std::int64_t CutState::bytes_to_stock() const noexcept {
   const std::int64_t left = (end_row_ - position_.load()) * row_bytes;
   const std::int64_t at_once = most_at_once_.load();
   std::int64_t bytes =
-      CutMemory::most_to_ready(end_row_ * row_bytes, at_once > 0 ? at_once : kFirstStock / 2);
+      CutMemory::most_to_ready(end_row_ * row_bytes, at_once > 0 ? at_once : kFirstUpdate);
   bytes = std::min(bytes, left);
   if (max_copy_bytes_) bytes = std::min(bytes, *max_copy_bytes_ - copied_bytes_.load());
   return std::max<std::int64_t>(bytes, 0);

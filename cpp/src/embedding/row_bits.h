@@ -57,8 +57,16 @@ class RowBits {
     }
   }
   /// Clears all bits, and has their memory backed by that. Nobody else uses them.
-  void clear_all() const noexcept {
+  void clear_all() noexcept {
     for (std::int64_t i = 0; i < num_words_; ++i) word(i) = 0;
+    num_backed_ = num_words_;
+  }
+  /// Has bits that are clear backed with memory, 256 KiB of them; true once all are. Nobody else
+  /// uses them.
+  bool back_some() noexcept {
+    const std::int64_t last = std::min(num_words_, num_backed_ + kWordsToBack);
+    for (; num_backed_ < last; ++num_backed_) word(num_backed_) = 0;
+    return num_backed_ == num_words_;
   }
   /// Has the system back the bits [begin, end) with memory now. Best effort.
   void populate(std::int64_t begin, std::int64_t end) const noexcept {
@@ -69,9 +77,11 @@ class RowBits {
   }
 
  private:
+  static constexpr std::int64_t kWordsToBack = 32'768;
   static constexpr std::int64_t kSlabBytes = std::int64_t{1} << 20;
   Slabs words_;
   std::int64_t num_words_ = 0;
+  std::int64_t num_backed_ = 0;  // words, at least, whose memory was touched
 };
 
 }  // namespace recsdk::internal

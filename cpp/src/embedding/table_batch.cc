@@ -82,8 +82,11 @@ void update_tables(std::span<const UpdateCall> calls) {
   for (const UpdateCall& call : calls) TableAccess::impl(*call.table).check_update(call.blocks);
   run_all(calls, [](const UpdateCall& call) {
     Table::Impl& table = TableAccess::impl(*call.table);
-    std::unique_lock lock(table.rows_mutex);
-    table.update(call.blocks, lock);
+    {
+      std::unique_lock lock(table.rows_mutex);
+      table.update(call.blocks, lock);
+    }
+    table.cut_memory.ready_some(table.rows.end());
   });
 }
 

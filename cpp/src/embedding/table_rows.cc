@@ -255,9 +255,12 @@ void Table::pool_keys(const KeyBags& bags, float* out, std::int64_t stride,
 }
 
 void Table::update(std::span<const GradBlock> blocks) {
-  std::unique_lock lock(impl_->rows_mutex);
-  impl_->check_update(blocks);
-  impl_->update(blocks, lock);
+  {
+    std::unique_lock lock(impl_->rows_mutex);
+    impl_->check_update(blocks);
+    impl_->update(blocks, lock);
+  }
+  impl_->cut_memory.ready_some(impl_->rows.end());
 }
 
 void Table::apply_gradients(std::span<const Key> keys, const float* gradients,
@@ -266,16 +269,19 @@ void Table::apply_gradients(std::span<const Key> keys, const float* gradients,
   std::vector<RowNumber> rows(keys.size());
   std::vector<Outcome> own(outcomes.empty() ? keys.size() : 0);
   const std::span<Outcome> found = outcomes.empty() ? std::span<Outcome>(own) : outcomes;
-  const std::shared_lock lock(impl_->index_mutex);
-  impl_->find_visible(keys, rows.data(), found.data());
-  const GradBlock block{
-      {rows, found, {}, {}, Pooling::kSum}, gradients, impl_->config.dim, nullptr};
   {
-    std::unique_lock rows_lock(impl_->rows_mutex);
-    impl_->check_update({&block, 1});
-    impl_->update({&block, 1}, rows_lock);
+    const std::shared_lock lock(impl_->index_mutex);
+    impl_->find_visible(keys, rows.data(), found.data());
+    const GradBlock block{
+        {rows, found, {}, {}, Pooling::kSum}, gradients, impl_->config.dim, nullptr};
+    {
+      std::unique_lock rows_lock(impl_->rows_mutex);
+      impl_->check_update({&block, 1});
+      impl_->update({&block, 1}, rows_lock);
+    }
+    impl_->count(internal::count_outcomes(found.data(), static_cast<std::int64_t>(keys.size())));
   }
-  impl_->count(internal::count_outcomes(found.data(), static_cast<std::int64_t>(keys.size())));
+  impl_->cut_memory.ready_some(impl_->rows.end());
 }
 
 }  // namespace recsdk

@@ -39,7 +39,9 @@ CutState::UpdateCopies CutState::plan(const SortedGradients& gradients, int max_
   for_pieces([&](std::int64_t piece, std::int64_t begin, std::int64_t end) {
     make_segments(items, begin, end, copies.segments_[static_cast<std::size_t>(piece)]);
   });
-  most_at_once_.store(std::max(most_at_once_.load(), copied_bytes_.load() - held));
+  const std::int64_t planned = copied_bytes_.load() - held;
+  if (planned == 0) return {};
+  most_at_once_.store(std::max(most_at_once_.load(), planned));
   copies.lock_ = std::move(lock);
   copies.cut_ = this;
   copies.items_ = items;

@@ -544,23 +544,21 @@ def test_an_asynchronous_save_holds_the_moment_of_its_call(tmp_path: Path) -> No
     assert whole(other) == whole(table)
 
 
-def test_memory_readied_for_saves_is_counted_and_changes_no_file(tmp_path: Path) -> None:
-    tables = [new_table(), new_table()]
-    for table in tables:
-        train(table, np.arange(20_000) * 7)
-    assert tables[0].stats().tracking_bytes == 0
-    tables[0].prepare_saves(20_000)
-    assert tables[0].stats().tracking_bytes > 0
-    for i, table in enumerate(tables):
-        with pytest.raises(ValueError, match="keys_per_step must be at least 0"):
-            table.prepare_saves(-1)
-        handle = table.save_async(tmp_path / str(i))
-        train(table, np.arange(20_000) * 7)
-        handle.wait()
-    others = [new_table(), new_table()]
-    for i, other in enumerate(others):
-        other.load(tmp_path / str(i))
-    assert whole(others[0]) == whole(others[1])
+def test_training_readies_memory_for_saves(tmp_path: Path) -> None:
+    table, keys = new_table(dim=32), np.arange(20_000) * 7
+    table.find_or_insert(keys)
+    assert table.stats().tracking_bytes == 0
+    for step in range(4):
+        train(table, keys, step)
+    stats = table.stats()
+    assert 2**18 <= stats.tracking_bytes <= stats.row_bytes / 8 + 2**18
+    handle = table.save_async(tmp_path / "one")
+    expected = whole(table)
+    train(table, keys)
+    handle.wait()
+    other = new_table(dim=32)
+    other.load(tmp_path / "one")
+    assert whole(other) == expected
 
 
 def test_an_asynchronous_save_holds_the_user_state_of_its_call(tmp_path: Path) -> None:

@@ -396,9 +396,6 @@ void bind_table(nb::module_& module) {
       .def(
           "reserve", [](PyTable& table, std::int64_t num_rows) { table->reserve(num_rows); },
           nb::arg("num_rows"), without_gil)
-      .def(
-          "prepare_cuts", [](PyTable& table, std::int64_t rows) { table->prepare_cuts(rows); },
-          nb::arg("rows_per_update"), without_gil)
       .def("check_invariants", [](PyTable& table) { table->check_invariants(); }, without_gil);
 }
 

@@ -445,17 +445,6 @@ class Table(SavesAndLoads):
         require_int("Table.reserve", 0, _INT64, num_rows=num_rows)
         self._engine.reserve(num_rows)
 
-    def prepare_saves(self, keys_per_step: int) -> None:
-        """Readies memory so that steps beside the next `save_async` need not wait for the system.
-
-        What the first such save of a table would have its first steps wait for, and later ones find
-        there: memory for the rows of two steps of `keys_per_step` distinct keys, at most 64 MiB and
-        a sixteenth of the rows that the table holds now, and two bits per row. `stats()` counts it
-        as `tracking_bytes`. Takes as long as touching that memory.
-        """
-        require_int("Table.prepare_saves", 0, _INT64, keys_per_step=keys_per_step)
-        self._engine.prepare_cuts(keys_per_step)
-
     def stats(self) -> TableStats:
         """Cumulative counts and sizes."""
         counts = self._engine.stats()

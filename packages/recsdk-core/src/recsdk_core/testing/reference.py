@@ -433,9 +433,6 @@ class ReferenceTable:
     def reserve(self, num_rows: int) -> None:
         """Does nothing."""
 
-    def prepare_saves(self, keys_per_step: int) -> None:
-        """Does nothing."""
-
     def memory_bytes(self) -> int:
         """Bytes of weights and optimizer state."""
         weights = self.dim * (4 if self.dtype == "float32" else 2)

@@ -1,0 +1,121 @@
+// Bits of rows against a plain model.
+#include "embedding/row_bits.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "embedding/row_store.h"
+
+namespace recsdk::internal {
+namespace {
+
+TEST(RowBitsTest, AreAsSet) {
+  for (unsigned seed = 0; seed < 200; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    const auto num_rows = static_cast<std::int64_t>(1 + random() % 500);
+    RowBits bits;
+    bits.grow(num_rows);
+    std::vector<bool> expected(static_cast<std::size_t>(num_rows));
+    for (int i = 0; i < 100; ++i) {
+      const auto row = static_cast<std::int64_t>(random()) % num_rows;
+      const bool value = random() % 2 == 0;
+      switch (random() % 4) {
+        case 0: {
+          const std::int64_t end = row + static_cast<std::int64_t>(random()) % (num_rows - row + 1);
+          bits.set_all_alone(row, end);
+          std::fill(expected.begin() + row, expected.begin() + end, true);
+          break;
+        }
+        case 1:
+          bits.assign_alone(row, value);
+          expected[static_cast<std::size_t>(row)] = value;
+          break;
+        case 2:
+          bits.set(row);
+          expected[static_cast<std::size_t>(row)] = true;
+          break;
+        default:
+          bits.clear(row);
+          expected[static_cast<std::size_t>(row)] = false;
+      }
+      for (std::int64_t r = 0; r < num_rows; ++r)
+        ASSERT_EQ(bits.test(r), expected[static_cast<std::size_t>(r)]) << "row " << r;
+    }
+    bits.clear_all();
+    for (std::int64_t r = 0; r < num_rows; ++r) ASSERT_FALSE(bits.test(r));
+  }
+}
+
+TEST(RowBitsTest, AreBackedPieceByPieceAndAsTheyGrow) {
+  constexpr std::int64_t kPiece = 32'768 * kWordRows;
+  RowBits bits;
+  EXPECT_TRUE(bits.back_some());
+  bits.grow(2 * kPiece + 1);
+  EXPECT_FALSE(bits.back_some());
+  EXPECT_FALSE(bits.back_some());
+  EXPECT_TRUE(bits.back_some());
+  bits.grow(3 * kPiece);
+  EXPECT_TRUE(bits.back_some());
+  bits.grow(5 * kPiece);
+  bits.clear_all();
+  EXPECT_TRUE(bits.back_some());
+}
+
+// States are kept in bits: each change leaves the other rows as they were.
+TEST(RowStoreStates, AreAsGiven) {
+  for (unsigned seed = 0; seed < 100; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    RowStore store(RowLayout::make(4, OptimizerConfig::sgd()));
+    std::vector<RowState> expected;
+    const auto draw = [&] { return random() % 2 == 0 ? RowState::kVisible : RowState::kInFlight; };
+    for (int i = 0; i < 60; ++i) {
+      const RowState state = draw();
+      switch (random() % 4) {
+        case 0: {
+          const std::vector<Key> keys(random() % 200, 1);
+          std::vector<Outcome> outcomes(keys.size());
+          for (Outcome& o : outcomes) o = random() % 3 == 0 ? Outcome::kFound : Outcome::kInserted;
+          if (!store.prepare_append(static_cast<std::int64_t>(keys.size()))) break;
+          store.append(keys, outcomes.data(), state);
+          expected.resize(static_cast<std::size_t>(store.end()), state);
+          break;
+        }
+        case 1: {
+          store.prepare_allocate(1);
+          const std::uint32_t row = store.allocate(2, state);
+          expected.resize(static_cast<std::size_t>(store.end()));
+          expected[row] = state;
+          break;
+        }
+        default: {
+          if (expected.empty()) break;
+          const auto row = static_cast<std::uint32_t>(random() % expected.size());
+          if (expected[row] == RowState::kFree) break;
+          if (random() % 2 == 0) {
+            store.set_state(row, state);
+            expected[row] = state;
+            break;
+          }
+          store.prepare_free(1);
+          store.free(row, 0);
+          store.release_before(1);
+          expected[row] = RowState::kFree;
+        }
+      }
+      for (std::size_t r = 0; r < expected.size(); ++r) {
+        const auto row = static_cast<RowNumber>(r);
+        ASSERT_EQ(store.state(row), expected[r]) << "row " << r;
+        ASSERT_EQ(store.visible().test(row), expected[r] == RowState::kVisible);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace recsdk::internal
