@@ -159,6 +159,28 @@ TEST_F(CutAllocationTest, ReadyingMemoryWhileATableIsTrained) {
   EXPECT_TRUE(has_survived);
 }
 
+// A cut that there was no memory for does not end it.
+TEST_F(CutAllocationTest, ReadyingMemoryAfterACutThatFailed) {
+  constexpr std::size_t kMany = 9000;
+  const std::vector<float> gradients(kMany * kDim, 0.5F);
+  Table table(config());
+  table.upsert(range(0, kMany), gradients.data());
+  const auto train = [&] {
+    for (int i = 0; i < 20; ++i) table.apply_gradients(range(0, kMany), gradients.data());
+    return table.stats().tracking_bytes;
+  };
+  const std::int64_t bytes = train();
+  EXPECT_GT(bytes, 500'000);
+  for (std::int64_t n = 0;; ++n) {
+    SCOPED_TRACE("allocation " + std::to_string(n) + " fails");
+    std::optional<Cut> cut;
+    const Ending ending = run_failing(n, [&] { cut = table.cut({}); });
+    cut.reset();
+    ASSERT_GE(train(), bytes);
+    if (ending == Ending::kUndisturbed) break;
+  }
+}
+
 TEST_F(CutAllocationTest, InsertingIntoRowsUsedBefore) {
   std::vector<float> values(600 * kDim);
   fail_each_beside_a_cut(

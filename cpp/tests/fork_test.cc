@@ -148,6 +148,27 @@ TEST_F(ForkTest, TheChildOfAParentThatReadiesMemoryGoesOn) {
   }
 }
 
+// Updates wait for the pool, who writes a cut for updates, and a fork for who writes a cut.
+TEST_F(ForkTest, BesideThreadsThatUpdateAndWriteCuts) {
+  std::atomic<bool> stops{false};
+  std::vector<float> gradients(kKeys * 4, 1.0F);
+  std::thread updating([&] {
+    while (!stops.load()) table_.apply_gradients(range(0), gradients.data());
+  });
+  std::thread saving([&] {
+    while (!stops.load()) {
+      Cut cut = table_.cut({});
+      cut.prepare_copies();
+      MemorySink sink;
+      write_rows(cut, sink, {});
+    }
+  });
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(status_of_child([] { return true; }), 0);
+  stops.store(true);
+  updating.join();
+  saving.join();
+}
+
 // Whether or not the cut has been finished when the child is made, it can be finished there.
 TEST_F(ForkTest, BesideAThreadThatFinishesACut) {
   for (int i = 0; i < 60; ++i) {

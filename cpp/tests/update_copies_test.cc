@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "cut_helpers.h"
+#include "embedding/cut.h"
+#include "embedding/update_copies.h"
 #include "recsdk/recsdk.h"
 
 namespace recsdk::test {
@@ -111,6 +113,24 @@ TEST_P(UpdateCopiesTest, AnUpdateThatIsRefusedCopiesNothing) {
   update_both(draw(500, kNumRows), gradients(500));
   EXPECT_EQ(by_key(read_all(open(write(cut))).rows), by_key(expected));
   EXPECT_EQ(visible_rows(table_), visible_rows(twin_));
+}
+
+// Batches are mapped ahead while another one is updated, also while a cut is open.
+TEST_P(UpdateCopiesTest, KeysAreInsertedWhileAnUpdateCopies) {
+  Cut cut = table_.cut({});
+  internal::CutState& state = *CutAccess::impl(cut).state;
+  const std::vector<Key> keys = draw(1000, kNumRows);
+  std::vector<RowNumber> rows(keys.size());
+  std::vector<Outcome> outcomes(keys.size());
+  table_.map(keys, rows, outcomes, {.insert = false, .lease = nullptr});
+  const std::vector<float> grads = gradients(keys.size());
+  const GradBlock block{{rows, outcomes, {}, {}, Pooling::kSum}, grads.data(), kDim, nullptr};
+  const internal::SortedGradients sorted = internal::sort_gradients({&block, 1}, kNumRows, 1);
+  const internal::CutState::UpdateCopies copies = state.plan(sorted, 1);
+  ASSERT_FALSE(copies.is_empty());
+  std::vector<float> values(2 * kDim);
+  table_.find_or_insert(std::vector<Key>{5, -5}, values.data());  // would wait for ever
+  EXPECT_EQ(table_.size(), static_cast<std::int64_t>(kNumRows) + 1);
 }
 
 INSTANTIATE_TEST_SUITE_P(Threads, UpdateCopiesTest, testing::Values(1, 2));

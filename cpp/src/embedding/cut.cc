@@ -45,9 +45,17 @@ Cut Table::cut(const CutOptions& options) {
     throw std::invalid_argument(
         t.title() + ": there is no save that changes could build on; save in full first");
   }
-  internal::CutMemory::Parts parts = t.cut_memory.take(t.rows.end());
-  auto state = std::make_shared<internal::CutState>(
-      t.layout, t.rows, t.rows.end(), options.max_copy_bytes, t.cut_memory.bytes_at_once(), parts);
+  internal::CutMemory::Parts parts = t.cut_memory.take(t.rows.end(), options.max_copy_bytes);
+  cut->memory_ticket = parts.ticket;
+  std::shared_ptr<internal::CutState> state;
+  try {
+    state =
+        std::make_shared<internal::CutState>(t.layout, t.rows, t.rows.end(), options.max_copy_bytes,
+                                             t.cut_memory.bytes_at_once(), parts);
+  } catch (...) {
+    t.cut_memory.forget();
+    throw;
+  }
   cut->num_rows =
       state->mark(options.changes_only ? &t.tracker->changed() : nullptr, t.max_threads());
   cut->num_erased = options.changes_only ? t.tracker->num_left() : 0;
@@ -131,6 +139,7 @@ void Cut::Impl::finish(bool durable) noexcept {
     parts.tracker = end_tracking(durable);
     table->open_cut.reset();
   }
+  parts.ticket = memory_ticket;
   table->cut_memory.keep(std::move(parts), end_row);
 }
 

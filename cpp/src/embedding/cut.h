@@ -21,6 +21,7 @@ struct Cut::Impl {
   std::shared_ptr<internal::CutState> state;
   mutable std::mutex before_mutex;                  // taken before the table's locks
   std::unique_ptr<internal::ChangeTracker> before;  // changes from the parent to the cut, or null
+  std::uint64_t memory_ticket = 0;
   std::int64_t num_rows = 0;
   std::int64_t num_erased = 0;
   bool changes_only = false;

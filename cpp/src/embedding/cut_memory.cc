@@ -15,18 +15,20 @@ constexpr std::int64_t kShareOfRows = 8;
 
 std::int64_t CutMemory::most_to_ready(std::int64_t bytes_of_rows, std::int64_t at_once) noexcept {
   constexpr std::int64_t kMost = std::int64_t{64} << 20;
-  return std::min({2 * at_once, kMost, bytes_of_rows / kShareOfRows});
+  // Each band has a chunk that is filled in part.
+  constexpr auto kInPart = static_cast<std::int64_t>(CopyMemory::kChunkBytes) * kNumCopyBands;
+  const std::int64_t needed = at_once == 0 ? 0 : 2 * at_once + kInPart;
+  return std::min({needed, kMost, bytes_of_rows / kShareOfRows});
 }
 
-CutMemory::Parts CutMemory::take(std::int64_t num_rows) {
-  Parts parts;
-  {
-    const std::lock_guard lock(mutex_);
-    complete(kept_, num_rows);
-    is_taken_ = true;
-    parts = std::exchange(kept_, {});
-  }
-  return parts;
+CutMemory::Parts CutMemory::take(std::int64_t num_rows,
+                                 std::optional<std::int64_t> max_copy_bytes) {
+  const std::lock_guard lock(mutex_);
+  complete(kept_, num_rows);
+  limit_ = max_copy_bytes.value_or(std::numeric_limits<std::int64_t>::max());
+  is_taken_ = true;
+  kept_.ticket = ++ticket_;
+  return std::exchange(kept_, {});
 }
 
 // Makes what there is not yet.
@@ -47,17 +49,11 @@ void CutMemory::keep(Parts parts, std::int64_t num_rows) noexcept {
   } catch (const std::exception&) {
     parts.tracker.reset();  // no memory: the next cut asks for it again
   }
-  const auto replace = [](auto& kept, auto& given, const auto& size_of) {
-    if (given != nullptr && (kept == nullptr || size_of(*given) >= size_of(*kept)))
-      kept.swap(given);
-  };
-  const auto bytes_of = [](const auto& part) { return part.bytes(); };
   const std::lock_guard lock(mutex_);
+  if (parts.ticket != ticket_) return;
   is_taken_ = false;
   ready_rows_ = 0;
-  replace(kept_.tracker, parts.tracker, bytes_of);
-  replace(kept_.pending, parts.pending, bytes_of);
-  replace(kept_.copies, parts.copies, [](const CopyMemory& c) { return c.chunk_bytes(); });
+  std::swap(kept_, parts);
 }
 
 void CutMemory::ready_some(std::int64_t num_rows) noexcept {
@@ -68,6 +64,7 @@ void CutMemory::ready_some(std::int64_t num_rows) noexcept {
   const std::int64_t most = most_rows();
   const std::int64_t wanted = bytes_for_copies(num_rows);
   std::shared_ptr<CopyMemory> copies;
+  std::uint64_t ticket = 0;
   bool is_backed = true;
   try {
     const auto gate = hold_off_fork();
@@ -77,18 +74,24 @@ void CutMemory::ready_some(std::int64_t num_rows) noexcept {
     is_backed &= kept_.pending->back_some();
     is_backed &= kept_.tracker->back_some();
     copies = kept_.copies;
+    ticket = ticket_;
   } catch (const std::exception&) {
     return;  // no memory: a cut asks for it again, and says so
   }
   std::int64_t num_chunks = bytes_at_once() / kShareOfUpdate / kChunk + 1;
   while (num_chunks > 0 && copies->stock(wanted)) --num_chunks;
   if (num_chunks == 0 || !is_backed) return;
+  const auto gate = hold_off_fork();
+  const std::lock_guard lock(mutex_);
+  if (ticket != ticket_) return;  // a cut has come in between
   ready_rows_ = num_rows;
   ready_most_rows_ = most;
 }
 
 CutMemory::Parts CutMemory::forget() noexcept {
   const std::lock_guard lock(mutex_);
+  ++ticket_;
+  is_taken_ = false;
   ready_rows_ = 0;
   return std::exchange(kept_, {});
 }

@@ -6,10 +6,13 @@
 // is trained, and stays with it.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <mutex>
+#include <optional>
 
 #include "embedding/change_tracker.h"
 #include "embedding/copy_memory.h"
@@ -23,7 +26,7 @@ inline constexpr std::int64_t kNumCopyBands = 32;
 /// Thread-safe.
 class CutMemory {
  public:
-  /// `row_bytes`: of a row's copy.
+  /// `row_bytes`: of a row's copy, and of what says whose it is.
   CutMemory(std::uint64_t hash_seed, std::int64_t row_bytes)
       : hash_seed_(hash_seed), row_bytes_(row_bytes) {}
 
@@ -32,20 +35,24 @@ class CutMemory {
     std::unique_ptr<ChangeTracker> tracker;  // of the time after the cut: nothing has changed
     std::unique_ptr<RowBits> pending;        // all clear
     std::shared_ptr<CopyMemory> copies;      // nothing is allocated
+    std::uint64_t ticket = 0;                // says for which cut they were taken
   };
 
-  /// Parts for a cut of `num_rows` rows: what is kept, else new ones. Throws Error(kOutOfMemory),
+  /// Parts for a cut of `num_rows` rows: what is kept, else new ones. From now on no more memory
+  /// for copies is kept or readied than `max_copy_bytes`. Throws Error(kOutOfMemory),
   /// std::bad_alloc.
-  Parts take(std::int64_t num_rows);
-  /// Keeps parts for a cut of about `num_rows` rows, of two of a kind the larger; best effort. A
-  /// tracker need not be clean, the others are, and any may be null.
+  Parts take(std::int64_t num_rows, std::optional<std::int64_t> max_copy_bytes);
+  /// Keeps the parts that were taken last, unless they were forgotten, for a cut of about
+  /// `num_rows` rows; best effort. A tracker need not be clean, the others are, and any may be
+  /// null.
   void keep(Parts parts, std::int64_t num_rows) noexcept;
   /// Readies some of what a cut of `num_rows` rows would need, unless one is open: of bits a piece,
   /// of memory for copies a sixteenth of what the largest update needs. Tables below 2 MiB need
   /// none. Best effort. Takes hold_off_fork(), which the caller must not hold.
   void ready_some(std::int64_t num_rows) noexcept;
 
-  /// Gives away what is kept: the table has other rows from now on.
+  /// Gives away what is kept and forgets what was taken: the table has other rows from now on, or
+  /// there was no memory for a cut.
   Parts forget() noexcept;
 
   /// An update changes this many rows.
@@ -59,7 +66,7 @@ class CutMemory {
   /// Memory for copies that a table of `num_rows` rows should have ready: for two updates, the
   /// second of which may come before the thread that writes could ready more.
   std::int64_t bytes_for_copies(std::int64_t num_rows) const noexcept {
-    return most_to_ready(num_rows * row_bytes_, bytes_at_once());
+    return std::min(most_to_ready(num_rows * row_bytes_, bytes_at_once()), limit_.load());
   }
   static std::int64_t most_to_ready(std::int64_t bytes_of_rows, std::int64_t at_once) noexcept;
 
@@ -76,12 +83,14 @@ class CutMemory {
   const std::uint64_t hash_seed_;
   const std::int64_t row_bytes_;
   std::atomic<std::int64_t> most_rows_{0};
+  std::atomic<std::int64_t> limit_{std::numeric_limits<std::int64_t>::max()};
   // What is kept, or open, was ready for a table of so many rows and updates of so many.
   std::atomic<std::int64_t> ready_rows_{0};
   std::atomic<std::int64_t> ready_most_rows_{0};
   mutable std::mutex mutex_;  // of what follows
   Parts kept_;
-  bool is_taken_ = false;  // by a cut that is open
+  bool is_taken_ = false;     // by a cut that is open
+  std::uint64_t ticket_ = 0;  // counts what is taken and forgotten
 };
 
 }  // namespace recsdk::internal

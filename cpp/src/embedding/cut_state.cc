@@ -74,6 +74,10 @@ CutState::CutState(const RowLayout& layout, const RowStore& rows, std::int64_t e
 
 CutState::~CutState() { close(0); }
 
+std::int64_t CutState::copy_bytes(const RowLayout& layout) {
+  return static_cast<std::int64_t>(Segment::bytes_each(PackedRows(layout).row_bytes()));
+}
+
 std::int64_t CutState::mark(const RowBits* changed, int max_threads) {
   std::atomic<std::int64_t> total{0};
   const std::int64_t num_words = (end_row_ + kWordRows - 1) / kWordRows;
@@ -124,6 +128,7 @@ void CutState::wait_for_room(std::int64_t num_bytes, CopyWaits& waits) {
 }
 
 void CutState::preserve_rows(std::span<const std::uint32_t> row_numbers, CopyWaits& waits) {
+  if (row_numbers.empty() || is_read()) return;  // an update may hold the mutex to its end
   std::unique_lock lock(mutex_);
   for (;;) {
     if (is_closed_ || is_read()) return;

@@ -4,7 +4,8 @@
 // change a row copies it first (preserve_rows, plan), the reader takes rows in ascending order from
 // records or copies (read). Records are read and copied under this object's mutex, and written only
 // while the row is no longer pending, so that insertions into rows used before, which hold
-// index_mutex only, are covered as well as updates, which hold rows_mutex.
+// index_mutex only, are covered as well as updates, which hold rows_mutex. An update that copies
+// holds the mutex to its end.
 #pragma once
 
 #include <atomic>
@@ -68,6 +69,9 @@ class CutState {
   CutState(const CutState&) = delete;
   CutState& operator=(const CutState&) = delete;
   ~CutState();
+
+  /// Bytes that the copy of a row takes, with what says whose it is.
+  static std::int64_t copy_bytes(const RowLayout& layout);
 
   /// Marks the visible rows, with `changed` only those whose bit is set; counts them. Before the
   /// cut is shared with anybody.

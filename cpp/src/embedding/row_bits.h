@@ -37,7 +37,10 @@ class RowBits {
   std::int64_t num_words() const noexcept { return num_words_; }
   std::uint64_t& word(std::int64_t i) const noexcept { return *words_.at<std::uint64_t>(i); }
 
-  bool test(std::int64_t row) const noexcept { return (word(row / kWordRows) & bit_of(row)) != 0; }
+  bool test(std::int64_t row) const noexcept {
+    const std::atomic_ref shared(word(row / kWordRows));
+    return (shared.load(std::memory_order_relaxed) & bit_of(row)) != 0;
+  }
   void set(std::int64_t row) const noexcept { set_bits(word(row / kWordRows), bit_of(row)); }
   void clear(std::int64_t row) const noexcept {
     std::atomic_ref(word(row / kWordRows)).fetch_and(~bit_of(row), std::memory_order_relaxed);

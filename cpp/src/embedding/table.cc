@@ -101,7 +101,7 @@ Table::Impl::Impl(TableConfig table_config)
       index(hash_seed),
       rows(layout),
       learning_rate(config.optimizer.learning_rate),
-      cut_memory(hash_seed, internal::PackedRows(layout).row_bytes()) {}
+      cut_memory(hash_seed, internal::CutState::copy_bytes(layout)) {}
 
 int Table::Impl::max_threads() const {
   return config.num_threads ? *config.num_threads : num_threads();

@@ -4,6 +4,8 @@
 
 #include <memory>
 
+#include "util/thread_pool.h"
+
 namespace recsdk::internal {
 namespace {
 
@@ -11,6 +13,9 @@ namespace {
 std::shared_mutex& gate() {
   static std::shared_mutex* const instance = [] {
     auto* made = new std::shared_mutex;
+    // What is prepared for fork last is locked first. Who holds the gate waits for updates, and
+    // those for the pool: so the pool's lock must not be taken by a fork that waits at the gate.
+    prepare_pool_for_fork();
     // The child's thread has another number than the one that locked, so it cannot unlock: it
     // makes the gate anew, which nobody else there can hold.
     pthread_atfork([] { gate().lock(); }, [] { gate().unlock(); },

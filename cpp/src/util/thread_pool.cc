@@ -213,6 +213,12 @@ Runtime& runtime() {
   return *instance;
 }
 
+}  // namespace
+
+void prepare_pool_for_fork() { runtime(); }
+
+namespace {
+
 int decided_num_threads(Runtime& r) {
   if (r.num_threads == 0) r.num_threads = threads_of_environment();
   return r.num_threads;

@@ -31,4 +31,7 @@ class RangeBody {
 /// the caller does the work alone. Callable from anywhere, also from within a body.
 void parallel_for(std::int64_t count, std::int64_t grain, int max_threads, RangeBody body);
 
+/// Has the pool prepared for fork from now on, rather than from its first use.
+void prepare_pool_for_fork();
+
 }  // namespace recsdk::internal

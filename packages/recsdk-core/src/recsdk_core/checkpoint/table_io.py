@@ -124,10 +124,10 @@ class SavesAndLoads:
         Rows that are touched before they are written are copied first. When the copies hold
         `max_copy_bytes` (None: no limit), updates wait for the writer, and `stats()` counts it; the
         memory that they take is up to 8 MiB more. Else the writer gives way to updates, so under
-        updates without a pause it takes a fifth of a processor. Memory for copies of two steps, at
-        most 64 MiB and an eighth of the rows, and two bits per row are readied during the first 32
-        or so steps of training, and stay (`stats()` counts them as `tracking_bytes`): beside an
-        earlier save, steps wait for fresh memory as well. The checkpoint is the same, byte for
+        updates without a pause it takes a fifth of a processor. Memory for copies of two steps and
+        8 MiB, at most 64 MiB, an eighth of the rows and the last `max_copy_bytes`, and two bits per
+        row are readied during the first 40 or so steps of training, and stay (`stats()` counts them
+        as `tracking_bytes`): beside an earlier save, steps wait for fresh memory as well. The checkpoint is the same, byte for
         byte, as of `save` or (`delta`) `save_delta` at this moment but for its token: `user_state`
         is copied, too. Other arguments as in `save`; `progress` is called on another thread.
 
