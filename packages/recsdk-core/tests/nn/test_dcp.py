@@ -166,6 +166,21 @@ def check_dicts_saved_whole(rank: int, folder: Path, is_async: bool) -> None:
     assert content(other) == content(different)
 
 
+def test_tables_are_found_in_lists_of_any_depth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(distributed, "get_world_size", lambda: 2)
+    bag = Model().item.state_dict()
+    endless: list[Any] = [3, {"bag": bag}]
+    endless.append(endless)
+    deep: Any = bag
+    for _ in range(5000):
+        deep = (deep,)
+    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner.set_up_planner({"endless": endless, "deep": deep}, is_coordinator=True)
+    plan: Any = planner.create_local_plan()
+    assert set(plan.tables) == {"endless.1.bag", "deep" + ".0" * 5000}
+
+
 def test_two_ranks(tmp_path: Path) -> None:
     command = [sys.executable, __file__]
     ranks = [subprocess.Popen([*command, str(rank), str(tmp_path)]) for rank in range(2)]

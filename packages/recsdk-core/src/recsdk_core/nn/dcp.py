@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
+from itertools import count
 from typing import Any, TypeAlias
 
 import torch
@@ -32,6 +33,7 @@ __all__ = ["MakeRoom", "before_loading", "holder_of", "saved_tensors"]
 
 _NAME = re.compile(r"keys|weight|update_count|log_decay|seed|ranks|state\.[^.]+")
 _ALWAYS = {"keys", "weight", "update_count"}
+_HOLDERS = (Mapping, list, tuple)
 _BATCH_BYTES = 2**22
 
 
@@ -186,14 +188,25 @@ def _plan_with_tables(plan: SavePlan, state_dict: Mapping[str, Any]) -> _Plan:
 
 def _dicts(path: str, value: Any) -> Iterator[tuple[str, Mapping[Any, Any]]]:
     """The dicts in a value that torch saves as one."""
-    children: Iterable[tuple[Any, Any]] = ()
-    if isinstance(value, Mapping):
-        yield path, value
-        children = value.items()
-    elif isinstance(value, (list, tuple)):
-        children = enumerate(value)
-    for key, child in children:
-        yield from _dicts(f"{path}.{key}", child)
+    stack = [(path, value)] if isinstance(value, _HOLDERS) else []
+    seen: dict[int, Any] = {}  # keeps them, so that no other gets the id of one
+    while stack:
+        path, value = stack.pop()
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
+        keys: Iterable[Any] = count()
+        children: Collection[Any] = value
+        if isinstance(value, Mapping):
+            yield path, value
+            keys, children = value, value.values()
+        types = set(map(type, children))  # few, while there may be millions of numbers
+        holders = {each for each in types if issubclass(each, _HOLDERS)}
+        stack += [
+            (f"{path}.{key}", child)
+            for key, child in zip(keys, children, strict=False)
+            if type(child) in holders
+        ]
 
 
 def _checksums(start: str, entries: Mapping[Any, Any]) -> tuple[dict[str, str], list[str]]:
