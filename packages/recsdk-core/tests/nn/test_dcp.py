@@ -103,16 +103,18 @@ def check_equal_on_all_ranks(rank: int, folder: Path, is_async: bool) -> None:
 
 
 def check_different(rank: int, folder: Path, is_async: bool) -> None:
-    models = [Model().train_on(3, 10) for _ in range(5)]
+    models = [Model().train_on(3, 10) for _ in range(6)]
     models[0].train_on(50 * rank, 4)  # other keys, equally many
     models[1].train_on(3, 4 + rank)  # as many updates and keys
     models[2].train_on(20, 3 + rank)  # not as many rows
     models[3].item.table.update_count += rank
     models[4].item.table.upsert(np.array([5]), np.full((1, 2), rank, np.float32))
+    models[5].item.table.find_or_insert(np.array([50, 51] if rank else [51, 50]))
     for number, model in enumerate(models):
         text = refusal_of({"model": model}, folder / str(number), is_async)
         table = "model.user" if number < 3 else "model.item"
         assert f"CheckpointError: table {table!r} is whole on ranks 0 and 1, which have" in text
+        assert "different rows of it, or the same in another order" in text
     mine = {f"model_{rank}": models[2]}
     save(mine, folder / "own", is_async)
     other = Model()

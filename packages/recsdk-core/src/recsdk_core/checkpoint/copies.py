@@ -10,7 +10,7 @@ __all__ = ["refuse_different"]
 
 
 def refuse_different(of_ranks: Sequence[Mapping[str, str]], remedy: str) -> None:
-    """Raises CheckpointError if ranks have different rows of a table.
+    """Raises CheckpointError if ranks have different rows of a table, or another order of them.
 
     `of_ranks`: of each rank, digests of its copies by the tables' names. `remedy` ends the message.
     """
@@ -21,6 +21,6 @@ def refuse_different(of_ranks: Sequence[Mapping[str, str]], remedy: str) -> None
             if digest != expected:
                 raise CheckpointError(
                     f"table {table!r} is whole on ranks {other} and {rank}, which have different "
-                    "rows of it, of which a checkpoint can hold one rank's under this name; "
-                    f"{remedy}"
+                    "rows of it, or the same in another order, of which a checkpoint can hold one "
+                    f"rank's under this name; {remedy}"
                 )
