@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,17 @@ def test_a_delta_whose_parent_is_gone_names_what_it_could_not_read(tmp_path: Pat
         save(tmp_path / "b", is_delta=True, after=base)
     for reason in ("closed/manifest.json: looking at it failed: Permission", "no JSON/manifest"):
         assert reason in str(raised.value)
+
+
+@pytest.mark.parametrize("place", ["no-such-store://run/a", "/long" * 300])
+def test_a_link_at_a_place_that_cannot_be_opened_is_looked_for_beside(
+    tmp_path: Path, place: str
+) -> None:
+    base = replace(save(tmp_path / "a"), locations=(place,))
+    save(tmp_path / "b", is_delta=True, after=base)
+    text = f"elsewhere/b: a delta on {place}, which .*cannot be read.*save in full"
+    with pytest.raises(CheckpointError, match=text):
+        save(tmp_path / "elsewhere" / "b", is_delta=True, after=base)
 
 
 def test_beside_a_folder_that_is_not_there_is_nothing(tmp_path: Path) -> None:

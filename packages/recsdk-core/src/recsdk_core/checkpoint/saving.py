@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from dataclasses import fields as dataclass_fields
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from recsdk_core import _ext
@@ -242,10 +243,10 @@ def _check_chain(store: Store, position: Position | None, overwrite: bool) -> No
         return
     if overwrite:
         _refuse_own_chain(store, position)
-    lost: dict[str, tuple[str, list[CheckpointError]]] = {}
+    lost: dict[str, tuple[str, list[Exception]]] = {}
     for digest, location in zip(position.hashes, position.locations, strict=True):
-        errors: list[CheckpointError] = []
-        if _digest(open_store(location), errors) != digest:
+        errors: list[Exception] = []
+        if _digest(partial(open_store, location), errors) != digest:
             lost[digest] = location, errors
     if not lost:
         return
@@ -261,18 +262,18 @@ def _check_chain(store: Store, position: Position | None, overwrite: bool) -> No
 
 def _refuse_own_chain(store: Store, position: Position) -> None:
     """Raises if the place is one of the chain's, under whatever name it goes."""
-    if _digest(store, []) in position.hashes or store.address in position.locations:
+    if _digest(lambda: store, []) in position.hashes or store.address in position.locations:
         raise CheckpointError(
             f"{store.location}: the delta would replace a checkpoint that it builds on; choose "
             "another path"
         )
 
 
-def _digest(store: Store, errors: list[CheckpointError]) -> str | None:
+def _digest(open_it: Callable[[], Store], errors: list[Exception]) -> str | None:
     """The hash of the checkpoint there, if one can be read; adds the error if not."""
     try:
-        return hashlib.sha256(store.read_manifest()).hexdigest()
-    except CheckpointError as error:
+        return hashlib.sha256(open_it().read_manifest()).hexdigest()
+    except (CheckpointError, ValueError) as error:
         errors.append(error)
         return None
 
