@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -88,6 +89,16 @@ def test_inspect_tells_whether_the_chain_is_there(chain: Path) -> None:
     for text in (found["missing"], done("inspect", chain / "b")):
         assert "its parent is missing" in text
         assert f"{chain / 'a'}/manifest.json" in text
+
+
+def test_names_that_a_terminal_cannot_show_are_escaped(chain: Path) -> None:
+    (chain / "a" / "manifest.json").write_text("{}")
+    name = os.fsdecode(b"x\xff\x1b[31m\n\xc3\xa9")
+    (chain / "a").rename(chain / name)
+    for result in (run("inspect", chain / "b"), run("verify", chain / "b")):
+        assert result.exit_code in (0, 1), result.exception
+        assert rf"{chain}/x\udcff\x1b[31m\n" "\u00e9/manifest.json" in result.output
+    assert f"{chain}/{name}/manifest.json" in as_json("inspect", chain / "b")["missing"]
 
 
 def test_verify(chain: Path) -> None:

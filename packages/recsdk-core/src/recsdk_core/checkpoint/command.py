@@ -38,10 +38,21 @@ F = TypeVar("F", bound=Callable[..., Any])
 _KEY = re.compile(r"-?[0-9]{1,20}|0[xX][0-9a-fA-F]{1,16}")
 
 
+def _escaped(text: str) -> str:
+    """The text with what a terminal would act on, or could not show, as in Python's source.
+
+    Such are in names of files: control characters, and bytes that are no UTF-8.
+    """
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
 class _Failure(click.ClickException):
     """What is wrong with a checkpoint or a file."""
 
     exit_code = 1
+
+    def __init__(self, message: str) -> None:
+        super().__init__(_escaped(message))
 
 
 class _Trouble(_Failure):
@@ -104,7 +115,8 @@ def _bar(total: int, label: str) -> Iterator[Progress]:
 
 
 def _print(as_json: bool, value: Any, lines: Sequence[str]) -> None:
-    click.echo(json.dumps(printable(value), indent=2) if as_json else "\n".join(lines))
+    text = "\n".join(map(_escaped, lines))
+    click.echo(json.dumps(printable(value), indent=2) if as_json else text)
 
 
 def _sources(sources: Sequence[str]) -> list[Checkpoint]:
