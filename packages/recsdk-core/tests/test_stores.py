@@ -133,6 +133,7 @@ def test_links_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
         ("bcd", "b", "begins with a snapshot"),
         ("abd", "d", "parent .* is missing"),
         ("acbd", "c", "out of order"),
+        ("ba", "a", "out of order: .*after .*/b, delta 1"),
         ("abbc", "b", "repeated"),
         ("aba", "a", "repeated"),
         ("ay", "y", "foreign"),

@@ -291,11 +291,17 @@ def check_chain(chain: Sequence[Checkpoint]) -> None:
     """Raises CheckpointError, naming the link, unless each builds on the one before it."""
     seen: dict[str, Checkpoint] = {}
     first = chain[0]
-    if first.manifest.chain is not None:
+    link = first.manifest.chain
+    if link is not None:
+        for other in chain:
+            if other.hash == link.base:
+                raise CheckpointError(
+                    f"{other.location}: out of order: a chain begins with its snapshot, and this "
+                    f"one comes after {first.location}, delta {link.sequence}"
+                )
         raise CheckpointError(
-            f"{first.location}: a chain begins with a snapshot; this is delta "
-            f"{first.manifest.chain.sequence}, and the snapshot with hash "
-            f"{first.manifest.chain.base} is missing"
+            f"{first.location}: a chain begins with a snapshot; this is delta {link.sequence}, and "
+            f"the snapshot with hash {link.base} is missing"
         )
     for index, checkpoint in enumerate(chain):
         if checkpoint.hash in seen:
