@@ -15,14 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rank_templates import Rank, start_rank
+from rank_templates import Rank, RankError, start_rank
 
 SECONDS_PER_CALL = 300
 GROUP_TIMEOUT = timedelta(seconds=180)
-
-
-class RankError(AssertionError):
-    """A function raised on some rank; has that rank's traceback."""
 
 
 class RankPool:

@@ -7,12 +7,12 @@ environment, one thread, and no process group.
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import importlib
 import multiprocessing
 import os
 import signal
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing import reduction
@@ -22,7 +22,12 @@ from unittest import mock
 Serve = Callable[[int, Connection], None]
 
 SECONDS_TO_IMPORT = 300
+SECONDS_TO_END = 10
 NEEDED = ("torch", "recsdk_sharding", "worlds")
+
+
+class RankError(AssertionError):
+    """A rank was not started, or a function raised on it; has that rank's traceback."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +38,11 @@ class Rank:
     pipe: Connection
 
     def end(self) -> None:
-        """Kills the process, and waits until it has no pipe any more."""
+        """Kills the process, and waits some time until it has no pipe any more."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         with contextlib.suppress(EOFError, OSError):
-            while True:
+            while self.pipe.poll(SECONDS_TO_END):  # what it forked may keep the pipe
                 self.pipe.recv_bytes()
         self.pipe.close()
 
@@ -46,14 +51,18 @@ def start_rank(serve: Serve, rank: int, environment: Mapping[str, str]) -> Rank:
     """A process that runs `serve(rank, pipe)` with these variables beside those of this process.
 
     Even and odd ranks have different templates: in processes forked from one, sets of strings have
-    one order, and ranks must not need that.
+    one order, and ranks must not need that. Raises RankError if the template has died or does not
+    answer; the next rank has a new one.
     """
-    return _template(rank % 2, tuple(sorted(environment.items()))).start(serve, rank)
-
-
-@functools.cache
-def _template(_number: int, environment: tuple[tuple[str, str], ...]) -> _Template:
-    return _Template(dict(environment))
+    name = (rank % 2, tuple(sorted(environment.items())))
+    if name not in _templates:
+        _templates[name] = _Template(environment)
+    try:
+        return _templates[name].start(serve, rank)
+    except (EOFError, OSError) as error:
+        code = _templates.pop(name).exit_code()
+        state = "does not answer" if code is None else f"died with exit code {code}"
+        raise RankError(f"rank {rank} was not started: its template {state}: {error!r}") from error
 
 
 class _Template:
@@ -63,7 +72,8 @@ class _Template:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         with mock.patch.dict(os.environ, environment, OMP_NUM_THREADS="1"):
-            context.Process(target=_fork_ranks, args=(theirs,), daemon=True).start()
+            self._process = context.Process(target=_fork_ranks, args=(theirs,), daemon=True)
+            self._process.start()
         theirs.close()
 
     def start(self, serve: Serve, rank: int) -> Rank:
@@ -74,6 +84,14 @@ class _Template:
         if not self._pipe.poll(SECONDS_TO_IMPORT):
             raise TimeoutError(f"no rank was started within {SECONDS_TO_IMPORT} s")
         return Rank(self._pipe.recv(), ours)
+
+    def exit_code(self) -> int | None:
+        """None if it does not end."""
+        self._process.join(SECONDS_TO_END)
+        return self._process.exitcode
+
+
+_templates: dict[tuple[int, tuple[tuple[str, str], ...]], _Template] = {}
 
 
 def _fork_ranks(pipe: Connection) -> None:
@@ -104,5 +122,7 @@ def _be_rank(serve: Serve, rank: int, pipe: Connection, own: Connection) -> None
         torch.default_generator.seed()  # not the template's, which other ranks have too
         numpy.random.seed()
         serve(rank, own)
-    finally:
-        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)

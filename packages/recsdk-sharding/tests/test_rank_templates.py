@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
+import rank_templates
 import torch
-from rank_pool import RankError, RankPool
+from rank_pool import RankPool
+from rank_templates import RankError, start_rank
 
 
 def test_ranks_have_their_own_random_numbers(ranks: RankPool) -> None:
@@ -45,3 +49,33 @@ def test_a_rank_that_dies_is_said_to_have() -> None:
         pool.run(1, os._exit, 3)
     assert pool.run(1, abs, -1) == [1]
     pool.close()
+
+
+def test_a_pool_ends_though_a_rank_has_left_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_templates, "SECONDS_TO_END", 0.1)
+    pool = RankPool(1)
+    pool.run(1, os.fork)
+    pool.close()
+
+
+def test_a_template_that_died_is_said_to_have_and_is_replaced() -> None:
+    pool = RankPool(1, environments=[{"RECSDK_TEST_TEMPLATE": "1"}])
+    [template] = pool.run(1, os.getppid)
+    pool.close()
+    os.kill(template, signal.SIGKILL)
+    with pytest.raises(RankError, match="rank 0 was not started: its template died .* code -9"):
+        pool.run(1, abs, -1)
+    assert pool.run(1, abs, -1) == [1]
+    pool.close()
+
+
+def fail_at_once(rank: int, pipe: Connection) -> None:
+    os.dup2(pipe.fileno(), 2)
+    raise ValueError(f"rank {rank} cannot serve")
+
+
+def test_why_a_rank_stopped_serving_is_printed() -> None:
+    rank = start_rank(fail_at_once, 0, {})
+    with open(rank.pipe.fileno(), "rb", closefd=False) as printed:
+        assert b"ValueError: rank 0 cannot serve" in printed.read()
+    rank.end()
