@@ -3,14 +3,18 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <map>
+#include <mutex>
 #include <numeric>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "cut_helpers.h"
+#include "embedding/table_impl.h"
 #include "recsdk/recsdk.h"
 
 namespace recsdk::test {
@@ -477,6 +481,45 @@ TEST_F(RestoreTest, ACutEndsWithinAnInitializer) {
   EXPECT_FALSE(cut.has_value());
   save(table);
   EXPECT_TRUE(table.is_tracking());
+}
+
+// Row numbers are looked at before the tables' locks are taken, and a restore may come in between.
+TEST_F(RestoreTest, BesideCallsOverManyTablesWhoseRowsAreNoMore) {
+  Table small(config());
+  fill(small, 0, 10);
+  const Bytes file = save(small);
+  constexpr std::size_t kKeys = 1000;
+  std::vector<RowNumber> rows(kKeys);
+  std::vector<Outcome> outcomes(kKeys);
+  const std::vector<float> gradients(kKeys * 4, 1.0F);
+  std::vector<float> pooled(kKeys * 4);
+  for (const bool updates : {true, false}) {
+    Table table(config());
+    fill(table, -500, kKeys);
+    table.map(range(-500, kKeys), rows, outcomes, {.insert = false, .lease = nullptr});
+    const Bags bags{rows, outcomes, {}, {}, Pooling::kSum};
+    const GradBlock gradient{bags, gradients.data(), 4, nullptr};
+    const PoolBlock pool{bags, pooled.data(), 4};
+    Restore restore(table);
+    add(restore, file);
+    std::unique_lock lock(TableAccess::impl(table).rows_mutex);
+    std::thread restoring([&] { restore.commit(0); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // it waits for the lock, first
+    std::thread calling([&] {
+      if (updates) {
+        EXPECT_THROW(update_tables(std::vector<UpdateCall>{{&table, {&gradient, 1}}}),
+                     std::invalid_argument);
+      } else {
+        EXPECT_THROW(pool_tables(std::vector<PoolCall>{{&table, {&pool, 1}}}),
+                     std::invalid_argument);
+      }
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    lock.unlock();
+    restoring.join();
+    calling.join();
+    EXPECT_EQ(visible_rows(table), visible_rows(small));
+  }
 }
 
 }  // namespace

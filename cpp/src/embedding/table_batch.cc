@@ -33,6 +33,16 @@ void check_tables(std::span<const Call> calls) {
   }
 }
 
+// Where the rows of each table end: a restore that comes before a call has its lock may leave
+// fewer.
+template <typename Call>
+std::vector<RowNumber> row_ends(std::span<const Call> calls) {
+  std::vector<RowNumber> ends;
+  ends.reserve(calls.size());
+  for (const Call& call : calls) ends.push_back(TableAccess::impl(*call.table).rows.end());
+  return ends;
+}
+
 template <typename Call, typename Run>
 void run_all(std::span<const Call> calls, const Run& run) {
   std::vector<std::exception_ptr> errors(calls.size());
@@ -69,21 +79,27 @@ void map_tables(std::span<const MapCall> calls) {
 
 void pool_tables(std::span<const PoolCall> calls) {
   check_tables(calls);
+  const std::vector<RowNumber> ends = row_ends(calls);
   for (const PoolCall& call : calls) TableAccess::impl(*call.table).check_pool(call.blocks);
-  run_all(calls, [](const PoolCall& call) {
+  run_all(calls, [&](const PoolCall& call) {
     const Table::Impl& table = TableAccess::impl(*call.table);
     const std::shared_lock lock(table.rows_mutex);
+    if (table.rows.end() < ends[static_cast<std::size_t>(&call - calls.data())])
+      table.check_pool(call.blocks);
     table.pool(call.blocks);
   });
 }
 
 void update_tables(std::span<const UpdateCall> calls) {
   check_tables(calls);
+  const std::vector<RowNumber> ends = row_ends(calls);
   for (const UpdateCall& call : calls) TableAccess::impl(*call.table).check_update(call.blocks);
-  run_all(calls, [](const UpdateCall& call) {
+  run_all(calls, [&](const UpdateCall& call) {
     Table::Impl& table = TableAccess::impl(*call.table);
     {
       std::unique_lock lock(table.rows_mutex);
+      if (table.rows.end() < ends[static_cast<std::size_t>(&call - calls.data())])
+        table.check_update(call.blocks);
       table.update(call.blocks, lock);
     }
     table.cut_memory.ready_some(table.rows.end());
