@@ -144,7 +144,8 @@ void RowStore::populate_next(std::int64_t count, int max_threads) const {
 }
 
 std::int64_t RowStore::metadata_bytes() const noexcept {
-  return num_prepared_ * keys_.row_bytes() + visible_.bytes() + in_flight_.bytes() +
+  constexpr std::int64_t kStatesAByte = 4;  // two bits each
+  return num_prepared_ * keys_.row_bytes() + (num_prepared_ + kStatesAByte - 1) / kStatesAByte +
          static_cast<std::int64_t>(free_.capacity() * sizeof(std::uint32_t) +
                                    kept_back_.capacity() * sizeof(KeptBack));
 }

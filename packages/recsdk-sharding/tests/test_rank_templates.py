@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import time
-from multiprocessing.connection import Connection
 from pathlib import Path
 
+import failing_ranks
 import pytest
 import rank_templates
 import torch
@@ -69,13 +69,8 @@ def test_a_template_that_died_is_said_to_have_and_is_replaced() -> None:
     pool.close()
 
 
-def fail_at_once(rank: int, pipe: Connection) -> None:
-    os.dup2(pipe.fileno(), 2)
-    raise ValueError(f"rank {rank} cannot serve")
-
-
 def test_why_a_rank_stopped_serving_is_printed() -> None:
-    rank = start_rank(fail_at_once, 0, {})
+    rank = start_rank(failing_ranks.fail_at_once, 0, {})
     with open(rank.pipe.fileno(), "rb", closefd=False) as printed:
         assert b"ValueError: rank 0 cannot serve" in printed.read()
     rank.end()
