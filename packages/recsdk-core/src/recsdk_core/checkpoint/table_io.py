@@ -127,9 +127,10 @@ class SavesAndLoads:
         updates without a pause it takes a fifth of a processor. Memory for copies of two steps and
         8 MiB, at most 64 MiB, an eighth of the rows and the last `max_copy_bytes`, and two bits per
         row are readied during the first 40 or so steps of training, and stay (`stats()` counts them
-        as `tracking_bytes`): beside an earlier save, steps wait for fresh memory as well. The checkpoint is the same, byte for
-        byte, as of `save` or (`delta`) `save_delta` at this moment but for its token: `user_state`
-        is copied, too. Other arguments as in `save`; `progress` is called on another thread.
+        as `tracking_bytes`): beside an earlier save, steps wait for fresh memory as well. The
+        checkpoint is the same, byte for byte, as of `save` or (`delta`) `save_delta` at this moment
+        but for its token: `user_state` is copied, too. Other arguments as in `save`; `progress` is
+        called on another thread.
 
         Returns at once a handle with `wait()`, `result()`, `progress`; errors of the save are
         raised by its `wait`. Raises BusyError while another save of this table is under way.
