@@ -116,16 +116,9 @@ std::vector<std::uint16_t> updated(DType dtype, Rounding rounding, std::int64_t 
   const OptimizerConfig sgd = OptimizerConfig::sgd(1.0F);
   const RowLayout layout = RowLayout::make(dim, sgd, dtype);
   internal::Buffer<float> scratch(internal::scratch_floats(dim, dtype));
-  internal::UpdateArgs args{};
-  args.addresses = rows.addresses();
-  args.weight_dtype = dtype;
-  args.rounding = {rounding, keys.addresses(), kStream};
-  args.dim = dim;
-  args.items = items.data();
-  args.end = count;
-  args.sources = sources.data();
-  args.step = internal::make_optimizer_step(sgd, layout, NonFinite::kApply, 1, 0.0);
-  args.scratch = scratch.data();
+  internal::UpdateArgs args({dim, items.data(), 0, count, sources.data(), scratch.data()},
+                            rows.addresses(), dtype, {rounding, keys.addresses(), kStream},
+                            internal::make_optimizer_step(sgd, layout, NonFinite::kApply, 1, 0.0));
   kernels().update(args);
   std::vector<std::uint16_t> halves(floats.size());
   for (std::int64_t r = 0; r < count; ++r) {

@@ -104,17 +104,13 @@ class Rows {
                   NonFinite on_nonfinite = NonFinite::kApply) {
     // 64-byte aligned and of its exact size, for the sanitizer.
     scratch_.assign(static_cast<std::size_t>((layout.dim + 15) / 16), {});
-    return {rows.addresses(),
-            DType::kFloat32,
-            {},
-            layout.dim,
-            gradients.items.data(),
-            0,
-            static_cast<std::int64_t>(gradients.items.size()),
-            gradients.sources.data(),
-            internal::make_optimizer_step(config_, layout, on_nonfinite, t, log_decay_),
-            scratch_.front().floats,
-            0};
+    return {
+        {layout.dim, gradients.items.data(), 0, static_cast<std::int64_t>(gradients.items.size()),
+         gradients.sources.data(), scratch_.front().floats},
+        rows.addresses(),
+        DType::kFloat32,
+        {},
+        internal::make_optimizer_step(config_, layout, on_nonfinite, t, log_decay_)};
   }
 
   std::uint64_t update(const Gradients& gradients, std::uint64_t t,

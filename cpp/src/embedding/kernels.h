@@ -129,20 +129,32 @@ inline std::int64_t scratch_floats(std::int64_t dim, DType weight_dtype) {
   return 2 * gradient + (dim + 31) / 32 * 16;  // the weights as floats, and random bits
 }
 
-/// Updates the rows of items [begin, end), sorted by row; the range starts and ends at row borders.
-/// `scratch` has room for scratch_floats() floats, 64-byte aligned.
-struct UpdateArgs {
-  RowAddresses addresses;
-  DType weight_dtype;
-  RoundingStep rounding;  // of 16-bit weights
+/// The gradients of the rows of items [begin, end), sorted by row; the range starts and ends at row
+/// borders. `scratch` has room for scratch_floats() floats, 64-byte aligned.
+struct GradientArgs {
   std::int64_t dim;
   const GradItem* items;
   std::int64_t begin;
   std::int64_t end;
   const GradSource* sources;
-  OptimizerStep step;
   float* scratch;
-  std::uint64_t nonfinite;  // out: rows whose summed gradient was not finite
+};
+
+/// Updates those rows. Whole from the start: a field that is left zero would mean something.
+struct UpdateArgs : GradientArgs {
+  UpdateArgs(const GradientArgs& gradients, const RowAddresses& rows, DType dtype,
+             const RoundingStep& rounding_step, const OptimizerStep& optimizer_step)
+      : GradientArgs(gradients),
+        addresses(rows),
+        weight_dtype(dtype),
+        rounding(rounding_step),
+        step(optimizer_step) {}
+
+  RowAddresses addresses;
+  DType weight_dtype;
+  RoundingStep rounding;  // of 16-bit weights
+  OptimizerStep step;
+  std::uint64_t nonfinite = 0;  // out: rows whose summed gradient was not finite
 };
 
 /// Writes initial weights (not kCustom) of `count` rows: row i of keys[i] to the record rows[i],
@@ -180,9 +192,9 @@ struct Kernels {
   void (*update)(UpdateArgs&);
   void (*initialize)(const InitializeArgs&);
   void (*gather)(const GatherArgs&);
-  /// Rows of items [begin, end) whose summed gradient is not finite; changes nothing but the
-  /// scratch.
-  std::uint64_t (*count_nonfinite)(const UpdateArgs&);
+  /// Rows of items [begin, end) whose summed gradient is not finite; reads no row, and changes
+  /// nothing but the scratch.
+  std::uint64_t (*count_nonfinite)(const GradientArgs&);
 };
 
 /// The table of the chosen instruction set. Cheap. The first call throws what isa() throws.

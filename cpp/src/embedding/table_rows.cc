@@ -183,23 +183,17 @@ void Table::Impl::update(std::span<const GradBlock> blocks,
   const std::int64_t scratch_width = internal::scratch_floats(config.dim, config.weight_dtype);
   internal::Buffer<float> scratch((num_items + kUpdateGrain - 1) / kUpdateGrain * scratch_width);
   const auto for_pieces = [&](const auto& body) {
-    internal::parallel_for(num_items, kUpdateGrain, max_threads(),
-                           [&](std::int64_t begin, std::int64_t end) {
-                             const std::int64_t number = begin / kUpdateGrain;
-                             internal::UpdateArgs piece{};
-                             piece.addresses = rows.records();
-                             piece.weight_dtype = config.weight_dtype;
-                             piece.dim = config.dim;
-                             piece.items = gradients.items.data();
-                             piece.begin = gradients.row_border(begin);
-                             piece.end = gradients.row_border(end);
-                             piece.sources = gradients.sources.data();
-                             piece.scratch = scratch.data() + number * scratch_width;
-                             body(number, piece);
-                           });
+    internal::parallel_for(
+        num_items, kUpdateGrain, max_threads(), [&](std::int64_t begin, std::int64_t end) {
+          const std::int64_t number = begin / kUpdateGrain;
+          body(number, internal::GradientArgs{config.dim, gradients.items.data(),
+                                              gradients.row_border(begin),
+                                              gradients.row_border(end), gradients.sources.data(),
+                                              scratch.data() + number * scratch_width});
+        });
   };
   if (config.on_nonfinite == NonFinite::kRaise) {
-    for_pieces([&](std::int64_t, const internal::UpdateArgs& piece) {
+    for_pieces([&](std::int64_t, const internal::GradientArgs& piece) {
       const std::uint64_t bad = internal::kernels().count_nonfinite(piece);
       if (bad != 0) throw_nonfinite(title(), bad);
     });
@@ -222,9 +216,8 @@ void Table::Impl::update(std::span<const GradBlock> blocks,
       optimizer, layout, config.on_nonfinite, update_count + 1, log_decay);
   const internal::RoundingStep rounding = internal::make_rounding_step(
       config.rounding, config.seed, table_hash, update_count + 1, rows.keys());
-  for_pieces([&](std::int64_t number, internal::UpdateArgs& piece) {
-    piece.step = step;
-    piece.rounding = rounding;
+  for_pieces([&](std::int64_t number, const internal::GradientArgs& summed) {
+    internal::UpdateArgs piece(summed, rows.records(), config.weight_dtype, rounding, step);
     if (tracker != nullptr) tracker->note_changed(piece.items, piece.begin, piece.end);
     if (copies.is_empty()) {
       internal::kernels().update(piece);

@@ -235,6 +235,22 @@ class TestNonFinite:
         assert table.lookup(self.KEYS)[:, 0].tolist() == [0.0] * 4
         assert table.update_count == 0
 
+    @pytest.mark.parametrize("rounding", ["stochastic", "nearest"])
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+    def test_raise_looks_at_many_rows_of_any_type(self, dtype: Any, rounding: Any) -> None:
+        keys, grads = np.arange(33), ones(33, 4)
+        options: dict[str, Any] = {"dtype": dtype, "rounding": rounding}
+        table, applying = Table(4, on_nonfinite="raise", **options), Table(4, **options)
+        for trained in (table, applying):
+            trained.find_or_insert(keys)
+            trained.apply_gradients(keys, grads)
+        rows = applying.lookup(keys)
+        np.testing.assert_array_equal(table.lookup(keys), rows)
+        grads[32] = np.nan
+        with pytest.raises(NonFiniteError):
+            table.apply_gradients(keys, grads)
+        np.testing.assert_array_equal(table.lookup(keys), rows)
+
 
 def test_learning_rate_and_update_count() -> None:
     table = make()
