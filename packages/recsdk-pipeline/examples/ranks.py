@@ -22,6 +22,7 @@ from recsdk_pipeline import HybridTrainPipelineSparseDist
 from recsdk_sharding import get_default_hybrid_sharders
 
 CPU = torch.device("cpu")
+TIMEOUT = timedelta(seconds=60)  # how long a rank that has died goes unnoticed
 Pipeline: TypeAlias = HybridTrainPipelineSparseDist[Any, Any]
 
 
@@ -29,12 +30,12 @@ Pipeline: TypeAlias = HybridTrainPipelineSparseDist[Any, Any]
 def joined() -> Iterator[ShardingEnv]:
     """Join the ranks that torchrun started; without torchrun, be the only one."""
     if "RANK" in os.environ:
-        dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+        dist.init_process_group("gloo", timeout=TIMEOUT)
     else:
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
-        group = dist.new_group(backend="gloo")
+        group = dist.new_group(backend="gloo", timeout=TIMEOUT)
         yield ShardingEnv(world_size=dist.get_world_size(), rank=dist.get_rank(), pg=group)
         dist.barrier()
     finally:

@@ -17,7 +17,7 @@ GROUP_TIMEOUT_SECONDS = 8
 SECONDS_TO_NOTICE = 120  # of which the group takes its own; the rest is for a busy machine
 
 
-def start_ranks() -> list[subprocess.Popen[str]]:
+def start_ranks(then: str) -> list[subprocess.Popen[str]]:
     """Ranks without torchrun, which would end the others by itself."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
@@ -31,8 +31,9 @@ def start_ranks() -> list[subprocess.Popen[str]]:
     }
     return [
         subprocess.Popen(
-            [sys.executable, str(TESTS / "scripts" / "train_forever.py")],
+            [sys.executable, str(TESTS / "scripts" / "train_forever.py"), then],
             env={**shared, "RANK": str(rank)},
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -42,8 +43,8 @@ def start_ranks() -> list[subprocess.Popen[str]]:
 
 
 @pytest.fixture
-def ranks() -> Iterator[list[subprocess.Popen[str]]]:
-    started = start_ranks()
+def ranks(request: pytest.FixtureRequest) -> Iterator[list[subprocess.Popen[str]]]:
+    started = start_ranks(getattr(request, "param", "train"))
     for rank, process in enumerate(started):
         lines = []
         for line in process.stdout:
@@ -68,3 +69,16 @@ def test_others_end_when_a_rank_is_lost(
     assert time.monotonic() - start < SECONDS_TO_NOTICE
     assert other.returncode > 0  # an exception, not a signal
     assert "Error" in output
+
+
+@pytest.mark.parametrize("ranks", ["save"], indirect=True)
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_others_end_when_a_rank_is_lost_before_the_first_save(
+    ranks: list[subprocess.Popen[str]], how: signal.Signals
+) -> None:
+    other, lost = ranks  # the first serves torch's store, as torchrun itself does elsewhere
+    lost.send_signal(how)
+    output, _ = other.communicate(input="go on\n", timeout=SECONDS_TO_NOTICE)
+    assert other.returncode > 0
+    assert "Error" in output
+    assert "in save" in output

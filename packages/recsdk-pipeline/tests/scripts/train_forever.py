@@ -1,10 +1,15 @@
-"""Trains on endless batches; says when it is under way. Started once per rank by a test."""
+"""Trains on endless batches; says when it is under way. Started once per rank by a test.
+
+With the argument "save" it then waits for a line of input and saves.
+"""
 
 from __future__ import annotations
 
 import itertools
 import logging
 import os
+import sys
+import tempfile
 import warnings
 from datetime import timedelta
 
@@ -13,6 +18,7 @@ from pipeline_support.model import DEVICE, SmallModel, World, batches, hash_tabl
 from torchrec.distributed.types import ShardingEnv
 
 from recsdk_pipeline import HybridTrainPipelineSparseDist
+from recsdk_sharding import Saver
 
 STEPS_UNDER_WAY = 20
 
@@ -32,6 +38,9 @@ def main() -> None:
         pipeline.progress(endless)
         if step == STEPS_UNDER_WAY:
             print(f"rank {rank} is under way", flush=True)
+            if sys.argv[1:] == ["save"]:
+                sys.stdin.readline()
+                Saver().save(model, f"{tempfile.gettempdir()}/never_{os.getpid()}")
 
 
 if __name__ == "__main__":

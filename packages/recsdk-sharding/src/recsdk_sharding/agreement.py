@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from recsdk_sharding._internal.attempt import attempt, message_of, text_of
-from recsdk_sharding._torchrec_compat import timeout_of
+from recsdk_sharding._internal.groups import group_beside
 from recsdk_sharding.exchange import PeerError
 
 __all__ = ["Agreement"]
@@ -32,12 +32,7 @@ class Agreement:
         self._world_size = dist.get_world_size(host)
         self._group: dist.ProcessGroup | None = None
         if self._world_size > 1:
-            self._group = dist.new_group(
-                dist.get_process_group_ranks(host),
-                timeout=timeout_of(host),
-                backend="gloo",
-                use_local_synchronization=True,
-            )
+            self._group = group_beside(host)
 
     def together(self, call: Callable[[], T], step: int | None) -> T:
         """What a call returns, if it does so on every rank.

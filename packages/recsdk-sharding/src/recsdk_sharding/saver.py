@@ -23,6 +23,7 @@ from recsdk_core.checkpoint.saving import SaveOptions
 from recsdk_core.checkpoint.tables import Loading, Shard, load_tables, save_tables
 from recsdk_core.nn import HashEmbedding, HashEmbeddingBag
 from recsdk_core.optim import Optimizer
+from recsdk_sharding._internal.groups import group_beside
 from recsdk_sharding.assembling import assemble
 from recsdk_sharding.configs import HashEmbeddingConfig, HashTableConfig
 from recsdk_sharding.device.saving import DeviceCut, take_saved_rows
@@ -238,11 +239,10 @@ def _table_to_load_into(table: AnyTable) -> Table:
 
 
 class _GroupRanks:
-    """The ranks of a host group, over a gloo group of their own: a save may take minutes."""
+    """The ranks of a host group, over a gloo group of their own: the host group may be busy."""
 
     def __init__(self, host: dist.ProcessGroup) -> None:
-        members = dist.get_process_group_ranks(host)
-        self._group = dist.new_group(members, backend="gloo", use_local_synchronization=True)
+        self._group = group_beside(host)
         self.rank: int = dist.get_rank(self._group)
         self.world_size: int = dist.get_world_size(self._group)
 
