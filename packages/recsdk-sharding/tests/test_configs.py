@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, PoolingType
+from torchrec.modules.embedding_configs import (
+    DataType,
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    PoolingType,
+)
 
 from recsdk_core import init
 from recsdk_sharding import (
@@ -55,8 +60,7 @@ def test_it_is_torchrecs_config_with_torchrecs_defaults() -> None:
         ({"weight_init_min": 2.0}, ValueError, "weight_init_min must be at most"),
         ({"weight_init_max": float("nan")}, ValueError, "weight_init_min must be at most"),
         ({"data_type": DataType.INT8}, ValueError, "data_type must be DataType.FP32, BF16 or FP16"),
-        ({"pooling": "sum"}, ValueError, "pooling must be PoolingType.SUM or MEAN"),
-        ({"pooling": PoolingType.NONE}, ValueError, "pooling must be PoolingType.SUM or MEAN"),
+        ({"pooling": "sum"}, ValueError, "pooling must be PoolingType.SUM, MEAN or NONE"),
         ({"use_virtual_table": True}, ValueError, "use_virtual_table is not supported"),
         ({"need_pos": True}, ValueError, "need_pos is not supported"),
         ({"total_num_buckets": 3}, ValueError, "total_num_buckets is not supported"),
@@ -75,13 +79,24 @@ def test_what_is_wrong_is_named(changes: dict, error: type[Exception], text: str
         ([], ValueError, "at least one table, got none"),
         ([config(), config()], ValueError, r"names must differ, got \['user'\]"),
         (
-            [EmbeddingBagConfig(name="user", embedding_dim=4, num_embeddings=9)],
+            config(),
             TypeError,
-            "tables must be HashEmbeddingBagConfig, got EmbeddingBagConfig",
+            r"must be a list of configs, got HashEmbeddingBagConfig; pass tables",
+        ),
+        ("user", TypeError, "must be a list of configs, got str"),
+        (
+            [EmbeddingConfig(name="user", embedding_dim=4, num_embeddings=9)],
+            TypeError,
+            "tables must be HashEmbeddingBagConfig, or torchrec's EmbeddingBagConfig, got",
+        ),
+        (
+            [config(pooling=PoolingType.NONE)],
+            ValueError,
+            "'user' has PoolingType.NONE.*pass its config to HashEmbeddingCollection",
         ),
     ],
 )
-def test_tables_that_do_not_go_together(tables: list, error: type[Exception], text: str) -> None:
+def test_tables_that_do_not_go_together(tables: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         HashEmbeddingBagCollection(tables=tables)
 

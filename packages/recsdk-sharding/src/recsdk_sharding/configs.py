@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from torch import nn
@@ -27,10 +26,10 @@ from recsdk_sharding.initializers import (
 
 __all__ = [
     "DTYPES",
+    "HONOURED_FIELDS",
     "HashEmbeddingBagConfig",
     "HashEmbeddingConfig",
     "HashTableConfig",
-    "check_tables",
 ]
 
 NonFinite: TypeAlias = Literal["apply", "raise", "skip"]
@@ -38,17 +37,20 @@ NonFinite: TypeAlias = Literal["apply", "raise", "skip"]
 
 _UINT64 = 2**64
 
-# Fields of torchrec's config that mean nothing for a hash table, with the value for "off".
-_UNUSED: dict[str, Any] = {
-    "num_embeddings_post_pruning": None,
-    "need_pos": False,
-    "input_dim": None,
-    "total_num_buckets": None,
-    "use_virtual_table": False,
-    "virtual_table_eviction_policy": None,
-    "enable_embedding_update": False,
-    "stash_weights": False,
-}
+HONOURED_FIELDS = frozenset(
+    {
+        "num_embeddings",
+        "embedding_dim",
+        "name",
+        "data_type",
+        "feature_names",
+        "weight_init_max",
+        "weight_init_min",
+        "init_fn",
+        "pooling",
+    }
+)
+"""Fields of torchrec's configs that hash tables go by; each other is refused, unless it is off."""
 
 
 DTYPES: dict[DataType, DType] = {
@@ -142,10 +144,13 @@ class HashTableConfig:
             raise ValueError(
                 self._error(f"data_type must be DataType.FP32, BF16 or FP16, got {self.data_type}")
             )
-        for field, off in _UNUSED.items():
-            if getattr(self, field) != off:
+        for field in fields(EmbeddingBagConfig):
+            if field.name not in HONOURED_FIELDS and getattr(self, field.name) != field.default:
                 raise ValueError(
-                    self._error(f"{field} is not supported by hash tables; leave it at {off!r}")
+                    self._error(
+                        f"{field.name} is not supported by hash tables; leave it at "
+                        f"{field.default!r}"
+                    )
                 )
         if self.initializer is not None and not isinstance(self.initializer, init.Initializer):
             raise TypeError(
@@ -218,6 +223,10 @@ class HashEmbeddingBagConfig(HashTableConfig, EmbeddingBagConfig):  # type: igno
     a `partial` of them with keywords, run in the engine. Any other is run per new key on a (1, D)
     tensor, with torch's random numbers seeded by (seed, table, key): slow, but as pure.
 
+    `pooling` NONE is for a table of a `HashEmbeddingCollection`, which takes such configs; a
+    `HashEmbeddingBagCollection` pools by SUM or MEAN. All other fields of torchrec's must be left
+    at their defaults.
+
     Raises ValueError or TypeError, naming table and field, for what is out of range or unsupported.
 
     >>> config = HashEmbeddingBagConfig(
@@ -244,9 +253,9 @@ class HashEmbeddingBagConfig(HashTableConfig, EmbeddingBagConfig):  # type: igno
 
     def _check_kinds(self) -> None:
         super()._check_kinds()
-        if not isinstance(self.pooling, PoolingType) or self.pooling == PoolingType.NONE:
+        if not isinstance(self.pooling, PoolingType):
             raise ValueError(
-                self._error(f"pooling must be PoolingType.SUM or MEAN, got {self.pooling!r}")
+                self._error(f"pooling must be PoolingType.SUM, MEAN or NONE, got {self.pooling!r}")
             )
 
 
@@ -275,15 +284,3 @@ class HashEmbeddingConfig(HashTableConfig, EmbeddingConfig):  # type: ignore[mis
     """What happens to a row's summed gradient that is infinite or not a number: it is applied, as
     torch does ("apply"), the backward raises NonFiniteError before that table changes ("raise",
     which on a device waits for it), or that row is left as it is ("skip"). Counted in `stats()`."""
-
-
-def check_tables(tables: Sequence[Any], kind: type[HashTableConfig], module: str) -> None:
-    """Raises if the tables cannot form one collection: none, of another type, or equal names."""
-    if not tables:
-        raise ValueError(f"{module} needs at least one table, got none")
-    for table in tables:
-        if not isinstance(table, kind):
-            raise TypeError(f"{module}: tables must be {kind.__name__}, got {type(table).__name__}")
-    repeated = [name for name, n in Counter(table.name for table in tables).items() if n > 1]
-    if repeated:
-        raise ValueError(f"{module}: table names must differ, got {repeated} more than once")

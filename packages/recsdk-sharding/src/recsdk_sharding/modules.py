@@ -10,6 +10,7 @@ from itertools import chain
 from typing import Any
 
 import torch
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import (
     EmbeddingBagCollection,
     EmbeddingCollection,
@@ -18,13 +19,14 @@ from torchrec.modules.embedding_modules import (
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from recsdk_sharding._torchrec_compat import active_data_parallel_size
-from recsdk_sharding.configs import HashEmbeddingBagConfig, HashEmbeddingConfig, check_tables
+from recsdk_sharding.configs import HashEmbeddingBagConfig, HashEmbeddingConfig
 from recsdk_sharding.devices import check_device
 from recsdk_sharding.features import Features, features_on_host, read_features
 from recsdk_sharding.local_batch import LocalBatch
 from recsdk_sharding.outcomes import KeepsOutcomes, of_repeated
 from recsdk_sharding.rows import AnyTable, TableRows
 from recsdk_sharding.sequences import jagged_tensors, lengths_and_keys, without_duplicates
+from recsdk_sharding.translating import bag_configs, sequence_configs
 
 __all__ = ["HashEmbeddingBagCollection", "HashEmbeddingCollection"]
 
@@ -69,27 +71,30 @@ class HashEmbeddingBagCollection(KeepsOutcomes, EmbeddingBagCollection):  # type
 
     def __init__(
         self,
-        tables: list[HashEmbeddingBagConfig],
+        tables: Sequence[HashEmbeddingBagConfig | EmbeddingBagConfig],
         is_weighted: bool = False,
         device: torch.device | str | None = None,
     ) -> None:
         """Makes empty tables; on the cpu they take no memory before the first training forward.
 
+        `tables`: configs of this package, or torchrec's, which are translated: each field means
+        what it means there, except that `num_embeddings` bounds no id; one that means nothing to a
+        hash table must be left at its default.
         `is_weighted`: batches carry a float32 weight per id. `device`: cpu; npu or cuda for rows in
         device memory; meta for a module that is to be sharded. Raises ValueError or TypeError for
         tables that do not fit together.
         """
-        check_tables(tables, HashEmbeddingBagConfig, "HashEmbeddingBagCollection")
+        configs = bag_configs(tables, "HashEmbeddingBagCollection")
         made = check_device(device, "HashEmbeddingBagCollection")
         super().__init__(tables=[], is_weighted=is_weighted, device=made)
-        for config in tables:
+        for config in configs:
             config.feature_names = config.feature_names or [config.name]
             self.embedding_bags[config.name] = TableRows(config, device=made)
-        self._embedding_bag_configs = list(tables)
-        self._feature_names = [config.feature_names for config in tables]
-        self._embedding_names = list(chain.from_iterable(get_embedding_names_by_table(tables)))
+        self._embedding_bag_configs = configs
+        self._feature_names = [config.feature_names for config in configs]
+        self._embedding_names = list(chain.from_iterable(get_embedding_names_by_table(configs)))
         self._lengths_per_embedding = [
-            config.embedding_dim for config in tables for _ in config.feature_names
+            config.embedding_dim for config in configs for _ in config.feature_names
         ]
         self._num_steps = 0
 
@@ -153,29 +158,30 @@ class HashEmbeddingCollection(KeepsOutcomes, EmbeddingCollection):  # type: igno
 
     def __init__(
         self,
-        tables: list[HashEmbeddingConfig],
+        tables: Sequence[HashEmbeddingConfig | HashEmbeddingBagConfig | EmbeddingConfig],
         device: torch.device | str | None = None,
         need_indices: bool = False,
     ) -> None:
         """Makes empty tables. `need_indices`: outputs carry the ids as their weights.
 
+        `tables`: also torchrec's `EmbeddingConfig`, and configs with `PoolingType.NONE`.
         `device` and errors as in `HashEmbeddingBagCollection`.
         """
-        check_tables(tables, HashEmbeddingConfig, "HashEmbeddingCollection")
-        widths = {config.embedding_dim for config in tables}
+        configs = sequence_configs(tables, "HashEmbeddingCollection")
+        widths = {config.embedding_dim for config in configs}
         if len(widths) > 1:
             raise ValueError(
                 f"HashEmbeddingCollection: all tables need one embedding_dim, got {sorted(widths)}"
             )
         made = check_device(device, "HashEmbeddingCollection")
         super().__init__(tables=[], device=made, need_indices=need_indices)
-        for config in tables:
+        for config in configs:
             config.feature_names = config.feature_names or [config.name]
             self.embeddings[config.name] = TableRows(config, device=made)
-        self._embedding_configs = list(tables)
+        self._embedding_configs = configs
         self._embedding_dim = widths.pop()
-        self._feature_names = [config.feature_names for config in tables]
-        self._embedding_names_by_table = get_embedding_names_by_table(tables)
+        self._feature_names = [config.feature_names for config in configs]
+        self._embedding_names_by_table = get_embedding_names_by_table(configs)
         self._num_steps = 0
 
     def tables(self) -> dict[str, AnyTable]:
