@@ -332,7 +332,8 @@ def test_what_cannot_be_imported(tmp_path: Path) -> None:
         result = run("import", tmp_path / "x.npz", tmp_path / "c", "--name", "t")
         assert result.exit_code == 1
         assert text in result.output
-    for name, text in [("y.npz", "No such file"), ("y.csv", "must end in one of")]:
+    (tmp_path / "y.csv").write_text("key,weight")
+    for name, text in [("y.npz", "no such file"), ("y.csv", "must end in one of")]:
         result = run("import", tmp_path / name, tmp_path / "c", "--name", "t")
         assert (result.exit_code, text in result.output) == (1, True)
     (tmp_path / "z.safetensors").write_bytes(b"junk")

@@ -162,6 +162,23 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
         Saver().save(two, tmp_path / "1")
 
 
+@pytest.mark.parametrize("call", ["save", "load"])
+@pytest.mark.parametrize(
+    ("path", "kind", "text"),
+    [
+        (5, TypeError, "path must be a string or os.PathLike of one, got int"),
+        (b"x", TypeError, "got bytes; give os.fsdecode of it"),
+        ("", ValueError, "path must have 1 to 1024 characters"),
+        ("a\0b", ValueError, "path must not have a zero character"),
+        ("nope://x/y", CheckpointError, "^nope://x/y: .*Protocol not known"),
+        (__file__, CheckpointError, "no checkpoint"),
+    ],
+)
+def test_paths_that_no_checkpoint_has(call: str, path: Any, kind: Any, text: str) -> None:
+    with pytest.raises(kind, match=text):
+        getattr(Saver(), call)(new_model(Setup(), "cpu"), path)
+
+
 def test_loading_waits_for_no_batch_in_flight(tmp_path: Path) -> None:
     model = trained()
     Saver().save(model, tmp_path / "0")

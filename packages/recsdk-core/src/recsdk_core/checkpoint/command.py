@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-import numpy as np
 
 from recsdk_core.checkpoint import comparing, tabular, transforming
 from recsdk_core.checkpoint._fields import printable
@@ -375,7 +374,7 @@ def export(source: str, target: str, table: str | None, form: str | None, as_jso
     chain = chain_of(source)
     name = _table_of(chain, table)
     with _bar(bytes_to_read(chain, [name], [Owner()]), "exporting") as progress:
-        num_rows = tabular.export_table(chain, name, Path(target), form, progress)
+        num_rows = tabular.export_table(chain, name, target, form, progress)
     value = {"location": target, "table": name, "num_rows": num_rows}
     _print(as_json, value, [f"{target}: {num_rows} rows of table {name!r}"])
 
@@ -386,7 +385,7 @@ def export(source: str, target: str, table: str | None, form: str | None, as_jso
     click.option("--name", required=True, help="The table's name."),
     click.option("--keys", default="key", show_default=True, help="The array of 64-bit ids (N,)."),
     click.option("--weights", default="weight", show_default=True, help="The array (N, D)."),
-    click.option("--keys-file", type=click.Path(dir_okay=False),
+    click.option("--keys-file",
                  help="The file that has the ids, if another: .npy, .npz, .parquet, .safetensors."),
     click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]),
                  default="float32", show_default=True, help="Of the rows, as the table has them."),
@@ -415,8 +414,8 @@ def import_(
     FILE has the weights of the rows and their ids, in the same order. The checkpoint loads into any
     table of that width and dtype; optimizer state is then fresh.
     """
-    arrays = tabular.read_arrays(Path(source))
-    ids = _array(arrays, keys, source) if keys_file is None else _ids(Path(keys_file), keys)
+    arrays = tabular.read_arrays(source)
+    ids = _array(arrays, keys, source) if keys_file is None else _ids(keys_file, keys)
     options = SaveOptions(overwrite=overwrite, codec=codec)
     position = tabular.import_table(
         target,
@@ -432,10 +431,9 @@ def import_(
     _print(as_json, value, _lines_of(open_checkpoint(target)))
 
 
-def _ids(path: Path, name: str) -> Any:
-    if path.suffix == ".npy":
-        return np.load(path, allow_pickle=False)
-    return _array(tabular.read_arrays(path), name, str(path))
+def _ids(path: str, name: str) -> Any:
+    arrays = tabular.read_arrays(path)
+    return arrays[""] if list(arrays) == [""] else _array(arrays, name, path)
 
 
 def _array(arrays: dict[str, Any], name: str, path: str) -> Any:

@@ -6,6 +6,7 @@ Shape letters: N keys, D row width.
 from __future__ import annotations
 
 import heapq
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,8 +58,12 @@ def diff(
     """Compares what two chains hold, row by row, whatever their world sizes and rules.
 
     Rows are compared by a 64-bit hash of their bytes. Memory: 16 bytes a key of either. A table
-    that only one of both has differs from an empty one.
+    that only one of both has differs from an empty one. Raises TypeError for paths: give
+    `chain_of(path)`.
     """
+    for chain in (a, b):
+        if isinstance(chain, (str, bytes, os.PathLike)):
+            raise TypeError(f"diff compares chains, got the path {chain!r}: give chain_of of it")
     names = {e.name: None for chain in (a, b) for e in chain[-1].manifest.tables}
     return [_diff_table(a, b, name, num_examples, progress) for name in names]
 

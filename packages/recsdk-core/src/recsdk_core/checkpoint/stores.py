@@ -132,9 +132,12 @@ class Store(ABC):
 
 def check_path(path: Any) -> str:
     """The path or URL as a string; TypeError or ValueError for what cannot be one."""
-    text = os.fspath(path)
+    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
     if not isinstance(text, str):
-        raise TypeError(f"path must be a string or os.PathLike of one, got {type(text).__name__}")
+        raise TypeError(
+            f"path must be a string or os.PathLike of one, got {type(text).__name__}"
+            + ("; give os.fsdecode of it" if isinstance(text, bytes) else "")
+        )
     if not 1 <= len(text) <= MAX_PATH:
         raise ValueError(f"path must have 1 to {MAX_PATH} characters, got {len(text)}")
     if "\0" in text:

@@ -9,8 +9,9 @@ import json
 import shutil
 import struct
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from recsdk_core.checkpoint.replacing import as_stored
 from recsdk_core.checkpoint.saving import SaveOptions, fields_of
 from recsdk_core.checkpoint.stores import naming
 from recsdk_core.checkpoint.transforming import write_snapshot
+from recsdk_core.files import file_to_read, local_path
 
 __all__ = ["FORMATS", "export_table", "import_table", "read_arrays"]
 
@@ -41,13 +43,18 @@ _SAFETENSORS = {
     "uint32": "U32",
     "uint8": "U8",
 }
-_IMPORTS = {".npz": "npz", ".parquet": "parquet", ".safetensors": "safetensors"}
+_IMPORTS = {
+    ".npz": "npz",
+    ".npy": "npy",
+    ".parquet": "parquet",
+    ".safetensors": "safetensors",
+}
 
 
 def export_table(
     chain: Sequence[Checkpoint],
     name: str,
-    path: Path,
+    path: Any,
     format: str,
     progress: Progress | None = None,
 ) -> int:
@@ -55,11 +62,13 @@ def export_table(
 
     parquet: a row per key, columns "key" int64 and a fixed-size list per field, streamed.
     safetensors: tensors "key" (N,) and one (N, width) per field, streamed through temporary files
-    beside it. bfloat16 becomes float32. Raises ValueError for another format, ImportError with what
-    to install, CheckpointError if it cannot be written.
+    beside it. bfloat16 becomes float32. Raises ValueError for another format, TypeError or
+    ValueError for a path that is no local file's, ImportError with what to install, FileExistsError
+    for a file that is there, CheckpointError if it cannot be written.
     """
     if format not in FORMATS:
         raise ValueError(f"format must be one of {FORMATS}, got {format!r}")
+    path = local_path(path)
     _, entry = chain[-1].table(name)
     source = (_plain(rows, entry) for rows in merged_rows(chain, name, None, progress))
     write = _write_parquet if format == "parquet" else _write_safetensors
@@ -71,7 +80,8 @@ def export_table(
             num_rows = write(partial, source, entry)
             partial.rename(path)
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink()
     return num_rows
 
 
@@ -92,7 +102,8 @@ def _write_parquet(path: Path, source: Iterable[Rows], entry: TableEntry) -> int
     lists = [(f.name, pa.list_(pa.from_numpy_dtype(_dtype(f)), f.width)) for f in entry.fields]
     schema = pa.schema([("key", pa.int64()), *lists])
     num_rows = 0
-    with parquet.ParquetWriter(path, schema) as writer:
+    # Opened here: pyarrow takes no name that is not UTF-8.
+    with path.open("wb") as file, parquet.ParquetWriter(file, schema) as writer:
         for rows in source:
             columns = [pa.array(rows.keys)]
             for field, (_, kind) in zip(entry.fields, lists, strict=True):
@@ -136,16 +147,22 @@ def _write_safetensors(path: Path, source: Iterable[Rows], entry: TableEntry) ->
     return num_rows
 
 
-def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+def read_arrays(path: Any) -> dict[str, NDArray[Any]]:
     """The arrays of a .npz, .safetensors or .parquet file by name; bfloat16 as float32.
 
-    Raises ValueError for another suffix, ImportError with what to install.
+    A .npy file has one array, of no name; a .parquet may be a folder of files. Raises ValueError
+    for another suffix and for what is damaged or empty, OSError for what cannot be read,
+    ImportError with what to install.
     """
+    path = local_path(path)
+    if not (path.is_dir() and path.suffix.lower() == ".parquet"):
+        file_to_read(path)
     kind = _IMPORTS.get(path.suffix.lower())
     if kind is None:
         raise ValueError(f"{path}: must end in one of {', '.join(_IMPORTS)}")
     read: Mapping[str, Callable[[Path], dict[str, NDArray[Any]]]] = {
         "npz": _read_npz,
+        "npy": _read_npy,
         "parquet": _read_parquet,
         "safetensors": _read_safetensors,
     }
@@ -158,8 +175,15 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
+    if not zipfile.is_zipfile(path):
+        raise ValueError("it is no such file")
     with np.load(path, allow_pickle=False) as arrays:
         return dict(arrays)
+
+
+def _read_npy(path: Path) -> dict[str, NDArray[Any]]:
+    with path.open("rb") as file:
+        return {"": np.lib.format.read_array(file, allow_pickle=False)}
 
 
 def _read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
@@ -197,7 +221,12 @@ def _read_parquet(path: Path) -> dict[str, NDArray[Any]]:
     require("pyarrow", extra="parquet", user="parquet")
     from pyarrow import parquet
 
-    table = parquet.read_table(path).combine_chunks()
+    with ExitStack() as stack:
+        # A file is opened here: pyarrow takes no name that is not UTF-8.
+        source = path if path.is_dir() else stack.enter_context(path.open("rb"))
+        table = parquet.read_table(source).combine_chunks()
+    if not table.column_names:
+        raise ValueError("it has no columns")
     found = {}
     for name in table.column_names:
         column = table[name].combine_chunks()

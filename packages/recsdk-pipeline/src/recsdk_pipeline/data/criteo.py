@@ -10,13 +10,22 @@ import string
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from recsdk_core.files import file_to_read
 from recsdk_pipeline.data.examples import Examples, FeatureBags
 from recsdk_pipeline.data.held_out_split import HeldOutSplit
 from recsdk_pipeline.data.keys import category_key
-from recsdk_pipeline.data.lines import BadLines, Line, TextFormat, parse_lines, read_lines
+from recsdk_pipeline.data.lines import (
+    BadLines,
+    Line,
+    TextFormat,
+    open_lines,
+    parse_lines,
+    read_lines,
+)
 
 NUMBERS = tuple(f"I{i}" for i in range(1, 14))
 CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
@@ -33,17 +42,20 @@ class _Click:
 
 
 def read_criteo(
-    path: Path, *, most: int | None = None, seed: int = 0, bad: BadLines | None = None
+    path: Any, *, most: int | None = None, seed: int = 0, bad: BadLines | None = None
 ) -> HeldOutSplit:
     """Read the first `most` well-formed lines of a Criteo file; all by default.
 
-    The file is either Criteo's own (tab-separated, no header: label, 13 integers, 26 hexadecimal
+    `path` (str, bytes or os.PathLike) is a local file, as it is or packed by gzip. It is either
+    Criteo's own (tab-separated, no header: label, 13 integers, 26 hexadecimal
     categories) or a comma-separated one with a header of the names label, I1..I13, C1..C26. A
     missing number reads as 0 and a missing category as an empty bag. Numbers x become
     sign(x) * log(1 + |x|). Malformed lines go to `bad`; by default the first is raised as
-    `BadLine`. Reading costs some tens of
-    microseconds an example.
+    `BadLine`. Raises OSError for a file that cannot be read, TypeError or ValueError for what is no
+    path of one (a URL, say) and for less than ten examples. Reading costs some tens of microseconds
+    an example.
     """
+    path = file_to_read(path)
     has_header = _has_header(path)
     text = TextFormat(columns=_COLUMNS, separator="," if has_header else "\t")
     bad = bad if bad is not None else BadLines()
@@ -53,7 +65,7 @@ def read_criteo(
 
 
 def _has_header(path: Path) -> bool:
-    with path.open("rb") as file:
+    with open_lines(path) as file:
         first = file.readline().decode("utf-8", "replace").rstrip("\r\n").split(",")
     return tuple(first) == _COLUMNS
 

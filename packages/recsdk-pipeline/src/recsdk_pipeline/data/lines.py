@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import math
 import re
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from io import BufferedIOBase
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,6 +19,7 @@ from recsdk_core import RecsdkError
 T = TypeVar("T")
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_GZIP = b"\x1f\x8b"
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
@@ -137,9 +141,28 @@ class Line:
         return value
 
 
+@contextmanager
+def open_lines(path: Path) -> Iterator[BufferedIOBase]:
+    """The bytes of a file; those that gzip packed, if it begins as gzip's do.
+
+    Raises OSError for what cannot be read.
+    """
+    with path.open("rb") as file:
+        if not file.peek(len(_GZIP)).startswith(_GZIP):
+            yield file
+            return
+        try:
+            with gzip.GzipFile(fileobj=file) as unpacked:
+                yield unpacked
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise OSError(
+                f"{path}: is damaged or cut off, so gzip cannot unpack it; copy it again: {error}"
+            ) from error
+
+
 def read_lines(path: Path, text: TextFormat, bad: BadLines, *, skip: int = 0) -> Iterator[Line]:
     """Yield the lines of `path` after the first `skip`; malformed ones go to `bad`."""
-    with path.open("rb") as file:
+    with open_lines(path) as file:
         for number, raw in enumerate(file, start=1):
             if number <= skip:
                 continue

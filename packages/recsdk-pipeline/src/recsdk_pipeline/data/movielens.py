@@ -10,9 +10,11 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from recsdk_core.files import file_to_read, local_path
 from recsdk_pipeline.data.examples import Examples, FeatureBags
 from recsdk_pipeline.data.held_out_split import HeldOutSplit
 from recsdk_pipeline.data.keys import category_key, category_keys
@@ -21,6 +23,7 @@ from recsdk_pipeline.data.lines import (
     BadLines,
     Line,
     TextFormat,
+    open_lines,
     parse_lines,
     read_lines,
 )
@@ -124,38 +127,51 @@ FEATURES = ("user", "item", "age", "gender", "occupation", "zip_code", "genres",
 
 
 def read_movielens(
-    folder: Path, *, most: int | None = None, seed: int = 0, bad: BadLines | None = None
+    folder: Any, *, most: int | None = None, seed: int = 0, bad: BadLines | None = None
 ) -> HeldOutSplit:
     """Read the first `most` ratings of a MovieLens 100K folder as clicks; all by default.
 
-    A rating of 4 or 5 is a click. The folder holds either u.data, u.user and u.item, or
-    ml-100k.inter, ml-100k.user and ml-100k.item (tab-separated, with a header of typed columns).
+    A rating of 4 or 5 is a click. `folder` (str, bytes or os.PathLike) holds either u.data, u.user
+    and u.item, or ml-100k.inter, ml-100k.user and ml-100k.item (tab-separated, with a header of
+    typed columns), each as it is or packed by gzip as NAME.gz.
     The features are user, item, age, gender, occupation, zip_code, genres (a bag) and hour (of
     day, UTC); the dense column is age / 100. Malformed lines go to `bad`; by default the first
     one is raised as `BadLine`. Ratings of users and items whose own lines were skipped are left
-    out, and do not count as malformed. Raises FileNotFoundError for a folder with neither.
+    out, and do not count as malformed. Raises FileNotFoundError for a folder with neither,
+    NotADirectoryError for a file, another OSError for what cannot be read, and TypeError or
+    ValueError for what is no local path or has less than ten ratings.
     """
-    examples = _read(folder, most, bad if bad is not None else BadLines())
+    examples = _read(local_path(folder), most, bad if bad is not None else BadLines())
     return HeldOutSplit(FEATURES, examples, seed=seed)
 
 
 def _read(folder: Path, most: int | None, bad: BadLines) -> Examples:
-    files = next((f for f in (_TYPED, _ORIGINAL) if (folder / f.ratings).is_file()), None)
+    files = next((f for f in (_TYPED, _ORIGINAL) if _find(folder, f.ratings).is_file()), None)
+    if files is None and folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(
+            f"{folder}: is a file; pass the folder that holds {_ORIGINAL.ratings}, unpacked"
+        )
     if files is None:
         names = f"{_ORIGINAL.ratings} or {_TYPED.ratings}"
         raise FileNotFoundError(f"{folder} holds no {names}; pass the folder that holds it")
     with bad.noting("user_id") as lost_users:
-        users = _read_users(folder / files.users, files, bad)
+        users = _read_users(file_to_read(_find(folder, files.users)), files, bad)
     with bad.noting("item_id") as lost_items:
-        genres = _read_genres(folder / files.items, files, bad)
-    lines = files.lines(folder / files.ratings, _RATINGS, bad)
+        genres = _read_genres(file_to_read(_find(folder, files.items)), files, bad)
+    lines = files.lines(file_to_read(_find(folder, files.ratings)), _RATINGS, bad)
     parse = _rating_parser(_Known(users, lost_users), _Known(genres, lost_items))
     ratings = list(islice(filter(None, parse_lines(lines, parse, bad)), most))
     return _examples(ratings, users, genres)
 
 
+def _find(folder: Path, name: str) -> Path:
+    """Where a file is: as it is, else packed by gzip."""
+    packed = folder / f"{name}.gz"
+    return packed if not (folder / name).exists() and packed.exists() else folder / name
+
+
 def _header(path: Path) -> tuple[str, ...]:
-    with path.open("rb") as file:
+    with open_lines(path) as file:
         names = file.readline().decode("utf-8", "replace").rstrip("\r\n").split("\t")
     return tuple(name.partition(":")[0] for name in names)
 

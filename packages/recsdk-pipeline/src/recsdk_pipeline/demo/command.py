@@ -9,7 +9,20 @@ from typing import Any
 
 import click
 
+from recsdk_core.files import local_path
 from recsdk_pipeline.demo.settings import Settings
+
+
+class _LocalPath(click.Path):
+    """A path on this machine."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        try:
+            local_path(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        return super().convert(value, param, ctx)
+
 
 _AT_LEAST_ONE = click.IntRange(min=1)
 
@@ -27,20 +40,20 @@ _AT_LEAST_ONE = click.IntRange(min=1)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option(
     "--output",
-    type=click.Path(file_okay=False),
+    type=_LocalPath(file_okay=False),
     default="build/demo",
     show_default=True,
     help="Folder for summary.json.",
 )
 @click.option(
     "--movielens",
-    type=click.Path(exists=True, file_okay=False),
+    type=_LocalPath(exists=True, file_okay=False),
     help="Train on a MovieLens 100K folder.",
 )
 @click.option(
     "--criteo",
-    type=click.Path(exists=True, dir_okay=False),
-    help="Train on a file in Criteo's format.",
+    type=_LocalPath(exists=True, dir_okay=False),
+    help="Train on a file in Criteo's format, as it is or packed by gzip.",
 )
 @click.option(
     "--max-bad-lines",

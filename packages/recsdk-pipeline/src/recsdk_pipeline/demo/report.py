@@ -131,12 +131,17 @@ class Screen:
         """Print the closing table."""
         table = Table(title="recsdk demo", show_header=False)
         for name, value in _lines(summary):
-            table.add_row(name, value)
+            table.add_row(name, _printable(value))
         self._console.print(table)
 
     def show_path(self, path: Path) -> None:
         """Say where the summary is."""
-        self._console.print(f"written to {path}", soft_wrap=True)
+        self._console.print(Text(_printable(f"written to {path}")), soft_wrap=True)
+
+
+def _printable(text: str) -> str:
+    """The text, with the bytes of files' names that are no UTF-8 as in Python's source."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _lines(summary: Summary) -> list[tuple[str, str]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from recsdk_pipeline.data import (
     BadLines,
     ClickData,
@@ -21,9 +19,9 @@ def click_data(settings: Settings, bad: BadLines) -> ClickData:
     """Return the data; malformed lines of files are counted in `bad`."""
     most = settings.recipe().examples
     if settings.movielens is not None:
-        return read_movielens(Path(settings.movielens), most=most, seed=settings.seed, bad=bad)
+        return read_movielens(settings.movielens, most=most, seed=settings.seed, bad=bad)
     if settings.criteo is not None:
-        return read_criteo(Path(settings.criteo), most=most, seed=settings.seed, bad=bad)
+        return read_criteo(settings.criteo, most=most, seed=settings.seed, bad=bad)
     assert most is not None, "the synthetic stream has no end, so its recipe sets one"
     num_held_out = max(_FEWEST_HELD_OUT, most // _HELD_OUT_SHARE)
     return SyntheticClicks(num_train=most, num_held_out=num_held_out, seed=settings.seed)

@@ -1,0 +1,184 @@
+"""What every function of this package that takes a path says of paths that are none, or odd."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from recsdk_core import CheckpointError, Table
+from recsdk_core.checkpoint import chain_of, compact, diff, open_checkpoint, reshard
+from recsdk_core.checkpoint.tabular import export_table, import_table, read_arrays
+from recsdk_core.cli import main
+from recsdk_core.files import file_to_read, local_path
+
+KEYS = np.array([1, -2])
+ROWS = np.ones((2, 2), np.float32)
+SURROGATE = os.fsdecode(b"\xff")
+ODD_NAMES = ["plain", "with space", "h\u00e4", SURROGATE]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder: a checkpoint, a folder, files that are empty and that are text."""
+    monkeypatch.chdir(tmp_path)
+    table().save("good")
+    for suffix in ("npz", "npy", "parquet", "safetensors"):
+        Path(f"folder.{suffix}").mkdir()
+        Path(f"empty.{suffix}").touch()
+        Path(f"text.{suffix}").write_text("hello world, this is no such file\n" * 9)
+    np.savez("rows.npz", key=KEYS, weight=ROWS)
+    return tmp_path
+
+
+def table() -> Table:
+    made = Table(dim=2, name="user")
+    made.upsert(KEYS, ROWS)
+    return made
+
+
+CHECKPOINTS: dict[str, Callable[[Any], Any]] = {
+    "Table.load": lambda path: table().load(path),
+    "Table.load a list": lambda path: table().load([path]),
+    "open_checkpoint": open_checkpoint,
+    "chain_of": chain_of,
+    "compact": lambda path: compact(path, "made"),
+    "reshard": lambda path: reshard(path, "made", world_size=2),
+    "Table.save": lambda path: table().save(path),
+    "Table.save_async": lambda path: table().save_async(path).wait(),
+    "compact to": lambda path: compact("good", path),
+    "reshard to": lambda path: reshard("good", path, world_size=2),
+    "import_table": lambda path: import_table(path, "user", KEYS, ROWS),
+}
+FILES: dict[str, Callable[[Any], Any]] = {
+    "file_to_read": file_to_read,
+    "read_arrays": read_arrays,
+    "export_table": lambda path: export_table(chain_of("good"), "user", path, "parquet"),
+}
+NO_PATHS: list[tuple[Any, type[Exception], str]] = [
+    (5, TypeError, "path must be a string.* got int"),
+    (None, TypeError, "path must be a string.* got NoneType"),
+    ("", ValueError, "path (is empty; give|must have 1 to)"),
+    ("a\0b", ValueError, "path must not have a zero character, got 'a"),
+]
+
+
+@pytest.mark.parametrize("name", [*CHECKPOINTS, *FILES])
+@pytest.mark.parametrize(("path", "kind", "text"), NO_PATHS)
+def test_what_is_no_path(
+    folder: Path, name: str, path: Any, kind: type[Exception], text: str
+) -> None:
+    before = sorted(os.listdir(folder))
+    with pytest.raises(kind, match=text):
+        {**CHECKPOINTS, **FILES}[name](path)
+    assert sorted(os.listdir(folder)) == before
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+@pytest.mark.parametrize(
+    ("path", "kind", "text"),
+    [
+        (b"good", TypeError, "got bytes; give os.fsdecode of it"),
+        ("nope://bucket/run", CheckpointError, "^nope://bucket/run: .*Protocol not known"),
+        ("rows.npz", CheckpointError, r"^rows.npz: .*no checkpoint"),
+        ("rows.npz/under", CheckpointError, "rows.npz/.*under.*: "),
+    ],
+)
+def test_what_is_no_checkpoint(
+    folder: Path, name: str, path: Any, kind: type[Exception], text: str
+) -> None:
+    with pytest.raises(kind, match=text):
+        CHECKPOINTS[name](path)
+
+
+def test_a_chain_of_paths_is_compared_by_its_checkpoints(folder: Path) -> None:
+    with pytest.raises(TypeError, match="got the path 'good': give chain_of of it"):
+        diff("good", chain_of("good"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+@pytest.mark.parametrize("as_given", [str, Path, os.fsencode])
+def test_paths_of_files_in_any_form(
+    folder: Path, name: str, as_given: Callable[[str], Any]
+) -> None:
+    path = as_given(f"{name}.npz")
+    os.rename("rows.npz", path)
+    assert read_arrays(path)["key"].tolist() == KEYS.tolist()
+    target = as_given(f"{name}.parquet")
+    assert export_table(chain_of("good"), "user", target, "parquet") == len(KEYS)
+    assert sorted(read_arrays(target)["key"].tolist()) == sorted(KEYS.tolist())
+
+
+@pytest.mark.parametrize("suffix", ["npz", "npy", "parquet", "safetensors"])
+@pytest.mark.parametrize(
+    ("name", "kind", "text"),
+    [
+        ("missing", FileNotFoundError, "there is no such file"),
+        ("folder", IsADirectoryError, "is a folder; give the path of a file in it"),
+        ("empty", ValueError, "is empty"),
+        ("text", ValueError, "cannot be read as"),
+        ("http://host/x", ValueError, "is a URL; copy what it names to a local place"),
+    ],
+)
+def test_files_that_cannot_be_read(
+    folder: Path, suffix: str, name: str, kind: type[Exception], text: str
+) -> None:
+    path = f"{name}.{suffix}"
+    if path == "folder.parquet":  # may be one, of many files
+        kind, text = ValueError, "cannot be read as parquet: it has no columns"
+    with pytest.raises(kind, match=f"^{path}: {text}") as raised:
+        read_arrays(path)
+    assert "pickle" not in str(raised.value)
+    files = ["rows.npz", "--keys-file", path], [path]
+    for arguments in files if suffix != "npy" else files[:1]:
+        result = run("import", *arguments, "made", "--name", "user")
+        assert (result.exit_code, result.stderr[:7]) == (1, "Error: "), result.output
+        assert f"{path}: " in result.stderr
+        assert not Path("made").exists()
+
+
+def test_a_folder_of_parquet_files(folder: Path) -> None:
+    export_table(chain_of("good"), "user", "folder.parquet/part", "parquet")
+    assert sorted(read_arrays("folder.parquet")["key"].tolist()) == sorted(KEYS.tolist())
+
+
+def test_files_that_cannot_be_written(folder: Path) -> None:
+    cases = {
+        "rows.npz/x.parquet": "rows.npz/x.parquet: writing failed: Not a directory",
+        "missing/x.parquet": "missing/x.parquet: writing failed: No such file or directory",
+        "folder.parquet": "folder.parquet exists already",
+        f"{'a' * 300}.parquet": "File name too long",
+        "a\0b.parquet": "path must not have a zero character",
+    }
+    for path, text in cases.items():
+        result = run("export", "good", path)
+        assert (result.exit_code, text in result.stderr) == (1, True), result.output
+
+
+def test_the_command_takes_no_traceback_for_an_answer(folder: Path) -> None:
+    for path in ("", "a\0b", "missing", "rows.npz", "folder.npz", "nope://x/y", SURROGATE):
+        for command in ("inspect", "verify", "top", "get", "diff", "compact", "reshard", "export"):
+            rest = {"get": ["1"], "diff": ["good"], "top": ["--by", "key"]}.get(command, ["made"])
+            if command == "export":
+                rest = ["made.parquet"]
+            if command == "reshard":
+                rest += ["--world-size", "2"]
+            result = run(command, path, *rest)
+            assert result.exit_code in (1, 2), (command, path, result.output)
+            assert isinstance(result.exception, SystemExit), (command, path, result.exception)
+            assert "Error: " in result.stderr
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(main, ["ckpt", *arguments])
+
+
+def test_local_paths(folder: Path) -> None:
+    assert local_path(b"a\xff") == Path(os.fsdecode(b"a\xff"))
+    with pytest.raises(ValueError, match="has characters that no file's name can have"):
+        local_path("\ud800")
