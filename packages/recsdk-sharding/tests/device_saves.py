@@ -128,3 +128,22 @@ def save_after_much_came_and_went(setup: Setup, folder: str) -> list[Any]:
     other = shard(new_model(setup, "meta"), setup)
     Saver().load(other, f"{folder}/1")
     return [rows_of(device_tables(model)), rows_of(device_tables(other))]
+
+
+def catch_up_after_a_delta(setup: Setup, folder: str) -> list[Any]:
+    """What a model has that saved a delta and trained on, and one that loaded it and did, too."""
+    models = [shard(new_model(setup, "meta"), setup) for _ in range(2)]
+    train(models[0], setup, 0, 6)
+    Saver().save(models[0], f"{folder}/0")
+    for seed in (7, 14):
+        train(models[0], setup, seed, 2)
+    Saver().save(models[0], f"{folder}/1", incremental=True)
+    Saver().load(models[1], f"{folder}/1")
+    for model in models:
+        train(model, setup, 0, 4)  # ids that updates left out
+    tables = [device_tables(model) for model in models]
+    counts = [
+        {name: (table.log_decay, table.update_count) for name, table in each.items()}
+        for each in tables
+    ]
+    return [(rows_of(each), count) for each, count in zip(tables, counts, strict=True)]

@@ -20,7 +20,7 @@ from worlds import Setup, merged, new_model, rows_of
 
 from recsdk_core import optim
 from recsdk_core.checkpoint import open_checkpoint
-from recsdk_sharding import HashEmbeddingBagConfig, Saver
+from recsdk_sharding import HashEmbeddingBagConfig, RowOptimizer, Saver
 from recsdk_sharding.device.table import DeviceTable
 
 
@@ -65,6 +65,22 @@ def test_a_delta_has_no_more_than_what_changed(npus: RankPool, tmp_path: Path) -
             [file] = table.files
             assert len(changed) <= file.num_rows < len(after)
             assert 0 <= file.num_erased - len(set(before) - set(after)) <= 2  # came and gone
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_rows_of_a_chain_catch_up_as_those_that_were_saved(
+    npus: RankPool, tmp_path: Path, world_size: int
+) -> None:
+    optimizer = optim.Adagrad(
+        lr=0.1, weight_decay=0.2, weight_decay_mode="decoupled", catch_up=True
+    )
+    setup = Setup(RowOptimizer, {"settings": optimizer}, device="npu", options={"num_rows": 400})
+    for went_on, loaded in npus.run(
+        world_size, device_saves.catch_up_after_a_delta, setup, str(tmp_path)
+    ):
+        assert_identical(loaded, went_on)
+        assert {count for _, count in went_on[1].values()} == {4}
+        assert all(log_decay < 0 for log_decay, _ in went_on[1].values())
 
 
 def test_more_keys_may_have_left_than_a_table_takes(npus: RankPool, tmp_path: Path) -> None:

@@ -47,6 +47,42 @@ def test_every_rank_owns_an_equal_run_of_virtual_shards(size: int) -> None:
     assert counts.max() - counts.min() <= 1
 
 
+@given(data=st.data(), sizes=st.tuples(*[st.integers(1, NUM_VIRTUAL_SHARDS)] * 2))
+def test_ranks_of_two_maps_may_share_keys_where_they_own_a_shard_together(
+    data: st.DataObject, sizes: tuple[int, int]
+) -> None:
+    middle = data.draw(st.integers(0, NUM_VIRTUAL_SHARDS - 1))
+    shards = np.arange(NUM_VIRTUAL_SHARDS)
+    owners = [shards * size // NUM_VIRTUAL_SHARDS for size in sizes]
+    rank = int(owners[0][middle])
+    near = int(owners[1][middle])
+    for other in range(max(near - 2, 0), min(near + 3, sizes[1])):
+        is_shared = bool(((owners[0] == rank) & (owners[1] == other)).any())
+        assert RankMap(sizes[0]).may_share_keys(rank, RankMap(sizes[1]), other) == is_shared
+
+
+@pytest.mark.parametrize("sizes", [(256, 257), (257, 256), (2, 65535), (300, 7), (65536, 3)])
+def test_no_rank_of_another_world_is_left_out(sizes: tuple[int, int]) -> None:
+    """A rank's run may begin at a shard in the midst of which, in numbers, another's ends."""
+    shards = np.arange(NUM_VIRTUAL_SHARDS)
+    owners = [shards * size // NUM_VIRTUAL_SHARDS for size in sizes]
+    maps = [RankMap(size) for size in sizes]
+    pairs = set(zip(*(o.tolist() for o in owners), strict=True))
+    assert all(maps[0].may_share_keys(one, maps[1], other) for one, other in pairs)
+
+
+@given(st.tuples(*[st.integers(1, 40)] * 2), st.data())
+def test_ranks_by_modulo_may_share_keys_where_a_key_is_of_both(
+    sizes: tuple[int, int], data: st.DataObject
+) -> None:
+    rank, other = (data.draw(st.integers(0, size - 1)) for size in sizes)
+    keys = np.arange(sizes[0] * sizes[1])
+    is_shared = bool(((keys % sizes[0] == rank) & (keys % sizes[1] == other)).any())
+    one, two = (RankMap(size, "modulo") for size in sizes)
+    assert one.may_share_keys(rank, two, other) == is_shared
+    assert one.may_share_keys(rank, RankMap(sizes[1]), other)
+
+
 @pytest.mark.parametrize("stride", [1, 8, 1024, 2**32, 2**48])
 def test_keys_with_a_stride_are_spread_evenly(stride: int) -> None:
     keys = np.arange(20_000, dtype=np.int64) * stride
