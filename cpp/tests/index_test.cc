@@ -326,5 +326,50 @@ TEST(Index, CollidingKeysStayCorrectAndTheDirectorySmall) {
   expect_equal(index, model, keys);
 }
 
+// Keys of one Bloom bit and two homes, the first bucket and the one in the middle, however many
+// there are. Those that come and go mark every bucket of the first segment as passed, so that a key
+// that is not there is looked for all the way around.
+TEST(Index, ProbesThatGoAroundASegmentEnd) {
+  constexpr std::uint64_t kSeed = 5;
+  const SeededHash hash(kSeed);
+  std::vector<Key> first;
+  std::vector<Key> middle;
+  for (Key key = 0; first.size() < 300 || middle.size() < 300; ++key) {
+    const HashParts parts{hash(key)};
+    if (parts.bloom_bit() != 1U << 8) continue;
+    if (parts.bucket_in(256) == 0) first.push_back(key);
+    if (parts.bucket_in(256) == 128) middle.push_back(key);
+  }
+  Index index(kSeed);
+  Model model;
+  std::vector<Key> probes = first;
+  probes.insert(probes.end(), middle.begin(), middle.end());
+  const auto insert = [&](const std::vector<Key>& keys, std::size_t from, std::size_t to) {
+    for (std::size_t i = from; i < to; ++i) {
+      const auto row = static_cast<std::uint32_t>(model.size() * 7 + i);
+      index.find_or_insert(keys[i], row);
+      model[keys[i]] = row;
+    }
+    expect_equal(index, model, probes);
+  };
+  const auto erase = [&](std::size_t from, std::size_t to) {
+    for (std::size_t i = from; i < to; ++i) {
+      index.erase(first[i]);
+      model.erase(first[i]);
+    }
+    expect_equal(index, model, probes);
+  };
+  insert(first, 0, 170);  // of 310 slots; the segment would grow at 179
+  const std::int64_t bytes = index.stats().bytes;
+  erase(0, 90);
+  insert(middle, 0, 95);
+  erase(90, 165);  // with fewer keys it would be made anew
+  insert(middle, 95, 170);
+  EXPECT_EQ(index.stats().bytes, bytes);
+  insert(first, 170, 300);
+  insert(middle, 170, 300);
+  expect_equal(index, model, probes);
+}
+
 }  // namespace
 }  // namespace recsdk::internal

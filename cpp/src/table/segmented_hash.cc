@@ -137,7 +137,9 @@ void SegmentedHash::find_further(const Pending& now, std::uint32_t distance, con
     const HashParts p = parts(keys[i]);
     const Entry e = entry(p);
     const std::uint32_t num_buckets = e.num_buckets();
-    if (distance == num_buckets) continue;  // it has been around the whole segment
+    // It has been around the whole segment, led by Bloom bits of keys that have left. No key lies
+    // even in the last bucket of its way: all others would have to be full (check_segment).
+    if (distance == num_buckets) continue;
     const Bucket* const then =
         e.segment()->buckets() + probe_bucket(p.bucket_in(num_buckets), distance + 1, num_buckets);
     const Bucket& bucket = *now.next[j];

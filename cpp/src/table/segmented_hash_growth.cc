@@ -420,7 +420,9 @@ void SegmentedHash::check_segment(const Segment& segment) const {
   if (num_keys != segment.num_keys) broken("a segment's count of keys is wrong");
   if (num_overflowed != segment.num_overflowed || displacement != segment.displacement)
     broken("a segment's count of overflowed keys is wrong");
-  if (segment.num_keys >= segment.num_slots()) broken("a segment has no free slot");
+  // limit_of leaves far more. So a key is put before the last bucket of its way.
+  if (segment.num_slots() - segment.num_keys < kBucketSlots)
+    broken("a segment has not as many free slots as a bucket");
 }
 
 }  // namespace recsdk::internal
