@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import pickle
+import random
 import threading
+import warnings
+from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from recsdk_core import Table, init
 from recsdk_sharding import HashEmbeddingBagConfig
@@ -110,3 +116,183 @@ def test_a_config_with_any_function_makes_its_rows_and_can_be_pickled() -> None:
     initializer = pickle.loads(pickle.dumps(config)).row_initializer()
     rows = Table(4, initializer=initializer).find_or_insert(KEYS)
     assert np.array_equal(rows, rows_for(of_random_operators, KEYS))
+
+
+def of_one_seed(row: torch.Tensor) -> None:
+    """As functions for tables of a fixed size are often written."""
+    torch.manual_seed(row.shape[1])
+    row.data.copy_(torch.randn(1, row.shape[1]))
+
+
+def with_state_put_back(row: torch.Tensor) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        torch.nn.init.normal_(row)
+    row += torch.rand(1)
+
+
+def in_all_ways(row: torch.Tensor) -> None:
+    torch.manual_seed(-5)
+    of_random_operators(row)
+    state = torch.get_rng_state()
+    row += torch.rand(1) + (torch.initial_seed() % 7)
+    torch.set_rng_state(state)
+    row += torch.rand(1)
+    row += torch.rand(1, generator=torch.default_generator)
+    row += torch.rand(1, generator=torch.Generator().manual_seed(4))
+
+
+def that_only_copies(row: torch.Tensor) -> None:
+    row.copy_(torch.linspace(-1, 1, row.shape[1])[None])
+
+
+FUNCTIONS = [of_random_operators, of_one_seed, with_state_put_back, in_all_ways, that_only_copies]
+
+
+@pytest.mark.filterwarnings("ignore:table 't'. init_fn seeds torch")
+@pytest.mark.parametrize("init_fn", [of_one_seed, in_all_ways])
+def test_a_seed_set_inside_gives_what_torch_gives(init_fn: Any) -> None:
+    with torch.random.fork_rng():
+        expected = torch.zeros(1, 4)
+        init_fn(expected)
+    assert np.array_equal(rows_for(init_fn, KEYS), expected.repeat(len(KEYS), 1).numpy())
+
+
+def states() -> list[Any]:
+    return [torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()]
+
+
+@pytest.mark.filterwarnings("ignore:table 't'. init_fn seeds torch")
+@pytest.mark.parametrize("init_fn", FUNCTIONS)
+def test_no_caller_sees_what_the_function_does_to_random_numbers(init_fn: Any) -> None:
+    functions = (torch.manual_seed, torch.seed, torch.get_rng_state, torch.random.set_rng_state)
+    before = states()
+    rows_for(init_fn, KEYS)
+    assert states() == before
+    seed = torch.initial_seed()
+    assert torch.manual_seed(seed) is torch.default_generator
+    now = (torch.manual_seed, torch.seed, torch.get_rng_state, torch.random.set_rng_state)
+    assert all(each is other for each, other in zip(now, functions, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:table 't'. init_fn seeds torch")
+@pytest.mark.parametrize("init_fn", [of_one_seed, in_all_ways])
+def test_other_threads_draw_on_while_the_function_runs(init_fn: Any) -> None:
+    """Each call of the function waits until the main thread has drawn and seeded within it."""
+    turn, answer = threading.Semaphore(0), threading.Semaphore(0)
+
+    def slowly(row: torch.Tensor) -> None:
+        init_fn(row)
+        turn.release()
+        assert answer.acquire(timeout=60)
+        row += torch.rand(1)
+
+    found: list[np.ndarray] = []
+    worker = threading.Thread(target=lambda: found.append(rows_for(slowly, KEYS[:1])))
+    torch.manual_seed(9)
+    expected = [torch.rand(3) for _ in range(2)] + [torch.manual_seed(1), torch.rand(3)][1:]
+    torch.manual_seed(9)
+    worker.start()
+    drawn = []
+    for number in range(3):
+        assert turn.acquire(timeout=60)
+        if number == 2:
+            torch.manual_seed(1)
+        drawn.append(torch.rand(3))
+        answer.release()
+    worker.join()
+    assert all(torch.equal(*pair) for pair in zip(drawn, expected, strict=True))
+    with torch.random.fork_rng():
+        row = torch.zeros(1, 4)
+        init_fn(row)
+        row += torch.rand(1)
+    assert np.array_equal(found[0], row.numpy())
+
+
+@pytest.mark.filterwarnings("ignore:table 't'. init_fn seeds torch")
+@given(st.data())
+@pytest.mark.parametrize("init_fn", FUNCTIONS)
+def test_rows_are_the_same_for_any_ranks_and_batches(init_fn: Any, data: st.DataObject) -> None:
+    keys = data.draw(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, unique=True))
+    whole = rows_for(init_fn, np.array(keys))
+    order = data.draw(st.permutations(range(len(keys))))
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(keys)))) | {0, len(keys)})
+    ranks = [Table(4, initializer=per_key_initializer(init_fn, 3, "t")) for _ in range(3)]
+    for first, last in pairwise(cuts):
+        part = order[first:last]
+        rank = ranks[data.draw(st.integers(0, 2))]
+        assert np.array_equal(rank.find_or_insert(np.array([keys[i] for i in part])), whole[part])
+
+
+@pytest.mark.parametrize("init_fn", [of_one_seed, that_only_copies])
+def test_a_function_without_the_ids_numbers_is_called_once_for_a_batch(init_fn: Any) -> None:
+    calls = []
+
+    def counted(row: torch.Tensor) -> None:
+        calls.append(1)
+        init_fn(row)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        table = Table(4, initializer=per_key_initializer(counted, 0, "t"))
+        table.find_or_insert(np.arange(5000))
+        num_calls = len(calls)
+        table.find_or_insert(np.arange(5000, 9000))
+    assert len(calls) == num_calls + 1
+    assert num_calls == 3  # two of them to check it
+    found = [str(warning.message) for warning in caught]
+    expected = ["table 't': init_fn seeds torch itself"] if init_fn is of_one_seed else []
+    assert [text[: len("table 't': init_fn seeds torch itself")] for text in found] == expected
+
+
+def test_a_function_that_is_run_per_id_warns_once_and_names_what_is_quick() -> None:
+    table = Table(1, initializer=per_key_initializer(torch.nn.init.xavier_uniform_, 0, "slow one"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        table.find_or_insert(np.arange(999))
+    with pytest.warns(UserWarning, match=r"'slow one'.*1000 so far.*init.Uniform.*trunc_normal_"):
+        table.find_or_insert(np.array([-1]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        table.find_or_insert(np.arange(-1100, 0))
+
+
+def of_python_random(row: torch.Tensor) -> None:
+    row.fill_(random.uniform(0, 1))
+
+
+def of_python_seed(row: torch.Tensor) -> None:
+    random.seed(3)
+
+
+def of_default_generator(row: torch.Tensor) -> None:
+    torch.default_generator.manual_seed(4)
+
+
+def of_numpy(row: torch.Tensor) -> None:
+    row.copy_(torch.from_numpy(np.random.rand(*row.shape)))
+
+
+def of_any_seed(row: torch.Tensor) -> None:
+    torch.seed()
+
+
+@pytest.mark.parametrize(
+    ("init_fn", "message"),
+    [
+        (of_python_random, r"table 't': init_fn calls random\.random"),
+        (of_python_seed, r"table 't': init_fn calls random\.seed"),
+        (of_default_generator, r"calls torch\.default_generator\.manual_seed"),
+        (of_numpy, "gave two rows for one id"),
+        (of_any_seed, r"init_fn calls torch\.seed\(\)"),
+    ],
+)
+def test_what_cannot_be_kept_apart_is_refused(
+    init_fn: Callable[[torch.Tensor], Any], message: str
+) -> None:
+    before = states()[:2]
+    table = Table(4, initializer=per_key_initializer(init_fn, 0, "t"))
+    with pytest.raises(ValueError, match=message):
+        table.find_or_insert(KEYS)
+    assert len(table) == 0
+    assert states()[:2] == before

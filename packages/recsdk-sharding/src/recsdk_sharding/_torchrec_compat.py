@@ -228,6 +228,9 @@ _INTERFACES: tuple[_Method | _Attribute | _Member, ...] = (
     _Member(ProcessGroupGloo, "_Options"),
     _Member(_distributed_c10d, "_register_work"),
     _Member(_distributed_c10d, "_resolve_process_group"),
+    _Method(torch.random, "_manual_seed_impl", ("seed",)),
+    *(_Method(torch.random, name, ()) for name in ("get_rng_state", "initial_seed", "seed")),
+    _Method(torch.random, "set_rng_state", ("new_state",)),
     *(
         _Attribute(owner, name)
         for owner, names in PIPELINE_STREAMS.items()

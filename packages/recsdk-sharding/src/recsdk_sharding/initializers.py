@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeAlias
@@ -14,14 +15,16 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from recsdk_core import Table, init
+from recsdk_sharding.private_random import PrivateRandom, refuse_other_sources
 from recsdk_sharding.ranks import mix64
 
 __all__ = ["InitFunction", "column_initializer", "native_initializer", "per_key_initializer"]
 
 InitFunction: TypeAlias = Callable[[torch.Tensor], Any]
+
+_MANY_ROWS = 1000
 
 _NATIVE: Mapping[Any, Callable[..., init.Initializer]] = {
     torch.nn.init.uniform_: lambda a=0.0, b=1.0: init.Uniform(low=a, high=b),
@@ -57,8 +60,16 @@ def per_key_initializer(init_fn: InitFunction, seed: int, table: str) -> init.Cu
     """Runs `init_fn` for each new key on a (1, D) tensor, its random numbers seeded by the key.
 
     What it draws with torch is a function of (seed, table, key) alone; torch's global generator is
-    neither read nor moved. It may be called on any thread. It must not draw from other sources of
-    random numbers. Cost: a Python call and a generator per new key.
+    neither read nor moved, and `torch.manual_seed` acts until the row's end, and seen by it alone.
+    A function that draws nothing, or seeds torch first, is called once for all new keys of a
+    batch. It may be called on any thread. `numpy.random`'s state is the process's and not kept
+    apart: it must not be seeded or drawn from.
+
+    The first new key raises ValueError if the function draws from Python's `random` or uses
+    `torch.default_generator` by itself, or gives two rows for one key. Warns once of a function
+    that seeds torch, and of the first 1000 rows that were made one by one.
+
+    Cost: a Python call and some seedings per new key.
     """
     return init.Custom(fn=_PerKey(init_fn, seed, table))
 
@@ -101,47 +112,65 @@ class _PerKey:
 
     def __init__(self, init_fn: InitFunction, seed: int, table: str) -> None:
         self._init_fn = init_fn
+        self._table = table
         digest = hashlib.blake2b(table.encode(), digest_size=8).digest()
         salted = np.array([int.from_bytes(digest, "little") ^ seed], dtype=np.uint64)
         self._salt = mix64(salted)
+        self._is_checked = False
+        self._num_made = 0
 
     def __call__(self, keys: NDArray[np.int64], values: NDArray[np.float32]) -> None:
-        seeds = mix64(mix64(keys.view(np.uint64)) ^ self._salt)
+        seeds = mix64(mix64(keys.view(np.uint64)) ^ self._salt).tolist()
+        if not self._is_checked:
+            self._check(seeds[0], values.shape[1])
+            self._is_checked = True
         rows_ND = torch.from_numpy(values)
-        generator = torch.Generator()
-        with torch.no_grad(), _DrawFrom(generator):
-            for index, key_seed in enumerate(seeds.tolist()):
-                generator.manual_seed(key_seed)
-                self._init_fn(rows_ND[index : index + 1])
+        private = PrivateRandom()
+        with torch.no_grad(), private.in_place():
+            for number, seed in enumerate(seeds):
+                self._fill(rows_ND[number : number + 1], private, seed)
+                if number == 0 and not private.has_drawn:
+                    rows_ND[1:] = rows_ND[0]  # the key did not enter
+                    return
+        before = self._num_made
+        self._num_made += len(keys)
+        if before < _MANY_ROWS <= self._num_made:
+            self._warn(
+                f"init_fn is run for each new id by itself, {self._num_made} so far, which is "
+                "slow; quick are an initializer=recsdk_core.init.Uniform(...), Normal, "
+                "TruncatedNormal or Constant, and as init_fn torch.nn.init's uniform_, normal_, "
+                "trunc_normal_, constant_, zeros_ or ones_, or functools.partial of them with "
+                "keyword arguments"
+            )
 
+    def _fill(self, row_1D: torch.Tensor, private: PrivateRandom, seed: int) -> None:
+        private.start(seed)
+        self._init_fn(row_1D)
 
-class _DrawFrom(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Makes this thread's torch operators draw their random numbers from one generator."""
+    def _check(self, seed: int, dim: int) -> None:
+        """Raises ValueError if a row is no function of torch's random numbers."""
+        rows_2D = torch.zeros(2, dim)
+        private = PrivateRandom()
 
-    def __init__(self, generator: torch.Generator) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._generator = generator
+        def twice() -> None:
+            with torch.no_grad(), private.in_place():
+                self._fill(rows_2D[:1], private, seed)
+                self._fill(rows_2D[1:], private, seed)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags or kwargs.get("generator"):
-            return func(*args, **kwargs)
-        return _with_generator(func)(*args, **kwargs, generator=self._generator)
+        refuse_other_sources(twice, self._table)
+        first, second = rows_2D.numpy()
+        if first.tobytes() != second.tobytes():
+            raise ValueError(
+                f"table {self._table!r}: init_fn gave two rows for one id, so it depends on more "
+                "than the id: on numpy.random, say, or on calls before; draw with torch, whose "
+                "random numbers are those of the id while it runs"
+            )
+        if private.is_seeded and not private.has_drawn:
+            self._warn(
+                "init_fn seeds torch itself, so all new ids get the same row; leave "
+                "torch.manual_seed out, and each id has random numbers of its own, the same in "
+                "every run"
+            )
 
-
-def _with_generator(func: Any) -> Any:
-    """The overload of a random operator that takes a generator."""
-    if _takes_generator(func):
-        return func
-    name = "generator" if func._overloadname == "default" else f"{func._overloadname}_generator"
-    overload = getattr(func.overloadpacket, name, None)
-    if overload is None:
-        raise ValueError(
-            f"init_fn draws random numbers with {func}, which takes no generator, so rows could "
-            "not be a function of the key; use in-place operators such as tensor.normal_()"
-        )
-    return overload
-
-
-def _takes_generator(func: Any) -> bool:
-    return any(argument.name == "generator" for argument in func._schema.arguments)
+    def _warn(self, text: str) -> None:
+        warnings.warn(f"table {self._table!r}: {text}", stacklevel=4)
