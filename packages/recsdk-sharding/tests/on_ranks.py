@@ -359,6 +359,15 @@ def load(setup: Setup, state: dict[str, np.ndarray]) -> dict[str, Any]:
     }
 
 
+def load_dense(setup: Setup, state: dict[str, np.ndarray]) -> tuple[list[str], str]:
+    """What loading weights of dense tables gives: names that were not used, and the error."""
+    model = shard(new_model(setup, "meta"), setup)
+    tensors = {name: torch.from_numpy(value) for name, value in state.items()}
+    own = dict(tensors)  # torchrec renames what is in it
+    unexpected = model.load_state_dict(own, strict=False).unexpected_keys
+    return unexpected, str(_error_of(lambda: model.load_state_dict(tensors)))
+
+
 def schedule(num_steps: int) -> list[list[float]]:
     """The learning rate that each table trained a step with, under a scheduler."""
     setup = Setup(torch.optim.Adagrad, {"lr": 0.4})

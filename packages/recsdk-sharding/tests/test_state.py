@@ -12,7 +12,8 @@ import pytest
 import torch
 from rank_pool import RankPool
 from test_pipelines import assert_identical
-from torchrec.modules.embedding_configs import DataType
+from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from worlds import Model, Setup, make_batch, merged, new_model, rows_of, tables
 
@@ -182,6 +183,53 @@ def test_missing_tables_are_reported() -> None:
         trained().ebc.load_state_dict(state)
     problems = trained().ebc.load_state_dict(state, strict=False)
     assert problems.missing_keys == ["embedding_bags.genre.rank_0.keys"]
+
+
+def dense_entries() -> dict[str, torch.Tensor]:
+    """What torchrec's own collection of two of the tables has."""
+    own = [
+        EmbeddingBagConfig(name=name, embedding_dim=dim, num_embeddings=9)
+        for name, dim in (("user", 8), ("genre", 3))
+    ]
+    return dict(EmbeddingBagCollection(tables=own).state_dict())
+
+
+def test_weights_of_dense_tables_are_named_as_not_used() -> None:
+    model, dense = trained(), dense_entries()
+    rows = rows_of(model.ebc.tables())
+    state = {f"ebc.{name}": value for name, value in dense.items()}
+    found = model.load_state_dict(state, strict=False)
+    assert found.unexpected_keys == list(state)
+    assert pickle.loads(pickle.dumps(found.unexpected_keys)) == list(state)
+    with pytest.raises(RuntimeError) as caught:
+        model.load_state_dict(state)
+    for name in ("user", "genre"):
+        advice = f"import_rows(model, state_dict, {{'{name}': ids}})"
+        text = f"{name}.weight (weights of a dense table, whose rows have no ids: use "
+        assert f"{text}recsdk_sharding.{advice})" in str(caught.value)
+    assert_identical(rows_of(model.ebc.tables()), rows)
+
+
+def test_weights_of_dense_tables_are_named_on_every_rank(ranks: RankPool) -> None:
+    state = {f"ebc.{name}": value.numpy() for name, value in dense_entries().items()}
+    plan = dict.fromkeys(("user", "genre", "other"), ("table_wise", 1))
+    for setup in (Setup(), Setup(plan=plan)):
+        for unexpected, text in ranks.run(2, on_ranks.load_dense, setup, state):
+            assert unexpected == [name.removeprefix("ebc.") for name in state]
+            assert "use recsdk_sharding.import_rows(model, state_dict, {'genre': ids})" in text
+
+
+@pytest.mark.parametrize("name", ["other", "rank_0.more", "rank_0.state", "rank_a.keys"])
+def test_entries_of_no_meaning_are_named_as_not_used(name: str) -> None:
+    extra = f"embedding_bags.user.{name}"
+    found = trained().ebc.load_state_dict({**entries(), extra: torch.ones(1)}, strict=False)
+    assert found.unexpected_keys == [extra]
+
+
+def test_state_of_another_optimizer_is_named_as_not_used() -> None:
+    found = trained(Setup()).ebc.load_state_dict(entries(), strict=False)
+    assert found.missing_keys == []
+    assert sorted(found.unexpected_keys) == sorted(n for n in entries() if ".state." in n)
 
 
 def test_a_module_without_an_optimizer_loads_weights_for_evaluation() -> None:

@@ -277,6 +277,15 @@ class TestStateDict:
         with pytest.raises(RuntimeError, match=r"(?s)Missing.*state.sum.*Unexpected.*other"):
             HashEmbedding(2, optimizer=optim.Adagrad()).load_state_dict(state)
 
+    def test_weights_of_a_dense_table_are_named_as_not_used(self) -> None:
+        module = torch.nn.Sequential(HashEmbeddingBag(2, name="item", optimizer=optim.SGD(lr=0.1)))
+        state = {"0.weight": torch.ones(3, 2)}
+        result = module.load_state_dict(state, strict=False)
+        assert result.unexpected_keys == ["0.weight"]
+        with pytest.raises(RuntimeError, match=r"use table.upsert\(ids, weights\) of table 'item'"):
+            module.load_state_dict(state)
+        assert len(module[0].table) == 0
+
     def test_not_strict_makes_missing_state_fresh(self) -> None:
         module = HashEmbedding(2, optimizer=optim.Adagrad(initial_accumulator_value=0.5))
         state = self.trained(optim.SGD()).state_dict()

@@ -21,14 +21,11 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 from recsdk_core.nn.dcp import before_loading, holder_of, saved_tensors
 from recsdk_sharding.ranks import RankMap, ranks_of_tensor
-from recsdk_sharding.row_state import PART_PATTERN
+from recsdk_sharding.row_state import ENTRY_PATTERN, PART_PATTERN
 
 __all__ = ["HashLoadPlanner", "adapt_load_planner"]
 
-_PART = re.compile(
-    rf"(?P<prefix>(?:.*\.)?){PART_PATTERN}"
-    r"(?P<name>keys|weight|ranks|seed|update_count|log_decay|state\..+)"
-)
+_PART = re.compile(rf"(?P<prefix>(?:.*\.)?){PART_PATTERN}{ENTRY_PATTERN}")
 
 
 class HashLoadPlanner(DefaultLoadPlanner):

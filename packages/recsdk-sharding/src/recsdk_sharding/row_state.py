@@ -21,12 +21,30 @@ from recsdk_sharding.configs import HashTableConfig
 from recsdk_sharding.layout import Part
 from recsdk_sharding.ranks import ranks_of_tensor
 
-__all__ = ["PART_PATTERN", "SavedPart", "parts_of_entries", "prefix_of", "rows_for"]
+__all__ = [
+    "ENTRY_PATTERN",
+    "PART_PATTERN",
+    "SavedPart",
+    "entry_of",
+    "fields_of",
+    "parts_of_entries",
+    "prefix_of",
+    "rows_for",
+]
 
 PART_PATTERN = r"rank_(?P<rank>[0-9]+)\.(?:columns_(?P<first>[0-9]+)_(?P<last>[0-9]+)\.)?"
 """What the names of a part's entries begin with."""
 
+ENTRY_PATTERN = r"(?P<name>keys|weight|ranks|seed|update_count|log_decay|state\..+)"
+"""What follows: one of the entries of a part."""
+
 _UINT64 = 2**64
+
+
+def entry_of(name: str) -> str | None:
+    """Which entry of a part a name means, without the table's prefix; None: none."""
+    match = re.fullmatch(PART_PATTERN + ENTRY_PATTERN, name)
+    return None if match is None else match["name"]
 
 
 def prefix_of(place: Part, dim: int) -> str:
@@ -184,7 +202,7 @@ def rows_for(
     State of a row as a whole, which rowwise optimizers keep for each column range, is the mean of
     that of the columns. Raises ValueError for parts that do not fit, or lack such rows.
     """
-    fields = _fields_of(optimizer)
+    fields = fields_of(optimizer)
     for part in saved:
         part.check(config, fields)
     by_columns: dict[tuple[int, int], list[SavedPart]] = {}
@@ -199,7 +217,7 @@ def rows_for(
     return _recut(place, groups, fields)
 
 
-def _fields_of(optimizer: Any) -> dict[str, int]:
+def fields_of(optimizer: Any) -> dict[str, int]:
     """The fields of optimizer state: their width in a row, or 0 if they have each column."""
     if optimizer is None:
         return {}

@@ -19,6 +19,7 @@ from recsdk_core import ExportBatch, optim
 from recsdk_core.checkpoint.columns import name_of
 from recsdk_core.checkpoint.replacing import NewRows, replace_rows, stage_rows
 from recsdk_core.nn.accumulation import Accumulation
+from recsdk_core.nn.unused import Unused
 from recsdk_sharding.accumulate import accumulate_steps_of_parameter
 from recsdk_sharding.configs import HashTableConfig
 from recsdk_sharding.device.host_index import keys_only
@@ -26,7 +27,14 @@ from recsdk_sharding.device.table import DeviceTable
 from recsdk_sharding.devices import check_device, keeps_rows_in_engine, row_budget
 from recsdk_sharding.layout import Part
 from recsdk_sharding.optimizers import optimizer_of_parameter
-from recsdk_sharding.row_state import SavedPart, parts_of_entries, prefix_of, rows_for
+from recsdk_sharding.row_state import (
+    SavedPart,
+    entry_of,
+    fields_of,
+    parts_of_entries,
+    prefix_of,
+    rows_for,
+)
 
 __all__ = ["AnyTable", "OwnedPart", "TableRows", "anchor_of"]
 
@@ -300,10 +308,11 @@ class TableRows(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        if not self._places:
-            return
         name = f"table {self.config.name!r}: "
         try:
+            unexpected_keys.extend(self._unused(state_dict, prefix))
+            if not self._places:
+                return
             saved = parts_of_entries(state_dict, prefix, self.config.embedding_dim)
             if saved:
                 self._replace_rows(saved)
@@ -312,6 +321,25 @@ class TableRows(nn.Module):
                 missing_keys.append(f"{prefix}{start}keys")
         except (ValueError, TypeError, KeyError, recsdk_core.RecsdkError) as error:
             error_msgs.append(name + str(error).removeprefix(name))  # the engine names it too
+
+    def _unused(self, state_dict: Mapping[str, Any], prefix: str) -> list[str]:
+        """The entries below a prefix that no table, or this one's optimizer, is made of.
+
+        State that a table without an optimizer leaves out is not among them.
+        """
+        advice = (
+            "weights of a dense table, whose rows have no ids: use "
+            f"recsdk_sharding.import_rows(model, state_dict, {{{self.config.name!r}: ids}})"
+        )
+        entries = {n: entry_of(n.removeprefix(prefix)) for n in state_dict if n.startswith(prefix)}
+        optimizer = self.optimizer
+        known = {f"state.{name}" for name in fields_of(optimizer)}
+        return [
+            Unused(name, advice) if name == f"{prefix}weight" else name
+            for name, entry in entries.items()
+            if entry is None
+            or (entry.startswith("state.") and entry not in known and optimizer is not None)
+        ]
 
     def _replace_rows(self, saved: list[SavedPart]) -> None:
         parts = self.parts

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from recsdk_core.nn.unused import Unused
 from recsdk_core.table import Table
 
 _INT64 = 2**63
@@ -57,7 +58,8 @@ def load_table(
     """Replaces the table's rows by those of `state_dict`, or notes why not and changes nothing.
 
     Optimizer state that is not there is made fresh, and its names are noted as missing, which
-    `load_state_dict` raises for unless it is told `strict=False`.
+    `load_state_dict` raises for unless it is told `strict=False`. Whatever is not used is noted as
+    unexpected.
     """
     given = {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
     shapes = {"keys": (), "weight": (table.dim,)}
@@ -66,12 +68,24 @@ def load_table(
     missing_keys.extend(prefix + name for name in known if name not in given)
     unexpected_keys.extend(prefix + name for name in given if name not in known)
     if not {"keys", "weight"} <= set(given):
+        unexpected_keys.extend(_unused(table, prefix, name) for name in given if name in known)
         return
     problems = _problems(table, given, shapes)
     if problems:
         error_msgs.extend(prefix + problem for problem in problems)
         return
     _replace_rows(table, given)
+
+
+def _unused(table: Table, prefix: str, name: str) -> str:
+    """The name of an entry that means nothing without others."""
+    if name != "weight":
+        return prefix + name
+    return Unused(
+        prefix + name,
+        "weights of a dense table, whose rows have no ids: use table.upsert(ids, weights) of "
+        f"table {table.name!r}",
+    )
 
 
 def _problems(

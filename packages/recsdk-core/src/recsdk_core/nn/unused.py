@@ -1,0 +1,24 @@
+"""Names of entries that `load_state_dict` does not use, with what to do about them."""
+
+from __future__ import annotations
+
+__all__ = ["Unused"]
+
+
+class Unused(str):
+    """A name for `unexpected_keys`: equal to the plain one, but torch's error adds advice to it.
+
+    A module cannot add to that error itself: torch does not tell it whether loading is strict, and
+    raises what modules have to say in either case. It formats the names.
+    """
+
+    def __new__(cls, name: str, advice: str = "") -> Unused:
+        """`advice`: what the entry is, and what to do with it."""
+        made = super().__new__(cls, name)
+        made._advice = advice
+        return made
+
+    _advice: str
+
+    def __format__(self, spec: str) -> str:
+        return format(f"{self!s} ({self._advice})", spec)
