@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from loops import plain
 from on_ranks import own_batches
 from test_pipelines import assert_identical
 from torch.distributed.checkpoint import DefaultSavePlanner
+from torch.optim.lr_scheduler import StepLR
 from worlds import (
     Setup,
     dense_of,
@@ -21,7 +23,7 @@ from worlds import (
     unwrapped,
 )
 
-from recsdk_sharding import HashLoadPlanner
+from recsdk_sharding import HashLoadPlanner, Saver
 
 
 def _state(setup: Setup) -> tuple[Any, Any]:
@@ -66,6 +68,67 @@ def load(setup: Setup, sizes: list[list[int]], path: str, **options: Any) -> dic
     loaded = _content(model)
     outputs = _train(model, optimizer, sizes, setup, 1)
     return {"loaded": loaded, "outputs": outputs, "end": _content(model)}
+
+
+def _scheduled(setup: Setup, keeps_rates: bool) -> dict[str, Any]:
+    """A model, its optimizers and a scheduler that multiplies the rates that there are."""
+    model, optimizer = _state(setup)
+    optimizer.init_state()
+    optimizer.save_param_groups(keeps_rates)
+    scheduler = StepLR(optimizer, step_size=3, gamma=0.7)
+    return {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+
+
+def _steps(state: dict[str, Any], batches: Any, zeroes_first: bool) -> list[Any]:
+    """Trains, with gradients put to zero before the forward or after the step."""
+    model, optimizer, scheduler = state.values()
+    found = []
+    for batch in batches:
+        if zeroes_first:
+            optimizer.zero_grad()
+        loss, out = model(batch)
+        loss.backward()
+        rates = sorted({t.learning_rate for t in unwrapped(model).ebc.tables().values()})
+        found.append((out.detach().numpy(), rates))
+        optimizer.step()
+        scheduler.step()
+        if not zeroes_first:
+            optimizer.zero_grad()
+    return found
+
+
+def stop_and_resume(
+    setup: Setup,
+    num_steps: int,
+    path: str,
+    how: str,
+    zeroes_first: bool = True,
+    keeps_rates: bool = True,
+) -> dict[str, Any]:
+    """What training without a stop gives, and with one in the middle."""
+    middle = num_steps // 2
+    batches = own_batches([[3] * dist.get_world_size()] * num_steps, weighted=False)
+    through = _scheduled(setup, keeps_rates)
+    expected = _steps(through, batches, zeroes_first)
+    first = _scheduled(setup, keeps_rates)
+    found = _steps(first, batches[:middle], zeroes_first)
+    again = _scheduled(setup, keeps_rates)
+    if how == "dcp":
+        dcp.save(first, checkpoint_id=path)
+        dcp.load(again, checkpoint_id=path)
+    else:
+        rest = {name: each.state_dict() for name, each in first.items() if name != "model"}
+        rest["over"] = unwrapped(first["model"]).over.state_dict()
+        Saver().save(first["model"], path)
+        torch.save(rest, f"{path}_{dist.get_rank()}")
+        Saver().load(again["model"], path)
+        loaded = torch.load(f"{path}_{dist.get_rank()}")
+        unwrapped(again["model"]).over.load_state_dict(loaded["over"])
+        again["optimizer"].load_state_dict(loaded["optimizer"])
+        again["scheduler"].load_state_dict(loaded["scheduler"])
+    found += _steps(again, batches[middle:], zeroes_first)
+    ends = [_content(each["model"]) for each in (through, again)]
+    return {"outputs": (expected, found), "ends": ends}
 
 
 def load_error(setup: Setup, path: str) -> str:

@@ -36,6 +36,36 @@ def test_resumed_training_equals_training_never_stopped(
             assert np.array_equal(out, expected)
 
 
+@pytest.mark.parametrize("zeroes_first", [True, False])
+@pytest.mark.parametrize("how", ["dcp", "Saver"])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_training_under_a_scheduler_goes_on_with_its_rates(
+    ranks: RankPool, tmp_path: Path, world_size: int, how: str, zeroes_first: bool
+) -> None:
+    setup = Setup(torch.optim.Adagrad, {"lr": 0.4})
+    path = str(tmp_path / "state")
+    results = ranks.run(
+        world_size, dcp_on_ranks.stop_and_resume, setup, 40, path, how, zeroes_first
+    )
+    for result in results:
+        through, resumed = result["ends"]
+        assert_identical(resumed, through)
+        for (out, rates), (again, found) in zip(*result["outputs"], strict=True):
+            assert found == rates
+            assert np.array_equal(again, out)
+        assert len({rate for _, rates in result["outputs"][0] for rate in rates}) == 14
+
+
+def test_rates_are_those_of_the_start_unless_they_are_saved(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    setup, path = Setup(torch.optim.Adagrad, {"lr": 0.4}), str(tmp_path / "state")
+    [result] = ranks.run(1, dcp_on_ranks.stop_and_resume, setup, 40, path, "dcp", True, False)
+    expected, found = ([rates for _, rates in part] for part in result["outputs"])
+    assert found[:20] == expected[:20]
+    assert (found[20], expected[20]) == (expected[0], [pytest.approx(0.4 * 0.7**6)])
+
+
 @pytest.mark.parametrize("rule", ["virtual_shard", "modulo"])
 @pytest.mark.parametrize(("writers", "readers"), [(2, 1), (2, 3), (4, 2), (1, 4)])
 def test_any_number_of_ranks_loads(
