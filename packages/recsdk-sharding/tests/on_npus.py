@@ -12,19 +12,26 @@ import torch
 import torch.distributed as dist
 from on_ranks import own_batches
 from torch import nn
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.train_pipeline.pipeline_stage import SparseDataDistUtil
 from torchrec.distributed.train_pipeline.train_pipelines import (
     PrefetchTrainPipelineSparseDist,
     TrainPipelineBase,
     TrainPipelineFusedSparseDist,
 )
-from torchrec.sparse.jagged_tensor import KeyedTensor
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from worlds import (
     Setup,
     collection_of,
     dense_of,
     dense_parameters,
     features_of,
+    host_env,
     make_batch,
     new_model,
     optimizer_of,
@@ -34,7 +41,8 @@ from worlds import (
     unwrapped,
 )
 
-from recsdk_sharding import Saver
+from recsdk_core import BackendUnavailable
+from recsdk_sharding import Saver, get_default_hybrid_sharders
 from recsdk_sharding._torchrec_compat import PIPELINE_STREAMS
 from recsdk_sharding.device import kernels
 from recsdk_sharding.device.parcel import Parcel
@@ -244,3 +252,27 @@ def use_registered_kernels(setup: Setup, sizes: list[list[int]]) -> dict[str, An
         for operation in calls:
             kernels.register_kernel("npu", operation, None)
     return {**result, "calls": calls, "num_ranks": dist.get_world_size()}
+
+
+def look_up_in_tables_of_torchrec() -> str:
+    """What torchrec's own sharded tables say on the device, where fbgemm has no kernels."""
+    config = EmbeddingBagConfig(name="s", embedding_dim=4, num_embeddings=9, feature_names=["s"])
+    model = nn.ModuleDict({"stock": EmbeddingBagCollection([config], device=torch.device("meta"))})
+    apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
+    sharders = get_default_hybrid_sharders(host_env())
+    planner = EmbeddingShardingPlanner(
+        topology=Topology(world_size=dist.get_world_size(), compute_device="npu"),
+        constraints={"s": ParameterConstraints(sharding_types=["table_wise"])},
+    )
+    sharded = DistributedModelParallel(
+        model,
+        device=torch.device("npu"),
+        plan=planner.collective_plan(model, sharders, dist.GroupMember.WORLD),
+        sharders=sharders,
+    )
+    batch = KeyedJaggedTensor(["s"], torch.tensor([8, 0, 8]), lengths=torch.tensor([2, 1]))
+    try:
+        sharded.module["stock"](batch.to(torch.device("npu"))).values()
+    except BackendUnavailable as error:
+        return str(error)
+    return ""

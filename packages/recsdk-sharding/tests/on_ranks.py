@@ -23,6 +23,7 @@ from worlds import (
     Batch,
     Setup,
     collection_of,
+    configs_of,
     dense_of,
     host_env,
     joined,
@@ -417,7 +418,8 @@ def refuse_plans() -> list[str]:
     plans = [("shape_wise", "fused"), ("table_wise", "quant")]
     messages = []
     for kind, kernel in plans:
-        plan = {"user": ParameterSharding(kind, kernel, [0], None)}
+        names = [config.name for config in configs_of(model)]
+        plan = {name: ParameterSharding(kind, kernel, [0], None) for name in names}
         messages.append(str(_error_of(partial(sharder.shard, model.ebc, plan, env))))
     return messages
 

@@ -348,3 +348,12 @@ def test_more_rows_than_the_device_has_room_for_are_refused(npus: RankPool) -> N
     (found,) = npus.run(1, planning_on_ranks.choose, *arguments)
     assert "table 'a' is to have 2000 rows" in found["error"]
     assert "num_embeddings=1500 makes room for 1500" in found["error"]
+
+
+def test_tables_of_torchrec_say_which_kernel_fbgemm_lacks(npus: RankPool) -> None:
+    (text,) = npus.run(1, on_npus.look_up_in_tables_of_torchrec)
+    assert text.startswith(
+        "torchrec's tables on npu need fbgemm's SplitTableBatchedEmbeddingBagsCodegen, whose "
+        "operator torch.ops.fbgemm.split_embedding_codegen_lookup_*_function failed there"
+    )
+    assert "make these tables HashEmbeddingBagCollection" in text

@@ -87,8 +87,8 @@ def test_a_free_planner_and_stock_modules_beside(ranks: RankPool) -> None:
 def test_a_plan_that_does_not_fit_is_refused(ranks: RankPool) -> None:
     for kind, kernel in ranks.run(2, on_ranks.refuse_plans):
         assert "table 'user': the plan says shape_wise, but these tables are sharded by" in kind
-        assert "table 'user': hash tables are sharded table_wise with kernel fused" in kernel
-        assert "the plan says quant" in kernel
+        assert "table 'user': the plan says compute_kernel 'quant'" in kernel
+        assert "hash tables are sharded table_wise with 'fused'" in kernel
 
 
 def test_host_environments_that_do_not_fit_are_refused(ranks: RankPool) -> None:

@@ -28,12 +28,14 @@ from recsdk_sharding.feature_processed import (  # noqa: E402
     HashFeatureProcessedEmbeddingBagCollectionSharder,
     ShardedHashFeatureProcessedEmbeddingBagCollection,
 )
+from recsdk_sharding.hand_plans import adapt_hand_plans  # noqa: E402
 from recsdk_sharding.migrate import export_rows, import_rows  # noqa: E402
 from recsdk_sharding.modules import (  # noqa: E402
     HashEmbeddingBagCollection,
     HashEmbeddingCollection,
 )
 from recsdk_sharding.npu import adapt_torchrec  # noqa: E402
+from recsdk_sharding.npu_kernels import adapt_kernels  # noqa: E402
 from recsdk_sharding.optimizers import RowOptimizer  # noqa: E402
 from recsdk_sharding.planning import (  # noqa: E402
     HashEmbeddingEnumerator,
@@ -41,6 +43,7 @@ from recsdk_sharding.planning import (  # noqa: E402
     HashParameterConstraints,
     format_plan,
 )
+from recsdk_sharding.quantizing import adapt_quantization  # noqa: E402
 from recsdk_sharding.saver import Saver  # noqa: E402
 from recsdk_sharding.sharded import ShardedHashEmbeddingBagCollection  # noqa: E402
 from recsdk_sharding.sharded_sequence import ShardedHashEmbeddingCollection  # noqa: E402
@@ -60,6 +63,9 @@ from recsdk_sharding.tensor_parallel import (  # noqa: E402
 )
 
 adapt_torchrec()
+adapt_kernels()
+adapt_hand_plans()
+adapt_quantization()
 adapt_pipelines()
 adapt_load_planner()
 

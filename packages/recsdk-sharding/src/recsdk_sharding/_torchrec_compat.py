@@ -18,9 +18,17 @@ from torch._C import _distributed_c10d
 from torch.distributed import ProcessGroup, ProcessGroupGloo
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.nn.parallel import DistributedDataParallel
-from torchrec.distributed import embedding, embedding_sharding, embeddingbag, model_parallel
+from torchrec.distributed import (
+    embedding,
+    embedding_sharding,
+    embeddingbag,
+    model_parallel,
+    shard,
+    sharding_plan,
+)
 from torchrec.distributed.planner import constants, planners
-from torchrec.distributed.planner.types import ShardEstimator, Stats, Topology
+from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+from torchrec.distributed.planner.types import KernelConfig, ShardEstimator, Stats, Topology
 from torchrec.distributed.sharding.dp_sharding import BaseDpEmbeddingSharding
 from torchrec.distributed.sharding.grid_sharding import BaseGridEmbeddingSharding
 from torchrec.distributed.sharding.rw_sharding import (
@@ -205,6 +213,11 @@ _INTERFACES: tuple[_Method | _Attribute | _Member, ...] = (
         ),
     ),
     _Method(Topology, "__init__", ("world_size", "compute_device")),
+    _Method(KernelConfig, "validate", ()),
+    _Method(EmbeddingEnumerator, "__init__", ("topology", "batch_size", "constraints")),
+    _Method(EmbeddingEnumerator, "enumerate", ("module", "sharders")),
+    _Method(sharding_plan, "get_module_to_default_sharders", ()),
+    _Method(shard, "get_module_to_default_sharders", ()),
     _Method(planners, "to_sharding_plan", ("sharding_options", "topology")),
     _Attribute(planners.EmbeddingPlannerBase, "_topology"),
     _Attribute(planners.EmbeddingPlannerBase, "_batch_size"),

@@ -1,9 +1,9 @@
 """What torchrec has to be told for models on an Ascend NPU (device type "npu").
 
 torchrec plans for "cpu", "cuda" and "mtia" only, and takes arguments that do not go with hybrid
-sharding. Importing the package therefore adapts three of its functions, for device type npu only:
-`Topology(compute_device="npu")` plans as for cuda, the plan's placements then name npu devices, and
-`DistributedModelParallel` checks its arguments.
+sharding. Importing the package therefore adapts some of its functions, for device type npu only:
+`Topology(compute_device="npu")` plans as for cuda, also where `TopologyFactory` makes it, the
+plan's placements then name npu devices, and `DistributedModelParallel` checks its arguments.
 """
 
 from __future__ import annotations
@@ -11,14 +11,21 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import planners
-from torchrec.distributed.planner.types import Topology
+from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+from torchrec.distributed.planner.types import KernelConfig, Topology
 from torchrec.distributed.types import ShardingPlan
 
+from recsdk_sharding.arguments import (
+    check_constraint_types,
+    check_model_arguments,
+    check_planned,
+)
 from recsdk_sharding.sharders import are_hybrid_sharders
 from recsdk_sharding.tensor_parallel.wrapper import TensorParallelWrapper
 
@@ -27,6 +34,7 @@ __all__ = ["adapt_torchrec", "check_npu_arguments", "compute_device_of"]
 _DEVICE = "npu"
 _PLANNED_AS = "cuda"
 _MARK = "_recsdk_compute_device"
+_CONSTRAINTS = "_recsdk_constraints"
 
 # Arguments of DistributedModelParallel that have one possible value on npu.
 _FIXED: Mapping[str, Any] = {
@@ -67,9 +75,15 @@ def check_npu_arguments(arguments: Mapping[str, Any]) -> None:
 
 
 def adapt_torchrec() -> None:
-    """Adapts torchrec to device type npu; other device types are left as they were."""
+    """Adapts torchrec to device type npu; other device types are left as they were.
+
+    On every device it then checks what it is given for models with hash tables.
+    """
     DistributedModelParallel.__init__ = _checking(DistributedModelParallel.__init__)
     Topology.__init__ = _planning_as_cuda(Topology.__init__)
+    KernelConfig.validate = _valid_for_npu(KernelConfig.validate)
+    EmbeddingEnumerator.__init__ = _for_groups_of_npus(EmbeddingEnumerator.__init__)
+    EmbeddingEnumerator.enumerate = _checking_constraints(EmbeddingEnumerator.enumerate)
     planners.to_sharding_plan = _placing_on_npu(planners.to_sharding_plan)
 
 
@@ -86,6 +100,7 @@ def _checking(construct: Any) -> Any:
         arguments = signature.bind(*args, **kwargs).arguments
         if _type_of(arguments.get("device")) == _DEVICE:
             check_npu_arguments(arguments)
+        check_model_arguments(arguments)
         construct(*args, **kwargs)
 
     return checked
@@ -103,6 +118,48 @@ def _planning_as_cuda(construct: Any) -> Any:
         planned_as = _PLANNED_AS if compute_device == _DEVICE else compute_device
         construct(self, world_size, planned_as, *args, **kwargs)
         setattr(self, _MARK, compute_device)
+
+    return adapted
+
+
+def _valid_for_npu(validate: Any) -> Any:
+    @functools.wraps(validate)
+    def adapted(self: Any) -> None:
+        is_npu = self.compute_device == _DEVICE
+        validate(replace(self, compute_device=_PLANNED_AS) if is_npu else self)
+
+    return adapted
+
+
+def _for_groups_of_npus(construct: Any) -> Any:
+    """Has constraints for the group of devices "npu" be those for what is planned."""
+    signature = inspect.signature(construct)
+
+    @functools.wraps(construct)
+    def adapted(*args: Any, **kwargs: Any) -> None:
+        bound = signature.bind(*args, **kwargs)
+        self, topology = bound.arguments["self"], bound.arguments["topology"]
+        given = bound.arguments.get("constraints")
+        check_constraint_types(given)
+        setattr(self, _MARK, compute_device_of(topology))
+        setattr(self, _CONSTRAINTS, given)
+        if compute_device_of(topology) == _DEVICE and isinstance(given, Mapping):
+            bound.arguments["constraints"] = {
+                name: replace(each, device_group=_PLANNED_AS)
+                if getattr(each, "device_group", None) == _DEVICE
+                else each
+                for name, each in given.items()
+            }
+        construct(*bound.args, **bound.kwargs)
+
+    return adapted
+
+
+def _checking_constraints(enumerate_options: Any) -> Any:
+    @functools.wraps(enumerate_options)
+    def adapted(self: Any, module: Any, sharders: Any) -> Any:
+        check_planned(module, sharders, getattr(self, _CONSTRAINTS), getattr(self, _MARK))
+        return enumerate_options(self, module, sharders)
 
     return adapted
 

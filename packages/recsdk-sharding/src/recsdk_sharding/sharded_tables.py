@@ -153,7 +153,8 @@ class ShardedTables(KeepsOutcomes):
         )
         shardings = self._shardings()
         for sharding in shardings:
-            sharding.drop_duplicates(options.get("use_index_dedup", False))
+            # Also torchrec's set_ec_index_dedup asks for it.
+            sharding.drop_duplicates(getattr(self, "_use_index_dedup", False))
         self._input_dists = [sharding.create_input_dist() for sharding in shardings]
         self._has_uninitialized_input_dist = False
         self.keep_outcomes(module._keeps_outcomes)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
-from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
 from torchrec.distributed.fused_embeddingbag import FusedEmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import (
+    CommOp,
     ModuleSharder,
     ParameterSharding,
     QuantizedCommCodecs,
@@ -23,11 +22,18 @@ from torchrec.distributed.types import (
 )
 
 from recsdk_sharding.devices import check_device
-from recsdk_sharding.exchange import exchange_of_group
 from recsdk_sharding.feature_processed import HashFeatureProcessedEmbeddingBagCollectionSharder
+from recsdk_sharding.host_env import check_groups, make_host_group
 from recsdk_sharding.host_job import HostGroup
 from recsdk_sharding.modules import HashEmbeddingBagCollection, HashEmbeddingCollection
-from recsdk_sharding.ranks import RankMap, RankRule
+from recsdk_sharding.ranks import RankRule
+from recsdk_sharding.settings import (
+    Subject,
+    check_fused_params,
+    check_names,
+    check_plan,
+    kernel_of,
+)
 from recsdk_sharding.sharded import ShardedHashEmbeddingBagCollection
 from recsdk_sharding.sharded_sequence import ShardedHashEmbeddingCollection
 from recsdk_sharding.sharded_tables import ShardedTables, configs_of
@@ -39,6 +45,7 @@ __all__ = [
     "HashEmbeddingCollectionSharder",
     "are_hybrid_sharders",
     "get_default_hybrid_sharders",
+    "planned_parameters",
 ]
 
 
@@ -60,9 +67,8 @@ class _HashSharder:
     ) -> ShardedTables:
         """The sharded module. Raises ValueError for a plan, device or group that does not fit."""
         made = check_device(device, type(self).__name__)
-        for name, sharding in params.items():
-            _check_plan(name, sharding, self._types)
-        _check_groups(self._host, env)
+        self._check_params(module, params, made)
+        check_groups(self._host, env)
         codecs = self.qcomm_codecs_registry  # type: ignore[attr-defined]
         options = self._options()
         return self._sharded_type(
@@ -73,20 +79,28 @@ class _HashSharder:
         """Further arguments of the sharded module."""
         return {}
 
+    def _check_params(self, module: Any, params: Any, device: torch.device) -> None:
+        """Raises TypeError or ValueError for a plan that does not fit the module's tables."""
+        configs = configs_of(module)
+        check_names(type(module).__name__, params, [config.name for config in configs])
+        for config in configs:
+            has_half_rows = config.dtype != "float32"
+            subject = Subject(config.name, has_half_rows, device.type)
+            check_plan(subject, params[config.name], self._types)
+            of_sharder = Subject(f"table {config.name!r}", has_half_rows, device.type)
+            check_fused_params(of_sharder, self.fused_params)  # type: ignore[attr-defined]
+
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """All that torchrec has for such modules, on every device."""
         return list(self._types)
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
         """Fused: the optimizer runs in backward. torchrec's planner calls data_parallel's dense."""
-        return [_kernel_of(sharding_type)]
+        return [kernel_of(sharding_type)]
 
     def shardable_parameters(self, module: Any) -> dict[str, nn.Parameter]:
         """A meta tensor (num_embeddings, D) per table, for the planner."""
-        shapes = {c.name: (c.num_embeddings, c.embedding_dim) for c in configs_of(module)}
-        return {
-            name: nn.Parameter(torch.empty(*shape, device="meta")) for name, shape in shapes.items()
-        }
+        return planned_parameters(module)
 
     @property
     def module_type(self) -> type[nn.Module]:
@@ -114,10 +128,17 @@ class HashEmbeddingBagCollectionSharder(
         host_env: ShardingEnv,
         rank_rule: RankRule = "virtual_shard",
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+        fused_params: dict[str, Any] | None = None,
     ) -> None:
-        """As in `get_default_hybrid_sharders`."""
-        super().__init__(qcomm_codecs_registry=qcomm_codecs_registry)
-        self._host = _host_group(host_env, rank_rule)
+        """As in `get_default_hybrid_sharders`.
+
+        `fused_params` may hold what these tables do anyway: output_dtype FP32, BoundsCheckMode
+        NONE, enforce_hbm on a device, stochastic_rounding of rows of 16 bits. All else raises
+        ValueError, by its name.
+        """
+        _check_options(type(self).__name__, qcomm_codecs_registry, fused_params)
+        super().__init__(qcomm_codecs_registry=qcomm_codecs_registry, fused_params=fused_params)
+        self._host = make_host_group(host_env, rank_rule)
 
 
 class HashEmbeddingCollectionSharder(
@@ -136,26 +157,50 @@ class HashEmbeddingCollectionSharder(
         rank_rule: RankRule = "virtual_shard",
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
         use_index_dedup: bool = False,
+        fused_params: dict[str, Any] | None = None,
     ) -> None:
-        """As in `get_default_hybrid_sharders`."""
+        """As in `HashEmbeddingBagCollectionSharder` and `get_default_hybrid_sharders`."""
+        _check_options(type(self).__name__, qcomm_codecs_registry, fused_params)
         super().__init__(
-            qcomm_codecs_registry=qcomm_codecs_registry, use_index_dedup=use_index_dedup
+            qcomm_codecs_registry=qcomm_codecs_registry,
+            use_index_dedup=use_index_dedup,
+            fused_params=fused_params,
         )
-        self._host = _host_group(host_env, rank_rule)
+        self._host = make_host_group(host_env, rank_rule)
 
     def _options(self) -> dict[str, Any]:
         return {"use_index_dedup": self._use_index_dedup}
 
 
-def _kernel_of(sharding_type: str) -> str:
-    is_replicated = sharding_type == ShardingType.DATA_PARALLEL.value
-    kernel = EmbeddingComputeKernel.DENSE if is_replicated else EmbeddingComputeKernel.FUSED
-    return str(kernel.value)
+def _check_options(what: str, codecs: Any, fused_params: Any) -> None:
+    """Raises TypeError or ValueError for options that hash tables cannot go by."""
+    names = [operation.name for operation in CommOp]
+    if codecs is not None and not isinstance(codecs, Mapping):
+        raise TypeError(
+            f"{what}: qcomm_codecs_registry must be a dict, as of torchrec's "
+            f"get_qcomm_codecs_registry, got {type(codecs).__name__}"
+        )
+    unknown = [name for name in codecs or () if name not in names]
+    if unknown:
+        raise ValueError(
+            f"{what}: qcomm_codecs_registry has {unknown}, which are no operations of torchrec's; "
+            f"choose of {names}"
+        )
+    check_fused_params(Subject(what), fused_params)
 
 
-def _host_group(host_env: ShardingEnv, rank_rule: RankRule) -> HostGroup:
-    group = _check_host_env(host_env)
-    return HostGroup(exchange_of_group(group), RankMap(host_env.world_size, rank_rule))
+def planned_parameters(module: Any) -> dict[str, nn.Parameter]:
+    """A meta tensor (num_embeddings, D) for each table of a collection, as if it were trained.
+
+    torchrec's functions for plans made by hand choose the kernel by the optimizer of a parameter.
+    """
+    shapes = {c.name: (c.num_embeddings, c.embedding_dim) for c in configs_of(module)}
+    found = {
+        name: nn.Parameter(torch.empty(*shape, device="meta")) for name, shape in shapes.items()
+    }
+    for parameter in found.values():
+        parameter.__dict__["_in_backward_optimizers"] = []
+    return found
 
 
 class _RowWiseOnCpuMixin:
@@ -233,62 +278,3 @@ def are_hybrid_sharders(sharders: Sequence[Any] | None) -> bool:
     stock |= {HashFeatureProcessedEmbeddingBagCollectionSharder, HashEmbeddingBagSharder}
     pooled, sequences = HashEmbeddingBagCollectionSharder, HashEmbeddingCollectionSharder
     return {pooled, sequences} <= kinds <= {pooled, sequences, *stock}
-
-
-def _check_host_env(host_env: ShardingEnv) -> dist.ProcessGroup:
-    """The host process group; raises if it cannot carry ids."""
-    make = 'dist.new_group(backend="gloo")'
-    if not isinstance(host_env, ShardingEnv):
-        raise TypeError(f"host_env must be a torchrec ShardingEnv, got {type(host_env).__name__}")
-    group: dist.ProcessGroup | None = host_env.process_group
-    if group is None:
-        raise ValueError(f"host_env has no process group; pass ShardingEnv(..., pg={make})")
-    backend = dist.get_backend(group)
-    if backend != "gloo":
-        raise ValueError(
-            f"host_env must be on a gloo group, since ids are exchanged on the host; got a "
-            f"{backend} group; make one with {make}"
-        )
-    size, rank = dist.get_world_size(group), dist.get_rank(group)
-    if (host_env.world_size, host_env.rank) != (size, rank):
-        raise ValueError(
-            f"host_env says rank {host_env.rank} of {host_env.world_size}, its group rank "
-            f"{rank} of {size}"
-        )
-    if group is dist.GroupMember.WORLD:
-        raise ValueError(
-            "host_env must be on a group of its own, since its collectives run in the background; "
-            f"got the default group; make one with {make}"
-        )
-    return group
-
-
-def _check_groups(host: HostGroup, env: ShardingEnv) -> None:
-    """Raises if the module's ranks are not the host group's."""
-    exchange = host.exchange
-    if (env.world_size, env.rank) != (exchange.world_size, exchange.rank):
-        raise ValueError(
-            f"the module is sharded as rank {env.rank} of {env.world_size}, but host_env is rank "
-            f"{exchange.rank} of {exchange.world_size}; both must be the same ranks"
-        )
-    if env.process_group is exchange.group:
-        raise ValueError(
-            "host_env and the sharded module use the same process group; give host_env its own: "
-            'dist.new_group(backend="gloo")'
-        )
-
-
-def _check_plan(name: str, sharding: Any, types: Sequence[str]) -> None:
-    """Raises if the plan asks for what hash tables cannot do."""
-    kind, kernel = sharding.sharding_type, sharding.compute_kernel
-    if kind not in types:
-        raise ValueError(
-            f"table {name!r}: the plan says {kind}, but these tables are sharded by one of "
-            f"{list(types)}; constrain it with ParameterConstraints(sharding_types=[...])"
-        )
-    if kernel != _kernel_of(kind):
-        raise ValueError(
-            f"table {name!r}: hash tables are sharded {kind} with kernel {_kernel_of(kind)}; the "
-            f"plan says {kernel}; constrain it with "
-            f"ParameterConstraints(compute_kernels=[{_kernel_of(kind)!r}])"
-        )

@@ -32,7 +32,7 @@ from recsdk_sharding.modules import HashEmbeddingBagCollection
 from recsdk_sharding.optimizers import RowOptimizer
 from recsdk_sharding.sharded_tables import Results
 
-__all__ = ["HashEmbeddingBagSharder", "ShardedHashEmbeddingBag"]
+__all__ = ["HashEmbeddingBagSharder", "ShardedHashEmbeddingBag", "planned_parameter"]
 
 _PLANNED_ROWS = 1_000_000
 _FEATURE = "keys"
@@ -239,9 +239,7 @@ class HashEmbeddingBagSharder(BaseEmbeddingSharder[HashEmbeddingBag]):  # type: 
 
     def shardable_parameters(self, module: HashEmbeddingBag) -> dict[str, nn.Parameter]:
         """A meta tensor (planned rows, D), by the table's name."""
-        table = module.table
-        planned = torch.empty(_planned_rows(table), table.dim, device="meta")
-        return {table.name: nn.Parameter(planned)}
+        return planned_parameter(module)
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """Those of a collection."""
@@ -257,6 +255,14 @@ class HashEmbeddingBagSharder(BaseEmbeddingSharder[HashEmbeddingBag]):  # type: 
     def module_type(self) -> type[HashEmbeddingBag]:
         """What it shards."""
         return HashEmbeddingBag
+
+
+def planned_parameter(module: HashEmbeddingBag) -> dict[str, nn.Parameter]:
+    """A meta tensor (planned rows, D), by the table's name, as if it were trained."""
+    table = module.table
+    planned = nn.Parameter(torch.empty(_planned_rows(table), table.dim, device="meta"))
+    planned.__dict__["_in_backward_optimizers"] = []  # for plans made by hand
+    return {table.name: planned}
 
 
 def _check_for_device(table: recsdk_core.Table) -> None:
