@@ -104,10 +104,12 @@ def test_frozen_tables_insert_and_do_not_train() -> None:
     out = ebc(make_batch(1, 5).sparse).values()
     assert not out.requires_grad
     assert len(ebc.tables()["user"]) > 0
-    next(ebc.parameters()).requires_grad_(True)
-    _apply_optimizer_in_backward(torch.optim.SGD, [next(ebc.parameters())], {"lr": 0.1})
+    ebc.requires_grad_(True)
     with pytest.raises(RuntimeError, match="has no optimizer"):
         ebc(make_batch(1, 5).sparse)
+    _apply_optimizer_in_backward(torch.optim.SGD, ebc.parameters(), {"lr": 0.1})
+    ebc(make_batch(1, 5).sparse).values().sum().backward()
+    assert {table.update_count for table in ebc.tables().values()} == {1}
 
 
 def test_freezing_some_tables_of_a_collection_is_refused() -> None:

@@ -24,6 +24,7 @@ from recsdk_core._internal.config import (
     engine_rounding,
 )
 from recsdk_core.checkpoint.table_io import SavesAndLoads
+from recsdk_core.errors import BusyError
 from recsdk_core.init import Initializer, Uniform
 from recsdk_core.optim import SGD, Optimizer
 from recsdk_core.outcome import Outcome
@@ -505,6 +506,27 @@ class Table(SavesAndLoads):
         100
         """
         return Table(**{**self._config(), **changes})
+
+    def set_optimizer(self, optimizer: Optimizer) -> None:
+        """Gives the table another optimizer: rows stay, and get its fresh state.
+
+        The update count stays too, `log_decay` is 0, and the next save must be full. Raises
+        BusyError while leases or a save are open, and OutOfMemoryError; then nothing has changed.
+        Call it while no other thread uses the table. Cost: all rows are copied; until the end they
+        are there twice.
+        """
+        try:
+            _ext.Restore(self._engine).check(0, 0.0)
+        except BusyError as error:
+            raise BusyError(
+                f"table {self._name!r}: its optimizer cannot be set while batches are in flight or "
+                "a save is under way; finish them, and let go of outputs of earlier forwards"
+            ) from error
+        made = self.empty_copy(optimizer=optimizer)
+        for batch in self.export(state=False):
+            made.upsert(batch.keys, batch.weights)
+        made.update_count = self.update_count
+        self._engine, self._optimizer, self._position = made._engine, optimizer, None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles configuration, visible rows, their optimizer state and the update count."""

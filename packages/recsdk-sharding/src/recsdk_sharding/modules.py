@@ -231,7 +231,6 @@ def _map(
     step = None
     if module.training:
         for each in rows:
-            each.adopt_optimizer()
             each.check_trainable()
         module._num_steps += 1
         step = module._num_steps

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 import recsdk_core
+from recsdk_core import Outcome
 from recsdk_core.checkpoint.replacing import NewRows
 from recsdk_sharding.configs import HashTableConfig
 from recsdk_sharding.layout import Part
@@ -29,6 +30,7 @@ __all__ = [
     "fields_of",
     "parts_of_entries",
     "prefix_of",
+    "put_state",
     "rows_for",
 ]
 
@@ -132,6 +134,10 @@ class SavedPart:
             log_decay=self.log_decay,
         )
 
+    def copy(self) -> SavedPart:
+        """The same, in memory of its own."""
+        return self.select(np.arange(len(self.keys)))
+
     def check(self, config: HashTableConfig, fields: Mapping[str, int]) -> None:
         """Raises ValueError if the rows do not fit the table.
 
@@ -215,6 +221,16 @@ def rows_for(
     ]
     _check_columns(place, groups)
     return _recut(place, groups, fields)
+
+
+def put_state(table: Any, rows: SavedPart) -> None:
+    """Gives the rows of a table that are as they were loaded the state that was loaded for them."""
+    values, outcomes = table.lookup(rows.keys, return_outcomes=True)
+    stored = torch.from_numpy(rows.weight).to(getattr(torch, table.dtype)).float().numpy()
+    is_same_n = (values.view(np.int32) == stored.view(np.int32)).all(1)
+    same = rows.select(is_same_n & (outcomes == Outcome.FOUND))
+    table.upsert(same.keys, same.weight, same.state)
+    table.log_decay = rows.log_decay
 
 
 def fields_of(optimizer: Any) -> dict[str, int]:

@@ -33,6 +33,7 @@ from recsdk_sharding.row_state import (
     fields_of,
     parts_of_entries,
     prefix_of,
+    put_state,
     rows_for,
 )
 
@@ -88,8 +89,9 @@ class TableRows(nn.Module):
     The parameter `weight` carries the optimizer and `requires_grad`, and never gets a `.grad`. On
     the cpu, where the engine keeps the rows, it is (0, D); on another device it is the store of
     the part's rows, (row budget + 1, columns), of which the last stays zero; of several parts the
-    stores lie behind one another, in one dimension. Tables are made at their first use, when the
-    optimizer is known.
+    stores lie behind one another, in one dimension. Tables are made at their first use. An
+    optimizer that is applied later is taken at the next use, until the table is sharded: rows get
+    the state that was loaded for them, or a fresh one.
 
     In a `state_dict` the part number r of the rows has, under `rank_<r>.`: `keys` int64 (n,),
     `weight` (n, D) in the dtype of the stored rows (loading takes any of the three),
@@ -114,6 +116,8 @@ class TableRows(nn.Module):
         self._places = [Part.whole(config.embedding_dim)] if places is None else list(places)
         self._tables: list[AnyTable] | None = None
         self._optimizer: optim.Optimizer | None = None
+        self._kept: list[SavedPart] = []  # loaded before an optimizer, whose state they have
+        self._lost_state = False  # loaded before an optimizer, and not kept
         self._accumulations: list[Accumulation[Any] | None] = []
         self._keeps_rows_in_engine = device is None or keeps_rows_in_engine(device)
         self.weight = nn.Parameter(self._make_store(device))
@@ -140,15 +144,45 @@ class TableRows(nn.Module):
 
     @property
     def parts(self) -> list[OwnedPart]:
-        """What this process owns, by first column; tables are made on first use."""
-        if self._tables is None:
-            self._tables = self._make_tables()
+        """What this process owns, by first column; tables are made on first use.
+
+        Raises BusyError if an optimizer was applied while batches are in flight, and RuntimeError
+        if it came after loaded state that was not kept.
+        """
+        tables = self._made_tables()
         return [
             OwnedPart(self._name_of(place), place, table, accumulation, self._optimizer is None)
             for place, table, accumulation in zip(
-                self._places, self._tables, self._accumulations, strict=True
+                self._places, tables, self._accumulations, strict=True
             )
         ]
+
+    def _made_tables(self) -> list[AnyTable]:
+        if self._tables is None:
+            self._tables = self._make_tables()
+        elif self._optimizer is None and not self._is_planned:
+            self._adopt_optimizer(self._tables)
+        return self._tables
+
+    def _adopt_optimizer(self, tables: list[AnyTable]) -> None:
+        """Takes an optimizer that was applied after the tables were made."""
+        optimizer = optimizer_of_parameter(self.weight, self.config.name)
+        if optimizer is None:
+            return
+        if self._lost_state:
+            raise RuntimeError(
+                f"table {self.config.name!r} was loaded before its optimizer was applied, and its "
+                "optimizer state was left out; call apply_optimizer_in_backward before loading"
+            )
+        [table] = tables  # all of them, before a plan
+        found = None
+        if self._kept:
+            found = rows_for(self._places[0], self._kept, self.config, optimizer)
+        table.set_optimizer(optimizer)
+        self._optimizer, self._accumulations = optimizer, self._make_accumulations()
+        if found is not None:
+            put_state(table, found)
+        self._kept = []
 
     def _name_of(self, place: Part) -> str:
         name = self.config.name
@@ -158,9 +192,8 @@ class TableRows(nn.Module):
 
     @property
     def optimizer(self) -> optim.Optimizer | None:
-        """The optimizer that was applied to the parameter before the tables were made."""
-        if self._tables is None:
-            self._tables = self._make_tables()
+        """The optimizer that was applied to the parameter."""
+        self._made_tables()
         return self._optimizer
 
     @property
@@ -174,10 +207,13 @@ class TableRows(nn.Module):
         for part in self.parts:
             part.table.learning_rate = value
 
-    def _make_tables(self) -> list[AnyTable]:
+    def _make_accumulations(self) -> list[Accumulation[Any] | None]:
         by_optimizer = accumulate_steps_of_parameter(self.weight)
         steps = by_optimizer if by_optimizer > 1 else self.config.accumulate_steps
-        self._accumulations = [Accumulation(steps) if steps > 1 else None for _ in self._places]
+        return [Accumulation(steps) if steps > 1 else None for _ in self._places]
+
+    def _make_tables(self) -> list[AnyTable]:
+        self._accumulations = self._make_accumulations()
         self._optimizer = optimizer_of_parameter(self.weight, self.config.name)
         optimizer, places = self._optimizer or optim.SGD(), self._places
         given = [(optimizer, self._share_of_max_rows(place), place.columns) for place in places]
@@ -196,14 +232,9 @@ class TableRows(nn.Module):
             raise RuntimeError(
                 f"table {self.config.name!r} has no optimizer: call torchrec's "
                 "apply_optimizer_in_backward(optimizer_class, module.parameters(), {...}) before "
-                "its first use, or freeze it with requires_grad_(False)"
+                "it trains, and before DistributedModelParallel, or freeze it with "
+                "requires_grad_(False)"
             )
-
-    def adopt_optimizer(self) -> None:
-        """Takes an optimizer that was applied after the tables were made, if they have no rows."""
-        tables = self._tables
-        if tables is not None and self._optimizer is None and not any(map(len, tables)):
-            self._tables = None
 
     def take_rows_of(self, other: TableRows) -> None:
         """Copies optimizer, `requires_grad` and the rows that this process owns from another."""
@@ -267,6 +298,8 @@ class TableRows(nn.Module):
             ]
 
     def __getstate__(self) -> dict[str, Any]:
+        if self._tables is not None:
+            self._made_tables()
         # Copies of a parameter lose its attributes, so they travel beside it.
         state = {**self.__dict__, "_attached_to_weight": self._attached(), "_saved": None}
         state["_accumulations"] = [  # their gradients stay with the original
@@ -316,6 +349,7 @@ class TableRows(nn.Module):
             saved = parts_of_entries(state_dict, prefix, self.config.embedding_dim)
             if saved:
                 self._replace_rows(saved)
+                self._keep_state(saved)
             else:
                 start = prefix_of(self._places[0], self.config.embedding_dim)
                 missing_keys.append(f"{prefix}{start}keys")
@@ -340,6 +374,20 @@ class TableRows(nn.Module):
             if entry is None
             or (entry.startswith("state.") and entry not in known and optimizer is not None)
         ]
+
+    def _keep_state(self, saved: Sequence[SavedPart]) -> None:
+        """Keeps loaded state for an optimizer that is applied later; not of a frozen table."""
+        has_state = self._optimizer is None and any(part.state for part in saved)
+        is_kept = has_state and self.weight.requires_grad and not self._is_planned
+        self._kept = [part.copy() for part in saved] if is_kept else []
+        self._lost_state = has_state and not is_kept
+
+    def note_loaded(self, *, has_state: bool) -> None:
+        """Takes note that rows were loaded from a checkpoint, and any state only with an optimizer.
+
+        `has_state`: whether the checkpoint has optimizer state.
+        """
+        self._kept, self._lost_state = [], has_state and self._optimizer is None
 
     def _replace_rows(self, saved: list[SavedPart]) -> None:
         parts = self.parts
@@ -372,6 +420,8 @@ class TableRows(nn.Module):
 def anchor_of(rows: Sequence[TableRows]) -> torch.Tensor:
     """The parameter that connects the tables of one autograd node to the graph.
 
+    Tables without an optimizer are not connected: nothing trains them.
+
     Raises ValueError if some tables are frozen and others not: a node trains all of its tables.
     """
     frozen = [part.config.name for part in rows if not part.weight.requires_grad]
@@ -380,4 +430,6 @@ def anchor_of(rows: Sequence[TableRows]) -> torch.Tensor:
             f"tables {frozen} are frozen (requires_grad_(False)) and others of the same collection "
             "are not: freeze all tables of a collection or none; put them in two collections"
         )
+    if any(part.optimizer is None for part in rows):
+        return rows[0].weight.detach()
     return rows[0].weight

@@ -16,6 +16,7 @@ from torch import nn
 
 from recsdk_core import Table
 from recsdk_core.checkpoint import Checkpoint, Position, Sharding
+from recsdk_core.checkpoint.columns import base_of
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.ranks import OneRank, Ranks, together
 from recsdk_core.checkpoint.reading import Progress
@@ -157,6 +158,11 @@ class Saver:
         for shard, part in zip(shards, parts, strict=True):
             if isinstance(part.table, DeviceTable):
                 take_saved_rows(part.table, shard.table)
+        tables = checkpoint.manifest.tables
+        with_state = {base_of(t.name) for t in tables if len(t.fields) > 1}
+        for each in module.modules():
+            if isinstance(each, TableRows):
+                each.note_loaded(has_state=each.config.name in with_state)
         return checkpoint
 
 

@@ -51,6 +51,18 @@ class StoredRows:
         """Where they are."""
         return self.weight_RD.device
 
+    def set_optimizer(
+        self, optimizer: optim.Optimizer, fields: Sequence[tuple[str, int]], numbers: NDArray[Any]
+    ) -> None:
+        """The fields of another optimizer, fresh for the rows of these numbers (n,)."""
+        like = self.weight_RD.detach()
+        fresh = {name: initial_state(optimizer, name) for name, _ in fields}
+        state = {name: like.new_zeros(len(like), width) for name, width in fields}
+        rows_n = torch.from_numpy(numbers).to(self.device)
+        for name, field in state.items():
+            field.index_fill_(0, rows_n, fresh[name])
+        self.state, self._fresh = state, fresh
+
     @property
     def num_bytes(self) -> int:
         """Device memory that they take."""

@@ -162,6 +162,20 @@ class DeviceTable:
         """As `HostIndex.keep_new_rows`; in the background."""
         self._keys.keep_new_rows(rows_N, outcomes_N, lease)
 
+    @torch.no_grad()
+    def set_optimizer(self, optimizer: optim.Optimizer) -> None:
+        """As `recsdk_core.Table.set_optimizer`."""
+        checked = check_optimizer(optimizer, self.name)
+        self._keys.settle()
+        self._write_new_rows()
+        self.check_idle()
+        fields = recsdk_core.Table(self.dim, optimizer=optimizer).state_fields
+        keys = [batch.keys for batch in self.index.export(state=False)]
+        numbers, _ = self._keys.find(np.concatenate([np.zeros(0, np.int64), *keys]))
+        self._rows.set_optimizer(checked, fields, numbers)
+        self._optimizer, self.state_fields, self.log_decay = checked, fields, 0.0
+        self.index._position = None
+
     # ---- training, on the device ---------------------------------------------------------------
 
     @torch.no_grad()
