@@ -49,6 +49,12 @@ def test_other_arguments_are_refused(option: dict[str, Any], message: str) -> No
         pipeline_of(DenseModel(), **option)
 
 
+@pytest.mark.parametrize("depth", [2.5, 3.0, True, "3", None])
+def test_a_depth_that_is_no_whole_number_is_refused(depth: Any) -> None:
+    with pytest.raises(TypeError, match=rf"pipe_n_batch is {depth!r}; pass a whole number"):
+        pipeline_of(DenseModel(), pipe_n_batch=depth)
+
+
 def test_data_that_cannot_tell_its_position_is_refused() -> None:
     with pytest.raises(TypeError, match="state_dict"):
         pipeline_of(DenseModel(), data=[1, 2])

@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 from pipeline_support.launch import TESTS, cases_asked_for, run_cases
 
-MODULES = ("cases_of_pipeline", "cases_of_evaluation", "cases_of_random_numbers")
+MODULES = (
+    "cases_of_pipeline",
+    "cases_of_evaluation",
+    "cases_of_failing",
+    "cases_of_random_numbers",
+)
 MODULES_ON_CPU = (*MODULES, "cases_of_resuming")
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from torchrec.streamable import Pipelineable
 
 from recsdk_pipeline.hybrid_pipeline import HybridTrainPipelineSparseDist
+from recsdk_sharding import failing_together
 
 In = TypeVar("In", bound=Pipelineable)
 Out = TypeVar("Out")
@@ -27,7 +28,7 @@ class HybridEvalPipeline(Generic[In, Out]):
     same model, whose batches in flight stay as they are. With `return_loss`, `progress` returns
     `(output, losses)`. All ranks must pass the same `pipe_n_batch`, 1 to 12.
 
-    Not thread-safe. Raises ValueError for other arguments.
+    Not thread-safe. Raises ValueError or TypeError for other arguments.
     """
 
     def __init__(
@@ -54,14 +55,18 @@ class HybridEvalPipeline(Generic[In, Out]):
         RuntimeError if the model or a part of it is in training mode, and else what
         `HybridTrainPipelineSparseDist.progress` raises.
         """
+        with failing_together():
+            self._check_mode()
+            return self._pipeline.progress(dataloader_iter)
+
+    def drop(self, dataloader_iter: Iterator[In] | None = None) -> None:
+        """Abandon the batches in flight of an iterator, or of all iterators."""
+        self._pipeline.drop(dataloader_iter)
+
+    def _check_mode(self) -> None:
         training = [name for name, part in self._model.named_modules() if part.training]
         if training:
             raise RuntimeError(
                 f"the model is in training mode (module {training[0] or 'itself'!r}), in which "
                 "batches would be written to its tables; call model.eval() first"
             )
-        return self._pipeline.progress(dataloader_iter)
-
-    def drop(self, dataloader_iter: Iterator[In] | None = None) -> None:
-        """Abandon the batches in flight of an iterator, or of all iterators."""
-        self._pipeline.drop(dataloader_iter)

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from itertools import islice
+from numbers import Integral
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -17,6 +18,7 @@ from recsdk_pipeline._internal.position import Progress
 from recsdk_pipeline._internal.queue import END, Queue
 from recsdk_pipeline._internal.slot import Slot
 from recsdk_pipeline._internal.streams import SideStream
+from recsdk_sharding import failing_together
 from recsdk_sharding.exchange import EndOfData, HostExchange, exchanges_of
 
 In = TypeVar("In", bound=Pipelineable)
@@ -47,9 +49,11 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
     ahead, and its state holds the position after the last batch that was trained.
 
     `execute_all_batches` must be True and `apply_jit` False. With `return_loss`, `progress`
-    returns `(output, losses)`. All ranks must pass the same `pipe_n_batch`, 1 to 12.
+    returns `(output, losses)`. All ranks must pass the same `pipe_n_batch`, 1 to 12; else the first
+    `progress` of a model with hash modules raises RecsdkError on all of them.
 
-    Not thread-safe. Raises ValueError for other arguments. The README has an example that runs::
+    Not thread-safe. Raises ValueError or TypeError for other arguments. The README has an example
+    that runs::
 
         while True:
             try:
@@ -125,10 +129,13 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
         Other exceptions, also of background work and of the iterator, are raised when it is the
         turn of the batch that failed, with their traceback; the other ranks raise PeerError in
         the same step. Batches in flight are then dropped. A batch that is None is a TypeError.
+        What one rank's own forward, backward or optimizer raises is told the others too, but closes
+        all process groups (`recsdk_sharding.failing_together`): restart the ranks then.
         """
         try:
-            self._take_turn()
-            return self._progress(self._queue_of(dataloader_iter))
+            with failing_together():
+                self._take_turn()
+                return self._progress(self._queue_of(dataloader_iter))
         except StopIteration:
             raise
         except BaseException:
@@ -272,6 +279,7 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
             if other is not None and other is not self:
                 other._pause()
             _users[exchange] = weakref.ref(self)
+            exchange.depth = self._depth
 
     def _pause(self) -> None:
         """Settle host work under way: all ranks must see one order, and open exchanges."""
@@ -323,5 +331,9 @@ def _check(execute_all_batches: bool, apply_jit: bool, pipe_n_batch: int) -> Non
         )
     if apply_jit:
         raise ValueError("apply_jit is True, but models are run as they are; pass False")
+    if isinstance(pipe_n_batch, bool) or not isinstance(pipe_n_batch, Integral):
+        raise TypeError(
+            f"pipe_n_batch is {pipe_n_batch!r}; pass a whole number, 1 to {_MOST_BATCHES}"
+        )
     if not 1 <= pipe_n_batch <= _MOST_BATCHES:
         raise ValueError(f"pipe_n_batch is {pipe_n_batch}; pass 1 to {_MOST_BATCHES}")

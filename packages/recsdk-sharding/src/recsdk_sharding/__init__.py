@@ -24,6 +24,8 @@ from recsdk_sharding.accumulate import (  # noqa: E402
 )
 from recsdk_sharding.configs import HashEmbeddingBagConfig, HashEmbeddingConfig  # noqa: E402
 from recsdk_sharding.dcp import HashLoadPlanner, adapt_load_planner  # noqa: E402
+from recsdk_sharding.errors import PeerError  # noqa: E402
+from recsdk_sharding.failures import failing_together  # noqa: E402
 from recsdk_sharding.feature_processed import (  # noqa: E402
     HashFeatureProcessedEmbeddingBagCollectionSharder,
     ShardedHashFeatureProcessedEmbeddingBagCollection,
@@ -85,6 +87,7 @@ __all__ = [
     "HashFeatureProcessedEmbeddingBagCollectionSharder",
     "HashLoadPlanner",
     "HashParameterConstraints",
+    "PeerError",
     "RowOptimizer",
     "Saver",
     "ShardedHashEmbeddingBag",
@@ -94,6 +97,7 @@ __all__ = [
     "TensorParallelWrapper",
     "__version__",
     "export_rows",
+    "failing_together",
     "format_plan",
     "get_default_hybrid_sharders",
     "import_rows",

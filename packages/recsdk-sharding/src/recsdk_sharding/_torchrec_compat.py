@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torchrec
 from torch._C import _distributed_c10d
-from torch.distributed import ProcessGroup, ProcessGroupGloo
+from torch.distributed import ProcessGroup, ProcessGroupGloo, distributed_c10d
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed import (
@@ -53,6 +53,8 @@ __all__ = [
     "PIPELINE_STREAMS",
     "active_data_parallel_size",
     "check_private_interfaces",
+    "default_store",
+    "process_groups",
     "timeout_of",
 ]
 
@@ -237,8 +239,11 @@ _INTERFACES: tuple[_Method | _Attribute | _Member, ...] = (
     ),
     _Attribute(model_parallel.DefaultDataParallelWrapper, "_additional_params_to_ignore"),
     _Method(DistributedDataParallel, "_get_active_ddp_module", ()),
+    _Member(ProcessGroup, "_device_types"),
     _Member(ProcessGroup, "_get_backend"),
     _Member(ProcessGroupGloo, "_Options"),
+    _Method(distributed_c10d, "_get_default_store", ()),
+    _Member(distributed_c10d, "_world"),
     _Member(_distributed_c10d, "_register_work"),
     _Member(_distributed_c10d, "_resolve_process_group"),
     _Method(torch.random, "_manual_seed_impl", ("seed",)),
@@ -273,6 +278,16 @@ def timeout_of(group: ProcessGroup) -> timedelta:
     options: Any = group._get_backend(torch.device("cpu")).options
     timeout: timedelta = options._timeout
     return timeout
+
+
+def default_store(prefix: str) -> Any:
+    """The store by which the ranks of the default group found each other; `prefix` of its keys."""
+    return _distributed_c10d.PrefixStore(prefix, distributed_c10d._get_default_store())
+
+
+def process_groups() -> list[Any]:
+    """The groups that this process is in."""
+    return list(distributed_c10d._world.pg_map)
 
 
 def active_data_parallel_size() -> int:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from recsdk_sharding._internal.attempt import attempt, message_of, text_of
 from recsdk_sharding._internal.groups import group_beside
-from recsdk_sharding.exchange import PeerError
+from recsdk_sharding.errors import PeerError, known
 
 __all__ = ["Agreement"]
 
@@ -49,7 +49,7 @@ class Agreement:
             texts = self._gather(padded)
             rank = failed[0]
             text = bytes(texts[rank][: lengths[rank]].tolist()).decode(errors="replace")
-            raise PeerError(rank, text, step) if error is None else error
+            raise PeerError(rank, text, step) if error is None else known(error)
         return result  # type: ignore[return-value]
 
     def _gather(self, own: torch.Tensor) -> list[torch.Tensor]:

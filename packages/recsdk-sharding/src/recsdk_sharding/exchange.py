@@ -30,6 +30,8 @@ from recsdk_core import RecsdkError
 from recsdk_sharding._internal.attempt import attempt, message_of, text_of
 from recsdk_sharding._internal.header import Header, Splits
 from recsdk_sharding._internal.worker import Worker
+from recsdk_sharding.errors import EndOfData, PeerError, known
+from recsdk_sharding.failures import failure_of_peer
 
 __all__ = [
     "EndOfData",
@@ -44,27 +46,6 @@ __all__ = [
 T = TypeVar("T")
 
 _SECONDS_AT_EXIT = 1.0
-
-
-class EndOfData(RecsdkError):
-    """A rank has no further batch, so no rank trains the batch that was to be exchanged.
-
-    Not an error: a pipeline trains what it has in flight and then raises StopIteration.
-    """
-
-
-class PeerError(RecsdkError):
-    """Another rank failed, or could not be reached."""
-
-    def __init__(self, rank: int | None, message: str, step: int | None = None) -> None:
-        self.rank = rank
-        """The rank that failed; None if the process group itself failed."""
-        self.message = message
-        """What that rank said."""
-        self.step = step
-        """The step that was to be exchanged."""
-        where = "the exchange between hosts" if rank is None else f"rank {rank}"
-        super().__init__(f"{where} failed in step {step}: {message}")
 
 
 class ExchangeJob(ABC, Generic[T]):
@@ -151,6 +132,8 @@ class HostExchange:
         self._latched: Callable[[], RecsdkError] | None = None
         self._is_ended = False
         self._is_broken = False
+        self.depth = 0
+        """Batches that the pipeline which submits looks ahead; all ranks must have the same."""
 
     @property
     def state(self) -> Literal["open", "ended", "failed"]:
@@ -183,6 +166,8 @@ class HostExchange:
         """
         with contextlib.suppress(RecsdkError):  # its own words, or what ended the exchange before
             self._announce(_Absent(text_of(error)))
+        if not self._is_broken:
+            known(error)
 
     def reset(self) -> None:
         """Makes the exchange usable again after an end or a failure that all ranks have seen.
@@ -228,16 +213,16 @@ class HostExchange:
                 self._worker = Worker("recsdk-host-exchange")
                 weakref.finalize(self, self._worker.stop)
             self._num_pending += 1
-            return self._worker.submit(partial(self._run, job, has_batch))
+            return self._worker.submit(partial(self._run, job, has_batch, self.depth))
 
-    def _run(self, job: ExchangeJob[T], has_batch: bool) -> T:
+    def _run(self, job: ExchangeJob[T], has_batch: bool, depth: int) -> T:
         try:
-            return self._result_of(job, has_batch)
+            return self._result_of(job, has_batch, depth)
         finally:
             with self._lock:
                 self._num_pending -= 1
 
-    def _result_of(self, job: ExchangeJob[T], has_batch: bool) -> T:
+    def _result_of(self, job: ExchangeJob[T], has_batch: bool, depth: int) -> T:
         """Runs a job on the worker's thread."""
         if self._latched is not None:
             raise self._latched()
@@ -248,6 +233,7 @@ class HostExchange:
             training=job.training,
             step=step,
             tag=job.tag,
+            depth=depth,
             message_bytes=len(_message_of(error)),
             splits=splits or Splits(),
         )
@@ -271,6 +257,7 @@ class HostExchange:
     def _check(self, headers: list[Header], error: BaseException | None, step: int) -> None:
         """Raises, on every rank, if the ranks cannot go on with this exchange."""
         self._raise_failures([h.message_bytes for h in headers], error, step)
+        self._check_depths([h.depth for h in headers])
         absent = [rank for rank, h in enumerate(headers) if not h.has_batch]
         if absent:
             self._is_ended = True
@@ -280,6 +267,15 @@ class HostExchange:
             if (h.training, h.step, h.tag) != (first.training, first.step, first.tag):
                 text = _disagreement(first, rank, h)
                 raise self._latch(lambda text=text: RecsdkError(text))  # type: ignore[misc]
+
+    def _check_depths(self, depths: list[int]) -> None:
+        """Raises, on every rank, if one looks further ahead than another: they would deadlock."""
+        if len(set(depths)) > 1:
+            text = (
+                f"the ranks look different numbers of batches ahead: pipe_n_batch is {depths}, "
+                "rank by rank; pass the same on all ranks"
+            )
+            raise self._latch(lambda: RecsdkError(text))
 
     def _check_batch_sizes(self, sizes: Sequence[int], groups: Sequence[Sequence[int]]) -> None:
         """Raises, on every rank, if a group that must have equal batches has not."""
@@ -306,7 +302,7 @@ class HostExchange:
         rank = failed[0]
         text = bytes(messages[rank][: message_bytes[rank]]).decode(errors="replace")
         latched = self._latch(lambda: PeerError(rank, text, step))
-        raise latched if error is None else error
+        raise latched if error is None else known(error)
 
     def _gather(self, words: Sequence[int], step: int) -> list[list[int]]:
         """The words of all ranks, equally many each."""
@@ -321,16 +317,22 @@ class HostExchange:
         try:
             call()
         except Exception as error:
-            raise self._break(str(error), step) from error
+            told = failure_of_peer()
+            if told is None:
+                raise self._break(str(error), step) from error
+            self._is_broken = True
+            rank, message = told.rank, told.message
+            raise self._latch(lambda: PeerError(rank, message, is_final=True)) from error
 
     def _latch(self, make: Callable[[], RecsdkError]) -> RecsdkError:
-        self._latched = make
-        return make()
+        self._latched = lambda: known(make())
+        return known(make())
 
     def _break(self, text: str, step: int | None = None) -> RecsdkError:
         self._is_broken = True
         hint = "a rank may have died; restart the ranks"
-        return self._latch(lambda: PeerError(None, f"{text} ({hint})", step))
+        self._latched = lambda: PeerError(None, f"{text} ({hint})", step)
+        return self._latched()
 
 
 def _message_of(error: BaseException | None) -> bytes:

@@ -29,6 +29,7 @@ from recsdk_sharding.device.parcel import (
     put_segments,
 )
 from recsdk_sharding.device.segments import Segments, plan_segments
+from recsdk_sharding.failures import failing_together
 
 if TYPE_CHECKING:
     from recsdk_sharding.features import Features
@@ -202,8 +203,9 @@ class _Exchange(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         groups = list(zip(ctx.ways, ctx.sends, grads, strict=True))
-        started = [way.start_back(grad_M, send) for way, send, grad_M in groups]
-        back = [way.summed(finish()) for way, finish in zip(ctx.ways, started, strict=True)]
+        with failing_together():
+            started = [way.start_back(grad_M, send) for way, send, grad_M in groups]
+            back = [way.summed(finish()) for way, finish in zip(ctx.ways, started, strict=True)]
         if get_gradient_division():
             back = [grad_N * len(ctx.ways[0].sends) for grad_N in back]
         return None, None, None, *back

@@ -10,6 +10,7 @@ from torchrec.distributed.embedding_types import BaseEmbeddingLookup
 from torchrec.optim.fused import FusedOptimizer, FusedOptimizerModule
 
 from recsdk_core.nn.function import pack_features, pool_features
+from recsdk_sharding.failures import failing_together
 from recsdk_sharding.host_job import MappedBatch
 from recsdk_sharding.optimizers import HashFusedOptimizer
 from recsdk_sharding.rows import TableRows, anchor_of
@@ -43,8 +44,10 @@ class HashLookup(BaseEmbeddingLookup[Any, Any], FusedOptimizerModule):  # type: 
         batch = sparse_features
         if batch.in_place is not None:
             anchor = anchor_of(self._rows)
-            return pool_features(batch.tables, *batch.in_place.shape, anchor, batch.share)
-        return pack_features(batch.tables, batch.num_values, anchor_of(self._rows))
+            shape = batch.in_place.shape
+            return pool_features(batch.tables, *shape, anchor, batch.share, failing_together)
+        anchor = anchor_of(self._rows)
+        return pack_features(batch.tables, batch.num_values, anchor, failing_together)
 
     def prefetch(self, sparse_features: MappedBatch, forward_stream: Any = None) -> None:
         """Does nothing: rows are in memory."""

@@ -25,6 +25,7 @@ from torchrec.distributed.types import Awaitable, NoWait, QuantizedCommCodecs
 from recsdk_sharding.assembly import Assembly
 from recsdk_sharding.context import HashShardingContext
 from recsdk_sharding.devices import keeps_rows_in_engine
+from recsdk_sharding.failures import failing_together
 
 __all__ = ["ExchangeStats", "HashOutputDist", "Transfer", "multiple_of", "return_results"]
 
@@ -236,8 +237,9 @@ class _Return(torch.autograd.Function):
         ctx: Any, transfers: Sequence[Transfer], make: Any, *numbers: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         results, parts_of = make()
-        for transfer, parts in zip(transfers, parts_of(results), strict=True):
-            transfer.assembly.put(transfer.receive(), parts)
+        with failing_together():
+            for transfer, parts in zip(transfers, parts_of(results), strict=True):
+                transfer.assembly.put(transfer.receive(), parts)
         ctx.transfers, ctx.parts_of = transfers, parts_of
         return tuple(results)
 
@@ -252,11 +254,12 @@ class _Return(torch.autograd.Function):
         transfers, parts_of = ctx.transfers, ctx.parts_of
         ctx.transfers = ctx.parts_of = None  # the graph may live on: a loss that is kept, say
         started = []
-        dense = [grad.contiguous() for grad in grads]
-        for transfer, parts in zip(transfers, parts_of(dense), strict=True):
-            taken = transfer.assembly.take(parts, transfer.divisor if transfer.is_exact else 1)
-            started.append(transfer.start_back(taken))
-        back = [finish() for finish in started]
+        with failing_together():
+            dense = [grad.contiguous() for grad in grads]
+            for transfer, parts in zip(transfers, parts_of(dense), strict=True):
+                taken = transfer.assembly.take(parts, transfer.divisor if transfer.is_exact else 1)
+                started.append(transfer.start_back(taken))
+            back = [finish() for finish in started]
         for transfer, grad in zip(transfers, back, strict=True):
             if not transfer.is_exact:  # codecs see gradients at their full size, as torchrec's do
                 grad /= transfer.divisor

@@ -6,7 +6,8 @@ Shape letter: W ranks.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from typing import Any, Literal
 import torch.distributed as dist
 from torch import nn
 
-from recsdk_core import Table
+from recsdk_core import CheckpointError, Table
 from recsdk_core.checkpoint import Checkpoint, Position, Sharding
 from recsdk_core.checkpoint.columns import base_of
 from recsdk_core.checkpoint.owners import Owner
@@ -24,11 +25,12 @@ from recsdk_core.checkpoint.saving import SaveOptions
 from recsdk_core.checkpoint.tables import Loading, Shard, load_tables, save_tables
 from recsdk_core.nn import HashEmbedding, HashEmbeddingBag
 from recsdk_core.optim import Optimizer
-from recsdk_sharding._internal.groups import group_beside
+from recsdk_sharding._internal.groups import group_beside, is_of_groups
 from recsdk_sharding.assembling import assemble
 from recsdk_sharding.configs import HashEmbeddingConfig, HashTableConfig
 from recsdk_sharding.device.saving import DeviceCut, take_saved_rows
 from recsdk_sharding.device.table import DeviceTable
+from recsdk_sharding.errors import known
 from recsdk_sharding.exchange import HostExchange, exchanges_of
 from recsdk_sharding.layout import Part
 from recsdk_sharding.rows import AnyTable, OwnedPart, TableRows
@@ -118,8 +120,9 @@ class Saver:
                     shards.append(part.shard(part.table))
 
         try:
-            together(ranks, cut)
-            position = save_tables(shards, ranks, path, options)
+            with _known_to_all():
+                together(ranks, cut)
+                position = save_tables(shards, ranks, path, options)
             is_saved = True
         finally:
             for each in cuts:
@@ -154,7 +157,8 @@ class Saver:
             stateless=[part.table.name for part in parts if part.owned.is_stateless],
             progress=progress,
         )
-        checkpoint = load_tables(shards, ranks_of_module(module), path, loading)
+        with _known_to_all():
+            checkpoint = load_tables(shards, ranks_of_module(module), path, loading)
         for shard, part in zip(shards, parts, strict=True):
             if isinstance(part.table, DeviceTable):
                 take_saved_rows(part.table, shard.table)
@@ -164,6 +168,17 @@ class Saver:
             if isinstance(each, TableRows):
                 each.note_loaded(has_state=each.config.name in with_state)
         return checkpoint
+
+
+@contextmanager
+def _known_to_all() -> Iterator[None]:
+    """Inside, what is raised on one rank is raised on all, unless their group failed."""
+    try:
+        yield
+    except CheckpointError as error:
+        if not is_of_groups(error):
+            known(error)
+        raise
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +16,7 @@ from recsdk_npusim.library import operators
 __all__ = ["register"]
 
 _NAME = "hccl"
+_UNUSED_TAG = 2**30
 _ProcessGroup: Any = dist.ProcessGroup  # its types leave out much of what torch calls
 _create_work_from_future: Any = vars(c10d)["_create_work_from_future"]
 
@@ -88,6 +90,12 @@ class SimulatedHccl(_ProcessGroup):  # type: ignore[misc]
     @property
     def _device_types(self) -> list[torch.device]:
         return [torch.device("npu")]
+
+    def abort(self) -> None:
+        """Ends the collectives of this rank, now and later, and by that those of the others."""
+        peer = (self._rank + 1) % self._size
+        with suppress(RuntimeError):  # gloo closes all connections when a wait runs out
+            self._gloo.recv([torch.zeros(1)], peer, _UNUSED_TAG).wait(timedelta(milliseconds=1))
 
     # ---- collectives ---------------------------------------------------------------------------
 

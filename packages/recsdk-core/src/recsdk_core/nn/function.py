@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -24,6 +25,7 @@ from recsdk_core.tables import Bags, pool_tables, update_tables
 __all__ = ["FeatureBags", "TableBags", "gather_features", "pack_features", "pool_features"]
 
 _Share: TypeAlias = Callable[[torch.Tensor], Sequence[torch.Tensor]]
+_Guard: TypeAlias = Callable[[], AbstractContextManager[None]]
 _Part: TypeAlias = tuple[Bags, torch.Tensor, int, torch.Tensor | None]
 """Bags, the matrix with their gradients, its first column, and where their weights' goes."""
 
@@ -91,8 +93,10 @@ class _Node:
         tables: Sequence[TableBags],
         blocks: list[list[_Block]],
         share_gradient: _Share | None = None,
+        guard: _Guard = nullcontext,
     ) -> None:
         self.share_gradient = share_gradient
+        self.guard = guard
         self.tables = [entry.table for entry in tables]
         self.leases = [entry.lease for entry in tables]
         self.accumulations = [entry.accumulation for entry in tables]
@@ -115,6 +119,7 @@ def pool_features(
     num_columns: int,
     anchor: torch.Tensor,
     share_gradient: _Share | None = None,
+    guard: _Guard = nullcontext,
 ) -> torch.Tensor:
     """Pools the features of many tables into one matrix, as one autograd node.
 
@@ -135,10 +140,10 @@ def pool_features(
     gives the float32 tensors that features take theirs from by their `gradient`: those of several
     processes, say. A matrix has at least the feature's bags as rows; in one of one dimension the
     feature's vectors lie one after the other from `column` on. Nobody may write to them afterwards.
-    None: it is the only one.
+    None: it is the only one. The backward runs inside of what `guard` makes.
     """
     blocks = [[_Block(_bags(f), f, 0, f.column) for f in entry.features] for entry in tables]
-    return _forward(_Node(tables, blocks, share_gradient), (num_bags, num_columns), anchor)
+    return _forward(_Node(tables, blocks, share_gradient, guard), (num_bags, num_columns), anchor)
 
 
 def gather_features(tables: Sequence[TableBags], anchor: torch.Tensor) -> torch.Tensor:
@@ -163,7 +168,10 @@ def gather_features(tables: Sequence[TableBags], anchor: torch.Tensor) -> torch.
 
 
 def pack_features(
-    tables: Sequence[TableBags], num_values: int, anchor: torch.Tensor
+    tables: Sequence[TableBags],
+    num_values: int,
+    anchor: torch.Tensor,
+    guard: _Guard = nullcontext,
 ) -> torch.Tensor:
     """The vectors of all bags of all features in one dimension, as one autograd node.
 
@@ -172,7 +180,7 @@ def pack_features(
     may be no tables. Otherwise as `pool_features`.
     """
     blocks = [[_Block(_bags(f), f, 0, f.column) for f in entry.features] for entry in tables]
-    return _forward(_Node(tables, blocks), (num_values,), anchor)
+    return _forward(_Node(tables, blocks, guard=guard), (num_values,), anchor)
 
 
 def _bags(feature: FeatureBags) -> Bags:
@@ -227,12 +235,18 @@ class _PoolFeatures(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         node: _Node = ctx.node
+        with node.guard():
+            return _PoolFeatures._backward(node, grad, *ctx.needs_input_grad[2:])
+
+    @staticmethod
+    def _backward(
+        node: _Node, grad: torch.Tensor, trains: bool, *wanted: bool
+    ) -> tuple[torch.Tensor | None, ...]:
         if node.is_spent:
             raise RuntimeError(
                 "this forward's backward has run already, whether it ended or raised: each forward "
                 "takes one backward; run forward again"
             )
-        trains, *wanted = ctx.needs_input_grad[2:]
         try:
             make_grads = _update if trains else _weights_grads
             own = grad.contiguous()

@@ -21,13 +21,14 @@ from recsdk_pipeline.demo.report import Screen, Summary, prepare_folder
 from recsdk_pipeline.demo.settings import Settings
 from recsdk_pipeline.demo.source import click_data
 from recsdk_pipeline.demo.training import BASELINE, MODEL, Training
+from recsdk_sharding import failing_together
 
 
 def run_rank(settings: Settings) -> int:
     """Train and report as told; return the exit status."""
     _hush()
     bad = BadLines(limit=settings.max_bad_lines)
-    with joined_ranks() as rank:
+    with joined_ranks() as rank, failing_together():
         try:
             data = _prepare(settings, bad)
         except (BadLine, ValueError, OSError) as error:

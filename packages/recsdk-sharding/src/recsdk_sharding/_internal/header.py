@@ -35,6 +35,8 @@ class Header:
     training: bool = False
     step: int = 0
     tag: int = 0
+    depth: int = 0
+    """Batches that its pipeline looks ahead."""
     message_bytes: int = 0
     """Length of the error's text; 0: no error."""
     splits: Splits = field(default_factory=Splits)
@@ -50,6 +52,7 @@ class Header:
             int(splits.wants_outcomes),
             self.step,
             self.tag,
+            self.depth,
             self.message_bytes,
             splits.batch_size,
             *counts,
@@ -58,12 +61,13 @@ class Header:
     @staticmethod
     def of_words(words: Sequence[int]) -> Header:
         has_batch, training, is_late, combines_keys, wants_outcomes, *rest = words
-        step, tag, message_bytes, batch_size, *counts = rest
+        step, tag, depth, message_bytes, batch_size, *counts = rest
         return Header(
             has_batch=bool(has_batch),
             training=bool(training),
             step=step,
             tag=tag,
+            depth=depth,
             message_bytes=message_bytes,
             splits=Splits(
                 batch_size=batch_size,

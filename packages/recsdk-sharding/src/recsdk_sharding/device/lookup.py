@@ -16,6 +16,7 @@ from torchrec.optim.fused import FusedOptimizer, FusedOptimizerModule
 from recsdk_sharding.device.batch import DeviceBatch
 from recsdk_sharding.device.parcel import Parcel
 from recsdk_sharding.device.table import DeviceTable
+from recsdk_sharding.failures import failing_together
 from recsdk_sharding.optimizers import HashFusedOptimizer
 from recsdk_sharding.rows import TableRows, anchor_of
 
@@ -160,8 +161,10 @@ class _PoolTables(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, None, torch.Tensor | None]:
         node: _Node = ctx.node
         _, trains, wants_weights = ctx.needs_input_grad
-        try:
-            found = node.gradients(grad.contiguous(), trains=trains, wants_weights=wants_weights)
-        finally:
-            node.end()
+        with failing_together():
+            try:
+                own = grad.contiguous()
+                found = node.gradients(own, trains=trains, wants_weights=wants_weights)
+            finally:
+                node.end()
         return None, None, found

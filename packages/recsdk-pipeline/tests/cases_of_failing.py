@@ -1,0 +1,177 @@
+"""Cases of failures in a rank's own part of a step; each has process groups of its own."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from pipeline_support.model import (
+    DEVICE,
+    SmallModel,
+    World,
+    batches,
+    hash_tables,
+    rest_of,
+    spread,
+)
+from pipeline_support.run_cases import TIMEOUT
+from torchrec.distributed.types import ShardingEnv
+
+from recsdk_core import RecsdkError
+from recsdk_core.nn import function
+from recsdk_pipeline import HybridEvalPipeline, HybridTrainPipelineSparseDist
+from recsdk_sharding import PeerError, failures
+from recsdk_sharding.device.table import DeviceTable
+
+BAD_STEP = 3
+
+
+class Trouble(ValueError):
+    pass
+
+
+def trouble(*_: Any) -> Any:
+    raise Trouble(f"rank {dist.get_rank()} has trouble")
+
+
+class Failing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return trouble()
+
+
+@contextmanager
+def other_groups(world: World) -> Iterator[World]:
+    """Inside, the ranks have process groups that may be closed."""
+    try:
+        yield _renewed(world)
+    finally:
+        _renewed(world)
+
+
+def _renewed(world: World) -> World:
+    store = dist.PrefixStore("renewal", dist.distributed_c10d._get_default_store())
+    if world.rank == 0:
+        store.set("folder", tempfile.mkdtemp())
+    folder = store.get("folder").decode()
+    backend = dist.get_backend()
+    dist.destroy_process_group()
+    dist.init_process_group(
+        backend,
+        init_method=f"file://{folder}/store",
+        rank=world.rank,
+        world_size=world.size,
+        timeout=TIMEOUT,
+    )
+    group = dist.new_group(backend="gloo", timeout=TIMEOUT)
+    host = ShardingEnv(world_size=world.size, rank=world.rank, pg=group)
+    return World(world.rank, world.size, host)
+
+
+def _in_forward(model: Any, optimizer: Any) -> None:
+    model.module.layers[0].register_forward_pre_hook(trouble)
+
+
+def _in_dense_backward(model: Any, optimizer: Any) -> None:
+    model.module.layers[1].register_forward_hook(lambda _, __, out: Failing.apply(out))
+
+
+def _in_the_tables_backward(model: Any, optimizer: Any) -> None:
+    function.update_tables = trouble
+    DeviceTable.update = trouble
+
+
+def _in_optimizer(model: Any, optimizer: Any) -> None:
+    optimizer.step = trouble
+
+
+PLACES: list[Callable[[Any, Any], None]] = [
+    _in_forward,
+    _in_dense_backward,
+    _in_the_tables_backward,
+    _in_optimizer,
+]
+
+
+def assert_told(world: World, guilty: int, work: Callable[[], Any]) -> None:
+    """The guilty rank raises its own, the others an error that names it."""
+    with pytest.raises(Trouble if world.rank == guilty else PeerError) as caught:
+        work()
+    if world.rank != guilty:
+        assert caught.value.rank == guilty
+        assert caught.value.message == f"Trouble: rank {guilty} has trouble"
+        assert caught.value.is_final
+
+
+def case_one_rank_fails_in_its_own_part_of_a_step(world: World) -> None:
+    guilty = world.size - 1
+    kept = function.update_tables, DeviceTable.update
+    for step in (0, BAD_STEP):
+        for spoil in PLACES:
+            with other_groups(world) as own:
+                model, optimizer = spread(SmallModel(tables=hash_tables()), own)
+                pipeline = HybridTrainPipelineSparseDist(model, optimizer, DEVICE, pipe_n_batch=4)
+                given = iter(batches(own, 12))
+                for _ in range(step):
+                    pipeline.progress(given)
+                if own.rank == guilty:
+                    failures._SECONDS_FOR_OTHERS = 0.1  # nobody else will come
+                    spoil(model, optimizer)
+                try:
+                    assert_told(own, guilty, lambda p=pipeline, g=given: rest_of(p, g))
+                finally:
+                    function.update_tables, DeviceTable.update = kept
+                with pytest.raises(PeerError, match="restart the ranks"):
+                    pipeline.progress(given)
+
+
+def case_one_rank_fails_in_evaluation(world: World) -> None:
+    with other_groups(world) as own:
+        model, _ = spread(SmallModel(tables=hash_tables()), own)
+        model.eval()
+        if own.rank == 0:
+            _in_forward(model, None)
+        given = iter(batches(own, 5))
+        assert_told(own, 0, lambda: rest_of(HybridEvalPipeline(model, DEVICE), given))
+
+
+def case_one_rank_has_the_wrong_mode(world: World) -> None:
+    with other_groups(world) as own:
+        model, _ = spread(SmallModel(tables=hash_tables()), own)
+        model.train(own.rank == 0)
+        pipeline = HybridEvalPipeline(model, DEVICE)
+        with pytest.raises(PeerError if own.rank else RuntimeError, match="is in training mode"):
+            pipeline.progress(iter(batches(own, 5)))
+
+
+def case_all_ranks_fail_alike_and_go_on(world: World) -> None:
+    model, optimizer = spread(SmallModel(tables=hash_tables()), world)
+    pipeline = HybridTrainPipelineSparseDist(model, optimizer, DEVICE, pipe_n_batch=4)
+    given = iter(batches(world, 12))
+    for _ in range(BAD_STEP):
+        pipeline.progress(given)
+    step, optimizer.step = optimizer.step, trouble
+    with pytest.raises(Trouble, match=f"rank {world.rank} has"):
+        pipeline.progress(given)
+    optimizer.step = step
+    assert len(rest_of(pipeline, iter(batches(world, 5)))) == 5
+
+
+def case_ranks_look_different_numbers_of_batches_ahead(world: World) -> None:
+    model, optimizer = spread(SmallModel(tables=hash_tables()), world)
+    depth = 2 + 3 * world.rank
+    pipeline = HybridTrainPipelineSparseDist(model, optimizer, DEVICE, pipe_n_batch=depth)
+    for _ in range(2):
+        with pytest.raises(RecsdkError, match=r"pipe_n_batch is \[2, 5\], rank by rank"):
+            rest_of(pipeline, iter(batches(world, 12)))
+    pipeline = HybridTrainPipelineSparseDist(model, optimizer, DEVICE, pipe_n_batch=2)
+    assert len(rest_of(pipeline, iter(batches(world, 5)))) == 5

@@ -1,0 +1,53 @@
+"""What a rank is told of the others."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from recsdk_core import RecsdkError
+
+__all__ = ["EndOfData", "PeerError", "is_known", "known"]
+
+E = TypeVar("E", bound=BaseException)
+
+
+class EndOfData(RecsdkError):
+    """A rank has no further batch, so no rank trains the batch that was to be exchanged.
+
+    Not an error: a pipeline trains what it has in flight and then raises StopIteration.
+    """
+
+
+class PeerError(RecsdkError):
+    """Another rank failed, or could not be reached."""
+
+    def __init__(
+        self, rank: int | None, message: str, step: int | None = None, *, is_final: bool = False
+    ) -> None:
+        self.rank = rank
+        """The rank that failed; None if the process group itself failed."""
+        self.message = message
+        """What that rank said."""
+        self.step = step
+        """The step that was to be exchanged; None: outside of any exchange."""
+        self.is_final = is_final
+        """Whether the process groups were closed for it, so that the ranks must be restarted."""
+        where = "the exchange between hosts" if rank is None else f"rank {rank}"
+        when = "" if step is None else f" in step {step}"
+        hint = " (the process groups are closed; restart the ranks)" if is_final else ""
+        super().__init__(f"{where} failed{when}: {message}{hint}")
+
+
+_KNOWN = "_recsdk_is_known"
+
+
+def known(error: E) -> E:
+    """Marks an error as one of which all ranks know."""
+    setattr(error, _KNOWN, True)
+    return error
+
+
+def is_known(error: BaseException) -> bool:
+    """Whether all ranks know of an error, or have one of their own in its place."""
+    is_of_peer = isinstance(error, PeerError) and error.rank is not None
+    return is_of_peer or isinstance(error, EndOfData) or hasattr(error, _KNOWN)

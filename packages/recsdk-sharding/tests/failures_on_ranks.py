@@ -1,0 +1,219 @@
+"""What the tests of `failing_together` run on every rank."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from loops import LOOPS
+from on_ranks import own_batches
+from worlds import Setup, new_model, optimizer_of, shard, unwrapped
+
+from recsdk_core.nn import function
+from recsdk_sharding import failing_together, failures, lookup, output_dist
+from recsdk_sharding._torchrec_compat import default_store, process_groups
+from recsdk_sharding.device import table as device_table
+
+BAD_STEP = 2
+SECONDS_FOR_OTHERS = failures._SECONDS_FOR_OTHERS
+SIZES = [[4, 3, 2]] * 5
+
+
+class Trouble(ValueError):
+    """What goes wrong."""
+
+
+def trouble(*_: Any) -> Any:
+    raise Trouble(f"rank {dist.get_rank()} has trouble")
+
+
+class _Failing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return trouble()
+
+
+class _Batches(list[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        yield from self[:BAD_STEP]
+        trouble()
+
+
+def _in_forward(model: Any, optimizer: Any) -> None:
+    unwrapped(model).over[0].register_forward_pre_hook(trouble)
+
+
+def _in_dense_backward(model: Any, optimizer: Any) -> None:
+    unwrapped(model).over[1].register_forward_hook(lambda _, __, out: _Failing.apply(out))
+
+
+def _before_the_tables_backward(model: Any, optimizer: Any) -> None:
+    unwrapped(model).over[0].register_forward_pre_hook(
+        lambda _, inputs: (_Failing.apply(inputs[0]),)
+    )
+
+
+def _in_the_tables_backward(model: Any, optimizer: Any) -> None:
+    function.update_tables = trouble
+    device_table.DeviceTable.update = trouble
+
+
+def _in_optimizer(model: Any, optimizer: Any) -> None:
+    optimizer.step = trouble
+
+
+PLACES: dict[str, Callable[[Any, Any], None]] = {
+    "forward": _in_forward,
+    "dense backward": _in_dense_backward,
+    "before the tables' backward": _before_the_tables_backward,
+    "the tables' backward": _in_the_tables_backward,
+    "optimizer": _in_optimizer,
+    "before the first step": trouble,
+    "iterator": lambda model, optimizer: None,
+}
+
+
+def _made(device: str = "cpu") -> tuple[Any, Any, list[Any]]:
+    setup = Setup(device=device)
+    model = shard(new_model(setup, "meta"), setup)
+    batches = own_batches([row[: dist.get_world_size()] for row in SIZES], False)
+    return model, optimizer_of(model, setup.dense_lr), batches
+
+
+def fail(
+    place: str, loop: str, guilty: list[int], device: str = "cpu", is_guarded: bool = True
+) -> dict[str, Any]:
+    """Trains in a loop until the guilty ranks fail at a place; how it ended there, and after."""
+    model, optimizer, batches = _made(device)
+    if len(guilty) < dist.get_world_size():  # nobody else will come
+        failures._SECONDS_FOR_OTHERS = 0.1
+    is_guilty = dist.get_rank() in guilty
+    first = 0 if place == "before the first step" else BAD_STEP
+    kept = function.update_tables, device_table.DeviceTable.update
+    num_done = 0
+
+    def train() -> None:
+        nonlocal num_done
+        if is_guilty and first == 0:
+            PLACES[place](model, optimizer)
+        given = _Batches(batches) if is_guilty and place == "iterator" else batches
+        for _ in LOOPS[loop](model, optimizer, given):
+            num_done += 1
+            if is_guilty and num_done == first:
+                PLACES[place](model, optimizer)
+
+    try:
+        found = _ending_of(train, is_guarded)
+    finally:
+        function.update_tables, device_table.DeviceTable.update = kept
+        failures._SECONDS_FOR_OTHERS = SECONDS_FOR_OTHERS
+    again = _ending_of(lambda: dist.all_reduce(torch.zeros(1, device=device)))
+    threads = [thread.name for thread in threading.enumerate()]
+    return {"first": found, "again": again, "steps": num_done, "threads": threads}
+
+
+def _ending_of(work: Callable[[], Any], is_guarded: bool = True) -> dict[str, Any] | None:
+    try:
+        with failing_together() if is_guarded else nullcontext():
+            work()
+    except BaseException as error:
+        own = ("rank", "message", "is_final")
+        attributes = {name: getattr(error, name) for name in own if hasattr(error, name)}
+        return {"type": type(error).__name__, "text": str(error), **attributes}
+    return None
+
+
+def fail_in_evaluation(guilty: int) -> Any:
+    """The forward of an evaluation fails on one rank."""
+    model, _, batches = _made()
+    model.eval()
+    if dist.get_rank() == guilty:
+        unwrapped(model).over[0].register_forward_pre_hook(trouble)
+
+    def evaluate() -> None:
+        for batch in batches:
+            model(batch)
+
+    return _ending_of(evaluate)
+
+
+def raise_kinds(names: list[str]) -> list[Any]:
+    """Raises one kind after the other on rank 0 only; what each gave on this rank."""
+    kinds: dict[str, BaseException] = {
+        "StopIteration": StopIteration(),
+        "SystemExit 0": SystemExit(0),
+        "GeneratorExit": GeneratorExit(),
+        "SystemExit 1": SystemExit(1),
+        "KeyboardInterrupt": KeyboardInterrupt(),
+    }
+    found = []
+    for name in names:
+
+        def work(error: BaseException = kinds[name]) -> None:
+            if dist.get_rank() == 0:
+                raise error
+            dist.barrier()
+
+        found.append(_ending_of(work))
+        if dist.get_rank() == 0:
+            with suppress(RuntimeError):
+                dist.barrier()
+    return found
+
+
+def fail_alike_and_apart() -> list[Any]:
+    """Ranks raise the same, then others, of which the last is not the others' doing."""
+
+    def alike() -> None:
+        with failing_together():
+            trouble()
+
+    def apart() -> None:
+        if dist.get_rank():
+            raise KeyError("other")
+        trouble()
+
+    together = [_ending_of(alike) for _ in range(3)]
+    sums = torch.ones(1)
+    dist.all_reduce(sums)
+    return [together, float(sums), _ending_of(apart), _ending_of(lambda: None)]
+
+
+def count_communication(is_guarded: bool) -> list[Any]:
+    """Collectives of all groups in some steps, and keys in torch's store before and after them."""
+    guard = failing_together if is_guarded else nullcontext
+    model, optimizer, batches = _made()
+    for module in (lookup, output_dist):
+        module.failing_together = guard
+    try:
+        loop = LOOPS["plain"](model, optimizer, batches)
+        next(loop)
+        before, keys = _collectives(), _num_keys()
+        for _ in range(3):
+            with guard():
+                next(loop)
+        after = _collectives()
+    finally:
+        for module in (lookup, output_dist):
+            module.failing_together = failures.failing_together
+    return [after[name] - before[name] for name in before] + [_num_keys() - keys]
+
+
+def _collectives() -> dict[str, int]:
+    return {
+        group.group_name: group._get_sequence_number_for_group()
+        for group in process_groups()
+        if group.size() > 1
+    }
+
+
+def _num_keys() -> int:
+    return int(default_store("any").num_keys())

@@ -1,0 +1,211 @@
+"""An exception on one rank, wherever in a step it is, ends the work of all ranks at once.
+
+The groups' timeout is minutes, after which the ranks would raise something else.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import failures_on_ranks
+import pytest
+from failures_on_ranks import PLACES
+from rank_pool import RankPool
+
+from recsdk_sharding._internal.watcher import Watcher
+
+SECONDS_TO_END = 120
+LOOPS = ["plain", "TrainPipelineSparseDist"]
+
+
+def assert_told(ends: list[Any], guilty: int, text: str) -> None:
+    """The guilty rank raised its own, the others PeerError with its words."""
+    for rank, end in enumerate(ends):
+        assert end is not None, rank
+        if rank == guilty:
+            assert text == f"{end['type']}: {end['text']}"
+        else:
+            assert end["type"] == "PeerError"
+            assert (end["rank"], end["message"], end["is_final"]) == (guilty, text, True)
+            assert f"rank {guilty} failed: {text}" in end["text"]
+            assert "restart the ranks" in end["text"]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("place", PLACES)
+def test_one_rank_fails(ranks: RankPool, place: str, loop: str, world_size: int) -> None:
+    guilty = world_size - 1
+    found = ranks.run(world_size, failures_on_ranks.fail, place, loop, [guilty])
+    ranks.renew()
+    assert_told([each["first"] for each in found], guilty, f"Trouble: rank {guilty} has trouble")
+    for each in found:  # and is told so again
+        assert each["again"]["type"] == "PeerError"
+        assert each["again"]["rank"] == guilty
+        assert set(each["threads"]) <= {"MainThread", "recsdk-host-exchange"}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("place", PLACES)
+def test_all_ranks_fail_alike(ranks: RankPool, place: str, loop: str) -> None:
+    found = ranks.run(2, failures_on_ranks.fail, place, loop, [0, 1])
+    for rank, each in enumerate(found):
+        assert each["first"] == {"type": "Trouble", "text": f"rank {rank} has trouble"}
+        assert each["again"] is None  # the groups are as they were
+    ranks.renew()  # their sharded modules were left in the middle of a step
+
+
+def test_the_tables_backward_tells_without_a_context_manager(ranks: RankPool) -> None:
+    place = "the tables' backward"
+    found = ranks.run(2, failures_on_ranks.fail, place, "plain", [1], "cpu", False)
+    ranks.renew()
+    assert_told([each["first"] for each in found], 1, "Trouble: rank 1 has trouble")
+
+
+def test_evaluation(ranks: RankPool) -> None:
+    found = ranks.run(3, failures_on_ranks.fail_in_evaluation, 0)
+    ranks.renew()
+    assert_told(found, 0, "Trouble: rank 0 has trouble")
+
+
+@pytest.mark.parametrize("place", [place for place in PLACES if place != "iterator"])
+def test_on_a_device(npus: RankPool, place: str) -> None:
+    found = npus.run(2, failures_on_ranks.fail, place, "TrainPipelineSparseDist", [1], "npu")
+    npus.renew()
+    assert_told([each["first"] for each in found], 1, "Trouble: rank 1 has trouble")
+
+
+def test_loops_that_end_in_good_order_are_no_failures(ranks: RankPool) -> None:
+    kinds = ["StopIteration", "SystemExit 0", "GeneratorExit"]
+    first, second = ranks.run(2, failures_on_ranks.raise_kinds, kinds)
+    assert [each["type"] for each in first] == [kind.split()[0] for kind in kinds]
+    assert second == [None] * len(kinds)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [("KeyboardInterrupt", "KeyboardInterrupt: "), ("SystemExit 1", "SystemExit: 1")],
+)
+def test_a_rank_that_is_interrupted_or_leaves(ranks: RankPool, kind: str, text: str) -> None:
+    found = ranks.run(2, failures_on_ranks.raise_kinds, [kind])
+    ranks.renew()
+    assert_told([each[0] for each in found], 0, text)
+
+
+def test_ranks_that_fail_at_the_same_place_keep_their_groups(ranks: RankPool) -> None:
+    found = ranks.run(3, failures_on_ranks.fail_alike_and_apart)
+    ranks.renew()
+    for rank, (together, total, apart, later) in enumerate(found):
+        assert together == [{"type": "Trouble", "text": f"rank {rank} has trouble"}] * 3
+        assert total == 3
+        assert apart["type"] == ("KeyError" if rank else "Trouble")
+        assert later["type"] == "PeerError"
+
+
+def test_it_costs_no_communication(ranks: RankPool) -> None:
+    without = ranks.run(2, failures_on_ranks.count_communication, False)
+    ranks.renew()
+    with_guards = ranks.run(2, failures_on_ranks.count_communication, True)
+    assert with_guards == without
+    assert sum(without[0]) > 0
+    assert without[0][-1] == 0
+
+
+def test_the_watching_thread_acts_once_and_ends() -> None:
+    has_failed, closed = threading.Event(), threading.Event()
+    watcher = Watcher(has_failed.is_set, closed.set)
+    assert not watcher.has_found
+    has_failed.set()
+    assert closed.wait(SECONDS_TO_END)
+    watcher.stop()
+    assert watcher.has_found
+    assert "recsdk-failures" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_the_watching_thread_ends_with_the_world() -> None:
+    def gone() -> bool:
+        raise RuntimeError("the process group was destroyed")
+
+    watcher = Watcher(gone, lambda: pytest.fail("nobody failed"))
+    watcher._thread.join(SECONDS_TO_END)
+    assert not watcher._thread.is_alive()
+    assert not watcher.has_found
+
+
+ALONE = """
+import torch.distributed as dist
+from recsdk_sharding import failing_together, failures
+for _ in range(2):
+    with failing_together():
+        assert failures._world() is None
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    watched = failures._World(dist.GroupMember.WORLD)
+    assert not watched._is_apart()
+    try:
+        with failing_together():
+            raise ValueError
+    except ValueError:
+        pass
+    assert failures._world() is None
+    dist.destroy_process_group()
+    try:
+        watched._is_apart()
+    except RuntimeError as error:
+        assert "destroyed" in str(error)
+    else:
+        raise AssertionError("the watching thread would never end")
+"""
+
+
+def test_a_rank_that_is_alone_or_has_left_its_group_asks_nobody() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", ALONE], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+SCRIPT = """
+import sys
+from datetime import timedelta
+import torch, torch.distributed as dist
+from recsdk_sharding import failing_together
+rank = int(sys.argv[1])
+dist.init_process_group(
+    "gloo", init_method="tcp://localhost:" + sys.argv[2], rank=rank, world_size=2,
+    timeout=timedelta(minutes=30),
+)
+dist.new_group(backend="gloo")
+with failing_together():
+    if rank == 0:
+        raise ValueError("the first rank has the store")
+    dist.all_reduce(torch.zeros(1))
+"""
+
+
+def test_processes_end_although_the_store_is_in_the_one_that_failed() -> None:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = str(probe.getsockname()[1])
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, str(rank), port],
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parent,
+        )
+        for rank in range(2)
+    ]
+    try:
+        errors = [process.communicate(timeout=SECONDS_TO_END)[1] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [1, 1]
+    assert errors[0].rstrip().endswith("ValueError: the first rank has the store")
+    assert "PeerError: rank 0 failed: ValueError: the first rank has the store" in errors[1]
