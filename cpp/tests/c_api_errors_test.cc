@@ -129,6 +129,8 @@ TEST(CApiConfigErrorsTest, BadFieldsAreNamed) {
   expect_bad_config("num_threads", [](T t, O, I) { t.has_num_threads = 1, t.num_threads = 0; });
   expect_bad_config("weight_dtype is 3", [](T t, O, I) { t.weight_dtype = 3; });
   expect_bad_config("rounding is 2", [](T t, O, I) { t.rounding = 2; });
+  expect_bad_config("on_full is 2", [](T t, O, I) { t.on_full = 2; });
+  expect_bad_config("recsdk_table_config.reserved", [](T t, O, I) { t.reserved = 1; });
   expect_bad_config("on_nonfinite", [](T t, O, I) { t.on_nonfinite = 3; });
   expect_bad_config("kind is 9", [](T, O o, I) { o.kind = 9; });
   expect_bad_config("bias_correction is 2", [](T, O o, I) { o.bias_correction = 2; });
@@ -406,6 +408,18 @@ TEST_F(CApiErrorsTest, BusyWhileStepsAreOpen) {
   recsdk_lease* earlier = nullptr;
   expect_invalid(recsdk_table_lease(table_, 1, 2, &earlier), "step 2");
   EXPECT_EQ(earlier, nullptr);
+}
+
+TEST_F(CApiErrorsTest, FullTables) {
+  recsdk_table_config config = default_config(1);
+  config.has_max_rows = 1;
+  config.max_rows = 1;
+  config.on_full = RECSDK_ON_FULL_RAISE;
+  const TableHandle table = make_table(config);
+  expect_failure(
+      recsdk_table_find_or_insert(table.get(), keys_.data(), 2, nullptr, values_.data(), nullptr),
+      RECSDK_ERROR_CAPACITY, "is full: 1 of 1 rows are used; raise max_rows");
+  EXPECT_EQ(stats_of(table.get()).num_rows, 0);
 }
 
 TEST_F(CApiErrorsTest, NonFiniteGradients) {

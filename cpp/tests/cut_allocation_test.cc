@@ -149,7 +149,7 @@ TEST_F(CutAllocationTest, ReadyingMemoryWhileATableIsTrained) {
     Cut cut = table.cut({});
     train(table);
     MemorySink sink;
-    write_rows(cut, sink, {.token = {}, .file = tiny_blocks(), .policies = {}, .progress = {}});
+    write_rows(cut, sink, {.token = {}, .file = tiny_blocks(), .progress = {}});
     ASSERT_EQ(read_all(open(sink.content)).rows, rows);
     cut.finish(true);
     train(table);

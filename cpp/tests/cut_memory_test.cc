@@ -223,7 +223,7 @@ TEST_F(CutMemoryTest, ALimitHoldsForWhatIsKept) {
   const Bytes file = [&] {
     Cut cut = table_.cut({.changes_only = false, .max_copy_bytes = 0});
     MemorySink sink;
-    write_rows(cut, sink, {.token = {}, .file = tiny_blocks(), .policies = {}, .progress = {}});
+    write_rows(cut, sink, {.token = {}, .file = tiny_blocks(), .progress = {}});
     cut.finish(true);
     return sink.content;
   }();

@@ -369,6 +369,19 @@ TEST_P(DeviceTables, MaxRowsBelowTheBudgetRefuses) {
   EXPECT_EQ(table.stats().outcomes[static_cast<int>(kRefused)], 2U);
 }
 
+TEST_P(DeviceTables, AFullTableThatRaisesChangesNothing) {
+  TableConfig config = config_of(4);
+  config.on_full = OnFull::kRaise;
+  DeviceTable table(config, options(2));
+  insert(table, {1});
+  EXPECT_THROW(insert(table, {2, 3}), Error);
+  EXPECT_EQ(table.stats().num_rows, 1);
+  table.check_invariants();
+  insert(table, {3});
+  EXPECT_EQ(Mapped<DeviceTable>(table, {1, 3, 2}, false).outcomes,
+            (Outcomes{kFound, kFound, kMissing}));
+}
+
 TEST_P(DeviceTables, ARowGivenToAnotherKeyStartsAnew) {
   const TableConfig config = config_of(4, OptimizerConfig::adagrad());
   DeviceTable table(config, options(1));

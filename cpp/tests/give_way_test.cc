@@ -145,7 +145,7 @@ TEST_F(GiveWayTest, AnUpdateWithoutEndDoesNotKeepASaveFromEnding) {
   const std::vector<FileRow> rows = visible_rows(table_);
   const Update update(*this);
   MemorySink sink;
-  write_rows(*cut_, sink, {.token = {}, .file = tiny_blocks(), .policies = {}, .progress = {}});
+  write_rows(*cut_, sink, {.token = {}, .file = tiny_blocks(), .progress = {}});
   EXPECT_EQ(read_all(open(sink.content)).rows, rows);
 }
 
@@ -162,7 +162,7 @@ TEST_F(GiveWayTest, UpdatesOneAfterAnotherDoNotEither) {
   });
   while (num_updating().load() == 0) std::this_thread::yield();  // an update counts itself
   MemorySink sink;
-  write_rows(*cut_, sink, {.token = {}, .file = tiny_blocks(), .policies = {}, .progress = {}});
+  write_rows(*cut_, sink, {.token = {}, .file = tiny_blocks(), .progress = {}});
   stops.store(true);
   training.join();
   EXPECT_EQ(num_updating().load(), 0);

@@ -140,6 +140,70 @@ INSTANTIATE_TEST_SUITE_P(Cases, Insertion,
                                          Case{6, std::nullopt, 1}),
                          [](const auto& p) { return "seed" + std::to_string(p.param.seed); });
 
+class FullTable : public testing::TestWithParam<int> {
+ protected:
+  static TableConfig config_of(std::int64_t max_rows) {
+    TableConfig config;
+    config.dim = 2;
+    config.max_rows = max_rows;
+    config.on_full = OnFull::kRaise;
+    config.num_threads = GetParam();
+    return config;
+  }
+
+  // Calls that would need one row more than there is.
+  static void expect_full(Table& table, const std::vector<Key>& keys) {
+    const std::int64_t size = table.size();
+    Answer answer(keys.size());
+    std::vector<float> values(2 * keys.size(), 1.0F);
+    const auto expect = [&](const auto& call) {
+      try {
+        call();
+        ADD_FAILURE() << "the call went through";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::kCapacity);
+        EXPECT_NE(std::string(error.what()).find("is full"), std::string::npos) << error.what();
+      }
+      EXPECT_EQ(table.size(), size);
+      ASSERT_NO_THROW(table.check_invariants());
+    };
+    expect([&] { table.map(keys, answer.rows, answer.outcomes, {.insert = true}); });
+    expect([&] { table.find_or_insert(keys, values.data()); });
+    expect([&] { table.upsert(keys, values.data()); });
+    expect([&] {
+      const Lease lease = table.lease(1);
+      table.map(keys, answer.rows, answer.outcomes, {.insert = true, .lease = &lease});
+    });
+  }
+};
+
+TEST_P(FullTable, RaisesAndChangesNothing) {
+  constexpr std::int64_t kRows = 10'000;
+  Table table(config_of(kRows));
+  std::vector<Key> keys(kRows + 1);
+  for (std::size_t i = 0; i < keys.size(); ++i)
+    keys[i] = static_cast<Key>(internal::mix64(std::uint64_t{i}));
+  expect_full(table, keys);
+  EXPECT_EQ(table.stats().num_rows, 0);
+  const std::vector<Key> fitting(keys.begin(), keys.end() - 1);
+  Answer answer(fitting.size());
+  table.map(fitting, answer.rows, answer.outcomes, {.insert = true});
+  for (std::size_t i = 0; i < fitting.size(); ++i) {
+    ASSERT_EQ(answer.outcomes[i], Outcome::kInserted);
+    ASSERT_EQ(answer.rows[i], static_cast<RowNumber>(i));
+  }
+  expect_full(table, {keys[0], keys.back(), keys[1]});
+  table.map(fitting, answer.rows, answer.outcomes, {.insert = true});
+  EXPECT_EQ(answer.outcomes.back(), Outcome::kFound);
+  table.erase(std::vector<Key>{keys[7]});
+  const std::vector<Key> twice = {keys.back(), keys.back()};  // one row
+  Answer last(2);
+  table.map(twice, last.rows, last.outcomes, {.insert = true});
+  EXPECT_EQ(last.outcomes, (std::vector{Outcome::kInserted, Outcome::kFound}));
+  EXPECT_EQ(table.stats().outcomes[static_cast<int>(Outcome::kRefused)], 0U);
+}
+INSTANTIATE_TEST_SUITE_P(Threads, FullTable, testing::Values(1, 3));
+
 // A table that has had keys counted from somewhere, whose rows are mapped directly.
 TEST(InsertionBesideDensePages, GivesRowsInTheOrderOfFirstSight) {
   TableConfig config;

@@ -351,6 +351,23 @@ TEST_F(RestoreTest, ArgumentsThatMakeNoSenseAreRefused) {
   EXPECT_THROW(add(restore, file), std::invalid_argument);
 }
 
+// What says how many rows come may lie: memory is taken for those that are there.
+TEST_F(RestoreTest, MemoryFollowsTheRowsThatAreThere) {
+  const Bytes file = save(source_);
+  for (const int num_threads : {1, 2}) {
+    TableConfig of_copy = config();
+    of_copy.num_threads = num_threads;
+    Table copy(of_copy);
+    RowFileReader reader(std::make_shared<MemorySource>(file), std::ssize(file), "lying",
+                         {.max_rows = 1'000'000'000, .in_background = false});
+    Restore restore(copy);
+    restore.add_file(reader);
+    restore.commit(1);
+    EXPECT_EQ(copy.size(), 1000);
+    EXPECT_LT(copy.stats().index_bytes, 4 << 20);
+  }
+}
+
 TEST_F(RestoreTest, ADamagedFileLeavesTheTableAsItWas) {
   Bytes file = save(source_);
   file[file.size() / 2] ^= std::byte{1};
@@ -359,28 +376,6 @@ TEST_F(RestoreTest, ADamagedFileLeavesTheTableAsItWas) {
   const std::vector<FileRow> before = visible_rows(table);
   EXPECT_NE(refusal(table, {file}).find("checksum"), std::string::npos);
   EXPECT_EQ(visible_rows(table), before);
-}
-
-TEST_F(RestoreTest, PoliciesOfTheLastSaveAreKept) {
-  const auto save_with = [&](std::uint8_t token, bool changes_only, const std::string& state) {
-    Cut cut = source_.cut({changes_only, {}});
-    MemorySink sink;
-    WriteOptions options;
-    options.token = {token};
-    options.file = tiny_blocks();
-    options.policies = {{"lfu", std::as_bytes(std::span(state))}, {"lru", {}}};
-    write_rows(cut, sink, options);
-    cut.finish(true);
-    return sink.content;
-  };
-  Restore restore(source_);
-  add(restore, save_with(1, false, "old"));
-  const std::string state(10'000, 's');
-  add(restore, save_with(2, true, state));
-  ASSERT_EQ(restore.policies().size(), 2U);
-  EXPECT_EQ(restore.policies()[0].name, "lfu");
-  EXPECT_EQ(restore.policies()[0].data.size(), state.size());
-  EXPECT_EQ(restore.policies()[1].data.size(), 0U);
 }
 
 // ---- cuts alone ---------------------------------------------------------------------------------
@@ -446,7 +441,7 @@ TEST_F(RestoreTest, CopiesOfFewWideRowsKeepTheirPlace) {
   Cut cut = table.cut({.changes_only = true, .max_copy_bytes = {}});
   table.apply_gradients(std::vector<Key>{35}, gradients.data());
   MemorySink sink;
-  write_rows(cut, sink, {.token = {}, .file = tiny_blocks(), .policies = {}, .progress = {}});
+  write_rows(cut, sink, {.token = {}, .file = tiny_blocks(), .progress = {}});
   std::vector<Key> keys;
   for (const FileRow& row : read_all(open(sink.content)).rows) keys.push_back(row.key);
   EXPECT_EQ(keys, (std::vector<Key>{0, 35, 40}));

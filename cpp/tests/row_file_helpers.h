@@ -67,7 +67,6 @@ struct FileContent {
   RowFileHeader header;
   std::vector<FileRow> rows;
   std::vector<Key> erased;
-  std::vector<std::pair<std::string, std::string>> policies;
   RowFileSummary summary;
 };
 
@@ -75,15 +74,9 @@ inline FileContent read_all(RowFileReader reader) {
   FileContent content;
   content.header = reader.header();
   RowBlock block;
-  std::string policy;
   while (reader.next(block)) {
     if (block.kind == BlockKind::kErased)
       content.erased.insert(content.erased.end(), block.keys.begin(), block.keys.end());
-    if (block.kind == BlockKind::kPolicy) {
-      if (block.name != policy) content.policies.emplace_back(policy = block.name, "");
-      content.policies.back().second.append(reinterpret_cast<const char*>(block.data.data()),
-                                            block.data.size());
-    }
     if (block.kind != BlockKind::kRows) continue;
     for (std::size_t i = 0; i < block.keys.size(); ++i) {
       FileRow row{block.keys[i], {}};

@@ -59,7 +59,6 @@ struct Rows {
 };
 
 constexpr std::size_t kNumRows = 500;
-const std::string kPolicyState(9000, 'p');
 
 Bytes write_sample(const RowFileOptions& options, std::size_t rows_a_call = kNumRows) {
   MemorySink sink;
@@ -71,8 +70,6 @@ Bytes write_sample(const RowFileOptions& options, std::size_t rows_a_call = kNum
   std::vector<Key> erased(700);
   std::iota(erased.begin(), erased.end(), -350);
   writer.write_erased(erased);
-  writer.write_policy("lfu", std::as_bytes(std::span(kPolicyState)));
-  writer.write_policy("empty", {});
   const RowFileSummary summary = writer.finish();
   EXPECT_EQ(summary.num_bytes, static_cast<std::int64_t>(sink.content.size()));
   return sink.content;
@@ -118,9 +115,6 @@ TEST(RowFileTest, EverythingWrittenIsRead) {
       }
       EXPECT_EQ(content.erased.size(), 700U);
       EXPECT_EQ(content.erased.front(), -350);
-      ASSERT_EQ(content.policies.size(), 2U);
-      EXPECT_EQ(content.policies[0], (std::pair<std::string, std::string>{"lfu", kPolicyState}));
-      EXPECT_EQ(content.policies[1].second, "");
       EXPECT_EQ(content.summary.num_rows, static_cast<std::int64_t>(kNumRows));
       EXPECT_EQ(content.summary.num_erased, 700);
     }
@@ -184,6 +178,35 @@ TEST(RowFileTest, HeadersThatMakeNoSenseAreRefused) {
   refuses([](RowFileHeader& h) { h.kind = static_cast<RowFileKind>(2); });
 }
 
+// A file that holds more than whatever lists it says is refused at the block that goes beyond.
+TEST(RowFileTest, NoMoreIsReadThanMayBeThere) {
+  const Bytes bytes = write_sample(small_blocks());
+  const auto read_with = [&](std::optional<std::int64_t> rows, std::optional<std::int64_t> erased) {
+    RowFileReader reader(std::make_shared<MemorySource>(bytes), std::ssize(bytes), "limited",
+                         {.max_rows = rows, .max_erased = erased, .in_background = false});
+    EXPECT_EQ(reader.expected_rows(),
+              rows.value_or(std::ssize(bytes) / reader.header().row_bytes()));
+    std::int64_t num_rows = 0;
+    RowBlock block;
+    try {
+      while (reader.next(block)) {
+        if (block.kind == BlockKind::kRows) num_rows += std::ssize(block.keys);
+      }
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kCheckpoint);
+      EXPECT_LE(num_rows, rows.value_or(kNumRows));
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  constexpr auto kRows = static_cast<std::int64_t>(kNumRows);
+  EXPECT_EQ(read_with(kRows, 700), "");
+  EXPECT_EQ(read_with(std::nullopt, std::nullopt), "");
+  EXPECT_NE(read_with(kRows - 1, 700).find("rows, and it must have 499"), std::string::npos);
+  EXPECT_NE(read_with(0, 700).find("rows, and it must have 0"), std::string::npos);
+  EXPECT_NE(read_with(kRows, 699).find("erased keys, and it must have 699"), std::string::npos);
+}
+
 TEST(RowFileTest, CallsOutOfOrderAreRefused) {
   MemorySink sink;
   RowFileWriter writer(sink, header());
@@ -191,12 +214,8 @@ TEST(RowFileTest, CallsOutOfOrderAreRefused) {
   writer.write_erased(keys);
   const Rows rows(header(), 1);
   EXPECT_THROW(rows.write(writer, header(), 0, 1), std::invalid_argument);
-  writer.write_policy("a", {});
-  EXPECT_THROW(writer.write_policy("a", {}), std::invalid_argument);
-  EXPECT_THROW(writer.write_policy("", {}), std::invalid_argument);
-  EXPECT_THROW(writer.write_policy(std::string(256, 'x'), {}), std::invalid_argument);
-  EXPECT_THROW(writer.write_erased(keys), std::invalid_argument);
   writer.finish();
+  EXPECT_THROW(writer.write_erased(keys), std::invalid_argument);
   EXPECT_THROW(writer.finish(), std::invalid_argument);
 }
 
@@ -317,7 +336,7 @@ TEST(RowFileDamageTest, LiesWithRightChecksumsAreSeenBeforeMemoryIsTaken) {
       [](Head& h) { h.type = 0; },
       [](Head& h) { h.type = internal::kEndBlock; },
       [](Head& h) { h.type = static_cast<std::uint8_t>(BlockKind::kErased); },
-      [](Head& h) { h.type = static_cast<std::uint8_t>(BlockKind::kPolicy); },
+      [](Head& h) { h.type = 3; },
       [](Head& h) { h.codec = 2; },
       [](Head& h) { h.codec = 1; },
       [](Head& h) { h.reserved = 1; },

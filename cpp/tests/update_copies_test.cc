@@ -62,7 +62,7 @@ class UpdateCopiesTest : public testing::TestWithParam<int> {
 
   static Bytes write(Cut& cut) {
     MemorySink sink;
-    write_rows(cut, sink, {.token = {}, .file = tiny_blocks(), .policies = {}, .progress = {}});
+    write_rows(cut, sink, {.token = {}, .file = tiny_blocks(), .progress = {}});
     return sink.content;
   }
 

@@ -27,7 +27,7 @@ DTYPES = {
     1: "<f4", 2: "<f2", 3: "<u2", 4: "<i8", 5: "<u8", 6: "<i4", 7: "<u4", 8: "u1",
 }  # fmt: skip
 """numpy's type of a field's type number; bfloat16 (3) is the upper half of a float32."""
-ROWS, ERASED, POLICY, END = 1, 2, 3, 255
+ROWS, ERASED, END = 1, 2, 255
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from recsdk_core import BusyError, NonFiniteError, Outcome, Table, init, optim
+from recsdk_core import BusyError, CapacityError, NonFiniteError, Outcome, Table, init, optim
 from recsdk_core.testing import ReferenceLease, ReferenceTable, bags, key_arrays, keys, vectors
 
 OPTIMIZERS = [
@@ -53,6 +53,7 @@ class TableMachine(RuleBasedStateMachine):
         optimizer=st.sampled_from(OPTIMIZERS),
         initializer=st.sampled_from(INITIALIZERS),
         max_rows=st.sampled_from([None, None, None, 0, 5, 20]),
+        on_full=st.sampled_from(["refuse", "raise"]),
         on_nonfinite=st.sampled_from(["apply", "raise", "skip"]),
         hash_seed=st.integers(0, 2**64 - 1),
     )
@@ -69,7 +70,7 @@ class TableMachine(RuleBasedStateMachine):
         """Calls both; their results, or the classes of their errors, are the same."""
         try:
             expected = getattr(self.model, method)(*args, **kwargs)
-        except (BusyError, NonFiniteError) as error:
+        except (BusyError, CapacityError, NonFiniteError) as error:
             with pytest.raises(type(error)):
                 getattr(self.table, method)(*args, **kwargs)
             return None
@@ -94,8 +95,8 @@ class TableMachine(RuleBasedStateMachine):
     def map(self, ids: Any, insert: bool) -> None:
         try:
             expected_rows, expected = self.model.map(ids, insert)
-        except BusyError:
-            with pytest.raises(BusyError):
+        except (BusyError, CapacityError) as error:
+            with pytest.raises(type(error)):
                 self.table.map(ids, insert)
             return
         rows, outcomes = self.table.map(ids, insert)
@@ -193,8 +194,8 @@ class TableMachine(RuleBasedStateMachine):
             return
         try:
             expected_rows, expected = self.model.map(ids, insert, lease=model_lease)
-        except BusyError:
-            with pytest.raises(BusyError):
+        except (BusyError, CapacityError) as error:
+            with pytest.raises(type(error)):
                 self.table.map(ids, insert, lease=lease)
             return
         rows, outcomes = self.table.map(ids, insert, lease=lease)
@@ -209,8 +210,8 @@ class TableMachine(RuleBasedStateMachine):
             return
         try:
             expected = self.model.pool(*batch, insert=True, lease=model_lease)
-        except BusyError:
-            with pytest.raises(BusyError):
+        except (BusyError, CapacityError) as error:
+            with pytest.raises(type(error)):
                 self.table.pool(*batch, insert=True, lease=lease)
             return
         assert_same(self.table.pool(*batch, insert=True, lease=lease), expected)

@@ -126,6 +126,12 @@ enum recsdk_nonfinite {
   RECSDK_NONFINITE_SKIP = 2,   ///< the key's update is left out, and counted
 };
 
+/// What happens to a call that would need more than `max_rows` rows.
+enum recsdk_on_full {
+  RECSDK_ON_FULL_REFUSE = 0,  ///< the keys that find no room, in input order, are refused
+  RECSDK_ON_FULL_RAISE = 1,   ///< the call fails with RECSDK_ERROR_CAPACITY and changes nothing
+};
+
 /// How an update makes 16-bit weights from what it computes in float32.
 enum recsdk_rounding {
   RECSDK_ROUNDING_STOCHASTIC = 0,  ///< to either neighbour, the nearer the likelier
@@ -211,7 +217,7 @@ typedef struct recsdk_table_config {
   const recsdk_initializer_config* initializer;  ///< null, the default: rows of zeros
   uint64_t seed;         ///< drives initial rows and nothing else; default 0
   uint64_t hash_seed;    ///< of the index; no result depends on it; default absent: random
-  int64_t max_rows;      ///< >= 0; keys beyond it are refused; default absent: no limit
+  int64_t max_rows;      ///< >= 0, see on_full; default absent: no limit
   float default_value;   ///< what every column of a key without a row reads; default 0
   int32_t on_nonfinite;  ///< enum recsdk_nonfinite; default apply
   int32_t num_threads;   ///< >= 1, of this table's calls; default absent: the pool's size
@@ -220,6 +226,8 @@ typedef struct recsdk_table_config {
   int32_t has_num_threads;
   int32_t weight_dtype;  ///< enum recsdk_dtype, of stored rows; default float32
   int32_t rounding;      ///< enum recsdk_rounding, of updates to 16-bit rows; default stochastic
+  int32_t on_full;       ///< enum recsdk_on_full; default refuse
+  int32_t reserved;      ///< must be 0
 } recsdk_table_config;
 
 /// Bags of keys that were mapped before.

@@ -81,8 +81,6 @@ class RECSDK_API Cut {
 struct WriteOptions {
   std::array<std::uint8_t, 16> token = {};
   RowFileOptions file;
-  /// State of policies by name.
-  std::vector<std::pair<std::string, std::span<const std::byte>>> policies;
   /// Called after each block with the bytes written so far; what it throws ends the call.
   std::function<void(std::int64_t)> progress;
 };
@@ -137,13 +135,6 @@ class RECSDK_API Restore {
   const std::vector<FileField>& fields() const;
   /// Rows staged so far; 0 once they are committed.
   std::int64_t num_rows() const;
-
-  struct Policy {
-    std::string name;
-    std::vector<std::byte> data;
-  };
-  /// State of policies in the files of the latest token, in the order of files.
-  const std::vector<Policy>& policies() const;
 
   /// Gives the table the staged rows in place of its own, and these counts of the cut that they
   /// come from; changes are tracked from here on. Row numbers of before are void. Once. Throws

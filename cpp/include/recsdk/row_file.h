@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -167,7 +168,7 @@ struct RowFileOptions {
   bool in_background = true;
 };
 
-/// Writes one file: rows, then erased keys, then policies, then finish. What is written depends on
+/// Writes one file: rows, then erased keys, then finish. What is written depends on
 /// header, content and options only, not on how it is spread over calls. Holds up to five blocks in
 /// memory. Not thread-safe. A writer that threw can only be destroyed: the file is not whole. So
 /// can, in a child of fork, one that was made before.
@@ -183,8 +184,6 @@ class RECSDK_API RowFileWriter {
   void write_rows(std::span<const Key> keys, std::span<const void* const> fields);
   /// Adds keys (N,) that left. Throws std::invalid_argument in a snapshot.
   void write_erased(std::span<const Key> keys);
-  /// Adds a policy's state. `name` has 1 to 255 bytes and comes once.
-  void write_policy(std::string_view name, std::span<const std::byte> data);
   /// Writes the end. The caller sees to fsync.
   RowFileSummary finish();
   /// Bytes handed to the sink so far.
@@ -200,7 +199,6 @@ class RECSDK_API RowFileWriter {
 enum class BlockKind : std::uint8_t {
   kRows = 1,
   kErased = 2,
-  kPolicy = 3,
 };
 
 /// One block of a file; lives on its own.
@@ -208,12 +206,14 @@ struct RECSDK_API RowBlock {
   BlockKind kind = BlockKind::kRows;
   std::span<const Key> keys;                  ///< (N,) of rows or erased keys
   std::vector<const std::byte*> fields;       ///< of rows: (N, C) elements of each field, packed
-  std::string name;                           ///< of a policy
-  std::span<const std::byte> data;            ///< of a policy; blocks of one name in a row are one
   std::shared_ptr<const std::byte[]> memory;  ///< what all of this lies in
 };
 
 struct ReadOptions {
+  /// What the file must not hold more of, as whatever lists it says: a block that goes beyond is
+  /// refused before memory is taken for it. Absent: any number.
+  std::optional<std::int64_t> max_rows = std::nullopt;
+  std::optional<std::int64_t> max_erased = std::nullopt;
   /// Reads and checks the next block in a thread of its own, while this one is used.
   bool in_background = true;
 };
@@ -235,6 +235,9 @@ class RECSDK_API RowFileReader {
   const RowFileHeader& header() const;
   /// The file's size.
   std::int64_t num_bytes() const;
+  /// Rows that it may hold: max_rows of the options, else as many as fit into its size without
+  /// compression. An estimate: both are what somebody says.
+  std::int64_t expected_rows() const;
   /// The next block, or false at the end, whose totals then have been checked.
   bool next(RowBlock& block);
   /// True before the first call of next.

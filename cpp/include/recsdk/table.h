@@ -18,6 +18,12 @@
 
 namespace recsdk {
 
+/// What happens to a call that would need more than `max_rows` rows.
+enum class OnFull : std::uint8_t {
+  kRefuse = 0,  ///< the keys that find no room, in input order, are kRefused
+  kRaise = 1,   ///< the call throws Error(kCapacity) and changes nothing
+};
+
 /// What a table is made of. Only `dim` has no default.
 struct TableConfig {
   std::int64_t dim = 0;        ///< D >= 1
@@ -26,8 +32,9 @@ struct TableConfig {
   InitializerConfig initializer;
   std::uint64_t seed = 0;                  ///< drives initial rows, and nothing else
   std::optional<std::uint64_t> hash_seed;  ///< random if absent; alters no result
-  std::optional<std::int64_t> max_rows;    ///< >= 0; keys beyond it are refused; absent: no limit
-  float default_value = 0.0F;              ///< what every column of a refused or missing key reads
+  std::optional<std::int64_t> max_rows;    ///< >= 0, see on_full; absent: no limit
+  OnFull on_full = OnFull::kRefuse;
+  float default_value = 0.0F;  ///< what every column of a refused or missing key reads
   NonFinite on_nonfinite = NonFinite::kApply;
   DType weight_dtype = DType::kFloat32;       ///< of stored rows; state and all calls are float32
   Rounding rounding = Rounding::kStochastic;  ///< of updates to 16-bit rows

@@ -157,6 +157,8 @@ TableConfig table_config(const recsdk_table_config& c) {
   config.weight_dtype =
       checked_enum(c.weight_dtype, DType::kFloat16, "recsdk_table_config.weight_dtype");
   config.rounding = checked_enum(c.rounding, Rounding::kNearest, "recsdk_table_config.rounding");
+  config.on_full = checked_enum(c.on_full, OnFull::kRaise, "recsdk_table_config.on_full");
+  check_reserved(c.reserved, "recsdk_table_config.reserved");
   return config;
 }
 

@@ -53,6 +53,8 @@ static_assert(same(Codec::kZstd, RECSDK_CODEC_ZSTD));
 static_assert(same(NonFinite::kApply, RECSDK_NONFINITE_APPLY));
 static_assert(same(NonFinite::kRaise, RECSDK_NONFINITE_RAISE));
 static_assert(same(NonFinite::kSkip, RECSDK_NONFINITE_SKIP));
+static_assert(same(OnFull::kRefuse, RECSDK_ON_FULL_REFUSE));
+static_assert(same(OnFull::kRaise, RECSDK_ON_FULL_RAISE));
 static_assert(same(DType::kFloat32, RECSDK_DTYPE_FLOAT32));
 static_assert(same(DType::kBFloat16, RECSDK_DTYPE_BFLOAT16));
 static_assert(same(DType::kFloat16, RECSDK_DTYPE_FLOAT16));

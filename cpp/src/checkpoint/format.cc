@@ -148,7 +148,7 @@ FileField field_of(const FieldEntry& entry, const Place& place) {
 void check_kind(const BlockHead& head, const RowFileHeader& header, const Place& place) {
   const bool is_erased = head.type == static_cast<std::uint8_t>(BlockKind::kErased);
   const bool is_known = (head.type >= static_cast<std::uint8_t>(BlockKind::kRows) &&
-                         head.type <= static_cast<std::uint8_t>(BlockKind::kPolicy)) ||
+                         head.type <= static_cast<std::uint8_t>(BlockKind::kErased)) ||
                         head.type == kEndBlock;
   if (!is_known) throw_damaged(place, "unknown type of block " + std::to_string(head.type));
   if (head.reserved != 0) throw_damaged(place, "reserved bytes of a block are not zero");
@@ -156,13 +156,12 @@ void check_kind(const BlockHead& head, const RowFileHeader& header, const Place&
     throw_damaged(place, "a snapshot has erased keys");
 }
 
-// The raw bytes that the number of rows asks for; nothing for policies, whose size is free.
+// The raw bytes that the number of rows asks for.
 std::int64_t expected_bytes(const BlockHead& head, const RowFileHeader& header,
                             const Place& place) {
-  if (head.type == kEndBlock || head.type == static_cast<std::uint8_t>(BlockKind::kPolicy)) {
-    if (head.num_rows != 0) throw_damaged(place, "a block that has no rows counts some");
-    return head.type == kEndBlock ? std::int64_t{sizeof(EndPayload)}
-                                  : static_cast<std::int64_t>(head.raw_bytes);
+  if (head.type == kEndBlock) {
+    if (head.num_rows != 0) throw_damaged(place, "the end block counts rows");
+    return std::int64_t{sizeof(EndPayload)};
   }
   if (head.num_rows == 0) throw_damaged(place, "a block of rows is empty");
   // Bounds the products below: a row has at least the 8 bytes of its key.

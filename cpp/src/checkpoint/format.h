@@ -18,7 +18,6 @@ static_assert(std::endian::native == std::endian::little, "row files are little-
 
 inline constexpr std::int64_t kMaxFields = 32;
 inline constexpr std::int64_t kMaxCount = std::int64_t{1} << 20;  // elements of a field
-inline constexpr std::size_t kMaxPolicyName = 255;
 inline constexpr std::size_t kNameBytes = 48;
 
 struct FileHead {

@@ -96,13 +96,12 @@ struct Restore::Impl {
     if (token == header.token && kind != header.kind)
       throw_unfit(*table, file.name(), "is both a snapshot's and a delta's");
     if (token != header.token) {
-      policies.clear();
       staged->begin_save();
     }
     token = header.token;
     kind = header.kind;
-    const auto most = static_cast<double>(file.num_bytes() / header.row_bytes());
-    staged->expect(static_cast<std::int64_t>(most * share_of(options)));
+    const auto expected = static_cast<double>(file.expected_rows());
+    staged->expect(static_cast<std::int64_t>(expected * share_of(options)));
   }
 
   // Calls `add`; if that throws, the restore is of no more use.
@@ -118,27 +117,13 @@ struct Restore::Impl {
     has_failed = false;
   }
 
-  void add_policy(const RowBlock& block, bool goes_on) {
-    if (!goes_on) policies.push_back({block.name, {}});
-    std::vector<std::byte>& data = policies.back().data;
-    data.insert(data.end(), block.data.begin(), block.data.end());
-  }
-
   void add_blocks(RowFileReader& file, const RestoreOptions& options) {
     RowBlock block;
-    std::string policy;  // whose bytes are coming in
     while (file.next(block)) {
-      switch (block.kind) {
-        case BlockKind::kRows:
-          staged->add_rows(block, file.name(), options);
-          break;
-        case BlockKind::kErased:
-          staged->erase(block, file.name(), options);
-          break;
-        case BlockKind::kPolicy:
-          add_policy(block, block.name == policy);
-          policy = block.name;
-          break;
+      if (block.kind == BlockKind::kRows) {
+        staged->add_rows(block, file.name(), options);
+      } else {
+        staged->erase(block, file.name(), options);
       }
     }
     staged->settle();
@@ -156,7 +141,6 @@ struct Restore::Impl {
   std::unique_ptr<StagedRows> staged;  // null once committed
   std::optional<std::array<std::uint8_t, 16>> token;
   RowFileKind kind = RowFileKind::kSnapshot;
-  std::vector<Policy> policies;
   bool has_failed = false;
 };
 
@@ -249,7 +233,6 @@ const std::vector<FileField>& Restore::fields() const { return impl_->row_fields
 std::int64_t Restore::num_rows() const {
   return impl_->staged == nullptr ? 0 : impl_->staged->index->size();
 }
-const std::vector<Restore::Policy>& Restore::policies() const { return impl_->policies; }
 
 void Restore::add_rows(std::span<const Key> keys, std::span<const void* const> fields,
                        const RestoreOptions& options) {

@@ -17,8 +17,8 @@ constexpr std::size_t kPiece = std::size_t{256} << 10;
 }  // namespace
 
 RowFileParser::RowFileParser(std::shared_ptr<ByteSource> source, std::int64_t size,
-                             std::string name)
-    : source_(std::move(source)), size_(size), name_(std::move(name)) {
+                             std::string name, const ReadOptions& options)
+    : source_(std::move(source)), size_(size), name_(std::move(name)), options_(options) {
   if (size_ < 0) throw std::invalid_argument("the size of '" + name_ + "' is negative");
   read_header();
 }
@@ -32,7 +32,7 @@ bool RowFileParser::next(RowBlock& block) {
     return false;
   }
   ++num_blocks_;
-  block = make_block(head, std::move(memory), place);
+  block = make_block(head, std::move(memory));
   return true;
 }
 
@@ -110,9 +110,23 @@ BlockHead RowFileParser::read_head() {
     throw_damaged(at(place), "block " + std::to_string(head.index) + " where block " +
                                  std::to_string(num_blocks_) + " must be");
   if (head.type < last_type_)
-    throw_damaged(at(place), "blocks are not in the order of rows, erased keys, policies");
+    throw_damaged(at(place), "blocks are not in the order of rows, then erased keys");
   last_type_ = head.type;
+  check_totals(head, place);
   return head;
+}
+
+// Refuses a block that brings more than the file may hold.
+void RowFileParser::check_totals(const BlockHead& head, std::int64_t place) const {
+  const auto check_one = [&](BlockKind kind, std::int64_t before, std::optional<std::int64_t> most,
+                             const char* what) {
+    const auto n = static_cast<std::int64_t>(head.num_rows);
+    if (head.type != static_cast<std::uint8_t>(kind) || !most || n <= *most - before) return;
+    throw_damaged(at(place), "a block brings the file to " + std::to_string(before + n) + " " +
+                                 what + ", and it must have " + std::to_string(*most));
+  };
+  check_one(BlockKind::kRows, summary_.num_rows, options_.max_rows, "rows");
+  check_one(BlockKind::kErased, summary_.num_erased, options_.max_erased, "erased keys");
 }
 
 RowFileParser::Memory RowFileParser::read_payload(const BlockHead& head, std::int64_t place) {
@@ -138,15 +152,11 @@ RowFileParser::Memory RowFileParser::unpack(const BlockHead& head,
   return raw;
 }
 
-RowBlock RowFileParser::make_block(const BlockHead& head, Memory memory, std::int64_t place) {
+RowBlock RowFileParser::make_block(const BlockHead& head, Memory memory) {
   RowBlock block;
   block.kind = static_cast<BlockKind>(head.type);
   const std::byte* const bytes = memory.get();
   block.memory = std::move(memory);
-  if (block.kind == BlockKind::kPolicy) {
-    read_policy({bytes, head.raw_bytes}, place, block);
-    return block;
-  }
   block.keys = {reinterpret_cast<const Key*>(bytes), head.num_rows};
   const auto n = static_cast<std::int64_t>(head.num_rows);
   (block.kind == BlockKind::kRows ? summary_.num_rows : summary_.num_erased) += n;
@@ -158,18 +168,6 @@ RowBlock RowFileParser::make_block(const BlockHead& head, Memory memory, std::in
     }
   }
   return block;
-}
-
-void RowFileParser::read_policy(std::span<const std::byte> bytes, std::int64_t place,
-                                RowBlock& block) {
-  std::uint32_t length = 0;
-  if (bytes.size() >= sizeof(length)) std::memcpy(&length, bytes.data(), sizeof(length));
-  const bool fits =
-      length >= 1 && length <= kMaxPolicyName && length <= bytes.size() - sizeof(length);
-  if (!fits) throw_damaged(at(place), "a policy's name does not fit its block");
-  bytes = bytes.subspan(sizeof(length));
-  block.name.assign(reinterpret_cast<const char*>(bytes.data()), length);
-  block.data = bytes.subspan(length);
 }
 
 void RowFileParser::check_end(const std::byte* payload, std::int64_t place) {

@@ -18,7 +18,8 @@ namespace recsdk::internal {
 class RowFileParser {
  public:
   /// Reads the header.
-  RowFileParser(std::shared_ptr<ByteSource> source, std::int64_t size, std::string name);
+  RowFileParser(std::shared_ptr<ByteSource> source, std::int64_t size, std::string name,
+                const ReadOptions& options);
 
   const std::string& name() const { return name_; }
   std::int64_t size() const { return size_; }
@@ -39,15 +40,16 @@ class RowFileParser {
   Memory take_or_read(std::size_t size);
   void read_header();
   BlockHead read_head();
+  void check_totals(const BlockHead& head, std::int64_t place) const;
   Memory read_payload(const BlockHead& head, std::int64_t place);
   Memory unpack(const BlockHead& head, std::span<const std::byte> stored, std::int64_t place);
-  RowBlock make_block(const BlockHead& head, Memory memory, std::int64_t place);
-  void read_policy(std::span<const std::byte> bytes, std::int64_t place, RowBlock& block);
+  RowBlock make_block(const BlockHead& head, Memory memory);
   void check_end(const std::byte* payload, std::int64_t place);
 
   std::shared_ptr<ByteSource> source_;
   std::int64_t size_;
   std::string name_;
+  ReadOptions options_;
   RowFileHeader header_;
   std::uint64_t file_checksum_ = 0;
   std::int64_t offset_ = 0;

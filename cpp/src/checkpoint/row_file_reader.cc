@@ -71,8 +71,7 @@ class ReadAhead {
 
   bool is_small(const RowBlock& block) const {
     const auto num_keys = static_cast<std::int64_t>(block.keys.size());
-    const std::int64_t bytes = num_keys * parser_->header().row_bytes();
-    return std::max(bytes, static_cast<std::int64_t>(block.data.size())) <= kSmallBlock;
+    return num_keys * parser_->header().row_bytes() <= kSmallBlock;
   }
 
   // A child of fork, which leaves this behind, must not destroy that either.
@@ -91,7 +90,8 @@ class ReadAhead {
 struct RowFileReader::Impl {
   Impl(std::shared_ptr<ByteSource> source, std::int64_t size, std::string name,
        const ReadOptions& read_options)
-      : parser(std::make_shared<internal::RowFileParser>(std::move(source), size, std::move(name))),
+      : parser(std::make_shared<internal::RowFileParser>(std::move(source), size, std::move(name),
+                                                         read_options)),
         options(read_options) {}
 
   void start() {
@@ -135,6 +135,9 @@ RowFileReader& RowFileReader::operator=(RowFileReader&&) noexcept = default;
 const std::string& RowFileReader::name() const { return impl_->parser->name(); }
 const RowFileHeader& RowFileReader::header() const { return impl_->parser->header(); }
 std::int64_t RowFileReader::num_bytes() const { return impl_->parser->size(); }
+std::int64_t RowFileReader::expected_rows() const {
+  return impl_->options.max_rows.value_or(num_bytes() / header().row_bytes());
+}
 bool RowFileReader::next(RowBlock& block) {
   if (impl_->is_broken)
     throw std::invalid_argument("'" + name() + "' could not be read on; open it again");

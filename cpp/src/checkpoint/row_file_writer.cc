@@ -50,9 +50,8 @@ RowFileWriter::Impl::Impl(ByteSink& sink, const RowFileHeader& file_header,
 
 void RowFileWriter::Impl::require_stage(int stage, const char* call) {
   if (stage < stage_) {
-    throw std::invalid_argument(
-        std::string("row file: ") + call +
-        " comes too late; write rows, then erased keys, then policies, then finish once");
+    throw std::invalid_argument(std::string("row file: ") + call +
+                                " comes too late; write rows, then erased keys, then finish once");
   }
   if (stage > stage_) {
     flush_rows();
@@ -166,28 +165,6 @@ void RowFileWriter::Impl::write_erased(std::span<const Key> keys) {
   }
 }
 
-void RowFileWriter::Impl::write_policy(std::string_view name, std::span<const std::byte> data) {
-  if (name.empty() || name.size() > internal::kMaxPolicyName || policies_.contains(name)) {
-    throw std::invalid_argument(
-        "row file: a policy's name must have 1 to 255 bytes and come once; got '" +
-        std::string(name) + "'");
-  }
-  require_stage(static_cast<int>(BlockKind::kPolicy), "write_policy");
-  policies_.emplace(name);
-  const auto most = static_cast<std::size_t>(options.block_bytes) - 4 - name.size();
-  do {
-    const std::span<const std::byte> part = data.first(std::min(most, data.size()));
-    data = data.subspan(part.size());
-    begin_block();
-    const auto length = static_cast<std::uint32_t>(name.size());
-    std::memcpy(payload(), &length, sizeof(length));
-    std::memcpy(payload() + 4, name.data(), name.size());
-    std::copy(part.begin(), part.end(), payload() + 4 + name.size());
-    flush(static_cast<std::uint8_t>(BlockKind::kPolicy), 0,
-          static_cast<std::int64_t>(4 + name.size() + part.size()));
-  } while (!data.empty());
-}
-
 RowFileSummary RowFileWriter::Impl::finish() {
   if (stage_ == kFinished) throw std::invalid_argument("row file: it is finished already");
   require_stage(kFinished, "finish");
@@ -230,9 +207,6 @@ void RowFileWriter::write_rows(std::span<const Key> keys, std::span<const void* 
 }
 
 void RowFileWriter::write_erased(std::span<const Key> keys) { impl_->write_erased(keys); }
-void RowFileWriter::write_policy(std::string_view name, std::span<const std::byte> data) {
-  impl_->write_policy(name, data);
-}
 RowFileSummary RowFileWriter::finish() { return impl_->finish(); }
 std::int64_t RowFileWriter::num_bytes() const { return impl_->num_bytes; }
 

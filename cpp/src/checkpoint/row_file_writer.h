@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -36,7 +35,6 @@ struct RowFileWriter::Impl {
   void set_pause(std::function<void()> pause) { queue_->set_pause(std::move(pause)); }
 
   void write_erased(std::span<const Key> keys);
-  void write_policy(std::string_view name, std::span<const std::byte> data);
   RowFileSummary finish();
 
   const RowFileHeader header;
@@ -60,7 +58,6 @@ struct RowFileWriter::Impl {
   std::int64_t num_in_block_ = 0;
   int stage_ = 0;  // the highest kind of block so far; those of lower kinds are over
   std::uint64_t num_blocks_ = 0;
-  std::set<std::string, std::less<>> policies_;
   RowFileSummary summary_;
 };
 

@@ -15,6 +15,7 @@ namespace {
 
 constexpr std::int64_t kCopyGrain = 1024;
 constexpr std::size_t kAhead = 16;
+constexpr std::int64_t kMostTimes = 16;  // the rows there are, that the index is grown for
 
 bool is_kept(Key key, const RestoreOptions& options) {
   if (!options.owned.empty() && options.owned[virtual_shard(key)] == 0) return false;
@@ -109,7 +110,17 @@ void StagedRows::add_rows(const RowBlock& block, const std::string& source,
     copy(block, options.drop_state, begin, end);
   });
   index->adapt(n);
-  if (expected_ > 0) index->grow_for(std::exchange(expected_, 0));
+  if (const std::int64_t num_keys = keys_to_ready(); num_keys > 0) index->grow_for(num_keys);
+}
+
+// How many keys the index is to be grown for now; 0: not at all. What is expected may be as wrong
+// as a sparse file's size, so it counts for no more than a few times the rows that are there.
+std::int64_t StagedRows::keys_to_ready() {
+  if (rows.end() <= ready_) return 0;
+  const std::int64_t num_keys = std::min(expected_, kMostTimes * rows.end());
+  if (num_keys <= ready_) return 0;
+  ready_ = num_keys;
+  return num_keys;
 }
 
 // Keys of the first save, which are all new, get one row after the other, so that nothing waits for
@@ -142,10 +153,11 @@ bool StagedRows::append(const RowBlock& block, const std::string& source, bool d
 void StagedRows::insert_later(NewKeys keys) {
   if (keys.first_row == 0 || table.max_threads() == 1) {
     insert(keys);
-    if (keys.first_row > 0 && expected_ > 0) index->grow_for(std::exchange(expected_, 0));
+    if (keys.first_row == 0) return;
+    if (const std::int64_t num_keys = keys_to_ready(); num_keys > 0) index->grow_for(num_keys);
     return;
   }
-  keys.expected = std::exchange(expected_, 0);
+  keys.expected = keys_to_ready();
   try {
     // A child of fork, which leaves the queue behind, must not destroy the index either.
     if (!queue_) {

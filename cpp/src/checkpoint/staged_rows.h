@@ -24,7 +24,7 @@ struct StagedRows {
 
   /// The files to come belong to another save: their keys may be those of files before.
   void begin_save();
-  /// About so many rows come next.
+  /// About so many rows come next, if what says so is right: memory is taken as rows come.
   void expect(std::int64_t num_rows) { expected_ = rows.end() + num_rows; }
   /// Blocks of fields as the table's; `source` names where they come from in messages.
   void add_rows(const RowBlock& block, const std::string& source, const RestoreOptions& options);
@@ -41,6 +41,7 @@ struct StagedRows {
  private:
   void select(const RowBlock& block, const RestoreOptions& options);
   std::span<const Key> selected_keys(const RowBlock& block);
+  std::int64_t keys_to_ready();
   bool append(const RowBlock& block, const std::string& source, bool drop_state);
   void insert_later(NewKeys keys);
   void insert(const NewKeys& keys);
@@ -49,6 +50,7 @@ struct StagedRows {
   void copy(const RowBlock& block, bool drop_state, std::int64_t begin, std::int64_t end) const;
 
   std::int64_t expected_ = 0;            // rows there will be, about
+  std::int64_t ready_ = 0;               // rows that the index was last grown for
   bool is_first_ = true;                 // no save before the current one has brought rows
   std::optional<RowBits> in_save_;       // rows that the current save has brought, unless first
   std::vector<std::uint32_t> selected_;  // positions in the block of keys that are kept

@@ -57,10 +57,6 @@ RowFileSummary write_file(Cut::Impl& cut, ByteSink& sink, const WriteOptions& op
   write_all_rows(cut, writer, progress);
   if (cut.changes_only) writer.write_erased(cut.erased_keys());
   progress.at(writer.num_bytes());
-  for (const auto& [name, data] : options.policies) {
-    writer.write_policy(name, data);
-    progress.at(writer.num_bytes());
-  }
   const RowFileSummary summary = writer.finish();
   if (summary.num_rows != cut.num_rows) {
     throw Error(ErrorCode::kInternal, "a cut of " + std::to_string(cut.num_rows) + " rows gave " +

@@ -36,6 +36,7 @@ TableConfig index_config(const TableConfig& config, const DeviceOptions& options
   index.hash_seed = config.hash_seed;
   index.max_rows =
       std::min(config.max_rows.value_or(options.max_device_rows), options.max_device_rows);
+  index.on_full = config.on_full;
   index.num_threads = config.num_threads;
   index.optimizer = OptimizerConfig::sgd(config.optimizer.learning_rate);
   return index;

@@ -50,12 +50,24 @@ TableConfig validated(TableConfig config) {
                                 std::to_string(static_cast<int>(config.rounding)) +
                                 "; pass one of Rounding");
   }
+  if (config.on_full > OnFull::kRaise) {
+    throw std::invalid_argument(title + "on_full is " +
+                                std::to_string(static_cast<int>(config.on_full)) +
+                                "; pass one of OnFull");
+  }
   config.optimizer.validate();
   config.initializer.validate();
   // A wrong RECSDK_ISA or RECSDK_NUM_THREADS fails here rather than half-way through a call.
   internal::kernels();
   num_threads();
   return config;
+}
+
+[[noreturn, gnu::cold]] void throw_full(const std::string& title, std::int64_t max_rows) {
+  throw Error(ErrorCode::kCapacity, title + " is full: " + std::to_string(max_rows) + " of " +
+                                        std::to_string(max_rows) +
+                                        " rows are used; raise max_rows, erase keys, or set "
+                                        "on_full to refuse");
 }
 
 std::uint64_t random_seed() {
@@ -218,6 +230,7 @@ void Table::Impl::insert_chunk(const Key* keys, std::span<const std::uint16_t> m
     // A key may have been inserted by this very call.
     if (index.size() >= limit) {
       const auto row = index.find_one(keys[i]);
+      if (!row && config.on_full == OnFull::kRaise) throw_full(title(), limit);
       outcomes[i] = row ? Outcome::kFound : Outcome::kRefused;
       if (row) rows_out[i] = *row;
       continue;

@@ -45,7 +45,6 @@ inline void check_block(const RowBlock& block, const RowFileHeader& header) {
     if (size > 0) last = static_cast<const std::uint8_t*>(data)[size - 1];
   };
   touch(block.keys.data(), block.keys.size_bytes());
-  touch(block.data.data(), block.data.size());
   for (std::size_t f = 0; f < block.fields.size(); ++f)
     touch(block.fields[f],
           block.keys.size() * static_cast<std::size_t>(header.fields[f].row_bytes()));

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,14 @@ def test_int32_keys_are_widened(table: Table) -> None:
     assert 2**31 - 1 in table
 
 
-@pytest.mark.parametrize("wrap", [Exporter, memoryview, lambda keys: array.array("q", keys)])
+def as_ctypes(keys: Any) -> Any:
+    """A buffer that does not tell its strides."""
+    return (ctypes.c_int64 * len(keys))(*keys.tolist())
+
+
+@pytest.mark.parametrize(
+    "wrap", [Exporter, memoryview, lambda keys: array.array("q", keys), as_ctypes]
+)
 def test_dlpack_and_buffers(table: Table, wrap: Any) -> None:
     values = table.find_or_insert(wrap(KEYS))
     assert isinstance(values, np.ndarray)
@@ -99,6 +107,13 @@ BAD_KEYS = [
         "keys must be contiguous in C order and aligned",
     ),
     (np.zeros(3, np.dtype([])), TypeError, "keys must be int64 or uint64"),
+    # Buffers that do not tell their strides, of bytes or of two dimensions.
+    (np.timedelta64(3), TypeError, "keys must be int64 or uint64, got numpy.timedelta64"),
+    (np.datetime64(3, "s"), TypeError, "keys must be int64 or uint64, got numpy.datetime64"),
+    (np.int64(3), ValueError, r"keys must have shape \(N,\), got numpy.int64"),
+    (ctypes.c_int64(3), ValueError, r"keys must have shape \(N,\)"),
+    ((ctypes.c_int64 * 3 * 2)(), ValueError, r"keys must have shape \(N,\)"),
+    ((ctypes.c_char * 8)(), TypeError, "keys must be int64 or uint64"),
 ]
 
 

@@ -127,7 +127,6 @@ def test_files_without_a_table() -> None:
         _ext.RowBlock.rows(keys, arrays),
         _ext.RowBlock.rows(keys + 10, arrays),
         _ext.RowBlock.erased(np.array([3])),
-        _ext.RowBlock.policy("lfu", b"state"),
     ]
     parts: list[bytes] = []
     write: Callable[[memoryview], None] = lambda view: parts.append(bytes(view))  # noqa: E731
@@ -135,11 +134,10 @@ def test_files_without_a_table() -> None:
     data = b"".join(parts)
     file = reader(data)
     assert (file.kind, file.dim, file.token, file.fields) == ("delta", 2, TOKEN, tuple(fields))
-    rows, erased, policy = blocks(data)
+    rows, erased = blocks(data)
     assert rows.keys.tolist() == [5, -1, 15, 9]
     assert rows.fields["weight"].tolist() == [[1, 2], [3, 4]] * 2
     assert erased.keys.tolist() == [3]
-    assert (policy.kind, policy.name, policy.data) == ("policy", "lfu", b"state")
 
 
 @pytest.mark.parametrize(

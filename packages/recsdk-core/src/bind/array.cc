@@ -208,9 +208,20 @@ void resolve_torch(const Torch& known, Array& array) {
   array.is_writable = true;
 }
 
+/// The object, or a memoryview of one that has a buffer only. Such a buffer may leave strides out,
+/// as those of ctypes and of numpy's times do, which nanobind does not expect; a memoryview has
+/// them.
+nb::object with_strides(nb::handle object) {
+  if (nb::hasattr(object, "__dlpack__")) return nb::borrow(object);
+  nb::object view = nb::steal(PyMemoryView_FromObject(object.ptr()));
+  if (view.is_valid()) return view;
+  PyErr_Clear();
+  return nb::borrow(object);
+}
+
 void resolve_dlpack(Array& array) {
   nb::ndarray<nb::ro> view;
-  if (!nb::try_cast(array.object, view)) throw_no_array(array);
+  if (!nb::try_cast(with_strides(array.object), view)) throw_no_array(array);
   if (view.device_type() != nb::device::cpu::value) throw_not_on_cpu(array);
   array.data = const_cast<void*>(static_cast<const void*>(view.data()));
   array.rank = static_cast<int>(view.ndim());

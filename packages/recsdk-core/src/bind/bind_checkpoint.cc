@@ -26,14 +26,12 @@ void report(nb::handle progress, std::int64_t num_bytes) {
 }
 
 RowFileSummary write_cut(PyCut& cut, nb::handle write, const nb::bytes& token,
-                         const std::string& codec, std::int64_t block_bytes, const nb::dict& policy,
-                         nb::handle progress, const std::string& name, bool in_background) {
+                         const std::string& codec, std::int64_t block_bytes, nb::handle progress,
+                         const std::string& name, bool in_background) {
   const PySink sink(write, name);
   WriteOptions options;
   options.token = token_of(token);
   options.file = {codec_of(codec), block_bytes, in_background && sink.in_background};
-  for (const auto& [key, data] : policy)
-    options.policies.emplace_back(nb::cast<std::string>(key), bytes_of(nb::cast<nb::bytes>(data)));
   options.progress = [progress](std::int64_t num_bytes) { report(progress, num_bytes); };
   const nb::gil_scoped_release without_gil;
   return write_rows(*cut, *sink.sink, options);
@@ -92,22 +90,6 @@ class PyRestore {
     return restore_->num_rows();
   }
 
-  nb::dict policies() {
-    std::vector<Restore::Policy> found;
-    {
-      const nb::gil_scoped_release without_gil;
-      const std::lock_guard lock(mutex_);
-      found = restore_->policies();
-    }
-    nb::dict made;
-    for (const Restore::Policy& policy : found) {
-      const nb::object name = nb::cast(policy.name);
-      if (!made.contains(name)) made[name] = nb::list();
-      nb::cast<nb::list>(made[name]).append(nb::bytes(policy.data.data(), policy.data.size()));
-    }
-    return made;
-  }
-
  private:
   std::mutex mutex_;
   std::optional<Restore> restore_;
@@ -134,15 +116,14 @@ void bind_checkpoint(nb::module_& module) {
           nb::call_guard<nb::gil_scoped_release>());
   module.def("write_rows", &write_cut, nb::arg("cut"), nb::arg("write"), nb::arg("token"),
              nb::arg("codec") = "none", nb::arg("block_bytes") = kDefaultBlockBytes,
-             nb::arg("policy") = nb::dict(), nb::arg("progress").none() = nb::none(),
-             nb::arg("name") = "row file", nb::arg("in_background") = true);
+             nb::arg("progress").none() = nb::none(), nb::arg("name") = "row file",
+             nb::arg("in_background") = true);
   nb::class_<PyRestore>(module, "Restore")
       .def(nb::init<PyTable&>(), nb::arg("table"))
       .def("add_file", &PyRestore::add_file, nb::arg("row_file"),
            nb::arg("owned").none() = nb::none(), nb::arg("modulo").none() = nb::none(),
            nb::arg("drop_state") = false)
       .def_prop_ro("num_rows", &PyRestore::num_rows)
-      .def("policies", &PyRestore::policies)
       .def("add_rows", &PyRestore::add_rows, nb::arg("block"))
       .def("check", &PyRestore::check, nb::arg("update_count"), nb::arg("log_decay") = 0.0)
       .def("commit", &PyRestore::commit, nb::arg("update_count"), nb::arg("log_decay") = 0.0);

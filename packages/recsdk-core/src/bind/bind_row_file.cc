@@ -34,8 +34,6 @@ const char* kind_name(BlockKind kind) {
       return "rows";
     case BlockKind::kErased:
       return "erased";
-    case BlockKind::kPolicy:
-      return "policy";
   }
   return "";
 }
@@ -58,14 +56,9 @@ void write_rows_block(RowFileWriter& writer, const PyRowBlock& block, const RowF
 
 void write_block(RowFileWriter& writer, const PyRowBlock& block, const RowFileHeader& header) {
   if (block.kind == BlockKind::kRows) return write_rows_block(writer, block, header);
-  if (block.kind == BlockKind::kErased) {
-    const Keys keys(block.keys);
-    const nb::gil_scoped_release without_gil;
-    return writer.write_erased(keys.span());
-  }
-  const std::span<const std::byte> data = bytes_of(block.data);
+  const Keys keys(block.keys);
   const nb::gil_scoped_release without_gil;
-  writer.write_policy(block.name, data);
+  writer.write_erased(keys.span());
 }
 
 RowFileSummary write_row_file(nb::handle write, const std::string& kind, std::int64_t dim,
@@ -100,26 +93,18 @@ RowFileSummary write_row_file(nb::handle write, const std::string& kind, std::in
 }
 
 PyRowBlock make_rows(nb::object keys, nb::dict fields) {
-  return {BlockKind::kRows, std::move(keys), std::move(fields), "", nb::bytes("", 0)};
+  return {BlockKind::kRows, std::move(keys), std::move(fields)};
 }
 PyRowBlock make_erased(nb::object keys) {
-  return {BlockKind::kErased, std::move(keys), nb::dict(), "", nb::bytes("", 0)};
+  return {BlockKind::kErased, std::move(keys), nb::dict()};
 }
-PyRowBlock make_policy(std::string name, nb::bytes data) {
-  nb::object keys = nb::module_::import_("numpy").attr("empty")(0, "int64");
-  return {BlockKind::kPolicy, std::move(keys), nb::dict(), std::move(name), std::move(data)};
-}
-
 void bind_row_block(nb::module_& module) {
   nb::class_<PyRowBlock>(module, "RowBlock")
       .def_static("rows", &make_rows, nb::arg("keys"), nb::arg("fields"))
       .def_static("erased", &make_erased, nb::arg("keys"))
-      .def_static("policy", &make_policy, nb::arg("name"), nb::arg("data"))
       .def_prop_ro("kind", [](const PyRowBlock& block) { return kind_name(block.kind); })
       .def_ro("keys", &PyRowBlock::keys)
-      .def_ro("fields", &PyRowBlock::fields)
-      .def_ro("name", &PyRowBlock::name)
-      .def_ro("data", &PyRowBlock::data);
+      .def_ro("fields", &PyRowBlock::fields);
 }
 
 nb::tuple fields_of(const PyRowFile& file) {
@@ -143,8 +128,10 @@ void bind_row_file(nb::module_& module) {
       .def_ro("checksum", &RowFileSummary::checksum);
   bind_row_block(module);
   nb::class_<PyRowFile>(module, "RowFile")
-      .def(nb::init<nb::handle, std::int64_t, const std::string&>(), nb::arg("read"),
-           nb::arg("size"), nb::arg("name"))
+      .def(nb::init<nb::handle, std::int64_t, const std::string&, std::optional<std::int64_t>,
+                    std::optional<std::int64_t>>(),
+           nb::arg("read"), nb::arg("size"), nb::arg("name"),
+           nb::arg("max_rows").none() = nb::none(), nb::arg("max_erased").none() = nb::none())
       .def_prop_ro("kind", [](const PyRowFile& file) { return kind_name(file.header().kind); })
       .def_prop_ro("dim", [](const PyRowFile& file) { return file.header().dim; })
       .def_prop_ro("token",

@@ -300,10 +300,11 @@ void bind_lease(nb::module_& module) {
 void make_table(PyTable* place, std::int64_t dim, std::string name,
                 const OptimizerConfig& optimizer, const InitializerConfig& initializer,
                 std::uint64_t seed, std::optional<std::uint64_t> hash_seed,
-                std::optional<std::int64_t> max_rows, float default_value, NonFinite on_nonfinite,
-                DType weight_dtype, Rounding rounding, std::optional<int> num_threads) {
+                std::optional<std::int64_t> max_rows, OnFull on_full, float default_value,
+                NonFinite on_nonfinite, DType weight_dtype, Rounding rounding,
+                std::optional<int> num_threads) {
   new (place) PyTable({dim, std::move(name), optimizer, initializer, seed, hash_seed, max_rows,
-                       default_value, on_nonfinite, weight_dtype, rounding, num_threads});
+                       on_full, default_value, on_nonfinite, weight_dtype, rounding, num_threads});
 }
 
 // A custom initializer may refer to what refers to its table: the garbage collector has to see
@@ -330,12 +331,16 @@ PyType_Slot kTableSlots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse)}
 
 void bind_table(nb::module_& module) {
   bind_lease(module);
+  nb::enum_<OnFull>(module, "OnFull")
+      .value("REFUSE", OnFull::kRefuse)
+      .value("RAISE", OnFull::kRaise);
   const nb::call_guard<nb::gil_scoped_release> without_gil;
   nb::class_<PyTable>(module, "Table", nb::type_slots(kTableSlots))
       .def("__init__", &make_table, nb::arg("dim"), nb::arg("name"), nb::arg("optimizer"),
            nb::arg("initializer"), nb::arg("seed"), nb::arg("hash_seed").none(),
-           nb::arg("max_rows").none(), nb::arg("default_value"), nb::arg("on_nonfinite"),
-           nb::arg("weight_dtype"), nb::arg("rounding"), nb::arg("num_threads").none())
+           nb::arg("max_rows").none(), nb::arg("on_full"), nb::arg("default_value"),
+           nb::arg("on_nonfinite"), nb::arg("weight_dtype"), nb::arg("rounding"),
+           nb::arg("num_threads").none())
       .def("state_fields", [](PyTable& table) { return state_fields(table->layout()); })
       .def(
           "lease",

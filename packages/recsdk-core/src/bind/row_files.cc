@@ -115,13 +115,11 @@ PyRowBlock to_python(const RowBlock& block, const RowFileHeader& header) {
     const std::size_t shape[] = {n, static_cast<std::size_t>(field.count)};
     made.fields[field.name.c_str()] = make_array(block.fields[f], 2, shape, field.type, owner);
   }
-  made.name = block.name;
-  made.data = nb::bytes(block.data.data(), block.data.size());
   return made;
 }
 
 std::unique_ptr<RowFileReader> open_reader(nb::handle read, std::int64_t size,
-                                           const std::string& name) {
+                                           const std::string& name, ReadOptions options) {
   const bool is_callable = PyCallable_Check(read.ptr()) != 0;
   std::shared_ptr<ByteSource> source;
   if (is_callable) {
@@ -129,9 +127,9 @@ std::unique_ptr<RowFileReader> open_reader(nb::handle read, std::int64_t size,
   } else {
     source = std::make_shared<FileSource>(descriptor_of(read, "read"), name);
   }
+  options.in_background = !is_callable;
   const nb::gil_scoped_release without_gil;
-  return std::make_unique<RowFileReader>(std::move(source), size, name,
-                                         ReadOptions{.in_background = !is_callable});
+  return std::make_unique<RowFileReader>(std::move(source), size, name, options);
 }
 
 /// The array of one field of a block, which must fit the file's field.
@@ -175,8 +173,9 @@ BlockArrays::BlockArrays(const PyRowBlock& block, const std::vector<FileField>& 
     throw nb::value_error("a block has fields that are not wanted");
 }
 
-PyRowFile::PyRowFile(nb::handle read, std::int64_t size, const std::string& name)
-    : reader_(open_reader(read, size, name)) {}
+PyRowFile::PyRowFile(nb::handle read, std::int64_t size, const std::string& name,
+                     std::optional<std::int64_t> max_rows, std::optional<std::int64_t> max_erased)
+    : reader_(open_reader(read, size, name, {.max_rows = max_rows, .max_erased = max_erased})) {}
 
 nb::object PyRowFile::next_block() {
   std::optional<RowBlock> block(std::in_place);
@@ -207,10 +206,6 @@ Codec codec_of(const std::string& name) {
   if (name == "none") return Codec::kNone;
   if (name == "zstd") return Codec::kZstd;
   throw nb::value_error(("codec must be 'none' or 'zstd', got '" + name + "'").c_str());
-}
-
-std::span<const std::byte> bytes_of(const nb::bytes& data) {
-  return {static_cast<const std::byte*>(data.data()), data.size()};
 }
 
 }  // namespace recsdk::bind

@@ -28,8 +28,6 @@ struct PyRowBlock {
   BlockKind kind = BlockKind::kRows;
   nb::object keys;  ///< (n,)
   nb::dict fields;  ///< (n, count) by name
-  std::string name;
-  nb::bytes data;
 };
 
 /// The memory of a block of rows that Python made; holds it. Throws ValueError unless its fields
@@ -46,7 +44,8 @@ struct BlockArrays {
 /// A reader that threads take turns with.
 class PyRowFile {
  public:
-  PyRowFile(nb::handle read, std::int64_t size, const std::string& name);
+  PyRowFile(nb::handle read, std::int64_t size, const std::string& name,
+            std::optional<std::int64_t> max_rows, std::optional<std::int64_t> max_erased);
 
   nb::object next_block();
   RowFileSummary summary();
@@ -67,6 +66,5 @@ class PyRowFile {
 /// Throws ValueError unless it has 16 bytes.
 std::array<std::uint8_t, 16> token_of(const nb::bytes& token);
 Codec codec_of(const std::string& name);
-std::span<const std::byte> bytes_of(const nb::bytes& data);
 
 }  // namespace recsdk::bind

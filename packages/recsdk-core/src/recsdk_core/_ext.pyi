@@ -114,30 +114,34 @@ class RowFileSummary:
 
 @final
 class RowBlock:
-    """A block of a row file: rows, keys that left, or a policy's state."""
+    """A block of a row file: rows, or keys that left."""
 
     @staticmethod
     def rows(keys: NDArray[int64], fields: Mapping[str, NDArray[Any]]) -> RowBlock: ...
     @staticmethod
     def erased(keys: NDArray[int64]) -> RowBlock: ...
-    @staticmethod
-    def policy(name: str, data: bytes) -> RowBlock: ...
     @property
-    def kind(self) -> Literal["rows", "erased", "policy"]: ...
+    def kind(self) -> Literal["rows", "erased"]: ...
     @property
     def keys(self) -> NDArray[int64]: ...
     @property
     def fields(self) -> dict[str, NDArray[Any]]: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def data(self) -> bytes: ...
 
 @final
 class RowFile:
-    """Reads a row file from start to end, checking everything; `name` is for messages."""
+    """Reads a row file from start to end, checking everything; `name` is for messages.
 
-    def __init__(self, read: _Read, size: int, name: str) -> None: ...
+    A file of more than `max_rows` rows, or `max_erased` erased keys, is damaged.
+    """
+
+    def __init__(
+        self,
+        read: _Read,
+        size: int,
+        name: str,
+        max_rows: int | None = None,
+        max_erased: int | None = None,
+    ) -> None: ...
     @property
     def kind(self) -> Literal["snapshot", "delta"]: ...
     @property
@@ -212,6 +216,10 @@ class Bags:
     @property
     def num_keys(self) -> int: ...
 
+class OnFull(enum.Enum):
+    REFUSE = ...
+    RAISE = ...
+
 @final
 class Table:
     def __init__(
@@ -223,6 +231,7 @@ class Table:
         seed: int,
         hash_seed: int | None,
         max_rows: int | None,
+        on_full: OnFull,
         default_value: float,
         on_nonfinite: NonFinite,
         weight_dtype: DType,
@@ -324,7 +333,6 @@ def write_rows(
     token: bytes,
     codec: Literal["none", "zstd"] = "none",
     block_bytes: int = ...,
-    policy: Mapping[str, bytes] = ...,
     progress: Callable[[int], Any] | None = None,
     name: str = "row file",
     in_background: bool = True,
@@ -344,7 +352,6 @@ class Restore:
     ) -> None: ...
     @property
     def num_rows(self) -> int: ...
-    def policies(self) -> dict[str, list[bytes]]: ...
     def add_rows(self, block: RowBlock) -> None: ...
     def check(self, update_count: int, log_decay: float = 0.0) -> None: ...
     def commit(self, update_count: int, log_decay: float = 0.0) -> None: ...

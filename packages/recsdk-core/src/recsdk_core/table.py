@@ -20,6 +20,7 @@ from recsdk_core._internal.config import (
     engine_dtype,
     engine_initializer,
     engine_nonfinite,
+    engine_on_full,
     engine_optimizer,
     engine_rounding,
 )
@@ -37,6 +38,8 @@ Array: TypeAlias = Any
 
 DType: TypeAlias = Literal["float32", "bfloat16", "float16"]
 """How weights are stored."""
+OnFull: TypeAlias = Literal["refuse", "raise"]
+"""What happens to keys that find no room."""
 Rounding: TypeAlias = Literal["stochastic", "nearest"]
 """How updates round to 16 bits."""
 
@@ -57,10 +60,12 @@ class Table(SavesAndLoads):
     array argument was one, else numpy arrays.
 
     Thread safety: every method may be called from any thread and runs without the GIL. Reads run
-    side by side. A call that raises has changed nothing but spare capacity. A child of fork has a
-    table of its own to go on with, if no other thread was inside a call of it at the fork, saves in
-    the background apart: else it finds the table locked by a thread that it does not have, and
-    waits for ever.
+    side by side. A call that raises has changed nothing but spare capacity. Arrays that are passed
+    must not change until the call has returned: they are checked first and read again afterwards,
+    so another thread that writes into them meanwhile can make a call read or write outside of the
+    table, and crash the process. A child of fork has a table of its own to go on with, if no other
+    thread was inside a call of it at the fork, saves in the background apart: else it finds the
+    table locked by a thread that it does not have, and waits for ever.
 
     >>> import numpy as np
     >>> from recsdk_core import Table, optim
@@ -85,6 +90,7 @@ class Table(SavesAndLoads):
         initializer: Initializer = Uniform(low=-0.01, high=0.01),
         seed: int = 0,
         max_rows: int | None = None,
+        on_full: OnFull = "refuse",
         default_value: float = 0.0,
         on_nonfinite: Literal["apply", "raise", "skip"] = "apply",
         dtype: DType = "float32",
@@ -96,17 +102,17 @@ class Table(SavesAndLoads):
 
         `dim` is the row width D, at least 1. `name` and `seed` (0 to 2**64 - 1) are the identity of
         initial rows: a new row is a function of seed, name, key and column only. At `max_rows` rows
-        (None: no limit) further keys are refused. Every column of a refused or missing key reads
-        `default_value`. `on_nonfinite` says what happens to a summed gradient that is infinite or
-        not a number: it is applied as torch does ("apply"), the update raises NonFiniteError
-        ("raise"), or that key's update is left out ("skip"). Weights are stored as `dtype`:
-        "float32", "bfloat16" or "float16"; state, arithmetic and arrays are float32 in any case.
-        `rounding` says how updates round to 16 bits: to either neighbour, the nearer the likelier,
-        by random bits that depend on seed, name, key, column and update count only ("stochastic"),
-        or to the nearest, ties to even ("nearest"), as initial rows and `upsert` always are.
-        `num_threads`, 1 to 1024, limits this
-        table's calls (None: the pool's size). `hash_seed` is of the index (None: random); no result
-        depends on it.
+        (None: no limit) further keys are refused, or under `on_full="raise"` the call that brings
+        them raises CapacityError and changes nothing. Every column of a refused or missing key
+        reads `default_value`. `on_nonfinite` says what happens to a summed gradient that is
+        infinite or not a number: it is applied as torch does ("apply"), the update raises
+        NonFiniteError ("raise"), or that key's update is left out ("skip"). Weights are stored as
+        `dtype`: "float32", "bfloat16" or "float16"; state, arithmetic and arrays are float32 in any
+        case. `rounding` says how updates round to 16 bits: to either neighbour, the nearer the
+        likelier, by random bits that depend on seed, name, key, column and update count only
+        ("stochastic"), or to the nearest, ties to even ("nearest"), as initial rows and `upsert`
+        always are. `num_threads`, 1 to 1024, limits this table's calls (None: the pool's size).
+        `hash_seed` is of the index (None: random); no result depends on it.
 
         Raises ValueError or TypeError naming the argument that is wrong.
         """
@@ -129,6 +135,7 @@ class Table(SavesAndLoads):
             seed,
             hash_seed,
             max_rows,
+            engine_on_full(on_full),
             default_value,
             engine_nonfinite(on_nonfinite),
             engine_dtype(dtype),
@@ -141,6 +148,7 @@ class Table(SavesAndLoads):
         self._initializer = initializer
         self._seed = seed
         self._max_rows = max_rows
+        self._on_full: OnFull = on_full
         self._default_value = default_value
         self._on_nonfinite = on_nonfinite
         self._dtype: DType = dtype
@@ -164,8 +172,13 @@ class Table(SavesAndLoads):
 
     @property
     def max_rows(self) -> int | None:
-        """Keys beyond this number are refused; None: no limit."""
+        """Keys beyond this number find no room; None: no limit."""
         return self._max_rows
+
+    @property
+    def on_full(self) -> OnFull:
+        """What happens to keys that find no room: refused, or the call raises CapacityError."""
+        return self._on_full
 
     @property
     def optimizer(self) -> Optimizer:
@@ -491,6 +504,7 @@ class Table(SavesAndLoads):
             "initializer": self._initializer,
             "seed": self._seed,
             "max_rows": self._max_rows,
+            "on_full": self._on_full,
             "default_value": self._default_value,
             "on_nonfinite": self._on_nonfinite,
             "dtype": self._dtype,

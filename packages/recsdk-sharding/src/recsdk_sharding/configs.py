@@ -17,7 +17,7 @@ from torchrec.modules.embedding_configs import (
 
 import recsdk_core
 from recsdk_core import init
-from recsdk_core.table import DType
+from recsdk_core.table import DType, OnFull
 from recsdk_sharding.initializers import (
     column_initializer,
     native_initializer,
@@ -72,6 +72,7 @@ class HashTableConfig:
     init_fn: Any
     seed: int
     max_rows: int | None
+    on_full: OnFull
     accumulate_steps: int
     initializer: init.Initializer | None
     on_nonfinite: NonFinite
@@ -165,6 +166,10 @@ class HashTableConfig:
                     f"on_nonfinite must be one of {get_args(NonFinite)}, got {self.on_nonfinite!r}"
                 )
             )
+        if self.on_full not in get_args(OnFull):
+            raise ValueError(
+                self._error(f"on_full must be one of {get_args(OnFull)}, got {self.on_full!r}")
+            )
         if self.init_fn is not None and not callable(self.init_fn):
             raise TypeError(self._error(f"init_fn must be callable, got {self.init_fn!r}"))
 
@@ -202,6 +207,7 @@ class HashTableConfig:
             initializer=initializer,
             seed=self.seed,
             max_rows=max_rows,
+            on_full=self.on_full,
             on_nonfinite=self.on_nonfinite,
             dtype=self.dtype,
         )
@@ -239,8 +245,12 @@ class HashEmbeddingBagConfig(HashTableConfig, EmbeddingBagConfig):  # type: igno
     seed: int = 0
     """Drives the values of new rows, with the table's name; 0 to 2**64 - 1."""
     max_rows: int | None = None
-    """Rows of the whole table, over all ranks; further ids are refused and read zeros. None: no
+    """Rows of the whole table, over all ranks; `on_full` says what becomes of further ids. None: no
     limit."""
+    on_full: OnFull = "refuse"
+    """What happens to ids that find no row free, because of `max_rows` or, on a device, of its
+    memory: they are refused and read zeros ("refuse"), or the step raises CapacityError on the rank
+    that is full, and PeerError on the others, before anything is trained ("raise")."""
     accumulate_steps: int = 1
     """Backwards whose gradients are added up and applied as one optimizer update, which advances
     the update count by one. The rows that these batches make are seen by readers after it."""
@@ -273,8 +283,12 @@ class HashEmbeddingConfig(HashTableConfig, EmbeddingConfig):  # type: ignore[mis
     seed: int = 0
     """Drives the values of new rows, with the table's name; 0 to 2**64 - 1."""
     max_rows: int | None = None
-    """Rows of the whole table, over all ranks; further ids are refused and read zeros. None: no
+    """Rows of the whole table, over all ranks; `on_full` says what becomes of further ids. None: no
     limit."""
+    on_full: OnFull = "refuse"
+    """What happens to ids that find no row free, because of `max_rows` or, on a device, of its
+    memory: they are refused and read zeros ("refuse"), or the step raises CapacityError on the rank
+    that is full, and PeerError on the others, before anything is trained ("raise")."""
     accumulate_steps: int = 1
     """Backwards whose gradients are added up and applied as one optimizer update, which advances
     the update count by one. The rows that these batches make are seen by readers after it."""

@@ -79,6 +79,7 @@ def _collection_of(bag: HashEmbeddingBag) -> HashEmbeddingBagCollection:
         data_type=data_types[table.dtype],
         seed=table.seed,
         max_rows=table.max_rows,
+        on_full=table.on_full,
         initializer=table.initializer,
         on_nonfinite=table.on_nonfinite,
         template=table.empty_copy(),

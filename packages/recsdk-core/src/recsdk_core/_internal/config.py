@@ -36,6 +36,8 @@ _DTYPES = {
 }
 _ROUNDINGS = {"stochastic": _ext.Rounding.STOCHASTIC, "nearest": _ext.Rounding.NEAREST}
 
+_ON_FULL = {"refuse": _ext.OnFull.REFUSE, "raise": _ext.OnFull.RAISE}
+
 _NONFINITE = {
     "apply": _ext.NonFinite.APPLY,
     "raise": _ext.NonFinite.RAISE,
@@ -115,6 +117,13 @@ def engine_initializer(initializer: Initializer, dim: int) -> _ext.InitializerCo
         "initializer must be one of recsdk_core.init.Constant, Uniform, Normal, TruncatedNormal, "
         f"Custom; got {initializer!r}"
     )
+
+
+def engine_on_full(on_full: str) -> _ext.OnFull:
+    """The engine's form of `on_full`; ValueError for anything else."""
+    if on_full not in _ON_FULL:
+        raise ValueError(f"on_full must be 'refuse' or 'raise', got {on_full!r}")
+    return _ON_FULL[on_full]
 
 
 def engine_nonfinite(on_nonfinite: str) -> _ext.NonFinite:

@@ -10,9 +10,13 @@ from typing import Any, NoReturn, TypeVar
 
 from recsdk_core.errors import CheckpointError
 
-__all__ = ["Fields", "canonical_json", "parse_json", "printable"]
+__all__ = ["Fields", "canonical_json", "parse_json", "printable", "require_few_values"]
 
 T = TypeVar("T")
+
+_FEW_VALUES = 250_000
+_BYTES_A_VALUE = 8  # a manifest of many files has one in 15
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 
 
 def canonical_json(value: Any) -> bytes:
@@ -26,9 +30,26 @@ def canonical_json(value: Any) -> bytes:
     return text.encode("ascii") + b"\n"
 
 
+def require_few_values(raw: bytes) -> None:
+    """Raises ValueError for JSON of more lists, objects and values than its size makes likely.
+
+    Each takes some 60 bytes once it is parsed, and two bytes may be one. Takes no memory for them.
+    """
+    most = _FEW_VALUES + len(raw) // _BYTES_A_VALUE
+    if _num_values(raw) > most and (found := _num_values(_STRING.sub(b"", raw))) > most:
+        raise ValueError(
+            f"{found} values and names in {len(raw)} bytes; at most {most} are possible"
+        )
+
+
+def _num_values(raw: bytes) -> int:
+    return sum(raw.count(sign) for sign in (b"[", b"{", b",", b":"))
+
+
 def parse_json(raw: bytes, where: str) -> Any:
     """The value of canonical JSON; CheckpointError, naming `where`, for anything else."""
     try:
+        require_few_values(raw)
         value = json.loads(raw.decode("ascii"), parse_constant=_refuse_constant)
         again = canonical_json(value)
     except (ValueError, RecursionError) as error:

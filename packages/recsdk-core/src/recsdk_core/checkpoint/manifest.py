@@ -311,9 +311,14 @@ class Manifest:
         return sum(entry.num_bytes for entry in self.files)
 
     def to_bytes(self) -> bytes:
-        """The file: canonical JSON with the SHA-256 of itself."""
+        """The file: canonical JSON with the SHA-256 of itself; CheckpointError if too large."""
         value = {**asdict(self), "format": FORMAT, "version": VERSION, "sha256": "0" * 64}
         raw = canonical_json(value)
+        if len(raw) > MAX_MANIFEST_BYTES:
+            raise CheckpointError(
+                f"the manifest would have {len(raw)} bytes, and {MAX_MANIFEST_BYTES} is the most; "
+                "save fewer tables, or in fewer parts"
+            )
         digest = hashlib.sha256(raw).hexdigest()
         return canonical_json({**value, "sha256": digest})
 

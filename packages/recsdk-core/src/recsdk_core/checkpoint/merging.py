@@ -18,7 +18,7 @@ from recsdk_core.checkpoint.reading import Checkpoint, Progress
 from recsdk_core.outcome import Outcome
 from recsdk_core.table import Table
 
-__all__ = ["KeySet", "Policy", "Rows", "bytes_to_read", "merged_rows"]
+__all__ = ["KeySet", "Rows", "bytes_to_read", "merged_rows"]
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,6 @@ class Rows:
         if is_wanted.all():
             return self
         return Rows(self.keys[is_wanted], {k: v[is_wanted] for k, v in self.fields.items()})
-
-
-@dataclass(frozen=True)
-class Policy:
-    """The state of a policy in one file."""
-
-    name: str
-    data: bytes
-    file: int
-    """Which of the table's files has it."""
 
 
 class KeySet:
@@ -74,12 +64,10 @@ def merged_rows(
     name: str,
     owner: Owner | None = None,
     progress: Progress | None = None,
-    policies: list[Policy] | None = None,
 ) -> Iterator[Rows]:
     """The rows that a table has after a chain, each key once; only those of `owner`, if given.
 
-    Newest first: the deltas' keys are kept in memory, the snapshot's are not. `policies` gets what
-    the files of the last checkpoint that are read have of them.
+    Newest first: the deltas' keys are kept in memory, the snapshot's are not.
     """
     owner = owner or Owner()
     seen = KeySet()
@@ -87,25 +75,12 @@ def merged_rows(
         index, entry = checkpoint.table(name)
         for rank in files_of(entry, owner):
             for block in checkpoint.blocks(index, rank):
-                if block.kind == "policy" and policies is not None and checkpoint is chain[-1]:
-                    _collect(policies, Policy(block.name, block.data, rank))
                 rows = _of_block(block, owner)
-                if rows is None:
-                    continue
                 is_new = ~seen.has(rows.keys) if checkpoint.is_snapshot else seen.add(rows.keys)
                 if block.kind == "rows" and is_new.any():
                     yield rows.select(is_new)
             if progress is not None:
                 progress(entry.files[rank].num_bytes)
-
-
-def _collect(policies: list[Policy], piece: Policy) -> None:
-    """Neighbouring blocks of one name are one state."""
-    last = policies[-1] if policies else None
-    if last is not None and (last.name, last.file) == (piece.name, piece.file):
-        policies[-1] = Policy(piece.name, last.data + piece.data, piece.file)
-    else:
-        policies.append(piece)
 
 
 def files_of(entry: TableEntry, owner: Owner) -> list[int]:
@@ -128,10 +103,8 @@ def bytes_to_read(
     return total
 
 
-def _of_block(block: Any, owner: Owner) -> Rows | None:
+def _of_block(block: Any, owner: Owner) -> Rows:
     """A block's keys, with rows if it has any, that belong to an owner."""
-    if block.kind not in ("rows", "erased"):
-        return None
     fields = block.fields if block.kind == "rows" else {}
     rows = Rows(block.keys, fields)
     return rows if owner.world_size == 1 else rows.select(owner.owns(block.keys))

@@ -102,7 +102,9 @@ class Checkpoint:
         entry = self.manifest.tables[table]
         file = entry.files[rank]
         with self._source(file) as source:
-            rows = _ext.RowFile(source.read, source.size, source.name)
+            rows = _ext.RowFile(
+                source.read, source.size, source.name, file.num_rows, file.num_erased
+            )
             self._check_header(rows, entry, source.name)
             yield rows
             while rows.next_block() is not None:
@@ -115,8 +117,7 @@ class Checkpoint:
         owner = Owner(rank, len(entry.files), entry.sharding)
         with self.rows_file(table, rank) as file:
             while (block := file.next_block()) is not None:
-                is_of_keys = block.kind != "policy" and owner.world_size > 1
-                if is_of_keys and not owner.owns(block.keys).all():
+                if owner.world_size > 1 and not owner.owns(block.keys).all():
                     raise CheckpointError(
                         f"{self.location}/{entry.files[rank].path}: has keys of another file; "
                         "whatever wrote it mixed up its ranks or their rule"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,18 +11,17 @@ import numpy as np
 
 from recsdk_core import _ext
 from recsdk_core.checkpoint.manifest import Sharding, TableEntry
-from recsdk_core.checkpoint.merging import Policy, Rows, merged_rows
+from recsdk_core.checkpoint.merging import Rows, merged_rows
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.ranks import OneRank
 from recsdk_core.checkpoint.reading import Checkpoint, Position, Progress, chain_of
 from recsdk_core.checkpoint.saving import Codec, Part, SaveOptions, save_parts
 from recsdk_core.checkpoint.stores import Target, open_store
-from recsdk_core.errors import CheckpointError
 
 __all__ = ["compact", "reshard", "write_snapshot"]
 
-RowsOf = Callable[[str, Owner, Progress | None], Iterable[Rows | Policy]]
-"""Gives the rows of a table that an owner has, then the states of policies."""
+RowsOf = Callable[[str, Owner, Progress | None], Iterable[Rows]]
+"""Gives the rows of a table that an owner has."""
 
 
 def compact(
@@ -64,8 +63,7 @@ def reshard(
     """Writes what a chain holds as a snapshot of `world_size` ranks (1 to 65536).
 
     Loading does not need it: any world size loads any checkpoint; it then reads less. `rule` is
-    "virtual_shard" or "modulo". Other arguments, memory and errors as in `compact`; raises
-    CheckpointError too for states of policies, which belong to one file and are not cut anew.
+    "virtual_shard" or "modulo". Other arguments, memory and errors as in `compact`.
     """
     if not 1 <= world_size <= 65_536:
         raise ValueError(f"world_size must be 1 to 65536, got {world_size}")
@@ -93,8 +91,7 @@ def _rewrite(
     parts = []
     for entry in last.manifest.tables:
         num_parts, sharding = layouts[entry.name]
-        is_same = (num_parts, sharding) == (len(entry.files), entry.sharding)
-        rows_of = partial(_rows_and_policies, chain, is_same)
+        rows_of = partial(merged_rows, chain)
         bare = replace(entry, sharding=sharding, files=())
         parts += [_part(bare, rows_of, index, num_parts) for index in range(num_parts)]
     return save_parts(open_store(path), OneRank(), parts, told)
@@ -104,24 +101,6 @@ def _refuse_source(path: Any, chain: Sequence[Checkpoint]) -> None:
     address = open_store(path).address
     if any(checkpoint.store.address == address for checkpoint in chain):
         raise ValueError(f"path {address!r} is one of the source's; choose another")
-
-
-def _rows_and_policies(
-    chain: Sequence[Checkpoint],
-    is_same_layout: bool,
-    name: str,
-    owner: Owner,
-    progress: Progress | None,
-) -> Iterator[Rows | Policy]:
-    policies: list[Policy] = []
-    yield from merged_rows(chain, name, owner, progress, policies)
-    if policies and not is_same_layout:
-        raise CheckpointError(
-            f"{chain[-1].location}: table {name!r} has states of policies "
-            f"({sorted({policy.name for policy in policies})}), which belong to one file and are "
-            "not cut anew; load it into a model of the wanted layout and save that"
-        )
-    yield from policies
 
 
 def write_snapshot(
@@ -156,8 +135,6 @@ def _part(entry: TableEntry, rows_of: RowsOf, index: int, num_parts: int) -> Par
     return Part(entry=entry, write=write, index=index, num_parts=num_parts)
 
 
-def _block(item: Rows | Policy) -> _ext.RowBlock:
-    if isinstance(item, Policy):
-        return _ext.RowBlock.policy(item.name, item.data)
-    fields = {name: np.ascontiguousarray(values) for name, values in item.fields.items()}
-    return _ext.RowBlock.rows(np.ascontiguousarray(item.keys), fields)
+def _block(rows: Rows) -> _ext.RowBlock:
+    fields = {name: np.ascontiguousarray(values) for name, values in rows.fields.items()}
+    return _ext.RowBlock.rows(np.ascontiguousarray(rows.keys), fields)

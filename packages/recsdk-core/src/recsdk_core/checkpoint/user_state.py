@@ -13,11 +13,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.lib import format as npy
 
+from recsdk_core.checkpoint._fields import canonical_json, require_few_values
 from recsdk_core.errors import CheckpointError
 
 __all__ = ["PackedState", "UserFile", "decode_array", "pack", "unpack"]
 
 _FILE = "$file"
+_MOST_BYTES = 64 * 2**20
 
 UserFile = tuple[Literal["bytes", "array"], bytes]
 """Kind and content of a file."""
@@ -38,12 +40,28 @@ def pack(value: Any) -> PackedState:
 
     Tuples become lists. Raises TypeError or ValueError, naming the place, for what cannot be kept:
     other types, keys that are no strings or start with "$", numbers that are not finite, arrays of
-    objects.
+    objects, more than 64 MiB of JSON or, about, 250,000 values beside bytes and arrays.
     """
     if isinstance(value, PackedState):
         return value
     files: list[UserFile] = []
-    return PackedState(_pack(value, "user_state", files), files)
+    packed = PackedState(_pack(value, "user_state", files), files)
+    _require_small(packed.value)
+    return packed
+
+
+def _require_small(value: Any) -> None:
+    """Raises ValueError for JSON that does not belong into a manifest, which is read as a whole."""
+    raw = canonical_json(value)
+    advice = "keep long lists in numpy arrays, and long texts as bytes"
+    if len(raw) > _MOST_BYTES:
+        raise ValueError(
+            f"user_state has {len(raw)} bytes of JSON, and {_MOST_BYTES} is the most; {advice}"
+        )
+    try:
+        require_few_values(raw)
+    except ValueError as error:
+        raise ValueError(f"user_state has {error}; {advice}") from None
 
 
 def _pack(value: Any, where: str, files: list[UserFile]) -> Any:

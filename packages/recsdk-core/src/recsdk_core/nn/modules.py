@@ -17,7 +17,7 @@ from recsdk_core.init import Initializer, Uniform
 from recsdk_core.nn._state import load_table, save_table
 from recsdk_core.nn.function import FeatureBags, TableBags, gather_features, pool_features
 from recsdk_core.optim import SGD, Optimizer, from_torch
-from recsdk_core.table import DType, Rounding, Table
+from recsdk_core.table import DType, OnFull, Rounding, Table
 
 __all__ = ["HashEmbedding", "HashEmbeddingBag", "bag_offsets"]
 
@@ -41,6 +41,7 @@ class _TableModule(nn.Module):
         initializer: Initializer = Uniform(low=-0.01, high=0.01),
         seed: int = 0,
         max_rows: int | None = None,
+        on_full: OnFull = "refuse",
         default_value: float = 0.0,
         on_nonfinite: Literal["apply", "raise", "skip"] = "apply",
         dtype: DType = "float32",
@@ -55,6 +56,7 @@ class _TableModule(nn.Module):
             initializer=initializer,
             seed=seed,
             max_rows=max_rows,
+            on_full=on_full,
             default_value=default_value,
             on_nonfinite=on_nonfinite,
             dtype=dtype,

@@ -13,11 +13,11 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from recsdk_core.errors import BusyError, NonFiniteError
+from recsdk_core.errors import BusyError, CapacityError, NonFiniteError
 from recsdk_core.init import Initializer, Uniform
 from recsdk_core.optim import SGD, Optimizer
 from recsdk_core.outcome import Outcome
-from recsdk_core.table import ExportBatch, TableStats
+from recsdk_core.table import ExportBatch, OnFull, TableStats
 from recsdk_core.testing import _arithmetic, _optimizers
 from recsdk_core.testing._initial_rows import initial_rows
 from recsdk_core.testing._rounding import random_halves, round_nearest, round_stochastic
@@ -85,6 +85,7 @@ class ReferenceTable:
         initializer: Initializer = Uniform(low=-0.01, high=0.01),
         seed: int = 0,
         max_rows: int | None = None,
+        on_full: OnFull = "refuse",
         default_value: float = 0.0,
         on_nonfinite: Literal["apply", "raise", "skip"] = "apply",
         dtype: Literal["float32", "bfloat16", "float16"] = "float32",
@@ -94,6 +95,7 @@ class ReferenceTable:
         self.name = name
         self.seed = seed
         self.max_rows = max_rows
+        self.on_full = on_full
         self.default_value = default_value
         self.initializer = initializer
         self.optimizer = optimizer
@@ -190,9 +192,7 @@ class ReferenceTable:
     def _insert(
         self, keys: list[int], lease: ReferenceLease | None
     ) -> tuple[NDArray[np.int64], Outcomes]:
-        limit = np.inf if self.max_rows is None else self.max_rows
-        new = [key for key in dict.fromkeys(keys) if key not in self._rows]
-        new = new[: int(min(len(new), max(limit - len(self._rows), 0)))]
+        new = self._admitted(keys)
         weights = initial_rows(
             self.initializer, self.seed, self.name, np.array(new, np.int64), self.dim
         )
@@ -210,6 +210,16 @@ class ReferenceTable:
         ]
         rows = [self._rows[key].number if key in self._rows else 0 for key in keys]
         return np.array(rows, np.int64), _outcomes(outcomes)
+
+    def _admitted(self, keys: list[int]) -> list[int]:
+        """The keys without a row that find room, each once."""
+        new = [key for key in dict.fromkeys(keys) if key not in self._rows]
+        if self.max_rows is None:
+            return new
+        room = self.max_rows - len(self._rows)
+        if self.on_full == "raise" and len(new) > room:
+            raise CapacityError(f"table {self.name!r} is full: {self.max_rows} rows")
+        return new[:room]
 
     def _add(self, key: int, weights: Floats, *, is_in_flight: bool = False) -> _Row:
         if self._free:
@@ -252,6 +262,7 @@ class ReferenceTable:
     ) -> Any:
         """Writes values (N, D) as the weights of keys (N,)."""
         self._require_no_steps()
+        self._admitted(_as_ints(keys))
         outcomes = []
         for i, key in enumerate(_as_ints(keys)):
             row = self._rows.get(key)

@@ -37,7 +37,7 @@ class HostIndex:
     def __init__(self, config: HashTableConfig, max_rows: int, columns: tuple[int, int]) -> None:
         """`columns`: the first of the config's columns that rows have, and the one after the last.
 
-        Beyond `max_rows` keys are refused.
+        Beyond `max_rows` the config's `on_full` says what becomes of keys.
         """
         self._columns = columns
         self._maker = recsdk_core.Table(
@@ -53,6 +53,7 @@ class HostIndex:
             initializer=init.Custom(fn=self._make_rows),
             seed=config.seed,
             max_rows=max_rows,
+            on_full=config.on_full,
         )
         """From keys to row numbers; its rows mean nothing."""
         self.own_lookups: Counter[Outcome] = Counter()
