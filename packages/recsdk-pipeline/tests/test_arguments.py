@@ -55,6 +55,29 @@ def test_a_depth_that_is_no_whole_number_is_refused(depth: Any) -> None:
         pipeline_of(DenseModel(), pipe_n_batch=depth)
 
 
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"model": [DenseModel()]}, TypeError, "model must be a torch.nn.Module, got list"),
+        ({"model": None}, TypeError, "model must be a torch.nn.Module, got NoneType"),
+        ({"optimizer": [1]}, TypeError, "optimizer must be a torch.optim.Optimizer, .* got list"),
+        ({"optimizer": torch.optim.SGD}, TypeError, "optimizer must .* got type"),
+        ({"device": "gpu"}, ValueError, "device must be a torch.device, got 'gpu'"),
+        ({"device": 0}, TypeError, r"device must be a torch.device, got 0; pass torch.device"),
+        ({"device": None}, TypeError, "device must be a torch.device, got None"),
+    ],
+)
+def test_parts_that_are_of_another_kind_are_refused(
+    changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    model = DenseModel()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    good: dict[str, Any] = {"model": model, "optimizer": optimizer, "device": CPU}
+    with pytest.raises(error, match=message):
+        HybridTrainPipelineSparseDist(**{**good, **changes})
+    assert HybridTrainPipelineSparseDist(**{**good, "device": "cpu"})
+
+
 def test_data_that_cannot_tell_its_position_is_refused() -> None:
     with pytest.raises(TypeError, match="state_dict"):
         pipeline_of(DenseModel(), data=[1, 2])

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torchrec.streamable import Pipelineable
 
+from recsdk_pipeline._internal.arguments import check_parts
 from recsdk_pipeline._internal.feeds import Feeds, FeedSpy
 from recsdk_pipeline._internal.position import Progress
 from recsdk_pipeline._internal.queue import END, Queue
@@ -76,7 +77,7 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
         _check(execute_all_batches, apply_jit, pipe_n_batch)
         self._model = model
         self._optimizer = optimizer
-        self._device = torch.device(device)
+        self._device = check_parts(model, optimizer, device)
         self._return_loss = return_loss
         self._depth = pipe_n_batch
         self._stream = SideStream(self._device)
