@@ -276,3 +276,14 @@ def look_up_in_tables_of_torchrec() -> str:
     except BackendUnavailable as error:
         return str(error)
     return ""
+
+
+def initialize_rows() -> tuple[str, bool]:
+    """What torch.nn.init says of a store on the device, and whether the store is as it was."""
+    (weight, *_) = new_model(Setup(), "npu").ebc.parameters()
+    before = weight.detach().clone()
+    try:
+        nn.init.kaiming_normal_(weight)
+    except ValueError as error:
+        return str(error), torch.equal(weight.detach(), before)
+    return "", torch.equal(weight.detach(), before)

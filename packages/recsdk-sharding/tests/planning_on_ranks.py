@@ -131,6 +131,20 @@ def plan_a_single_bag() -> dict[str, Any]:
     }
 
 
+def estimate_weighted(is_weighted: bool) -> tuple[float, int]:
+    """Time on the way to its owner, and memory, of a single bag's table with weights or not."""
+    model = nn.ModuleDict({"bag": HashEmbeddingBag(DIM, name="a", optimizer=optim.Adagrad(lr=0.1))})
+    constraints = {
+        "a": HashParameterConstraints(sharding_types=["table_wise"], is_weighted=is_weighted)
+    }
+    topology = Topology(world_size=2, compute_device="cpu")
+    sharders = get_default_hybrid_sharders(host_env=host_env())
+    made = HashEmbeddingEnumerator(topology, 512, constraints)
+    (option,) = made.enumerate(model, sharders)
+    (shard,) = option.shards
+    return shard.perf.input_dist_comms, shard.storage.ddr
+
+
 def estimate_beside_stock() -> list[Any]:
     """What our estimators and torchrec's say of a table of torchrec's."""
     model = tables("a")

@@ -144,6 +144,15 @@ def test_a_single_bag_is_planned_by_its_table(ranks: RankPool) -> None:
     assert "10,000  5.2" in found["text"]
 
 
+def test_weights_of_ids_travel_and_take_memory(ranks: RankPool) -> None:
+    (without,), (weighted,) = (
+        ranks.run(1, planning_on_ranks.estimate_weighted, given) for given in (False, True)
+    )
+    assert weighted[0] == pytest.approx(without[0] * (8 + 4) / 8)
+    # Seven batches in flight of 512 samples from each of two ranks, of one id with a float32 each.
+    assert weighted[1] - without[1] == 7 * 2 * 512 * 4
+
+
 def test_torchrecs_own_tables_are_estimated_as_before(ranks: RankPool) -> None:
     ((ours, stock),) = ranks.run(1, planning_on_ranks.estimate_beside_stock)
     assert ours == stock

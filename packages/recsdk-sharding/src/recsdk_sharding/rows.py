@@ -36,6 +36,7 @@ from recsdk_sharding.row_state import (
     put_state,
     rows_for,
 )
+from recsdk_sharding.rows_parameter import RowsParameter
 
 __all__ = ["AnyTable", "OwnedPart", "TableRows", "anchor_of"]
 
@@ -120,7 +121,8 @@ class TableRows(nn.Module):
         self._lost_state = False  # loaded before an optimizer, and not kept
         self._accumulations: list[Accumulation[Any] | None] = []
         self._keeps_rows_in_engine = device is None or keeps_rows_in_engine(device)
-        self.weight = nn.Parameter(self._make_store(device))
+        self.weight = RowsParameter(self._make_store(device))
+        self.weight.table_name = config.name
 
     def _make_store(self, device: torch.device | None) -> torch.Tensor:
         if self._keeps_rows_in_engine or not self._places:
@@ -138,7 +140,7 @@ class TableRows(nn.Module):
         """The rows of each part on a device, contiguous views of the parameter."""
         shapes = [self._shape_on_device(place) for place in self._places]
         if len(shapes) == 1:
-            return [self.weight]
+            return [self.weight.detach()]
         flat = self.weight.detach().split_with_sizes([math.prod(shape) for shape in shapes])
         return [part.view(shape) for part, shape in zip(flat, shapes, strict=True)]
 
@@ -314,6 +316,8 @@ class TableRows(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         attached, saved = state.pop("_attached_to_weight"), state.pop("_saved")
         super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.weight = RowsParameter(self.weight.detach(), self.weight.requires_grad)
+        self.weight.table_name = self.config.name
         self._attach(attached)
         if saved is not None:
             self._replace_rows(saved)

@@ -28,6 +28,7 @@ from recsdk_sharding.planning.tables import (
     has_device_rows,
     table_of_option,
     traffic_of,
+    weight_bytes_of,
 )
 from recsdk_sharding.planning.traffic import Traffic
 from recsdk_sharding.shardings import comm_op_of
@@ -105,7 +106,8 @@ class HashPerfEstimator(ShardEstimator):  # type: ignore[misc]
         network = topology.comms_bandwidths.get_bw(
             topology.local_world_size, topology.world_size, CollectiveType.ALL_TO_ALL
         )
-        return _Step(traffic, is_replicated, sizes, memory, network)
+        id_bytes = _ID_BYTES + weight_bytes_of(option, self._constraints.get(option.name))
+        return _Step(traffic, is_replicated, sizes, id_bytes, memory, network)
 
     def _perf(self, step: _Step, table: PlannedTable, width: int) -> Perf:
         world_size, traffic = self._topology.world_size, step.traffic
@@ -114,8 +116,8 @@ class HashPerfEstimator(ShardEstimator):  # type: ignore[misc]
         vector = width * _FLOAT_BYTES
         to_others = (world_size - 1) / world_size
         pooled_ids = traffic.ids / world_size if step.is_replicated else traffic.ids
-        fwd = pooled_ids * (_ID_BYTES + weights) + traffic.vectors * vector
-        bwd = traffic.gradients * vector + traffic.ids * (_ID_BYTES + vector + 2 * record)
+        fwd = pooled_ids * (step.id_bytes + weights) + traffic.vectors * vector
+        bwd = traffic.gradients * vector + traffic.ids * (step.id_bytes + vector + 2 * record)
         sent = 0.0 if step.is_replicated else traffic.vectors
         forward_bytes, backward_bytes = step.comm_bytes
         return Perf(
@@ -123,7 +125,7 @@ class HashPerfEstimator(ShardEstimator):  # type: ignore[misc]
             fwd_comms=sent * width * forward_bytes * to_others / step.network,
             bwd_compute=bwd / step.memory,
             bwd_comms=traffic.gradients * width * backward_bytes * to_others / step.network,
-            input_dist_comms=traffic.ids * _ID_BYTES * to_others / step.network,
+            input_dist_comms=traffic.ids * step.id_bytes * to_others / step.network,
             prefetch_compute=self._host_time(traffic),
         )
 
@@ -143,6 +145,8 @@ class _Step:
     is_replicated: bool
     comm_bytes: tuple[float, float]
     """Of a number on its way, forward and backward."""
+    id_bytes: int
+    """Of an id, with its weight if it has one."""
     memory: float
     """Bytes a millisecond."""
     network: float

@@ -25,6 +25,7 @@ from recsdk_sharding.planning.tables import (
     row_parts_of,
     table_of_option,
     traffic_of,
+    weight_bytes_of,
 )
 from recsdk_sharding.planning.traffic import Traffic
 
@@ -87,6 +88,7 @@ class HashStorageEstimator(ShardEstimator):  # type: ignore[misc]
         if on_device:
             _check_budget(table, num_rows, num_parts)
         traffic = traffic_of(option, table, self._topology, constraints)
+        id_bytes = _ID_BYTES + weight_bytes_of(option, constraints)
         for shard in option.shards:
             width = shard.size[1]
             memory = memory_of_part(
@@ -96,11 +98,13 @@ class HashStorageEstimator(ShardEstimator):  # type: ignore[misc]
                 num_parts=num_parts,
                 on_device=on_device,
             )
-            batches = self._memory_of_batches(traffic, width, on_device)
+            batches = self._memory_of_batches(traffic, width, id_bytes, on_device)
             shard.storage = Storage(hbm=memory.device + batches.hbm, ddr=memory.host + batches.ddr)
 
-    def _memory_of_batches(self, traffic: Traffic, width: int, on_device: bool) -> Storage:
-        ids = traffic.ids * _ID_BYTES + traffic.bags * _OFFSET_BYTES
+    def _memory_of_batches(
+        self, traffic: Traffic, width: int, id_bytes: int, on_device: bool
+    ) -> Storage:
+        ids = traffic.ids * id_bytes + traffic.bags * _OFFSET_BYTES
         floats = (traffic.vectors + traffic.gradients) * width * _FLOAT_BYTES
         host, device = ids * self._batches_in_flight, floats
         if on_device:

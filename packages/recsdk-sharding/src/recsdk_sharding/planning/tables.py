@@ -20,10 +20,13 @@ __all__ = [
     "row_parts_of",
     "table_of_option",
     "traffic_of",
+    "weight_bytes_of",
 ]
 
 INDEX_BYTES_ON_DEVICE = 3 * 8
 """Of an id in a batch for a device: its row, its bag, and its place among those of equal row."""
+
+_WEIGHT_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,13 @@ def has_device_rows(topology: Any) -> bool:
 def row_parts_of(option: Any, topology: Any) -> int:
     """Into how many parts the rows of the option's column ranges are cut."""
     return num_row_parts(option.sharding_type, topology.world_size, topology.intra_group_size)
+
+
+def weight_bytes_of(option: Any, constraints: Any) -> int:
+    """Bytes of an id's weight: 0 if the module has none, or says nothing and nor do constraints."""
+    given = option.is_weighted
+    is_weighted = getattr(constraints, "is_weighted", False) if given is None else given
+    return _WEIGHT_BYTES if is_weighted else 0
 
 
 def traffic_of(option: Any, table: PlannedTable, topology: Any, constraints: Any) -> Traffic:

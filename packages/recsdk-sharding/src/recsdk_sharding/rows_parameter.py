@@ -1,0 +1,66 @@
+"""The parameter that stands for a table's rows, and refuses to be written as if it held them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["RowsParameter"]
+
+_KEEP_VALUES = {"requires_grad_", "detach_", "share_memory_", "rename_"}
+_WRITES = [
+    *(n for n in dir(torch.Tensor) if n.endswith("_") and n[0] != "_" and n not in _KEEP_VALUES),
+    *("__iadd__", "__isub__", "__imul__", "__itruediv__", "__setitem__"),
+]
+
+
+class RowsParameter(nn.Parameter):
+    """Carries a table's optimizer and `requires_grad`; its numbers are the table's own.
+
+    On the cpu it has no numbers, so functions of `torch.nn.init` would do nothing to it; on a
+    device they would overwrite rows that have ids. They raise ValueError, as do methods that write
+    in place. Copies by deepcopy refuse them too; one that was pickled is a plain parameter.
+    """
+
+    table_name: str = ""
+    """The table, in messages."""
+
+    @property
+    def shape(self) -> torch.Size:  # type: ignore[override]
+        """As every tensor's; asked for by `torch.nn.init` it raises, as kaiming_normal_ does."""
+        _refuse_to_initialize(self)
+        size: torch.Size = self.size()
+        return size
+
+    def numel(self) -> int:
+        """As every tensor's; asked for by `torch.nn.init` it raises, as orthogonal_ does."""
+        _refuse_to_initialize(self)
+        return super().numel()
+
+
+def _refuse_to_initialize(parameter: RowsParameter) -> None:
+    if sys._getframe(2).f_globals.get("__name__") == "torch.nn.init":
+        raise _error(parameter, "a function of torch.nn.init")
+
+
+def _error(parameter: RowsParameter, what: str) -> ValueError:
+    return ValueError(
+        f"table {parameter.table_name!r}: {what} cannot set its rows, which come as their ids "
+        "show up; give the config init_fn or initializer, write rows with upsert of "
+        "module.tables(), or leave this parameter out"
+    )
+
+
+def _refusing(name: str) -> Callable[..., Any]:
+    def refuse(self: RowsParameter, *args: Any, **kwargs: Any) -> Any:
+        raise _error(self, f"{name} of its parameter")
+
+    return refuse
+
+
+for _name in _WRITES:
+    setattr(RowsParameter, _name, _refusing(_name))
