@@ -35,7 +35,7 @@ from worlds import (
     unwrapped,
 )
 
-from recsdk_core import RecsdkError
+from recsdk_core import Outcome, RecsdkError
 from recsdk_sharding import get_default_hybrid_sharders
 from recsdk_sharding.assembly import Assembly
 from recsdk_sharding.exchange import EndOfData, exchanges_of
@@ -503,3 +503,27 @@ def fill_up(max_rows: int) -> dict[str, int]:
     model = shard(new_model(setup, "meta"), setup)
     list(plain(model, optimizer_of(model, 0.1), own_batches([[20] * 4] * 3, weighted=False)))
     return {name: len(table) for name, table in unwrapped(model).ebc.tables().items()}
+
+
+def overfill(device: str) -> dict[str, Any]:
+    """Steps of a model whose tables raise when they are full, until some have raised."""
+    setup = Setup(options={"num_rows": 12, "max_rows": 12, "on_full": "raise"}, device=device)
+    model = shard(new_model(setup, "meta"), setup)
+    tables = unwrapped(model).ebc.tables()
+    optimizer = optimizer_of(model, 0.1)
+    errors: list[Any] = []
+    for batch in own_batches([[20] * 4] * 4, weighted=False, device=device):
+        before = {name: (len(table), table.update_count) for name, table in tables.items()}
+        error = _error_of(partial(_step, model, optimizer, batch))
+        errors.append(error and (type(error).__name__, str(error), getattr(error, "rank", None)))
+        if error is not None:
+            break
+    after = {name: (len(table), table.update_count) for name, table in tables.items()}
+    counts = [table.stats().outcomes[Outcome.REFUSED] for table in tables.values()]
+    return {"errors": errors, "before": before, "after": after, "refused": sum(counts)}
+
+
+def _step(model: Any, optimizer: Any, batch: Any) -> None:
+    optimizer.zero_grad()
+    model(batch)[0].backward()
+    optimizer.step()

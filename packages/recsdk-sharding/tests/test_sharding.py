@@ -127,6 +127,26 @@ def test_max_rows_is_of_the_whole_table(ranks: RankPool) -> None:
             assert sum(count[name] for count in counts) <= 10
 
 
+def test_a_full_table_that_raises_ends_the_step_on_all_ranks(
+    ranks: RankPool, npus: RankPool
+) -> None:
+    for pool, device in ((ranks, "cpu"), (npus, "npu")):
+        results = pool.run(2, on_ranks.overfill, device)
+        last = [result["errors"][-1] for result in results]
+        assert {name for name, _, _ in last} <= {"CapacityError", "PeerError"}
+        full = [rank for rank, (name, _, _) in enumerate(last) if name == "CapacityError"]
+        assert full
+        for name, message, rank in last:
+            assert "is full" in message
+            assert "raise max_rows" in message
+            assert name == "CapacityError" or rank == full[0]
+        for result in results:
+            assert result["errors"][:-1] == [None] * (len(result["errors"]) - 1)
+            assert result["refused"] == 0
+            for name, (_, num_updates) in result["before"].items():
+                assert result["after"][name][1] == num_updates
+
+
 def test_columns_are_in_table_order_as_in_the_unsharded_module(ranks: RankPool) -> None:
     (result,) = ranks.run(1, on_ranks.pool_by_hand, None)
     model = new_model(Setup(), "cpu")
