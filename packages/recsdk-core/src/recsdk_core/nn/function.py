@@ -19,6 +19,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from recsdk_core.nn.accumulation import Accumulation
+from recsdk_core.nn.scaled_losses import refuse_scaled_loss
 from recsdk_core.table import Lease, Table
 from recsdk_core.tables import Bags, pool_tables, update_tables
 
@@ -248,6 +249,8 @@ class _PoolFeatures(torch.autograd.Function):
                 "takes one backward; run forward again"
             )
         try:
+            if trains:
+                refuse_scaled_loss(table.name for table in node.tables)
             make_grads = _update if trains else _weights_grads
             own = grad.contiguous()
             grads = [own] if node.share_gradient is None else node.share_gradient(own)

@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from torchrec.distributed.embedding_types import BaseEmbeddingLookup
 from torchrec.optim.fused import FusedOptimizer, FusedOptimizerModule
 
+from recsdk_core.nn.scaled_losses import refuse_scaled_loss
 from recsdk_sharding.device.batch import DeviceBatch
 from recsdk_sharding.device.parcel import Parcel
 from recsdk_sharding.device.table import DeviceTable
@@ -78,6 +79,11 @@ class _Node:
         self._batch = batch
         self._is_spent = False
         self._is_accumulated = False  # the leases of accumulating tables have other keepers
+
+    @property
+    def names(self) -> list[str]:
+        """Of the tables."""
+        return [table.name for table in self._tables]
 
     def pool(self) -> torch.Tensor:
         """float32 (num_values,)."""
@@ -163,6 +169,8 @@ class _PoolTables(torch.autograd.Function):
         _, trains, wants_weights = ctx.needs_input_grad
         with failing_together():
             try:
+                if trains:
+                    refuse_scaled_loss(node.names)
                 own = grad.contiguous()
                 found = node.gradients(own, trains=trains, wants_weights=wants_weights)
             finally:

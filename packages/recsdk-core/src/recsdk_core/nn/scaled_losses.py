@@ -1,0 +1,92 @@
+"""Refuses losses that a GradScaler has scaled, before they reach a table's rows.
+
+A scaler unscales gradients, and looks for infinite ones, between backward and the optimizer's step.
+A table has no such moment: its update is in backward, and the scale would multiply it. A gradient
+does not tell that it is scaled, so `torch.amp.GradScaler.scale` is watched: this module replaces
+the method by one that does the same and notes the backward passes that begin at its results.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+__all__ = ["refuse_scaled_loss"]
+
+_MOST_PASSES = 64  # those that failed are left over
+_scaler_of_pass: dict[int, Any] = {}
+"""By the number that torch's engine gives a backward pass."""
+
+
+def refuse_scaled_loss(tables: Iterable[str]) -> None:
+    """Raises RuntimeError if the backward pass that runs is that of a loss that was scaled.
+
+    `tables` are names for the message. Backward of a reentrant checkpoint is a pass of its own,
+    which is not seen.
+    """
+    scaler = _scaler_of_pass.get(torch._C._current_graph_task_id())
+    if scaler is not None:
+        raise RuntimeError(
+            f"a GradScaler has scaled the loss that trains tables {sorted(tables)}: its scale is "
+            f"{scaler.get_scale():g}, and rows are updated in backward, before a scaler can "
+            "unscale: train under torch.autocast with bfloat16, which needs no scaler, or pass "
+            "enabled=False to the GradScaler"
+        )
+
+
+def _note(scaler: Any, result: Any) -> Any:
+    """Has backward passes from the tensors of a result noted; the result."""
+    if isinstance(result, torch.Tensor):
+        if result.requires_grad:
+            result.register_hook(functools.partial(_begin_pass, scaler))  # type: ignore[no-untyped-call]
+    elif isinstance(result, (list, tuple)):
+        for each in result:
+            _note(scaler, each)
+    elif isinstance(result, Iterator):
+        return (_note(scaler, each) for each in result)
+    return result
+
+
+def _begin_pass(scaler: Any, grad: torch.Tensor) -> None:
+    number = torch._C._current_graph_task_id()
+    while len(_scaler_of_pass) >= _MOST_PASSES:
+        _scaler_of_pass.pop(next(iter(_scaler_of_pass)), None)
+    _scaler_of_pass[number] = scaler
+    engine: Any = torch.autograd.Variable._execution_engine
+    engine.queue_callback(lambda: _scaler_of_pass.pop(number, None))
+
+
+def _watched(scale: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    @functools.wraps(scale)
+    def watched(self: Any, outputs: torch.Tensor | Iterable[torch.Tensor]) -> Any:
+        result = scale(self, outputs)
+        return _note(self, result) if self.is_enabled() else result
+
+    watched._is_watched = True  # type: ignore[attr-defined]
+    return watched
+
+
+def _watch(kind: type[Any]) -> None:
+    """Watches the method of a class and those of its subclasses that have one of their own."""
+    own = vars(kind).get("scale")
+    if own is not None and not hasattr(own, "_is_watched"):
+        kind.scale = _watched(own)
+    subclasses: list[type[Any]] = kind.__subclasses__()
+    for each in subclasses:
+        _watch(each)
+
+
+def _watching(make: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(make)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        _watch(torch.amp.GradScaler)
+
+    return init
+
+
+_watch(torch.amp.GradScaler)
+torch.amp.GradScaler.__init__ = _watching(torch.amp.GradScaler.__init__)  # type: ignore[method-assign]

@@ -1,0 +1,108 @@
+"""A loss that a GradScaler has scaled reaches no row, and trains nothing silently."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch.amp import GradScaler
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+from recsdk_core.nn import HashEmbedding, HashEmbeddingBag
+from recsdk_core.optim import SGD
+
+KEYS = torch.tensor([[5, -7], [5, 2**62]])
+
+
+class OwnScaler(GradScaler):
+    """Has a method of its own, as those of devices may."""
+
+    def scale(self, outputs: Any) -> Any:
+        return super().scale(outputs)
+
+
+def scaled(scaler: GradScaler, loss: torch.Tensor) -> torch.Tensor:
+    return scaler.scale(loss)
+
+
+def scaled_in_a_list(scaler: GradScaler, loss: torch.Tensor) -> torch.Tensor:
+    return scaler.scale([loss])[0]
+
+
+def scaled_in_a_generator(scaler: GradScaler, loss: torch.Tensor) -> torch.Tensor:
+    return next(iter(scaler.scale(each for each in (loss,))))
+
+
+def scaled_inside(scaler: GradScaler, loss: torch.Tensor) -> torch.Tensor:
+    return scaler.scale(loss) + 1
+
+
+WAYS = [scaled, scaled_in_a_list, scaled_in_a_generator, scaled_inside]
+
+
+@pytest.mark.parametrize("kind", [GradScaler, OwnScaler])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("module_type", [HashEmbedding, HashEmbeddingBag])
+def test_a_scaled_loss_is_refused_and_rows_stay(module_type: Any, way: Any, kind: Any) -> None:
+    module = module_type(4, name="item", optimizer=SGD(lr=1.0))
+    before = module(KEYS).detach().clone()
+    scaler = pickle.loads(pickle.dumps(kind("cpu", init_scale=1024.0)))
+    with pytest.raises(RuntimeError, match=r"tables \['item'\].*1024.*bfloat16.*enabled=False"):
+        way(scaler, module(KEYS).sum()).backward()
+    assert torch.equal(module(KEYS), before)
+    assert module.table.update_count == 0
+    module(KEYS).sum().backward()  # without the scaler it trains, after a failure too
+    assert module.table.update_count == 1
+
+
+def test_the_scaler_of_sharded_dense_layers_is_watched() -> None:
+    GradScaler("cpu")
+    assert hasattr(ShardedGradScaler.scale, "_is_watched")
+
+
+def test_what_is_not_scaled_trains() -> None:
+    module = HashEmbedding(4, optimizer=SGD(lr=1.0))
+    dense = torch.nn.Linear(4, 1)
+    scaler = GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(dense(torch.ones(2, 4)).sum()).backward()  # another model's loss
+    assert float(dense.bias.grad) == 2048
+    module(KEYS).sum().backward()
+    off = GradScaler("cpu", enabled=False)
+    off.scale(module(KEYS).sum()).backward()
+    assert module.table.update_count == 2
+
+
+def test_frozen_tables_under_a_scaler_are_let_alone() -> None:
+    module = HashEmbedding(4)
+    module.weight.requires_grad_(False)
+    dense = torch.nn.Linear(4, 1)
+    GradScaler("cpu", init_scale=8.0).scale(dense(module(KEYS)).sum()).backward()
+    assert float(dense.bias.grad) == 8 * KEYS.numel()
+
+
+def test_a_scaled_pass_on_one_thread_does_not_hold_up_another() -> None:
+    module = HashEmbedding(4, optimizer=SGD(lr=1.0))
+    scaler = GradScaler("cpu", init_scale=8.0)
+    failures: list[BaseException] = []
+
+    def train() -> None:
+        try:
+            module(KEYS).sum().backward()
+        except BaseException as error:
+            failures.append(error)
+
+    def train_beside(grad: torch.Tensor) -> None:
+        thread = threading.Thread(target=train)
+        thread.start()
+        thread.join()
+
+    value = torch.ones((), requires_grad=True)
+    doubled = value * 2
+    doubled.register_hook(train_beside)  # runs once the scaled pass has begun
+    scaler.scale(doubled).backward()
+    assert not failures
+    assert module.table.update_count == 1
+    assert float(value.grad) == 16
