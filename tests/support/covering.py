@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations, product
 from typing import TypeAlias
@@ -16,21 +17,24 @@ def covering(settings: Mapping[str, Sequence[str]], is_legal: Rule) -> list[dict
     """Combinations of all settings: each legal pair of values is in one of them at least.
 
     Greedy: a combination starts from a pair that none has yet, and takes of each further setting
-    the value that adds most such pairs. The same settings give the same combinations. Raises
-    ValueError if a value goes with nothing, or a pair with no combination.
+    the value that adds most such pairs, or the rarest so far of those that do. The same settings
+    give the same combinations. Raises ValueError if a value goes with nothing, or a pair with no
+    combination.
     """
     missing = {frozenset(pair): None for pair in pairs_of(settings, is_legal)}
     lost = {(n, v) for n in settings for v in settings[n]} - {c for pair in missing for c in pair}
     if lost:
         raise ValueError(f"no other value goes with {sorted(lost)}")
     found: list[dict[str, str]] = []
+    uses: Counter[Choice] = Counter()
     while missing:
         start = dict(sorted(next(iter(missing))))
-        row = next(_completed(start, settings, is_legal, missing), None)
+        row = next(_completed(start, settings, is_legal, missing, uses), None)
         if row is None:
             raise ValueError(f"no combination has {start}")
         for pair in combinations(row.items(), 2):
             missing.pop(frozenset(pair), None)
+        uses.update(row.items())
         found.append({name: row[name] for name in settings})
     return found
 
@@ -50,6 +54,7 @@ def _completed(
     settings: Mapping[str, Sequence[str]],
     is_legal: Rule,
     missing: Mapping[frozenset[Choice], None],
+    uses: Mapping[Choice, int],
 ) -> Iterator[dict[str, str]]:
     """The row with a value of every setting, the one that adds most missing pairs first."""
     left = [name for name in settings if name not in row]
@@ -58,10 +63,11 @@ def _completed(
         return
     name = left[0]
 
-    def gain(value: str) -> int:
-        return sum(frozenset([(name, value), chosen]) in missing for chosen in row.items())
+    def rank(value: str) -> tuple[int, int]:
+        gain = sum(frozenset([(name, value), chosen]) in missing for chosen in row.items())
+        return -gain, uses.get((name, value), 0)
 
-    for value in sorted(settings[name], key=gain, reverse=True):
+    for value in sorted(settings[name], key=rank):
         longer = {**row, name: value}
         if is_legal(longer):
-            yield from _completed(longer, settings, is_legal, missing)
+            yield from _completed(longer, settings, is_legal, missing, uses)

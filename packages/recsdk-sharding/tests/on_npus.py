@@ -121,6 +121,22 @@ def train_unsharded(setup: Setup, num_steps: int) -> dict[str, Any]:
     }
 
 
+def rates_of_copies(setup: Setup) -> dict[str, set[float]]:
+    """The learning rates of tables made from ones whose rate was changed."""
+    model = new_model(setup, setup.device).to(torch.device(setup.device))
+    model(make_batch(1, 5).to(torch.device(setup.device)))[0].backward()
+    for table in model.ebc.tables().values():
+        table.learning_rate = 0.25
+    copied, pickled = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    sharded = shard(copy.deepcopy(model), setup)
+    moved = copy.deepcopy(model).to(torch.device("cpu"))
+    models = {"deepcopy": copied, "pickle": pickled, "sharded": sharded.module, "moved": moved}
+    return {
+        name: {table.learning_rate for table in each.ebc.tables().values()}
+        for name, each in models.items()
+    }
+
+
 def save_and_load(setup: Setup, folder: str) -> dict[str, Any]:
     """Saves a trained model with Saver, and loads it into a new one."""
     model = shard(new_model(setup, "meta"), setup)

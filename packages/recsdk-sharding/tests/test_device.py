@@ -201,6 +201,16 @@ def test_accumulating_classes_equal_large_batches(npus: RankPool, name: str) -> 
     assert_equals_large_batches(npus, [(small, large)])
 
 
+@pytest.mark.parametrize("device", ["cpu", "npu"])
+def test_a_rate_that_was_changed_goes_with_the_rows(
+    ranks: RankPool, npus: RankPool, device: str
+) -> None:
+    setup = replace(with_room(SETUPS["adagrad"]), device=device)
+    pool = npus if device == "npu" else ranks
+    [rates] = pool.run(1, on_npus.rates_of_copies, setup)
+    assert rates == {name: {0.25} for name in ("deepcopy", "pickle", "sharded", "moved")}
+
+
 def test_refusals_are_those_of_the_cpu(npus: RankPool) -> None:
     setup = with_room(replace(SETUPS["adagrad"], options={"max_rows": 12}))
     sizes = [[6], [5], [4]]

@@ -239,11 +239,15 @@ class TableRows(nn.Module):
             )
 
     def take_rows_of(self, other: TableRows) -> None:
-        """Copies optimizer, `requires_grad` and the rows that this process owns from another."""
+        """Copies optimizer, `requires_grad` and the rows that this process owns from another.
+
+        With the rows goes the learning rate in use.
+        """
         self.weight.requires_grad_(other.weight.requires_grad)
         self._attach(other._attached())
         if other._tables is not None:
             self._replace_rows([SavedPart.of_table(part.table, part.place) for part in other.parts])
+            self.learning_rate = other.learning_rate
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> TableRows:
         """Moves rows and optimizer state, if `fn` moves tensors to another device.
@@ -270,8 +274,6 @@ class TableRows(nn.Module):
             part.check_idle()
         moved = TableRows(self.config, device=probe.device)
         moved.take_rows_of(self)
-        if self._tables is not None:
-            moved.learning_rate = self.learning_rate
         self.weight = moved.weight
         self._keeps_rows_in_engine = moved._keeps_rows_in_engine
         self._tables, self._accumulations = moved._tables, moved._accumulations
@@ -310,7 +312,8 @@ class TableRows(nn.Module):
         ]
         if any(isinstance(table, DeviceTable) for table in self._tables or []):
             state["_tables"] = None  # they belong to this parameter
-            state["_saved"] = [SavedPart.of_table(part.table, part.place) for part in self.parts]
+            saved = [SavedPart.of_table(part.table, part.place) for part in self.parts]
+            state["_saved"] = saved, self.learning_rate
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -320,7 +323,8 @@ class TableRows(nn.Module):
         self.weight.table_name = self.config.name
         self._attach(attached)
         if saved is not None:
-            self._replace_rows(saved)
+            self._replace_rows(saved[0])
+            self.learning_rate = saved[1]
 
     def extra_repr(self) -> str:
         rows = [len(table) for table in self._tables or []]
