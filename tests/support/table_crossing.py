@@ -51,6 +51,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "seed": {"0": 0, "largest": 2**64 - 1},
     "max_rows": {"none": None, "few": 45},
+    "on_full": {name: name for name in ("refuse", "raise")},
     "default_value": {"0": 0.0, "other": -1.5},
     "on_nonfinite": {name: name for name in ("apply", "raise", "skip")},
     "dtype": {name: name for name in ("float32", "bfloat16", "float16")},
@@ -90,7 +91,8 @@ class Program:
         rate = float(source.choice([0.01, 0.02]))
         for table in tables:
             table.learning_rate = rate
-        _both(tables, "find_or_insert", keys, **told)
+        for new in (keys[:36], keys):  # the table may be full after the first
+            _both(tables, "find_or_insert", new, **told)
         _both(tables, "apply_gradients", keys, grads, **told)
         _both(tables, "apply_gradients", keys[:0], grads[:0])
         _both(tables, "upsert", keys[5:9], grads[5:9], **told)
