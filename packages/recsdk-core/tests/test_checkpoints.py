@@ -91,6 +91,44 @@ def test_what_is_saved_is_loaded(tmp_path: Path, optimizer: optim.Optimizer) -> 
     assert whole(other) == whole(table)
 
 
+@pytest.mark.parametrize("how", ["changed", "cut", "gone", "no array", "nested"])
+def test_a_damaged_user_state_is_found_before_a_row_changes(tmp_path: Path, how: str) -> None:
+    table = trained()
+    table.save(tmp_path / "one", user_state={"array": np.arange(5), "blob": b"x"})
+    kept = next((tmp_path / "one").glob("*/user/00000.bin"))
+    manifest = tmp_path / "one" / "manifest.json"
+    value = json.loads(manifest.read_bytes())
+    if how == "changed":
+        kept.write_bytes(kept.read_bytes()[:-1] + b"\x7f")
+    elif how == "cut":
+        kept.write_bytes(kept.read_bytes()[:-1])
+    elif how == "gone":
+        kept.unlink()
+    elif how == "no array":
+        value["user_state"]["array"] = {"$file": 7}
+        manifest.write_bytes(sealed(value))
+    else:
+        for _ in range(101):
+            value["user_state"] = [value["user_state"]]
+        manifest.write_bytes(sealed(value))
+    other = new_table()
+    train(other, np.arange(500, 600), step=9)
+    before = whole(other)
+    with pytest.raises(CheckpointError, match="user_state|00000.bin"):
+        other.load(tmp_path / "one")
+    assert whole(other) == before
+
+
+def test_a_user_state_that_is_too_deep_saves_nothing(tmp_path: Path) -> None:
+    table = trained()
+    state: Any = None
+    for _ in range(2000):
+        state = [state]
+    with pytest.raises(ValueError, match="more than 100 lists and dicts"):
+        table.save(tmp_path / "one", user_state=state)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_delta_after_a_load_without_state_is_refused(tmp_path: Path) -> None:
     table = trained(optimizer=optim.Adagrad(lr=0.1))
     table.save(tmp_path / "one")

@@ -131,6 +131,33 @@ def test_missing_fields_are_named() -> None:
                 read(sealed(value))
 
 
+def nested(depth: int, is_dict: bool = False) -> Any:
+    """Lists or dicts, one in the other."""
+    value: Any = None
+    for _ in range(depth):
+        value = {"x": value} if is_dict else [value]
+    return value
+
+
+@pytest.mark.parametrize("is_dict", [False, True])
+def test_user_states_have_a_limit_of_depth(is_dict: bool) -> None:
+    deepest = nested(100, is_dict)
+    assert unpack(read(manifest(user_state=deepest).to_bytes()).user_state, lambda _: b"") == (
+        pack(deepest).value
+    )
+    for depth in (101, 450, 50_000):
+        with pytest.raises(ValueError, match=r"user_state\[.*has more than 100 lists and dicts"):
+            pack(nested(depth, is_dict))
+    with pytest.raises(CheckpointError, match="user_state has more than 100 lists and dicts"):
+        unpack(nested(101, is_dict), lambda _: b"")
+
+
+def test_user_states_have_a_limit_of_digits() -> None:
+    assert pack({"n": -(2**8191)}).value == {"n": -(2**8191)}
+    with pytest.raises(ValueError, match=r"user_state\['n'\] has 10001 bits, at most 8192"):
+        pack({"n": 2**10_000})
+
+
 @given(st.binary(max_size=60), st.integers(0, len(RAW)), st.integers(0, 40), st.booleans())
 @example(b"[" * 100_000, 0, 0, False)
 @example(b'{"a":' * 100_000, 0, 0, False)

@@ -9,13 +9,13 @@ from typing import Any
 
 from recsdk_core._internal.extras import require
 from recsdk_core.checkpoint.local_store import LocalStore
-from recsdk_core.checkpoint.manifest import MANIFEST_NAME
+from recsdk_core.checkpoint.manifest import MANIFEST_NAME, Manifest
 from recsdk_core.checkpoint.stores import (
     Source,
     Store,
     Target,
     check_manifest_size,
-    refuse_removed,
+    refuse_overtaken,
     refuse_unless_complete,
     refuse_unless_free,
 )
@@ -31,6 +31,9 @@ __all__ = ["FsspecStore", "open_url"]
 
 _TOKEN = re.compile("[0-9a-f]{32}")
 _MARK = "store"
+_COMMITTING = "committing"
+_OWNER = "owner"
+_MOST_PUTS = 10
 
 
 def open_url(url: str) -> Store:
@@ -47,7 +50,14 @@ def open_url(url: str) -> Store:
 
 
 class FsspecStore(Store):
-    """A folder of an fsspec file system; the manifest's presence is the commit."""
+    """A folder of an fsspec file system; the manifest's presence is the commit.
+
+    There are no locks, so the save that began last wins: each first puts its token into `owner`,
+    and succeeds only if it finds it there after putting its manifest. A manifest that is put when
+    another save has begun may stand, though its save fails: so the files of a save that may be
+    about to put one, which the object `committing` says, are not removed by others. Whoever reads
+    no such object after becoming the owner knows that the save will see so before its put.
+    """
 
     def __init__(self, file_system: Any, path: str, url: str) -> None:
         self.location = self.address = url
@@ -58,6 +68,7 @@ class FsspecStore(Store):
         # Data files never change, so they may be cached; the manifest may be replaced.
         is_cache = isinstance(file_system, CachingFileSystem)
         self._uncached = file_system.fs if is_cache else file_system
+        self._removable: list[str] = []
 
     @contextmanager
     def _naming(self, path: str, doing: str) -> Iterator[None]:
@@ -79,7 +90,10 @@ class FsspecStore(Store):
             return "complete"
         with self._naming("", "looking at it"):
             names = self._names()
-            return "absent" if all(_TOKEN.fullmatch(name) for name in names) else "other"
+            if MANIFEST_NAME in names:  # it came meanwhile
+                return "complete"
+            is_left = [name == _OWNER or _TOKEN.fullmatch(name) for name in names]
+            return "absent" if all(is_left) else "other"
 
     def _names(self) -> list[str]:
         """What lies in the folder, but for the folder itself."""
@@ -93,26 +107,50 @@ class FsspecStore(Store):
 
     def begin(self, token: str, overwrite: bool) -> None:
         refuse_unless_free(self.location, self._state(), overwrite)
+        with self._naming(_OWNER, "writing"):
+            self._uncached.makedirs(self._path, exist_ok=True)
+            self._uncached.pipe_file(self._at(_OWNER), token.encode())
+        refuse_unless_free(self.location, self._state(), overwrite)
+        with self._naming("", "looking at what saves before have left"):
+            self._removable = self._left_by_others(token)
+        self._check_owner(token)  # so that all of those saves began before this one
         with self._naming(f"{token}/{_MARK}", "writing"):
             self._uncached.makedirs(self._at(token), exist_ok=True)
             self._uncached.pipe_file(self._at(f"{token}/{_MARK}"), token.encode())
 
-    def join(self, token: str) -> None:
-        if not self._has_mark(token):
-            raise CheckpointError(
-                f"{self.location}: this process does not see the file {token}/{_MARK} that rank 0 "
-                "wrote; all ranks must write to one store under one URL"
-            )
+    def _left_by_others(self, token: str) -> list[str]:
+        """Saves that will not put a manifest any more: they have, or will find another owner."""
+        replaced = self._read(MANIFEST_NAME)
+        known = None if replaced is None else _token_of(replaced)
+        others = [name for name in self._names() if _TOKEN.fullmatch(name) and name != token]
+        return [
+            name for name in others if name == known or self._read(f"{name}/{_COMMITTING}") is None
+        ]
 
-    def _has_mark(self, token: str) -> bool:
+    def _check_owner(self, token: str) -> None:
+        with self._naming(_OWNER, "reading"):
+            if self._read(_OWNER) != token.encode():
+                refuse_overtaken(self.location)
+
+    def _read(self, path: str) -> bytes | None:
+        """A small object as it is now; None if it is not there."""
+        self._uncached.invalidate_cache()
+        try:
+            found: bytes = self._uncached.cat_file(self._at(path))
+        except FileNotFoundError:
+            return None
+        return found
+
+    def join(self, token: str) -> None:
         mark = f"{token}/{_MARK}"
         with self._naming(mark, "reading"):
-            self._uncached.invalidate_cache()
-            try:
-                found: bytes = self._uncached.cat_file(self._at(mark))
-            except FileNotFoundError:
-                return False
-        return found == token.encode()
+            found = self._read(mark)
+        if found != token.encode():
+            raise CheckpointError(
+                f"{self.location}: this process does not see the file {mark} that rank 0 wrote; "
+                "all ranks must write to one store under one URL, and another save to this path "
+                "that begins removes it: let one job save to a path at a time"
+            )
 
     @contextmanager
     def create(self, token: str, path: str) -> Iterator[Target]:
@@ -128,30 +166,57 @@ class FsspecStore(Store):
             file.close()
 
     def commit(self, token: str, manifest: bytes) -> None:
-        if not self._has_mark(token):
-            refuse_removed(self.location)
-        with self._naming(MANIFEST_NAME, "writing"):
-            self._uncached.pipe_file(self._at(MANIFEST_NAME), manifest)
+        with self._naming(f"{token}/{_COMMITTING}", "writing"):
+            self._uncached.pipe_file(self._at(f"{token}/{_COMMITTING}"), token.encode())
+        self._check_owner(token)
+        self._put_manifest(token, manifest)
         # Complete from here on: what cannot be removed is no harm.
         with suppress(Exception):
-            self._uncached.invalidate_cache()
-            self._uncached.rm_file(self._at(f"{token}/{_MARK}"))
-            for name in self._names():
-                if _TOKEN.fullmatch(name) and name != token:
-                    self._uncached.rm(self._at(name), recursive=True)
+            for name in self._removable:
+                self._uncached.rm(self._at(name), recursive=True)
+        with suppress(Exception):
+            for name in (_MARK, _COMMITTING):
+                self._uncached.rm_file(self._at(f"{token}/{name}"))
+        self._disown(token)
+
+    def _put_manifest(self, token: str, manifest: bytes) -> None:
+        """Puts it again when a save that began before has put its own meanwhile, as each may once.
+
+        The owner is read last: whoever has seen this manifest, and so may remove this save's files
+        later, became the owner before, and this save puts it no more.
+        """
+        for _ in range(_MOST_PUTS):
+            with self._naming(MANIFEST_NAME, "writing"):
+                self._uncached.pipe_file(self._at(MANIFEST_NAME), manifest)
+            try:
+                found, owner = self._read(MANIFEST_NAME), self._read(_OWNER)
+            except Exception:  # it is complete; only who else came cannot be told
+                return
+            if owner != token.encode():
+                refuse_overtaken(self.location)
+            if found == manifest:
+                return
+        raise CheckpointError(
+            f"{self.location}/{MANIFEST_NAME}: does not read back as it was written"
+        )
+
+    def _disown(self, token: str) -> None:
+        with suppress(Exception):
+            if self._read(_OWNER) == token.encode():
+                self._uncached.rm_file(self._at(_OWNER))
 
     def abandon(self, token: str) -> None:
         with suppress(Exception):
+            if self._read(f"{token}/{_COMMITTING}") is not None:
+                self._uncached.rm_file(self._at(f"{token}/{_COMMITTING}"))
+        with suppress(Exception):
             if not self._is_committed(token):
                 self._uncached.rm(self._at(token), recursive=True)
+        self._disown(token)
 
     def _is_committed(self, token: str) -> bool:
         """Whether the manifest is this save's already, as when the answer to the put got lost."""
-        try:
-            self._uncached.invalidate_cache()
-            return token.encode() in self._uncached.cat_file(self._at(MANIFEST_NAME))
-        except FileNotFoundError:
-            return False
+        return token.encode() in (self._read(MANIFEST_NAME) or b"")
 
     def read_manifest(self) -> bytes:
         refuse_unless_complete(self.location, self._state())
@@ -227,6 +292,13 @@ def _read_from(file: Any) -> Callable[[int, int], bytes]:
         return b"".join(parts)
 
     return read
+
+
+def _token_of(manifest: bytes) -> str | None:
+    """None of what is no manifest."""
+    with suppress(CheckpointError):
+        return Manifest.from_bytes(manifest, MANIFEST_NAME).token
+    return None
 
 
 def _text(error: BaseException) -> str:

@@ -12,12 +12,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from recsdk_core.checkpoint.manifest import MANIFEST_NAME
+from recsdk_core.checkpoint.place_lock import PlaceLock, lock_place
 from recsdk_core.checkpoint.stores import (
     Source,
     Store,
     Target,
     check_manifest_size,
     naming,
+    refuse_overtaken,
     refuse_removed,
     refuse_unless_complete,
     refuse_unless_free,
@@ -31,6 +33,7 @@ FILE_MODE = 0o640
 FOLDER_MODE = 0o750
 
 _TOKEN = re.compile("[0-9a-f]{32}")
+_PARTIAL = re.compile(r"\..*\.partial-[0-9a-f]{32}", re.DOTALL)
 _NEW_MANIFEST = re.compile(r"\.manifest-[0-9a-f]{32}")
 
 
@@ -46,6 +49,8 @@ class LocalStore(Store):
             )
         self.address = str(absolute)
         self._folder = absolute
+        self._lock: PlaceLock | None = None
+        self._replaced: tuple[int, ...] | None = None
 
     def _partial(self, token: str) -> Path:
         return self._folder.parent / f".{self._label()}.partial-{token}"
@@ -62,36 +67,61 @@ class LocalStore(Store):
 
     def _state(self) -> str:
         """ "absent", "complete" or "other"."""
-        if self._folder.is_symlink():
+        mode = _mode(self._folder)
+        if mode is None:
+            return "absent"
+        if stat.S_ISLNK(mode):
             raise CheckpointError(
                 f"{self.location}: is a symbolic link, which is refused; pass the path it leads to"
             )
-        if not self._folder.is_dir():
-            return "other" if self._folder.exists() else "absent"
-        entries = [entry.name for entry in self._folder.iterdir()]
-        if MANIFEST_NAME in entries:
+        if not stat.S_ISDIR(mode):
+            return "other"
+        if _mode(self._folder / MANIFEST_NAME) is not None:  # a list may miss what is replaced
             return "complete"
+        entries = os.listdir(self._folder)
         left_overs = all(_TOKEN.fullmatch(n) or _NEW_MANIFEST.fullmatch(n) for n in entries)
         return "absent" if left_overs else "other"
 
     def begin(self, token: str, overwrite: bool) -> None:
-        with naming(self.location, "looking at it"):
-            state = self._state()
-        refuse_unless_free(self.location, state, overwrite)
+        self._check_free(overwrite)
+        with naming(str(self._folder.parent), "making the folder"):
+            _make_folders(self._folder.parent)
+        name = f".{self._label()}.recsdk-lock"
+        self._lock = lock_place(self._folder.parent / name, self.location, FILE_MODE)
+        state = self._check_free(overwrite)  # from here on nobody else changes it
         root = self._folder if state == "complete" else self._partial(token)
         with naming(str(root), "making the folder"):
-            _make_folders(self._folder.parent)
+            self._replaced = self._identity()
             self._remove_left_overs()
             if state == "absent":
                 os.mkdir(root, FOLDER_MODE)
             os.mkdir(root / token, FOLDER_MODE)
 
+    def _check_free(self, overwrite: bool) -> str:
+        with naming(self.location, "looking at it"):
+            state = self._state()
+        refuse_unless_free(self.location, state, overwrite)
+        return state
+
+    def _identity(self) -> tuple[int, ...] | None:
+        """Tells the manifest that is there from any other; None if there is none."""
+        try:
+            found = os.stat(self._folder / MANIFEST_NAME)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+
     def _remove_left_overs(self) -> None:
-        """What saves to this place that were killed have left."""
+        """What saves to this place that were killed have left; what cannot be removed stays.
+
+        Without a lock a save that lives cannot be told from one that was killed.
+        """
+        if self._lock is None:
+            return
         pattern = re.compile(re.escape(f".{self._label()}.partial-") + "[0-9a-f]{32}")
         for entry in self._folder.parent.iterdir():
             if pattern.fullmatch(entry.name):
-                shutil.rmtree(entry)
+                shutil.rmtree(entry, ignore_errors=True)
 
     def join(self, token: str) -> None:
         folder = self._root(token) / token
@@ -135,40 +165,55 @@ class LocalStore(Store):
             _sync_tree(root / token)
             _sync(root)
         with naming(self.location, "the commit"):
+            left = self._left_by_the_commit(token)
+            self._refuse_if_overtaken()
             if is_new:
                 self._move_into_place(root)
             else:
                 os.rename(name, self._folder / MANIFEST_NAME)
                 _sync(self._folder)
-        if not is_new:
-            self._remove_all_but(token)
+        _remove_all(left)
+        self._release()
+
+    def _refuse_if_overtaken(self) -> None:
+        """A lock keeps other saves away, where the file system has locks for all hosts."""
+        lost_its_lock = self._lock is not None and not self._lock.is_valid
+        if lost_its_lock or self._identity() != self._replaced:
+            refuse_overtaken(self.location)
 
     def _move_into_place(self, partial: Path) -> None:
         if self._folder.is_dir():  # empty, or with what a killed save left: else begin refused it
             for entry in self._folder.iterdir():
-                if entry.name == MANIFEST_NAME:
-                    raise CheckpointError(
-                        f"{self.location}: another save has put a checkpoint there meanwhile"
-                    )
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
         os.rename(partial, self._folder)
         _sync(self._folder.parent)
 
-    def _remove_all_but(self, token: str) -> None:
-        """Removes the files of the checkpoint that was overwritten; what stays is no harm.
+    def _left_by_the_commit(self, token: str) -> list[Path]:
+        """The files of the checkpoint that is overwritten, and what killed saves have left.
 
-        The save is committed by now, so nothing here may count as its failure.
+        Without a lock others may be at work, and only the former can be told.
         """
-        with suppress(OSError):
-            for entry in self._folder.iterdir():
-                if _TOKEN.fullmatch(entry.name) and entry.name != token and not entry.is_symlink():
-                    shutil.rmtree(entry, ignore_errors=True)
-                elif _NEW_MANIFEST.fullmatch(entry.name):
-                    entry.unlink(missing_ok=True)
+        if self._replaced is None:
+            return []
+        old = (self._folder / MANIFEST_NAME).read_bytes() if self._lock is None else None
+        found = []
+        for entry in self._folder.iterdir():
+            is_folder = _TOKEN.fullmatch(entry.name) and not entry.is_symlink()
+            is_left = is_folder or _NEW_MANIFEST.fullmatch(entry.name)
+            is_ours = token in entry.name
+            if is_left and not is_ours and (old is None or entry.name.encode() in old):
+                found.append(entry)
+        return found
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     def abandon(self, token: str) -> None:
         with suppress(OSError):
             self._remove(token)
+        self._release()
 
     def _remove(self, token: str) -> None:
         partial = self._partial(token)
@@ -227,8 +272,29 @@ class LocalStore(Store):
                 names = sorted(os.listdir(folder))
             except FileNotFoundError:  # it is still to be made
                 return []
-        others = [n for n in names if n != self._folder.name and not n.startswith(".")]
+        others = [n for n in names if n != self._folder.name and not _PARTIAL.fullmatch(n)]
         return [LocalStore(folder / name) for name in others]
+
+
+def _remove_all(left: Sequence[Path]) -> None:
+    """Removes what a commit has left; what stays is no harm.
+
+    The save is committed by now, so nothing here may count as its failure.
+    """
+    for entry in left:
+        with suppress(OSError):
+            if entry.is_dir():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink(missing_ok=True)
+
+
+def _mode(path: Path) -> int | None:
+    """Of what is at the path, be it a link; None if nothing is."""
+    try:
+        return os.lstat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def _is_folder(path: Path) -> bool:

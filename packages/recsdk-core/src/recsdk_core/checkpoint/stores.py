@@ -7,6 +7,9 @@ On a local file system a new checkpoint is written beside its place, as `.<name>
 and moved there by one rename. Overwriting writes the files into the old checkpoint's folder, beside
 the old files, and commits by renaming the new manifest over the old one. An fsspec store is always
 written in the second way, the manifest by one put.
+
+Of saves to one place at the same time one wins: on a local file system the first, which has a lock
+until it ends, on an fsspec store, which has no locks, the one that began last.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ __all__ = [
     "is_url",
     "naming",
     "open_store",
+    "refuse_overtaken",
     "refuse_removed",
     "refuse_unless_complete",
     "refuse_unless_free",
@@ -142,6 +146,11 @@ def check_path(path: Any) -> str:
         raise ValueError(f"path must have 1 to {MAX_PATH} characters, got {len(text)}")
     if "\0" in text:
         raise ValueError(f"path must not have a zero character, got {text!r}")
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError(
+            f"path must be of characters that UTF-8 has, got {text!r}, as Python reads a name of "
+            "other bytes; rename the folder"
+        )
     return text
 
 
@@ -202,8 +211,16 @@ def refuse_unless_complete(location: str, state: str) -> None:
 def refuse_removed(location: str) -> NoReturn:
     """Raises for files that are not there any more when their checkpoint is to be completed."""
     raise CheckpointError(
-        f"{location}: what was written of it was removed meanwhile, as another save to the same "
-        "place does; let one process save to a place at a time"
+        f"{location}: what was written of it was removed meanwhile; let one process save to a "
+        "path at a time, and remove nothing there while it does"
+    )
+
+
+def refuse_overtaken(location: str) -> NoReturn:
+    """Raises for a save during which another one came to the same place."""
+    raise CheckpointError(
+        f"{location}: another save to this path has begun or committed meanwhile, so this one "
+        "has failed; let one process save to a path at a time"
     )
 
 

@@ -14,7 +14,7 @@ from recsdk_core import _ext
 from recsdk_core.checkpoint.columns import base_of
 from recsdk_core.checkpoint.manifest import Field, Sharding, TableEntry
 from recsdk_core.checkpoint.owners import Owner
-from recsdk_core.checkpoint.ranks import Ranks, together
+from recsdk_core.checkpoint.ranks import Ranks, share, together
 from recsdk_core.checkpoint.reading import (
     Checkpoint,
     Position,
@@ -227,9 +227,15 @@ def load_tables(shards: Sequence[Shard], ranks: Ranks, path: Any, loading: Loadi
         return [one.found for one in staged if one.found is not None]
 
     _check_found([one for of_rank in together(ranks, read) for one in of_rank], chains[0][0])
+    share(ranks, lambda: _check_user_state(chains[0][-1]))
     together(ranks, lambda: _each(staged, _Staged.check))
     together(ranks, lambda: _each(staged, _Staged.adopt))
     return chains[0][-1]
+
+
+def _check_user_state(checkpoint: Checkpoint) -> None:
+    """Reads it, so that one that is damaged is refused before a row changes."""
+    checkpoint.user_state()
 
 
 @dataclass(frozen=True)

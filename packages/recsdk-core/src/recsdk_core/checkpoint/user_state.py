@@ -16,7 +16,21 @@ from numpy.lib import format as npy
 from recsdk_core.checkpoint._fields import canonical_json, require_few_values
 from recsdk_core.errors import CheckpointError
 
-__all__ = ["PackedState", "UserFile", "decode_array", "pack", "unpack"]
+__all__ = [
+    "MAX_BITS",
+    "MAX_DEPTH",
+    "PackedState",
+    "UserFile",
+    "decode_array",
+    "encode_array",
+    "pack",
+    "unpack",
+]
+
+MAX_DEPTH = 100
+"""Lists and dicts within each other."""
+MAX_BITS = 8192
+"""Of an int."""
 
 _FILE = "$file"
 _MOST_BYTES = 64 * 2**20
@@ -39,8 +53,9 @@ def pack(value: Any) -> PackedState:
     """A copy of a state, as it is written; of one that is packed, itself.
 
     Tuples become lists. Raises TypeError or ValueError, naming the place, for what cannot be kept:
-    other types, keys that are no strings or start with "$", numbers that are not finite, arrays of
-    objects, more than 64 MiB of JSON or, about, 250,000 values beside bytes and arrays.
+    other types, keys that are no strings or start with "$", numbers that are not finite, ints of
+    more than MAX_BITS bits, arrays of objects, lists and dicts more than MAX_DEPTH within each
+    other, more than 64 MiB of JSON or, about, 250,000 values beside bytes and arrays.
     """
     if isinstance(value, PackedState):
         return value
@@ -64,23 +79,33 @@ def _require_small(value: Any) -> None:
         raise ValueError(f"user_state has {error}; {advice}") from None
 
 
-def _pack(value: Any, where: str, files: list[UserFile]) -> Any:
+def _pack(value: Any, where: str, files: list[UserFile], depth: int = 0) -> Any:
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, int):
+        if value.bit_length() > MAX_BITS:
+            raise ValueError(f"{where} has {value.bit_length()} bits, at most {MAX_BITS} are kept")
         return int(value)
     if isinstance(value, float):
         if not math.isfinite(value):
             raise ValueError(f"{where} is {value}; keep it in a numpy array instead")
         return float(value)
-    if isinstance(value, (list, tuple)):
-        return [_pack(item, f"{where}[{i}]", files) for i, item in enumerate(value)]
-    if isinstance(value, dict):
-        return {_key(k, where): _pack(v, f"{where}[{k!r}]", files) for k, v in value.items()}
+    if isinstance(value, (list, tuple, dict)):
+        if depth == MAX_DEPTH:
+            raise ValueError(
+                f"{where[:80]}...: has more than {MAX_DEPTH} lists and dicts within each other; "
+                "keep it flatter, or as bytes"
+            )
+        if not isinstance(value, dict):
+            items = enumerate(value)
+            return [_pack(item, f"{where}[{i}]", files, depth + 1) for i, item in items]
+        return {
+            _key(k, where): _pack(v, f"{where}[{k!r}]", files, depth + 1) for k, v in value.items()
+        }
     if isinstance(value, (bytes, bytearray, memoryview)):
         files.append(("bytes", bytes(value)))
     elif isinstance(value, (np.ndarray, np.generic)):
-        files.append(("array", _encode_array(np.asarray(value), where)))
+        files.append(("array", encode_array(np.asarray(value), where)))
     else:
         raise TypeError(
             f"{where} is a {type(value).__name__}; a checkpoint keeps None, bool, int, float, str, "
@@ -95,7 +120,8 @@ def _key(key: Any, where: str) -> str:
     return key
 
 
-def _encode_array(array: Any, where: str) -> bytes:
+def encode_array(array: Any, where: str) -> bytes:
+    """A .npy file of a numpy array; TypeError, naming `where`, for an array of objects."""
     if array.dtype.hasobject:
         raise TypeError(f"{where} is an array of objects; convert it to numbers or strings")
     buffer = io.BytesIO()
@@ -103,18 +129,26 @@ def _encode_array(array: Any, where: str) -> bytes:
     return buffer.getvalue()
 
 
-def unpack(packed: Any, read: Callable[[int], Any]) -> Any:
-    """The value that was packed; `read` gives the content of file i. CheckpointError if no such."""
-    if isinstance(packed, list):
-        return [unpack(item, read) for item in packed]
-    if not isinstance(packed, dict):
+def unpack(packed: Any, read: Callable[[int], Any], depth: int = 0) -> Any:
+    """The value that was packed; `read` gives the content of file i.
+
+    Raises CheckpointError for what `pack` does not make.
+    """
+    if not isinstance(packed, (list, dict)):
         return packed
-    if _FILE not in packed:
-        return {key: unpack(value, read) for key, value in packed.items()}
-    index = packed[_FILE]
-    if len(packed) != 1 or type(index) is not int or index < 0:
-        raise CheckpointError(f"user_state: {packed!r} is no reference to a file")
-    return read(index)
+    if isinstance(packed, dict) and _FILE in packed:
+        index = packed[_FILE]
+        if len(packed) != 1 or type(index) is not int or index < 0:
+            raise CheckpointError(f"user_state: {packed!r} is no reference to a file")
+        return read(index)
+    if depth == MAX_DEPTH:
+        raise CheckpointError(
+            f"user_state has more than {MAX_DEPTH} lists and dicts within each other; it was not "
+            "saved by this library"
+        )
+    if isinstance(packed, list):
+        return [unpack(item, read, depth + 1) for item in packed]
+    return {key: unpack(value, read, depth + 1) for key, value in packed.items()}
 
 
 def decode_array(raw: bytes, where: str) -> Any:

@@ -104,7 +104,8 @@ class HashEmbedding(_TableModule):
     and at `max_rows`, a key without a row reads `default_value`. Whether gradients are on does not
     matter for that. A backward applies one update of the fused optimizer to the rows that its
     forward found, in either mode, as torch's own modules would be trained; a second backward
-    through one forward raises RuntimeError. A forward in evaluation mode changes nothing.
+    through one forward raises RuntimeError. A forward in evaluation mode changes
+    nothing but the counters in `table.stats()`.
 
     `optimizer` is one of recsdk_core.optim, or a torch or torchrec optimizer class with its
     `optimizer_kwargs`. Other arguments as of `Table`. `state_dict()` holds keys, weights, optimizer

@@ -1,0 +1,117 @@
+"""One save to a place at a time: a lock on a file beside it, which ends with its process."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+from recsdk_core.checkpoint.stores import naming, write_all
+from recsdk_core.errors import CheckpointError
+
+__all__ = ["PlaceLock", "lock_place"]
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_MOST_READ = 400
+
+
+class PlaceLock:
+    """A lock that is held until `release`, or until the process dies. Of one thread at a time."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path = path
+        self.descriptor = descriptor
+        """Of the open file."""
+        _open.add(descriptor)
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether its file is still there: another save would else have a lock of its own."""
+        try:
+            return os.path.samestat(os.fstat(self.descriptor), os.lstat(self._path))
+        except FileNotFoundError:
+            return False
+
+    def release(self) -> None:
+        """Lets the next save in, and removes the file; never raises."""
+        with suppress(OSError):
+            if self.is_valid:
+                os.unlink(self._path)  # while it is held: nobody else's file has this name
+        with suppress(OSError):
+            fcntl.flock(self.descriptor, fcntl.LOCK_UN)  # a child of fork may have it open
+        self.close()
+
+    def close(self) -> None:
+        """Closes the file only."""
+        _open.discard(self.descriptor)
+        with suppress(OSError):
+            os.close(self.descriptor)
+
+
+def lock_place(path: Path, location: str, mode: int) -> PlaceLock | None:
+    """The lock that the file at `path` stands for; None on a file system without locks.
+
+    Raises CheckpointError, naming the process, if another save has it.
+    """
+    while True:
+        with naming(str(path), "locking"):
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            lock = PlaceLock(path, os.open(path, flags, mode))
+            try:
+                has_locks = _lock(lock.descriptor, location)
+            except BaseException:
+                lock.close()
+                raise
+            if not has_locks:
+                lock.release()
+                return None
+            if not lock.is_valid:  # the save that had it has removed the file
+                lock.close()
+                continue
+            try:
+                _name_holder(lock.descriptor)
+            except BaseException:
+                lock.release()
+                raise
+            return lock
+
+
+def _lock(descriptor: int, location: str) -> bool:
+    """False if the file system has no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(descriptor, _MOST_READ, 0).decode("ascii", "replace").strip()
+        raise CheckpointError(
+            f"{location}: another save to this path is under way"
+            f"{f', by {holder}' if holder else ''}; wait for it, or end that process, whose lock "
+            "ends with it"
+        ) from None
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return False
+        raise
+    return True
+
+
+def _name_holder(descriptor: int) -> None:
+    """For the message to others."""
+    os.ftruncate(descriptor, 0)
+    write_all(descriptor, memoryview(f"process {os.getpid()} on {socket.gethostname()}\n".encode()))
+
+
+_open: set[int] = set()
+
+
+def _close_in_child() -> None:
+    """A child of fork would keep its parent's locks when the parent is killed."""
+    for descriptor in _open:
+        with suppress(OSError):
+            os.close(descriptor)
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
