@@ -104,7 +104,8 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
         """Continue where `state_dict` was taken; `data`, if given, is set to its position.
 
         Call it before the first batch; make the iterator after it. Raises RuntimeError while
-        batches are in flight, ValueError for a state that lacks what is needed.
+        batches are in flight, ValueError for a state that lacks what is needed, CheckpointError for
+        a position that is damaged. Runs no code of the state: it holds data only.
         """
         if any(queue.slots for queue in self._queues):
             raise RuntimeError("batches are in flight; call drop() before load_state_dict()")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import torch.distributed as dist
 
+from recsdk_pipeline._internal.plain import from_plain, to_plain
+
 __all__ = ["Progress"]
+
+_STATE = "data.state_dict()"
 
 
 class Progress:
@@ -30,8 +33,8 @@ class Progress:
         self._position = self.of_data()
 
     def of_data(self) -> bytes | None:
-        """The data's position now; None without data."""
-        return None if self._data is None else pickle.dumps(self._data.state_dict())
+        """The data's position now; None without data. TypeError if it cannot be kept."""
+        return None if self._data is None else to_plain(self._data.state_dict(), _STATE)
 
     def advance(self, position: bytes | None) -> None:
         """Counts a batch, after which the data had this position."""
@@ -46,7 +49,10 @@ class Progress:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what `state_dict` gave. Raises ValueError if something is missing."""
+        """Takes what `state_dict` gave.
+
+        Raises ValueError if something is missing, CheckpointError if the position is damaged.
+        """
         wanted = ["num_batches_trained"] + ([_name()] if self._data is not None else [])
         missing = [name for name in wanted if name not in state]
         if missing:
@@ -54,10 +60,11 @@ class Progress:
                 f"the pipeline's state lacks {missing}; it has {sorted(state)}; with another "
                 "number of ranks or other data, say where each rank goes on by yourself"
             )
+        num_batches = int(state["num_batches_trained"])
         if self._data is not None:
-            self._data.load_state_dict(pickle.loads(state[_name()]))
+            self._data.load_state_dict(from_plain(state[_name()], _name()))
             self._position = self.of_data()
-        self.num_batches = int(state["num_batches_trained"])
+        self.num_batches = num_batches
 
 
 def _name() -> str:
