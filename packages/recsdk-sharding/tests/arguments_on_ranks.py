@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torchrec.distributed import embedding, sharding_plan
+from torchrec.distributed import embedding, shard, sharding_plan
 from torchrec.distributed.embedding_tower_sharding import EmbeddingTowerSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
@@ -117,6 +117,34 @@ class _Over(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.over = nn.Linear(26, 1)
+
+
+def shard_by_functions() -> dict[str, Any]:
+    """What torchrec's `shard` and `shard_modules` make of a model, with our sharders and without.
+
+    The types that they make, or their errors.
+    """
+    env = ShardingEnv.from_process_group(dist.GroupMember.WORLD)
+    sharders = get_default_hybrid_sharders(host_env())
+    use_nodes_of(dist.get_world_size())
+    by_hand = ShardingPlan({"ebc": _plan_of(new_model(Setup(), "meta").ebc)})
+    calls: dict[str, Callable[[nn.Module], nn.Module]] = {
+        "shard": lambda m: shard.shard(m.ebc, sharding_plan.row_wise(), env, sharder=sharders[0]),
+        "shard alone": lambda m: shard.shard(m.ebc, sharding_plan.row_wise(), env),
+        "modules": lambda m: shard.shard_modules(m, env, plan=by_hand, sharders=sharders).ebc,
+        "modules alone": lambda m: shard.shard_modules(m, env).ebc,
+        "modules, empty plan": lambda m: (
+            shard.shard_modules(m, env, plan=ShardingPlan({}), sharders=sharders).ebc
+        ),
+    }
+
+    def made(call: Callable[[nn.Module], nn.Module]) -> str:
+        try:
+            return type(call(new_model(Setup(), "meta"))).__name__
+        except ValueError as error:
+            return str(error)
+
+    return {name: made(call) for name, call in calls.items()}
 
 
 def refuse_arguments() -> dict[str, str]:

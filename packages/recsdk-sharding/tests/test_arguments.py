@@ -112,3 +112,18 @@ def test_the_group_of_npus_is_the_one_that_is_planned(kind: Any) -> None:
     planned_as = made._compute_device
     assert made._constraints == {**given, "a": replace(given["a"], device_group=planned_as)}
     assert given["a"].device_group == "npu"
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_functions_of_torchrec_that_shard(ranks: RankPool, world_size: int) -> None:
+    sharded = "ShardedHashEmbeddingBagCollection"
+    for found in ranks.run(world_size, arguments_on_ranks.shard_by_functions):
+        assert found["shard"] == found["modules"] == sharded
+        assert "is sharded over a host group: pass one of" in found["shard alone"]
+        assert "shard_modules: the plan has no entry for 'ebc'" in found["modules, empty plan"]
+        if world_size == 1:
+            assert found["modules alone"] == "HashEmbeddingBagCollection"
+        else:
+            assert (
+                "sharders has none for it, so that each rank would train" in found["modules alone"]
+            )

@@ -107,6 +107,19 @@ def test_other_devices_are_refused(device: Any) -> None:
         HashEmbeddingBagCollection(tables=[config()], device=device)
 
 
+@pytest.mark.parametrize(
+    ("device", "error", "text"),
+    [
+        (["cpu"], TypeError, r"device must be a torch.device or a string, got \['cpu'\]"),
+        (0, TypeError, "device must be a torch.device or a string, got 0"),
+        ("cpu2", ValueError, "HashEmbeddingBagCollection: torch has no device 'cpu2'"),
+    ],
+)
+def test_what_is_no_device_is_refused(device: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        HashEmbeddingBagCollection(tables=[config()], device=device)
+
+
 def test_any_number_of_names_and_ranges_that_are_right() -> None:
     assert config(max_rows=0, seed=2**64 - 1).seed == 2**64 - 1
     chosen = config(weight_init_min=-3.0, weight_init_max=5.0).row_initializer()

@@ -5,6 +5,7 @@ The lists of fields are torchrec's own, so a field that a later torchrec adds fa
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from typing import Any
@@ -159,3 +160,20 @@ def test_subclasses_are_taken_if_they_say_no_more() -> None:
     )
     with pytest.raises(TypeError, match=r"AdmittingConfig has fields \['admit_threshold'\]"):
         HashEmbeddingBagCollection([AdmittingConfig(**BASE)])
+
+
+ARGUMENTS_LEFT_OUT = {"use_gather_select", "use_gather_select_per_sharding"}
+"""Of torchrec's collections: which operator of fbgemm puts results in order."""
+
+
+@pytest.mark.parametrize("ours", STOCK.values())
+def test_arguments_of_torchrecs_collections_are_taken_or_refused_by_name(ours: Any) -> None:
+    stock = ours.__mro__[ours.__mro__.index(ours) + 2]
+    assert stock.__name__ == ours.__name__.removeprefix("Hash")
+    taken = inspect.signature(ours.__init__).parameters
+    missing = inspect.signature(stock.__init__).parameters.keys() - taken.keys()
+    assert missing <= ARGUMENTS_LEFT_OUT
+    kind = HashEmbeddingBagConfig if ours is HashEmbeddingBagCollection else HashEmbeddingConfig
+    for name in missing:
+        with pytest.raises(TypeError, match=name):
+            ours([kind(**BASE)], **{name: True})

@@ -220,6 +220,7 @@ _INTERFACES: tuple[_Method | _Attribute | _Member, ...] = (
     _Method(EmbeddingEnumerator, "enumerate", ("module", "sharders")),
     _Method(sharding_plan, "get_module_to_default_sharders", ()),
     _Method(shard, "get_module_to_default_sharders", ()),
+    _Method(shard, "_shard_modules", ("module", "env", "device", "plan", "sharders")),
     _Method(planners, "to_sharding_plan", ("sharding_options", "topology")),
     _Attribute(planners.EmbeddingPlannerBase, "_topology"),
     _Attribute(planners.EmbeddingPlannerBase, "_batch_size"),

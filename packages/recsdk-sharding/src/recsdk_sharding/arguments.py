@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
@@ -29,7 +30,12 @@ from recsdk_sharding.sharders import (
 from recsdk_sharding.shardings import POOLED_TYPES, SEQUENCE_TYPES
 from recsdk_sharding.single_bag import HashEmbeddingBagSharder
 
-__all__ = ["check_constraint_types", "check_model_arguments", "check_planned"]
+__all__ = [
+    "check_constraint_types",
+    "check_model_arguments",
+    "check_modules_arguments",
+    "check_planned",
+]
 
 _HASH_MODULES = (HashEmbeddingBagCollection, HashEmbeddingCollection, HashEmbeddingBag)
 _HASH_SHARDERS = (
@@ -38,7 +44,6 @@ _HASH_SHARDERS = (
     HashEmbeddingBagSharder,
     HashFeatureProcessedEmbeddingBagCollectionSharder,
 )
-_WHAT = "DistributedModelParallel"
 
 
 def check_constraint_types(constraints: Any) -> None:
@@ -89,15 +94,35 @@ def _tables_of(module: Any) -> Iterator[_PlannedTable]:
         yield _PlannedTable(config.name, has_half_rows, list(config.feature_names), types)
 
 
-def check_model_arguments(arguments: Mapping[str, Any]) -> None:
+def check_modules_arguments(arguments: Mapping[str, Any]) -> None:
+    """As `check_model_arguments`, of torchrec's `shard_modules`.
+
+    Raises ValueError too for hash tables that it would leave unsharded, one copy on each rank.
+    """
+    module, given = arguments.get("module"), arguments.get("sharders") or ()
+    has_sharder = any(isinstance(sharder, _HASH_SHARDERS) for sharder in given)
+    if isinstance(module, nn.Module) and not has_sharder and dist.get_world_size() > 1:
+        for path, child in module.named_modules():
+            if isinstance(child, _HASH_MODULES):
+                raise ValueError(
+                    f"shard_modules: module {path!r} is a {type(child).__name__}, but sharders "
+                    "has none for it, so that each rank would train its own; pass those of "
+                    "recsdk_sharding.get_default_hybrid_sharders(host_env=...)"
+                )
+    check_model_arguments(arguments, "shard_modules")
+
+
+def check_model_arguments(
+    arguments: Mapping[str, Any], what: str = "DistributedModelParallel"
+) -> None:
     """Raises TypeError or ValueError if arguments of DistributedModelParallel cannot be right.
 
-    Nothing is checked where no sharder is one of hash tables.
+    Nothing is checked where no sharder is one of hash tables. `what`: how messages call it.
     """
     sharders = arguments.get("sharders")
     if isinstance(sharders, _HASH_SHARDERS):
         raise TypeError(
-            f"{_WHAT}: sharders must be a list, got {type(sharders).__name__}; pass what "
+            f"{what}: sharders must be a list, got {type(sharders).__name__}; pass what "
             "get_default_hybrid_sharders gives"
         )
     if not isinstance(sharders, Sequence) or not any(
@@ -106,20 +131,20 @@ def check_model_arguments(arguments: Mapping[str, Any]) -> None:
         return
     module, plan, device = (arguments.get(name) for name in ("module", "plan", "device"))
     if not isinstance(module, nn.Module):
-        raise TypeError(f"{_WHAT}: module must be a torch.nn.Module, got {_called(module)}")
+        raise TypeError(f"{what}: module must be a torch.nn.Module, got {_called(module)}")
     if device is not None and not isinstance(device, torch.device):
         raise TypeError(
-            f"{_WHAT}: device must be a torch.device, got {_called(device)}; pass "
+            f"{what}: device must be a torch.device, got {_called(device)}; pass "
             f"torch.device({device!r})"
         )
     if plan is not None and not isinstance(plan, ShardingPlan):
         raise TypeError(
-            f"{_WHAT}: plan must be a torchrec ShardingPlan, got {_called(plan)}; pass what the "
+            f"{what}: plan must be a torchrec ShardingPlan, got {_called(plan)}; pass what the "
             "planner's collective_plan gives, or ShardingPlan(plan={path: plan of module})"
         )
     _check_sharders(module, sharders)
     if plan is not None:
-        _check_covers(module, plan)
+        _check_covers(module, plan, what)
 
 
 def _called(value: Any) -> str:
@@ -146,7 +171,7 @@ def _check_sharders(module: nn.Module, sharders: Any) -> None:
             )
 
 
-def _check_covers(module: nn.Module, plan: ShardingPlan) -> None:
+def _check_covers(module: nn.Module, plan: ShardingPlan, what: str) -> None:
     """Raises ValueError for hash tables without a plan, which would stay unsharded."""
     planned = set(plan.plan)
     paths: dict[int, list[str]] = {}
@@ -156,7 +181,7 @@ def _check_covers(module: nn.Module, plan: ShardingPlan) -> None:
     for of_module in paths.values():
         if not any(_or_above(path) & planned for path in of_module):
             raise ValueError(
-                f"{_WHAT}: the plan has no entry for {of_module[0]!r}, so its hash tables would "
+                f"{what}: the plan has no entry for {of_module[0]!r}, so its hash tables would "
                 f"stay unsharded; it has {sorted(planned)}; make the plan of this model with the "
                 "same sharders, or leave plan out"
             )

@@ -17,8 +17,16 @@ _DEVIATIONS = 6  # of the number of keys that a rank gets from the one that it g
 
 
 def check_device(device: torch.device | str | None, what: str) -> torch.device:
-    """The device as a torch.device; ValueError unless tables can be on it, or it is meta."""
-    made = torch.device(device if device is not None else "cpu")
+    """The device as a torch.device; raises unless tables can be on it, or it is meta.
+
+    TypeError for what names no device, ValueError for another device.
+    """
+    if device is not None and not isinstance(device, (torch.device, str)):
+        raise TypeError(f"{what}: device must be a torch.device or a string, got {device!r}")
+    try:
+        made = torch.device(device or "cpu")
+    except RuntimeError as error:
+        raise ValueError(f"{what}: torch has no device {device!r}: {error}") from error
     if made.type not in (*_ROW_DEVICES, "meta"):
         raise ValueError(
             f"{what}: hash tables can be on {', '.join(_ROW_DEVICES)}; got device {str(made)!r}; "

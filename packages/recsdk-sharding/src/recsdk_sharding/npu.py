@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torchrec.distributed import shard
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import planners
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
@@ -24,6 +25,7 @@ from torchrec.distributed.types import ShardingPlan
 from recsdk_sharding.arguments import (
     check_constraint_types,
     check_model_arguments,
+    check_modules_arguments,
     check_planned,
 )
 from recsdk_sharding.sharders import are_hybrid_sharders
@@ -80,6 +82,7 @@ def adapt_torchrec() -> None:
     On every device it then checks what it is given for models with hash tables.
     """
     DistributedModelParallel.__init__ = _checking(DistributedModelParallel.__init__)
+    shard._shard_modules = _checking_modules(shard._shard_modules)
     Topology.__init__ = _planning_as_cuda(Topology.__init__)
     KernelConfig.validate = _valid_for_npu(KernelConfig.validate)
     EmbeddingEnumerator.__init__ = _for_groups_of_npus(EmbeddingEnumerator.__init__)
@@ -102,6 +105,17 @@ def _checking(construct: Any) -> Any:
             check_npu_arguments(arguments)
         check_model_arguments(arguments)
         construct(*args, **kwargs)
+
+    return checked
+
+
+def _checking_modules(shard_modules: Any) -> Any:
+    signature = inspect.signature(shard_modules)
+
+    @functools.wraps(shard_modules)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        check_modules_arguments(signature.bind(*args, **kwargs).arguments)
+        return shard_modules(*args, **kwargs)
 
     return checked
 
