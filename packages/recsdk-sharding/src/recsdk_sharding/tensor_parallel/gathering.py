@@ -6,6 +6,16 @@ nearly all collectives do. torch's functional all-gather, which DTensors use, is
 ALLGATHER_COALESCED: if one of the threads is late, each may free what the other writes to, and the
 process ends in malloc.
 Source: torch 2.13, `ProcessGroupGloo::runLoop` and `opTypeToString`.
+
+It is torch's own: a control of plain torch, without recsdk, crashed in one of five worlds. A
+program that makes the same calls, for two ranks of torchrun or more; it is a race, so a run that
+ends well shows nothing:
+
+    from torch.distributed import _functional_collectives as functional
+    dist.init_process_group("gloo")
+    own = torch.ones(8)
+    for _ in range(100_000):
+        functional.wait_tensor(functional.all_gather_tensor(own, 0, dist.group.WORLD))
 """
 
 from __future__ import annotations
