@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,24 @@ def test_a_damaged_user_state_is_found_before_a_row_changes(tmp_path: Path, how:
     with pytest.raises(CheckpointError, match="user_state|00000.bin"):
         other.load(tmp_path / "one")
     assert whole(other) == before
+
+
+def test_evaluation_changes_nothing_that_is_saved(tmp_path: Path) -> None:
+    table = trained()
+    table.save(tmp_path / "before")
+    before, counts = whole(table), table.stats().outcomes
+    keys = np.concatenate([KEYS, KEYS + 10**6])
+    table.lookup(keys)
+    table.pool(keys, np.array([0, len(keys)]))
+    assert whole(table) == before
+    assert table.stats().outcomes != counts  # counted, and in no checkpoint
+    table.save_delta(tmp_path / "delta")
+    [entry] = open_checkpoint(tmp_path / "delta").manifest.tables
+    assert (entry.num_rows, entry.num_erased) == (0, 0)
+    table.save(tmp_path / "after")
+    paths = [tmp_path / "before", tmp_path / "after"]
+    entries = [open_checkpoint(path).manifest.tables[0] for path in paths]
+    assert replace(entries[0], files=()) == replace(entries[1], files=())
 
 
 def test_a_user_state_that_is_too_deep_saves_nothing(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import stat
 import uuid
@@ -19,6 +21,7 @@ from recsdk_core import CheckpointError
 from recsdk_core.checkpoint import chain_of, open_checkpoint
 from recsdk_core.checkpoint.fsspec_store import FsspecStore
 from recsdk_core.checkpoint.local_store import LocalStore
+from recsdk_core.checkpoint.place_lock import lock_place
 from recsdk_core.checkpoint.ranks import OneRank
 from recsdk_core.checkpoint.reading import position_of
 from recsdk_core.checkpoint.saving import Part, SaveOptions, save_parts
@@ -313,6 +316,58 @@ def test_a_save_whose_files_were_removed_replaces_nothing(place: str) -> None:
         save_parts(open_store(path), OneRank(), [part], SaveOptions(overwrite=True))
     save(path, b"next")
     assert content_of(path) == b"next"
+
+
+@pytest.mark.parametrize("was_there", [False, True])
+def test_where_there_are_no_locks_saves_go_on_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, was_there: bool
+) -> None:
+    path, other = tmp_path / "one", "f" * 32
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    if was_there:
+        save(path, b"old")
+        (path / other).mkdir()  # of a save that may live
+    (tmp_path / f".one.partial-{other}").mkdir()
+    save(path, b"new", overwrite=True)
+    assert content_of(path) == b"new"
+    names = {p.name for p in tmp_path.rglob("*") if p.is_dir() and other in p.name}
+    assert names == {f".one.partial-{other}", *([other] if was_there else [])}
+    assert len(list(path.iterdir())) == 2 + was_there
+
+    def write_and_lose(target: Any, *_: Any) -> Any:
+        done = _writer(b"lost")(target, b"", "none", None)
+        save(path, b"other", overwrite=True)
+        return done
+
+    part = Part(entry=table_entry(), write=write_and_lose)
+    with pytest.raises(CheckpointError, match="another save to this path has begun or committed"):
+        save_parts(open_store(path), OneRank(), [part], SaveOptions(overwrite=True))
+    assert content_of(path) == b"other"
+
+
+def test_a_child_of_fork_does_not_keep_the_lock(tmp_path: Path) -> None:
+    lock = lock_place(tmp_path / "lock", "here", 0o640)
+    assert lock is not None
+    with pytest.raises(CheckpointError, match=f"under way, by process {os.getpid()} on "):
+        lock_place(tmp_path / "lock", "here", 0o640)
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.fstat(lock.descriptor)
+        except OSError:
+            os.write(tell, b"closed")
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(tell)
+    assert os.read(told, 6) == b"closed"
+    os.close(told)
+    lock.release()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_pipe_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
