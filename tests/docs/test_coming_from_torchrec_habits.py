@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +166,64 @@ def test_results_under_autocast() -> None:
             made(batch([1, 2, 3])).values().dtype for made in (optimized(bags()), stock_bags())
         }
     assert kinds == {torch.float32}
+
+
+@holds(HABITS, "refused", "torch.amp.GradScaler")
+def test_scaled_losses_are_refused() -> None:
+    module = optimized(bags())
+    loss = torch.amp.GradScaler("cpu", init_scale=1024.0).scale(module(batch()).values().sum())
+    with pytest.raises(PAGE.error(HABITS, "torch.amp.GradScaler"), match="GradScaler"):
+        loss.backward()
+    assert module.tables()["user"].update_count == 0
+
+
+@holds(
+    HABITS, "same", "an optimizer that is applied after `state_dict()`, `tables()` or an evaluation"
+)
+def test_an_optimizer_may_come_after_a_look() -> None:
+    module = bags()
+    module.eval()(batch())
+    module.state_dict()
+    assert module.tables()["user"].update_count == 0
+    late = trained(optimized(module.train(), torch.optim.Adagrad))
+    early = trained(optimized(bags(), torch.optim.Adagrad))
+    assert torch.equal(late.eval()(batch()).values(), early.eval()(batch()).values())
+
+
+FAILING = """
+import sys, torch
+import torch.distributed as dist
+from recsdk_sharding import PeerError, failing_together
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+try:
+    with failing_together():
+        if rank == 1:
+            raise KeyError("no such user")
+        dist.all_reduce(torch.ones(1))
+except PeerError as error:
+    print(f"rank {rank}: rank {error.rank} failed: {error.message}", flush=True)
+except KeyError:
+    print(f"rank {rank}: its own", flush=True)
+"""
+
+
+@holds(HABITS, "looser", "an exception on one rank, the others wait")
+def test_one_rank_fails(tmp_path: Path) -> None:
+    script = tmp_path / "failing.py"
+    script.write_text(FAILING)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*torchrun, "--nproc-per-node", "2", str(script)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert "rank 1: its own" in done.stdout
+    assert re.search("rank 0: rank 1 failed: .*no such user", done.stdout), done.stdout
 
 
 @holds(HABITS, "stricter", "an unsharded collection in `DistributedDataParallel`")

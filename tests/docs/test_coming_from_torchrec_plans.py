@@ -32,9 +32,17 @@ from torchrec.distributed.planner.storage_reservations import FixedPercentageSto
 from torchrec.distributed.planner.types import (
     BasicCommsBandwidths,
     CustomTopologyData,
+    KernelConfig,
     ParameterConstraints,
+    TopologyFactory,
+    TrainerConfig,
 )
-from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.distributed.shard import shard, shard_modules
+from torchrec.distributed.sharding_plan import (
+    construct_module_sharding_plan,
+    get_default_sharders,
+    row_wise,
+)
 from torchrec.distributed.types import (
     BoundsCheckMode,
     CacheParams,
@@ -406,6 +414,35 @@ def test_topologies() -> None:
     ):
         topology = Topology(world_size=1, compute_device="cuda", **{name: value})
         assert plan_of(model_of(), topology=topology).plan["ebc"]
+
+
+HABITS = "Habits"
+
+
+@holds(HABITS, "looser", "TopologyFactory.create_topology")
+@pytest.mark.parametrize("device", ["cpu", "cuda", "npu"])
+def test_topologies_of_the_factory(device: str) -> None:
+    kernel = KernelConfig(compute_device=device)
+    made = TopologyFactory.create_topology(TrainerConfig(world_size=2), kernel_config=kernel)
+    assert len(made.devices) == 2
+
+
+@holds(HABITS, "same", "construct_module_sharding_plan", "shard")
+@holds(HABITS, "stricter", "shard_modules")
+def test_functions_that_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    [pooled, *_] = given = sharders()
+    ebc = optimized(bags(device=META))
+    plan = construct_module_sharding_plan(
+        ebc, {"user": row_wise()}, sharder=pooled, world_size=1, device_type="cpu"
+    )
+    assert plan["user"].compute_kernel == "fused"
+    made = shard(ebc, plan, device=CPU, sharder=pooled)
+    assert isinstance(made, recsdk_sharding.ShardedHashEmbeddingBagCollection)
+    model = shard_modules(model_of(), device=CPU, sharders=given)
+    assert isinstance(model.ebc, recsdk_sharding.ShardedHashEmbeddingBagCollection)
+    monkeypatch.setattr(dist, "get_world_size", lambda *_: 2)
+    with pytest.raises(PAGE.error(HABITS, "shard_modules"), match="get_default_hybrid_sharders"):
+        shard_modules(model_of(), device=CPU)
 
 
 # What stays torchrec's
