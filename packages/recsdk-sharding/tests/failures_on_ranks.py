@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from on_ranks import own_batches
 from worlds import Setup, new_model, optimizer_of, shard, unwrapped
 
 from recsdk_core.nn import function
-from recsdk_sharding import failing_together, failures, lookup, output_dist
+from recsdk_sharding import Saver, failing_together, failures, lookup, output_dist
 from recsdk_sharding._torchrec_compat import default_store, process_groups
 from recsdk_sharding.device import table as device_table
 
@@ -89,14 +90,19 @@ def _made(device: str = "cpu") -> tuple[Any, Any, list[Any]]:
 
 
 def fail(
-    place: str, loop: str, guilty: list[int], device: str = "cpu", is_guarded: bool = True
+    place: str,
+    loop: str,
+    guilty: list[int],
+    device: str = "cpu",
+    is_guarded: bool = True,
+    step: int = BAD_STEP,
 ) -> dict[str, Any]:
     """Trains in a loop until the guilty ranks fail at a place; how it ended there, and after."""
     model, optimizer, batches = _made(device)
     if len(guilty) < dist.get_world_size():  # nobody else will come
         failures._SECONDS_FOR_OTHERS = 0.1
     is_guilty = dist.get_rank() in guilty
-    first = 0 if place == "before the first step" else BAD_STEP
+    first = 0 if place == "before the first step" else step
     kept = function.update_tables, device_table.DeviceTable.update
     num_done = 0
 
@@ -143,6 +149,37 @@ def fail_in_evaluation(guilty: int) -> Any:
             model(batch)
 
     return _ending_of(evaluate)
+
+
+def fail_while_others_save(folder: str) -> Any:
+    """The last rank fails in place of a save."""
+    model, _, _ = _made()
+    is_last = dist.get_rank() == dist.get_world_size() - 1
+    return _ending_of(trouble if is_last else lambda: Saver().save(model, f"{folder}/never"))
+
+
+def save_twice(folder: str) -> list[Any]:
+    """All ranks save to one path twice; what the second gave, and a collective after it."""
+    model, _, _ = _made()
+    Saver().save(model, f"{folder}/one")
+    second = _ending_of(lambda: Saver().save(model, f"{folder}/one"))
+    return [second, _ending_of(lambda: dist.all_reduce(torch.zeros(1)))]
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    """Takes no attributes."""
+
+    text: str
+
+
+def raise_frozen() -> Any:
+    """All ranks raise an exception that cannot be changed."""
+
+    def work() -> None:
+        raise Frozen("as it is")
+
+    return _ending_of(work)
 
 
 def raise_kinds(names: list[str]) -> list[Any]:

@@ -5,6 +5,8 @@ The groups' timeout is minutes, after which the ranks would raise something else
 
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
 import sys
 import threading
@@ -64,6 +66,35 @@ def test_the_tables_backward_tells_without_a_context_manager(ranks: RankPool) ->
     found = ranks.run(2, failures_on_ranks.fail, place, "plain", [1], "cpu", False)
     ranks.renew()
     assert_told([each["first"] for each in found], 1, "Trouble: rank 1 has trouble")
+
+
+def test_ranks_that_have_finished_are_told_in_their_next_collective(ranks: RankPool) -> None:
+    last = len(failures_on_ranks.SIZES) - 1
+    found = ranks.run(3, failures_on_ranks.fail, "optimizer", "plain", [1], "cpu", True, last)
+    ranks.renew()
+    for rank, each in enumerate(found):
+        assert each["steps"] == last + (rank != 1)
+        assert each["first"] is None or rank == 1
+        assert each["again"]["type"] == "PeerError"
+        assert each["again"]["message"] == "Trouble: rank 1 has trouble"
+
+
+def test_a_rank_fails_while_others_save(ranks: RankPool, tmp_path: Path) -> None:
+    found = ranks.run(3, failures_on_ranks.fail_while_others_save, str(tmp_path))
+    ranks.renew()
+    assert_told(found, 2, "Trouble: rank 2 has trouble")
+
+
+def test_a_save_that_is_refused_on_all_ranks_closes_nothing(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    for second, collective in ranks.run(2, failures_on_ranks.save_twice, str(tmp_path)):
+        assert second["type"] == "CheckpointError"
+        assert collective is None
+
+
+def test_an_exception_that_cannot_be_changed(ranks: RankPool) -> None:
+    assert [each["type"] for each in ranks.run(2, failures_on_ranks.raise_frozen)] == ["Frozen"] * 2
 
 
 def test_evaluation(ranks: RankPool) -> None:
@@ -173,31 +204,30 @@ import sys
 from datetime import timedelta
 import torch, torch.distributed as dist
 from recsdk_sharding import failing_together
-rank = int(sys.argv[1])
+rank, backend, ending = int(sys.argv[1]), sys.argv[3], sys.argv[4]
 dist.init_process_group(
-    "gloo", init_method="tcp://localhost:" + sys.argv[2], rank=rank, world_size=2,
+    backend, init_method="tcp://localhost:" + sys.argv[2], rank=rank, world_size=2,
     timeout=timedelta(minutes=30),
 )
 dist.new_group(backend="gloo")
 with failing_together():
-    if rank == 0:
+    if rank == 0 and ending == "fails":
         raise ValueError("the first rank has the store")
-    dist.all_reduce(torch.zeros(1))
+    dist.all_reduce(torch.zeros(1, device="cpu" if backend == "gloo" else "npu"))
 """
 
 
-def test_processes_end_although_the_store_is_in_the_one_that_failed() -> None:
-    import socket
-
+def run_script(backend: str, ending: str) -> list[tuple[int, str]]:
+    """The status and last words of two processes without torchrun."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = str(probe.getsockname()[1])
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(rank), port],
+            [sys.executable, "-c", SCRIPT, str(rank), port, backend, ending],
+            env={**os.environ, "RECSDK_SIM_NPU": "1"} if backend == "hccl" else None,
             stderr=subprocess.PIPE,
             text=True,
-            cwd=Path(__file__).parent,
         )
         for rank in range(2)
     ]
@@ -206,6 +236,16 @@ def test_processes_end_although_the_store_is_in_the_one_that_failed() -> None:
     finally:
         for process in started:
             process.kill()
-    assert [process.returncode for process in started] == [1, 1]
-    assert errors[0].rstrip().endswith("ValueError: the first rank has the store")
-    assert "PeerError: rank 0 failed: ValueError: the first rank has the store" in errors[1]
+    return [(process.returncode, text) for process, text in zip(started, errors, strict=True)]
+
+
+@pytest.mark.parametrize("backend", ["gloo", "hccl"])
+def test_processes_end_although_the_store_is_in_the_one_that_failed(backend: str) -> None:
+    (first, error), (second, told) = run_script(backend, "fails")
+    assert (first, second) == (1, 1)
+    assert error.rstrip().endswith("ValueError: the first rank has the store")
+    assert "PeerError: rank 0 failed: ValueError: the first rank has the store" in told
+
+
+def test_processes_with_a_watching_thread_end_in_good_order() -> None:
+    assert [status for status, _ in run_script("hccl", "ends")] == [0, 0]

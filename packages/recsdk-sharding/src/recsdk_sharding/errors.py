@@ -43,11 +43,11 @@ _KNOWN = "_recsdk_is_known"
 
 def known(error: E) -> E:
     """Marks an error as one of which all ranks know."""
-    setattr(error, _KNOWN, True)
+    error.__dict__[_KNOWN] = True  # its class may refuse attributes
     return error
 
 
 def is_known(error: BaseException) -> bool:
     """Whether all ranks know of an error, or have one of their own in its place."""
     is_of_peer = isinstance(error, PeerError) and error.rank is not None
-    return is_of_peer or isinstance(error, EndOfData) or hasattr(error, _KNOWN)
+    return is_of_peer or isinstance(error, EndOfData) or _KNOWN in error.__dict__

@@ -113,6 +113,16 @@ class _Absent(ExchangeJob[None]):
         raise AssertionError("an exchange with an absent rank moves no data")
 
 
+class _Meeting(_Absent):
+    """Takes part in one exchange that moves no data."""
+
+    def transfer(self, group: dist.ProcessGroup, splits: Sequence[Splits]) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+
 class HostExchange:
     """Runs the host jobs of all batches in submission order, on one thread and process group.
 
@@ -168,6 +178,17 @@ class HostExchange:
             self._announce(_Absent(text_of(error)))
         if not self._is_broken:
             known(error)
+
+    def meet(self) -> None:
+        """Waits until all ranks have come here, after the jobs that were submitted before.
+
+        Before what cannot be broken off from elsewhere, such as making a process group. Raises
+        PeerError if the process group failed; does nothing after the end of data or a failure.
+        """
+        with contextlib.suppress(RecsdkError):
+            self._enqueue(_Meeting(), has_batch=True).result()
+        if self._is_broken and self._latched is not None:
+            raise self._latched()
 
     def reset(self) -> None:
         """Makes the exchange usable again after an end or a failure that all ranks have seen.

@@ -54,7 +54,7 @@ def failing_together() -> AbstractContextManager[None]:
 
     May be nested, and used again. Costs no communication until something fails, and nothing where
     there is one rank. A rank that hangs, in a debugger say, tells nothing: the others wait for the
-    groups' timeout.
+    groups' timeout. So do ranks that are just making a process group with the one that failed.
     """
     return _Guard()
 

@@ -281,5 +281,6 @@ def _ranks_of(exchange: HostExchange) -> Ranks:
     """The ranks of an exchange, which itself may be busy with batches ahead."""
     host = exchange.group
     if host not in _groups:
+        exchange.meet()
         _groups[host] = _GroupRanks(host)
     return _groups[host]
