@@ -104,7 +104,7 @@ class _World:
         self._failure: PeerError | None = None
         self._watcher: Watcher | None = None
         if has_device_groups():
-            self._watcher = Watcher(self._is_apart, partial(close_groups, of_devices_only=True))
+            self._watcher = Watcher(self._is_apart, partial(self._close, of_devices_only=True))
 
     def check_open(self) -> None:
         """Raises PeerError if a rank failed before."""
@@ -118,7 +118,7 @@ class _World:
         if is_of_groups(error):
             found = self.failure_of_peer()
             if found is None:
-                close_groups()
+                self._close()
             return found
         with self._lock:
             if self._failure is None:
@@ -150,8 +150,14 @@ class _World:
                 self._store.keep_until_seen(self._rank)
 
     def _fail(self, failure: Failure) -> None:
+        self._close()  # first: who sees the failure may make new groups at once
         self._failure = PeerError(failure.rank, failure.text, is_final=True)
-        close_groups()
+
+    def _close(self, *, of_devices_only: bool = False) -> None:
+        """Closes the groups, unless others have taken their place."""
+        group = self._group()
+        if group is not None and group is dist.GroupMember.WORLD:
+            close_groups(of_devices_only=of_devices_only)
 
     def _copy(self) -> PeerError:
         assert self._failure is not None
