@@ -26,7 +26,7 @@ TORCH_INDEX_MAY_STAND_IN = {"README.md", "tools/torch_wheel.py"}
 # A function that only prefetches must be put in line, or have an effect that the compiler knows of.
 PREFETCH = re.compile(r"\b__builtin_prefetch\b")
 PREFETCH_MAY_STAND_IN = re.compile(
-    r"cpp/src/util/prefetch\.h|cpp/src/embedding/kernels_\w+\.inc|cpp/bench/|tools/"
+    r"cpp/src/util/prefetch\.h|cpp/src/kernels/kernels_\w+\.inc|cpp/bench/|tools/"
 )
 SYMLINKS = {"packages/recsdk-core/cpp": "../../cpp"}
 

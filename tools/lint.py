@@ -121,6 +121,7 @@ CHECKS: dict[str, Callable[[], Result]] = {
     "ruff-format": lambda: call("ruff", "format", "--check", "."),
     "mypy": lambda: call("mypy", *SOURCE_FOLDERS, EXAMPLES, "tools"),
     "imports": lambda: call("lint-imports"),
+    "cpp-layers": lambda: call(sys.executable, "tools/check_cpp_layers.py"),
     "clang-format": lambda: clang_format("--dry-run", "--Werror"),
     "clang-tidy": clang_tidy,
 }

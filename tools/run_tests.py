@@ -27,6 +27,7 @@ RESULTS = set_up.BUILD / "results"
 SECONDS_PER_TEST = 1500
 # Not more on a machine with many cores: a suite may start ten processes of half a gigabyte each.
 AT_ONCE = 2
+NUM_SLOWEST = 10
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,17 @@ def counts_of_junit(path: Path) -> Counts:
         skipped = number["skipped"] + int(suite.get("disabled", 0))
         total += Counts(number["tests"] - failed - skipped, failed, skipped)
     return total
+
+
+def slowest(paths: Sequence[Path], most: int) -> list[tuple[float, str]]:
+    """The tests of some JUnit files that took longest, longest first: seconds and name."""
+    found = []
+    for path in paths:
+        if path.exists():
+            for case in ET.parse(path).getroot().iter("testcase"):
+                name = f"{path.stem}: {case.get('classname', '')}::{case.get('name', '')}"
+                found.append((float(case.get("time", 0)), name))
+    return sorted(found, reverse=True)[:most]
 
 
 def counts_of_line(line: str) -> Counts:
@@ -188,6 +200,9 @@ def main() -> int:
     chosen = [suite for suite in SUITES if suite.name in args.only]
     results = run_suites(chosen, args.at_once)
     total = sum(results.values(), Counts())
+    print("\nslowest:")
+    for seconds, name in slowest([suite.junit for suite in chosen], NUM_SLOWEST):
+        print(f"{seconds:8.1f} s  {name}")
     print()
     for name, counts in results.items():
         print(f"{name:10} {counts}")

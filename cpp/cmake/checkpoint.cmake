@@ -8,7 +8,7 @@ if(NOT RECSDK_XXHASH_INCLUDE_DIR)
   message(FATAL_ERROR "xxhash.h is missing: install libxxhash-dev, or set RECSDK_XXHASH_INCLUDE_DIR to its folder")
 endif()
 # The checksums are one source too, compiled once per instruction set.
-set(RECSDK_CHECKSUM_DIR ${CMAKE_CURRENT_SOURCE_DIR}/src/checkpoint)
+set(RECSDK_CHECKSUM_DIR ${CMAKE_CURRENT_SOURCE_DIR}/src/io)
 set(RECSDK_CHECKSUM_SOURCES ${RECSDK_CHECKSUM_DIR}/xxh3_baseline.cc)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   list(APPEND RECSDK_CHECKSUM_SOURCES ${RECSDK_CHECKSUM_DIR}/xxh3_avx2.cc)
@@ -23,7 +23,7 @@ if(RECSDK_ZSTD)
   find_path(RECSDK_ZSTD_INCLUDE_DIR zstd.h)
   if(RECSDK_ZSTD_INCLUDE_DIR)
     # Only the header: the library is looked for when it is first used.
-    set_source_files_properties(${CMAKE_CURRENT_SOURCE_DIR}/src/checkpoint/codec.cc PROPERTIES
+    set_source_files_properties(${CMAKE_CURRENT_SOURCE_DIR}/src/io/codec.cc PROPERTIES
       INCLUDE_DIRECTORIES ${RECSDK_ZSTD_INCLUDE_DIR} COMPILE_DEFINITIONS RECSDK_HAVE_ZSTD)
   elseif(NOT RECSDK_ZSTD STREQUAL AUTO)
     message(FATAL_ERROR "zstd.h is missing: install libzstd-dev, or configure with -DRECSDK_ZSTD=OFF")

@@ -1,5 +1,5 @@
 # The kernels are one source, compiled once per instruction set.
-set(RECSDK_KERNEL_DIR ${CMAKE_CURRENT_SOURCE_DIR}/src/embedding)
+set(RECSDK_KERNEL_DIR ${CMAKE_CURRENT_SOURCE_DIR}/src/kernels)
 target_sources(recsdk PRIVATE ${RECSDK_KERNEL_DIR}/kernels_baseline.cc)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   target_sources(recsdk PRIVATE ${RECSDK_KERNEL_DIR}/kernels_avx2.cc ${RECSDK_KERNEL_DIR}/kernels_avx512.cc)

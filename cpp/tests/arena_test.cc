@@ -1,5 +1,5 @@
 // The index's memory: runs never overlap, and freed runs join again.
-#include "table/arena.h"
+#include "index/arena.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Blocks reach the sink in order, whole or in pieces, and errors on the way reach the caller.
-#include "checkpoint/block_queue.h"
+#include "io/block_queue.h"
 
 #include <gtest/gtest.h>
 #include <pthread.h>
@@ -18,7 +18,7 @@
 #include <thread>
 #include <vector>
 
-#include "checkpoint/direct_io.h"
+#include "io/direct_io.h"
 #include "row_file_helpers.h"
 
 namespace recsdk::test {

@@ -1,5 +1,5 @@
 // Memory for copies: what is allocated stays apart until its band is released, and is used again.
-#include "embedding/copy_memory.h"
+#include "cut/copy_memory.h"
 
 #include <gtest/gtest.h>
 

@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/block_memory.h"
-#include "checkpoint/direct_reader.h"
+#include "io/block_memory.h"
+#include "io/direct_reader.h"
 #include "recsdk/row_file.h"
 #include "row_file_helpers.h"
 #include "temporary_file.h"

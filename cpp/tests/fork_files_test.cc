@@ -9,8 +9,8 @@
 #include <thread>
 #include <vector>
 
-#include "checkpoint/block_memory.h"
 #include "fork_helpers.h"
+#include "io/block_memory.h"
 #include "recsdk/recsdk.h"
 #include "row_file_helpers.h"
 #include "temporary_file.h"

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "cut_helpers.h"
-#include "embedding/cut.h"
 #include "recsdk/recsdk.h"
+#include "table/cut.h"
 
 namespace recsdk::test {
 namespace {

@@ -1,5 +1,5 @@
 // The list of row gradients that an update works on.
-#include "embedding/gradients.h"
+#include "bags/gradients.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // Rows of 16 bits in the kernels against half.h and plain definitions, bit by bit and on every
 // instruction set: the payload of what is not a number, subnormal and too large numbers included.
-#include "embedding/half.h"
+#include "kernels/half.h"
 
 #include <gtest/gtest.h>
 
@@ -13,10 +13,10 @@
 #include <tuple>
 #include <vector>
 
-#include "embedding/buffer.h"
-#include "embedding/kernels.h"
-#include "embedding/optimizer_step.h"
+#include "bags/buffer.h"
 #include "kernel_support.h"
+#include "kernels/kernels.h"
+#include "kernels/optimizer_step.h"
 #include "util/hash.h"
 
 namespace recsdk {

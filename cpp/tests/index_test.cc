@@ -1,5 +1,5 @@
 // The hash index against std::unordered_map.
-#include "table/index.h"
+#include "index/index.h"
 
 #include <gtest/gtest.h>
 

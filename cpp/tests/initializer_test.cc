@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "embedding/kernels.h"
 #include "kernel_support.h"
+#include "kernels/kernels.h"
 #include "philox_reference.h"
 #include "recsdk/initializer.h"
 

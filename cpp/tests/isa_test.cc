@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "embedding/kernels.h"
 #include "kernel_support.h"
+#include "kernels/kernels.h"
 #include "recsdk/runtime.h"
 
 namespace recsdk {

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "embedding/kernels.h"
+#include "kernels/kernels.h"
 #include "recsdk/row_layout.h"
 #include "recsdk/runtime.h"
 

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "embedding/kernels.h"
-#include "embedding/pooling.h"
 #include "kernel_support.h"
+#include "kernels/kernels.h"
+#include "kernels/pooling.h"
 
 namespace recsdk {
 namespace {

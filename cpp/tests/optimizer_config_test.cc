@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "embedding/optimizer_step.h"
+#include "kernels/optimizer_step.h"
 #include "optimizer_configs.h"
 #include "recsdk/optimizer.h"
 #include "recsdk/row_layout.h"

@@ -9,13 +9,13 @@
 #include <string>
 #include <vector>
 
-#include "embedding/kernels.h"
-#include "embedding/optimizer_step.h"
-#include "embedding/row_values.h"
 #include "kernel_support.h"
+#include "kernels/kernels.h"
+#include "kernels/optimizer_step.h"
 #include "optimizer_configs.h"
 #include "recsdk/optimizer.h"
 #include "recsdk/row_layout.h"
+#include "rows/row_values.h"
 
 namespace recsdk {
 namespace {

@@ -10,8 +10,8 @@
 #include <immintrin.h>
 #endif
 
-#include "embedding/kernels.h"
-#include "embedding/scalar_math.h"
+#include "kernels/kernels.h"
+#include "kernels/scalar_math.h"
 #include "philox_reference.h"
 
 namespace recsdk::internal {
@@ -20,9 +20,9 @@ namespace {
 #define RECSDK_VECTOR_FLOATS 4
 #define RECSDK_TILE_VECTORS 8
 // In order of use, which the blank line keeps.
-#include "embedding/kernels_vector.inc"
+#include "kernels/kernels_vector.inc"
 
-#include "embedding/kernels_math.inc"
+#include "kernels/kernels_math.inc"
 
 using testing::Block;
 using testing::philox_block;

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "cut_helpers.h"
-#include "embedding/table_impl.h"
 #include "recsdk/recsdk.h"
+#include "table/table_impl.h"
 
 namespace recsdk::test {
 namespace {

@@ -1,5 +1,5 @@
 // Bits of rows against a plain model.
-#include "embedding/row_bits.h"
+#include "rows/row_bits.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "embedding/row_store.h"
+#include "rows/row_store.h"
 
 namespace recsdk::internal {
 namespace {

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/checksum.h"
 #include "checkpoint/format.h"
+#include "io/checksum.h"
 #include "recsdk/row_file.h"
 #include "row_file_helpers.h"
 #include "temporary_file.h"

@@ -1,5 +1,5 @@
 // Where rows live: what is backed ahead of use.
-#include "embedding/row_store.h"
+#include "rows/row_store.h"
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>

@@ -8,10 +8,10 @@
 #include <utility>
 #include <vector>
 
+#include "cut/update_copies.h"
 #include "cut_helpers.h"
-#include "embedding/cut.h"
-#include "embedding/update_copies.h"
 #include "recsdk/recsdk.h"
+#include "table/cut.h"
 
 namespace recsdk::test {
 namespace {

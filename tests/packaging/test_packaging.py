@@ -84,7 +84,7 @@ def test_an_sdist_is_complete(dist: Path, layer: str) -> None:
 def test_the_core_sdist_brings_the_engine(dist: Path) -> None:
     with tarfile.open(sdist_of(dist, "core")) as archive:
         members = {name.partition("/")[2]: archive.getmember(name) for name in archive.getnames()}
-    for name in ("cpp/CMakeLists.txt", "cpp/include/recsdk/table.h", "cpp/src/embedding/table.cc"):
+    for name in ("cpp/CMakeLists.txt", "cpp/include/recsdk/table.h", "cpp/src/table/table.cc"):
         assert members[name].isreg()
 
 

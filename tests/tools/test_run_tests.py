@@ -48,6 +48,16 @@ def test_a_suite_that_failed_or_ran_nothing_counts_as_failed(
     assert run_tests.counts_of(suite, status, "") == counts
 
 
+def test_the_slowest_tests_of_all_suites_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.xml").write_text(
+        '<testsuites><testsuite><testcase classname="m" name="x" time="2.5"/>'
+        '<testcase classname="m" name="y" time="0.5"/></testsuite></testsuites>'
+    )
+    (tmp_path / "b.xml").write_text('<testsuite><testcase name="z" time="1.5"/></testsuite>')
+    paths = [tmp_path / name for name in ("a.xml", "b.xml", "missing.xml")]
+    assert run_tests.slowest(paths, 2) == [(2.5, "a: m::x"), (1.5, "b: ::z")]
+
+
 def test_a_script_is_counted_by_its_last_line() -> None:
     script = run_tests.Suite("some", ("true",), writes_junit=False)
     assert run_tests.counts_of(script, 0, "9 passed, 0 failed\n") == Counts(9, 0)

@@ -252,10 +252,11 @@ class RECSDK_API Table {
   /// A view of the visible rows as they are now, to be saved while the table is used on; see
   /// recsdk/checkpoint.h. From the first cut that is finished as durable on, changes are tracked: a
   /// bit per row, and the keys that leave. Waits for running calls; cost: a look at a bit per row.
-  /// Updates ready memory for it, some 40 of them all that there is to ready, so that those beside
-  /// a cut wait less for the system: for copies of two updates as large as the largest so far and 8
-  /// MiB, at most 64 MiB, an eighth of the rows and the last cut's max_copy_bytes, and two bits per
-  /// row. stats() counts it as tracking_bytes. Tables that are trained and never saved have it too.
+  /// An update beside a cut copies rows before it changes them. Memory for these copies is taken
+  /// ahead, a part in each of the first 40 or so updates, so that an update beside a cut does not
+  /// wait for the system: room for two updates as large as the largest so far and 8 MiB more, at
+  /// most 64 MiB, an eighth of the rows and the last cut's max_copy_bytes, and two bits per row.
+  /// stats() counts it as tracking_bytes. A table that is trained and never saved has it too.
   /// Throws Error(kBusy) while a cut is open; std::invalid_argument if changes_only without a
   /// durable cut or a restore before, or if an option is out of range.
   Cut cut(const CutOptions& options);

@@ -5,8 +5,8 @@
 #include <set>
 #include <stdexcept>
 
-#include "checkpoint/checksum.h"
-#include "checkpoint/codec.h"
+#include "io/checksum.h"
+#include "io/codec.h"
 
 namespace recsdk {
 namespace {

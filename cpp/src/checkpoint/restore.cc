@@ -8,8 +8,8 @@
 #include <string>
 
 #include "checkpoint/staged_rows.h"
-#include "embedding/table_impl.h"
 #include "recsdk/checkpoint.h"
+#include "table/table_impl.h"
 
 namespace recsdk {
 

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/codec.h"
+#include "io/codec.h"
 
 namespace recsdk::internal {
 namespace {

@@ -7,9 +7,9 @@
 #include <span>
 #include <string>
 
-#include "checkpoint/block_memory.h"
-#include "checkpoint/checksum.h"
 #include "checkpoint/format.h"
+#include "io/block_memory.h"
+#include "io/checksum.h"
 #include "recsdk/row_file.h"
 
 namespace recsdk::internal {

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "checkpoint/codec.h"
+#include "io/codec.h"
 
 namespace recsdk {
 

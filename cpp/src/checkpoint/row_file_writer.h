@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/block_queue.h"
 #include "checkpoint/format.h"
+#include "io/block_queue.h"
 #include "recsdk/row_file.h"
 #include "util/owned_here.h"
 

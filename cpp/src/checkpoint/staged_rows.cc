@@ -7,7 +7,7 @@
 #include <system_error>
 #include <utility>
 
-#include "embedding/row_values.h"
+#include "rows/row_values.h"
 #include "util/thread_pool.h"
 
 namespace recsdk::internal {

@@ -8,12 +8,12 @@
 #include <vector>
 
 #include "checkpoint/index_queue.h"
-#include "embedding/file_fields.h"
-#include "embedding/row_bits.h"
-#include "embedding/row_store.h"
-#include "embedding/table_impl.h"
+#include "index/index.h"
 #include "recsdk/checkpoint.h"
-#include "table/index.h"
+#include "rows/file_fields.h"
+#include "rows/row_bits.h"
+#include "rows/row_store.h"
+#include "table/table_impl.h"
 #include "util/owned_here.h"
 
 namespace recsdk::internal {

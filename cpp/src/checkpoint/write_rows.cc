@@ -3,9 +3,9 @@
 #include <string>
 
 #include "checkpoint/row_file_writer.h"
-#include "embedding/cut.h"
-#include "embedding/file_fields.h"
 #include "recsdk/checkpoint.h"
+#include "rows/file_fields.h"
+#include "table/cut.h"
 
 namespace recsdk {
 namespace {

@@ -3,10 +3,10 @@
 
 namespace recsdk::internal {
 
-/// Has the cache line of an address come; any address will do.
+/// Asks for the cache line of an address. The address need not be valid.
 ///
-/// The empty statement counts as an effect. GCC 12 takes a prefetch for none, finds that a function
-/// that does nothing else has no effect, and drops the calls of it.
+/// GCC 12 does not count a prefetch as an effect. It drops calls of a function that does nothing
+/// else. The empty statement is an effect to it, so the calls stay.
 inline void prefetch_line(const void* address) noexcept {
   __builtin_prefetch(address);
   asm volatile("");

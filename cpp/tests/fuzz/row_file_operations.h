@@ -7,8 +7,8 @@
 #include <stdexcept>
 #include <vector>
 
-#include "checkpoint/checksum.h"
 #include "checkpoint/format.h"
+#include "io/checksum.h"
 #include "recsdk/recsdk.h"
 #include "row_file_helpers.h"
 

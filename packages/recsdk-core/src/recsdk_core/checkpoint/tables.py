@@ -429,7 +429,7 @@ def _learning_rate(table: Table, entry: TableEntry, checkpoint: Checkpoint) -> f
         return replace(table.optimizer, lr=float(rate)).lr
     except (ValueError, OverflowError) as error:
         raise CheckpointError(
-            f"{checkpoint.location}: table {entry.name!r}: its optimizer is none: {error}"
+            f"{checkpoint.location}: table {entry.name!r}: its optimizer cannot be read: {error}"
         ) from None
 
 

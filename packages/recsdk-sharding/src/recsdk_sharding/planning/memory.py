@@ -21,7 +21,7 @@ __all__ = ["TableMemory", "memory_of_part", "record_bytes"]
 
 # Bytes that the index uses for a key without a pattern while it is small, up to where it is, and
 # when it is not. Source: docs/perf/engine_epyc_202611.md. Up to a MiB they are held in units of
-# 4 KiB, beyond in huge pages (cpp/src/table/arena.cc).
+# 4 KiB, beyond in huge pages (cpp/src/index/arena.cc).
 _SMALL_INDEX_BYTES = 31.0
 _SMALL_INDEX_KEYS = 300_000
 _LARGE_INDEX_BYTES = 21.7

@@ -1,2 +1,0 @@
-#define RECSDK_XXH3 kXxh3Baseline
-#include "checkpoint/xxh3.inc"

@@ -1,0 +1,45 @@
+#include "cut/change_tracker.h"
+
+namespace recsdk::internal {
+
+// Rows ascend, so a word is gathered before it is written once.
+void ChangeTracker::note_changed(const GradItem* items, std::int64_t begin,
+                                 std::int64_t end) noexcept {
+  for (std::int64_t i = begin; i < end;) {
+    const std::int64_t word = items[i].row / kWordRows;
+    std::uint64_t mask = 0;
+    for (; i < end && items[i].row / kWordRows == word; ++i) mask |= bit_of(items[i].row);
+    set_bits(changed_.word(word), mask);
+  }
+}
+
+void ChangeTracker::note_leaving(std::span<const Key> keys, const Index& index) {
+  std::vector<Key> added;
+  added.reserve(keys.size());
+  try {
+    for (const Key key : keys) {
+      if (!index.find_one(key) || left_.find_one(key)) continue;
+      left_.find_or_insert(key, 0);
+      added.push_back(key);
+    }
+  } catch (...) {
+    for (const Key key : added) left_.erase(key);
+    throw;
+  }
+}
+
+void ChangeTracker::note_all_leaving(const Index& index) {
+  std::vector<Key> keys;
+  keys.reserve(static_cast<std::size_t>(index.size()));
+  index.for_each([&](Key key, std::uint32_t) { keys.push_back(key); });
+  note_leaving(keys, index);
+}
+
+std::vector<Key> ChangeTracker::left() const {
+  std::vector<Key> keys;
+  keys.reserve(static_cast<std::size_t>(left_.size()));
+  left_.for_each([&](Key key, std::uint32_t) { keys.push_back(key); });
+  return keys;
+}
+
+}  // namespace recsdk::internal

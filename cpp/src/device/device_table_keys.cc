@@ -1,0 +1,227 @@
+// The calls of a device table that take and give arrays of the host, by key.
+#include <algorithm>
+#include <functional>
+#include <mutex>
+#include <shared_mutex>
+#include <stdexcept>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "device/device_table_impl.h"
+#include "recsdk/device_table.h"
+#include "util/thread_pool.h"
+
+namespace recsdk {
+
+using internal::CurrentDevice;
+using internal::Insertion;
+using internal::RowState;
+using internal::SortedGradients;
+
+namespace {
+
+constexpr std::int64_t kRowGrain = 256;  // rows a piece of a parallel sum
+
+// Outcomes where the caller wants none, and row numbers.
+struct Found {
+  Found(std::size_t num_keys, std::span<Outcome> wanted)
+      : rows(num_keys),
+        own(wanted.empty() ? num_keys : 0),
+        outcomes(wanted.empty() ? own : wanted) {}
+
+  std::vector<RowNumber> rows;
+  std::vector<Outcome> own;
+  std::span<Outcome> outcomes;
+};
+
+// Sets what an insertion does behind its new rows.
+class ThenScope {
+ public:
+  ThenScope(std::function<void()>& then, std::function<void()> act) : then_(then) {
+    then_ = std::move(act);
+  }
+  ThenScope(const ThenScope&) = delete;
+  ThenScope& operator=(const ThenScope&) = delete;
+  ~ThenScope() { then_ = nullptr; }
+
+ private:
+  std::function<void()>& then_;
+};
+
+// One gradient a row, added in the order of the keys.
+struct RowGradients {
+  std::vector<RowNumber> rows;
+  std::vector<float> gradients;
+};
+
+RowGradients add_by_row(const SortedGradients& sorted, std::int64_t dim, int max_threads) {
+  RowGradients sums;
+  std::vector<std::int64_t> begins;
+  const std::int64_t num_items = sorted.items.size();
+  for (std::int64_t i = 0; i < num_items; ++i) {
+    if (i != 0 && sorted.items[i].row == sorted.items[i - 1].row) continue;
+    begins.push_back(i);
+    sums.rows.push_back(sorted.items[i].row);
+  }
+  begins.push_back(num_items);
+  sums.gradients.resize(sums.rows.size() * static_cast<std::size_t>(dim));
+  internal::parallel_for(static_cast<std::int64_t>(sums.rows.size()), kRowGrain, max_threads,
+                         [&](std::int64_t first, std::int64_t last) {
+                           for (std::int64_t r = first; r < last; ++r) {
+                             float* const sum = sums.gradients.data() + r * dim;
+                             std::int64_t i = begins[static_cast<std::size_t>(r)];
+                             std::copy_n(sorted.sources[sorted.items[i].source].grad, dim, sum);
+                             for (++i; i < begins[static_cast<std::size_t>(r) + 1]; ++i) {
+                               const float* const grad =
+                                   sorted.sources[sorted.items[i].source].grad;
+                               for (std::int64_t c = 0; c < dim; ++c) sum[c] += grad[c];
+                             }
+                           }
+                         });
+  return sums;
+}
+
+// What upsert writes: of equal rows the last.
+struct LastValues {
+  std::vector<RowNumber> rows;
+  std::vector<float> weights;
+  std::vector<float> state;
+};
+
+LastValues last_values(const Found& found, const float* values, std::int64_t dim,
+                       const float* state, std::int64_t state_width) {
+  std::unordered_map<RowNumber, std::size_t> last;
+  for (std::size_t i = 0; i < found.rows.size(); ++i) {
+    if (has_row(found.outcomes[i])) last[found.rows[i]] = i;
+  }
+  LastValues kept;
+  for (std::size_t i = 0; i < found.rows.size(); ++i) {
+    if (!has_row(found.outcomes[i]) || last[found.rows[i]] != i) continue;
+    kept.rows.push_back(found.rows[i]);
+    const auto place = static_cast<std::int64_t>(i);
+    const float* const row = values + place * dim;
+    kept.weights.insert(kept.weights.end(), row, row + dim);
+    if (state == nullptr) continue;
+    const float* const row_state = state + place * state_width;
+    kept.state.insert(kept.state.end(), row_state, row_state + state_width);
+  }
+  return kept;
+}
+
+}  // namespace
+
+void DeviceTable::Impl::read(std::span<const RowNumber> row_numbers,
+                             std::span<const Outcome> outcomes, float* values, float* state) {
+  const CurrentDevice current(rows->device());
+  rows->read(or_default(row_numbers, outcomes), values, state);
+}
+
+void DeviceTable::lookup(std::span<const Key> keys, float* values,
+                         std::span<Outcome> outcomes) const {
+  read_rows(keys, values, nullptr, outcomes);
+}
+
+void DeviceTable::read_rows(std::span<const Key> keys, float* values, float* state,
+                            std::span<Outcome> outcomes) const {
+  Table::Impl& core = impl_->core;
+  if (!outcomes.empty()) core.check_sizes(keys.size(), outcomes.size());
+  Found found(keys.size(), outcomes);
+  const std::shared_lock lock(core.index_mutex);
+  core.find_visible(keys, found.rows.data(), found.outcomes.data());
+  const std::unique_lock rows_lock(core.rows_mutex);
+  impl_->read(found.rows, found.outcomes, values, state);
+  core.count(
+      internal::count_outcomes(found.outcomes.data(), static_cast<std::int64_t>(keys.size())));
+}
+
+void DeviceTable::find_or_insert(std::span<const Key> keys, float* values,
+                                 std::span<Outcome> outcomes, const Lease* lease) {
+  Table::Impl& core = impl_->core;
+  if (!outcomes.empty()) core.check_sizes(keys.size(), outcomes.size());
+  const std::shared_ptr<internal::LeaseRecord> record = core.check_lease(lease);
+  Found found(keys.size(), outcomes);
+  const std::unique_lock lock(core.index_mutex);
+  // Within the insertion, so that keys leave again if their rows cannot be read.
+  const ThenScope scope(impl_->then, [&] {
+    const std::unique_lock rows_lock(core.rows_mutex);
+    impl_->read(found.rows, found.outcomes, values, nullptr);
+  });
+  core.map_inserting(keys, found.rows.data(), found.outcomes.data(), record.get());
+  impl_->name_refusals(found.outcomes);
+}
+
+void DeviceTable::upsert(std::span<const Key> keys, const float* values, const float* state,
+                         std::span<Outcome> outcomes) {
+  Table::Impl& core = impl_->core;
+  if (!outcomes.empty()) core.check_sizes(keys.size(), outcomes.size());
+  Found found(keys.size(), outcomes);
+  const std::unique_lock lock(core.index_mutex);
+  core.require_no_steps("upsert");
+  core.find(keys, found.rows.data(), found.outcomes.data());
+  Insertion insertion;
+  try {
+    core.insert_missing(keys, found.rows.data(), found.outcomes.data(), RowState::kVisible,
+                        insertion);
+    const LastValues kept =
+        last_values(found, values, impl_->config.dim, state, impl_->layout.state_width());
+    const std::unique_lock rows_lock(core.rows_mutex);
+    const CurrentDevice current(impl_->rows->device());
+    impl_->rows->replace(kept.rows, kept.weights.data(),
+                         state == nullptr ? nullptr : kept.state.data());
+  } catch (...) {
+    core.undo(insertion);
+    throw;
+  }
+  core.index.adapt(static_cast<std::int64_t>(insertion.rows.size()));
+  core.count(
+      internal::count_outcomes(found.outcomes.data(), static_cast<std::int64_t>(keys.size())));
+  impl_->name_refusals(found.outcomes);
+}
+
+void DeviceTable::apply_gradients(std::span<const Key> keys, const float* gradients,
+                                  std::span<Outcome> outcomes) {
+  Table::Impl& core = impl_->core;
+  if (!outcomes.empty()) core.check_sizes(keys.size(), outcomes.size());
+  Found found(keys.size(), outcomes);
+  const std::shared_lock lock(core.index_mutex);
+  core.find_visible(keys, found.rows.data(), found.outcomes.data());
+  const std::int64_t dim = impl_->config.dim;
+  const GradBlock block{
+      {found.rows, found.outcomes, {}, {}, Pooling::kSum}, gradients, dim, nullptr};
+  const SortedGradients sorted =
+      internal::sort_gradients({&block, 1}, core.rows.end(), core.max_threads());
+  const RowGradients sums = add_by_row(sorted, dim, core.max_threads());
+  {
+    const std::unique_lock rows_lock(core.rows_mutex);
+    const CurrentDevice current(impl_->rows->device());
+    impl_->rows->update(impl_->next_step(), sums.rows, sums.gradients.data());
+    ++core.update_count;
+  }
+  core.count(
+      internal::count_outcomes(found.outcomes.data(), static_cast<std::int64_t>(keys.size())));
+}
+
+std::int64_t DeviceTable::export_rows(RowNumber& begin, const ExportBuffer& buffer) const {
+  if (begin < 0 || buffer.capacity < 1 || buffer.keys == nullptr) {
+    throw std::invalid_argument(
+        impl_->core.title() +
+        ": export needs a row number of 0 or more, a capacity of 1 or more and room for keys");
+  }
+  const Table::Impl& core = impl_->core;
+  const std::shared_lock lock(core.index_mutex);
+  std::vector<RowNumber> rows;
+  RowNumber row = begin;
+  for (; row < core.rows.end() && static_cast<std::int64_t>(rows.size()) < buffer.capacity; ++row) {
+    if (core.rows.state(row) != RowState::kVisible) continue;
+    buffer.keys[rows.size()] = core.rows.key(row);
+    rows.push_back(row);
+  }
+  const std::unique_lock rows_lock(core.rows_mutex);
+  const CurrentDevice current(impl_->rows->device());
+  impl_->rows->read(rows, buffer.weights, buffer.state);
+  begin = row;
+  return static_cast<std::int64_t>(rows.size());
+}
+
+}  // namespace recsdk

@@ -1,0 +1,2 @@
+#define RECSDK_XXH3 kXxh3Baseline
+#include "io/xxh3.inc"

@@ -1,0 +1,56 @@
+// Growing arrays that never move, in slabs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "util/memory.h"
+
+namespace recsdk::internal {
+
+/// The index holds 32-bit row numbers, one of which stands for none.
+inline constexpr std::int64_t kMaxRows = (std::int64_t{1} << 32) - 1;
+
+/// A growing array of records of equal size and the scalars of each, in slabs of a power of two of
+/// records.
+/// Growing never moves a record, and may run beside access to records already there.
+class Slabs {
+ public:
+  Slabs(std::int64_t stride, std::int64_t scalar_stride, std::int64_t slab_bytes);
+
+  /// Makes records [0, count) addressable. Throws Error(kOutOfMemory), std::bad_alloc.
+  void grow(std::int64_t count);
+  /// Has the system back records [begin, end) with memory now.
+  void populate(std::int64_t begin, std::int64_t end) const noexcept;
+
+  /// In a large array of which `count` records are used: has the system back the huge page that
+  /// comes next, once half of the one before is used. False if there is nothing to do.
+  bool populate_ahead(std::int64_t count) noexcept;
+
+  RowAddresses addresses() const noexcept {
+    return {reinterpret_cast<std::byte* const*>(directory_.data()),
+            shift_,
+            (std::int64_t{1} << shift_) - 1,
+            stride_,
+            scalar_stride_,
+            stride_ << shift_};
+  }
+  template <typename T>
+  T* at(std::int64_t i) const noexcept {
+    return reinterpret_cast<T*>(addresses().record(i));
+  }
+  /// Bytes of a record and its scalars.
+  std::int64_t row_bytes() const noexcept { return stride_ + scalar_stride_; }
+
+ private:
+  std::int64_t stride_;
+  std::int64_t scalar_stride_;
+  int shift_;
+  Pages directory_;  // of slab addresses, as long as row numbers go; never moves
+  std::vector<Pages> slabs_;
+  std::int64_t populated_ = 0;  // records that populate_ahead has had backed, or their slab begun
+};
+
+}  // namespace recsdk::internal

@@ -1,0 +1,120 @@
+// Batches in flight: what they hide from readers, and which freed rows they hold back.
+#include <mutex>
+#include <stdexcept>
+#include <string>
+
+#include "recsdk/table.h"
+#include "table/table_impl.h"
+
+namespace recsdk {
+
+using internal::LeaseRecord;
+using internal::RowState;
+
+namespace {
+
+[[noreturn, gnu::cold]] void throw_released(const std::string& title) {
+  throw std::invalid_argument(title + ": the lease is released; take a new one with lease()");
+}
+
+}  // namespace
+
+Lease Table::lease(std::optional<std::int64_t> step) {
+  auto record = std::make_shared<LeaseRecord>();
+  auto handle = std::make_shared<Lease::Impl>(Lease::Impl{impl_, record});
+  const std::unique_lock lock(impl_->index_mutex);
+  if (step && impl_->last_step && *step < *impl_->last_step) {
+    throw std::invalid_argument(impl_->title() + ": a lease for step " + std::to_string(*step) +
+                                " comes after one for step " + std::to_string(*impl_->last_step) +
+                                "; take leases in ascending order of steps");
+  }
+  record->step = step;
+  record->epoch = impl_->next_epoch;
+  impl_->open_leases.emplace(record->epoch, record);
+  if (step) {
+    try {
+      impl_->open_steps.push_back(record);
+    } catch (...) {
+      impl_->open_leases.erase(record->epoch);
+      throw;
+    }
+    impl_->last_step = step;
+  }
+  ++impl_->next_epoch;
+  Lease lease;
+  lease.impl_ = std::move(handle);
+  return lease;
+}
+
+Lease::Lease(Lease&& other) noexcept = default;
+
+Lease& Lease::operator=(Lease&& other) noexcept {
+  if (this != &other) {
+    release();
+    impl_ = std::move(other.impl_);
+  }
+  return *this;
+}
+
+Lease::~Lease() { release(); }
+
+// The handle stays: another thread may be about to use it.
+void Lease::release() noexcept {
+  if (!is_released()) impl_->table->release(*impl_->record);
+}
+
+bool Lease::is_released() const noexcept {
+  return impl_ == nullptr || impl_->record->is_released.load();
+}
+
+std::optional<std::int64_t> Lease::step() const noexcept {
+  return is_released() ? std::nullopt : impl_->record->step;
+}
+
+void Table::Impl::release(LeaseRecord& record) noexcept {
+  // A garbage collector may drop a lease while a custom initializer runs.
+  if (index_mutex.is_in_callback()) return end(record);
+  const std::unique_lock lock(index_mutex);
+  end(record);
+}
+
+void Table::Impl::end(LeaseRecord& record) noexcept {
+  if (record.is_released.exchange(true)) return;
+  open_leases.erase(record.epoch);
+  publish_released();
+  release_kept_rows();
+}
+
+// Makes the oldest batches visible, up to the first that is still in flight.
+void Table::Impl::publish_released() noexcept {
+  while (!open_steps.empty() && open_steps.front()->is_released) {
+    const LeaseRecord& record = *open_steps.front();
+    for (const std::uint32_t row : record.new_rows) rows.set_state(row, RowState::kVisible);
+    note_visible(record.new_rows);
+    num_in_flight -= static_cast<std::int64_t>(record.new_rows.size());
+    for (std::size_t o = 0; o < outcome_counts.size(); ++o) outcome_counts[o] += record.outcomes[o];
+    open_steps.pop_front();
+  }
+}
+
+// A row freed at epoch e may be in use by leases whose epoch is below e.
+void Table::Impl::release_kept_rows() noexcept {
+  rows.release_before(open_leases.empty() ? next_epoch + 1 : open_leases.begin()->first + 1);
+}
+
+std::shared_ptr<LeaseRecord> Table::Impl::check_lease(const Lease* lease) const {
+  if (lease == nullptr) return nullptr;
+  if (lease->impl_ != nullptr && lease->impl_->table.get() != this) {
+    throw std::invalid_argument(title() + ": the lease belongs to " + lease->impl_->table->title() +
+                                "; take one from the table that is called");
+  }
+  std::shared_ptr<LeaseRecord> record = lease->impl_ == nullptr ? nullptr : lease->impl_->record;
+  if (record == nullptr || record->is_released.load()) throw_released(title());
+  return record;
+}
+
+void Table::Impl::require_open(const LeaseRecord* record) const {
+  if (record != nullptr && record->is_released.load()) throw_released(title());
+}
+
+}  // namespace recsdk

@@ -1,0 +1,280 @@
+// The calls that address rows by number: pooling and updates.
+#include <algorithm>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "bags/check_bags.h"
+#include "bags/gradients.h"
+#include "kernels/optimizer_step.h"
+#include "recsdk/table.h"
+#include "table/table_impl.h"
+#include "util/thread_pool.h"
+
+namespace recsdk {
+
+using internal::kUpdateGrain;
+using internal::PoolArgs;
+
+namespace {
+
+constexpr std::int64_t kBagGrain = 256;   // bags a piece of a parallel pooling
+constexpr std::int64_t kKeyGrain = 4096;  // keys, about, that are found and pooled at a time
+
+PoolArgs pool_args(const internal::RowAddresses& addresses, const TableConfig& config,
+                   const Bags& bags) {
+  return {addresses,
+          config.weight_dtype,
+          config.dim,
+          config.default_value,
+          bags.rows.data(),
+          bags.outcomes.data(),
+          bags.offsets.empty() ? nullptr : bags.offsets.data(),
+          bags.weights.empty() ? nullptr : bags.weights.data(),
+          bags.pooling,
+          0,
+          0,
+          bags.num_bags(),
+          nullptr,
+          0};
+}
+
+// Updates the rows of a piece, a few at a time, each few after they have been copied.
+void update_and_copy(internal::UpdateArgs& piece, const internal::SortedGradients& gradients,
+                     internal::CutState::UpdateCopies::Piece copies) {
+  constexpr std::int64_t kFew = 256;
+  const std::int64_t end = piece.end;
+  std::uint64_t nonfinite = 0;
+  for (; piece.begin < end; piece.begin = piece.end) {
+    piece.end = gradients.row_border(std::min(end, piece.begin + kFew));
+    copies.copy(piece.begin, piece.end);
+    internal::kernels().update(piece);
+    nonfinite += std::exchange(piece.nonfinite, 0);
+  }
+  piece.nonfinite = nonfinite;
+}
+
+[[noreturn, gnu::cold]] void throw_nonfinite(const std::string& title, std::uint64_t num_rows) {
+  throw Error(
+      ErrorCode::kNonFinite,
+      title + ": the gradient of at least " + std::to_string(num_rows) +
+          " rows is infinite or not a number; lower the learning rate, clip gradients, or set "
+          "on_nonfinite to skip");
+}
+
+}  // namespace
+
+void Table::Impl::check_bags(const Bags& bags) const {
+  check_sizes(bags.rows.size(), bags.outcomes.size());
+  internal::check_bags(bags, rows.end(), [this] { return title(); });
+}
+
+void Table::Impl::check_output(std::int64_t num_bags, const float* out, std::int64_t stride) const {
+  if (num_bags == 0 || (out != nullptr && stride >= config.dim)) return;
+  throw std::invalid_argument(title() + ": the output stride is " + std::to_string(stride) +
+                              " floats; pass an output and a stride of at least dim, " +
+                              std::to_string(config.dim));
+}
+
+void Table::Impl::check_pool(std::span<const PoolBlock> blocks) const {
+  for (const PoolBlock& block : blocks) {
+    check_bags(block.bags);
+    check_output(block.bags.num_bags(), block.out, block.stride);
+  }
+}
+
+void Table::Impl::check_update(std::span<const GradBlock> blocks) const {
+  for (const GradBlock& block : blocks) {
+    check_bags(block.bags);
+    const bool is_shared = block.stride == 0;
+    if (block.bags.num_bags() > 0 &&
+        (block.grad == nullptr || (!is_shared && block.stride < config.dim))) {
+      throw std::invalid_argument(title() + ": the gradient's stride is " +
+                                  std::to_string(block.stride) +
+                                  " floats; pass a gradient and a stride of 0 or at least dim, " +
+                                  std::to_string(config.dim));
+    }
+    if (block.weights_grad != nullptr && block.bags.weights.empty() && !block.bags.rows.empty()) {
+      throw std::invalid_argument(
+          title() + ": weights_grad is asked for bags without weights; pass weights too");
+    }
+  }
+}
+
+void Table::Impl::pool(std::span<const PoolBlock> blocks) const {
+  for (const PoolBlock& block : blocks) {
+    PoolArgs whole = pool_args(rows.records(), config, block.bags);
+    whole.out = block.out;
+    whole.stride = block.stride;
+    internal::parallel_for(whole.bag_end, kBagGrain, max_threads(),
+                           [&](std::int64_t begin, std::int64_t end) {
+                             PoolArgs piece = whole;
+                             piece.bag_begin = begin;
+                             piece.bag_end = end;
+                             internal::kernels().pool(piece);
+                           });
+  }
+}
+
+// Bags of about as many keys at a time are found and pooled, so that nothing of them leaves the
+// cache in between.
+void Table::Impl::pool_keys(const KeyBags& bags, float* out, std::int64_t stride,
+                            Outcome* outcomes) const {
+  const std::int64_t num_bags = bags.num_bags();
+  const auto num_keys = static_cast<std::int64_t>(bags.keys.size());
+  const std::int64_t grain = std::max<std::int64_t>(kKeyGrain * num_bags / (num_keys + 1), 1);
+  PoolArgs whole =
+      pool_args(rows.records(), config, {{}, {}, bags.offsets, bags.weights, bags.pooling});
+  whole.out = out;
+  whole.stride = stride;
+  const auto border = [&](std::int64_t b) {
+    return bags.offsets.empty() ? b : bags.offsets[static_cast<std::size_t>(b)];
+  };
+  internal::AtomicCounts counts{};  // of all pieces: if one fails, the table has counted none
+  internal::parallel_for(num_bags, grain, max_threads(), [&](std::int64_t begin, std::int64_t end) {
+    PoolArgs piece = whole;
+    piece.key_base = border(begin);
+    piece.bag_begin = begin;
+    piece.bag_end = end;
+    const std::int64_t n = border(end) - piece.key_base;
+    internal::Buffer<RowNumber> found(n);
+    internal::Buffer<Outcome> own(outcomes == nullptr ? n : 0);
+    Outcome* const kinds = outcomes == nullptr ? own.data() : outcomes + piece.key_base;
+    find_visible(
+        bags.keys.subspan(static_cast<std::size_t>(piece.key_base), static_cast<std::size_t>(n)),
+        found.data(), kinds);
+    piece.rows = found.data();
+    piece.outcomes = kinds;
+    if (piece.weights != nullptr) piece.weights += piece.key_base;
+    internal::kernels().pool(piece);
+    internal::add_counts(counts, internal::count_outcomes(kinds, n));
+  });
+  internal::OutcomeCounts all{};
+  std::copy(counts.begin(), counts.end(), all.begin());
+  count(all);
+}
+
+// What a cut still needs of the rows that change.
+internal::CutState::UpdateCopies Table::Impl::plan_copies(
+    std::span<const GradBlock> blocks, const internal::SortedGradients& gradients,
+    std::unique_lock<internal::FairMutex>& lock) {
+  while (open_cut != nullptr) {
+    const std::shared_ptr<internal::CutState> cut = open_cut;
+    internal::CutState::UpdateCopies copies = cut->plan(gradients, max_threads());
+    if (copies.bytes_to_wait_for() == 0) return copies;
+    lock.unlock();
+    --num_updating;
+    cut->wait_for_room(copies.bytes_to_wait_for(), copy_waits);
+    ++num_updating;
+    lock.lock();
+    check_update(blocks);  // a restore may have come in between
+  }
+  return {};
+}
+
+void Table::Impl::update(std::span<const GradBlock> blocks,
+                         std::unique_lock<internal::FairMutex>& lock) {
+  const internal::CountedIn counted(num_updating);
+  const internal::SortedGradients gradients =
+      internal::sort_gradients(blocks, rows.end(), max_threads());
+  const std::int64_t num_items = gradients.items.size();
+  if (num_items > cut_memory.most_rows()) cut_memory.note_update(gradients.num_rows());
+  const std::int64_t scratch_width = internal::scratch_floats(config.dim, config.weight_dtype);
+  internal::Buffer<float> scratch((num_items + kUpdateGrain - 1) / kUpdateGrain * scratch_width);
+  const auto for_pieces = [&](const auto& body) {
+    internal::parallel_for(
+        num_items, kUpdateGrain, max_threads(), [&](std::int64_t begin, std::int64_t end) {
+          const std::int64_t number = begin / kUpdateGrain;
+          body(number, internal::GradientArgs{config.dim, gradients.items.data(),
+                                              gradients.row_border(begin),
+                                              gradients.row_border(end), gradients.sources.data(),
+                                              scratch.data() + number * scratch_width});
+        });
+  };
+  if (config.on_nonfinite == NonFinite::kRaise) {
+    for_pieces([&](std::int64_t, const internal::GradientArgs& piece) {
+      const std::uint64_t bad = internal::kernels().count_nonfinite(piece);
+      if (bad != 0) throw_nonfinite(title(), bad);
+    });
+  }
+  const internal::CutState::UpdateCopies copies = plan_copies(blocks, gradients, lock);
+  for (const GradBlock& block : blocks) {
+    if (block.weights_grad == nullptr) continue;
+    const PoolArgs whole = pool_args(rows.records(), config, block.bags);
+    internal::parallel_for(
+        whole.bag_end, kBagGrain, max_threads(), [&](std::int64_t begin, std::int64_t end) {
+          internal::WeightsGradArgs piece{whole, block.grad, block.stride, block.weights_grad};
+          piece.bags.bag_begin = begin;
+          piece.bags.bag_end = end;
+          internal::kernels().weights_grad(piece);
+        });
+  }
+  OptimizerConfig optimizer = config.optimizer;
+  optimizer.learning_rate = learning_rate.load();
+  const internal::OptimizerStep step = internal::make_optimizer_step(
+      optimizer, layout, config.on_nonfinite, update_count + 1, log_decay);
+  const internal::RoundingStep rounding = internal::make_rounding_step(
+      config.rounding, config.seed, table_hash, update_count + 1, rows.keys());
+  for_pieces([&](std::int64_t number, const internal::GradientArgs& summed) {
+    internal::UpdateArgs piece(summed, rows.records(), config.weight_dtype, rounding, step);
+    if (tracker != nullptr) tracker->note_changed(piece.items, piece.begin, piece.end);
+    if (copies.is_empty()) {
+      internal::kernels().update(piece);
+    } else {
+      update_and_copy(piece, gradients, {copies, number, piece.end});
+    }
+    if (piece.nonfinite != 0) num_nonfinite.fetch_add(piece.nonfinite, std::memory_order_relaxed);
+  });
+  ++update_count;
+  log_decay = internal::next_log_decay(optimizer, log_decay);
+}
+
+void Table::pool(std::span<const PoolBlock> blocks) const {
+  const std::shared_lock lock(impl_->rows_mutex);
+  impl_->check_pool(blocks);
+  impl_->pool(blocks);
+}
+
+void Table::pool_keys(const KeyBags& bags, float* out, std::int64_t stride,
+                      std::span<Outcome> outcomes) const {
+  if (!outcomes.empty()) impl_->check_sizes(bags.keys.size(), outcomes.size());
+  internal::check_parts(bags.keys.size(), bags.offsets, bags.weights,
+                        [this] { return impl_->title(); });
+  impl_->check_output(bags.num_bags(), out, stride);
+  const std::shared_lock lock(impl_->index_mutex);
+  const std::shared_lock rows_lock(impl_->rows_mutex);
+  impl_->pool_keys(bags, out, stride, outcomes.empty() ? nullptr : outcomes.data());
+}
+
+void Table::update(std::span<const GradBlock> blocks) {
+  {
+    std::unique_lock lock(impl_->rows_mutex);
+    impl_->check_update(blocks);
+    impl_->update(blocks, lock);
+  }
+  impl_->cut_memory.ready_some(impl_->rows.end());
+}
+
+void Table::apply_gradients(std::span<const Key> keys, const float* gradients,
+                            std::span<Outcome> outcomes) {
+  if (!outcomes.empty()) impl_->check_sizes(keys.size(), outcomes.size());
+  std::vector<RowNumber> rows(keys.size());
+  std::vector<Outcome> own(outcomes.empty() ? keys.size() : 0);
+  const std::span<Outcome> found = outcomes.empty() ? std::span<Outcome>(own) : outcomes;
+  {
+    const std::shared_lock lock(impl_->index_mutex);
+    impl_->find_visible(keys, rows.data(), found.data());
+    const GradBlock block{
+        {rows, found, {}, {}, Pooling::kSum}, gradients, impl_->config.dim, nullptr};
+    {
+      std::unique_lock rows_lock(impl_->rows_mutex);
+      impl_->check_update({&block, 1});
+      impl_->update({&block, 1}, rows_lock);
+    }
+    impl_->count(internal::count_outcomes(found.data(), static_cast<std::int64_t>(keys.size())));
+  }
+  impl_->cut_memory.ready_some(impl_->rows.end());
+}
+
+}  // namespace recsdk
