@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import threading
+import warnings
 from typing import Any
 
 import pytest
 import torch
+from torch._dynamo import compiled_autograd
 from torch.amp import GradScaler
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
@@ -73,6 +76,27 @@ def test_what_is_not_scaled_trains() -> None:
     off = GradScaler("cpu", enabled=False)
     off.scale(module(KEYS).sum()).backward()
     assert module.table.update_count == 2
+
+
+def grads_of_a_dense_model(scaler: GradScaler) -> torch.Tensor:
+    dense = torch.nn.Linear(4, 1)
+    scaler.scale(dense(torch.ones(2, 4)).sum()).backward()
+    assert dense.bias.grad is not None
+    return dense.bias.grad
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_compiled_autograd_takes_scaled_losses_of_other_models(is_whole: bool) -> None:
+    with compiled_autograd._enable(torch.compile(backend="eager", fullgraph=is_whole)):
+        grad = grads_of_a_dense_model(GradScaler("cpu", init_scale=8.0))
+    assert float(grad) == 16
+
+
+def test_a_scaled_loss_is_saved_without_a_warning() -> None:
+    loss = GradScaler("cpu").scale(torch.ones((), requires_grad=True) * 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.save(loss, io.BytesIO())
 
 
 def test_frozen_tables_under_a_scaler_are_let_alone() -> None:

@@ -162,13 +162,21 @@ class TableRows(nn.Module):
     def _made_tables(self) -> list[AnyTable]:
         if self._tables is None:
             self._tables = self._make_tables()
-        elif self._optimizer is None and not self._is_planned:
+        elif self._optimizer is None:
             self._adopt_optimizer(self._tables)
+        elif len(self._attached()[_ATTACHED[0]]) > 1:
+            optimizer_of_parameter(self.weight, self.config.name)  # refuses the second
         return self._tables
+
+    def _applied_optimizer(self) -> optim.Optimizer | None:
+        """The optimizer that the tables have, or take at their next use."""
+        if self._optimizer is None and (self._tables is None or not self._is_planned):
+            return optimizer_of_parameter(self.weight, self.config.name)
+        return self._optimizer
 
     def _adopt_optimizer(self, tables: list[AnyTable]) -> None:
         """Takes an optimizer that was applied after the tables were made."""
-        optimizer = optimizer_of_parameter(self.weight, self.config.name)
+        optimizer = self._applied_optimizer()
         if optimizer is None:
             return
         if self._lost_state:

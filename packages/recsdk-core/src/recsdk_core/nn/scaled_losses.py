@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch.utils.hooks import unserializable_hook
 
 __all__ = ["refuse_scaled_loss"]
 
@@ -25,7 +26,7 @@ def refuse_scaled_loss(tables: Iterable[str]) -> None:
     """Raises RuntimeError if the backward pass that runs is that of a loss that was scaled.
 
     `tables` are names for the message. Backward of a reentrant checkpoint is a pass of its own,
-    which is not seen.
+    which is not seen; nor is one under compiled autograd.
     """
     scaler = _scaler_of_pass.get(torch._C._current_graph_task_id())
     if scaler is not None:
@@ -41,7 +42,8 @@ def _note(scaler: Any, result: Any) -> Any:
     """Has backward passes from the tensors of a result noted; the result."""
     if isinstance(result, torch.Tensor):
         if result.requires_grad:
-            result.register_hook(functools.partial(_begin_pass, scaler))  # type: ignore[no-untyped-call]
+            hook = unserializable_hook(functools.partial(_begin_pass, scaler))  # type: ignore[no-untyped-call]
+            result.register_hook(hook)  # type: ignore[no-untyped-call]
     elif isinstance(result, (list, tuple)):
         for each in result:
             _note(scaler, each)
@@ -51,6 +53,8 @@ def _note(scaler: Any, result: Any) -> Any:
 
 
 def _begin_pass(scaler: Any, grad: torch.Tensor) -> None:
+    if torch.compiler.is_compiling():
+        return  # compiled autograd traces hooks, and cannot trace what follows
     number = torch._C._current_graph_task_id()
     while len(_scaler_of_pass) >= _MOST_PASSES:
         _scaler_of_pass.pop(next(iter(_scaler_of_pass)), None)
