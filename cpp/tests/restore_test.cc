@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <numeric>
@@ -354,17 +355,20 @@ TEST_F(RestoreTest, ArgumentsThatMakeNoSenseAreRefused) {
 // What says how many rows come may lie: memory is taken for those that are there.
 TEST_F(RestoreTest, MemoryFollowsTheRowsThatAreThere) {
   const Bytes file = save(source_);
-  for (const int num_threads : {1, 2}) {
-    TableConfig of_copy = config();
-    of_copy.num_threads = num_threads;
-    Table copy(of_copy);
-    RowFileReader reader(std::make_shared<MemorySource>(file), std::ssize(file), "lying",
-                         {.max_rows = 1'000'000'000, .in_background = false});
-    Restore restore(copy);
-    restore.add_file(reader);
-    restore.commit(1);
-    EXPECT_EQ(copy.size(), 1000);
-    EXPECT_LT(copy.stats().index_bytes, 4 << 20);
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  for (const std::int64_t claim : {std::int64_t{1'000'000'000}, kMost - 1024, kMost}) {
+    for (const int num_threads : {1, 2}) {
+      TableConfig of_copy = config();
+      of_copy.num_threads = num_threads;
+      Table copy(of_copy);
+      RowFileReader reader(std::make_shared<MemorySource>(file), std::ssize(file), "lying",
+                           {.max_rows = claim, .in_background = false});
+      Restore restore(copy);
+      restore.add_file(reader);
+      restore.commit(1);
+      EXPECT_EQ(copy.size(), 1000);
+      EXPECT_LT(copy.stats().index_bytes, 4 << 20);
+    }
   }
 }
 

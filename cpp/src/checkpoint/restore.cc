@@ -100,7 +100,7 @@ struct Restore::Impl {
     }
     token = header.token;
     kind = header.kind;
-    const auto expected = static_cast<double>(file.expected_rows());
+    const auto expected = static_cast<double>(std::min(file.expected_rows(), internal::kMaxRows));
     staged->expect(static_cast<std::int64_t>(expected * share_of(options)));
   }
 

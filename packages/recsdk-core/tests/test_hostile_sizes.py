@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,10 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoint_support import sealed
+from hypothesis import given
+from hypothesis import strategies as st
 
 from recsdk_core import CheckpointError, Table, _ext
 from recsdk_core.checkpoint import open_checkpoint
-from recsdk_core.checkpoint._fields import parse_json
+from recsdk_core.checkpoint._fields import _num_signs_between_texts, canonical_json, parse_json
 from recsdk_core.checkpoint.user_state import pack
 
 MOST_BYTES = 96 * 2**20
@@ -117,6 +120,82 @@ def test_a_manifest_of_millions_of_values(tmp_path: Path, piece: bytes) -> None:
     unsealed = raw.replace(mark, b'"user_state":[' + list_of + b"]").replace(digest, empty)
     path.write_bytes(unsealed.replace(empty, hashlib.sha256(unsealed).hexdigest().encode()))
     assert "values and names in" in refused_with(folder)
+
+
+def test_an_open_text_of_escapes_is_looked_at_once(tmp_path: Path) -> None:
+    folder = tmp_path / "open"
+    save_zeros(folder, 10, "none")
+    (folder / "manifest.json").write_bytes(b"," * 9_000_000 + b'"' + b'\\"' * 4_000_000)
+    assert "values and names in" in refused_with(folder)
+
+
+@given(
+    st.recursive(
+        st.text('a"\\[{,:\n') | st.integers(),
+        lambda inside: st.lists(inside) | st.dictionaries(st.text('"\\,:'), inside),
+    )
+)
+def test_values_are_counted_outside_of_texts(value: Any) -> None:
+    signs = 0
+
+    def count(item: Any) -> None:
+        nonlocal signs
+        if isinstance(item, (list, dict)):
+            signs += 1 + max(len(item) - 1, 0)
+        if isinstance(item, dict):
+            signs += len(item)
+        for one in item.values() if isinstance(item, dict) else item:
+            if isinstance(one, (list, dict)):
+                count(one)
+
+    count([value])
+    assert _num_signs_between_texts(canonical_json([value])) == signs
+
+
+def test_a_sparse_file_of_user_state(tmp_path: Path) -> None:
+    folder = tmp_path / "sparse"
+    Table(dim=DIM, name="user").save(folder, user_state=[b"some", np.zeros(5)])
+    size = 2**28
+    for index, file in enumerate(open_checkpoint(folder).manifest.user_files):
+        with (folder / file.path).open("r+b") as opened:
+            opened.truncate(size)
+        entry = {"num_bytes": size}
+
+        def claim(manifest: dict[str, Any], at: int = index, new: Any = entry) -> None:
+            manifest["user_files"][at].update(new)
+
+        change_manifest(folder, claim)
+    assert "its checksum does not match" in refused_with(folder)
+
+
+def test_a_file_of_user_state_stands_for_one_value(tmp_path: Path) -> None:
+    folder = tmp_path / "twice"
+    Table(dim=DIM, name="user").save(folder, user_state=[np.zeros(2**20), b""])
+
+    def repeat(manifest: dict[str, Any]) -> None:
+        manifest["user_state"] = [{"$file": 0}] * 100
+
+    change_manifest(folder, repeat)
+    assert "user_state refers twice to file 0" in refused_with(folder)
+    with pytest.raises(CheckpointError, match="twice"):
+        open_checkpoint(folder).user_state()
+
+
+def test_the_header_of_an_array_is_short(tmp_path: Path) -> None:
+    lists = b"[]," * 2**20
+    body = b"{'descr': '<f4', 'fortran_order': False, 'shape': (" + lists + b")}"
+    raw = b"\x93NUMPY\x03\x00" + struct.pack("<I", len(body)) + body
+    folder = tmp_path / "header"
+    Table(dim=DIM, name="user").save(folder, user_state=np.zeros(3))
+    (file,) = open_checkpoint(folder).manifest.user_files
+    (folder / file.path).write_bytes(raw)
+
+    def claim(manifest: dict[str, Any]) -> None:
+        checksum = hashlib.sha256(raw).hexdigest()
+        manifest["user_files"][0].update(num_bytes=len(raw), checksum=checksum)
+
+    change_manifest(folder, claim)
+    assert "no array" in refused_with(folder)
 
 
 def test_signs_within_texts_are_no_values() -> None:

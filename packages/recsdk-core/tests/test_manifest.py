@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import warnings
 from contextlib import suppress
 from typing import Any
 
@@ -12,10 +13,18 @@ import pytest
 from checkpoint_support import manifest, sealed
 from hypothesis import example, given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_dtypes, array_shapes, scalar_dtypes
 
 from recsdk_core import CheckpointError
 from recsdk_core.checkpoint.manifest import Manifest
-from recsdk_core.checkpoint.user_state import decode_array, pack, unpack
+from recsdk_core.checkpoint.user_state import (
+    MAX_HEADER,
+    check_array,
+    decode_array,
+    encode_array,
+    pack,
+    unpack,
+)
 
 RAW = manifest().to_bytes()
 VALUE: dict[str, Any] = json.loads(RAW)
@@ -195,6 +204,34 @@ def test_user_state_comes_back(value: Any) -> None:
     assert pack(packed) is packed
     again = json.loads(json.dumps(packed.value))
     assert unpack(again, lambda i: packed.files[i][1]) == value
+
+
+@given(array_dtypes() | scalar_dtypes(), array_shapes(min_dims=0, min_side=0), st.booleans())
+@example(np.dtype("V0"), (5,), False)
+@example(np.dtype([]), (3,), False)
+@example(np.dtype([(f"field_{i}", "<f4") for i in range(500)]), (3,), False)
+@example(np.dtype("<f8"), (3, 0, 2**40), True)
+def test_arrays_of_any_dtype_come_back(
+    dtype: np.dtype[Any], shape: tuple[int, ...], is_fortran: bool
+) -> None:
+    array = np.zeros(shape, dtype, "F" if is_fortran else "C")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # numpy tells which version a file has
+        raw = encode_array(array, "here")
+    check_array(raw[:MAX_HEADER], len(raw), "here")
+    again = decode_array(raw, "here")
+    assert again.dtype == array.dtype
+    assert again.shape == array.shape
+    assert again.tobytes() == array.tobytes()
+
+
+def test_arrays_that_take_too_long_to_describe_are_not_saved() -> None:
+    dtype = np.dtype([(f"field_{i}", "<f4") for i in range(6000)])
+    with (
+        pytest.warns(UserWarning, match="format 2"),
+        pytest.raises(ValueError, match=r"user_state\['a'\] is an array whose dtype takes"),
+    ):
+        pack({"a": np.zeros(3, dtype)})
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,12 @@ def test_bad_packed(packed: Any) -> None:
         unpack_vectors(packed, [])
     with pytest.raises((TypeError, ValueError)):
         pack_vectors([], packed)
+
+
+def test_targets_that_do_not_tell_their_strides() -> None:
+    packed = (ctypes.c_float * 4)()
+    pack_vectors([(np.ones((2, 2), np.float32), 0, 2, [(0, None)])], packed)
+    assert list(packed) == [1.0] * 4
 
 
 def test_read_only_targets() -> None:

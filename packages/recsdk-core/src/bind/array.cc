@@ -501,7 +501,8 @@ Array matrix(nb::handle object, const char* name, std::int64_t bags, std::int64_
 void require_writable(Array& array) {
   if (array.framework == Framework::kOther) {
     nb::ndarray<> writable;
-    array.is_writable = nb::try_cast(array.object, writable) && writable.data() == array.data;
+    array.is_writable =
+        nb::try_cast(with_strides(array.object), writable) && writable.data() == array.data;
   }
   if (!array.is_writable) throw_read_only(array);
 }

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from recsdk_core import _ext
-from recsdk_core.checkpoint.manifest import Manifest, RowsEntry, TableEntry
+from recsdk_core.checkpoint.manifest import Manifest, RowsEntry, TableEntry, UserEntry
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.stores import Source, Store, open_store
-from recsdk_core.checkpoint.user_state import decode_array, unpack
+from recsdk_core.checkpoint.user_state import MAX_HEADER, check_array, decode_array, unpack
 from recsdk_core.errors import CheckpointError
 
 __all__ = [
@@ -157,26 +157,59 @@ class Checkpoint:
                 if progress is not None:
                     progress(file.num_bytes)
         for index, user_file in enumerate(self.manifest.user_files):
-            self._user_file(index)
+            self._check_user_file(index)
             if progress is not None:
                 progress(user_file.num_bytes)
 
     def user_state(self) -> Any:
         """The state that the user gave when saving; None if none was given."""
-        return unpack(self.manifest.user_state, self._user_file)
+        return self._unpacked(self._user_file)
 
-    def _user_file(self, index: int) -> Any:
+    def check_user_state(self) -> None:
+        """Raises what `user_state` would; takes memory for a piece of a file at a time."""
+        self._unpacked(self._check_user_file)
+
+    def _unpacked(self, read: Callable[[int], Any]) -> Any:
+        seen: set[int] = set()
+
+        def read_once(index: int) -> Any:
+            if index in seen:
+                raise CheckpointError(f"{self.location}: user_state refers twice to file {index}")
+            seen.add(index)
+            return read(index)
+
+        return unpack(self.manifest.user_state, read_once)
+
+    @contextmanager
+    def _user_source(self, index: int) -> Iterator[tuple[UserEntry, Source]]:
         files = self.manifest.user_files
         if index >= len(files):
             raise CheckpointError(
                 f"{self.location}: user_state refers to file {index} of {len(files)}"
             )
-        file = files[index]
-        with self._source(file) as source:
+        with self._source(files[index]) as source:
+            yield files[index], source
+
+    def _check_user_file(self, index: int) -> None:
+        digest, start = hashlib.sha256(), b""
+        with self._user_source(index) as (file, source):
+            for piece in source.pieces():
+                start = start or piece[:MAX_HEADER]
+                digest.update(piece)
+        _check_user_checksum(digest.hexdigest(), file, source)
+        if file.kind == "array":
+            check_array(start, file.num_bytes, source.name)
+
+    def _user_file(self, index: int) -> Any:
+        with self._user_source(index) as (file, source):
             raw = source.read_all()
-        if hashlib.sha256(raw).hexdigest() != file.checksum:
-            raise CheckpointError(f"{source.name}: its checksum does not match; it was changed")
+        _check_user_checksum(hashlib.sha256(raw).hexdigest(), file, source)
         return raw if file.kind == "bytes" else decode_array(raw, source.name)
+
+
+def _check_user_checksum(checksum: str, file: UserEntry, source: Source) -> None:
+    if checksum != file.checksum:
+        raise CheckpointError(f"{source.name}: its checksum does not match; it was changed")
 
 
 def _check_summary(summary: _ext.RowFileSummary, file: RowsEntry, name: str) -> None:

@@ -44,6 +44,8 @@ __all__ = [
 
 MAX_PATH = 1024
 
+_PIECE = 2**24  # bytes
+
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*(::|://)")
 
 
@@ -77,13 +79,19 @@ class Source:
 
     def read_all(self) -> bytes:
         """The whole file."""
-        if not isinstance(self.read, int):
-            return self.read(0, self.size)
-        parts, offset = [], 0
-        while part := os.pread(self.read, min(self.size - offset, 2**24), offset):
-            parts.append(part)
-            offset += len(part)
-        return b"".join(parts)
+        return b"".join(self.pieces())
+
+    def pieces(self) -> Iterator[bytes]:
+        """The whole file, piece by piece."""
+        offset = 0
+        while piece := self._read(offset, min(self.size - offset, _PIECE)):
+            yield piece
+            offset += len(piece)
+
+    def _read(self, offset: int, size: int) -> bytes:
+        if isinstance(self.read, int):
+            return os.pread(self.read, size, offset)
+        return self.read(offset, size)
 
 
 class Store(ABC):

@@ -227,15 +227,10 @@ def load_tables(shards: Sequence[Shard], ranks: Ranks, path: Any, loading: Loadi
         return [one.found for one in staged if one.found is not None]
 
     _check_found([one for of_rank in together(ranks, read) for one in of_rank], chains[0][0])
-    share(ranks, lambda: _check_user_state(chains[0][-1]))
+    share(ranks, lambda: chains[0][-1].check_user_state())  # before a row changes
     together(ranks, lambda: _each(staged, _Staged.check))
     together(ranks, lambda: _each(staged, _Staged.adopt))
     return chains[0][-1]
-
-
-def _check_user_state(checkpoint: Checkpoint) -> None:
-    """Reads it, so that one that is damaged is refused before a row changes."""
-    checkpoint.user_state()
 
 
 @dataclass(frozen=True)

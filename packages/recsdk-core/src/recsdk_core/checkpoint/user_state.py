@@ -19,8 +19,10 @@ from recsdk_core.errors import CheckpointError
 __all__ = [
     "MAX_BITS",
     "MAX_DEPTH",
+    "MAX_HEADER",
     "PackedState",
     "UserFile",
+    "check_array",
     "decode_array",
     "encode_array",
     "pack",
@@ -31,6 +33,8 @@ MAX_DEPTH = 100
 """Lists and dicts within each other."""
 MAX_BITS = 8192
 """Of an int."""
+MAX_HEADER = 2**17
+"""Bytes of a .npy file before its numbers."""
 
 _FILE = "$file"
 _MOST_BYTES = 64 * 2**20
@@ -121,12 +125,27 @@ def _key(key: Any, where: str) -> str:
 
 
 def encode_array(array: Any, where: str) -> bytes:
-    """A .npy file of a numpy array; TypeError, naming `where`, for an array of objects."""
+    """A .npy file of a numpy array; `decode_array` gives an equal one.
+
+    Raises TypeError or ValueError, naming `where`, for arrays of objects and of other types that
+    such a file cannot tell.
+    """
     if array.dtype.hasobject:
         raise TypeError(f"{where} is an array of objects; convert it to numbers or strings")
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
-    return buffer.getvalue()
+    raw = buffer.getvalue()
+    if len(raw) - array.nbytes > MAX_HEADER:
+        raise ValueError(
+            f"{where} is an array whose dtype takes {len(raw) - array.nbytes} bytes to describe, "
+            f"at most {MAX_HEADER} are kept; keep its fields as arrays of their own"
+        )
+    _, _, kept, _ = _layout(raw[:MAX_HEADER], len(raw), where)
+    if kept != array.dtype:
+        raise TypeError(
+            f"{where} is an array of {array.dtype}, which a .npy file keeps as {kept}; convert it"
+        )
+    return raw
 
 
 def unpack(packed: Any, read: Callable[[int], Any], depth: int = 0) -> Any:
@@ -151,16 +170,38 @@ def unpack(packed: Any, read: Callable[[int], Any], depth: int = 0) -> Any:
     return {key: unpack(value, read, depth + 1) for key, value in packed.items()}
 
 
+_Layout = tuple[tuple[int, ...], bool, "np.dtype[Any]", int]
+"""Shape, whether in Fortran's order, type, and where in the file the numbers begin."""
+
+
+def check_array(start: bytes, num_bytes: int, where: str) -> None:
+    """Raises CheckpointError unless a file of `num_bytes` bytes may be an array's.
+
+    `start`: its first MAX_HEADER bytes, or all.
+    """
+    _layout(start, num_bytes, where)
+
+
 def decode_array(raw: bytes, where: str) -> Any:
     """The array of a .npy file; CheckpointError for anything else."""
-    buffer = io.BytesIO(raw)
+    shape, is_fortran, dtype, offset = _layout(raw[:MAX_HEADER], len(raw), where)
+    order: Literal["F", "C"] = "F" if is_fortran else "C"
+    try:
+        if offset == len(raw):
+            return np.zeros(shape, dtype, order)
+        return np.frombuffer(raw, dtype, offset=offset).reshape(shape, order=order).copy()
+    except Exception as error:  # numpy raises many kinds for bytes that are no array
+        raise CheckpointError(f"{where}: no array: {error}") from None
+
+
+def _layout(start: bytes, num_bytes: int, where: str) -> _Layout:
+    buffer = io.BytesIO(start)
     try:
         shape, is_fortran, dtype = _read_header(buffer)
-        num_bytes = math.prod(shape) * dtype.itemsize
-        if dtype.hasobject or num_bytes != len(raw) - buffer.tell():
+        follows = num_bytes - buffer.tell()
+        if dtype.hasobject or math.prod(shape) * dtype.itemsize != follows:
             raise ValueError(f"its header says {dtype} {shape}, which is not what follows")
-        flat = np.frombuffer(raw, dtype, offset=buffer.tell()) if num_bytes else np.empty(0, dtype)
-        return flat.reshape(shape, order="F" if is_fortran else "C").copy()
+        return shape, is_fortran, dtype, buffer.tell()
     except Exception as error:  # numpy raises many kinds for bytes that are no array
         raise CheckpointError(f"{where}: no array: {error}") from None
 
@@ -169,9 +210,9 @@ def _read_header(buffer: io.BytesIO) -> tuple[tuple[int, ...], bool, np.dtype[An
     """Shape, whether in Fortran's order, and type. numpy reads headers up to version 2."""
     major, _ = npy.read_magic(buffer)
     if major == 1:
-        return npy.read_array_header_1_0(buffer)
+        return npy.read_array_header_1_0(buffer, max_header_size=MAX_HEADER)
     if major == 2:
-        return npy.read_array_header_2_0(buffer)
+        return npy.read_array_header_2_0(buffer, max_header_size=MAX_HEADER)
     if major != 3:
         raise ValueError(f"its version {major} is not known")
     (length,) = struct.unpack("<I", buffer.read(4))
