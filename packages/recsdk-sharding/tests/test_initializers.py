@@ -6,7 +6,7 @@ import pickle
 import random
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -146,7 +146,18 @@ def that_only_copies(row: torch.Tensor) -> None:
     row.copy_(torch.linspace(-1, 1, row.shape[1])[None])
 
 
-FUNCTIONS = [of_random_operators, of_one_seed, with_state_put_back, in_all_ways, that_only_copies]
+def of_generator_inside(row: torch.Tensor) -> None:
+    row.fill_(np.random.default_rng(int(torch.randint(2**31, ()))).random())
+
+
+FUNCTIONS = [
+    of_random_operators,
+    of_one_seed,
+    with_state_put_back,
+    in_all_ways,
+    that_only_copies,
+    of_generator_inside,
+]
 
 
 @pytest.mark.filterwarnings("ignore:table 't'. init_fn seeds torch")
@@ -162,17 +173,22 @@ def states() -> list[Any]:
     return [torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()]
 
 
+def all_functions() -> Iterator[Any]:
+    """Of the modules with random numbers."""
+    for module in (torch, torch.random, np.random, random):
+        yield from (each for each in vars(module).values() if callable(each))
+
+
 @pytest.mark.filterwarnings("ignore:table 't'. init_fn seeds torch")
 @pytest.mark.parametrize("init_fn", FUNCTIONS)
 def test_no_caller_sees_what_the_function_does_to_random_numbers(init_fn: Any) -> None:
-    functions = (torch.manual_seed, torch.seed, torch.get_rng_state, torch.random.set_rng_state)
+    functions = [*all_functions()]
     before = states()
     rows_for(init_fn, KEYS)
     assert states() == before
     seed = torch.initial_seed()
     assert torch.manual_seed(seed) is torch.default_generator
-    now = (torch.manual_seed, torch.seed, torch.get_rng_state, torch.random.set_rng_state)
-    assert all(each is other for each, other in zip(now, functions, strict=True))
+    assert [*all_functions()] == functions
 
 
 @pytest.mark.filterwarnings("ignore:table 't'. init_fn seeds torch")
@@ -273,6 +289,21 @@ def of_numpy(row: torch.Tensor) -> None:
     row.copy_(torch.from_numpy(np.random.rand(*row.shape)))
 
 
+def of_numpy_seed(row: torch.Tensor) -> None:
+    np.random.seed(0)
+    row.copy_(torch.from_numpy(np.random.standard_normal(row.shape)))
+
+
+def of_numpy_only_later() -> Callable[[torch.Tensor], Any]:
+    calls = iter(range(100))
+    return lambda row: np.random.sample() if next(calls) > 4 else row.normal_()
+
+
+def of_generator_outside() -> Callable[[torch.Tensor], Any]:
+    generator = np.random.default_rng(0)
+    return lambda row: row.fill_(generator.random())
+
+
 def of_any_seed(row: torch.Tensor) -> None:
     torch.seed()
 
@@ -283,16 +314,19 @@ def of_any_seed(row: torch.Tensor) -> None:
         (of_python_random, r"table 't': init_fn calls random\.random"),
         (of_python_seed, r"table 't': init_fn calls random\.seed"),
         (of_default_generator, r"calls torch\.default_generator\.manual_seed"),
-        (of_numpy, "gave two rows for one id"),
+        (of_numpy, r"init_fn calls numpy\.random\.rand,"),
+        (of_numpy_seed, r"init_fn calls numpy\.random\.seed,"),
+        (of_numpy_only_later(), r"init_fn calls numpy\.random\.sample,"),
+        (of_generator_outside(), "gave two rows for one id"),
         (of_any_seed, r"init_fn calls torch\.seed\(\)"),
     ],
 )
 def test_what_cannot_be_kept_apart_is_refused(
     init_fn: Callable[[torch.Tensor], Any], message: str
 ) -> None:
-    before = states()[:2]
+    before = states()
     table = Table(4, initializer=per_key_initializer(init_fn, 0, "t"))
     with pytest.raises(ValueError, match=message):
         table.find_or_insert(KEYS)
     assert len(table) == 0
-    assert states()[:2] == before
+    assert states() == before

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +16,9 @@ from rank_pool import RankPool
 from test_pipelines import assert_identical
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
-from worlds import Model, Setup, make_batch, tables
+from worlds import Model, Setup, make_batch, rows_of, tables
 
-from recsdk_core import BusyError, Table, optim
+from recsdk_core import BusyError, CheckpointError, Table, optim
 from recsdk_sharding import RowOptimizer, Saver
 
 CATCHING_UP = optim.Adam(lr=0.02, weight_decay=0.1, weight_decay_mode="decoupled", catch_up=True)
@@ -129,3 +131,75 @@ def test_set_optimizer_keeps_rows_and_waits_for_no_batch() -> None:
     assert (table.update_count, table.learning_rate, len(table)) == (1, 0.5, 2)
     [batch] = table.export()
     assert batch.state["sum"].tolist() == [[0.25, 0.25]] * 2
+
+
+def state_after_training(optimizer: Any = torch.optim.Adagrad) -> tuple[Model, dict[str, Any]]:
+    model = model_of()
+    apply_optimizer_in_backward(optimizer, model.ebc.parameters(), {"lr": 0.1})
+    model(make_batch(0, 4))[0].backward()
+    return model, model.state_dict()
+
+
+def load_frozen(model: Model, folder: Any) -> None:
+    _, state = state_after_training()
+    model.ebc.requires_grad_(False)
+    model.load_state_dict(state)
+    model.ebc.requires_grad_(True)
+
+
+def load_by_saver(model: Model, folder: Any) -> None:
+    trained, _ = state_after_training()
+    Saver().save(trained, folder / "before")
+    Saver().load(model, folder / "before")
+
+
+def load_of_another_optimizer(model: Model, folder: Any) -> None:
+    _, state = state_after_training(torch.optim.Adam)
+    model.load_state_dict(state)
+
+
+@pytest.mark.parametrize("lose", [load_frozen, load_by_saver, load_of_another_optimizer])
+@pytest.mark.parametrize("by_saver", [False, True])
+@pytest.mark.parametrize("is_met", [False, True])
+def test_state_that_is_lost_can_be_loaded_again(
+    tmp_path: Any, lose: Any, by_saver: bool, is_met: bool
+) -> None:
+    trained, state = state_after_training()
+    Saver().save(trained, tmp_path / "saved")
+    model = model_of()
+    lose(model, tmp_path)
+    apply_adagrad(model)
+    if is_met:
+        with pytest.raises(RuntimeError, match="'user' was loaded before its.*load it again"):
+            model(make_batch(1, 4))
+    with pytest.raises(RuntimeError, match="before its optimizer was applied"):
+        Saver().save(model, tmp_path / "other")
+    with pytest.raises(CheckpointError):
+        Saver().load(model, tmp_path / "missing")
+    model.load_state_dict({}, strict=False)
+    with pytest.raises(RuntimeError, match="before its optimizer was applied"):
+        model.state_dict()
+    if by_saver:
+        Saver().load(model, tmp_path / "saved")
+    else:
+        model.load_state_dict(state)
+    for each in (model, trained):
+        each(make_batch(1, 4))[0].backward()
+    assert_identical(rows_of(model.ebc.tables()), rows_of(trained.ebc.tables()))
+
+
+def test_a_second_optimizer_is_refused_after_the_first_has_trained() -> None:
+    model, _ = state_after_training()
+    apply_optimizer_in_backward(torch.optim.Adam, model.ebc.parameters(), {"lr": 0.1})
+    with pytest.raises(ValueError, match=r"'user'.*more than once: \['Adagrad', 'Adam'\]"):
+        model(make_batch(1, 4))
+
+
+@pytest.mark.parametrize("copy_of", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+def test_a_copy_of_a_model_and_its_optimizer_belong_together(copy_of: Any) -> None:
+    model, _ = state_after_training()
+    copied, optimizer = copy_of((model.ebc, torch.optim.SGD(model.ebc.parameters(), lr=0.1)))
+    [group] = optimizer.param_groups
+    assert all(a is b for a, b in zip(copied.parameters(), group["params"], strict=True))
+    with pytest.raises(ValueError, match="cannot set its rows"):
+        torch.nn.init.kaiming_normal_(group["params"][0])

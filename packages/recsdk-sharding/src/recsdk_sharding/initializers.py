@@ -62,11 +62,11 @@ def per_key_initializer(init_fn: InitFunction, seed: int, table: str) -> init.Cu
     What it draws with torch is a function of (seed, table, key) alone; torch's global generator is
     neither read nor moved, and `torch.manual_seed` acts until the row's end, and seen by it alone.
     A function that draws nothing, or seeds torch first, is called once for all new keys of a
-    batch. It may be called on any thread. `numpy.random`'s state is the process's and not kept
-    apart: it must not be seeded or drawn from.
+    batch. It may be called on any thread.
 
-    The first new key raises ValueError if the function draws from Python's `random` or uses
-    `torch.default_generator` by itself, or gives two rows for one key. Warns once of a function
+    Raises ValueError if the function calls functions of `numpy.random` that share the process's
+    state; for the first new key, if it draws from Python's `random`, uses `torch.default_generator`
+    by itself, or gives two rows for one key. Warns once of a function
     that seeds torch, and of the first 1000 rows that were made one by one.
 
     Cost: a Python call and some seedings per new key.
@@ -162,8 +162,8 @@ class _PerKey:
         if first.tobytes() != second.tobytes():
             raise ValueError(
                 f"table {self._table!r}: init_fn gave two rows for one id, so it depends on more "
-                "than the id: on numpy.random, say, or on calls before; draw with torch, whose "
-                "random numbers are those of the id while it runs"
+                "than the id: on a generator made outside, say, or on calls before; draw with torch, "
+                "whose random numbers are those of the id while it runs"
             )
         if private.is_seeded and not private.has_drawn:
             self._warn(

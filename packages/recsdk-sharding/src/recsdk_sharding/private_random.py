@@ -12,8 +12,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -69,6 +71,22 @@ def _no_seed(private: PrivateRandom) -> int:
     )
 
 
+def _no_numpy(name: str, private: PrivateRandom, *args: Any, **kwargs: Any) -> None:
+    raise ValueError(
+        f"init_fn calls numpy.random.{name}, whose state is the whole process's; use torch's "
+        "operators, kept apart while it runs, or a generator made inside it by "
+        "numpy.random.default_rng(seed)"
+    )
+
+
+def _of_shared_numpy() -> list[str]:
+    """The functions of numpy.random that read or change the process's state."""
+    shared = np.random.mtrand._rand
+    everything = vars(np.random).items()
+    methods = {name for name, each in everything if getattr(each, "__self__", None) is shared}
+    return sorted(methods | {"seed", "sample", "ranf"})
+
+
 _here = threading.local()
 _lock = threading.Lock()
 _num_entered = 0
@@ -86,6 +104,7 @@ _REPLACED: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
             ("set_rng_state", PrivateRandom.set_state),
         )
     ),
+    *((np.random, name, partial(_no_numpy, name)) for name in _of_shared_numpy()),
 )
 
 

@@ -6,7 +6,8 @@ Shape letters: n rows, D row width.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -82,6 +83,10 @@ class OwnedPart:
         stage_rows(table, nothing).check(0)
 
 
+class _StateLost(RuntimeError):
+    """Optimizer state was loaded, and the optimizer that came later cannot have it."""
+
+
 class TableRows(nn.Module):
     """The parts of one table that a process owns: engine tables, or tensors on a device.
 
@@ -148,8 +153,9 @@ class TableRows(nn.Module):
     def parts(self) -> list[OwnedPart]:
         """What this process owns, by first column; tables are made on first use.
 
-        Raises BusyError if an optimizer was applied while batches are in flight, and RuntimeError
-        if it came after loaded state that was not kept.
+        Raises BusyError if an optimizer was applied while batches are in flight, RuntimeError if
+        it came after loaded state that was not kept or is another's, and ValueError if a second was
+        applied.
         """
         tables = self._made_tables()
         return [
@@ -164,9 +170,17 @@ class TableRows(nn.Module):
             self._tables = self._make_tables()
         elif self._optimizer is None:
             self._adopt_optimizer(self._tables)
-        elif len(self._attached()[_ATTACHED[0]]) > 1:
+        elif self._lost_state:
+            raise self._state_lost("its optimizer state was left out")
+        elif len(getattr(self.weight, _ATTACHED[0], [])) > 1:
             optimizer_of_parameter(self.weight, self.config.name)  # refuses the second
         return self._tables
+
+    def _state_lost(self, problem: str) -> _StateLost:
+        return _StateLost(
+            f"table {self.config.name!r} was loaded before its optimizer was applied, and "
+            f"{problem}; load it again, now that the optimizer is known"
+        )
 
     def _applied_optimizer(self) -> optim.Optimizer | None:
         """The optimizer that the tables have, or take at their next use."""
@@ -180,14 +194,14 @@ class TableRows(nn.Module):
         if optimizer is None:
             return
         if self._lost_state:
-            raise RuntimeError(
-                f"table {self.config.name!r} was loaded before its optimizer was applied, and its "
-                "optimizer state was left out; call apply_optimizer_in_backward before loading"
-            )
+            raise self._state_lost("its optimizer state was left out")
         [table] = tables  # all of them, before a plan
         found = None
         if self._kept:
-            found = rows_for(self._places[0], self._kept, self.config, optimizer)
+            try:
+                found = rows_for(self._places[0], self._kept, self.config, optimizer)
+            except ValueError as error:
+                raise self._state_lost(str(error)) from error
         table.set_optimizer(optimizer)
         self._optimizer, self._accumulations = optimizer, self._make_accumulations()
         if found is not None:
@@ -327,7 +341,7 @@ class TableRows(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         attached, saved = state.pop("_attached_to_weight"), state.pop("_saved")
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self.weight = RowsParameter(self.weight.detach(), self.weight.requires_grad)
+        self.weight.__class__ = RowsParameter  # a pickled one is plain; optimizers may have it too
         self.weight.table_name = self.config.name
         self._attach(attached)
         if saved is not None:
@@ -364,8 +378,9 @@ class TableRows(nn.Module):
                 return
             saved = parts_of_entries(state_dict, prefix, self.config.embedding_dim)
             if saved:
-                self._replace_rows(saved)
-                self._keep_state(saved)
+                with self.being_replaced():
+                    self._replace_rows(saved)
+                    self._keep_state(saved)
             else:
                 start = prefix_of(self._places[0], self.config.embedding_dim)
                 missing_keys.append(f"{prefix}{start}keys")
@@ -382,7 +397,7 @@ class TableRows(nn.Module):
             f"recsdk_sharding.import_rows(model, state_dict, {{{self.config.name!r}: ids}})"
         )
         entries = {n: entry_of(n.removeprefix(prefix)) for n in state_dict if n.startswith(prefix)}
-        optimizer = self.optimizer
+        optimizer = self._applied_optimizer()
         known = {f"state.{name}" for name in fields_of(optimizer)}
         return [
             Unused(name, advice) if name == f"{prefix}weight" else name
@@ -390,6 +405,23 @@ class TableRows(nn.Module):
             if entry is None
             or (entry.startswith("state.") and entry not in known and optimizer is not None)
         ]
+
+    @contextmanager
+    def being_replaced(self) -> Iterator[None]:
+        """Inside, all rows are replaced: state that was loaded before and is lost matters not.
+
+        If it raises, it matters again.
+        """
+        was_lost = False
+        try:
+            self._made_tables()
+        except _StateLost:
+            was_lost, self._kept, self._lost_state = True, [], False
+        try:
+            yield
+        except BaseException:
+            self._lost_state = self._lost_state or was_lost
+            raise
 
     def _keep_state(self, saved: Sequence[SavedPart]) -> None:
         """Keeps loaded state for an optimizer that is applied later; not of a frozen table."""

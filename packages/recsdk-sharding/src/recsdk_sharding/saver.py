@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -149,6 +149,20 @@ class Saver:
         Raises CheckpointError for what is missing, damaged or does not fit the module, BusyError
         while batches are in flight (abandon them first: `pipeline.drop()`).
         """
+        with ExitStack() as replacing:
+            for each in () if incremental else module.modules():
+                if isinstance(each, TableRows):
+                    replacing.enter_context(each.being_replaced())
+            return self._load(module, path, incremental, allow, progress)
+
+    def _load(
+        self,
+        module: nn.Module,
+        path: Any,
+        incremental: bool,
+        allow: Collection[str],
+        progress: Progress | None,
+    ) -> Checkpoint:
         parts = _parts_of(module)
         shards = [part.shard(_table_to_load_into(part.table)) for part in parts]
         loading = Loading(
