@@ -162,7 +162,7 @@ class _PerKey:
         if first.tobytes() != second.tobytes():
             raise ValueError(
                 f"table {self._table!r}: init_fn gave two rows for one id, so it depends on more "
-                "than the id: on a generator made outside, say, or on calls before; draw with torch, "
+                "than the id: on a generator made outside, or on calls before; draw with torch, "
                 "whose random numbers are those of the id while it runs"
             )
         if private.is_seeded and not private.has_drawn:
