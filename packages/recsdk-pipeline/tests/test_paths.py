@@ -33,9 +33,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("clicks").write_text(CLICKS)
     Path("clicks.gz").write_bytes(gzip.compress(CLICKS.encode()))
     Path("empty").touch()
+    os.mkfifo("pipe")
     Path("ratings").mkdir()
     for name, text in RATINGS.items():
         Path("ratings", name).write_text(text)
+    Path("pipes").mkdir()
+    Path("pipes", "u.data").write_text(RATINGS["u.data"])
+    os.mkfifo("pipes/u.user")
     return tmp_path
 
 
@@ -85,7 +89,9 @@ def test_what_is_no_local_path(reader: str, path: Any, kind: type[Exception], te
         ("read_criteo", "missing", FileNotFoundError, "^missing: there is no such file"),
         ("read_criteo", "ratings", IsADirectoryError, "^ratings: is a folder; give the path of"),
         ("read_criteo", "empty", ValueError, "^empty: is empty"),
-        ("read_criteo", os.devnull, ValueError, "0 examples are too few"),
+        ("read_criteo", os.devnull, ValueError, f"^{os.devnull}: is a pipe or a device"),
+        ("read_criteo", "pipe", ValueError, "^pipe: is a pipe or a device, which cannot be read"),
+        ("read_movielens", "pipes", ValueError, "^pipes/u.user: is a pipe or a device"),
         ("read_movielens", "missing", FileNotFoundError, "^missing holds no u.data or ml-100k"),
         ("read_movielens", "clicks", NotADirectoryError, "^clicks: is a file; pass the folder"),
     ],

@@ -39,13 +39,17 @@ def file_to_read(path: Any) -> Path:
     """The local file of a path that holds something.
 
     Raises as `local_path`; FileNotFoundError, IsADirectoryError or another OSError for what cannot
-    be read, and ValueError for an empty file.
+    be read, and ValueError for an empty file and for a pipe or a device.
     """
     file = local_path(path)
     if file.is_dir():
         raise IsADirectoryError(f"{file}: is a folder; give the path of a file in it")
     if not file.exists():
         raise FileNotFoundError(f"{file}: there is no such file; look at the path for mistakes")
-    if file.is_file() and not file.stat().st_size:
+    if not file.is_file():
+        raise ValueError(
+            f"{file}: is a pipe or a device, which cannot be read twice; copy what it gives to a file"
+        )
+    if not file.stat().st_size:
         raise ValueError(f"{file}: is empty; was it written or copied to its end?")
     return file
