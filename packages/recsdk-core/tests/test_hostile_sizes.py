@@ -152,6 +152,14 @@ def test_values_are_counted_outside_of_texts(value: Any) -> None:
     assert _num_signs_between_texts(canonical_json([value])) == signs
 
 
+def test_a_sparse_manifest(tmp_path: Path) -> None:
+    folder = tmp_path / "sparse"
+    save_zeros(folder, 10, "none")
+    with (folder / "manifest.json").open("r+b") as file:
+        file.truncate(2**28)
+    assert "has zero bytes, so it is no manifest" in refused_with(folder)
+
+
 def test_a_sparse_file_of_user_state(tmp_path: Path) -> None:
     folder = tmp_path / "sparse"
     Table(dim=DIM, name="user").save(folder, user_state=[b"some", np.zeros(5)])

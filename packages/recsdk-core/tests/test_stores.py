@@ -349,11 +349,35 @@ def test_where_there_are_no_locks_saves_go_on_without(
     assert content_of(path) == b"other"
 
 
+def test_a_lock_that_another_user_left_blocks_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, open_file = tmp_path / ".one.recsdk-lock", os.open
+
+    def refuse(path: Any, flags: int, *mode: int) -> int:
+        if Path(path) == left and flags & os.O_RDWR:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return open_file(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(CheckpointError, match="recsdk-lock: locking failed: Permission denied"):
+        save(tmp_path / "one", b"new")  # nor may one be made
+    left.touch()
+    save(tmp_path / "one", b"new")
+    assert content_of(tmp_path / "one") == b"new"
+    left.touch()
+    held = lock_place(left, "here")
+    with pytest.raises(CheckpointError, match="another save to this path is under way"):
+        save(tmp_path / "one", b"newer", overwrite=True)
+    assert held is not None
+    held.release()
+
+
 def test_a_child_of_fork_does_not_keep_the_lock(tmp_path: Path) -> None:
-    lock = lock_place(tmp_path / "lock", "here", 0o640)
+    lock = lock_place(tmp_path / "lock", "here")
     assert lock is not None
     with pytest.raises(CheckpointError, match=f"under way, by process {os.getpid()} on "):
-        lock_place(tmp_path / "lock", "here", 0o640)
+        lock_place(tmp_path / "lock", "here")
     told, tell = os.pipe()
     child = os.fork()
     if child == 0:

@@ -14,7 +14,7 @@ from recsdk_core.checkpoint.stores import (
     Source,
     Store,
     Target,
-    check_manifest_size,
+    read_manifest_from,
     refuse_overtaken,
     refuse_unless_complete,
     refuse_unless_free,
@@ -221,8 +221,7 @@ class FsspecStore(Store):
     def read_manifest(self) -> bytes:
         refuse_unless_complete(self.location, self._state())
         with self._open(self._uncached, MANIFEST_NAME) as source:
-            check_manifest_size(source)
-            return source.read_all()
+            return read_manifest_from(source)
 
     @contextmanager
     def open(self, path: str) -> Iterator[Source]:

@@ -17,8 +17,8 @@ from recsdk_core.checkpoint.stores import (
     Source,
     Store,
     Target,
-    check_manifest_size,
     naming,
+    read_manifest_from,
     refuse_overtaken,
     refuse_removed,
     refuse_unless_complete,
@@ -87,7 +87,7 @@ class LocalStore(Store):
         with naming(str(self._folder.parent), "making the folder"):
             _make_folders(self._folder.parent)
         name = f".{self._label()}.recsdk-lock"
-        self._lock = lock_place(self._folder.parent / name, self.location, FILE_MODE)
+        self._lock = lock_place(self._folder.parent / name, self.location)
         state = self._check_free(overwrite)  # from here on nobody else changes it
         root = self._folder if state == "complete" else self._partial(token)
         with naming(str(root), "making the folder"):
@@ -237,8 +237,7 @@ class LocalStore(Store):
             state = self._state()
         refuse_unless_complete(self.location, state)
         with self.open(MANIFEST_NAME) as source:
-            check_manifest_size(source)
-            return source.read_all()
+            return read_manifest_from(source)
 
     @contextmanager
     def open(self, path: str) -> Iterator[Source]:

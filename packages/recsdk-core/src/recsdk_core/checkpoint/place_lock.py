@@ -16,6 +16,7 @@ __all__ = ["PlaceLock", "lock_place"]
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _MOST_READ = 400
+_MODE = 0o644
 
 
 class PlaceLock:
@@ -51,15 +52,14 @@ class PlaceLock:
             os.close(self.descriptor)
 
 
-def lock_place(path: Path, location: str, mode: int) -> PlaceLock | None:
+def lock_place(path: Path, location: str) -> PlaceLock | None:
     """The lock that the file at `path` stands for; None on a file system without locks.
 
     Raises CheckpointError, naming the process, if another save has it.
     """
     while True:
         with naming(str(path), "locking"):
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            lock = PlaceLock(path, os.open(path, flags, mode))
+            lock = PlaceLock(path, _open_file(path))
             try:
                 has_locks = _lock(lock.descriptor, location)
             except BaseException:
@@ -72,11 +72,24 @@ def lock_place(path: Path, location: str, mode: int) -> PlaceLock | None:
                 lock.close()
                 continue
             try:
-                _name_holder(lock.descriptor)
+                with suppress(OSError):  # the name is for messages only
+                    _name_holder(lock.descriptor)
             except BaseException:
                 lock.release()
                 raise
             return lock
+
+
+def _open_file(path: Path) -> int:
+    """What another user's save has left cannot be written, but be read and so locked."""
+    flags = os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(path, flags | os.O_RDWR | os.O_CREAT, _MODE)
+    except PermissionError as error:
+        try:
+            return os.open(path, flags | os.O_RDONLY | os.O_NONBLOCK)
+        except OSError:
+            raise error from None
 
 
 def _lock(descriptor: int, location: str) -> bool:

@@ -30,11 +30,11 @@ __all__ = [
     "Source",
     "Store",
     "Target",
-    "check_manifest_size",
     "check_path",
     "is_url",
     "naming",
     "open_store",
+    "read_manifest_from",
     "refuse_overtaken",
     "refuse_removed",
     "refuse_unless_complete",
@@ -232,13 +232,19 @@ def refuse_overtaken(location: str) -> NoReturn:
     )
 
 
-def check_manifest_size(source: Source) -> None:
-    """Raises before reading what is too large for a manifest."""
+def read_manifest_from(source: Source) -> bytes:
+    """All bytes; raises for more than a manifest may have, and at zeros, as sparse files have."""
     if source.size > MAX_MANIFEST_BYTES:
         raise CheckpointError(
             f"{source.name}: has {source.size} bytes, more than a manifest may, "
             f"{MAX_MANIFEST_BYTES}"
         )
+    parts = []
+    for piece in source.pieces():
+        if b"\0" in piece:
+            raise CheckpointError(f"{source.name}: has zero bytes, so it is no manifest")
+        parts.append(piece)
+    return b"".join(parts)
 
 
 def write_all(descriptor: int, content: memoryview) -> None:
