@@ -10,7 +10,7 @@ namespace recsdk::bind {
 
 void bind_runtime(nb::module_& module) {
   const nb::call_guard<nb::gil_scoped_release> without_gil;
-  module.def("version", &version);
+  module.def("version", &version, "Version of the engine, for example \"0.1.0\".");
   module.def("available_isas", &available_isas);
   module.def("isa", &isa);
   module.def("set_isa", &set_isa, nb::arg("name"), without_gil);

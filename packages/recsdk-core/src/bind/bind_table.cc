@@ -289,7 +289,8 @@ nb::dict stats(PyTable& table) {
 }
 
 void bind_lease(nb::module_& module) {
-  nb::class_<PyLease>(module, "Lease")
+  nb::class_<PyLease>(module, "Lease",
+                      "A batch in flight, see Table.lease: its rows are given to no other key.")
       .def("release", &PyLease::release)
       .def_prop_ro("step", [](const PyLease& lease) { return lease.get().step(); })
       .def_prop_ro("is_released", [](const PyLease& lease) { return lease.get().is_released(); })

@@ -25,6 +25,7 @@ __all__ = [
 ]
 
 RowFunction: TypeAlias = Callable[[NDArray[np.int64], NDArray[np.float32]], Any]
+"""Fills values (N, D) with the rows of keys (N,); a row may depend on its key only."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,52 @@
+"""The page of public names is what the code says."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+import reference
+from recsdk_core import _ext
+
+
+def test_the_page_is_current() -> None:
+    text = reference.PAGE.read_text()
+    assert text == reference.page(text), "run tools/reference.py"
+
+
+def test_every_name_is_described() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", reference.page(reference.PAGE.read_text()), re.M)
+    assert {name for name, text in rows if not text} == set()
+    assert {"Table", "HashEmbeddingBagCollection", "HybridTrainPipelineSparseDist"} <= dict(
+        rows
+    ).keys()
+
+
+def test_a_page_that_differs_is_told_and_mended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "python.md"
+    page.write_text(
+        reference.PAGE.read_text().replace("| `Table` | A growing", "| `Table` | A small")
+    )
+    monkeypatch.setattr(reference, "PAGE", page)
+    monkeypatch.setattr("sys.argv", ["reference.py", "--check"])
+    assert reference.main() == 1
+    assert "run tools/reference.py" in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", ["reference.py"])
+    assert reference.main() == 0
+    assert "| `Table` | A growing table of rows" in page.read_text()
+
+
+@pytest.mark.parametrize("name", ["recsdk_core", "recsdk_core.init", "recsdk_core.testing"])
+def test_constants_and_aliases_have_the_text_below_them(name: str) -> None:
+    module = importlib.import_module(name)
+    constants = [
+        each for each in module.__all__ if getattr(getattr(module, each), "__doc__", "") is None
+    ]
+    for constant in constants:
+        assert reference.text_below(module, constant)
+    assert reference.sentence(_ext.Lease, module, "Lease").startswith("A batch in flight")
