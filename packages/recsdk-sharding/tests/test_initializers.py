@@ -175,7 +175,7 @@ def states() -> list[Any]:
 
 def all_functions() -> Iterator[Any]:
     """Of the modules with random numbers."""
-    for module in (torch, torch.random, np.random, random):
+    for module in (torch, torch.random, torch.cuda, np.random, random):
         yield from (each for each in vars(module).values() if callable(each))
 
 
@@ -238,6 +238,12 @@ def test_rows_are_the_same_for_any_ranks_and_batches(init_fn: Any, data: st.Data
         part = order[first:last]
         rank = ranks[data.draw(st.integers(0, 2))]
         assert np.array_equal(rank.find_or_insert(np.array([keys[i] for i in part])), whole[part])
+
+
+def test_fork_rng_inside_leaves_devices_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = rows_for(with_state_put_back, KEYS)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # without one, its state raises
+    assert np.array_equal(rows_for(with_state_put_back, KEYS), expected)
 
 
 @pytest.mark.parametrize("init_fn", [of_one_seed, that_only_copies])
@@ -304,6 +310,10 @@ def of_generator_outside() -> Callable[[torch.Tensor], Any]:
     return lambda row: row.fill_(generator.random())
 
 
+def of_device_seed(row: torch.Tensor) -> None:
+    torch.cuda.manual_seed_all(3)
+
+
 def of_any_seed(row: torch.Tensor) -> None:
     torch.seed()
 
@@ -319,6 +329,7 @@ def of_any_seed(row: torch.Tensor) -> None:
         (of_numpy_only_later(), r"init_fn calls numpy\.random\.sample,"),
         (of_generator_outside(), "gave two rows for one id"),
         (of_any_seed, r"init_fn calls torch\.seed\(\)"),
+        (of_device_seed, r"init_fn calls torch\.cuda\.manual_seed_all,"),
     ],
 )
 def test_what_cannot_be_kept_apart_is_refused(

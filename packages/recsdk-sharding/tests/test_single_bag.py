@@ -12,6 +12,7 @@ import torch
 from rank_pool import RankPool
 from test_pipelines import assert_identical
 from test_training import TOLERANCE, assert_rows_close
+from torch.distributed.optim import _apply_optimizer_in_backward
 from worlds import merged, whole_rows
 
 from recsdk_core.nn import HashEmbeddingBag
@@ -112,6 +113,16 @@ def test_what_devices_do_not_have_is_refused(options: dict[str, Any], text: str)
     sharder = HashEmbeddingBagSharder(Sharder())
     with pytest.raises(ValueError, match=text):
         sharder.shard(HashEmbeddingBag(4, **options), {}, None, torch.device("cuda", 0))  # type: ignore[arg-type]
+
+
+def test_an_optimizer_on_its_parameter_is_refused() -> None:
+    class Sharder:
+        qcomm_codecs_registry = None
+
+    bag = HashEmbeddingBag(4, name="user")
+    _apply_optimizer_in_backward(torch.optim.Adam, bag.parameters(), {"lr": 0.1})
+    with pytest.raises(ValueError, match=r"'user'.*gave \['Adam'\].*SGD.*pass optimizer=Adam"):
+        HashEmbeddingBagSharder(Sharder()).shard(bag, {}, None, torch.device("cpu"))  # type: ignore[arg-type]
 
 
 def test_it_is_planned_by_its_limit() -> None:

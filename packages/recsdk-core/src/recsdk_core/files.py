@@ -48,7 +48,8 @@ def file_to_read(path: Any) -> Path:
         raise FileNotFoundError(f"{file}: there is no such file; look at the path for mistakes")
     if not file.is_file():
         raise ValueError(
-            f"{file}: is a pipe or a device, which cannot be read twice; copy what it gives to a file"
+            f"{file}: is a pipe or a device, which cannot be read twice; copy what it gives to "
+            "a file"
         )
     if not file.stat().st_size:
         raise ValueError(f"{file}: is empty; was it written or copied to its end?")

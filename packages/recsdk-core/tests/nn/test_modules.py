@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.optim import _apply_optimizer_in_backward
 
 from recsdk_core import init, optim
 from recsdk_core.nn import HashEmbedding, HashEmbeddingBag
@@ -344,3 +345,15 @@ def test_inside_a_compiled_model() -> None:
 
 def test_repr_names_the_table() -> None:
     assert "name='user'" in repr(HashEmbedding(2, name="user"))
+
+
+@pytest.mark.parametrize("module_type", [HashEmbedding, HashEmbeddingBag])
+@pytest.mark.parametrize("is_used", [False, True])
+def test_an_optimizer_on_the_parameter_is_refused(module_type: Any, is_used: bool) -> None:
+    module = module_type(2, name="item", optimizer=optim.Adagrad(lr=0.1))
+    keys = KEYS.reshape(2, 2)
+    if is_used:
+        module(keys)
+    _apply_optimizer_in_backward(torch.optim.Adam, module.parameters(), {"lr": 0.1})
+    with pytest.raises(ValueError, match=r"'item'.*gave \['Adam'\].*Adagrad\(.*pass optimizer="):
+        module(keys)

@@ -11,8 +11,8 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -87,10 +87,29 @@ def _of_shared_numpy() -> list[str]:
     return sorted(methods | {"seed", "sample", "ranf"})
 
 
+def _no_device(function: str, private: PrivateRandom, *args: Any, **kwargs: Any) -> None:
+    raise ValueError(
+        f"init_fn calls {function}, whose state is the device's; rows are made on the host: use "
+        "torch.manual_seed or torch.random.fork_rng, kept apart while it runs"
+    )
+
+
+_fork_rng = torch.random.fork_rng
+
+
+def _fork_host(
+    private: PrivateRandom, devices: Any = None, enabled: bool = True, **kwargs: Any
+) -> AbstractContextManager[None]:
+    """As `torch.random.fork_rng`, but without the devices, on which another thread may draw."""
+    forked: AbstractContextManager[None] = _fork_rng([], enabled, **kwargs)
+    return forked
+
+
 _here = threading.local()
 _lock = threading.Lock()
 _num_entered = 0
 _originals: list[tuple[Any, str, Any]] = []
+_SEEDING = ("manual_seed", "seed", "initial_seed")
 _REPLACED: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
     # What torch.manual_seed calls: names bound to that function are of it too.
     (torch.random, "_manual_seed_impl", PrivateRandom.set_seed),
@@ -104,8 +123,26 @@ _REPLACED: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
             ("set_rng_state", PrivateRandom.set_state),
         )
     ),
+    (torch.random, "fork_rng", _fork_host),
     *((np.random, name, partial(_no_numpy, name)) for name in _of_shared_numpy()),
 )
+
+
+def _of_devices() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
+    """What to do for functions of the random numbers of devices that torch knows by now."""
+    for device in ("cuda", torch._C._get_privateuse1_backend_name()):
+        module = getattr(torch, device, None)
+        if module is not None:
+            yield from _of_device(device, module)
+
+
+@cache
+def _of_device(device: str, module: Any) -> list[tuple[Any, str, Callable[..., Any]]]:
+    return [
+        (module, name, partial(_no_device, f"torch.{device}.{name}"))
+        for name in dir(module)
+        if name.endswith(("rng_state", "rng_state_all")) or name.startswith(_SEEDING)
+    ]
 
 
 @contextmanager
@@ -115,7 +152,7 @@ def _installed() -> Iterator[None]:
     with _lock:
         _num_entered += 1
         if _num_entered == 1:
-            for module, name, of_private in _REPLACED:
+            for module, name, of_private in (*_REPLACED, *_of_devices()):
                 original = getattr(module, name)
                 _originals.append((module, name, original))
                 setattr(module, name, _by_thread(original, of_private))

@@ -230,6 +230,7 @@ class HashEmbeddingBagSharder(BaseEmbeddingSharder[HashEmbeddingBag]):  # type: 
         module_fqn: str | None = None,
     ) -> ShardedHashEmbeddingBag:
         """The sharded module. Raises ValueError for a plan, device or group that does not fit."""
+        module.check_optimizer()
         table = module.table
         if device is not None and device.type != "cpu":
             _check_for_device(table)

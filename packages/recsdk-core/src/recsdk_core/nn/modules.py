@@ -68,10 +68,22 @@ class _TableModule(nn.Module):
     def _map(self, keys: torch.Tensor) -> TableBags:
         """Maps keys (N,) under a lease, inserting in training mode, as the only feature."""
         _refuse_ddp(self)
+        self.check_optimizer()
         lease = self.table.lease()
         rows, outcomes = self.table.map(keys, self.training, lease=lease)
         feature = FeatureBags(rows=rows, outcomes=outcomes)
         return TableBags(table=self.table, features=[feature], lease=lease)
+
+    def check_optimizer(self) -> None:
+        """Raises ValueError if `weight` was given an optimizer for backward: it would not run."""
+        given = [each.__name__ for each in getattr(self.weight, "_optimizer_classes", [])]
+        if given:
+            raise ValueError(
+                f"table {self.table.name!r}: apply_optimizer_in_backward gave {given} to `weight` "
+                f"of {type(self).__name__}, which trains by its own {self.table.optimizer}: pass "
+                f"optimizer={given[0]} and optimizer_kwargs where it is made, and leave its "
+                "parameter out"
+            )
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
@@ -111,7 +123,8 @@ class HashEmbedding(_TableModule):
     `optimizer_kwargs`. Other arguments as of `Table`. `state_dict()` holds keys, weights, optimizer
     state and update count; deepcopy and pickle copy the rows. torch.distributed.checkpoint saves it
     once for all ranks, and refuses to if they have different rows; it loads whatever rows the
-    module has before. Raises RuntimeError under DistributedDataParallel with more than one rank.
+    module has before. Raises ValueError if `apply_optimizer_in_backward` was called for `weight`,
+    and RuntimeError under DistributedDataParallel with more than one rank.
 
     >>> import torch
     >>> from recsdk_core.nn import HashEmbedding

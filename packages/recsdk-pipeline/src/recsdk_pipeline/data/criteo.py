@@ -52,8 +52,8 @@ def read_criteo(
     missing number reads as 0 and a missing category as an empty bag. Numbers x become
     sign(x) * log(1 + |x|). Malformed lines go to `bad`; by default the first is raised as
     `BadLine`. Raises OSError for a file that cannot be read, TypeError or ValueError for what is no
-    path of one (a URL, a pipe) and for less than ten examples. Reading costs some tens of microseconds
-    an example.
+    path of one (a URL, a pipe) and for less than ten examples. Reading costs some tens of
+    microseconds an example.
     """
     path = file_to_read(path)
     has_header = _has_header(path)
