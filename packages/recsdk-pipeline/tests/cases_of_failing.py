@@ -73,6 +73,7 @@ def _renewed(world: World) -> World:
         timeout=TIMEOUT,
     )
     group = dist.new_group(backend="gloo", timeout=TIMEOUT)
+    dist.barrier(group=group)  # all have made it before one destroys it
     host = ShardingEnv(world_size=world.size, rank=world.rank, pg=group)
     return World(world.rank, world.size, host)
 

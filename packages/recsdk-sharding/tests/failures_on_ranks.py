@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from worlds import Setup, new_model, optimizer_of, shard, unwrapped
 
 from recsdk_core.nn import function
 from recsdk_sharding import Saver, failing_together, failures, lookup, output_dist
+from recsdk_sharding._internal import failure_store
 from recsdk_sharding._torchrec_compat import default_store, process_groups
 from recsdk_sharding.device import table as device_table
 
@@ -104,6 +107,8 @@ def fail(
     is_guilty = dist.get_rank() in guilty
     first = 0 if place == "before the first step" else step
     kept = function.update_tables, device_table.DeviceTable.update
+    at_exit: list[Any] = []
+    failure_store.atexit = SimpleNamespace(register=lambda *call: at_exit.append(call))
     num_done = 0
 
     def train() -> None:
@@ -121,9 +126,16 @@ def fail(
     finally:
         function.update_tables, device_table.DeviceTable.update = kept
         failures._SECONDS_FOR_OTHERS = SECONDS_FOR_OTHERS
+        failure_store.atexit = atexit
     again = _ending_of(lambda: dist.all_reduce(torch.zeros(1, device=device)))
     threads = [thread.name for thread in threading.enumerate()]
-    return {"first": found, "again": again, "steps": num_done, "threads": threads}
+    return {
+        "first": found,
+        "again": again,
+        "steps": num_done,
+        "threads": threads,
+        "keeps_the_store": bool(at_exit),
+    }
 
 
 def _ending_of(work: Callable[[], Any], is_guarded: bool = True) -> dict[str, Any] | None:
@@ -207,7 +219,7 @@ def raise_kinds(names: list[str]) -> list[Any]:
 
 
 def fail_alike_and_apart() -> list[Any]:
-    """Ranks raise the same, then others, of which the last is not the others' doing."""
+    """Ranks raise the same, then others; how that ended, and keys in torch's store between."""
 
     def alike() -> None:
         with failing_together():
@@ -218,10 +230,13 @@ def fail_alike_and_apart() -> list[Any]:
             raise KeyError("other")
         trouble()
 
-    together = [_ending_of(alike) for _ in range(3)]
-    sums = torch.ones(1)
-    dist.all_reduce(sums)
-    return [together, float(sums), _ending_of(apart), _ending_of(lambda: None)]
+    together, keys = [], []
+    for _ in range(3):
+        together.append(_ending_of(alike))
+        dist.barrier()
+        keys.append(_num_keys())
+        dist.barrier()
+    return [together, keys, _ending_of(apart), _ending_of(lambda: None)]
 
 
 def count_communication(is_guarded: bool) -> list[Any]:

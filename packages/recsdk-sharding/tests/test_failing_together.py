@@ -45,6 +45,7 @@ def test_one_rank_fails(ranks: RankPool, place: str, loop: str, world_size: int)
     found = ranks.run(world_size, failures_on_ranks.fail, place, loop, [guilty])
     ranks.renew()
     assert_told([each["first"] for each in found], guilty, f"Trouble: rank {guilty} has trouble")
+    assert found[0]["keeps_the_store"]  # which is the first rank's
     for each in found:  # and is told so again
         assert each["again"]["type"] == "PeerError"
         assert each["again"]["rank"] == guilty
@@ -130,9 +131,9 @@ def test_a_rank_that_is_interrupted_or_leaves(ranks: RankPool, kind: str, text: 
 def test_ranks_that_fail_at_the_same_place_keep_their_groups(ranks: RankPool) -> None:
     found = ranks.run(3, failures_on_ranks.fail_alike_and_apart)
     ranks.renew()
-    for rank, (together, total, apart, later) in enumerate(found):
+    for rank, (together, keys, apart, later) in enumerate(found):
         assert together == [{"type": "Trouble", "text": f"rank {rank} has trouble"}] * 3
-        assert total == 3
+        assert keys[2] - keys[1] == 1  # the answer: what the ranks said is gone
         assert apart["type"] == ("KeyError" if rank else "Trouble")
         assert later["type"] == "PeerError"
 
@@ -175,7 +176,7 @@ for _ in range(2):
         assert failures._world() is None
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     watched = failures._World(dist.GroupMember.WORLD)
-    assert not watched._is_apart()
+    assert not watched._store.is_apart()
     try:
         with failing_together():
             raise ValueError
@@ -184,7 +185,7 @@ for _ in range(2):
     assert failures._world() is None
     dist.destroy_process_group()
     try:
-        watched._is_apart()
+        watched._store.is_apart()
     except RuntimeError as error:
         assert "destroyed" in str(error)
     else:
@@ -200,7 +201,7 @@ def test_a_rank_that_is_alone_or_has_left_its_group_asks_nobody() -> None:
 
 
 SCRIPT = """
-import sys
+import socket, sys
 from datetime import timedelta
 import torch, torch.distributed as dist
 from recsdk_sharding import failing_together
@@ -214,6 +215,9 @@ with failing_together():
     if rank == 0 and ending == "fails":
         raise ValueError("the first rank has the store")
     dist.all_reduce(torch.zeros(1, device="cpu" if backend == "gloo" else "npu"))
+if ending == "destroys":
+    dist.destroy_process_group()
+    assert rank or socket.socket().connect_ex(("localhost", int(sys.argv[2]))), "in use"
 """
 
 
@@ -245,6 +249,12 @@ def test_processes_end_although_the_store_is_in_the_one_that_failed(backend: str
     assert (first, second) == (1, 1)
     assert error.rstrip().endswith("ValueError: the first rank has the store")
     assert "PeerError: rank 0 failed: ValueError: the first rank has the store" in told
+
+
+@pytest.mark.parametrize("backend", ["gloo", "hccl"])
+def test_the_port_of_the_store_is_free_when_the_groups_are_destroyed(backend: str) -> None:
+    for status, errors in run_script(backend, "destroys"):
+        assert status == 0, errors
 
 
 def test_processes_with_a_watching_thread_end_in_good_order() -> None:

@@ -99,12 +99,14 @@ class _World:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = weakref.ref(group)
         self._rank = dist.get_rank()
-        self._store = FailureStore(default_store("recsdk_failures"), dist.get_world_size())
+        self._store = FailureStore(self._find_store, dist.get_world_size())
         self._lock = threading.RLock()
         self._failure: PeerError | None = None
         self._watcher: Watcher | None = None
         if has_device_groups():
-            self._watcher = Watcher(self._is_apart, partial(self._close, of_devices_only=True))
+            self._watcher = Watcher(
+                self._store.is_apart, partial(self._close, of_devices_only=True)
+            )
 
     def check_open(self) -> None:
         """Raises PeerError if a rank failed before."""
@@ -137,6 +139,7 @@ class _World:
                 self._fail(first)
                 with suppress(Exception):
                     self._store.acknowledge()
+                    self._store.keep_until_seen(self._rank)
             return self._copy()
 
     def _tell(self, own: Failure) -> None:
@@ -147,7 +150,8 @@ class _World:
         finally:  # also if the user interrupts
             if not is_together:
                 self._fail(own)
-                self._store.keep_until_seen(self._rank)
+                with suppress(Exception):
+                    self._store.keep_until_seen(self._rank)
 
     def _fail(self, failure: Failure) -> None:
         self._close()  # first: who sees the failure may make new groups at once
@@ -163,11 +167,11 @@ class _World:
         assert self._failure is not None
         return PeerError(self._failure.rank, self._failure.message, is_final=True)
 
-    def _is_apart(self) -> bool:
+    def _find_store(self) -> Any:
         group = self._group()
         if group is None or group is not dist.GroupMember.WORLD:
             raise RuntimeError("the process group was destroyed")
-        return self._store.is_apart()
+        return default_store("recsdk_failures")
 
 
 class _Current(NamedTuple):

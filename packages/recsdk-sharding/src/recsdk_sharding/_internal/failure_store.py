@@ -51,8 +51,12 @@ class FailureStore:
     Calls raise TimeoutError if the store does not answer, and what torch raises if it is gone.
     """
 
-    def __init__(self, store: Any, size: int) -> None:
-        self._store = store
+    def __init__(self, find: Callable[[], Any], size: int) -> None:
+        """`find`: gives torch's store of the ranks, which is not kept.
+
+        Else its port would not be free again when the process group is destroyed.
+        """
+        self._find = find
         self._size = size
         self._round = 0
         self._is_lost = False
@@ -72,47 +76,54 @@ class FailureStore:
 
     def acknowledge(self) -> None:
         """Says that this rank knows."""
-        self._asked(lambda: self._store.add("seen", 1), _SECONDS_TO_ANSWER)
+        self._asked(lambda: self._find().add("seen", 1), _SECONDS_TO_ANSWER)
 
     def is_apart(self) -> bool:
         """Whether a rank has failed by itself."""
-        key = self._key("verdict")
-        return bool(self._store.check([key])) and self._store.get(key) == b"apart"
+        key, store = self._key("verdict"), self._find()
+        return bool(store.check([key])) and store.get(key) == b"apart"
 
     def keep_until_seen(self, rank: int) -> None:
         """Without torchrun the first rank has the store: at exit it lets the others read."""
         if rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-            atexit.register(self._wait_until_seen)
+            atexit.register(self._wait_until_seen, self._find())
 
-    def _wait_until_seen(self) -> None:
+    def _wait_until_seen(self, store: Any) -> None:
         end = time.monotonic() + _SECONDS_AT_EXIT
         with suppress(Exception):
-            while self._store.add("seen", 0) < self._size - 1 and time.monotonic() < end:
+            while store.add("seen", 0) < self._size - 1 and time.monotonic() < end:
                 time.sleep(_POLL_SECONDS[1])
 
     def _tell(self, own: Failure, seconds: float) -> bool:
-        self._store.set(self._key(str(own.rank)), json.dumps(own))
-        self._store.compare_set(self._key("first"), "", json.dumps(own))
-        if self._store.add(self._key("count"), 1) == self._size:
+        store = self._find()
+        store.set(self._key(str(own.rank)), json.dumps(own))
+        store.compare_set(self._key("first"), "", json.dumps(own))
+        if store.add(self._key("count"), 1) == self._size:
+            self._forget_last_round(store)
             every = [self._read(str(rank)) for rank in range(self._size)]
             places = {each.place for each in every if each is not None}
-            return self._decide(is_together=len(places) == 1)
+            return self._decide(store, is_together=len(places) == 1)
         pause, longest = _POLL_SECONDS
         end = time.monotonic() + seconds
-        while not self._store.check([self._key("verdict")]) and time.monotonic() < end:
+        while not store.check([self._key("verdict")]) and time.monotonic() < end:
             time.sleep(pause)
             pause = min(2 * pause, longest)
-        return self._decide(is_together=False)
+        return self._decide(store, is_together=False)
 
-    def _decide(self, *, is_together: bool) -> bool:
+    def _decide(self, store: Any, *, is_together: bool) -> bool:
         """Proposes an answer; returns the one that came first."""
         proposed = "together" if is_together else "apart"
-        answer: bytes = self._store.compare_set(self._key("verdict"), "", proposed)
+        answer: bytes = store.compare_set(self._key("verdict"), "", proposed)
         return answer == b"together"
 
+    def _forget_last_round(self, store: Any) -> None:
+        """Deletes its texts, which all ranks have done with: they have counted in this round."""
+        for name in ("first", "count", *map(str, range(self._size))):
+            store.delete_key(f"{self._round - 1}/{name}")
+
     def _read(self, name: str) -> Failure | None:
-        key = self._key(name)
-        return Failure(*json.loads(self._store.get(key))) if self._store.check([key]) else None
+        key, store = self._key(name), self._find()
+        return Failure(*json.loads(store.get(key))) if store.check([key]) else None
 
     def _key(self, name: str) -> str:
         return f"{self._round}/{name}"
