@@ -524,8 +524,9 @@ class Table(SavesAndLoads):
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Gives the table another optimizer: rows stay, and get its fresh state.
 
-        The update count stays too, `log_decay` is 0, and the next save must be full. Raises
-        BusyError while leases or a save are open, and OutOfMemoryError; then nothing has changed.
+        The update count stays too, `log_decay` is 0, the next save must be full, and the counters
+        of `stats()` begin anew with the rows as inserted. Raises BusyError while leases or a save
+        are open, and OutOfMemoryError; then nothing has changed.
         Call it while no other thread uses the table. Cost: all rows are copied; until the end they
         are there twice.
         """

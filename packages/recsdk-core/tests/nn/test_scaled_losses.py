@@ -14,7 +14,7 @@ from torch._dynamo import compiled_autograd
 from torch.amp import GradScaler
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
-from recsdk_core.nn import HashEmbedding, HashEmbeddingBag
+from recsdk_core.nn import HashEmbedding, HashEmbeddingBag, scaled_losses
 from recsdk_core.optim import SGD
 
 KEYS = torch.tensor([[5, -7], [5, 2**62]])
@@ -76,6 +76,15 @@ def test_what_is_not_scaled_trains() -> None:
     off = GradScaler("cpu", enabled=False)
     off.scale(module(KEYS).sum()).backward()
     assert module.table.update_count == 2
+
+
+def test_backward_passes_that_failed_are_not_kept_for_ever() -> None:
+    module = HashEmbedding(4)
+    scaler = GradScaler("cpu")
+    for _ in range(200):
+        with pytest.raises(RuntimeError, match="has scaled the loss"):
+            scaler.scale(module(KEYS).sum()).backward()
+    assert 0 < len(scaled_losses._scaler_of_pass) <= 64
 
 
 def grads_of_a_dense_model(scaler: GradScaler) -> torch.Tensor:

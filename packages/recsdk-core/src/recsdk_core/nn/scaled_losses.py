@@ -56,8 +56,8 @@ def _begin_pass(scaler: Any, grad: torch.Tensor) -> None:
     if torch.compiler.is_compiling():
         return  # compiled autograd traces hooks, and cannot trace what follows
     number = torch._C._current_graph_task_id()
-    while len(_scaler_of_pass) >= _MOST_PASSES:
-        _scaler_of_pass.pop(next(iter(_scaler_of_pass)), None)
+    for old in list(_scaler_of_pass)[: 1 - _MOST_PASSES]:
+        _scaler_of_pass.pop(old, None)
     _scaler_of_pass[number] = scaler
     engine: Any = torch.autograd.Variable._execution_engine
     engine.queue_callback(lambda: _scaler_of_pass.pop(number, None))
