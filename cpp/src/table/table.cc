@@ -50,6 +50,11 @@ TableConfig validated(TableConfig config) {
                                 std::to_string(static_cast<int>(config.rounding)) +
                                 "; pass one of Rounding");
   }
+  if (config.on_nonfinite > NonFinite::kSkip) {
+    throw std::invalid_argument(title + "on_nonfinite is " +
+                                std::to_string(static_cast<int>(config.on_nonfinite)) +
+                                "; pass one of NonFinite");
+  }
   if (config.on_full > OnFull::kRaise) {
     throw std::invalid_argument(title + "on_full is " +
                                 std::to_string(static_cast<int>(config.on_full)) +
