@@ -17,6 +17,7 @@ import torchrec
 from torch._C import _distributed_c10d
 from torch.distributed import ProcessGroup, ProcessGroupGloo, distributed_c10d
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed import (
     embedding,
@@ -233,6 +234,7 @@ _INTERFACES: tuple[_Method | _Attribute | _Member, ...] = (
     _Method(ShardEstimator, "estimate", ("sharding_options", "sharder_data_map")),
     _Method(Stats, "log", ("sharding_plan", "topology", "batch_size")),
     _Method(AsyncCollectiveTensor, "wait", ()),
+    _Method(DTensor, "__create_chunk_list__", ()),
     _Method(
         model_parallel.DefaultDataParallelWrapper,
         "wrap",

@@ -15,7 +15,12 @@ from recsdk_sharding.accumulate import ACCUMULATION_ARGUMENTS, TORCH_CLASSES
 if TYPE_CHECKING:
     from recsdk_sharding.rows import TableRows
 
-__all__ = ["HashFusedOptimizer", "RowOptimizer", "optimizer_of_parameter"]
+__all__ = [
+    "HashFusedOptimizer",
+    "RowOptimizer",
+    "optimizer_of_parameter",
+    "set_learning_rate",
+]
 
 
 class RowOptimizer(Optimizer):
@@ -82,6 +87,15 @@ def optimizer_of_parameter(parameter: nn.Parameter, table: str) -> optim.Optimiz
         return optim.from_torch(TORCH_CLASSES.get(classes[0], classes[0]), arguments)
     except ValueError as error:
         raise ValueError(f"table {table!r}: {error}") from error
+
+
+def set_learning_rate(rows: TableRows, rate: float) -> None:
+    """Sets the learning rate of a table, and in the optimizers that hand it theirs."""
+    rows.learning_rate = rate
+    for each in getattr(rows.weight, "_in_backward_optimizers", []):
+        for group in each.param_groups:
+            if any(parameter is rows.weight for parameter in group["params"]):
+                group["lr"] = rate
 
 
 class HashFusedOptimizer(FusedOptimizer):  # type: ignore[misc]

@@ -35,7 +35,7 @@ from recsdk_sharding.exchange import HostExchange, exchanges_of
 from recsdk_sharding.layout import Part
 from recsdk_sharding.rows import AnyTable, OwnedPart, TableRows
 
-__all__ = ["Saver", "ranks_of_module"]
+__all__ = ["Saver", "known_to_all", "ranks_of_module"]
 
 
 class Saver:
@@ -120,7 +120,7 @@ class Saver:
                     shards.append(part.shard(part.table))
 
         try:
-            with _known_to_all():
+            with known_to_all():
                 together(ranks, cut)
                 position = save_tables(shards, ranks, path, options)
             is_saved = True
@@ -171,7 +171,7 @@ class Saver:
             stateless=[part.table.name for part in parts if part.owned.is_stateless],
             progress=progress,
         )
-        with _known_to_all():
+        with known_to_all():
             checkpoint = load_tables(shards, ranks_of_module(module), path, loading)
         for shard, part in zip(shards, parts, strict=True):
             if isinstance(part.table, DeviceTable):
@@ -185,7 +185,7 @@ class Saver:
 
 
 @contextmanager
-def _known_to_all() -> Iterator[None]:
+def known_to_all() -> Iterator[None]:
     """Inside, what is raised on one rank is raised on all, unless their group failed."""
     try:
         yield

@@ -348,13 +348,13 @@ class DeviceTable:
         room = self._rows.make_room(
             len(keys), values, state
         )  # what can fail does so before keys are there
-        self._check_room(keys)
+        self.check_room(keys)
         self.index.upsert(keys, np.zeros((len(keys), 1), np.float32))
         self._keys.forget_made_rows()
         numbers, _ = self._keys.find(keys)
         room.write(numbers, has_begun=True)
 
-    def _check_room(self, keys: NDArray[np.int64]) -> None:
+    def check_room(self, keys: NDArray[np.int64]) -> None:
         """Raises CapacityError unless keys without a row can have one."""
         _, has_row_n = self._keys.find(keys)
         if len(self.index) + len(keys) - int(has_row_n.sum()) > self.max_rows:
