@@ -83,14 +83,10 @@ def _watch(kind: type[Any]) -> None:
         _watch(each)
 
 
-def _watching(make: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(make)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        make(self, *args, **kwargs)
-        _watch(torch.amp.GradScaler)
-
-    return init
+def _watch_subclass(kind: type[Any], /, **kwargs: Any) -> None:
+    super(torch.amp.GradScaler, kind).__init_subclass__(**kwargs)
+    _watch(kind)
 
 
 _watch(torch.amp.GradScaler)
-torch.amp.GradScaler.__init__ = _watching(torch.amp.GradScaler.__init__)  # type: ignore[method-assign]
+torch.amp.GradScaler.__init_subclass__ = classmethod(_watch_subclass)  # type: ignore[method-assign, assignment]
