@@ -161,6 +161,15 @@ def test_user_states_have_a_limit_of_depth(is_dict: bool) -> None:
         unpack(nested(101, is_dict), lambda _: b"")
 
 
+def test_what_is_nested_deeply_is_refused_where_it_is_read() -> None:
+    deep = replaced(("tables", 0, "initializer", "arguments", "low"), nested(900, False))
+    with pytest.raises(CheckpointError, match="arguments has more than 10 lists and objects"):
+        read(sealed(deep))
+    with pytest.raises(CheckpointError, match="user_state has more than 101 lists and objects"):
+        read(sealed(replaced(("user_state",), nested(900, True))))
+    read(sealed(replaced(("user_state",), [nested(99, True), {"$file": 0}])))
+
+
 def test_user_states_have_a_limit_of_digits() -> None:
     assert pack({"n": -(2**8191)}).value == {"n": -(2**8191)}
     with pytest.raises(ValueError, match=r"user_state\['n'\] has 10001 bits, at most 8192"):

@@ -114,6 +114,13 @@ class Fields:
             self._fail(name, "is missing")
         return self._value[name]
 
+    def flat(self, name: str, most: int) -> Any:
+        """Any JSON with at most so many lists and objects within each other."""
+        value = self.take(name)
+        if not _is_flat(value, most):
+            self._fail(name, f"has more than {most} lists and objects within each other")
+        return value
+
     def has(self, name: str) -> bool:
         """Whether the field is there."""
         return name in self._value
@@ -171,6 +178,13 @@ class Fields:
     def fail(self, name: str, text: str) -> NoReturn:
         """Refuses a field for a reason that it shares with others."""
         self._fail(name, text)
+
+
+def _is_flat(value: Any, most: int) -> bool:
+    if not isinstance(value, (list, dict)):
+        return True
+    items = value.values() if isinstance(value, dict) else value
+    return most > 0 and all(_is_flat(item, most - 1) for item in items)
 
 
 def _short(value: Any) -> str:

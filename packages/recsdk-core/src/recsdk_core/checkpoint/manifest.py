@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from recsdk_core.checkpoint._fields import Fields, canonical_json, parse_json
+from recsdk_core.checkpoint.user_state import MAX_DEPTH
 from recsdk_core.errors import CheckpointError
 
 __all__ = [
@@ -42,6 +43,7 @@ _INT64 = 2**63 - 1
 _MOST_UPDATES = 2**62
 _UINT64 = 2**64 - 1
 _WIDTH = 2**20
+_MOST_DEPTH = 10
 _HEX32 = re.compile("[0-9a-f]{32}")
 _HEX64 = re.compile("[0-9a-f]{64}")
 _NAME = re.compile(r"(?s:.{1,1024})")
@@ -68,7 +70,7 @@ class Described:
     @staticmethod
     def _read(fields: Fields) -> Described:
         kind = fields.text("kind", _WORD)
-        arguments = fields.take("arguments")
+        arguments = fields.flat("arguments", _MOST_DEPTH)
         if not isinstance(arguments, dict):
             fields.fail("arguments", "must be an object")
         fields.done()
@@ -349,7 +351,7 @@ def _read(fields: Fields) -> Manifest:
         world_size=fields.integer("world_size", 1, MAX_RANKS),
         step=fields.optional("step", lambda name: fields.integer(name, 0, _INT64)),
         tables=tuple(TableEntry._read(item) for item in fields.children("tables", 0, MAX_TABLES)),
-        user_state=fields.take("user_state"),
+        user_state=fields.flat("user_state", MAX_DEPTH + 1),
         user_files=tuple(
             UserEntry._read(item) for item in fields.children("user_files", 0, MAX_USER_FILES)
         ),
