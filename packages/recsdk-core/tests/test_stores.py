@@ -349,6 +349,20 @@ def test_where_there_are_no_locks_saves_go_on_without(
     assert content_of(path) == b"other"
 
 
+def test_a_manifest_whose_inode_changes_is_no_other_save(tmp_path: Path) -> None:
+    path = tmp_path / "one"
+    save(path, b"old")
+
+    def write_and_change(target: Any, *_: Any) -> Any:
+        (tmp_path / "copy").write_bytes((path / "manifest.json").read_bytes())
+        (tmp_path / "copy").rename(path / "manifest.json")
+        return _writer(b"new")(target, b"", "none", None)
+
+    part = Part(entry=table_entry(), write=write_and_change)
+    save_parts(open_store(path), OneRank(), [part], SaveOptions(overwrite=True))
+    assert content_of(path) == b"new"
+
+
 def test_a_lock_that_another_user_left_blocks_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,7 +50,7 @@ class LocalStore(Store):
         self.address = str(absolute)
         self._folder = absolute
         self._lock: PlaceLock | None = None
-        self._replaced: tuple[int, ...] | None = None
+        self._replaced: str | None = None
 
     def _partial(self, token: str) -> Path:
         return self._folder.parent / f".{self._label()}.partial-{token}"
@@ -103,13 +103,23 @@ class LocalStore(Store):
         refuse_unless_free(self.location, state, overwrite)
         return state
 
-    def _identity(self) -> tuple[int, ...] | None:
-        """Tells the manifest that is there from any other; None if there is none."""
+    def _identity(self) -> str | None:
+        """Tells the manifest that is there from any other; None if there is none.
+
+        By its content: on some mounts a file's inode number changes while it stays the same.
+        """
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
         try:
-            found = os.stat(self._folder / MANIFEST_NAME)
+            descriptor = os.open(self._folder / MANIFEST_NAME, flags)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+        digest = hashlib.sha256()
+        try:
+            while piece := os.read(descriptor, 2**20):
+                digest.update(piece)
+        finally:
+            os.close(descriptor)
+        return digest.hexdigest()
 
     def _remove_left_overs(self) -> None:
         """What saves to this place that were killed have left; what cannot be removed stays.
