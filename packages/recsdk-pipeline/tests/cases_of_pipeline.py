@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from cases_of_resuming import shared_folder
 from pipeline_support.model import (
     DEVICE,
     CopyingModel,
@@ -33,7 +34,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from recsdk_core import init
 from recsdk_pipeline import HybridTrainPipelineSparseDist
-from recsdk_sharding import HashEmbeddingBagCollection, HashEmbeddingBagConfig
+from recsdk_sharding import HashEmbeddingBagCollection, HashEmbeddingBagConfig, Saver
 from recsdk_sharding.exchange import PeerError
 
 SECONDS_TO_RAISE = 60  # far from the timeout of the groups, on a busy machine too
@@ -199,6 +200,16 @@ def assert_raises_together(world: World, guilty: int, error: type, work: Callabl
         assert caught.value.rank == guilty
         assert f"rank {guilty}" in str(caught.value)
     return "".join(traceback.format_exception(caught.value))
+
+
+def case_first_save_near_an_uneven_end(world: World) -> None:
+    pipeline = pipeline_of(world, pipe_n_batch=4)
+    given = iter(batches(world, 4 if world.rank else 9))
+    for _ in range(2):  # one rank knows that it has no more, the other is not there yet
+        pipeline.progress(given)
+    Saver().save(pipeline._model, f"{shared_folder(world)}/saved")
+    assert len(rest_of(pipeline, given)) == 2
+    assert len(rest_of(pipeline, iter(batches(world, 5)))) == 5
 
 
 def case_bad_ids_on_one_rank_raise_on_all_in_that_step(world: World) -> None:

@@ -183,7 +183,8 @@ class HostExchange:
         """Waits until all ranks have come here, after the jobs that were submitted before.
 
         Before what cannot be broken off from elsewhere, such as making a process group. Raises
-        PeerError if the process group failed; does nothing after the end of data or a failure.
+        PeerError if the process group failed. Also after the end of data or a failure, which some
+        ranks may have left behind with `reset` already.
         """
         with contextlib.suppress(RecsdkError):
             self._enqueue(_Meeting(), has_batch=True).result()
@@ -245,7 +246,7 @@ class HostExchange:
 
     def _result_of(self, job: ExchangeJob[T], has_batch: bool, depth: int) -> T:
         """Runs a job on the worker's thread."""
-        if self._latched is not None:
+        if self._latched is not None and (self._is_broken or not isinstance(job, _Meeting)):
             raise self._latched()
         step = job.step()
         splits, error = attempt(job.prepare)
