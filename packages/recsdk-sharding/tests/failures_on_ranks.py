@@ -149,6 +149,26 @@ def _ending_of(work: Callable[[], Any], is_guarded: bool = True) -> dict[str, An
     return None
 
 
+def fail_in_an_unsharded_model(device: str) -> Any:
+    """The last rank's tables fail in a backward which is its own; a collective after that."""
+    setup = Setup(device=device, options={"max_rows": 50})
+    model = new_model(setup, device)
+    model.over.to(device)
+    (batch, *_) = own_batches([[4] * dist.get_world_size()], False)
+    loss, _ = model(batch.to(torch.device(device)))
+    kept = function.update_tables, device_table.DeviceTable.update
+    is_guilty = dist.get_rank() == dist.get_world_size() - 1
+    if is_guilty:
+        _in_the_tables_backward(model, None)
+    try:
+        with suppress(Trouble):
+            loss.backward()
+            assert not is_guilty
+    finally:
+        function.update_tables, device_table.DeviceTable.update = kept
+    return _ending_of(lambda: dist.all_reduce(torch.zeros(1, device=device)))
+
+
 def fail_in_evaluation(guilty: int) -> Any:
     """The forward of an evaluation fails on one rank."""
     model, _, batches = _made()

@@ -111,6 +111,12 @@ def test_on_a_device(npus: RankPool, place: str) -> None:
     assert_told([each["first"] for each in found], 1, "Trouble: rank 1 has trouble")
 
 
+@pytest.mark.parametrize("device", ["cpu", "npu"])
+def test_an_unsharded_model_is_its_rank_s_own(ranks: RankPool, npus: RankPool, device: str) -> None:
+    pool = ranks if device == "cpu" else npus
+    assert pool.run(2, failures_on_ranks.fail_in_an_unsharded_model, device) == [None, None]
+
+
 def test_loops_that_end_in_good_order_are_no_failures(ranks: RankPool) -> None:
     kinds = ["StopIteration", "SystemExit 0", "GeneratorExit"]
     first, second = ranks.run(2, failures_on_ranks.raise_kinds, kinds)

@@ -6,7 +6,8 @@ Shape letters: B bags of a table, D row width.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeAlias
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -23,16 +24,20 @@ from recsdk_sharding.rows import TableRows, anchor_of
 
 __all__ = ["DeviceLookup", "pool_on_device"]
 
+_Guard: TypeAlias = Callable[[], AbstractContextManager[None]]
 
-def pool_on_device(rows: Sequence[TableRows], batch: DeviceBatch) -> torch.Tensor:
+
+def pool_on_device(
+    rows: Sequence[TableRows], batch: DeviceBatch, guard: _Guard = nullcontext
+) -> torch.Tensor:
     """The sums of the bags of all tables as one autograd node: float32 (num_values,).
 
     The vectors of the bags lie where the batch says; there may be no tables.
     Its backward gives each table one optimizer update, even for an empty batch, and then ends the
-    batch's leases. A second backward raises RuntimeError.
+    batch's leases. A second backward raises RuntimeError. It runs inside of what `guard` makes.
     """
     anchor = anchor_of(rows)
-    node = _Node([part.device_table for each in rows for part in each.parts], batch)
+    node = _Node([part.device_table for each in rows for part in each.parts], batch, guard)
     weights_M = batch.weights_M
     wants_grad = anchor.requires_grad or (weights_M is not None and weights_M.requires_grad)
     if torch.is_grad_enabled() and wants_grad:
@@ -59,7 +64,7 @@ class DeviceLookup(BaseEmbeddingLookup[Any, Any], FusedOptimizerModule):  # type
     def forward(self, sparse_features: DeviceBatch) -> torch.Tensor:
         """The vectors that this rank pools for all ranks: float32 (num_values,)."""
         self._optimizer.step()  # a scheduler may have changed the learning rate since the last step
-        return pool_on_device(self._rows, sparse_features)
+        return pool_on_device(self._rows, sparse_features, failing_together)
 
     def prefetch(self, sparse_features: DeviceBatch, forward_stream: Any = None) -> None:
         """Does nothing: rows are in memory."""
@@ -74,7 +79,8 @@ class DeviceLookup(BaseEmbeddingLookup[Any, Any], FusedOptimizerModule):  # type
 class _Node:
     """What one autograd node owns from its forward to its backward."""
 
-    def __init__(self, tables: list[DeviceTable], batch: DeviceBatch) -> None:
+    def __init__(self, tables: list[DeviceTable], batch: DeviceBatch, guard: _Guard) -> None:
+        self.guard = guard
         self._tables = tables
         self._batch = batch
         self._is_spent = False
@@ -167,7 +173,7 @@ class _PoolTables(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, None, torch.Tensor | None]:
         node: _Node = ctx.node
         _, trains, wants_weights = ctx.needs_input_grad
-        with failing_together():
+        with node.guard():
             try:
                 if trains:
                     refuse_scaled_loss(node.names)
