@@ -145,6 +145,23 @@ def case_one_rank_fails_in_evaluation(world: World) -> None:
         assert_told(own, 0, lambda: rest_of(HybridEvalPipeline(model, DEVICE), given))
 
 
+def case_a_model_of_ones_own_fails_alone(world: World) -> None:
+    for is_training in (True, False):
+        with other_groups(world) as own:
+            model = SmallModel(tables=hash_tables())
+            model.train(is_training)
+            model.register_forward_pre_hook(trouble)
+            optimizer = torch.optim.SGD(model.layers.parameters(), lr=0.1)
+            made = HybridTrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
+            pipeline = made if is_training else HybridEvalPipeline(model, torch.device("cpu"))
+            if own.rank == 0:
+                with pytest.raises(Trouble):
+                    pipeline.progress(iter(batches(own, 5)))
+            total = torch.ones(1)
+            dist.all_reduce(total, group=own.host.process_group)
+            assert total == own.size
+
+
 def case_one_rank_has_the_wrong_mode(world: World) -> None:
     with other_groups(world) as own:
         model, _ = spread(SmallModel(tables=hash_tables()), own)

@@ -10,7 +10,6 @@ from torch import nn
 from torchrec.streamable import Pipelineable
 
 from recsdk_pipeline.hybrid_pipeline import HybridTrainPipelineSparseDist
-from recsdk_sharding import failing_together
 
 In = TypeVar("In", bound=Pipelineable)
 Out = TypeVar("Out")
@@ -55,7 +54,7 @@ class HybridEvalPipeline(Generic[In, Out]):
         RuntimeError if the model or a part of it is in training mode, and else what
         `HybridTrainPipelineSparseDist.progress` raises.
         """
-        with failing_together():
+        with self._pipeline._guard():
             self._check_mode()
             return self._pipeline.progress(dataloader_iter)
 

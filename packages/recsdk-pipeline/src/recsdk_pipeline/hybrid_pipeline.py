@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from itertools import islice
 from numbers import Integral
 from typing import Any, Generic, TypeVar
@@ -17,6 +17,7 @@ from recsdk_pipeline._internal.arguments import check_parts
 from recsdk_pipeline._internal.feeds import Feeds, FeedSpy
 from recsdk_pipeline._internal.position import Progress
 from recsdk_pipeline._internal.queue import END, Queue
+from recsdk_pipeline._internal.sharing import is_shared
 from recsdk_pipeline._internal.slot import Slot
 from recsdk_pipeline._internal.streams import SideStream
 from recsdk_sharding import failing_together
@@ -82,6 +83,7 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
         self._depth = pipe_n_batch
         self._stream = SideStream(self._device)
         self._exchanges: list[HostExchange] = exchanges_of(model)
+        self._guard = failing_together if is_shared(model) else nullcontext
         self._learned: Feeds | None = None
         self._queues: list[Queue] = []
         self._current: Queue | None = None
@@ -132,10 +134,11 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
         turn of the batch that failed, with their traceback; the other ranks raise PeerError in
         the same step. Batches in flight are then dropped. A batch that is None is a TypeError.
         What one rank's own forward, backward or optimizer raises is told the others too, but closes
-        all process groups (`recsdk_sharding.failing_together`): restart the ranks then.
+        all process groups (`recsdk_sharding.failing_together`): restart the ranks then. Of a model
+        that is this rank's own, with no part sharded or in torch's DDP or FSDP, nothing is told.
         """
         try:
-            with failing_together():
+            with self._guard():
                 self._take_turn()
                 return self._progress(self._queue_of(dataloader_iter))
         except StopIteration:
