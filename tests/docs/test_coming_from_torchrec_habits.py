@@ -21,10 +21,10 @@ from torchrec.fx import Tracer
 from torchrec.inference.modules import quantize_embeddings, quantize_inference_model
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.modules.fused_embedding_modules import (
-    FusedEmbeddingBagCollection,
     fuse_embedding_optimizer,
 )
 
+import recsdk_sharding
 from claims import Page, holds
 from one_rank import (
     META,
@@ -264,11 +264,12 @@ def test_quantization_is_refused() -> None:
         quantize_inference_model(copy.deepcopy(model))
 
 
-@holds(HABITS, "differs", "fuse_embedding_optimizer")
-def test_fusing_puts_torchrecs_tables_in_place() -> None:
+@holds(HABITS, "refused", "fuse_embedding_optimizer")
+def test_fusing_is_refused() -> None:
     model = nn.ModuleDict({"ebc": bags()})
-    made = fuse_embedding_optimizer(model, torch.optim.SGD, {"lr": 0.1}, torch.device("cpu"))
-    assert type(made["ebc"]) is FusedEmbeddingBagCollection
+    with pytest.raises(PAGE.error(HABITS, "fuse_embedding_optimizer"), match="leave fuse_embed"):
+        fuse_embedding_optimizer(model, torch.optim.SGD, {"lr": 0.1}, torch.device("cpu"))
+    assert type(model["ebc"]) is recsdk_sharding.HashEmbeddingBagCollection
 
 
 @holds(HABITS, "same", "set_ec_index_dedup")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from recsdk_core import init, optim
+from recsdk_core import Table, init, optim
 
 BAD = [
     (lambda: init.Constant(value=float("inf")), "Constant: value must be finite"),
@@ -19,6 +19,8 @@ BAD = [
     (lambda: optim.RowwiseAdagrad(weight_decay=-1.0), "weight_decay must be at least 0"),
     (lambda: optim.Adam(betas=(1.0, 0.9)), r"beta1 must be in \[0, 1\), got 1.0"),
     (lambda: optim.Adam(betas=(0.9,)), "betas must be two numbers"),  # type: ignore[arg-type]
+    (lambda: optim.Adam(betas=None), "betas must be two numbers"),  # type: ignore[arg-type]
+    (lambda: optim.SGD(lr=10**400), "SGD: lr is too large"),
     (lambda: optim.Adam(bias_correction="key"), "'table' or 'row'"),  # type: ignore[arg-type]
     (lambda: optim.SGD(clip_value=0.0), "SGD: clip_value must be finite and above 0, or None"),
     (lambda: optim.FTRL(clip_norm=float("inf")), "FTRL: clip_norm must be finite"),
@@ -43,6 +45,39 @@ BAD = [
 def test_bad_values(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("value", [None, "0.1", [0.1]])
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda x: optim.SGD(lr=x), "SGD: lr"),
+        (lambda x: optim.Adam(betas=(x, 0.9)), "Adam: beta1"),
+        (lambda x: optim.Adam(clip_norm=x or "none"), "Adam: clip_norm"),
+        (lambda x: optim.RMSprop(alpha=x), "RMSprop: alpha"),
+        (lambda x: init.Uniform(low=x, high=1.0), "Uniform: low"),
+        (lambda x: init.Constant(value=x), "Constant: value"),
+        (lambda x: Table(2, default_value=x), "Table: default_value"),
+        (lambda x: setattr(Table(2), "learning_rate", x), "Table: learning_rate"),
+    ],
+)
+def test_what_should_be_a_number_and_is_not_is_named(make: Any, name: str, value: Any) -> None:
+    with pytest.raises(TypeError, match=f"{name} must be a number, got"):
+        make(value)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"lr": None}, "argument lr must be a number, got None"),
+        ({"lr": "0.1"}, "argument lr must be a number, got '0.1'"),
+        ({"betas": 0.9}, "argument betas must be two numbers, got 0.9"),
+        ({"betas": (0.9, "0.9")}, "argument betas must be two numbers"),
+    ],
+)
+def test_arguments_of_torch_classes_that_are_no_numbers(kwargs: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=f"torch.optim.Adam: {message}"):
+        optim.from_torch(torch_class("torch.optim.adam", "Adam"), kwargs)
 
 
 def test_a_custom_initializer_must_be_callable() -> None:

@@ -155,3 +155,27 @@ def test_training_on_another_iterator_abandons_what_was_read_ahead(is_kept: bool
     assert len(pipeline._queues) == 1
     if kept is not None:
         assert len(list(kept)) == 2
+
+
+@pytest.mark.parametrize("batch", [5, (torch.ones(1),), {"x": torch.ones(1)}])
+def test_what_is_no_batch_is_named(batch: Any) -> None:
+    with pytest.raises(TypeError, match=rf"yielded a {type(batch).__name__}; .* method to\(device"):
+        pipeline_of(DenseModel()).progress(iter([batch]))
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        (None, r"the model must return \(losses, output\), got a NoneType"),
+        (torch.ones(2), r"the model must return \(losses, output\), got a .*Tensor"),
+        ((torch.ones(1),), r"the model must return \(losses, output\), got a tuple of 1"),
+        ((1.0, None), "losses must be a torch.Tensor, got float"),
+    ],
+)
+def test_what_a_model_returns_is_checked(result: Any, text: str) -> None:
+    class Other(DenseModel):
+        def forward(self, batch: Any) -> Any:
+            return result
+
+    with pytest.raises(TypeError, match=text):
+        pipeline_of(Other()).progress(iter(dense_batches(ALONE, 1)))

@@ -9,11 +9,11 @@ from typing import Any
 import on_ranks
 import pytest
 import torch
-from optimizer_cases import PLAIN
 from rank_pool import RankPool
 from test_training import assert_rows_close
 from worlds import Setup, make_batch, merged, new_model, rows_of
 
+from optimizer_cases import PLAIN
 from recsdk_sharding import AccumulateAdagrad, AccumulateAdam, AccumulateSGD, RowOptimizer
 
 STEPS = 3
@@ -100,3 +100,10 @@ def test_a_gradient_may_be_reused_while_it_waits_for_its_update() -> None:
 def test_bad_numbers_of_steps_are_named(value: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="accumulate_step"):
         new_model(Setup(AccumulateSGD, {"lr": 0.1, "accumulate_step": value}), "cpu")
+
+
+def test_two_numbers_of_steps_are_refused() -> None:
+    setup = Setup(AccumulateSGD, {"lr": 0.1, **ACCUMULATE}, options={"accumulate_steps": STEPS + 1})
+    text = f"table 'user': its config has accumulate_steps={STEPS + 1}, its optimizer .*={STEPS}"
+    with pytest.raises(ValueError, match=text):
+        new_model(setup, "cpu").ebc.tables()

@@ -24,7 +24,13 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import EDGE_KEYS, Setup, merged, new_model, rows_of
 
 from recsdk_core import BusyError, CapacityError
-from recsdk_sharding import Saver, export_rows, import_rows
+from recsdk_sharding import (
+    HashEmbeddingBagCollection,
+    HashEmbeddingBagConfig,
+    Saver,
+    export_rows,
+    import_rows,
+)
 
 IDS = np.array(EDGE_KEYS)
 COLUMNS = {
@@ -223,3 +229,31 @@ def test_what_does_not_fit_is_named_and_changes_nothing() -> None:
         assert {len(table) for table in model.ebc.tables().values()} == {0}
     with pytest.raises(KeyError, match="no hash table 'item'"):
         export_rows(model, {"item": keys})
+
+
+@pytest.mark.parametrize("wrong", [None, 5, "x"])
+def test_what_is_no_module_or_dict_is_named(wrong: Any) -> None:
+    model = HashEmbeddingBagCollection(
+        [HashEmbeddingBagConfig(name="user", embedding_dim=2, num_embeddings=4)]
+    )
+    state, ids = {"user.weight": torch.ones(3, 2)}, {"user": torch.arange(3)}
+    with pytest.raises(TypeError, match="module must be a torch.nn.Module, got"):
+        import_rows(wrong, state, ids)
+    with pytest.raises(TypeError, match="module must be a torch.nn.Module, got"):
+        Saver().save(wrong, "nowhere")
+    with pytest.raises(TypeError, match="state_dict must be a dict by table, got"):
+        import_rows(model, wrong, ids)
+    with pytest.raises(TypeError, match="ids must be a dict by table, got"):
+        import_rows(model, state, wrong)
+    with pytest.raises(TypeError, match="ids of 'user' must be a torch.Tensor, got"):
+        import_rows(model, state, {"user": wrong})
+    assert len(model.tables()["user"]) == 0
+
+
+def test_two_tables_of_one_name_are_not_mixed_up() -> None:
+    config = {"name": "user", "embedding_dim": 2, "num_embeddings": 4}
+    both = [HashEmbeddingBagCollection([HashEmbeddingBagConfig(**config)]) for _ in range(2)]
+    with pytest.raises(ValueError, match="two tables of the model are named 'user'"):
+        import_rows(
+            torch.nn.ModuleList(both), {"user.weight": torch.ones(3, 2)}, {"user": torch.arange(3)}
+        )

@@ -207,6 +207,13 @@ def test_other_integer_types_of_ids(dtype: torch.dtype) -> None:
             "ids must be a 1-d tensor of int64, got 1-d torch.float32",
         ),
         (
+            KeyedJaggedTensor(
+                ["x", "t", "x", "t"], torch.arange(4), lengths=torch.tensor([1, 1, 1, 1])
+            ),
+            ValueError,
+            r"the batch has the features \['t'\] more than once",
+        ),
+        (
             KeyedJaggedTensor(["x"], torch.zeros(2, dtype=torch.int64), torch.tensor([2])),
             ValueError,
             r"the batch lacks the features \['t'\]; it has \['x'\]",

@@ -217,6 +217,7 @@ class Table(SavesAndLoads):
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
+        require_finite("Table", learning_rate=value)
         optimizer = replace(self._optimizer, lr=float(value))
         self._engine.set_learning_rate(optimizer.lr)
         self._optimizer = optimizer

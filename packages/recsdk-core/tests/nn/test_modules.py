@@ -357,3 +357,17 @@ def test_an_optimizer_on_the_parameter_is_refused(module_type: Any, is_used: boo
     _apply_optimizer_in_backward(torch.optim.Adam, module.parameters(), {"lr": 0.1})
     with pytest.raises(ValueError, match=r"'item'.*gave \['Adam'\].*Adagrad\(.*pass optimizer="):
         module(keys)
+
+
+@pytest.mark.parametrize("keys", [None, 5, [1, 2], KEYS.numpy()])
+def test_what_is_no_tensor_is_named(keys: Any) -> None:
+    for call in (HashEmbedding(4), HashEmbeddingBag(4)):
+        with pytest.raises(TypeError, match="keys must be a torch.Tensor, got "):
+            call(keys)
+    bag, offsets = HashEmbeddingBag(4), torch.tensor([0])
+    with pytest.raises(TypeError, match="offsets must be a torch.Tensor, got list"):
+        bag(KEYS, [0])
+    with pytest.raises(TypeError, match="per_sample_weights must be a torch.Tensor, got list"):
+        bag(KEYS, offsets, [1.0] * 4)
+    with pytest.raises(TypeError, match="optimizer_kwargs must be a dict, got"):
+        HashEmbedding(4, optimizer=torch.optim.SGD, optimizer_kwargs=[1])  # type: ignore[arg-type]

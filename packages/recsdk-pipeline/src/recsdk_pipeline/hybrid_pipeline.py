@@ -187,6 +187,8 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
         with torch.set_grad_enabled(is_training):
             losses, output = self._forward(slot)
         if is_training:
+            if not isinstance(losses, torch.Tensor):
+                raise TypeError(f"losses must be a torch.Tensor, got {type(losses).__name__}")
             losses.sum().backward()  # type: ignore[no-untyped-call]
         if queue.slots:
             queue.slots[0].settle(self._stream)
@@ -199,12 +201,11 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
         slot.hand_over(self._stream)
         if self._learned is None:
             with FeedSpy(self._model, slot.batch) as spy:
-                result: tuple[torch.Tensor, Out] = self._model(slot.batch)
+                result = self._model(slot.batch)
             self._learned = spy.feeds()
-            return result
+            return _losses_and_output(result)
         with slot.feeding():
-            result = self._model(slot.batch)
-            return result
+            return _losses_and_output(self._model(slot.batch))
 
     def _fill(self, queue: Queue, wanted: int) -> None:
         """Fetch batches until `wanted` are in flight, and start their host work."""
@@ -342,3 +343,13 @@ def _check(execute_all_batches: bool, apply_jit: bool, pipe_n_batch: int) -> Non
         )
     if not 1 <= pipe_n_batch <= _MOST_BATCHES:
         raise ValueError(f"pipe_n_batch is {pipe_n_batch}; pass 1 to {_MOST_BATCHES}")
+
+
+def _losses_and_output(result: Any) -> tuple[torch.Tensor, Any]:
+    """What a model returned, checked."""
+    if not isinstance(result, tuple | list) or len(result) != 2:
+        size = f" of {len(result)}" if isinstance(result, tuple | list) else ""
+        raise TypeError(
+            f"the model must return (losses, output), got a {type(result).__name__}{size}"
+        )
+    return result[0], result[1]

@@ -30,6 +30,7 @@ from recsdk_sharding.feature_processed import (  # noqa: E402
     HashFeatureProcessedEmbeddingBagCollectionSharder,
     ShardedHashFeatureProcessedEmbeddingBagCollection,
 )
+from recsdk_sharding.fusing import adapt_fused_collections  # noqa: E402
 from recsdk_sharding.hand_plans import adapt_hand_plans  # noqa: E402
 from recsdk_sharding.migrate import export_rows, import_rows  # noqa: E402
 from recsdk_sharding.modules import (  # noqa: E402
@@ -68,6 +69,7 @@ adapt_torchrec()
 adapt_kernels()
 adapt_hand_plans()
 adapt_quantization()
+adapt_fused_collections()
 adapt_pipelines()
 adapt_load_planner()
 

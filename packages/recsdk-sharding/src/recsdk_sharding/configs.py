@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, fields
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from torch import nn
@@ -105,7 +106,7 @@ class HashTableConfig:
                 )
             )
         names = self.feature_names
-        if isinstance(names, str) or not all(isinstance(n, str) and n for n in names):
+        if not isinstance(names, list | tuple) or not all(isinstance(n, str) and n for n in names):
             raise TypeError(
                 self._error(
                     f"feature_names must be a list of strings that are not empty, got {names!r}"
@@ -126,7 +127,10 @@ class HashTableConfig:
         if self.max_rows is not None:
             self._require_int("max_rows", 0)
         low, high = self.get_weight_init_min(), self.get_weight_init_max()
-        if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+        for field, value in (("weight_init_min", low), ("weight_init_max", high)):
+            if not isinstance(value, Real) or not math.isfinite(value):
+                raise ValueError(self._error(f"{field} must be a finite number, got {value!r}"))
+        if low > high:
             raise ValueError(
                 self._error(
                     f"weight_init_min must be at most weight_init_max, got {low} and {high}"

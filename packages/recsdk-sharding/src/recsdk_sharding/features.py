@@ -5,6 +5,7 @@ Shape letters: N keys, F features, B samples, G bags of all features.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -96,6 +97,14 @@ def _positions(kjt: KeyedJaggedTensor, names: Sequence[str]) -> list[int]:
     missing = sorted(set(names) - set(found))
     if missing:
         raise ValueError(f"the batch lacks the features {missing}; it has {list(kjt.keys())}")
+    if len(found) < len(kjt.keys()):
+        counts = Counter(kjt.keys())
+        repeated = [name for name in names if counts[name] > 1]
+        if repeated:
+            raise ValueError(
+                f"the batch has the features {repeated} more than once, so that it is not clear "
+                "which ids are meant; give each feature a name of its own"
+            )
     return [found[name] for name in names]
 
 

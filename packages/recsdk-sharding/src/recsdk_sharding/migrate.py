@@ -60,10 +60,13 @@ def import_rows(
     that failed, CheckpointError. Then nothing has changed on any rank. (A rank that runs out of
     memory later leaves the rows that were written by then.)
     """
-    parts, ranks = _parts_of(module), ranks_of_module(module)
+    _require_module(module)
+    ranks = ranks_of_module(module)
     given: list[_Given] = []
 
     def read() -> list[_Told]:
+        _require_dicts(state_dict=state_dict, ids=ids)
+        parts = _parts_of(module)
         for name, keys in ids.items():
             given.append(_Given.read(_part(parts, name), keys, state_dict, optimizer))
         return [each.told for each in given]
@@ -197,6 +200,8 @@ def export_rows(module: nn.Module, ids: Mapping[str, torch.Tensor]) -> dict[str,
     `ids` int64 (N,) by table; an id without a row reads the table's default. Of a sharded model
     every rank calls it with the same ids and gets all rows.
     """
+    _require_module(module)
+    _require_dicts(ids=ids)
     parts, ranks = _parts_of(module), ranks_of_module(module)
     found = {}
     for name, keys in ids.items():
@@ -212,7 +217,25 @@ def export_rows(module: nn.Module, ids: Mapping[str, torch.Tensor]) -> dict[str,
 
 
 def _parts_of(module: nn.Module) -> dict[str, TableRows]:
-    return {part.config.name: part for part in module.modules() if isinstance(part, TableRows)}
+    parts: dict[str, TableRows] = {}
+    for part in module.modules():
+        if isinstance(part, TableRows) and parts.setdefault(part.config.name, part) is not part:
+            raise ValueError(
+                f"two tables of the model are named {part.config.name!r}; pass the part of the "
+                "model that has the one that is meant"
+            )
+    return parts
+
+
+def _require_module(module: object) -> None:
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
+
+
+def _require_dicts(**arguments: object) -> None:
+    for name, value in arguments.items():
+        if not isinstance(value, Mapping):
+            raise TypeError(f"{name} must be a dict by table, got {type(value).__name__}")
 
 
 def _part(parts: Mapping[str, TableRows], name: str) -> TableRows:
@@ -230,6 +253,8 @@ def _rows_of(
 
 
 def _keys(name: str, keys: torch.Tensor) -> NDArray[np.int64]:
+    if not isinstance(keys, torch.Tensor):
+        raise TypeError(f"ids of {name!r} must be a torch.Tensor, got {type(keys).__name__}")
     if keys.dtype != torch.int64 or keys.dim() != 1:
         raise TypeError(f"ids of {name!r} must be int64 (N,), got {keys.dtype} {tuple(keys.shape)}")
     return np.ascontiguousarray(keys.detach().cpu().numpy())

@@ -20,6 +20,7 @@ from recsdk_core import ExportBatch, optim
 from recsdk_core.checkpoint.columns import name_of
 from recsdk_core.checkpoint.replacing import NewRows, replace_rows, stage_rows
 from recsdk_core.nn.accumulation import Accumulation
+from recsdk_core.nn.rows_parameter import RowsParameter
 from recsdk_core.nn.unused import Unused
 from recsdk_sharding.accumulate import accumulate_steps_of_parameter
 from recsdk_sharding.configs import HashTableConfig
@@ -37,7 +38,6 @@ from recsdk_sharding.row_state import (
     put_state,
     rows_for,
 )
-from recsdk_sharding.rows_parameter import RowsParameter
 
 __all__ = ["AnyTable", "OwnedPart", "TableRows", "anchor_of"]
 
@@ -126,8 +126,7 @@ class TableRows(nn.Module):
         self._lost_state = False  # loaded before an optimizer, and not kept
         self._accumulations: list[Accumulation[Any] | None] = []
         self._keeps_rows_in_engine = device is None or keeps_rows_in_engine(device)
-        self.weight = RowsParameter(self._make_store(device))
-        self.weight.table_name = config.name
+        self.weight = RowsParameter.of_table(config.name, self._make_store(device))
 
     def _make_store(self, device: torch.device | None) -> torch.Tensor:
         if self._keeps_rows_in_engine or not self._places:
@@ -233,7 +232,13 @@ class TableRows(nn.Module):
 
     def _make_accumulations(self) -> list[Accumulation[Any] | None]:
         by_optimizer = accumulate_steps_of_parameter(self.weight)
-        steps = by_optimizer if by_optimizer > 1 else self.config.accumulate_steps
+        by_config = self.config.accumulate_steps
+        if by_optimizer > 1 and by_config > 1 and by_optimizer != by_config:
+            raise ValueError(
+                f"table {self.config.name!r}: its config has accumulate_steps={by_config}, its "
+                f"optimizer accumulate_step={by_optimizer}; give one of them"
+            )
+        steps = max(by_optimizer, by_config)
         return [Accumulation(steps) if steps > 1 else None for _ in self._places]
 
     def _make_tables(self) -> list[AnyTable]:

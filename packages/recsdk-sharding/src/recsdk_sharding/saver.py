@@ -74,7 +74,7 @@ class Saver:
         """
         own = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
         if rank is not None and rank != own:
-            raise ValueError(f"Saver: rank is {rank}, but this process has rank {own}")
+            raise ValueError(f"Saver: rank is {rank!r}, but this process has rank {own}")
 
     def save(
         self,
@@ -223,6 +223,8 @@ class _Part:
 
 def _parts_of(module: nn.Module) -> list[_Part]:
     """This rank's parts of the module's tables, in order of their names."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"Saver: module must be a torch.nn.Module, got {type(module).__name__}")
     found: dict[str, list[_Part]] = {}
     for each in module.modules():
         if isinstance(each, TableRows):

@@ -8,13 +8,30 @@ __all__ = [
     "require_at_least",
     "require_finite",
     "require_int",
+    "require_number",
     "require_one_of",
     "require_open_unit",
 ]
 
 
+def require_number(owner: str, **fields: float) -> None:
+    """Raises TypeError for the first field that is no number, ValueError for one beyond floats."""
+    for name, value in fields.items():
+        _check_number(f"{owner}: {name}", value)
+
+
+def _check_number(name: str, value: float) -> None:
+    try:
+        math.isnan(value)
+    except TypeError:
+        raise TypeError(f"{name} must be a number, got {value!r}") from None
+    except OverflowError:
+        raise ValueError(f"{name} is too large for a float") from None
+
+
 def require_finite(owner: str, **fields: float) -> None:
-    """Raises ValueError for the first field that is infinite or not a number."""
+    """As `require_number`; raises ValueError for the first field that is infinite or NaN."""
+    require_number(owner, **fields)
     for name, value in fields.items():
         if not math.isfinite(value):
             raise ValueError(f"{owner}: {name} must be finite, got {value}")
@@ -29,7 +46,8 @@ def require_at_least(owner: str, minimum: float, **fields: float) -> None:
 
 
 def require_open_unit(owner: str, **fields: float) -> None:
-    """Raises ValueError for the first field outside [0, 1)."""
+    """As `require_number`; raises ValueError for the first field outside [0, 1)."""
+    require_number(owner, **fields)
     for name, value in fields.items():
         if not 0.0 <= value < 1.0:
             raise ValueError(f"{owner}: {name} must be in [0, 1), got {value}")

@@ -78,7 +78,10 @@ class SaveOptions:
         """Takes any integer as the step; TypeError or ValueError for what cannot be kept."""
         if self.step is None:
             return
-        step = operator.index(self.step)
+        try:
+            step = operator.index(self.step)
+        except TypeError:
+            raise TypeError(f"step must be an int, got {self.step!r}") from None
         if not 0 <= step < 2**63:
             raise ValueError(f"step must be 0 to 2**63 - 1, got {step}")
         object.__setattr__(self, "step", step)

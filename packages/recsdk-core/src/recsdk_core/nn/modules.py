@@ -16,6 +16,7 @@ from torch import nn
 from recsdk_core.init import Initializer, Uniform
 from recsdk_core.nn._state import load_table, save_table
 from recsdk_core.nn.function import FeatureBags, TableBags, gather_features, pool_features
+from recsdk_core.nn.rows_parameter import RowsParameter
 from recsdk_core.optim import SGD, Optimizer, from_torch
 from recsdk_core.table import DType, OnFull, Rounding, Table
 
@@ -28,7 +29,8 @@ class _TableModule(nn.Module):
     Rows, optimizer and optimizer state belong to the table. Each backward through a forward applies
     one update with the fused optimizer, so that no torch optimizer has to: `weight` is an empty
     (0, D) parameter that makes outputs require gradients and never gets a `.grad`.
-    `weight.requires_grad_(False)` freezes the table.
+    `weight.requires_grad_(False)` freezes the table. Functions of torch.nn.init and other writes in
+    place to it raise ValueError: `initializer` makes new rows, `table.upsert` writes rows.
     """
 
     def __init__(
@@ -63,7 +65,12 @@ class _TableModule(nn.Module):
             rounding=rounding,
             num_threads=num_threads,
         )
-        self.weight = nn.Parameter(torch.empty(0, dim))
+        self.weight = RowsParameter.of_table(name, torch.empty(0, dim))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.weight.__class__ = RowsParameter  # a pickled one is plain; optimizers may have it too
+        self.weight.table_name = self.table.name
 
     def _map(self, keys: torch.Tensor) -> TableBags:
         """Maps keys (N,) under a lease, inserting in training mode, as the only feature."""
@@ -138,6 +145,7 @@ class HashEmbedding(_TableModule):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, keys: torch.Tensor) -> torch.Tensor:
         """keys of any shape, int64 -> float32 (*shape, D)."""
+        _require_tensor("keys", keys)
         mapped = self._map(keys.reshape(-1).contiguous())
         vectors_ND = gather_features([mapped], self.weight)
         return vectors_ND.view(*keys.shape, self.table.dim)
@@ -181,6 +189,8 @@ class HashEmbeddingBag(_TableModule):
     ) -> torch.Tensor:
         """keys (N,) with offsets, or (B, L) without, and weights of the same shape -> (B, D)."""
         offsets = bag_offsets(keys, offsets, self.include_last_offset).contiguous()
+        if per_sample_weights is not None:
+            _require_tensor("per_sample_weights", per_sample_weights)
         if per_sample_weights is not None and per_sample_weights.shape != keys.shape:
             raise ValueError(
                 f"per_sample_weights must have the shape of keys, {tuple(keys.shape)}, got "
@@ -201,8 +211,11 @@ def bag_offsets(
     """Where each bag of the flattened keys begins and the last one ends, (B + 1,).
 
     For what `HashEmbeddingBag.forward` takes. Raises ValueError for shapes that do not fit, and
-    TypeError for offsets that are not int64 or int32.
+    TypeError for what is no tensor, and offsets that are not int64 or int32.
     """
+    _require_tensor("keys", keys)
+    if offsets is not None:
+        _require_tensor("offsets", offsets)
     if offsets is not None and offsets.dtype not in (torch.int64, torch.int32):
         raise TypeError(
             f"offsets must be int64 or int32, got {offsets.dtype}; pass offsets.to(torch.int64)"
@@ -225,7 +238,16 @@ def bag_offsets(
     return torch.cat([offsets, offsets.new_tensor([len(keys)])])
 
 
+def _require_tensor(name: str, value: object) -> None:
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(
+            f"{name} must be a torch.Tensor, got {type(value).__name__}; pass torch.as_tensor of it"
+        )
+
+
 def _optimizer(optimizer: Optimizer | type, kwargs: Mapping[str, Any] | None) -> Optimizer:
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise TypeError(f"optimizer_kwargs must be a dict, got {kwargs!r}")
     if isinstance(optimizer, type):
         return from_torch(optimizer, kwargs)
     if kwargs:

@@ -7,12 +7,14 @@ its weights, t the table's update count, all element by element.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from recsdk_core._internal.checks import (
     require_at_least,
     require_finite,
+    require_number,
     require_one_of,
     require_open_unit,
 )
@@ -43,7 +45,10 @@ class _Clipping:
     def __post_init__(self) -> None:
         for name in ("clip_value", "clip_norm"):
             limit = getattr(self, name)
-            if limit is not None and not (math.isfinite(limit) and limit > 0):
+            if limit is None:
+                continue
+            require_number(type(self).__name__, **{name: limit})
+            if not (math.isfinite(limit) and limit > 0):
                 raise ValueError(
                     f"{type(self).__name__}: {name} must be finite and above 0, or None; "
                     f"got {limit}"
@@ -179,7 +184,7 @@ class _AdamAndKin(_Clipping):
         super().__post_init__()
         label = type(self).__name__
         self._require_at_least_0("eps", "lr")
-        if len(self.betas) != 2:
+        if not isinstance(self.betas, Sequence) or len(self.betas) != 2:
             raise ValueError(f"{label}: betas must be two numbers, got {self.betas!r}")
         self._require_open_unit(beta1=self.betas[0], beta2=self.betas[1])
         require_one_of(label, ("table", "row"), bias_correction=self.bias_correction)

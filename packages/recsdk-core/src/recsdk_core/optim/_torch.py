@@ -22,12 +22,14 @@ __all__ = ["from_torch"]
 
 def _number(value: Any) -> float:
     """The value as a float: torch takes 0-d tensors as learning rates too."""
+    if isinstance(value, str):
+        raise TypeError("a string is no number")
     return float(value)
 
 
 def _betas(value: Any) -> tuple[float, float]:
     beta1, beta2 = value
-    return float(beta1), float(beta2)
+    return _number(beta1), _number(beta2)
 
 
 Converter: TypeAlias = Callable[[Any], Any]
@@ -74,7 +76,7 @@ def from_torch(optimizer_class: type, kwargs: Mapping[str, Any] | None = None) -
     Flags that change no number (foreach, fused, ...) are accepted.
 
     Raises ValueError, naming it, for an unknown class and for an argument that is not supported
-    (amsgrad, maximize, ...).
+    (amsgrad, maximize, ...), TypeError for one that should be a number and is not.
     """
     label, made, converters = _recognise(optimizer_class)
     given = dict(kwargs or {})
@@ -85,13 +87,21 @@ def from_torch(optimizer_class: type, kwargs: Mapping[str, Any] | None = None) -
     fields: dict[str, Any] = {}
     for name, value in given.items():
         if name in converters:
-            fields[name] = converters[name](value)
+            fields[name] = _converted(label, name, converters[name], value)
         elif name not in _NEUTRAL or value not in _NEUTRAL[name]:
             supported = ", ".join(sorted(converters))
             raise ValueError(
                 f"{label}: argument {name}={value!r} is not supported; supported are {supported}"
             )
     return made(**fields)
+
+
+def _converted(label: str, name: str, converter: Converter, value: Any) -> Any:
+    try:
+        return converter(value)
+    except (TypeError, ValueError, RuntimeError):  # the last of tensors with several numbers
+        wanted = "two numbers" if converter is _betas else "a number"
+        raise TypeError(f"{label}: argument {name} must be {wanted}, got {value!r}") from None
 
 
 def _recognise(optimizer_class: type) -> tuple[str, type[Optimizer], Mapping[str, Converter]]:

@@ -29,11 +29,15 @@ class Queue:
             self.iterator = lambda: iterator
 
     def next_batch(self) -> Any:
-        """Return the next batch, or `END`. Raises TypeError for a batch that is None."""
+        """Return the next batch, or `END`. Raises TypeError for what is no batch."""
         iterator = self.iterator()
         batch = END if iterator is None else next(iterator, END)
-        if batch is None:
-            raise TypeError("the iterator yielded None; it must yield batches")
+        if batch is not END and not callable(getattr(batch, "to", None)):
+            raise TypeError(
+                f"the iterator yielded {'None' if batch is None else f'a {type(batch).__name__}'}; "
+                "it must yield batches with a method to(device, non_blocking=...), as torchrec's "
+                "Pipelineable"
+            )
         return batch
 
     def settle(self, stream: SideStream) -> Exception | None:

@@ -23,11 +23,19 @@ class RowsParameter(nn.Parameter):
 
     On the cpu it has no numbers, so functions of `torch.nn.init` would do nothing to it; on a
     device they would overwrite rows that have ids. They raise ValueError, as do methods that write
-    in place. Copies by deepcopy refuse them too; one that was pickled is a plain parameter.
+    in place. Copies have no name, and one that was pickled is a plain parameter, so modules that
+    are copied wrap theirs again.
     """
 
     table_name: str = ""
     """The table, in messages."""
+
+    @classmethod
+    def of_table(cls, name: str, store: torch.Tensor, requires_grad: bool = True) -> RowsParameter:
+        """Wraps what a table called `name` keeps of its rows in torch; shares its memory."""
+        made = cls(store.detach(), requires_grad)
+        made.table_name = name
+        return made
 
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]
@@ -50,8 +58,8 @@ def _refuse_to_initialize(parameter: RowsParameter) -> None:
 def _error(parameter: RowsParameter, what: str) -> ValueError:
     return ValueError(
         f"table {parameter.table_name!r}: {what} cannot set its rows, which come as their ids "
-        "show up; give the config init_fn or initializer, write rows with upsert of "
-        "module.tables(), or leave this parameter out"
+        "show up; give the config init_fn or initializer, or the module an initializer, write rows "
+        "with the table's upsert, or leave this parameter out"
     )
 
 

@@ -1,0 +1,56 @@
+"""torchrec's fused collections refuse hash tables, by whatever way they are asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.modules.fused_embedding_modules import (
+    FusedEmbeddingBagCollection,
+    fuse_embedding_optimizer,
+)
+
+from recsdk_sharding import (
+    HashEmbeddingBagCollection,
+    HashEmbeddingBagConfig,
+    HashEmbeddingCollection,
+    HashEmbeddingConfig,
+)
+
+BASE: dict[str, Any] = {"name": "t", "embedding_dim": 4, "num_embeddings": 10}
+CPU = torch.device("cpu")
+HASH: dict[str, Any] = {
+    "bags": lambda: HashEmbeddingBagCollection([HashEmbeddingBagConfig(**BASE)]),
+    "bags of a torchrec config": lambda: HashEmbeddingBagCollection([EmbeddingBagConfig(**BASE)]),
+    "sequences": lambda: HashEmbeddingCollection([HashEmbeddingConfig(**BASE)]),
+}
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("kind", HASH)
+def test_fusing_refuses_hash_tables_and_leaves_the_model(kind: str, depth: int) -> None:
+    model = made = HASH[kind]()
+    for _ in range(depth):
+        model = nn.ModuleDict({"inner": model})
+    with pytest.raises(ValueError, match="table 't': .* leave fuse_embedding_optimizer out"):
+        fuse_embedding_optimizer(model, torch.optim.SGD, {"lr": 0.1}, CPU)
+    assert made in list(model.modules())
+
+
+def test_a_fused_collection_of_hash_configs_is_refused() -> None:
+    with pytest.raises(ValueError, match="FusedEmbeddingBagCollection has dense tables"):
+        FusedEmbeddingBagCollection(
+            tables=[HashEmbeddingBagConfig(**BASE)],
+            optimizer_type=torch.optim.SGD,
+            optimizer_kwargs={"lr": 0.1},
+        )
+
+
+def test_torchrecs_own_tables_are_fused() -> None:
+    model = nn.ModuleDict({"ebc": EmbeddingBagCollection([EmbeddingBagConfig(**BASE)])})
+    made = fuse_embedding_optimizer(model, torch.optim.SGD, {"lr": 0.1}, CPU)
+    assert type(made["ebc"]) is FusedEmbeddingBagCollection
