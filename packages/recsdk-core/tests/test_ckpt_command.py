@@ -333,7 +333,13 @@ def test_what_cannot_be_imported(tmp_path: Path) -> None:
         assert result.exit_code == 1
         assert text in result.output
     (tmp_path / "y.csv").write_text("key,weight")
-    for name, text in [("y.npz", "no such file"), ("y.csv", "must end in one of")]:
+    np.save(tmp_path / "y.npy", good)
+    wrong = [
+        ("y.npz", "no such file"),
+        ("y.csv", "must end in one of"),
+        ("y.npy", "one array without a name, where 'key' is wanted; put it into a .npz"),
+    ]
+    for name, text in wrong:
         result = run("import", tmp_path / name, tmp_path / "c", "--name", "t")
         assert (result.exit_code, text in result.output) == (1, True)
     (tmp_path / "z.safetensors").write_bytes(b"junk")

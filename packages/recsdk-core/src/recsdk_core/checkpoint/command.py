@@ -437,6 +437,11 @@ def _ids(path: str, name: str) -> Any:
 
 
 def _array(arrays: dict[str, Any], name: str, path: str) -> Any:
+    if list(arrays) == [""]:
+        raise ValueError(
+            f"{path}: is one array without a name, where {name!r} is wanted; put it into a .npz, "
+            ".safetensors or .parquet under a name"
+        )
     if name not in arrays:
         raise ValueError(f"{path}: has no array {name!r}; it has {', '.join(arrays)}")
     return arrays[name]
