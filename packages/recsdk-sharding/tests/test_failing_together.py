@@ -220,6 +220,8 @@ dist.new_group(backend="gloo")
 with failing_together():
     if rank == 0 and ending == "fails":
         raise ValueError("the first rank has the store")
+    if rank == 1 and ending == "last fails":
+        raise ValueError("this rank is awaited")
     dist.all_reduce(torch.zeros(1, device="cpu" if backend == "gloo" else "npu"))
 if ending == "destroys":
     dist.destroy_process_group()
@@ -227,15 +229,17 @@ if ending == "destroys":
 """
 
 
-def run_script(backend: str, ending: str) -> list[tuple[int, str]]:
+def run_script(backend: str, ending: str, **variables: str) -> list[tuple[int, str]]:
     """The status and last words of two processes without torchrun."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = str(probe.getsockname()[1])
+    if backend == "hccl":
+        variables["RECSDK_SIM_NPU"] = "1"
     started = [
         subprocess.Popen(
             [sys.executable, "-c", SCRIPT, str(rank), port, backend, ending],
-            env={**os.environ, "RECSDK_SIM_NPU": "1"} if backend == "hccl" else None,
+            env={**os.environ, **variables},
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -255,6 +259,12 @@ def test_processes_end_although_the_store_is_in_the_one_that_failed(backend: str
     assert (first, second) == (1, 1)
     assert error.rstrip().endswith("ValueError: the first rank has the store")
     assert "PeerError: rank 0 failed: ValueError: the first rank has the store" in told
+
+
+def test_processes_end_where_torch_checks_collectives() -> None:
+    (first, told), (second, _) = run_script("gloo", "last fails", TORCH_DISTRIBUTED_DEBUG="DETAIL")
+    assert (first, second) == (1, 1)
+    assert "PeerError: rank 1 failed: ValueError: this rank is awaited" in told
 
 
 @pytest.mark.parametrize("backend", ["gloo", "hccl"])

@@ -17,7 +17,12 @@ __all__ = ["close_groups", "group_beside", "has_device_groups", "is_of_groups"]
 
 _UNUSED_TAG = 2**30  # of messages that nobody sends
 _AT_ONCE = timedelta(milliseconds=1)
-_GLOO_SAYS = ("gloo/", "Application timeout caused pair closure", "Connection closed by peer")
+_GLOO_SAYS = (
+    "gloo/",
+    "Application timeout caused pair closure",
+    "Connection closed by peer",
+    "failed to pass monitoredBarrier",
+)
 
 
 def group_beside(host: dist.ProcessGroup) -> dist.ProcessGroup:
@@ -81,9 +86,10 @@ def _backends(group: Any) -> list[Any]:
 
 def _backend(group: Any, device: torch.device) -> Any:
     try:
-        return group._get_backend(device)
+        backend = group._get_backend(device)
     except RuntimeError:
         return group
+    return getattr(backend, "wrapped_pg", backend)  # under TORCH_DISTRIBUTED_DEBUG=DETAIL
 
 
 def _is_gloo(backend: Any) -> bool:
