@@ -50,7 +50,7 @@ def failing_together() -> AbstractContextManager[None]:
     closed**: restart the ranks, and go on from a checkpoint. Where all ranks raise the same type at
     the same line within 3 seconds, each raises its own, and the groups stay as they are; so they do
     after what the host exchange tells by itself, such as a bad batch. KeyboardInterrupt counts as a
-    failure. StopIteration, and SystemExit without a status, do not.
+    failure. StopIteration, GeneratorExit, and SystemExit without a status, do not.
 
     May be nested, and used again. Costs no communication until something fails, and nothing where
     there is one rank. A rank that hangs, in a debugger say, tells nothing: the others wait for the
