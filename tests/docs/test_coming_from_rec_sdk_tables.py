@@ -51,7 +51,7 @@ from recsdk_sharding import (
     Saver,
     get_default_hybrid_sharders,
 )
-from recsdk_sharding.ranks import RankMap
+from recsdk_sharding.placement.ranks import RankMap
 
 PAGE = Page(Path(__file__).parents[2] / "docs" / "howto" / "coming_from_rec_sdk.md")
 CLASSES, CONFIG = "Classes and functions", "HashEmbeddingBagConfig"
@@ -417,7 +417,7 @@ def test_owners() -> None:
 @holds(HABITS, "stricter", "a table that is replicated by `DistributedDataParallel`")
 def test_an_unsharded_collection_is_for_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.parallel.DistributedDataParallel(Model(optimized(bags())))
-    monkeypatch.setattr("recsdk_sharding.modules.active_data_parallel_size", lambda: 2)
+    monkeypatch.setattr("recsdk_sharding._modules.unsharded.active_data_parallel_size", lambda: 2)
     row = "a table that is replicated by `DistributedDataParallel`"
     with pytest.raises(PAGE.error(HABITS, row), match="2 ranks"):
         model(Batch(batch()))

@@ -232,7 +232,7 @@ def test_an_unsharded_collection_is_for_one_rank(
 ) -> None:
     model = nn.parallel.DistributedDataParallel(Model(optimized(bags())))
     assert model(Batch(batch()))[1].shape == (3, 1)
-    monkeypatch.setattr("recsdk_sharding.modules.active_data_parallel_size", lambda: 2)
+    monkeypatch.setattr("recsdk_sharding._modules.unsharded.active_data_parallel_size", lambda: 2)
     with pytest.raises(
         PAGE.error(HABITS, "an unsharded collection in `DistributedDataParallel`"),
         match="DistributedDataParallel over 2 ranks",

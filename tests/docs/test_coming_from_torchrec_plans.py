@@ -271,7 +271,7 @@ def test_sharders_make_the_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     left = DistributedModelParallel(model_of(optimized(bags())), device=CPU)
     ebc = left.module.ebc
     assert type(ebc) is recsdk_sharding.HashEmbeddingBagCollection
-    monkeypatch.setattr("recsdk_sharding.modules.active_data_parallel_size", lambda: 2)
+    monkeypatch.setattr("recsdk_sharding._modules.unsharded.active_data_parallel_size", lambda: 2)
     with pytest.raises(PAGE.error("DistributedModelParallel", "sharders"), match="shard it"):
         step(left)
 

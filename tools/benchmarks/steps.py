@@ -57,7 +57,7 @@ from recsdk_sharding import (
     ShardedHashEmbeddingBagCollection,
     get_default_hybrid_sharders,
 )
-from recsdk_sharding.ranks import RankMap
+from recsdk_sharding.placement.ranks import RankMap
 
 CPU = torch.device("cpu")
 DENSE_COLUMNS = 13

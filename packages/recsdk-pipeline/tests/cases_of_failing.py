@@ -25,8 +25,9 @@ from torchrec.distributed.types import ShardingEnv
 from recsdk_core import RecsdkError
 from recsdk_core.nn import function
 from recsdk_pipeline import HybridEvalPipeline, HybridTrainPipelineSparseDist
-from recsdk_sharding import PeerError, failures
+from recsdk_sharding import PeerError
 from recsdk_sharding.device.table import DeviceTable
+from recsdk_sharding.exchange import failures
 
 BAD_STEP = 3
 

@@ -17,10 +17,11 @@ from on_ranks import own_batches
 from worlds import Setup, new_model, optimizer_of, shard, unwrapped
 
 from recsdk_core.nn import function
-from recsdk_sharding import Saver, failing_together, failures, lookup, output_dist
-from recsdk_sharding._internal import failure_store
-from recsdk_sharding._torchrec_compat import default_store, process_groups
+from recsdk_sharding import Saver, failing_together
+from recsdk_sharding._batch import lookup, output_dist
+from recsdk_sharding._compat.private import default_store, process_groups
 from recsdk_sharding.device import table as device_table
+from recsdk_sharding.exchange import failure_store, failures
 
 BAD_STEP = 2
 SECONDS_FOR_OTHERS = failures._SECONDS_FOR_OTHERS

@@ -30,8 +30,8 @@ from recsdk_sharding import (
     export_rows,
     get_default_hybrid_sharders,
     import_rows,
-    migrate,
 )
+from recsdk_sharding._checkpoint import migrate
 
 
 def there_and_back(setup: Setup, state: dict[str, Any], ids: dict[str, Any]) -> dict[str, Any]:

@@ -43,7 +43,7 @@ from worlds import (
 
 from recsdk_core import BackendUnavailable
 from recsdk_sharding import Saver, get_default_hybrid_sharders
-from recsdk_sharding._torchrec_compat import PIPELINE_STREAMS
+from recsdk_sharding._compat.private import PIPELINE_STREAMS
 from recsdk_sharding.device import kernels
 from recsdk_sharding.device.parcel import Parcel
 

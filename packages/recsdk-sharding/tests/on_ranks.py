@@ -37,9 +37,9 @@ from worlds import (
 
 from recsdk_core import Outcome, RecsdkError
 from recsdk_sharding import get_default_hybrid_sharders
-from recsdk_sharding.assembly import Assembly
+from recsdk_sharding._batch.assembly import Assembly
+from recsdk_sharding._batch.host_job import HostJob
 from recsdk_sharding.exchange import EndOfData, exchanges_of
-from recsdk_sharding.host_job import HostJob
 
 
 def own_batches(

@@ -35,7 +35,7 @@ from recsdk_sharding import (
     HashEmbeddingConfig,
     get_default_hybrid_sharders,
 )
-from recsdk_sharding.ranks import RankRule
+from recsdk_sharding.placement.ranks import RankRule
 
 OPTIMIZERS: dict[str, tuple[type, dict[str, float]]] = {
     "sgd": (torch.optim.SGD, {"lr": 0.05}),

@@ -50,8 +50,8 @@ from recsdk_sharding import (
     get_default_hybrid_sharders,
     parallelize,
 )
+from recsdk_sharding._adapt.npu import check_npu_arguments
 from recsdk_sharding.exchange import exchanges_of
-from recsdk_sharding.npu import check_npu_arguments
 
 BATCH = Shard(0)
 

@@ -18,7 +18,7 @@ from torchrec.distributed.planner.types import (
 )
 
 from recsdk_sharding import HashEmbeddingEnumerator, HashParameterConstraints
-from recsdk_sharding.npu import compute_device_of
+from recsdk_sharding._adapt.npu import compute_device_of
 
 BY_HAND: list[tuple[str, list[Any], str]] = [
     ("row_wise", [], "fused"),

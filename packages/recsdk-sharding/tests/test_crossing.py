@@ -22,7 +22,7 @@ from recsdk_sharding import (
     HashEmbeddingConfig,
     Saver,
 )
-from recsdk_sharding.configs import DTYPES, HONOURED_FIELDS, NonFinite
+from recsdk_sharding._configs.configs import DTYPES, HONOURED_FIELDS, NonFinite
 from sampling import sampled
 
 CHOICES = {

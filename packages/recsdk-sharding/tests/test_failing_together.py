@@ -18,7 +18,7 @@ import pytest
 from failures_on_ranks import PLACES
 from rank_pool import RankPool
 
-from recsdk_sharding._internal.watcher import Watcher
+from recsdk_sharding.exchange.watcher import Watcher
 
 SECONDS_TO_END = 120
 LOOPS = ["plain", "TrainPipelineSparseDist"]
@@ -176,7 +176,8 @@ def test_the_watching_thread_ends_with_the_world() -> None:
 
 ALONE = """
 import torch.distributed as dist
-from recsdk_sharding import failing_together, failures
+from recsdk_sharding import failing_together
+from recsdk_sharding.exchange import failures
 for _ in range(2):
     with failing_together():
         assert failures._world() is None

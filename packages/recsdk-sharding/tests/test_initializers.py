@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from recsdk_core import Table, init
 from recsdk_sharding import HashEmbeddingBagConfig
-from recsdk_sharding.initializers import native_initializer, per_key_initializer
+from recsdk_sharding._configs.initializers import native_initializer, per_key_initializer
 
 KEYS = np.array([5, -1, 2**63 - 1, -(2**63), 0, 77])
 

@@ -244,7 +244,9 @@ def test_a_module_on_meta_says_to_shard_it() -> None:
         model.ebc(make_batch(1, 2).sparse)
 
 
-@pytest.mark.parametrize("name", ["configs", "modules", "optimizers", "ranks"])
+@pytest.mark.parametrize(
+    "name", ["_configs.configs", "_modules.unsharded", "_rows.optimizers", "placement.ranks"]
+)
 def test_examples_in_docstrings(name: str) -> None:
     result = doctest.testmod(import_module(f"recsdk_sharding.{name}"))
     assert result.attempted > 0

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import outcomes_on_ranks
 import pytest
-import reference
 import torch
 from outcomes_on_ranks import Outcomes, as_arrays
 from plans import Spec
@@ -21,9 +20,10 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import Batch, Setup, collection_of, features_of, joined, new_model
 
+import reference
 from recsdk_core import Outcome
 from recsdk_sharding import HashEmbeddingBagCollection, HashEmbeddingBagConfig
-from recsdk_sharding.outcomes import of_repeated
+from recsdk_sharding._batch.outcomes import of_repeated
 
 SIZES = [[4, 2], [3, 5], [0, 3], [0, 0], [2, 2]]
 SEQUENCE = replace(ADAGRAD, is_sequence=True)

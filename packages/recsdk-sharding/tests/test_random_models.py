@@ -24,7 +24,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import whole_rows
 
 from recsdk_sharding import HashEmbeddingCollection, HashEmbeddingConfig
-from recsdk_sharding.ranks import RankMap
+from recsdk_sharding.placement.ranks import RankMap
 
 TOLERANCE = {"rtol": 3e-5, "atol": 3e-5}
 

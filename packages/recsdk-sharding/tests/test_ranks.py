@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recsdk_core.testing import key_arrays
-from recsdk_sharding.ranks import NUM_VIRTUAL_SHARDS, RankMap, mix64, virtual_shards
+from recsdk_sharding.placement.ranks import NUM_VIRTUAL_SHARDS, RankMap, mix64, virtual_shards
 
 MASK = 2**64 - 1
 

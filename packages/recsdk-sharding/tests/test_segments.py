@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from recsdk_sharding.device.kernels import GradientIndex, sum_gradients
 from recsdk_sharding.device.segments import Segments, plan_segments
-from recsdk_sharding.devices import row_budget
+from recsdk_sharding.placement.devices import row_budget
 
 
 @given(st.lists(st.integers(1, 70), max_size=12))

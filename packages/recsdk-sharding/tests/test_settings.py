@@ -34,7 +34,7 @@ from recsdk_sharding import (
     HashEmbeddingCollectionSharder,
     HashParameterConstraints,
 )
-from recsdk_sharding.settings import (
+from recsdk_sharding._configs.settings import (
     HONOURED_CONSTRAINTS,
     HONOURED_IN_PLANS,
     KERNEL_SETTINGS,

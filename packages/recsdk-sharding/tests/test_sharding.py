@@ -10,7 +10,7 @@ from rank_pool import RankPool
 from test_pipelines import assert_identical
 from worlds import Setup, make_batch, merged, new_model, rows_of
 
-from recsdk_sharding.shardings import POOLED_TYPES
+from recsdk_sharding._modules.sharding_types import POOLED_TYPES
 
 SIZES = [[12, 8, 7, 9], [5, 5, 5, 5]]
 

@@ -16,7 +16,7 @@ from torch.distributed.optim import _apply_optimizer_in_backward
 from worlds import merged, whole_rows
 
 from recsdk_core.nn import HashEmbeddingBag
-from recsdk_sharding.single_bag import HashEmbeddingBagSharder
+from recsdk_sharding._modules.single_bag import HashEmbeddingBagSharder
 
 SPECS: dict[str, Any] = {
     "planned": None,

@@ -29,7 +29,7 @@ from recsdk_sharding import (
     HashEmbeddingCollection,
     HashEmbeddingConfig,
 )
-from recsdk_sharding.configs import HONOURED_FIELDS
+from recsdk_sharding._configs.configs import HONOURED_FIELDS
 
 BASE: dict[str, Any] = {"name": "user", "embedding_dim": 4, "num_embeddings": 25}
 

@@ -12,8 +12,8 @@ import pytest
 from packaging.requirements import Requirement
 from torch import __version__ as torch_version
 
-from recsdk_sharding._requirements import REQUIREMENTS, check_requirements
-from recsdk_sharding._torchrec_compat import _Attribute, _Method, check_private_interfaces
+from recsdk_sharding._compat.private import _Attribute, _Method, check_private_interfaces
+from recsdk_sharding._compat.requirements import REQUIREMENTS, check_requirements
 
 FITTING = {"recsdk-core": "0.1.3", "torch": "2.13.1+cpu", "torchrec": "1.8.0"}
 

@@ -12,7 +12,7 @@ from functools import partial
 
 import pytest
 
-from recsdk_sharding._internal.worker import Worker
+from recsdk_sharding.exchange.worker import Worker
 
 
 class Held:

@@ -7,59 +7,59 @@ from recsdk_sharding import (
 
 from __future__ import annotations
 
-from recsdk_sharding._requirements import check_requirements
+from recsdk_sharding._compat.requirements import check_requirements
 
 __version__ = "0.1.0"
 
 check_requirements()
 
-from recsdk_sharding._torchrec_compat import check_private_interfaces  # noqa: E402
+from recsdk_sharding._compat.private import check_private_interfaces  # noqa: E402
 
 check_private_interfaces()
 
-from recsdk_sharding.accumulate import (  # noqa: E402
+from recsdk_sharding._adapt.fusing import adapt_fused_collections  # noqa: E402
+from recsdk_sharding._adapt.hand_plans import adapt_hand_plans  # noqa: E402
+from recsdk_sharding._adapt.npu import adapt_torchrec  # noqa: E402
+from recsdk_sharding._adapt.npu_kernels import adapt_kernels  # noqa: E402
+from recsdk_sharding._adapt.quantizing import adapt_quantization  # noqa: E402
+from recsdk_sharding._adapt.stock_pipelines import adapt_pipelines  # noqa: E402
+from recsdk_sharding._checkpoint.dcp import HashLoadPlanner, adapt_load_planner  # noqa: E402
+from recsdk_sharding._checkpoint.migrate import export_rows, import_rows  # noqa: E402
+from recsdk_sharding._checkpoint.saver import Saver  # noqa: E402
+from recsdk_sharding._configs.configs import HashEmbeddingBagConfig, HashEmbeddingConfig  # noqa: E402
+from recsdk_sharding._modules.feature_processed import (  # noqa: E402
+    HashFeatureProcessedEmbeddingBagCollectionSharder,
+    ShardedHashFeatureProcessedEmbeddingBagCollection,
+)
+from recsdk_sharding._modules.sharded_bags import ShardedHashEmbeddingBagCollection  # noqa: E402
+from recsdk_sharding._modules.sharded_sequences import ShardedHashEmbeddingCollection  # noqa: E402
+from recsdk_sharding._modules.sharders import (  # noqa: E402
+    HashEmbeddingBagCollectionSharder,
+    HashEmbeddingCollectionSharder,
+    get_default_hybrid_sharders,
+)
+from recsdk_sharding._modules.single_bag import (  # noqa: E402
+    HashEmbeddingBagSharder,
+    ShardedHashEmbeddingBag,
+)
+from recsdk_sharding._modules.unsharded import (  # noqa: E402
+    HashEmbeddingBagCollection,
+    HashEmbeddingCollection,
+)
+from recsdk_sharding._rows.accumulate import (  # noqa: E402
     AccumulateAdagrad,
     AccumulateAdam,
     AccumulateSGD,
 )
-from recsdk_sharding.configs import HashEmbeddingBagConfig, HashEmbeddingConfig  # noqa: E402
-from recsdk_sharding.dcp import HashLoadPlanner, adapt_load_planner  # noqa: E402
-from recsdk_sharding.errors import PeerError  # noqa: E402
-from recsdk_sharding.failures import failing_together  # noqa: E402
-from recsdk_sharding.feature_processed import (  # noqa: E402
-    HashFeatureProcessedEmbeddingBagCollectionSharder,
-    ShardedHashFeatureProcessedEmbeddingBagCollection,
-)
-from recsdk_sharding.fusing import adapt_fused_collections  # noqa: E402
-from recsdk_sharding.hand_plans import adapt_hand_plans  # noqa: E402
-from recsdk_sharding.migrate import export_rows, import_rows  # noqa: E402
-from recsdk_sharding.modules import (  # noqa: E402
-    HashEmbeddingBagCollection,
-    HashEmbeddingCollection,
-)
-from recsdk_sharding.npu import adapt_torchrec  # noqa: E402
-from recsdk_sharding.npu_kernels import adapt_kernels  # noqa: E402
-from recsdk_sharding.optimizers import RowOptimizer  # noqa: E402
+from recsdk_sharding._rows.optimizers import RowOptimizer  # noqa: E402
+from recsdk_sharding.exchange.errors import PeerError  # noqa: E402
+from recsdk_sharding.exchange.failures import failing_together  # noqa: E402
 from recsdk_sharding.planning import (  # noqa: E402
     HashEmbeddingEnumerator,
     HashEmbeddingShardingPlanner,
     HashParameterConstraints,
     format_plan,
 )
-from recsdk_sharding.quantizing import adapt_quantization  # noqa: E402
-from recsdk_sharding.saver import Saver  # noqa: E402
-from recsdk_sharding.sharded import ShardedHashEmbeddingBagCollection  # noqa: E402
-from recsdk_sharding.sharded_sequence import ShardedHashEmbeddingCollection  # noqa: E402
-from recsdk_sharding.sharders import (  # noqa: E402
-    HashEmbeddingBagCollectionSharder,
-    HashEmbeddingCollectionSharder,
-    get_default_hybrid_sharders,
-)
-from recsdk_sharding.single_bag import (  # noqa: E402
-    HashEmbeddingBagSharder,
-    ShardedHashEmbeddingBag,
-)
-from recsdk_sharding.stock_pipelines import adapt_pipelines  # noqa: E402
 from recsdk_sharding.tensor_parallel import (  # noqa: E402
     TensorParallelWrapper,
     parallelize,

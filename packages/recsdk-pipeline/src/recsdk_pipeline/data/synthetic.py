@@ -24,7 +24,7 @@ from recsdk_pipeline.data.keys import (
     stream_key,
     uniforms,
 )
-from recsdk_sharding.ranks import mix64
+from recsdk_sharding.placement.ranks import mix64
 
 _EXPONENT = 1.05
 _TASTE_WIDTH = 2

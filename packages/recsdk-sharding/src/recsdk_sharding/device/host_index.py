@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 import recsdk_core
 from recsdk_core import Outcome, init
 from recsdk_core.checkpoint.replacing import NewRows
-from recsdk_sharding.configs import HashTableConfig
+from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding.device.batch import has_row
 
 __all__ = ["HostIndex", "NumberedRows", "keys_only"]

@@ -19,7 +19,7 @@ import recsdk_core
 from recsdk_core import ExportBatch, NonFiniteError, optim
 from recsdk_core.checkpoint.replacing import replace_rows, stage_rows
 from recsdk_core.table import DType
-from recsdk_sharding.configs import HashTableConfig
+from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding.device.batch import TablePlan, has_row, plan_joined
 from recsdk_sharding.device.host_index import HostIndex, keys_only
 from recsdk_sharding.device.kernels import kernel, pool_rows, sum_gradients

@@ -14,7 +14,7 @@ import numpy as np
 import recsdk_core
 from recsdk_core import optim
 from recsdk_core.table import DType
-from recsdk_sharding.devices import row_budget
+from recsdk_sharding.placement.devices import row_budget
 from recsdk_sharding.planning.tables import PlannedTable
 
 __all__ = ["TableMemory", "memory_of_part", "record_bytes"]

@@ -21,6 +21,7 @@ from torchrec.distributed.planner.types import (
 )
 from torchrec.distributed.types import ShardingType
 
+from recsdk_sharding._modules.sharding_types import comm_op_of
 from recsdk_sharding.planning.memory import record_bytes
 from recsdk_sharding.planning.tables import (
     INDEX_BYTES_ON_DEVICE,
@@ -31,7 +32,6 @@ from recsdk_sharding.planning.tables import (
     weight_bytes_of,
 )
 from recsdk_sharding.planning.traffic import Traffic
-from recsdk_sharding.shardings import comm_op_of
 
 __all__ = ["HashPerfEstimator"]
 

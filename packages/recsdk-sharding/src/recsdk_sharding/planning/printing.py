@@ -13,7 +13,7 @@ from torchrec.distributed.planner.types import (
 )
 from torchrec.distributed.types import ShardingPlan
 
-from recsdk_sharding.npu import compute_device_of
+from recsdk_sharding._adapt.npu import compute_device_of
 from recsdk_sharding.planning.constraints import planned_rows
 from recsdk_sharding.planning.tables import row_parts_of, table_of_option
 

@@ -15,7 +15,7 @@ from torchrec.distributed.planner.types import (
     Topology,
 )
 
-from recsdk_sharding.devices import row_budget
+from recsdk_sharding.placement.devices import row_budget
 from recsdk_sharding.planning.constraints import planned_rows
 from recsdk_sharding.planning.memory import memory_of_part
 from recsdk_sharding.planning.tables import (

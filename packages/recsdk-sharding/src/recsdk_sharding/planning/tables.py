@@ -9,9 +9,9 @@ from typing import Any
 from recsdk_core import optim
 from recsdk_core.nn import HashEmbeddingBag
 from recsdk_core.table import DType
-from recsdk_sharding.npu import compute_device_of
+from recsdk_sharding._adapt.npu import compute_device_of
+from recsdk_sharding._rows.rows import TableRows
 from recsdk_sharding.planning.traffic import Traffic, num_row_parts
-from recsdk_sharding.rows import TableRows
 
 __all__ = [
     "INDEX_BYTES_ON_DEVICE",

@@ -1,0 +1,195 @@
+"""What torchrec is given for models with hash tables, checked before it works on it.
+
+torchrec leaves a module without a plan unsharded, skips what it does not know, and fails where a
+wrong argument is first used. Importing the package therefore adapts its planner's enumerator and
+`DistributedModelParallel`: where the sharders are those of hash tables, arguments, constraints and
+plans are checked first. Models and sharders without hash tables are left to torchrec as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.types import ModuleSharder, ShardingPlan
+
+from recsdk_core.nn import HashEmbeddingBag
+from recsdk_sharding._configs.settings import Subject, check_constraints
+from recsdk_sharding._modules.feature_processed import (
+    HashFeatureProcessedEmbeddingBagCollectionSharder,
+)
+from recsdk_sharding._modules.sharded_common import configs_of
+from recsdk_sharding._modules.sharders import (
+    HashEmbeddingBagCollectionSharder,
+    HashEmbeddingCollectionSharder,
+)
+from recsdk_sharding._modules.sharding_types import POOLED_TYPES, SEQUENCE_TYPES
+from recsdk_sharding._modules.single_bag import HashEmbeddingBagSharder
+from recsdk_sharding._modules.unsharded import HashEmbeddingBagCollection, HashEmbeddingCollection
+
+__all__ = [
+    "check_constraint_types",
+    "check_model_arguments",
+    "check_modules_arguments",
+    "check_planned",
+]
+
+_HASH_MODULES = (HashEmbeddingBagCollection, HashEmbeddingCollection, HashEmbeddingBag)
+_HASH_SHARDERS = (
+    HashEmbeddingBagCollectionSharder,
+    HashEmbeddingCollectionSharder,
+    HashEmbeddingBagSharder,
+    HashFeatureProcessedEmbeddingBagCollectionSharder,
+)
+
+
+def check_constraint_types(constraints: Any) -> None:
+    """Raises TypeError unless a planner's constraints are a dict of ParameterConstraints."""
+    values = constraints.values() if isinstance(constraints, Mapping) else [constraints]
+    wrong = [type(each).__name__ for each in values if not isinstance(each, ParameterConstraints)]
+    if constraints is not None and wrong:
+        raise TypeError(
+            "constraints must be a dict of ParameterConstraints by the table's name, got "
+            f"{wrong[0]}" + (" in a dict" if isinstance(constraints, Mapping) else "")
+        )
+
+
+@dataclass(frozen=True)
+class _PlannedTable:
+    """What constraints of a table are checked against."""
+
+    name: str
+    has_half_rows: bool
+    features: list[str] | None
+    types: tuple[str, ...]
+
+
+def check_planned(module: nn.Module, sharders: Any, constraints: Any, compute_device: str) -> None:
+    """Raises TypeError or ValueError for constraints, or sharders, that hash tables cannot go by.
+
+    `compute_device`: the type of device that is planned for.
+    """
+    found = [child for child in module.modules() if isinstance(child, _HASH_MODULES)]
+    if not found:
+        return
+    _check_sharders(module, sharders)
+    for table in (table for child in found for table in _tables_of(child)):
+        given = (constraints or {}).get(table.name)
+        if given is not None:
+            subject = Subject(table.name, table.has_half_rows, compute_device)
+            check_constraints(subject, given, table.types, table.features, compute_device)
+
+
+def _tables_of(module: Any) -> Iterator[_PlannedTable]:
+    if isinstance(module, HashEmbeddingBag):
+        table = module.table
+        yield _PlannedTable(table.name, table.dtype != "float32", None, POOLED_TYPES)
+        return
+    types = POOLED_TYPES if isinstance(module, HashEmbeddingBagCollection) else SEQUENCE_TYPES
+    for config in configs_of(module):
+        has_half_rows = config.dtype != "float32"
+        yield _PlannedTable(config.name, has_half_rows, list(config.feature_names), types)
+
+
+def check_modules_arguments(arguments: Mapping[str, Any]) -> None:
+    """As `check_model_arguments`, of torchrec's `shard_modules`.
+
+    Raises ValueError too for hash tables that it would leave unsharded, one copy on each rank.
+    """
+    module, given = arguments.get("module"), arguments.get("sharders") or ()
+    has_sharder = any(isinstance(sharder, _HASH_SHARDERS) for sharder in given)
+    if isinstance(module, nn.Module) and not has_sharder and dist.get_world_size() > 1:
+        for path, child in module.named_modules():
+            if isinstance(child, _HASH_MODULES):
+                raise ValueError(
+                    f"shard_modules: module {path!r} is a {type(child).__name__}, but sharders "
+                    "has none for it, so that each rank would train its own; pass those of "
+                    "recsdk_sharding.get_default_hybrid_sharders(host_env=...)"
+                )
+    check_model_arguments(arguments, "shard_modules")
+
+
+def check_model_arguments(
+    arguments: Mapping[str, Any], what: str = "DistributedModelParallel"
+) -> None:
+    """Raises TypeError or ValueError if arguments of DistributedModelParallel cannot be right.
+
+    Nothing is checked where no sharder is one of hash tables. `what`: how messages call it.
+    """
+    sharders = arguments.get("sharders")
+    if isinstance(sharders, _HASH_SHARDERS):
+        raise TypeError(
+            f"{what}: sharders must be a list, got {type(sharders).__name__}; pass what "
+            "get_default_hybrid_sharders gives"
+        )
+    if not isinstance(sharders, Sequence) or not any(
+        isinstance(s, _HASH_SHARDERS) for s in sharders
+    ):
+        return
+    module, plan, device = (arguments.get(name) for name in ("module", "plan", "device"))
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"{what}: module must be a torch.nn.Module, got {_called(module)}")
+    if device is not None and not isinstance(device, torch.device):
+        raise TypeError(
+            f"{what}: device must be a torch.device, got {_called(device)}; pass "
+            f"torch.device({device!r})"
+        )
+    if plan is not None and not isinstance(plan, ShardingPlan):
+        raise TypeError(
+            f"{what}: plan must be a torchrec ShardingPlan, got {_called(plan)}; pass what the "
+            "planner's collective_plan gives, or ShardingPlan(plan={path: plan of module})"
+        )
+    _check_sharders(module, sharders)
+    if plan is not None:
+        _check_covers(module, plan, what)
+
+
+def _called(value: Any) -> str:
+    return f"{value!r}" if isinstance(value, str) else type(value).__name__
+
+
+def _check_sharders(module: nn.Module, sharders: Any) -> None:
+    """Raises ValueError if a sharder of torchrec's would take hash tables for its own."""
+    by_type = {
+        sharder.module_type: sharder
+        for sharder in sharders or ()
+        if isinstance(sharder, ModuleSharder) and not isinstance(sharder, _HASH_SHARDERS)
+    }
+    for path, child in module.named_modules():
+        sharder = by_type.get(type(child))
+        if sharder is None:
+            continue
+        inner = [each for each in child.modules() if isinstance(each, _HASH_MODULES)]
+        if inner:
+            raise ValueError(
+                f"module {path!r}: {type(sharder).__name__} would shard the "
+                f"{type(inner[0]).__name__} in this {type(child).__name__} as a table of torchrec "
+                f"with a row for each id; take it out of the {type(child).__name__}"
+            )
+
+
+def _check_covers(module: nn.Module, plan: ShardingPlan, what: str) -> None:
+    """Raises ValueError for hash tables without a plan, which would stay unsharded."""
+    planned = set(plan.plan)
+    paths: dict[int, list[str]] = {}
+    for path, child in module.named_modules(remove_duplicate=False):
+        if isinstance(child, _HASH_MODULES):
+            paths.setdefault(id(child), []).append(path)
+    for of_module in paths.values():
+        if not any(_or_above(path) & planned for path in of_module):
+            raise ValueError(
+                f"{what}: the plan has no entry for {of_module[0]!r}, so its hash tables would "
+                f"stay unsharded; it has {sorted(planned)}; make the plan of this model with the "
+                "same sharders, or leave plan out"
+            )
+
+
+def _or_above(path: str) -> set[str]:
+    """The path, and those of the modules around it."""
+    parts = path.split(".") if path else []
+    return {".".join(parts[:count]) for count in range(len(parts) + 1)}

@@ -1,0 +1,104 @@
+"""What torchrec's pipelines have to be told for devices other than cuda and mtia.
+
+They make streams for cuda and mtia only, and enter any other device's streams as those of cuda.
+And `TrainPipelineSemiSync` and `TrainPipelineFusedSparseDist` ask cuda for its current stream when
+they have none, so in a torch without cuda they raise in the model's forward, whatever the modules.
+Importing the package therefore gives them the streams of an npu, and of a cpu nothing to wait for;
+cuda and mtia are left as they were.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torchrec.distributed.train_pipeline.postproc import PipelinedPostproc
+from torchrec.distributed.train_pipeline.runtime_forwards import EmbeddingPipelinedForward
+from torchrec.distributed.train_pipeline.train_pipelines import StagedTrainPipeline
+from torchrec.sparse.jagged_tensor import KeyedTensor
+
+from recsdk_sharding._compat.private import PIPELINE_STREAMS
+from recsdk_sharding._modules.feature_processed import (
+    ShardedHashFeatureProcessedEmbeddingBagCollection,
+)
+
+__all__ = ["adapt_pipelines"]
+
+_DEVICE = "npu"
+
+
+def adapt_pipelines() -> None:
+    """Adapts torchrec's pipelines; a second call changes nothing that matters."""
+    for kind, names in PIPELINE_STREAMS.items():
+        kind.__init__ = _with_streams(kind.__init__, names)  # type: ignore[misc]
+    EmbeddingPipelinedForward.__init__ = _on_the_modules_device(EmbeddingPipelinedForward.__init__)
+    KeyedTensor.record_stream = _of_devices_only(KeyedTensor.record_stream)
+
+
+def _with_streams(construct: Callable[..., None], names: tuple[str, ...]) -> Callable[..., None]:
+    @functools.wraps(construct)
+    def adapted(self: Any, *args: Any, **kwargs: Any) -> None:
+        construct(self, *args, **kwargs)
+        device = _device_of(self)
+        if device is None or device.type != _DEVICE:
+            return
+        module = torch.get_device_module(device)
+        self._stream_context = module.stream
+        for name in names:
+            if getattr(self, name) is None:
+                setattr(self, name, module.Stream(device=device))
+
+    return adapted
+
+
+def _device_of(pipeline: Any) -> torch.device | None:
+    """Where a pipeline, or a part of one, runs."""
+    if isinstance(pipeline, StagedTrainPipeline):
+        found: torch.device | None = pipeline._compute_stream.device
+    elif isinstance(pipeline, PipelinedPostproc):
+        found = None if pipeline._dist_stream is None else pipeline._dist_stream.device
+    else:
+        found = pipeline._device
+    return found
+
+
+def _on_the_modules_device(construct: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(construct)
+    def adapted(
+        self: Any, name: str, args: Any, module: Any, context: Any, stream: Any = None
+    ) -> None:
+        if type(self) is EmbeddingPipelinedForward:
+            _check_semi_sync(name, module)
+        construct(self, name, args, module, context, stream)
+        device = getattr(module, "_device", None)
+        if stream is None and device is not None and device.type == "cpu":
+            self._device = device
+
+    return adapted
+
+
+def _check_semi_sync(name: str, module: Any) -> None:
+    """Raises ValueError for processors whose gradients no rank would see but its own.
+
+    The pipeline runs tables' backward after the model's, when DistributedDataParallel is done.
+    """
+    if not isinstance(module, ShardedHashFeatureProcessedEmbeddingBagCollection):
+        return
+    parameters = module.processor_parameters()
+    if module.host_exchange.world_size > 1 and any(p.requires_grad for p in parameters):
+        raise ValueError(
+            f"TrainPipelineSemiSync would train the feature processors of {name!r} on each rank by "
+            "its own batch alone, so that they drift apart; use TrainPipelineSparseDist, or freeze "
+            "the processors with requires_grad_(False)"
+        )
+
+
+def _of_devices_only(record_stream: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(record_stream)
+    def adapted(self: Any, stream: Any) -> None:
+        if self.values().device.type != "cpu":  # torch raises for memory of the host
+            record_stream(self, stream)
+
+    return adapted

@@ -1,0 +1,1 @@
+"""The way of a batch: from ids to mapped bags, to vectors, and back."""

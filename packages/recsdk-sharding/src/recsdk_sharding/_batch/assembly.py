@@ -1,0 +1,209 @@
+"""Putting together the vectors that ranks send for this rank's samples, and taking gradients apart.
+
+Every part of a table sends, for each of its features, the vectors of the bags that have keys there:
+one segment of numbers. Segments of other columns lie side by side, those of other rows are added in
+the order of ranks, so that the result is the same every time.
+
+Shape letters: B samples, C columns, D width of a feature's vectors, G bags of a feature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import torch
+
+from recsdk_core import pack_vectors, unpack_vectors
+from recsdk_core.vectors import Block, Part
+from recsdk_sharding._batch.routing import Ints, Requests
+from recsdk_sharding.placement.layout import GroupLayout
+
+__all__ = ["Assembly", "SegmentSpec", "padded", "plan_segments"]
+
+
+@dataclass(frozen=True)
+class SegmentSpec:
+    """The vectors that one part of a table sends for one feature."""
+
+    feature: int
+    """Position of the feature."""
+    columns: tuple[int, int]
+    """Which columns of the feature's vectors."""
+    bags: Ints | None
+    """Which bags, in ascending order; None: all."""
+    num_bags: int
+    """Number of vectors."""
+    is_first: bool
+    """Whether no segment before it has the same feature and columns."""
+
+    @property
+    def num_values(self) -> int:
+        """Numbers in the segment."""
+        return self.num_bags * (self.columns[1] - self.columns[0])
+
+
+def plan_segments(
+    layout: GroupLayout, requests: Requests, num_bags: Sequence[int], rank: int
+) -> list[list[SegmentSpec]]:
+    """What each rank will send to `rank`, in the order in which it lies there."""
+    sent: list[list[SegmentSpec]] = [[] for _ in range(layout.world_size)]
+    for table in layout.tables:
+        for shard in table.shards:
+            if layout.is_replicated and shard.rank != rank:
+                continue
+            route = layout.ranks_of(table, shard)
+            bags = requests.bags_on(route, shard.part.index)
+            for feature in table.features:
+                of_feature = bags[feature]
+                count = num_bags[feature] if of_feature is None else len(of_feature)
+                is_first = shard.part.index == 0
+                sent[shard.rank].append(
+                    SegmentSpec(feature, shard.part.columns, of_feature, count, is_first)
+                )
+    return sent
+
+
+@dataclass(frozen=True)
+class _Segment:
+    """A segment, and where it begins."""
+
+    start: int
+    spec: SegmentSpec
+    bags: torch.Tensor | None
+
+    def read(self, flat: torch.Tensor) -> torch.Tensor:
+        """The segment's vectors, a view (bags, columns) of what was received."""
+        first, last = self.spec.columns
+        return flat.narrow(0, self.start, self.spec.num_values).view(-1, last - first)
+
+    def of(self, results: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The segment's columns of its feature's result."""
+        first, last = self.spec.columns
+        return results[self.spec.feature][:, first:last]
+
+
+class Assembly:
+    """The results of one group for this rank's samples.
+
+    A result for each feature: (G, D), views of what `put` and `take` are given.
+    """
+
+    def __init__(
+        self,
+        sent: Sequence[Sequence[SegmentSpec]],
+        divisors: Sequence[torch.Tensor] | None,
+        multiple: int,
+    ) -> None:
+        """`sent`: what each rank sends, whose numbers are padded to a `multiple`.
+
+        `divisors`: what each feature's vectors are divided by, float32 (G,); None: by nothing.
+        """
+        self._divisors = divisors
+        self.num_values = [padded(sum(s.num_values for s in part), multiple) for part in sent]
+        """Numbers that each rank sends, W."""
+        self._placed: list[tuple[int, SegmentSpec]] = []
+        begin = 0
+        for part, num_values in zip(sent, self.num_values, strict=True):
+            starts = accumulate((s.num_values for s in part), initial=begin)
+            self._placed += zip(starts, part, strict=False)
+            begin += num_values
+        arrays = [spec.bags for _, spec in self._placed if spec.bags is not None]
+        self._bags = torch.from_numpy(np.concatenate(arrays)) if arrays else torch.zeros(0)
+        self._has_padding = any(
+            padded_size > sum(s.num_values for s in part)
+            for part, padded_size in zip(sent, self.num_values, strict=True)
+        )
+        self._segments = self._cut()
+
+    def _cut(self) -> list[_Segment]:
+        """The segments, with their bags as views of all bags."""
+        segments = []
+        first = 0
+        for start, spec in self._placed:
+            bags = None
+            if spec.bags is not None:
+                bags = self._bags.narrow(0, first, spec.num_bags)
+                first += spec.num_bags
+            segments.append(_Segment(start, spec, bags))
+        return segments
+
+    def put(self, received: torch.Tensor, results: Sequence[torch.Tensor]) -> None:
+        """Fills the features' results with what was received from all ranks."""
+        if received.device.type == "cpu":
+            unpack_vectors(received, self._blocks(results))
+        else:
+            self._put_on_device(received, results)
+        if self._divisors is not None:
+            for result, divisor_G in zip(results, self._divisors, strict=True):
+                result /= divisor_G[:, None]
+
+    def _put_on_device(self, received: torch.Tensor, results: Sequence[torch.Tensor]) -> None:
+        for segment in self._segments:
+            target, vectors = segment.of(results), segment.read(received)
+            if segment.bags is None:
+                if segment.spec.is_first:
+                    target.copy_(vectors)
+                else:
+                    target += vectors
+            elif segment.spec.is_first:
+                target.zero_().index_copy_(0, segment.bags, vectors)
+            else:
+                target.index_add_(0, segment.bags, vectors)
+
+    def take(self, grads: Sequence[torch.Tensor], divisor: float = 1.0) -> torch.Tensor:
+        """The gradients of everything that was received, from those of the features' results.
+
+        Divided by `divisor`. The columns of each of `grads` lie side by side.
+        """
+        if self._divisors is not None:
+            pairs = zip(grads, self._divisors, strict=True)
+            grads = [grad / divisor_G[:, None] for grad, divisor_G in pairs]
+        make = torch.zeros if self._has_padding else torch.empty
+        flat = make(sum(self.num_values), dtype=grads[0].dtype, device=grads[0].device)
+        if flat.device.type == "cpu":
+            pack_vectors(self._blocks(grads), flat, divisor)
+            return flat
+        for segment in self._segments:
+            grad = segment.of(grads)
+            if segment.bags is not None:
+                grad = grad.index_select(0, segment.bags)
+            segment.read(flat).copy_(grad)
+        return flat if divisor == 1.0 else flat.div_(divisor)
+
+    def _blocks(self, tensors: Sequence[torch.Tensor]) -> list[Block]:
+        """The columns of features' results or gradients, with the segments that they have."""
+        parts: dict[tuple[int, tuple[int, int]], list[Part]] = {}
+        for segment in self._segments:
+            spec = segment.spec
+            parts.setdefault((spec.feature, spec.columns), []).append((segment.start, segment.bags))
+        return [
+            (tensors[feature], first, last - first, found)
+            for (feature, (first, last)), found in parts.items()
+        ]
+
+    def to(self, device: torch.device) -> Assembly:
+        """The same with its tensors on a device; starts copies on the current stream."""
+        if device.type == "cpu":
+            return self
+        made = copy(self)
+        if self._divisors is not None:
+            joined = torch.cat(list(self._divisors)).to(device, non_blocking=True)
+            made._divisors = joined.split_with_sizes([len(part) for part in self._divisors])
+        made._bags = self._bags.to(device, non_blocking=True)
+        made._segments = made._cut()
+        return made
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Keeps the device's memory until the stream has done what is queued by then."""
+        for tensor in (self._bags, *(self._divisors or ())):
+            if tensor is not None and tensor.device.type != "cpu":
+                tensor.record_stream(stream)
+
+
+def padded(count: int, multiple: int) -> int:
+    """The least multiple that is not below a count."""
+    return -(-count // multiple) * multiple

@@ -1,0 +1,184 @@
+"""The lookup of one sharding group on a device: pools rows, and trains them in backward.
+
+Shape letters: B bags of a table, D row width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeAlias
+
+import torch
+from torch.autograd.function import once_differentiable
+from torchrec.distributed.embedding_types import BaseEmbeddingLookup
+from torchrec.optim.fused import FusedOptimizer, FusedOptimizerModule
+
+from recsdk_core.nn.scaled_losses import refuse_scaled_loss
+from recsdk_sharding._rows.optimizers import HashFusedOptimizer
+from recsdk_sharding._rows.rows import TableRows, anchor_of
+from recsdk_sharding.device.batch import DeviceBatch
+from recsdk_sharding.device.parcel import Parcel
+from recsdk_sharding.device.table import DeviceTable
+from recsdk_sharding.exchange.failures import failing_together
+
+__all__ = ["DeviceLookup", "pool_on_device"]
+
+_Guard: TypeAlias = Callable[[], AbstractContextManager[None]]
+
+
+def pool_on_device(
+    rows: Sequence[TableRows], batch: DeviceBatch, guard: _Guard = nullcontext
+) -> torch.Tensor:
+    """The sums of the bags of all tables as one autograd node: float32 (num_values,).
+
+    The vectors of the bags lie where the batch says; there may be no tables.
+    Its backward gives each table one optimizer update, even for an empty batch, and then ends the
+    batch's leases. A second backward raises RuntimeError. It runs inside of what `guard` makes.
+    """
+    anchor = anchor_of(rows)
+    node = _Node([part.device_table for each in rows for part in each.parts], batch, guard)
+    weights_M = batch.weights_M
+    wants_grad = anchor.requires_grad or (weights_M is not None and weights_M.requires_grad)
+    if torch.is_grad_enabled() and wants_grad:
+        apply: Callable[..., torch.Tensor] = _PoolTables.apply
+        return apply(node, anchor, weights_M)
+    pooled = node.pool()
+    node.end()
+    return pooled
+
+
+class DeviceLookup(BaseEmbeddingLookup[Any, Any], FusedOptimizerModule):  # type: ignore[misc]
+    """Pools the bags of all tables of a group, as `pool_on_device`."""
+
+    def __init__(self, rows: Sequence[TableRows]) -> None:
+        super().__init__()
+        self._rows = list(rows)
+        self._optimizer = HashFusedOptimizer(self._rows)
+
+    @property
+    def fused_optimizer(self) -> FusedOptimizer:
+        """The tables' optimizers, with a parameter group for each."""
+        return self._optimizer
+
+    def forward(self, sparse_features: DeviceBatch) -> torch.Tensor:
+        """The vectors that this rank pools for all ranks: float32 (num_values,)."""
+        self._optimizer.step()  # a scheduler may have changed the learning rate since the last step
+        return pool_on_device(self._rows, sparse_features, failing_together)
+
+    def prefetch(self, sparse_features: DeviceBatch, forward_stream: Any = None) -> None:
+        """Does nothing: rows are in memory."""
+
+    def flush(self) -> None:
+        """Does nothing: rows have one place."""
+
+    def purge(self) -> None:
+        """Does nothing: nothing is cached."""
+
+
+class _Node:
+    """What one autograd node owns from its forward to its backward."""
+
+    def __init__(self, tables: list[DeviceTable], batch: DeviceBatch, guard: _Guard) -> None:
+        self.guard = guard
+        self._tables = tables
+        self._batch = batch
+        self._is_spent = False
+        self._is_accumulated = False  # the leases of accumulating tables have other keepers
+
+    @property
+    def names(self) -> list[str]:
+        """Of the tables."""
+        return [table.name for table in self._tables]
+
+    def pool(self) -> torch.Tensor:
+        """float32 (num_values,)."""
+        batch = self._batch
+        pooled = torch.zeros(batch.num_values, device=batch.device)
+        for table, plan in zip(self._tables, batch.tables, strict=True):
+            pooled_BD = table.pool(plan, batch.parcel, batch.weights_M)
+            first = 0
+            for count, start in plan.blocks:
+                block = pooled_BD.narrow(0, first, count)
+                pooled.narrow(0, start, count * table.dim).copy_(block.flatten())
+                first += count
+        return pooled
+
+    def gradients(
+        self, grad: torch.Tensor, *, trains: bool, wants_weights: bool
+    ) -> torch.Tensor | None:
+        """The gradient of the late weights, if wanted; and, training, one update of each table.
+
+        Raises RuntimeError the second time.
+        """
+        if self._is_spent:
+            raise RuntimeError(
+                "this forward's backward has run already, whether it ended or raised: each forward "
+                "takes one backward; run forward again"
+            )
+        if trains and not self._batch.training:
+            raise RuntimeError(
+                "this forward was mapped in evaluation mode, so it cannot be trained; call "
+                "module.train() before the forward"
+            )
+        batch = self._batch
+        grad_M = None
+        if wants_weights:
+            assert batch.weights_M is not None
+            grad_M = torch.zeros_like(batch.weights_M)
+        try:
+            self._train(grad, grad_M, trains=trains)
+        except BaseException:
+            for plan in batch.tables:  # else some tables would be a backward ahead of others
+                if plan.accumulation is not None:
+                    plan.accumulation.drop()
+            raise
+        self._is_accumulated = trains
+        return grad_M
+
+    def _train(self, grad: torch.Tensor, grad_M: torch.Tensor | None, *, trains: bool) -> None:
+        """Writes the gradient of the late weights, if wanted; training, updates the tables."""
+        batch = self._batch
+        for table, plan in zip(self._tables, batch.tables, strict=True):
+            blocks = [grad.narrow(0, start, n * table.dim) for n, start in plan.blocks]
+            grad_BD = (torch.cat(blocks) if len(blocks) != 1 else blocks[0]).view(-1, table.dim)
+            if grad_M is not None:
+                table.weight_grads(plan, batch.parcel, grad_BD, grad_M)
+            if trains:
+                table.update(plan, batch.parcel, grad_BD, batch.weights_M)
+
+    def end(self) -> None:
+        """Releases the leases: the rows' work is queued, in order."""
+        for plan in self._batch.tables:
+            is_kept = plan.accumulation is not None and self._is_accumulated
+            if plan.lease is not None and not is_kept:
+                plan.lease.release()
+        self._tables, self._batch = [], _NOTHING  # the graph may live on: a loss that is kept, say
+        self._is_spent = True
+
+
+_NOTHING = DeviceBatch(torch.device("cpu"), Parcel(), [], 0, training=False)
+
+
+class _PoolTables(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, node: _Node, anchor: torch.Tensor, weights_M: torch.Tensor | None
+    ) -> torch.Tensor:
+        ctx.node = node
+        return node.pool()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, None, torch.Tensor | None]:
+        node: _Node = ctx.node
+        _, trains, wants_weights = ctx.needs_input_grad
+        with node.guard():
+            try:
+                if trains:
+                    refuse_scaled_loss(node.names)
+                own = grad.contiguous()
+                found = node.gradients(own, trains=trains, wants_weights=wants_weights)
+            finally:
+                node.end()
+        return None, None, found

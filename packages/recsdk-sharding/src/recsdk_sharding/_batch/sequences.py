@@ -1,0 +1,94 @@
+"""Sequences: every id of a feature has a vector of its own.
+
+Shape letters: B samples, G bags, N keys, U distinct keys of a feature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torchrec.sparse.jagged_tensor import JaggedTensor
+
+from recsdk_core import distinct_keys
+from recsdk_sharding._batch.features import Features
+
+__all__ = ["jagged_tensors", "lengths_and_keys", "without_duplicates"]
+
+
+def without_duplicates(features: Features, drops_duplicates: bool) -> Features:
+    """Features in which every key is a bag.
+
+    With `drops_duplicates` a feature has each of its keys once, where it first was, and
+    `bag_of_sample` says for each of the N keys before which one it is. Likewise if samples share
+    bags: then `lengths_G` are those of the samples, and N the keys of all samples.
+    """
+    counts = features.counts()
+    keys_N = features.keys_N
+    which: list[torch.Tensor] | None = None
+    if drops_duplicates:
+        parts = [distinct_keys(part) for part in keys_N.split_with_sizes(counts)]
+        keys_N = torch.cat([keys_U for keys_U, _ in parts])
+        counts = [len(keys_U) for keys_U, _ in parts]
+        which = [position for _, position in parts]
+    lengths_G = features.lengths_G
+    if features.bag_of_sample is not None:
+        lengths_G, places = _of_samples(features, features.bag_of_sample)
+        if which is not None:
+            places = [which_N[place] for which_N, place in zip(which, places, strict=True)]
+        which = places
+    return replace(
+        features,
+        keys_N=keys_N,
+        lengths_G=lengths_G,
+        num_bags=counts,
+        weights_N=None,
+        bag_of_sample=which,
+    )
+
+
+def _of_samples(
+    features: Features, bag_of_sample: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The lengths of all samples' bags, and of each feature the place of each of their keys."""
+    lengths, places = [], []
+    of_features = features.lengths_G.split_with_sizes(features.num_bags)
+    for lengths_G, bag_B in zip(of_features, bag_of_sample, strict=True):
+        lengths_B = lengths_G[bag_B]
+        first_B = (lengths_G.cumsum(0) - lengths_G)[bag_B]
+        shift_B = first_B - (lengths_B.cumsum(0) - lengths_B)
+        total = int(lengths_B.sum())
+        places.append(torch.arange(total) + torch.repeat_interleave(shift_B, lengths_B))
+        lengths.append(lengths_B)
+    return torch.cat(lengths), places
+
+
+def jagged_tensors(
+    names: Sequence[str],
+    values: Sequence[torch.Tensor],
+    features: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    needs_indices: bool,
+) -> dict[str, JaggedTensor]:
+    """The vectors of features by name, with each one's lengths (B,) and, if wanted, keys (N,)."""
+    return {
+        name: JaggedTensor(
+            values=vectors,
+            lengths=lengths_B.to(vectors.device),
+            weights=keys_N.to(vectors.device) if needs_indices else None,
+        )
+        for name, vectors, (lengths_B, keys_N) in zip(names, values, features, strict=True)
+    }
+
+
+def lengths_and_keys(features: Features) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The lengths (B,) and keys (N,) of each feature's samples, with all duplicates.
+
+    For features of `without_duplicates`.
+    """
+    keys: Sequence[torch.Tensor] = features.keys_N.split_with_sizes(features.num_bags)
+    if features.bag_of_sample is not None:
+        pairs = zip(keys, features.bag_of_sample, strict=True)
+        keys = [keys_U[which_N] for keys_U, which_N in pairs]
+    lengths = features.lengths_G.view(len(keys), -1)
+    return list(zip(lengths, keys, strict=True))

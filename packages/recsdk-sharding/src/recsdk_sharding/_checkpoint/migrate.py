@@ -1,0 +1,266 @@
+"""Rows of torchrec's own tables into hash tables, and back.
+
+Shape letters: N ids, D row width.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from recsdk_core import CapacityError, Outcome, Table
+from recsdk_core.checkpoint.ranks import Ranks, together
+from recsdk_sharding._checkpoint.dense_state import (
+    Agreed,
+    DenseTable,
+    Description,
+    agree,
+    read_dense_table,
+)
+from recsdk_sharding._checkpoint.saver import known_to_all, ranks_of_module
+from recsdk_sharding._checkpoint.tensor_parts import Piece, join
+from recsdk_sharding._rows.optimizers import set_learning_rate
+from recsdk_sharding._rows.row_state import fields_of
+from recsdk_sharding._rows.rows import OwnedPart, TableRows
+from recsdk_sharding.device.table import DeviceTable
+
+__all__ = ["export_rows", "import_rows"]
+
+
+def import_rows(
+    module: nn.Module,
+    state_dict: Mapping[str, Any],
+    ids: Mapping[str, torch.Tensor],
+    optimizer: Mapping[str, Any] | None = None,
+) -> None:
+    """Puts rows of dense tables into a model's hash tables, as a warm start.
+
+    `state_dict` has, for each table in `ids`, one entry named `<table>.weight` or ending in
+    `.<table>.weight`: a tensor (N, D), as of torchrec's EmbeddingBagCollection or of an
+    nn.ModuleDict of nn.EmbeddingBag, or a ShardedTensor or DTensor of that size, as of torchrec's
+    DistributedModelParallel. `ids` int64 (N,) says which raw id each row is of. An id that has a
+    row already is overwritten.
+
+    `optimizer`: the `state_dict()` of torchrec's optimizer of these tables
+    (`model.fused_optimizer`, or torch's in a KeyedOptimizerWrapper). Its state, which must have the
+    fields and shapes of the hash table's, becomes that of the rows; `step`, which Adam and its like
+    must have, the table's `update_count`, unless that is higher. A table takes its learning rate
+    too if param_groups were saved (`save_param_groups(True)`). None: optimizer state is made fresh,
+    and learning rates stay.
+
+    Every rank of a sharded model calls it with the same ids, in the same order of tables, and keeps
+    the rows that it owns, on the host or in device memory; the tensors may be spread over the same
+    ranks in any way. Cost: for each 65,536 rows of a table two messages between ranks, of those
+    rows and their state, which each rank gets from all; one if every rank has the whole table.
+
+    Raises KeyError, TypeError or ValueError for what cannot be translated, CapacityError if a table
+    has no room for its rows, and BusyError while batches are in flight; on ranks other than the one
+    that failed, CheckpointError. Then nothing has changed on any rank. (A rank that runs out of
+    memory later leaves the rows that were written by then.)
+    """
+    _require_module(module)
+    ranks = ranks_of_module(module)
+    given: list[_Given] = []
+
+    def read() -> list[_Told]:
+        _require_dicts(state_dict=state_dict, ids=ids)
+        parts = _parts_of(module)
+        for name, keys in ids.items():
+            given.append(_Given.read(_part(parts, name), keys, state_dict, optimizer))
+        return [each.told for each in given]
+
+    with known_to_all():
+        told = together(ranks, read)
+        agreed = _agree(given, told)
+        together(ranks, partial(_check_room, given))
+        for each, of_table in zip(given, agreed, strict=True):
+            each.write(of_table, ranks)
+
+
+_ROWS_AT_ONCE = 65536
+
+_Told: TypeAlias = tuple[str, int, Description]
+"""A table's name, what its ids hash to, and what a rank has of it."""
+
+
+@dataclass(frozen=True)
+class _Given:
+    """The rows for one table."""
+
+    rows: TableRows
+    keys: NDArray[np.int64]
+    dense: DenseTable
+
+    @staticmethod
+    def read(
+        rows: TableRows,
+        ids: torch.Tensor,
+        state_dict: Mapping[str, Any],
+        optimizer: Mapping[str, Any] | None,
+    ) -> _Given:
+        """What this rank has. Raises for what cannot be read."""
+        name = rows.config.name
+        keys = _keys(name, ids)
+        if len(np.unique(keys)) < len(keys):
+            raise ValueError(f"ids of {name!r} repeat; give each id one row")
+        return _Given(rows, keys, read_dense_table(name, state_dict, optimizer))
+
+    @property
+    def told(self) -> _Told:
+        """What the other ranks are told."""
+        return self.rows.config.name, zlib.crc32(self.keys.tobytes()), self.dense.description
+
+    def agree(self, told: Sequence[Description]) -> Agreed:
+        """What all ranks have."""
+        shape = len(self.keys), self.rows.config.embedding_dim
+        return agree(self.rows.config.name, shape, self.rows.optimizer, told)
+
+    def check_room(self) -> None:
+        """Raises BusyError or CapacityError if the tables cannot take the rows."""
+        for part in self.rows.parts:
+            part.table.upsert(self.keys[:0], np.zeros((0, part.place.width), np.float32))
+            keys = self.keys[part.place.ranks.owned_by(part.place.index, self.keys)]
+            if isinstance(part.table, DeviceTable):
+                part.table.check_room(keys)
+            elif part.table.max_rows is not None:
+                _check_max_rows(part.table, part.table.max_rows, keys)
+
+    def write(self, agreed: Agreed, ranks: Ranks) -> None:
+        """Puts what this process owns into its tables."""
+        for first in range(0, len(self.keys), _ROWS_AT_ONCE):
+            keys = self.keys[first : first + _ROWS_AT_ONCE]
+            own = partial(self._pieces, agreed, first, first + len(keys))
+            told = [own()] if agreed.is_everywhere else together(ranks, own)
+            together(ranks, partial(self._write_rows, keys, told))
+        self._set_counts(agreed)
+
+    def _pieces(self, agreed: Agreed, first: int, last: int) -> dict[str, list[Piece]]:
+        """What this rank has of a range of rows: state by field, and "weight"."""
+        own = {field: self.dense.state.get(name) for field, name in agreed.state.items()}
+        return {
+            field: [] if parts is None else parts.rows(first, last)
+            for field, parts in {"weight": self.dense.weight, **own}.items()
+        }
+
+    def _write_rows(self, keys: NDArray[np.int64], told: list[dict[str, list[Piece]]]) -> None:
+        """Writes rows of which the ranks have these pieces."""
+        dim = self.rows.config.embedding_dim
+        fields = {"weight": 0, **fields_of(self.rows.optimizer)}
+        widths = {field: width for field, width in fields.items() if field in told[0]}
+        found = {
+            field: join((len(keys), width or dim), (p for own in told for p in own[field]))
+            for field, width in widths.items()
+        }
+        for part in self.rows.parts:
+            owned = part.place.ranks.owned_by(part.place.index, keys)
+            columns = slice(*part.place.columns)
+            cut = {
+                field: value[owned] if widths[field] else value[owned, columns]
+                for field, value in found.items()
+            }
+            part.table.upsert(keys[owned], cut.pop("weight"), cut or None)
+
+    def _set_counts(self, agreed: Agreed) -> None:
+        """The number of updates and the learning rate, as the dense optimizer has them."""
+        if agreed.num_updates is not None:
+            for part in self.rows.parts:
+                part.table.update_count = max(part.table.update_count, agreed.num_updates)
+        if agreed.learning_rate is not None:
+            set_learning_rate(self.rows, agreed.learning_rate)
+
+
+def _check_max_rows(table: Table, limit: int, keys: NDArray[np.int64]) -> None:
+    _, outcomes = table.map(keys, insert=False)
+    num_rows = len(table) + int((outcomes == Outcome.MISSING).sum())
+    if num_rows > limit:
+        raise CapacityError(
+            f"table {table.name!r} is full: it takes {limit} rows on this rank and would have "
+            f"{num_rows}; raise max_rows"
+        )
+
+
+def _check_room(given: Sequence[_Given]) -> None:
+    for each in given:
+        each.check_room()
+
+
+def _agree(given: Sequence[_Given], told: Sequence[Sequence[_Told]]) -> list[Agreed]:
+    """What all ranks have of each table. Raises on all ranks alike for what does not fit."""
+    ids = [[(name, digest) for name, digest, _ in of_rank] for of_rank in told]
+    if any(of_rank != ids[0] for of_rank in ids):
+        raise ValueError("ids must be the same on all ranks, for the same tables in order")
+    return [each.agree([of_rank[at][-1] for of_rank in told]) for at, each in enumerate(given)]
+
+
+def export_rows(module: nn.Module, ids: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The rows of ids, for dense tables: float32 (N, D) by `<table>.weight`.
+
+    `ids` int64 (N,) by table; an id without a row reads the table's default. Of a sharded model
+    every rank calls it with the same ids and gets all rows.
+    """
+    _require_module(module)
+    _require_dicts(ids=ids)
+    parts, ranks = _parts_of(module), ranks_of_module(module)
+    found = {}
+    for name, keys in ids.items():
+        part = _part(parts, name)
+        wanted = _keys(name, keys)
+        own = [_rows_of(wanted, each) for each in part.parts]
+        rows = np.empty((len(wanted), part.config.embedding_dim), np.float32)
+        for of_rank in ranks.gather(own):
+            for at, (first, last), values in of_rank:
+                rows[at, first:last] = values
+        found[f"{name}.weight"] = torch.from_numpy(rows)
+    return found
+
+
+def _parts_of(module: nn.Module) -> dict[str, TableRows]:
+    parts: dict[str, TableRows] = {}
+    for part in module.modules():
+        if isinstance(part, TableRows) and parts.setdefault(part.config.name, part) is not part:
+            raise ValueError(
+                f"two tables of the model are named {part.config.name!r}; pass the part of the "
+                "model that has the one that is meant"
+            )
+    return parts
+
+
+def _require_module(module: object) -> None:
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
+
+
+def _require_dicts(**arguments: object) -> None:
+    for name, value in arguments.items():
+        if not isinstance(value, Mapping):
+            raise TypeError(f"{name} must be a dict by table, got {type(value).__name__}")
+
+
+def _part(parts: Mapping[str, TableRows], name: str) -> TableRows:
+    if name not in parts:
+        raise KeyError(f"the model has no hash table {name!r}; it has {sorted(parts)}")
+    return parts[name]
+
+
+def _rows_of(
+    keys: NDArray[np.int64], part: OwnedPart
+) -> tuple[NDArray[np.int64], tuple[int, int], NDArray[np.float32]]:
+    """Which of the keys belong to a part, its columns, and their rows."""
+    own = np.flatnonzero(part.place.ranks.owned_by(part.place.index, keys))
+    return own, part.place.columns, part.table.lookup(keys[own])
+
+
+def _keys(name: str, keys: torch.Tensor) -> NDArray[np.int64]:
+    if not isinstance(keys, torch.Tensor):
+        raise TypeError(f"ids of {name!r} must be a torch.Tensor, got {type(keys).__name__}")
+    if keys.dtype != torch.int64 or keys.dim() != 1:
+        raise TypeError(f"ids of {name!r} must be int64 (N,), got {keys.dtype} {tuple(keys.shape)}")
+    return np.ascontiguousarray(keys.detach().cpu().numpy())

@@ -1,0 +1,114 @@
+"""Rows of a checkpoint whose tables are cut into other columns than the model's.
+
+Shape letters: n rows, D row width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from recsdk_core import Table
+from recsdk_core.checkpoint import Checkpoint, Sharding, TableEntry
+from recsdk_core.checkpoint.columns import base_of, columns_of
+from recsdk_core.checkpoint.comparing import as_floats
+from recsdk_core.checkpoint.merging import Rows, merged_rows
+from recsdk_core.checkpoint.owners import Owner
+from recsdk_core.checkpoint.tables import Assembled
+from recsdk_core.errors import CheckpointError
+from recsdk_core.optim import SGD, Optimizer
+from recsdk_sharding._configs.configs import HashTableConfig
+from recsdk_sharding._rows.row_state import SavedPart, rows_for
+from recsdk_sharding._rows.rows import OwnedPart
+from recsdk_sharding.placement.layout import Part
+
+__all__ = ["assemble"]
+
+
+def assemble(
+    config: HashTableConfig,
+    optimizer: Optimizer | None,
+    part: OwnedPart,
+    chain: Sequence[Checkpoint],
+    allow: Collection[str],
+) -> Assembled:
+    """The rows and columns of a part, from a chain with any columns of its table.
+
+    `allow`: what may differ, as in `restoring.ALLOWANCES`; where that is the optimizer, or the
+    checkpoint has none, state is fresh. Memory: the rows that the part owns, of all columns. Raises
+    CheckpointError, naming the checkpoint and the table, if it has not all columns, or another seed
+    or optimizer.
+    """
+    last = chain[-1]
+    entries = [entry for entry in last.manifest.tables if base_of(entry.name) == config.name]
+    if not entries:
+        last.table(config.name)  # raises, naming those that there are
+    owner = Owner(part.place.index, part.place.ranks.world_size, _sharding(part.place))
+    keeps_state = "optimizer" not in allow and entries[0].optimizer is not None
+    if keeps_state:
+        _check_optimizer(last, part, entries)
+    try:
+        saved = [_saved_part(part.place, entry, chain, owner) for entry in entries]
+        if "seed" in allow or entries[0].seed is None:
+            saved = [replace(each, seed=config.seed) for each in saved]
+        found = rows_for(part.place, saved, config, optimizer if keeps_state else None)
+    except ValueError as error:
+        raise CheckpointError(f"{last.location}: table {config.name!r}: {error}") from None
+    if not keeps_state:
+        found = replace(found, state=_fresh_state(found, optimizer))
+    return Assembled(rows=found.new_rows(), entry=entries[0])
+
+
+def _fresh_state(part: SavedPart, optimizer: Optimizer | None) -> dict[str, NDArray[np.float32]]:
+    """The state that an optimizer gives to rows of which it has none."""
+    table = Table(part.weight.shape[1], optimizer=optimizer or SGD())
+    table.upsert(part.keys, part.weight)
+    return SavedPart.of_table(table, part.place).state
+
+
+def _sharding(place: Part) -> Sharding:
+    return Sharding(rule=place.ranks.rule)
+
+
+def _check_optimizer(last: Checkpoint, part: OwnedPart, entries: Sequence[TableEntry]) -> None:
+    kind = type(part.table.optimizer).__name__
+    for entry in entries:
+        saved = None if entry.optimizer is None else entry.optimizer.kind
+        if saved != kind:
+            raise CheckpointError(
+                f"{last.location}: table {entry.name!r} was saved with {entry.optimizer}, it now "
+                f"has {part.table.optimizer}: their state differs; load with the same"
+            )
+
+
+def _saved_part(
+    place: Part, entry: TableEntry, chain: Sequence[Checkpoint], owner: Owner
+) -> SavedPart:
+    """What the owner has of one of the tables."""
+    found = list(merged_rows(chain, entry.name, owner))
+    names = {field.name: (field.dtype, field.width) for field in entry.fields}
+    arrays = {
+        name: as_floats(_joined(found, name, width, dtype), dtype).astype(np.float32)
+        for name, (dtype, width) in names.items()
+    }
+    weight = arrays.pop("weight")
+    return SavedPart(
+        place=Part(place.ranks, place.index, columns_of(entry.name) or (0, entry.dim)),
+        keys=np.concatenate([np.zeros(0, np.int64), *(rows.keys for rows in found)]),
+        weight=weight,
+        dtype=getattr(torch, names["weight"][0]),
+        state=arrays,
+        update_count=entry.update_count,
+        seed=entry.seed or 0,
+        log_decay=entry.log_decay,
+    )
+
+
+def _joined(found: Sequence[Rows], name: str, width: int, dtype: str) -> NDArray[Any]:
+    empty = np.empty((0, width), "uint16" if dtype == "bfloat16" else dtype)
+    return np.concatenate([empty, *(rows.fields[name] for rows in found)])

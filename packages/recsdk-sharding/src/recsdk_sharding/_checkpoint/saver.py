@@ -1,0 +1,302 @@
+"""Saving and loading the hash tables of a model, sharded or not.
+
+Shape letter: W ranks.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch.distributed as dist
+from torch import nn
+
+from recsdk_core import CheckpointError, Table
+from recsdk_core.checkpoint import Checkpoint, Position, Sharding
+from recsdk_core.checkpoint.columns import base_of
+from recsdk_core.checkpoint.owners import Owner
+from recsdk_core.checkpoint.ranks import OneRank, Ranks, together
+from recsdk_core.checkpoint.reading import Progress
+from recsdk_core.checkpoint.saving import SaveOptions
+from recsdk_core.checkpoint.tables import Loading, Shard, load_tables, save_tables
+from recsdk_core.nn import HashEmbedding, HashEmbeddingBag
+from recsdk_core.optim import Optimizer
+from recsdk_sharding._checkpoint.recut_columns import assemble
+from recsdk_sharding._configs.configs import HashEmbeddingConfig, HashTableConfig
+from recsdk_sharding._rows.rows import AnyTable, OwnedPart, TableRows
+from recsdk_sharding.device.saving import DeviceCut, take_saved_rows
+from recsdk_sharding.device.table import DeviceTable
+from recsdk_sharding.exchange import HostExchange, exchanges_of
+from recsdk_sharding.exchange.errors import known
+from recsdk_sharding.exchange.groups import group_beside, is_of_groups
+from recsdk_sharding.placement.layout import Part
+
+__all__ = ["Saver", "known_to_all", "ranks_of_module"]
+
+
+class Saver:
+    """Saves the hash tables of a model as one checkpoint, and loads them.
+
+    The model may have any mix of hash collections and of `recsdk_core.nn`'s modules, sharded by
+    `DistributedModelParallel` or not; its dense part is left to torch. Of a sharded model every
+    rank must call `save` and `load`, with the same arguments, between the same two steps; each rank
+    writes the rows that it owns. Of a table that is replicated or not sharded the first rank writes
+    all, and the others compute what they would write, at the same time: if that differs, the save
+    is refused. A model in which nothing is sharded is saved by one rank, or by each to a path of
+    its own. Nothing else needs to stop: batches that a pipeline has in flight are not in the
+    checkpoint, which holds what the steps done so far have made.
+
+    A checkpoint loads into any number of ranks, either rank rule and any sharding type. A table cut
+    by columns is saved as a table for each range of columns, `<name>.columns_<first>_<last>`, since
+    rowwise optimizers keep state for each. Loading it into other columns puts them together; where
+    state is kept for a row as a whole it is the mean over the columns, and the next save is full.
+
+    Rows in device memory are saved and loaded through a copy on the host.
+
+    If one rank fails, all raise CheckpointError, and nothing was saved or loaded. Not thread-safe.
+
+    >>> import tempfile, torch
+    >>> from recsdk_sharding import HashEmbeddingBagCollection, HashEmbeddingBagConfig, Saver
+    >>> tables = [HashEmbeddingBagConfig(name="user", embedding_dim=4, num_embeddings=100)]
+    >>> folder = tempfile.mkdtemp()
+    >>> _ = Saver().save(HashEmbeddingBagCollection(tables), f"{folder}/first")
+    >>> _ = Saver().load(HashEmbeddingBagCollection(tables), f"{folder}/first")
+    """
+
+    def __init__(self, rank: int | None = None) -> None:
+        """`rank` is this process's; None: that of the default process group.
+
+        Raises ValueError if it is another.
+        """
+        own = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+        if rank is not None and rank != own:
+            raise ValueError(f"Saver: rank is {rank!r}, but this process has rank {own}")
+
+    def save(
+        self,
+        module: nn.Module,
+        path: Any,
+        incremental: bool = False,
+        *,
+        overwrite: bool = False,
+        step: int | None = None,
+        user_state: Any = None,
+        codec: Literal["none", "zstd"] = "none",
+        progress: Progress | None = None,
+    ) -> Position:
+        """Saves all rows, or, `incremental`, those changed or gone since the last save or load.
+
+        `path` (1 to 1024 characters) is a folder to be made on a file system that all ranks see, or
+        an fsspec URL. Other arguments as of `recsdk_core.Table.save`; rank 0's `user_state` counts.
+
+        Raises CheckpointError if it cannot be saved, if ranks have different rows of a table that
+        is whole on each, or if what a delta follows is there no more; ValueError for a module
+        without hash tables.
+        """
+        options = SaveOptions(
+            is_delta=incremental,
+            overwrite=overwrite,
+            step=step,
+            user_state=user_state,
+            codec=codec,
+            progress=progress,
+        )
+        parts = _parts_of(module)
+        ranks = ranks_of_module(module)
+        shards: list[Shard] = []
+        cuts: list[DeviceCut] = []
+        is_saved = False
+
+        def cut() -> None:
+            for part in parts:
+                if isinstance(part.table, DeviceTable):
+                    cuts.append(DeviceCut(part.table, incremental))
+                    shards.append(part.shard(cuts[-1].host))
+                else:
+                    shards.append(part.shard(part.table))
+
+        try:
+            with known_to_all():
+                together(ranks, cut)
+                position = save_tables(shards, ranks, path, options)
+            is_saved = True
+        finally:
+            for each in cuts:
+                each.finish(is_saved)
+        return position
+
+    def load(
+        self,
+        module: nn.Module,
+        path: Any,
+        incremental: bool = False,
+        *,
+        allow: Collection[str] = (),
+        progress: Progress | None = None,
+    ) -> Checkpoint:
+        """Replaces the rows of all tables by those of a checkpoint.
+
+        `path` is a snapshot, a delta whose predecessors lie beside it, or the list of a chain's
+        paths. `incremental`: a delta that follows the checkpoint which was saved or loaded last.
+        Tables without an optimizer take no optimizer state. `allow` as of `Table.load`. When all is
+        read, gradients that were accumulated for the next update are dropped. Returns the
+        checkpoint, for its `user_state()` and `manifest.step`.
+
+        Raises CheckpointError for what is missing, damaged or does not fit the module, BusyError
+        while batches are in flight (abandon them first: `pipeline.drop()`).
+        """
+        with ExitStack() as replacing:
+            for each in () if incremental else module.modules():
+                if isinstance(each, TableRows):
+                    replacing.enter_context(each.being_replaced())
+            return self._load(module, path, incremental, allow, progress)
+
+    def _load(
+        self,
+        module: nn.Module,
+        path: Any,
+        incremental: bool,
+        allow: Collection[str],
+        progress: Progress | None,
+    ) -> Checkpoint:
+        parts = _parts_of(module)
+        shards = [part.shard(_table_to_load_into(part.table)) for part in parts]
+        loading = Loading(
+            is_delta=incremental,
+            allow=allow,
+            stateless=[part.table.name for part in parts if part.owned.is_stateless],
+            progress=progress,
+        )
+        with known_to_all():
+            checkpoint = load_tables(shards, ranks_of_module(module), path, loading)
+        for shard, part in zip(shards, parts, strict=True):
+            if isinstance(part.table, DeviceTable):
+                take_saved_rows(part.table, shard.table)
+        tables = checkpoint.manifest.tables
+        with_state = {base_of(t.name) for t in tables if len(t.fields) > 1}
+        for each in module.modules():
+            if isinstance(each, TableRows):
+                each.note_loaded(has_state=each.config.name in with_state)
+        return checkpoint
+
+
+@contextmanager
+def known_to_all() -> Iterator[None]:
+    """Inside, what is raised on one rank is raised on all, unless their group failed."""
+    try:
+        yield
+    except CheckpointError as error:
+        if not is_of_groups(error):
+            known(error)
+        raise
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part of a table that this rank has."""
+
+    config: HashTableConfig
+    optimizer: Optimizer | None
+    owned: OwnedPart
+
+    @property
+    def table(self) -> AnyTable:
+        """The rows."""
+        return self.owned.table
+
+    def shard(self, table: Table) -> Shard:
+        """`table`: the part's own, or one on the host in place of it."""
+        owned, place = self.owned, self.owned.place
+        return Shard(
+            table=table,
+            owner=Owner(place.index, place.ranks.world_size, Sharding(rule=place.ranks.rule)),
+            name=owned.name,
+            assemble=partial(assemble, self.config, self.optimizer, owned),
+            let_go=None if owned.accumulation is None else owned.accumulation.drop,
+            check_idle=self.table.check_idle if isinstance(self.table, DeviceTable) else None,
+        )
+
+
+def _parts_of(module: nn.Module) -> list[_Part]:
+    """This rank's parts of the module's tables, in order of their names."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"Saver: module must be a torch.nn.Module, got {type(module).__name__}")
+    found: dict[str, list[_Part]] = {}
+    for each in module.modules():
+        if isinstance(each, TableRows):
+            name, parts = each.config.name, _parts_of_rows(each)
+        elif isinstance(each, (HashEmbedding, HashEmbeddingBag)):
+            name, parts = each.table.name, [_whole(each.table)]
+        else:
+            continue
+        if name in found:
+            raise ValueError(
+                f"two tables of the module are named {name!r}; a checkpoint needs different names"
+            )
+        found[name] = parts
+    if not found:
+        raise ValueError(f"{type(module).__name__} has no hash tables to save or load")
+    return [part for name in sorted(found) for part in found[name]]
+
+
+def _parts_of_rows(rows: TableRows) -> list[_Part]:
+    parts = rows.parts  # makes the tables, and then knows the optimizer
+    return [_Part(rows.config, rows.optimizer, part) for part in parts]
+
+
+def _whole(table: Table) -> _Part:
+    """The one part of a table that a module of `recsdk_core.nn` has."""
+    config = HashEmbeddingConfig(
+        name=table.name, embedding_dim=table.dim, num_embeddings=1, seed=table.seed
+    )
+    return _Part(
+        config,
+        table.optimizer,
+        OwnedPart(table.name, Part.whole(table.dim), table, accumulation=None, is_stateless=False),
+    )
+
+
+def ranks_of_module(module: nn.Module) -> Ranks:
+    """The ranks over which a model's hash tables are spread."""
+    exchanges = exchanges_of(module)
+    return _ranks_of(exchanges[0]) if exchanges else OneRank()
+
+
+def _table_to_load_into(table: AnyTable) -> Table:
+    """The table itself, or of rows in device memory an empty one on the host."""
+    if not isinstance(table, DeviceTable):
+        return table
+    host = table.to_host(with_rows=False)
+    host._position = table.index._position
+    return host
+
+
+class _GroupRanks:
+    """The ranks of a host group, over a gloo group of their own: the host group may be busy."""
+
+    def __init__(self, host: dist.ProcessGroup) -> None:
+        self._group = group_beside(host)
+        self.rank: int = dist.get_rank(self._group)
+        self.world_size: int = dist.get_world_size(self._group)
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all ranks."""
+        found: list[Any] = [None] * self.world_size
+        dist.all_gather_object(found, value, group=self._group)
+        return found
+
+
+_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, _GroupRanks] = weakref.WeakKeyDictionary()
+
+
+def _ranks_of(exchange: HostExchange) -> Ranks:
+    """The ranks of an exchange, which itself may be busy with batches ahead."""
+    host = exchange.group
+    if host not in _groups:
+        exchange.meet()
+        _groups[host] = _GroupRanks(host)
+    return _groups[host]

@@ -1,0 +1,304 @@
+"""What a hash table is: torchrec's table config, without a bound on ids."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, fields
+from numbers import Real
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+from torch import nn
+from torchrec.modules.embedding_configs import (
+    DataType,
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    PoolingType,
+)
+
+import recsdk_core
+from recsdk_core import init
+from recsdk_core.table import DType, OnFull
+from recsdk_sharding._configs.initializers import (
+    column_initializer,
+    native_initializer,
+    per_key_initializer,
+)
+
+__all__ = [
+    "DTYPES",
+    "HONOURED_FIELDS",
+    "HashEmbeddingBagConfig",
+    "HashEmbeddingConfig",
+    "HashTableConfig",
+]
+
+NonFinite: TypeAlias = Literal["apply", "raise", "skip"]
+"""What happens to gradients that are not finite."""
+
+_UINT64 = 2**64
+
+HONOURED_FIELDS = frozenset(
+    {
+        "num_embeddings",
+        "embedding_dim",
+        "name",
+        "data_type",
+        "feature_names",
+        "weight_init_max",
+        "weight_init_min",
+        "init_fn",
+        "pooling",
+    }
+)
+"""Fields of torchrec's configs that hash tables go by; each other is refused, unless it is off."""
+
+
+DTYPES: dict[DataType, DType] = {
+    DataType.FP32: "float32",
+    DataType.BF16: "bfloat16",
+    DataType.FP16: "float16",
+}
+"""How the engine calls the types in which rows are stored."""
+
+
+class HashTableConfig:
+    """What the configs of hash tables have in common beside torchrec's fields."""
+
+    name: str
+    num_embeddings: int
+    embedding_dim: int
+    feature_names: list[str]
+    data_type: DataType
+    init_fn: Any
+    seed: int
+    max_rows: int | None
+    on_full: OnFull
+    accumulate_steps: int
+    initializer: init.Initializer | None
+    on_nonfinite: NonFinite
+
+    if TYPE_CHECKING:
+
+        def get_weight_init_min(self) -> float: ...
+
+        def get_weight_init_max(self) -> float: ...
+
+    def __post_init__(self) -> None:
+        self._check_names()
+        self._check_numbers()
+        self._check_kinds()
+        super().__post_init__()  # type: ignore[misc]
+
+    def _error(self, text: str) -> str:
+        return f"table {self.name!r}: {text}"
+
+    def _check_names(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ValueError(
+                f"name of a table must be a string that is not empty, got {self.name!r}"
+            )
+        if "." in self.name or hasattr(nn.ModuleDict, self.name):
+            raise ValueError(
+                self._error(
+                    "a module cannot have this name; choose one without a dot that is no "
+                    "method of torch.nn.ModuleDict"
+                )
+            )
+        names = self.feature_names
+        if not isinstance(names, list | tuple) or not all(isinstance(n, str) and n for n in names):
+            raise TypeError(
+                self._error(
+                    f"feature_names must be a list of strings that are not empty, got {names!r}"
+                )
+            )
+        counts: Counter[str] = Counter(names)
+        repeated = [name for name, count in counts.items() if count > 1]
+        if repeated:
+            raise ValueError(self._error(f"feature_names names {repeated} more than once"))
+
+    def _check_numbers(self) -> None:
+        self._require_int("num_embeddings", 1)
+        self._require_int("embedding_dim", 1)
+        self._require_int("seed", 0)
+        self._require_int("accumulate_steps", 1)
+        if self.seed >= _UINT64:
+            raise ValueError(self._error(f"seed must be below 2**64, got {self.seed}"))
+        if self.max_rows is not None:
+            self._require_int("max_rows", 0)
+        low, high = self.get_weight_init_min(), self.get_weight_init_max()
+        for field, value in (("weight_init_min", low), ("weight_init_max", high)):
+            if not isinstance(value, Real) or not math.isfinite(value):
+                raise ValueError(self._error(f"{field} must be a finite number, got {value!r}"))
+        if low > high:
+            raise ValueError(
+                self._error(
+                    f"weight_init_min must be at most weight_init_max, got {low} and {high}"
+                )
+            )
+
+    def _require_int(self, field: str, lowest: int) -> None:
+        value = getattr(self, field)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(self._error(f"{field} must be an int, got {value!r}"))
+        if value < lowest:
+            raise ValueError(self._error(f"{field} must be at least {lowest}, got {value}"))
+
+    def _check_kinds(self) -> None:
+        if self.data_type not in DTYPES:
+            raise ValueError(
+                self._error(f"data_type must be DataType.FP32, BF16 or FP16, got {self.data_type}")
+            )
+        for field in fields(EmbeddingBagConfig):
+            if field.name not in HONOURED_FIELDS and getattr(self, field.name) != field.default:
+                raise ValueError(
+                    self._error(
+                        f"{field.name} is not supported by hash tables; leave it at "
+                        f"{field.default!r}"
+                    )
+                )
+        if self.initializer is not None and not isinstance(self.initializer, init.Initializer):
+            raise TypeError(
+                self._error(
+                    "initializer must be one of recsdk_core.init, got "
+                    f"{self.initializer!r}; pass a function of a tensor as init_fn"
+                )
+            )
+        if self.on_nonfinite not in get_args(NonFinite):
+            raise ValueError(
+                self._error(
+                    f"on_nonfinite must be one of {get_args(NonFinite)}, got {self.on_nonfinite!r}"
+                )
+            )
+        if self.on_full not in get_args(OnFull):
+            raise ValueError(
+                self._error(f"on_full must be one of {get_args(OnFull)}, got {self.on_full!r}")
+            )
+        if self.init_fn is not None and not callable(self.init_fn):
+            raise TypeError(self._error(f"init_fn must be callable, got {self.init_fn!r}"))
+
+    @property
+    def dtype(self) -> DType:
+        """How the engine stores weights."""
+        return DTYPES[self.data_type]
+
+    def row_initializer(self) -> init.Initializer:
+        """The engine's initializer of new rows."""
+        if self.initializer is not None:
+            return self.initializer
+        native = native_initializer(self.init_fn)
+        return native or per_key_initializer(self.init_fn, self.seed, self.name)
+
+    def make_table(
+        self,
+        optimizer: recsdk_core.optim.Optimizer,
+        max_rows: int | None,
+        columns: tuple[int, int],
+    ) -> recsdk_core.Table:
+        """An empty table for one rank's part: some columns, and that rank's share of `max_rows`.
+
+        The initial rows are those columns of the whole table's.
+        """
+        initializer = self.row_initializer()
+        if columns != (0, self.embedding_dim):
+            initializer = column_initializer(
+                initializer, self.seed, self.name, self.embedding_dim, columns
+            )
+        return recsdk_core.Table(
+            columns[1] - columns[0],
+            name=self.name,
+            optimizer=optimizer,
+            initializer=initializer,
+            seed=self.seed,
+            max_rows=max_rows,
+            on_full=self.on_full,
+            on_nonfinite=self.on_nonfinite,
+            dtype=self.dtype,
+        )
+
+
+@dataclass
+class HashEmbeddingBagConfig(HashTableConfig, EmbeddingBagConfig):  # type: ignore[misc]
+    """One table of a `HashEmbeddingBagCollection`: torchrec's `EmbeddingBagConfig` for raw ids.
+
+    `num_embeddings` is the planned number of rows: the planner and the default initializer use it.
+    It bounds no id, and any number of distinct 64-bit ids may get a row, up to `max_rows`.
+    `feature_names` empty means one feature named as the table. `data_type` is how rows are
+    stored: FP32, BF16 or FP16; optimizer state, results and gradients are float32 in any case, and
+    updates round stochastically.
+
+    New rows are made by `initializer` if given, else by `init_fn`, else uniformly over
+    [`weight_init_min`, `weight_init_max`], by default +-1/sqrt(num_embeddings) as in torchrec. The
+    `init_fn`s uniform_, normal_, trunc_normal_, constant_, zeros_ and ones_ of `torch.nn.init`, or
+    a `partial` of them with keywords, run in the engine. Any other is run per new key on a (1, D)
+    tensor, with torch's random numbers seeded by (seed, table, key): slow, but as pure.
+
+    `pooling` NONE is for a table of a `HashEmbeddingCollection`, which takes such configs; a
+    `HashEmbeddingBagCollection` pools by SUM or MEAN. All other fields of torchrec's must be left
+    at their defaults.
+
+    Raises ValueError or TypeError, naming table and field, for what is out of range or unsupported.
+
+    >>> config = HashEmbeddingBagConfig(
+    ...     name="user", embedding_dim=16, num_embeddings=1_000_000, feature_names=["user_id"]
+    ... )
+    >>> config.row_initializer()
+    Uniform(low=-0.001, high=0.001)
+    """
+
+    seed: int = 0
+    """Drives the values of new rows, with the table's name; 0 to 2**64 - 1."""
+    max_rows: int | None = None
+    """Rows of the whole table, over all ranks; `on_full` says what becomes of further ids. None: no
+    limit."""
+    on_full: OnFull = "refuse"
+    """What happens to ids that find no row free, because of `max_rows` or, on a device, of its
+    memory: they are refused and read zeros ("refuse"), or the step raises CapacityError on the rank
+    that is full, and PeerError on the others, before anything is trained ("raise")."""
+    accumulate_steps: int = 1
+    """Backwards whose gradients are added up and applied as one optimizer update, which advances
+    the update count by one. The rows that these batches make are seen by readers after it."""
+    initializer: init.Initializer | None = None
+    """How new rows get their values; None: by `init_fn`."""
+    on_nonfinite: NonFinite = "apply"
+    """What happens to a row's summed gradient that is infinite or not a number: it is applied, as
+    torch does ("apply"), the backward raises NonFiniteError before that table changes ("raise",
+    which on a device waits for it), or that row is left as it is ("skip"). Counted in `stats()`."""
+
+    def _check_kinds(self) -> None:
+        super()._check_kinds()
+        if not isinstance(self.pooling, PoolingType):
+            raise ValueError(
+                self._error(f"pooling must be PoolingType.SUM, MEAN or NONE, got {self.pooling!r}")
+            )
+
+
+@dataclass
+class HashEmbeddingConfig(HashTableConfig, EmbeddingConfig):  # type: ignore[misc]
+    """One table of a `HashEmbeddingCollection`: torchrec's `EmbeddingConfig` for raw ids.
+
+    All else as in `HashEmbeddingBagConfig`.
+
+    >>> config = HashEmbeddingConfig(
+    ...     name="item", embedding_dim=16, num_embeddings=1_000_000, feature_names=["history"]
+    ... )
+    """
+
+    seed: int = 0
+    """Drives the values of new rows, with the table's name; 0 to 2**64 - 1."""
+    max_rows: int | None = None
+    """Rows of the whole table, over all ranks; `on_full` says what becomes of further ids. None: no
+    limit."""
+    on_full: OnFull = "refuse"
+    """What happens to ids that find no row free, because of `max_rows` or, on a device, of its
+    memory: they are refused and read zeros ("refuse"), or the step raises CapacityError on the rank
+    that is full, and PeerError on the others, before anything is trained ("raise")."""
+    accumulate_steps: int = 1
+    """Backwards whose gradients are added up and applied as one optimizer update, which advances
+    the update count by one. The rows that these batches make are seen by readers after it."""
+    initializer: init.Initializer | None = None
+    """How new rows get their values; None: by `init_fn`."""
+    on_nonfinite: NonFinite = "apply"
+    """What happens to a row's summed gradient that is infinite or not a number: it is applied, as
+    torch does ("apply"), the backward raises NonFiniteError before that table changes ("raise",
+    which on a device waits for it), or that row is left as it is ("skip"). Counted in `stats()`."""

@@ -1,1 +1,0 @@
-"""Parts that other packages do not import."""

@@ -1,0 +1,1 @@
+"""The collections of hash tables, unsharded and sharded, and their sharders."""

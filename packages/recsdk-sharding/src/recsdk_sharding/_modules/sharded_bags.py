@@ -1,0 +1,114 @@
+"""The sharded collection of hash tables with pooling.
+
+Shape letters: B batch, C columns, G bags of a feature, D width of its vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo
+from torchrec.distributed.embeddingbag import (
+    EmbeddingBagCollectionContext,
+    ShardedEmbeddingBagCollection,
+)
+from torchrec.distributed.types import (
+    LazyAwaitable,
+    QuantizedCommCodecs,
+    ShardingEnv,
+    ShardingType,
+)
+from torchrec.sparse.jagged_tensor import KeyedTensor
+
+from recsdk_sharding._batch.in_place import Places
+from recsdk_sharding._batch.output_dist import Transfer, return_results
+from recsdk_sharding._modules.sharded_common import Results, ShardedTables
+from recsdk_sharding._modules.sharding_types import HashSharding
+from recsdk_sharding._modules.unsharded import HashEmbeddingBagCollection
+from recsdk_sharding.placement.devices import keeps_rows_in_engine
+
+__all__ = ["ShardedHashEmbeddingBagCollection"]
+
+
+class ShardedHashEmbeddingBagCollection(
+    ShardedTables,
+    ShardedEmbeddingBagCollection,  # type: ignore[misc]
+):
+    """A `HashEmbeddingBagCollection` over several ranks; made by its sharder.
+
+    Each rank holds the rows and columns that the plan gives it. Host work of a batch starts at
+    `input_dist` and runs in the background; whatever is wrong with a batch is raised when its
+    result is waited for, on all ranks in the same step. Batch sizes may differ between ranks and be
+    0. Features are in the order of the unsharded module, whatever the plan.
+    """
+
+    _is_sequence = False
+
+    def _complete(self) -> None:
+        self._has_mean_pooling_callback = False  # means are taken where results are put together
+        is_alone = self._host.ranks.world_size == 1 and not self.qcomm_codecs_registry
+        if is_alone or self._sharding_types == [ShardingType.DATA_PARALLEL.value]:
+            self._pool_in_place()
+
+    def _shardings(self) -> list[HashSharding]:
+        return list(self._embedding_shardings)
+
+    def _pool_in_place(self) -> None:
+        """Has results made at once, if all tables are sharded alike."""
+        if len(self._input_dists) != 1 or not keeps_rows_in_engine(self._device):
+            return
+        *starts, width = accumulate(self._widths, initial=0)
+        columns = [starts[position] for position in self._groups.positions[0]]
+        self._input_dists[0].places = Places(columns, width, self._input_dists[0].config.is_mean)
+
+    def create_embedding_bag_sharding(
+        self,
+        sharding_infos: list[EmbeddingShardingInfo],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        permute_embeddings: bool = False,
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+    ) -> Any:
+        """The sharding of one group of tables."""
+        return self._create_sharding(sharding_infos, env, device, qcomm_codecs_registry)
+
+    def _initialize_torch_state(self, skip_registering: bool = False) -> None:
+        self.embedding_bags = self._registered_rows()
+
+    def output_dist(
+        self, ctx: EmbeddingBagCollectionContext, output: list[torch.Tensor]
+    ) -> LazyAwaitable[KeyedTensor]:
+        """Starts the return of the results."""
+        if ctx.sharding_contexts[0].assembly is None:  # made at once
+            return Results(lambda: self._tensor_of(output[0]))
+        transfers = self._start_return(ctx, output)
+        return Results(lambda: self._tensor_of(self.results_of(ctx, transfers)))
+
+    def _tensor_of(self, values: torch.Tensor) -> KeyedTensor:
+        return KeyedTensor(keys=self._embedding_names, length_per_key=self._widths, values=values)
+
+    def results_of(
+        self, ctx: EmbeddingBagCollectionContext, transfers: list[Transfer]
+    ) -> torch.Tensor:
+        """The pooled vectors of this rank's samples, float32 (B, C)."""
+        contexts, groups, like = ctx.sharding_contexts, self._groups, transfers[0].numbers
+        is_plain = all(each.late_weights is None for each in contexts)
+        if not is_plain or contexts[0].features.bag_of_sample is not None:
+            return torch.cat(self._separate_results(contexts, transfers), dim=1)
+
+        def parts_of(tensors: Any) -> list[list[torch.Tensor]]:
+            return groups.parts_of(tensors[0].split_with_sizes(self._widths, dim=1))
+
+        def make() -> tuple[list[torch.Tensor], Callable[[Any], list[list[torch.Tensor]]]]:
+            shape = contexts[0].features.batch_size, sum(self._widths)
+            return [like.new_empty(*shape)], parts_of
+
+        return return_results(transfers, make)[0]
+
+    @property
+    def unsharded_module_type(self) -> type[HashEmbeddingBagCollection]:
+        """The module that this is the sharded form of."""
+        return HashEmbeddingBagCollection

@@ -1,0 +1,419 @@
+"""What the sharded collections have in common, pooled or not.
+
+Shape letters: G bags of a feature, D width of its vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo, KJTListSplitsAwaitable
+from torchrec.distributed.types import (
+    LazyAwaitable,
+    ParameterSharding,
+    QuantizedCommCodecs,
+    ShardingEnv,
+)
+from torchrec.modules.embedding_configs import EmbeddingTableConfig, PoolingType
+from torchrec.modules.embedding_modules import get_embedding_names_by_table
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.tensor_dict import maybe_td_to_kjt
+
+from recsdk_sharding._batch.context import HashShardingContext
+from recsdk_sharding._batch.host_job import HostGroup, MappedBatch
+from recsdk_sharding._batch.in_place import BagsOfAllRanks
+from recsdk_sharding._batch.input_dist import HostDist
+from recsdk_sharding._batch.late_weights import exchange_weights, tied
+from recsdk_sharding._batch.outcomes import KeepsOutcomes
+from recsdk_sharding._batch.output_dist import (
+    ExchangeStats,
+    HashOutputDist,
+    Transfer,
+    return_results,
+)
+from recsdk_sharding._configs.configs import HashTableConfig
+from recsdk_sharding._modules.sharding_types import HashSharding, make_sharding
+from recsdk_sharding._modules.unsharded import HashEmbeddingBagCollection, HashEmbeddingCollection
+from recsdk_sharding._rows.rows import AnyTable, TableRows
+from recsdk_sharding.exchange import HostExchange
+from recsdk_sharding.placement.devices import wait_for
+
+__all__ = [
+    "HashGroups",
+    "Results",
+    "ShardedTables",
+    "bags_of_samples",
+    "configs_of",
+    "late_divisors",
+]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class HashGroups:
+    """The groups of tables that are sharded alike."""
+
+    shardings: list[HashSharding]
+    positions: list[list[int]]
+    """For each group's features the position among the module's, table by table."""
+
+    @staticmethod
+    def of_shardings(
+        shardings: Sequence[HashSharding], configs: Sequence[HashTableConfig]
+    ) -> HashGroups:
+        """The groups of a module with these tables."""
+        first_of: dict[str, int] = {}
+        count = 0
+        for config in configs:
+            first_of[config.name] = count
+            count += len(config.feature_names)
+        positions = [
+            [first_of[t.name] + index for t in s.layout.tables for index in range(len(t.features))]
+            for s in shardings
+        ]
+        return HashGroups(list(shardings), positions)
+
+    def parts_of(self, results: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+        """The results of the module's features, by group."""
+        return [[results[position] for position in group] for group in self.positions]
+
+    def of_features(self, values: Sequence[Sequence[Any]]) -> list[Any]:
+        """A value for each feature of the module, from those of each group's features."""
+        found: dict[int, Any] = {}
+        for group, of_group in zip(self.positions, values, strict=True):
+            found.update(zip(group, of_group, strict=True))
+        return [found[position] for position in range(len(found))]
+
+
+def configs_of(module: HashEmbeddingBagCollection | HashEmbeddingCollection) -> list[Any]:
+    """The configs of a collection's tables."""
+    if isinstance(module, HashEmbeddingBagCollection):
+        return list(module.embedding_bag_configs())
+    return list(module.embedding_configs())
+
+
+class Results(LazyAwaitable[T]):  # type: ignore[misc]
+    """What a function gives, when it is asked for."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        super().__init__()
+        self._make = make
+
+    def _wait_impl(self) -> T:
+        return self._make()
+
+
+class ShardedTables(KeepsOutcomes):
+    """Mixed into torchrec's sharded collections."""
+
+    training: bool
+    _device: torch.device
+    _host: HostGroup
+    _unsharded_rows: Mapping[str, TableRows]
+    _rows_by_name: dict[str, TableRows]
+    _lookups: list[Any]
+    _input_dists: list[HostDist]
+    _output_dists: list[HashOutputDist]
+    _sharding_types: list[str]
+    _groups: HashGroups
+    _is_sequence: bool
+
+    def __init__(
+        self,
+        module: HashEmbeddingBagCollection | HashEmbeddingCollection,
+        table_name_to_parameter_sharding: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        host: HostGroup,
+        device: torch.device | None = None,
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+        module_fqn: str | None = None,
+        **options: Any,
+    ) -> None:
+        """`options`: further arguments of torchrec's class."""
+        # Torchrec's constructor calls the factories; a module takes plain attributes before it.
+        self._host = host
+        self._configs = configs_of(module)
+        self._unsharded_rows = {rows.config.name: rows for rows in module._rows()}
+        self._rows_by_name = {}
+        self._weights_ids = isinstance(module, HashEmbeddingBagCollection) and module.is_weighted()
+        super().__init__(  # type: ignore[call-arg]
+            module=module,
+            table_name_to_parameter_sharding=table_name_to_parameter_sharding,
+            env=env,
+            device=device or torch.device("cpu"),
+            qcomm_codecs_registry=qcomm_codecs_registry,
+            module_fqn=module_fqn,
+            **options,
+        )
+        shardings = self._shardings()
+        for sharding in shardings:
+            # Also torchrec's set_ec_index_dedup asks for it.
+            sharding.drop_duplicates(getattr(self, "_use_index_dedup", False))
+        self._input_dists = [sharding.create_input_dist() for sharding in shardings]
+        self._has_uninitialized_input_dist = False
+        self.keep_outcomes(module._keeps_outcomes)
+        self._complete()
+
+    def _complete(self) -> None:
+        """The last of construction."""
+
+    def _shardings(self) -> list[HashSharding]:
+        """The sharding of each group of tables."""
+        raise NotImplementedError
+
+    @property
+    def host_exchange(self) -> HostExchange:
+        """Where this module's host jobs run."""
+        return self._host.exchange
+
+    def tables(self) -> dict[str, AnyTable]:
+        """This rank's parts of the tables: export, len, stats.
+
+        By name of the table, followed by `.columns_<first>_<last>` if the part has some columns
+        only. A table that has no part on this rank is not there.
+        """
+        return {part.name: part.table for rows in self._own_rows() for part in rows.parts}
+
+    def keep_outcomes(self, is_kept: bool = True) -> None:
+        super().keep_outcomes(is_kept)
+        for dist in self._input_dists:
+            dist.wants_outcomes = is_kept
+
+    def send_weights_late(self) -> None:
+        """From now on weights of ids are not those of the batch, but set before `compute`."""
+        for dist in self._input_dists:
+            dist.sends_weights_late = True
+
+    def stats(self) -> dict[str, ExchangeStats]:
+        """What this rank has sent to other ranks so far, by sharding type."""
+        parts = zip(self._sharding_types, self._input_dists, self._output_dists, strict=True)
+        return {name: output.stats_with(host.bytes_sent) for name, host, output in parts}
+
+    def require_equal_batches(self, groups: Sequence[tuple[int, ...]]) -> None:
+        """Has batches refused, on all ranks, if they differ in size within a group of ranks."""
+        for dist in self._input_dists:
+            dist.equal_batches = list(groups)
+
+    def _own_rows(self) -> list[TableRows]:
+        return [self._rows_by_name[name] for name in self._unsharded_rows]
+
+    def create_grouped_sharding_infos(
+        self,
+        module: Any,
+        table_name_to_parameter_sharding: Mapping[str, ParameterSharding],
+        *args: Any,
+        **kwargs: Any,
+    ) -> dict[str, list[EmbeddingShardingInfo]]:
+        """The tables by sharding type, without the arguments of fbgemm's kernels."""
+        grouped: dict[str, list[EmbeddingShardingInfo]] = {}
+        names = get_embedding_names_by_table(self._configs)
+        for config, embedding_names in zip(self._configs, names, strict=True):
+            sharding = table_name_to_parameter_sharding[config.name]
+            info = EmbeddingShardingInfo(
+                embedding_config=EmbeddingTableConfig(
+                    num_embeddings=config.num_embeddings,
+                    embedding_dim=config.embedding_dim,
+                    name=config.name,
+                    feature_names=list(config.feature_names),
+                    pooling=PoolingType.SUM,  # ranks' parts are added; means are taken at the end
+                    embedding_names=list(embedding_names),
+                ),
+                param_sharding=sharding,
+                param=self._unsharded_rows[config.name].weight,
+            )
+            grouped.setdefault(sharding.sharding_type, []).append(info)
+        return grouped
+
+    def _create_sharding(
+        self,
+        infos: list[EmbeddingShardingInfo],
+        env: ShardingEnv,
+        device: torch.device | None,
+        codecs: Any,
+    ) -> Any:
+        """The sharding of one group of tables, and this rank's rows of them."""
+        sharding = make_sharding(infos, env, device, codecs, is_sequence=self._is_sequence)
+        whole = [self._unsharded_rows[info.embedding_config.name] for info in infos]
+        sharding.attach(self._host, [rows.config for rows in whole], self._weights_ids)
+        made = sharding.make_rows(device)
+        for rows in whole:
+            made[rows.config.name].take_rows_of(rows)
+        self._rows_by_name.update(made)
+        return sharding
+
+    def _create_output_dist(self) -> None:
+        shardings = self._shardings()
+        self._output_dists = [sharding.create_output_dist(self._device) for sharding in shardings]
+        self._groups = HashGroups.of_shardings(shardings, self._configs)
+        names = get_embedding_names_by_table(self._configs)
+        self._embedding_names = [name for of_table in names for name in of_table]
+        self._widths = [c.embedding_dim for c in self._configs for _ in c.feature_names]
+
+    def _registered_rows(self) -> nn.ModuleDict:
+        """The tables' modules, with handles in place of tensors of num_embeddings rows."""
+        for rows in self._own_rows():
+            # What has an optimizer in backward is left out of dense optimizers.
+            rows.weight.__dict__["_in_backward_optimizers"] = [self._optim]  # type: ignore[attr-defined]
+        return nn.ModuleDict({rows.config.name: rows for rows in self._own_rows()})
+
+    def init_data_parallel(self) -> None:
+        """Does nothing: gradients of replicated tables travel with the results."""
+
+    def reset_parameters(self) -> None:
+        """Does nothing: rows are made when their ids first show up."""
+
+    def input_dist(self, ctx: Any, features: Any) -> KJTListSplitsAwaitable:
+        """Starts the host work of a batch; it trains if the module does now.
+
+        Returns at once. Raises only for what is wrong with the module, on every rank alike.
+        """
+        if self.training:
+            for rows in self._own_rows():
+                rows.check_trainable()
+        features = maybe_td_to_kjt(features, None)
+        weights = None
+        if self._weights_ids and isinstance(features, KeyedJaggedTensor):
+            weights = features.weights_or_none()
+        awaitables = []
+        for dist in self._input_dists:
+            context = HashShardingContext(own_weights=weights)
+            ctx.sharding_contexts.append(context)
+            awaitables.append(dist(features, context, self.training))
+        return KJTListSplitsAwaitable(
+            awaitables,
+            ctx,
+            self._module_fqn,  # type: ignore[attr-defined]
+            self._sharding_types,
+        )
+
+    def compute(self, ctx: Any, dist_input: Any) -> list[torch.Tensor]:
+        """The vectors that this rank pools, by group."""
+        wait_for_copies(ctx.sharding_contexts)
+        self._note_batch(ctx.sharding_contexts)
+        arrived = self._exchange_weights(ctx.sharding_contexts, dist_input)
+        for batch, output in zip(dist_input, self._output_dists, strict=True):
+            if isinstance(batch, MappedBatch) and isinstance(batch.in_place, BagsOfAllRanks):
+                batch.share = partial(_share, batch.in_place, output)
+        pairs = zip(self._lookups, dist_input, strict=True)
+        pooled = [lookup(batch) for lookup, batch in pairs]
+        # A rank without parts takes part in the exchange's backward too.
+        return [tied(numbers, arrived) for numbers in pooled] if arrived else pooled
+
+    def _note_batch(self, contexts: Sequence[HashShardingContext]) -> None:
+        """Takes what became of the ids of the batch that is looked up."""
+        kept = [context.outcomes for context in contexts if context.outcomes is not None]
+        is_kept = len(kept) == len(contexts)
+        self._note_outcomes(
+            self._embedding_names, self._groups.of_features(kept) if is_kept else None
+        )
+
+    def _exchange_weights(
+        self, contexts: Sequence[HashShardingContext], batches: Sequence[Any]
+    ) -> list[torch.Tensor]:
+        """Gives the batches their weights, if these come late; what came, by group."""
+        late = [context.late_weights for context in contexts if context.late_weights is not None]
+        if not late:
+            return []
+        own = []
+        for context, way in zip(contexts, late, strict=True):
+            assert context.own_weights is not None
+            context.own_weights = way.of_group(context.own_weights)
+            own.append(context.own_weights)
+        arrived = exchange_weights(late, [dist.send_weights for dist in self._output_dists], own)
+        for batch, weights_M in zip(batches, arrived, strict=True):
+            batch.take_weights(weights_M)
+        return arrived
+
+    def _start_return(self, ctx: Any, output: Sequence[torch.Tensor]) -> list[Transfer]:
+        parts = zip(self._output_dists, output, ctx.sharding_contexts, strict=True)
+        return [dist(numbers, context).wait() for dist, numbers, context in parts]
+
+    def _separate_results(
+        self, contexts: Sequence[HashShardingContext], transfers: Sequence[Transfer]
+    ) -> list[torch.Tensor]:
+        """The vectors of each feature's samples, or of their ids: float32 (G, D)."""
+        groups, like = self._groups, transfers[0].numbers
+        bags = bags_of_samples(groups, contexts, like.device)
+        divisors = late_divisors(groups, contexts)
+        parts = return_results(transfers, _separate(groups, contexts, self._widths, like))
+        if divisors is not None:
+            pairs = zip(parts, divisors, strict=True)
+            parts = [part if each is None else part / each[:, None] for part, each in pairs]
+        if bags is None:
+            return parts
+        return [part.index_select(0, bag) for part, bag in zip(parts, bags, strict=True)]
+
+    def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
+        """Pools, and starts the return of the results."""
+        return self.output_dist(ctx, self.compute(ctx, input))  # type: ignore[attr-defined]
+
+    def update_shards(self, *args: Any, **kwargs: Any) -> None:
+        """Not supported; raises NotImplementedError."""
+        raise NotImplementedError(
+            "hash tables cannot be moved between ranks in place: save, and load under another plan"
+        )
+
+
+def _share(
+    bags: BagsOfAllRanks, output: HashOutputDist, grad_BC: torch.Tensor
+) -> list[torch.Tensor]:
+    return output.share(bags.combine(grad_BC), bags.num_values)
+
+
+def wait_for_copies(contexts: Sequence[HashShardingContext]) -> None:
+    """Has the current stream wait for what the batch of these contexts is on the device."""
+    for context in contexts:
+        wait_for(context.copied)
+
+
+Make = Callable[[], tuple[list[torch.Tensor], Callable[[Any], list[list[torch.Tensor]]]]]
+"""Makes results, and a function that gives each group's features their parts of such tensors."""
+
+
+def _separate(
+    groups: HashGroups, contexts: Sequence[HashShardingContext], widths: Sequence[int], like: Any
+) -> Make:
+    """A result (G, D) for each feature."""
+    counts = groups.of_features([_features(context).num_bags for context in contexts])
+
+    def make() -> tuple[list[torch.Tensor], Callable[[Any], list[list[torch.Tensor]]]]:
+        shapes = zip(counts, widths, strict=True)
+        return [like.new_empty(*shape) for shape in shapes], groups.parts_of
+
+    return make
+
+
+def bags_of_samples(
+    groups: HashGroups, contexts: Sequence[HashShardingContext], device: torch.device
+) -> list[torch.Tensor] | None:
+    """For each feature the bag of each sample (None: the one with the sample's number)."""
+    found = [_features(context).bag_of_sample for context in contexts]
+    if any(of_group is None for of_group in found):
+        return None
+    joined = groups.of_features([of_group or [] for of_group in found])
+    return [bags.to(device) for bags in joined]
+
+
+def late_divisors(
+    groups: HashGroups, contexts: Sequence[HashShardingContext]
+) -> list[torch.Tensor | None] | None:
+    """For each feature what its vectors are divided by, if the weights of a mean came late."""
+    by_group = []
+    for context in contexts:
+        if context.late_weights is None:
+            return None
+        assert context.own_weights is not None
+        by_group.append(context.late_weights.divisors(context.own_weights))
+    found: list[torch.Tensor | None] = groups.of_features(by_group)
+    return found if any(divisor is not None for divisor in found) else None
+
+
+def _features(context: HashShardingContext) -> Any:
+    assert context.features is not None
+    return context.features

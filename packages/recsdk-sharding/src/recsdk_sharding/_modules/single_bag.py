@@ -1,0 +1,280 @@
+"""A single `HashEmbeddingBag`, sharded over ranks.
+
+Shape letters: N keys, B bags, L keys of each bag, D row width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torchrec.distributed.embedding_types import BaseEmbeddingSharder, ShardedEmbeddingModule
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionContext
+from torchrec.distributed.types import (
+    Awaitable,
+    LazyAwaitable,
+    ParameterSharding,
+    ShardingEnv,
+)
+from torchrec.distributed.utils import append_prefix
+from torchrec.modules.embedding_configs import PoolingType
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+import recsdk_core
+from recsdk_core.nn import HashEmbeddingBag, bag_offsets
+from recsdk_sharding._configs.configs import DTYPES, HashEmbeddingBagConfig
+from recsdk_sharding._configs.initializers import column_initializer
+from recsdk_sharding._modules.sharded_common import Results
+from recsdk_sharding._modules.unsharded import HashEmbeddingBagCollection
+from recsdk_sharding._rows.optimizers import RowOptimizer
+
+__all__ = ["HashEmbeddingBagSharder", "ShardedHashEmbeddingBag", "planned_parameter"]
+
+_PLANNED_ROWS = 1_000_000
+_FEATURE = "keys"
+
+
+@dataclass
+class _TableConfig(HashEmbeddingBagConfig):
+    """The config of a table that was made without one."""
+
+    template: recsdk_core.Table | None = None
+    """An empty table with all that a config does not say."""
+
+    def make_table(
+        self,
+        optimizer: recsdk_core.optim.Optimizer,
+        max_rows: int | None,
+        columns: tuple[int, int],
+    ) -> recsdk_core.Table:
+        """An empty table for one rank's part."""
+        assert self.template is not None
+        initializer = self.template.initializer
+        if columns != (0, self.embedding_dim):
+            initializer = column_initializer(
+                initializer, self.seed, self.name, self.embedding_dim, columns
+            )
+        return self.template.empty_copy(
+            dim=columns[1] - columns[0],
+            optimizer=optimizer,
+            max_rows=max_rows,
+            initializer=initializer,
+        )
+
+
+def _collection_of(bag: HashEmbeddingBag) -> HashEmbeddingBagCollection:
+    """The same table, rows and optimizer as a collection of one feature."""
+    table = bag.table
+    data_types = {name: data_type for data_type, name in DTYPES.items()}
+    config = _TableConfig(
+        name=table.name,
+        embedding_dim=table.dim,
+        num_embeddings=_planned_rows(table),
+        feature_names=[_FEATURE],
+        pooling=PoolingType.MEAN if bag.mode == "mean" else PoolingType.SUM,
+        data_type=data_types[table.dtype],
+        seed=table.seed,
+        max_rows=table.max_rows,
+        on_full=table.on_full,
+        initializer=table.initializer,
+        on_nonfinite=table.on_nonfinite,
+        template=table.empty_copy(),
+    )
+    made = HashEmbeddingBagCollection([config], is_weighted=True)
+    apply_optimizer_in_backward(RowOptimizer, made.parameters(), {"settings": table.optimizer})
+    made.requires_grad_(bag.weight.requires_grad)
+    (copy,) = made.tables().values()
+    for batch in table.export():
+        copy.upsert(batch.keys, batch.weights, batch.state)
+    copy.update_count = table.update_count
+    copy.log_decay = table.log_decay
+    made.train(bag.training)
+    return made
+
+
+def _planned_rows(table: recsdk_core.Table) -> int:
+    return max(1, _PLANNED_ROWS if table.max_rows is None else table.max_rows)
+
+
+class ShardedHashEmbeddingBag(
+    ShardedEmbeddingModule[Any, Any, torch.Tensor, EmbeddingBagCollectionContext]  # type: ignore[misc]
+):
+    """A `recsdk_core.nn.HashEmbeddingBag` over several ranks; made by its sharder.
+
+    Takes what the unsharded module takes, each rank its own bags, and gives their vectors. It is a
+    collection of one feature, `collection`, whose state is in `state_dict()`. Weights get their
+    gradient.
+    """
+
+    def __init__(self, bag: HashEmbeddingBag, collection: Any) -> None:
+        """`collection`: the sharded collection of the bag's table."""
+        super().__init__()
+        self.collection = collection
+        self._include_last_offset = bag.include_last_offset
+        self._lookups = collection._lookups
+
+    @property
+    def host_exchange(self) -> Any:
+        """Where this module's host jobs run."""
+        return self.collection.host_exchange
+
+    def create_context(self) -> EmbeddingBagCollectionContext:
+        """The context of a batch."""
+        return self.collection.create_context()
+
+    def input_dist(
+        self,
+        ctx: EmbeddingBagCollectionContext,
+        keys: torch.Tensor,
+        offsets: torch.Tensor | None = None,
+        per_sample_weights: torch.Tensor | None = None,
+    ) -> Awaitable[Any]:
+        """Starts the host work: keys (N,) with offsets, or (B, L) without; weights likewise.
+
+        Raises ValueError or TypeError for offsets and shapes that do not fit; the other ranks then
+        raise PeerError.
+        """
+        try:
+            features = self._features(keys, offsets, per_sample_weights)
+        except Exception as error:
+            self.host_exchange.announce_failure(error)
+            raise
+        started: Awaitable[Any] = self.collection.input_dist(ctx, features)
+        return started
+
+    def _features(
+        self, keys: torch.Tensor, offsets: torch.Tensor | None, weights: torch.Tensor | None
+    ) -> KeyedJaggedTensor:
+        if weights is None:
+            weights = torch.ones(keys.shape, device=keys.device)
+        if weights.shape != keys.shape:
+            raise ValueError(
+                f"per_sample_weights must have the shape of keys, {tuple(keys.shape)}, got "
+                f"{tuple(weights.shape)}"
+            )
+        return KeyedJaggedTensor(
+            keys=[_FEATURE],
+            values=keys.reshape(-1),
+            weights=weights.reshape(-1),
+            lengths=_lengths(keys, offsets, self._include_last_offset),
+        )
+
+    def compute(self, ctx: EmbeddingBagCollectionContext, dist_input: Any) -> list[torch.Tensor]:
+        """The vectors that this rank pools."""
+        pooled: list[torch.Tensor] = self.collection.compute(ctx, dist_input)
+        return pooled
+
+    def output_dist(
+        self, ctx: EmbeddingBagCollectionContext, output: list[torch.Tensor]
+    ) -> LazyAwaitable[torch.Tensor]:
+        """Starts the return of the results."""
+        pooled = self.collection.output_dist(ctx, output)
+        return Results(lambda: pooled.wait().values())
+
+    def compute_and_output_dist(
+        self, ctx: EmbeddingBagCollectionContext, input: Any
+    ) -> LazyAwaitable[torch.Tensor]:
+        """Pools, and starts the return of the results."""
+        return self.output_dist(ctx, self.compute(ctx, input))
+
+    def sharded_parameter_names(self, prefix: str = "") -> Iterator[str]:
+        """All of its parameters."""
+        for name, _ in self.named_parameters():
+            yield append_prefix(prefix, name)
+
+    @property
+    def unsharded_module_type(self) -> type[HashEmbeddingBag]:
+        """The module that this is the sharded form of."""
+        return HashEmbeddingBag
+
+
+def _lengths(
+    keys: torch.Tensor, offsets: torch.Tensor | None, include_last_offset: bool
+) -> torch.Tensor:
+    """Keys of each bag; raises for offsets that the unsharded module refuses too."""
+    found = bag_offsets(keys, offsets, include_last_offset)
+    ends, num_keys = found.cpu(), keys.numel()
+    if not len(ends) or ends[0] != 0 or ends[-1] != num_keys:
+        got = f"from {int(ends[0])} to {int(ends[-1])}" if len(ends) else "nowhere"
+        raise ValueError(
+            f"offsets must run from 0 to the number of keys, {num_keys}; they run {got}"
+        )
+    if bool((ends.diff() < 0).any()):
+        raise ValueError("offsets descend somewhere; pass them in ascending order")
+    return found.diff()
+
+
+class HashEmbeddingBagSharder(BaseEmbeddingSharder[HashEmbeddingBag]):  # type: ignore[misc]
+    """Shards a `recsdk_core.nn.HashEmbeddingBag`, by any sharding type of its collection.
+
+    It is planned as one of `max_rows` rows, or of a million if it has no limit, under the name of
+    its table, and goes on with the rows that it has. On a device it needs `max_rows`, which its
+    memory follows.
+    """
+
+    def __init__(self, collection_sharder: Any) -> None:
+        """`collection_sharder`: of `HashEmbeddingBagCollection`."""
+        super().__init__(qcomm_codecs_registry=collection_sharder.qcomm_codecs_registry)
+        self._sharder = collection_sharder
+
+    def shard(
+        self,
+        module: HashEmbeddingBag,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedHashEmbeddingBag:
+        """The sharded module. Raises ValueError for a plan, device or group that does not fit."""
+        module.check_optimizer()
+        table = module.table
+        if device is not None and device.type != "cpu":
+            _check_for_device(table)
+        collection = self._sharder.shard(_collection_of(module), params, env, device, module_fqn)
+        made = ShardedHashEmbeddingBag(module, collection)
+        made.train(module.training)
+        return made
+
+    def shardable_parameters(self, module: HashEmbeddingBag) -> dict[str, nn.Parameter]:
+        """A meta tensor (planned rows, D), by the table's name."""
+        return planned_parameter(module)
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        """Those of a collection."""
+        types: list[str] = self._sharder.sharding_types(compute_device_type)
+        return types
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        """Those of a collection."""
+        kernels: list[str] = self._sharder.compute_kernels(sharding_type, compute_device_type)
+        return kernels
+
+    @property
+    def module_type(self) -> type[HashEmbeddingBag]:
+        """What it shards."""
+        return HashEmbeddingBag
+
+
+def planned_parameter(module: HashEmbeddingBag) -> dict[str, nn.Parameter]:
+    """A meta tensor (planned rows, D), by the table's name, as if it were trained."""
+    table = module.table
+    planned = nn.Parameter(torch.empty(_planned_rows(table), table.dim, device="meta"))
+    planned.__dict__["_in_backward_optimizers"] = []  # for plans made by hand
+    return {table.name: planned}
+
+
+def _check_for_device(table: recsdk_core.Table) -> None:
+    if table.default_value != 0:
+        raise ValueError(
+            f"table {table.name!r}: default_value must be 0.0 for rows on a device, got "
+            f"{table.default_value!r}"
+        )
+    if table.max_rows is None:
+        raise ValueError(
+            f"table {table.name!r}: a HashEmbeddingBag needs max_rows to be sharded on a device, "
+            "since its memory there is taken at once"
+        )

@@ -1,0 +1,253 @@
+"""The unsharded collections of hash tables: what a model is written with.
+
+Shape letters: N keys, B batch, C columns (the sum of the features' widths), D row width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_modules import (
+    EmbeddingBagCollection,
+    EmbeddingCollection,
+    get_embedding_names_by_table,
+)
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+from recsdk_sharding._batch.features import Features, features_on_host, read_features
+from recsdk_sharding._batch.local_batch import LocalBatch
+from recsdk_sharding._batch.outcomes import KeepsOutcomes, of_repeated
+from recsdk_sharding._batch.sequences import jagged_tensors, lengths_and_keys, without_duplicates
+from recsdk_sharding._compat.private import active_data_parallel_size
+from recsdk_sharding._configs.configs import HashEmbeddingBagConfig, HashEmbeddingConfig
+from recsdk_sharding._configs.translating import bag_configs, sequence_configs
+from recsdk_sharding._rows.rows import AnyTable, TableRows
+from recsdk_sharding.placement.devices import check_device
+
+__all__ = ["HashEmbeddingBagCollection", "HashEmbeddingCollection"]
+
+
+class HashEmbeddingBagCollection(KeepsOutcomes, EmbeddingBagCollection):  # type: ignore[misc]
+    """torchrec's `EmbeddingBagCollection` over raw 64-bit ids.
+
+    A drop-in: the same configs, inputs (`KeyedJaggedTensor`), outputs (`KeyedTensor` of float32
+    (B, C)) and names of parameters, `embedding_bags.<table>.weight`. Any int64 is a legal id. In
+    training (`module.training`, whatever the grad mode) an id without a row gets one; in evaluation
+    it reads zeros, and nothing is written. An empty bag pools to zeros; MEAN divides by the number
+    of ids of the bag, or by the sum of its weights if weighted (0 gives zeros).
+
+    The optimizer given to `apply_optimizer_in_backward` runs in backward, once per table, with the
+    torch class's defaults. A parameter never gets a `.grad`; on the cpu it is a (0, D) handle. The
+    rows are in `state_dict()`, per table and rank, and are copied by deepcopy and pickle. Two
+    backwards through one forward raise RuntimeError.
+
+    On npu or cuda the rows and optimizer state are in device memory, which is all taken when the
+    module is made or sharded: `num_embeddings` rows over all ranks and a little more (see
+    `recsdk_sharding.placement.devices.row_budget`). Ids beyond are refused and read zeros. Ids go
+    to the host to be mapped, so pipelines that pass them on the host are faster.
+
+    Usable as it is on one process, or sharded by `DistributedModelParallel` with the sharders of
+    `get_default_hybrid_sharders`. In DistributedDataParallel over more than one rank forward
+    raises, since each rank would train tables of its own.
+
+    >>> import torch
+    >>> from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+    >>> from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+    >>> config = HashEmbeddingBagConfig(
+    ...     name="user", embedding_dim=4, num_embeddings=1000, feature_names=["user_id"]
+    ... )
+    >>> ebc = HashEmbeddingBagCollection(tables=[config])
+    >>> apply_optimizer_in_backward(torch.optim.Adagrad, ebc.parameters(), {"lr": 0.1})
+    >>> ids = torch.tensor([-7, 2**62, -7])
+    >>> batch = KeyedJaggedTensor(["user_id"], ids, lengths=torch.tensor([2, 0, 1]))
+    >>> ebc(batch).values().sum().backward()
+    >>> len(ebc.tables()["user"])
+    2
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[HashEmbeddingBagConfig | EmbeddingBagConfig],
+        is_weighted: bool = False,
+        device: torch.device | str | None = None,
+    ) -> None:
+        """Makes empty tables; on the cpu they take no memory before the first training forward.
+
+        `tables`: configs of this package, or torchrec's, which are translated: each field means
+        what it means there, except that `num_embeddings` bounds no id; one that means nothing to a
+        hash table must be left at its default.
+        `is_weighted`: batches carry a float32 weight per id. `device`: cpu; npu or cuda for rows in
+        device memory; meta for a module that is to be sharded. Raises ValueError or TypeError for
+        tables that do not fit together.
+        """
+        configs = bag_configs(tables, "HashEmbeddingBagCollection")
+        made = check_device(device, "HashEmbeddingBagCollection")
+        super().__init__(tables=[], is_weighted=is_weighted, device=made)
+        for config in configs:
+            config.feature_names = config.feature_names or [config.name]
+            self.embedding_bags[config.name] = TableRows(config, device=made)
+        self._embedding_bag_configs = configs
+        self._feature_names = [config.feature_names for config in configs]
+        self._embedding_names = list(chain.from_iterable(get_embedding_names_by_table(configs)))
+        self._lengths_per_embedding = [
+            config.embedding_dim for config in configs for _ in config.feature_names
+        ]
+        self._num_steps = 0
+
+    def tables(self) -> dict[str, AnyTable]:
+        """The tables by name: export, len, stats."""
+        return {rows.config.name: rows.parts[0].table for rows in self._rows()}
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Pools the bags of every feature: a `KeyedTensor` of float32 (B, C).
+
+        `features` may have further features, in any order. Raises TypeError or ValueError for a
+        batch that does not fit; RuntimeError in training without an optimizer.
+        """
+        _check_usable(self)
+        names = [name for table in self._feature_names for name in table]
+        batch = read_features(features_on_host(features), names, self._is_weighted)
+        mapped = _map(self, self._rows(), batch, is_sequence=False)
+        self._note_outcomes(
+            self._embedding_names, mapped.outcomes() if self._keeps_outcomes else None
+        )
+        return KeyedTensor(
+            keys=self._embedding_names,
+            length_per_key=self._lengths_per_embedding,
+            values=mapped.pooled(),
+        )
+
+    def _rows(self) -> list[TableRows]:
+        return list(self.embedding_bags.values())
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Rows and optimizer state move with the module."""
+        super()._apply(fn, recurse)
+        self._device = self._rows()[0].weight.device
+        return self
+
+    def reset_parameters(self) -> None:
+        """Does nothing: rows are made when their ids first show up."""
+
+
+class HashEmbeddingCollection(KeepsOutcomes, EmbeddingCollection):  # type: ignore[misc]
+    """torchrec's `EmbeddingCollection` over raw 64-bit ids: a vector for every id of a sequence.
+
+    A drop-in: the same configs, inputs (`KeyedJaggedTensor`), outputs (a dictionary of
+    `JaggedTensor` with values float32 (N, D)) and names of parameters,
+    `embeddings.<table>.weight`. All tables have one width. All else as in
+    `HashEmbeddingBagCollection`.
+
+    >>> import torch
+    >>> from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+    >>> from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+    >>> config = HashEmbeddingConfig(
+    ...     name="item", embedding_dim=4, num_embeddings=1000, feature_names=["history"]
+    ... )
+    >>> ec = HashEmbeddingCollection(tables=[config])
+    >>> apply_optimizer_in_backward(torch.optim.Adagrad, ec.parameters(), {"lr": 0.1})
+    >>> ids = torch.tensor([-7, 2**62, -7])
+    >>> batch = KeyedJaggedTensor(["history"], ids, lengths=torch.tensor([2, 0, 1]))
+    >>> ec(batch)["history"].values().shape
+    torch.Size([3, 4])
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[HashEmbeddingConfig | HashEmbeddingBagConfig | EmbeddingConfig],
+        device: torch.device | str | None = None,
+        need_indices: bool = False,
+    ) -> None:
+        """Makes empty tables. `need_indices`: outputs carry the ids as their weights.
+
+        `tables`: also torchrec's `EmbeddingConfig`, and configs with `PoolingType.NONE`.
+        `device` and errors as in `HashEmbeddingBagCollection`.
+        """
+        configs = sequence_configs(tables, "HashEmbeddingCollection")
+        widths = {config.embedding_dim for config in configs}
+        if len(widths) > 1:
+            raise ValueError(
+                f"HashEmbeddingCollection: all tables need one embedding_dim, got {sorted(widths)}"
+            )
+        made = check_device(device, "HashEmbeddingCollection")
+        super().__init__(tables=[], device=made, need_indices=need_indices)
+        for config in configs:
+            config.feature_names = config.feature_names or [config.name]
+            self.embeddings[config.name] = TableRows(config, device=made)
+        self._embedding_configs = configs
+        self._embedding_dim = widths.pop()
+        self._feature_names = [config.feature_names for config in configs]
+        self._embedding_names_by_table = get_embedding_names_by_table(configs)
+        self._num_steps = 0
+
+    def tables(self) -> dict[str, AnyTable]:
+        """The tables by name: export, len, stats."""
+        return {rows.config.name: rows.parts[0].table for rows in self._rows()}
+
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """The vectors of every feature's ids, in their order, by name of the embedding.
+
+        `features` may have further features, in any order. Raises as
+        `HashEmbeddingBagCollection.forward`.
+        """
+        _check_usable(self)
+        names = [name for table in self._feature_names for name in table]
+        batch = read_features(features_on_host(features), names, is_weighted=False)
+        every = without_duplicates(batch, drops_duplicates=False)
+        mapped = _map(self, self._rows(), every, is_sequence=True)
+        keys = [name for table in self._embedding_names_by_table for name in table]
+        outcomes = mapped.outcomes() if self._keeps_outcomes else None
+        vectors = mapped.separate()
+        if every.bag_of_sample is not None:
+            pairs = zip(vectors, every.bag_of_sample, strict=True)
+            vectors = [part.index_select(0, place.to(part.device)) for part, place in pairs]
+            if outcomes is not None:
+                repeated = zip(outcomes, every.bag_of_sample, strict=True)
+                outcomes = [of_repeated(*pair) for pair in repeated]
+        self._note_outcomes(keys, outcomes)
+        return jagged_tensors(keys, vectors, lengths_and_keys(every), self._need_indices)
+
+    def _rows(self) -> list[TableRows]:
+        return list(self.embeddings.values())
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Rows and optimizer state move with the module."""
+        super()._apply(fn, recurse)
+        self._device = self._rows()[0].weight.device
+        return self
+
+    def reset_parameters(self) -> None:
+        """Does nothing: rows are made when their ids first show up."""
+
+
+def _map(
+    module: Any, rows: Sequence[TableRows], batch: Features, *, is_sequence: bool
+) -> LocalBatch:
+    """Maps a batch of an unsharded module, as a step if it trains."""
+    step = None
+    if module.training:
+        for each in rows:
+            each.check_trainable()
+        module._num_steps += 1
+        step = module._num_steps
+    return LocalBatch(rows, batch, module.device, step=step, is_sequence=is_sequence)
+
+
+def _check_usable(module: Any) -> None:
+    kind = type(module).__name__
+    if module.device.type == "meta":
+        raise RuntimeError(
+            f"this {kind} was built on the meta device: shard it with "
+            "DistributedModelParallel, or build it with device=torch.device('cpu')"
+        )
+    num_ranks = active_data_parallel_size()
+    if num_ranks > 1:
+        raise RuntimeError(
+            f"an unsharded {kind} in DistributedDataParallel over "
+            f"{num_ranks} ranks would train other rows on each rank: shard it with "
+            "DistributedModelParallel and get_default_hybrid_sharders"
+        )

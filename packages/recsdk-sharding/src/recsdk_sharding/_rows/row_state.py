@@ -1,0 +1,368 @@
+"""How the rows of a table lie in a `state_dict`, and how they get from there into any layout.
+
+Shape letters: n rows, D row width of the table.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import recsdk_core
+from recsdk_core import Outcome
+from recsdk_core.checkpoint.replacing import NewRows
+from recsdk_sharding._configs.configs import HashTableConfig
+from recsdk_sharding.placement.layout import Part
+from recsdk_sharding.placement.ranks import ranks_of_tensor
+
+__all__ = [
+    "ENTRY_PATTERN",
+    "PART_PATTERN",
+    "SavedPart",
+    "entry_of",
+    "fields_of",
+    "parts_of_entries",
+    "prefix_of",
+    "put_state",
+    "rows_for",
+]
+
+PART_PATTERN = r"rank_(?P<rank>[0-9]+)\.(?:columns_(?P<first>[0-9]+)_(?P<last>[0-9]+)\.)?"
+"""What the names of a part's entries begin with."""
+
+ENTRY_PATTERN = r"(?P<name>keys|weight|ranks|seed|update_count|log_decay|state\..+)"
+"""What follows: one of the entries of a part."""
+
+_UINT64 = 2**64
+
+
+def entry_of(name: str) -> str | None:
+    """Which entry of a part a name means, without the table's prefix; None: none."""
+    match = re.fullmatch(PART_PATTERN + ENTRY_PATTERN, name)
+    return None if match is None else match["name"]
+
+
+def prefix_of(place: Part, dim: int) -> str:
+    """What the names of a part's entries begin with."""
+    columns = "" if place.columns == (0, dim) else "columns_{}_{}.".format(*place.columns)
+    return f"rank_{place.index}.{columns}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedPart:
+    """The rows of a part."""
+
+    place: Part
+    keys: NDArray[np.int64]
+    weight: NDArray[np.float32]  # 16-bit weights too, which widen exactly
+    dtype: torch.dtype  # of stored weights
+    state: dict[str, NDArray[np.float32]]
+    update_count: int
+    seed: int
+    log_decay: float
+
+    @staticmethod
+    def of_table(table: Any, place: Part) -> SavedPart:
+        """The rows that a table has now."""
+        batches = list(table.export())
+        return SavedPart(
+            place=place,
+            keys=_joined([b.keys for b in batches], np.zeros(0, np.int64)),
+            weight=_joined([b.weights for b in batches], np.zeros((0, table.dim), np.float32)),
+            dtype=getattr(torch, table.dtype),
+            state={
+                name: _joined([b.state[name] for b in batches], np.zeros((0, width), np.float32))
+                for name, width in table.state_fields
+            },
+            update_count=table.update_count,
+            seed=table.seed,
+            log_decay=table.log_decay,
+        )
+
+    @staticmethod
+    def of_entries(prefix: str, entries: Mapping[str, Any], dim: int) -> SavedPart:
+        """The part whose entries had names that begin with `prefix`."""
+        match = re.fullmatch(PART_PATTERN, prefix)
+        assert match is not None
+        columns = (0, dim)
+        if match["first"] is not None:
+            columns = (int(match["first"]), int(match["last"]))
+        start = "state."
+        return SavedPart(
+            place=Part(ranks_of_tensor(entries["ranks"]), int(match["rank"]), columns),
+            keys=_array(entries["keys"], np.int64),
+            weight=_weights(entries["weight"]),
+            dtype=entries["weight"].dtype,
+            state={
+                name[len(start) :]: _array(value, np.float32)
+                for name, value in entries.items()
+                if name.startswith(start)
+            },
+            update_count=_array(entries["update_count"], np.int64).item(),
+            seed=int(entries["seed"]) % _UINT64,
+            log_decay=float(entries.get("log_decay", 0.0)),
+        )
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The entries of a `state_dict`."""
+        entries = {
+            "keys": torch.from_numpy(self.keys),
+            "weight": torch.from_numpy(self.weight).to(self.dtype),
+            **{f"state.{name}": torch.from_numpy(value) for name, value in self.state.items()},
+            "update_count": torch.tensor(self.update_count),
+            "seed": torch.from_numpy(np.array(self.seed, dtype=np.uint64).view(np.int64)),
+            "ranks": self.place.ranks.to_tensor(),
+        }
+        if "log_decay" in self.state:
+            entries["log_decay"] = torch.tensor(self.log_decay, dtype=torch.float64)
+        return entries
+
+    def new_rows(self) -> NewRows:
+        """What a table of the engine is given."""
+        return NewRows(
+            keys=self.keys,
+            weights=self.weight,
+            state=self.state,
+            update_count=self.update_count,
+            log_decay=self.log_decay,
+        )
+
+    def copy(self) -> SavedPart:
+        """The same, in memory of its own."""
+        return self.select(np.arange(len(self.keys)))
+
+    def check(self, config: HashTableConfig, fields: Mapping[str, int]) -> None:
+        """Raises ValueError if the rows do not fit the table.
+
+        `fields`: the width of each field of optimizer state, 0 if it is that of the part.
+        """
+        if self.keys.ndim != 1:
+            raise ValueError(f"keys must have shape (n,), got {self.keys.shape}")
+        if self.update_count < 0:
+            raise ValueError(f"update_count must not be negative, got {self.update_count}")
+        if not -math.inf < self.log_decay <= 0:
+            raise ValueError(f"log_decay must be finite and 0 or less, got {self.log_decay}")
+        self._check_shapes(config, fields)
+        if not self.place.ranks.owned_by(self.place.index, self.keys).all():
+            raise ValueError(
+                f"keys of the part of rank {self.place.index} belong to other ranks of "
+                f"{self.place.ranks}; it was renamed or changed"
+            )
+        if self.seed != config.seed:
+            raise ValueError(
+                f"it was saved with seed {self.seed} but is configured with {config.seed}; new "
+                f"rows would not be those of the saved table; configure seed={self.seed}"
+            )
+
+    def _check_shapes(self, config: HashTableConfig, fields: Mapping[str, int]) -> None:
+        first, last = self.place.columns
+        if not 0 <= first < last <= config.embedding_dim:
+            raise ValueError(
+                f"it has columns {first} to {last}, the table {config.embedding_dim} columns"
+            )
+        shapes = {"weight": (self.weight, last - first)}
+        for name, width in fields.items():
+            if name not in self.state:
+                raise ValueError(
+                    f"optimizer state {name!r} is missing; it was saved with {sorted(self.state)}"
+                )
+            shapes[f"state.{name}"] = (self.state[name], width or last - first)
+        for name, (array, width) in shapes.items():
+            if array.shape != (len(self.keys), width):
+                wanted = (len(self.keys), width)
+                raise ValueError(f"{name} must have shape {wanted}, got {array.shape}")
+
+    def select(self, chosen: NDArray[Any]) -> SavedPart:
+        """The rows of a mask or of positions (n,)."""
+        return replace(
+            self,
+            keys=self.keys[chosen],
+            weight=self.weight[chosen],
+            state={name: value[chosen] for name, value in self.state.items()},
+        )
+
+
+def parts_of_entries(state_dict: Mapping[str, Any], prefix: str, dim: int) -> list[SavedPart]:
+    """The parts among entries whose names begin with `prefix`."""
+    groups: dict[str, dict[str, Any]] = {}
+    pattern = re.compile(re.escape(prefix) + f"(?P<part>{PART_PATTERN})(?P<name>.+)")
+    for key, value in state_dict.items():
+        match = pattern.fullmatch(key)
+        if match is not None:
+            groups.setdefault(match["part"], {})[match["name"]] = value
+    return [SavedPart.of_entries(part, entries, dim) for part, entries in groups.items()]
+
+
+def rows_for(
+    place: Part, saved: Sequence[SavedPart], config: HashTableConfig, optimizer: Any
+) -> SavedPart:
+    """The rows that belong to a part, of the saved parts of any layout.
+
+    State of a row as a whole, which rowwise optimizers keep for each column range, is the mean of
+    that of the columns. Raises ValueError for parts that do not fit, or lack such rows.
+    """
+    fields = fields_of(optimizer)
+    for part in saved:
+        part.check(config, fields)
+    by_columns: dict[tuple[int, int], list[SavedPart]] = {}
+    for part in saved:
+        by_columns.setdefault(part.place.columns, []).append(part)
+    groups = [
+        _rows_of_columns(place, by_columns[columns])
+        for columns in sorted(by_columns)
+        if columns[0] < place.columns[1] and place.columns[0] < columns[1]
+    ]
+    _check_columns(place, groups)
+    return _recut(place, groups, fields)
+
+
+def put_state(table: Any, rows: SavedPart) -> None:
+    """Gives the rows of a table that are as they were loaded the state that was loaded for them."""
+    values, outcomes = table.lookup(rows.keys, return_outcomes=True)
+    stored = torch.from_numpy(rows.weight).to(getattr(torch, table.dtype)).float().numpy()
+    is_same_n = (values.view(np.int32) == stored.view(np.int32)).all(1)
+    same = rows.select(is_same_n & (outcomes == Outcome.FOUND))
+    table.upsert(same.keys, same.weight, same.state)
+    table.log_decay = rows.log_decay
+
+
+def fields_of(optimizer: Any) -> dict[str, int]:
+    """The fields of optimizer state: their width in a row, or 0 if they have each column."""
+    if optimizer is None:
+        return {}
+    narrow, wide = (recsdk_core.Table(dim, optimizer=optimizer).state_fields for dim in (1, 3))
+    return {
+        name: width if width == other else 0
+        for (name, width), (_, other) in zip(narrow, wide, strict=True)
+    }
+
+
+def _rows_of_columns(place: Part, saved: Sequence[SavedPart]) -> SavedPart:
+    """The rows of one saved column range that belong to a part."""
+    _check_rows(place, saved)
+    owned = []
+    for part in saved:
+        is_owned = place.ranks.owned_by(place.index, part.keys)
+        owned.append(part if is_owned.all() else part.select(is_owned))
+    keys = np.concatenate([part.keys for part in owned])
+    if len(np.unique(keys)) < len(keys):
+        raise ValueError("a key occurs more than once; load the parts of one save only")
+    return replace(
+        owned[0],
+        keys=keys,
+        weight=np.concatenate([part.weight for part in owned]),
+        state={
+            name: np.concatenate([part.state[name] for part in owned]) for name in owned[0].state
+        },
+        update_count=max(part.update_count for part in saved),
+        log_decay=min(part.log_decay for part in saved),
+    )
+
+
+def _check_rows(place: Part, saved: Sequence[SavedPart]) -> None:
+    """Raises ValueError unless the parts of a column range have all keys of a part."""
+    ranks = saved[0].place.ranks
+    if any(part.place.ranks != ranks for part in saved):
+        raise ValueError("the parts are of different saves; load those of one only")
+    found = {part.place.index for part in saved}
+    missing = [
+        index
+        for index in range(ranks.world_size)
+        if index not in found and place.ranks.may_share_keys(place.index, ranks, index)
+    ]
+    if missing:
+        raise ValueError(
+            f"it was saved by {ranks.world_size} ranks with rule {ranks.rule!r}, and the parts "
+            f"of ranks {missing} are missing, which may have ids of rank {place.index}; load "
+            "them too (with torch.distributed.checkpoint, if the rule differs: pass "
+            "planner=recsdk_sharding.HashLoadPlanner(all_ranks=True))"
+        )
+
+
+def _check_columns(place: Part, groups: Sequence[SavedPart]) -> None:
+    """Raises ValueError unless column ranges in ascending order cover the columns of a part."""
+    reached = place.columns[0]
+    for group in groups:
+        first, last = group.place.columns
+        if first > reached or (group is not groups[0] and first < reached):
+            break
+        reached = last
+    if reached < place.columns[1]:
+        ranges = [group.place.columns for group in groups]
+        raise ValueError(
+            f"columns {place.columns[0]} to {place.columns[1]} are wanted, but the parts have the "
+            f"columns {ranges}; load all parts of one save"
+        )
+
+
+def _recut(place: Part, groups: Sequence[SavedPart], fields: Mapping[str, int]) -> SavedPart:
+    """The columns of a part, from ranges that cover them."""
+    if len(groups) > 1:
+        groups = [group.select(np.argsort(group.keys)) for group in groups]
+        if any(not np.array_equal(group.keys, groups[0].keys) for group in groups[1:]):
+            raise ValueError("the column ranges have different keys; load the parts of one save")
+    cuts = [_overlap(place.columns, group.place.columns) for group in groups]
+    state = {}
+    for name, width in fields.items():
+        parts = [group.state[name] for group in groups]
+        if width == 0:
+            state[name] = _side_by_side(parts, cuts)
+        else:
+            state[name] = _mean(parts, cuts) if width == 1 else parts[0]
+    return replace(
+        groups[0],
+        place=place,
+        weight=_side_by_side([group.weight for group in groups], cuts),
+        state=state,
+        update_count=max(group.update_count for group in groups),
+        log_decay=min(group.log_decay for group in groups) if "log_decay" in fields else 0.0,
+    )
+
+
+def _overlap(wanted: tuple[int, int], found: tuple[int, int]) -> slice:
+    """The columns that both have, counted from the first found."""
+    return slice(max(wanted[0] - found[0], 0), min(wanted[1], found[1]) - found[0])
+
+
+def _side_by_side(
+    parts: Sequence[NDArray[np.float32]], cuts: Sequence[slice]
+) -> NDArray[np.float32]:
+    columns = [part[:, cut] for part, cut in zip(parts, cuts, strict=True)]
+    return np.ascontiguousarray(np.concatenate(columns, axis=1))
+
+
+def _mean(parts: Sequence[NDArray[np.float32]], cuts: Sequence[slice]) -> NDArray[np.float32]:
+    """The mean by numbers of columns; what is equal in all parts stays as it is."""
+    if all(np.array_equal(part, parts[0]) for part in parts[1:]):
+        return parts[0]
+    widths = np.array([cut.stop - cut.start for cut in cuts], np.float32)
+    shares = widths / widths.sum()
+    total: NDArray[np.float32] = sum(
+        (share * part for share, part in zip(shares, parts, strict=True)),
+        start=np.zeros_like(parts[0]),
+    )
+    return total
+
+
+def _joined(arrays: list[NDArray[Any]], empty: NDArray[Any]) -> NDArray[Any]:
+    return np.concatenate(arrays) if arrays else empty
+
+
+def _weights(value: torch.Tensor) -> NDArray[np.float32]:
+    if value.dtype in (torch.bfloat16, torch.float16):
+        value = value.float()
+    return _array(value, np.float32)
+
+
+def _array(value: torch.Tensor, dtype: Any) -> NDArray[Any]:
+    array = value.detach().cpu().numpy()
+    if array.dtype != dtype:
+        raise TypeError(f"entries must be {np.dtype(dtype)}, got {array.dtype}")
+    return np.ascontiguousarray(array)

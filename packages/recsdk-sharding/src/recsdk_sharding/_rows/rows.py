@@ -1,0 +1,488 @@
+"""The rows of one table that one process owns, and how they enter and leave a `state_dict`.
+
+Shape letters: n rows, D row width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import nn
+
+import recsdk_core
+from recsdk_core import ExportBatch, optim
+from recsdk_core.checkpoint.columns import name_of
+from recsdk_core.checkpoint.replacing import NewRows, replace_rows, stage_rows
+from recsdk_core.nn.accumulation import Accumulation
+from recsdk_core.nn.rows_parameter import RowsParameter
+from recsdk_core.nn.unused import Unused
+from recsdk_sharding._configs.configs import HashTableConfig
+from recsdk_sharding._rows.accumulate import accumulate_steps_of_parameter
+from recsdk_sharding._rows.optimizers import optimizer_of_parameter
+from recsdk_sharding._rows.row_state import (
+    SavedPart,
+    entry_of,
+    fields_of,
+    parts_of_entries,
+    prefix_of,
+    put_state,
+    rows_for,
+)
+from recsdk_sharding.device.host_index import keys_only
+from recsdk_sharding.device.table import DeviceTable
+from recsdk_sharding.placement.devices import check_device, keeps_rows_in_engine, row_budget
+from recsdk_sharding.placement.layout import Part
+
+__all__ = ["AnyTable", "OwnedPart", "TableRows", "anchor_of"]
+
+AnyTable: TypeAlias = recsdk_core.Table | DeviceTable
+"""Where the rows are: in the engine, or on a device."""
+
+_ATTACHED = ("_optimizer_classes", "_optimizer_kwargs")
+
+
+@dataclass(frozen=True)
+class OwnedPart:
+    """A part of a table that this process owns."""
+
+    name: str
+    """The table's name, followed by `.columns_<first>_<last>` if it has not all columns."""
+    place: Part
+    """Which rows and columns it has."""
+    table: AnyTable
+    """The rows."""
+    accumulation: Accumulation[Any] | None
+    """Collects the gradients of several backwards; None: each is an update."""
+    is_stateless: bool
+    """Whether no optimizer was applied."""
+
+    @property
+    def device_table(self) -> DeviceTable:
+        """The table, of rows on a device."""
+        assert isinstance(self.table, DeviceTable)
+        return self.table
+
+    @property
+    def index(self) -> recsdk_core.Table:
+        """The engine's table that maps keys to row numbers."""
+        return self.table.index if isinstance(self.table, DeviceTable) else self.table
+
+    def check_idle(self) -> None:
+        """Raises BusyError while batches are in flight, so that rows cannot be replaced."""
+        table = self.index
+        state = {name: np.zeros((0, width), np.float32) for name, width in table.state_fields}
+        nothing = NewRows(
+            keys=np.zeros(0, np.int64), weights=np.zeros((0, table.dim), np.float32), state=state
+        )
+        stage_rows(table, nothing).check(0)
+
+
+class _StateLost(RuntimeError):
+    """Optimizer state was loaded, and the optimizer that came later cannot have it."""
+
+
+class TableRows(nn.Module):
+    """The parts of one table that a process owns: engine tables, or tensors on a device.
+
+    Under most plans that is one part; it may be none, and with column-wise plans more than one.
+
+    The parameter `weight` carries the optimizer and `requires_grad`, and never gets a `.grad`. On
+    the cpu, where the engine keeps the rows, it is (0, D); on another device it is the store of
+    the part's rows, (row budget + 1, columns), of which the last stays zero; of several parts the
+    stores lie behind one another, in one dimension. Tables are made at their first use. An
+    optimizer that is applied later is taken at the next use, until the table is sharded: rows get
+    the state that was loaded for them, or a fresh one.
+
+    In a `state_dict` the part number r of the rows has, under `rank_<r>.`: `keys` int64 (n,),
+    `weight` (n, D) in the dtype of the stored rows (loading takes any of the three),
+    `state.<field>` float32 (n, width) per field of optimizer state, the scalars `update_count` and
+    `seed` int64, `log_decay` float64 if the optimizer catches up, and `ranks` int64 (2,), which
+    says among how many parts and by which rule the keys were spread.
+    A part of some columns has them under `rank_<r>.columns_<first>_<last>.`. Loading takes the
+    parts of any layout, keeps the rows and columns that this process owns and replaces what the
+    tables had; parts that may have such keys must all be there.
+    """
+
+    def __init__(
+        self,
+        config: HashTableConfig,
+        places: Sequence[Part] | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        """`places`: what this process owns; None: all of the table."""
+        super().__init__()
+        self.config = config
+        self._is_planned = places is not None
+        self._places = [Part.whole(config.embedding_dim)] if places is None else list(places)
+        self._tables: list[AnyTable] | None = None
+        self._optimizer: optim.Optimizer | None = None
+        self._kept: list[SavedPart] = []  # loaded before an optimizer, whose state they have
+        self._lost_state = False  # loaded before an optimizer, and not kept
+        self._accumulations: list[Accumulation[Any] | None] = []
+        self._keeps_rows_in_engine = device is None or keeps_rows_in_engine(device)
+        self.weight = RowsParameter.of_table(config.name, self._make_store(device))
+
+    def _make_store(self, device: torch.device | None) -> torch.Tensor:
+        if self._keeps_rows_in_engine or not self._places:
+            return torch.empty(0, self.config.embedding_dim, device=device)
+        shapes = [self._shape_on_device(place) for place in self._places]
+        if len(shapes) == 1:
+            return torch.zeros(*shapes[0], device=device)
+        return torch.zeros(sum(map(math.prod, shapes)), device=device)
+
+    def _shape_on_device(self, place: Part) -> tuple[int, int]:
+        budget = row_budget(self.config.num_embeddings, place.ranks.world_size)
+        return budget + 1, place.width
+
+    def _stores(self) -> list[torch.Tensor]:
+        """The rows of each part on a device, contiguous views of the parameter."""
+        shapes = [self._shape_on_device(place) for place in self._places]
+        if len(shapes) == 1:
+            return [self.weight.detach()]
+        flat = self.weight.detach().split_with_sizes([math.prod(shape) for shape in shapes])
+        return [part.view(shape) for part, shape in zip(flat, shapes, strict=True)]
+
+    @property
+    def parts(self) -> list[OwnedPart]:
+        """What this process owns, by first column; tables are made on first use.
+
+        Raises BusyError if an optimizer was applied while batches are in flight, RuntimeError if
+        it came after loaded state that was not kept or is another's, and ValueError if a second was
+        applied.
+        """
+        tables = self._made_tables()
+        return [
+            OwnedPart(self._name_of(place), place, table, accumulation, self._optimizer is None)
+            for place, table, accumulation in zip(
+                self._places, tables, self._accumulations, strict=True
+            )
+        ]
+
+    def _made_tables(self) -> list[AnyTable]:
+        if self._tables is None:
+            self._tables = self._make_tables()
+        elif self._optimizer is None:
+            self._adopt_optimizer(self._tables)
+        elif self._lost_state:
+            raise self._state_lost("its optimizer state was left out")
+        elif len(getattr(self.weight, _ATTACHED[0], [])) > 1:
+            optimizer_of_parameter(self.weight, self.config.name)  # refuses the second
+        return self._tables
+
+    def _state_lost(self, problem: str) -> _StateLost:
+        return _StateLost(
+            f"table {self.config.name!r} was loaded before its optimizer was applied, and "
+            f"{problem}; load it again, now that the optimizer is known"
+        )
+
+    def _applied_optimizer(self) -> optim.Optimizer | None:
+        """The optimizer that the tables have, or take at their next use."""
+        if self._optimizer is None and (self._tables is None or not self._is_planned):
+            return optimizer_of_parameter(self.weight, self.config.name)
+        return self._optimizer
+
+    def _adopt_optimizer(self, tables: list[AnyTable]) -> None:
+        """Takes an optimizer that was applied after the tables were made."""
+        optimizer = self._applied_optimizer()
+        if optimizer is None:
+            return
+        if self._lost_state:
+            raise self._state_lost("its optimizer state was left out")
+        [table] = tables  # all of them, before a plan
+        found = None
+        if self._kept:
+            try:
+                found = rows_for(self._places[0], self._kept, self.config, optimizer)
+            except ValueError as error:
+                raise self._state_lost(str(error)) from error
+        table.set_optimizer(optimizer)
+        self._optimizer, self._accumulations = optimizer, self._make_accumulations()
+        if found is not None:
+            put_state(table, found)
+        self._kept = []
+
+    def _name_of(self, place: Part) -> str:
+        name = self.config.name
+        if place.columns == (0, self.config.embedding_dim):
+            return name
+        return name_of(name, place.columns)
+
+    @property
+    def optimizer(self) -> optim.Optimizer | None:
+        """The optimizer that was applied to the parameter."""
+        self._made_tables()
+        return self._optimizer
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the next updates; set it to change that of all parts."""
+        rates = [part.table.learning_rate for part in self.parts]
+        return rates[0] if rates else (self._optimizer or optim.SGD()).lr
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        for part in self.parts:
+            part.table.learning_rate = value
+
+    def _make_accumulations(self) -> list[Accumulation[Any] | None]:
+        by_optimizer = accumulate_steps_of_parameter(self.weight)
+        by_config = self.config.accumulate_steps
+        if by_optimizer > 1 and by_config > 1 and by_optimizer != by_config:
+            raise ValueError(
+                f"table {self.config.name!r}: its config has accumulate_steps={by_config}, its "
+                f"optimizer accumulate_step={by_optimizer}; give one of them"
+            )
+        steps = max(by_optimizer, by_config)
+        return [Accumulation(steps) if steps > 1 else None for _ in self._places]
+
+    def _make_tables(self) -> list[AnyTable]:
+        self._accumulations = self._make_accumulations()
+        self._optimizer = optimizer_of_parameter(self.weight, self.config.name)
+        optimizer, places = self._optimizer or optim.SGD(), self._places
+        given = [(optimizer, self._share_of_max_rows(place), place.columns) for place in places]
+        if self._keeps_rows_in_engine:
+            return [self.config.make_table(*of_part) for of_part in given]
+        pairs = zip(self._stores(), given, strict=True)
+        return [DeviceTable(self.config, store, *of_part) for store, of_part in pairs]
+
+    def _share_of_max_rows(self, place: Part) -> int | None:
+        total, count = self.config.max_rows, place.ranks.world_size
+        return None if total is None else total // count + int(place.index < total % count)
+
+    def check_trainable(self) -> None:
+        """Raises RuntimeError if the parameter requires a gradient but has no optimizer."""
+        if self.optimizer is None and self.weight.requires_grad:
+            raise RuntimeError(
+                f"table {self.config.name!r} has no optimizer: call torchrec's "
+                "apply_optimizer_in_backward(optimizer_class, module.parameters(), {...}) before "
+                "it trains, and before DistributedModelParallel, or freeze it with "
+                "requires_grad_(False)"
+            )
+
+    def take_rows_of(self, other: TableRows) -> None:
+        """Copies optimizer, `requires_grad` and the rows that this process owns from another.
+
+        With the rows goes the learning rate in use.
+        """
+        self.weight.requires_grad_(other.weight.requires_grad)
+        self._attach(other._attached())
+        if other._tables is not None:
+            self._replace_rows([SavedPart.of_table(part.table, part.place) for part in other.parts])
+            self.learning_rate = other.learning_rate
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> TableRows:
+        """Moves rows and optimizer state, if `fn` moves tensors to another device.
+
+        Raises ValueError for another device than a plan's, for other rows than float32 on a device,
+        BusyError while batches are in flight; then nothing has moved.
+        """
+        probe = fn(self.weight.detach()[:0])
+        if probe.device == self.weight.device:
+            if not self._keeps_rows_in_engine and probe.dtype != self.weight.dtype:
+                raise ValueError(
+                    f"table {self.config.name!r}: rows in device memory are float32, and cannot "
+                    f"become {probe.dtype}; convert what the module gives instead"
+                )
+            return super()._apply(fn, recurse)  # type: ignore[no-untyped-call,no-any-return]
+        if self._is_planned:
+            raise ValueError(
+                f"table {self.config.name!r}: a plan has put its rows on {self.weight.device}, so "
+                f"it cannot move to {probe.device}: save it, and load it into a model that is "
+                "sharded for that device"
+            )
+        check_device(probe.device, f"table {self.config.name!r}")
+        for part in self.parts if self._tables is not None else []:
+            part.check_idle()
+        moved = TableRows(self.config, device=probe.device)
+        moved.take_rows_of(self)
+        self.weight = moved.weight
+        self._keeps_rows_in_engine = moved._keeps_rows_in_engine
+        self._tables, self._accumulations = moved._tables, moved._accumulations
+        return self
+
+    def _attached(self) -> dict[str, Any]:
+        """What `apply_optimizer_in_backward` left on the parameter.
+
+        torchrec's own sharders add an entry "optimizer" to the caller's dict of arguments, which
+        several parameters may share; it is no argument of the class.
+        """
+        arguments = [
+            {name: value for name, value in given.items() if name != "optimizer"}
+            for given in getattr(self.weight, "_optimizer_kwargs", [])
+        ]
+        classes = list(getattr(self.weight, "_optimizer_classes", []))
+        return dict(zip(_ATTACHED, (classes, arguments), strict=True))
+
+    def _attach(self, attached: dict[str, Any]) -> None:
+        # Not by applying again: that would keep the parameter alive for ever, through its hook.
+        classes, arguments = attached.values()
+        if classes:
+            self.weight.__dict__.update(attached)
+            self.weight.__dict__["_in_backward_optimizers"] = [
+                make([self.weight], **given) for make, given in zip(classes, arguments, strict=True)
+            ]
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._tables is not None:
+            self._made_tables()
+        # Copies of a parameter lose its attributes, so they travel beside it.
+        state = {**self.__dict__, "_attached_to_weight": self._attached(), "_saved": None}
+        state["_accumulations"] = [  # their gradients stay with the original
+            None if each is None else Accumulation(each.num_backwards)
+            for each in self._accumulations
+        ]
+        if any(isinstance(table, DeviceTable) for table in self._tables or []):
+            state["_tables"] = None  # they belong to this parameter
+            saved = [SavedPart.of_table(part.table, part.place) for part in self.parts]
+            state["_saved"] = saved, self.learning_rate
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        attached, saved = state.pop("_attached_to_weight"), state.pop("_saved")
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.weight.__class__ = RowsParameter  # a pickled one is plain; optimizers may have it too
+        self.weight.table_name = self.config.name
+        self._attach(attached)
+        if saved is not None:
+            self._replace_rows(saved[0])
+            self.learning_rate = saved[1]
+
+    def extra_repr(self) -> str:
+        rows = [len(table) for table in self._tables or []]
+        return f"name={self.config.name!r}, dim={self.config.embedding_dim}, rows={rows}"
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        for part in self.parts:
+            saved = SavedPart.of_table(part.table, part.place)
+            start = prefix + prefix_of(part.place, self.config.embedding_dim)
+            for name, tensor in saved.tensors().items():
+                destination[f"{start}{name}"] = tensor
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        name = f"table {self.config.name!r}: "
+        try:
+            unexpected_keys.extend(self._unused(state_dict, prefix))
+            if not self._places:
+                return
+            saved = parts_of_entries(state_dict, prefix, self.config.embedding_dim)
+            if saved:
+                with self.being_replaced():
+                    self._replace_rows(saved)
+                    self._keep_state(saved)
+            else:
+                start = prefix_of(self._places[0], self.config.embedding_dim)
+                missing_keys.append(f"{prefix}{start}keys")
+        except (ValueError, TypeError, KeyError, recsdk_core.RecsdkError) as error:
+            error_msgs.append(name + str(error).removeprefix(name))  # the engine names it too
+
+    def _unused(self, state_dict: Mapping[str, Any], prefix: str) -> list[str]:
+        """The entries below a prefix that no table, or this one's optimizer, is made of.
+
+        State that a table without an optimizer leaves out is not among them.
+        """
+        advice = (
+            "weights of a dense table, whose rows have no ids: use "
+            f"recsdk_sharding.import_rows(model, state_dict, {{{self.config.name!r}: ids}})"
+        )
+        entries = {n: entry_of(n.removeprefix(prefix)) for n in state_dict if n.startswith(prefix)}
+        optimizer = self._applied_optimizer()
+        known = {f"state.{name}" for name in fields_of(optimizer)}
+        return [
+            Unused(name, advice) if name == f"{prefix}weight" else name
+            for name, entry in entries.items()
+            if entry is None
+            or (entry.startswith("state.") and entry not in known and optimizer is not None)
+        ]
+
+    @contextmanager
+    def being_replaced(self) -> Iterator[None]:
+        """Inside, all rows are replaced: state that was loaded before and is lost matters not.
+
+        If it raises, it matters again.
+        """
+        was_lost = False
+        try:
+            self._made_tables()
+        except _StateLost:
+            was_lost, self._kept, self._lost_state = True, [], False
+        try:
+            yield
+        except BaseException:
+            self._lost_state = self._lost_state or was_lost
+            raise
+
+    def _keep_state(self, saved: Sequence[SavedPart]) -> None:
+        """Keeps loaded state for an optimizer that is applied later; not of a frozen table."""
+        has_state = self._optimizer is None and any(part.state for part in saved)
+        is_kept = has_state and self.weight.requires_grad and not self._is_planned
+        self._kept = [part.copy() for part in saved] if is_kept else []
+        self._lost_state = has_state and not is_kept
+
+    def note_loaded(self, *, has_state: bool) -> None:
+        """Takes note that rows were loaded from a checkpoint, and any state only with an optimizer.
+
+        `has_state`: whether the checkpoint has optimizer state.
+        """
+        self._kept, self._lost_state = [], has_state and self._optimizer is None
+
+    def _replace_rows(self, saved: list[SavedPart]) -> None:
+        parts = self.parts
+        found = [rows_for(part.place, saved, self.config, self.optimizer) for part in parts]
+        for part, rows in zip(parts, found, strict=True):
+            limit = part.table.max_rows
+            if limit is not None and len(rows.keys) > limit:
+                raise ValueError(
+                    f"{len(rows.keys)} rows to load do not fit into this rank's {limit}; raise "
+                    "max_rows, or num_embeddings if the rows are on a device"
+                )
+        changes = list(zip(parts, found, strict=True))
+        for part in parts:
+            if part.accumulation is not None:
+                part.accumulation.drop()  # its leases would keep the table from being replaced
+        replace_rows(
+            [
+                (p.index, r.new_rows() if p.table is p.index else keys_only(r.keys))
+                for p, r in changes
+            ]
+        )
+        for part, rows in changes:
+            if isinstance(part.table, DeviceTable):
+                batch = ExportBatch(keys=rows.keys, weights=rows.weight, state=rows.state)
+                part.table.adopt([batch])
+                part.table.update_count = rows.update_count
+                part.table.log_decay = rows.log_decay
+
+
+def anchor_of(rows: Sequence[TableRows]) -> torch.Tensor:
+    """The parameter that connects the tables of one autograd node to the graph.
+
+    Tables without an optimizer are not connected: nothing trains them.
+
+    Raises ValueError if some tables are frozen and others not: a node trains all of its tables.
+    """
+    frozen = [part.config.name for part in rows if not part.weight.requires_grad]
+    if 0 < len(frozen) < len(rows):
+        raise ValueError(
+            f"tables {frozen} are frozen (requires_grad_(False)) and others of the same collection "
+            "are not: freeze all tables of a collection or none; put them in two collections"
+        )
+    if any(part.optimizer is None for part in rows):
+        return rows[0].weight.detach()
+    return rows[0].weight

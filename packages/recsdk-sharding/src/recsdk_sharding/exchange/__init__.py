@@ -1,0 +1,23 @@
+"""How the ranks agree before each batch, and how they fail together."""
+
+from __future__ import annotations
+
+from recsdk_sharding.exchange.errors import PeerError
+from recsdk_sharding.exchange.host_exchange import (
+    EndOfData,
+    ExchangeJob,
+    HostExchange,
+    Splits,
+    exchange_of_group,
+    exchanges_of,
+)
+
+__all__ = [
+    "EndOfData",
+    "ExchangeJob",
+    "HostExchange",
+    "PeerError",
+    "Splits",
+    "exchange_of_group",
+    "exchanges_of",
+]

@@ -1,0 +1,407 @@
+"""What the ranks tell each other on the host before each batch, and how they fail together.
+
+A `HostExchange` runs jobs one after the other on a thread of its own, over a gloo process group
+that nobody else uses. Each job begins with one small collective: every rank says whether its local
+work went well, whether it has a batch, whether it trains, at which step, and how much it will send.
+A rank that failed or has no batch takes part too, so all ranks learn it in the same exchange; from
+then on all of them refuse further jobs until `reset()`. A job ends with a second small collective,
+so that a failure after the data has moved also ends the step on every rank.
+
+Shape letter: W ranks.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, Generic, Literal, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from recsdk_core import RecsdkError
+from recsdk_sharding.exchange.attempt import attempt, message_of, text_of
+from recsdk_sharding.exchange.errors import EndOfData, PeerError, known
+from recsdk_sharding.exchange.failures import failure_of_peer
+from recsdk_sharding.exchange.header import Header, Splits
+from recsdk_sharding.exchange.worker import Worker
+
+__all__ = [
+    "EndOfData",
+    "ExchangeJob",
+    "HostExchange",
+    "PeerError",
+    "Splits",
+    "exchange_of_group",
+    "exchanges_of",
+]
+
+T = TypeVar("T")
+
+_SECONDS_AT_EXIT = 1.0
+
+
+class ExchangeJob(ABC, Generic[T]):
+    """The host work of one batch and sharding group, cut where the ranks have to agree.
+
+    The methods are called on the exchange's thread, in the order below, once each. What `prepare`
+    or `finish` raises is raised by the job's future, and reported to the other ranks.
+    """
+
+    training: bool
+    """Whether the batch is to be trained; all ranks must say the same."""
+    tag: int
+    """Identifies the job's kind (0 to 2**31 - 1); all ranks must say the same."""
+    equal_batches: Sequence[Sequence[int]] = ()
+    """Groups of ranks whose batches must be of equal size; all ranks must say the same."""
+
+    @abstractmethod
+    def step(self) -> int:
+        """The step of this batch; all ranks must say the same."""
+
+    @abstractmethod
+    def prepare(self) -> Splits:
+        """Local work before any communication."""
+
+    @abstractmethod
+    def transfer(self, group: dist.ProcessGroup, splits: Sequence[Splits]) -> None:
+        """Collectives over the group, knowing what each rank sends. What it raises is final."""
+
+    @abstractmethod
+    def finish(self) -> T:
+        """Local work with what was received."""
+
+    def answer(self, group: dist.ProcessGroup, splits: Sequence[Splits], result: T) -> None:
+        """Collectives once `finish` went well on every rank; none unless a job says so.
+
+        What it raises is final.
+        """
+
+
+class _Failure(RecsdkError):
+    """What a rank says of a failure outside of any job."""
+
+
+class _Absent(ExchangeJob[None]):
+    """Takes part in one exchange without a batch: at the end of data, or to report a failure."""
+
+    training = False
+    tag = 0
+
+    def __init__(self, failure: str | None = None) -> None:
+        self._failure = failure
+
+    def step(self) -> int:
+        return 0
+
+    def prepare(self) -> Splits:
+        if self._failure is not None:
+            raise _Failure(self._failure)
+        return Splits()
+
+    def transfer(self, group: dist.ProcessGroup, splits: Sequence[Splits]) -> None:
+        raise AssertionError("an exchange with an absent rank moves no data")
+
+    def finish(self) -> None:
+        raise AssertionError("an exchange with an absent rank moves no data")
+
+
+class _Meeting(_Absent):
+    """Takes part in one exchange that moves no data."""
+
+    def transfer(self, group: dist.ProcessGroup, splits: Sequence[Splits]) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+
+class HostExchange:
+    """Runs the host jobs of all batches in submission order, on one thread and process group.
+
+    All ranks must submit the same jobs in the same order. Thread-safe; jobs of one exchange never
+    overlap. Cost of a job beside its own work: two collectives of about 100 bytes a rank, if there
+    are several ranks.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        """Wraps a gloo `group` that nobody else uses; use `exchange_of_group` to get it."""
+        self.group = group
+        self.rank: int = dist.get_rank(group)
+        self.world_size: int = dist.get_world_size(group)
+        self._lock = threading.Lock()
+        self._worker: Worker | None = None
+        self._num_pending = 0
+        self._latched: Callable[[], RecsdkError] | None = None
+        self._is_ended = False
+        self._is_broken = False
+        self.depth = 0
+        """Batches that the pipeline which submits looks ahead; all ranks must have the same."""
+
+    @property
+    def state(self) -> Literal["open", "ended", "failed"]:
+        """Whether jobs run, or are refused because data ended or a rank failed."""
+        if self._latched is None:
+            return "open"
+        return "ended" if self._is_ended else "failed"
+
+    def submit(self, job: ExchangeJob[T]) -> Future[T]:
+        """Queues a job; its future has the result of `finish` or raises.
+
+        After the end of data or a failure the future raises at once what that was (EndOfData or
+        PeerError). Returns immediately; never raises for what the job does.
+        """
+        return self._enqueue(job, has_batch=True)
+
+    def announce_end(self) -> None:
+        """Says that this rank has no further batch, and waits until all ranks know.
+
+        Takes part in the next exchange without a batch; every rank's job of that exchange raises
+        EndOfData. Does nothing if the data has ended already. Raises PeerError if a rank failed.
+        """
+        self._announce(_Absent())
+
+    def announce_failure(self, error: BaseException) -> None:
+        """Says that this rank failed outside of any job, and waits until all ranks know.
+
+        The other ranks' next job raises PeerError with the error's text. Does nothing if the
+        exchange has ended or failed already.
+        """
+        with contextlib.suppress(RecsdkError):  # its own words, or what ended the exchange before
+            self._announce(_Absent(text_of(error)))
+        if not self._is_broken:
+            known(error)
+
+    def meet(self) -> None:
+        """Waits until all ranks have come here, after the jobs that were submitted before.
+
+        Before what cannot be broken off from elsewhere, such as making a process group. Raises
+        PeerError if the process group failed. Also after the end of data or a failure, which some
+        ranks may have left behind with `reset` already.
+        """
+        with contextlib.suppress(RecsdkError):
+            self._enqueue(_Meeting(), has_batch=True).result()
+        if self._is_broken and self._latched is not None:
+            raise self._latched()
+
+    def reset(self) -> None:
+        """Makes the exchange usable again after an end or a failure that all ranks have seen.
+
+        Every rank must have drained its jobs first. Raises RuntimeError if jobs are pending, or if
+        the process group itself failed.
+        """
+        with self._lock:
+            if self._num_pending:
+                raise RuntimeError(
+                    f"cannot reset the host exchange: {self._num_pending} jobs are pending; wait "
+                    "for their futures first"
+                )
+            if self._is_broken:
+                raise RuntimeError(
+                    "cannot reset the host exchange: its process group failed; restart the ranks"
+                )
+            self._latched = None
+            self._is_ended = False
+
+    def shutdown(self, timeout: float) -> None:
+        """Drops queued jobs and stops the thread, waiting at most `timeout` seconds for it.
+
+        Dropped jobs' futures raise CancelledError. A later `submit` starts a thread again, unless
+        the old one is stuck in a collective: then the exchange has failed for good.
+        """
+        with self._lock:
+            worker, self._worker = self._worker, None
+            if worker is None:
+                return
+            self._num_pending -= worker.drop_queued()
+        worker.stop()
+        if not worker.join(timeout):
+            self._break("the job in flight did not end in time")
+
+    def _announce(self, job: _Absent) -> None:
+        with contextlib.suppress(EndOfData):
+            self._enqueue(job, has_batch=False).result()
+
+    def _enqueue(self, job: ExchangeJob[T], has_batch: bool) -> Future[T]:
+        with self._lock:
+            if self._worker is None:
+                self._worker = Worker("recsdk-host-exchange")
+                weakref.finalize(self, self._worker.stop)
+            self._num_pending += 1
+            return self._worker.submit(partial(self._run, job, has_batch, self.depth))
+
+    def _run(self, job: ExchangeJob[T], has_batch: bool, depth: int) -> T:
+        try:
+            return self._result_of(job, has_batch, depth)
+        finally:
+            with self._lock:
+                self._num_pending -= 1
+
+    def _result_of(self, job: ExchangeJob[T], has_batch: bool, depth: int) -> T:
+        """Runs a job on the worker's thread."""
+        if self._latched is not None and (self._is_broken or not isinstance(job, _Meeting)):
+            raise self._latched()
+        step = job.step()
+        splits, error = attempt(job.prepare)
+        own = Header(
+            has_batch=has_batch,
+            training=job.training,
+            step=step,
+            tag=job.tag,
+            depth=depth,
+            message_bytes=len(_message_of(error)),
+            splits=splits or Splits(),
+        )
+        rows = self._gather(own.words(self.world_size), step)
+        headers = [Header.of_words(row) for row in rows]
+        self._check(headers, error, step)
+        self._check_batch_sizes([h.splits.batch_size for h in headers], job.equal_batches)
+        self._communicate(lambda: job.transfer(self.group, [h.splits for h in headers]), step)
+        result, error = attempt(job.finish)
+        try:
+            lengths = self._gather([len(_message_of(error))], step)
+            self._raise_failures([row[0] for row in lengths], error, step)
+            self._communicate(
+                lambda: job.answer(self.group, [h.splits for h in headers], cast(T, result)), step
+            )
+        except BaseException:
+            result = None  # the traceback would keep the leases of the result open
+            raise
+        return cast(T, result)
+
+    def _check(self, headers: list[Header], error: BaseException | None, step: int) -> None:
+        """Raises, on every rank, if the ranks cannot go on with this exchange."""
+        self._raise_failures([h.message_bytes for h in headers], error, step)
+        self._check_depths([h.depth for h in headers])
+        absent = [rank for rank, h in enumerate(headers) if not h.has_batch]
+        if absent:
+            self._is_ended = True
+            raise self._latch(lambda: EndOfData(f"ranks {absent} have no further batch"))
+        first = headers[0]
+        for rank, h in enumerate(headers):
+            if (h.training, h.step, h.tag) != (first.training, first.step, first.tag):
+                text = _disagreement(first, rank, h)
+                raise self._latch(lambda text=text: RecsdkError(text))  # type: ignore[misc]
+
+    def _check_depths(self, depths: list[int]) -> None:
+        """Raises, on every rank, if one looks further ahead than another: they would deadlock."""
+        if len(set(depths)) > 1:
+            text = (
+                f"the ranks look different numbers of batches ahead: pipe_n_batch is {depths}, "
+                "rank by rank; pass the same on all ranks"
+            )
+            raise self._latch(lambda: RecsdkError(text))
+
+    def _check_batch_sizes(self, sizes: Sequence[int], groups: Sequence[Sequence[int]]) -> None:
+        """Raises, on every rank, if a group that must have equal batches has not."""
+        for ranks in groups:
+            found = [sizes[rank] for rank in ranks]
+            if len(set(found)) > 1:
+                text = (
+                    f"ranks {list(ranks)} share tensor-parallel layers and must have batches of "
+                    f"equal size; they have {found} samples: drop or pad what is left over "
+                    "(DataLoader's drop_last=True)"
+                )
+                raise self._latch(lambda text=text: RecsdkError(text))  # type: ignore[misc]
+
+    def _raise_failures(
+        self, message_bytes: Sequence[int], error: BaseException | None, step: int
+    ) -> None:
+        """Swaps the failed ranks' messages and raises: one's own error, else a PeerError."""
+        failed = [rank for rank, length in enumerate(message_bytes) if length]
+        if not failed:
+            return
+        length = max(message_bytes)
+        own = list(_message_of(error).ljust(length, b"\0"))
+        messages = self._gather(own, step)
+        rank = failed[0]
+        text = bytes(messages[rank][: message_bytes[rank]]).decode(errors="replace")
+        latched = self._latch(lambda: PeerError(rank, text, step))
+        raise latched if error is None else known(error)
+
+    def _gather(self, words: Sequence[int], step: int) -> list[list[int]]:
+        """The words of all ranks, equally many each."""
+        if self.world_size == 1:
+            return [list(words)]
+        own = torch.tensor(words, dtype=torch.int64)
+        parts = [torch.empty_like(own) for _ in range(self.world_size)]
+        self._communicate(lambda: dist.all_gather(parts, own, group=self.group), step)
+        return [part.tolist() for part in parts]
+
+    def _communicate(self, call: Callable[[], Any], step: int) -> None:
+        try:
+            call()
+        except Exception as error:
+            told = failure_of_peer()
+            if told is None:
+                raise self._break(str(error), step) from error
+            self._is_broken = True
+            rank, message = told.rank, told.message
+            raise self._latch(lambda: PeerError(rank, message, is_final=True)) from error
+
+    def _latch(self, make: Callable[[], RecsdkError]) -> RecsdkError:
+        self._latched = lambda: known(make())
+        return known(make())
+
+    def _break(self, text: str, step: int | None = None) -> RecsdkError:
+        self._is_broken = True
+        hint = "a rank may have died; restart the ranks"
+        self._latched = lambda: PeerError(None, f"{text} ({hint})", step)
+        return self._latched()
+
+
+def _message_of(error: BaseException | None) -> bytes:
+    """The error as text, never empty; nothing if there is none."""
+    if error is None:
+        return b""
+    return message_of(str(error) if isinstance(error, _Failure) else text_of(error))
+
+
+def _disagreement(first: Header, rank: int, other: Header) -> str:
+    def describe(header: Header) -> str:
+        mode = "trains" if header.training else "evaluates"
+        return f"{mode} at step {header.step} with modules {header.tag}"
+
+    return (
+        f"the ranks disagree on the batch to exchange: rank 0 {describe(first)}, rank {rank} "
+        f"{describe(other)}; all ranks must run the same modules in the same order and mode"
+    )
+
+
+_exchanges: weakref.WeakValueDictionary[dist.ProcessGroup, HostExchange] = (
+    weakref.WeakValueDictionary()
+)
+
+
+def exchange_of_group(group: dist.ProcessGroup) -> HostExchange:
+    """The one exchange of a host process group, made when it is first asked for."""
+    found = _exchanges.get(group)
+    if found is None:
+        found = _exchanges[group] = HostExchange(group)
+    return found
+
+
+@atexit.register
+def _stop_threads() -> None:
+    for exchange in list(_exchanges.values()):
+        exchange.shutdown(_SECONDS_AT_EXIT)
+
+
+def exchanges_of(module: nn.Module) -> list[HostExchange]:
+    """The exchanges that a model's sharded hash modules use, each once, in module order.
+
+    Empty for a model without sharded hash modules.
+    """
+    found: dict[int, HostExchange] = {}
+    for child in module.modules():
+        exchange = getattr(child, "host_exchange", None)
+        if isinstance(exchange, HostExchange):
+            found.setdefault(id(exchange), exchange)
+    return list(found.values())

@@ -1,0 +1,1 @@
+"""Who has which rows and columns of a table."""

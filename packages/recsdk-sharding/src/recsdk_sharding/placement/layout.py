@@ -1,0 +1,154 @@
+"""Where the rows and columns of the tables of one sharding group are.
+
+A table is cut into column ranges, and each range by rows: every part is on one rank. torchrec's
+sharding classes decide which; this is what they decided, in the words of the exchange.
+
+Shape letters: D row width, F features, W ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from recsdk_sharding.placement.ranks import RankMap, RankRule
+
+__all__ = ["GroupLayout", "Part", "Route", "Shard", "TableLayout"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """The rows and columns of a table that one rank holds."""
+
+    ranks: RankMap
+    """Which part of its column range a key belongs to; `world_size` is the number of parts."""
+    index: int
+    """Which of those parts this is."""
+    columns: tuple[int, int]
+    """First column, and the one after the last."""
+
+    @property
+    def width(self) -> int:
+        """Number of columns."""
+        return self.columns[1] - self.columns[0]
+
+    @staticmethod
+    def whole(dim: int) -> Part:
+        """All of a table."""
+        return Part(RankMap(1), 0, (0, dim))
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A part of a table and the rank that holds it."""
+
+    rank: int
+    part: Part
+
+
+@dataclass(frozen=True)
+class TableLayout:
+    """One table of the group."""
+
+    name: str
+    dim: int
+    """D."""
+    features: tuple[int, ...]
+    """Positions of its features in the group's."""
+    shards: tuple[Shard, ...]
+    """By first column, then by row part."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """Ranks that features' keys go to: each key to one of them."""
+
+    ranks: tuple[int, ...]
+    """The rank of each row part."""
+    features: tuple[int, ...]
+    """Positions of the features."""
+
+
+@dataclass(frozen=True)
+class GroupLayout:
+    """The tables of one sharding group."""
+
+    tables: tuple[TableLayout, ...]
+    feature_names: tuple[str, ...]
+    """F names, in the order of the tables; a feature of two tables is there twice."""
+    world_size: int
+    is_replicated: bool
+    """Whether every rank has all rows of every table, trained alike."""
+    rule: RankRule
+
+    @staticmethod
+    def of_columns(
+        tables: Sequence[tuple[str, int, Sequence[str]]],
+        placed: Mapping[str, Sequence[tuple[int, tuple[int, int]]]],
+        world_size: int,
+        rule: RankRule,
+        is_replicated: bool,
+    ) -> GroupLayout:
+        """The layout of tables (name, dim, feature names), placed as (rank, columns).
+
+        Ranks with the same columns of a table share their rows, in ascending order of ranks.
+        """
+        layouts: list[TableLayout] = []
+        names: list[str] = []
+        for name, dim, feature_names in tables:
+            first = len(names)
+            names.extend(feature_names)
+            layouts.append(
+                TableLayout(
+                    name=name,
+                    dim=dim,
+                    features=tuple(range(first, len(names))),
+                    shards=tuple(_shards(placed[name], rule, is_replicated)),
+                )
+            )
+        return GroupLayout(tuple(layouts), tuple(names), world_size, is_replicated, rule)
+
+    def parts_of(self, rank: int) -> list[tuple[TableLayout, Part]]:
+        """What a rank holds, in the order of the tables and columns."""
+        return [
+            (table, shard.part)
+            for table in self.tables
+            for shard in table.shards
+            if shard.rank == rank
+        ]
+
+    @cached_property
+    def routes(self) -> tuple[Route, ...]:
+        """Where keys go; a rank gets a table's keys once, however many parts it holds."""
+        found: dict[tuple[int, ...], list[int]] = {}
+        for table in self.tables:
+            for ranks in dict.fromkeys(self.ranks_of(table, shard) for shard in table.shards):
+                found.setdefault(ranks, []).extend(table.features)
+        return tuple(Route(ranks, tuple(features)) for ranks, features in found.items())
+
+    def route_on(self, table: TableLayout, part: Part, rank: int) -> Route:
+        """The route that a table's keys take to a part on a rank."""
+        ranks = self.ranks_of(table, Shard(rank, part))
+        return next(route for route in self.routes if route.ranks == ranks)
+
+    def ranks_of(self, table: TableLayout, shard: Shard) -> tuple[int, ...]:
+        """The ranks of all row parts of a shard's column range."""
+        if self.is_replicated:
+            return (shard.rank,)
+        same = [s for s in table.shards if s.part.columns == shard.part.columns]
+        return tuple(s.rank for s in same)
+
+
+def _shards(
+    placed: Sequence[tuple[int, tuple[int, int]]], rule: RankRule, is_replicated: bool
+) -> list[Shard]:
+    ranks_by_columns: dict[tuple[int, int], list[int]] = {}
+    for rank, columns in sorted(placed, key=lambda entry: (entry[1], entry[0])):
+        ranks_by_columns.setdefault(columns, []).append(rank)
+    shards: list[Shard] = []
+    for columns, ranks in ranks_by_columns.items():
+        spread = RankMap(1 if is_replicated else len(ranks), rule)
+        for index, rank in enumerate(ranks):
+            shards.append(Shard(rank, Part(spread, 0 if is_replicated else index, columns)))
+    return shards
