@@ -263,7 +263,7 @@ def test_learning_rate_and_update_count() -> None:
     table.apply_gradients(KEYS, ones(3))
     assert table.update_count == 42
     for bad in (-1.0, float("nan")):
-        with pytest.raises(ValueError, match="lr"):
+        with pytest.raises(ValueError, match="lr must|learning_rate must"):
             table.learning_rate = bad
     with pytest.raises(ValueError, match="update_count"):
         table.update_count = -1

@@ -72,8 +72,7 @@ def lock_place(path: Path, location: str) -> PlaceLock | None:
                 lock.close()
                 continue
             try:
-                with suppress(OSError):  # the name is for messages only
-                    _name_holder(lock.descriptor)
+                _name_holder(lock.descriptor)
             except BaseException:
                 lock.release()
                 raise
@@ -111,7 +110,9 @@ def _lock(descriptor: int, location: str) -> bool:
 
 
 def _name_holder(descriptor: int) -> None:
-    """For the message to others."""
+    """For the message to others; not in a file of another user's, which can only be read."""
+    if not fcntl.fcntl(descriptor, fcntl.F_GETFL) & (os.O_WRONLY | os.O_RDWR):
+        return
     os.ftruncate(descriptor, 0)
     write_all(descriptor, memoryview(f"process {os.getpid()} on {socket.gethostname()}\n".encode()))
 
