@@ -8,17 +8,19 @@ from pathlib import Path
 
 import pytest
 
-import reference
+import reference_page
 from recsdk_core import _ext
 
 
 def test_the_page_is_current() -> None:
-    text = reference.PAGE.read_text()
-    assert text == reference.page(text), "run tools/reference.py"
+    text = reference_page.PAGE.read_text()
+    assert text == reference_page.page(text), "run tools/reference_page.py"
 
 
 def test_every_name_is_described() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", reference.page(reference.PAGE.read_text()), re.M)
+    rows = re.findall(
+        r"^\| `(\w+)` \| (.*) \|$", reference_page.page(reference_page.PAGE.read_text()), re.M
+    )
     assert {name for name, text in rows if not text} == set()
     assert {"Table", "HashEmbeddingBagCollection", "HybridTrainPipelineSparseDist"} <= dict(
         rows
@@ -30,14 +32,14 @@ def test_a_page_that_differs_is_told_and_mended(
 ) -> None:
     page = tmp_path / "python.md"
     page.write_text(
-        reference.PAGE.read_text().replace("| `Table` | A growing", "| `Table` | A small")
+        reference_page.PAGE.read_text().replace("| `Table` | A growing", "| `Table` | A small")
     )
-    monkeypatch.setattr(reference, "PAGE", page)
-    monkeypatch.setattr("sys.argv", ["reference.py", "--check"])
-    assert reference.main() == 1
-    assert "run tools/reference.py" in capsys.readouterr().out
-    monkeypatch.setattr("sys.argv", ["reference.py"])
-    assert reference.main() == 0
+    monkeypatch.setattr(reference_page, "PAGE", page)
+    monkeypatch.setattr("sys.argv", ["reference_page.py", "--check"])
+    assert reference_page.main() == 1
+    assert "run tools/reference_page.py" in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", ["reference_page.py"])
+    assert reference_page.main() == 0
     assert "| `Table` | A growing table of rows" in page.read_text()
 
 
@@ -48,5 +50,5 @@ def test_constants_and_aliases_have_the_text_below_them(name: str) -> None:
         each for each in module.__all__ if getattr(getattr(module, each), "__doc__", "") is None
     ]
     for constant in constants:
-        assert reference.text_below(module, constant)
-    assert reference.sentence(_ext.Lease, module, "Lease").startswith("A batch in flight")
+        assert reference_page.text_below(module, constant)
+    assert reference_page.sentence(_ext.Lease, module, "Lease").startswith("A batch in flight")

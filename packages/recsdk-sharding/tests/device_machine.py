@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from optimizer_cases import PLAIN
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from optimizer_cases import PLAIN
 from recsdk_core import BusyError, Outcome, RecsdkError
 from recsdk_sharding import HashEmbeddingBagCollection, HashEmbeddingBagConfig, RowOptimizer
 

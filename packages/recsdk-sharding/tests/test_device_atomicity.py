@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import operator_failures
 import pytest
-from optimizer_cases import PLAIN
 from rank_pool import RankPool
 
+from optimizer_cases import PLAIN
 from recsdk_core import optim
 from recsdk_sharding.device.writes import Writes
 

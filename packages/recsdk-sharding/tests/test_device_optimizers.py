@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from failing import Failing
-from optimizer_cases import PLAIN, with_every_option
 
+from optimizer_cases import PLAIN, with_every_option
 from recsdk_core import Table, init, optim
 from recsdk_sharding.device.optimizers import Step, initial_state, update_rows
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import outcomes_on_ranks
 import pytest
+import reference
 import torch
 from outcomes_on_ranks import Outcomes, as_arrays
 from plans import Spec
@@ -20,7 +21,6 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import Batch, Setup, collection_of, features_of, joined, new_model
 
-import reference
 from recsdk_core import Outcome
 from recsdk_sharding import HashEmbeddingBagCollection, HashEmbeddingBagConfig
 from recsdk_sharding._batch.outcomes import of_repeated

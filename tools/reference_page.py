@@ -1,6 +1,6 @@
 """Writes the tables of public names in docs/reference/python.md from the code.
 
-.venv/bin/python tools/reference.py [--check]
+.venv/bin/python tools/reference_page.py [--check]
 
 Each module's names are those of its `__all__`, with the first sentence of their docstrings.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "python.md"
-BEGIN, END = "<!-- names: made by tools/reference.py -->\n", "<!-- end of names -->\n"
+BEGIN, END = "<!-- names: made by tools/reference_page.py -->\n", "<!-- end of names -->\n"
 
 MODULES = (
     "recsdk_core",
@@ -100,7 +100,7 @@ def main() -> int:
     if text == wanted:
         return 0
     if args.check:
-        print(f"{PAGE.name} is not what the code says; run tools/reference.py")
+        print(f"{PAGE.name} is not what the code says; run tools/reference_page.py")
         return 1
     PAGE.write_text(wanted)
     return 0
