@@ -277,7 +277,7 @@ void DeviceRows::commit(const std::int64_t* rows, std::int64_t num_rows,
 
 // The matrices: of the keys' gradients in order, and two that are used in turn, with room for as
 // many rows; what is added comes to lie behind.
-float* DeviceRows::add_up(const SegmentSum& sum, std::span<const Part> steps,
+float* DeviceRows::add_up(const RunSum& sum, std::span<const Part> steps,
                           const DeviceMatrix& gradients, std::array<float*, 3> matrices) {
   const std::int64_t dim = layout_.dim;
   const auto num_keys = static_cast<std::int64_t>(sum.order.size());
@@ -299,7 +299,7 @@ float* DeviceRows::add_up(const SegmentSum& sum, std::span<const Part> steps,
   return current;
 }
 
-void DeviceRows::update(const UpdateStep& step, const SegmentSum& sum, std::int64_t num_gradients,
+void DeviceRows::update(const UpdateStep& step, const RunSum& sum, std::int64_t num_gradients,
                         const float* gradients) {
   require_whole();
   if (sum.rows.empty()) return;

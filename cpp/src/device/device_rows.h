@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "backends/backend.h"
-#include "bags/segment_sum.h"
+#include "bags/run_sum.h"
 #include "recsdk/device_table.h"
 #include "recsdk/row_layout.h"
 
@@ -49,7 +49,7 @@ class DeviceRows {
   void gather(std::span<const RowNumber> rows, float* out);
   /// Hands over an update with gradients (N, D) in device memory, of which the sum takes some; if
   /// it throws all rows stay.
-  void update(const UpdateStep& step, const SegmentSum& sum, std::int64_t num_gradients,
+  void update(const UpdateStep& step, const RunSum& sum, std::int64_t num_gradients,
               const float* gradients);
   /// The same with gradients (N, D) on the host, one a row of rows (N,), which are distinct.
   void update(const UpdateStep& step, std::span<const RowNumber> rows, const float* gradients);
@@ -93,7 +93,7 @@ class DeviceRows {
                                         const float* state) const;
   void put(std::span<const RowNumber> rows, const float* weights, const float* state,
            bool keeps_old);
-  float* add_up(const SegmentSum& sum, std::span<const Part> steps, const DeviceMatrix& gradients,
+  float* add_up(const RunSum& sum, std::span<const Part> steps, const DeviceMatrix& gradients,
                 std::array<float*, 3> matrices);
   std::size_t update_bytes(std::int64_t num_rows) const;
   void update_summed(const UpdateStep& step, const std::int64_t* rows, std::int64_t num_rows,

@@ -230,7 +230,7 @@ void DeviceTable::update(std::span<const RowNumber> rows, std::span<const Outcom
   const GradBlock block{{rows, outcomes, {}, {}, Pooling::kSum}, nullptr, 0, nullptr};
   const SortedGradients sorted =
       internal::sort_gradients({&block, 1}, impl_->core.rows.end(), impl_->core.max_threads());
-  const internal::SegmentSum sum = internal::plan_segment_sum(sorted);
+  const internal::RunSum sum = internal::plan_run_sum(sorted);
   const CurrentDevice current(impl_->rows->device());
   impl_->rows->update(impl_->next_step(), sum, static_cast<std::int64_t>(rows.size()), gradients);
   ++impl_->core.update_count;

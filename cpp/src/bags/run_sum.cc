@@ -1,4 +1,4 @@
-#include "bags/segment_sum.h"
+#include "bags/run_sum.h"
 
 #include <cstddef>
 #include <utility>
@@ -6,35 +6,35 @@
 namespace recsdk::internal {
 namespace {
 
-// The places of each segment's vectors, one segment after the other.
-struct Segments {
+// The places of each run's vectors, one run after the other.
+struct Runs {
   std::vector<std::int64_t> places;
-  std::vector<std::int64_t> begins;  // one more than there are segments
+  std::vector<std::int64_t> begins;  // one more than there are runs
 
   std::int64_t count() const { return static_cast<std::int64_t>(begins.size()) - 1; }
-  std::int64_t begin(std::int64_t s) const { return begins[static_cast<std::size_t>(s)]; }
+  std::int64_t begin(std::int64_t r) const { return begins[static_cast<std::size_t>(r)]; }
   std::int64_t place(std::int64_t i) const { return places[static_cast<std::size_t>(i)]; }
 };
 
 // Sums of two come first in what a step gives, so that they are added as one matrix.
-Segments halve(const Segments& segments, SumStep& step) {
+Runs halve(const Runs& runs, SumStep& step) {
   std::int64_t num_pairs = 0;
-  for (std::int64_t s = 0; s < segments.count(); ++s)
-    num_pairs += (segments.begin(s + 1) - segments.begin(s)) / 2;
-  Segments next;
+  for (std::int64_t r = 0; r < runs.count(); ++r)
+    num_pairs += (runs.begin(r + 1) - runs.begin(r)) / 2;
+  Runs next;
   next.begins.push_back(0);
   step.right.reserve(static_cast<std::size_t>(num_pairs));
   std::vector<std::int64_t> singles;
-  for (std::int64_t s = 0; s < segments.count(); ++s) {
-    std::int64_t i = segments.begin(s);
-    for (; i + 1 < segments.begin(s + 1); i += 2) {
+  for (std::int64_t r = 0; r < runs.count(); ++r) {
+    std::int64_t i = runs.begin(r);
+    for (; i + 1 < runs.begin(r + 1); i += 2) {
       next.places.push_back(static_cast<std::int64_t>(step.right.size()));
-      step.left.push_back(segments.place(i));
-      step.right.push_back(segments.place(i + 1));
+      step.left.push_back(runs.place(i));
+      step.right.push_back(runs.place(i + 1));
     }
-    if (i < segments.begin(s + 1)) {
+    if (i < runs.begin(r + 1)) {
       next.places.push_back(num_pairs + static_cast<std::int64_t>(singles.size()));
-      singles.push_back(segments.place(i));
+      singles.push_back(runs.place(i));
     }
     next.begins.push_back(static_cast<std::int64_t>(next.places.size()));
   }
@@ -44,9 +44,9 @@ Segments halve(const Segments& segments, SumStep& step) {
 
 }  // namespace
 
-SegmentSum plan_segment_sum(const SortedGradients& gradients) {
-  SegmentSum sum;
-  Segments segments;
+RunSum plan_run_sum(const SortedGradients& gradients) {
+  RunSum sum;
+  Runs runs;
   std::vector<std::int64_t> rows;
   const std::int64_t num_items = gradients.items.size();
   sum.order.reserve(static_cast<std::size_t>(num_items));
@@ -54,20 +54,20 @@ SegmentSum plan_segment_sum(const SortedGradients& gradients) {
     const GradItem& item = gradients.items[i];
     if (i == 0 || item.row != gradients.items[i - 1].row) {
       rows.push_back(item.row);
-      segments.begins.push_back(i);
+      runs.begins.push_back(i);
     }
     sum.order.push_back(item.source);
-    segments.places.push_back(i);
+    runs.places.push_back(i);
   }
-  segments.begins.push_back(num_items);
-  while (segments.places.size() > rows.size()) {
+  runs.begins.push_back(num_items);
+  while (runs.places.size() > rows.size()) {
     SumStep step;
-    segments = halve(segments, step);
+    runs = halve(runs, step);
     sum.steps.push_back(std::move(step));
   }
   sum.rows.resize(rows.size());
-  for (std::size_t s = 0; s < rows.size(); ++s)
-    sum.rows[static_cast<std::size_t>(segments.places[s])] = rows[s];
+  for (std::size_t r = 0; r < rows.size(); ++r)
+    sum.rows[static_cast<std::size_t>(runs.places[r])] = rows[r];
   return sum;
 }
 

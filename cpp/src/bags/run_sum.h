@@ -1,8 +1,8 @@
 // How a device adds up the gradients of equal rows: as steps of whole matrices, which give the same
 // bits in whatever order the device works.
 //
-// Neighbours are added first, then neighbours of those sums, and so on: as many steps as the
-// logarithm of the most occurrences of a row.
+// The gradients of a row lie side by side, as a run. Neighbours are added first, then neighbours of
+// those sums, and so on: as many steps as the logarithm of the longest run.
 #pragma once
 
 #include <cstdint>
@@ -20,13 +20,13 @@ struct SumStep {
 };
 
 /// From the gradients of keys to one gradient a row.
-struct SegmentSum {
+struct RunSum {
   std::vector<std::int64_t> rows;   ///< distinct; the order of the result
   std::vector<std::int64_t> order;  ///< of the keys' gradients, to begin with
   std::vector<SumStep> steps;
 };
 
 /// Cost: linear in the number of items.
-SegmentSum plan_segment_sum(const SortedGradients& gradients);
+RunSum plan_run_sum(const SortedGradients& gradients);
 
 }  // namespace recsdk::internal
