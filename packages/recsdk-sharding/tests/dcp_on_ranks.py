@@ -143,7 +143,7 @@ def load_error(setup: Setup, path: str) -> str:
 
 
 def load_all(setup: Setup, sizes: list[list[int]], path: str) -> dict[str, Any]:
-    """As `load`, reading the parts of all ranks."""
+    """As `load`, reading the shards of all ranks."""
     return load(setup, sizes, path, all_ranks=True)
 
 

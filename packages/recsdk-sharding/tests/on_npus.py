@@ -72,7 +72,7 @@ def streams_of_pipelines() -> dict[str, str]:
 
 
 def fill_up(num_rows: int) -> dict[str, Any]:
-    """This rank's parts when more ids come than their device memory has rows for."""
+    """This rank's shards when more ids come than their device memory has rows for."""
     setup = Setup(options={"num_rows": num_rows}, device="npu")
     model = shard(new_model(setup, "meta"), setup)
     optimizer = optimizer_of(model, setup.dense_lr)

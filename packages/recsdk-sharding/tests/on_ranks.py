@@ -498,7 +498,7 @@ def disagree() -> tuple[str, str]:
 
 
 def fill_up(max_rows: int) -> dict[str, int]:
-    """Rows of this rank's parts when more ids come than fit."""
+    """Rows of this rank's shards when more ids come than fit."""
     setup = Setup(options={"max_rows": max_rows})
     model = shard(new_model(setup, "meta"), setup)
     list(plain(model, optimizer_of(model, 0.1), own_batches([[20] * 4] * 3, weighted=False)))

@@ -166,7 +166,7 @@ def fill(
     num_ids: int,
     device: str = "cpu",
 ) -> dict[str, tuple[int, int, int, int]]:
-    """Estimated and measured bytes of this rank's part of each table, once it has its rows.
+    """Estimated and measured bytes of this rank's shard of each table, once it has its rows.
 
     By table: estimated on the host, on the device, measured on the host, on the device.
     """

@@ -80,7 +80,7 @@ def test_any_number_of_ranks_loads(
         assert_identical(result["loaded"]["dense"], saved[0]["saved"]["dense"])
 
 
-def test_another_rule_needs_all_parts_and_says_so(ranks: RankPool, tmp_path: Path) -> None:
+def test_another_rule_needs_all_shards_and_says_so(ranks: RankPool, tmp_path: Path) -> None:
     path, modulo = str(tmp_path / "state"), replace(ADAM, rank_rule="modulo")
     saved = ranks.run(2, dcp_on_ranks.save, modulo, sizes_for(2), path, False)
     for text in ranks.run(2, dcp_on_ranks.load_error, ADAM, path):
@@ -100,9 +100,7 @@ def test_unsharded_tables_are_saved_if_they_are_equal(ranks: RankPool, tmp_path:
         assert "is whole on ranks 0 and 1, which have different rows" in text
 
 
-def test_parts_of_sharded_tables_are_not_saved_of_one_rank_only(
-    ranks: RankPool, tmp_path: Path
-) -> None:
+def test_shards_of_tables_are_not_saved_of_one_rank_only(ranks: RankPool, tmp_path: Path) -> None:
     for text in ranks.run(2, dcp_on_ranks.save_dicts_whole, ADAM, str(tmp_path / "0")):
         assert "rank_0' is one rank's part of a sharded table" in text
     assert ranks.run(1, dcp_on_ranks.save_dicts_whole, ADAM, str(tmp_path / "1")) == [
@@ -110,7 +108,7 @@ def test_parts_of_sharded_tables_are_not_saved_of_one_rank_only(
     ]
 
 
-def test_without_a_model_torch_reads_all_parts(ranks: RankPool, tmp_path: Path) -> None:
+def test_without_a_model_torch_reads_all_shards(ranks: RankPool, tmp_path: Path) -> None:
     path = str(tmp_path / "state")
     saved = ranks.run(2, dcp_on_ranks.save, ADAM, sizes_for(2), path, False)
     dcp_to_torch_save(path, tmp_path / "state.pt")

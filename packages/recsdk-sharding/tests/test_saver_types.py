@@ -93,7 +93,7 @@ def test_sequence_collections(ranks: RankPool, tmp_path: Path) -> None:
         assert_identical(load(ranks, reader, tmp_path, incremental=False), saved)
 
 
-def test_tables_have_as_many_files_as_parts(ranks: RankPool, tmp_path: Path) -> None:
+def test_tables_have_as_many_files_as_shards(ranks: RankPool, tmp_path: Path) -> None:
     saved = save(ranks, case_of((4, "grid_shard")), tmp_path)
     tables = {t.name: len(t.files) for t in open_checkpoint(tmp_path / "0").manifest.tables}
     assert tables == {"t0.columns_0_1": 2, "t0.columns_1_6": 2, "t1": 2, "t2": 2}

@@ -1,4 +1,4 @@
-"""What all ranks sent of one batch to this rank, as bags of the parts that it has.
+"""What all ranks sent of one batch to this rank, as bags of the shards that it has.
 
 Shape letters: N keys, W ranks.
 """
@@ -24,8 +24,8 @@ __all__ = ["Arrivals", "Starts"]
 class Starts:
     """Where vectors lie among the numbers that this rank sends."""
 
-    of_parts: list[list[int]]
-    """Of each part: of each feature and rank, in that order."""
+    of_shards: list[list[int]]
+    """Of each shard: of each feature and rank, in that order."""
     num_values: list[int]
     """Numbers for each rank."""
 
@@ -77,15 +77,15 @@ class Arrivals:
         return [found[route.ranks, f] for f in features for found in self._arrived]
 
     def outcomes_of(
-        self, parts: Sequence[tuple[Route, Sequence[int], torch.Tensor]]
+        self, shards: Sequence[tuple[Route, Sequence[int], torch.Tensor]]
     ) -> list[torch.Tensor]:
         """What became of the keys that each rank sent, uint8 (N,), in the order of its keys.
 
-        `parts`: of each table part the outcomes of what `keys_of` gives; parts of some columns may
-        have the same keys.
+        `shards`: of each the outcomes of what `keys_of` gives; shards of some columns may have
+        the same keys.
         """
         by_rank: list[dict[tuple[tuple[int, ...], int], torch.Tensor]] = [{} for _ in self._arrived]
-        for route, features, outcomes in parts:
+        for route, features, outcomes in shards:
             counts = [len(block.keys) for block in self.blocks_of(route, features)]
             for number, piece in enumerate(outcomes.split_with_sizes(counts)):
                 index, rank = divmod(number, len(self._arrived))
@@ -103,7 +103,7 @@ class Arrivals:
         widths: Sequence[int],
         multiple: int,
     ) -> Starts:
-        """Lays out the vectors: rank by rank, then part by part, feature by feature."""
+        """Lays out the vectors: rank by rank, then shard by shard, feature by feature."""
         by_rank: list[list[list[int]]] = []
         num_values: list[int] = []
         start = 0
@@ -111,18 +111,18 @@ class Arrivals:
             begin = start
             by_rank.append([])
             for (route, features), width in zip(places, widths, strict=True):
-                of_part = []
+                of_shard = []
                 for feature in features:
-                    of_part.append(start)
+                    of_shard.append(start)
                     start += found[route.ranks, feature].num_bags * width
-                by_rank[-1].append(of_part)
+                by_rank[-1].append(of_shard)
             start = begin + padded(start - begin, multiple)
             num_values.append(start - begin)
-        of_parts = [
-            [of_rank[part][index] for index in range(len(features)) for of_rank in by_rank]
-            for part, (_, features) in enumerate(places)
+        of_shards = [
+            [of_rank[shard][index] for index in range(len(features)) for of_rank in by_rank]
+            for shard, (_, features) in enumerate(places)
         ]
-        return Starts(of_parts, num_values)
+        return Starts(of_shards, num_values)
 
     def bags_of(
         self,
@@ -132,7 +132,7 @@ class Arrivals:
         starts: Sequence[int],
         reads_only: int | None,
     ) -> list[FeatureBags]:
-        """The bags of a part, mapped; `reads_only`: the one rank whose vectors are wanted."""
+        """The bags of a shard, mapped; `reads_only`: the one rank whose vectors are wanted."""
         blocks = self.blocks_of(route, features)
         counts = [len(block.keys) for block in blocks]
         rows, outcomes, _ = mapped

@@ -1,7 +1,7 @@
 """Putting together the vectors that ranks send for this rank's samples, and taking gradients apart.
 
-Every part of a table sends, for each of its features, the vectors of the bags that have keys there:
-one segment of numbers. Segments of other columns lie side by side, those of other rows are added in
+Every shard sends, for each feature of its table, the vectors of the bags that have keys there: one
+segment of numbers. Segments of other columns lie side by side, those of other rows are added in
 the order of ranks, so that the result is the same every time.
 
 Shape letters: B samples, C columns, D width of a feature's vectors, G bags of a feature.
@@ -27,7 +27,7 @@ __all__ = ["Assembly", "SegmentSpec", "padded", "plan_segments"]
 
 @dataclass(frozen=True)
 class SegmentSpec:
-    """The vectors that one part of a table sends for one feature."""
+    """The vectors that one shard sends for one feature."""
 
     feature: int
     """Position of the feature."""
@@ -52,17 +52,17 @@ def plan_segments(
     """What each rank will send to `rank`, in the order in which it lies there."""
     sent: list[list[SegmentSpec]] = [[] for _ in range(layout.world_size)]
     for table in layout.tables:
-        for shard in table.shards:
-            if layout.is_replicated and shard.rank != rank:
+        for placed in table.shards:
+            if layout.is_replicated and placed.rank != rank:
                 continue
-            route = layout.ranks_of(table, shard)
-            bags = requests.bags_on(route, shard.part.index)
+            route = layout.ranks_of(table, placed)
+            bags = requests.bags_on(route, placed.shard.index)
             for feature in table.features:
                 of_feature = bags[feature]
                 count = num_bags[feature] if of_feature is None else len(of_feature)
-                is_first = shard.part.index == 0
-                sent[shard.rank].append(
-                    SegmentSpec(feature, shard.part.columns, of_feature, count, is_first)
+                is_first = placed.shard.index == 0
+                sent[placed.rank].append(
+                    SegmentSpec(feature, placed.shard.columns, of_feature, count, is_first)
                 )
     return sent
 

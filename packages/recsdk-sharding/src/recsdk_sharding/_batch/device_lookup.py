@@ -37,7 +37,7 @@ def pool_on_device(
     batch's leases. A second backward raises RuntimeError. It runs inside of what `guard` makes.
     """
     anchor = anchor_of(rows)
-    node = _Node([part.device_table for each in rows for part in each.parts], batch, guard)
+    node = _Node([shard.device_table for each in rows for shard in each.shards], batch, guard)
     weights_M = batch.weights_M
     wants_grad = anchor.requires_grad or (weights_M is not None and weights_M.requires_grad)
     if torch.is_grad_enabled() and wants_grad:

@@ -35,7 +35,7 @@ from recsdk_sharding.device.batch import DeviceBatch, plan_batch
 from recsdk_sharding.device.table import DeviceTable
 from recsdk_sharding.exchange import ExchangeJob, HostExchange, Splits
 from recsdk_sharding.placement.devices import keeps_rows_in_engine
-from recsdk_sharding.placement.layout import GroupLayout, Part, Route, TableLayout
+from recsdk_sharding.placement.layout import GroupLayout, Route, Shard, TableLayout
 from recsdk_sharding.placement.ranks import RankMap
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class MappedBatch(Multistreamable):  # type: ignore[misc]
     """The bags that this rank pools for all ranks, mapped to its rows."""
 
     tables: list[TableBags]
-    """Bags of every part that this rank has; `column` is the first number of the vectors."""
+    """Bags of every shard that this rank has; `column` is the first number of the vectors."""
     num_values: int
     """Numbers that are pooled."""
     weight_starts: list[list[int]] | None = None
@@ -99,7 +99,7 @@ class HostDistConfig:
     layout: GroupLayout
     """Where the tables are."""
     tables: list[Table]
-    """The engine's tables of the parts that this rank has, in the order of the layout."""
+    """The engine's tables of the shards that this rank has, in the order of the layout."""
     is_mean: list[bool]
     """Whether each feature's bags are averaged. Ranks add up; means are taken at the end."""
     is_weighted: bool = False
@@ -247,9 +247,9 @@ class HostJob(ExchangeJob[Result]):
         config = self._config
         step = self.step()
         self._owner.num_steps += int(self.training)
-        parts = config.layout.parts_of(self._rank)
-        routes = [config.layout.route_on(table, part, self._rank) for table, part in parts]
-        places = [(route, table.features) for route, (table, _) in zip(routes, parts, strict=True)]
+        shards = config.layout.shards_of(self._rank)
+        routes = [config.layout.route_on(table, shard, self._rank) for table, shard in shards]
+        places = [(route, table.features) for route, (table, _) in zip(routes, shards, strict=True)]
         alone = self._whole if config.layout.world_size == 1 else None
         calls = [
             (engine, self._arrived.keys_of(*place) if alone is None else alone.keys_of(place[1]))
@@ -257,7 +257,7 @@ class HostJob(ExchangeJob[Result]):
         ]
         mapped = map_under_leases(calls, insert=self.training, step=step if self.training else None)
         try:
-            return self._result(step, parts, places, mapped)
+            return self._result(step, shards, places, mapped)
         except BaseException:
             for _, _, lease in mapped:  # the traceback would keep them open
                 lease.release()
@@ -266,7 +266,7 @@ class HostJob(ExchangeJob[Result]):
     def _result(
         self,
         step: int,
-        parts: Sequence[tuple[TableLayout, Part]],
+        shards: Sequence[tuple[TableLayout, Shard]],
         places: Sequence[tuple[Route, Sequence[int]]],
         mapped: Mapped,
     ) -> Result:
@@ -275,24 +275,24 @@ class HostJob(ExchangeJob[Result]):
         alone = self._whole if config.layout.world_size == 1 else None
         if alone is not None:
             features = [
-                alone.of_part(table.features, rows, outcomes, part.columns[0])
-                for (table, part), (rows, outcomes, _) in zip(parts, mapped, strict=True)
+                alone.of_shard(table.features, rows, outcomes, shard.columns[0])
+                for (table, shard), (rows, outcomes, _) in zip(shards, mapped, strict=True)
             ]
             return self._result_in_place(step, alone, features, mapped)
-        widths = [part.width for _, part in parts]
+        widths = [shard.width for _, shard in shards]
         starts = self._arrived.starts_of(places, widths, config.multiple)
         if self._whole is not None:
             assert self._combined is not None
             bags = BagsOfAllRanks(self._whole, self._combined, self._arrived, starts, self._rank)
             features = [
-                bags.of_part(*place, found, width)
+                bags.of_shard(*place, found, width)
                 for place, found, width in zip(places, mapped, widths, strict=True)
             ]
             return self._result_in_place(step, bags, features, mapped)
         reads_only = self._rank if config.layout.is_replicated else None
         features = [
             self._arrived.bags_of(*place, found, start, reads_only)
-            for place, found, start in zip(places, mapped, starts.of_parts, strict=True)
+            for place, found, start in zip(places, mapped, starts.of_shards, strict=True)
         ]
         weight_starts = None
         if self._is_late:

@@ -64,7 +64,7 @@ class WholeBags:
         """Keys of each feature."""
         return [self._keys[number + 1] - self._keys[number] for number in features]
 
-    def of_part(
+    def of_shard(
         self,
         features: Sequence[int],
         rows: torch.Tensor,
@@ -92,14 +92,14 @@ class WholeBags:
         ]
 
     def outcomes_of(
-        self, parts: Sequence[tuple[Route, Sequence[int], torch.Tensor]]
+        self, shards: Sequence[tuple[Route, Sequence[int], torch.Tensor]]
     ) -> list[torch.Tensor]:
-        """What became of each feature's keys, uint8 (N,); `parts` as `Arrivals.outcomes_of`.
+        """What became of each feature's keys, uint8 (N,); `shards` as `Arrivals.outcomes_of`.
 
         Copies: backward reads its own.
         """
         found: dict[int, torch.Tensor] = {}
-        for _, features, outcomes in parts:
+        for _, features, outcomes in shards:
             pieces = outcomes.clone().split_with_sizes(self.counts_of(features))
             for number, piece in zip(features, pieces, strict=True):
                 found[number] = highest(found.get(number), piece)
@@ -163,18 +163,18 @@ class BagsOfAllRanks:
         self._own = own
         self._combined = combined
         self._arrived = arrived
-        self._starts = iter(starts.of_parts)
+        self._starts = iter(starts.of_shards)
         self._rank = rank
         self._made: list[tuple[FeatureBags, torch.Tensor, int, int, int]] = []
 
-    def of_part(
+    def of_shard(
         self,
         route: Route,
         features: Sequence[int],
         mapped: tuple[torch.Tensor, torch.Tensor, Lease],
         width: int,
     ) -> list[FeatureBags]:
-        """The bags of a table of this width, mapped; call it for all parts, in order."""
+        """The bags of a table of this width, mapped; call it for all shards, in order."""
         trained = self._arrived.bags_of(route, features, mapped, next(self._starts), _NO_RANK)
         own_rows, own_outcomes, own_starts = [], [], []
         for number, bags in enumerate(trained):
@@ -185,7 +185,7 @@ class BagsOfAllRanks:
                 own_rows.append(bags.rows[which_N])
                 own_outcomes.append(bags.outcomes[which_N])
                 own_starts.append((bags.column, len(bags.rows)))
-        read = self._own.of_part(
+        read = self._own.of_shard(
             features, torch.cat(own_rows), torch.cat(own_outcomes), 0, is_trained=False
         )
         for bags, feature, (start, count) in zip(read, features, own_starts, strict=True):

@@ -54,10 +54,10 @@ class LocalBatch:
     def _map(self, counts: list[int]) -> list[TableBags]:
         keys = self._features.keys_N.split_with_sizes(counts)
         spans = list(accumulate((len(r.config.feature_names) for r in self._rows), initial=0))
-        parts = [rows.parts[0] for rows in self._rows]
+        shards = [rows.shards[0] for rows in self._rows]
         calls = [
-            (part.index, torch.cat(keys[first:last]))
-            for part, first, last in zip(parts, spans[:-1], spans[1:], strict=True)
+            (shard.index, torch.cat(keys[first:last]))
+            for shard, first, last in zip(shards, spans[:-1], spans[1:], strict=True)
         ]
         mapped = map_under_leases(calls, insert=self._step is not None, step=self._step)
         try:
@@ -66,10 +66,10 @@ class LocalBatch:
                     table=table,
                     features=self._bags(rows, outcomes, counts[first:last], first),
                     lease=lease,
-                    accumulation=part.accumulation,
+                    accumulation=shard.accumulation,
                 )
-                for part, (table, _), (rows, outcomes, lease), first, last in zip(
-                    parts, calls, mapped, spans[:-1], spans[1:], strict=True
+                for shard, (table, _), (rows, outcomes, lease), first, last in zip(
+                    shards, calls, mapped, spans[:-1], spans[1:], strict=True
                 )
             ]
         except BaseException:
@@ -140,7 +140,7 @@ class LocalBatch:
         if keeps_rows_in_engine(self._device):
             flat = pack_features(placed, starts[-1], anchor_of(self._rows))
             return self._shaped(flat.split_with_sizes(sizes_of))
-        tables = [rows.parts[0].device_table for rows in self._rows]
+        tables = [rows.shards[0].device_table for rows in self._rows]
         training, weights = self._step is not None, self._learning_weights()
         weight_starts = None if weights is None else self._weight_starts()
         batch = plan_batch(tables, placed, starts[-1], training, self._device, weight_starts)

@@ -19,9 +19,9 @@ __all__ = ["HashLookup"]
 
 
 class HashLookup(BaseEmbeddingLookup[Any, Any], FusedOptimizerModule):  # type: ignore[misc]
-    """Pools the bags of all parts of a group as one autograd node.
+    """Pools the bags of all shards of a group as one autograd node.
 
-    Its backward gives each part one optimizer update, even for an empty batch, and then ends the
+    Its backward gives each shard one optimizer update, even for an empty batch, and then ends the
     batch's leases.
     """
 

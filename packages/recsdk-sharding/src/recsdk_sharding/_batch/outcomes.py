@@ -39,7 +39,7 @@ class KeepsOutcomes:
         feature's ids in this rank's batch (of a sequence: of its vectors). The first of equal ids
         is INSERTED, the rest FOUND, as the batch has its ids, also where samples share bags; among
         ranks the lowest comes first. Of a table that is cut by
-        columns it is the highest of the parts' outcomes. Raises RuntimeError if none were kept.
+        columns it is the highest of the shards' outcomes. Raises RuntimeError if none were kept.
         """
         if self._outcomes is None:
             raise RuntimeError(

@@ -40,7 +40,7 @@ class Requests:
     num_keys: list[int]
     """Keys for each rank."""
     bags: dict[tuple[tuple[int, ...], int], tuple[Route, list[Ints | None]]]
-    """By ranks of a route and number of the row part: the bags of each of the route's features that
+    """By ranks of a route and number of the row shard: the bags of each of its features that
     have keys there; None: all bags."""
 
     @staticmethod
@@ -69,7 +69,7 @@ class Requests:
         )
 
     def bags_on(self, ranks: tuple[int, ...], index: int) -> dict[int, Ints | None]:
-        """The bags that have keys on a row part, by position of the feature."""
+        """The bags that have keys on a row shard, by position of the feature."""
         route, bags = self.bags[ranks, index]
         return dict(zip(route.features, bags, strict=True))
 
@@ -80,7 +80,7 @@ def _joined(parts: Sequence[Sequence[Ints]]) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Piece:
-    """What goes to one row part."""
+    """What goes to one row shard."""
 
     words: list[Ints]
     positions: Ints | None
@@ -116,7 +116,7 @@ class _RouteBatch:
         )
 
     def cut(self, ranks: RankMap) -> list[_Piece]:
-        """What goes to each row part."""
+        """What goes to each row shard."""
         if ranks.world_size == 1:
             return [self._piece(self.lengths_G, None)]
         owners_N = ranks.owners(self.keys_N)
@@ -125,7 +125,7 @@ class _RouteBatch:
         orders = np.split(order_N, np.cumsum(counts)[:-1])
         if self.lengths_G is None:
             return [self._piece(None, order) for order in orders]
-        lengths_WG = _lengths_per_part(owners_N, self.lengths_G, ranks.world_size)
+        lengths_WG = _lengths_per_shard(owners_N, self.lengths_G, ranks.world_size)
         return [self._piece(*part) for part in zip(lengths_WG, orders, strict=True)]
 
     def _piece(self, lengths_G: Ints | None, order: Ints | None) -> _Piece:
@@ -171,12 +171,12 @@ def _taken(tensor: torch.Tensor, spans: list[slice] | None) -> NDArray[Any]:
     return array if spans is None else np.concatenate([array[span] for span in spans])
 
 
-def _lengths_per_part(owners_N: Ints, lengths_G: Ints, num_parts: int) -> Ints:
-    """How many keys of each bag go to each row part, int64 (parts, G)."""
+def _lengths_per_shard(owners_N: Ints, lengths_G: Ints, num_shards: int) -> Ints:
+    """How many keys of each bag go to each row shard, int64 (shards, G)."""
     num_bags = len(lengths_G)
     bag_N = np.repeat(np.arange(num_bags), lengths_G)
-    flat = np.bincount(owners_N * num_bags + bag_N, minlength=num_parts * num_bags)
-    return flat.reshape(num_parts, num_bags)
+    flat = np.bincount(owners_N * num_bags + bag_N, minlength=num_shards * num_bags)
+    return flat.reshape(num_shards, num_bags)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """Loading through torch.distributed.checkpoint into any number of ranks.
 
-In the `state_dict` of a model the part of each rank has names of its own, so that every rank writes
-its rows. To load, a rank must read the parts that it needs, of whatever sizes they are, which only
+In the `state_dict` of a model each rank's shard has names of its own, so that every rank writes its
+rows. To load, a rank must read the shards that it needs, of whatever sizes they are, which only
 the checkpoint's metadata tells. torch shows that to the planner alone, after it has asked the model
-for its state, so torch's default planner is extended at import: it makes room for those parts.
+for its state, so torch's default planner is extended at import: it makes room for those shards.
 State without hash tables is left to it as it is. `recsdk_core.nn.dcp` does the same for tables that
 are not sharded, and has saves refused where ranks have different rows under one name.
 """
@@ -20,18 +20,18 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from recsdk_core.nn.dcp import before_loading, holder_of, saved_tensors
-from recsdk_sharding._rows.row_state import ENTRY_PATTERN, PART_PATTERN
+from recsdk_sharding._rows.row_state import ENTRY_PATTERN, SHARD_PATTERN
 from recsdk_sharding.placement.ranks import RankMap, ranks_of_tensor
 
 __all__ = ["HashLoadPlanner", "adapt_load_planner"]
 
-_PART = re.compile(rf"(?P<prefix>(?:.*\.)?){PART_PATTERN}{ENTRY_PATTERN}")
+_SHARD = re.compile(rf"(?P<prefix>(?:.*\.)?){SHARD_PATTERN}{ENTRY_PATTERN}")
 
 
 class HashLoadPlanner(DefaultLoadPlanner):
     """torch's load planner, with a choice of what is read of hash tables.
 
-    `dcp.load` without a planner has each rank read the parts that may have ids it owns: its own if
+    `dcp.load` without a planner has each rank read the shards that may have ids it owns: its own if
     the number of ranks is as when saving, those that overlap with it else. That cannot be told if
     the ids were spread by another rank rule; then pass
 
@@ -40,22 +40,22 @@ class HashLoadPlanner(DefaultLoadPlanner):
 
     Everything else is as in `DefaultLoadPlanner`, whose keyword arguments it takes.
 
-    Cost: memory for the parts that are read, beside the table's rows, until they are loaded.
+    Cost: memory for the shards that are read, beside the table's rows, until they are loaded.
     """
 
     def __init__(self, *, all_ranks: bool = False, **options: Any) -> None:
-        """`all_ranks`: read all parts, as needed if another rank rule was in use when saving."""
+        """`all_ranks`: read all shards, as needed if another rank rule was in use when saving."""
         super().__init__(**options)
-        self._reads_all_parts = all_ranks
+        self._reads_all_shards = all_ranks
 
 
 def adapt_load_planner() -> None:
-    """Has torch's default load planner make room for the parts of hash tables."""
+    """Has torch's default load planner make room for the shards of hash tables."""
 
     def make_room(
         planner: DefaultLoadPlanner, state_dict: dict[str, Any], metadata: Metadata
     ) -> None:
-        reads_all = getattr(planner, "_reads_all_parts", False)
+        reads_all = getattr(planner, "_reads_all_shards", False)
         for table in _saved_tables(metadata).values():
             _make_room(state_dict, table, reads_all)
 
@@ -63,29 +63,29 @@ def adapt_load_planner() -> None:
 
 
 def _make_room(state_dict: dict[str, Any], saved: _SavedTable, reads_all: bool) -> None:
-    """Puts room for the parts to read in place of those that the model has now."""
+    """Puts room for the shards to read in place of those that the model has now."""
     holder = holder_of(state_dict, saved.path)
     if holder is None or _has_room(holder, saved):
         return
-    own = _own_parts(holder, saved.prefix)
-    for name in [n for n in holder if _is_part(n, saved.prefix)]:
+    own = _own_shards(holder, saved.prefix)
+    for name in [n for n in holder if _is_of_shard(n, saved.prefix)]:
         del holder[name]
-    for number, part in saved.parts.items():
+    for number, shard in saved.shards.items():
         if reads_all or any(_needs(rank, ranks, saved, number) for rank, ranks in own):
-            for name, entry in part.items():
+            for name, entry in shard.items():
                 holder[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
 
 
 def _has_room(holder: Mapping[str, Any], saved: _SavedTable) -> bool:
     """Whether it was made from the checkpoint, as when torch converts one without a model."""
-    wanted = {name: entry.size for part in saved.parts.values() for name, entry in part.items()}
-    found = {n: v.shape for n, v in holder.items() if _is_part(n, saved.prefix)}
+    wanted = {name: entry.size for shard in saved.shards.values() for name, entry in shard.items()}
+    found = {n: v.shape for n, v in holder.items() if _is_of_shard(n, saved.prefix)}
     return found == wanted
 
 
 def _needs(rank: int, ranks: RankMap, saved: _SavedTable, number: int) -> bool:
-    """Whether a part that this rank has may have rows of a saved one."""
-    found = RankMap(max(saved.parts) + 1, ranks.rule)
+    """Whether a shard that this rank has may have rows of a saved one."""
+    found = RankMap(max(saved.shards) + 1, ranks.rule)
     return ranks.may_share_keys(rank, found, number)
 
 
@@ -97,31 +97,31 @@ class _SavedTable:
     """Keys of the nested dicts that lead to its entries."""
     prefix: str
     """What their names begin with."""
-    parts: dict[int, dict[str, TensorStorageMetadata]] = field(default_factory=dict)
-    """The entries of each part of the rows, of all columns, by name."""
+    shards: dict[int, dict[str, TensorStorageMetadata]] = field(default_factory=dict)
+    """The entries of each shard of the rows, of all columns, by name."""
 
 
 def _saved_tables(metadata: Metadata) -> dict[Any, _SavedTable]:
     found: dict[Any, _SavedTable] = {}
     for path, name, entry in saved_tensors(metadata):
-        part = _PART.fullmatch(name)
-        if part is not None:
-            key = (*path, part["prefix"])
-            table = found.setdefault(key, _SavedTable(path, part["prefix"]))
-            table.parts.setdefault(int(part["rank"]), {})[name] = entry
+        shard = _SHARD.fullmatch(name)
+        if shard is not None:
+            key = (*path, shard["prefix"])
+            table = found.setdefault(key, _SavedTable(path, shard["prefix"]))
+            table.shards.setdefault(int(shard["rank"]), {})[name] = entry
     return found
 
 
-def _own_parts(holder: Mapping[str, Any], prefix: str) -> list[tuple[int, RankMap]]:
-    """The number and rule of this rank's parts, from the model's entries."""
+def _own_shards(holder: Mapping[str, Any], prefix: str) -> list[tuple[int, RankMap]]:
+    """The number and rule of this rank's shards, from the model's entries."""
     found = []
     for name, value in holder.items():
-        part = _PART.fullmatch(name)
-        if part is not None and part["prefix"] == prefix and part["name"] == "ranks":
-            found.append((int(part["rank"]), ranks_of_tensor(value)))
+        shard = _SHARD.fullmatch(name)
+        if shard is not None and shard["prefix"] == prefix and shard["name"] == "ranks":
+            found.append((int(shard["rank"]), ranks_of_tensor(value)))
     return found
 
 
-def _is_part(name: str, prefix: str) -> bool:
-    part = _PART.fullmatch(name)
-    return part is not None and part["prefix"] == prefix
+def _is_of_shard(name: str, prefix: str) -> bool:
+    shard = _SHARD.fullmatch(name)
+    return shard is not None and shard["prefix"] == prefix

@@ -29,7 +29,7 @@ from recsdk_sharding._checkpoint.saver import known_to_all, ranks_of_module
 from recsdk_sharding._checkpoint.tensor_parts import Piece, join
 from recsdk_sharding._rows.optimizers import set_learning_rate
 from recsdk_sharding._rows.row_state import fields_of
-from recsdk_sharding._rows.rows import OwnedPart, TableRows
+from recsdk_sharding._rows.rows import OwnedShard, TableRows
 from recsdk_sharding.device.table import DeviceTable
 
 __all__ = ["export_rows", "import_rows"]
@@ -72,9 +72,9 @@ def import_rows(
 
     def read() -> list[_Told]:
         _require_dicts(state_dict=state_dict, ids=ids)
-        parts = _parts_of(module)
+        tables = _tables_of(module)
         for name, keys in ids.items():
-            given.append(_Given.read(_part(parts, name), keys, state_dict, optimizer))
+            given.append(_Given.read(_table(tables, name), keys, state_dict, optimizer))
         return [each.told for each in given]
 
     with known_to_all():
@@ -125,13 +125,13 @@ class _Given:
 
     def check_room(self) -> None:
         """Raises BusyError or CapacityError if the tables cannot take the rows."""
-        for part in self.rows.parts:
-            part.table.upsert(self.keys[:0], np.zeros((0, part.place.width), np.float32))
-            keys = self.keys[part.place.ranks.owned_by(part.place.index, self.keys)]
-            if isinstance(part.table, DeviceTable):
-                part.table.check_room(keys)
-            elif part.table.max_rows is not None:
-                _check_max_rows(part.table, part.table.max_rows, keys)
+        for each in self.rows.shards:
+            each.table.upsert(self.keys[:0], np.zeros((0, each.shard.width), np.float32))
+            keys = self.keys[each.shard.ranks.owned_by(each.shard.index, self.keys)]
+            if isinstance(each.table, DeviceTable):
+                each.table.check_room(keys)
+            elif each.table.max_rows is not None:
+                _check_max_rows(each.table, each.table.max_rows, keys)
 
     def write(self, agreed: Agreed, ranks: Ranks) -> None:
         """Puts what this process owns into its tables."""
@@ -146,8 +146,8 @@ class _Given:
         """What this rank has of a range of rows: state by field, and "weight"."""
         own = {field: self.dense.state.get(name) for field, name in agreed.state.items()}
         return {
-            field: [] if parts is None else parts.rows(first, last)
-            for field, parts in {"weight": self.dense.weight, **own}.items()
+            field: [] if tensor is None else tensor.rows(first, last)
+            for field, tensor in {"weight": self.dense.weight, **own}.items()
         }
 
     def _write_rows(self, keys: NDArray[np.int64], told: list[dict[str, list[Piece]]]) -> None:
@@ -159,20 +159,20 @@ class _Given:
             field: join((len(keys), width or dim), (p for own in told for p in own[field]))
             for field, width in widths.items()
         }
-        for part in self.rows.parts:
-            owned = part.place.ranks.owned_by(part.place.index, keys)
-            columns = slice(*part.place.columns)
+        for each in self.rows.shards:
+            owned = each.shard.ranks.owned_by(each.shard.index, keys)
+            columns = slice(*each.shard.columns)
             cut = {
                 field: value[owned] if widths[field] else value[owned, columns]
                 for field, value in found.items()
             }
-            part.table.upsert(keys[owned], cut.pop("weight"), cut or None)
+            each.table.upsert(keys[owned], cut.pop("weight"), cut or None)
 
     def _set_counts(self, agreed: Agreed) -> None:
         """The number of updates and the learning rate, as the dense optimizer has them."""
         if agreed.num_updates is not None:
-            for part in self.rows.parts:
-                part.table.update_count = max(part.table.update_count, agreed.num_updates)
+            for each in self.rows.shards:
+                each.table.update_count = max(each.table.update_count, agreed.num_updates)
         if agreed.learning_rate is not None:
             set_learning_rate(self.rows, agreed.learning_rate)
 
@@ -208,13 +208,13 @@ def export_rows(module: nn.Module, ids: Mapping[str, torch.Tensor]) -> dict[str,
     """
     _require_module(module)
     _require_dicts(ids=ids)
-    parts, ranks = _parts_of(module), ranks_of_module(module)
+    tables, ranks = _tables_of(module), ranks_of_module(module)
     found = {}
     for name, keys in ids.items():
-        part = _part(parts, name)
+        table = _table(tables, name)
         wanted = _keys(name, keys)
-        own = [_rows_of(wanted, each) for each in part.parts]
-        rows = np.empty((len(wanted), part.config.embedding_dim), np.float32)
+        own = [_rows_of(wanted, each) for each in table.shards]
+        rows = np.empty((len(wanted), table.config.embedding_dim), np.float32)
         for of_rank in ranks.gather(own):
             for at, (first, last), values in of_rank:
                 rows[at, first:last] = values
@@ -222,15 +222,15 @@ def export_rows(module: nn.Module, ids: Mapping[str, torch.Tensor]) -> dict[str,
     return found
 
 
-def _parts_of(module: nn.Module) -> dict[str, TableRows]:
-    parts: dict[str, TableRows] = {}
-    for part in module.modules():
-        if isinstance(part, TableRows) and parts.setdefault(part.config.name, part) is not part:
+def _tables_of(module: nn.Module) -> dict[str, TableRows]:
+    tables: dict[str, TableRows] = {}
+    for each in module.modules():
+        if isinstance(each, TableRows) and tables.setdefault(each.config.name, each) is not each:
             raise ValueError(
-                f"two tables of the model are named {part.config.name!r}; pass the part of the "
+                f"two tables of the model are named {each.config.name!r}; pass the part of the "
                 "model that has the one that is meant"
             )
-    return parts
+    return tables
 
 
 def _require_module(module: object) -> None:
@@ -244,18 +244,18 @@ def _require_dicts(**arguments: object) -> None:
             raise TypeError(f"{name} must be a dict by table, got {type(value).__name__}")
 
 
-def _part(parts: Mapping[str, TableRows], name: str) -> TableRows:
-    if name not in parts:
-        raise KeyError(f"the model has no hash table {name!r}; it has {sorted(parts)}")
-    return parts[name]
+def _table(tables: Mapping[str, TableRows], name: str) -> TableRows:
+    if name not in tables:
+        raise KeyError(f"the model has no hash table {name!r}; it has {sorted(tables)}")
+    return tables[name]
 
 
 def _rows_of(
-    keys: NDArray[np.int64], part: OwnedPart
+    keys: NDArray[np.int64], owned: OwnedShard
 ) -> tuple[NDArray[np.int64], tuple[int, int], NDArray[np.float32]]:
-    """Which of the keys belong to a part, its columns, and their rows."""
-    own = np.flatnonzero(part.place.ranks.owned_by(part.place.index, keys))
-    return own, part.place.columns, part.table.lookup(keys[own])
+    """Which of the keys belong to a shard, its columns, and their rows."""
+    own = np.flatnonzero(owned.shard.ranks.owned_by(owned.shard.index, keys))
+    return own, owned.shard.columns, owned.table.lookup(keys[own])
 
 
 def _keys(name: str, keys: torch.Tensor) -> NDArray[np.int64]:

@@ -23,9 +23,9 @@ from recsdk_core.checkpoint.tables import Assembled
 from recsdk_core.errors import CheckpointError
 from recsdk_core.optim import SGD, Optimizer
 from recsdk_sharding._configs.configs import HashTableConfig
-from recsdk_sharding._rows.row_state import SavedPart, rows_for
-from recsdk_sharding._rows.rows import OwnedPart
-from recsdk_sharding.placement.layout import Part
+from recsdk_sharding._rows.row_state import SavedShard, rows_for
+from recsdk_sharding._rows.rows import OwnedShard
+from recsdk_sharding.placement.layout import Shard
 
 __all__ = ["assemble"]
 
@@ -33,14 +33,14 @@ __all__ = ["assemble"]
 def assemble(
     config: HashTableConfig,
     optimizer: Optimizer | None,
-    part: OwnedPart,
+    owned: OwnedShard,
     chain: Sequence[Checkpoint],
     allow: Collection[str],
 ) -> Assembled:
-    """The rows and columns of a part, from a chain with any columns of its table.
+    """The rows and columns of a shard, from a chain with any columns of its table.
 
     `allow`: what may differ, as in `restoring.ALLOWANCES`; where that is the optimizer, or the
-    checkpoint has none, state is fresh. Memory: the rows that the part owns, of all columns. Raises
+    checkpoint has none, state is fresh. Memory: the shard's rows, of all columns. Raises
     CheckpointError, naming the checkpoint and the table, if it has not all columns, or another seed
     or optimizer.
     """
@@ -48,15 +48,15 @@ def assemble(
     entries = [entry for entry in last.manifest.tables if base_of(entry.name) == config.name]
     if not entries:
         last.table(config.name)  # raises, naming those that there are
-    owner = Owner(part.place.index, part.place.ranks.world_size, _sharding(part.place))
+    owner = Owner(owned.shard.index, owned.shard.ranks.world_size, _sharding(owned.shard))
     keeps_state = "optimizer" not in allow and entries[0].optimizer is not None
     if keeps_state:
-        _check_optimizer(last, part, entries)
+        _check_optimizer(last, owned, entries)
     try:
-        saved = [_saved_part(part.place, entry, chain, owner) for entry in entries]
+        saved = [_saved_shard(owned.shard, entry, chain, owner) for entry in entries]
         if "seed" in allow or entries[0].seed is None:
             saved = [replace(each, seed=config.seed) for each in saved]
-        found = rows_for(part.place, saved, config, optimizer if keeps_state else None)
+        found = rows_for(owned.shard, saved, config, optimizer if keeps_state else None)
     except ValueError as error:
         raise CheckpointError(f"{last.location}: table {config.name!r}: {error}") from None
     if not keeps_state:
@@ -64,31 +64,31 @@ def assemble(
     return Assembled(rows=found.new_rows(), entry=entries[0])
 
 
-def _fresh_state(part: SavedPart, optimizer: Optimizer | None) -> dict[str, NDArray[np.float32]]:
+def _fresh_state(saved: SavedShard, optimizer: Optimizer | None) -> dict[str, NDArray[np.float32]]:
     """The state that an optimizer gives to rows of which it has none."""
-    table = Table(part.weight.shape[1], optimizer=optimizer or SGD())
-    table.upsert(part.keys, part.weight)
-    return SavedPart.of_table(table, part.place).state
+    table = Table(saved.weight.shape[1], optimizer=optimizer or SGD())
+    table.upsert(saved.keys, saved.weight)
+    return SavedShard.of_table(table, saved.shard).state
 
 
-def _sharding(place: Part) -> Sharding:
-    return Sharding(rule=place.ranks.rule)
+def _sharding(shard: Shard) -> Sharding:
+    return Sharding(rule=shard.ranks.rule)
 
 
-def _check_optimizer(last: Checkpoint, part: OwnedPart, entries: Sequence[TableEntry]) -> None:
-    kind = type(part.table.optimizer).__name__
+def _check_optimizer(last: Checkpoint, owned: OwnedShard, entries: Sequence[TableEntry]) -> None:
+    kind = type(owned.table.optimizer).__name__
     for entry in entries:
         saved = None if entry.optimizer is None else entry.optimizer.kind
         if saved != kind:
             raise CheckpointError(
                 f"{last.location}: table {entry.name!r} was saved with {entry.optimizer}, it now "
-                f"has {part.table.optimizer}: their state differs; load with the same"
+                f"has {owned.table.optimizer}: their state differs; load with the same"
             )
 
 
-def _saved_part(
-    place: Part, entry: TableEntry, chain: Sequence[Checkpoint], owner: Owner
-) -> SavedPart:
+def _saved_shard(
+    shard: Shard, entry: TableEntry, chain: Sequence[Checkpoint], owner: Owner
+) -> SavedShard:
     """What the owner has of one of the tables."""
     found = list(merged_rows(chain, entry.name, owner))
     names = {field.name: (field.dtype, field.width) for field in entry.fields}
@@ -97,8 +97,8 @@ def _saved_part(
         for name, (dtype, width) in names.items()
     }
     weight = arrays.pop("weight")
-    return SavedPart(
-        place=Part(place.ranks, place.index, columns_of(entry.name) or (0, entry.dim)),
+    return SavedShard(
+        shard=Shard(shard.ranks, shard.index, columns_of(entry.name) or (0, entry.dim)),
         keys=np.concatenate([np.zeros(0, np.int64), *(rows.keys for rows in found)]),
         weight=weight,
         dtype=getattr(torch, names["weight"][0]),

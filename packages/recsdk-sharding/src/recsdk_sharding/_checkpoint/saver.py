@@ -27,13 +27,13 @@ from recsdk_core.nn import HashEmbedding, HashEmbeddingBag
 from recsdk_core.optim import Optimizer
 from recsdk_sharding._checkpoint.recut_columns import assemble
 from recsdk_sharding._configs.configs import HashEmbeddingConfig, HashTableConfig
-from recsdk_sharding._rows.rows import AnyTable, OwnedPart, TableRows
+from recsdk_sharding._rows.rows import AnyTable, OwnedShard, TableRows
 from recsdk_sharding.device.saving import DeviceCut, take_saved_rows
 from recsdk_sharding.device.table import DeviceTable
 from recsdk_sharding.exchange import HostExchange, exchanges_of
 from recsdk_sharding.exchange.errors import known
 from recsdk_sharding.exchange.groups import group_beside, is_of_groups
-from recsdk_sharding.placement.layout import Part
+from recsdk_sharding.placement import layout
 
 __all__ = ["Saver", "known_to_all", "ranks_of_module"]
 
@@ -105,19 +105,19 @@ class Saver:
             codec=codec,
             progress=progress,
         )
-        parts = _parts_of(module)
+        held = _held_by(module)
         ranks = ranks_of_module(module)
         shards: list[Shard] = []
         cuts: list[DeviceCut] = []
         is_saved = False
 
         def cut() -> None:
-            for part in parts:
-                if isinstance(part.table, DeviceTable):
-                    cuts.append(DeviceCut(part.table, incremental))
-                    shards.append(part.shard(cuts[-1].host))
+            for each in held:
+                if isinstance(each.table, DeviceTable):
+                    cuts.append(DeviceCut(each.table, incremental))
+                    shards.append(each.on_host(cuts[-1].host))
                 else:
-                    shards.append(part.shard(part.table))
+                    shards.append(each.on_host(each.table))
 
         try:
             with known_to_all():
@@ -163,24 +163,24 @@ class Saver:
         allow: Collection[str],
         progress: Progress | None,
     ) -> Checkpoint:
-        parts = _parts_of(module)
-        shards = [part.shard(_table_to_load_into(part.table)) for part in parts]
+        held = _held_by(module)
+        shards = [each.on_host(_table_to_load_into(each.table)) for each in held]
         loading = Loading(
             is_delta=incremental,
             allow=allow,
-            stateless=[part.table.name for part in parts if part.owned.is_stateless],
+            stateless=[each.table.name for each in held if each.owned.is_stateless],
             progress=progress,
         )
         with known_to_all():
             checkpoint = load_tables(shards, ranks_of_module(module), path, loading)
-        for shard, part in zip(shards, parts, strict=True):
-            if isinstance(part.table, DeviceTable):
-                take_saved_rows(part.table, shard.table)
+        for shard, each in zip(shards, held, strict=True):
+            if isinstance(each.table, DeviceTable):
+                take_saved_rows(each.table, shard.table)
         tables = checkpoint.manifest.tables
         with_state = {base_of(t.name) for t in tables if len(t.fields) > 1}
-        for each in module.modules():
-            if isinstance(each, TableRows):
-                each.note_loaded(has_state=each.config.name in with_state)
+        for rows in module.modules():
+            if isinstance(rows, TableRows):
+                rows.note_loaded(has_state=rows.config.name in with_state)
         return checkpoint
 
 
@@ -196,24 +196,24 @@ def known_to_all() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class _Part:
-    """A part of a table that this rank has."""
+class _Held:
+    """A shard of a table that this rank has."""
 
     config: HashTableConfig
     optimizer: Optimizer | None
-    owned: OwnedPart
+    owned: OwnedShard
 
     @property
     def table(self) -> AnyTable:
         """The rows."""
         return self.owned.table
 
-    def shard(self, table: Table) -> Shard:
-        """`table`: the part's own, or one on the host in place of it."""
-        owned, place = self.owned, self.owned.place
+    def on_host(self, table: Table) -> Shard:
+        """What is saved or loaded; `table`: the shard's own, or one on the host in place of it."""
+        owned, shard = self.owned, self.owned.shard
         return Shard(
             table=table,
-            owner=Owner(place.index, place.ranks.world_size, Sharding(rule=place.ranks.rule)),
+            owner=Owner(shard.index, shard.ranks.world_size, Sharding(rule=shard.ranks.rule)),
             name=owned.name,
             assemble=partial(assemble, self.config, self.optimizer, owned),
             let_go=None if owned.accumulation is None else owned.accumulation.drop,
@@ -221,42 +221,48 @@ class _Part:
         )
 
 
-def _parts_of(module: nn.Module) -> list[_Part]:
-    """This rank's parts of the module's tables, in order of their names."""
+def _held_by(module: nn.Module) -> list[_Held]:
+    """This rank's shards of the module's tables, in order of their names."""
     if not isinstance(module, nn.Module):
         raise TypeError(f"Saver: module must be a torch.nn.Module, got {type(module).__name__}")
-    found: dict[str, list[_Part]] = {}
+    found: dict[str, list[_Held]] = {}
     for each in module.modules():
         if isinstance(each, TableRows):
-            name, parts = each.config.name, _parts_of_rows(each)
+            name, held = each.config.name, _held_of_rows(each)
         elif isinstance(each, (HashEmbedding, HashEmbeddingBag)):
-            name, parts = each.table.name, [_whole(each.table)]
+            name, held = each.table.name, [_whole(each.table)]
         else:
             continue
         if name in found:
             raise ValueError(
                 f"two tables of the module are named {name!r}; a checkpoint needs different names"
             )
-        found[name] = parts
+        found[name] = held
     if not found:
         raise ValueError(f"{type(module).__name__} has no hash tables to save or load")
-    return [part for name in sorted(found) for part in found[name]]
+    return [shard for name in sorted(found) for shard in found[name]]
 
 
-def _parts_of_rows(rows: TableRows) -> list[_Part]:
-    parts = rows.parts  # makes the tables, and then knows the optimizer
-    return [_Part(rows.config, rows.optimizer, part) for part in parts]
+def _held_of_rows(rows: TableRows) -> list[_Held]:
+    shards = rows.shards  # makes the tables, and then knows the optimizer
+    return [_Held(rows.config, rows.optimizer, shard) for shard in shards]
 
 
-def _whole(table: Table) -> _Part:
-    """The one part of a table that a module of `recsdk_core.nn` has."""
+def _whole(table: Table) -> _Held:
+    """The one shard of a table that a module of `recsdk_core.nn` has."""
     config = HashEmbeddingConfig(
         name=table.name, embedding_dim=table.dim, num_embeddings=1, seed=table.seed
     )
-    return _Part(
+    return _Held(
         config,
         table.optimizer,
-        OwnedPart(table.name, Part.whole(table.dim), table, accumulation=None, is_stateless=False),
+        OwnedShard(
+            table.name,
+            layout.Shard.whole(table.dim),
+            table,
+            accumulation=None,
+            is_stateless=False,
+        ),
     )
 
 

@@ -195,7 +195,7 @@ class HashTableConfig:
         max_rows: int | None,
         columns: tuple[int, int],
     ) -> recsdk_core.Table:
-        """An empty table for one rank's part: some columns, and that rank's share of `max_rows`.
+        """An empty table for a shard: some columns, and its rank's share of `max_rows`.
 
         The initial rows are those columns of the whole table's.
         """

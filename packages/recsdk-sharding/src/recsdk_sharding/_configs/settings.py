@@ -124,7 +124,7 @@ def check_names(what: str, params: Any, names: list[str]) -> None:
 
 
 def check_plan(subject: Subject, sharding: Any, types: tuple[str, ...]) -> None:
-    """Raises TypeError or ValueError if a table's part of a plan asks for what cannot be."""
+    """Raises TypeError or ValueError if a table's share of a plan asks for what cannot be."""
     what = f"table {subject.name!r}: the plan"
     if not isinstance(sharding, ParameterSharding):
         raise TypeError(

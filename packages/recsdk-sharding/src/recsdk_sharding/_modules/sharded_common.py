@@ -173,12 +173,12 @@ class ShardedTables(KeepsOutcomes):
         return self._host.exchange
 
     def tables(self) -> dict[str, AnyTable]:
-        """This rank's parts of the tables: export, len, stats.
+        """This rank's shards of the tables: export, len, stats.
 
-        By name of the table, followed by `.columns_<first>_<last>` if the part has some columns
-        only. A table that has no part on this rank is not there.
+        By name of the table, followed by `.columns_<first>_<last>` if the shard has some columns
+        only. A table that has no shard on this rank is not there.
         """
-        return {part.name: part.table for rows in self._own_rows() for part in rows.parts}
+        return {shard.name: shard.table for rows in self._own_rows() for shard in rows.shards}
 
     def keep_outcomes(self, is_kept: bool = True) -> None:
         super().keep_outcomes(is_kept)
@@ -221,7 +221,7 @@ class ShardedTables(KeepsOutcomes):
                     embedding_dim=config.embedding_dim,
                     name=config.name,
                     feature_names=list(config.feature_names),
-                    pooling=PoolingType.SUM,  # ranks' parts are added; means are taken at the end
+                    pooling=PoolingType.SUM,  # ranks' shards are added; means are taken at the end
                     embedding_names=list(embedding_names),
                 ),
                 param_sharding=sharding,
@@ -302,7 +302,7 @@ class ShardedTables(KeepsOutcomes):
                 batch.share = partial(_share, batch.in_place, output)
         pairs = zip(self._lookups, dist_input, strict=True)
         pooled = [lookup(batch) for lookup, batch in pairs]
-        # A rank without parts takes part in the exchange's backward too.
+        # A rank without shards takes part in the exchange's backward too.
         return [tied(numbers, arrived) for numbers in pooled] if arrived else pooled
 
     def _note_batch(self, contexts: Sequence[HashShardingContext]) -> None:

@@ -110,7 +110,7 @@ class HashSharding:
         )
 
     def _placed_tables(self) -> Iterator[tuple[int, Any]]:
-        """Each rank and table part, from torchrec's layout."""
+        """Each rank and table, from torchrec's layout."""
         per_rank: Any = self._grouped_embedding_configs_per_rank  # type: ignore[attr-defined]
         for rank, groups in enumerate(per_rank):
             for group in groups:
@@ -118,10 +118,10 @@ class HashSharding:
                     yield rank, table
 
     def make_rows(self, device: torch.device | None) -> dict[str, TableRows]:
-        """This rank's parts of the group's tables, by name; for some tables there may be none."""
-        own = self.layout.parts_of(self._host.exchange.rank)
+        """This rank's shards of the group's tables, by name; for some tables there may be none."""
+        own = self.layout.shards_of(self._host.exchange.rank)
         self._rows = [
-            TableRows(config, [part for table, part in own if table.name == config.name], device)
+            TableRows(config, [shard for table, shard in own if table.name == config.name], device)
             for config in self._configs
         ]
         return {rows.config.name: rows for rows in self._rows}
@@ -132,7 +132,7 @@ class HashSharding:
 
     def create_input_dist(self, device: torch.device | None = None) -> HostDist:
         """What sends ids to their owners and maps them."""
-        parts = [part for rows in self._rows for part in rows.parts]
+        shards = [shard for rows in self._rows for shard in rows.shards]
         is_mean = [
             not self._is_sequence and config.pooling == PoolingType.MEAN  # type: ignore[attr-defined]
             for config in self._configs
@@ -143,15 +143,17 @@ class HashSharding:
             HostDistConfig(
                 group=self._host,
                 layout=self.layout,
-                tables=[part.index for part in parts],
+                tables=[shard.index for shard in shards],
                 is_mean=is_mean,
                 is_weighted=self._is_weighted,
                 is_sequence=self._is_sequence,
                 drops_duplicates=self._drops_duplicates,
                 multiple=multiple_of(self._codecs()),
                 device=made,
-                accumulations=[part.accumulation for part in parts],
-                device_tables=[part.table for part in parts if isinstance(part.table, DeviceTable)],
+                accumulations=[shard.accumulation for shard in shards],
+                device_tables=[
+                    shard.table for shard in shards if isinstance(shard.table, DeviceTable)
+                ],
             )
         )
 

@@ -51,7 +51,7 @@ class _TableConfig(HashEmbeddingBagConfig):
         max_rows: int | None,
         columns: tuple[int, int],
     ) -> recsdk_core.Table:
-        """An empty table for one rank's part."""
+        """An empty table for a shard."""
         assert self.template is not None
         initializer = self.template.initializer
         if columns != (0, self.embedding_dim):

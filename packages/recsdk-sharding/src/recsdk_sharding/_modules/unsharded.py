@@ -100,7 +100,7 @@ class HashEmbeddingBagCollection(KeepsOutcomes, EmbeddingBagCollection):  # type
 
     def tables(self) -> dict[str, AnyTable]:
         """The tables by name: export, len, stats."""
-        return {rows.config.name: rows.parts[0].table for rows in self._rows()}
+        return {rows.config.name: rows.shards[0].table for rows in self._rows()}
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Pools the bags of every feature: a `KeyedTensor` of float32 (B, C).
@@ -186,7 +186,7 @@ class HashEmbeddingCollection(KeepsOutcomes, EmbeddingCollection):  # type: igno
 
     def tables(self) -> dict[str, AnyTable]:
         """The tables by name: export, len, stats."""
-        return {rows.config.name: rows.parts[0].table for rows in self._rows()}
+        return {rows.config.name: rows.shards[0].table for rows in self._rows()}
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """The vectors of every feature's ids, in their order, by name of the embedding.

@@ -106,17 +106,17 @@ class HashFusedOptimizer(FusedOptimizer):  # type: ignore[misc]
     """
 
     def __init__(self, rows: Sequence[TableRows]) -> None:
-        self._rows = [part for part in rows if part.optimizer is not None]
-        params = {f"{part.config.name}.weight": part.weight for part in self._rows}
+        self._rows = [each for each in rows if each.optimizer is not None]
+        params = {f"{each.config.name}.weight": each.weight for each in self._rows}
         groups = [{"params": [p.weight], "lr": p.learning_rate} for p in self._rows]
         super().__init__(params, {}, groups)
 
     def step(self, closure: Any = None) -> None:
         """Hands the learning rates of `param_groups` to the tables."""
-        for part, group in zip(self._rows, self.param_groups, strict=True):
+        for each, group in zip(self._rows, self.param_groups, strict=True):
             rate = float(group["lr"])
-            if rate != part.learning_rate:
-                part.learning_rate = rate
+            if rate != each.learning_rate:
+                each.learning_rate = rate
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         """As `step`: gradients are never kept."""

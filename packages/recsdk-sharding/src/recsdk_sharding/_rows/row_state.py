@@ -19,47 +19,47 @@ import recsdk_core
 from recsdk_core import Outcome
 from recsdk_core.checkpoint.replacing import NewRows
 from recsdk_sharding._configs.configs import HashTableConfig
-from recsdk_sharding.placement.layout import Part
+from recsdk_sharding.placement.layout import Shard
 from recsdk_sharding.placement.ranks import ranks_of_tensor
 
 __all__ = [
     "ENTRY_PATTERN",
-    "PART_PATTERN",
-    "SavedPart",
+    "SHARD_PATTERN",
+    "SavedShard",
     "entry_of",
     "fields_of",
-    "parts_of_entries",
+    "shards_of_entries",
     "prefix_of",
     "put_state",
     "rows_for",
 ]
 
-PART_PATTERN = r"rank_(?P<rank>[0-9]+)\.(?:columns_(?P<first>[0-9]+)_(?P<last>[0-9]+)\.)?"
-"""What the names of a part's entries begin with."""
+SHARD_PATTERN = r"rank_(?P<rank>[0-9]+)\.(?:columns_(?P<first>[0-9]+)_(?P<last>[0-9]+)\.)?"
+"""What the names of a shard's entries begin with."""
 
 ENTRY_PATTERN = r"(?P<name>keys|weight|ranks|seed|update_count|log_decay|state\..+)"
-"""What follows: one of the entries of a part."""
+"""What follows: one of the entries of a shard."""
 
 _UINT64 = 2**64
 
 
 def entry_of(name: str) -> str | None:
-    """Which entry of a part a name means, without the table's prefix; None: none."""
-    match = re.fullmatch(PART_PATTERN + ENTRY_PATTERN, name)
+    """Which entry of a shard a name means, without the table's prefix; None: none."""
+    match = re.fullmatch(SHARD_PATTERN + ENTRY_PATTERN, name)
     return None if match is None else match["name"]
 
 
-def prefix_of(place: Part, dim: int) -> str:
-    """What the names of a part's entries begin with."""
-    columns = "" if place.columns == (0, dim) else "columns_{}_{}.".format(*place.columns)
-    return f"rank_{place.index}.{columns}"
+def prefix_of(shard: Shard, dim: int) -> str:
+    """What the names of a shard's entries begin with."""
+    columns = "" if shard.columns == (0, dim) else "columns_{}_{}.".format(*shard.columns)
+    return f"rank_{shard.index}.{columns}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SavedPart:
-    """The rows of a part."""
+class SavedShard:
+    """The rows of a shard."""
 
-    place: Part
+    shard: Shard
     keys: NDArray[np.int64]
     weight: NDArray[np.float32]  # 16-bit weights too, which widen exactly
     dtype: torch.dtype  # of stored weights
@@ -69,11 +69,11 @@ class SavedPart:
     log_decay: float
 
     @staticmethod
-    def of_table(table: Any, place: Part) -> SavedPart:
+    def of_table(table: Any, shard: Shard) -> SavedShard:
         """The rows that a table has now."""
         batches = list(table.export())
-        return SavedPart(
-            place=place,
+        return SavedShard(
+            shard=shard,
             keys=_joined([b.keys for b in batches], np.zeros(0, np.int64)),
             weight=_joined([b.weights for b in batches], np.zeros((0, table.dim), np.float32)),
             dtype=getattr(torch, table.dtype),
@@ -87,16 +87,16 @@ class SavedPart:
         )
 
     @staticmethod
-    def of_entries(prefix: str, entries: Mapping[str, Any], dim: int) -> SavedPart:
-        """The part whose entries had names that begin with `prefix`."""
-        match = re.fullmatch(PART_PATTERN, prefix)
+    def of_entries(prefix: str, entries: Mapping[str, Any], dim: int) -> SavedShard:
+        """The shard whose entries had names that begin with `prefix`."""
+        match = re.fullmatch(SHARD_PATTERN, prefix)
         assert match is not None
         columns = (0, dim)
         if match["first"] is not None:
             columns = (int(match["first"]), int(match["last"]))
         start = "state."
-        return SavedPart(
-            place=Part(ranks_of_tensor(entries["ranks"]), int(match["rank"]), columns),
+        return SavedShard(
+            shard=Shard(ranks_of_tensor(entries["ranks"]), int(match["rank"]), columns),
             keys=_array(entries["keys"], np.int64),
             weight=_weights(entries["weight"]),
             dtype=entries["weight"].dtype,
@@ -118,7 +118,7 @@ class SavedPart:
             **{f"state.{name}": torch.from_numpy(value) for name, value in self.state.items()},
             "update_count": torch.tensor(self.update_count),
             "seed": torch.from_numpy(np.array(self.seed, dtype=np.uint64).view(np.int64)),
-            "ranks": self.place.ranks.to_tensor(),
+            "ranks": self.shard.ranks.to_tensor(),
         }
         if "log_decay" in self.state:
             entries["log_decay"] = torch.tensor(self.log_decay, dtype=torch.float64)
@@ -134,14 +134,14 @@ class SavedPart:
             log_decay=self.log_decay,
         )
 
-    def copy(self) -> SavedPart:
+    def copy(self) -> SavedShard:
         """The same, in memory of its own."""
         return self.select(np.arange(len(self.keys)))
 
     def check(self, config: HashTableConfig, fields: Mapping[str, int]) -> None:
         """Raises ValueError if the rows do not fit the table.
 
-        `fields`: the width of each field of optimizer state, 0 if it is that of the part.
+        `fields`: the width of each field of optimizer state, 0 if it is that of the shard.
         """
         if self.keys.ndim != 1:
             raise ValueError(f"keys must have shape (n,), got {self.keys.shape}")
@@ -150,10 +150,10 @@ class SavedPart:
         if not -math.inf < self.log_decay <= 0:
             raise ValueError(f"log_decay must be finite and 0 or less, got {self.log_decay}")
         self._check_shapes(config, fields)
-        if not self.place.ranks.owned_by(self.place.index, self.keys).all():
+        if not self.shard.ranks.owned_by(self.shard.index, self.keys).all():
             raise ValueError(
-                f"keys of the part of rank {self.place.index} belong to other ranks of "
-                f"{self.place.ranks}; it was renamed or changed"
+                f"keys of the shard of rank {self.shard.index} belong to other ranks of "
+                f"{self.shard.ranks}; it was renamed or changed"
             )
         if self.seed != config.seed:
             raise ValueError(
@@ -162,7 +162,7 @@ class SavedPart:
             )
 
     def _check_shapes(self, config: HashTableConfig, fields: Mapping[str, int]) -> None:
-        first, last = self.place.columns
+        first, last = self.shard.columns
         if not 0 <= first < last <= config.embedding_dim:
             raise ValueError(
                 f"it has columns {first} to {last}, the table {config.embedding_dim} columns"
@@ -179,7 +179,7 @@ class SavedPart:
                 wanted = (len(self.keys), width)
                 raise ValueError(f"{name} must have shape {wanted}, got {array.shape}")
 
-    def select(self, chosen: NDArray[Any]) -> SavedPart:
+    def select(self, chosen: NDArray[Any]) -> SavedShard:
         """The rows of a mask or of positions (n,)."""
         return replace(
             self,
@@ -189,41 +189,41 @@ class SavedPart:
         )
 
 
-def parts_of_entries(state_dict: Mapping[str, Any], prefix: str, dim: int) -> list[SavedPart]:
-    """The parts among entries whose names begin with `prefix`."""
+def shards_of_entries(state_dict: Mapping[str, Any], prefix: str, dim: int) -> list[SavedShard]:
+    """The shards among entries whose names begin with `prefix`."""
     groups: dict[str, dict[str, Any]] = {}
-    pattern = re.compile(re.escape(prefix) + f"(?P<part>{PART_PATTERN})(?P<name>.+)")
+    pattern = re.compile(re.escape(prefix) + f"(?P<shard>{SHARD_PATTERN})(?P<name>.+)")
     for key, value in state_dict.items():
         match = pattern.fullmatch(key)
         if match is not None:
-            groups.setdefault(match["part"], {})[match["name"]] = value
-    return [SavedPart.of_entries(part, entries, dim) for part, entries in groups.items()]
+            groups.setdefault(match["shard"], {})[match["name"]] = value
+    return [SavedShard.of_entries(start, entries, dim) for start, entries in groups.items()]
 
 
 def rows_for(
-    place: Part, saved: Sequence[SavedPart], config: HashTableConfig, optimizer: Any
-) -> SavedPart:
-    """The rows that belong to a part, of the saved parts of any layout.
+    shard: Shard, saved: Sequence[SavedShard], config: HashTableConfig, optimizer: Any
+) -> SavedShard:
+    """The rows that belong to a shard, of the saved shards of any layout.
 
     State of a row as a whole, which rowwise optimizers keep for each column range, is the mean of
-    that of the columns. Raises ValueError for parts that do not fit, or lack such rows.
+    that of the columns. Raises ValueError for shards that do not fit, or lack such rows.
     """
     fields = fields_of(optimizer)
-    for part in saved:
-        part.check(config, fields)
-    by_columns: dict[tuple[int, int], list[SavedPart]] = {}
-    for part in saved:
-        by_columns.setdefault(part.place.columns, []).append(part)
+    for each in saved:
+        each.check(config, fields)
+    by_columns: dict[tuple[int, int], list[SavedShard]] = {}
+    for each in saved:
+        by_columns.setdefault(each.shard.columns, []).append(each)
     groups = [
-        _rows_of_columns(place, by_columns[columns])
+        _rows_of_columns(shard, by_columns[columns])
         for columns in sorted(by_columns)
-        if columns[0] < place.columns[1] and place.columns[0] < columns[1]
+        if columns[0] < shard.columns[1] and shard.columns[0] < columns[1]
     ]
-    _check_columns(place, groups)
-    return _recut(place, groups, fields)
+    _check_columns(shard, groups)
+    return _recut(shard, groups, fields)
 
 
-def put_state(table: Any, rows: SavedPart) -> None:
+def put_state(table: Any, rows: SavedShard) -> None:
     """Gives the rows of a table that are as they were loaded the state that was loaded for them."""
     values, outcomes = table.lookup(rows.keys, return_outcomes=True)
     stored = torch.from_numpy(rows.weight).to(getattr(torch, table.dtype)).float().numpy()
@@ -244,81 +244,81 @@ def fields_of(optimizer: Any) -> dict[str, int]:
     }
 
 
-def _rows_of_columns(place: Part, saved: Sequence[SavedPart]) -> SavedPart:
-    """The rows of one saved column range that belong to a part."""
-    _check_rows(place, saved)
+def _rows_of_columns(shard: Shard, saved: Sequence[SavedShard]) -> SavedShard:
+    """The rows of one saved column range that belong to a shard."""
+    _check_rows(shard, saved)
     owned = []
-    for part in saved:
-        is_owned = place.ranks.owned_by(place.index, part.keys)
-        owned.append(part if is_owned.all() else part.select(is_owned))
-    keys = np.concatenate([part.keys for part in owned])
+    for each in saved:
+        is_owned = shard.ranks.owned_by(shard.index, each.keys)
+        owned.append(each if is_owned.all() else each.select(is_owned))
+    keys = np.concatenate([each.keys for each in owned])
     if len(np.unique(keys)) < len(keys):
-        raise ValueError("a key occurs more than once; load the parts of one save only")
+        raise ValueError("a key occurs more than once; load the shards of one save only")
     return replace(
         owned[0],
         keys=keys,
-        weight=np.concatenate([part.weight for part in owned]),
+        weight=np.concatenate([each.weight for each in owned]),
         state={
-            name: np.concatenate([part.state[name] for part in owned]) for name in owned[0].state
+            name: np.concatenate([each.state[name] for each in owned]) for name in owned[0].state
         },
-        update_count=max(part.update_count for part in saved),
-        log_decay=min(part.log_decay for part in saved),
+        update_count=max(each.update_count for each in saved),
+        log_decay=min(each.log_decay for each in saved),
     )
 
 
-def _check_rows(place: Part, saved: Sequence[SavedPart]) -> None:
-    """Raises ValueError unless the parts of a column range have all keys of a part."""
-    ranks = saved[0].place.ranks
-    if any(part.place.ranks != ranks for part in saved):
-        raise ValueError("the parts are of different saves; load those of one only")
-    found = {part.place.index for part in saved}
+def _check_rows(shard: Shard, saved: Sequence[SavedShard]) -> None:
+    """Raises ValueError unless the shards of a column range have all keys of a shard."""
+    ranks = saved[0].shard.ranks
+    if any(each.shard.ranks != ranks for each in saved):
+        raise ValueError("the shards are of different saves; load those of one only")
+    found = {each.shard.index for each in saved}
     missing = [
         index
         for index in range(ranks.world_size)
-        if index not in found and place.ranks.may_share_keys(place.index, ranks, index)
+        if index not in found and shard.ranks.may_share_keys(shard.index, ranks, index)
     ]
     if missing:
         raise ValueError(
-            f"it was saved by {ranks.world_size} ranks with rule {ranks.rule!r}, and the parts "
-            f"of ranks {missing} are missing, which may have ids of rank {place.index}; load "
+            f"it was saved by {ranks.world_size} ranks with rule {ranks.rule!r}, and the shards "
+            f"of ranks {missing} are missing, which may have ids of rank {shard.index}; load "
             "them too (with torch.distributed.checkpoint, if the rule differs: pass "
             "planner=recsdk_sharding.HashLoadPlanner(all_ranks=True))"
         )
 
 
-def _check_columns(place: Part, groups: Sequence[SavedPart]) -> None:
-    """Raises ValueError unless column ranges in ascending order cover the columns of a part."""
-    reached = place.columns[0]
+def _check_columns(shard: Shard, groups: Sequence[SavedShard]) -> None:
+    """Raises ValueError unless column ranges in ascending order cover the columns of a shard."""
+    reached = shard.columns[0]
     for group in groups:
-        first, last = group.place.columns
+        first, last = group.shard.columns
         if first > reached or (group is not groups[0] and first < reached):
             break
         reached = last
-    if reached < place.columns[1]:
-        ranges = [group.place.columns for group in groups]
+    if reached < shard.columns[1]:
+        ranges = [group.shard.columns for group in groups]
         raise ValueError(
-            f"columns {place.columns[0]} to {place.columns[1]} are wanted, but the parts have the "
-            f"columns {ranges}; load all parts of one save"
+            f"columns {shard.columns[0]} to {shard.columns[1]} are wanted, but the shards have the "
+            f"columns {ranges}; load all shards of one save"
         )
 
 
-def _recut(place: Part, groups: Sequence[SavedPart], fields: Mapping[str, int]) -> SavedPart:
-    """The columns of a part, from ranges that cover them."""
+def _recut(shard: Shard, groups: Sequence[SavedShard], fields: Mapping[str, int]) -> SavedShard:
+    """The columns of a shard, from ranges that cover them."""
     if len(groups) > 1:
         groups = [group.select(np.argsort(group.keys)) for group in groups]
         if any(not np.array_equal(group.keys, groups[0].keys) for group in groups[1:]):
-            raise ValueError("the column ranges have different keys; load the parts of one save")
-    cuts = [_overlap(place.columns, group.place.columns) for group in groups]
+            raise ValueError("the column ranges have different keys; load the shards of one save")
+    cuts = [_overlap(shard.columns, group.shard.columns) for group in groups]
     state = {}
     for name, width in fields.items():
-        parts = [group.state[name] for group in groups]
+        states = [group.state[name] for group in groups]
         if width == 0:
-            state[name] = _side_by_side(parts, cuts)
+            state[name] = _side_by_side(states, cuts)
         else:
-            state[name] = _mean(parts, cuts) if width == 1 else parts[0]
+            state[name] = _mean(states, cuts) if width == 1 else states[0]
     return replace(
         groups[0],
-        place=place,
+        shard=shard,
         weight=_side_by_side([group.weight for group in groups], cuts),
         state=state,
         update_count=max(group.update_count for group in groups),
@@ -332,21 +332,21 @@ def _overlap(wanted: tuple[int, int], found: tuple[int, int]) -> slice:
 
 
 def _side_by_side(
-    parts: Sequence[NDArray[np.float32]], cuts: Sequence[slice]
+    states: Sequence[NDArray[np.float32]], cuts: Sequence[slice]
 ) -> NDArray[np.float32]:
-    columns = [part[:, cut] for part, cut in zip(parts, cuts, strict=True)]
+    columns = [each[:, cut] for each, cut in zip(states, cuts, strict=True)]
     return np.ascontiguousarray(np.concatenate(columns, axis=1))
 
 
-def _mean(parts: Sequence[NDArray[np.float32]], cuts: Sequence[slice]) -> NDArray[np.float32]:
-    """The mean by numbers of columns; what is equal in all parts stays as it is."""
-    if all(np.array_equal(part, parts[0]) for part in parts[1:]):
-        return parts[0]
+def _mean(states: Sequence[NDArray[np.float32]], cuts: Sequence[slice]) -> NDArray[np.float32]:
+    """The mean by numbers of columns; what is equal in all ranges stays as it is."""
+    if all(np.array_equal(each, states[0]) for each in states[1:]):
+        return states[0]
     widths = np.array([cut.stop - cut.start for cut in cuts], np.float32)
     shares = widths / widths.sum()
     total: NDArray[np.float32] = sum(
-        (share * part for share, part in zip(shares, parts, strict=True)),
-        start=np.zeros_like(parts[0]),
+        (share * each for share, each in zip(shares, states, strict=True)),
+        start=np.zeros_like(states[0]),
     )
     return total
 

@@ -26,20 +26,20 @@ from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding._rows.accumulate import accumulate_steps_of_parameter
 from recsdk_sharding._rows.optimizers import optimizer_of_parameter
 from recsdk_sharding._rows.row_state import (
-    SavedPart,
+    SavedShard,
     entry_of,
     fields_of,
-    parts_of_entries,
     prefix_of,
     put_state,
     rows_for,
+    shards_of_entries,
 )
 from recsdk_sharding.device.host_index import keys_only
 from recsdk_sharding.device.table import DeviceTable
 from recsdk_sharding.placement.devices import check_device, keeps_rows_in_engine, row_budget
-from recsdk_sharding.placement.layout import Part
+from recsdk_sharding.placement.layout import Shard
 
-__all__ = ["AnyTable", "OwnedPart", "TableRows", "anchor_of"]
+__all__ = ["AnyTable", "OwnedShard", "TableRows", "anchor_of"]
 
 AnyTable: TypeAlias = recsdk_core.Table | DeviceTable
 """Where the rows are: in the engine, or on a device."""
@@ -48,12 +48,12 @@ _ATTACHED = ("_optimizer_classes", "_optimizer_kwargs")
 
 
 @dataclass(frozen=True)
-class OwnedPart:
-    """A part of a table that this process owns."""
+class OwnedShard:
+    """A shard that this process owns."""
 
     name: str
     """The table's name, followed by `.columns_<first>_<last>` if it has not all columns."""
-    place: Part
+    shard: Shard
     """Which rows and columns it has."""
     table: AnyTable
     """The rows."""
@@ -88,68 +88,68 @@ class _StateLost(RuntimeError):
 
 
 class TableRows(nn.Module):
-    """The parts of one table that a process owns: engine tables, or tensors on a device.
+    """The shards of one table that a process owns: engine tables, or tensors on a device.
 
-    Under most plans that is one part; it may be none, and with column-wise plans more than one.
+    Under most plans that is one shard; it may be none, and with column-wise plans more than one.
 
     The parameter `weight` carries the optimizer and `requires_grad`, and never gets a `.grad`. On
     the cpu, where the engine keeps the rows, it is (0, D); on another device it is the store of
-    the part's rows, (row budget + 1, columns), of which the last stays zero; of several parts the
+    the shard's rows, (row budget + 1, columns), of which the last stays zero; of several shards the
     stores lie behind one another, in one dimension. Tables are made at their first use. An
     optimizer that is applied later is taken at the next use, until the table is sharded: rows get
     the state that was loaded for them, or a fresh one.
 
-    In a `state_dict` the part number r of the rows has, under `rank_<r>.`: `keys` int64 (n,),
+    In a `state_dict` the shard number r of the rows has, under `rank_<r>.`: `keys` int64 (n,),
     `weight` (n, D) in the dtype of the stored rows (loading takes any of the three),
     `state.<field>` float32 (n, width) per field of optimizer state, the scalars `update_count` and
     `seed` int64, `log_decay` float64 if the optimizer catches up, and `ranks` int64 (2,), which
-    says among how many parts and by which rule the keys were spread.
-    A part of some columns has them under `rank_<r>.columns_<first>_<last>.`. Loading takes the
-    parts of any layout, keeps the rows and columns that this process owns and replaces what the
-    tables had; parts that may have such keys must all be there.
+    says among how many shards and by which rule the keys were spread.
+    A shard of some columns has them under `rank_<r>.columns_<first>_<last>.`. Loading takes the
+    shards of any layout, keeps the rows and columns that this process owns and replaces what the
+    tables had; shards that may have such keys must all be there.
     """
 
     def __init__(
         self,
         config: HashTableConfig,
-        places: Sequence[Part] | None = None,
+        shards: Sequence[Shard] | None = None,
         device: torch.device | None = None,
     ) -> None:
-        """`places`: what this process owns; None: all of the table."""
+        """`shards`: what this process owns; None: all of the table."""
         super().__init__()
         self.config = config
-        self._is_planned = places is not None
-        self._places = [Part.whole(config.embedding_dim)] if places is None else list(places)
+        self._is_planned = shards is not None
+        self._shards = [Shard.whole(config.embedding_dim)] if shards is None else list(shards)
         self._tables: list[AnyTable] | None = None
         self._optimizer: optim.Optimizer | None = None
-        self._kept: list[SavedPart] = []  # loaded before an optimizer, whose state they have
+        self._kept: list[SavedShard] = []  # loaded before an optimizer, whose state they have
         self._lost_state = False  # loaded before an optimizer, and not kept
         self._accumulations: list[Accumulation[Any] | None] = []
         self._keeps_rows_in_engine = device is None or keeps_rows_in_engine(device)
         self.weight = RowsParameter.of_table(config.name, self._make_store(device))
 
     def _make_store(self, device: torch.device | None) -> torch.Tensor:
-        if self._keeps_rows_in_engine or not self._places:
+        if self._keeps_rows_in_engine or not self._shards:
             return torch.empty(0, self.config.embedding_dim, device=device)
-        shapes = [self._shape_on_device(place) for place in self._places]
+        shapes = [self._shape_on_device(shard) for shard in self._shards]
         if len(shapes) == 1:
             return torch.zeros(*shapes[0], device=device)
         return torch.zeros(sum(map(math.prod, shapes)), device=device)
 
-    def _shape_on_device(self, place: Part) -> tuple[int, int]:
-        budget = row_budget(self.config.num_embeddings, place.ranks.world_size)
-        return budget + 1, place.width
+    def _shape_on_device(self, shard: Shard) -> tuple[int, int]:
+        budget = row_budget(self.config.num_embeddings, shard.ranks.world_size)
+        return budget + 1, shard.width
 
     def _stores(self) -> list[torch.Tensor]:
-        """The rows of each part on a device, contiguous views of the parameter."""
-        shapes = [self._shape_on_device(place) for place in self._places]
+        """The rows of each shard on a device, contiguous views of the parameter."""
+        shapes = [self._shape_on_device(shard) for shard in self._shards]
         if len(shapes) == 1:
             return [self.weight.detach()]
         flat = self.weight.detach().split_with_sizes([math.prod(shape) for shape in shapes])
-        return [part.view(shape) for part, shape in zip(flat, shapes, strict=True)]
+        return [each.view(shape) for each, shape in zip(flat, shapes, strict=True)]
 
     @property
-    def parts(self) -> list[OwnedPart]:
+    def shards(self) -> list[OwnedShard]:
         """What this process owns, by first column; tables are made on first use.
 
         Raises BusyError if an optimizer was applied while batches are in flight, RuntimeError if
@@ -158,9 +158,9 @@ class TableRows(nn.Module):
         """
         tables = self._made_tables()
         return [
-            OwnedPart(self._name_of(place), place, table, accumulation, self._optimizer is None)
-            for place, table, accumulation in zip(
-                self._places, tables, self._accumulations, strict=True
+            OwnedShard(self._name_of(shard), shard, table, accumulation, self._optimizer is None)
+            for shard, table, accumulation in zip(
+                self._shards, tables, self._accumulations, strict=True
             )
         ]
 
@@ -198,7 +198,7 @@ class TableRows(nn.Module):
         found = None
         if self._kept:
             try:
-                found = rows_for(self._places[0], self._kept, self.config, optimizer)
+                found = rows_for(self._shards[0], self._kept, self.config, optimizer)
             except ValueError as error:
                 raise self._state_lost(str(error)) from error
         table.set_optimizer(optimizer)
@@ -207,11 +207,11 @@ class TableRows(nn.Module):
             put_state(table, found)
         self._kept = []
 
-    def _name_of(self, place: Part) -> str:
+    def _name_of(self, shard: Shard) -> str:
         name = self.config.name
-        if place.columns == (0, self.config.embedding_dim):
+        if shard.columns == (0, self.config.embedding_dim):
             return name
-        return name_of(name, place.columns)
+        return name_of(name, shard.columns)
 
     @property
     def optimizer(self) -> optim.Optimizer | None:
@@ -221,14 +221,14 @@ class TableRows(nn.Module):
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate of the next updates; set it to change that of all parts."""
-        rates = [part.table.learning_rate for part in self.parts]
+        """The learning rate of the next updates; set it to change that of all shards."""
+        rates = [each.table.learning_rate for each in self.shards]
         return rates[0] if rates else (self._optimizer or optim.SGD()).lr
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        for part in self.parts:
-            part.table.learning_rate = value
+        for each in self.shards:
+            each.table.learning_rate = value
 
     def _make_accumulations(self) -> list[Accumulation[Any] | None]:
         by_optimizer = accumulate_steps_of_parameter(self.weight)
@@ -239,21 +239,21 @@ class TableRows(nn.Module):
                 f"optimizer accumulate_step={by_optimizer}; give one of them"
             )
         steps = max(by_optimizer, by_config)
-        return [Accumulation(steps) if steps > 1 else None for _ in self._places]
+        return [Accumulation(steps) if steps > 1 else None for _ in self._shards]
 
     def _make_tables(self) -> list[AnyTable]:
         self._accumulations = self._make_accumulations()
         self._optimizer = optimizer_of_parameter(self.weight, self.config.name)
-        optimizer, places = self._optimizer or optim.SGD(), self._places
-        given = [(optimizer, self._share_of_max_rows(place), place.columns) for place in places]
+        optimizer, shards = self._optimizer or optim.SGD(), self._shards
+        given = [(optimizer, self._share_of_max_rows(shard), shard.columns) for shard in shards]
         if self._keeps_rows_in_engine:
-            return [self.config.make_table(*of_part) for of_part in given]
+            return [self.config.make_table(*of_shard) for of_shard in given]
         pairs = zip(self._stores(), given, strict=True)
-        return [DeviceTable(self.config, store, *of_part) for store, of_part in pairs]
+        return [DeviceTable(self.config, store, *of_shard) for store, of_shard in pairs]
 
-    def _share_of_max_rows(self, place: Part) -> int | None:
-        total, count = self.config.max_rows, place.ranks.world_size
-        return None if total is None else total // count + int(place.index < total % count)
+    def _share_of_max_rows(self, shard: Shard) -> int | None:
+        total, count = self.config.max_rows, shard.ranks.world_size
+        return None if total is None else total // count + int(shard.index < total % count)
 
     def check_trainable(self) -> None:
         """Raises RuntimeError if the parameter requires a gradient but has no optimizer."""
@@ -273,7 +273,9 @@ class TableRows(nn.Module):
         self.weight.requires_grad_(other.weight.requires_grad)
         self._attach(other._attached())
         if other._tables is not None:
-            self._replace_rows([SavedPart.of_table(part.table, part.place) for part in other.parts])
+            self._replace_rows(
+                [SavedShard.of_table(each.table, each.shard) for each in other.shards]
+            )
             self.learning_rate = other.learning_rate
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> TableRows:
@@ -297,8 +299,8 @@ class TableRows(nn.Module):
                 "sharded for that device"
             )
         check_device(probe.device, f"table {self.config.name!r}")
-        for part in self.parts if self._tables is not None else []:
-            part.check_idle()
+        for each in self.shards if self._tables is not None else []:
+            each.check_idle()
         moved = TableRows(self.config, device=probe.device)
         moved.take_rows_of(self)
         self.weight = moved.weight
@@ -339,7 +341,7 @@ class TableRows(nn.Module):
         ]
         if any(isinstance(table, DeviceTable) for table in self._tables or []):
             state["_tables"] = None  # they belong to this parameter
-            saved = [SavedPart.of_table(part.table, part.place) for part in self.parts]
+            saved = [SavedShard.of_table(each.table, each.shard) for each in self.shards]
             state["_saved"] = saved, self.learning_rate
         return state
 
@@ -360,9 +362,9 @@ class TableRows(nn.Module):
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
-        for part in self.parts:
-            saved = SavedPart.of_table(part.table, part.place)
-            start = prefix + prefix_of(part.place, self.config.embedding_dim)
+        for each in self.shards:
+            saved = SavedShard.of_table(each.table, each.shard)
+            start = prefix + prefix_of(each.shard, self.config.embedding_dim)
             for name, tensor in saved.tensors().items():
                 destination[f"{start}{name}"] = tensor
 
@@ -379,15 +381,15 @@ class TableRows(nn.Module):
         name = f"table {self.config.name!r}: "
         try:
             unexpected_keys.extend(self._unused(state_dict, prefix))
-            if not self._places:
+            if not self._shards:
                 return
-            saved = parts_of_entries(state_dict, prefix, self.config.embedding_dim)
+            saved = shards_of_entries(state_dict, prefix, self.config.embedding_dim)
             if saved:
                 with self.being_replaced():
                     self._replace_rows(saved)
                     self._keep_state(saved)
             else:
-                start = prefix_of(self._places[0], self.config.embedding_dim)
+                start = prefix_of(self._shards[0], self.config.embedding_dim)
                 missing_keys.append(f"{prefix}{start}keys")
         except (ValueError, TypeError, KeyError, recsdk_core.RecsdkError) as error:
             error_msgs.append(name + str(error).removeprefix(name))  # the engine names it too
@@ -428,11 +430,11 @@ class TableRows(nn.Module):
             self._lost_state = self._lost_state or was_lost
             raise
 
-    def _keep_state(self, saved: Sequence[SavedPart]) -> None:
+    def _keep_state(self, saved: Sequence[SavedShard]) -> None:
         """Keeps loaded state for an optimizer that is applied later; not of a frozen table."""
-        has_state = self._optimizer is None and any(part.state for part in saved)
+        has_state = self._optimizer is None and any(each.state for each in saved)
         is_kept = has_state and self.weight.requires_grad and not self._is_planned
-        self._kept = [part.copy() for part in saved] if is_kept else []
+        self._kept = [each.copy() for each in saved] if is_kept else []
         self._lost_state = has_state and not is_kept
 
     def note_loaded(self, *, has_state: bool) -> None:
@@ -442,32 +444,32 @@ class TableRows(nn.Module):
         """
         self._kept, self._lost_state = [], has_state and self._optimizer is None
 
-    def _replace_rows(self, saved: list[SavedPart]) -> None:
-        parts = self.parts
-        found = [rows_for(part.place, saved, self.config, self.optimizer) for part in parts]
-        for part, rows in zip(parts, found, strict=True):
-            limit = part.table.max_rows
+    def _replace_rows(self, saved: list[SavedShard]) -> None:
+        shards = self.shards
+        found = [rows_for(each.shard, saved, self.config, self.optimizer) for each in shards]
+        for each, rows in zip(shards, found, strict=True):
+            limit = each.table.max_rows
             if limit is not None and len(rows.keys) > limit:
                 raise ValueError(
                     f"{len(rows.keys)} rows to load do not fit into this rank's {limit}; raise "
                     "max_rows, or num_embeddings if the rows are on a device"
                 )
-        changes = list(zip(parts, found, strict=True))
-        for part in parts:
-            if part.accumulation is not None:
-                part.accumulation.drop()  # its leases would keep the table from being replaced
+        changes = list(zip(shards, found, strict=True))
+        for each in shards:
+            if each.accumulation is not None:
+                each.accumulation.drop()  # its leases would keep the table from being replaced
         replace_rows(
             [
                 (p.index, r.new_rows() if p.table is p.index else keys_only(r.keys))
                 for p, r in changes
             ]
         )
-        for part, rows in changes:
-            if isinstance(part.table, DeviceTable):
+        for each, rows in changes:
+            if isinstance(each.table, DeviceTable):
                 batch = ExportBatch(keys=rows.keys, weights=rows.weight, state=rows.state)
-                part.table.adopt([batch])
-                part.table.update_count = rows.update_count
-                part.table.log_decay = rows.log_decay
+                each.table.adopt([batch])
+                each.table.update_count = rows.update_count
+                each.table.log_decay = rows.log_decay
 
 
 def anchor_of(rows: Sequence[TableRows]) -> torch.Tensor:
@@ -477,12 +479,12 @@ def anchor_of(rows: Sequence[TableRows]) -> torch.Tensor:
 
     Raises ValueError if some tables are frozen and others not: a node trains all of its tables.
     """
-    frozen = [part.config.name for part in rows if not part.weight.requires_grad]
+    frozen = [each.config.name for each in rows if not each.weight.requires_grad]
     if 0 < len(frozen) < len(rows):
         raise ValueError(
             f"tables {frozen} are frozen (requires_grad_(False)) and others of the same collection "
             "are not: freeze all tables of a collection or none; put them in two collections"
         )
-    if any(part.optimizer is None for part in rows):
+    if any(each.optimizer is None for each in rows):
         return rows[0].weight.detach()
     return rows[0].weight

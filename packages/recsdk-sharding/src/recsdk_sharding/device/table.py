@@ -1,4 +1,4 @@
-"""One rank's part of a table whose rows are tensors on a device.
+"""A shard whose rows are tensors on a device.
 
 Shape letters: R rows of the store, n or N keys, D row width.
 """

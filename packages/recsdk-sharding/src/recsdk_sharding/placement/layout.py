@@ -1,6 +1,6 @@
 """Where the rows and columns of the tables of one sharding group are.
 
-A table is cut into column ranges, and each range by rows: every part is on one rank. torchrec's
+A table is cut into column ranges, and each range by rows: every shard is on one rank. torchrec's
 sharding classes decide which; this is what they decided, in the words of the exchange.
 
 Shape letters: D row width, F features, W ranks.
@@ -14,17 +14,17 @@ from functools import cached_property
 
 from recsdk_sharding.placement.ranks import RankMap, RankRule
 
-__all__ = ["GroupLayout", "Part", "Route", "Shard", "TableLayout"]
+__all__ = ["GroupLayout", "PlacedShard", "Route", "Shard", "TableLayout"]
 
 
 @dataclass(frozen=True)
-class Part:
+class Shard:
     """The rows and columns of a table that one rank holds."""
 
     ranks: RankMap
-    """Which part of its column range a key belongs to; `world_size` is the number of parts."""
+    """Which shard of its column range a key belongs to; `world_size` is the number of those."""
     index: int
-    """Which of those parts this is."""
+    """Which of those shards this is."""
     columns: tuple[int, int]
     """First column, and the one after the last."""
 
@@ -34,17 +34,17 @@ class Part:
         return self.columns[1] - self.columns[0]
 
     @staticmethod
-    def whole(dim: int) -> Part:
+    def whole(dim: int) -> Shard:
         """All of a table."""
-        return Part(RankMap(1), 0, (0, dim))
+        return Shard(RankMap(1), 0, (0, dim))
 
 
 @dataclass(frozen=True)
-class Shard:
-    """A part of a table and the rank that holds it."""
+class PlacedShard:
+    """A shard of a table and the rank that holds it."""
 
     rank: int
-    part: Part
+    shard: Shard
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class TableLayout:
     """D."""
     features: tuple[int, ...]
     """Positions of its features in the group's."""
-    shards: tuple[Shard, ...]
-    """By first column, then by row part."""
+    shards: tuple[PlacedShard, ...]
+    """By first column, then by row shard."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Route:
     """Ranks that features' keys go to: each key to one of them."""
 
     ranks: tuple[int, ...]
-    """The rank of each row part."""
+    """The rank of each row shard."""
     features: tuple[int, ...]
     """Positions of the features."""
 
@@ -109,46 +109,47 @@ class GroupLayout:
             )
         return GroupLayout(tuple(layouts), tuple(names), world_size, is_replicated, rule)
 
-    def parts_of(self, rank: int) -> list[tuple[TableLayout, Part]]:
+    def shards_of(self, rank: int) -> list[tuple[TableLayout, Shard]]:
         """What a rank holds, in the order of the tables and columns."""
         return [
-            (table, shard.part)
+            (table, placed.shard)
             for table in self.tables
-            for shard in table.shards
-            if shard.rank == rank
+            for placed in table.shards
+            if placed.rank == rank
         ]
 
     @cached_property
     def routes(self) -> tuple[Route, ...]:
-        """Where keys go; a rank gets a table's keys once, however many parts it holds."""
+        """Where keys go; a rank gets a table's keys once, however many shards it holds."""
         found: dict[tuple[int, ...], list[int]] = {}
         for table in self.tables:
-            for ranks in dict.fromkeys(self.ranks_of(table, shard) for shard in table.shards):
+            for ranks in dict.fromkeys(self.ranks_of(table, placed) for placed in table.shards):
                 found.setdefault(ranks, []).extend(table.features)
         return tuple(Route(ranks, tuple(features)) for ranks, features in found.items())
 
-    def route_on(self, table: TableLayout, part: Part, rank: int) -> Route:
-        """The route that a table's keys take to a part on a rank."""
-        ranks = self.ranks_of(table, Shard(rank, part))
+    def route_on(self, table: TableLayout, shard: Shard, rank: int) -> Route:
+        """The route that a table's keys take to a shard on a rank."""
+        ranks = self.ranks_of(table, PlacedShard(rank, shard))
         return next(route for route in self.routes if route.ranks == ranks)
 
-    def ranks_of(self, table: TableLayout, shard: Shard) -> tuple[int, ...]:
-        """The ranks of all row parts of a shard's column range."""
+    def ranks_of(self, table: TableLayout, placed: PlacedShard) -> tuple[int, ...]:
+        """The ranks of all row shards of a shard's column range."""
         if self.is_replicated:
-            return (shard.rank,)
-        same = [s for s in table.shards if s.part.columns == shard.part.columns]
+            return (placed.rank,)
+        same = [s for s in table.shards if s.shard.columns == placed.shard.columns]
         return tuple(s.rank for s in same)
 
 
 def _shards(
     placed: Sequence[tuple[int, tuple[int, int]]], rule: RankRule, is_replicated: bool
-) -> list[Shard]:
+) -> list[PlacedShard]:
     ranks_by_columns: dict[tuple[int, int], list[int]] = {}
     for rank, columns in sorted(placed, key=lambda entry: (entry[1], entry[0])):
         ranks_by_columns.setdefault(columns, []).append(rank)
-    shards: list[Shard] = []
+    shards: list[PlacedShard] = []
     for columns, ranks in ranks_by_columns.items():
         spread = RankMap(1 if is_replicated else len(ranks), rule)
         for index, rank in enumerate(ranks):
-            shards.append(Shard(rank, Part(spread, 0 if is_replicated else index, columns)))
+            own = Shard(spread, 0 if is_replicated else index, columns)
+            shards.append(PlacedShard(rank, own))
     return shards

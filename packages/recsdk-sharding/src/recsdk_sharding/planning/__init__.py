@@ -7,7 +7,7 @@ torchrec's own planner.
 from __future__ import annotations
 
 from recsdk_sharding.planning.constraints import HashParameterConstraints, planned_rows
-from recsdk_sharding.planning.memory import TableMemory, memory_of_part
+from recsdk_sharding.planning.memory import TableMemory, memory_of_shard
 from recsdk_sharding.planning.perf import HashPerfEstimator
 from recsdk_sharding.planning.planner import HashEmbeddingEnumerator, HashEmbeddingShardingPlanner
 from recsdk_sharding.planning.printing import PlanTable, format_plan
@@ -22,6 +22,6 @@ __all__ = [
     "PlanTable",
     "TableMemory",
     "format_plan",
-    "memory_of_part",
+    "memory_of_shard",
     "planned_rows",
 ]

@@ -1,4 +1,4 @@
-"""How much memory the rows of one rank's part of a table take, by the engine's layouts.
+"""How much memory the rows of a shard take, by the engine's layouts.
 
 Shape letters: D row width.
 """
@@ -17,7 +17,7 @@ from recsdk_core.table import DType
 from recsdk_sharding.placement.devices import row_budget
 from recsdk_sharding.planning.tables import PlannedTable
 
-__all__ = ["TableMemory", "memory_of_part", "record_bytes"]
+__all__ = ["TableMemory", "memory_of_shard", "record_bytes"]
 
 # Bytes that the index uses for a key without a pattern while it is small, up to where it is, and
 # when it is not. Source: docs/perf/engine_epyc_202611.md. Up to a MiB they are held in units of
@@ -33,7 +33,7 @@ _FLOAT_BYTES = 4
 
 @dataclass(frozen=True)
 class TableMemory:
-    """Memory of one rank's part of a table, in bytes."""
+    """Memory of a shard, in bytes."""
 
     host: int
     """Index, rows with optimizer state, and what is kept beside a row."""
@@ -41,27 +41,27 @@ class TableMemory:
     """Rows and optimizer state in device memory; all taken when the table is sharded."""
 
 
-def memory_of_part(
+def memory_of_shard(
     table: PlannedTable,
     *,
     num_rows: int,
     width: int,
-    num_parts: int,
+    num_shards: int,
     on_device: bool,
 ) -> TableMemory:
-    """What `width` columns of one of `num_parts` parts of a table's rows take.
+    """What `width` columns of one of `num_shards` shards of a table's rows take.
 
     `num_rows`: rows of the whole table. Without rows on a device that is memory of `num_rows /
-    num_parts` rows; none costs next to nothing. On a device it is that of the part's whole budget,
-    which follows `num_embeddings`, and of the index on the host. Ids without a pattern are taken
-    for granted; the index of ids that are counted up takes a fifth.
+    num_shards` rows; none costs next to nothing. On a device it is that of the shard's whole
+    budget, which follows `num_embeddings`, and of the index on the host. Ids without a pattern are
+    taken for granted; the index of ids that are counted up takes a fifth.
     """
-    rows = math.ceil(num_rows / num_parts)
+    rows = math.ceil(num_rows / num_shards)
     if not on_device:
         return TableMemory(
             host=_engine_bytes(rows, _row_bytes(width, table.optimizer, table.dtype))
         )
-    budget = row_budget(table.num_embeddings, num_parts)
+    budget = row_budget(table.num_embeddings, num_shards)
     index = _engine_bytes(min(rows, budget), _row_bytes(1, optim.SGD(), "float32"))
     floats = (budget + 1) * (width + _state_width(width, table.optimizer))
     return TableMemory(host=index, device=floats * _FLOAT_BYTES)

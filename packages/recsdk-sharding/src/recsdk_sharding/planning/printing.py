@@ -15,7 +15,7 @@ from torchrec.distributed.types import ShardingPlan
 
 from recsdk_sharding._adapt.npu import compute_device_of
 from recsdk_sharding.planning.constraints import planned_rows
-from recsdk_sharding.planning.tables import row_parts_of, table_of_option
+from recsdk_sharding.planning.tables import row_shards_of, table_of_option
 
 __all__ = ["PlanTable", "format_plan"]
 
@@ -26,7 +26,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 def format_plan(plan: ShardingPlan) -> str:
     """A plan, whoever made it, as a table: a line for each table of the model.
 
-    `columns` are the widths of its column ranges; `ranks` who has parts of it.
+    `columns` are the widths of its column ranges; `ranks` who has shards of it.
     """
     lines = [("module", "table", "type", "kernel", "columns", "ranks")]
     for path, module in plan.plan.items():
@@ -125,11 +125,11 @@ def _rank_lines(options: Sequence[ShardingOption], topology: Topology) -> list[t
 
 
 def _rows(option: ShardingOption, topology: Topology, constraints: Mapping[str, Any]) -> int:
-    """Rows of the table that a rank with a part of it has."""
+    """Rows of the table that a rank with a shard of it has."""
     table = table_of_option(option)
     if table is None:
         return max(int(shard.size[0]) for shard in option.shards)
-    return -(-planned_rows(table, constraints.get(option.name)) // row_parts_of(option, topology))
+    return -(-planned_rows(table, constraints.get(option.name)) // row_shards_of(option, topology))
 
 
 def _by_rank(options: Sequence[ShardingOption]) -> dict[int, list[Any]]:

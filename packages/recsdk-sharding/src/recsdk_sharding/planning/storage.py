@@ -17,12 +17,12 @@ from torchrec.distributed.planner.types import (
 
 from recsdk_sharding.placement.devices import row_budget
 from recsdk_sharding.planning.constraints import planned_rows
-from recsdk_sharding.planning.memory import memory_of_part
+from recsdk_sharding.planning.memory import memory_of_shard
 from recsdk_sharding.planning.tables import (
     INDEX_BYTES_ON_DEVICE,
     PlannedTable,
     has_device_rows,
-    row_parts_of,
+    row_shards_of,
     table_of_option,
     traffic_of,
     weight_bytes_of,
@@ -83,19 +83,19 @@ class HashStorageEstimator(ShardEstimator):  # type: ignore[misc]
     def _estimate(self, option: ShardingOption, table: PlannedTable) -> None:
         constraints = self._constraints.get(option.name)
         num_rows = planned_rows(table, constraints)
-        num_parts = row_parts_of(option, self._topology)
+        num_shards = row_shards_of(option, self._topology)
         on_device = has_device_rows(self._topology)
         if on_device:
-            _check_budget(table, num_rows, num_parts)
+            _check_budget(table, num_rows, num_shards)
         traffic = traffic_of(option, table, self._topology, constraints)
         id_bytes = _ID_BYTES + weight_bytes_of(option, constraints)
         for shard in option.shards:
             width = shard.size[1]
-            memory = memory_of_part(
+            memory = memory_of_shard(
                 table,
                 num_rows=num_rows,
                 width=width,
-                num_parts=num_parts,
+                num_shards=num_shards,
                 on_device=on_device,
             )
             batches = self._memory_of_batches(traffic, width, id_bytes, on_device)
@@ -113,8 +113,8 @@ class HashStorageEstimator(ShardEstimator):  # type: ignore[misc]
         return Storage(hbm=0, ddr=math.ceil(host + device))
 
 
-def _check_budget(table: PlannedTable, num_rows: int, num_parts: int) -> None:
-    budget = row_budget(table.num_embeddings, num_parts) * num_parts
+def _check_budget(table: PlannedTable, num_rows: int, num_shards: int) -> None:
+    budget = row_budget(table.num_embeddings, num_shards) * num_shards
     if num_rows > budget:
         raise ValueError(
             f"table {table.name!r} is to have {num_rows} rows (expected_rows * growth), but "

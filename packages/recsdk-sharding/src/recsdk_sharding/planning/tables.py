@@ -11,13 +11,13 @@ from recsdk_core.nn import HashEmbeddingBag
 from recsdk_core.table import DType
 from recsdk_sharding._adapt.npu import compute_device_of
 from recsdk_sharding._rows.rows import TableRows
-from recsdk_sharding.planning.traffic import Traffic, num_row_parts
+from recsdk_sharding.planning.traffic import Traffic, num_row_shards
 
 __all__ = [
     "INDEX_BYTES_ON_DEVICE",
     "PlannedTable",
     "has_device_rows",
-    "row_parts_of",
+    "row_shards_of",
     "table_of_option",
     "traffic_of",
     "weight_bytes_of",
@@ -69,9 +69,9 @@ def has_device_rows(topology: Any) -> bool:
     return compute_device_of(topology) != "cpu"
 
 
-def row_parts_of(option: Any, topology: Any) -> int:
-    """Into how many parts the rows of the option's column ranges are cut."""
-    return num_row_parts(option.sharding_type, topology.world_size, topology.intra_group_size)
+def row_shards_of(option: Any, topology: Any) -> int:
+    """Into how many shards the rows of the option's column ranges are cut."""
+    return num_row_shards(option.sharding_type, topology.world_size, topology.intra_group_size)
 
 
 def weight_bytes_of(option: Any, constraints: Any) -> int:
