@@ -37,7 +37,7 @@ format: ## rewrite Python and C++ sources in the project's format
 
 torchrec-matrix: ## torchrec's test models with our modules and its own; writes the page in docs/
 	@$(PYTHON) tools/set_up.py all
-	@.venv/bin/python packages/recsdk-sharding/tests/torchrec_matrix.py $(ARGS)
+	@.venv/bin/python packages/recsdk-sharding/tests/support/torchrec_matrix.py $(ARGS)
 
 bench-%: ## run a benchmark, as bench-engine; QUICK=1 for a subset
 	@$(PYTHON) tools/set_up.py bench

@@ -10,17 +10,17 @@ import pytest
 from pipeline_support.launch import TESTS, cases_asked_for, run_cases
 
 MODULES = (
-    "cases_of_pipeline",
-    "cases_of_evaluation",
-    "cases_of_failing",
-    "cases_of_random_numbers",
+    "pipeline_support.cases_of_pipeline",
+    "pipeline_support.cases_of_evaluation",
+    "pipeline_support.cases_of_failing",
+    "pipeline_support.cases_of_random_numbers",
 )
-MODULES_ON_CPU = (*MODULES, "cases_of_resuming")
+MODULES_ON_CPU = (*MODULES, "pipeline_support.cases_of_resuming")
 
 
 def cases_of(modules: Sequence[str]) -> list[str]:
     """The names of the modules' cases, without importing them: that takes ranks."""
-    source = "".join((TESTS / f"{module}.py").read_text() for module in modules)
+    source = "".join((TESTS / f"{module.replace('.', '/')}.py").read_text() for module in modules)
     return re.findall(r"^def (case_\w+)", source, re.MULTILINE)
 
 

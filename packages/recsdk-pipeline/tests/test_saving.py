@@ -23,7 +23,9 @@ PAIRS = (
 @pytest.mark.parametrize("pairs", PAIRS, ids=lambda pairs: f"{max(map(max, pairs))}ranks")
 def test_chains_saved_amid_a_deep_pipeline(pairs: list[tuple[int, int]], tmp_path: Path) -> None:
     variables = {"RECSDK_TEST_PAIRS": json.dumps(pairs)}
-    problems = run_cases("cases_of_saving", max(map(max, pairs)), tmp_path, **variables)
+    problems = run_cases(
+        "pipeline_support.cases_of_saving", max(map(max, pairs)), tmp_path, **variables
+    )
     assert len(problems) == 1
     for found in problems.values():
         assert not found, "\n".join(found)

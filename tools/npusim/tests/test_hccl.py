@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).with_name("collectives.py")
+SCRIPT = Path(__file__).with_name("support") / "collectives.py"
 
 
 def test_collectives_on_two_ranks() -> None:

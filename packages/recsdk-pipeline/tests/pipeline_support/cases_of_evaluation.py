@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from cases_of_pipeline import hashed, pipeline_of
+from torch import nn
+
+from pipeline_support.cases_of_pipeline import hashed, pipeline_of
 from pipeline_support.model import (
     DEVICE,
     SmallModel,
@@ -20,8 +22,6 @@ from pipeline_support.model import (
     rest_of,
     spread,
 )
-from torch import nn
-
 from recsdk_pipeline import HybridEvalPipeline
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torchrec.distributed.types import ShardingEnv
+
 from pipeline_support.model import (
     DEVICE,
     SmallModel,
@@ -20,8 +22,6 @@ from pipeline_support.model import (
     spread,
 )
 from pipeline_support.run_cases import TIMEOUT
-from torchrec.distributed.types import ShardingEnv
-
 from recsdk_core import RecsdkError
 from recsdk_core.nn import function
 from recsdk_pipeline import HybridEvalPipeline, HybridTrainPipelineSparseDist

@@ -6,8 +6,8 @@ import warnings
 from typing import Any
 
 import torch
-from pipeline_support.model import DEVICE, SmallModel, World, batches, hash_tables, rest_of, spread
 
+from pipeline_support.model import DEVICE, SmallModel, World, batches, hash_tables, rest_of, spread
 from recsdk_pipeline import HybridTrainPipelineSparseDist
 from recsdk_sharding import HashEmbeddingBagCollection
 

@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from cases_of_resuming import shared_folder
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from pipeline_support.cases_of_resuming import shared_folder
 from pipeline_support.model import (
     DEVICE,
     CopyingModel,
@@ -29,9 +32,6 @@ from pipeline_support.model import (
     stock_tables,
     with_bad_ids,
 )
-from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
-
 from recsdk_core import init
 from recsdk_pipeline import HybridTrainPipelineSparseDist
 from recsdk_sharding import HashEmbeddingBagCollection, HashEmbeddingBagConfig, Saver

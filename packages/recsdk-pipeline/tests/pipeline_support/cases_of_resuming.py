@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torchrec.distributed.model_parallel import DefaultDataParallelWrapper
+
 from pipeline_support.model import (
     DEVICE,
     SmallModel,
@@ -20,8 +22,6 @@ from pipeline_support.model import (
     rest_of,
     spread,
 )
-from torchrec.distributed.model_parallel import DefaultDataParallelWrapper
-
 from recsdk_pipeline import HybridTrainPipelineSparseDist
 
 NUM_STEPS = 17

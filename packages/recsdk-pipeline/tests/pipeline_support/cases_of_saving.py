@@ -15,11 +15,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from cases_of_resuming import shared_folder, training
-from pipeline_support.model import DEVICE, World, assert_equal, batches, content
 from torchrec.distributed.collective_utils import init_collective_validation
 from torchrec.distributed.types import ShardingEnv
 
+from pipeline_support.cases_of_resuming import shared_folder, training
+from pipeline_support.model import DEVICE, World, assert_equal, batches, content
 from recsdk_sharding import Saver, ShardedHashEmbeddingBagCollection
 
 DEPTH = 6

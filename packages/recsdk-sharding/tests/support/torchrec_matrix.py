@@ -1,6 +1,6 @@
 """Runs the matrix of torchrec's test models and writes the page that shows what passes.
 
-    .venv/bin/python packages/recsdk-sharding/tests/torchrec_matrix.py [--check]
+    .venv/bin/python packages/recsdk-sharding/tests/support/torchrec_matrix.py [--check]
 
 Takes a quarter of an hour on 2 cores. --check only says whether the page is up to date.
 """

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from torchrec_cells import CELLS, CODECS, MODELS, POOLED_TYPES, WORLDS, Cell, Model
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "torchrec_matrix.md"
+PAGE = Path(__file__).resolve().parents[4] / "docs" / "reference" / "torchrec_matrix.md"
 
 Outcome: TypeAlias = tuple[str, str]
 """The errors of ours and of torchrec's modules, "" where there is none."""
