@@ -1,7 +1,7 @@
 """The command `recsdk`: a group to which every installed layer adds its commands.
 
-A distribution adds one by an entry point of the group `recsdk.commands`: its name is the command's,
-its object a click command.
+A distribution adds a command with an entry point in the group `recsdk.commands`: the entry point's
+name is the command's, its object a click command.
 """
 
 from __future__ import annotations

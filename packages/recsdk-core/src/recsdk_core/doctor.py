@@ -57,7 +57,7 @@ class Report:
     cuda: bool
     npu: bool
     backends: dict[str, str]
-    """Where rows can be, and whether what that needs was found."""
+    """Each place where rows can be, and whether what it needs was found."""
     commands: list[str]
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -163,7 +163,7 @@ def _cuda_of_torch(packages: Mapping[str, str | None], devices: Path) -> str:
 
 
 def mismatches(packages: Mapping[str, str | None], has_cuda: bool) -> list[str]:
-    """What does not fit among torch, torchrec and fbgemm, each with the line to install."""
+    """What does not fit among torch, torchrec and fbgemm, each with the install command."""
     install = INSTALL_CUDA if has_cuda else INSTALL_CPU
     fbgemm = packages.get("fbgemm-gpu-cpu") or packages.get("fbgemm-gpu")
     found = {"torch": packages.get("torch"), "torchrec": packages.get("torchrec")}

@@ -14,9 +14,9 @@ __all__ = [
 
 
 class RecsdkError(RuntimeError):
-    """A run-time condition that the caller could not have excluded.
+    """A run-time condition that the caller could not have prevented.
 
-    The base of every error of recsdk that is not a caller's mistake. A call that raises has changed
+    The base of every recsdk error that is not a caller's mistake. A call that raises has changed
     nothing but spare capacity.
     """
 

@@ -1,4 +1,4 @@
-"""Local files and folders, by whatever stands for their paths."""
+"""Paths of local files and folders, given as str, bytes or os.PathLike."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["file_to_read", "local_path"]
 
 
 def local_path(path: Any) -> Path:
-    """A str, bytes or os.PathLike as a Path; looks at nothing yet.
+    """The Path of a str, bytes or os.PathLike; does not look at the file system.
 
-    Raises TypeError for anything else, ValueError for what names no local file: nothing at all, a
-    URL, a zero character, characters that the file system cannot encode.
+    Raises TypeError for anything else, ValueError for what cannot name a local file: an empty path,
+    a URL, a zero character, characters that the file system cannot encode.
     """
     try:
         text = os.fsdecode(path)
@@ -23,7 +23,7 @@ def local_path(path: Any) -> Path:
         kind = type(path).__name__
         raise TypeError(f"path must be a string, bytes or os.PathLike, got {kind}") from None
     if not text:
-        raise ValueError("path is empty; give that of a local file or folder")
+        raise ValueError("path is empty; give the path of a local file or folder")
     if "\0" in text:
         raise ValueError(f"path must not have a zero character, got {text!r}")
     if is_url(text):
@@ -36,10 +36,10 @@ def local_path(path: Any) -> Path:
 
 
 def file_to_read(path: Any) -> Path:
-    """The local file of a path that holds something.
+    """The Path of a local file that is there and not empty.
 
-    Raises as `local_path`; FileNotFoundError, IsADirectoryError or another OSError for what cannot
-    be read, and ValueError for an empty file and for a pipe or a device.
+    Raises what `local_path` raises; FileNotFoundError, IsADirectoryError or another OSError for
+    what cannot be read; ValueError for an empty file, a pipe or a device.
     """
     file = local_path(path)
     if file.is_dir():

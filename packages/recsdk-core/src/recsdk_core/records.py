@@ -1,4 +1,4 @@
-"""What a table tells: batches of its rows, and statistics.
+"""What a table gives out: batches of its rows, and statistics.
 
 Shape letters: n rows of a batch, D row width.
 """
@@ -39,7 +39,7 @@ class TableStats:
     outcomes: Mapping[Outcome, int]
     """Keys by outcome, over all calls of visible batches."""
     erased: int
-    """Keys that left."""
+    """Keys that `erase` and `clear` took out."""
     updates: int
     """Optimizer updates so far, empty ones included."""
     nonfinite: int
@@ -47,9 +47,9 @@ class TableStats:
     index_bytes: int
     """Memory of the index."""
     row_bytes: int
-    """Memory of rows that were needed or reserved."""
+    """Memory of rows, used or reserved."""
     metadata_bytes: int
-    """Memory of what is kept per row beside its weights and state."""
+    """Memory that is kept per row beside its weights and state."""
     index_slots: int
     """Key slots of the hashed part of the index."""
     index_segments: int
@@ -69,10 +69,10 @@ class TableStats:
     index_dense_pages: int
     """Ranges of 2048 keys that are mapped directly."""
     tracking_bytes: int
-    """Memory of what tells changes since the last save, and of what is ready for the next."""
+    """Memory that tracks changes since the last save, or is ready for copies in the next."""
     checkpoint_copied_bytes: int
-    """Memory of rows copied because they changed while a cut was open."""
+    """Memory of copies of rows that changed while a cut was open."""
     checkpoint_waits: int
-    """Times that an update waited for a cut to be written further."""
+    """How often an update waited until more of a cut was written."""
     checkpoint_wait_seconds: float
-    """How long all of them took."""
+    """How long these waits took in all."""

@@ -1,4 +1,4 @@
-"""What is one per process: the engine's thread pool and the chosen instruction set."""
+"""Settings of the process: the engine's thread pool and its instruction set."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def available_isas() -> list[str]:
 def isa() -> str:
     """The instruction set in use: the fastest available, or what RECSDK_ISA names.
 
-    Results are bit-equal on all of them. Raises ValueError if RECSDK_ISA names one that is not
-    available.
+    Results are bit-equal on all instruction sets. Raises ValueError if RECSDK_ISA names one that is
+    not available.
     """
     return _ext.isa()
 
@@ -28,7 +28,8 @@ def isa() -> str:
 def set_isa(name: str) -> None:
     """Switches the process to another instruction set; meant for tests.
 
-    Not to be called beside running calls. Raises ValueError, naming the available ones.
+    Do not call it while other calls run. Raises ValueError, which names the available ones, for any
+    other.
     """
     _ext.set_isa(name)
 
@@ -36,8 +37,8 @@ def set_isa(name: str) -> None:
 def num_threads() -> int:
     """Threads of the process-wide pool, the caller's included.
 
-    RECSDK_NUM_THREADS, else the number of processors that the process may run on. Results do not
-    depend on it.
+    By default RECSDK_NUM_THREADS, else the number of processors that the process may run on.
+    Results do not depend on it.
     """
     return _ext.num_threads()
 

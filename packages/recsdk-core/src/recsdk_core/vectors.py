@@ -1,4 +1,4 @@
-"""Packing rows of matrices one after the other, as they travel between processes, and back.
+"""Packs rows of matrices one after the other, as they travel between processes, and unpacks them.
 
 Shape letters: n rows of a part, D width of a block.
 """
@@ -41,6 +41,7 @@ def unpack_vectors(packed: Array, blocks: Sequence[Block]) -> None:
 def pack_vectors(blocks: Sequence[Block], packed: Array, divisor: float = 1.0) -> None:
     """Writes the vectors of each part, divided by `divisor`, to their places in `packed`.
 
-    What no part fills stays as it is. Parts may not overlap. Otherwise as `unpack_vectors`.
+    Places that no part fills stay as they are. Parts may not overlap. Otherwise as
+    `unpack_vectors`.
     """
     _ext.pack_vectors(blocks, packed, divisor)

@@ -1,6 +1,6 @@
-"""The fixed hash of a key that says to which virtual shard it belongs.
+"""The hash that says to which virtual shard a key belongs.
 
-It is fixed for ever: checkpoints and the ranks that own keys depend on it. Shape letter: N keys.
+It never changes: checkpoints, and the ranks that own keys, depend on it. Shape letter: N keys.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _NO_SIGNS = bytes(set(range(256)) - set(b'"[{,:'))
 
 
 def canonical_json(value: Any) -> bytes:
-    """The one way in which this format writes a JSON value: sorted keys, no spaces, ASCII.
+    """A JSON value as this format writes it: sorted keys, no spaces, ASCII.
 
     Raises ValueError for numbers that are infinite or not a number, TypeError for what is no JSON.
     """
@@ -33,9 +33,10 @@ def canonical_json(value: Any) -> bytes:
 
 
 def require_few_values(raw: bytes) -> None:
-    """Raises ValueError for JSON of more lists, objects and values than its size makes likely.
+    """Raises ValueError for JSON with more lists, objects and values than its size makes likely.
 
-    Each takes some 60 bytes once it is parsed, and two bytes may be one. Takes no memory for them.
+    Each takes some 60 bytes once it is parsed, and may be two bytes of JSON. The check takes no
+    memory for them.
     """
     most = _FEW_VALUES + len(raw) // _BYTES_A_VALUE
     found = _num_signs(raw)
@@ -61,7 +62,7 @@ def _num_signs(raw: bytes) -> int:
 
 
 def parse_json(raw: bytes, where: str) -> Any:
-    """The value of canonical JSON; CheckpointError, naming `where`, for anything else."""
+    """Parses canonical JSON; raises CheckpointError, naming `where`, for anything else."""
     try:
         require_few_values(raw)
         value = json.loads(raw.decode("ascii"), parse_constant=_refuse_constant)
@@ -80,7 +81,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def printable(value: Any) -> Any:
-    """The value with what JSON has no numbers for as "NaN", "Infinity" and "-Infinity"."""
+    """The value with numbers that JSON lacks written as "NaN", "Infinity" and "-Infinity"."""
     if isinstance(value, dict):
         return {key: printable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -93,7 +94,7 @@ def printable(value: Any) -> Any:
 class Fields:
     """The fields of one JSON object: each must be there, have its type, and lie within limits.
 
-    `done` refuses fields that nothing asked for. All raise CheckpointError naming file and field.
+    `done` refuses fields that were not taken. All raise CheckpointError naming file and field.
     """
 
     def __init__(self, value: Any, where: str, path: str = "") -> None:
@@ -115,7 +116,7 @@ class Fields:
         return self._value[name]
 
     def flat(self, name: str, most: int) -> Any:
-        """Any JSON with at most so many lists and objects within each other."""
+        """Any JSON, with lists and objects nested at most so deep."""
         value = self.take(name)
         if not _is_flat(value, most):
             self._fail(name, f"has more than {most} lists and objects within each other")

@@ -1,6 +1,6 @@
-"""Tables of which ranks keep some columns each: their names in a checkpoint.
+"""Names, in a checkpoint, of tables that are cut by columns.
 
-Optimizers may keep state for such a part as a whole, so the parts are tables of their own.
+Optimizers may keep state for a column range as a whole, so each range is a table of its own.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ _PART = re.compile(r"(?s:(?P<base>.+))\.columns_(?P<first>[0-9]{1,7})_(?P<last>[
 
 
 def name_of(base: str, columns: tuple[int, int]) -> str:
-    """The name of the part of a table that has the columns from the first up to the second."""
+    """The name of a table's column range, from the first column up to the second."""
     return f"{base}.columns_{columns[0]}_{columns[1]}"
 
 
 def base_of(name: str) -> str:
-    """The name of the whole table; `name` itself if it is no part's."""
+    """The name of the whole table; `name` itself if it names no column range."""
     part = _PART.fullmatch(name)
     return name if part is None else part["base"]
 
 
 def columns_of(name: str) -> tuple[int, int] | None:
-    """The columns of a part; None if the name is no part's."""
+    """The columns of a range; None if the name names no column range."""
     part = _PART.fullmatch(name)
     return None if part is None else (int(part["first"]), int(part["last"]))

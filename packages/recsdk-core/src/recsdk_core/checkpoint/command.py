@@ -38,9 +38,9 @@ _KEY = re.compile(r"-?[0-9]{1,20}|0[xX][0-9a-fA-F]{1,16}")
 
 
 def _escaped(text: str) -> str:
-    """The text with what a terminal would act on, or could not show, as in Python's source.
+    """The text, with what a terminal would act on or could not show escaped as in Python.
 
-    Such are in names of files: control characters, and bytes that are no UTF-8.
+    Names of files may have control characters, and bytes that are no UTF-8.
     """
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
@@ -55,7 +55,7 @@ class _Failure(click.ClickException):
 
 
 class _Trouble(_Failure):
-    """The same where 1 has another meaning."""
+    """The same for commands whose status 1 has another meaning."""
 
     exit_code = 2
 
@@ -64,9 +64,9 @@ class _Trouble(_Failure):
 def ckpt() -> None:
     """Inspect, verify, compare and convert checkpoints.
 
-    A checkpoint is given by its path or fsspec URL. Of a delta, the checkpoints before it are found
-    beside it; `compact`, `reshard` and `verify` also take a whole chain. The exit status is 0 if
-    all is well, 1 if something is wrong or not found, 2 for a command line that is wrong.
+    Give a checkpoint by its path or fsspec URL. The checkpoints before a delta are found beside it;
+    `compact`, `reshard` and `verify` also take a whole chain. The exit status is 0 if all is well,
+    1 if something is wrong or not found, 2 for a command line that is wrong.
     """
 
 
@@ -145,8 +145,8 @@ def _size(num_bytes: float) -> str:
 def inspect(source: str, as_json: bool) -> None:
     """Show what the manifest says: tables, sizes, optimizer, step, parent.
 
-    Of a delta also whether the chain before it lies beside it, which leaves the status as it is:
-    its links may be elsewhere.
+    For a delta, also show whether the chain before it lies beside it. This does not change the
+    status: its links may be elsewhere.
     """
     found = open_checkpoint(source)
     manifest = found.manifest
@@ -183,7 +183,7 @@ def inspect(source: str, as_json: bool) -> None:
 
 
 def _links_before(found: Checkpoint) -> tuple[list[str], str | None]:
-    """Where the links of the chain before it lie, or why there is none to load it with."""
+    """Where the links of the chain before it lie, or why it cannot be loaded."""
     try:
         return [one.location for one in find_chain(found)[:-1]], None
     except CheckpointError as error:
@@ -234,7 +234,8 @@ def verify(sources: tuple[str, ...], alone: bool, as_json: bool) -> None:
 def diff(a: str, b: str, examples: int, as_json: bool) -> None:
     """Compare rows and settings of two checkpoints; the exit status is 1 if they differ.
 
-    Settings are what else is saved of a table, as its count of updates. The status is 2 for errors.
+    Settings are what is saved of a table beside its rows, such as its count of updates. The status
+    is 2 for errors.
     """
     chains = chain_of(a), chain_of(b)
     total = sum(c.manifest.num_bytes for chain in chains for c in chain)
@@ -348,7 +349,7 @@ def reshard(
 ) -> None:
     """Write a checkpoint or chain as a snapshot of another number of ranks.
 
-    Loading needs no such step; it reads less after it.
+    Any number of ranks can load any checkpoint; after this step they read less.
     """
     write = partial(
         transforming.reshard, world_size=world_size, rule=rule, overwrite=overwrite, codec=codec

@@ -30,7 +30,7 @@ class TableDifference:
     name: str
     """The table."""
     settings: dict[str, tuple[Any, Any]]
-    """What was saved differently beside the rows: (a, b) by name."""
+    """What differs beside the rows: (a, b) by name."""
     only_in_a: int
     """Keys that only `a` has."""
     only_in_b: int
@@ -175,7 +175,7 @@ def top_rows(
 ) -> list[tuple[int, float]]:
     """The `count` keys whose field `by` has the largest (smallest) L2 norm, with that norm.
 
-    What is not a number is larger than all else. Of equal norms the smaller keys come first.
+    NaN counts as larger than all numbers. Of equal norms the smaller keys come first.
     """
     _, entry = chain[-1].table(name)
     dtypes = {field.name: field.dtype for field in entry.fields}

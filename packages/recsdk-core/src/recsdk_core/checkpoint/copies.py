@@ -1,4 +1,4 @@
-"""Copies of one table on several ranks, of which a checkpoint keeps one: so they must be equal."""
+"""Copies of one table on several ranks. A checkpoint keeps one of them, so they must be equal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ __all__ = ["refuse_different"]
 def refuse_different(of_ranks: Sequence[Mapping[str, str]], remedy: str) -> None:
     """Raises CheckpointError if ranks have different rows of a table, or another order of them.
 
-    `of_ranks`: of each rank, digests of its copies by the tables' names. `remedy` ends the message.
+    `of_ranks` has for each rank the digests of its copies, by table name. `remedy` ends the
+    message.
     """
     first: dict[str, tuple[int, str]] = {}
     for rank, digests in enumerate(of_ranks):

@@ -37,7 +37,7 @@ _MOST_PUTS = 10
 
 
 def open_url(url: str) -> Store:
-    """The store of a URL; one of a local path is that of the path."""
+    """The store of a URL; for a URL of a local path, the store of that path."""
     try:
         file_system, path = fsspec.core.url_to_fs(url)
     except Exception as error:  # each protocol's library raises kinds of its own
@@ -52,11 +52,12 @@ def open_url(url: str) -> Store:
 class FsspecStore(Store):
     """A folder of an fsspec file system; the manifest's presence is the commit.
 
-    There are no locks, so the save that began last wins: each first puts its token into `owner`,
-    and succeeds only if it finds it there after putting its manifest. A manifest that is put when
-    another save has begun may stand, though its save fails: so the files of a save that may be
-    about to put one, which the object `committing` says, are not removed by others. Whoever reads
-    no such object after becoming the owner knows that the save will see so before its put.
+    There are no locks, so the save that began last wins. Each save first puts its token into
+    `owner`, and succeeds only if it finds it there after putting its manifest. A manifest that is
+    put after another save has begun may stay, though its save fails. So a save that is about to put
+    its manifest has the object `committing`, and others do not remove its files. A save that finds
+    no such object after it became the owner knows that the other will see the new owner before it
+    puts a manifest.
     """
 
     def __init__(self, file_system: Any, path: str, url: str) -> None:
@@ -96,7 +97,7 @@ class FsspecStore(Store):
             return "absent" if all(is_left) else "other"
 
     def _names(self) -> list[str]:
-        """What lies in the folder, but for the folder itself."""
+        """The names in the folder, without the folder's own."""
         try:
             found = self._uncached.ls(self._path, detail=True)
         except (FileNotFoundError, NotADirectoryError):
@@ -119,7 +120,7 @@ class FsspecStore(Store):
             self._uncached.pipe_file(self._at(f"{token}/{_MARK}"), token.encode())
 
     def _left_by_others(self, token: str) -> list[str]:
-        """Saves that will not put a manifest any more: they have, or will find another owner."""
+        """Saves that will put no manifest any more: they have, or will find another owner."""
         replaced = self._read(MANIFEST_NAME)
         known = None if replaced is None else _token_of(replaced)
         others = [name for name in self._names() if _TOKEN.fullmatch(name) and name != token]
@@ -180,10 +181,10 @@ class FsspecStore(Store):
         self._disown(token)
 
     def _put_manifest(self, token: str, manifest: bytes) -> None:
-        """Puts it again when a save that began before has put its own meanwhile, as each may once.
+        """Puts it again if an earlier save has put its own meanwhile, which each may do once.
 
-        The owner is read last: whoever has seen this manifest, and so may remove this save's files
-        later, became the owner before, and this save puts it no more.
+        The owner is read last. A save that has seen this manifest, and so may remove this save's
+        files later, became the owner before; then this save does not put the manifest again.
         """
         for _ in range(_MOST_PUTS):
             with self._naming(MANIFEST_NAME, "writing"):
@@ -215,7 +216,7 @@ class FsspecStore(Store):
         self._disown(token)
 
     def _is_committed(self, token: str) -> bool:
-        """Whether the manifest is this save's already, as when the answer to the put got lost."""
+        """Whether the manifest is already this save's: the answer to the put may have got lost."""
         return token.encode() in (self._read(MANIFEST_NAME) or b"")
 
     def read_manifest(self) -> bytes:
@@ -263,7 +264,7 @@ class FsspecStore(Store):
 
 
 def _url_beside(url: str, name: str) -> str:
-    """The URL with another last name in its path, which of a chain of URLs the first has."""
+    """The URL with another last name in its path; in a chain of URLs the first one has the path."""
     links = url.split("::")
     at = next((n for n, link in enumerate(links) if "://" in link), len(links) - 1)
     links[at] = f"{links[at].rstrip('/').rpartition('/')[0]}/{name}"
@@ -294,7 +295,7 @@ def _read_from(file: Any) -> Callable[[int, int], bytes]:
 
 
 def _token_of(manifest: bytes) -> str | None:
-    """None of what is no manifest."""
+    """The token in a manifest; None if it is none."""
     with suppress(CheckpointError):
         return Manifest.from_bytes(manifest, MANIFEST_NAME).token
     return None

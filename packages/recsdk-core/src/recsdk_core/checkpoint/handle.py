@@ -20,8 +20,8 @@ _SECONDS_AT_EXIT = 10.0
 class SaveHandle:
     """A save under way, as `Table.save_async` returns it.
 
-    If the interpreter exits first, the save is given up in good order: its files are removed and
-    what was at its place stays. It goes on in the process that began it: in a child of fork the
+    If the interpreter exits first, the save is given up in good order: its files are removed, and
+    what was at its place stays. After a fork the save goes on in the parent; in the child the
     handle has ended with an error, and the table cannot be saved. Thread-safe.
     """
 
@@ -66,7 +66,7 @@ class SaveHandle:
 
     @property
     def progress(self) -> float:
-        """The share of bytes that is written, 0 to 1; 1 only when the checkpoint is complete."""
+        """The share of bytes written so far, 0 to 1; 1 only when the checkpoint is complete."""
         if self.is_done:
             return 1.0 if self._error is None else self._share()
         return min(self._share(), 0.99)
@@ -76,12 +76,12 @@ class SaveHandle:
 
     @property
     def copied_bytes(self) -> int:
-        """Memory that holds copies of rows which were touched since the cut."""
+        """Bytes of copies of rows that were updated since the cut and are not yet written."""
         return self._cut.copied_bytes
 
     @property
     def max_copied_bytes(self) -> int:
-        """The most memory for copies so far."""
+        """The most bytes of copies so far."""
         return self._cut.max_copied_bytes
 
     def wait(self, timeout: float | None = None) -> None:
@@ -95,7 +95,7 @@ class SaveHandle:
             raise self._error
 
     def result(self, timeout: float | None = None) -> Position:
-        """As `wait`; where the checkpoint stands."""
+        """Waits as `wait`; returns where the checkpoint stands."""
         self.wait(timeout)
         if self._result is None:
             raise CheckpointError(f"{self._location}: the save has no result")

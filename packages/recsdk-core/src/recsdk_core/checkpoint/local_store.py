@@ -56,12 +56,12 @@ class LocalStore(Store):
         return self._folder.parent / f".{self._label()}.partial-{token}"
 
     def _label(self) -> str:
-        """The folder's name, or its hash where a longer name would exceed the file system's."""
+        """The folder's name, or its hash if a name made from it would be too long."""
         name = os.fsencode(self._folder.name)
         return self._folder.name if len(name) <= 150 else hashlib.sha256(name).hexdigest()
 
     def _root(self, token: str) -> Path:
-        """Where a checkpoint under way has its files: both places are never there at once."""
+        """The folder of a checkpoint under way; only one of the two places is there at a time."""
         partial = self._partial(token)
         return partial if partial.exists() else self._folder
 
@@ -104,9 +104,9 @@ class LocalStore(Store):
         return state
 
     def _identity(self) -> str | None:
-        """Tells the manifest that is there from any other; None if there is none.
+        """Identifies the manifest that is there; None if there is none.
 
-        By its content: on some mounts a file's inode number changes while it stays the same.
+        It is a hash of the content: on some mounts the inode number of an unchanged file changes.
         """
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
         try:
@@ -122,9 +122,9 @@ class LocalStore(Store):
         return digest.hexdigest()
 
     def _remove_left_overs(self) -> None:
-        """What saves to this place that were killed have left; what cannot be removed stays.
+        """Removes what killed saves to this place have left; what cannot be removed stays.
 
-        Without a lock a save that lives cannot be told from one that was killed.
+        Without a lock a running save cannot be told from a killed one.
         """
         if self._lock is None:
             return
@@ -160,7 +160,7 @@ class LocalStore(Store):
             os.close(descriptor)
 
     def _root_still_there(self, token: str) -> Path:
-        """Where the files lie. Raises if they were removed: else other files would be replaced."""
+        """Where the files lie; raises if they were removed, or the commit would replace others."""
         root = self._root(token)
         if not _is_folder(root / token):
             refuse_removed(self.location)
@@ -186,7 +186,7 @@ class LocalStore(Store):
         self._release()
 
     def _refuse_if_overtaken(self) -> None:
-        """A lock keeps other saves away, where the file system has locks for all hosts."""
+        """Raises if another save has committed. Locks prevent this where all hosts share them."""
         lost_its_lock = self._lock is not None and not self._lock.is_valid
         if lost_its_lock or self._identity() != self._replaced:
             refuse_overtaken(self.location)
@@ -199,9 +199,9 @@ class LocalStore(Store):
         _sync(self._folder.parent)
 
     def _left_by_the_commit(self, token: str) -> list[Path]:
-        """The files of the checkpoint that is overwritten, and what killed saves have left.
+        """The files of the overwritten checkpoint, and what killed saves have left.
 
-        Without a lock others may be at work, and only the former can be told.
+        Without a lock other saves may be running, so only the former can be told.
         """
         if self._replaced is None:
             return []
@@ -234,7 +234,7 @@ class LocalStore(Store):
             (self._folder / f".manifest-{token}").unlink(missing_ok=True)
 
     def _is_committed(self, token: str) -> bool:
-        """Whether the manifest may be this save's, as when syncing the folder then failed."""
+        """Whether the manifest may be this save's: perhaps only syncing the folder failed."""
         try:
             return token.encode() in (self._folder / MANIFEST_NAME).read_bytes()
         except FileNotFoundError:
@@ -286,7 +286,7 @@ class LocalStore(Store):
 
 
 def _remove_all(left: Sequence[Path]) -> None:
-    """Removes what a commit has left; what stays is no harm.
+    """Removes what a commit has left over; what stays does no harm.
 
     The save is committed by now, so nothing here may count as its failure.
     """
@@ -299,7 +299,7 @@ def _remove_all(left: Sequence[Path]) -> None:
 
 
 def _mode(path: Path) -> int | None:
-    """Of what is at the path, be it a link; None if nothing is."""
+    """The mode of what is at the path, without following a link; None if nothing is there."""
     try:
         return os.lstat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -307,7 +307,7 @@ def _mode(path: Path) -> int | None:
 
 
 def _is_folder(path: Path) -> bool:
-    """Whether there is a folder, and no link to one."""
+    """Whether there is a folder, not a link to one."""
     return path.is_dir() and not path.is_symlink()
 
 

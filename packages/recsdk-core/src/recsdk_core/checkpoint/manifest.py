@@ -104,7 +104,7 @@ class Sharding:
     rule: Literal["virtual_shard", "modulo"] = "virtual_shard"
     """"virtual_shard": by a fixed hash of the key; "modulo": `uint64(key) % W`, W files."""
     num_virtual_shards: int = 65_536
-    """V; of V virtual shards file r of W has those with `shard * W // V == r`."""
+    """V; of V virtual shards, file r of W has those with `virtual_shard * W // V == r`."""
 
     @staticmethod
     def _read(fields: Fields) -> Sharding:
@@ -120,7 +120,7 @@ class FileEntry:
     """A file of the checkpoint."""
 
     path: str
-    """Relative to the checkpoint; follows from token, table and rank."""
+    """Relative to the checkpoint; computed from token, table and rank."""
     num_bytes: int
     """Its size."""
     checksum: str
@@ -138,7 +138,7 @@ class RowsEntry(FileEntry):
 
     @staticmethod
     def path_of(token: str, table: int, part: int) -> str:
-        """Where a part of a table lies."""
+        """Where the file of a shard lies."""
         return f"{token}/tables/{table:04d}/rank_{part:05d}.rows"
 
     @staticmethod
@@ -188,7 +188,7 @@ class TableEntry:
     dim: int
     """Row width."""
     seed: int | None
-    """Drives initial rows; None: not known, as of imported rows."""
+    """Drives initial rows; None: not known, as for imported rows."""
     initializer: Described | None
     """How new rows get their values; None: not known."""
     default_value: float
@@ -204,7 +204,7 @@ class TableEntry:
     sharding: Sharding
     """Which file has a key."""
     files: tuple[RowsEntry, ...]
-    """One for each part that the rows were cut into, in order; often one a rank."""
+    """One for each shard of the rows, in order; often one a rank."""
 
     @property
     def num_rows(self) -> int:
@@ -223,7 +223,7 @@ class TableEntry:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """What must be equal along a chain: not what training and resharding change."""
+        """What must be equal along a chain: all that training and resharding do not change."""
         kind = None if self.optimizer is None else self.optimizer.kind
         return self.name, self.seed, self.initializer, self.default_value, kind, self.fields
 
@@ -313,7 +313,7 @@ class Manifest:
         return sum(entry.num_bytes for entry in self.files)
 
     def to_bytes(self) -> bytes:
-        """The file: canonical JSON with the SHA-256 of itself; CheckpointError if too large."""
+        """The file's bytes: canonical JSON with its own SHA-256; CheckpointError if too large."""
         value = {**asdict(self), "format": FORMAT, "version": VERSION, "sha256": "0" * 64}
         raw = canonical_json(value)
         if len(raw) > MAX_MANIFEST_BYTES:
@@ -326,7 +326,7 @@ class Manifest:
 
     @staticmethod
     def from_bytes(raw: bytes, where: str) -> Manifest:
-        """Reads a file; CheckpointError, naming `where` and the field, for all that is wrong."""
+        """Reads the bytes of a file; raises CheckpointError, naming `where` and the wrong field."""
         value = parse_json(raw, where)
         fields = Fields(value, where)
         if fields.take("format") != FORMAT:
@@ -362,7 +362,7 @@ def _read(fields: Fields) -> Manifest:
 
 
 def _check_whole(manifest: Manifest, fields: Fields) -> None:
-    """What only several fields together can get wrong."""
+    """Checks what several fields together can get wrong."""
     names = [table.name for table in manifest.tables]
     if len(set(names)) < len(names):
         fields.fail("tables", "names a table twice")

@@ -44,7 +44,7 @@ class KeySet:
         self._table = Table(dim=1, name="keys")
 
     def add(self, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Adds keys (N,); which of them were not in it before."""
+        """Adds keys (N,); returns which of them were new."""
         _, outcomes = self._table.map(np.ascontiguousarray(keys), True)
         is_new: NDArray[np.bool_] = outcomes == Outcome.INSERTED
         return is_new
@@ -67,7 +67,7 @@ def merged_rows(
 ) -> Iterator[Rows]:
     """The rows that a table has after a chain, each key once; only those of `owner`, if given.
 
-    Newest first: the deltas' keys are kept in memory, the snapshot's are not.
+    It reads the newest first. It keeps the deltas' keys in memory, but not the snapshot's.
     """
     owner = owner or Owner()
     seen = KeySet()
@@ -92,7 +92,7 @@ def files_of(entry: TableEntry, owner: Owner) -> list[int]:
 def bytes_to_read(
     chain: Sequence[Checkpoint], names: Sequence[str], owners: Sequence[Owner]
 ) -> int:
-    """What `merged_rows` reads for some tables and owners."""
+    """How many bytes `merged_rows` reads for some tables and owners."""
     total = 0
     for checkpoint in chain:
         for name in names:

@@ -67,6 +67,6 @@ class Owner:
 
 
 def _run(owner: Owner, shards: int) -> tuple[int, int]:
-    """The virtual shards that a rank owns, from and up to."""
+    """The first virtual shard that a rank owns, and the one after its last."""
     low, high = (-(-(owner.rank + i) * shards // owner.world_size) for i in (0, 1))
     return low, high

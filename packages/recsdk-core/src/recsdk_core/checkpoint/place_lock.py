@@ -20,17 +20,17 @@ _MODE = 0o644
 
 
 class PlaceLock:
-    """A lock that is held until `release`, or until the process dies. Of one thread at a time."""
+    """A lock that is held until `release`, or until the process dies. For one thread at a time."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self._path = path
         self.descriptor = descriptor
-        """Of the open file."""
+        """Descriptor of the open file."""
         _open.add(descriptor)
 
     @property
     def is_valid(self) -> bool:
-        """Whether its file is still there: another save would else have a lock of its own."""
+        """Whether its file is still there; otherwise another save would have a lock of its own."""
         try:
             return os.path.samestat(os.fstat(self.descriptor), os.lstat(self._path))
         except FileNotFoundError:
@@ -53,7 +53,7 @@ class PlaceLock:
 
 
 def lock_place(path: Path, location: str) -> PlaceLock | None:
-    """The lock that the file at `path` stands for; None on a file system without locks.
+    """Takes the lock on the file at `path`; None on a file system without locks.
 
     Raises CheckpointError, naming the process, if another save has it.
     """
@@ -80,7 +80,7 @@ def lock_place(path: Path, location: str) -> PlaceLock | None:
 
 
 def _open_file(path: Path) -> int:
-    """What another user's save has left cannot be written, but be read and so locked."""
+    """Opens the file; that of another user's save can only be read, which is enough to lock it."""
     flags = os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         return os.open(path, flags | os.O_RDWR | os.O_CREAT, _MODE)
@@ -110,7 +110,7 @@ def _lock(descriptor: int, location: str) -> bool:
 
 
 def _name_holder(descriptor: int) -> None:
-    """For the message to others; not in a file of another user's, which can only be read."""
+    """Writes who holds the lock, for the message to others; another user's file stays as it is."""
     if not fcntl.fcntl(descriptor, fcntl.F_GETFL) & (os.O_WRONLY | os.O_RDWR):
         return
     os.ftruncate(descriptor, 0)

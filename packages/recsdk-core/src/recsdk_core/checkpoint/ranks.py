@@ -21,7 +21,7 @@ class Ranks(Protocol):
 
     @property
     def world_size(self) -> int:
-        """How many there are."""
+        """The number of processes."""
 
     def gather(self, value: Any) -> list[Any]:
         """The values of all ranks, in order; every rank must call it. Values are plain data."""
@@ -39,7 +39,7 @@ class OneRank:
 
 
 def together(ranks: Ranks, work: Callable[[], T]) -> list[T]:
-    """Runs work on every rank; the results of all, or on every rank an error if one failed.
+    """Runs work on every rank; returns the results of all, or raises on every rank if one failed.
 
     A rank that failed raises its own error, the others CheckpointError with its number and text.
     """

@@ -29,10 +29,10 @@ __all__ = [
 ]
 
 Progress: TypeAlias = Callable[[int], None]
-"""Called with the number of bytes that were done since the last call."""
+"""Called with the number of bytes read or written since the last call."""
 
 _MOST_NAMED = 3
-"""Places that one message names."""
+"""The most places that one message names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +46,12 @@ class Position:
 
     @property
     def hash(self) -> str:
-        """Of this checkpoint's manifest."""
+        """The hash of this checkpoint's manifest."""
         return self.hashes[-1]
 
     @property
     def base(self) -> str:
-        """Of the snapshot that the chain begins with; its own, if it is one."""
+        """The hash of the snapshot that the chain begins with; its own if it is a snapshot."""
         return self.hashes[0]
 
     @property
@@ -95,9 +95,9 @@ class Checkpoint:
 
     @contextmanager
     def rows_file(self, table: int, rank: int) -> Iterator[_ext.RowFile]:
-        """Opens a rank's file of a table; when left without an error, all of it was verified.
+        """Opens a rank's file of a table; a `with` that ends without an error has verified it all.
 
-        Blocks are verified as they are read. Leaving it reads what is left.
+        Blocks are verified as they are read. The end of the `with` reads the rest.
         """
         entry = self.manifest.tables[table]
         file = entry.files[rank]
@@ -166,7 +166,7 @@ class Checkpoint:
         return self._unpacked(self._user_file)
 
     def check_user_state(self) -> None:
-        """Raises what `user_state` would; takes memory for a piece of a file at a time."""
+        """Raises what `user_state` would raise, with a piece of a file in memory at a time."""
         self._unpacked(self._check_user_file)
 
     def _unpacked(self, read: Callable[[int], Any]) -> Any:
@@ -244,8 +244,8 @@ def _open(store: Store) -> Checkpoint:
 def chain_of(path: Any | Sequence[Any]) -> list[Checkpoint]:
     """The checkpoints to apply one after the other: a snapshot, then deltas.
 
-    Of one path to a delta, those before it are found by their hashes among the checkpoints beside
-    it. Of several paths, they must be the chain, in order. Raises CheckpointError naming what is
+    Given one path to a delta, it finds the checkpoints before it, by their hashes, beside it.
+    Several paths must be the whole chain, in order. Raises CheckpointError, which names what is
     missing, repeated, out of order, or of another chain.
     """
     if isinstance(path, (list, tuple)):
@@ -258,7 +258,7 @@ def chain_of(path: Any | Sequence[Any]) -> list[Checkpoint]:
 
 
 def find_chain(last: Checkpoint) -> list[Checkpoint]:
-    """The chain that ends with a checkpoint, its other links from beside it."""
+    """The chain that ends with a checkpoint; its other links are found beside it."""
     chain = [last]
     if not last.is_snapshot:
         beside = look_beside(last.store)
@@ -280,13 +280,13 @@ class Beside:
     """What lies in the same folder as a checkpoint."""
 
     checkpoints: Mapping[str, Checkpoint]
-    """Those that can be read, by their hashes."""
+    """The checkpoints that can be read, by their hashes."""
     errors: Sequence[CheckpointError]
-    """Why others cannot be."""
+    """Why others cannot be read."""
 
     @property
     def unread(self) -> str:
-        """Ends a message that something was not found."""
+        """The end of a message that something was not found."""
         if not self.errors:
             return ""
         named = [str(error) for error in self.errors[:_MOST_NAMED]]
@@ -313,7 +313,7 @@ def look_beside(store: Store) -> Beside:
 
 
 def _open_if_any(store: Store, errors: list[CheckpointError]) -> Checkpoint | None:
-    """None if there is none, or if it cannot be read: then adds the error."""
+    """The checkpoint there; None if there is none, or if it cannot be read: then adds the error."""
     try:
         return _open(store) if store.has_manifest() else None
     except CheckpointError as error:
@@ -373,7 +373,7 @@ def _check_link(
 
 
 def _check_same_tables(delta: Checkpoint, before: Checkpoint) -> None:
-    """Raises unless both have the same tables, but for what training and resharding change."""
+    """Raises unless both have the same tables, apart from what training and resharding change."""
 
     def identity(checkpoint: Checkpoint) -> dict[str, Any]:
         return {entry.name: entry.identity for entry in checkpoint.manifest.tables}
@@ -388,7 +388,7 @@ def _check_same_tables(delta: Checkpoint, before: Checkpoint) -> None:
 
 
 def position_of(chain: Sequence[Checkpoint]) -> Position:
-    """Where a table stands that holds what a chain holds."""
+    """The position of a table that holds what a chain holds."""
     return Position(
         hashes=tuple(checkpoint.hash for checkpoint in chain),
         locations=tuple(checkpoint.store.address for checkpoint in chain),

@@ -1,4 +1,4 @@
-"""Replacing all rows of tables by rows in memory: of all of them, or of none.
+"""Replaces all rows of tables by rows in memory: in all tables, or in none.
 
 Shape letters: n rows, D row width.
 """
@@ -38,7 +38,7 @@ class NewRows:
 
 
 def replace_rows(changes: Sequence[tuple[Table, NewRows]]) -> None:
-    """Gives each table its new rows in place of all it had. The next save of each must be full.
+    """Replaces all rows of each table by its new rows. The next save of each must be full.
 
     Memory: the new rows beside the old ones, until the change. Raises CapacityError beyond
     `max_rows`, BusyError while batches are in flight or a save is under way, CheckpointError for a
@@ -53,7 +53,7 @@ def replace_rows(changes: Sequence[tuple[Table, NewRows]]) -> None:
 
 
 def stage_rows(table: Table, rows: NewRows) -> _ext.Restore:
-    """Rows beside a table, which has not changed yet. Raises as `replace_rows`."""
+    """Makes rows ready beside a table, which does not change yet. Raises as `replace_rows`."""
     if table.max_rows is not None and len(rows.keys) > table.max_rows:
         raise CapacityError(
             f"table {table.name!r}: {len(rows.keys)} rows to load do not fit into its max_rows, "
@@ -67,7 +67,7 @@ def stage_rows(table: Table, rows: NewRows) -> _ext.Restore:
 
 
 def as_stored(weights: NDArray[np.float32], dtype: str) -> NDArray[Any]:
-    """As a table stores them: bfloat16 as its bits."""
+    """Weights as a table stores them: bfloat16 as its bits."""
     weights = np.ascontiguousarray(weights, np.float32)
     if dtype == "float32":
         return weights

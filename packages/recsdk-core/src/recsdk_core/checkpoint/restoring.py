@@ -69,9 +69,9 @@ def stage(
     drop_state: bool = False,
     progress: Progress | None = None,
 ) -> tuple[_ext.Restore, int]:
-    """Reads and verifies the rows of a chain that a rank owns; the table has not changed yet.
+    """Reads and verifies the rows of a chain that a rank owns; the table does not change yet.
 
-    Also how many of them the snapshot had.
+    Also returns how many of them the snapshot had.
     """
     restore, num_in_snapshot = _ext.Restore(engine), 0
     mask, modulo = owner.mask(), owner.modulo()

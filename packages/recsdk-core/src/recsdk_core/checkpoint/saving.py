@@ -1,4 +1,4 @@
-"""Writing a checkpoint: every rank its files, rank 0 the manifest, complete at one point."""
+"""Writes a checkpoint: every rank writes its files, rank 0 the manifest, which completes it."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ _REMEDY = "shard it, or give each rank's a name of its own"
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One of the files of a table that is to be saved."""
+    """One file of a table to save: a shard of its rows."""
 
     entry: TableEntry
-    """Describes the table; equal for all of its parts; without files."""
+    """Describes the table, without files; equal for all of its shards."""
     write: WriteRows
     """Writes the rows."""
     index: int = 0
-    """Which of the table's parts this is, by its sharding rule."""
+    """Which of the table's shards this is, by its sharding rule."""
     num_parts: int = 1
     """How many there are, on all ranks."""
     position: Position | None = None
-    """For a delta: the checkpoint that its changes are counted from; equal for all parts."""
+    """For a delta: the checkpoint that its changes are counted from; equal for all shards."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class SaveOptions:
     """How to save, the same on all ranks."""
 
     is_delta: bool = False
-    """Whether the parts are changes since their position."""
+    """Whether to save the changes since the shards' position."""
     overwrite: bool = False
     """Whether a checkpoint at the place is replaced; it stays until the new one is complete."""
     step: int | None = None
@@ -70,9 +70,9 @@ class SaveOptions:
     codec: Codec = "none"
     """Compression of blocks."""
     world_size: int | None = None
-    """The number of ranks to name in the manifest; None: those that save."""
+    """The number of ranks to name in the manifest; None: the number of those that save."""
     progress: Progress | None = field(default=None, compare=False)
-    """Told of the bytes that this rank has written."""
+    """Called with the bytes that this rank has written."""
 
     def __post_init__(self) -> None:
         """Takes any integer as the step; TypeError or ValueError for what cannot be kept."""
@@ -95,16 +95,16 @@ def describe(value: Any) -> Described:
 
 
 def _plain(value: Any) -> Any:
-    """As it comes back from JSON."""
+    """The value as it comes back from JSON."""
     return list(value) if isinstance(value, tuple) else value
 
 
 def save_parts(store: Store, ranks: Ranks, parts: Sequence[Part], options: SaveOptions) -> Position:
-    """Saves the parts of all ranks; all ranks must call it. Where the checkpoint stands.
+    """Saves the shards of all ranks; all ranks must call it. Returns where the checkpoint stands.
 
-    A part that several ranks have is written by the first of them, while the others compute what
-    they would have written, which must be the same. Raises CheckpointError on every rank if one of
-    them fails or differs; then nothing was saved, and what was at the place is as it was.
+    If several ranks have a shard, the first of them writes it. The others compute what they would
+    have written, which must be the same. Raises CheckpointError on every rank if one of them fails
+    or differs; then nothing was saved, and what was at the place is unchanged.
     """
     prepared: list[PackedState] = []
     together(ranks, lambda: prepared.append(pack(options.user_state)))
@@ -154,13 +154,13 @@ class _Plan:
     """What all ranks together save."""
 
     position: Position | None
-    """Of a delta: what it follows."""
+    """The position that a delta follows."""
     entries: list[TableEntry] = field(default_factory=list)
     """Without files."""
     tables: dict[str, int] = field(default_factory=dict)
     """Where a table is among them."""
     holders: list[dict[int, list[int]]] = field(default_factory=list)
-    """Of each table: the ranks that have a part, by the part's index; the first writes it."""
+    """For each table, by a shard's index: the ranks that have the shard; the first writes it."""
 
     @property
     def link(self) -> ChainLink:
@@ -170,7 +170,7 @@ class _Plan:
         return ChainLink(parent=before.hash, base=before.base, sequence=before.sequence + 1)
 
     def add(self, rank: int, offer: _Offer) -> None:
-        """Takes note of a part that a rank has."""
+        """Notes a shard that a rank has."""
         table = self.tables.setdefault(offer.entry.name, len(self.tables))
         if table == len(self.entries):
             self.entries.append(offer.entry)
@@ -194,7 +194,7 @@ class _Plan:
 
 @dataclass(frozen=True)
 class _Offer:
-    """A part as its rank tells the others of it."""
+    """What a rank tells the others of a shard."""
 
     entry: TableEntry
     index: int
@@ -222,7 +222,7 @@ def _plan(store: Store, ranks: Ranks, parts: Sequence[Part], options: SaveOption
 
 
 def _common_position(offers: Sequence[_Offer]) -> Position:
-    """What the changes of all parts are counted from."""
+    """The position that the changes of all shards are counted from."""
     positions = {None if o.position is None else o.position.hash: o.position for o in offers}
     if None in positions or not positions:
         raise CheckpointError(
@@ -238,7 +238,7 @@ def _common_position(offers: Sequence[_Offer]) -> Position:
 
 
 def _check_chain(store: Store, position: Position | None, overwrite: bool) -> None:
-    """Raises for a delta that replaces what it builds on, or that builds on what is gone.
+    """Raises for a delta that would replace a checkpoint that it builds on, or whose chain is gone.
 
     Cost: reads the manifest of each link.
     """
@@ -264,7 +264,7 @@ def _check_chain(store: Store, position: Position | None, overwrite: bool) -> No
 
 
 def _refuse_own_chain(store: Store, position: Position) -> None:
-    """Raises if the place is one of the chain's, under whatever name it goes."""
+    """Raises if a checkpoint of the chain is at the place, under whatever name."""
     if _digest(lambda: store, []) in position.hashes or store.address in position.locations:
         raise CheckpointError(
             f"{store.location}: the delta would replace a checkpoint that it builds on; choose "
@@ -287,7 +287,7 @@ class _Written:
 
     files: dict[_Place, RowsEntry] = field(default_factory=dict)
     copies: dict[str, str] = field(default_factory=dict)
-    """By table: the checksum of what it wrote, or would have, where other ranks have the same."""
+    """By table, if other ranks have it too: the checksum of what it wrote or would have written."""
 
 
 def _write_parts(
@@ -298,7 +298,7 @@ def _write_parts(
     plan: _Plan,
     options: SaveOptions,
 ) -> _Written:
-    """Writes what falls to this rank, and computes the checksum of what falls to another."""
+    """Writes this rank's share of the shards, and computes the checksums of others' shares."""
     written = _Written()
     for part in parts:
         table = plan.tables[part.entry.name]

@@ -8,8 +8,8 @@ and moved there by one rename. Overwriting writes the files into the old checkpo
 the old files, and commits by renaming the new manifest over the old one. An fsspec store is always
 written in the second way, the manifest by one put.
 
-Of saves to one place at the same time one wins: on a local file system the first, which has a lock
-until it ends, on an fsspec store, which has no locks, the one that began last.
+Of saves to one place at the same time one wins. On a local file system it is the first, which holds
+a lock until it ends. An fsspec store has no locks: there it is the one that began last.
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ class Store(ABC):
 
     @abstractmethod
     def begin(self, token: str, overwrite: bool) -> None:
-        """Makes room for the files of a new checkpoint; on one rank, before all others join.
+        """Prepares the place for a new checkpoint; called on one rank, before all others join.
 
-        Raises if there is a checkpoint already, unless `overwrite`, and if there is anything else.
+        Raises if there is a checkpoint, unless `overwrite`, and if there is anything else.
         """
 
     @abstractmethod
@@ -119,11 +119,11 @@ class Store(ABC):
 
     @abstractmethod
     def commit(self, token: str, manifest: bytes) -> None:
-        """Completes the checkpoint; on the rank that began, when all files are written."""
+        """Completes the checkpoint; called on the rank that began, when all files are written."""
 
     @abstractmethod
     def abandon(self, token: str) -> None:
-        """Removes what was written, as far as it can be; never raises."""
+        """Removes what was written, as far as possible; never raises."""
 
     @abstractmethod
     def read_manifest(self) -> bytes:
@@ -168,7 +168,7 @@ def is_url(path: str) -> bool:
 
 
 def open_store(path: Any) -> Store:
-    """The store of a path or an fsspec URL; looks at nothing yet.
+    """The store of a path or an fsspec URL; does not look at it yet.
 
     Raises ImportError, with the line to install, for a URL without fsspec.
     """
@@ -217,7 +217,7 @@ def refuse_unless_complete(location: str, state: str) -> None:
 
 
 def refuse_removed(location: str) -> NoReturn:
-    """Raises for files that are not there any more when their checkpoint is to be completed."""
+    """Raises because files of a checkpoint were removed before its commit."""
     raise CheckpointError(
         f"{location}: what was written of it was removed meanwhile; let one process save to a "
         "path at a time, and remove nothing there while it does"
@@ -225,7 +225,7 @@ def refuse_removed(location: str) -> NoReturn:
 
 
 def refuse_overtaken(location: str) -> NoReturn:
-    """Raises for a save during which another one came to the same place."""
+    """Raises because another save came to the same place meanwhile."""
     raise CheckpointError(
         f"{location}: another save to this path has begun or committed meanwhile, so this one "
         "has failed; let one process save to a path at a time"
@@ -233,7 +233,7 @@ def refuse_overtaken(location: str) -> NoReturn:
 
 
 def read_manifest_from(source: Source) -> bytes:
-    """All bytes; raises for more than a manifest may have, and at zeros, as sparse files have."""
+    """All bytes; raises for more than a manifest may have, and for the zeros of sparse files."""
     if source.size > MAX_MANIFEST_BYTES:
         raise CheckpointError(
             f"{source.name}: has {source.size} bytes, more than a manifest may, "

@@ -1,4 +1,4 @@
-"""What gives `Table` its methods for saving and loading, on one process.
+"""The methods of `Table` for saving and loading, on one process.
 
 Shape letters: N keys, D row width.
 """
@@ -44,14 +44,14 @@ class SavesAndLoads:
     ) -> Position:
         """Saves all visible rows, optimizer state and metadata as a checkpoint, a snapshot.
 
-        `path` (1 to 1024 characters) is a local folder to be made, or an fsspec URL. A checkpoint
-        that is there already is an error unless `overwrite`, which keeps the old one until the new
-        one is complete. `step` and `user_state` (JSON values, bytes, numpy arrays) are kept with
-        it. `codec` "zstd" compresses. `progress` is called with the bytes written since its last
-        call. Rows of batches in flight that carry a step are left out, as in `export`.
+        `path` (1 to 1024 characters) is a local folder to make, or an fsspec URL. If a checkpoint
+        is there already, it raises unless `overwrite`, which keeps the old one until the new one is
+        complete. `step` and `user_state` (JSON values, bytes, numpy arrays) are saved too. `codec`
+        "zstd" compresses. `progress` is called with the bytes written since its last call. Rows of
+        batches in flight that carry a step are left out, as in `export`.
 
-        Cost: one pass over the rows, streamed: at most 64 MiB of extra memory beside copies of rows
-        that other threads update meanwhile. Raises CheckpointError if it cannot be saved; then
+        Cost: one pass over the rows, streamed, with at most 64 MiB of extra memory beside copies of
+        rows that other threads update meanwhile. Raises CheckpointError if it cannot save; then
         nothing was saved, and the changes still count for the next delta.
 
         >>> import numpy as np, tempfile
@@ -90,10 +90,11 @@ class SavesAndLoads:
     ) -> Position:
         """Saves the rows that changed, and the keys that left, since the last save or load.
 
-        The checkpoint is a delta; loading it needs those before it. Arguments and errors as in
-        `save`; raises CheckpointError too if nothing was saved or loaded before, and if one of
-        those is neither where it was saved or loaded nor beside `path`: then save in full. Cost
-        beside that of the rows: the manifest of each of those is read.
+        The checkpoint is a delta; loading it needs the checkpoints of its chain before it.
+        Arguments and errors as in `save`. It also raises CheckpointError if nothing was saved or
+        loaded before, or if a checkpoint of the chain is neither where it was saved or loaded nor
+        beside `path`: then save in full. Cost: that of `save` for the changed rows, and reading the
+        manifest of each checkpoint of the chain.
         """
         return self._save(
             path,
@@ -121,19 +122,19 @@ class SavesAndLoads:
     ) -> SaveHandle:
         """Saves in the background what the table holds now, while training goes on.
 
-        Rows that are touched before they are written are copied first. When the copies hold
+        An update first copies the rows that are not yet written. When the copies hold
         `max_copy_bytes` (None: no limit), updates wait for the writer, and `stats()` counts it; the
-        memory that they take is up to 8 MiB more. Else the writer gives way to updates, so under
-        updates without a pause it takes a fifth of a processor. Memory for copies of two steps and
-        8 MiB, at most 64 MiB, an eighth of the rows and the last `max_copy_bytes`, and two bits per
-        row are readied during the first 40 or so steps of training, and stay (`stats()` counts them
-        as `tracking_bytes`): beside an earlier save, steps wait for fresh memory as well. The
-        checkpoint is the same, byte for byte, as of `save` or (`delta`) `save_delta` at this moment
-        but for its token: `user_state` is copied, too. Other arguments as in `save`; `progress` is
-        called on another thread.
+        copies take up to 8 MiB more. Otherwise the writer gives way to updates: under updates
+        without a pause it takes a fifth of a processor. The first steps of training, about 40,
+        ready memory for it, which stays (`tracking_bytes` of `stats()`): two bits per row, and
+        copies of two steps and 8 MiB more, but at most 64 MiB, an eighth of the rows, and the last
+        `max_copy_bytes`. Steps beside an earlier save wait for fresh memory as well. Apart from its
+        token the checkpoint is the same, byte for byte, as `save` or (with `delta`) `save_delta`
+        would write at this moment; `user_state` is copied, too. Other arguments as in `save`;
+        `progress` is called on another thread.
 
-        Returns at once a handle with `wait()`, `result()`, `progress`; errors of the save are
-        raised by its `wait`. Raises BusyError while another save of this table is under way.
+        Returns a handle with `wait()`, `result()` and `progress` at once; its `wait` raises errors
+        of the save. Raises BusyError while another save of this table is under way.
         """
         options = SaveOptions(
             is_delta=delta,
@@ -165,15 +166,15 @@ class SavesAndLoads:
         """Replaces all rows, the update count and the learning rate by those of a checkpoint.
 
         `path` is that of a snapshot, or of a delta whose predecessors lie in the same folder (which
-        a URL `dir::...` does not show), or a list of paths: a snapshot, then its deltas in order. A
-        checkpoint of any number of ranks and any sharding rule loads alike. `name` is the table in
+        a URL `dir::...` does not show), or a list of paths: a snapshot, then its deltas in order.
+        Checkpoints of any number of ranks and any sharding rule load. `name` is the table's name in
         the checkpoint, by default this table's. `allow` names what may differ: "optimizer" drops
         the saved state, "seed" and "initializer" accept that rows made later differ.
 
         Returns the checkpoint, for its `user_state()` and `manifest.step`. Everything is read and
         verified before the first row changes. Raises CheckpointError for what is missing, damaged
         or does not fit this table, CapacityError beyond `max_rows`, BusyError while batches are in
-        flight; then the table is as it was. Loading into a table that holds rows needs memory for
+        flight; then the table is unchanged. Loading into a table that holds rows needs memory for
         both.
         """
         self._refuse_while_saving()
@@ -197,7 +198,7 @@ class SavesAndLoads:
             )
 
     def _cut(self, is_delta: bool, max_copy_bytes: int | None) -> _ext.Cut:
-        """The table's rows, or what changed, as of now."""
+        """A cut of the table's rows, or of what changed, as of now."""
         self._refuse_while_saving()
         if is_delta and self._position is None:
             raise CheckpointError(

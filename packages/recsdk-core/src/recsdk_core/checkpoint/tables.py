@@ -51,16 +51,16 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Assembled:
-    """Rows that were put together from tables of a checkpoint with other columns."""
+    """Rows that were put together from a checkpoint's tables with other columns."""
 
     rows: NewRows
     """The rows, with the state of the table's optimizer."""
     entry: TableEntry
-    """One of the tables that they come from: for the count of updates and the rate."""
+    """One of the tables that they come from, for its count of updates and learning rate."""
 
 
 Assemble: TypeAlias = "Callable[[Sequence[Checkpoint], Collection[str]], Assembled]"
-"""Makes a shard's rows from a chain, with what may differ; CheckpointError if it has not all."""
+"""Makes a shard's rows from a chain, given what may differ; CheckpointError if some are missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,12 +72,12 @@ class Shard:
     owner: Owner = field(default_factory=Owner)
     """Which keys belong here."""
     name: str | None = None
-    """The table's name in checkpoints; None: its own. That of a table of some columns says which,
-    see `columns.name_of`."""
+    """The table's name in checkpoints; None: its own. The name of a column range says which
+    columns, see `columns.name_of`."""
     assemble: Assemble | None = None
-    """Makes its rows from a checkpoint that has the table cut into other columns."""
+    """Makes its rows from a checkpoint that has the table cut into other column ranges."""
     let_go: Callable[[], None] | None = None
-    """Lets go of batches that are done but would keep its rows from being replaced; called when all
+    """Releases batches that are done but would keep its rows from being replaced; called when all
     of a checkpoint is read."""
     check_idle: Callable[[], None] | None = None
     """Raises BusyError if rows that follow those of the table cannot be replaced now."""
@@ -103,7 +103,7 @@ class Cuts:
         self._shards = shards
         self.cuts: list[_ext.Cut] = []
         self.parts: list[Part] = []
-        """What `save_parts` needs of them."""
+        """The shards as `save_parts` takes them."""
         with ExitStack() as undo:
             undo.callback(self.finish, None)
             for shard in shards:
@@ -114,7 +114,7 @@ class Cuts:
 
     @property
     def num_bytes(self) -> int:
-        """About what they take in a file."""
+        """About how many bytes they take in files."""
         total = 0
         for shard, cut in zip(self._shards, self.cuts, strict=True):
             width = sum(item.width for item in row_fields(shard.table))
@@ -122,9 +122,9 @@ class Cuts:
         return total
 
     def finish(self, position: Position | None) -> None:
-        """Ends them; with a position, that is where the shards stand now.
+        """Ends the cuts; a position given is where the shards then stand.
 
-        The position first: as soon as a cut has ended, another thread may take the next one.
+        The position is set first: as soon as a cut has ended, another thread may take the next one.
         """
         for shard, cut in zip(self._shards, self.cuts, strict=False):  # `open` may have failed
             if position is not None:
@@ -132,7 +132,7 @@ class Cuts:
             cut.finish(position is not None)
 
     def save(self, store: Store, ranks: Ranks, options: SaveOptions) -> Position:
-        """Saves and ends them; if that fails, their changes still count for the next delta."""
+        """Saves and ends the cuts; if that fails, their changes still count for the next delta."""
         position = None
         try:
             position = save_parts(store, ranks, self.parts, options)
@@ -144,8 +144,8 @@ class Cuts:
 def save_tables(shards: Sequence[Shard], ranks: Ranks, path: Any, options: SaveOptions) -> Position:
     """Saves the shards of all ranks as one checkpoint; all ranks must call it.
 
-    They are cut at once, before any rank waits for another. Raises CheckpointError on every rank if
-    one fails; then nothing was saved.
+    The rows are cut at once, before any rank waits for another. Raises CheckpointError on every
+    rank if one fails; then nothing was saved.
     """
     made: list[tuple[Store, Cuts]] = []
     try:
@@ -195,16 +195,16 @@ class Loading:
     may_lack: bool = False
     """Whether the checkpoint may have tables that are not loaded."""
     stateless: Collection[str] = ()
-    """Tables without an optimizer, which take no state."""
+    """Names of tables without an optimizer, which take no state."""
     progress: Progress | None = None
-    """Told of the bytes that this rank has read."""
+    """Called with the bytes that this rank has read."""
 
 
 def load_tables(shards: Sequence[Shard], ranks: Ranks, path: Any, loading: Loading) -> Checkpoint:
     """Replaces the rows of all ranks' shards; all ranks must call it.
 
-    Every rank reads and verifies what it owns, and finds all of its tables ready for the change,
-    before any of them changes a row. Raises CheckpointError on every rank if one fails.
+    Every rank reads and verifies what it owns, and checks that all of its tables can change, before
+    any rank changes a row. Raises CheckpointError on every rank if one fails.
     """
     names = [name for of_rank in ranks.gather([s.label for s in shards]) for name in of_rank]
     positions = ranks.gather([shard.table._position for shard in shards])
@@ -235,7 +235,7 @@ def load_tables(shards: Sequence[Shard], ranks: Ranks, path: Any, loading: Loadi
 
 @dataclass(frozen=True)
 class _Found:
-    """What a rank has found in a snapshot of a table's part."""
+    """What a rank has found in a snapshot for one of its shards."""
 
     table: str
     index: int
@@ -244,7 +244,7 @@ class _Found:
 
 
 def _check_found(found: Sequence[_Found], snapshot: Checkpoint) -> None:
-    """Raises if rows of a table are no rank's, as keys in the file of other ranks are."""
+    """Raises if rows of a table belong to no rank, such as keys in the files of other ranks."""
     of_parts: dict[tuple[str, int], dict[int, int]] = {}
     for one in found:
         of_parts.setdefault((one.table, one.num_parts), {})[one.index] = one.num_rows
@@ -266,7 +266,7 @@ def _each(staged: Sequence[_Staged], call: Callable[[_Staged], None]) -> None:
 def _check_all(
     shards: Sequence[Shard], names: Sequence[str], last: Checkpoint, loading: Loading
 ) -> None:
-    """Raises for what can be refused before a row is read. `names`: of the shards of all ranks."""
+    """Raises for what can be refused before a row is read; `names` are of all ranks' shards."""
     for shard in shards:
         if _is_there(shard, last, loading):
             _check(shard, last, loading)
@@ -280,7 +280,7 @@ def _check_all(
 
 
 def _continued(positions: Sequence[Position | None], path: Any) -> list[Checkpoint]:
-    """The chain that ends with a delta after where all tables stand."""
+    """The position of all tables, and the delta at `path` that follows it, as a chain."""
     position = positions[0] if len(set(positions)) == 1 else None
     if position is None:
         raise CheckpointError(
@@ -316,7 +316,7 @@ def _allowed(shard: Shard, loading: Loading) -> Collection[str]:
 
 @dataclass(frozen=True)
 class _Staged:
-    """Rows that were read and are not yet the table's."""
+    """Rows that were read but are not yet in the table."""
 
     shard: Shard
     location: str
@@ -328,7 +328,7 @@ class _Staged:
     found: _Found | None
 
     def check(self) -> None:
-        """Raises what `adopt` would."""
+        """Raises what `adopt` would raise."""
         if self.shard.let_go is not None:
             self.shard.let_go()
         try:
@@ -339,7 +339,7 @@ class _Staged:
             self.shard.check_idle()
 
     def adopt(self) -> None:
-        """Makes them the table's."""
+        """Puts them into the table."""
         self.restore.commit(self.update_count, self.log_decay)
         self.shard.table.learning_rate = self.learning_rate
         self.shard.table._position = self.position
@@ -362,7 +362,7 @@ def _stage(shard: Shard, chain: Sequence[Checkpoint], loading: Loading) -> _Stag
         )
         owner = shard.owner
         found = _Found(entry.name, owner.rank, owner.world_size, num_in_snapshot)
-        # A delta on what was loaded under another identity, or with other state, would not chain.
+        # A delta would not chain if the load allowed another identity or other state.
         is_same = entry.identity == entry_of(shard, None, entry.sharding).identity
         lost_state = drop_state and len(entry.fields) > 1
         position = position_of(chain) if is_same and not lost_state else None
@@ -376,7 +376,7 @@ def _stage(shard: Shard, chain: Sequence[Checkpoint], loading: Loading) -> _Stag
             f"table {table.name!r}: {restore.num_rows} rows to load do not fit into its "
             f"max_rows, {table.max_rows}; raise max_rows"
         )
-    # Rows without the mark of their last decay have none to catch up with.
+    # Rows whose last decay is unknown have none to catch up.
     catches_up = any(name == "log_decay" for name, _ in table.state_fields)
     return _Staged(
         shard,
@@ -414,7 +414,7 @@ def entry_of(shard: Shard, cut: _ext.Cut | None, sharding: Sharding) -> TableEnt
 
 
 def _learning_rate(table: Table, entry: TableEntry, checkpoint: Checkpoint) -> float:
-    """The saved rate; the table's own if another optimizer was saved."""
+    """The saved learning rate; the table's own if another optimizer was saved."""
     if entry.optimizer is None or entry.optimizer.kind != type(table.optimizer).__name__:
         return table.learning_rate
     rate = entry.optimizer.arguments.get("lr")

@@ -58,13 +58,13 @@ def export_table(
     format: str,
     progress: Progress | None = None,
 ) -> int:
-    """Writes a table's rows to a file that must not exist; the number of rows.
+    """Writes a table's rows to a file that must not exist; returns the number of rows.
 
     parquet: a row per key, columns "key" int64 and a fixed-size list per field, streamed.
     safetensors: tensors "key" (N,) and one (N, width) per field, streamed through temporary files
     beside it. bfloat16 becomes float32. Raises ValueError for another format, TypeError or
-    ValueError for a path that is no local file's, ImportError with what to install, FileExistsError
-    for a file that is there, CheckpointError if it cannot be written.
+    ValueError for a path that is not local, ImportError, which says what to install,
+    FileExistsError if the file is there, CheckpointError if it cannot be written.
     """
     if format not in FORMATS:
         raise ValueError(f"format must be one of {FORMATS}, got {format!r}")
@@ -115,7 +115,7 @@ def _write_parquet(path: Path, source: Iterable[Rows], entry: TableEntry) -> int
 
 
 def _write_safetensors(path: Path, source: Iterable[Rows], entry: TableEntry) -> int:
-    """A file for each tensor first, since the number of rows is known only at the end.
+    """Writes a file for each tensor first, since the number of rows is known only at the end.
 
     Source: the format of https://github.com/huggingface/safetensors: the length of the header as a
     u64, the header as JSON, then the tensors without gaps.
@@ -150,9 +150,9 @@ def _write_safetensors(path: Path, source: Iterable[Rows], entry: TableEntry) ->
 def read_arrays(path: Any) -> dict[str, NDArray[Any]]:
     """The arrays of a .npz, .safetensors or .parquet file by name; bfloat16 as float32.
 
-    A .npy file has one array, of no name; a .parquet may be a folder of files. Raises ValueError
+    A .npy file has one array without a name; a .parquet may be a folder of files. Raises ValueError
     for another suffix and for what is damaged or empty, OSError for what cannot be read,
-    ImportError with what to install.
+    ImportError, which says what to install.
     """
     path = local_path(path)
     if not (path.is_dir() and path.suffix.lower() == ".parquet"):
@@ -267,9 +267,9 @@ def import_table(
 ) -> Position:
     """Writes weights (N, D) of 64-bit keys (N,) as a snapshot with one table.
 
-    It says nothing of an optimizer or initializer, so it loads into any table of the same width and
-    `dtype`, whose optimizer state is then fresh. 16-bit weights are rounded to the nearest, as by
-    `Table.upsert`. Raises ValueError for shapes or dtypes that do not fit and for repeated keys.
+    It names no optimizer or initializer, so it loads into any table of the same width and `dtype`,
+    with fresh optimizer state. Weights of 16 bits are rounded to the nearest, as by `Table.upsert`.
+    Raises ValueError for shapes or dtypes that do not fit and for repeated keys.
     """
     keys, weights = _checked(keys, weights)
     stored = as_stored(weights, dtype)

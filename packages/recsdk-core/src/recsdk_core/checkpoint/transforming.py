@@ -1,4 +1,4 @@
-"""Making one checkpoint of others, without a table of the engine: compact, reshard, import."""
+"""Makes a checkpoint from others, or from rows, without a table: compact, reshard, import."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from recsdk_core.checkpoint.stores import Target, open_store
 __all__ = ["compact", "reshard", "write_snapshot"]
 
 RowsOf = Callable[[str, Owner, Progress | None], Iterable[Rows]]
-"""Gives the rows of a table that an owner has."""
+"""Gives the rows of a table that belong to an owner."""
 
 
 def compact(
@@ -62,7 +62,7 @@ def reshard(
 ) -> Position:
     """Writes what a chain holds as a snapshot of `world_size` ranks (1 to 65536).
 
-    Loading does not need it: any world size loads any checkpoint; it then reads less. `rule` is
+    Any world size can load any checkpoint; one of its own world size reads less. `rule` is
     "virtual_shard" or "modulo". Other arguments, memory and errors as in `compact`.
     """
     if not 1 <= world_size <= 65_536:
@@ -84,7 +84,7 @@ def _rewrite(
     layouts: Mapping[str, tuple[int, Sharding]],
     options: SaveOptions,
 ) -> Position:
-    """Writes what a chain holds, each table as so many files by a rule."""
+    """Writes what a chain holds, each table cut into a number of files by a rule."""
     last = chain[-1]
     _refuse_source(path, chain)
     told = replace(options, step=last.manifest.step, user_state=last.user_state())

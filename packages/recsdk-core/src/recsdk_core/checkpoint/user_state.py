@@ -54,12 +54,12 @@ class PackedState:
 
 
 def pack(value: Any) -> PackedState:
-    """A copy of a state, as it is written; of one that is packed, itself.
+    """A copy of a state in the form that is written; a packed state is returned as it is.
 
     Tuples become lists. Raises TypeError or ValueError, naming the place, for what cannot be kept:
     other types, keys that are no strings or start with "$", numbers that are not finite, ints of
-    more than MAX_BITS bits, arrays of objects, lists and dicts more than MAX_DEPTH within each
-    other, more than 64 MiB of JSON or, about, 250,000 values beside bytes and arrays.
+    more than MAX_BITS bits, arrays of objects, lists and dicts nested deeper than MAX_DEPTH, more
+    than 64 MiB of JSON, more than about 250,000 values beside bytes and arrays.
     """
     if isinstance(value, PackedState):
         return value
@@ -70,7 +70,7 @@ def pack(value: Any) -> PackedState:
 
 
 def _require_small(value: Any) -> None:
-    """Raises ValueError for JSON that does not belong into a manifest, which is read as a whole."""
+    """Raises ValueError for JSON that is too large for a manifest, which is read as a whole."""
     raw = canonical_json(value)
     advice = "keep long lists in numpy arrays, and long texts as bytes"
     if len(raw) > _MOST_BYTES:
@@ -149,7 +149,7 @@ def encode_array(array: Any, where: str) -> bytes:
 
 
 def unpack(packed: Any, read: Callable[[int], Any], depth: int = 0) -> Any:
-    """The value that was packed; `read` gives the content of file i.
+    """The unpacked value; `read` gives the content of file i.
 
     Raises CheckpointError for what `pack` does not make.
     """

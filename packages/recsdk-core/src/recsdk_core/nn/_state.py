@@ -55,10 +55,10 @@ def load_table(
     unexpected_keys: list[str],
     error_msgs: list[str],
 ) -> None:
-    """Replaces the table's rows by those of `state_dict`, or notes why not and changes nothing.
+    """Replaces the table's rows by `state_dict`'s, or notes what does not fit and changes nothing.
 
-    Optimizer state that is not there is made fresh, and its names are noted as missing, which
-    `load_state_dict` raises for unless it is told `strict=False`. Whatever is not used is noted as
+    Optimizer state that is missing is made fresh, and its names are noted as missing:
+    `load_state_dict` raises for them unless `strict=False`. Entries that are not used are noted as
     unexpected.
     """
     given = {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
@@ -78,7 +78,7 @@ def load_table(
 
 
 def _unused(table: Table, prefix: str, name: str) -> str:
-    """The name of an entry that means nothing without others."""
+    """The name of an entry that cannot be used without others that are missing."""
     if name != "weight":
         return prefix + name
     return Unused(
@@ -106,7 +106,7 @@ def _problems(
 
 
 def _bad_tensors(given: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """What is no tensor of the dtype and shape that it must have."""
+    """Entries that are no tensors of the dtype and shape that they must have."""
     num_rows = given["keys"].shape[:1] if isinstance(given["keys"], torch.Tensor) else ()
     found = []
     for name, row_shape in shapes.items():

@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 class Accumulation(Generic[T]):
-    """What the backwards of one table have left so far.
+    """The gradients that the backwards of one table have left so far.
 
-    The leases of their batches are kept too, so rows with a gradient are given to no other key, and
-    rows that these batches made are seen by readers once they are updated. Not thread-safe.
+    It also keeps the leases of their batches. So no other key gets a row that has a gradient here,
+    and readers see the rows that these batches made once they are updated. Not thread-safe.
     """
 
     def __init__(self, num_backwards: int) -> None:
@@ -26,7 +26,7 @@ class Accumulation(Generic[T]):
         self._leases: list[Lease] = []
 
     def add(self, parts: list[T], lease: Lease | None) -> list[T] | None:
-        """Adds what a backward left; returns all there is if the update is due, else None.
+        """Adds the gradients of a backward; returns all gradients if the update is due, else None.
 
         After the update call `drop`.
         """

@@ -1,11 +1,11 @@
-"""Tables in torch.distributed.checkpoint, whose default planners importing this extends.
+"""Tables in torch.distributed.checkpoint. Importing this module extends its default planners.
 
-Two things about tables torch cannot know. To load one, its entries need room of the sizes that were
-saved, not of those that it has now. And if several ranks save entries of one name, torch keeps of
-each entry what some rank has, which is right only if all have the same: else the keys that it keeps
-may be those of one rank and the rows those of another. So ranks say what rows they have, and a save
-of different ones is refused. With a planner that does not flatten dicts, a dict is itself an entry
-of which torch keeps one rank's: it must then have the same tables on all, each whole.
+torch cannot know two things about tables. To load a table, its entries need room of the saved
+sizes, not of the sizes that they have now. And if several ranks save entries of one name, torch
+keeps some rank's copy of each entry. That is right only if all ranks have the same: else it may
+keep the keys of one rank and the rows of another. So ranks tell each other what rows they have, and
+a save of different rows is refused. With a planner that does not flatten dicts, torch keeps one
+rank's copy of each dict: such a dict must have the same tables on all ranks, each whole.
 
 Shape letters: n rows, D row width.
 """
@@ -40,11 +40,11 @@ _BATCH_BYTES = 2**22
 # ---- loading -----------------------------------------------------------------------------------
 
 MakeRoom: TypeAlias = Callable[[DefaultLoadPlanner, dict[str, Any], Metadata], None]
-"""Puts tensors of the sizes to be read into the state that is to be loaded."""
+"""Puts tensors of the saved sizes into the state that is to be loaded."""
 
 
 def before_loading(make_room: MakeRoom) -> None:
-    """Has torch's default load planner call a function with all it is to load, first."""
+    """Makes torch's default load planner first call a function with all that it is to load."""
     set_up = DefaultLoadPlanner.set_up_planner
 
     @wraps(set_up)
@@ -98,7 +98,7 @@ def _make_room(_: DefaultLoadPlanner, state_dict: dict[str, Any], metadata: Meta
 
 
 def _tables(entries: Mapping[Any, Any]) -> dict[str, list[str]]:
-    """What the names of each table's entries begin with, and how they end."""
+    """The prefix of each table's entries, and the endings of their names."""
     tensors = [n for n, v in entries.items() if isinstance(n, str) and isinstance(v, torch.Tensor)]
     known = set(tensors)
     starts = [name.removesuffix("keys") for name in tensors if re.fullmatch(r"(.+\.)?keys", name)]
@@ -126,9 +126,9 @@ class _Plan(SavePlan):
     """What a rank is to save, and what its tables hold."""
 
     tables: Mapping[str, str] = field(default_factory=dict)
-    """A checksum of each that is whole, by its name."""
+    """A checksum of each whole table, by its name."""
     containers: frozenset[str] = frozenset()
-    """What is saved as one, of one rank: a dict that is not flattened, by its name."""
+    """Dicts that are not flattened, by name: torch saves one rank's copy of each."""
     parts: tuple[str, ...] = ()
     """Parts of sharded tables that lie in one of them."""
 
@@ -168,7 +168,7 @@ def _check(plans: Sequence[_Plan]) -> None:
 
 
 def _digests(plan: _Plan, tables: Collection[str]) -> dict[str, str]:
-    """Of the tables that one rank's plan saves, those too that what it saves as one lacks."""
+    """Checksums of the tables in one rank's plan, also of those that its unflattened dicts lack."""
     starts = tuple(f"{name}." for name in plan.containers)
     return {**{table: "none" for table in tables if table.startswith(starts)}, **plan.tables}
 
@@ -187,7 +187,7 @@ def _plan_with_tables(plan: SavePlan, state_dict: Mapping[str, Any]) -> _Plan:
 
 
 def _dicts(path: str, value: Any) -> Iterator[tuple[str, Mapping[Any, Any]]]:
-    """The dicts in a value that torch saves as one."""
+    """The dicts within a value that torch saves as one object."""
     stack = [(path, value)] if isinstance(value, _HOLDERS) else []
     seen: dict[int, Any] = {}  # keeps them, so that no other gets the id of one
     while stack:
@@ -237,7 +237,7 @@ def _is_of_rows(name: str) -> bool:
 
 
 def _checksum(entries: Mapping[str, torch.Tensor]) -> str:
-    """Of all rows in their order, and of what belongs to the table as a whole."""
+    """A checksum of all rows in their order, and of what belongs to the table as a whole."""
     keys_n = entries["keys"].contiguous().numpy()
     rows = {name: value for name, value in entries.items() if _is_of_rows(name)}
     fields = [(name, "float32", value.shape[1]) for name, value in rows.items()]

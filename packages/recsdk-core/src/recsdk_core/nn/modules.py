@@ -27,7 +27,7 @@ class _TableModule(nn.Module):
     """A module over one table; its parameter `weight` is only a handle.
 
     Rows, optimizer and optimizer state belong to the table. Each backward through a forward applies
-    one update with the fused optimizer, so that no torch optimizer has to: `weight` is an empty
+    one update with the fused optimizer, so no torch optimizer is needed. `weight` is an empty
     (0, D) parameter that makes outputs require gradients and never gets a `.grad`.
     `weight.requires_grad_(False)` freezes the table. Functions of torch.nn.init and other writes in
     place to it raise ValueError: `initializer` makes new rows, `table.upsert` writes rows.
@@ -119,19 +119,19 @@ class _TableModule(nn.Module):
 class HashEmbedding(_TableModule):
     """Looks up one vector for each raw key, as nn.Embedding does for dense indexes.
 
-    In training mode (`module.training`) a key that is seen first gets a row; in evaluation mode,
-    and at `max_rows`, a key without a row reads `default_value`. Whether gradients are on does not
-    matter for that. A backward applies one update of the fused optimizer to the rows that its
-    forward found, in either mode, as torch's own modules would be trained; a second backward
-    through one forward raises RuntimeError. A forward in evaluation mode changes
-    nothing but the counters in `table.stats()`.
+    In training mode (`module.training`) an unseen key gets a row. In evaluation mode, and beyond
+    `max_rows`, a key without a row reads `default_value`. The gradient mode does not matter for
+    this. In either mode a backward applies one update of the fused optimizer to the rows that its
+    forward found, as torch trains its own modules. A second backward through one forward raises
+    RuntimeError. A forward in evaluation mode changes nothing but the counters in `table.stats()`.
 
     `optimizer` is one of recsdk_core.optim, or a torch or torchrec optimizer class with its
-    `optimizer_kwargs`. Other arguments as of `Table`. `state_dict()` holds keys, weights, optimizer
-    state and update count; deepcopy and pickle copy the rows. torch.distributed.checkpoint saves it
-    once for all ranks, and refuses to if they have different rows; it loads whatever rows the
-    module has before. Raises ValueError if `apply_optimizer_in_backward` was called for `weight`,
-    and RuntimeError under DistributedDataParallel with more than one rank.
+    `optimizer_kwargs`. Other arguments are those of `Table`. `state_dict()` holds keys, weights,
+    optimizer state and update count; deepcopy and pickle copy the rows.
+    torch.distributed.checkpoint saves the module once for all ranks, and refuses if ranks have
+    different rows; it loads into a module with any rows. Raises ValueError if
+    `apply_optimizer_in_backward` was called for `weight`, and RuntimeError under
+    DistributedDataParallel with more than one rank.
 
     >>> import torch
     >>> from recsdk_core.nn import HashEmbedding
@@ -210,8 +210,8 @@ def bag_offsets(
 ) -> torch.Tensor:
     """Where each bag of the flattened keys begins and the last one ends, (B + 1,).
 
-    For what `HashEmbeddingBag.forward` takes. Raises ValueError for shapes that do not fit, and
-    TypeError for what is no tensor, and offsets that are not int64 or int32.
+    Takes what `HashEmbeddingBag.forward` takes. Raises ValueError for shapes that do not fit,
+    TypeError for what is no tensor and for offsets that are not int64 or int32.
     """
     _require_tensor("keys", keys)
     if offsets is not None:

@@ -1,4 +1,4 @@
-"""The parameter that stands for a table's rows, and refuses to be written as if it held them."""
+"""The parameter that stands for a table's rows, and refuses writes in place."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class RowsParameter(nn.Parameter):
     """Carries a table's optimizer and `requires_grad`; its numbers are the table's own.
 
     On the cpu it has no numbers, so functions of `torch.nn.init` would do nothing to it; on a
-    device they would overwrite rows that have ids. They raise ValueError, as do methods that write
-    in place. Copies have no name, and one that was pickled is a plain parameter, so modules that
-    are copied wrap theirs again.
+    device they would overwrite rows of ids. So they raise ValueError, as do methods that write in
+    place. A copy has no name, and pickling gives a plain parameter, so a copied module wraps its
+    parameter again.
     """
 
     table_name: str = ""
@@ -39,13 +39,13 @@ class RowsParameter(nn.Parameter):
 
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]
-        """As every tensor's; asked for by `torch.nn.init` it raises, as kaiming_normal_ does."""
+        """The shape; raises ValueError for functions of `torch.nn.init` (kaiming_normal_)."""
         _refuse_to_initialize(self)
         size: torch.Size = self.size()
         return size
 
     def numel(self) -> int:
-        """As every tensor's; asked for by `torch.nn.init` it raises, as orthogonal_ does."""
+        """The count; raises ValueError for functions of `torch.nn.init` (orthogonal_)."""
         _refuse_to_initialize(self)
         return super().numel()
 

@@ -1,9 +1,9 @@
 """Refuses losses that a GradScaler has scaled, before they reach a table's rows.
 
 A scaler unscales gradients, and looks for infinite ones, between backward and the optimizer's step.
-A table has no such moment: its update is in backward, and the scale would multiply it. A gradient
-does not tell that it is scaled, so `torch.amp.GradScaler.scale` is watched: this module replaces
-the method by one that does the same and notes the backward passes that begin at its results.
+A table has no such moment: its update runs in backward, and the scale would multiply it. A gradient
+does not show that it is scaled. So this module replaces `torch.amp.GradScaler.scale` by a method
+that does the same and also notes the backward passes from its results.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _scaler_of_pass: dict[int, Any] = {}
 
 
 def refuse_scaled_loss(tables: Iterable[str]) -> None:
-    """Raises RuntimeError if the backward pass that runs is that of a loss that was scaled.
+    """Raises RuntimeError if the running backward pass began at a scaled loss.
 
-    `tables` are names for the message. Backward of a reentrant checkpoint is a pass of its own,
-    which is not seen; nor is one under compiled autograd.
+    `tables` are names for the message. It does not notice the backward of a reentrant checkpoint,
+    which is a pass of its own, nor one under compiled autograd.
     """
     scaler = _scaler_of_pass.get(torch._C._current_graph_task_id())
     if scaler is not None:
@@ -39,7 +39,7 @@ def refuse_scaled_loss(tables: Iterable[str]) -> None:
 
 
 def _note(scaler: Any, result: Any) -> Any:
-    """Has backward passes from the tensors of a result noted; the result."""
+    """Notes backward passes from the tensors of a result; returns the result."""
     if isinstance(result, torch.Tensor):
         if result.requires_grad:
             hook = unserializable_hook(functools.partial(_begin_pass, scaler))  # type: ignore[no-untyped-call]
@@ -74,7 +74,7 @@ def _watched(scale: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def _watch(kind: type[Any]) -> None:
-    """Watches the method of a class and those of its subclasses that have one of their own."""
+    """Watches the method `scale` of a class, and of each subclass that has its own."""
     own = vars(kind).get("scale")
     if own is not None and not hasattr(own, "_is_watched"):
         kind.scale = _watched(own)

@@ -8,8 +8,8 @@ __all__ = ["Unused"]
 class Unused(str):
     """A name for `unexpected_keys`: equal to the plain one, but torch's error adds advice to it.
 
-    A module cannot add to that error itself: torch does not tell it whether loading is strict, and
-    raises what modules have to say in either case. It formats the names.
+    A module cannot raise that advice itself: torch does not tell it whether loading is strict, and
+    raises a module's messages in either case. But torch formats the names.
     """
 
     def __new__(cls, name: str, advice: str = "") -> Unused:

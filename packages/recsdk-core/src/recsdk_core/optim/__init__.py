@@ -1,8 +1,8 @@
 """The optimizers that are fused into the backward pass.
 
-One update is applied per touched key and backward, with the key's summed gradient. Defaults and
-formulas are those of the torch class of the same name, applied to touched rows only; where torch
-has none, the source is named.
+Each backward applies one update to each touched row, with the summed gradient of its key. Defaults
+and formulas are those of the torch class of the same name. Where torch has no such class, the
+docstring names the source.
 """
 
 from recsdk_core.optim._configs import (

@@ -1,7 +1,7 @@
 """One dataclass per optimizer.
 
-In the formulas g is the summed gradient of a row, clipped and with L2 weight decay if asked for, w
-its weights, t the table's update count, all element by element.
+In the formulas g is the summed gradient of a row, after clipping and L2 weight decay if these are
+set, w its weights, t the table's update count, all element by element.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _Clipping:
 
 @dataclass(frozen=True, kw_only=True)
 class _Decaying(_Clipping):
-    """Weight decay, on touched rows, when they are touched."""
+    """Weight decay, which acts on a row only when it is touched."""
 
     weight_decay: float = 0.0
     """How fast weights decay; 0: not at all."""
@@ -73,9 +73,9 @@ class _Decaying(_Clipping):
     1 - lr * weight_decay before the update."""
     catch_up: bool = False
     """Whether a touched row first decays by 1 - lr * weight_decay for each update that left it out
-    since its last, with the learning rate of each. Readers see rows as stored, without what they
-    have yet to catch up. Needs lr * weight_decay < 1, and the decoupled mode or SGD without
-    momentum."""
+    since its last one, with the learning rate of that update. Readers see rows as stored, without
+    the decay that they have yet to catch up. Needs lr * weight_decay < 1, and the decoupled mode or
+    SGD without momentum."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -113,7 +113,7 @@ class SGD(_Decaying):
     dampening: float = 0.0
     """Share of later gradients that is left out of the sum, in [0, 1); needs momentum."""
     nesterov: bool = False
-    """Looks ahead; needs momentum without dampening."""
+    """Nesterov's momentum, which looks ahead; needs momentum without dampening."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -260,9 +260,9 @@ class FTRL(_Clipping):
     initial_accumulator_value: float = 0.1
     """First value of `accumulator`."""
     l1_regularization_strength: float = 0.0
-    """What |z| must exceed for a weight that is not 0."""
+    """Weights whose |z| does not exceed it are 0."""
     l2_regularization_strength: float = 0.0
-    """Half of what is added to the strength of proximity."""
+    """L2 strength; twice of it is added to the divisor."""
     beta: float = 0.0
     """Added to the root."""
 
@@ -283,9 +283,9 @@ class FTRL(_Clipping):
 class RMSprop(_Decaying):
     """`s = alpha * s + (1 - alpha) * g * g; w -= lr * g / (sqrt(s) + eps)`, as torch.optim.RMSprop.
 
-    Centered, the square of the gradient's running mean is taken off s under the root; with momentum
-    `b = momentum * b + g / (...); w -= lr * b`. State: `square_avg` (D,), `grad_avg` (D,) if
-    centered, `momentum_buffer` (D,) with momentum.
+    If centered, the square of the gradient's running mean is subtracted from s under the root; with
+    momentum `b = momentum * b + g / (...); w -= lr * b`. State: `square_avg` (D,), `grad_avg` (D,)
+    if centered, `momentum_buffer` (D,) with momentum.
     """
 
     lr: float = 1e-2

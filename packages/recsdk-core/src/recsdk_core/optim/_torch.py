@@ -40,7 +40,7 @@ _ROWWISE = {**_COMMON, "initial_accumulator_value": _number, "eps": _number}
 _ADAM = {**_COMMON, "betas": _betas, "eps": _number}
 _RMSPROP = {**_COMMON, "alpha": _number, "eps": _number, "momentum": _number, "centered": bool}
 
-# Arguments that are fine at these values because they then change no number.
+# Arguments that are accepted at these values, since they then change no number.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "maximize": (False,),
     "amsgrad": (False,),
@@ -70,13 +70,13 @@ _KNOWN: Mapping[tuple[str, str], tuple[type[Optimizer], Mapping[str, Converter]]
 def from_torch(optimizer_class: type, kwargs: Mapping[str, Any] | None = None) -> Optimizer:
     """Translates an optimizer's torch or torchrec class and its arguments.
 
-    Known are torch.optim.SGD, Adagrad, Adam, AdamW and RMSprop, and torchrec.optim.SGD, Adagrad,
-    Adam, RowWiseAdagrad, PartialRowWiseAdam and LAMB; they are recognised by name, so torch is not
-    imported. Missing arguments have the class's defaults, those of torchrec's stand-ins fbgemm's.
-    Flags that change no number (foreach, fused, ...) are accepted.
+    It knows torch.optim.SGD, Adagrad, Adam, AdamW and RMSprop, and torchrec.optim.SGD, Adagrad,
+    Adam, RowWiseAdagrad, PartialRowWiseAdam and LAMB. It recognises them by name, so it does not
+    import torch. Missing arguments have the class's defaults; for torchrec's stand-ins these are
+    fbgemm's. Flags that change no number (foreach, fused, ...) are accepted.
 
-    Raises ValueError, naming it, for an unknown class and for an argument that is not supported
-    (amsgrad, maximize, ...), TypeError for one that should be a number and is not.
+    Raises ValueError, which names it, for an unknown class or an unsupported argument (amsgrad,
+    maximize, ...); TypeError for an argument that should be a number and is not.
     """
     label, made, converters = _recognise(optimizer_class)
     given = dict(kwargs or {})

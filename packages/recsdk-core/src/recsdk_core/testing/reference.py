@@ -64,8 +64,8 @@ class ReferenceLease:
 class ReferenceTable:
     """The same results as Table, bit for bit, from a dict and numpy; takes and gives numpy only.
 
-    Arguments are those of Table; `num_threads` and `hash_seed` change nothing there, so they are
-    missing here. Initializers: all but TruncatedNormal. Cost: microseconds to milliseconds a key.
+    It takes the arguments of Table, without `num_threads` and `hash_seed`, which change no result.
+    It has all initializers but TruncatedNormal. Cost: microseconds to milliseconds a key.
 
     >>> import numpy as np
     >>> from recsdk_core import Table
@@ -212,7 +212,7 @@ class ReferenceTable:
         return np.array(rows, np.int64), _outcomes(outcomes)
 
     def _admitted(self, keys: list[int]) -> list[int]:
-        """The keys without a row that find room, each once."""
+        """The keys without a row for which there is room, each once."""
         new = [key for key in dict.fromkeys(keys) if key not in self._rows]
         if self.max_rows is None:
             return new
