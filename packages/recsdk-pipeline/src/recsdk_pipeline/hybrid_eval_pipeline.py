@@ -1,4 +1,4 @@
-"""A pipeline that evaluates a model, doing the host work of the next batches meanwhile."""
+"""A pipeline that evaluates a model, and does the host work of the next batches meanwhile."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Out = TypeVar("Out")
 class HybridEvalPipeline(Generic[In, Out]):
     """Evaluates a model on batches, `pipe_n_batch` of them looked ahead, and writes nothing.
 
-    No table gets a row, and no row, score or counter of steps changes: an id without a row reads
-    its table's default. The outputs are those of the model in evaluation mode without gradients,
-    bit for bit.
+    No table gets a row, and no row or count of updates changes: an id without a row reads its
+    table's default. The outputs are those of the model in evaluation mode without gradients, bit
+    for bit.
 
-    `model` returns `(losses, output)` and must be in evaluation mode, with all its sharded modules:
-    the pipeline switches no mode. It may be used between the steps of a training pipeline of the
+    `model` returns `(losses, output)`. It and all its sharded modules must be in evaluation mode:
+    the pipeline switches no mode. You may use it between the steps of a training pipeline of the
     same model, whose batches in flight stay as they are. With `return_loss`, `progress` returns
     `(output, losses)`. All ranks must pass the same `pipe_n_batch`, 1 to 12.
 

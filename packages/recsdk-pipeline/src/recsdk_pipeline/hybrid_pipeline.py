@@ -40,19 +40,19 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
     way: ids go to their owners over the host group and get their rows, and batches are copied
     to the device. The results are those of the plain loop over the same batches, bit for bit.
 
-    `model` returns `(losses, output)`; in training mode the sum of the losses is differentiated.
-    It may have any mix of recsdk's and torchrec's sharded modules, or none. Which field of a
-    batch feeds which sharded module is learned from the first batch, by object identity; a
-    module that is not given a field of the batch as it is runs inside forward, without lookahead.
+    `model` returns `(losses, output)`; in training mode the sum of the losses is differentiated. It
+    may have any mix of recsdk's and torchrec's sharded modules, or none. The pipeline learns from
+    the first batch, by object identity, which field of a batch feeds which sharded module. A module
+    whose input is not itself a field of the batch runs inside forward, without lookahead.
 
     `state_dict` says how far training has come, for a checkpoint. `data`, if given, is the training
-    data: an object with `state_dict()` and `load_state_dict()` that tell and set how far it was
-    read, such as torchdata's StatefulDataLoader. The pipeline asks it after each batch it reads
-    ahead, and its state holds the position after the last batch that was trained.
+    data: an object whose `state_dict()` and `load_state_dict()` tell and set how far it was read,
+    such as torchdata's StatefulDataLoader. The pipeline asks it after each batch that it reads
+    ahead, and keeps the position after the last trained batch in its own state.
 
-    `execute_all_batches` must be True and `apply_jit` False. With `return_loss`, `progress`
-    returns `(output, losses)`. All ranks must pass the same `pipe_n_batch`, 1 to 12; else the first
-    `progress` of a model with hash modules raises RecsdkError on all of them.
+    `execute_all_batches` must be True and `apply_jit` False. With `return_loss`, `progress` returns
+    `(output, losses)`. All ranks must pass the same `pipe_n_batch`, 1 to 12 (default 6); else the
+    first `progress` of a model with hash modules raises RecsdkError on all of them.
 
     Not thread-safe. Raises ValueError or TypeError for other arguments. The README has an example
     that runs::
@@ -91,14 +91,14 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
 
     @property
     def num_batches_trained(self) -> int:
-        """Batches whose optimizer step is done; those fetched ahead do not count."""
+        """Batches whose optimizer step is done; batches fetched ahead do not count."""
         return self._progress_made.num_batches
 
     def state_dict(self) -> dict[str, Any]:
         """How far training has come: `num_batches_trained`, and the position of `data` if given.
 
-        Batches in flight do not count. Every rank has its own, and may call it between any two
-        steps. A run that resumes without `data` skips `num_batches_trained` batches.
+        Batches in flight do not count. Every rank has its own state, and may call this between any
+        two steps. A run that resumes without `data` must skip `num_batches_trained` batches.
         """
         return self._progress_made.state_dict()
 
@@ -106,8 +106,8 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
         """Continue where `state_dict` was taken; `data`, if given, is set to its position.
 
         Call it before the first batch; make the iterator after it. Raises RuntimeError while
-        batches are in flight, ValueError for a state that lacks what is needed, CheckpointError for
-        a position that is damaged. Runs no code of the state: it holds data only.
+        batches are in flight, ValueError for a state that lacks an entry, CheckpointError for a
+        damaged position. The state holds data only, so loading runs no code.
         """
         if any(queue.slots for queue in self._queues):
             raise RuntimeError("batches are in flight; call drop() before load_state_dict()")
@@ -121,21 +121,21 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
 
         Each iterator has its own batches in flight: an evaluation with another iterator may come
         between two steps, and the training then goes on where it was. Training on another iterator
-        abandons the batches in flight of the one before, as `drop` does: they got their rows for
-        steps that now are other batches'. An iterator that is no longer referenced loses its
-        batches in flight at the next call.
+        abandons the batches in flight of the one before, as `drop` does, since their steps now
+        belong to other batches. An iterator that is no longer referenced loses its batches in
+        flight at the next call.
 
         Raises StopIteration when all ranks have done all batches for which every rank has one;
         with sharded modules of recsdk, ranks may have different numbers of batches (evaluate then
         through `progress` too, not by calling the model between steps, since the end is agreed on
         ahead of time). The next iterator may follow.
 
-        Other exceptions, also of background work and of the iterator, are raised when it is the
-        turn of the batch that failed, with their traceback; the other ranks raise PeerError in
-        the same step. Batches in flight are then dropped. A batch that is None is a TypeError.
-        What one rank's own forward, backward or optimizer raises is told the others too, but closes
-        all process groups (`recsdk_sharding.failing_together`): restart the ranks then. Of a model
-        that is this rank's own, with no part sharded or in torch's DDP or FSDP, nothing is told.
+        Other exceptions, also of background work and of the iterator, are raised at the turn of the
+        batch that failed, with their traceback; the other ranks raise PeerError in the same step.
+        Batches in flight are then dropped. A batch that is None is a TypeError. If one rank's own
+        forward, backward or optimizer raises, the others raise PeerError too, but all process
+        groups are closed (`recsdk_sharding.failing_together`): restart the ranks. A model of this
+        rank alone, with nothing sharded or in torch's DDP or FSDP, tells nobody.
         """
         try:
             with self._guard():
@@ -150,13 +150,13 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
     def drop(self, dataloader_iter: Iterator[In] | None = None) -> None:
         """Abandon the batches in flight of an iterator, or of all iterators.
 
-        Call it after leaving an iterator early: until then the tables count the batches as steps
-        under way, and hide the rows that those steps made. Batches that were read from the iterator
-        ahead of time are lost, the rows of their ids stay, untrained. An iterator that is not
-        in use is ignored; a later `progress` with the same one goes on with its next batch.
+        Call it after leaving an iterator early: until then the tables count these batches as steps
+        under way, and hide the rows that they made. Batches that were read ahead are lost; the rows
+        of their ids stay, untrained. An iterator that is not in use is ignored; a later `progress`
+        with the same one goes on with its next batch.
 
-        All ranks must call it between the same steps. Waits for host work under way; an error of
-        an abandoned batch is not raised.
+        All ranks must call it between the same steps. It waits for host work under way, and raises
+        no error of an abandoned batch.
         """
         self._pause()
         if dataloader_iter is None:
@@ -264,7 +264,7 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
         return StopIteration()
 
     def _queue_of(self, iterator: Iterator[In]) -> Queue:
-        """Return the queue of an iterator; those that it takes the turn of are abandoned."""
+        """Return the queue of an iterator, and abandon the queues that it replaces."""
         if self._current is not None and self._current.iterator() is not iterator:
             self._pause()
         self._forget([q for q in self._queues if q.iterator() is None])

@@ -1,4 +1,4 @@
-"""What a pipeline is made of, checked where it is given."""
+"""Checks of a pipeline's arguments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["check_parts"]
 
 
 def check_parts(model: Any, optimizer: Any, device: Any) -> torch.device:
-    """The device; raises TypeError or ValueError for what is no model, optimizer or device."""
+    """Return the device; raise TypeError or ValueError for a wrong model, optimizer or device."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     methods = [getattr(optimizer, name, None) for name in ("zero_grad", "step")]

@@ -1,8 +1,8 @@
-"""Which part of a batch each sharded module reads: learned by object identity from one batch.
+"""Learns, from one batch and by object identity, which part of a batch each sharded module reads.
 
-The first batch runs through the plain model while a hook on each sharded module looks at what it
-is given. What is the same object as some part of the batch is a feed: from the second batch on
-that part goes to the module's input exchange ahead of time.
+The first batch runs through the plain model, while a hook on each sharded module looks at its
+input. If the input is the same object as some part of the batch, it is a feed: from the second
+batch on that part goes to the module's input exchange ahead of time.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def find_way(whole: Any, wanted: Any) -> Way | None:
 
 
 class FeedSpy:
-    """Watches what the sharded modules of `model` are given while it runs on `batch`."""
+    """Watches the inputs of the sharded modules of `model` while it runs on `batch`."""
 
     def __init__(self, model: nn.Module, batch: Any) -> None:
         self._batch = batch

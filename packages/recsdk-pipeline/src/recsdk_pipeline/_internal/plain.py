@@ -1,7 +1,7 @@
 """States as text that holds nothing but data: reading it runs no code, whoever wrote it.
 
-JSON, and for what JSON has not an object with one name that starts with "$": `$tuple`, `$dict` (of
-keys that are no plain strings), `$float`, `$bytes`, `$array`, `$scalar` and `$tensor`.
+The text is JSON. What JSON lacks is an object with one name that starts with "$": `$tuple`, `$dict`
+(with keys that are no plain strings), `$float`, `$bytes`, `$array`, `$scalar` and `$tensor`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def to_plain(value: Any, where: str) -> bytes:
 
     A state is None, bool, int, float, str, bytes, a tensor on the cpu, a numpy array or scalar, or
     a list, tuple or dict of states; an OrderedDict becomes a dict. Raises TypeError or ValueError,
-    naming the place, for what it is not.
+    naming the place, for anything else.
     """
     return json.dumps(_encoded(value, where, 0), separators=(",", ":")).encode("ascii")
 

@@ -16,12 +16,12 @@ _STATE = "data.state_dict()"
 class Progress:
     """Counts trained batches, and keeps the position that the data had after the last of them.
 
-    A pipeline reads ahead, so the data itself is further on. It is asked for its position after
-    each batch that is fetched; that position travels with the batch until it is trained.
+    A pipeline reads ahead, so the data is further on. It is asked for its position after each
+    fetched batch, and the position travels with the batch until it is trained.
     """
 
     def __init__(self, data: Any | None) -> None:
-        """`data`: what has `state_dict()` and `load_state_dict()`, or None."""
+        """`data` has `state_dict()` and `load_state_dict()`, or is None."""
         for method in ("state_dict", "load_state_dict"):
             if data is not None and not callable(getattr(data, method, None)):
                 raise TypeError(
@@ -42,14 +42,14 @@ class Progress:
         self._position = position
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values; the data's position is named per rank, since each reads its own."""
+        """Plain values; the data's position is named by rank, since each rank reads its own data."""
         state: dict[str, Any] = {"num_batches_trained": self.num_batches}
         if self._data is not None:
             state[_name()] = self._position
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what `state_dict` gave.
+        """Goes on from what `state_dict` gave.
 
         Raises ValueError if something is missing, CheckpointError if the position is damaged.
         """

@@ -41,13 +41,13 @@ class Queue:
         return batch
 
     def settle(self, stream: SideStream) -> Exception | None:
-        """Wait for the host work of all batches; return the first batch's error that has one."""
+        """Wait for the host work of all batches; return the first error, in batch order."""
         for slot in self.slots:
             slot.settle(stream)
         return next((slot.error for slot in self.slots if slot.error is not None), None)
 
     def keep(self, *, failed: int) -> None:
-        """Keep the batches before the first failed one, and so many of those that failed."""
+        """Keep the batches before the first failed one, and a number of the failed ones."""
         errors = [slot.error is not None for slot in self.slots]
         num_good = errors.index(True) if True in errors else len(errors)
         while len(self.slots) > num_good + failed:

@@ -1,4 +1,4 @@
-"""Whether a model has anything in common with those of other ranks."""
+"""Whether a model shares anything with the models of other ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHARED = (ShardedModule, DistributedDataParallel, FullyShardedDataParallel)
 
 
 def is_shared(model: nn.Module) -> bool:
-    """Whether a part is sharded, or trained by several ranks, in a way of torch or torchrec."""
+    """Whether a module in it is sharded, or trained by several ranks, by torch or torchrec."""
     return any(isinstance(part, _SHARED) for part in model.modules()) or any(
         isinstance(parameter, DTensor) for parameter in model.parameters()
     )

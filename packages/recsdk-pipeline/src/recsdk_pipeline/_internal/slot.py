@@ -67,8 +67,8 @@ class Request:
 class Slot:
     """A batch fetched ahead, and the requests started for it.
 
-    Stock modules' requests are collectives that a rank without this batch would not join, so they
-    start only once the host exchanges have told that all ranks have the batch.
+    Requests of stock modules are collectives that a rank without this batch would not join. So they
+    start only when the host exchanges say that all ranks have the batch.
     """
 
     host_batch: Any
@@ -76,7 +76,7 @@ class Slot:
     is_training: bool
     requests: list[Request] = field(default_factory=list)
     presence: list[tuple[HostExchange, Future[None]]] = field(default_factory=list)
-    """Where no request tells whether all ranks have the batch."""
+    """Tells whether all ranks have the batch, if no request does."""
     waiting: list[Feed] = field(default_factory=list)
     """Stock modules whose requests have not started."""
     error: Exception | None = None
@@ -87,7 +87,7 @@ class Slot:
     is_settled: bool = False
 
     def start(self, feeds: Sequence[Feed], exchanges: Sequence[HostExchange]) -> None:
-        """Hand the batch's parts to the hash modules; to stock modules too if there are no hash."""
+        """Hand the batch's parts to the hash modules; without any, to the stock modules."""
         for feed in feeds:
             if feed.exchange is None and exchanges:
                 self.waiting.append(feed)
@@ -150,7 +150,7 @@ class Slot:
                 self._try(request.get)
 
     def check_mode(self, is_training: bool) -> None:
-        """Refuse to evaluate what was fetched ahead for training, and the other way round."""
+        """Refuse to evaluate a batch fetched ahead for training, and the other way round."""
         if self.requests and self.is_training != is_training:
             fetched, now = ("train", "eval") if self.is_training else ("eval", "train")
             raise RuntimeError(

@@ -46,14 +46,13 @@ def read_criteo(
 ) -> HeldOutSplit:
     """Read the first `most` well-formed lines of a Criteo file; all by default.
 
-    `path` (str, bytes or os.PathLike) is a local file, as it is or packed by gzip. It is either
-    Criteo's own (tab-separated, no header: label, 13 integers, 26 hexadecimal
-    categories) or a comma-separated one with a header of the names label, I1..I13, C1..C26. A
-    missing number reads as 0 and a missing category as an empty bag. Numbers x become
-    sign(x) * log(1 + |x|). Malformed lines go to `bad`; by default the first is raised as
-    `BadLine`. Raises OSError for a file that cannot be read, TypeError or ValueError for what is no
-    path of one (a URL, a pipe) and for less than ten examples. Reading costs some tens of
-    microseconds an example.
+    `path` (str, bytes or os.PathLike) is a local file, plain or packed by gzip. Its format is
+    either Criteo's own (tab-separated, no header: label, 13 integers, 26 hexadecimal categories) or
+    comma-separated with a header of the names label, I1..I13, C1..C26. A missing number reads as 0
+    and a missing category as an empty bag. Numbers x become sign(x) * log(1 + |x|). Malformed lines
+    go to `bad`; by default the first is raised as `BadLine`. Raises OSError for a file that cannot
+    be read, TypeError or ValueError for what is no path of a file (a URL, a pipe) and for fewer
+    than ten examples. Reading takes some tens of microseconds an example.
     """
     path = file_to_read(path)
     has_header = _has_header(path)

@@ -15,7 +15,7 @@ _FEWEST_EXAMPLES = 10
 class HeldOutSplit:
     """Trains on nine tenths of `examples`, in a new order each epoch; the rest is held out.
 
-    Both the split and the orders are pure functions of `seed`. Keeps a copy of the examples.
+    The split and the orders are pure functions of `seed`. It keeps a copy of the examples.
     """
 
     def __init__(self, features: tuple[str, ...], examples: Examples, *, seed: int = 0) -> None:

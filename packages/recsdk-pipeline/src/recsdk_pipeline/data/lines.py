@@ -48,7 +48,7 @@ class BadLines:
     """Counts malformed lines and stops the reading after too many."""
 
     limit: int = 0
-    """So many malformed lines are skipped; the next one is raised."""
+    """How many malformed lines are skipped; the next one is raised."""
 
     count: int = 0
     """Malformed lines met so far, skipped ones and the one raised."""
@@ -143,7 +143,7 @@ class Line:
 
 @contextmanager
 def open_lines(path: Path) -> Iterator[BufferedIOBase]:
-    """The bytes of a file; those that gzip packed, if it begins as gzip's do.
+    """The bytes of a file, unpacked if it is a gzip file.
 
     Raises OSError for what cannot be read.
     """

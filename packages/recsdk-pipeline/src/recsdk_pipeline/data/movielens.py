@@ -133,13 +133,13 @@ def read_movielens(
 
     A rating of 4 or 5 is a click. `folder` (str, bytes or os.PathLike) holds either u.data, u.user
     and u.item, or ml-100k.inter, ml-100k.user and ml-100k.item (tab-separated, with a header of
-    typed columns), each as it is or packed by gzip as NAME.gz.
-    The features are user, item, age, gender, occupation, zip_code, genres (a bag) and hour (of
-    day, UTC); the dense column is age / 100. Malformed lines go to `bad`; by default the first
-    one is raised as `BadLine`. Ratings of users and items whose own lines were skipped are left
-    out, and do not count as malformed. Raises FileNotFoundError for a folder with neither,
-    NotADirectoryError for a file, another OSError for what cannot be read, and TypeError or
-    ValueError for what is no local path or has less than ten ratings.
+    typed columns), each plain or packed by gzip as NAME.gz. The features are user, item, age,
+    gender, occupation, zip_code, genres (a bag) and hour (of day, UTC); the dense column is age /
+    100. Malformed lines go to `bad`; by default the first one is raised as `BadLine`. Ratings of
+    users and items whose own lines were skipped are left out, and do not count as malformed. Raises
+    FileNotFoundError for a folder with neither, NotADirectoryError for a file, another OSError for
+    what cannot be read, and TypeError or ValueError for what is no local path or has fewer than ten
+    ratings.
     """
     examples = _read(local_path(folder), most, bad if bad is not None else BadLines())
     return HeldOutSplit(FEATURES, examples, seed=seed)
@@ -165,7 +165,7 @@ def _read(folder: Path, most: int | None, bad: BadLines) -> Examples:
 
 
 def _find(folder: Path, name: str) -> Path:
-    """Where a file is: as it is, else packed by gzip."""
+    """The path of a file, plain or else packed by gzip."""
     packed = folder / f"{name}.gz"
     return packed if not (folder / name).exists() and packed.exists() else folder / name
 

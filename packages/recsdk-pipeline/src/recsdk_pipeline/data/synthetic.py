@@ -1,8 +1,8 @@
 """A seeded stream of clicks on raw 64-bit ids, whose labels the ids explain.
 
-Every number drawn is a pure function of (seed, example, purpose) and every hidden taste of an id a
-pure function of (seed, id). So any rank makes any part of the stream alone, the stream is the same
-for any number of ranks, and the generator knows the probability of each click.
+Every drawn number is a pure function of (seed, example, purpose), and every hidden taste of an id a
+pure function of (seed, id). So any rank can make any part of the stream alone, the stream is the
+same for any number of ranks, and the generator knows the probability of each click.
 
 Shapes: B examples, N ids of one feature, R width of the hidden taste vectors.
 """
@@ -68,10 +68,10 @@ _BORN_SHARE = 0.1
 class SyntheticClicks:
     """`num_train` examples to train on, then `num_held_out` later ones to evaluate on.
 
-    Ids follow a power law of exponent 1.05 and are arbitrary int64, negatives included. In one
-    draw of ten the id is one of those born lately: new ids arrive all the time, and the
-    held-out part, which comes later, holds ids that training never saw. Users, items and sites are
-    single-valued; tags and words are bags of 0 to 5 ids.
+    Ids follow a power law of exponent 1.05 and are arbitrary int64, negatives included. In one draw
+    of ten the id is a recent one: new ids arrive all the time, and the held-out part, which comes
+    later, has ids that training never saw. Users, items and sites are single-valued; tags and words
+    are bags of 0 to 5 ids.
     """
 
     features = tuple(feature.name for feature in _FEATURES)
@@ -97,7 +97,7 @@ class SyntheticClicks:
     def held_out_truth(self) -> tuple[Float64s, Float64s]:
         """Return (probabilities, labels) of the whole held-out part, both (num_held_out,).
 
-        The probabilities are those by which the labels were drawn: no model can know more.
+        The labels were drawn by these probabilities: no model can know more.
         """
         stop = self.num_train + self.num_held_out
         examples, probabilities = self.draw(self.num_train, stop)

@@ -27,7 +27,7 @@ class State:
     loss: float
     """Mean over the steps since the last report, over all ranks."""
     auc: float | None
-    """On a part of the held-out examples; None: undefined."""
+    """AUC on some of the held-out examples; None: undefined."""
     examples_per_second: float
     """Over all ranks, while training."""
     rows: Mapping[str, int]
@@ -47,11 +47,12 @@ class Summary:
     """The outcome; the fields of summary.json."""
 
     auc: float | None
-    """Of the model, on all held-out examples; None: undefined, their labels are all equal."""
+    """AUC of the model on all held-out examples; None: undefined, since their labels are all
+    equal."""
     auc_generator: float | None
-    """Of the probabilities by which the synthetic labels were drawn."""
+    """AUC of the probabilities by which the synthetic labels were drawn."""
     auc_without_ids: float | None
-    """Of the same model with every id replaced by one constant."""
+    """AUC of the same model with every id replaced by one constant."""
     examples_per_second: float
     """Over all ranks, while training."""
     rows: Mapping[str, int]
@@ -140,7 +141,7 @@ class Screen:
 
 
 def _printable(text: str) -> str:
-    """The text, with the bytes of files' names that are no UTF-8 as in Python's source."""
+    """The text; bytes of file names that are no UTF-8 are escaped as in Python."""
     return text.encode(errors="backslashreplace").decode()
 
 

@@ -13,15 +13,15 @@ class Recipe:
 
     epochs: int
     examples: int | None
-    """Examples to train on in an epoch, or of files to read; None: all there are."""
+    """Examples to train on in an epoch; for files, examples to read. None: all."""
     batch_size: int
     """Examples a step, over all ranks."""
     learning_rate: float
-    """Of the rows, by Adagrad."""
+    """Learning rate of the rows, by Adagrad."""
     weight_decay: float
-    """Of the rows that a step touches."""
+    """Weight decay of the rows that a step touches."""
     dense_learning_rate: float = 1e-3
-    """Of the dense layers, by Adam."""
+    """Learning rate of the dense layers, by Adam."""
 
 
 RECIPES = {

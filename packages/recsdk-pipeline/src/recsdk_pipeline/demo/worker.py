@@ -78,7 +78,7 @@ def _train(settings: Settings, data: ClickData, rank: Rank, bad: BadLines) -> Su
 
 
 def _report(settings: Settings, summary: Summary, rank: Rank) -> None:
-    """Show the result, then write it: what cannot be written is at least seen."""
+    """Show the result, then write it: if it cannot be written, it was at least shown."""
     screen = Screen(num_steps=summary.steps, is_shown=rank.is_first)
     screen.show_summary(summary)
     if rank.is_first:
