@@ -18,12 +18,15 @@ PLAIN: dict[str, Any] = {
     "adam": optim.Adam(lr=0.02, eps=1e-4),
     "adam by row": optim.Adam(lr=0.02, betas=(0.0, 0.8), eps=1e-3, bias_correction="row"),
     "adamw": optim.AdamW(lr=0.02, eps=1e-4),
+    "adamw by row": optim.AdamW(lr=0.02, betas=(0.3, 0.8), eps=1e-3, bias_correction="row"),
     "partial rowwise adam": optim.PartialRowwiseAdam(lr=0.02, eps=1e-4),
     "partial rowwise adam by row": optim.PartialRowwiseAdam(
         lr=0.02, betas=(0.3, 0.8), eps=1e-3, bias_correction="row"
     ),
     "lamb": optim.LAMB(lr=0.02, eps=1e-4),
-    "lamb by row": optim.LAMB(lr=0.02, eps=1e-3, weight_decay=0.3, bias_correction="row"),
+    "lamb by row": optim.LAMB(
+        lr=0.02, betas=(0.3, 0.8), eps=1e-3, weight_decay=0.3, bias_correction="row"
+    ),
     "ftrl": optim.FTRL(lr=0.2),
     "ftrl regularized": optim.FTRL(
         lr=0.2,

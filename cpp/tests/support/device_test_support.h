@@ -16,6 +16,7 @@
 
 #include "backends/backend.h"
 #include "fake_acl/fake_acl.h"
+#include "optimizer_updates.h"
 #include "recsdk/recsdk.h"
 
 namespace recsdk::test {
@@ -131,25 +132,13 @@ class Noise {
   std::uint64_t state_;
 };
 
-/// The optimizers that a device has.
+/// The optimizers that a device has, in each of their forms and ways to decay.
 inline std::vector<OptimizerConfig> device_optimizers() {
-  OptimizerConfig momentum = OptimizerConfig::sgd(0.05F);
-  momentum.momentum = 0.9F;
-  OptimizerConfig nesterov = momentum;
-  nesterov.nesterov = true;
-  OptimizerConfig adagrad = OptimizerConfig::adagrad(0.1F, 1e-6F);
-  adagrad.lr_decay = 0.1F;
-  adagrad.initial_accumulator_value = 0.1F;
-  OptimizerConfig decayed = OptimizerConfig::sgd(0.1F);
-  decayed.weight_decay = 0.01F;
-  return {OptimizerConfig::sgd(0.1F),
-          momentum,
-          nesterov,
-          decayed,
-          adagrad,
-          OptimizerConfig::rowwise_adagrad(0.1F, 1e-6F),
-          OptimizerConfig::adam(0.01F),
-          OptimizerConfig::adamw(0.01F, 0.1F)};
+  std::vector<OptimizerConfig> found;
+  for (const testing::OptimizerCase& one : testing::optimizer_cases()) {
+    if (one.tables.count("DeviceTable") != 0) found.push_back(one.config);
+  }
+  return found;
 }
 
 /// Arrays of the host in device memory and back, by a stream of their own.

@@ -13,11 +13,15 @@ import pytest
 import torch
 from failing import Failing
 
+import optimizer_updates
 from optimizer_cases import PLAIN, with_every_option
 from recsdk_core import Table, init, optim
-from recsdk_sharding.device.optimizers import Step, initial_state, update_rows
+from recsdk_sharding.device.optimizers import Step, check_optimizer, initial_state, update_rows
 
 CASES = with_every_option()
+UPDATES = {case.name: case for case in optimizer_updates.read_cases()}
+ROUNDINGS = 4
+"""Of the largest number that a field has before or after: torch rounds in an order of its own."""
 NUM_ROWS, NUM_STEPS, DIM = 6, 6, 5
 KEYS = np.arange(NUM_ROWS) - 3
 TOLERANCE = {"rtol": 5e-5, "atol": 5e-6}
@@ -88,6 +92,27 @@ def test_updates_are_the_engines(name: str) -> None:
         pair.set_rate(rate * (1.0, 1.0, 0.5, 3.0)[number % 4])
         pair.update(rows, grads)
         pair.check()
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_updates_are_those_of_the_table_up_to_rounding(name: str) -> None:
+    case = UPDATES[name]
+    if "torch" not in case.tables:
+        with pytest.raises(ValueError, match="is not supported for rows in device memory"):
+            check_optimizer(case.optimizer, "users")
+        return
+    for update in case.updates:
+        optimizer = check_optimizer(replace(case.optimizer, lr=update.lr), "users")
+        fields = {f: torch.from_numpy(v.copy())[None] for f, v in update.before.items()}
+        step = Step(optimizer, update.t, update.log_decay)
+        grad_UD = torch.from_numpy(update.gradient)[None]
+        state = {f: value for f, value in fields.items() if f != "weight"}
+        for write in update_rows(step, fields["weight"], state, torch.arange(1), grad_UD):
+            write()
+        for field, expected in update.after.items():
+            largest = np.maximum(np.abs(update.before[field]), np.abs(expected))
+            error = np.abs(fields[field][0].numpy() - expected)
+            assert (error <= ROUNDINGS * np.finfo(np.float32).eps * largest).all(), (field, error)
 
 
 def test_huge_gradients_are_scaled_down_and_no_number_stays_none() -> None:
