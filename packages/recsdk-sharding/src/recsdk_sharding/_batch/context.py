@@ -9,6 +9,7 @@ from torchrec.distributed.embedding_sharding import EmbeddingShardingContext
 
 from recsdk_sharding._batch.assembly import Assembly
 from recsdk_sharding._batch.features import Features
+from recsdk_sharding._batch.in_place import BagsOfAllRanks
 from recsdk_sharding._batch.late_weights import LateWeights
 
 __all__ = ["HashShardingContext"]
@@ -30,6 +31,8 @@ class HashShardingContext(EmbeddingShardingContext):  # type: ignore[misc]
     """How weights travel when the batch is looked up; None: they came with the ids, if any."""
     outcomes: list[torch.Tensor] | None = None
     """What became of the ids of each of the group's features, uint8 (N,), if it was wanted."""
+    in_place: BagsOfAllRanks | None = None
+    """What makes all ranks' gradients, if results are pooled at once on several ranks."""
     step: int | None = None
     """The step of the batch."""
     copied: torch.Event | None = None

@@ -5,17 +5,14 @@ Shape letters: N keys, F features, W ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
-from torchrec.streamable import Multistreamable
 
-from recsdk_core import Table
-from recsdk_core.nn.accumulation import Accumulation
 from recsdk_core.nn.function import FeatureBags, TableBags
 from recsdk_sharding._batch.arrivals import Arrivals
 from recsdk_sharding._batch.assembly import Assembly, plan_segments
@@ -31,17 +28,16 @@ from recsdk_sharding._batch.late_weights import LateWeights
 from recsdk_sharding._batch.outcomes import of_repeated, outcomes_of_batch
 from recsdk_sharding._batch.routing import Requests
 from recsdk_sharding._batch.sequences import without_duplicates
-from recsdk_sharding.device.batch import DeviceBatch, plan_batch
-from recsdk_sharding.device.table import DeviceTable
+from recsdk_sharding._rows.home import HeldShard, MappedBatch, RowHome
+from recsdk_sharding._rows.rows import OwnedShard
 from recsdk_sharding.exchange import ExchangeJob, HostExchange, Splits
-from recsdk_sharding.placement.devices import keeps_rows_in_engine
 from recsdk_sharding.placement.layout import GroupLayout, Route, Shard, TableLayout
 from recsdk_sharding.placement.ranks import RankMap
 
 if TYPE_CHECKING:
     from recsdk_sharding._batch.input_dist import HostDist
 
-__all__ = ["AnyBatch", "HostDistConfig", "HostGroup", "HostJob", "MappedBatch", "Result"]
+__all__ = ["HostDistConfig", "HostGroup", "HostJob", "Result"]
 
 
 @dataclass(frozen=True)
@@ -54,42 +50,6 @@ class HostGroup:
     """How many ranks there are, and the rule that spreads keys."""
 
 
-@dataclass
-class MappedBatch(Multistreamable):  # type: ignore[misc]
-    """The bags that this rank pools for all ranks, mapped to its rows."""
-
-    tables: list[TableBags]
-    """Bags of every shard that this rank has; `column` is the first number of the vectors."""
-    num_values: int
-    """Numbers that are pooled."""
-    weight_starts: list[list[int]] | None = None
-    """Of each table and feature: where the weights lie among those that come late, if they do."""
-    in_place: WholeBags | BagsOfAllRanks | None = None
-    """If the vectors go to the results at once; `column` is then one of theirs."""
-    share: Callable[[torch.Tensor], Sequence[torch.Tensor]] | None = None
-    """Makes all ranks' gradients from that of the results; None: this rank is alone."""
-
-    def take_weights(self, weights_M: torch.Tensor) -> None:
-        """Takes the weights that came late."""
-        assert self.weight_starts is not None
-        for entry, starts in zip(self.tables, self.weight_starts, strict=True):
-            for feature, start in zip(entry.features, starts, strict=True):
-                feature.weights = weights_M.narrow(0, start, len(feature.rows))
-
-    def open(self) -> None:
-        """Makes the batch usable for work on the current stream."""
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        """Does nothing: all of it is on the host."""
-
-    def variable_stride_per_key(self) -> bool:
-        """False, in torchrec's words: every feature has the same batch size."""
-        return False
-
-
-AnyBatch: TypeAlias = MappedBatch | DeviceBatch
-
-
 @dataclass(frozen=True)
 class HostDistConfig:
     """What the host work of one sharding group is made of."""
@@ -98,8 +58,10 @@ class HostDistConfig:
     """The exchange and the rule for ranks."""
     layout: GroupLayout
     """Where the tables are."""
-    tables: list[Table]
-    """The engine's tables of the shards that this rank has, in the order of the layout."""
+    home: RowHome
+    """Where the rows are, and results are put together."""
+    shards: list[OwnedShard]
+    """Those that this rank has, in the order of the layout."""
     is_mean: list[bool]
     """Whether each feature's bags are averaged. Ranks add up; means are taken at the end."""
     is_weighted: bool = False
@@ -110,12 +72,6 @@ class HostDistConfig:
     """Whether an id that a feature has several times is sent once; for sequences."""
     multiple: int = 1
     """What the numbers for each rank have to be a multiple of."""
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    """Where results are put together."""
-    accumulations: list[Accumulation[Any] | None] = field(default_factory=list)
-    """Of the same tables: what collects the gradients of several backwards."""
-    device_tables: list[DeviceTable] = field(default_factory=list)
-    """The same tables, if their rows are on a device; else none."""
 
 
 @dataclass
@@ -123,7 +79,7 @@ class Result:
     """What the work of a batch gives."""
 
     step: int
-    batch: AnyBatch
+    batch: MappedBatch
     features: Features
     assembly: Assembly | None
     num_values_sent: list[int]
@@ -131,6 +87,8 @@ class Result:
     device: torch.device
     outcomes: list[torch.Tensor] | None = None
     """What became of the keys of each of this rank's features, if it wants to know."""
+    in_place: BagsOfAllRanks | None = None
+    """What makes all ranks' gradients, if results are pooled at once on several ranks."""
 
 
 class HostJob(ExchangeJob[Result]):
@@ -252,8 +210,11 @@ class HostJob(ExchangeJob[Result]):
         places = [(route, table.features) for route, (table, _) in zip(routes, shards, strict=True)]
         alone = self._whole if config.layout.world_size == 1 else None
         calls = [
-            (engine, self._arrived.keys_of(*place) if alone is None else alone.keys_of(place[1]))
-            for engine, place in zip(config.tables, places, strict=True)
+            (
+                own.held.index,
+                self._arrived.keys_of(*place) if alone is None else alone.keys_of(place[1]),
+            )
+            for own, place in zip(config.shards, places, strict=True)
         ]
         mapped = map_under_leases(calls, insert=self.training, step=step if self.training else None)
         try:
@@ -299,14 +260,18 @@ class HostJob(ExchangeJob[Result]):
             weight_starts = [self._arrived.weight_starts_of(*place) for place in places]
         return Result(
             step=step,
-            batch=self._batch(
-                self._tables(features, mapped), sum(starts.num_values), weight_starts
+            batch=config.home.plan(
+                self._held,
+                self._tables(features, mapped),
+                sum(starts.num_values),
+                training=self.training,
+                weight_starts=weight_starts,
             ),
             features=self._features,
             assembly=self._plan(self._features),
             num_values_sent=starts.num_values,
             late_weights=self._late_weights() if self._is_late else None,
-            device=config.device,
+            device=config.home.device,
         )
 
     @torch.no_grad()
@@ -362,33 +327,29 @@ class HostJob(ExchangeJob[Result]):
         features: Sequence[list[FeatureBags]],
         mapped: Mapped,
     ) -> Result:
+        tables, home = self._tables(features, mapped), self._config.home
         return Result(
             step=step,
-            batch=MappedBatch(self._tables(features, mapped), 0, in_place=bags),
+            batch=home.plan(self._held, tables, 0, training=self.training, shape=bags.shape),
             features=self._features,
             assembly=None,
             num_values_sent=[],
             late_weights=None,
-            device=self._config.device,
+            device=home.device,
+            in_place=bags if isinstance(bags, BagsOfAllRanks) else None,
         )
+
+    @property
+    def _held(self) -> list[HeldShard]:
+        return [shard.held for shard in self._config.shards]
 
     def _tables(self, features: Sequence[list[FeatureBags]], mapped: Mapped) -> list[TableBags]:
         return [
-            TableBags(table=table, features=bags, lease=lease, accumulation=accumulation)
-            for table, bags, (_, _, lease), accumulation in zip(
-                self._config.tables, features, mapped, self._config.accumulations, strict=True
+            TableBags(
+                table=own.held.index, features=bags, lease=lease, accumulation=own.accumulation
             )
+            for own, bags, (_, _, lease) in zip(self._config.shards, features, mapped, strict=True)
         ]
-
-    def _batch(
-        self, tables: list[TableBags], num_values: int, weight_starts: list[list[int]] | None
-    ) -> AnyBatch:
-        config = self._config
-        if keeps_rows_in_engine(config.device):
-            return MappedBatch(tables, num_values, weight_starts)
-        return plan_batch(
-            config.device_tables, tables, num_values, self.training, config.device, weight_starts
-        )
 
     def _late_weights(self) -> LateWeights:
         config = self._config
@@ -398,7 +359,7 @@ class HostJob(ExchangeJob[Result]):
             self._arrived.num_keys,
             is_mean=config.is_mean,
             own_rank=self._rank if config.layout.is_replicated else None,
-            device=config.device,
+            device=config.home.device,
         )
 
 

@@ -15,8 +15,9 @@ from torchrec.distributed.types import Awaitable
 
 from recsdk_sharding._batch.context import HashShardingContext
 from recsdk_sharding._batch.features import features_on_host
-from recsdk_sharding._batch.host_job import AnyBatch, HostDistConfig, HostJob, Result
+from recsdk_sharding._batch.host_job import HostDistConfig, HostJob, Result
 from recsdk_sharding._batch.in_place import Places
+from recsdk_sharding._rows.home import MappedBatch
 from recsdk_sharding.placement.devices import mark_of
 
 __all__ = ["HostDist"]
@@ -50,24 +51,24 @@ class HostDist(BaseSparseFeaturesDist[Any]):  # type: ignore[misc]
         return HostAwaitable(self.config.group.exchange.submit(job), context)
 
 
-class HostAwaitable(Awaitable[Awaitable[AnyBatch]]):  # type: ignore[misc]
+class HostAwaitable(Awaitable[Awaitable[MappedBatch]]):  # type: ignore[misc]
     """The first wait returns at once, the second gives the mapped batch."""
 
     def __init__(self, future: Future[Result], context: HashShardingContext) -> None:
         super().__init__()
         self._mapped = _MappedAwaitable(future, context)
 
-    def _wait_impl(self) -> Awaitable[AnyBatch]:
+    def _wait_impl(self) -> Awaitable[MappedBatch]:
         return self._mapped
 
 
-class _MappedAwaitable(Awaitable[AnyBatch]):  # type: ignore[misc]
+class _MappedAwaitable(Awaitable[MappedBatch]):  # type: ignore[misc]
     def __init__(self, future: Future[Result], context: HashShardingContext) -> None:
         super().__init__()
         self._future = future
         self._context = context
 
-    def _wait_impl(self) -> AnyBatch:
+    def _wait_impl(self) -> MappedBatch:
         result = self._future.result()
         result.batch.open()
         self._context.features = result.features
@@ -78,6 +79,7 @@ class _MappedAwaitable(Awaitable[AnyBatch]):  # type: ignore[misc]
         if result.late_weights is not None:
             result.late_weights.open()
             self._context.late_weights = result.late_weights
+        self._context.in_place = result.in_place
         self._context.step = result.step
         self._context.copied = mark_of(result.device)
         return result.batch

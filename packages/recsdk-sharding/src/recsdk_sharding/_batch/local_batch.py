@@ -6,17 +6,15 @@ Shape letters: N keys, B samples, C columns, D width of a feature's vectors, G b
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import accumulate, pairwise
 
 import torch
 from torchrec.modules.embedding_configs import PoolingType
 
-from recsdk_core.nn.function import FeatureBags, TableBags, pack_features, pool_features
-from recsdk_sharding._batch.device_lookup import pool_on_device
+from recsdk_core.nn.function import FeatureBags, TableBags
 from recsdk_sharding._batch.features import Features, map_under_leases, mean_divisor
 from recsdk_sharding._rows.rows import TableRows, anchor_of
-from recsdk_sharding.device.batch import plan_batch
-from recsdk_sharding.placement.devices import keeps_rows_in_engine
 
 __all__ = ["LocalBatch"]
 
@@ -28,7 +26,6 @@ class LocalBatch:
         self,
         rows: Sequence[TableRows],
         features: Features,
-        device: torch.device,
         *,
         step: int | None,
         is_sequence: bool,
@@ -39,7 +36,7 @@ class LocalBatch:
         """
         self._rows = list(rows)
         self._features = features
-        self._device = device
+        self._home = self._rows[0].home
         self._step = step
         self._widths = [r.config.embedding_dim for r in rows for _ in r.config.feature_names]
         self._is_mean = [
@@ -56,7 +53,7 @@ class LocalBatch:
         spans = list(accumulate((len(r.config.feature_names) for r in self._rows), initial=0))
         shards = [rows.shards[0] for rows in self._rows]
         calls = [
-            (shard.index, torch.cat(keys[first:last]))
+            (shard.held.index, torch.cat(keys[first:last]))
             for shard, first, last in zip(shards, spans[:-1], spans[1:], strict=True)
         ]
         mapped = map_under_leases(calls, insert=self._step is not None, step=self._step)
@@ -89,12 +86,11 @@ class LocalBatch:
             counts,
             strict=True,
         )
-        on_device = not keeps_rows_in_engine(self._device)
-        if on_device and self._learning_weights() is not None:
+        if self._learning_weights() is not None:
             weights = None  # the batch takes them with their graph
         made = []
         for number, (rows, outcomes, count) in enumerate(parts, start=first):
-            averages = self._is_mean[number] and not on_device
+            averages = self._is_mean[number] and self._home.pools_to_results
             made.append(
                 FeatureBags(
                     rows=rows,
@@ -121,10 +117,9 @@ class LocalBatch:
     def pooled(self) -> torch.Tensor:
         """The pooled vectors of all samples, float32 (B, C)."""
         bags = self._features.bag_of_sample
-        if bags is None and keeps_rows_in_engine(self._device):
+        if bags is None and self._home.pools_to_results:
             starts = list(accumulate(self._widths, initial=0))
-            size = self._features.batch_size
-            return pool_features(self._placed(starts), size, starts[-1], anchor_of(self._rows))
+            return self._pool(starts, shape=(self._features.batch_size, starts[-1]))
         parts = self.separate()
         if bags is not None:
             pairs = zip(parts, bags, strict=True)
@@ -135,20 +130,26 @@ class LocalBatch:
         """The vectors of each feature's bags, float32 (G, D)."""
         sizes = zip(self._features.num_bags, self._widths, strict=True)
         starts = list(accumulate((count * width for count, width in sizes), initial=0))
-        placed = self._placed(starts)
         sizes_of = [end - start for start, end in pairwise(starts)]
-        if keeps_rows_in_engine(self._device):
-            flat = pack_features(placed, starts[-1], anchor_of(self._rows))
-            return self._shaped(flat.split_with_sizes(sizes_of))
-        tables = [rows.shards[0].device_table for rows in self._rows]
-        training, weights = self._step is not None, self._learning_weights()
-        weight_starts = None if weights is None else self._weight_starts()
-        batch = plan_batch(tables, placed, starts[-1], training, self._device, weight_starts)
+        parts = self._shaped(self._pool(starts).split_with_sizes(sizes_of))
+        is_left = any(self._is_mean) and not self._home.pools_to_results
+        return self._divided(parts) if is_left else parts
+
+    def _pool(self, starts: Sequence[int], shape: tuple[int, int] | None = None) -> torch.Tensor:
+        """The vectors of all bags, those of a feature from its start on, or in its columns."""
+        weights = self._learning_weights()
+        batch = self._home.plan(
+            [rows.shards[0].held for rows in self._rows],
+            self._placed(starts),
+            starts[-1],
+            training=self._step is not None,
+            weight_starts=None if weights is None else self._weight_starts(),
+            shape=shape,
+        )
         batch.open()
         if weights is not None:
-            batch.take_weights(weights.to(self._device))
-        parts = self._shaped(pool_on_device(self._rows, batch).split_with_sizes(sizes_of))
-        return self._divided(parts) if any(self._is_mean) else parts
+            batch.take_weights(weights.to(self._home.device))
+        return batch.pool(anchor_of(self._rows), nullcontext)
 
     def _learning_weights(self) -> torch.Tensor | None:
         """The weights of ids, if they require a gradient."""
@@ -164,7 +165,7 @@ class LocalBatch:
         return [part.view(-1, width) for part, width in zip(parts, self._widths, strict=True)]
 
     def _divided(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        divisor = mean_divisor(self._features, self._is_mean).to(self._device)
+        divisor = mean_divisor(self._features, self._is_mean).to(self._home.device)
         divisors = divisor.split_with_sizes(self._features.num_bags)
         return [part / each[:, None] for part, each in zip(parts, divisors, strict=True)]
 

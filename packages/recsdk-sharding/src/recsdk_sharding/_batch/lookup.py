@@ -9,8 +9,7 @@ import torch
 from torchrec.distributed.embedding_types import BaseEmbeddingLookup
 from torchrec.optim.fused import FusedOptimizer, FusedOptimizerModule
 
-from recsdk_core.nn.function import pack_features, pool_features
-from recsdk_sharding._batch.host_job import MappedBatch
+from recsdk_sharding._rows.home import MappedBatch
 from recsdk_sharding._rows.optimizers import HashFusedOptimizer
 from recsdk_sharding._rows.rows import TableRows, anchor_of
 from recsdk_sharding.exchange.failures import failing_together
@@ -41,13 +40,7 @@ class HashLookup(BaseEmbeddingLookup[Any, Any], FusedOptimizerModule):  # type: 
         The results themselves, (B, C), if they can be made at once.
         """
         self._optimizer.step()  # a scheduler may have changed the learning rate since the last step
-        batch = sparse_features
-        if batch.in_place is not None:
-            anchor = anchor_of(self._rows)
-            shape = batch.in_place.shape
-            return pool_features(batch.tables, *shape, anchor, batch.share, failing_together)
-        anchor = anchor_of(self._rows)
-        return pack_features(batch.tables, batch.num_values, anchor, failing_together)
+        return sparse_features.pool(anchor_of(self._rows), failing_together)
 
     def prefetch(self, sparse_features: MappedBatch, forward_stream: Any = None) -> None:
         """Does nothing: rows are in memory."""

@@ -25,7 +25,6 @@ from torchrec.distributed.types import Awaitable, NoWait, QuantizedCommCodecs
 from recsdk_sharding._batch.assembly import Assembly
 from recsdk_sharding._batch.context import HashShardingContext
 from recsdk_sharding.exchange.failures import failing_together
-from recsdk_sharding.placement.devices import keeps_rows_in_engine
 
 __all__ = ["ExchangeStats", "HashOutputDist", "Transfer", "multiple_of", "return_results"]
 
@@ -211,7 +210,7 @@ class _Replication(Transfer):
         return own
 
     def start_back(self, grads: torch.Tensor) -> Callable[[], torch.Tensor]:
-        if keeps_rows_in_engine(grads.device):  # where other ranks may send combined keys
+        if grads.device.type == "cpu":  # where other ranks may send combined keys
             return partial(self._wire.swap, grads, self._sends)
         world_size = len(self._sends)
         sends = [len(grads)] * world_size

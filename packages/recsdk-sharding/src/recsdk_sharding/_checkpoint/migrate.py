@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from recsdk_core import CapacityError, Outcome, Table
 from recsdk_core.checkpoint.ranks import Ranks, together
 from recsdk_sharding._checkpoint.dense_state import (
     Agreed,
@@ -30,7 +29,6 @@ from recsdk_sharding._checkpoint.tensor_parts import Piece, join
 from recsdk_sharding._rows.optimizers import set_learning_rate
 from recsdk_sharding._rows.row_state import fields_of
 from recsdk_sharding._rows.rows import OwnedShard, TableRows
-from recsdk_sharding.device.table import DeviceTable
 
 __all__ = ["export_rows", "import_rows"]
 
@@ -128,10 +126,7 @@ class _Given:
         for each in self.rows.shards:
             each.table.upsert(self.keys[:0], np.zeros((0, each.shard.width), np.float32))
             keys = self.keys[each.shard.ranks.owned_by(each.shard.index, self.keys)]
-            if isinstance(each.table, DeviceTable):
-                each.table.check_room(keys)
-            elif each.table.max_rows is not None:
-                _check_max_rows(each.table, each.table.max_rows, keys)
+            each.held.check_room(keys)
 
     def write(self, agreed: Agreed, ranks: Ranks) -> None:
         """Puts what this process owns into its tables."""
@@ -175,16 +170,6 @@ class _Given:
                 each.table.update_count = max(each.table.update_count, agreed.num_updates)
         if agreed.learning_rate is not None:
             set_learning_rate(self.rows, agreed.learning_rate)
-
-
-def _check_max_rows(table: Table, limit: int, keys: NDArray[np.int64]) -> None:
-    _, outcomes = table.map(keys, insert=False)
-    num_rows = len(table) + int((outcomes == Outcome.MISSING).sum())
-    if num_rows > limit:
-        raise CapacityError(
-            f"table {table.name!r} is full: it takes {limit} rows on this rank and would have "
-            f"{num_rows}; raise max_rows"
-        )
 
 
 def _check_room(given: Sequence[_Given]) -> None:

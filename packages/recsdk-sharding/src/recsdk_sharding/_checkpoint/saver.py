@@ -27,9 +27,9 @@ from recsdk_core.nn import HashEmbedding, HashEmbeddingBag
 from recsdk_core.optim import Optimizer
 from recsdk_sharding._checkpoint.recut_columns import assemble
 from recsdk_sharding._configs.configs import HashEmbeddingConfig, HashTableConfig
-from recsdk_sharding._rows.rows import AnyTable, OwnedShard, TableRows
-from recsdk_sharding.device.saving import DeviceCut, take_saved_rows
-from recsdk_sharding.device.table import DeviceTable
+from recsdk_sharding._rows.engine import EngineShard
+from recsdk_sharding._rows.home import ShardCut
+from recsdk_sharding._rows.rows import OwnedShard, TableRows
 from recsdk_sharding.exchange import HostExchange, exchanges_of
 from recsdk_sharding.exchange.errors import known
 from recsdk_sharding.exchange.groups import group_beside, is_of_groups
@@ -108,16 +108,13 @@ class Saver:
         held = _held_by(module)
         ranks = ranks_of_module(module)
         shards: list[Shard] = []
-        cuts: list[DeviceCut] = []
+        cuts: list[ShardCut] = []
         is_saved = False
 
         def cut() -> None:
             for each in held:
-                if isinstance(each.table, DeviceTable):
-                    cuts.append(DeviceCut(each.table, incremental))
-                    shards.append(each.on_host(cuts[-1].host))
-                else:
-                    shards.append(each.on_host(each.table))
+                cuts.append(each.owned.held.cut(incremental))
+                shards.append(each.on_host(cuts[-1].host))
 
         try:
             with known_to_all():
@@ -164,18 +161,17 @@ class Saver:
         progress: Progress | None,
     ) -> Checkpoint:
         held = _held_by(module)
-        shards = [each.on_host(_table_to_load_into(each.table)) for each in held]
+        shards = [each.on_host(each.owned.held.table_to_load()) for each in held]
         loading = Loading(
             is_delta=incremental,
             allow=allow,
-            stateless=[each.table.name for each in held if each.owned.is_stateless],
+            stateless=[each.owned.table.name for each in held if each.owned.is_stateless],
             progress=progress,
         )
         with known_to_all():
             checkpoint = load_tables(shards, ranks_of_module(module), path, loading)
         for shard, each in zip(shards, held, strict=True):
-            if isinstance(each.table, DeviceTable):
-                take_saved_rows(each.table, shard.table)
+            each.owned.held.take_loaded(shard.table)
         tables = checkpoint.manifest.tables
         with_state = {base_of(t.name) for t in tables if len(t.fields) > 1}
         for rows in module.modules():
@@ -203,13 +199,8 @@ class _Held:
     optimizer: Optimizer | None
     owned: OwnedShard
 
-    @property
-    def table(self) -> AnyTable:
-        """The rows."""
-        return self.owned.table
-
     def on_host(self, table: Table) -> Shard:
-        """What is saved or loaded; `table`: the shard's own, or one on the host in place of it."""
+        """What is saved or loaded: `table` has the shard's rows, or will have."""
         owned, shard = self.owned, self.owned.shard
         return Shard(
             table=table,
@@ -217,7 +208,7 @@ class _Held:
             name=owned.name,
             assemble=partial(assemble, self.config, self.optimizer, owned),
             let_go=None if owned.accumulation is None else owned.accumulation.drop,
-            check_idle=self.table.check_idle if isinstance(self.table, DeviceTable) else None,
+            check_idle=owned.held.check_idle,
         )
 
 
@@ -259,7 +250,7 @@ def _whole(table: Table) -> _Held:
         OwnedShard(
             table.name,
             layout.Shard.whole(table.dim),
-            table,
+            EngineShard(table),
             accumulation=None,
             is_stateless=False,
         ),
@@ -270,15 +261,6 @@ def ranks_of_module(module: nn.Module) -> Ranks:
     """The ranks over which a model's hash tables are spread."""
     exchanges = exchanges_of(module)
     return _ranks_of(exchanges[0]) if exchanges else OneRank()
-
-
-def _table_to_load_into(table: AnyTable) -> Table:
-    """The table itself, or of rows in device memory an empty one on the host."""
-    if not isinstance(table, DeviceTable):
-        return table
-    host = table.to_host(with_rows=False)
-    host._position = table.index._position
-    return host
 
 
 class _GroupRanks:

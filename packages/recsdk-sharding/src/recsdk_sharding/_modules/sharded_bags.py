@@ -28,7 +28,6 @@ from recsdk_sharding._batch.output_dist import Transfer, return_results
 from recsdk_sharding._modules.sharded_common import Results, ShardedTables
 from recsdk_sharding._modules.sharding_types import HashSharding
 from recsdk_sharding._modules.unsharded import HashEmbeddingBagCollection
-from recsdk_sharding.placement.devices import keeps_rows_in_engine
 
 __all__ = ["ShardedHashEmbeddingBagCollection"]
 
@@ -58,11 +57,12 @@ class ShardedHashEmbeddingBagCollection(
 
     def _pool_in_place(self) -> None:
         """Has results made at once, if all tables are sharded alike."""
-        if len(self._input_dists) != 1 or not keeps_rows_in_engine(self._device):
+        config = self._input_dists[0].config
+        if len(self._input_dists) != 1 or not config.home.pools_to_results:
             return
         *starts, width = accumulate(self._widths, initial=0)
         columns = [starts[position] for position in self._groups.positions[0]]
-        self._input_dists[0].places = Places(columns, width, self._input_dists[0].config.is_mean)
+        self._input_dists[0].places = Places(columns, width, config.is_mean)
 
     def create_embedding_bag_sharding(
         self,

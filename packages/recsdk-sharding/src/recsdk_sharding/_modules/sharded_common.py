@@ -25,7 +25,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recsdk_sharding._batch.context import HashShardingContext
-from recsdk_sharding._batch.host_job import HostGroup, MappedBatch
+from recsdk_sharding._batch.host_job import HostGroup
 from recsdk_sharding._batch.in_place import BagsOfAllRanks
 from recsdk_sharding._batch.input_dist import HostDist
 from recsdk_sharding._batch.late_weights import exchange_weights, tied
@@ -39,7 +39,8 @@ from recsdk_sharding._batch.output_dist import (
 from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding._modules.sharding_types import HashSharding, make_sharding
 from recsdk_sharding._modules.unsharded import HashEmbeddingBagCollection, HashEmbeddingCollection
-from recsdk_sharding._rows.rows import AnyTable, TableRows
+from recsdk_sharding._rows.home import RowTable
+from recsdk_sharding._rows.rows import TableRows
 from recsdk_sharding.exchange import HostExchange
 from recsdk_sharding.placement.devices import wait_for
 
@@ -172,7 +173,7 @@ class ShardedTables(KeepsOutcomes):
         """Where this module's host jobs run."""
         return self._host.exchange
 
-    def tables(self) -> dict[str, AnyTable]:
+    def tables(self) -> dict[str, RowTable]:
         """This rank's shards of the tables: export, len, stats.
 
         By name of the table, followed by `.columns_<first>_<last>` if the shard has some columns
@@ -297,9 +298,11 @@ class ShardedTables(KeepsOutcomes):
         wait_for_copies(ctx.sharding_contexts)
         self._note_batch(ctx.sharding_contexts)
         arrived = self._exchange_weights(ctx.sharding_contexts, dist_input)
-        for batch, output in zip(dist_input, self._output_dists, strict=True):
-            if isinstance(batch, MappedBatch) and isinstance(batch.in_place, BagsOfAllRanks):
-                batch.share = partial(_share, batch.in_place, output)
+        for context, batch, output in zip(
+            ctx.sharding_contexts, dist_input, self._output_dists, strict=True
+        ):
+            if context.in_place is not None:
+                batch.share = partial(_share, context.in_place, output)
         pairs = zip(self._lookups, dist_input, strict=True)
         pooled = [lookup(batch) for lookup, batch in pairs]
         # A rank without shards takes part in the exchange's backward too.

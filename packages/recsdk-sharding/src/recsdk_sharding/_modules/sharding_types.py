@@ -32,15 +32,12 @@ from torchrec.distributed.types import (
 )
 from torchrec.modules.embedding_configs import PoolingType
 
-from recsdk_sharding._batch.device_lookup import DeviceLookup
 from recsdk_sharding._batch.host_job import HostDistConfig, HostGroup
 from recsdk_sharding._batch.input_dist import HostDist
 from recsdk_sharding._batch.lookup import HashLookup
 from recsdk_sharding._batch.output_dist import HashOutputDist, multiple_of
 from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding._rows.rows import TableRows
-from recsdk_sharding.device.table import DeviceTable
-from recsdk_sharding.placement.devices import keeps_rows_in_engine
 from recsdk_sharding.placement.layout import GroupLayout
 
 __all__ = ["POOLED_TYPES", "SEQUENCE_TYPES", "HashSharding", "comm_op_of", "make_sharding"]
@@ -138,22 +135,17 @@ class HashSharding:
             for config in self._configs
             for _ in config.feature_names
         ]
-        made = device or self._device or torch.device("cpu")
         return HostDist(
             HostDistConfig(
                 group=self._host,
                 layout=self.layout,
-                tables=[shard.index for shard in shards],
+                home=self._rows[0].home,
+                shards=shards,
                 is_mean=is_mean,
                 is_weighted=self._is_weighted,
                 is_sequence=self._is_sequence,
                 drops_duplicates=self._drops_duplicates,
                 multiple=multiple_of(self._codecs()),
-                device=made,
-                accumulations=[shard.accumulation for shard in shards],
-                device_tables=[
-                    shard.table for shard in shards if isinstance(shard.table, DeviceTable)
-                ],
             )
         )
 
@@ -162,12 +154,9 @@ class HashSharding:
         device: torch.device | None = None,
         fused_params: dict[str, Any] | None = None,
         feature_processor: Any = None,
-    ) -> HashLookup | DeviceLookup:
+    ) -> HashLookup:
         """What pools and trains the rows."""
-        made = device or self._device or torch.device("cpu")
-        if keeps_rows_in_engine(made):
-            return HashLookup(self._rows)
-        return DeviceLookup(self._rows)
+        return HashLookup(self._rows)
 
     def create_output_dist(self, device: torch.device | None = None) -> HashOutputDist:
         """What returns vectors to the ranks that asked for them."""

@@ -25,7 +25,8 @@ from recsdk_sharding._batch.sequences import jagged_tensors, lengths_and_keys, w
 from recsdk_sharding._compat.private import active_data_parallel_size
 from recsdk_sharding._configs.configs import HashEmbeddingBagConfig, HashEmbeddingConfig
 from recsdk_sharding._configs.translating import bag_configs, sequence_configs
-from recsdk_sharding._rows.rows import AnyTable, TableRows
+from recsdk_sharding._rows.home import RowTable
+from recsdk_sharding._rows.rows import TableRows
 from recsdk_sharding.placement.devices import check_device
 
 __all__ = ["HashEmbeddingBagCollection", "HashEmbeddingCollection"]
@@ -98,7 +99,7 @@ class HashEmbeddingBagCollection(KeepsOutcomes, EmbeddingBagCollection):  # type
         ]
         self._num_steps = 0
 
-    def tables(self) -> dict[str, AnyTable]:
+    def tables(self) -> dict[str, RowTable]:
         """The tables by name: export, len, stats."""
         return {rows.config.name: rows.shards[0].table for rows in self._rows()}
 
@@ -184,7 +185,7 @@ class HashEmbeddingCollection(KeepsOutcomes, EmbeddingCollection):  # type: igno
         self._embedding_names_by_table = get_embedding_names_by_table(configs)
         self._num_steps = 0
 
-    def tables(self) -> dict[str, AnyTable]:
+    def tables(self) -> dict[str, RowTable]:
         """The tables by name: export, len, stats."""
         return {rows.config.name: rows.shards[0].table for rows in self._rows()}
 
@@ -234,7 +235,7 @@ def _map(
             each.check_trainable()
         module._num_steps += 1
         step = module._num_steps
-    return LocalBatch(rows, batch, module.device, step=step, is_sequence=is_sequence)
+    return LocalBatch(rows, batch, step=step, is_sequence=is_sequence)
 
 
 def _check_usable(module: Any) -> None:

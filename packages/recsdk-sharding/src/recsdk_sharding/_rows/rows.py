@@ -5,25 +5,25 @@ Shape letters: n rows, D row width.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 import recsdk_core
-from recsdk_core import ExportBatch, optim
+from recsdk_core import optim
 from recsdk_core.checkpoint.columns import name_of
-from recsdk_core.checkpoint.replacing import NewRows, replace_rows, stage_rows
+from recsdk_core.checkpoint.replacing import replace_rows
 from recsdk_core.nn.accumulation import Accumulation
 from recsdk_core.nn.rows_parameter import RowsParameter
 from recsdk_core.nn.unused import Unused
 from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding._rows.accumulate import accumulate_steps_of_parameter
+from recsdk_sharding._rows.home import HeldShard, RowHome, RowTable
+from recsdk_sharding._rows.homes import home_of
 from recsdk_sharding._rows.optimizers import optimizer_of_parameter
 from recsdk_sharding._rows.row_state import (
     SavedShard,
@@ -34,15 +34,10 @@ from recsdk_sharding._rows.row_state import (
     rows_for,
     shards_of_entries,
 )
-from recsdk_sharding.device.host_index import keys_only
-from recsdk_sharding.device.table import DeviceTable
-from recsdk_sharding.placement.devices import check_device, keeps_rows_in_engine, row_budget
+from recsdk_sharding.placement.devices import check_device
 from recsdk_sharding.placement.layout import Shard
 
-__all__ = ["AnyTable", "OwnedShard", "TableRows", "anchor_of"]
-
-AnyTable: TypeAlias = recsdk_core.Table | DeviceTable
-"""Where the rows are: in the engine, or on a device."""
+__all__ = ["OwnedShard", "TableRows", "anchor_of"]
 
 _ATTACHED = ("_optimizer_classes", "_optimizer_kwargs")
 
@@ -55,32 +50,17 @@ class OwnedShard:
     """The table's name, followed by `.columns_<first>_<last>` if it has not all columns."""
     shard: Shard
     """Which rows and columns it has."""
-    table: AnyTable
-    """The rows."""
+    held: HeldShard
+    """The rows, in their home."""
     accumulation: Accumulation[Any] | None
     """Collects the gradients of several backwards; None: each is an update."""
     is_stateless: bool
     """Whether no optimizer was applied."""
 
     @property
-    def device_table(self) -> DeviceTable:
-        """The table, of rows on a device."""
-        assert isinstance(self.table, DeviceTable)
-        return self.table
-
-    @property
-    def index(self) -> recsdk_core.Table:
-        """The engine's table that maps keys to row numbers."""
-        return self.table.index if isinstance(self.table, DeviceTable) else self.table
-
-    def check_idle(self) -> None:
-        """Raises BusyError while batches are in flight, so that rows cannot be replaced."""
-        table = self.index
-        state = {name: np.zeros((0, width), np.float32) for name, width in table.state_fields}
-        nothing = NewRows(
-            keys=np.zeros(0, np.int64), weights=np.zeros((0, table.dim), np.float32), state=state
-        )
-        stage_rows(table, nothing).check(0)
+    def table(self) -> RowTable:
+        """The rows, as their owner sees them."""
+        return self.held.table
 
 
 class _StateLost(RuntimeError):
@@ -88,16 +68,14 @@ class _StateLost(RuntimeError):
 
 
 class TableRows(nn.Module):
-    """The shards of one table that a process owns: engine tables, or tensors on a device.
+    """The shards of one table that a process owns, in the home that its device has.
 
     Under most plans that is one shard; it may be none, and with column-wise plans more than one.
 
-    The parameter `weight` carries the optimizer and `requires_grad`, and never gets a `.grad`. On
-    the cpu, where the engine keeps the rows, it is (0, D); on another device it is the store of
-    the shard's rows, (row budget + 1, columns), of which the last stays zero; of several shards the
-    stores lie behind one another, in one dimension. Tables are made at their first use. An
-    optimizer that is applied later is taken at the next use, until the table is sharded: rows get
-    the state that was loaded for them, or a fresh one.
+    The parameter `weight` carries the optimizer and `requires_grad`, and never gets a `.grad`; it
+    is what the home makes it. Tables are made at their first use. An optimizer that is applied
+    later is taken at the next use, until the table is sharded: rows get the state that was loaded
+    for them, or a fresh one.
 
     In a `state_dict` the shard number r of the rows has, under `rank_<r>.`: `keys` int64 (n,),
     `weight` (n, D) in the dtype of the stored rows (loading takes any of the three),
@@ -120,33 +98,15 @@ class TableRows(nn.Module):
         self.config = config
         self._is_planned = shards is not None
         self._shards = [Shard.whole(config.embedding_dim)] if shards is None else list(shards)
-        self._tables: list[AnyTable] | None = None
+        self._held: Sequence[HeldShard] | None = None
         self._optimizer: optim.Optimizer | None = None
         self._kept: list[SavedShard] = []  # loaded before an optimizer, whose state they have
         self._lost_state = False  # loaded before an optimizer, and not kept
         self._accumulations: list[Accumulation[Any] | None] = []
-        self._keeps_rows_in_engine = device is None or keeps_rows_in_engine(device)
-        self.weight = RowsParameter.of_table(config.name, self._make_store(device))
-
-    def _make_store(self, device: torch.device | None) -> torch.Tensor:
-        if self._keeps_rows_in_engine or not self._shards:
-            return torch.empty(0, self.config.embedding_dim, device=device)
-        shapes = [self._shape_on_device(shard) for shard in self._shards]
-        if len(shapes) == 1:
-            return torch.zeros(*shapes[0], device=device)
-        return torch.zeros(sum(map(math.prod, shapes)), device=device)
-
-    def _shape_on_device(self, shard: Shard) -> tuple[int, int]:
-        budget = row_budget(self.config.num_embeddings, shard.ranks.world_size)
-        return budget + 1, shard.width
-
-    def _stores(self) -> list[torch.Tensor]:
-        """The rows of each shard on a device, contiguous views of the parameter."""
-        shapes = [self._shape_on_device(shard) for shard in self._shards]
-        if len(shapes) == 1:
-            return [self.weight.detach()]
-        flat = self.weight.detach().split_with_sizes([math.prod(shape) for shape in shapes])
-        return [each.view(shape) for each, shape in zip(flat, shapes, strict=True)]
+        self.home: RowHome = home_of(device)
+        """Where the rows are."""
+        store = self.home.make_store(config, self._shards)
+        self.weight = RowsParameter.of_table(config.name, store)
 
     @property
     def shards(self) -> list[OwnedShard]:
@@ -156,24 +116,24 @@ class TableRows(nn.Module):
         it came after loaded state that was not kept or is another's, and ValueError if a second was
         applied.
         """
-        tables = self._made_tables()
+        held = self._made()
         return [
-            OwnedShard(self._name_of(shard), shard, table, accumulation, self._optimizer is None)
-            for shard, table, accumulation in zip(
-                self._shards, tables, self._accumulations, strict=True
+            OwnedShard(self._name_of(shard), shard, own, accumulation, self._optimizer is None)
+            for shard, own, accumulation in zip(
+                self._shards, held, self._accumulations, strict=True
             )
         ]
 
-    def _made_tables(self) -> list[AnyTable]:
-        if self._tables is None:
-            self._tables = self._make_tables()
+    def _made(self) -> Sequence[HeldShard]:
+        if self._held is None:
+            self._held = self._make()
         elif self._optimizer is None:
-            self._adopt_optimizer(self._tables)
+            self._adopt_optimizer(self._held)
         elif self._lost_state:
             raise self._state_lost("its optimizer state was left out")
         elif len(getattr(self.weight, _ATTACHED[0], [])) > 1:
             optimizer_of_parameter(self.weight, self.config.name)  # refuses the second
-        return self._tables
+        return self._held
 
     def _state_lost(self, problem: str) -> _StateLost:
         return _StateLost(
@@ -183,18 +143,18 @@ class TableRows(nn.Module):
 
     def _applied_optimizer(self) -> optim.Optimizer | None:
         """The optimizer that the tables have, or take at their next use."""
-        if self._optimizer is None and (self._tables is None or not self._is_planned):
+        if self._optimizer is None and (self._held is None or not self._is_planned):
             return optimizer_of_parameter(self.weight, self.config.name)
         return self._optimizer
 
-    def _adopt_optimizer(self, tables: list[AnyTable]) -> None:
+    def _adopt_optimizer(self, held: Sequence[HeldShard]) -> None:
         """Takes an optimizer that was applied after the tables were made."""
         optimizer = self._applied_optimizer()
         if optimizer is None:
             return
         if self._lost_state:
             raise self._state_lost("its optimizer state was left out")
-        [table] = tables  # all of them, before a plan
+        [table] = [own.table for own in held]  # all of them, before a plan
         found = None
         if self._kept:
             try:
@@ -216,7 +176,7 @@ class TableRows(nn.Module):
     @property
     def optimizer(self) -> optim.Optimizer | None:
         """The optimizer that was applied to the parameter."""
-        self._made_tables()
+        self._made()
         return self._optimizer
 
     @property
@@ -241,19 +201,11 @@ class TableRows(nn.Module):
         steps = max(by_optimizer, by_config)
         return [Accumulation(steps) if steps > 1 else None for _ in self._shards]
 
-    def _make_tables(self) -> list[AnyTable]:
+    def _make(self) -> Sequence[HeldShard]:
         self._accumulations = self._make_accumulations()
         self._optimizer = optimizer_of_parameter(self.weight, self.config.name)
-        optimizer, shards = self._optimizer or optim.SGD(), self._shards
-        given = [(optimizer, self._share_of_max_rows(shard), shard.columns) for shard in shards]
-        if self._keeps_rows_in_engine:
-            return [self.config.make_table(*of_shard) for of_shard in given]
-        pairs = zip(self._stores(), given, strict=True)
-        return [DeviceTable(self.config, store, *of_shard) for store, of_shard in pairs]
-
-    def _share_of_max_rows(self, shard: Shard) -> int | None:
-        total, count = self.config.max_rows, shard.ranks.world_size
-        return None if total is None else total // count + int(shard.index < total % count)
+        optimizer = self._optimizer or optim.SGD()
+        return self.home.make_shards(self.config, self._shards, self.weight, optimizer)
 
     def check_trainable(self) -> None:
         """Raises RuntimeError if the parameter requires a gradient but has no optimizer."""
@@ -272,7 +224,7 @@ class TableRows(nn.Module):
         """
         self.weight.requires_grad_(other.weight.requires_grad)
         self._attach(other._attached())
-        if other._tables is not None:
+        if other._held is not None:
             self._replace_rows(
                 [SavedShard.of_table(each.table, each.shard) for each in other.shards]
             )
@@ -281,16 +233,12 @@ class TableRows(nn.Module):
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> TableRows:
         """Moves rows and optimizer state, if `fn` moves tensors to another device.
 
-        Raises ValueError for another device than a plan's, for other rows than float32 on a device,
-        BusyError while batches are in flight; then nothing has moved.
+        Raises ValueError for another device than a plan's, and for a type that the home's rows
+        cannot become, BusyError while batches are in flight; then nothing has moved.
         """
         probe = fn(self.weight.detach()[:0])
         if probe.device == self.weight.device:
-            if not self._keeps_rows_in_engine and probe.dtype != self.weight.dtype:
-                raise ValueError(
-                    f"table {self.config.name!r}: rows in device memory are float32, and cannot "
-                    f"become {probe.dtype}; convert what the module gives instead"
-                )
+            self.home.check_dtype(self.config.name, probe.dtype)
             return super()._apply(fn, recurse)  # type: ignore[no-untyped-call,no-any-return]
         if self._is_planned:
             raise ValueError(
@@ -299,13 +247,13 @@ class TableRows(nn.Module):
                 "sharded for that device"
             )
         check_device(probe.device, f"table {self.config.name!r}")
-        for each in self.shards if self._tables is not None else []:
-            each.check_idle()
+        for own in self._made() if self._held is not None else []:
+            own.check_idle()
         moved = TableRows(self.config, device=probe.device)
         moved.take_rows_of(self)
         self.weight = moved.weight
-        self._keeps_rows_in_engine = moved._keeps_rows_in_engine
-        self._tables, self._accumulations = moved._tables, moved._accumulations
+        self.home, self._held = moved.home, moved._held
+        self._accumulations = moved._accumulations
         return self
 
     def _attached(self) -> dict[str, Any]:
@@ -331,16 +279,16 @@ class TableRows(nn.Module):
             ]
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._tables is not None:
-            self._made_tables()
+        if self._held is not None:
+            self._made()
         # Copies of a parameter lose its attributes, so they travel beside it.
         state = {**self.__dict__, "_attached_to_weight": self._attached(), "_saved": None}
         state["_accumulations"] = [  # their gradients stay with the original
             None if each is None else Accumulation(each.num_backwards)
             for each in self._accumulations
         ]
-        if any(isinstance(table, DeviceTable) for table in self._tables or []):
-            state["_tables"] = None  # they belong to this parameter
+        if self._held and not self.home.copies_tables:
+            state["_held"] = None
             saved = [SavedShard.of_table(each.table, each.shard) for each in self.shards]
             state["_saved"] = saved, self.learning_rate
         return state
@@ -356,7 +304,7 @@ class TableRows(nn.Module):
             self.learning_rate = saved[1]
 
     def extra_repr(self) -> str:
-        rows = [len(table) for table in self._tables or []]
+        rows = [len(own.table) for own in self._held or []]
         return f"name={self.config.name!r}, dim={self.config.embedding_dim}, rows={rows}"
 
     def _save_to_state_dict(
@@ -421,7 +369,7 @@ class TableRows(nn.Module):
         """
         was_lost = False
         try:
-            self._made_tables()
+            self._made()
         except _StateLost:
             was_lost, self._kept, self._lost_state = True, [], False
         try:
@@ -454,22 +402,13 @@ class TableRows(nn.Module):
                     f"{len(rows.keys)} rows to load do not fit into this rank's {limit}; raise "
                     "max_rows, or num_embeddings if the rows are on a device"
                 )
-        changes = list(zip(shards, found, strict=True))
+        changes = [(each.held, rows.new_rows()) for each, rows in zip(shards, found, strict=True)]
         for each in shards:
             if each.accumulation is not None:
                 each.accumulation.drop()  # its leases would keep the table from being replaced
-        replace_rows(
-            [
-                (p.index, r.new_rows() if p.table is p.index else keys_only(r.keys))
-                for p, r in changes
-            ]
-        )
-        for each, rows in changes:
-            if isinstance(each.table, DeviceTable):
-                batch = ExportBatch(keys=rows.keys, weights=rows.weight, state=rows.state)
-                each.table.adopt([batch])
-                each.table.update_count = rows.update_count
-                each.table.log_decay = rows.log_decay
+        replace_rows([(held.index, held.index_rows(new)) for held, new in changes])
+        for held, new in changes:
+            held.adopt(new)
 
 
 def anchor_of(rows: Sequence[TableRows]) -> torch.Tensor:

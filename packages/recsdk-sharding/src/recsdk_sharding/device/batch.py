@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torchrec.streamable import Multistreamable
 
 from recsdk_core import Lease, Outcome
 from recsdk_core.nn.accumulation import Accumulation
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from recsdk_sharding.device.table import DeviceTable
 
 __all__ = [
-    "DeviceBatch",
     "RowGradients",
     "TablePlan",
     "has_row",
@@ -85,6 +83,7 @@ RowGradients: TypeAlias = tuple[NDArray[np.int64], torch.Tensor]
 class TablePlan:
     """One table's part of a batch."""
 
+    table: DeviceTable
     blocks: list[tuple[int, int]]
     """Bags that lie together: how many, and the first number of their vectors in the result."""
     lease: Lease | None
@@ -143,69 +142,33 @@ class TablePlan:
         grad_M.index_add_(0, parcel.get(self.weights.places_N), (rows_ND * grads_ND).sum(1))
 
 
-@dataclass
-class DeviceBatch(Multistreamable):  # type: ignore[misc]
-    """The bags that this rank pools for all ranks."""
-
-    device: torch.device
-    parcel: Parcel
-    tables: list[TablePlan]
-    num_values: int
-    """Numbers that are pooled."""
-    training: bool
-    weights_M: torch.Tensor | None = None
-    """Those that came late."""
-
-    def take_weights(self, weights_M: torch.Tensor) -> None:
-        """Takes the weights that came late."""
-        self.weights_M = weights_M
-
-    def open(self) -> None:
-        """Starts the copies on the current stream."""
-        self.parcel.send(self.device)
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        """Keeps the device's memory until the stream has done what is queued by then."""
-        self.parcel.record_stream(stream)
-
-    def variable_stride_per_key(self) -> bool:
-        """False, in torchrec's words: every feature has the same batch size."""
-        return False
-
-
 def plan_batch(
     tables: Sequence[DeviceTable],
     mapped: Sequence[TableBags],
-    num_values: int,
     training: bool,
-    device: torch.device,
     weight_starts: Sequence[Sequence[int]] | None = None,
-) -> DeviceBatch:
-    """Keeps the initial rows of new keys, and plans the batch; runs in the background.
-
-    The `column` of features is the first number of their vectors, of `num_values` in all.
-    `weight_starts`: of each table and feature, where the weights that come late lie; None: they
-    came with the keys, if there are any.
-    """
+) -> tuple[Parcel, list[TablePlan]]:
+    """Keeps the initial rows of new keys, and plans the batch; as `RowHome.plan`."""
     keys = [_MappedKeys.of_table(entry) for entry in mapped]
     late: Sequence[Sequence[int] | None] = weight_starts or [None] * len(keys)
-    for table, entry, part in zip(tables, mapped, keys, strict=True):
-        table.keep_new_rows(part.rows_N, part.outcomes_N, entry.lease)
+    for table, entry, own in zip(tables, mapped, keys, strict=True):
+        table.keep_new_rows(own.rows_N, own.outcomes_N, entry.lease)
     parcel = Parcel()
     plans = [
         TablePlan(
+            table=table,
             blocks=_joined_blocks(entry, table.dim),
             lease=entry.lease,
             accumulation=entry.accumulation,
             # Weights that come late are gradients' business too, of every key in its place.
-            bags=_plan_bags(parcel, part.read_only() if starts is None else part, table.spare_row),
-            gradients=_plan_gradients(parcel, part) if training else None,
-            weights=None if starts is None else _plan_weights(parcel, part, entry, starts),
+            bags=_plan_bags(parcel, own.read_only() if starts is None else own, table.spare_row),
+            gradients=_plan_gradients(parcel, own) if training else None,
+            weights=None if starts is None else _plan_weights(parcel, own, entry, starts),
         )
-        for table, entry, part, starts in zip(tables, mapped, keys, late, strict=True)
+        for table, entry, own, starts in zip(tables, mapped, keys, late, strict=True)
     ]
     parcel.seal()
-    return DeviceBatch(device, parcel, plans, num_values, training)
+    return parcel, plans
 
 
 def plan_joined(parcel: Parcel, rows: Sequence[NDArray[np.int64]]) -> Callable[[], GradientIndex]:

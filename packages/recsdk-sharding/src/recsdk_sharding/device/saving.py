@@ -16,7 +16,7 @@ from recsdk_core import _ext
 from recsdk_core.checkpoint import Position
 from recsdk_sharding.device.table import DeviceTable
 
-__all__ = ["DeviceCut", "take_saved_rows"]
+__all__ = ["DeviceCut", "table_to_load", "take_saved_rows"]
 
 _BATCH = 65_536
 
@@ -63,8 +63,15 @@ class DeviceCut:
             _note_position(self._table, self.host._position)
 
 
+def table_to_load(table: DeviceTable) -> recsdk_core.Table:
+    """An empty table on the host that a checkpoint is loaded into, a delta too."""
+    host = table.to_host(with_rows=False)
+    host._position = table.index._position
+    return host
+
+
 def take_saved_rows(table: DeviceTable, host: recsdk_core.Table) -> None:
-    """Gives a table the rows of one that `to_host` made and a checkpoint was loaded into."""
+    """Gives a table the rows of a `table_to_load` that a checkpoint was loaded into."""
     table.take_rows_of(host)
     table.index._engine.cut(False, None).finish(True)
     _note_position(table, host._position)

@@ -1,8 +1,4 @@
-"""Which devices tables can be on, and what differs between them.
-
-On the cpu the engine keeps the rows. On any other device the rows and their optimizer state are
-tensors there (`recsdk_sharding.device`); the engine, on the host, maps ids to row numbers.
-"""
+"""Which devices tables can be on, and what their streams wait for."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import math
 
 import torch
 
-__all__ = ["check_device", "keeps_rows_in_engine", "mark_of", "row_budget", "wait_for"]
+__all__ = ["check_device", "mark_of", "row_budget", "wait_for"]
 
 _ROW_DEVICES = ("cpu", "npu", "cuda")
 _DEVIATIONS = 6  # of the number of keys that a rank gets from the one that it gets on average
@@ -33,11 +29,6 @@ def check_device(device: torch.device | str | None, what: str) -> torch.device:
             "pass one of those, or torch.device('meta') before sharding"
         )
     return made
-
-
-def keeps_rows_in_engine(device: torch.device) -> bool:
-    """Whether the engine keeps the rows of tables on this device; else tensors do."""
-    return device.type in ("cpu", "meta")
 
 
 def mark_of(device: torch.device) -> torch.Event | None:

@@ -33,6 +33,13 @@ class Shard:
         """Number of columns."""
         return self.columns[1] - self.columns[0]
 
+    def share_of(self, total: int | None) -> int | None:
+        """Its share of a number of rows that the shards of a column range have together."""
+        if total is None:
+            return None
+        count = self.ranks.world_size
+        return total // count + int(self.index < total % count)
+
     @staticmethod
     def whole(dim: int) -> Shard:
         """All of a table."""

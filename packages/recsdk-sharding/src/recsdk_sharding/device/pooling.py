@@ -1,87 +1,78 @@
-"""The lookup of one sharding group on a device: pools rows, and trains them in backward.
+"""Pooling a batch of rows on a device, and training them in backward.
 
-Shape letters: B bags of a table, D row width.
+Shape letters: B bags of a table, M weights that come late, D row width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from torch.autograd.function import once_differentiable
-from torchrec.distributed.embedding_types import BaseEmbeddingLookup
-from torchrec.optim.fused import FusedOptimizer, FusedOptimizerModule
+from torchrec.streamable import Multistreamable
 
 from recsdk_core.nn.scaled_losses import refuse_scaled_loss
-from recsdk_sharding._rows.optimizers import HashFusedOptimizer
-from recsdk_sharding._rows.rows import TableRows, anchor_of
-from recsdk_sharding.device.batch import DeviceBatch
+from recsdk_sharding.device.batch import TablePlan
 from recsdk_sharding.device.parcel import Parcel
-from recsdk_sharding.device.table import DeviceTable
-from recsdk_sharding.exchange.failures import failing_together
 
-__all__ = ["DeviceLookup", "pool_on_device"]
+__all__ = ["DeviceBatch"]
 
 _Guard: TypeAlias = Callable[[], AbstractContextManager[None]]
 
 
-def pool_on_device(
-    rows: Sequence[TableRows], batch: DeviceBatch, guard: _Guard = nullcontext
-) -> torch.Tensor:
-    """The sums of the bags of all tables as one autograd node: float32 (num_values,).
+@dataclass
+class DeviceBatch(Multistreamable):  # type: ignore[misc]
+    """The bags that this rank pools, mapped to rows on a device."""
 
-    The vectors of the bags lie where the batch says; there may be no tables.
-    Its backward gives each table one optimizer update, even for an empty batch, and then ends the
-    batch's leases. A second backward raises RuntimeError. It runs inside of what `guard` makes.
-    """
-    anchor = anchor_of(rows)
-    node = _Node([shard.device_table for each in rows for shard in each.shards], batch, guard)
-    weights_M = batch.weights_M
-    wants_grad = anchor.requires_grad or (weights_M is not None and weights_M.requires_grad)
-    if torch.is_grad_enabled() and wants_grad:
-        apply: Callable[..., torch.Tensor] = _PoolTables.apply
-        return apply(node, anchor, weights_M)
-    pooled = node.pool()
-    node.end()
-    return pooled
+    device: torch.device
+    parcel: Parcel
+    tables: list[TablePlan]
+    num_values: int
+    """Numbers that are pooled."""
+    training: bool
+    weights_M: torch.Tensor | None = None
+    """Those that came late."""
 
+    def take_weights(self, weights_M: torch.Tensor) -> None:
+        """Takes the weights that came late."""
+        self.weights_M = weights_M
 
-class DeviceLookup(BaseEmbeddingLookup[Any, Any], FusedOptimizerModule):  # type: ignore[misc]
-    """Pools the bags of all tables of a group, as `pool_on_device`."""
+    def open(self) -> None:
+        """Starts the copies on the current stream."""
+        self.parcel.send(self.device)
 
-    def __init__(self, rows: Sequence[TableRows]) -> None:
-        super().__init__()
-        self._rows = list(rows)
-        self._optimizer = HashFusedOptimizer(self._rows)
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Keeps the device's memory until the stream has done what is queued by then."""
+        self.parcel.record_stream(stream)
 
-    @property
-    def fused_optimizer(self) -> FusedOptimizer:
-        """The tables' optimizers, with a parameter group for each."""
-        return self._optimizer
+    def variable_stride_per_key(self) -> bool:
+        """False, in torchrec's words: every feature has the same batch size."""
+        return False
 
-    def forward(self, sparse_features: DeviceBatch) -> torch.Tensor:
-        """The vectors that this rank pools for all ranks: float32 (num_values,)."""
-        self._optimizer.step()  # a scheduler may have changed the learning rate since the last step
-        return pool_on_device(self._rows, sparse_features, failing_together)
+    def pool(self, anchor: torch.Tensor, guard: _Guard) -> torch.Tensor:
+        """The sums of the bags of all tables as one autograd node: float32 (num_values,).
 
-    def prefetch(self, sparse_features: DeviceBatch, forward_stream: Any = None) -> None:
-        """Does nothing: rows are in memory."""
-
-    def flush(self) -> None:
-        """Does nothing: rows have one place."""
-
-    def purge(self) -> None:
-        """Does nothing: nothing is cached."""
+        The vectors of the bags lie where their plans say; there may be no tables.
+        """
+        node = _Node(self, guard)
+        weights_M = self.weights_M
+        wants_grad = anchor.requires_grad or (weights_M is not None and weights_M.requires_grad)
+        if torch.is_grad_enabled() and wants_grad:
+            apply: Callable[..., torch.Tensor] = _PoolTables.apply
+            return apply(node, anchor, weights_M)
+        pooled = node.pool()
+        node.end()
+        return pooled
 
 
 class _Node:
     """What one autograd node owns from its forward to its backward."""
 
-    def __init__(self, tables: list[DeviceTable], batch: DeviceBatch, guard: _Guard) -> None:
+    def __init__(self, batch: DeviceBatch, guard: _Guard) -> None:
         self.guard = guard
-        self._tables = tables
         self._batch = batch
         self._is_spent = False
         self._is_accumulated = False  # the leases of accumulating tables have other keepers
@@ -89,13 +80,14 @@ class _Node:
     @property
     def names(self) -> list[str]:
         """Of the tables."""
-        return [table.name for table in self._tables]
+        return [plan.table.name for plan in self._batch.tables]
 
     def pool(self) -> torch.Tensor:
         """float32 (num_values,)."""
         batch = self._batch
         pooled = torch.zeros(batch.num_values, device=batch.device)
-        for table, plan in zip(self._tables, batch.tables, strict=True):
+        for plan in batch.tables:
+            table = plan.table
             pooled_BD = table.pool(plan, batch.parcel, batch.weights_M)
             first = 0
             for count, start in plan.blocks:
@@ -139,7 +131,8 @@ class _Node:
     def _train(self, grad: torch.Tensor, grad_M: torch.Tensor | None, *, trains: bool) -> None:
         """Writes the gradient of the late weights, if wanted; training, updates the tables."""
         batch = self._batch
-        for table, plan in zip(self._tables, batch.tables, strict=True):
+        for plan in batch.tables:
+            table = plan.table
             blocks = [grad.narrow(0, start, n * table.dim) for n, start in plan.blocks]
             grad_BD = (torch.cat(blocks) if len(blocks) != 1 else blocks[0]).view(-1, table.dim)
             if grad_M is not None:
@@ -153,7 +146,7 @@ class _Node:
             is_kept = plan.accumulation is not None and self._is_accumulated
             if plan.lease is not None and not is_kept:
                 plan.lease.release()
-        self._tables, self._batch = [], _NOTHING  # the graph may live on: a loss that is kept, say
+        self._batch = _NOTHING  # the graph may live on: a loss that is kept, say
         self._is_spent = True
 
 

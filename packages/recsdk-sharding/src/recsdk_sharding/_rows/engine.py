@@ -1,0 +1,165 @@
+"""The engine as the home of rows.
+
+Shape letters: n keys, M weights that come late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torchrec.streamable import Multistreamable
+
+from recsdk_core import CapacityError, Outcome, Table, optim
+from recsdk_core.checkpoint.replacing import NewRows, stage_rows
+from recsdk_core.nn.function import TableBags, pack_features, pool_features
+from recsdk_sharding._configs.configs import HashTableConfig
+from recsdk_sharding._rows.home import Guard, HeldShard
+from recsdk_sharding.placement.layout import Shard
+
+__all__ = ["EngineBatch", "EngineHome", "EngineShard"]
+
+
+@dataclass(frozen=True)
+class EngineHome:
+    """Keeps rows in tables of the engine, on the host."""
+
+    device: torch.device
+    pools_to_results = True
+    copies_tables = True
+
+    def make_store(self, config: HashTableConfig, shards: Sequence[Shard]) -> torch.Tensor:
+        """A handle without rows, (0, D)."""
+        return torch.empty(0, config.embedding_dim, device=self.device)
+
+    def make_shards(
+        self,
+        config: HashTableConfig,
+        shards: Sequence[Shard],
+        store: torch.Tensor,
+        optimizer: optim.Optimizer,
+    ) -> list[EngineShard]:
+        """Empty tables."""
+        return [
+            EngineShard(
+                config.make_table(optimizer, shard.share_of(config.max_rows), shard.columns)
+            )
+            for shard in shards
+        ]
+
+    def check_dtype(self, table: str, dtype: torch.dtype) -> None:
+        """Any type is fine: the handle has no rows."""
+
+    def plan(
+        self,
+        shards: Sequence[HeldShard],
+        mapped: Sequence[TableBags],
+        num_values: int,
+        *,
+        training: bool,
+        weight_starts: Sequence[Sequence[int]] | None = None,
+        shape: tuple[int, int] | None = None,
+    ) -> EngineBatch:
+        """The mapped bags as they are."""
+        return EngineBatch(list(mapped), num_values, weight_starts, shape)
+
+
+@dataclass(frozen=True)
+class EngineShard:
+    """A shard in a table of the engine's; its own `ShardCut`, as that table saves itself."""
+
+    table: Table
+
+    @property
+    def index(self) -> Table:
+        """The table, which maps its keys itself."""
+        return self.table
+
+    @property
+    def host(self) -> Table:
+        """The table, which is on the host."""
+        return self.table
+
+    def check_idle(self) -> None:
+        """Raises BusyError while batches are in flight, so that rows cannot be replaced."""
+        table = self.table
+        state = {name: np.zeros((0, width), np.float32) for name, width in table.state_fields}
+        nothing = NewRows(
+            keys=np.zeros(0, np.int64), weights=np.zeros((0, table.dim), np.float32), state=state
+        )
+        stage_rows(table, nothing).check(0)
+
+    def check_room(self, keys: NDArray[np.int64]) -> None:
+        """Raises CapacityError unless keys (n,) without a row can have one."""
+        limit = self.table.max_rows
+        if limit is None:
+            return
+        _, outcomes = self.table.map(keys, insert=False)
+        num_rows = len(self.table) + int((outcomes == Outcome.MISSING).sum())
+        if num_rows > limit:
+            raise CapacityError(
+                f"table {self.table.name!r} is full: it takes {limit} rows on this rank and would "
+                f"have {num_rows}; raise max_rows"
+            )
+
+    def index_rows(self, rows: NewRows) -> NewRows:
+        """The rows themselves."""
+        return rows
+
+    def adopt(self, rows: NewRows) -> None:
+        """Does nothing: the table has the rows with their keys."""
+
+    def cut(self, is_delta: bool) -> EngineShard:
+        """The table, which notes itself what changed."""
+        return self
+
+    def finish(self, is_saved: bool) -> None:
+        """Does nothing: saving the table has ended its own cut."""
+
+    def table_to_load(self) -> Table:
+        """The table itself."""
+        return self.table
+
+    def take_loaded(self, table: Table) -> None:
+        """Does nothing: the table was loaded into."""
+
+
+@dataclass
+class EngineBatch(Multistreamable):  # type: ignore[misc]
+    """The bags that this rank pools, mapped to rows of the engine."""
+
+    tables: list[TableBags]
+    num_values: int
+    """Numbers that are pooled."""
+    weight_starts: Sequence[Sequence[int]] | None = None
+    """Of each table and feature: where the weights lie among those that come late, if they do."""
+    shape: tuple[int, int] | None = None
+    """Of the results (B, C), if they are pooled at once; `column` is then one of theirs."""
+    share: Callable[[torch.Tensor], Sequence[torch.Tensor]] | None = None
+    """Makes all ranks' gradients from that of the results; None: this rank is alone."""
+
+    def take_weights(self, weights_M: torch.Tensor) -> None:
+        """Takes the weights that came late."""
+        assert self.weight_starts is not None
+        for entry, starts in zip(self.tables, self.weight_starts, strict=True):
+            for feature, start in zip(entry.features, starts, strict=True):
+                feature.weights = weights_M.narrow(0, start, len(feature.rows))
+
+    def open(self) -> None:
+        """Does nothing: all of it is on the host."""
+
+    def pool(self, anchor: torch.Tensor, guard: Guard) -> torch.Tensor:
+        """The vectors as one autograd node: float32 (num_values,), or of the `shape`."""
+        if self.shape is not None:
+            return pool_features(self.tables, *self.shape, anchor, self.share, guard)
+        return pack_features(self.tables, self.num_values, anchor, guard)
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Does nothing: all of it is on the host."""
+
+    def variable_stride_per_key(self) -> bool:
+        """False, in torchrec's words: every feature has the same batch size."""
+        return False

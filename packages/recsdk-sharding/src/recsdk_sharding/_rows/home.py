@@ -1,0 +1,194 @@
+"""Where the rows of tables are: what every home of rows offers.
+
+The engine is one (`engine`), device memory another (`recsdk_sharding.device.home`); `homes` says
+which a table has. A home is asked for what it does, never which one it is.
+
+Shape letters: n or N keys, M weights that come late, D row width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import recsdk_core
+from recsdk_core import ExportBatch, optim
+from recsdk_core.checkpoint.replacing import NewRows
+from recsdk_core.nn.function import TableBags
+from recsdk_sharding._configs.configs import HashTableConfig
+from recsdk_sharding.placement.layout import Shard
+
+__all__ = ["Guard", "HeldShard", "MappedBatch", "RowHome", "RowTable", "ShardCut"]
+
+Guard: TypeAlias = Callable[[], AbstractContextManager[None]]
+"""Makes what a backward runs inside of."""
+
+
+class RowTable(Protocol):
+    """A table as its owner sees it: the members mean what those of `recsdk_core.Table` do."""
+
+    learning_rate: float
+    update_count: int
+    log_decay: float
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def dim(self) -> int: ...
+    @property
+    def dtype(self) -> recsdk_core.table.DType: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def max_rows(self) -> int | None: ...
+    @property
+    def optimizer(self) -> optim.Optimizer: ...
+    @property
+    def state_fields(self) -> tuple[tuple[str, int], ...]: ...
+
+    def __len__(self) -> int: ...
+    def __contains__(self, key: object) -> bool: ...
+    def lookup(self, keys: NDArray[np.int64], *, return_outcomes: bool = False) -> Any: ...
+    def find_or_insert(
+        self,
+        keys: NDArray[np.int64],
+        *,
+        lease: recsdk_core.Lease | None = None,
+        return_outcomes: bool = False,
+    ) -> Any: ...
+    def upsert(
+        self,
+        keys: NDArray[np.int64],
+        values: NDArray[np.float32],
+        state: Mapping[str, NDArray[np.float32]] | None = None,
+    ) -> Any: ...
+    def erase(self, keys: NDArray[np.int64], *, return_outcomes: bool = False) -> Any: ...
+    def clear(self) -> None: ...
+    def export(
+        self, batch_size: int | None = None, *, state: bool = True
+    ) -> Iterator[ExportBatch]: ...
+    def set_optimizer(self, optimizer: optim.Optimizer) -> None: ...
+    def stats(self) -> recsdk_core.TableStats: ...
+    def check_invariants(self) -> None: ...
+
+
+class ShardCut(Protocol):
+    """What a shard holds between two steps, to be saved, until `finish`."""
+
+    @property
+    def host(self) -> recsdk_core.Table:
+        """The table of the engine's that is saved."""
+
+    def finish(self, is_saved: bool) -> None:
+        """Ends it. If it was saved, changes are counted from here; else they go on counting."""
+
+
+class HeldShard(Protocol):
+    """One shard in its home."""
+
+    @property
+    def table(self) -> RowTable:
+        """The rows."""
+
+    @property
+    def index(self) -> recsdk_core.Table:
+        """What maps keys to row numbers."""
+
+    def check_idle(self) -> None:
+        """Raises BusyError while batches are in flight, so that rows cannot be replaced."""
+
+    def check_room(self, keys: NDArray[np.int64]) -> None:
+        """Raises CapacityError unless keys (n,) without a row can have one."""
+
+    def index_rows(self, rows: NewRows) -> NewRows:
+        """What the index is to hold for the shard to hold these rows."""
+
+    def adopt(self, rows: NewRows) -> None:
+        """Takes the rows whose `index_rows` the index holds now."""
+
+    def cut(self, is_delta: bool) -> ShardCut:
+        """What is saved: all rows, or what changed since the last save or load."""
+
+    def table_to_load(self) -> recsdk_core.Table:
+        """The table of the engine's that a checkpoint is loaded into."""
+
+    def take_loaded(self, table: recsdk_core.Table) -> None:
+        """Takes the rows of the `table_to_load`, which has those of a checkpoint now."""
+
+
+class MappedBatch(Protocol):
+    """The bags that this rank pools, mapped to rows."""
+
+    def open(self) -> None:
+        """Makes the batch usable for work on the current stream."""
+
+    def take_weights(self, weights_M: torch.Tensor) -> None:
+        """Takes the weights that came late, with their graph."""
+
+    def pool(self, anchor: torch.Tensor, guard: Guard) -> torch.Tensor:
+        """The sums of all bags as one autograd node, float32 (num_values,).
+
+        Its backward gives each table one optimizer update, even for an empty batch, and then ends
+        the batch's leases; a second one raises RuntimeError. It runs inside of what `guard` makes.
+        `anchor` makes the result require a gradient.
+        """
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Keeps device memory until the stream has done what is queued by then."""
+
+
+class RowHome(Protocol):
+    """Makes and holds the rows of tables on one device. It is copied and pickled with modules."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where vectors are pooled."""
+
+    @property
+    def pools_to_results(self) -> bool:
+        """Whether batches may be pooled to the matrix of results at once, means taken on the way.
+
+        Only then `FeatureBags` may have a `pooling`, and a batch a `shape`.
+        """
+
+    @property
+    def copies_tables(self) -> bool:
+        """Whether tables can be copied and pickled; else their rows are, and put into new ones."""
+
+    def make_store(self, config: HashTableConfig, shards: Sequence[Shard]) -> torch.Tensor:
+        """What the parameter of a table is made of."""
+
+    def make_shards(
+        self,
+        config: HashTableConfig,
+        shards: Sequence[Shard],
+        store: torch.Tensor,
+        optimizer: optim.Optimizer,
+    ) -> Sequence[HeldShard]:
+        """The shards, empty; `store` as `make_store` makes it."""
+
+    def check_dtype(self, table: str, dtype: torch.dtype) -> None:
+        """Raises ValueError if the parameter of a table cannot become of this type."""
+
+    def plan(
+        self,
+        shards: Sequence[HeldShard],
+        mapped: Sequence[TableBags],
+        num_values: int,
+        *,
+        training: bool,
+        weight_starts: Sequence[Sequence[int]] | None = None,
+        shape: tuple[int, int] | None = None,
+    ) -> MappedBatch:
+        """A mapped batch of these shards, to be pooled; runs in the background.
+
+        `num_values`: numbers that are pooled. The `column` of a feature is the first number of its
+        vectors, or of the matrix of results (B, C) if that is the `shape`. `weight_starts`: of each
+        shard and feature, where its weights lie among those that come late; None: they came with
+        the keys, if there are any.
+        """
