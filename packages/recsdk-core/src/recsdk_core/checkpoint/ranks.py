@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
+from recsdk_core.agreement import attempt, raise_together, text_of
 from recsdk_core.errors import CheckpointError
 
 __all__ = ["OneRank", "Ranks", "share", "together"]
@@ -43,20 +44,14 @@ def together(ranks: Ranks, work: Callable[[], T]) -> list[T]:
 
     A rank that failed raises its own error, the others CheckpointError with its number and text.
     """
-    result, error = None, None
-    try:
-        result = work()
-    except Exception as raised:
-        error = raised
-    text = None if error is None else f"{type(error).__name__}: {error}"
-    replies = ranks.gather((text, result))
-    if error is not None:
-        raise error
-    failed = [(rank, text) for rank, (text, _) in enumerate(replies) if text is not None]
-    if failed:
-        rank, text = failed[0]
-        raise CheckpointError(f"rank {rank} failed, so no rank went on: {text}")
+    result, error = attempt(work)
+    replies = ranks.gather((None if error is None else text_of(error), result))
+    raise_together(error, [text for text, _ in replies], _failed)
     return [result for _, result in replies]
+
+
+def _failed(rank: int, text: str) -> CheckpointError:
+    return CheckpointError(f"rank {rank} failed, so no rank went on: {text}")
 
 
 def share(ranks: Ranks, work: Callable[[], T]) -> T:
