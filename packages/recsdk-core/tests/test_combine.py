@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsdk_core import Bags, Table, combine_gradients, distinct_keys, init, optim
+from recsdk_core import (
+    Bags,
+    CombineBlock,
+    Table,
+    combine_gradients,
+    distinct_keys,
+    init,
+    optim,
+)
 from recsdk_core.testing import keys
 
 
@@ -54,7 +62,8 @@ def test_an_update_with_sums_is_one_with_all(
     packed = np.full(len(distinct) * 3 + 2, 9.0, np.float32)
     rows_U, outcomes_U = combined.map(distinct, True)
     bags = Bags(which, outcomes_U[which], offsets, weights, pooling)
-    combine_gradients([(bags, grad, 1, 3, 1, len(distinct))], packed)
+    block = CombineBlock(bags=bags, column=1, width=3, start=1, num_sums=len(distinct))
+    combine_gradients([block], grad, packed)
     assert packed[0] == packed[-1] == 9.0
     combined.update_rows(Bags(rows_U, outcomes_U), packed[1:-1].reshape(-1, 3))
     np.testing.assert_allclose(combined.lookup(distinct), plain.lookup(distinct), rtol=1e-5)
@@ -64,31 +73,34 @@ def bags_of(rows: list[int], found: bool = True) -> Bags:
     return Bags(np.array(rows), np.full(len(rows), 0 if found else 3, np.uint8))
 
 
+def block_of(bags: Any, column: int, start: int, num_sums: int) -> CombineBlock:
+    return CombineBlock(bags=bags, column=column, width=3, start=start, num_sums=num_sums)
+
+
 GRAD = np.ones((2, 3), np.float32)
 BAD = [
-    ((bags_of([0, 1]), GRAD, 0, 3, 0), ValueError, "must be .bags, grad, column"),
-    ((1, GRAD, 0, 3, 0, 2), TypeError, "must start with a recsdk_core.Bags"),
-    ((bags_of([0, 1]), GRAD, 1, 3, 0, 2), ValueError, "3 columns from column 1 on"),
-    ((bags_of([0, 1]), GRAD, 0, 3, 1, 2), ValueError, "2 sums of width 3 from 1 on do not fit"),
-    ((bags_of([0, 1]), GRAD, 0, 3, -1, 2), ValueError, "from -1 on do not fit"),
-    ((bags_of([0, 1]), GRAD, 0, 3, 0, -1), ValueError, "-1 sums"),
-    ((bags_of([0, 1]), GRAD, 0, 3, 0, 2**62), ValueError, "do not fit"),
-    ((bags_of([0, 2]), GRAD, 0, 3, 0, 2), ValueError, "row number 2 is out of range"),
-    ((bags_of([0, -1]), GRAD, 0, 3, 0, 2), ValueError, "row number -1 is out of range"),
-    ((bags_of([0, 1, 1]), GRAD, 0, 3, 0, 2), ValueError, "grad must"),
+    (block_of(1, 0, 0, 2), TypeError, "must start with a recsdk_core.Bags"),
+    (block_of(bags_of([0, 1]), 1, 0, 2), ValueError, "3 columns from column 1 on"),
+    (block_of(bags_of([0, 1]), 0, 1, 2), ValueError, "2 sums of width 3 from 1 on do not fit"),
+    (block_of(bags_of([0, 1]), 0, -1, 2), ValueError, "from -1 on do not fit"),
+    (block_of(bags_of([0, 1]), 0, 0, -1), ValueError, "-1 sums"),
+    (block_of(bags_of([0, 1]), 0, 0, 2**62), ValueError, "do not fit"),
+    (block_of(bags_of([0, 2]), 0, 0, 2), ValueError, "row number 2 is out of range"),
+    (block_of(bags_of([0, -1]), 0, 0, 2), ValueError, "row number -1 is out of range"),
+    (block_of(bags_of([0, 1, 1]), 0, 0, 2), ValueError, "grad must"),
 ]
 
 
 @pytest.mark.parametrize(("block", "error", "message"), BAD)
 def test_bad_blocks_change_nothing(block: Any, error: type[Exception], message: str) -> None:
     packed = np.full(6, 4.0, np.float32)
-    good = (bags_of([0, 1]), GRAD, 0, 3, 0, 2)
+    good = block_of(bags_of([0, 1]), 0, 0, 2)
     with pytest.raises(error, match=message):
-        combine_gradients([good, block], packed)
+        combine_gradients([good, block], GRAD, packed)
     assert packed.tolist() == [4.0] * 6
 
 
 def test_keys_without_a_row_are_left_out() -> None:
     packed = np.full(6, 4.0, np.float32)
-    combine_gradients([(bags_of([0, 1], found=False), GRAD, 0, 3, 0, 2)], packed)
+    combine_gradients([block_of(bags_of([0, 1], found=False), 0, 0, 2)], GRAD, packed)
     assert packed.tolist() == [0.0] * 6

@@ -13,7 +13,7 @@ from recsdk_core._internal.version import __version__, check_compiled_version
 check_compiled_version(_ext.__version__)
 
 from recsdk_core import checkpoint, init, optim  # noqa: E402
-from recsdk_core.combine import combine_gradients, distinct_keys  # noqa: E402
+from recsdk_core.combine import CombineBlock, combine_gradients, distinct_keys  # noqa: E402
 from recsdk_core.errors import (  # noqa: E402
     BackendUnavailable,
     BusyError,
@@ -42,6 +42,7 @@ __all__ = [
     "BusyError",
     "CapacityError",
     "CheckpointError",
+    "CombineBlock",
     "ExportBatch",
     "Lease",
     "NonFiniteError",

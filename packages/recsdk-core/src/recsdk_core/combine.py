@@ -6,6 +6,7 @@ Shape letters: N keys, U distinct keys, B bags, C columns of a matrix, D row wid
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from recsdk_core import _ext
@@ -16,10 +17,21 @@ __all__ = ["CombineBlock", "combine_gradients", "distinct_keys"]
 Array: TypeAlias = Any
 """A numpy array, a torch CPU tensor, or any DLPack CPU array."""
 
-CombineBlock: TypeAlias = tuple[Bags, Array, int, int, int, int]
-"""(bags, grad, column, D, start, U): the gradient of bag b is `grad[b, column : column + D]`,
-float32 (at least B, C), each row contiguous; the rows of the bags' keys are 0 to U - 1, and the sum
-of those of row u goes to `packed[start + u * D : start + (u + 1) * D]`."""
+
+@dataclass(frozen=True, kw_only=True)
+class CombineBlock:
+    """The bags of one feature, the gradients of whose keys are added up."""
+
+    bags: Bags
+    """Bags whose row numbers say which of U distinct keys each key is."""
+    column: int
+    """First column of the bags' gradients."""
+    width: int
+    """D."""
+    start: int
+    """Where the U sums begin, one after the other."""
+    num_sums: int
+    """U."""
 
 
 def distinct_keys(keys: Array) -> tuple[Array, Array]:
@@ -31,14 +43,17 @@ def distinct_keys(keys: Array) -> tuple[Array, Array]:
     return _ext.distinct_keys(keys)
 
 
-def combine_gradients(blocks: Sequence[CombineBlock], packed: Array) -> None:
+def combine_gradients(blocks: Sequence[CombineBlock], grad: Array, packed: Array) -> None:
     """Writes the sums of the gradients of equal rows to their places in `packed`.
 
-    `packed` is float32, one dimension; blocks may not overlap there. Gradients are added in the
-    order of the keys, with the bags' weights and pooling; keys without a row by their outcome are
-    left out, and a row that no key has gets 0.
+    The gradient of bag b of a block is `grad[b, column : column + D]`, float32 (at least B, C),
+    each row contiguous. The sum of row u goes to `packed[start + u * D : start + (u + 1) * D]`,
+    float32 in one dimension; blocks may not overlap there. Gradients are added in the order of the
+    keys, with the bags' weights and pooling; keys without a row by their outcome are left out, and
+    a row that no key has gets 0.
 
     Everything is checked first: TypeError and ValueError change nothing. Spread over the thread
     pool block by block; the result does not depend on the number of threads.
     """
-    _ext.combine_gradients(blocks, packed)
+    items = [(b.bags, grad, b.column, b.width, b.start, b.num_sums) for b in blocks]
+    _ext.combine_gradients(items, packed)

@@ -35,13 +35,15 @@ class Job(ExchangeJob[Any]):
     def step(self) -> int:
         return self._step
 
-    def prepare(self) -> Splits:
+    def prepare(self) -> tuple[Splits, None]:
         if self._fail_in == "prepare":
             raise ValueError(self._text)
         counts = (self._number,) * dist.get_world_size()
-        return Splits(batch_size=self._number, counts=counts)
+        return Splits(batch_size=self._number, counts=counts), None
 
-    def transfer(self, group: dist.ProcessGroup, splits: Sequence[Splits]) -> None:
+    def transfer(
+        self, group: dist.ProcessGroup, splits: Sequence[Splits], prepared: None
+    ) -> list[list[int]]:
         if self._fail_in == "transfer":
             raise RuntimeError("connection closed by peer")
         own = torch.full((self._number,), self._number)
@@ -49,13 +51,13 @@ class Job(ExchangeJob[Any]):
         received = torch.empty(sum(sizes), dtype=torch.int64)
         sends = [self._number] * len(splits)
         dist.all_to_all_single(received, own.repeat(len(splits)), sizes, sends, group=group)
-        self._received = [part.tolist() for part in received.split(sizes)]
+        return [part.tolist() for part in received.split(sizes)]
 
-    def finish(self) -> Any:
+    def finish(self, received: list[list[int]]) -> Any:
         if self._fail_in == "finish":
             raise ValueError(self._text)
-        assert all(part == [len(part)] * len(part) for part in self._received)
-        return [(rank, len(part)) for rank, part in enumerate(self._received)]
+        assert all(part == [len(part)] * len(part) for part in received)
+        return [(rank, len(part)) for rank, part in enumerate(received)]
 
 
 class Blocking(Job):
@@ -66,7 +68,7 @@ class Blocking(Job):
         self._gate = gate
         self.started = threading.Event()
 
-    def prepare(self) -> Splits:
+    def prepare(self) -> tuple[Splits, None]:
         self.started.set()
         self._gate.wait()
         return super().prepare()
@@ -141,7 +143,7 @@ class Mute(Exception):
 class Muted(Job):
     """Fails with an error that cannot be shown."""
 
-    def prepare(self) -> Splits:
+    def prepare(self) -> tuple[Splits, None]:
         raise Mute
 
 

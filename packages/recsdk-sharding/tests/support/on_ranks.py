@@ -38,7 +38,7 @@ from worlds import (
 from recsdk_core import Outcome, RecsdkError
 from recsdk_sharding import get_default_hybrid_sharders
 from recsdk_sharding._batch.assembly import Assembly
-from recsdk_sharding._batch.host_job import HostJob
+from recsdk_sharding._batch.host_job import Received
 from recsdk_sharding.exchange import EndOfData, exchanges_of
 
 
@@ -283,13 +283,13 @@ def restore_after_a_failure(bad_rank: int) -> dict[str, Any]:
     list(plain(model, optimizer, [first]))
     state = {name: value.clone() for name, value in model.state_dict().items()}
     rows = rows_of(unwrapped(model).ebc.tables())
-    whole = HostJob._plan
+    whole = Received._assembly
     if dist.get_rank() == bad_rank:
-        HostJob._plan = _have_no_memory  # type: ignore[method-assign]
+        Received._assembly = _have_no_memory  # type: ignore[method-assign]
     try:
         error = _error_of(lambda: list(plain(model, optimizer, [second])))
     finally:
-        HostJob._plan = whole  # type: ignore[method-assign]
+        Received._assembly = whole  # type: ignore[method-assign]
     for exchange in exchanges_of(model):
         exchange.reset()
     model.load_state_dict(state)
@@ -300,7 +300,7 @@ def restore_after_a_failure(bad_rank: int) -> dict[str, Any]:
     }
 
 
-def _have_no_memory(job: HostJob, features: Any) -> Any:
+def _have_no_memory(received: Received) -> Any:
     raise MemoryError("no memory for the plan")
 
 

@@ -8,6 +8,7 @@ require("torch", extra="torch", user="recsdk_core.nn")
 
 from recsdk_core.nn.function import (  # noqa: E402
     FeatureBags,
+    SharedTraining,
     TableBags,
     gather_features,
     pool_features,
@@ -18,6 +19,7 @@ __all__ = [
     "FeatureBags",
     "HashEmbedding",
     "HashEmbeddingBag",
+    "SharedTraining",
     "TableBags",
     "bag_offsets",
     "gather_features",

@@ -18,14 +18,21 @@ from typing import Any, TypeAlias
 import torch
 from torch.autograd.function import once_differentiable
 
+from recsdk_core.combine import CombineBlock, combine_gradients
 from recsdk_core.nn.accumulation import Accumulation
 from recsdk_core.nn.scaled_losses import refuse_scaled_loss
 from recsdk_core.table import Lease, Table
 from recsdk_core.tables import Bags, pool_tables, update_tables
 
-__all__ = ["FeatureBags", "TableBags", "gather_features", "pack_features", "pool_features"]
+__all__ = [
+    "FeatureBags",
+    "SharedTraining",
+    "TableBags",
+    "gather_features",
+    "pack_features",
+    "pool_features",
+]
 
-_Share: TypeAlias = Callable[[torch.Tensor], Sequence[torch.Tensor]]
 _Guard: TypeAlias = Callable[[], AbstractContextManager[None]]
 _Part: TypeAlias = tuple[Bags, torch.Tensor, int, torch.Tensor | None]
 """Bags, the matrix with their gradients, its first column, and where their weights' goes."""
@@ -48,12 +55,6 @@ class FeatureBags:
     column: int = 0
     """First column of the output that the feature's vectors go to; for `pack_features` the first
     number; `gather_features` ignores it."""
-    is_read: bool = True
-    """False: the forward leaves zeros for its vectors, but the backward takes their gradients."""
-    is_trained: bool = True
-    """False: the backward takes no gradients for its rows and weights."""
-    gradient: int = 0
-    """Which of the gradients has the feature's; see `share_gradient` of `pool_features`."""
 
 
 @dataclass(kw_only=True)
@@ -70,14 +71,42 @@ class TableBags:
     """Collects the gradients of several backwards; None: each backward is an update."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class SharedTraining:
+    """Trains tables that several processes have alike with the gradients of all of them.
+
+    Of the gradient of what it pooled each process makes one of its own: for each of its keys, or
+    bags of keys, the sum, one after the other. The processes swap them, and all train with all.
+    """
+
+    sums: Sequence[CombineBlock]
+    """How this process's gradient is made."""
+    sizes: Sequence[int]
+    """Numbers in the gradient of each process."""
+    process: int
+    """Which of them this process is."""
+    swap: Callable[[torch.Tensor, Sequence[int]], Sequence[torch.Tensor]]
+    """Gives all processes' gradients for this one's and `sizes`; nobody may write to them then."""
+    bags: Sequence[Sequence[FeatureBags]]
+    """Of each table what is trained: feature by feature, and for each process by process. `column`
+    is the first number in that process's gradient."""
+
+    def gradients(self, grad: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Those of all processes; `grad` is that of what this one pooled."""
+        own = torch.empty(self.sizes[self.process])
+        combine_gradients(self.sums, grad, own)
+        return self.swap(own, self.sizes)
+
+
 @dataclass
 class _Block:
-    """Where the bags of one feature lie in the output."""
+    """Where the bags of one feature lie in the output, or in one of the gradients."""
 
     bags: Bags
     feature: FeatureBags
     first_bag: int
     column: int
+    gradient: int = 0
 
     def place_in(self, matrix: torch.Tensor, width: int) -> tuple[torch.Tensor, int]:
         """The matrix that begins with the block's first bag, and the block's first column."""
@@ -92,16 +121,17 @@ class _Node:
     def __init__(
         self,
         tables: Sequence[TableBags],
-        blocks: list[list[_Block]],
-        share_gradient: _Share | None = None,
+        pooled: list[list[_Block]],
+        shared: SharedTraining | None = None,
         guard: _Guard = nullcontext,
     ) -> None:
-        self.share_gradient = share_gradient
+        self.shared = shared
         self.guard = guard
         self.tables = [entry.table for entry in tables]
         self.leases = [entry.lease for entry in tables]
         self.accumulations = [entry.accumulation for entry in tables]
-        self.blocks = blocks  # of each table
+        self.pooled = pooled  # of each table
+        self.trained = pooled if shared is None else _blocks(shared.bags, len(shared.sizes))
         self.is_spent = False
 
     def end(self) -> None:
@@ -109,8 +139,8 @@ class _Node:
         for lease in self.leases:
             if lease is not None:
                 lease.release()
-        self.tables, self.leases, self.accumulations, self.blocks = [], [], [], []
-        self.share_gradient = None
+        self.tables, self.leases, self.accumulations = [], [], []
+        self.pooled, self.trained, self.shared = [], [], None
         self.is_spent = True
 
 
@@ -119,7 +149,7 @@ def pool_features(
     num_bags: int,
     num_columns: int,
     anchor: torch.Tensor,
-    share_gradient: _Share | None = None,
+    shared: SharedTraining | None = None,
     guard: _Guard = nullcontext,
 ) -> torch.Tensor:
     """Pools the features of many tables into one matrix, as one autograd node.
@@ -137,14 +167,11 @@ def pool_features(
 
     `anchor` is a (0, D) parameter that makes the output require a gradient; it gets no `.grad`.
 
-    `share_gradient` is called in the backward with the gradient of the output, contiguous, and
-    gives the float32 tensors that features take theirs from by their `gradient`: those of several
-    processes, say. A matrix has at least the feature's bags as rows; in one of one dimension the
-    feature's vectors lie one after the other from `column` on. Nobody may write to them afterwards.
-    None: it is the only one. The backward runs inside of what `guard` makes.
+    `shared`: what is trained, with which gradients, in place of what is pooled. The backward runs
+    inside of what `guard` makes.
     """
-    blocks = [[_Block(_bags(f), f, 0, f.column) for f in entry.features] for entry in tables]
-    return _forward(_Node(tables, blocks, share_gradient, guard), (num_bags, num_columns), anchor)
+    pooled = _blocks([entry.features for entry in tables])
+    return _forward(_Node(tables, pooled, shared, guard), (num_bags, num_columns), anchor)
 
 
 def gather_features(tables: Sequence[TableBags], anchor: torch.Tensor) -> torch.Tensor:
@@ -173,15 +200,29 @@ def pack_features(
     num_values: int,
     anchor: torch.Tensor,
     guard: _Guard = nullcontext,
+    pooled: range | None = None,
 ) -> torch.Tensor:
     """The vectors of all bags of all features in one dimension, as one autograd node.
 
     Returns float32 (num_values,): the B vectors of a feature lie one after the other from `column`
     on, which are B * D numbers that no other feature may fill; what no feature fills is zero. There
     may be no tables. Otherwise as `pool_features`.
+
+    `pooled`: the numbers to fill; None: all. Features that begin elsewhere are trained, but leave
+    zeros.
     """
-    blocks = [[_Block(_bags(f), f, 0, f.column) for f in entry.features] for entry in tables]
-    return _forward(_Node(tables, blocks, guard=guard), (num_values,), anchor)
+    blocks = _blocks([entry.features for entry in tables])
+    return _forward(_Node(tables, blocks, guard=guard), (num_values,), anchor, pooled)
+
+
+def _blocks(
+    features: Sequence[Sequence[FeatureBags]], num_gradients: int = 1
+) -> list[list[_Block]]:
+    """Of each table the features' blocks, each of which begins at the feature's column."""
+    return [
+        [_Block(_bags(f), f, 0, f.column, i % num_gradients) for i, f in enumerate(of_table)]
+        for of_table in features
+    ]
 
 
 def _bags(feature: FeatureBags) -> Bags:
@@ -190,8 +231,12 @@ def _bags(feature: FeatureBags) -> Bags:
     return Bags(feature.rows, feature.outcomes, feature.offsets, weights, feature.pooling)
 
 
-def _forward(node: _Node, shape: tuple[int, ...], anchor: torch.Tensor) -> torch.Tensor:
-    weights = [block.feature.weights for part in node.blocks for block in part]
+def _forward(
+    node: _Node, shape: tuple[int, ...], anchor: torch.Tensor, pooled: range | None = None
+) -> torch.Tensor:
+    if pooled is not None:
+        node.pooled = [[block for block in part if block.column in pooled] for part in node.pooled]
+    weights = [block.feature.weights for part in node.trained for block in part]
     wants_grad = anchor.requires_grad or any(w is not None and w.requires_grad for w in weights)
     if torch.is_grad_enabled() and wants_grad:
         out: torch.Tensor = _PoolFeatures.apply(node, shape, anchor, *weights)  # type: ignore[no-untyped-call]
@@ -202,17 +247,16 @@ def _forward(node: _Node, shape: tuple[int, ...], anchor: torch.Tensor) -> torch
 
 
 def _pool(node: _Node, shape: tuple[int, ...]) -> torch.Tensor:
-    read = [[block for block in part if block.feature.is_read] for part in node.blocks]
     filled = sum(
         block.bags.num_bags * table.dim
-        for table, part in zip(node.tables, read, strict=True)
+        for table, part in zip(node.tables, node.pooled, strict=True)
         for block in part
     )
     make = torch.empty if filled == math.prod(shape) else torch.zeros
     out = make(shape, dtype=torch.float32)
     calls = [
         (table, [(block.bags, *block.place_in(out, table.dim)) for block in part])
-        for table, part in zip(node.tables, read, strict=True)
+        for table, part in zip(node.tables, node.pooled, strict=True)
     ]
     pool_tables(calls)
     return out
@@ -253,7 +297,7 @@ class _PoolFeatures(torch.autograd.Function):
                 refuse_scaled_loss(table.name for table in node.tables)
             make_grads = _update if trains else _weights_grads
             own = grad.contiguous()
-            grads = [own] if node.share_gradient is None else node.share_gradient(own)
+            grads = [own] if node.shared is None else node.shared.gradients(own)
             return (None, None, None, *make_grads(node, grads, wanted))
         finally:
             node.end()
@@ -264,27 +308,20 @@ def _update(
 ) -> list[torch.Tensor | None]:
     """One update per table; returns the gradients of the weights that want one."""
     waits = any(accumulation is not None for accumulation in node.accumulations)
-    if waits and node.share_gradient is None:
+    if waits and node.shared is None:
         given = [grad.clone() for grad in given]  # the caller may reuse its own meanwhile
     is_wanted = iter(wanted)
     grads: list[torch.Tensor | None] = []
     calls = []
     ended = []
-    for index, (table, part) in enumerate(zip(node.tables, node.blocks, strict=True)):
+    for index, (table, part) in enumerate(zip(node.tables, node.trained, strict=True)):
         accumulation = node.accumulations[index]
         parts: list[_Part] = []
         for block in part:
-            wants, grad = next(is_wanted), given[block.feature.gradient]
-            if not block.feature.is_trained:
-                grads.append(None)
-                continue
-            if accumulation is not None:
-                grads.append(_weights_grad(table, block, grad) if wants else None)
-                parts.append((block.bags, *block.place_in(grad, table.dim), None))
-            else:
-                weights = block.feature.weights if wants else None
-                grads.append(None if weights is None else torch.empty_like(weights))
-                parts.append((block.bags, *block.place_in(grad, table.dim), grads[-1]))
+            grad, is_early = given[block.gradient], accumulation is not None
+            made, of_weights = _part(table, block, grad, next(is_wanted), is_early)
+            parts.append(made)
+            grads.append(of_weights)
         if accumulation is not None:
             lease, node.leases[index] = node.leases[index], None
             due = accumulation.add(parts, lease)
@@ -301,14 +338,30 @@ def _update(
     return grads
 
 
+def _part(
+    table: Table, block: _Block, grad: torch.Tensor, wants_weights: bool, is_early: bool
+) -> tuple[_Part, torch.Tensor | None]:
+    """A block's part of an update, and the gradient of its weights, if wanted.
+
+    The update fills that, unless it `is_early`: needed before the update.
+    """
+    place, weights = block.place_in(grad, table.dim), block.feature.weights
+    if weights is None or not wants_weights:
+        return (block.bags, *place, None), None
+    if is_early:
+        return (block.bags, *place, None), _weights_grad(table, block, grad)
+    of_weights = torch.empty_like(weights)
+    return (block.bags, *place, of_weights), of_weights
+
+
 def _weights_grads(
     node: _Node, given: Sequence[torch.Tensor], wanted: Sequence[bool]
 ) -> list[torch.Tensor | None]:
     """The gradients of the weights that want one, for frozen tables."""
     is_wanted = iter(wanted)
     return [
-        _weights_grad(table, block, given[block.feature.gradient]) if next(is_wanted) else None
-        for table, part in zip(node.tables, node.blocks, strict=True)
+        _weights_grad(table, block, given[block.gradient]) if next(is_wanted) else None
+        for table, part in zip(node.tables, node.trained, strict=True)
         for block in part
     ]
 

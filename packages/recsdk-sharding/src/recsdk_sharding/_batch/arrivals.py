@@ -1,23 +1,26 @@
 """What all ranks sent of one batch to this rank, as bags of the shards that it has.
 
-Shape letters: N keys, W ranks.
+Shape letters: N keys, G bags of a route's features, W ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
+import numpy as np
 import torch
 
-from recsdk_core import Lease
 from recsdk_core.nn.function import FeatureBags
 from recsdk_sharding._batch.assembly import padded
+from recsdk_sharding._batch.context import RoutedShard
+from recsdk_sharding._batch.features import MappedKeys
 from recsdk_sharding._batch.outcomes import highest
-from recsdk_sharding._batch.routing import Arrived, FeatureBagsOfRank, read_weights, read_words
+from recsdk_sharding._batch.routing import Ints
 from recsdk_sharding.placement.layout import Route
 
-__all__ = ["Arrivals", "Starts"]
+__all__ = ["Arrivals", "ArrivedBags", "Starts"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,27 @@ class Starts:
     """Numbers for each rank."""
 
 
+@dataclass(frozen=True)
+class ArrivedBags:
+    """What one rank sent of one feature."""
+
+    keys: torch.Tensor
+    """int64 (N,)."""
+    offsets: torch.Tensor | None
+    """int64, of the bags that have keys; None: every key is a bag."""
+    weights: torch.Tensor | None = None
+    """float32 (N,)."""
+
+    @property
+    def num_bags(self) -> int:
+        """Bags that have keys."""
+        return len(self.keys) if self.offsets is None else len(self.offsets) - 1
+
+
+_OfRank: TypeAlias = dict[tuple[tuple[int, ...], int], ArrivedBags]
+"""By the ranks of the route and the position of the feature."""
+
+
 class Arrivals:
     """The bags of all ranks; within a feature those of rank 0 come first."""
 
@@ -40,8 +64,8 @@ class Arrivals:
         every_key_is_a_bag: Sequence[bool],
     ) -> None:
         """`words`: what each rank sent, of the routes that this rank is on."""
-        self._arrived: list[Arrived] = [
-            read_words(of_rank, routes, is_sequence=is_sequence)
+        self._arrived = [
+            _read(of_rank, routes, is_sequence=is_sequence)
             for of_rank, is_sequence in zip(words, every_key_is_a_bag, strict=True)
         ]
 
@@ -54,55 +78,50 @@ class Arrivals:
         """Adds the weights of the keys that each rank sent; None: that rank's have none."""
         pairs = zip(self._arrived, weights, strict=True)
         self._arrived = [
-            found if of_rank is None else read_weights(found, of_rank) for found, of_rank in pairs
+            found if of_rank is None else _weighted(found, of_rank) for found, of_rank in pairs
         ]
 
-    def weight_starts_of(self, route: Route, features: Sequence[int]) -> list[int]:
+    def weight_starts_of(self, shard: RoutedShard) -> list[int]:
         """Where the weights of each feature's keys of each rank lie, among those of all keys."""
         starts: list[dict[tuple[tuple[int, ...], int], int]] = []
         start = 0
         for found in self._arrived:
             starts.append({})
-            for place, bags in found.items():
-                starts[-1][place] = start
+            for feature, bags in found.items():
+                starts[-1][feature] = start
                 start += len(bags.keys)
-        return [of_rank[route.ranks, f] for f in features for of_rank in starts]
+        ranks = shard.route.ranks
+        return [of_rank[ranks, f] for f in shard.features for of_rank in starts]
 
-    def keys_of(self, route: Route, features: Sequence[int]) -> torch.Tensor:
-        """The keys of a table, int64 (N,): feature by feature, rank by rank."""
-        return torch.cat([bags.keys for bags in self.blocks_of(route, features)])
+    def keys_of(self, shard: RoutedShard) -> torch.Tensor:
+        """The keys of a shard, int64 (N,): feature by feature, rank by rank."""
+        return torch.cat([bags.keys for bags in self._bags_of(shard)])
 
-    def blocks_of(self, route: Route, features: Sequence[int]) -> list[FeatureBagsOfRank]:
-        """The bags of a table: feature by feature, rank by rank."""
-        return [found[route.ranks, f] for f in features for found in self._arrived]
+    def _bags_of(self, shard: RoutedShard) -> list[ArrivedBags]:
+        return [found[shard.route.ranks, f] for f in shard.features for found in self._arrived]
 
     def outcomes_of(
-        self, shards: Sequence[tuple[Route, Sequence[int], torch.Tensor]]
+        self, shards: Sequence[RoutedShard], outcomes: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
         """What became of the keys that each rank sent, uint8 (N,), in the order of its keys.
 
-        `shards`: of each the outcomes of what `keys_of` gives; shards of some columns may have
+        `outcomes`: of each shard those of what `keys_of` gives; shards of some columns may have
         the same keys.
         """
         by_rank: list[dict[tuple[tuple[int, ...], int], torch.Tensor]] = [{} for _ in self._arrived]
-        for route, features, outcomes in shards:
-            counts = [len(block.keys) for block in self.blocks_of(route, features)]
-            for number, piece in enumerate(outcomes.split_with_sizes(counts)):
+        for shard, of_shard in zip(shards, outcomes, strict=True):
+            counts = [len(bags.keys) for bags in self._bags_of(shard)]
+            for number, of_bags in enumerate(of_shard.split_with_sizes(counts)):
                 index, rank = divmod(number, len(self._arrived))
-                place = route.ranks, features[index]
-                by_rank[rank][place] = highest(by_rank[rank].get(place), piece)
+                feature = shard.route.ranks, shard.features[index]
+                by_rank[rank][feature] = highest(by_rank[rank].get(feature), of_bags)
         nothing = torch.zeros(0, dtype=torch.uint8)
         return [
-            torch.cat([nothing, *(of_rank[place] for place in found)])
+            torch.cat([nothing, *(of_rank[feature] for feature in found)])
             for of_rank, found in zip(by_rank, self._arrived, strict=True)
         ]
 
-    def starts_of(
-        self,
-        places: Sequence[tuple[Route, Sequence[int]]],
-        widths: Sequence[int],
-        multiple: int,
-    ) -> Starts:
+    def starts_of(self, shards: Sequence[RoutedShard], multiple: int) -> Starts:
         """Lays out the vectors: rank by rank, then shard by shard, feature by feature."""
         by_rank: list[list[list[int]]] = []
         num_values: list[int] = []
@@ -110,35 +129,32 @@ class Arrivals:
         for found in self._arrived:
             begin = start
             by_rank.append([])
-            for (route, features), width in zip(places, widths, strict=True):
+            for shard in shards:
                 of_shard = []
-                for feature in features:
+                for feature in shard.features:
                     of_shard.append(start)
-                    start += found[route.ranks, feature].num_bags * width
+                    start += found[shard.route.ranks, feature].num_bags * shard.width
                 by_rank[-1].append(of_shard)
             start = begin + padded(start - begin, multiple)
             num_values.append(start - begin)
         of_shards = [
-            [of_rank[shard][index] for index in range(len(features)) for of_rank in by_rank]
-            for shard, (_, features) in enumerate(places)
+            [of_rank[number][index] for index in range(len(shard.features)) for of_rank in by_rank]
+            for number, shard in enumerate(shards)
         ]
         return Starts(of_shards, num_values)
 
-    def bags_of(
+    def mapped_bags_of(
         self,
-        route: Route,
-        features: Sequence[int],
-        mapped: tuple[torch.Tensor, torch.Tensor, Lease],
+        shard: RoutedShard,
+        mapped: MappedKeys,
         starts: Sequence[int],
-        reads_only: int | None,
     ) -> list[FeatureBags]:
-        """The bags of a shard, mapped; `reads_only`: the one rank whose vectors are wanted."""
-        blocks = self.blocks_of(route, features)
-        counts = [len(block.keys) for block in blocks]
+        """The bags of a shard, mapped: feature by feature, rank by rank."""
+        arrived = self._bags_of(shard)
+        counts = [len(bags.keys) for bags in arrived]
         rows, outcomes, _ = mapped
-        world_size = len(self._arrived)
-        parts = zip(
-            blocks,
+        pieces = zip(
+            arrived,
             rows.split_with_sizes(counts),
             outcomes.split_with_sizes(counts),
             starts,
@@ -148,10 +164,52 @@ class Arrivals:
             FeatureBags(
                 rows=own_rows,
                 outcomes=own_outcomes,
-                offsets=block.offsets,
-                weights=block.weights,
+                offsets=bags.offsets,
+                weights=bags.weights,
                 column=start,
-                is_read=reads_only is None or number % world_size == reads_only,
             )
-            for number, (block, own_rows, own_outcomes, start) in enumerate(parts)
+            for bags, own_rows, own_outcomes, start in pieces
         ]
+
+
+def _read(words: torch.Tensor, routes: Sequence[Route], *, is_sequence: bool) -> _OfRank:
+    """What one rank sent; `routes` are those that this rank is on."""
+    found: _OfRank = {}
+    start = 0
+    for route in routes:
+        num_features = len(route.features)
+        num_bags: list[int] = words[start : start + num_features].tolist()
+        start += num_features
+        counts, offsets = num_bags, None
+        if not is_sequence:
+            lengths_G = words[start : start + sum(num_bags)].numpy()
+            counts, offsets = _offsets_of(lengths_G, num_bags)
+            start += len(lengths_G)
+        keys = words[start : start + sum(counts)].split_with_sizes(counts)
+        start += sum(counts)
+        for index, position in enumerate(route.features):
+            bag_ends = None if offsets is None else offsets[index]
+            found[route.ranks, position] = ArrivedBags(keys[index], bag_ends)
+    return found
+
+
+def _weighted(found: _OfRank, weights: torch.Tensor) -> _OfRank:
+    """What one rank sent, with the weights of its keys."""
+    pieces = weights.split_with_sizes([len(bags.keys) for bags in found.values()])
+    pairs = zip(found.items(), pieces, strict=True)
+    return {feature: replace(bags, weights=piece) for (feature, bags), piece in pairs}
+
+
+def _offsets_of(lengths_G: Ints, num_bags: Sequence[int]) -> tuple[list[int], list[torch.Tensor]]:
+    """Keys of each feature, and the offsets of its bags that have keys."""
+    ends_G = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths_G)])
+    filled = np.flatnonzero(lengths_G)
+    bag_ends = np.cumsum(np.array(num_bags, np.int64))
+    cuts = [0, *np.searchsorted(filled, bag_ends).tolist()]
+    key_ends = ends_G[np.concatenate([np.zeros(1, np.int64), bag_ends])]
+    ends = np.concatenate([ends_G[:1], ends_G[filled + 1]])  # after each bag that has keys
+    offsets = []
+    for index in range(len(num_bags)):
+        own = ends[cuts[index] : cuts[index + 1] + 1] - key_ends[index]
+        offsets.append(torch.from_numpy(own))
+    return np.diff(key_ends).tolist(), offsets

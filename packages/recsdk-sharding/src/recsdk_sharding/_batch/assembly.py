@@ -1,7 +1,7 @@
 """Putting together the vectors that ranks send for this rank's samples, and taking gradients apart.
 
 Every shard sends, for each feature of its table, the vectors of the bags that have keys there: one
-segment of numbers. Segments of other columns lie side by side, those of other rows are added in
+stretch of numbers. Stretches of other columns lie side by side, those of other rows are added in
 the order of ranks, so that the result is the same every time.
 
 Shape letters: B samples, C columns, D width of a feature's vectors, G bags of a feature.
@@ -22,11 +22,11 @@ from recsdk_core.vectors import Block, Part
 from recsdk_sharding._batch.routing import Ints, Requests
 from recsdk_sharding.placement.layout import GroupLayout
 
-__all__ = ["Assembly", "SegmentSpec", "padded", "plan_segments"]
+__all__ = ["Assembly", "StretchSpec", "padded", "plan_stretches"]
 
 
 @dataclass(frozen=True)
-class SegmentSpec:
+class StretchSpec:
     """The vectors that one shard sends for one feature."""
 
     feature: int
@@ -38,19 +38,19 @@ class SegmentSpec:
     num_bags: int
     """Number of vectors."""
     is_first: bool
-    """Whether no segment before it has the same feature and columns."""
+    """Whether no stretch before it has the same feature and columns."""
 
     @property
     def num_values(self) -> int:
-        """Numbers in the segment."""
+        """Numbers in the stretch."""
         return self.num_bags * (self.columns[1] - self.columns[0])
 
 
-def plan_segments(
+def plan_stretches(
     layout: GroupLayout, requests: Requests, num_bags: Sequence[int], rank: int
-) -> list[list[SegmentSpec]]:
+) -> list[list[StretchSpec]]:
     """What each rank will send to `rank`, in the order in which it lies there."""
-    sent: list[list[SegmentSpec]] = [[] for _ in range(layout.world_size)]
+    sent: list[list[StretchSpec]] = [[] for _ in range(layout.world_size)]
     for table in layout.tables:
         for placed in table.shards:
             if layout.is_replicated and placed.rank != rank:
@@ -62,26 +62,26 @@ def plan_segments(
                 count = num_bags[feature] if of_feature is None else len(of_feature)
                 is_first = placed.shard.index == 0
                 sent[placed.rank].append(
-                    SegmentSpec(feature, placed.shard.columns, of_feature, count, is_first)
+                    StretchSpec(feature, placed.shard.columns, of_feature, count, is_first)
                 )
     return sent
 
 
 @dataclass(frozen=True)
-class _Segment:
-    """A segment, and where it begins."""
+class _Stretch:
+    """A stretch, and where it begins."""
 
     start: int
-    spec: SegmentSpec
+    spec: StretchSpec
     bags: torch.Tensor | None
 
     def read(self, flat: torch.Tensor) -> torch.Tensor:
-        """The segment's vectors, a view (bags, columns) of what was received."""
+        """The stretch's vectors, a view (bags, columns) of what was received."""
         first, last = self.spec.columns
         return flat.narrow(0, self.start, self.spec.num_values).view(-1, last - first)
 
     def of(self, results: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The segment's columns of its feature's result."""
+        """The stretch's columns of its feature's result."""
         first, last = self.spec.columns
         return results[self.spec.feature][:, first:last]
 
@@ -94,7 +94,7 @@ class Assembly:
 
     def __init__(
         self,
-        sent: Sequence[Sequence[SegmentSpec]],
+        sent: Sequence[Sequence[StretchSpec]],
         divisors: Sequence[torch.Tensor] | None,
         multiple: int,
     ) -> None:
@@ -105,31 +105,31 @@ class Assembly:
         self._divisors = divisors
         self.num_values = [padded(sum(s.num_values for s in part), multiple) for part in sent]
         """Numbers that each rank sends, W."""
-        self._placed: list[tuple[int, SegmentSpec]] = []
+        self._begun: list[tuple[int, StretchSpec]] = []
         begin = 0
         for part, num_values in zip(sent, self.num_values, strict=True):
             starts = accumulate((s.num_values for s in part), initial=begin)
-            self._placed += zip(starts, part, strict=False)
+            self._begun += zip(starts, part, strict=False)
             begin += num_values
-        arrays = [spec.bags for _, spec in self._placed if spec.bags is not None]
+        arrays = [spec.bags for _, spec in self._begun if spec.bags is not None]
         self._bags = torch.from_numpy(np.concatenate(arrays)) if arrays else torch.zeros(0)
         self._has_padding = any(
             padded_size > sum(s.num_values for s in part)
             for part, padded_size in zip(sent, self.num_values, strict=True)
         )
-        self._segments = self._cut()
+        self._stretches = self._cut()
 
-    def _cut(self) -> list[_Segment]:
-        """The segments, with their bags as views of all bags."""
-        segments = []
+    def _cut(self) -> list[_Stretch]:
+        """The stretches, with their bags as views of all bags."""
+        stretches = []
         first = 0
-        for start, spec in self._placed:
+        for start, spec in self._begun:
             bags = None
             if spec.bags is not None:
                 bags = self._bags.narrow(0, first, spec.num_bags)
                 first += spec.num_bags
-            segments.append(_Segment(start, spec, bags))
-        return segments
+            stretches.append(_Stretch(start, spec, bags))
+        return stretches
 
     def put(self, received: torch.Tensor, results: Sequence[torch.Tensor]) -> None:
         """Fills the features' results with what was received from all ranks."""
@@ -142,17 +142,17 @@ class Assembly:
                 result /= divisor_G[:, None]
 
     def _put_on_device(self, received: torch.Tensor, results: Sequence[torch.Tensor]) -> None:
-        for segment in self._segments:
-            target, vectors = segment.of(results), segment.read(received)
-            if segment.bags is None:
-                if segment.spec.is_first:
+        for stretch in self._stretches:
+            target, vectors = stretch.of(results), stretch.read(received)
+            if stretch.bags is None:
+                if stretch.spec.is_first:
                     target.copy_(vectors)
                 else:
                     target += vectors
-            elif segment.spec.is_first:
-                target.zero_().index_copy_(0, segment.bags, vectors)
+            elif stretch.spec.is_first:
+                target.zero_().index_copy_(0, stretch.bags, vectors)
             else:
-                target.index_add_(0, segment.bags, vectors)
+                target.index_add_(0, stretch.bags, vectors)
 
     def take(self, grads: Sequence[torch.Tensor], divisor: float = 1.0) -> torch.Tensor:
         """The gradients of everything that was received, from those of the features' results.
@@ -167,19 +167,19 @@ class Assembly:
         if flat.device.type == "cpu":
             pack_vectors(self._blocks(grads), flat, divisor)
             return flat
-        for segment in self._segments:
-            grad = segment.of(grads)
-            if segment.bags is not None:
-                grad = grad.index_select(0, segment.bags)
-            segment.read(flat).copy_(grad)
+        for stretch in self._stretches:
+            grad = stretch.of(grads)
+            if stretch.bags is not None:
+                grad = grad.index_select(0, stretch.bags)
+            stretch.read(flat).copy_(grad)
         return flat if divisor == 1.0 else flat.div_(divisor)
 
     def _blocks(self, tensors: Sequence[torch.Tensor]) -> list[Block]:
-        """The columns of features' results or gradients, with the segments that they have."""
+        """The columns of features' results or gradients, with the stretches that they have."""
         parts: dict[tuple[int, tuple[int, int]], list[Part]] = {}
-        for segment in self._segments:
-            spec = segment.spec
-            parts.setdefault((spec.feature, spec.columns), []).append((segment.start, segment.bags))
+        for stretch in self._stretches:
+            spec = stretch.spec
+            parts.setdefault((spec.feature, spec.columns), []).append((stretch.start, stretch.bags))
         return [
             (tensors[feature], first, last - first, found)
             for (feature, (first, last)), found in parts.items()
@@ -194,7 +194,7 @@ class Assembly:
             joined = torch.cat(list(self._divisors)).to(device, non_blocking=True)
             made._divisors = joined.split_with_sizes([len(part) for part in self._divisors])
         made._bags = self._bags.to(device, non_blocking=True)
-        made._segments = made._cut()
+        made._stretches = made._cut()
         return made
 
     def record_stream(self, stream: torch.Stream) -> None:

@@ -1,48 +1,186 @@
-"""What the output dist of a batch needs to know of its input dist."""
+"""What the host work of batches is made of, and what it leaves for the results of one.
+
+Shape letters: N keys, C columns.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
 import torch
 from torchrec.distributed.embedding_sharding import EmbeddingShardingContext
 
 from recsdk_sharding._batch.assembly import Assembly
 from recsdk_sharding._batch.features import Features
-from recsdk_sharding._batch.in_place import BagsOfAllRanks
 from recsdk_sharding._batch.late_weights import LateWeights
+from recsdk_sharding._rows.home import RowHome
+from recsdk_sharding._rows.rows import OwnedShard
+from recsdk_sharding.exchange import HostExchange
+from recsdk_sharding.placement.layout import GroupLayout, Route
+from recsdk_sharding.placement.ranks import RankMap
 
-__all__ = ["HashShardingContext"]
+__all__ = [
+    "HashShardingContext",
+    "HostDistConfig",
+    "HostGroup",
+    "Order",
+    "Remainder",
+    "ResultColumns",
+    "RoutedShard",
+]
+
+
+@dataclass(frozen=True)
+class HostGroup:
+    """The host side of one model's sharding."""
+
+    exchange: HostExchange
+    """Where the host jobs run."""
+    ranks: RankMap
+    """How many ranks there are, and the rule that spreads keys."""
+
+
+@dataclass(frozen=True)
+class RoutedShard:
+    """A shard that this rank has, and the features whose keys come to it."""
+
+    owned: OwnedShard
+    """The shard."""
+    route: Route
+    """The way of its keys."""
+    features: tuple[int, ...]
+    """Positions of its features in the group's."""
+
+    @property
+    def columns(self) -> tuple[int, int]:
+        """First column, and the one after the last."""
+        return self.owned.shard.columns
+
+    @property
+    def width(self) -> int:
+        """Number of columns."""
+        return self.owned.shard.width
+
+
+@dataclass(frozen=True)
+class HostDistConfig:
+    """What the host work of one sharding group is made of."""
+
+    group: HostGroup
+    """The exchange and the rule for ranks."""
+    layout: GroupLayout
+    """Where the tables are."""
+    home: RowHome
+    """Where the rows are, and results are put together."""
+    shards: list[OwnedShard]
+    """Those that this rank has, in the order of the layout."""
+    is_mean: list[bool]
+    """Whether each feature's bags are averaged. Ranks add up; means are taken at the end."""
+    is_weighted: bool = False
+    """Whether ids carry weights."""
+    is_sequence: bool = False
+    """Whether every id gets a vector of its own."""
+    drops_duplicates: bool = False
+    """Whether an id that a feature has several times is sent once; for sequences."""
+    multiple: int = 1
+    """What the numbers for each rank have to be a multiple of."""
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self.group.exchange.rank
+
+    @cached_property
+    def routed(self) -> list[RoutedShard]:
+        """The shards, and which keys come to them."""
+        layout = self.layout
+        return [
+            RoutedShard(owned, layout.route_on(table, shard, self.rank), table.features)
+            for owned, (table, shard) in zip(self.shards, layout.shards_of(self.rank), strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class ResultColumns:
+    """Where the vectors of one group's features go, if it is a module's only one."""
+
+    columns: list[int]
+    """First column of each of the group's features."""
+    num_columns: int
+    """C."""
+    is_mean: list[bool]
+    """Whether each feature's bags are averaged."""
+    swap: Callable[[torch.Tensor, Sequence[int]], list[torch.Tensor]]
+    """Gives the gradients of all ranks for this one's, where every rank has the tables."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """A batch whose host work is wanted."""
+
+    source: Any
+    """Its ids, on the host."""
+    training: bool
+    """Whether it is trained."""
+    sends_weights_late: bool
+    """Whether weights are not known before the batch is looked up."""
+    wants_outcomes: bool
+    """Whether to learn what became of each id."""
+    results: ResultColumns | None
+    """Where vectors are pooled to if bags are whole on their own rank; None: they are sent."""
+
+
+@dataclass(frozen=True)
+class Remainder:
+    """What the results of a batch need beside its mapped bags."""
+
+    step: int
+    """The step of the batch."""
+    features: Features
+    """This rank's batch."""
+    assembly: Assembly | None = None
+    """How this rank's results are made of what ranks send; None: they are made at once."""
+    num_values_sent: list[int] = field(default_factory=list)
+    """Numbers that this rank sends to each rank."""
+    late_weights: LateWeights | None = None
+    """How weights travel when the batch is looked up; None: they came with the ids, if any."""
+    outcomes: list[torch.Tensor] | None = None
+    """What became of the ids of each of the group's features, uint8 (N,), if it was wanted."""
+
+    def to(self, device: torch.device) -> Remainder:
+        """The same with its tensors on a device; starts copies on the current stream."""
+        assembly = None if self.assembly is None else self.assembly.to(device)
+        if self.late_weights is not None:
+            self.late_weights.open()
+        return replace(self, assembly=assembly)
 
 
 @dataclass
 class HashShardingContext(EmbeddingShardingContext):  # type: ignore[misc]
     """One batch of one sharding group; filled when its host work is done."""
 
-    assembly: Assembly | None = None
-    """How this rank's results are made of what ranks send."""
-    features: Features | None = None
-    """This rank's batch."""
-    num_values_sent: list[int] = field(default_factory=list)
-    """Numbers that this rank sends to each rank."""
     own_weights: torch.Tensor | None = None
     """The weights of the batch's ids as they were given, with their autograd graph."""
-    late_weights: LateWeights | None = None
-    """How weights travel when the batch is looked up; None: they came with the ids, if any."""
-    outcomes: list[torch.Tensor] | None = None
-    """What became of the ids of each of the group's features, uint8 (N,), if it was wanted."""
-    in_place: BagsOfAllRanks | None = None
-    """What makes all ranks' gradients, if results are pooled at once on several ranks."""
-    step: int | None = None
-    """The step of the batch."""
+    remainder: Remainder | None = None
+    """What the host work left."""
     copied: torch.Event | None = None
     """Where the batch's copies to the device end, in the stream that they are on; None: on the cpu.
 
     torchrec's pipelines may look a batch up on another stream, without a wait between the two."""
 
+    @property
+    def done(self) -> Remainder:
+        """What the host work left, which is done."""
+        assert self.remainder is not None
+        return self.remainder
+
     def record_stream(self, stream: torch.Stream) -> None:
         """Keeps the device's memory until the stream has done what is queued by then."""
-        if self.assembly is not None:
-            self.assembly.record_stream(stream)
-        if self.late_weights is not None:
-            self.late_weights.record_stream(stream)
+        remainder = self.remainder
+        if remainder is not None and remainder.assembly is not None:
+            remainder.assembly.record_stream(stream)
+        if remainder is not None and remainder.late_weights is not None:
+            remainder.late_weights.record_stream(stream)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -19,7 +19,7 @@ from recsdk_core import Lease, Table, map_tables
 
 __all__ = [
     "Features",
-    "Mapped",
+    "MappedKeys",
     "features_on_host",
     "map_under_leases",
     "mean_divisor",
@@ -199,13 +199,13 @@ def mean_divisor(features: Features, is_mean: Sequence[bool]) -> torch.Tensor:
     return divisor_G.masked_fill(~is_mean_G, 1.0)
 
 
-Mapped = list[tuple[torch.Tensor, torch.Tensor, Lease]]
-"""Of each table: row numbers int64 (N,), outcomes uint8 (N,), and the lease they are under."""
+MappedKeys: TypeAlias = tuple[torch.Tensor, torch.Tensor, Lease]
+"""Row numbers int64 (N,), outcomes uint8 (N,), and the lease that they are under."""
 
 
 def map_under_leases(
     calls: Sequence[tuple[Table, torch.Tensor]], *, insert: bool, step: int | None
-) -> Mapped:
+) -> list[MappedKeys]:
     """Maps the keys (N,) of tables, each table under a lease of its own.
 
     A key without a row gets one with `insert`. If it raises, all leases are released.

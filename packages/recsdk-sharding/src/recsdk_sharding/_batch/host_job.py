@@ -1,13 +1,18 @@
-"""The host work of a batch, and what it is made of: a job of the host exchange.
+"""The host work of a batch, as values that are made one from the other.
 
-Shape letters: N keys, F features, W ranks.
+`prepare` reads a batch and cuts it by ranks: `Prepared`. Its `receive` exchanges keys: `Received`.
+`map_keys` maps what came to rows: `Mapped`, whose `answer` tells the ranks what became of their
+keys. A rank that is alone, and pools into its results at once, has `Alone` in place of the first
+two.
+
+Shape letters: N keys, M numbers that are pooled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,357 +20,376 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recsdk_core.nn.function import FeatureBags, TableBags
 from recsdk_sharding._batch.arrivals import Arrivals
-from recsdk_sharding._batch.assembly import Assembly, plan_segments
+from recsdk_sharding._batch.assembly import Assembly, plan_stretches
+from recsdk_sharding._batch.context import HostDistConfig, Order, Remainder, RoutedShard
 from recsdk_sharding._batch.features import (
     Features,
-    Mapped,
+    MappedKeys,
     map_under_leases,
     mean_divisor,
     read_features,
 )
-from recsdk_sharding._batch.in_place import BagsOfAllRanks, CombinedKeys, WholeBags
+from recsdk_sharding._batch.in_place import WholeBags, bags_of_all_ranks
 from recsdk_sharding._batch.late_weights import LateWeights
-from recsdk_sharding._batch.outcomes import of_repeated, outcomes_of_batch
+from recsdk_sharding._batch.outcomes import outcomes_of_features
 from recsdk_sharding._batch.routing import Requests
 from recsdk_sharding._batch.sequences import without_duplicates
-from recsdk_sharding._rows.home import HeldShard, MappedBatch, RowHome
-from recsdk_sharding._rows.rows import OwnedShard
-from recsdk_sharding.exchange import ExchangeJob, HostExchange, Splits
-from recsdk_sharding.placement.layout import GroupLayout, Route, Shard, TableLayout
-from recsdk_sharding.placement.ranks import RankMap
+from recsdk_sharding._rows.home import MappedBatch
+from recsdk_sharding.exchange import Splits
 
-if TYPE_CHECKING:
-    from recsdk_sharding._batch.input_dist import HostDist
-
-__all__ = ["HostDistConfig", "HostGroup", "HostJob", "Result"]
+__all__ = ["Alone", "Mapped", "Prepared", "Received", "map_keys", "prepare"]
 
 
-@dataclass(frozen=True)
-class HostGroup:
-    """The host side of one model's sharding."""
+@torch.no_grad()
+def prepare(config: HostDistConfig, order: Order) -> Alone | Prepared:
+    """Reads a batch, and cuts it by ranks.
 
-    exchange: HostExchange
-    """Where the host jobs run."""
-    ranks: RankMap
-    """How many ranks there are, and the rule that spreads keys."""
-
-
-@dataclass(frozen=True)
-class HostDistConfig:
-    """What the host work of one sharding group is made of."""
-
-    group: HostGroup
-    """The exchange and the rule for ranks."""
-    layout: GroupLayout
-    """Where the tables are."""
-    home: RowHome
-    """Where the rows are, and results are put together."""
-    shards: list[OwnedShard]
-    """Those that this rank has, in the order of the layout."""
-    is_mean: list[bool]
-    """Whether each feature's bags are averaged. Ranks add up; means are taken at the end."""
-    is_weighted: bool = False
-    """Whether ids carry weights."""
-    is_sequence: bool = False
-    """Whether every id gets a vector of its own."""
-    drops_duplicates: bool = False
-    """Whether an id that a feature has several times is sent once; for sequences."""
-    multiple: int = 1
-    """What the numbers for each rank have to be a multiple of."""
+    Raises TypeError or ValueError that says what is wrong with it.
+    """
+    has_weights = config.is_weighted and not order.sends_weights_late
+    features = read_features(order.source, config.layout.feature_names, has_weights)
+    if config.is_sequence:
+        features = without_duplicates(features, config.drops_duplicates)
+    is_late = order.sends_weights_late or (config.is_weighted and _requires_grad(order.source))
+    if order.results is None or is_late or features.bag_of_sample:
+        return Prepared.of(config, order, features, is_late=is_late)
+    if config.layout.world_size == 1:
+        return Alone(config, order, WholeBags(order.results, features))
+    if features.weights_N is not None:  # read in backward too
+        features = replace(features, weights_N=features.weights_N.detach().clone())
+    return Prepared.of(config, order, features, WholeBags(order.results, features))
 
 
-@dataclass
-class Result:
-    """What the work of a batch gives."""
-
-    step: int
-    batch: MappedBatch
-    features: Features
-    assembly: Assembly | None
-    num_values_sent: list[int]
-    late_weights: LateWeights | None
-    device: torch.device
-    outcomes: list[torch.Tensor] | None = None
-    """What became of the keys of each of this rank's features, if it wants to know."""
-    in_place: BagsOfAllRanks | None = None
-    """What makes all ranks' gradients, if results are pooled at once on several ranks."""
-
-
-class HostJob(ExchangeJob[Result]):
-    """One batch of one sharding group."""
-
-    def __init__(self, owner: HostDist, source: Any, training: bool) -> None:
-        self.training = training
-        self.tag = owner.tag
-        self.equal_batches = owner.equal_batches
-        self._owner = owner
-        self._config = owner.config
-        self._source = source
-        self._is_late = owner.sends_weights_late or (
-            owner.config.is_weighted and _requires_grad(source)
-        )
-        self._rank = owner.config.group.exchange.rank
-        self._wants_outcomes = owner.wants_outcomes
-        self._whole: WholeBags | None = None
-        self._combined: CombinedKeys | None = None
-
-    def step(self) -> int:
-        return self._owner.num_steps + int(self.training)
-
-    @torch.no_grad()
-    def prepare(self) -> Splits:
-        config = self._config
-        has_weights = config.is_weighted and not self._owner.sends_weights_late
-        features = read_features(self._source, config.layout.feature_names, has_weights)
-        self._source = None
-        if config.is_sequence:
-            features = without_duplicates(features, config.drops_duplicates)
-        self._features = features
-        if self._owner.places is not None and not self._is_late and not features.bag_of_sample:
-            is_alone = config.layout.world_size == 1
-            if not is_alone and features.weights_N is not None:  # read in backward too
-                features = replace(features, weights_N=features.weights_N.detach().clone())
-            self._whole = WholeBags(self._owner.places, features)
-            if is_alone:
-                return Splits(batch_size=features.batch_size, wants_outcomes=self._wants_outcomes)
-            self._combined = CombinedKeys(features)
-        self._sent = self._requests()
-        return Splits(
-            batch_size=features.batch_size,
-            counts=tuple(self._sent.num_words),
-            sends_weights_late=self._is_late,
-            combines_keys=self._combined is not None,
-            wants_outcomes=self._wants_outcomes,
-        )
-
-    def _requests(self) -> Requests:
-        config = self._config
-        return Requests.of_features(
-            self._features if self._combined is None else self._combined.features,
-            config.layout,
-            is_sequence=config.is_sequence or self._combined is not None,
-            notes_positions=self._wants_outcomes or (config.is_weighted and self._combined is None),
-        )
-
-    def _plan(self, features: Features) -> Assembly:
-        config = self._config
-        divisors = None
-        if any(config.is_mean) and not self._is_late:
-            divisors = mean_divisor(features, config.is_mean).split_with_sizes(features.num_bags)
-        segments = plan_segments(config.layout, self._sent, features.num_bags, self._rank)
-        return Assembly(segments, divisors, config.multiple)
-
-    def transfer(self, group: dist.ProcessGroup, splits: Sequence[Splits]) -> None:
-        config = self._config
-        if config.layout.world_size == 1 and self._whole is not None:
-            return
-        num_words = [entry.counts[self._rank] for entry in splits]
-        combines = [entry.combines_keys for entry in splits]
-        self._is_late = any(entry.sends_weights_late for entry in splits)
-        if self._is_late and any(combines):  # the ranks learn only now that weights come late
-            num_words, combines = self._send_all_keys(group), [False] * len(splits)
-        sent = self._sent
-        words = _all_to_all(group, sent.words, sent.num_words, num_words)
-        self._arrived = Arrivals(
-            words.split_with_sizes(num_words),
-            [route for route in config.layout.routes if self._rank in route.ranks],
-            [config.is_sequence or of_rank for of_rank in combines],
-        )
-        self._owner.bytes_sent += 8 * (sum(sent.num_words) - sent.num_words[self._rank])
-        if config.is_weighted and not self._is_late and not all(combines):
-            self._exchange_weights(group, combines)
-
-    def _send_all_keys(self, group: dist.ProcessGroup) -> list[int]:
-        """Has keys sent as they are, not combined; how many words each rank then sends here."""
-        if self._combined is not None:
-            self._whole, self._combined = None, None
-            self._sent = self._requests()
-        ones = [1] * len(self._sent.num_words)
-        return _all_to_all(group, torch.tensor(self._sent.num_words), ones, ones).tolist()
-
-    def _exchange_weights(self, group: dist.ProcessGroup, combines: Sequence[bool]) -> None:
-        """Sends the weights of ids; ranks that combined keys have applied theirs."""
-        sent = self._sent
-        num_keys = self._arrived.num_keys
-        counts = [0 if ready else n for ready, n in zip(combines, num_keys, strict=True)]
-        own, sends = torch.zeros(0), [0] * len(counts)
-        if self._combined is None:
-            assert sent.positions is not None
-            assert self._features.weights_N is not None
-            own = self._features.weights_N.detach().index_select(0, sent.positions)
-            sends = sent.num_keys
-        weights = _all_to_all(group, own, sends, counts).split_with_sizes(counts)
-        self._arrived.add_weights(
-            [None if ready else part for ready, part in zip(combines, weights, strict=True)]
-        )
-        self._owner.bytes_sent += 4 * (sum(sends) - sends[self._rank])
-
-    @torch.no_grad()
-    def finish(self) -> Result:
-        config = self._config
-        step = self.step()
-        self._owner.num_steps += int(self.training)
-        shards = config.layout.shards_of(self._rank)
-        routes = [config.layout.route_on(table, shard, self._rank) for table, shard in shards]
-        places = [(route, table.features) for route, (table, _) in zip(routes, shards, strict=True)]
-        alone = self._whole if config.layout.world_size == 1 else None
-        calls = [
-            (
-                own.held.index,
-                self._arrived.keys_of(*place) if alone is None else alone.keys_of(place[1]),
-            )
-            for own, place in zip(config.shards, places, strict=True)
-        ]
-        mapped = map_under_leases(calls, insert=self.training, step=step if self.training else None)
-        try:
-            return self._result(step, shards, places, mapped)
-        except BaseException:
-            for _, _, lease in mapped:  # the traceback would keep them open
-                lease.release()
-            raise
-
-    def _result(
-        self,
-        step: int,
-        shards: Sequence[tuple[TableLayout, Shard]],
-        places: Sequence[tuple[Route, Sequence[int]]],
-        mapped: Mapped,
-    ) -> Result:
-        config = self._config
-        self._found = [(*place, found[1]) for place, found in zip(places, mapped, strict=True)]
-        alone = self._whole if config.layout.world_size == 1 else None
-        if alone is not None:
-            features = [
-                alone.of_shard(table.features, rows, outcomes, shard.columns[0])
-                for (table, shard), (rows, outcomes, _) in zip(shards, mapped, strict=True)
-            ]
-            return self._result_in_place(step, alone, features, mapped)
-        widths = [shard.width for _, shard in shards]
-        starts = self._arrived.starts_of(places, widths, config.multiple)
-        if self._whole is not None:
-            assert self._combined is not None
-            bags = BagsOfAllRanks(self._whole, self._combined, self._arrived, starts, self._rank)
-            features = [
-                bags.of_shard(*place, found, width)
-                for place, found, width in zip(places, mapped, widths, strict=True)
-            ]
-            return self._result_in_place(step, bags, features, mapped)
-        reads_only = self._rank if config.layout.is_replicated else None
-        features = [
-            self._arrived.bags_of(*place, found, start, reads_only)
-            for place, found, start in zip(places, mapped, starts.of_shards, strict=True)
-        ]
-        weight_starts = None
-        if self._is_late:
-            weight_starts = [self._arrived.weight_starts_of(*place) for place in places]
-        return Result(
-            step=step,
-            batch=config.home.plan(
-                self._held,
-                self._tables(features, mapped),
-                sum(starts.num_values),
-                training=self.training,
-                weight_starts=weight_starts,
-            ),
-            features=self._features,
-            assembly=self._plan(self._features),
-            num_values_sent=starts.num_values,
-            late_weights=self._late_weights() if self._is_late else None,
-            device=config.home.device,
-        )
-
-    @torch.no_grad()
-    def answer(self, group: dist.ProcessGroup, splits: Sequence[Splits], result: Result) -> None:
-        wanted = [entry.wants_outcomes for entry in splits]
-        if not any(wanted):
-            return
-        if self._config.layout.world_size == 1 and self._whole is not None:
-            result.outcomes = self._whole.outcomes_of(self._found)
-            return
-        if self._config.layout.is_replicated:  # each rank knows what became of its own keys
-            wanted = [of_rank and rank == self._rank for rank, of_rank in enumerate(wanted)]
-        pairs = zip(self._arrived.outcomes_of(self._found), wanted, strict=True)
-        sent = [found if of_rank else found[:0] for found, of_rank in pairs]
-        places = self._places_of_answers()
-        numbers = [list(map(len, sent)), list(map(len, places))]
-        received = _all_to_all(group, torch.cat(sent), *numbers)
-        self._owner.bytes_sent += sum(numbers[0]) - numbers[0][self._rank]
-        if self._wants_outcomes:
-            result.outcomes = self._outcomes_of_features(torch.cat(places), received)
-
-    def _places_of_answers(self) -> list[torch.Tensor]:
-        """Which of this rank's keys each rank tells the outcome of."""
-        positions = self._sent.positions
-        if not self._wants_outcomes or positions is None:
-            return [torch.zeros(0, dtype=torch.int64)] * self._config.layout.world_size
-        places = positions.split_with_sizes(self._sent.num_keys)
-        if not self._config.layout.is_replicated:
-            return list(places)
-        return [each if rank == self._rank else each[:0] for rank, each in enumerate(places)]
-
-    def _outcomes_of_features(
-        self, places: torch.Tensor, outcomes: torch.Tensor
-    ) -> list[torch.Tensor]:
-        features, which = self._features, None
-        counts = features.num_bags
-        if self._combined is not None:
-            features, which = self._combined.features, self._combined.which
-            counts = features.num_bags
-        elif self._config.is_sequence:
-            which = features.bag_of_sample
-        else:
-            counts = features.counts()
-        parts = outcomes_of_batch(sum(counts), places, outcomes).split_with_sizes(counts)
-        if which is None:
-            return list(parts)
-        return [of_repeated(*pair) for pair in zip(parts, which, strict=True)]
-
-    def _result_in_place(
-        self,
-        step: int,
-        bags: WholeBags | BagsOfAllRanks,
-        features: Sequence[list[FeatureBags]],
-        mapped: Mapped,
-    ) -> Result:
-        tables, home = self._tables(features, mapped), self._config.home
-        return Result(
-            step=step,
-            batch=home.plan(self._held, tables, 0, training=self.training, shape=bags.shape),
-            features=self._features,
-            assembly=None,
-            num_values_sent=[],
-            late_weights=None,
-            device=home.device,
-            in_place=bags if isinstance(bags, BagsOfAllRanks) else None,
-        )
-
-    @property
-    def _held(self) -> list[HeldShard]:
-        return [shard.held for shard in self._config.shards]
-
-    def _tables(self, features: Sequence[list[FeatureBags]], mapped: Mapped) -> list[TableBags]:
-        return [
-            TableBags(
-                table=own.held.index, features=bags, lease=lease, accumulation=own.accumulation
-            )
-            for own, bags, (_, _, lease) in zip(self._config.shards, features, mapped, strict=True)
-        ]
-
-    def _late_weights(self) -> LateWeights:
-        config = self._config
-        return LateWeights(
-            self._features,
-            self._sent,
-            self._arrived.num_keys,
-            is_mean=config.is_mean,
-            own_rank=self._rank if config.layout.is_replicated else None,
-            device=config.home.device,
-        )
-
-
-def _requires_grad(source: Any) -> bool:
+def _requires_grad(source: object) -> bool:
     weights = source.weights_or_none() if isinstance(source, KeyedJaggedTensor) else None
     return weights is not None and weights.requires_grad
+
+
+@dataclass(frozen=True)
+class Alone:
+    """The batch of a rank that is alone, prepared; as nothing travels, it is received too."""
+
+    config: HostDistConfig
+    order: Order
+    own: WholeBags
+
+    bytes_sent = 0
+
+    @property
+    def splits(self) -> Splits:
+        """What this rank says to the others."""
+        size = self.own.features.batch_size
+        return Splits(batch_size=size, wants_outcomes=self.order.wants_outcomes)
+
+    def receive(self, group: dist.ProcessGroup, splits: Sequence[Splits]) -> Alone:
+        """The same."""
+        return self
+
+    def keys_of(self, shard: RoutedShard) -> torch.Tensor:
+        """The keys of a shard, int64 (N,)."""
+        return self.own.keys_of(shard)
+
+    def mapped(self, step: int, found: Sequence[MappedKeys]) -> tuple[MappedBatch, Remainder]:
+        """The batch with its keys mapped, shard by shard."""
+        bags = [
+            self.own.bags_of(shard, rows, outcomes)
+            for shard, (rows, outcomes, _) in zip(self.config.routed, found, strict=True)
+        ]
+        batch = _planned(self.config, self.order, bags, found, shape=self.own.shape)
+        return batch, Remainder(step, self.own.features)
+
+    def answer(
+        self, group: dist.ProcessGroup, splits: Sequence[Splits], found: Sequence[torch.Tensor]
+    ) -> tuple[list[torch.Tensor] | None, int]:
+        """What became of the keys of each feature, if wanted; no bytes are sent for it."""
+        if not self.order.wants_outcomes:
+            return None, 0
+        return self.own.outcomes_of(self.config.routed, found), 0
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A batch that is cut by ranks."""
+
+    config: HostDistConfig
+    order: Order
+    features: Features
+    sent: Features
+    """Those, or what is sent in place of their bags: each key of a feature once."""
+    requests: Requests
+    """The words that are sent."""
+    is_late: bool
+    """Whether the weights of ids come when the batch is looked up."""
+    whole: WholeBags | None
+    """The bags, if they are pooled into the results; then each key is sent once."""
+
+    @staticmethod
+    def of(
+        config: HostDistConfig,
+        order: Order,
+        features: Features,
+        whole: WholeBags | None = None,
+        *,
+        is_late: bool = False,
+    ) -> Prepared:
+        """Cuts the features, or what is sent in their place."""
+        sent = features if whole is None else without_duplicates(features, True)
+        requests = Requests.of_features(
+            sent,
+            config.layout,
+            is_sequence=config.is_sequence or whole is not None,
+            notes_positions=order.wants_outcomes or (config.is_weighted and whole is None),
+        )
+        return Prepared(config, order, features, sent, requests, is_late, whole)
+
+    @property
+    def splits(self) -> Splits:
+        """What this rank says to the others."""
+        return Splits(
+            batch_size=self.features.batch_size,
+            counts=tuple(self.requests.num_words),
+            sends_weights_late=self.is_late,
+            combines_keys=self.whole is not None,
+            wants_outcomes=self.order.wants_outcomes,
+        )
+
+    def receive(self, group: dist.ProcessGroup, splits: Sequence[Splits]) -> Received:
+        """Exchanges keys, and their weights if these do not come late."""
+        rank = self.config.rank
+        combines = [entry.combines_keys for entry in splits]
+        num_words = [entry.counts[rank] for entry in splits]
+        if not any(entry.sends_weights_late for entry in splits):
+            return self._receive(group, num_words, combines)
+        own = replace(self, is_late=True)
+        if any(combines):  # the ranks learn only now that weights come late
+            if self.whole is not None:
+                own = Prepared.of(self.config, self.order, self.features, is_late=True)
+            num_words = _swap_numbers(group, own.requests.num_words)
+        return own._receive(group, num_words, [False] * len(splits))
+
+    def _receive(
+        self, group: dist.ProcessGroup, num_words: list[int], combines: Sequence[bool]
+    ) -> Received:
+        """`num_words`: from each rank; `combines`: whether it sends each key once."""
+        config, sent = self.config, self.requests
+        words = _all_to_all(group, sent.words, sent.num_words, num_words)
+        arrived = Arrivals(
+            words.split_with_sizes(num_words),
+            [route for route in config.layout.routes if config.rank in route.ranks],
+            [config.is_sequence or of_rank for of_rank in combines],
+        )
+        num_bytes = 8 * (sum(sent.num_words) - sent.num_words[config.rank])
+        if config.is_weighted and not self.is_late and not all(combines):
+            num_bytes += self._exchange_weights(group, arrived, combines)
+        return Received(self, arrived, num_bytes)
+
+    def _exchange_weights(
+        self, group: dist.ProcessGroup, arrived: Arrivals, combines: Sequence[bool]
+    ) -> int:
+        """Adds the weights of ids, of which ranks that combined keys have none; bytes sent."""
+        counts = [
+            0 if of_rank else n for of_rank, n in zip(combines, arrived.num_keys, strict=True)
+        ]
+        own, sends = torch.zeros(0), [0] * len(counts)
+        if self.whole is None:
+            assert self.requests.positions is not None
+            assert self.features.weights_N is not None
+            own = self.features.weights_N.detach().index_select(0, self.requests.positions)
+            sends = self.requests.num_keys
+        weights = _all_to_all(group, own, sends, counts).split_with_sizes(counts)
+        pairs = zip(combines, weights, strict=True)
+        arrived.add_weights([None if of_rank else piece for of_rank, piece in pairs])
+        return 4 * (sum(sends) - sends[self.config.rank])
+
+
+@dataclass(frozen=True)
+class Received:
+    """A batch of this rank, and the keys of all ranks for its shards."""
+
+    prepared: Prepared
+    arrived: Arrivals
+    bytes_sent: int
+    """To other ranks."""
+
+    @property
+    def config(self) -> HostDistConfig:
+        """What the work is made of."""
+        return self.prepared.config
+
+    @property
+    def order(self) -> Order:
+        """What was wanted."""
+        return self.prepared.order
+
+    def keys_of(self, shard: RoutedShard) -> torch.Tensor:
+        """The keys of a shard, int64 (N,): feature by feature, rank by rank."""
+        return self.arrived.keys_of(shard)
+
+    def mapped(self, step: int, found: Sequence[MappedKeys]) -> tuple[MappedBatch, Remainder]:
+        """The batch with its keys mapped, shard by shard."""
+        config, prepared, arrived = self.config, self.prepared, self.arrived
+        starts = arrived.starts_of(config.routed, config.multiple)
+        pairs = list(zip(config.routed, found, strict=True))
+        if prepared.whole is not None:
+            which = prepared.sent.bag_of_sample
+            assert which is not None
+            bags, shared = bags_of_all_ranks(
+                prepared.whole, which, arrived, starts, pairs, config.rank
+            )
+            shape = prepared.whole.shape
+            batch = _planned(config, self.order, bags, found, shape=shape, shared=shared)
+            return batch, Remainder(step, prepared.features)
+        bags = [
+            arrived.mapped_bags_of(*pair, of_shard)
+            for pair, of_shard in zip(pairs, starts.of_shards, strict=True)
+        ]
+        remainder = Remainder(
+            step,
+            prepared.features,
+            assembly=self._assembly(),
+            num_values_sent=starts.num_values,
+            late_weights=self._late_weights() if prepared.is_late else None,
+        )
+        return self._batch(bags, found, starts.num_values), remainder
+
+    def _assembly(self) -> Assembly:
+        """How this rank's results are made of what all ranks pool."""
+        config, features = self.config, self.prepared.features
+        divisors = None
+        if any(config.is_mean) and not self.prepared.is_late:
+            divisors = mean_divisor(features, config.is_mean).split_with_sizes(features.num_bags)
+        stretches = plan_stretches(
+            config.layout, self.prepared.requests, features.num_bags, config.rank
+        )
+        return Assembly(stretches, divisors, config.multiple)
+
+    def _late_weights(self) -> LateWeights:
+        config, prepared = self.config, self.prepared
+        return LateWeights(
+            prepared.features,
+            prepared.requests,
+            self.arrived.num_keys,
+            is_mean=config.is_mean,
+            own_rank=config.rank if config.layout.is_replicated else None,
+            device=config.home.device,
+        )
+
+    def _batch(
+        self,
+        bags: Sequence[list[FeatureBags]],
+        found: Sequence[MappedKeys],
+        num_values: Sequence[int],
+    ) -> MappedBatch:
+        """`num_values`: that are pooled for each rank."""
+        config, pooled, weight_starts = self.config, None, None
+        if config.layout.is_replicated:
+            first = sum(num_values[: config.rank])
+            pooled = range(first, first + num_values[config.rank])
+        if self.prepared.is_late:
+            weight_starts = [self.arrived.weight_starts_of(shard) for shard in config.routed]
+        return _planned(
+            config,
+            self.order,
+            bags,
+            found,
+            num_values=sum(num_values),
+            weight_starts=weight_starts,
+            pooled=pooled,
+        )
+
+    def answer(
+        self, group: dist.ProcessGroup, splits: Sequence[Splits], found: Sequence[torch.Tensor]
+    ) -> tuple[list[torch.Tensor] | None, int]:
+        """What became of the keys of each feature, if wanted, and the bytes that were sent.
+
+        `found`: what became of the keys of each shard.
+        """
+        wanted = [entry.wants_outcomes for entry in splits]
+        if not any(wanted):
+            return None, 0
+        rank = self.config.rank
+        if self.config.layout.is_replicated:  # each rank knows what became of its own keys
+            wanted = [is_wanted and other == rank for other, is_wanted in enumerate(wanted)]
+        pairs = zip(self.arrived.outcomes_of(self.config.routed, found), wanted, strict=True)
+        sent = [outcomes if is_wanted else outcomes[:0] for outcomes, is_wanted in pairs]
+        positions = self._positions_of_answers()
+        numbers = [list(map(len, sent)), list(map(len, positions))]
+        received = _all_to_all(group, torch.cat(sent), *numbers)
+        num_bytes = sum(numbers[0]) - numbers[0][rank]
+        if not self.order.wants_outcomes:
+            return None, num_bytes
+        is_sequence = self.config.is_sequence or self.prepared.whole is not None
+        outcomes = outcomes_of_features(
+            self.prepared.sent, torch.cat(positions), received, is_sequence=is_sequence
+        )
+        return outcomes, num_bytes
+
+    def _positions_of_answers(self) -> list[torch.Tensor]:
+        """Which of this rank's keys each rank tells the outcome of."""
+        layout, requests = self.config.layout, self.prepared.requests
+        if not self.order.wants_outcomes or requests.positions is None:
+            return [torch.zeros(0, dtype=torch.int64)] * layout.world_size
+        positions = requests.positions.split_with_sizes(requests.num_keys)
+        if not layout.is_replicated:
+            return list(positions)
+        own = self.config.rank
+        return [each if rank == own else each[:0] for rank, each in enumerate(positions)]
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """A batch whose keys are mapped."""
+
+    received: Alone | Received
+    outcomes: list[torch.Tensor]
+    """What became of the keys of each shard."""
+    batch: MappedBatch
+    remainder: Remainder
+
+    @torch.no_grad()
+    def answer(self, group: dist.ProcessGroup, splits: Sequence[Splits]) -> tuple[Remainder, int]:
+        """Tells the ranks what became of their keys, if they want to know; bytes sent for it."""
+        outcomes, num_bytes = self.received.answer(group, splits, self.outcomes)
+        return replace(self.remainder, outcomes=outcomes), num_bytes
+
+
+@torch.no_grad()
+def map_keys(received: Alone | Received, step: int) -> Mapped:
+    """Maps the keys of this rank's shards; if the batch is trained, new keys get a row."""
+    training, shards = received.order.training, received.config.routed
+    calls = [(shard.owned.held.index, received.keys_of(shard)) for shard in shards]
+    found = map_under_leases(calls, insert=training, step=step if training else None)
+    try:
+        batch, remainder = received.mapped(step, found)
+    except BaseException:
+        for _, _, lease in found:  # the traceback would keep them open
+            lease.release()
+        raise
+    return Mapped(received, [outcomes for _, outcomes, _ in found], batch, remainder)
+
+
+def _planned(
+    config: HostDistConfig,
+    order: Order,
+    bags: Sequence[list[FeatureBags]],
+    found: Sequence[MappedKeys],
+    *,
+    num_values: int = 0,
+    **options: Any,
+) -> MappedBatch:
+    """The mapped bags of each shard as their home takes them; `options` as of `RowHome.plan`."""
+    tables = [
+        TableBags(table=own.held.index, features=each, lease=lease, accumulation=own.accumulation)
+        for own, each, (_, _, lease) in zip(config.shards, bags, found, strict=True)
+    ]
+    held = [own.held for own in config.shards]
+    return config.home.plan(held, tables, num_values, training=order.training, **options)
+
+
+def _swap_numbers(group: dist.ProcessGroup, own: Sequence[int]) -> list[int]:
+    """Gives each rank one of this rank's numbers; what each rank gave."""
+    ones = [1] * len(own)
+    return _all_to_all(group, torch.tensor(own), ones, ones).tolist()
 
 
 def _all_to_all(

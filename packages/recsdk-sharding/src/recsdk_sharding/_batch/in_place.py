@@ -1,7 +1,7 @@
 """Pooling straight into the results of a batch, where every bag is whole on its own rank.
 
 So it is on a rank that is alone, and with tables that every rank has: each vector then has its
-place in the matrix of results, and neither the forward nor the backward copies what it could read
+columns in the matrix of results, and neither the forward nor the backward copies what it could read
 or write there.
 
 Shape letters: B samples, C columns.
@@ -10,73 +10,48 @@ Shape letters: B samples, C columns.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 
 import torch
 
-from recsdk_core import Bags, Lease, combine_gradients, distinct_keys
-from recsdk_core.nn.function import FeatureBags
+from recsdk_core import Bags, CombineBlock
+from recsdk_core.nn.function import FeatureBags, SharedTraining
 from recsdk_sharding._batch.arrivals import Arrivals, Starts
-from recsdk_sharding._batch.features import Features
+from recsdk_sharding._batch.context import ResultColumns, RoutedShard
+from recsdk_sharding._batch.features import Features, MappedKeys
 from recsdk_sharding._batch.outcomes import highest
-from recsdk_sharding.placement.layout import Route
 
-__all__ = ["BagsOfAllRanks", "CombinedKeys", "Places", "WholeBags"]
-
-
-_NO_RANK = -1
-
-
-@dataclass(frozen=True)
-class Places:
-    """Where the vectors of one group's features go, if it is a module's only one."""
-
-    columns: list[int]
-    """First column of each of the group's features."""
-    num_columns: int
-    """C."""
-    is_mean: list[bool]
-    """Whether each feature's bags are averaged."""
-
-    def pooling_of(self, feature: int) -> str:
-        """How a feature's bags are reduced."""
-        return "mean" if self.is_mean[feature] else "sum"
+__all__ = ["WholeBags", "bags_of_all_ranks"]
 
 
 class WholeBags:
-    """The bags of a rank that is alone."""
+    """The bags of this rank's samples, each with its columns of the results."""
 
-    def __init__(self, places: Places, features: Features) -> None:
+    def __init__(self, results: ResultColumns, features: Features) -> None:
         """`features` have one batch size."""
-        self.shape = features.batch_size, places.num_columns
+        self.features = features
+        self.shape = features.batch_size, results.num_columns
         """Of the results, (B, C)."""
-        self._places = places
-        self._features = features
+        self.results = results
+        """Which columns they have."""
         self._keys = list(accumulate(features.counts(), initial=0))
 
-    def keys_of(self, features: Sequence[int]) -> torch.Tensor:
-        """The keys of a table, int64 (N,)."""
-        parts = [self._features.keys_N[self._span(number)] for number in features]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+    def keys_of(self, shard: RoutedShard) -> torch.Tensor:
+        """The keys of a shard, int64 (N,)."""
+        pieces = [self.features.keys_N[self._span(number)] for number in shard.features]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
-    def counts_of(self, features: Sequence[int]) -> list[int]:
-        """Keys of each feature."""
-        return [self._keys[number + 1] - self._keys[number] for number in features]
-
-    def of_shard(
-        self,
-        features: Sequence[int],
-        rows: torch.Tensor,
-        outcomes: torch.Tensor,
-        first_column: int,
-        *,
-        is_trained: bool = True,
+    def bags_of(
+        self, shard: RoutedShard, rows: torch.Tensor, outcomes: torch.Tensor
     ) -> list[FeatureBags]:
-        """The bags of a table's features, at its columns from `first_column` on, mapped."""
-        counts = self.counts_of(features)
-        parts = zip(
-            features, rows.split_with_sizes(counts), outcomes.split_with_sizes(counts), strict=True
+        """The bags of a shard's features, mapped."""
+        counts = self._counts_of(shard)
+        pieces = zip(
+            shard.features,
+            rows.split_with_sizes(counts),
+            outcomes.split_with_sizes(counts),
+            strict=True,
         )
         return [
             FeatureBags(
@@ -84,127 +59,88 @@ class WholeBags:
                 outcomes=own_outcomes,
                 offsets=self._offsets(number),
                 weights=self._weights(number),
-                pooling=self._places.pooling_of(number),
-                column=self._places.columns[number] + first_column,
-                is_trained=is_trained,
+                pooling="mean" if self.results.is_mean[number] else "sum",
+                column=self.results.columns[number] + shard.columns[0],
             )
-            for number, own_rows, own_outcomes in parts
+            for number, own_rows, own_outcomes in pieces
         ]
 
     def outcomes_of(
-        self, shards: Sequence[tuple[Route, Sequence[int], torch.Tensor]]
+        self, shards: Sequence[RoutedShard], outcomes: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
-        """What became of each feature's keys, uint8 (N,); `shards` as `Arrivals.outcomes_of`.
+        """What became of each feature's keys, uint8 (N,); arguments as of `Arrivals.outcomes_of`.
 
         Copies: backward reads its own.
         """
         found: dict[int, torch.Tensor] = {}
-        for _, features, outcomes in shards:
-            pieces = outcomes.clone().split_with_sizes(self.counts_of(features))
-            for number, piece in zip(features, pieces, strict=True):
+        for shard, of_shard in zip(shards, outcomes, strict=True):
+            pieces = of_shard.clone().split_with_sizes(self._counts_of(shard))
+            for number, piece in zip(shard.features, pieces, strict=True):
                 found[number] = highest(found.get(number), piece)
         return [found[number] for number in range(len(found))]
+
+    def _counts_of(self, shard: RoutedShard) -> list[int]:
+        return [self._keys[number + 1] - self._keys[number] for number in shard.features]
 
     def _span(self, number: int) -> slice:
         return slice(self._keys[number], self._keys[number + 1])
 
     def _offsets(self, number: int) -> torch.Tensor | None:
         """None if every bag has one key."""
-        size = self._features.batch_size
-        lengths = self._features.lengths_G.narrow(0, number * size, size)
+        size = self.features.batch_size
+        lengths = self.features.lengths_G.narrow(0, number * size, size)
         if self._keys[number + 1] - self._keys[number] == size and bool(lengths.eq(1).all()):
             return None
         return torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
 
     def _weights(self, number: int) -> torch.Tensor | None:
-        weights_N = self._features.weights_N
+        weights_N = self.features.weights_N
         return None if weights_N is None else weights_N.detach()[self._span(number)]
 
 
-class CombinedKeys:
-    """Each feature's keys once, in the order in which they first occur."""
+def bags_of_all_ranks(
+    whole: WholeBags,
+    which: Sequence[torch.Tensor],
+    arrived: Arrivals,
+    starts: Starts,
+    shards: Sequence[tuple[RoutedShard, MappedKeys]],
+    rank: int,
+) -> tuple[list[list[FeatureBags]], SharedTraining]:
+    """The bags of this rank, of each shard; and those of all ranks, which train it.
 
-    def __init__(self, features: Features) -> None:
-        parts = [
-            distinct_keys(part) for part in features.keys_N.split_with_sizes(features.counts())
-        ]
-        self.which = [which_N for _, which_N in parts]
-        """For each feature which of its keys each is, int64 (N,)."""
-        self.features = replace(
-            features,
-            keys_N=torch.cat([keys_U for keys_U, _ in parts]),
-            num_bags=[len(keys_U) for keys_U, _ in parts],
-            weights_N=None,
-        )
-        """As a sequence: every key is a bag."""
-
-
-class BagsOfAllRanks:
-    """This rank's bags, of tables that every rank has, and what all ranks give to train them.
-
-    That is a vector for each key that a rank sent, or for each of its bags if it did not combine
-    keys: one gradient of one dimension from each rank.
+    A rank's are its keys, or its bags if it did not combine keys. `which` of this rank's keys of
+    each feature each is, int64 (N,); `starts` lays out a vector for each bag, rank by rank.
     """
+    begins = list(accumulate(starts.num_values, initial=0))
+    pooled: list[list[FeatureBags]] = []
+    trained: list[list[FeatureBags]] = []
+    sums: list[CombineBlock] = []
+    for (shard, mapped), of_shard in zip(shards, starts.of_shards, strict=True):
+        trained.append(arrived.mapped_bags_of(shard, mapped, of_shard))
+        for number, bags in enumerate(trained[-1]):
+            bags.column -= begins[number % len(starts.num_values)]
+        sent = trained[-1][rank :: len(starts.num_values)]
+        which_of = [which[number] for number in shard.features]
+        pairs = list(zip(sent, which_of, strict=True))
+        rows = torch.cat([bags.rows[which_N] for bags, which_N in pairs])
+        outcomes = torch.cat([bags.outcomes[which_N] for bags, which_N in pairs])
+        pooled.append(whole.bags_of(shard, rows, outcomes))
+        sums += map(partial(_sums, shard.width), pooled[-1], sent, which_of)
+    return pooled, SharedTraining(
+        sums=sums,
+        sizes=starts.num_values,
+        process=rank,
+        swap=whole.results.swap,
+        bags=trained,
+    )
 
-    def __init__(
-        self,
-        own: WholeBags,
-        combined: CombinedKeys,
-        arrived: Arrivals,
-        starts: Starts,
-        rank: int,
-    ) -> None:
-        """`starts` lays out vectors of all ranks, rank by rank."""
-        self.shape = own.shape
-        """Of the results, (B, C)."""
-        self.num_values = starts.num_values
-        """Numbers in each rank's gradient."""
-        self._begins = list(accumulate(starts.num_values, initial=0))
-        self._own = own
-        self._combined = combined
-        self._arrived = arrived
-        self._starts = iter(starts.of_shards)
-        self._rank = rank
-        self._made: list[tuple[FeatureBags, torch.Tensor, int, int, int]] = []
 
-    def of_shard(
-        self,
-        route: Route,
-        features: Sequence[int],
-        mapped: tuple[torch.Tensor, torch.Tensor, Lease],
-        width: int,
-    ) -> list[FeatureBags]:
-        """The bags of a table of this width, mapped; call it for all shards, in order."""
-        trained = self._arrived.bags_of(route, features, mapped, next(self._starts), _NO_RANK)
-        own_rows, own_outcomes, own_starts = [], [], []
-        for number, bags in enumerate(trained):
-            position, bags.gradient = divmod(number, len(self.num_values))
-            bags.column -= self._begins[bags.gradient]
-            if bags.gradient == self._rank:
-                which_N = self._combined.which[features[position]]
-                own_rows.append(bags.rows[which_N])
-                own_outcomes.append(bags.outcomes[which_N])
-                own_starts.append((bags.column, len(bags.rows)))
-        read = self._own.of_shard(
-            features, torch.cat(own_rows), torch.cat(own_outcomes), 0, is_trained=False
-        )
-        for bags, feature, (start, count) in zip(read, features, own_starts, strict=True):
-            self._made.append((bags, self._combined.which[feature], width, start, count))
-        return trained + read
-
-    def combine(self, grad_BC: torch.Tensor) -> torch.Tensor:
-        """This rank's gradient, from that of its results: the sum of each of its keys."""
-        packed = torch.empty(self.num_values[self._rank])
-        blocks = [
-            (
-                Bags(which_N, bags.outcomes, bags.offsets, bags.weights, bags.pooling),
-                grad_BC,
-                bags.column,
-                width,
-                start,
-                count,
-            )
-            for bags, which_N, width, start, count in self._made
-        ]
-        combine_gradients(blocks, packed)
-        return packed
+def _sums(width: int, own: FeatureBags, sent: FeatureBags, which_N: torch.Tensor) -> CombineBlock:
+    """The sums of the gradients of a feature's keys, from those of its bags."""
+    return CombineBlock(
+        bags=Bags(which_N, own.outcomes, own.offsets, own.weights, own.pooling),
+        column=own.column,
+        width=width,
+        start=sent.column,
+        num_sums=len(sent.rows),
+    )

@@ -7,17 +7,33 @@ overlaps it with training.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
+import torch.distributed as dist
 from torchrec.distributed.embedding_sharding import BaseSparseFeaturesDist
 from torchrec.distributed.types import Awaitable
 
-from recsdk_sharding._batch.context import HashShardingContext
+from recsdk_sharding._batch.context import (
+    HashShardingContext,
+    HostDistConfig,
+    Order,
+    Remainder,
+    ResultColumns,
+)
 from recsdk_sharding._batch.features import features_on_host
-from recsdk_sharding._batch.host_job import HostDistConfig, HostJob, Result
-from recsdk_sharding._batch.in_place import Places
+from recsdk_sharding._batch.host_job import (
+    Alone,
+    Mapped,
+    Prepared,
+    Received,
+    map_keys,
+    prepare,
+)
 from recsdk_sharding._rows.home import MappedBatch
+from recsdk_sharding.exchange import ExchangeJob, Splits
 from recsdk_sharding.placement.devices import mark_of
 
 __all__ = ["HostDist"]
@@ -40,46 +56,97 @@ class HostDist(BaseSparseFeaturesDist[Any]):  # type: ignore[misc]
         """Whether to learn what became of each id of this rank's batches."""
         self.equal_batches: list[tuple[int, ...]] = []
         """Groups of ranks whose batches must be of equal size."""
-        self.places: Places | None = None
+        self.results: ResultColumns | None = None
         """Where vectors are pooled to if bags are whole on their own rank; None: they are sent."""
         names = [table.name for table in config.layout.tables]
         self.tag = zlib.crc32("\n".join([*names, "", *config.layout.feature_names]).encode()) >> 1
 
     def forward(self, features: Any, context: HashShardingContext, training: bool) -> HostAwaitable:
         """Starts the work; what is wrong with `features` is raised by the second wait."""
-        job = HostJob(self, features_on_host(features), training)
-        return HostAwaitable(self.config.group.exchange.submit(job), context)
+        order = Order(
+            source=features_on_host(features),
+            training=training,
+            sends_weights_late=self.sends_weights_late,
+            wants_outcomes=self.wants_outcomes,
+            results=self.results,
+        )
+        job = _Job(self, order)
+        device = self.config.home.device
+        return HostAwaitable(self.config.group.exchange.submit(job), context, device)
+
+    def take(self, *, bytes_sent: int = 0, steps: int = 0) -> None:
+        """Counts what a job has done."""
+        self.bytes_sent += bytes_sent
+        self.num_steps += steps
+
+
+class _Done(NamedTuple):
+    """What the work of a batch gives."""
+
+    batch: MappedBatch
+    remainder: Remainder
+
+
+class _Job(ExchangeJob[_Done]):
+    """One batch of one sharding group, in the words of the exchange."""
+
+    def __init__(self, owner: HostDist, order: Order) -> None:
+        self.training = order.training
+        self.tag = owner.tag
+        self.equal_batches = owner.equal_batches
+        self._owner = owner
+        self._order = order
+
+    def step(self) -> int:
+        return self._owner.num_steps + int(self.training)
+
+    def prepare(self) -> tuple[Splits, Alone | Prepared]:
+        prepared = prepare(self._owner.config, self._order)
+        return prepared.splits, prepared
+
+    def transfer(
+        self, group: dist.ProcessGroup, splits: Sequence[Splits], prepared: Alone | Prepared
+    ) -> Alone | Received:
+        received = prepared.receive(group, splits)
+        self._owner.take(bytes_sent=received.bytes_sent)
+        return received
+
+    def finish(self, received: Alone | Received) -> Mapped:
+        step = self.step()
+        self._owner.take(steps=int(self.training))
+        return map_keys(received, step)
+
+    def answer(self, group: dist.ProcessGroup, splits: Sequence[Splits], found: Mapped) -> _Done:
+        remainder, bytes_sent = found.answer(group, splits)
+        self._owner.take(bytes_sent=bytes_sent)
+        return _Done(found.batch, remainder)
 
 
 class HostAwaitable(Awaitable[Awaitable[MappedBatch]]):  # type: ignore[misc]
     """The first wait returns at once, the second gives the mapped batch."""
 
-    def __init__(self, future: Future[Result], context: HashShardingContext) -> None:
+    def __init__(
+        self, future: Future[_Done], context: HashShardingContext, device: torch.device
+    ) -> None:
         super().__init__()
-        self._mapped = _MappedAwaitable(future, context)
+        self._mapped = _MappedAwaitable(future, context, device)
 
     def _wait_impl(self) -> Awaitable[MappedBatch]:
         return self._mapped
 
 
 class _MappedAwaitable(Awaitable[MappedBatch]):  # type: ignore[misc]
-    def __init__(self, future: Future[Result], context: HashShardingContext) -> None:
+    def __init__(
+        self, future: Future[_Done], context: HashShardingContext, device: torch.device
+    ) -> None:
         super().__init__()
         self._future = future
         self._context = context
+        self._device = device
 
     def _wait_impl(self) -> MappedBatch:
-        result = self._future.result()
-        result.batch.open()
-        self._context.features = result.features
-        if result.assembly is not None:
-            self._context.assembly = result.assembly.to(result.device)
-        self._context.num_values_sent = result.num_values_sent
-        self._context.outcomes = result.outcomes
-        if result.late_weights is not None:
-            result.late_weights.open()
-            self._context.late_weights = result.late_weights
-        self._context.in_place = result.in_place
-        self._context.step = result.step
-        self._context.copied = mark_of(result.device)
-        return result.batch
+        batch, remainder = self._future.result()
+        batch.open()
+        self._context.remainder = remainder.to(self._device)
+        self._context.copied = mark_of(self._device)
+        return batch

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 import torch
 
 from recsdk_core import Outcome
+from recsdk_sharding._batch.features import Features
 
-__all__ = ["KeepsOutcomes", "highest", "of_repeated", "outcomes_of_batch"]
+__all__ = ["KeepsOutcomes", "highest", "of_repeated", "outcomes_of_features"]
 
 
 class KeepsOutcomes:
@@ -58,12 +59,19 @@ def highest(before: torch.Tensor | None, outcomes_N: torch.Tensor) -> torch.Tens
     return outcomes_N if before is None else torch.maximum(before, outcomes_N)
 
 
-def outcomes_of_batch(
-    num_keys: int, positions: torch.Tensor, outcomes: torch.Tensor
-) -> torch.Tensor:
-    """The outcomes uint8 (N,) of a batch's keys, from those of keys at positions of the batch."""
-    outcomes_N = torch.zeros(num_keys, dtype=torch.uint8)
-    return outcomes_N.scatter_reduce_(0, positions, outcomes, "amax")
+def outcomes_of_features(
+    sent: Features, positions: torch.Tensor, outcomes: torch.Tensor, *, is_sequence: bool
+) -> list[torch.Tensor]:
+    """The outcomes uint8 (N,) of each feature's keys, from those of keys at positions of `sent`.
+
+    Of a sequence, `bag_of_sample` says which of the keys that were sent each key is.
+    """
+    counts = sent.num_bags if is_sequence else sent.counts()
+    outcomes_N = torch.zeros(sum(counts), dtype=torch.uint8)
+    pieces = outcomes_N.scatter_reduce_(0, positions, outcomes, "amax").split_with_sizes(counts)
+    if not is_sequence or sent.bag_of_sample is None:
+        return list(pieces)
+    return [of_repeated(*pair) for pair in zip(pieces, sent.bag_of_sample, strict=True)]
 
 
 def of_repeated(outcomes_U: torch.Tensor, which_N: torch.Tensor) -> torch.Tensor:

@@ -162,17 +162,18 @@ class Transfer:
     """The vectors of one batch and group on their way."""
 
     def __init__(self, wire: _Wire, numbers: torch.Tensor, context: HashShardingContext) -> None:
-        assert context.assembly is not None
+        assembly = context.done.assembly
+        assert assembly is not None
         self.numbers = numbers
         """What this rank pooled, with its autograd graph."""
-        self.assembly: Assembly = context.assembly
+        self.assembly: Assembly = assembly
         """What is to be made of what comes."""
         self.is_exact = wire.codecs is None
         """Whether numbers travel as they are."""
         self.divisor = len(self.assembly.num_values) if get_gradient_division() else 1
         """What gradients are divided by."""
         self._wire = wire
-        self._sends = context.num_values_sent
+        self._sends = context.done.num_values_sent
 
     def receive(self) -> torch.Tensor:
         """What the ranks have sent."""

@@ -1,4 +1,4 @@
-"""Cutting a batch by the ranks that its keys go to, and reading what other ranks sent.
+"""Cutting a batch by the ranks that its keys go to.
 
 For each rank a batch becomes int64 words: for each route that the rank is on, how many bags each
 feature has, the bags' lengths, and the keys. In a sequence every key is a bag, and lengths are left
@@ -10,7 +10,7 @@ Shape letters: N keys, F features of a route, G bags of a route's features, W ra
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -22,7 +22,7 @@ from recsdk_sharding._batch.features import Features
 from recsdk_sharding.placement.layout import GroupLayout, Route
 from recsdk_sharding.placement.ranks import RankMap
 
-__all__ = ["Arrived", "FeatureBagsOfRank", "Requests", "read_weights", "read_words"]
+__all__ = ["Ints", "Requests"]
 
 Ints = NDArray[np.int64]
 
@@ -177,67 +177,3 @@ def _lengths_per_shard(owners_N: Ints, lengths_G: Ints, num_shards: int) -> Ints
     bag_N = np.repeat(np.arange(num_bags), lengths_G)
     flat = np.bincount(owners_N * num_bags + bag_N, minlength=num_shards * num_bags)
     return flat.reshape(num_shards, num_bags)
-
-
-@dataclass(frozen=True)
-class FeatureBagsOfRank:
-    """What one rank sent of one feature."""
-
-    keys: torch.Tensor
-    """int64 (N,)."""
-    offsets: torch.Tensor | None
-    """int64, of the bags that have keys; None: every key is a bag."""
-    weights: torch.Tensor | None
-    """float32 (N,)."""
-
-    @property
-    def num_bags(self) -> int:
-        """Bags that have keys."""
-        return len(self.keys) if self.offsets is None else len(self.offsets) - 1
-
-
-Arrived = dict[tuple[tuple[int, ...], int], FeatureBagsOfRank]
-"""By the ranks of the route and the position of the feature."""
-
-
-def read_words(words: torch.Tensor, routes: Sequence[Route], *, is_sequence: bool) -> Arrived:
-    """What one rank sent; `routes` are those that this rank is on."""
-    found: Arrived = {}
-    start = 0
-    for route in routes:
-        num_features = len(route.features)
-        num_bags: list[int] = words[start : start + num_features].tolist()
-        start += num_features
-        counts, offsets = num_bags, None
-        if not is_sequence:
-            lengths_G = words[start : start + sum(num_bags)].numpy()
-            counts, offsets = _offsets_of(lengths_G, num_bags)
-            start += len(lengths_G)
-        keys = words[start : start + sum(counts)].split_with_sizes(counts)
-        start += sum(counts)
-        for index, position in enumerate(route.features):
-            bag_ends = None if offsets is None else offsets[index]
-            found[route.ranks, position] = FeatureBagsOfRank(keys[index], bag_ends, None)
-    return found
-
-
-def read_weights(found: Arrived, weights: torch.Tensor) -> Arrived:
-    """What one rank sent, with the weights of its keys."""
-    parts = weights.split_with_sizes([len(bags.keys) for bags in found.values()])
-    pairs = zip(found.items(), parts, strict=True)
-    return {place: replace(bags, weights=part) for (place, bags), part in pairs}
-
-
-def _offsets_of(lengths_G: Ints, num_bags: Sequence[int]) -> tuple[list[int], list[torch.Tensor]]:
-    """Keys of each feature, and the offsets of its bags that have keys."""
-    ends_G = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths_G)])
-    filled = np.flatnonzero(lengths_G)
-    bag_ends = np.cumsum(np.array(num_bags, np.int64))
-    cuts = [0, *np.searchsorted(filled, bag_ends).tolist()]
-    key_ends = ends_G[np.concatenate([np.zeros(1, np.int64), bag_ends])]
-    ends = np.concatenate([ends_G[:1], ends_G[filled + 1]])  # after each bag that has keys
-    offsets = []
-    for index in range(len(num_bags)):
-        own = ends[cuts[index] : cuts[index + 1] + 1] - key_ends[index]
-        offsets.append(torch.from_numpy(own))
-    return np.diff(key_ends).tolist(), offsets

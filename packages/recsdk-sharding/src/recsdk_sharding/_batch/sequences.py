@@ -34,10 +34,11 @@ def without_duplicates(features: Features, drops_duplicates: bool) -> Features:
         which = [position for _, position in parts]
     lengths_G = features.lengths_G
     if features.bag_of_sample is not None:
-        lengths_G, places = _of_samples(features, features.bag_of_sample)
+        lengths_G, positions = _of_samples(features, features.bag_of_sample)
         if which is not None:
-            places = [which_N[place] for which_N, place in zip(which, places, strict=True)]
-        which = places
+            pairs = zip(which, positions, strict=True)
+            positions = [which_N[position] for which_N, position in pairs]
+        which = positions
     return replace(
         features,
         keys_N=keys_N,
@@ -51,17 +52,17 @@ def without_duplicates(features: Features, drops_duplicates: bool) -> Features:
 def _of_samples(
     features: Features, bag_of_sample: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """The lengths of all samples' bags, and of each feature the place of each of their keys."""
-    lengths, places = [], []
+    """The lengths of all samples' bags, and of each feature the positions of their keys."""
+    lengths, positions = [], []
     of_features = features.lengths_G.split_with_sizes(features.num_bags)
     for lengths_G, bag_B in zip(of_features, bag_of_sample, strict=True):
         lengths_B = lengths_G[bag_B]
         first_B = (lengths_G.cumsum(0) - lengths_G)[bag_B]
         shift_B = first_B - (lengths_B.cumsum(0) - lengths_B)
         total = int(lengths_B.sum())
-        places.append(torch.arange(total) + torch.repeat_interleave(shift_B, lengths_B))
+        positions.append(torch.arange(total) + torch.repeat_interleave(shift_B, lengths_B))
         lengths.append(lengths_B)
-    return torch.cat(lengths), places
+    return torch.cat(lengths), positions
 
 
 def jagged_tensors(

@@ -105,7 +105,7 @@ class ShardedHashFeatureProcessedEmbeddingBagCollection(
     def compute(self, ctx: _Context, dist_input: Any) -> list[torch.Tensor]:
         """Runs the processors, and pools the ids with the weights that they make."""
         assert ctx.features is not None
-        features, step = ctx.features, ctx.sharding_contexts[0].step
+        features, step = ctx.features, ctx.sharding_contexts[0].done.step
         weights_N = self._agreement.together(
             lambda: self._weights(features.to(self._device, non_blocking=True)), step
         )

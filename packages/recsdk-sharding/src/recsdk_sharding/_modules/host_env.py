@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.distributed as dist
 from torchrec.distributed.types import ShardingEnv
 
-from recsdk_sharding._batch.host_job import HostGroup
+from recsdk_sharding._batch.context import HostGroup
 from recsdk_sharding.exchange import exchange_of_group
 from recsdk_sharding.placement.ranks import RankMap, RankRule
 

@@ -23,7 +23,7 @@ from torchrec.distributed.types import (
 )
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
-from recsdk_sharding._batch.in_place import Places
+from recsdk_sharding._batch.context import ResultColumns
 from recsdk_sharding._batch.output_dist import Transfer, return_results
 from recsdk_sharding._modules.sharded_common import Results, ShardedTables
 from recsdk_sharding._modules.sharding_types import HashSharding
@@ -62,7 +62,8 @@ class ShardedHashEmbeddingBagCollection(
             return
         *starts, width = accumulate(self._widths, initial=0)
         columns = [starts[position] for position in self._groups.positions[0]]
-        self._input_dists[0].places = Places(columns, width, config.is_mean)
+        [own], [output] = self._input_dists, self._output_dists
+        own.results = ResultColumns(columns, width, config.is_mean, output.share)
 
     def create_embedding_bag_sharding(
         self,
@@ -82,7 +83,7 @@ class ShardedHashEmbeddingBagCollection(
         self, ctx: EmbeddingBagCollectionContext, output: list[torch.Tensor]
     ) -> LazyAwaitable[KeyedTensor]:
         """Starts the return of the results."""
-        if ctx.sharding_contexts[0].assembly is None:  # made at once
+        if ctx.sharding_contexts[0].done.assembly is None:  # made at once
             return Results(lambda: self._tensor_of(output[0]))
         transfers = self._start_return(ctx, output)
         return Results(lambda: self._tensor_of(self.results_of(ctx, transfers)))
@@ -95,15 +96,15 @@ class ShardedHashEmbeddingBagCollection(
     ) -> torch.Tensor:
         """The pooled vectors of this rank's samples, float32 (B, C)."""
         contexts, groups, like = ctx.sharding_contexts, self._groups, transfers[0].numbers
-        is_plain = all(each.late_weights is None for each in contexts)
-        if not is_plain or contexts[0].features.bag_of_sample is not None:
+        is_plain = all(each.done.late_weights is None for each in contexts)
+        if not is_plain or contexts[0].done.features.bag_of_sample is not None:
             return torch.cat(self._separate_results(contexts, transfers), dim=1)
 
         def parts_of(tensors: Any) -> list[list[torch.Tensor]]:
             return groups.parts_of(tensors[0].split_with_sizes(self._widths, dim=1))
 
         def make() -> tuple[list[torch.Tensor], Callable[[Any], list[list[torch.Tensor]]]]:
-            shape = contexts[0].features.batch_size, sum(self._widths)
+            shape = contexts[0].done.features.batch_size, sum(self._widths)
             return [like.new_empty(*shape)], parts_of
 
         return return_results(transfers, make)[0]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -24,9 +23,7 @@ from torchrec.modules.embedding_modules import get_embedding_names_by_table
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
-from recsdk_sharding._batch.context import HashShardingContext
-from recsdk_sharding._batch.host_job import HostGroup
-from recsdk_sharding._batch.in_place import BagsOfAllRanks
+from recsdk_sharding._batch.context import HashShardingContext, HostGroup
 from recsdk_sharding._batch.input_dist import HostDist
 from recsdk_sharding._batch.late_weights import exchange_weights, tied
 from recsdk_sharding._batch.outcomes import KeepsOutcomes
@@ -298,11 +295,6 @@ class ShardedTables(KeepsOutcomes):
         wait_for_copies(ctx.sharding_contexts)
         self._note_batch(ctx.sharding_contexts)
         arrived = self._exchange_weights(ctx.sharding_contexts, dist_input)
-        for context, batch, output in zip(
-            ctx.sharding_contexts, dist_input, self._output_dists, strict=True
-        ):
-            if context.in_place is not None:
-                batch.share = partial(_share, context.in_place, output)
         pairs = zip(self._lookups, dist_input, strict=True)
         pooled = [lookup(batch) for lookup, batch in pairs]
         # A rank without shards takes part in the exchange's backward too.
@@ -310,7 +302,8 @@ class ShardedTables(KeepsOutcomes):
 
     def _note_batch(self, contexts: Sequence[HashShardingContext]) -> None:
         """Takes what became of the ids of the batch that is looked up."""
-        kept = [context.outcomes for context in contexts if context.outcomes is not None]
+        found = [context.done.outcomes for context in contexts]
+        kept = [outcomes for outcomes in found if outcomes is not None]
         is_kept = len(kept) == len(contexts)
         self._note_outcomes(
             self._embedding_names, self._groups.of_features(kept) if is_kept else None
@@ -320,7 +313,8 @@ class ShardedTables(KeepsOutcomes):
         self, contexts: Sequence[HashShardingContext], batches: Sequence[Any]
     ) -> list[torch.Tensor]:
         """Gives the batches their weights, if these come late; what came, by group."""
-        late = [context.late_weights for context in contexts if context.late_weights is not None]
+        found = [context.done.late_weights for context in contexts]
+        late = [way for way in found if way is not None]
         if not late:
             return []
         own = []
@@ -363,12 +357,6 @@ class ShardedTables(KeepsOutcomes):
         )
 
 
-def _share(
-    bags: BagsOfAllRanks, output: HashOutputDist, grad_BC: torch.Tensor
-) -> list[torch.Tensor]:
-    return output.share(bags.combine(grad_BC), bags.num_values)
-
-
 def wait_for_copies(contexts: Sequence[HashShardingContext]) -> None:
     """Has the current stream wait for what the batch of these contexts is on the device."""
     for context in contexts:
@@ -383,7 +371,7 @@ def _separate(
     groups: HashGroups, contexts: Sequence[HashShardingContext], widths: Sequence[int], like: Any
 ) -> Make:
     """A result (G, D) for each feature."""
-    counts = groups.of_features([_features(context).num_bags for context in contexts])
+    counts = groups.of_features([context.done.features.num_bags for context in contexts])
 
     def make() -> tuple[list[torch.Tensor], Callable[[Any], list[list[torch.Tensor]]]]:
         shapes = zip(counts, widths, strict=True)
@@ -396,7 +384,7 @@ def bags_of_samples(
     groups: HashGroups, contexts: Sequence[HashShardingContext], device: torch.device
 ) -> list[torch.Tensor] | None:
     """For each feature the bag of each sample (None: the one with the sample's number)."""
-    found = [_features(context).bag_of_sample for context in contexts]
+    found = [context.done.features.bag_of_sample for context in contexts]
     if any(of_group is None for of_group in found):
         return None
     joined = groups.of_features([of_group or [] for of_group in found])
@@ -409,14 +397,9 @@ def late_divisors(
     """For each feature what its vectors are divided by, if the weights of a mean came late."""
     by_group = []
     for context in contexts:
-        if context.late_weights is None:
+        if context.done.late_weights is None:
             return None
         assert context.own_weights is not None
-        by_group.append(context.late_weights.divisors(context.own_weights))
+        by_group.append(context.done.late_weights.divisors(context.own_weights))
     found: list[torch.Tensor | None] = groups.of_features(by_group)
     return found if any(divisor is not None for divisor in found) else None
-
-
-def _features(context: HashShardingContext) -> Any:
-    assert context.features is not None
-    return context.features

@@ -74,7 +74,7 @@ class ShardedHashEmbeddingCollection(
         """The vectors of this rank's ids by name of the embedding."""
         contexts = ctx.sharding_contexts
         vectors = self._separate_results(contexts, transfers)
-        found = [lengths_and_keys(context.features) for context in contexts]
+        found = [lengths_and_keys(context.done.features) for context in contexts]
         sequences = self._groups.of_features(found)
         return jagged_tensors(self._embedding_names, vectors, sequences, self._need_indices)
 

@@ -21,7 +21,7 @@ from torchrec.distributed.types import (
     ShardingType,
 )
 
-from recsdk_sharding._batch.host_job import HostGroup
+from recsdk_sharding._batch.context import HostGroup
 from recsdk_sharding._configs.settings import (
     Subject,
     check_fused_params,

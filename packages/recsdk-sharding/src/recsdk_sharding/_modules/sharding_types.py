@@ -32,7 +32,7 @@ from torchrec.distributed.types import (
 )
 from torchrec.modules.embedding_configs import PoolingType
 
-from recsdk_sharding._batch.host_job import HostDistConfig, HostGroup
+from recsdk_sharding._batch.context import HostDistConfig, HostGroup
 from recsdk_sharding._batch.input_dist import HostDist
 from recsdk_sharding._batch.lookup import HashLookup
 from recsdk_sharding._batch.output_dist import HashOutputDist, multiple_of

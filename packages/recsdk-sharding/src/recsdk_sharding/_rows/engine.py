@@ -5,7 +5,7 @@ Shape letters: n keys, M weights that come late.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ from torchrec.streamable import Multistreamable
 
 from recsdk_core import CapacityError, Outcome, Table, optim
 from recsdk_core.checkpoint.replacing import NewRows, stage_rows
-from recsdk_core.nn.function import TableBags, pack_features, pool_features
+from recsdk_core.nn.function import SharedTraining, TableBags, pack_features, pool_features
 from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding._rows.home import Guard, HeldShard
 from recsdk_sharding.placement.layout import Shard
@@ -62,9 +62,11 @@ class EngineHome:
         training: bool,
         weight_starts: Sequence[Sequence[int]] | None = None,
         shape: tuple[int, int] | None = None,
+        pooled: range | None = None,
+        shared: SharedTraining | None = None,
     ) -> EngineBatch:
         """The mapped bags as they are."""
-        return EngineBatch(list(mapped), num_values, weight_starts, shape)
+        return EngineBatch(list(mapped), num_values, weight_starts, shape, pooled, shared)
 
 
 @dataclass(frozen=True)
@@ -138,8 +140,10 @@ class EngineBatch(Multistreamable):  # type: ignore[misc]
     """Of each table and feature: where the weights lie among those that come late, if they do."""
     shape: tuple[int, int] | None = None
     """Of the results (B, C), if they are pooled at once; `column` is then one of theirs."""
-    share: Callable[[torch.Tensor], Sequence[torch.Tensor]] | None = None
-    """Makes all ranks' gradients from that of the results; None: this rank is alone."""
+    pooled: range | None = None
+    """The numbers that anybody reads; None: all."""
+    shared: SharedTraining | None = None
+    """What is trained in place of what goes to the results; None: that."""
 
     def take_weights(self, weights_M: torch.Tensor) -> None:
         """Takes the weights that came late."""
@@ -154,8 +158,8 @@ class EngineBatch(Multistreamable):  # type: ignore[misc]
     def pool(self, anchor: torch.Tensor, guard: Guard) -> torch.Tensor:
         """The vectors as one autograd node: float32 (num_values,), or of the `shape`."""
         if self.shape is not None:
-            return pool_features(self.tables, *self.shape, anchor, self.share, guard)
-        return pack_features(self.tables, self.num_values, anchor, guard)
+            return pool_features(self.tables, *self.shape, anchor, self.shared, guard)
+        return pack_features(self.tables, self.num_values, anchor, guard, self.pooled)
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Does nothing: all of it is on the host."""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 import recsdk_core
 from recsdk_core import ExportBatch, optim
 from recsdk_core.checkpoint.replacing import NewRows
-from recsdk_core.nn.function import TableBags
+from recsdk_core.nn.function import SharedTraining, TableBags
 from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding.placement.layout import Shard
 
@@ -184,11 +184,15 @@ class RowHome(Protocol):
         training: bool,
         weight_starts: Sequence[Sequence[int]] | None = None,
         shape: tuple[int, int] | None = None,
+        pooled: range | None = None,
+        shared: SharedTraining | None = None,
     ) -> MappedBatch:
         """A mapped batch of these shards, to be pooled; runs in the background.
 
         `num_values`: numbers that are pooled. The `column` of a feature is the first number of its
         vectors, or of the matrix of results (B, C) if that is the `shape`. `weight_starts`: of each
         shard and feature, where its weights lie among those that come late; None: they came with
-        the keys, if there are any.
+        the keys, if there are any. `pooled`: the numbers that anybody reads, None for all; what
+        begins elsewhere is trained all the same. `shared`: what is trained in place of what goes to
+        the results; None: that.
         """

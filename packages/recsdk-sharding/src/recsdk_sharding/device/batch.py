@@ -147,9 +147,10 @@ def plan_batch(
     mapped: Sequence[TableBags],
     training: bool,
     weight_starts: Sequence[Sequence[int]] | None = None,
+    pooled: range | None = None,
 ) -> tuple[Parcel, list[TablePlan]]:
     """Keeps the initial rows of new keys, and plans the batch; as `RowHome.plan`."""
-    keys = [_MappedKeys.of_table(entry) for entry in mapped]
+    keys = [_MappedKeys.of_table(entry, pooled) for entry in mapped]
     late: Sequence[Sequence[int] | None] = weight_starts or [None] * len(keys)
     for table, entry, own in zip(tables, mapped, keys, strict=True):
         table.keep_new_rows(own.rows_N, own.outcomes_N, entry.lease)
@@ -213,7 +214,7 @@ class _MappedKeys:
     """Whether anybody wants a bag's vector; it is trained in any case."""
 
     @staticmethod
-    def of_table(entry: TableBags) -> _MappedKeys:
+    def of_table(entry: TableBags, pooled: range | None) -> _MappedKeys:
         weights = [f.weights for f in entry.features if f.weights is not None]
         return _MappedKeys(
             rows_N=torch.cat([f.rows for f in entry.features]).numpy(),
@@ -221,7 +222,8 @@ class _MappedKeys:
             weights_N=torch.cat(weights).numpy() if weights else None,
             lengths_B=torch.cat([_lengths(f) for f in entry.features]).numpy(),
             is_read_B=np.repeat(
-                np.array([f.is_read for f in entry.features]), list(map(_num_bags, entry.features))
+                np.array([pooled is None or f.column in pooled for f in entry.features]),
+                list(map(_num_bags, entry.features)),
             ),
         )
 

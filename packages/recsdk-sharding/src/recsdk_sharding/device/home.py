@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 import recsdk_core
 from recsdk_core import ExportBatch, optim
 from recsdk_core.checkpoint.replacing import NewRows
-from recsdk_core.nn.function import TableBags
+from recsdk_core.nn.function import SharedTraining, TableBags
 from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding.device.batch import plan_batch
 from recsdk_sharding.device.host_index import keys_only
@@ -88,11 +88,13 @@ class DeviceHome:
         training: bool,
         weight_starts: Sequence[Sequence[int]] | None = None,
         shape: tuple[int, int] | None = None,
+        pooled: range | None = None,
+        shared: SharedTraining | None = None,
     ) -> DeviceBatch:
         """Which rows are added up in which order, and new keys' initial rows on their way."""
         assert shape is None, "results are put together from what is pooled"
         tables = [shard.table for shard in shards]
-        parcel, plans = plan_batch(tables, mapped, training, weight_starts)
+        parcel, plans = plan_batch(tables, mapped, training, weight_starts, pooled)
         return DeviceBatch(self.device, parcel, plans, num_values, training)
 
 

@@ -1,23 +1,49 @@
-"""Work of a model's forward that may fail on one rank, before a collective that all ranks enter.
+"""Work that may fail on one rank, before a collective that all ranks enter.
 
 Shape letter: W ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-import torch
 import torch.distributed as dist
 
-from recsdk_sharding.exchange.attempt import attempt, message_of, text_of
+from recsdk_core.agreement import attempt, raise_together, text_of
 from recsdk_sharding.exchange.errors import PeerError, known
-from recsdk_sharding.exchange.groups import group_beside
+from recsdk_sharding.exchange.groups import gathered, group_beside
 
-__all__ = ["Agreement"]
+__all__ = ["Agreement", "message_of", "raise_failures"]
 
 T = TypeVar("T")
+
+_MAX_MESSAGE_BYTES = 4096
+
+
+def message_of(text: str) -> bytes:
+    """A text as it is sent."""
+    return text.encode(errors="backslashreplace")[:_MAX_MESSAGE_BYTES]
+
+
+def raise_failures(
+    lengths: Sequence[int],
+    message: bytes,
+    error: BaseException | None,
+    gather: Callable[[list[int]], Sequence[Sequence[int]]],
+    of_peer: Callable[[int, str], BaseException],
+) -> None:
+    """Swaps the messages of ranks that failed, and raises on every rank: see `raise_together`.
+
+    `lengths`: of every rank's message in bytes, 0 if it is well; `message` and `error`: this
+    rank's. `gather` gives what every rank passes to it.
+    """
+    if not any(lengths):
+        return
+    messages = gather(list(message.ljust(max(lengths), b"\0")))
+    pairs = zip(messages, lengths, strict=True)
+    texts = [bytes(own[:n]).decode(errors="replace") if n else None for own, n in pairs]
+    raise_together(None if error is None else known(error), texts, of_peer)
 
 
 class Agreement:
@@ -42,19 +68,11 @@ class Agreement:
         """
         result, error = attempt(call)
         message = b"" if error is None else message_of(text_of(error))
-        lengths = [int(part) for part in self._gather(torch.tensor([len(message)]))]
-        failed = [rank for rank, length in enumerate(lengths) if length]
-        if failed:
-            padded = torch.tensor(list(message.ljust(max(lengths), b"\0")), dtype=torch.uint8)
-            texts = self._gather(padded)
-            rank = failed[0]
-            text = bytes(texts[rank][: lengths[rank]].tolist()).decode(errors="replace")
-            raise PeerError(rank, text, step) if error is None else known(error)
+        lengths = [length for [length] in self._gather([len(message)])]
+        raise_failures(
+            lengths, message, error, self._gather, lambda rank, text: PeerError(rank, text, step)
+        )
         return result  # type: ignore[return-value]
 
-    def _gather(self, own: torch.Tensor) -> list[torch.Tensor]:
-        if self._group is None:
-            return [own]
-        parts = [torch.empty_like(own) for _ in range(self._world_size)]
-        dist.all_gather(parts, own, group=self._group)
-        return parts
+    def _gather(self, own: list[int]) -> list[list[int]]:
+        return [own] if self._group is None else gathered(own, self._group)

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
-from recsdk_sharding.exchange.attempt import attempt, message_of, text_of
+from recsdk_core.agreement import attempt, text_of
+from recsdk_sharding.exchange.agreement import message_of
 
 __all__ = ["Failure", "FailureStore"]
 
@@ -29,7 +30,7 @@ class Failure(NamedTuple):
 
     rank: int
     text: str
-    place: str
+    where: str
     """Type and line; those of ranks that do the same thing are equal."""
 
     @classmethod
@@ -101,8 +102,8 @@ class FailureStore:
         if store.add(self._key("count"), 1) == self._size:
             self._forget_last_round(store)
             every = [self._read(str(rank)) for rank in range(self._size)]
-            places = {each.place for each in every if each is not None}
-            return self._decide(store, is_together=len(places) == 1)
+            found = {each.where for each in every if each is not None}
+            return self._decide(store, is_together=len(found) == 1)
         pause, longest = _POLL_SECONDS
         end = time.monotonic() + seconds
         while not store.check([self._key("verdict")]) and time.monotonic() < end:

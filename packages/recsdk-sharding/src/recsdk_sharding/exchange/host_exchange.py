@@ -22,14 +22,15 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Generic, Literal, TypeVar, cast
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
 from recsdk_core import RecsdkError
-from recsdk_sharding.exchange.attempt import attempt, message_of, text_of
+from recsdk_core.agreement import attempt, text_of
+from recsdk_sharding.exchange.agreement import message_of, raise_failures
 from recsdk_sharding.exchange.errors import EndOfData, PeerError, known
 from recsdk_sharding.exchange.failures import failure_of_peer
+from recsdk_sharding.exchange.groups import gathered
 from recsdk_sharding.exchange.header import Header, Splits
 from recsdk_sharding.exchange.worker import Worker
 
@@ -51,8 +52,9 @@ _SECONDS_AT_EXIT = 1.0
 class ExchangeJob(ABC, Generic[T]):
     """The host work of one batch and sharding group, cut where the ranks have to agree.
 
-    The methods are called on the exchange's thread, in the order below, once each. What `prepare`
-    or `finish` raises is raised by the job's future, and reported to the other ranks.
+    The methods are called on the exchange's thread, in the order below, once each; each is given
+    what the one before it made. What `prepare` or `finish` raises is raised by the job's future,
+    and reported to the other ranks.
     """
 
     training: bool
@@ -67,22 +69,23 @@ class ExchangeJob(ABC, Generic[T]):
         """The step of this batch; all ranks must say the same."""
 
     @abstractmethod
-    def prepare(self) -> Splits:
-        """Local work before any communication."""
+    def prepare(self) -> tuple[Splits, Any]:
+        """Local work before any communication: how much is sent, and what."""
 
     @abstractmethod
-    def transfer(self, group: dist.ProcessGroup, splits: Sequence[Splits]) -> None:
+    def transfer(self, group: dist.ProcessGroup, splits: Sequence[Splits], prepared: Any) -> Any:
         """Collectives over the group, knowing what each rank sends. What it raises is final."""
 
     @abstractmethod
-    def finish(self) -> T:
+    def finish(self, received: Any) -> Any:
         """Local work with what was received."""
 
-    def answer(self, group: dist.ProcessGroup, splits: Sequence[Splits], result: T) -> None:
+    def answer(self, group: dist.ProcessGroup, splits: Sequence[Splits], found: Any) -> T:
         """Collectives once `finish` went well on every rank; none unless a job says so.
 
-        What it raises is final.
+        Gives the job's result: what `finish` made. What it raises is final.
         """
+        return cast(T, found)
 
 
 class _Failure(RecsdkError):
@@ -101,25 +104,25 @@ class _Absent(ExchangeJob[None]):
     def step(self) -> int:
         return 0
 
-    def prepare(self) -> Splits:
+    def prepare(self) -> tuple[Splits, None]:
         if self._failure is not None:
             raise _Failure(self._failure)
-        return Splits()
+        return Splits(), None
 
-    def transfer(self, group: dist.ProcessGroup, splits: Sequence[Splits]) -> None:
+    def transfer(self, group: dist.ProcessGroup, splits: Sequence[Splits], prepared: None) -> None:
         raise AssertionError("an exchange with an absent rank moves no data")
 
-    def finish(self) -> None:
+    def finish(self, received: None) -> None:
         raise AssertionError("an exchange with an absent rank moves no data")
 
 
 class _Meeting(_Absent):
     """Takes part in one exchange that moves no data."""
 
-    def transfer(self, group: dist.ProcessGroup, splits: Sequence[Splits]) -> None:
+    def transfer(self, group: dist.ProcessGroup, splits: Sequence[Splits], prepared: None) -> None:
         pass
 
-    def finish(self) -> None:
+    def finish(self, received: None) -> None:
         pass
 
 
@@ -153,7 +156,7 @@ class HostExchange:
         return "ended" if self._is_ended else "failed"
 
     def submit(self, job: ExchangeJob[T]) -> Future[T]:
-        """Queues a job; its future has the result of `finish` or raises.
+        """Queues a job; its future has the result of `answer` or raises.
 
         After the end of data or a failure the future raises at once what that was (EndOfData or
         PeerError). Returns immediately; never raises for what the job does.
@@ -249,7 +252,8 @@ class HostExchange:
         if self._latched is not None and (self._is_broken or not isinstance(job, _Meeting)):
             raise self._latched()
         step = job.step()
-        splits, error = attempt(job.prepare)
+        prepared, error = attempt(job.prepare)
+        splits, batch = prepared or (Splits(), None)
         own = Header(
             has_batch=has_batch,
             training=job.training,
@@ -257,24 +261,22 @@ class HostExchange:
             tag=job.tag,
             depth=depth,
             message_bytes=len(_message_of(error)),
-            splits=splits or Splits(),
+            splits=splits,
         )
         rows = self._gather(own.words(self.world_size), step)
         headers = [Header.of_words(row) for row in rows]
         self._check(headers, error, step)
-        self._check_batch_sizes([h.splits.batch_size for h in headers], job.equal_batches)
-        self._communicate(lambda: job.transfer(self.group, [h.splits for h in headers]), step)
-        result, error = attempt(job.finish)
+        told = [h.splits for h in headers]
+        self._check_batch_sizes([each.batch_size for each in told], job.equal_batches)
+        received = self._communicate(lambda: job.transfer(self.group, told, batch), step)
+        found, error = attempt(lambda: job.finish(received))
         try:
             lengths = self._gather([len(_message_of(error))], step)
             self._raise_failures([row[0] for row in lengths], error, step)
-            self._communicate(
-                lambda: job.answer(self.group, [h.splits for h in headers], cast(T, result)), step
-            )
+            return self._communicate(lambda: job.answer(self.group, told, found), step)
         except BaseException:
-            result = None  # the traceback would keep the leases of the result open
+            found = None  # the traceback would keep its leases open
             raise
-        return cast(T, result)
 
     def _check(self, headers: list[Header], error: BaseException | None, step: int) -> None:
         """Raises, on every rank, if the ranks cannot go on with this exchange."""
@@ -315,29 +317,21 @@ class HostExchange:
         self, message_bytes: Sequence[int], error: BaseException | None, step: int
     ) -> None:
         """Swaps the failed ranks' messages and raises: one's own error, else a PeerError."""
-        failed = [rank for rank, length in enumerate(message_bytes) if length]
-        if not failed:
-            return
-        length = max(message_bytes)
-        own = list(_message_of(error).ljust(length, b"\0"))
-        messages = self._gather(own, step)
-        rank = failed[0]
-        text = bytes(messages[rank][: message_bytes[rank]]).decode(errors="replace")
-        latched = self._latch(lambda: PeerError(rank, text, step))
-        raise latched if error is None else known(error)
+        if any(message_bytes):
+
+            def of_peer(rank: int, text: str) -> RecsdkError:
+                return self._latch(lambda: PeerError(rank, text, step))
+
+            gather = partial(self._gather, step=step)
+            raise_failures(message_bytes, _message_of(error), error, gather, of_peer)
 
     def _gather(self, words: Sequence[int], step: int) -> list[list[int]]:
         """The words of all ranks, equally many each."""
-        if self.world_size == 1:
-            return [list(words)]
-        own = torch.tensor(words, dtype=torch.int64)
-        parts = [torch.empty_like(own) for _ in range(self.world_size)]
-        self._communicate(lambda: dist.all_gather(parts, own, group=self.group), step)
-        return [part.tolist() for part in parts]
+        return self._communicate(lambda: gathered(words, self.group), step)
 
-    def _communicate(self, call: Callable[[], Any], step: int) -> None:
+    def _communicate(self, call: Callable[[], T], step: int) -> T:
         try:
-            call()
+            return call()
         except Exception as error:
             told = failure_of_peer()
             if told is None:
