@@ -22,7 +22,7 @@ enum class ErrorCode : int {
   kDevice = 9,              ///< a call of a device's runtime failed
 };
 
-/// A run-time condition that the caller could not have excluded.
+/// A run-time condition that the caller could not have prevented.
 class RECSDK_API Error : public std::runtime_error {
  public:
   Error(ErrorCode code, const std::string& message) : std::runtime_error(message), code_(code) {}

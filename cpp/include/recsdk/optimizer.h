@@ -1,5 +1,5 @@
-// The optimizers that are fused into the backward pass. One update per touched key and backward,
-// with the key's summed gradient.
+// The optimizers that are fused into the backward pass. Each backward updates each touched row
+// once, with the summed gradient of its key.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,9 @@
 
 namespace recsdk {
 
-/// In the formulas, g is the summed gradient of a row, clipped and with L2 weight decay if asked
-/// for, w its weights, t the table's update count (1 in the first update), all element by element.
+/// In the formulas, g is the summed gradient of a row, after clipping and L2 weight decay if these
+/// are set, w its weights, t the table's update count (1 in the first update), all element by
+/// element.
 enum class OptimizerKind : std::uint8_t {
   /// w -= lr * g; with momentum b = momentum * b + (1 - dampening) * g, where the first gradient of
   /// a row is taken whole, and w -= lr * b, or with nesterov w -= lr * (g + momentum * b).
@@ -29,7 +30,7 @@ enum class OptimizerKind : std::uint8_t {
   /// As fbgemm's PARTIAL_ROWWISE_ADAM, whose weight decay is decoupled.
   kPartialRowwiseAdam = 4,
   /// m and v as kAdam; r = m / (1 - b1^t) / (sqrt(v) / sqrt(1 - b2^t) + eps) + weight_decay * w;
-  /// w -= lr * |w| / |r| * r, with 1 for a ratio one of whose lengths is 0. As fbgemm's LAMB.
+  /// w -= lr * |w| / |r| * r, where the ratio is 1 if a length is 0. As fbgemm's LAMB.
   /// Source: Y. You et al., "Large Batch Optimization for Deep Learning", ICLR 2020.
   kLamb = 5,
   /// z += g - (sqrt(n + g * g) - sqrt(n)) / lr * w; n += g * g; w = 0 where |z| <= l1, else
@@ -55,13 +56,13 @@ enum class WeightDecay : std::uint8_t {
   kDecoupled = 1,  ///< w is multiplied by 1 - lr * weight_decay before the update
 };
 
-/// An optimizer and its hyperparameters. The defaults are those of the torch class; of
-/// fbgemm for partial rowwise Adam and LAMB, of TensorFlow for FTRL.
+/// An optimizer and its hyperparameters. The defaults of the factories below are the torch class's;
+/// those of partial rowwise Adam and LAMB are fbgemm's, those of FTRL TensorFlow's.
 struct RECSDK_API OptimizerConfig {
   OptimizerKind kind = OptimizerKind::kSgd;
   float learning_rate = 0.001F;  ///< 0.01 but for SGD, Adam and FTRL; FTRL: > 0
   float eps = 1e-10F;            ///< 1e-8 for Adam and its kin, and RMSprop
-  // Double, where one minus the number is what counts: of a float its fifth digit would be wrong.
+  // Double where one minus the number counts: with a float its fifth digit would be wrong.
   double beta1 = 0.9;                      ///< Adam and its kin
   double beta2 = 0.999;                    ///< Adam and its kin
   float lr_decay = 0.0F;                   ///< Adagrad
@@ -76,14 +77,14 @@ struct RECSDK_API OptimizerConfig {
   float l2 = 0.0F;                                          ///< FTRL: l2_regularization_strength
   float beta = 0.0F;                                        ///< FTRL
 
-  /// Falls on touched rows, when they are touched. LAMB has a way of its own; FTRL has none.
+  /// Acts on a row only when it is touched. LAMB has a way of its own; FTRL has none.
   float weight_decay = 0.0F;
   WeightDecay weight_decay_mode = WeightDecay::kL2;
   /// When a row is touched, first multiplies its weights by 1 - lr * weight_decay for each update
-  /// since its last that left it out, with the learning rate that each of them had. Rows are read
-  /// as they are stored, without the decay that they have yet to catch up. Needs lr * weight_decay
-  /// < 1, and decoupled weight decay or SGD without momentum: otherwise an update without a
-  /// gradient is no product, or moves more than weights.
+  /// since its last one that left it out, with the learning rate of that update. Readers see rows
+  /// as stored, without the decay that they have yet to catch up. Needs lr * weight_decay < 1, and
+  /// decoupled weight decay or SGD without momentum: otherwise an update without a gradient is no
+  /// product, or changes more than weights.
   bool catch_up = false;
 
   /// First limits each element of the summed gradient to +-clip_value; > 0; absent: no limit.
@@ -113,7 +114,7 @@ struct RECSDK_API OptimizerConfig {
 
 /// How an update makes 16-bit weights from what it computes in float32.
 enum class Rounding : std::uint8_t {
-  /// To one of the two neighbours, the nearer the likelier, so that small changes count on average.
+  /// To one of the two neighbours, more likely the nearer one, so small changes count on average.
   /// The random bits are a function of (seed, table, key, column, t).
   kStochastic = 0,
   kNearest = 1,  ///< to the nearest, ties to even

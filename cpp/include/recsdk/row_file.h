@@ -1,5 +1,5 @@
-// Row files: rows with their optimizer state, and keys that left, in blocks with checksums.
-// What a checkpoint stores per table and rank; docs/reference/checkpoint.md has every byte.
+// Row files: rows with their optimizer state, and keys that left, in blocks with checksums. A
+// checkpoint has one per shard of a table; docs/reference/checkpoint.md has every byte.
 //
 // Shape letters: N rows of a call or block, C elements of a field.
 #pragma once
@@ -22,7 +22,7 @@ namespace recsdk {
 
 /// The version that is written; readers refuse any other.
 inline constexpr std::uint32_t kRowFileVersion = 1;
-/// With its head, and whole pages of the file about both, a block fits into two huge pages.
+/// A block, with its head and the whole pages of the file around both, fits into two huge pages.
 inline constexpr std::int64_t kDefaultBlockBytes =
     (std::int64_t{4} << 20) - (std::int64_t{16} << 10);
 /// The most that a block holds; readers refuse more before they allocate.
@@ -61,7 +61,7 @@ enum class RowFileKind : std::uint8_t {
   kDelta = 1,     ///< rows changed since another save, and keys that left
 };
 
-/// What a file says of itself at its start.
+/// The header of a file.
 struct RECSDK_API RowFileHeader {
   RowFileKind kind = RowFileKind::kSnapshot;
   std::int64_t dim = 0;                     ///< D, elements of "weight"
@@ -98,7 +98,7 @@ class RECSDK_API ByteSink {
   ByteSink& operator=(const ByteSink&) = delete;
   virtual ~ByteSink();
   virtual void write(std::span<const std::byte> bytes) = 0;
-  /// After the last write: what is still held back must go out now, or it throws.
+  /// Called after the last write: writes out what is still held back, or throws.
   virtual void finish() {}
 };
 
@@ -111,15 +111,15 @@ class RECSDK_API ByteSource {
   virtual ~ByteSource();
   /// Fills the front of `bytes` from `offset` on; returns how many, 0 only at the end.
   virtual std::size_t read(std::int64_t offset, std::span<std::byte> bytes) = 0;
-  /// Bytes [offset, offset + size) in memory that they lie in already, for as long as somebody
-  /// holds it; null, as here, where there is none: read is called then.
+  /// Bytes [offset, offset + size), if they lie in memory already, which stays while somebody holds
+  /// the pointer. Null, the default: not in memory, so read is called.
   virtual std::shared_ptr<const std::byte[]> take(std::int64_t offset, std::size_t size);
 };
 
 /// Writes to a file descriptor, which stays the caller's. Short writes and interruptions are
 /// handled; throws Error(kCheckpoint) with the system's reason, such as a full disk. What follows
 /// the first 8 MiB goes to the disk past the page cache, where the file system can do that and
-/// RECSDK_DIRECT_IO is not 0; it waits in 2 MiB of memory, the last of it for finish().
+/// RECSDK_DIRECT_IO is not 0. It is collected in 2 MiB of memory; finish() writes the rest.
 class RECSDK_API FileSink final : public ByteSink {
  public:
   FileSink(int descriptor, std::string name);
@@ -138,10 +138,10 @@ class RECSDK_API FileSink final : public ByteSink {
   std::unique_ptr<Direct> direct_;
 };
 
-/// Reads from a file descriptor, which stays the caller's; its position is not used. For reading
-/// from the front to the back: what comes next is fetched meanwhile. Files of 8 MiB and more that
-/// the page cache does not have are read past it, by threads of its own some blocks ahead, where
-/// the file system can do that and RECSDK_DIRECT_IO is not 0.
+/// Reads from a file descriptor, which stays the caller's; its position is not used. It suits
+/// reading from front to back: it fetches ahead. Threads of its own read files of 8 MiB and more
+/// past the page cache, some blocks ahead, if the page cache does not have them, the file system
+/// can do that, and RECSDK_DIRECT_IO is not 0.
 class RECSDK_API FileSource final : public ByteSource {
  public:
   FileSource(int descriptor, std::string name);
@@ -168,10 +168,10 @@ struct RowFileOptions {
   bool in_background = true;
 };
 
-/// Writes one file: rows, then erased keys, then finish. What is written depends on
-/// header, content and options only, not on how it is spread over calls. Holds up to five blocks in
-/// memory. Not thread-safe. A writer that threw can only be destroyed: the file is not whole. So
-/// can, in a child of fork, one that was made before.
+/// Writes one file: rows, then erased keys, then finish. The bytes depend on header, content and
+/// options only, not on how the content is spread over calls. Holds up to five blocks in memory.
+/// Not thread-safe. After it threw, a writer can only be destroyed: the file is not whole. The same
+/// holds, in a child of fork, for a writer that was made before.
 class RECSDK_API RowFileWriter {
  public:
   /// Throws std::invalid_argument for a bad header or option, and what the sink throws.
@@ -184,7 +184,7 @@ class RECSDK_API RowFileWriter {
   void write_rows(std::span<const Key> keys, std::span<const void* const> fields);
   /// Adds keys (N,) that left. Throws std::invalid_argument in a snapshot.
   void write_erased(std::span<const Key> keys);
-  /// Writes the end. The caller sees to fsync.
+  /// Writes the end. It does not fsync; the caller does.
   RowFileSummary finish();
   /// Bytes handed to the sink so far.
   std::int64_t num_bytes() const;
@@ -210,18 +210,19 @@ struct RECSDK_API RowBlock {
 };
 
 struct ReadOptions {
-  /// What the file must not hold more of, as whatever lists it says: a block that goes beyond is
-  /// refused before memory is taken for it. Absent: any number.
+  /// Limits, for example from a manifest that lists the file: a block that exceeds them is refused
+  /// before memory is taken for it. Absent: any number.
   std::optional<std::int64_t> max_rows = std::nullopt;
   std::optional<std::int64_t> max_erased = std::nullopt;
   /// Reads and checks the next block in a thread of its own, while this one is used.
   bool in_background = true;
 };
 
-/// Reads one file from its start to its end, trusting nothing: every size is checked against
-/// `size` and the limits before memory is taken for it, every checksum before bytes are used.
-/// Errors are Error(kCheckpoint) with the file's name, the offset and the reason. Not thread-safe.
-/// In a child of fork one that has read before, in the background, can only be destroyed.
+/// Reads one file from its start to its end, and trusts nothing: it checks every size against
+/// `size` and the limits before it takes memory for it, and every checksum before it uses the
+/// bytes. Errors are Error(kCheckpoint) with the file's name, the offset and the reason. Not
+/// thread-safe. In a child of fork, a reader that has read before, in the background, can only be
+/// destroyed.
 class RECSDK_API RowFileReader {
  public:
   /// Reads the header. `size` is the file's, `name` is for messages.
@@ -235,10 +236,10 @@ class RECSDK_API RowFileReader {
   const RowFileHeader& header() const;
   /// The file's size.
   std::int64_t num_bytes() const;
-  /// Rows that it may hold: max_rows of the options, else as many as fit into its size without
-  /// compression. An estimate: both are what somebody says.
+  /// An estimate of its rows: max_rows of the options, else as many as fit into its size without
+  /// compression.
   std::int64_t expected_rows() const;
-  /// The next block, or false at the end, whose totals then have been checked.
+  /// Reads the next block; false at the end, after checking the totals there.
   bool next(RowBlock& block);
   /// True before the first call of next.
   bool is_at_start() const;
@@ -251,7 +252,7 @@ class RECSDK_API RowFileReader {
   std::unique_ptr<Impl> impl_;
 };
 
-/// The virtual shard of a key, 0 to 65535: the low 16 bits of a fixed mix of its 64. Ranks own
+/// The virtual shard of a key, 0 to 65535: the low 16 bits of a fixed mix of its 64 bits. Ranks own
 /// sets of virtual shards.
 /// Source: the finalizer of SplitMix64 with its increment, G. Steele et al., OOPSLA 2014.
 RECSDK_API std::uint32_t virtual_shard(Key key);

@@ -1,5 +1,5 @@
 // The layout of a row, as data: a record [weights | optimizer state of every column], and beside it
-// scalars, the state of which a row has one number or two.
+// scalars: state of one or two numbers a row.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ enum class DType : std::uint8_t {
 /// Bytes of one element.
 constexpr std::int64_t bytes_of(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
 
-/// Where a field of a row lies. Scalars are kept apart so that they cost no cache line of their own
-/// and records keep their alignment.
+/// Where a field of a row lies. Scalars are kept apart, so that they cost no cache line of their
+/// own and records keep their alignment.
 enum class FieldPlace : std::uint8_t {
   kRecord = 0,   ///< in the row's record, 16-byte aligned
   kScalars = 1,  ///< among the row's scalars

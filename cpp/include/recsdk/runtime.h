@@ -1,4 +1,4 @@
-// What is one per process: the thread pool and the chosen instruction set.
+// Settings of the process: the thread pool and the instruction set.
 #pragma once
 
 #include <string>
@@ -15,21 +15,21 @@ RECSDK_API const char* version() noexcept;
 /// "baseline", "avx2", "avx512" on x86-64; "baseline", which is NEON, on aarch64.
 RECSDK_API std::vector<std::string> available_isas();
 
-/// The one in use: the fastest available, or the one named by the environment variable RECSDK_ISA.
-/// Results are bit-equal on all of them. Throws std::invalid_argument if RECSDK_ISA names one that
-/// is not available.
+/// The instruction set in use: the fastest available, or the one that the environment variable
+/// RECSDK_ISA names. Results are bit-equal on all of them. Throws std::invalid_argument if
+/// RECSDK_ISA names one that is not available.
 RECSDK_API std::string isa();
 
-/// Switches the process to another instruction set; meant for tests. Not to be called beside
-/// running calls. Throws std::invalid_argument, naming the available ones.
+/// Switches the process to another instruction set; meant for tests. Do not call it while other
+/// calls run. Throws std::invalid_argument, which names the available ones, for any other.
 RECSDK_API void set_isa(const std::string& name);
 
 /// Threads of the process-wide pool, the caller's included: RECSDK_NUM_THREADS, else the number of
 /// processors that the process may run on. Results do not depend on it.
 RECSDK_API int num_threads();
 
-/// Changes the size of the pool (1 to 1024). Running calls go on with the threads they have.
-/// After fork the child makes itself a pool of the same size when it needs one.
+/// Changes the size of the pool (1 to 1024). Running calls go on with the threads they have. After
+/// fork the child makes a pool of the same size when it first needs one.
 RECSDK_API void set_num_threads(int count);
 
 }  // namespace recsdk

@@ -29,7 +29,7 @@ inline constexpr int kNumOutcomes = 5;
 /// True if the key has a row, so that its row number means something.
 constexpr bool has_row(Outcome outcome) { return outcome <= Outcome::kInserted; }
 
-/// How the rows of one bag become one vector.
+/// How the rows of a bag become one vector.
 enum class Pooling : std::uint8_t {
   kSum = 0,   ///< sum of the rows, each times its weight if there are weights
   kMean = 1,  ///< the sum over the number of keys of the bag, or over the sum of the weights

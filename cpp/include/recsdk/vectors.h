@@ -1,4 +1,4 @@
-// Packing rows of matrices one after the other, as they travel between processes, and back.
+// Packs rows of matrices one after the other, as they travel between processes, and unpacks them.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// From C structs to the C++ interface, with every check that C needs and C++ does not.
+// Converts C structs to the C++ interface, with every check that C needs and C++ does not.
 #pragma once
 
 #include <cstdint>

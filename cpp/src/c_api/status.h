@@ -1,4 +1,4 @@
-// From exceptions to status codes: the only place of the C interface that catches.
+// Turns exceptions into status codes: the only place of the C interface that catches.
 #pragma once
 
 #include <exception>

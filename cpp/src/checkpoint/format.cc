@@ -101,7 +101,7 @@ void RowFileHeader::validate() const {
   }
   if (fields[0].name != "weight" || fields[0].count != dim)
     reject("the first field must be 'weight' with dim elements, " + std::to_string(dim));
-  // A row of the largest field, which a writer's block holds at least one of.
+  // A writer's block holds at least one row of the largest size.
   if (row_bytes() > kMaxBlockBytes / 2)
     reject("a row of " + std::to_string(row_bytes()) + " bytes is longer than half a block");
 }
@@ -144,7 +144,7 @@ FileField field_of(const FieldEntry& entry, const Place& place) {
           static_cast<std::int64_t>(entry.count)};
 }
 
-// What a block of this type must be, its sizes apart.
+// Checks all that the type of a block demands, apart from its sizes.
 void check_kind(const BlockHead& head, const RowFileHeader& header, const Place& place) {
   const bool is_erased = head.type == static_cast<std::uint8_t>(BlockKind::kErased);
   const bool is_known = (head.type >= static_cast<std::uint8_t>(BlockKind::kRows) &&
@@ -156,7 +156,7 @@ void check_kind(const BlockHead& head, const RowFileHeader& header, const Place&
     throw_damaged(place, "a snapshot has erased keys");
 }
 
-// The raw bytes that the number of rows asks for.
+// The raw bytes that a block of so many rows must have.
 std::int64_t expected_bytes(const BlockHead& head, const RowFileHeader& header,
                             const Place& place) {
   if (head.type == kEndBlock) {

@@ -71,7 +71,7 @@ std::vector<std::byte> encode(const RowFileHeader& header);
 /// Fills magic and checksum of a block header.
 void seal(BlockHead& head);
 
-/// Where in which file something is wrong.
+/// The file and the offset where something is wrong.
 struct Place {
   const std::string& file;
   std::int64_t offset;
@@ -80,11 +80,11 @@ struct Place {
 /// Throws Error(kCheckpoint): file, offset, reason, what to do.
 [[noreturn]] void throw_damaged(const Place& place, const std::string& reason);
 
-/// Checks the first 48 bytes of a file, so far as the rest can be read.
+/// Checks the first 48 bytes of a file, as far as reading the rest needs it.
 void check(const FileHead& head, std::int64_t file_size, const std::string& file);
 /// Decodes a whole header, `head.header_bytes` long.
 RowFileHeader decode(std::span<const std::byte> bytes, const std::string& file);
-/// Checks a block header by itself; `left` bytes of the file come after it.
+/// Checks a block header alone; `left` bytes of the file come after it.
 void check(const BlockHead& head, const RowFileHeader& header, std::int64_t left,
            const Place& place);
 

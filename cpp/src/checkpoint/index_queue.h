@@ -1,5 +1,5 @@
-// Keys on their way into an index, put there by a thread of its own: finding their places takes as
-// long as copying their rows.
+// Keys on their way into an index. A thread of its own inserts them, since finding their places
+// takes as long as copying their rows.
 #pragma once
 
 #include <condition_variable>
@@ -21,7 +21,7 @@ namespace recsdk::internal {
 struct NewKeys {
   std::vector<Key> keys;
   RowNumber first_row = 0;
-  std::int64_t expected = 0;  // rows there will be, about, or 0: the index takes the shape for them
+  std::int64_t expected = 0;  // about how many rows there will be, to size the index; 0: unknown
   std::string source;         // where they come from, for messages
 };
 
@@ -32,7 +32,7 @@ class IndexQueue {
   explicit IndexQueue(std::function<void(const NewKeys&)> insert);
   IndexQueue(const IndexQueue&) = delete;
   IndexQueue& operator=(const IndexQueue&) = delete;
-  /// What has not begun is dropped.
+  /// Drops keys whose insertion has not begun.
   ~IndexQueue();
 
   /// Waits while there are many keys already. Throws what insert has thrown.

@@ -31,7 +31,7 @@ std::string describe(const std::vector<FileField>& fields) {
   return text;
 }
 
-// Refuses files whose rows are not such as the table's.
+// Refuses files whose rows have other fields than the table's.
 void check_fields(const Table::Impl& table, const std::vector<FileField>& wanted,
                   const RowFileReader& file, bool drop_state) {
   const RowFileHeader& header = file.header();
@@ -66,7 +66,7 @@ void check_options(const Table::Impl& table, const RestoreOptions& options) {
         std::to_string(options.modulo->rank) + " of " + std::to_string(options.modulo->world));
 }
 
-// The share of keys that are kept, if they are spread evenly.
+// The share of keys that are kept, assuming that keys are spread evenly.
 double share_of(const RestoreOptions& options) {
   double share = 1.0;
   if (!options.owned.empty()) {
@@ -104,7 +104,7 @@ struct Restore::Impl {
     staged->expect(static_cast<std::int64_t>(expected * share_of(options)));
   }
 
-  // Calls `add`; if that throws, the restore is of no more use.
+  // Calls `add`; if it throws, the restore has failed.
   template <typename Add>
   void attempt(const Add& add) {
     has_failed = true;  // unless it gets through
@@ -173,7 +173,7 @@ void Restore::Impl::add_rows(std::span<const Key> keys, std::span<const void* co
   });
 }
 
-// What does not depend on what the table is doing.
+// Checks what does not depend on what the table is doing.
 void Restore::Impl::check(std::uint64_t update_count, double log_decay) const {
   table->check_update_count(update_count);
   table->check_log_decay(log_decay);

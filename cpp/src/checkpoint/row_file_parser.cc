@@ -11,7 +11,7 @@
 namespace recsdk::internal {
 namespace {
 
-// Bytes that are still in the processor's cache when their second checksum is taken.
+// So few bytes are still in the processor's cache when their second checksum is computed.
 constexpr std::size_t kPiece = std::size_t{256} << 10;
 
 }  // namespace
@@ -36,7 +36,7 @@ bool RowFileParser::next(RowBlock& block) {
   return true;
 }
 
-// `size` bytes that must be there come next; the block's checksum begins with them.
+// Throws unless `size` more bytes are there; the block's checksum begins with them.
 void RowFileParser::begin_part(std::size_t size) {
   if (static_cast<std::int64_t>(size) > size_ - offset_)
     throw_damaged(at(offset_), "the file ends here, within a block or before its end block");
@@ -48,7 +48,7 @@ void RowFileParser::add_checksums(std::span<const std::byte> bytes) {
   block_checksum_.add(bytes);
 }
 
-// Bytes that must be there, into both checksums.
+// Reads bytes that must be there, and adds them to both checksums.
 void RowFileParser::read_some(std::span<std::byte> bytes) {
   for (std::size_t done = 0; done < bytes.size();) {
     const std::size_t n = source_->read(offset_, bytes.subspan(done));
@@ -66,8 +66,8 @@ void RowFileParser::read_exactly(std::span<std::byte> bytes) {
     read_some(bytes.first(std::min(kPiece, bytes.size())));
 }
 
-// Bytes that must be there, where the source has them or, if it cannot say or that is no place for
-// keys, in memory of our own.
+// Bytes that must be there: where the source has them in memory, or else, also if keys would not be
+// aligned there, read into memory of our own.
 RowFileParser::Memory RowFileParser::take_or_read(std::size_t size) {
   begin_part(size);
   if (Memory taken = source_->take(offset_, size)) {

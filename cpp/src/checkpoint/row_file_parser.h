@@ -14,7 +14,7 @@
 
 namespace recsdk::internal {
 
-/// Throws Error(kCheckpoint) for what is damaged; then fit only to be destroyed.
+/// Throws Error(kCheckpoint) for what is damaged; after that it can only be destroyed.
 class RowFileParser {
  public:
   /// Reads the header.
@@ -26,7 +26,7 @@ class RowFileParser {
   const RowFileHeader& header() const { return header_; }
   const RowFileSummary& summary() const { return summary_; }
 
-  /// False at the end, which has been checked then.
+  /// False at the end, after checking the end.
   bool next(RowBlock& block);
 
  private:

@@ -15,7 +15,7 @@
 namespace recsdk {
 namespace {
 
-// Blocks that wait for the user, at most; more than one only while they are small.
+// The most blocks that wait for the user; more than one only while they are small.
 constexpr std::size_t kMostAhead = 3;
 constexpr std::int64_t kSmallBlock = kDefaultBlockBytes * 5 / 4;
 
@@ -74,7 +74,7 @@ class ReadAhead {
     return num_keys * parser_->header().row_bytes() <= kSmallBlock;
   }
 
-  // A child of fork, which leaves this behind, must not destroy that either.
+  // Shared: a child of fork, which leaves this reader behind, must not destroy the parser either.
   const std::shared_ptr<internal::RowFileParser> parser_;
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -63,7 +63,7 @@ void RowFileWriter::Impl::begin_block() {
   const std::int64_t most =
       std::max({options.block_bytes, internal::rows_payload_bytes(header, rows_per_block_),
                 std::int64_t{sizeof(internal::EndPayload)}});
-  // What is compressed goes elsewhere; without that, blocks of rows lie at multiples of 8.
+  // A compressed payload is written from other memory; others lie at multiples of 8.
   const std::int64_t offset = options.codec == Codec::kNone ? num_bytes : 0;
   block_ = queue_->acquire(most + static_cast<std::int64_t>(sizeof(BlockHead)), offset);
 }
@@ -94,7 +94,7 @@ void RowFileWriter::Impl::commit_rows(std::int64_t count) {
   if (num_in_block_ == rows_per_block_) flush_rows();
 }
 
-// Arrays are laid out for a full block: those of a shorter one move up.
+// The arrays are laid out for a full block; in a shorter block they move up.
 void RowFileWriter::Impl::pack_rows() {
   for (std::size_t f = 0; f < header.fields.size(); ++f) {
     const std::int64_t bytes = num_in_block_ * header.fields[f].row_bytes();
@@ -114,7 +114,7 @@ void RowFileWriter::Impl::flush_rows() {
   num_in_block_ = 0;
 }
 
-// Writes what lies in the payload.
+// Writes the payload.
 void RowFileWriter::Impl::flush(std::uint8_t type, std::int64_t num_rows, std::int64_t raw_bytes) {
   BlockHead head{};
   head.type = type;
@@ -130,7 +130,7 @@ void RowFileWriter::Impl::submit(BlockHead head, std::int64_t raw_bytes) {
   if (options.codec != Codec::kNone && head.type != internal::kEndBlock) {
     auto packed =
         queue_->acquire(raw_bytes + static_cast<std::int64_t>(sizeof(BlockHead)), num_bytes);
-    // Kept as it is unless it becomes shorter.
+    // The payload stays as it is unless compression makes it shorter.
     const auto size = internal::compress(
         options.codec, {payload(), stored},
         {packed->data() + sizeof(BlockHead), std::max<std::size_t>(stored, 1) - 1});

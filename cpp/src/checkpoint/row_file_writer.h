@@ -1,4 +1,4 @@
-// What is behind a RowFileWriter, for those that fill its blocks in place.
+// The inside of a RowFileWriter, for code that fills its blocks in place.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@
 
 namespace recsdk {
 
-/// Room for rows in the block that is being filled: arrays of each field, as they will be stored.
+/// Room for rows in the current block: an array for each field, as it will be stored.
 struct RowSlots {
   std::int64_t capacity = 0;  ///< rows that fit, at least 1
   Key* keys = nullptr;
@@ -31,7 +31,7 @@ struct RowFileWriter::Impl {
   RowSlots row_slots();
   void commit_rows(std::int64_t count);
 
-  /// To be called by this thread between pieces of its work, now and then.
+  /// `pause` is called on this thread now and then, between pieces of its work.
   void set_pause(std::function<void()> pause) { queue_->set_pause(std::move(pause)); }
 
   void write_erased(std::span<const Key> keys);

@@ -84,7 +84,7 @@ void StagedRows::select(const RowBlock& block, const RestoreOptions& options) {
   selected_.resize(count);
 }
 
-// All rows there are were brought by the first save; those of later ones are marked.
+// The first save has brought all rows that are there; rows of later saves are marked.
 bool StagedRows::is_of_save(std::uint32_t row) const {
   return is_first_ || (row < in_save_->num_words() * kWordRows && in_save_->test(row));
 }
@@ -113,8 +113,8 @@ void StagedRows::add_rows(const RowBlock& block, const std::string& source,
   if (const std::int64_t num_keys = keys_to_ready(); num_keys > 0) index->grow_for(num_keys);
 }
 
-// How many keys the index is to be grown for now; 0: not at all. What is expected may be as wrong
-// as a sparse file's size, so it counts for no more than a few times the rows that are there.
+// How many keys to grow the index for now; 0: none. The expected number may be as wrong as a sparse
+// file's size, so it counts for at most a few times the rows that are there.
 std::int64_t StagedRows::keys_to_ready() {
   if (rows.end() <= ready_) return 0;
   const std::int64_t num_keys = std::min(expected_, kMostTimes * rows.end());
@@ -123,8 +123,8 @@ std::int64_t StagedRows::keys_to_ready() {
   return num_keys;
 }
 
-// Keys of the first save, which are all new, get one row after the other, so that nothing waits for
-// the index. False if that cannot be.
+// Gives keys of the first save, which are all new, one row after the other, so that nothing waits
+// for the index. False if it cannot.
 bool StagedRows::append(const RowBlock& block, const std::string& source, bool drop_state) {
   const auto n = static_cast<std::int64_t>(selected_.size());
   if (!is_first_ || !rows.prepare_append(n)) return false;
@@ -135,7 +135,7 @@ bool StagedRows::append(const RowBlock& block, const std::string& source, bool d
   const std::vector<Outcome> outcomes(keys.size(), Outcome::kInserted);
   rows.append(keys, outcomes.data(), RowState::kVisible);
   insert_later({{keys.begin(), keys.end()}, first, 0, source});
-  // Pieces end where huge pages of records do: each is taken from the system by one thread.
+  // Pieces end where huge pages of records end, so one thread takes each page from the system.
   const std::int64_t grain =
       std::max<std::int64_t>(static_cast<std::int64_t>(kHugePage) / rows.row_bytes(), 1);
   const std::int64_t first_piece = first / grain;
@@ -149,7 +149,8 @@ bool StagedRows::append(const RowBlock& block, const std::string& source, bool d
   return true;
 }
 
-// The first keys at once: they show whether keys are dense, and few need no other thread.
+// Inserts the first keys at once: they show whether keys are dense, and few keys need no other
+// thread.
 void StagedRows::insert_later(NewKeys keys) {
   if (keys.first_row == 0 || table.max_threads() == 1) {
     insert(keys);
@@ -159,7 +160,7 @@ void StagedRows::insert_later(NewKeys keys) {
   }
   keys.expected = keys_to_ready();
   try {
-    // A child of fork, which leaves the queue behind, must not destroy the index either.
+    // Shared: a child of fork, which leaves the queue behind, must not destroy the index either.
     if (!queue_) {
       queue_ = OwnedHere<IndexQueue>(std::in_place,
                                      [this, kept = index](const NewKeys& later) { insert(later); });
@@ -198,7 +199,7 @@ void StagedRows::settle() {
   queue_.reset();
 }
 
-// Gives keys rows, those that they have or others.
+// Gives keys rows: those that they have, or new ones.
 void StagedRows::place(std::span<const Key> keys, const std::string& source) {
   numbers_.resize(keys.size());
   if (!is_first_) in_save_->grow(rows.end() + static_cast<std::int64_t>(keys.size()));

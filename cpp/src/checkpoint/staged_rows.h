@@ -18,20 +18,21 @@
 
 namespace recsdk::internal {
 
-/// After a call that throws, fit only to be destroyed.
+/// After a call that throws, it can only be destroyed.
 struct StagedRows {
   explicit StagedRows(const Table::Impl& target);
 
-  /// The files to come belong to another save: their keys may be those of files before.
+  /// The next files belong to another save: their keys may repeat those of earlier files.
   void begin_save();
-  /// About so many rows come next, if what says so is right: memory is taken as rows come.
+  /// Says that about so many rows come next. That may be wrong, so memory is taken only as rows
+  /// come.
   void expect(std::int64_t num_rows) { expected_ = rows.end() + num_rows; }
-  /// Blocks of fields as the table's; `source` names where they come from in messages.
+  /// The block has the table's fields; `source` says in messages where it comes from.
   void add_rows(const RowBlock& block, const std::string& source, const RestoreOptions& options);
   void erase(const RowBlock& block, const std::string& source, const RestoreOptions& options);
-  /// Waits until all keys are in the index, which lags behind; to be called before it is used.
+  /// Waits until all keys are in the index, which lags behind; call it before using the index.
   void settle();
-  /// After a call that has thrown: nothing goes on in the background when it returns.
+  /// Call it after a call that has thrown; when it returns, nothing runs in the background.
   void stop() noexcept { queue_.reset(); }
 
   const Table::Impl& table;

@@ -1,7 +1,7 @@
-// Memory of blocks that are read: taken again for later blocks once nobody uses it any more, since
-// fresh memory costs as much time as reading from a fast disk. It lies in huge pages: past the page
-// cache a disk is asked for each stretch of memory by itself, and for small pages that takes longer
-// than the data.
+// Memory of blocks that are read. It is used again for later blocks once nobody uses it any more,
+// since fresh memory takes as much time as reading from a fast disk. It lies in huge pages: past
+// the page cache each stretch of memory is a request of its own to the disk, and for small pages
+// the requests take longer than the data.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@
 
 namespace recsdk::internal {
 
-/// Thread-safe. What it has given may outlive it.
+/// Thread-safe. Memory taken from it may outlive it.
 class BlockMemory {
  public:
   BlockMemory();
@@ -23,7 +23,7 @@ class BlockMemory {
   std::shared_ptr<std::byte[]> take(std::int64_t bytes);
 
  private:
-  /// Kept for later: as many blocks as are under way at a time, none of unusual size.
+  /// Blocks kept for later: as many as are under way at a time, none of unusual size.
   struct Free {
     const int process;  // others keep nothing: a child of fork may find the lock taken
     std::mutex mutex;

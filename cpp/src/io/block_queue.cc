@@ -9,7 +9,7 @@
 namespace recsdk::internal {
 namespace {
 
-// One is written while the next waits, so that the sink never does.
+// One is written while the next waits, so that the sink never waits.
 constexpr int kMostOut = 2;
 
 }  // namespace
@@ -21,7 +21,7 @@ void BlockBuffer::resize(std::int64_t size, std::int64_t offset) {
   if (memory_.size() < needed || (wants_huge && !is_huge_)) {
     memory_ = Pages(needed, wants_huge ? 0 : SIZE_MAX);
     is_huge_ = wants_huge;
-    // Rows are put there while updates wait, which shall not wait for the system as well.
+    // Updates wait while rows are put there; they must not wait for the system as well.
     if (is_huge_) memory_.populate(0, needed);
   }
   data_ = memory_.data() + offset % kPage;
@@ -84,8 +84,8 @@ void BlockQueue::submit(std::unique_ptr<BlockBuffer> buffer, std::int64_t size) 
   changed_.notify_all();
 }
 
-// The page cache takes fresh memory, for which the system may stop a processor as long as it takes;
-// what goes past it only waits for the disk, and better in one piece.
+// The page cache takes fresh memory, for which the system may stop a processor for long. Writes
+// past it only wait for the disk, and are faster in one piece.
 void BlockQueue::write(const Item& item) {
   constexpr std::size_t kPiece = std::size_t{256} << 10;
   std::span<const std::byte> left(item.buffer->data(), item.size);

@@ -1,4 +1,4 @@
-// Blocks on their way to a sink, in order, written by a thread of its own where asked.
+// Blocks on their way to a sink, in order; a thread of its own writes them if asked to.
 #pragma once
 
 #include <condition_variable>
@@ -19,12 +19,12 @@
 
 namespace recsdk::internal {
 
-/// Memory for a block, at an address that is as far from a page's start as its place in the file
-/// is: so a file can be given whole pages of it. Huge ones
-/// where that goes past the page cache; a small file would pay for pages that it hardly fills.
+/// Memory for a block. Its address is as far from a page's start as its place in the file is, so
+/// whole pages of it can go to the file. The pages are huge where writing goes past the page cache;
+/// a small file would hardly fill them.
 class BlockBuffer {
  public:
-  /// Makes room for `size` bytes that come at `offset` of the file; what they are is unspecified.
+  /// Makes room for `size` bytes, of unspecified content, for `offset` of the file.
   void resize(std::int64_t size, std::int64_t offset);
   std::byte* data() noexcept { return data_; }
 
@@ -40,20 +40,20 @@ class BlockQueue {
   BlockQueue(ByteSink& sink, bool in_background);
   BlockQueue(const BlockQueue&) = delete;
   BlockQueue& operator=(const BlockQueue&) = delete;
-  /// What is not yet written is dropped.
+  /// Drops what is not yet written.
   ~BlockQueue();
 
-  /// To be called between pieces of what submit writes itself, through the page cache.
+  /// `pause` is called between the pieces that submit itself writes through the page cache.
   void set_pause(std::function<void()> pause) { pause_ = std::move(pause); }
 
-  /// A buffer to fill, of at least `size` bytes that come at `offset` of the file; waits for one
-  /// that has been written. Throws what the sink has thrown.
+  /// A buffer to fill, of at least `size` bytes for `offset` of the file; waits until one is
+  /// written if all are in use. Throws what the sink has thrown.
   std::unique_ptr<BlockBuffer> acquire(std::int64_t size, std::int64_t offset);
   /// Writes the first `size` bytes, then recycles the buffer.
   void submit(std::unique_ptr<BlockBuffer> buffer, std::int64_t size);
   /// Gives a buffer back unwritten.
   void recycle(std::unique_ptr<BlockBuffer> buffer);
-  /// Waits until all is written and ends the sink; returns the checksum of it.
+  /// Waits until all is written, and ends the sink; returns the checksum of all bytes.
   std::string drain();
 
  private:

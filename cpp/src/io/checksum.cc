@@ -5,7 +5,7 @@
 #include "io/xxh3.h"
 #include "util/isa.h"
 
-// The header warns about conversions that it means.
+// The header has conversions that are meant, but cause warnings.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wconversion"
 #pragma GCC diagnostic ignored "-Wsign-conversion"

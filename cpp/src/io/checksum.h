@@ -38,10 +38,10 @@ class StreamChecksum64 {
   StreamChecksum64(const StreamChecksum64&) = delete;
   StreamChecksum64& operator=(const StreamChecksum64&) = delete;
 
-  /// As if nothing had been added.
+  /// Starts anew, as if nothing had been added.
   void reset() noexcept;
   void add(std::span<const std::byte> bytes);
-  /// As checksum64 of all.
+  /// checksum64 of all bytes added.
   std::uint64_t value() const noexcept;
 
  private:

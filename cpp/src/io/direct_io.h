@@ -8,24 +8,25 @@
 
 namespace recsdk::internal {
 
-/// What addresses, offsets and sizes must be multiples of. Disks ask for 512 or 4096.
+/// Addresses, offsets and sizes must be multiples of it. Disks demand 512 or 4096.
 inline constexpr std::size_t kDirectAlignment = 4096;
-/// What a file has from here on is written past the page cache; smaller files are read through it.
+/// From this offset on a file is written past the page cache; smaller files are read through it.
 inline constexpr std::int64_t kDirectFrom = std::int64_t{8} << 20;
 
 /// False if the environment says RECSDK_DIRECT_IO=0.
 bool is_direct_io_wanted();
 
-/// Turns O_DIRECT of a descriptor on or off; false if it cannot be had.
+/// Turns O_DIRECT of a descriptor on or off; false if that fails.
 bool set_direct(int descriptor, bool is_on) noexcept;
 
-/// Bytes from a plain file's position to the next place that is aligned; absent if it is none.
+/// Bytes from a plain file's position to the next aligned place; absent if it is no plain file.
 std::optional<std::size_t> bytes_to_direct_place(int descriptor) noexcept;
 
-/// Whether it is a plain file of at least `least` bytes that is not in the page cache, by samples.
+/// Whether it is a plain file of at least `least` bytes that, judged by samples, is not in the page
+/// cache.
 bool is_worth_direct(int descriptor, std::int64_t least) noexcept;
 
-/// The size of a plain file; absent if it is none.
+/// The size of a plain file; absent if it is no plain file.
 std::optional<std::int64_t> size_of_plain_file(int descriptor) noexcept;
 
 /// Owns a file descriptor.
@@ -49,7 +50,8 @@ class Descriptor {
   int number_ = -1;
 };
 
-/// Opens a descriptor's file once more, to be read past the page cache; not open if that cannot be.
+/// Opens a descriptor's file once more, to read past the page cache; returns no descriptor if it
+/// cannot.
 Descriptor open_direct(int descriptor) noexcept;
 
 }  // namespace recsdk::internal

@@ -19,7 +19,7 @@ constexpr std::int64_t kPieceBytes = kDefaultBlockBytes + kAlignment;
 static_assert(kPieceBytes + 2 * kAlignment <= 2 * static_cast<std::int64_t>(kHugePage),
               "a block of the usual size, with whole pages about it, fills two huge pages");
 constexpr std::int64_t kMostPieceBytes = kMaxWrittenBlockBytes + kAlignment;
-// What row files have between two parts: the head of a block.
+// Bytes between two parts of a row file: the head of a block.
 constexpr std::int64_t kUsualGap = 64;
 // Pieces behind the one in use: more than one only while they are small.
 constexpr std::size_t kAhead = 2;
@@ -30,7 +30,7 @@ std::int64_t round_up(std::int64_t offset) { return round_down(offset + kAlignme
 
 }  // namespace
 
-// What takes memory comes before the file is opened.
+// All that takes memory comes before the file is opened.
 DirectReader::DirectReader(int descriptor, std::int64_t offset)
     : file_size_(size_of_plain_file(descriptor).value_or(0)) {
   pieces_.push_back(make_piece(offset, offset + kPieceBytes));
@@ -54,7 +54,7 @@ DirectReader::~DirectReader() {
   }
 }
 
-// Sizes of memory that are a little larger than needed fit later pieces too.
+// Memory is a little larger than needed, so that it fits later pieces too.
 std::shared_ptr<DirectReader::Piece> DirectReader::make_piece(std::int64_t begin,
                                                               std::int64_t end) {
   constexpr std::int64_t kMultiple = std::int64_t{64} << 10;
@@ -67,7 +67,7 @@ std::shared_ptr<DirectReader::Piece> DirectReader::make_piece(std::int64_t begin
   return piece;
 }
 
-// Leaves the last of the pieces that begin at the offset or before in front.
+// Drops pieces so that the last one that begins at the offset or before it is in front.
 void DirectReader::drop_before(std::int64_t offset) noexcept {
   while (pieces_.size() > 1 && pieces_[1]->begin <= offset) pieces_.pop_front();
 }
@@ -88,7 +88,7 @@ std::size_t DirectReader::read(std::int64_t offset, std::span<std::byte> bytes) 
   const std::size_t n =
       std::min(bytes.size(), static_cast<std::size_t>(std::min(piece.filled, piece.end) - offset));
   std::memcpy(bytes.data(), piece.data.get() + (offset - piece.start), n);
-  // Where it goes on like this, nothing is taken, which would plan.
+  // If reads go on like this, nobody calls take, which would plan; so plan here.
   const std::int64_t middle = piece.begin + (piece.end - piece.begin) / 2;
   if (offset + static_cast<std::int64_t>(n) >= middle) plan(pieces_.back()->end, kPieceBytes);
   return n;
@@ -121,7 +121,7 @@ std::shared_ptr<const std::byte[]> DirectReader::take(std::int64_t offset, std::
   return taken;
 }
 
-// As if parts of this size followed at equal distances.
+// Plans as if parts of this size followed at equal distances.
 void DirectReader::plan_after(const Part& part) noexcept {
   const std::int64_t gap = last_ ? part.begin - last_->end : kUsualGap;
   const std::int64_t stride = std::max<std::int64_t>((gap < 0 ? kUsualGap : gap) + part.size(), 1);
@@ -132,7 +132,7 @@ void DirectReader::plan_after(const Part& part) noexcept {
   plan(pieces_.size() > 1 ? pieces_.back()->end : next, count * stride);
 }
 
-// Has pieces of `length` bytes follow from `next` on, as far as the file goes. Best effort.
+// Plans pieces of `length` bytes from `next` on, as far as the file goes. Best effort.
 void DirectReader::plan(std::int64_t next, std::int64_t length) noexcept {
   length = std::min(length, kMostPieceBytes);
   const std::size_t most = 1 + (length <= kSmallPiece ? kAhead : 1);
@@ -166,7 +166,7 @@ void DirectReader::serve() noexcept {
   }
 }
 
-// Fewer bytes than it is for only at the end of the file, or at an error.
+// It gets fewer bytes only at the end of the file, or after an error.
 void DirectReader::fill(Piece& piece) const noexcept {
   const std::int64_t end = round_up(piece.end);
   piece.filled = piece.start;
@@ -177,7 +177,7 @@ void DirectReader::fill(Piece& piece) const noexcept {
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) break;
     piece.filled += n;
-    // What comes short ends the file, or is nothing that can be gone on from.
+    // A short read ends the file, or leaves a place from which direct reads cannot go on.
     if (piece.filled % kAlignment != 0) break;
   }
 }

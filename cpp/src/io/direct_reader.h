@@ -1,9 +1,9 @@
-// Reads a file past the page cache, ahead of its user, who has what was read without a copy.
+// Reads a file past the page cache, ahead of its user, who gets the bytes without a copy.
 //
-// Its user takes parts that lie at nearly equal distances, the blocks of a row file, each a whole
-// piece of memory of its own. So what is read ahead is cut where the next parts begin, as it seems
-// from the last ones. Parts of changing sizes, compressed ones, are not foreseen: they are read
-// ahead in pieces of equal size, and copied out of them.
+// Its user takes the blocks of a row file, which lie at nearly equal distances, each as a whole
+// piece of memory of its own. So the reader guesses from the last blocks where the next ones begin,
+// and cuts there what it reads ahead. It cannot guess compressed blocks, whose sizes change: it
+// reads them ahead in pieces of equal size, and copies them out.
 #pragma once
 
 #include <array>
@@ -25,9 +25,9 @@ namespace recsdk::internal {
 /// For one thread.
 class DirectReader {
  public:
-  /// Opens the descriptor's file anew, since the flag belongs to what is open, and begins to read
-  /// from `offset` on. Where that fails there is nothing to read. Throws Error(kOutOfMemory) or
-  /// std::bad_alloc.
+  /// Opens the descriptor's file anew, since the flag O_DIRECT belongs to an open file, and begins
+  /// to read from `offset` on. If that fails, read and take give nothing. Throws
+  /// Error(kOutOfMemory) or std::bad_alloc.
   DirectReader(int descriptor, std::int64_t offset);
   DirectReader(const DirectReader&) = delete;
   DirectReader& operator=(const DirectReader&) = delete;
@@ -36,11 +36,11 @@ class DirectReader {
   /// Fills the front of `bytes`; returns how many: 0 at the end, after an error, or if `offset` is
   /// not within what has been read ahead.
   std::size_t read(std::int64_t offset, std::span<std::byte> bytes);
-  /// Bytes [offset, offset + size) where they were read to, or null: then read may give them.
+  /// Bytes [offset, offset + size), without a copy; null if they are no piece: then call read.
   std::shared_ptr<const std::byte[]> take(std::int64_t offset, std::size_t size);
 
  private:
-  // A part of the file that was, is or will be read in one go.
+  // A stretch of the file that was, is or will be read in one go.
   struct Piece {
     std::int64_t start = 0;             // aligned; before
     std::int64_t begin = 0;             // what it is for, up to
@@ -50,7 +50,7 @@ class DirectReader {
     bool is_claimed = false;            // by a thread; changed under the mutex
     bool is_done = false;               // changed under the mutex
   };
-  // A take that was asked for.
+  // A call of take.
   struct Part {
     std::int64_t begin;
     std::int64_t end;
@@ -73,10 +73,10 @@ class DirectReader {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  // In ascending order; none begins behind the end of the one before.
+  // In ascending order and without gaps; they may overlap.
   std::deque<std::shared_ptr<Piece>> pieces_;
   bool stopping_ = false;
-  // Two, so that the disk has the next request when it has served one.
+  // Two, so that the disk has its next request when it has served one.
   std::array<std::thread, 2> threads_;
 };
 

@@ -1,7 +1,7 @@
-// Bytes to and from file descriptors.
+// Writes and reads bytes of file descriptors.
 //
-// Large files bypass the page cache: a checkpoint is written once and read once, and the memory
-// that the system would take for copies of its pages, fresh each time, costs more than the disk.
+// Large files bypass the page cache. A checkpoint is written once and read once; for copies of its
+// pages the system would take fresh memory each time, which costs more time than the disk.
 #include <fcntl.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -27,7 +27,7 @@ namespace {
 
 using Bytes = std::span<const std::byte>;
 
-// What one call to the system moves at most.
+// The most bytes that one call to the system moves.
 constexpr std::size_t kMost = std::size_t{64} << 20;
 constexpr std::size_t kStageBytes = std::size_t{2} << 20;
 
@@ -36,8 +36,8 @@ constexpr std::size_t kStageBytes = std::size_t{2} << 20;
                                           "': " + std::generic_category().message(reason));
 }
 
-// One call to write the one and then the other; how many bytes it took, or nothing if the system
-// refuses these places and sizes, as it may past the page cache.
+// Writes first and second in one call. Returns how many bytes were written, or nothing if the
+// system refuses these places and sizes, as it may past the page cache.
 std::optional<std::size_t> write_some(int descriptor, Bytes first, Bytes second,
                                       const std::string& name) {
   const auto vector_of = [](Bytes bytes) {
@@ -75,8 +75,8 @@ std::shared_ptr<const std::byte[]> ByteSource::take(std::int64_t /*offset*/, std
 
 // ---- writing -----------------------------------------------------------------------------------
 
-// Writes past the page cache, which takes whole pages at places of whole pages: what its user has
-// in memory that lies like that goes from there, the rest waits until there is enough of it.
+// Writes past the page cache, which needs whole pages in memory and in the file. The user's bytes
+// go directly from where they lie if they lie so; others wait until there are whole pages of them.
 struct FileSink::Direct {
   explicit Direct(int file) : descriptor_(file), stage_(kStageBytes, SIZE_MAX) {
     is_on_ = internal::set_direct(descriptor_, true);
@@ -134,7 +134,7 @@ struct FileSink::Direct {
   void write(Bytes first, Bytes second, const std::string& name) {
     while (is_on_ && first.size() + second.size() > 0) {
       const auto done = write_some(descriptor_, first, second, name);
-      // After a short write, the rest may lie askew.
+      // After a short write the rest may not lie at whole pages.
       if (!done || *done % kPage != 0) turn_off();
       const std::size_t of_first = std::min(done.value_or(0), first.size());
       first = first.subspan(of_first);
@@ -164,7 +164,7 @@ void FileSink::write(std::span<const std::byte> bytes) {
   write_all(descriptor_, bytes, name_);
 }
 
-// Writes what is missing to a place where direct writes can begin; returns the rest.
+// Writes the bytes up to a place where direct writes can begin; returns the rest.
 std::span<const std::byte> FileSink::begin_direct(std::span<const std::byte> bytes) {
   const auto gap = internal::bytes_to_direct_place(descriptor_);
   may_be_direct_ = gap.has_value();
@@ -197,7 +197,7 @@ FileSource::FileSource(int descriptor, std::string name)
     : descriptor_(descriptor), name_(std::move(name)) {}
 FileSource::~FileSource() = default;
 
-// Chooses the way that bytes come, at the first call. In a child of fork nobody reads ahead.
+// Chooses, at the first call, how to read. In a child of fork nobody reads ahead.
 void FileSource::begin(std::int64_t offset) {
   if (ahead_ != nullptr && !ahead_->reader.is_here()) ahead_.reset();
   if (std::exchange(is_begun_, true) ||
@@ -233,8 +233,7 @@ std::shared_ptr<const std::byte[]> FileSource::take(std::int64_t offset, std::si
   }
 }
 
-// Keeps the disk at work while bytes are used: the system's own reading ahead is too short for
-// that.
+// Keeps the disk busy while bytes are used: the system itself does not read far enough ahead.
 void FileSource::fetch_ahead(std::int64_t offset) noexcept {
   constexpr std::int64_t kWindow = std::int64_t{16} << 20;
   constexpr std::int64_t kStep = kWindow / 4;

@@ -76,7 +76,7 @@ struct GradItem {
   std::uint32_t source;  // index into the sources
 };
 
-/// The optimizer's numbers, ready for the loop. Filled by make_optimizer_step.
+/// The optimizer's numbers as the loop needs them. Filled by make_optimizer_step.
 struct OptimizerStep {
   OptimizerKind kind;
   NonFinite on_nonfinite;  // kRaise has been checked before and is handled as kApply
@@ -115,14 +115,14 @@ struct OptimizerStep {
   std::int64_t log_decay;   // of the mark of catches_up among the scalars
 };
 
-/// How 16-bit weights are made from what an update gives. Filled by make_rounding_step.
+/// How the results of an update are rounded to 16-bit weights. Filled by make_rounding_step.
 struct RoundingStep {
   Rounding rounding;
   RowAddresses keys;     // a Key per row
   std::uint64_t stream;  // of random bits, of this update of this table
 };
 
-/// Floats that an update needs as scratch.
+/// The number of floats that an update needs as scratch.
 inline std::int64_t scratch_floats(std::int64_t dim, DType weight_dtype) {
   const std::int64_t gradient = (dim + 15) / 16 * 16;
   if (weight_dtype == DType::kFloat32) return gradient;
@@ -140,7 +140,7 @@ struct GradientArgs {
   float* scratch;
 };
 
-/// Updates those rows. Whole from the start: a field that is left zero would mean something.
+/// Updates those rows. Set every field: zero has a meaning in each.
 struct UpdateArgs : GradientArgs {
   UpdateArgs(const GradientArgs& gradients, const RowAddresses& rows, DType dtype,
              const RoundingStep& rounding_step, const OptimizerStep& optimizer_step)
@@ -192,8 +192,8 @@ struct Kernels {
   void (*update)(UpdateArgs&);
   void (*initialize)(const InitializeArgs&);
   void (*gather)(const GatherArgs&);
-  /// Rows of items [begin, end) whose summed gradient is not finite; reads no row, and changes
-  /// nothing but the scratch.
+  /// Counts the rows of items [begin, end) whose summed gradient is not finite; reads no row, and
+  /// changes nothing but the scratch.
   std::uint64_t (*count_nonfinite)(const GradientArgs&);
 };
 

@@ -14,7 +14,7 @@ bool is_adam_or_kin(OptimizerKind kind) {
          kind == OptimizerKind::kLamb;
 }
 
-// Where the layout has the optimizer's state, as float indexes.
+// Sets where the layout has the optimizer's state, as float indexes.
 void place_state(const OptimizerConfig& config, const RowLayout& layout, OptimizerStep& step) {
   std::size_t num_columns = 0;
   std::size_t num_scalars = 0;

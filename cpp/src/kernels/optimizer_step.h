@@ -10,7 +10,7 @@
 namespace recsdk::internal {
 
 /// A table's sum of log(1 - lr * weight_decay) over its updates, after one more under `config`.
-/// 0 for ever without catch_up.
+/// Without catch_up it stays 0.
 double next_log_decay(const OptimizerConfig& config, double log_decay);
 
 /// The numbers of update number t (1 for a table's first update) of rows laid out as `layout`,

@@ -1,4 +1,4 @@
-// What pooling and its derivative share: by what a bag's sum is divided.
+// The divisor of a bag's sum, which pooling and its derivative share.
 //
 // The functions are static: the kernels compile them for instruction sets that other code must not
 // use.
@@ -10,8 +10,8 @@
 
 namespace recsdk::internal {
 
-/// What the sum of the bag of keys [begin, end) is divided by: 1 for a sum, the number of keys for
-/// a mean, the sum of the weights in bag order for a weighted mean (`weights` null: unweighted). If
+/// The divisor of the sum of the bag of keys [begin, end): 1 for a sum, the number of keys for a
+/// mean, the sum of the weights in bag order for a weighted mean (`weights` null: unweighted). If
 /// it is 0 the bag pools to zeros.
 static inline float bag_divisor(Pooling pooling, const float* weights, std::int64_t begin,
                                 std::int64_t end) {

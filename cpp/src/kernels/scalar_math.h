@@ -1,5 +1,5 @@
-// Powers, logarithms and exponentials of single numbers, of our own since those of the C library
-// differ between processors; and the round keys of random numbers.
+// Powers, logarithms and exponentials of single numbers, and the round keys of random numbers. They
+// are our own, since those of the C library differ between processors.
 //
 // The functions are static: the kernels compile them for instruction sets that other code must not
 // use.

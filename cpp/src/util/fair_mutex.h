@@ -1,5 +1,5 @@
-// A lock for many readers or one writer, in which readers do not starve writers, and which knows
-// the callbacks that run under it.
+// A lock for many readers or one writer. Readers do not starve writers, and the lock knows which
+// callbacks run under it.
 #pragma once
 
 #include <mutex>
@@ -32,7 +32,7 @@ class FairMutex {
   /// True on a thread that is in a callback under this lock, so that it holds it already.
   bool is_in_callback() const noexcept;
 
-  /// Throw Error(kBusy) where they would wait for ever: in a callback under this lock.
+  /// Throw Error(kBusy) in a callback under this lock, where they would wait for ever.
   void lock();
   void lock_shared();
   void unlock() { mutex_.unlock(); }

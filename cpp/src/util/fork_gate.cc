@@ -13,11 +13,11 @@ namespace {
 std::shared_mutex& gate() {
   static std::shared_mutex* const instance = [] {
     auto* made = new std::shared_mutex;
-    // What is prepared for fork last is locked first. Who holds the gate waits for updates, and
-    // those for the pool: so the pool's lock must not be taken by a fork that waits at the gate.
+    // Fork locks first what was prepared for it last. A holder of the gate waits for updates, and
+    // updates wait for the pool: so a fork that waits at the gate must not hold the pool's lock.
     prepare_pool_for_fork();
-    // The child's thread has another number than the one that locked, so it cannot unlock: it
-    // makes the gate anew, which nobody else there can hold.
+    // The child's thread has another number than the one that locked, so it cannot unlock the gate.
+    // It makes the gate anew; nobody else in the child can hold it.
     pthread_atfork([] { gate().lock(); }, [] { gate().unlock(); },
                    [] { std::construct_at(&gate()); });
     return made;
@@ -25,8 +25,8 @@ std::shared_mutex& gate() {
   return *instance;
 }
 
-// Made when the library is loaded: a fork beside the thread that first comes here would not wait
-// for it, and leave the child with a gate half made.
+// Made when the library is loaded. Otherwise a fork beside the thread that makes it would not wait,
+// and the child would have a half-made gate.
 [[maybe_unused]] const std::shared_mutex& made_early = gate();
 
 }  // namespace

@@ -5,7 +5,7 @@
 
 namespace recsdk::internal {
 
-/// Fork waits until nobody holds what this returns. Take it before any lock of a table, and hold it
+/// Fork waits until nobody holds the returned lock. Take it before any lock of a table, and hold it
 /// briefly.
 std::shared_lock<std::shared_mutex> hold_off_fork();
 

@@ -25,7 +25,8 @@ constexpr std::array<const char*, kNumIsas> kNames = {"baseline", "avx2", "avx51
 std::atomic<int> chosen_isa{-1};
 
 #if defined(RECSDK_HAVE_AVX2)
-// Conversion of float16, which not every compiler's __builtin_cpu_supports knows by name.
+// Whether the processor converts float16; not every compiler's __builtin_cpu_supports knows this by
+// name.
 bool has_f16c() {
   unsigned int a = 0;
   unsigned int b = 0;

@@ -3,7 +3,8 @@
 
 namespace recsdk::internal {
 
-/// Every instruction set that the engine knows, slowest first; numbers index tables of functions.
+/// The instruction sets that the engine knows, slowest first; the numbers index tables of
+/// functions.
 enum class Isa : int { kBaseline = 0, kAvx2 = 1, kAvx512 = 2 };
 
 inline constexpr int kNumIsas = 3;

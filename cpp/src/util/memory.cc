@@ -62,7 +62,7 @@ Pages::Pages(std::size_t bytes, std::size_t huge_from) {
   size_ = round_up(bytes, bytes >= kHugePage ? kHugePage : 4096);
   data_ = size_ >= kHugePage ? map_aligned(size_) : map_pages(size_);
 #ifdef MADV_HUGEPAGE
-  // A refusal (no huge pages in this kernel) costs speed only.
+  // If the kernel refuses (it has no huge pages), only speed is lost.
   if (huge_from < size_) madvise(data_ + huge_from, size_ - huge_from, MADV_HUGEPAGE);
 #endif
 }

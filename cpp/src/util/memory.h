@@ -13,29 +13,28 @@ namespace recsdk::internal {
 
 inline constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
-/// The start of the first huge page at or behind `offset`, in memory that is aligned to one.
+/// The start of the first huge page at or behind `offset`, in memory that is aligned to huge pages.
 inline constexpr std::size_t next_huge_page(std::size_t offset) {
   return (offset + kHugePage - 1) / kHugePage * kHugePage;
 }
 
-/// Called before pages are taken, with their number of bytes; it may throw. For fault injection in
-/// tests.
+/// Called with a number of bytes before so many are taken as pages; it may throw. For fault
+/// injection in tests.
 using PageAllocationHook = void (*)(std::size_t bytes);
 void set_page_allocation_hook(PageAllocationHook hook) noexcept;
 
 /// Bytes that the system could give without swapping, as it estimates; absent if it does not say.
 std::optional<std::uint64_t> available_memory();
 
-/// Has the system back whole pages with memory now rather than at first touch; false if it cannot.
+/// Makes the system back whole pages with memory now, not at first touch; false if it cannot.
 bool populate_pages(std::byte* first, std::size_t bytes) noexcept;
 
-/// Zeroed pages that nobody has touched yet; given back when destroyed.
+/// Zeroed pages that nobody has touched yet; the destructor gives them back.
 class Pages {
  public:
   Pages() noexcept = default;
-  /// Regions of a huge page or more are aligned to one.
-  /// Bytes before `huge_from` stay on small pages, so that little data costs little memory.
-  /// Throws Error(kOutOfMemory).
+  /// Regions of a huge page or more are aligned to huge pages. Bytes before `huge_from` stay on
+  /// small pages, so that little data costs little memory. Throws Error(kOutOfMemory).
   Pages(std::size_t bytes, std::size_t huge_from);
   Pages(Pages&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
@@ -51,10 +50,10 @@ class Pages {
   std::byte* data() const noexcept { return data_; }
   std::size_t size() const noexcept { return size_; }
 
-  /// Has the system back [begin, end) with memory now rather than at first touch. Best effort.
+  /// Makes the system back [begin, end) with memory now, not at first touch. Best effort.
   void populate(std::size_t begin, std::size_t end) const noexcept;
-  /// Gives the system back the memory behind what lies from `begin` on: its content is void, and
-  /// zero at the next touch. `begin` is rounded up to a page.
+  /// Gives the memory from `begin` on back to the system: its content is lost, and zero at the next
+  /// touch. `begin` is rounded up to a page.
   void discard(std::size_t begin) const noexcept;
 
  private:

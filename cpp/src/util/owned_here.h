@@ -1,4 +1,4 @@
-// Owning what has threads of its own, in a process that may fork.
+// Ownership of objects with threads of their own, in a process that may fork.
 #pragma once
 
 #include <unistd.h>
@@ -8,12 +8,12 @@
 
 namespace recsdk::internal {
 
-/// Keeps an object in reach, so that it is no leak, and never destroys it.
+/// Never destroys an object, but keeps a pointer to it, so that it is no leak.
 void leave_behind(const void* object) noexcept;
 
-/// Owns an object with threads of its own, or none. A child of fork has none of those threads, and
-/// has the object as they happened to be changing it: there it is left behind, since to destroy it
-/// would be to wait for them.
+/// Owns an object with threads of its own, or nothing. A child of fork has none of these threads,
+/// and finds the object in any state. So the child leaves it behind: destroying it would wait for
+/// the threads.
 template <typename T>
 class OwnedHere {
  public:
@@ -40,7 +40,7 @@ class OwnedHere {
   T* operator->() const {
     if (is_here()) return object_;
     throw std::invalid_argument(
-        "a file that was being read or written when this process was forked is of no use in it; "
+        "a file that was being read or written at a fork cannot be used in the child; "
         "open it again");
   }
 

@@ -26,8 +26,8 @@ namespace recsdk {
 namespace internal {
 namespace {
 
-// How long a thread that waits looks again and again before it sleeps: about as long as it takes to
-// wake a thread that sleeps. The phases of one call follow each other faster than that.
+// How long a waiting thread spins before it sleeps: about as long as waking a sleeping thread
+// takes. The phases of one call follow each other faster than that.
 constexpr std::chrono::microseconds kSpin{50};
 
 void pause() {
@@ -152,7 +152,7 @@ class ThreadPool {
       work(*job);
       lock.lock();
       --job->helpers_inside;
-      // Under the lock: the job is gone as soon as its owner sees zero and has the lock.
+      // Under the lock: once its owner sees zero and has the lock, the job is gone.
       job->left.notify_all();
       if (spins_ && find_job() == nullptr) {
         const std::uint64_t seen = num_posted_.load(std::memory_order_relaxed);
@@ -194,8 +194,8 @@ struct Runtime {
 
 Runtime& runtime();
 
-// In a forked child only the forking thread lives: the pool is left behind and made again when
-// needed.
+// Only the forking thread lives on in the child: the child leaves the pool behind and makes a new
+// one when needed.
 void prepare_fork() { runtime().mutex.lock(); }
 void parent_after_fork() { runtime().mutex.unlock(); }
 void child_after_fork() {
@@ -276,7 +276,7 @@ void set_num_threads(int count) {
     old = std::move(r.pool);
     r.pool = nullptr;
   }
-  // The last call that still uses the old pool ends it, here or there.
+  // The last call that uses the old pool ends it, this one or another.
 }
 
 }  // namespace recsdk

@@ -6,8 +6,7 @@
 
 namespace recsdk::internal {
 
-/// Refers to something callable as body(begin, end) for as long as one call lasts. Allocates
-/// nothing.
+/// Refers to something callable as body(begin, end) while one call lasts. Allocates nothing.
 class RangeBody {
  public:
   template <typename F>
@@ -27,11 +26,11 @@ class RangeBody {
 /// Calls body(begin, end) on pieces that cover [0, count), each of at most `grain` numbers, on up
 /// to `max_threads` threads, the caller's among them. Pieces are claimed one by one, so a slow core
 /// does not hold up the rest. Returns when all are done; rethrows the first exception of a body
-/// (pieces not begun are then left out). Throws nothing of its own: where threads cannot be had,
+/// (pieces not yet begun are then left out). Throws nothing of its own: if no threads can be made,
 /// the caller does the work alone. Callable from anywhere, also from within a body.
 void parallel_for(std::int64_t count, std::int64_t grain, int max_threads, RangeBody body);
 
-/// Has the pool prepared for fork from now on, rather than from its first use.
+/// Prepares the pool for fork now, not at its first use.
 void prepare_pool_for_fork();
 
 }  // namespace recsdk::internal

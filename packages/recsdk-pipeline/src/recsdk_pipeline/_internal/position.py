@@ -42,7 +42,7 @@ class Progress:
         self._position = position
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values; the data's position is named by rank, since each rank reads its own data."""
+        """Plain values; the data's position is named by rank, since each rank reads its own."""
         state: dict[str, Any] = {"num_batches_trained": self.num_batches}
         if self._data is not None:
             state[_name()] = self._position
