@@ -9,11 +9,13 @@ import planning_on_ranks
 import pytest
 import torch
 from rank_pool import RankPool
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.modules.embedding_configs import DataType
 from torchrec.optim import RowWiseAdagrad
 
 from recsdk_sharding import HashEmbeddingBagConfig, HashParameterConstraints
+from recsdk_sharding._adapt.arguments import check_planned
 from recsdk_sharding.planning import HashPerfEstimator, HashStorageEstimator, planned_rows
 
 CPU = {"world_size": 2, "compute_device": "cpu"}
@@ -219,6 +221,24 @@ def test_constraints_that_do_not_fit_the_features_are_refused(ranks: RankPool) -
     two = {"a": HashParameterConstraints(pooling_factors=[1.0, 2.0])}
     error = choose(ranks, {"names": "a"}, two)["error"]
     assert "table 'a': pooling_factors of its constraints has 2 values for 1 features" in error
+
+
+@pytest.mark.parametrize("how", ["ours", "stock"])
+def test_constraints_of_a_table_that_the_model_lacks_are_refused(ranks: RankPool, how: str) -> None:
+    given = {"a": ParameterConstraints(), "aa": ParameterConstraints()}
+    error = choose(ranks, {"names": "ab"}, given, how=how)["error"]
+    assert error.startswith("ValueError: constraints name ['aa'], and the model has no such table")
+    assert "its hash tables are ['a', 'b']" in error
+
+
+@pytest.mark.parametrize("sharders", [[], [EmbeddingBagCollectionSharder()]])
+def test_constraints_of_torchrecs_own_tables_are_taken(sharders: list[Any]) -> None:
+    config = HashEmbeddingBagConfig(name="a", embedding_dim=4, num_embeddings=10)
+    model = planning_on_ranks.Tables([config], {}, has_stock=True)
+    given = {"a": ParameterConstraints(), "stock": ParameterConstraints()}
+    check_planned(model, sharders, given, "cpu")
+    with pytest.raises(ValueError, match=r"constraints name \['ebc'\]"):
+        check_planned(model, sharders, given | {"ebc": ParameterConstraints()}, "cpu")
 
 
 def test_constraints_are_told_apart_by_their_hash() -> None:

@@ -17,7 +17,7 @@ from recsdk_sharding._compat.private import check_private_interfaces  # noqa: E4
 
 check_private_interfaces()
 
-from recsdk_sharding._adapt.fusing import adapt_fused_collections  # noqa: E402
+from recsdk_sharding._adapt.dense_collections import adapt_dense_collections  # noqa: E402
 from recsdk_sharding._adapt.hand_plans import adapt_hand_plans  # noqa: E402
 from recsdk_sharding._adapt.npu import adapt_torchrec  # noqa: E402
 from recsdk_sharding._adapt.npu_kernels import adapt_kernels  # noqa: E402
@@ -69,7 +69,7 @@ adapt_torchrec()
 adapt_kernels()
 adapt_hand_plans()
 adapt_quantization()
-adapt_fused_collections()
+adapt_dense_collections()
 adapt_pipelines()
 adapt_load_planner()
 

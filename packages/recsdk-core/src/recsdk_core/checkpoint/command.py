@@ -80,7 +80,7 @@ def _command(*options: Callable[[F], F], status: int = 1) -> Callable[[F], click
                 return function(*args, **kwargs)
             except (RecsdkError, ValueError, OSError, ImportError) as error:
                 kind = _Failure if status == 1 else _Trouble
-                raise kind(str(error)) from error
+                raise kind(str(error).replace("overwrite=True", "--overwrite")) from error
 
         made: Any = call
         for option in reversed(options):

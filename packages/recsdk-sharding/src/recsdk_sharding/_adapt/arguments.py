@@ -78,7 +78,9 @@ def check_planned(module: nn.Module, sharders: Any, constraints: Any, compute_de
     if not found:
         return
     _check_sharders(module, sharders)
-    for table in (table for child in found for table in _tables_of(child)):
+    tables = [table for child in found for table in _tables_of(child)]
+    _check_names(module, sharders, constraints or {}, {table.name for table in tables})
+    for table in tables:
         given = (constraints or {}).get(table.name)
         if given is not None:
             subject = Subject(table.name, table.has_half_rows, compute_device)
@@ -94,6 +96,24 @@ def _tables_of(module: Any) -> Iterator[_PlannedTable]:
     for config in configs_of(module):
         has_half_rows = config.dtype != "float32"
         yield _PlannedTable(config.name, has_half_rows, list(config.feature_names), types)
+
+
+def _check_names(
+    module: nn.Module, sharders: Any, constraints: Mapping[str, Any], hash_tables: set[str]
+) -> None:
+    """Raises ValueError for constraints of a table that the model does not have."""
+    by_type = {sharder.module_type: sharder for sharder in sharders or ()}
+    known = set(hash_tables)
+    for path, child in module.named_modules():
+        if type(child) in by_type:
+            known |= set(by_type[type(child)].shardable_parameters(child))
+        if any(True for _ in child.parameters(recurse=False)):
+            known.add(path.rpartition(".")[2])  # torchrec's tables that no sharder takes
+    if unknown := sorted(set(constraints) - known):
+        raise ValueError(
+            f"constraints name {unknown}, and the model has no such table; its hash tables are "
+            f"{sorted(hash_tables)}; leave the others out"
+        )
 
 
 def check_modules_arguments(arguments: Mapping[str, Any]) -> None:

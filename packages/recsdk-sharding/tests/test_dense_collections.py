@@ -1,4 +1,4 @@
-"""torchrec's fused collections refuse hash tables, by whatever way they are asked for."""
+"""torchrec's own collections refuse hash tables, by whatever way they are asked for."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.fused_embedding_modules import (
     FusedEmbeddingBagCollection,
     fuse_embedding_optimizer,
 )
+from torchrec.modules.mc_adapter import McEmbeddingBagCollectionAdapter
+from torchrec.modules.mc_modules import ManagedCollisionCollection
 
 from recsdk_sharding import (
     HashEmbeddingBagCollection,
@@ -48,6 +50,33 @@ def test_a_fused_collection_of_hash_configs_is_refused() -> None:
             optimizer_type=torch.optim.SGD,
             optimizer_kwargs={"lr": 0.1},
         )
+
+
+BAG, SEQUENCE = HashEmbeddingBagConfig(**BASE), HashEmbeddingConfig(**BASE)
+DENSE: dict[str, tuple[Any, str]] = {
+    "bags": (lambda: EmbeddingBagCollection([BAG]), "HashEmbeddingBagCollection"),
+    "bags on meta": (
+        lambda: EmbeddingBagCollection(device=torch.device("meta"), tables=[BAG]),
+        "HashEmbeddingBagCollection",
+    ),
+    "sequences": (lambda: EmbeddingCollection(tables=[SEQUENCE]), "HashEmbeddingCollection"),
+    "one of two": (
+        lambda: EmbeddingCollection([EmbeddingConfig(**BASE | {"name": "dense"}), SEQUENCE]),
+        "HashEmbeddingCollection",
+    ),
+    "managed collisions": (lambda: ManagedCollisionCollection({}, [BAG]), "the raw ids"),
+    "managed collisions of bags": (
+        lambda: McEmbeddingBagCollectionAdapter([BAG], 100, 10, torch.device("cpu"), 2),
+        "HashEmbeddingBagCollection",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DENSE)
+def test_a_dense_collection_of_hash_configs_is_refused(case: str) -> None:
+    make, advice = DENSE[case]
+    with pytest.raises(ValueError, match=f"table 't': a .* has dense tables, .*; .*{advice}"):
+        make()
 
 
 def test_torchrecs_own_tables_are_fused() -> None:
