@@ -18,7 +18,8 @@
 /// UTF-8, terminated by a zero byte. Arrays belong to the caller and are only used during the call.
 ///
 /// Structs that begin with `struct_size` may grow: set it to sizeof the struct before any call that
-/// takes the struct, the _init functions included.
+/// takes the struct, the _init functions included. Fields that the program's header does not have
+/// take their defaults, and are not written.
 ///
 /// Thread safety: every function may be called from any thread, also on one table, except that the
 /// _destroy and recsdk_lease_release of a handle must come after all other calls on that handle.

@@ -25,7 +25,7 @@ using recsdk::c_api::map_call;
 using recsdk::c_api::optional_array;
 using recsdk::c_api::outcomes_of;
 using recsdk::c_api::pool_block;
-using recsdk::c_api::sized;
+using recsdk::c_api::write_struct;
 
 recsdk::Table& table_of(recsdk_table* table) { return deref(table, "table").table; }
 const recsdk::Table& table_of(const recsdk_table* table) { return deref(table, "table").table; }
@@ -91,63 +91,19 @@ int recsdk_table_hash(const char* name, uint64_t* hash) {
 
 int recsdk_optimizer_config_init(recsdk_optimizer_config* config, int32_t kind) {
   return guarded([&] {
-    recsdk_optimizer_config& c = sized(config, "recsdk_optimizer_config");
-    const recsdk::OptimizerConfig defaults = recsdk::c_api::optimizer_defaults(kind);
-    c = {.struct_size = sizeof(c),
-         .kind = kind,
-         .learning_rate = defaults.learning_rate,
-         .beta1 = defaults.beta1,
-         .beta2 = defaults.beta2,
-         .eps = defaults.eps,
-         .weight_decay = defaults.weight_decay,
-         .lr_decay = defaults.lr_decay,
-         .initial_accumulator_value = defaults.initial_accumulator_value,
-         .bias_correction = static_cast<int32_t>(defaults.bias_correction),
-         .weight_decay_mode = static_cast<int32_t>(defaults.weight_decay_mode),
-         .dampening = defaults.dampening,
-         .alpha = defaults.alpha,
-         .momentum = defaults.momentum,
-         .l1 = defaults.l1,
-         .l2 = defaults.l2,
-         .beta = defaults.beta,
-         .clip_value = 0.0F,
-         .clip_norm = 0.0F,
-         .has_clip_value = 0,
-         .has_clip_norm = 0,
-         .nesterov = 0,
-         .centered = 0,
-         .catch_up = 0,
-         .reserved = 0};
+    write_struct(config, recsdk::c_api::optimizer_defaults(kind), "recsdk_optimizer_config");
   });
 }
 
 int recsdk_initializer_config_init(recsdk_initializer_config* config) {
   return guarded([&] {
-    recsdk_initializer_config& c = sized(config, "recsdk_initializer_config");
-    const recsdk::InitializerConfig defaults;
-    c = {.struct_size = sizeof(c),
-         .kind = static_cast<int32_t>(defaults.kind),
-         .value = defaults.value,
-         .low = defaults.low,
-         .high = defaults.high,
-         .mean = defaults.mean,
-         .stddev = defaults.stddev,
-         .callback = nullptr,
-         .user_data = nullptr};
+    write_struct(config, recsdk::c_api::initializer_defaults(), "recsdk_initializer_config");
   });
 }
 
 int recsdk_table_config_init(recsdk_table_config* config) {
-  return guarded([&] {
-    recsdk_table_config& c = sized(config, "recsdk_table_config");
-    const recsdk::TableConfig defaults;
-    c = {};
-    c.struct_size = sizeof(c);
-    c.name = "table";
-    c.seed = defaults.seed;
-    c.default_value = defaults.default_value;
-    c.on_nonfinite = static_cast<int32_t>(defaults.on_nonfinite);
-  });
+  return guarded(
+      [&] { write_struct(config, recsdk::c_api::table_defaults(), "recsdk_table_config"); });
 }
 
 // One table.
@@ -155,8 +111,7 @@ int recsdk_table_config_init(recsdk_table_config* config) {
 int recsdk_table_create(const recsdk_table_config* config, recsdk_table** table) {
   return guarded([&] {
     deref(table, "table");
-    recsdk::TableConfig converted =
-        recsdk::c_api::table_config(sized(config, "recsdk_table_config"));
+    recsdk::TableConfig converted = recsdk::c_api::table_config(config);
     *table = new recsdk_table{recsdk::Table(std::move(converted))};
   });
 }
@@ -166,33 +121,33 @@ void recsdk_table_destroy(recsdk_table* table) { delete table; }
 int recsdk_table_layout(const recsdk_table* table, recsdk_row_layout* layout) {
   return guarded([&] {
     const recsdk::RowLayout& from = table_of(table).layout();
-    recsdk_row_layout& to = sized(layout, "recsdk_row_layout");
-    to = {.struct_size = sizeof(to),
-          .dim = from.dim,
-          .stride = from.stride,
-          .state_width = from.state_width(),
-          .num_fields = static_cast<int64_t>(from.fields.size()),
-          .scalar_stride = from.scalar_stride};
+    const recsdk_row_layout to = {.struct_size = sizeof(to),
+                                  .dim = from.dim,
+                                  .stride = from.stride,
+                                  .state_width = from.state_width(),
+                                  .num_fields = static_cast<int64_t>(from.fields.size()),
+                                  .scalar_stride = from.scalar_stride};
+    write_struct(layout, to, "recsdk_row_layout");
   });
 }
 
 int recsdk_table_field(const recsdk_table* table, int64_t index, recsdk_row_field* field) {
   return guarded([&] {
     const std::vector<recsdk::RowField>& fields = table_of(table).layout().fields;
-    recsdk_row_field& to = sized(field, "recsdk_row_field");
     const int64_t num_fields = static_cast<int64_t>(fields.size());
     if (index < 0 || index >= num_fields) {
       recsdk::c_api::reject_value("index", index, "at least 0 and below num_fields");
     }
     const recsdk::RowField& from = fields[static_cast<size_t>(index)];
-    to = {.struct_size = sizeof(to),
-          .name = from.name.c_str(),
-          .offset = from.offset,
-          .count = from.count,
-          .initial_value = from.initial_value,
-          .dtype = static_cast<int32_t>(from.dtype),
-          .place = static_cast<int32_t>(from.place),
-          .reserved = 0};
+    const recsdk_row_field to = {.struct_size = sizeof(to),
+                                 .name = from.name.c_str(),
+                                 .offset = from.offset,
+                                 .count = from.count,
+                                 .initial_value = from.initial_value,
+                                 .dtype = static_cast<int32_t>(from.dtype),
+                                 .place = static_cast<int32_t>(from.place),
+                                 .reserved = 0};
+    write_struct(field, to, "recsdk_row_field");
   });
 }
 
@@ -319,32 +274,32 @@ int recsdk_table_size(const recsdk_table* table, int64_t* size) {
 
 int recsdk_table_stats(const recsdk_table* table, recsdk_stats* stats) {
   return guarded([&] {
-    recsdk_stats& to = sized(stats, "recsdk_stats");
     const recsdk::TableStats from = table_of(table).stats();
-    to = {.struct_size = sizeof(to),
-          .num_rows = from.num_rows,
-          .num_rows_in_flight = from.num_rows_in_flight,
-          .outcomes = {},
-          .erased = from.erased,
-          .updates = from.updates,
-          .nonfinite = from.nonfinite,
-          .index_bytes = from.index_bytes,
-          .row_bytes = from.row_bytes,
-          .metadata_bytes = from.metadata_bytes,
-          .index_slots = from.index_slots,
-          .index_segments = from.index_segments,
-          .index_crowded = from.index_crowded,
-          .index_directory = from.index_directory,
-          .index_splits = from.index_splits,
-          .index_overflowed = from.index_overflowed,
-          .index_probes = from.index_probes,
-          .index_dense_keys = from.index_dense_keys,
-          .index_dense_pages = from.index_dense_pages,
-          .tracking_bytes = from.tracking_bytes,
-          .checkpoint_copied_bytes = from.checkpoint_copied_bytes,
-          .checkpoint_waits = from.checkpoint_waits,
-          .checkpoint_wait_seconds = from.checkpoint_wait_seconds};
+    recsdk_stats to = {.struct_size = sizeof(to),
+                       .num_rows = from.num_rows,
+                       .num_rows_in_flight = from.num_rows_in_flight,
+                       .outcomes = {},
+                       .erased = from.erased,
+                       .updates = from.updates,
+                       .nonfinite = from.nonfinite,
+                       .index_bytes = from.index_bytes,
+                       .row_bytes = from.row_bytes,
+                       .metadata_bytes = from.metadata_bytes,
+                       .index_slots = from.index_slots,
+                       .index_segments = from.index_segments,
+                       .index_crowded = from.index_crowded,
+                       .index_directory = from.index_directory,
+                       .index_splits = from.index_splits,
+                       .index_overflowed = from.index_overflowed,
+                       .index_probes = from.index_probes,
+                       .index_dense_keys = from.index_dense_keys,
+                       .index_dense_pages = from.index_dense_pages,
+                       .tracking_bytes = from.tracking_bytes,
+                       .checkpoint_copied_bytes = from.checkpoint_copied_bytes,
+                       .checkpoint_waits = from.checkpoint_waits,
+                       .checkpoint_wait_seconds = from.checkpoint_wait_seconds};
     std::copy(std::begin(from.outcomes), std::end(from.outcomes), to.outcomes);
+    write_struct(stats, to, "recsdk_stats");
   });
 }
 

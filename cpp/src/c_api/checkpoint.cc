@@ -24,7 +24,9 @@ namespace {
 using recsdk::c_api::array;
 using recsdk::c_api::deref;
 using recsdk::c_api::guarded;
-using recsdk::c_api::sized;
+using recsdk::c_api::read_struct;
+using recsdk::c_api::struct_size;
+using recsdk::c_api::write_struct;
 
 class CallbackSink final : public recsdk::ByteSink {
  public:
@@ -52,35 +54,47 @@ std::unique_ptr<recsdk::ByteSink> sink_of(const recsdk_write_options& options) {
   return std::make_unique<recsdk::FileSink>(options.descriptor, name);
 }
 
-recsdk::CutOptions cut_options(const recsdk_cut_options* c) {
+recsdk::CutOptions cut_options(const recsdk_cut_options* given) {
   recsdk::CutOptions options;
-  if (c == nullptr) return options;
-  sized(c, "recsdk_cut_options");
-  options.changes_only = c->changes_only != 0;
-  if (c->has_max_copy_bytes != 0) options.max_copy_bytes = c->max_copy_bytes;
+  if (given == nullptr) return options;
+  const recsdk_cut_options c = read_struct(given, {}, "recsdk_cut_options");
+  options.changes_only = c.changes_only != 0;
+  if (c.has_max_copy_bytes != 0) options.max_copy_bytes = c.max_copy_bytes;
   return options;
 }
 
-recsdk::RestoreOptions restore_options(const recsdk_restore_options* c) {
+recsdk::RestoreOptions restore_options(const recsdk_restore_options* given) {
   recsdk::RestoreOptions options;
-  if (c == nullptr) return options;
-  sized(c, "recsdk_restore_options");
-  if (c->owned != nullptr) options.owned = array(c->owned, recsdk::kNumVirtualShards, "owned");
-  if (c->has_modulo != 0)
-    options.modulo = recsdk::RestoreOptions::Modulo{c->modulo_rank, c->modulo_world};
-  options.drop_state = c->drop_state != 0;
+  if (given == nullptr) return options;
+  const recsdk_restore_options c = read_struct(given, {}, "recsdk_restore_options");
+  if (c.owned != nullptr) options.owned = array(c.owned, recsdk::kNumVirtualShards, "owned");
+  if (c.has_modulo != 0)
+    options.modulo = recsdk::RestoreOptions::Modulo{c.modulo_rank, c.modulo_world};
+  options.drop_state = c.drop_state != 0;
   return options;
 }
 
-void fill(recsdk_row_file_summary* to, const recsdk::RowFileSummary& from) {
-  if (to == nullptr) return;
-  *to = {.struct_size = sizeof(*to),
-         .num_rows = from.num_rows,
-         .num_erased = from.num_erased,
-         .num_bytes = from.num_bytes,
-         .checksum = {}};
-  std::copy_n(from.checksum.begin(), std::min(from.checksum.size(), std::size(to->checksum) - 1),
-              to->checksum);
+recsdk_write_options write_defaults() {
+  recsdk_write_options options{};
+  options.struct_size = sizeof(options);
+  options.name = "row file";
+  options.block_bytes = recsdk::kDefaultBlockBytes;
+  options.descriptor = -1;
+  return options;
+}
+
+constexpr const char* kSummary = "recsdk_row_file_summary";
+
+void fill(recsdk_row_file_summary* summary, const recsdk::RowFileSummary& from) {
+  if (summary == nullptr) return;
+  recsdk_row_file_summary to = {.struct_size = sizeof(to),
+                                .num_rows = from.num_rows,
+                                .num_erased = from.num_erased,
+                                .num_bytes = from.num_bytes,
+                                .checksum = {}};
+  std::copy_n(from.checksum.begin(), std::min(from.checksum.size(), std::size(to.checksum) - 1),
+              to.checksum);
+  write_struct(summary, to, kSummary);
 }
 
 }  // namespace
@@ -96,18 +110,18 @@ int recsdk_table_cut(recsdk_table* table, const recsdk_cut_options* options, rec
 int recsdk_cut_get_info(const recsdk_cut* cut, recsdk_cut_info* info) {
   return guarded([&] {
     const recsdk::Cut& from = deref(cut, "cut").cut;
-    recsdk_cut_info& to = sized(info, "recsdk_cut_info");
-    to = {.struct_size = sizeof(to),
-          .num_rows = from.num_rows(),
-          .num_erased = from.num_erased(),
-          .update_count = from.update_count(),
-          .log_decay = from.log_decay(),
-          .copied_bytes = from.copied_bytes(),
-          .max_copied_bytes = from.max_copied_bytes(),
-          .learning_rate = from.learning_rate(),
-          .changes_only = from.changes_only() ? 1 : 0,
-          .is_finished = from.is_finished() ? 1 : 0,
-          .reserved = 0};
+    const recsdk_cut_info to = {.struct_size = sizeof(to),
+                                .num_rows = from.num_rows(),
+                                .num_erased = from.num_erased(),
+                                .update_count = from.update_count(),
+                                .log_decay = from.log_decay(),
+                                .copied_bytes = from.copied_bytes(),
+                                .max_copied_bytes = from.max_copied_bytes(),
+                                .learning_rate = from.learning_rate(),
+                                .changes_only = from.changes_only() ? 1 : 0,
+                                .is_finished = from.is_finished() ? 1 : 0,
+                                .reserved = 0};
+    write_struct(info, to, "recsdk_cut_info");
   });
 }
 
@@ -118,22 +132,15 @@ int recsdk_cut_finish(recsdk_cut* cut, int durable) {
 void recsdk_cut_destroy(recsdk_cut* cut) { delete cut; }
 
 int recsdk_write_options_init(recsdk_write_options* options) {
-  return guarded([&] {
-    recsdk_write_options& o = sized(options, "recsdk_write_options");
-    o = {};
-    o.struct_size = sizeof(o);
-    o.name = "row file";
-    o.block_bytes = recsdk::kDefaultBlockBytes;
-    o.descriptor = -1;
-  });
+  return guarded([&] { write_struct(options, write_defaults(), "recsdk_write_options"); });
 }
 
 int recsdk_write_rows(recsdk_cut* cut, const recsdk_write_options* options,
                       recsdk_row_file_summary* summary) {
   return guarded([&] {
     recsdk::Cut& from = deref(cut, "cut").cut;
-    const recsdk_write_options& o = sized(options, "recsdk_write_options");
-    if (summary != nullptr) sized(summary, "recsdk_row_file_summary");
+    const recsdk_write_options o = read_struct(options, write_defaults(), "recsdk_write_options");
+    if (summary != nullptr) struct_size(summary, kSummary);
     const std::unique_ptr<recsdk::ByteSink> sink = sink_of(o);
     recsdk::WriteOptions write;
     std::copy(std::begin(o.token), std::end(o.token), write.token.begin());
@@ -159,7 +166,7 @@ int recsdk_restore_add_file(recsdk_restore* restore, int descriptor, int64_t siz
                             recsdk_row_file_summary* summary) {
   return guarded([&] {
     recsdk::Restore& into = deref(restore, "restore").restore;
-    if (summary != nullptr) sized(summary, "recsdk_row_file_summary");
+    if (summary != nullptr) struct_size(summary, kSummary);
     const std::string title = &deref(name, "name");
     const recsdk::RestoreOptions converted = restore_options(options);
     recsdk::RowFileReader file(std::make_shared<recsdk::FileSource>(descriptor, title), size,

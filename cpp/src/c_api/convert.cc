@@ -20,10 +20,36 @@ void check_reserved(std::int32_t reserved, const char* name) {
   if (reserved != 0) reject_value(name, reserved, "0");
 }
 
-OptimizerConfig optimizer_config(const recsdk_optimizer_config& c) {
+OptimizerConfig default_optimizer(std::int32_t kind) {
+  switch (checked_enum(kind, OptimizerKind::kRmsprop, "kind")) {
+    case OptimizerKind::kSgd:
+      return OptimizerConfig::sgd();
+    case OptimizerKind::kAdagrad:
+      return OptimizerConfig::adagrad();
+    case OptimizerKind::kRowwiseAdagrad:
+      return OptimizerConfig::rowwise_adagrad();
+    case OptimizerKind::kAdam:
+      return OptimizerConfig::adam();
+    case OptimizerKind::kPartialRowwiseAdam:
+      return OptimizerConfig::partial_rowwise_adam();
+    case OptimizerKind::kLamb:
+      return OptimizerConfig::lamb();
+    case OptimizerKind::kFtrl:
+      return OptimizerConfig::ftrl();
+    case OptimizerKind::kRmsprop:
+      return OptimizerConfig::rmsprop();
+  }
+  reject_value("kind", kind, "an enum recsdk_optimizer_kind");
+}
+
+OptimizerConfig optimizer_config(const recsdk_optimizer_config* given) {
+  constexpr const char* kType = "recsdk_optimizer_config";
+  const std::int32_t kind = read_struct(given, {}, kType).kind;
+  checked_enum(kind, OptimizerKind::kRmsprop, "recsdk_optimizer_config.kind");
+  const recsdk_optimizer_config c = read_struct(given, optimizer_defaults(kind), kType);
   check_reserved(c.reserved, "recsdk_optimizer_config.reserved");
   OptimizerConfig config;
-  config.kind = checked_enum(c.kind, OptimizerKind::kRmsprop, "recsdk_optimizer_config.kind");
+  config.kind = static_cast<OptimizerKind>(kind);
   config.learning_rate = c.learning_rate;
   config.eps = c.eps;
   config.beta1 = c.beta1;
@@ -62,7 +88,9 @@ RowCallback row_callback(const recsdk_initializer_config& c, std::int64_t dim) {
       };
 }
 
-InitializerConfig initializer_config(const recsdk_initializer_config& c, std::int64_t dim) {
+InitializerConfig initializer_config(const recsdk_initializer_config* given, std::int64_t dim) {
+  const recsdk_initializer_config c =
+      read_struct(given, initializer_defaults(), "recsdk_initializer_config");
   InitializerConfig config;
   config.kind = checked_enum(c.kind, InitializerKind::kCustom, "recsdk_initializer_config.kind");
   config.value = c.value;
@@ -103,7 +131,7 @@ void reject_count(const char* name, std::int64_t count) {
 
 void reject_struct_size(const char* type, std::size_t got, std::size_t known) {
   throw std::invalid_argument(std::string(type) + ".struct_size is " + std::to_string(got) +
-                              ", and this library knows " + std::to_string(known) +
+                              ", and this library knows up to " + std::to_string(known) +
                               "; set it to sizeof(" + type +
                               ") and use a library at least as new as the header");
 }
@@ -113,40 +141,61 @@ void reject_value(const char* name, std::int64_t value, const char* allowed) {
                               allowed);
 }
 
-OptimizerConfig optimizer_defaults(std::int32_t kind) {
-  switch (checked_enum(kind, OptimizerKind::kRmsprop, "kind")) {
-    case OptimizerKind::kSgd:
-      return OptimizerConfig::sgd();
-    case OptimizerKind::kAdagrad:
-      return OptimizerConfig::adagrad();
-    case OptimizerKind::kRowwiseAdagrad:
-      return OptimizerConfig::rowwise_adagrad();
-    case OptimizerKind::kAdam:
-      return OptimizerConfig::adam();
-    case OptimizerKind::kPartialRowwiseAdam:
-      return OptimizerConfig::partial_rowwise_adam();
-    case OptimizerKind::kLamb:
-      return OptimizerConfig::lamb();
-    case OptimizerKind::kFtrl:
-      return OptimizerConfig::ftrl();
-    case OptimizerKind::kRmsprop:
-      return OptimizerConfig::rmsprop();
-  }
-  reject_value("kind", kind, "an enum recsdk_optimizer_kind");
+recsdk_optimizer_config optimizer_defaults(std::int32_t kind) {
+  const OptimizerConfig defaults = default_optimizer(kind);
+  recsdk_optimizer_config c{};
+  c.struct_size = sizeof(c);
+  c.kind = kind;
+  c.learning_rate = defaults.learning_rate;
+  c.beta1 = defaults.beta1;
+  c.beta2 = defaults.beta2;
+  c.eps = defaults.eps;
+  c.weight_decay = defaults.weight_decay;
+  c.lr_decay = defaults.lr_decay;
+  c.initial_accumulator_value = defaults.initial_accumulator_value;
+  c.bias_correction = static_cast<std::int32_t>(defaults.bias_correction);
+  c.weight_decay_mode = static_cast<std::int32_t>(defaults.weight_decay_mode);
+  c.dampening = defaults.dampening;
+  c.alpha = defaults.alpha;
+  c.momentum = defaults.momentum;
+  c.l1 = defaults.l1;
+  c.l2 = defaults.l2;
+  c.beta = defaults.beta;
+  return c;
 }
 
-TableConfig table_config(const recsdk_table_config& c) {
+recsdk_initializer_config initializer_defaults() {
+  const InitializerConfig defaults;
+  recsdk_initializer_config c{};
+  c.struct_size = sizeof(c);
+  c.kind = static_cast<std::int32_t>(defaults.kind);
+  c.value = defaults.value;
+  c.low = defaults.low;
+  c.high = defaults.high;
+  c.mean = defaults.mean;
+  c.stddev = defaults.stddev;
+  return c;
+}
+
+recsdk_table_config table_defaults() {
+  const TableConfig defaults;
+  recsdk_table_config c{};
+  c.struct_size = sizeof(c);
+  c.name = "table";
+  c.seed = defaults.seed;
+  c.default_value = defaults.default_value;
+  c.on_nonfinite = static_cast<std::int32_t>(defaults.on_nonfinite);
+  return c;
+}
+
+TableConfig table_config(const recsdk_table_config* given) {
+  const recsdk_table_config c = read_struct(given, table_defaults(), "recsdk_table_config");
   TableConfig config;
   config.dim = c.dim;
   config.name = &deref(c.name, "recsdk_table_config.name");
   config.optimizer = OptimizerConfig::sgd();
-  if (c.optimizer != nullptr) {
-    config.optimizer = optimizer_config(sized(c.optimizer, "recsdk_optimizer_config"));
-  }
-  if (c.initializer != nullptr) {
-    config.initializer =
-        initializer_config(sized(c.initializer, "recsdk_initializer_config"), c.dim);
-  }
+  if (c.optimizer != nullptr) config.optimizer = optimizer_config(c.optimizer);
+  if (c.initializer != nullptr) config.initializer = initializer_config(c.initializer, c.dim);
   config.seed = c.seed;
   if (c.has_hash_seed != 0) config.hash_seed = c.hash_seed;
   if (c.has_max_rows != 0) config.max_rows = c.max_rows;

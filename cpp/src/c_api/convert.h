@@ -1,7 +1,9 @@
 // Converts C structs to the C++ interface, with every check that C needs and C++ does not.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <vector>
 
@@ -52,20 +54,39 @@ inline std::span<const Outcome> outcomes_of(std::span<const std::uint8_t> bytes)
   return {reinterpret_cast<const Outcome*>(bytes.data()), bytes.size()};
 }
 
-/// *pointer, whose struct_size must be one that this library knows.
+/// How many bytes of *pointer the caller's header knows. Structs grow at their end, so an older one
+/// knows fewer than this library.
 template <typename T>
-T& sized(T* pointer, const char* type) {
-  T& value = deref(pointer, type);
-  if (value.struct_size != sizeof(T)) reject_struct_size(type, value.struct_size, sizeof(T));
+std::size_t struct_size(const T* pointer, const char* type) {
+  const std::size_t size = deref(pointer, type).struct_size;
+  if (size <= sizeof(size) || size > sizeof(T) || size % alignof(T) != 0)
+    reject_struct_size(type, size, sizeof(T));
+  return size;
+}
+
+/// *from; fields that the caller's header does not know are those of `defaults`.
+template <typename T>
+T read_struct(const T* from, const T& defaults, const char* type) {
+  T value = defaults;
+  std::memcpy(&value, from, struct_size(from, type));
   return value;
+}
+
+/// Gives *to the fields of `value` that the caller's header knows; its struct_size stays.
+template <typename T>
+void write_struct(T* to, T value, const char* type) {
+  value.struct_size = struct_size(to, type);
+  std::memcpy(to, &value, value.struct_size);
 }
 
 inline const Lease* lease_of(const recsdk_lease* lease) {
   return lease == nullptr ? nullptr : &lease->lease;
 }
 
-OptimizerConfig optimizer_defaults(std::int32_t kind);
-TableConfig table_config(const recsdk_table_config& config);
+recsdk_optimizer_config optimizer_defaults(std::int32_t kind);
+recsdk_initializer_config initializer_defaults();
+recsdk_table_config table_defaults();
+TableConfig table_config(const recsdk_table_config* config);
 
 MapCall map_call(const recsdk_map_call& call);
 PoolBlock pool_block(const recsdk_pool_block& block);

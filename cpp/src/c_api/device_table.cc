@@ -23,14 +23,28 @@ using recsdk::c_api::guarded;
 using recsdk::c_api::lease_of;
 using recsdk::c_api::optional_array;
 using recsdk::c_api::outcomes_of;
-using recsdk::c_api::sized;
+using recsdk::c_api::read_struct;
+using recsdk::c_api::write_struct;
 
 recsdk::DeviceTable& table_of(recsdk_device_table* table) { return deref(table, "table").table; }
 const recsdk::DeviceTable& table_of(const recsdk_device_table* table) {
   return deref(table, "table").table;
 }
 
-recsdk::DeviceOptions device_options(const recsdk_device_options& c) {
+constexpr const char* kOptions = "recsdk_device_options";
+
+recsdk_device_options option_defaults() {
+  const recsdk::DeviceOptions defaults;
+  recsdk_device_options c{};
+  c.struct_size = sizeof(c);
+  c.backend = "npu";
+  c.max_device_rows = defaults.max_device_rows;
+  c.device = defaults.device;
+  return c;
+}
+
+recsdk::DeviceOptions device_options(const recsdk_device_options* given) {
+  const recsdk_device_options c = read_struct(given, option_defaults(), kOptions);
   if (c.reserved != 0)
     recsdk::c_api::reject_value("recsdk_device_options.reserved", c.reserved, "0");
   recsdk::DeviceOptions options;
@@ -47,24 +61,15 @@ int recsdk_require_backend(const char* backend) {
 }
 
 int recsdk_device_options_init(recsdk_device_options* options) {
-  return guarded([&] {
-    recsdk_device_options& c = sized(options, "recsdk_device_options");
-    const recsdk::DeviceOptions defaults;
-    c = {.struct_size = sizeof(c),
-         .backend = "npu",
-         .max_device_rows = defaults.max_device_rows,
-         .device = defaults.device,
-         .reserved = 0};
-  });
+  return guarded([&] { write_struct(options, option_defaults(), kOptions); });
 }
 
 int recsdk_device_table_create(const recsdk_table_config* config,
                                const recsdk_device_options* options, recsdk_device_table** table) {
   return guarded([&] {
     deref(table, "table");
-    recsdk::TableConfig converted =
-        recsdk::c_api::table_config(sized(config, "recsdk_table_config"));
-    recsdk::DeviceOptions where = device_options(sized(options, "recsdk_device_options"));
+    recsdk::TableConfig converted = recsdk::c_api::table_config(config);
+    recsdk::DeviceOptions where = device_options(options);
     *table = new recsdk_device_table{recsdk::DeviceTable(std::move(converted), std::move(where))};
   });
 }
@@ -207,8 +212,8 @@ int recsdk_device_table_state_width(const recsdk_device_table* table, int64_t* w
 
 int recsdk_device_table_stats(const recsdk_device_table* table, recsdk_device_stats* stats) {
   return guarded([&] {
-    recsdk_device_stats& to = sized(stats, "recsdk_device_stats");
     const recsdk::DeviceTableStats from = table_of(table).stats();
+    recsdk_device_stats to{};
     to.num_rows = from.num_rows;
     to.num_rows_in_flight = from.num_rows_in_flight;
     std::copy(std::begin(from.outcomes), std::end(from.outcomes), to.outcomes);
@@ -217,6 +222,7 @@ int recsdk_device_table_stats(const recsdk_device_table* table, recsdk_device_st
     to.host_bytes = from.host_bytes;
     to.pinned_bytes = from.pinned_bytes;
     to.device_bytes = from.device_bytes;
+    write_struct(stats, to, "recsdk_device_stats");
   });
 }
 
