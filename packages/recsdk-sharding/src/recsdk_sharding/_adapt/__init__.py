@@ -1,1 +1,1 @@
-"""What torch and torchrec are told while they run: devices, plans by hand, pipelines."""
+"""Changes to torch and torchrec at import: devices, plans by hand, pipelines, checks."""

@@ -1,9 +1,9 @@
-"""What torchrec is given for models with hash tables, checked before it works on it.
+"""Checks torchrec's arguments for models with hash tables before torchrec uses them.
 
-torchrec leaves a module without a plan unsharded, skips what it does not know, and fails where a
-wrong argument is first used. Importing the package therefore adapts its planner's enumerator and
-`DistributedModelParallel`: where the sharders are those of hash tables, arguments, constraints and
-plans are checked first. Models and sharders without hash tables are left to torchrec as they were.
+torchrec leaves a module without a plan unsharded, skips what it does not know, and fails only where
+it first uses a wrong argument. So importing the package adapts its planner's enumerator and
+`DistributedModelParallel`: with sharders of hash tables, arguments, constraints and plans are
+checked first. For models and sharders without hash tables nothing changes.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def check_constraint_types(constraints: Any) -> None:
 
 @dataclass(frozen=True)
 class _PlannedTable:
-    """What constraints of a table are checked against."""
+    """The facts that a table's constraints are checked against."""
 
     name: str
     has_half_rows: bool
@@ -70,9 +70,9 @@ class _PlannedTable:
 
 
 def check_planned(module: nn.Module, sharders: Any, constraints: Any, compute_device: str) -> None:
-    """Raises TypeError or ValueError for constraints, or sharders, that hash tables cannot go by.
+    """Raises TypeError or ValueError for constraints or sharders that hash tables cannot honour.
 
-    `compute_device`: the type of device that is planned for.
+    `compute_device` is the type of device that is planned for.
     """
     found = [child for child in module.modules() if isinstance(child, _HASH_MODULES)]
     if not found:
@@ -117,9 +117,9 @@ def _check_names(
 
 
 def check_modules_arguments(arguments: Mapping[str, Any]) -> None:
-    """As `check_model_arguments`, of torchrec's `shard_modules`.
+    """Checks the arguments of torchrec's `shard_modules`, as `check_model_arguments` does.
 
-    Raises ValueError too for hash tables that it would leave unsharded, one copy on each rank.
+    Also raises ValueError for hash tables that it would leave unsharded, one copy on each rank.
     """
     module, given = arguments.get("module"), arguments.get("sharders") or ()
     has_sharder = any(isinstance(sharder, _HASH_SHARDERS) for sharder in given)
@@ -139,7 +139,7 @@ def check_model_arguments(
 ) -> None:
     """Raises TypeError or ValueError if arguments of DistributedModelParallel cannot be right.
 
-    Nothing is checked where no sharder is one of hash tables. `what`: how messages call it.
+    Checks nothing if no sharder is for hash tables. `what` is the model's name in messages.
     """
     sharders = arguments.get("sharders")
     if isinstance(sharders, _HASH_SHARDERS):
@@ -174,7 +174,7 @@ def _called(value: Any) -> str:
 
 
 def _check_sharders(module: nn.Module, sharders: Any) -> None:
-    """Raises ValueError if a sharder of torchrec's would take hash tables for its own."""
+    """Raises ValueError if a torchrec sharder would shard hash tables as its own."""
     by_type = {
         sharder.module_type: sharder
         for sharder in sharders or ()

@@ -1,8 +1,8 @@
-"""Plans of hash tables that are made by hand, with torchrec's functions for it.
+"""Plans of hash tables that are made by hand, with torchrec's functions.
 
 `construct_module_sharding_plan` and `apply_to_all` look for a module's sharder among torchrec's
-own. Importing the package therefore adds one that says what a hash collection has to be planned,
-which needs no process group; what shards it are those of `get_default_hybrid_sharders`.
+own. So importing the package adds one that says which parameters of a hash collection to plan. It
+needs no process group, and cannot shard; the sharders of `get_default_hybrid_sharders` do.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["adapt_hand_plans"]
 
 
 class _Planned(ModuleSharder[nn.Module]):  # type: ignore[misc]
-    """What a type of module has to be planned."""
+    """A sharder that only says what to plan of a type of module."""
 
     def __init__(
         self, kind: type[nn.Module], parameters: Callable[[Any], dict[str, nn.Parameter]]
@@ -49,7 +49,7 @@ class _Planned(ModuleSharder[nn.Module]):  # type: ignore[misc]
 
 
 def adapt_hand_plans() -> None:
-    """Has torchrec find the sharders for plans of hash tables."""
+    """Makes torchrec find the sharders for plans of hash tables."""
     adapted = _with_hash_modules(sharding_plan.get_module_to_default_sharders)
     sharding_plan.get_module_to_default_sharders = adapted
     shard.get_module_to_default_sharders = adapted

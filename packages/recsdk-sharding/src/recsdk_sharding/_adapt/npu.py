@@ -1,9 +1,9 @@
-"""What torchrec has to be told for models on an Ascend NPU (device type "npu").
+"""Adapts torchrec to models on an Ascend NPU (device type "npu").
 
 torchrec plans for "cpu", "cuda" and "mtia" only, and takes arguments that do not go with hybrid
-sharding. Importing the package therefore adapts some of its functions, for device type npu only:
-`Topology(compute_device="npu")` plans as for cuda, also where `TopologyFactory` makes it, the
-plan's placements then name npu devices, and `DistributedModelParallel` checks its arguments.
+sharding. So importing the package adapts some of its functions, for device type npu only.
+`Topology(compute_device="npu")`, also from `TopologyFactory`, plans as for cuda; the plan's
+placements then name npu devices; and `DistributedModelParallel` checks its arguments.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ _FIXED: Mapping[str, Any] = {
 def check_npu_arguments(arguments: Mapping[str, Any]) -> None:
     """Raises ValueError if arguments of DistributedModelParallel do not go with device type npu.
 
-    Allowed are the defaults of `env`, `init_data_parallel`, `init_parameters`,
-    `data_parallel_wrapper` (or a `TensorParallelWrapper`) and `model_tracker_configs`, and the
-    sharders of `get_default_hybrid_sharders`.
+    `env`, `init_data_parallel`, `init_parameters`, `data_parallel_wrapper` (or a
+    `TensorParallelWrapper`) and `model_tracker_configs` must be at their defaults, the sharders
+    those of `get_default_hybrid_sharders`.
     """
     for name, value in _FIXED.items():
         got = arguments.get(name, value)
@@ -79,7 +79,7 @@ def check_npu_arguments(arguments: Mapping[str, Any]) -> None:
 def adapt_torchrec() -> None:
     """Adapts torchrec to device type npu; other device types are left as they were.
 
-    On every device it then checks what it is given for models with hash tables.
+    On every device torchrec then checks its arguments for models with hash tables.
     """
     DistributedModelParallel.__init__ = _checking(DistributedModelParallel.__init__)
     shard._shard_modules = _checking_modules(shard._shard_modules)
@@ -146,7 +146,7 @@ def _valid_for_npu(validate: Any) -> Any:
 
 
 def _for_groups_of_npus(construct: Any) -> Any:
-    """Has constraints for the group of devices "npu" be those for what is planned."""
+    """Turns constraints for the device group "npu" into those for the planned device type."""
     signature = inspect.signature(construct)
 
     @functools.wraps(construct)

@@ -1,8 +1,8 @@
-"""Which kernels of fbgemm torchrec's own tables lack on an Ascend NPU.
+"""Says which fbgemm kernels torchrec's own tables lack on an Ascend NPU.
 
 torchrec runs its tables on fbgemm's table-batched embeddings, which fbgemm_gpu has for cpu, cuda
-and mtia. On an npu without such kernels they fail in forward, with a message about devices of some
-argument. Importing the package therefore has that message say what is missing, on npu only.
+and mtia. On an npu without such kernels they fail in forward, with a message about the device of
+some argument. So importing the package makes that message say what is missing, on npu only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DEVICE = "npu"
 
 
 def adapt_kernels() -> None:
-    """Has fbgemm's table-batched embeddings say what they lack on an npu."""
+    """Makes fbgemm's table-batched embeddings say what they lack on an npu."""
     kind = SplitTableBatchedEmbeddingBagsCodegen
     kind.forward = _explaining(kind.forward)
 

@@ -1,8 +1,8 @@
-"""Quantization of models with hash tables for inference, which is refused.
+"""Refuses to quantize models with hash tables for inference.
 
-torchrec's `quantize_embeddings`, and `quantize_inference_model` with it, replaces modules of
-torchrec's own types and passes over all others: hash tables would stay in float32, without a word.
-Importing the package therefore has the function of torch that both end in look for them first.
+torchrec's `quantize_embeddings`, and with it `quantize_inference_model`, replaces modules of
+torchrec's own types and skips all others: hash tables would silently stay in float32. Both call one
+function of torch in the end. Importing the package makes that function look for hash tables first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HASH = (HashEmbeddingBagCollection, HashEmbeddingCollection, HashEmbeddingBag, 
 
 
 def adapt_quantization() -> None:
-    """Has torch refuse to quantize tables of models that have hash tables."""
+    """Makes torch refuse to quantize tables of models that have hash tables."""
     module: Any = torch.quantization
     module.quantize_dynamic = _checking(module.quantize_dynamic)
 

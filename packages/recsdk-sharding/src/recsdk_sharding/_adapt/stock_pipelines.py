@@ -1,10 +1,10 @@
-"""What torchrec's pipelines have to be told for devices other than cuda and mtia.
+"""Adapts torchrec's pipelines to devices other than cuda and mtia.
 
 They make streams for cuda and mtia only, and enter any other device's streams as those of cuda.
-And `TrainPipelineSemiSync` and `TrainPipelineFusedSparseDist` ask cuda for its current stream when
-they have none, so in a torch without cuda they raise in the model's forward, whatever the modules.
-Importing the package therefore gives them the streams of an npu, and of a cpu nothing to wait for;
-cuda and mtia are left as they were.
+Without a stream `TrainPipelineSemiSync` and `TrainPipelineFusedSparseDist` ask cuda for its current
+one, so in a torch without cuda they raise in the model's forward, whatever the modules. So
+importing the package gives them the streams of an npu, and on a cpu no streams to wait for; for
+cuda and mtia nothing changes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _with_streams(construct: Callable[..., None], names: tuple[str, ...]) -> Cal
 
 
 def _device_of(pipeline: Any) -> torch.device | None:
-    """Where a pipeline, or a part of one, runs."""
+    """The device of a pipeline, or of a part of one."""
     if isinstance(pipeline, StagedTrainPipeline):
         found: torch.device | None = pipeline._compute_stream.device
     elif isinstance(pipeline, PipelinedPostproc):
@@ -80,7 +80,7 @@ def _on_the_modules_device(construct: Callable[..., None]) -> Callable[..., None
 
 
 def _check_semi_sync(name: str, module: Any) -> None:
-    """Raises ValueError for processors whose gradients no rank would see but its own.
+    """Raises ValueError for processors that each rank would train by its own gradients alone.
 
     The pipeline runs tables' backward after the model's, when DistributedDataParallel is done.
     """

@@ -1,11 +1,11 @@
 """Loading through torch.distributed.checkpoint into any number of ranks.
 
-In the `state_dict` of a model each rank's shard has names of its own, so that every rank writes its
-rows. To load, a rank must read the shards that it needs, of whatever sizes they are, which only
-the checkpoint's metadata tells. torch shows that to the planner alone, after it has asked the model
-for its state, so torch's default planner is extended at import: it makes room for those shards.
-State without hash tables is left to it as it is. `recsdk_core.nn.dcp` does the same for tables that
-are not sharded, and has saves refused where ranks have different rows under one name.
+In the `state_dict` of a model each rank's shard has names of its own, so every rank writes its
+rows. To load, a rank must read the shards that it needs, whatever their sizes; only the
+checkpoint's metadata has these. torch shows the metadata to the planner alone, after it has asked
+the model for its state. So importing this module extends torch's default planner: it makes room for
+those shards. State without hash tables stays as it is. `recsdk_core.nn.dcp` does the same for
+unsharded tables, and refuses saves in which ranks have different rows under one name.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _SHARD = re.compile(rf"(?P<prefix>(?:.*\.)?){SHARD_PATTERN}{ENTRY_PATTERN}")
 
 
 class HashLoadPlanner(DefaultLoadPlanner):
-    """torch's load planner, with a choice of what is read of hash tables.
+    """torch's load planner, with a choice of which shards of hash tables are read.
 
-    `dcp.load` without a planner has each rank read the shards that may have ids it owns: its own if
-    the number of ranks is as when saving, those that overlap with it else. That cannot be told if
-    the ids were spread by another rank rule; then pass
+    With `dcp.load` without a planner each rank reads the shards that may have ids that it owns: its
+    own if the number of ranks is the same as in the save, else those that overlap with it. If the
+    save used another rank rule this cannot be told; then pass
 
         dcp.load({"model": model, "optimizer": optimizer}, checkpoint_id=path,
                  planner=HashLoadPlanner(all_ranks=True))
@@ -44,13 +44,13 @@ class HashLoadPlanner(DefaultLoadPlanner):
     """
 
     def __init__(self, *, all_ranks: bool = False, **options: Any) -> None:
-        """`all_ranks`: read all shards, as needed if another rank rule was in use when saving."""
+        """`all_ranks`: read all shards, which is needed if the save used another rank rule."""
         super().__init__(**options)
         self._reads_all_shards = all_ranks
 
 
 def adapt_load_planner() -> None:
-    """Has torch's default load planner make room for the shards of hash tables."""
+    """Makes torch's default load planner make room for the shards of hash tables."""
 
     def make_room(
         planner: DefaultLoadPlanner, state_dict: dict[str, Any], metadata: Metadata
@@ -63,7 +63,7 @@ def adapt_load_planner() -> None:
 
 
 def _make_room(state_dict: dict[str, Any], saved: _SavedTable, reads_all: bool) -> None:
-    """Puts room for the shards to read in place of those that the model has now."""
+    """Replaces the shards that the model has now by room for the shards to read."""
     holder = holder_of(state_dict, saved.path)
     if holder is None or _has_room(holder, saved):
         return
@@ -77,14 +77,14 @@ def _make_room(state_dict: dict[str, Any], saved: _SavedTable, reads_all: bool) 
 
 
 def _has_room(holder: Mapping[str, Any], saved: _SavedTable) -> bool:
-    """Whether it was made from the checkpoint, as when torch converts one without a model."""
+    """Whether the state was made from the checkpoint, as torch does to convert one."""
     wanted = {name: entry.size for shard in saved.shards.values() for name, entry in shard.items()}
     found = {n: v.shape for n, v in holder.items() if _is_of_shard(n, saved.prefix)}
     return found == wanted
 
 
 def _needs(rank: int, ranks: RankMap, saved: _SavedTable, number: int) -> bool:
-    """Whether a shard that this rank has may have rows of a saved one."""
+    """Whether a shard of this rank may have rows of a saved one."""
     found = RankMap(max(saved.shards) + 1, ranks.rule)
     return ranks.may_share_keys(rank, found, number)
 
@@ -96,7 +96,7 @@ class _SavedTable:
     path: tuple[Any, ...]
     """Keys of the nested dicts that lead to its entries."""
     prefix: str
-    """What their names begin with."""
+    """The prefix of their names."""
     shards: dict[int, dict[str, TensorStorageMetadata]] = field(default_factory=dict)
     """The entries of each shard of the rows, of all columns, by name."""
 

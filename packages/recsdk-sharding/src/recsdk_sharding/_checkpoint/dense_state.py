@@ -18,7 +18,7 @@ __all__ = ["Agreed", "DenseTable", "Description", "agree", "read_dense_table"]
 T = TypeVar("T", int, float)
 
 _FUSED_NAME = "momentum1"
-"""What torchrec calls the first field of state of its fused optimizers."""
+"""torchrec's name of the first field of state of its fused optimizers."""
 _FUSED = (
     optim.Adagrad,
     optim.RowwiseAdagrad,
@@ -31,7 +31,7 @@ _FUSED = (
 
 @dataclass(frozen=True)
 class Description:
-    """What a rank has of a table, told to the others."""
+    """What a rank tells the others of its pieces of a table."""
 
     weight: Layout | None
     state: dict[str, Layout]
@@ -42,17 +42,17 @@ class Description:
 
 @dataclass(frozen=True)
 class DenseTable:
-    """What this rank has of a table; of what other ranks alone have, nothing."""
+    """What this rank has of a table; nothing of what only other ranks have."""
 
     weight: TensorParts | None
     state: dict[str, TensorParts]
-    """By the name that the dense optimizer gives it."""
+    """Optimizer state, by the dense optimizer's names."""
     has_optimizer: bool
-    """Whether an optimizer's state was given, which may have nothing of the table."""
+    """Whether an optimizer's state was given; it may have no entry of the table."""
     num_updates: frozenset[int]
     """The optimizer's steps so far, if it counts them."""
     learning_rates: frozenset[float]
-    """Of each group of parameters that has the table, if they were saved."""
+    """The learning rate of each parameter group that has the table, if groups were saved."""
 
     @property
     def description(self) -> Description:
@@ -79,7 +79,7 @@ class Agreed:
 def read_dense_table(
     table: str, state_dict: Mapping[str, Any], optimizer: Mapping[str, Any] | None
 ) -> DenseTable:
-    """What this rank has, without waiting for others.
+    """Reads what this rank has, without waiting for others.
 
     Raises KeyError, TypeError or ValueError, naming the table, for what cannot be read.
     """
@@ -109,8 +109,8 @@ def agree(
 ) -> Agreed:
     """What all ranks have of a table (N, D) for a hash table with an optimizer.
 
-    From what all ranks told, so that all find the same. Raises KeyError or ValueError, with names,
-    for what lacks or does not fit.
+    It uses what all ranks told, so all ranks find the same. Raises KeyError or ValueError, which
+    names what is missing or does not fit.
     """
     weights = [each.weight for each in told if each.weight is not None]
     if not weights:
@@ -147,7 +147,7 @@ def _of(table: str) -> str:
 
 
 def _names(table: str, settings: optim.Optimizer | None, found: Sequence[str]) -> dict[str, str]:
-    """What each field of a hash table's state is called, if those found are just these."""
+    """The dense name of each field of a hash table's state; raises unless just these were found."""
     if settings is None:
         raise ValueError(f"table {table!r} has no optimizer, so it takes no optimizer state")
     names = {field: field for field in fields_of(settings)}
@@ -163,7 +163,7 @@ def _names(table: str, settings: optim.Optimizer | None, found: Sequence[str]) -
 
 
 def _check_layouts(what: str, layouts: Sequence[Layout], sizes: Sequence[tuple[int, ...]]) -> None:
-    """Raises ValueError unless ranks have all of a tensor of one of these sizes."""
+    """Raises ValueError unless the ranks together have a whole tensor of one of these sizes."""
     for layout in layouts:
         if layout.size not in sizes:
             more = "; state of rows for each range of columns is not taken" * (len(sizes) > 1)
@@ -179,7 +179,7 @@ def _check_layouts(what: str, layouts: Sequence[Layout], sizes: Sequence[tuple[i
 
 
 def _only(what: str, told: Iterable[frozenset[T]]) -> T | None:
-    """What ranks told, if they told anything. Raises ValueError if they differ."""
+    """The value that ranks told, if any did. Raises ValueError if they differ."""
     found = sorted(frozenset().union(*told))
     if len(found) > 1:
         raise ValueError(f"{what} must be one for the table, got {found}")

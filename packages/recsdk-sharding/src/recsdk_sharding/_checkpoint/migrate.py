@@ -1,4 +1,4 @@
-"""Rows of torchrec's own tables into hash tables, and back.
+"""Moves rows of torchrec's own tables into hash tables, and back.
 
 Shape letters: N ids, D row width.
 """
@@ -41,23 +41,23 @@ def import_rows(
 ) -> None:
     """Puts rows of dense tables into a model's hash tables, as a warm start.
 
-    `state_dict` has, for each table in `ids`, one entry named `<table>.weight` or ending in
-    `.<table>.weight`: a tensor (N, D), as of torchrec's EmbeddingBagCollection or of an
-    nn.ModuleDict of nn.EmbeddingBag, or a ShardedTensor or DTensor of that size, as of torchrec's
-    DistributedModelParallel. `ids` int64 (N,) says which raw id each row is of. An id that has a
-    row already is overwritten.
+    `state_dict` has, for each table in `ids`, one entry whose name is `<table>.weight` or ends in
+    `.<table>.weight`: a tensor (N, D), as from torchrec's EmbeddingBagCollection or an
+    nn.ModuleDict of nn.EmbeddingBag, or a ShardedTensor or DTensor of that size, as from torchrec's
+    DistributedModelParallel. `ids` int64 (N,) has the raw id of each row. The row of an id that has
+    one already is overwritten.
 
     `optimizer`: the `state_dict()` of torchrec's optimizer of these tables
     (`model.fused_optimizer`, or torch's in a KeyedOptimizerWrapper). Its state, which must have the
-    fields and shapes of the hash table's, becomes that of the rows; `step`, which Adam and its like
-    must have, the table's `update_count`, unless that is higher. A table takes its learning rate
-    too if param_groups were saved (`save_param_groups(True)`). None: optimizer state is made fresh,
-    and learning rates stay.
+    fields and shapes of the hash table's, becomes that of the rows. Its `step`, which Adam and its
+    like must have, becomes the table's `update_count`, unless that is higher. A table also takes
+    its learning rate if param_groups were saved (`save_param_groups(True)`). None: optimizer state
+    is made fresh, and learning rates stay.
 
     Every rank of a sharded model calls it with the same ids, in the same order of tables, and keeps
-    the rows that it owns, on the host or in device memory; the tensors may be spread over the same
-    ranks in any way. Cost: for each 65,536 rows of a table two messages between ranks, of those
-    rows and their state, which each rank gets from all; one if every rank has the whole table.
+    the rows that it owns, on the host or in device memory. The tensors may be spread over the same
+    ranks in any way. Cost: for each 65,536 rows of a table, two exchanges in which each rank gets
+    these rows and their state from all ranks; one if every rank has the whole table.
 
     Raises KeyError, TypeError or ValueError for what cannot be translated, CapacityError if a table
     has no room for its rows, and BusyError while batches are in flight; on ranks other than the one
@@ -86,7 +86,7 @@ def import_rows(
 _ROWS_AT_ONCE = 65536
 
 _Told: TypeAlias = tuple[str, int, Description]
-"""A table's name, what its ids hash to, and what a rank has of it."""
+"""A table's name, a hash of its ids, and what a rank has of it."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class _Given:
         state_dict: Mapping[str, Any],
         optimizer: Mapping[str, Any] | None,
     ) -> _Given:
-        """What this rank has. Raises for what cannot be read."""
+        """Reads what this rank has. Raises for what cannot be read."""
         name = rows.config.name
         keys = _keys(name, ids)
         if len(np.unique(keys)) < len(keys):
@@ -138,7 +138,7 @@ class _Given:
         self._set_counts(agreed)
 
     def _pieces(self, agreed: Agreed, first: int, last: int) -> dict[str, list[Piece]]:
-        """What this rank has of a range of rows: state by field, and "weight"."""
+        """This rank's pieces of a range of rows: state by field, and "weight"."""
         own = {field: self.dense.state.get(name) for field, name in agreed.state.items()}
         return {
             field: [] if tensor is None else tensor.rows(first, last)
@@ -146,7 +146,7 @@ class _Given:
         }
 
     def _write_rows(self, keys: NDArray[np.int64], told: list[dict[str, list[Piece]]]) -> None:
-        """Writes rows of which the ranks have these pieces."""
+        """Writes the rows that these pieces of all ranks make up."""
         dim = self.rows.config.embedding_dim
         fields = {"weight": 0, **fields_of(self.rows.optimizer)}
         widths = {field: width for field, width in fields.items() if field in told[0]}
@@ -164,7 +164,7 @@ class _Given:
             each.table.upsert(keys[owned], cut.pop("weight"), cut or None)
 
     def _set_counts(self, agreed: Agreed) -> None:
-        """The number of updates and the learning rate, as the dense optimizer has them."""
+        """Sets the number of updates and the learning rate to the dense optimizer's."""
         if agreed.num_updates is not None:
             for each in self.rows.shards:
                 each.table.update_count = max(each.table.update_count, agreed.num_updates)
@@ -188,8 +188,8 @@ def _agree(given: Sequence[_Given], told: Sequence[Sequence[_Told]]) -> list[Agr
 def export_rows(module: nn.Module, ids: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The rows of ids, for dense tables: float32 (N, D) by `<table>.weight`.
 
-    `ids` int64 (N,) by table; an id without a row reads the table's default. Of a sharded model
-    every rank calls it with the same ids and gets all rows.
+    `ids` has int64 (N,) by table; an id without a row reads the table's default. Every rank of a
+    sharded model calls it with the same ids, and gets all rows.
     """
     _require_module(module)
     _require_dicts(ids=ids)

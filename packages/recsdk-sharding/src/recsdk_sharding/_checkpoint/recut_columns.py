@@ -1,4 +1,4 @@
-"""Rows of a checkpoint whose tables are cut into other columns than the model's.
+"""Rows of a checkpoint whose tables are cut into other column ranges than the model's.
 
 Shape letters: n rows, D row width.
 """
@@ -37,12 +37,12 @@ def assemble(
     chain: Sequence[Checkpoint],
     allow: Collection[str],
 ) -> Assembled:
-    """The rows and columns of a shard, from a chain with any columns of its table.
+    """The rows and columns of a shard, from a chain that has its table in any column ranges.
 
-    `allow`: what may differ, as in `restoring.ALLOWANCES`; where that is the optimizer, or the
-    checkpoint has none, state is fresh. Memory: the shard's rows, of all columns. Raises
-    CheckpointError, naming the checkpoint and the table, if it has not all columns, or another seed
-    or optimizer.
+    `allow`: what may differ, as in `restoring.ALLOWANCES`. If it has "optimizer", or the checkpoint
+    has no optimizer, state is fresh. Memory: the shard's rows, of all columns. Raises
+    CheckpointError, naming the checkpoint and the table, if columns are missing, or seed or
+    optimizer differ.
     """
     last = chain[-1]
     entries = [entry for entry in last.manifest.tables if base_of(entry.name) == config.name]
@@ -65,7 +65,7 @@ def assemble(
 
 
 def _fresh_state(saved: SavedShard, optimizer: Optimizer | None) -> dict[str, NDArray[np.float32]]:
-    """The state that an optimizer gives to rows of which it has none."""
+    """Fresh state, as an optimizer gives it to new rows."""
     table = Table(saved.weight.shape[1], optimizer=optimizer or SGD())
     table.upsert(saved.keys, saved.weight)
     return SavedShard.of_table(table, saved.shard).state
@@ -89,7 +89,7 @@ def _check_optimizer(last: Checkpoint, owned: OwnedShard, entries: Sequence[Tabl
 def _saved_shard(
     shard: Shard, entry: TableEntry, chain: Sequence[Checkpoint], owner: Owner
 ) -> SavedShard:
-    """What the owner has of one of the tables."""
+    """The owner's rows of one of the tables."""
     found = list(merged_rows(chain, entry.name, owner))
     names = {field.name: (field.dtype, field.width) for field in entry.fields}
     arrays = {

@@ -42,18 +42,19 @@ class Saver:
     """Saves the hash tables of a model as one checkpoint, and loads them.
 
     The model may have any mix of hash collections and of `recsdk_core.nn`'s modules, sharded by
-    `DistributedModelParallel` or not; its dense part is left to torch. Of a sharded model every
-    rank must call `save` and `load`, with the same arguments, between the same two steps; each rank
-    writes the rows that it owns. Of a table that is replicated or not sharded the first rank writes
-    all, and the others compute what they would write, at the same time: if that differs, the save
-    is refused. A model in which nothing is sharded is saved by one rank, or by each to a path of
-    its own. Nothing else needs to stop: batches that a pipeline has in flight are not in the
-    checkpoint, which holds what the steps done so far have made.
+    `DistributedModelParallel` or not; torch saves its dense part. With a sharded model every rank
+    must call `save` and `load`, with the same arguments, between the same two steps; each rank
+    writes the rows that it owns. The first rank writes tables that are replicated or not sharded.
+    The others compute, at the same time, what they would write: if that differs, the save is
+    refused. If nothing in a model is sharded, one rank saves it, or each to a path of its own.
+    Nothing else needs to stop: the checkpoint holds what the finished steps have made, without the
+    batches that a pipeline has in flight.
 
     A checkpoint loads into any number of ranks, either rank rule and any sharding type. A table cut
-    by columns is saved as a table for each range of columns, `<name>.columns_<first>_<last>`, since
-    rowwise optimizers keep state for each. Loading it into other columns puts them together; where
-    state is kept for a row as a whole it is the mean over the columns, and the next save is full.
+    by columns is saved as a table for each column range, `<name>.columns_<first>_<last>`, since
+    rowwise optimizers keep state for each. Loading into other column ranges puts them together;
+    state that a row has one number of becomes the mean over the ranges, and the next save must be
+    full.
 
     Rows in device memory are saved and loaded through a copy on the host.
 
@@ -68,7 +69,7 @@ class Saver:
     """
 
     def __init__(self, rank: int | None = None) -> None:
-        """`rank` is this process's; None: that of the default process group.
+        """`rank` is this process's rank; None: its rank in the default process group.
 
         Raises ValueError if it is another.
         """
@@ -88,13 +89,14 @@ class Saver:
         codec: Literal["none", "zstd"] = "none",
         progress: Progress | None = None,
     ) -> Position:
-        """Saves all rows, or, `incremental`, those changed or gone since the last save or load.
+        """Saves all rows; with `incremental`, those changed or gone since the last save or load.
 
-        `path` (1 to 1024 characters) is a folder to be made on a file system that all ranks see, or
-        an fsspec URL. Other arguments as of `recsdk_core.Table.save`; rank 0's `user_state` counts.
+        `path` (1 to 1024 characters) is a folder to make on a file system that all ranks see, or an
+        fsspec URL. Other arguments are those of `recsdk_core.Table.save`; rank 0's `user_state`
+        counts.
 
-        Raises CheckpointError if it cannot be saved, if ranks have different rows of a table that
-        is whole on each, or if what a delta follows is there no more; ValueError for a module
+        Raises CheckpointError if it cannot save, if ranks have different rows of a table that is
+        whole on each, or if a checkpoint that a delta follows is gone; ValueError for a module
         without hash tables.
         """
         options = SaveOptions(
@@ -138,10 +140,10 @@ class Saver:
         """Replaces the rows of all tables by those of a checkpoint.
 
         `path` is a snapshot, a delta whose predecessors lie beside it, or the list of a chain's
-        paths. `incremental`: a delta that follows the checkpoint which was saved or loaded last.
-        Tables without an optimizer take no optimizer state. `allow` as of `Table.load`. When all is
-        read, gradients that were accumulated for the next update are dropped. Returns the
-        checkpoint, for its `user_state()` and `manifest.step`.
+        paths. `incremental`: a delta that follows the checkpoint saved or loaded last. Tables
+        without an optimizer take no optimizer state. `allow` is that of `Table.load`. Once all is
+        read, gradients accumulated for the next update are dropped. Returns the checkpoint, for its
+        `user_state()` and `manifest.step`.
 
         Raises CheckpointError for what is missing, damaged or does not fit the module, BusyError
         while batches are in flight (abandon them first: `pipeline.drop()`).
@@ -182,7 +184,7 @@ class Saver:
 
 @contextmanager
 def known_to_all() -> Iterator[None]:
-    """Inside, what is raised on one rank is raised on all, unless their group failed."""
+    """Inside, an exception on one rank raises on all, unless their group failed."""
     try:
         yield
     except CheckpointError as error:
@@ -200,7 +202,7 @@ class _Held:
     owned: OwnedShard
 
     def on_host(self, table: Table) -> Shard:
-        """What is saved or loaded: `table` has the shard's rows, or will have."""
+        """The shard to save or load; `table` has its rows, or will have them."""
         owned, shard = self.owned, self.owned.shard
         return Shard(
             table=table,
@@ -240,7 +242,7 @@ def _held_of_rows(rows: TableRows) -> list[_Held]:
 
 
 def _whole(table: Table) -> _Held:
-    """The one shard of a table that a module of `recsdk_core.nn` has."""
+    """The only shard of the table in a module of `recsdk_core.nn`."""
     config = HashEmbeddingConfig(
         name=table.name, embedding_dim=table.dim, num_embeddings=1, seed=table.seed
     )
@@ -264,7 +266,7 @@ def ranks_of_module(module: nn.Module) -> Ranks:
 
 
 class _GroupRanks:
-    """The ranks of a host group, over a gloo group of their own: the host group may be busy."""
+    """The ranks of a host group, over a gloo group of its own, since the host group may be busy."""
 
     def __init__(self, host: dist.ProcessGroup) -> None:
         self._group = group_beside(host)
@@ -282,7 +284,7 @@ _groups: weakref.WeakKeyDictionary[dist.ProcessGroup, _GroupRanks] = weakref.Wea
 
 
 def _ranks_of(exchange: HostExchange) -> Ranks:
-    """The ranks of an exchange, which itself may be busy with batches ahead."""
+    """The ranks of an exchange, which may be busy with batches ahead."""
     host = exchange.group
     if host not in _groups:
         exchange.meet()

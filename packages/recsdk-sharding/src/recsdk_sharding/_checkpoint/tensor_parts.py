@@ -1,4 +1,4 @@
-"""The parts that ranks have of one tensor, whatever torch or torchrec keeps it as."""
+"""The parts of one tensor that ranks have, in whatever form torch or torchrec keeps it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Layout:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all are."""
+        """Whether all numbers are there."""
         return self.num_found == math.prod(self.size)
 
 
@@ -54,7 +54,7 @@ class TensorParts:
 
     @staticmethod
     def of(name: str, value: Any) -> TensorParts:
-        """Of a tensor, a ShardedTensor or a DTensor. Raises TypeError, with the name, for others.
+        """The parts of a tensor, ShardedTensor or DTensor; TypeError, with the name, for others.
 
         No rank waits for another here, and none needs to have a part.
         """
@@ -77,7 +77,7 @@ class TensorParts:
         return Layout(self.size, frozenset(places))
 
     def rows(self, first: int, last: int) -> list[Piece]:
-        """What this rank has of a range of rows, counted from its first; (N,) is one column."""
+        """This rank's parts of a range of rows, counted from its first; (N,) is one column."""
         found = []
         for (row, *columns), part in self.parts:
             begin, end = max(first - row, 0), min(last - row, len(part))

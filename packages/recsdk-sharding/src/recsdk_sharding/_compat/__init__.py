@@ -1,1 +1,1 @@
-"""What the package builds on: versions, and what of torch and torchrec is not public."""
+"""What the package builds on: versions, and private parts of torch and torchrec."""

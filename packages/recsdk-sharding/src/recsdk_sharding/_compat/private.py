@@ -1,7 +1,7 @@
-"""Everything of torch and torchrec that is not public but that this package leans on.
+"""The private parts of torch and torchrec that this package uses.
 
-It is looked for at import, so that another version fails there, with the line to install, and not
-in the middle of a training run.
+They are checked at import. So another version fails there, with the line to install, and not in the
+middle of a training run.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class _Attribute:
 
 @dataclass(frozen=True)
 class _Member:
-    """What a class or module has that is not written in Python."""
+    """A member of a class or module that is not written in Python."""
 
     owner: Any
     name: str
@@ -284,7 +284,7 @@ def timeout_of(group: ProcessGroup) -> timedelta:
 
 
 def default_store(prefix: str) -> Any:
-    """The store by which the ranks of the default group found each other; `prefix` of its keys."""
+    """The store by which the ranks of the default group found each other; `prefix` for its keys."""
     return _distributed_c10d.PrefixStore(prefix, distributed_c10d._get_default_store())
 
 

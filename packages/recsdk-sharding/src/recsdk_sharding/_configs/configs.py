@@ -51,7 +51,7 @@ HONOURED_FIELDS = frozenset(
         "pooling",
     }
 )
-"""Fields of torchrec's configs that hash tables go by; each other is refused, unless it is off."""
+"""Fields of torchrec's configs that hash tables honour; others must be at their defaults."""
 
 
 DTYPES: dict[DataType, DType] = {
@@ -59,11 +59,11 @@ DTYPES: dict[DataType, DType] = {
     DataType.BF16: "bfloat16",
     DataType.FP16: "float16",
 }
-"""How the engine calls the types in which rows are stored."""
+"""The engine's names of the types in which rows are stored."""
 
 
 class HashTableConfig:
-    """What the configs of hash tables have in common beside torchrec's fields."""
+    """The fields that both configs of hash tables have beside torchrec's."""
 
     name: str
     num_embeddings: int
@@ -195,9 +195,9 @@ class HashTableConfig:
         max_rows: int | None,
         columns: tuple[int, int],
     ) -> recsdk_core.Table:
-        """An empty table for a shard: some columns, and its rank's share of `max_rows`.
+        """An empty table for a shard: some of the columns, and its rank's share of `max_rows`.
 
-        The initial rows are those columns of the whole table's.
+        Its initial rows are those columns of the whole table's initial rows.
         """
         initializer = self.row_initializer()
         if columns != (0, self.embedding_dim):
@@ -222,20 +222,20 @@ class HashEmbeddingBagConfig(HashTableConfig, EmbeddingBagConfig):  # type: igno
     """One table of a `HashEmbeddingBagCollection`: torchrec's `EmbeddingBagConfig` for raw ids.
 
     `num_embeddings` is the planned number of rows: the planner and the default initializer use it.
-    It bounds no id, and any number of distinct 64-bit ids may get a row, up to `max_rows`.
-    `feature_names` empty means one feature named as the table. `data_type` is how rows are
-    stored: FP32, BF16 or FP16; optimizer state, results and gradients are float32 in any case, and
-    updates round stochastically.
+    It bounds no id; any number of distinct 64-bit ids may get a row, up to `max_rows`. Empty
+    `feature_names` mean one feature named as the table. `data_type` is how rows are stored: FP32,
+    BF16 or FP16. Updates round rows of 16 bits stochastically; optimizer state, results and
+    gradients are float32 in any case.
 
-    New rows are made by `initializer` if given, else by `init_fn`, else uniformly over
+    `initializer` makes new rows, else `init_fn`; without both they are uniform over
     [`weight_init_min`, `weight_init_max`], by default +-1/sqrt(num_embeddings) as in torchrec. The
     `init_fn`s uniform_, normal_, trunc_normal_, constant_, zeros_ and ones_ of `torch.nn.init`, or
     a `partial` of them with keywords, run in the engine. Any other is run per new key on a (1, D)
     tensor, with torch's random numbers seeded by (seed, table, key): slow, but as pure.
 
-    `pooling` NONE is for a table of a `HashEmbeddingCollection`, which takes such configs; a
-    `HashEmbeddingBagCollection` pools by SUM or MEAN. All other fields of torchrec's must be left
-    at their defaults.
+    `pooling` NONE is for a `HashEmbeddingCollection`, which takes such configs; a
+    `HashEmbeddingBagCollection` pools by SUM or MEAN. Leave all other fields of torchrec's at their
+    defaults.
 
     Raises ValueError or TypeError, naming table and field, for what is out of range or unsupported.
 

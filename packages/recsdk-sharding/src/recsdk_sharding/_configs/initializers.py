@@ -41,9 +41,9 @@ _NATIVE: Mapping[Any, Callable[..., init.Initializer]] = {
 def native_initializer(init_fn: InitFunction) -> init.Initializer | None:
     """The engine's initializer that does what a function of `torch.nn.init` does.
 
-    Known are uniform_, normal_, trunc_normal_, constant_, zeros_ and ones_, alone or in a `partial`
-    with keyword arguments. None for anything else. The numbers are the engine's, not torch's: the
-    same distribution, drawn per (seed, table, key, column).
+    It knows uniform_, normal_, trunc_normal_, constant_, zeros_ and ones_, alone or in a `partial`
+    with keyword arguments, and returns None for anything else. The numbers are the engine's, not
+    torch's: the same distribution, drawn per (seed, table, key, column).
     """
     function, arguments = init_fn, {}
     if isinstance(init_fn, partial):
@@ -59,15 +59,15 @@ def native_initializer(init_fn: InitFunction) -> init.Initializer | None:
 def per_key_initializer(init_fn: InitFunction, seed: int, table: str) -> init.Custom:
     """Runs `init_fn` for each new key on a (1, D) tensor, its random numbers seeded by the key.
 
-    What it draws with torch is a function of (seed, table, key) alone; torch's global generator is
-    neither read nor moved, and `torch.manual_seed` acts until the row's end, and seen by it alone.
-    A function that draws nothing, or seeds torch first, is called once for all new keys of a
-    batch. It may be called on any thread.
+    What `init_fn` draws with torch is a function of (seed, table, key) alone. torch's global
+    generator is neither read nor moved; `torch.manual_seed` acts until the row's end, and only
+    inside the function. A function that draws nothing, or seeds torch first, is called once for all
+    new keys of a batch. It may be called on any thread.
 
     Raises ValueError if the function calls functions of `numpy.random` that share the process's
-    state; for the first new key, if it draws from Python's `random`, uses `torch.default_generator`
-    by itself, or gives two rows for one key. Warns once of a function
-    that seeds torch, and of the first 1000 rows that were made one by one.
+    state. At the first new key it also raises if the function draws from Python's `random`, uses
+    `torch.default_generator` directly, or gives two rows for one key. Warns once if the function
+    seeds torch, and once after 1000 rows that were made one by one.
 
     Cost: a Python call and some seedings per new key.
     """
@@ -79,7 +79,7 @@ def column_initializer(
 ) -> init.Initializer:
     """Makes some columns of the rows that `initializer` makes for a table of `dim` columns.
 
-    Cost: a Python call for each batch that has new keys, and the whole rows for a moment.
+    Cost: a Python call for each batch that has new keys, and memory for the whole rows meanwhile.
     """
     if isinstance(initializer, init.Constant):
         return initializer
@@ -148,7 +148,7 @@ class _PerKey:
         self._init_fn(row_1D)
 
     def _check(self, seed: int, dim: int) -> None:
-        """Raises ValueError if a row is no function of torch's random numbers."""
+        """Raises ValueError if a row depends on more than the key and torch's random numbers."""
         rows_2D = torch.zeros(2, dim)
         private = PrivateRandom()
 

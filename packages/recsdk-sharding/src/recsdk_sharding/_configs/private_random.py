@@ -1,8 +1,8 @@
-"""Torch's random numbers of one thread, drawn from a generator that nobody else sees.
+"""Makes one thread draw torch's random numbers from a generator that nobody else sees.
 
-Torch keeps one generator for the process, so its state cannot be put aside and back while another
-thread draws. Instead, what the thread draws is given a generator of its own, and what it does to
-"the" generator by `torch.manual_seed` and its like is done to that one.
+Torch keeps one generator for the process, so its state cannot be saved and restored while another
+thread draws. Instead the thread's draws use a generator of their own, and `torch.manual_seed` and
+its like act on that one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class PrivateRandom:
     def __init__(self) -> None:
         self._generator = torch.Generator()
         self.has_drawn = False
-        """Whether numbers or the state of the generator were used as `start` had left them."""
+        """Whether the state that `start` had left was used, for numbers or by itself."""
         self.is_seeded = False
         """Whether it was seeded since `start`, by `torch.manual_seed` or `torch.set_rng_state`."""
 
@@ -38,7 +38,7 @@ class PrivateRandom:
         self.has_drawn = self.is_seeded = False
 
     def used(self) -> torch.Generator:
-        """The generator, for whatever depends on its state."""
+        """The generator, for operations that depend on its state."""
         self.has_drawn = self.has_drawn or not self.is_seeded
         return self._generator
 
@@ -54,7 +54,7 @@ class PrivateRandom:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """This thread draws from it, and seeds it, until the end."""
+        """Inside, this thread draws from it, and seeds it."""
         before = getattr(_here, "random", None)
         with _installed(), _DrawFrom(self):
             _here.random = self
@@ -100,7 +100,7 @@ _fork_rng = torch.random.fork_rng
 def _fork_host(
     private: PrivateRandom, devices: Any = None, enabled: bool = True, **kwargs: Any
 ) -> AbstractContextManager[None]:
-    """As `torch.random.fork_rng`, but without the devices, on which another thread may draw."""
+    """Acts as `torch.random.fork_rng`, but leaves out devices, on which another thread may draw."""
     forked: AbstractContextManager[None] = _fork_rng([], enabled, **kwargs)
     return forked
 
@@ -217,7 +217,7 @@ def _takes_generator(func: Any) -> bool:
 def refuse_other_sources(run: Callable[[], Any], table: str) -> None:
     """Runs a function once and raises what it raises, on a thread of its own.
 
-    Raises ValueError if it uses the process's generators by themselves: the methods of
+    Raises ValueError if it uses the process's generators directly: the methods of
     `torch.default_generator`, or Python's `random`. It has then drawn nothing.
     """
     owners = {

@@ -1,7 +1,8 @@
-"""What plans, constraints and fused_params may say of a hash table: all else is refused by name.
+"""Checks what plans, constraints and fused_params say of a hash table; names what it refuses.
 
-torchrec hands such settings to fbgemm's kernels, which hash tables do without. A setting that says
-what they do anyway is taken; any other, also one that a later torchrec adds, is a ValueError.
+torchrec hands such settings to fbgemm's kernels, which hash tables do not use. A setting is taken
+if it says what hash tables do anyway; any other, also one that a later torchrec adds, is a
+ValueError.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ __all__ = [
 ]
 
 HONOURED_IN_PLANS = frozenset({"sharding_type", "compute_kernel", "ranks", "sharding_spec"})
-"""Fields of torchrec's `ParameterSharding` that hash tables go by, beside `KERNEL_SETTINGS`."""
+"""Fields of torchrec's `ParameterSharding` that hash tables honour, beside `KERNEL_SETTINGS`."""
 
 HONOURED_CONSTRAINTS = frozenset(
     {
@@ -44,21 +45,21 @@ HONOURED_CONSTRAINTS = frozenset(
         "growth",
     }
 )
-"""Fields of `ParameterConstraints`, and of `HashParameterConstraints`, that hash tables go by."""
+"""Fields of `ParameterConstraints`, and of `HashParameterConstraints`, that hash tables honour."""
 
 _REPLICATED = "data_parallel"
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What settings are of; None: not known yet."""
+    """The table that settings are for; None: not known yet."""
 
     name: str
-    """How messages call it."""
+    """Its name in messages."""
     has_half_rows: bool | None = None
     """Whether rows are stored in 16 bits."""
     device_type: str | None = None
-    """Where the rows are to be."""
+    """Where the rows will be."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def check_names(what: str, params: Any, names: list[str]) -> None:
 
 
 def check_plan(subject: Subject, sharding: Any, types: tuple[str, ...]) -> None:
-    """Raises TypeError or ValueError if a table's share of a plan asks for what cannot be."""
+    """Raises TypeError or ValueError if a table's entry in a plan asks for the impossible."""
     what = f"table {subject.name!r}: the plan"
     if not isinstance(sharding, ParameterSharding):
         raise TypeError(
@@ -158,7 +159,7 @@ def check_constraints(
     features: list[str] | None,
     compute_device: str,
 ) -> None:
-    """Raises TypeError or ValueError if constraints of a table ask for what cannot be."""
+    """Raises TypeError or ValueError if constraints of a table ask for the impossible."""
     what = f"table {subject.name!r}: its constraints"
     _check_choice(what, "sharding_types", constraints.sharding_types, types)
     chosen = [kind for kind in types if kind in (constraints.sharding_types or types)]

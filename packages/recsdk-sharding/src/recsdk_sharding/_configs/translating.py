@@ -1,4 +1,4 @@
-"""The tables that a collection is made of, from configs of this package or of torchrec."""
+"""The configs of a collection's tables, from configs of this package or of torchrec."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _distinct(tables: list[C], module: str) -> list[C]:
 
 
 def _translated(table: BaseEmbeddingConfig, kind: type[C]) -> C:
-    """The config itself if it is of that kind; else one of that kind with all that it says."""
+    """The config itself if it is of that kind; else a config of that kind with the same fields."""
     if isinstance(table, kind):
         return table
     taken = {field.name for field in fields(kind)} | {"pooling"}  # type: ignore[arg-type]

@@ -41,7 +41,7 @@ class _Context(EmbeddingBagCollectionContext):  # type: ignore[misc]
     """One batch."""
 
     features: KeyedJaggedTensor | None = None
-    """What the processors are given."""
+    """The input of the processors."""
 
 
 class ShardedHashFeatureProcessedEmbeddingBagCollection(
@@ -49,11 +49,11 @@ class ShardedHashFeatureProcessedEmbeddingBagCollection(
 ):
     """A `FeatureProcessedEmbeddingBagCollection` of hash tables over several ranks.
 
-    Each rank runs the processors on its own batch, when the model's forward comes here, with the
-    parameters of that step; the weights that they make then go to the ranks that have the ids, and
-    their gradients come back. So any processor goes with any sharding type, and a pipeline that
-    looks ahead trains the same. A processor may set weights, but change no id. If one raises, all
-    ranks do, in that step; for that every forward has a small collective on the host.
+    Each rank runs the processors on its own batch, in the model's forward, with the parameters of
+    that step. The weights that they make then go to the ranks that have the ids, and their
+    gradients come back. So any processor works with any sharding type, and a pipeline that looks
+    ahead trains the same. A processor may set weights, but must not change ids. If one raises, all
+    ranks raise in that step; for this every forward has a small collective on the host.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class ShardedHashFeatureProcessedEmbeddingBagCollection(
         return tied(torch.cat(parts), self.processor_parameters())
 
     def _process_all(self, features: KeyedJaggedTensor) -> list[torch.Tensor]:
-        """By one processor for all features; in the order of the features."""
+        """The weights that one processor makes for all features, in the order of the features."""
         made = self._feature_processors(features)
         weights = made.weights_or_none()
         is_same = made.values() is features.values() and made.keys() == features.keys()
@@ -147,7 +147,7 @@ class ShardedHashFeatureProcessedEmbeddingBagCollection(
         ]
 
     def _process(self, features: KeyedJaggedTensor) -> list[torch.Tensor]:
-        """By a processor for each feature."""
+        """The weights that each feature's processor makes."""
         weights = features.weights_or_none()
         counts = len(features.keys())
         given = zip(
@@ -196,11 +196,11 @@ class HashFeatureProcessedEmbeddingBagCollectionSharder(
 ):
     """Shards feature processors in front of hash tables; in front of torchrec's, as torchrec does.
 
-    Parameters of processors are trained as dense ones: each rank has the gradients of its own loss.
+    Parameters of processors train as dense ones: each rank has the gradients of its own loss.
     """
 
     def __init__(self, hash_sharder: Any, stock: FeatureProcessedEmbeddingBagCollectionSharder):
-        """`hash_sharder`: of `HashEmbeddingBagCollection`; `stock`: for torchrec's tables."""
+        """`hash_sharder` shards the hash collection; `stock` is for torchrec's tables."""
         super().__init__(hash_sharder, stock.qcomm_codecs_registry)
         self._stock = stock
 

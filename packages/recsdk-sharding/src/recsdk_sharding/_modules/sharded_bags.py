@@ -38,10 +38,10 @@ class ShardedHashEmbeddingBagCollection(
 ):
     """A `HashEmbeddingBagCollection` over several ranks; made by its sharder.
 
-    Each rank holds the rows and columns that the plan gives it. Host work of a batch starts at
-    `input_dist` and runs in the background; whatever is wrong with a batch is raised when its
-    result is waited for, on all ranks in the same step. Batch sizes may differ between ranks and be
-    0. Features are in the order of the unsharded module, whatever the plan.
+    Each rank holds the rows and columns that the plan gives it. The host work of a batch starts at
+    `input_dist` and runs in the background. If something is wrong with a batch, waiting for its
+    result raises, on all ranks in the same step. Batch sizes may differ between ranks and be 0.
+    Features are in the order of the unsharded module, whatever the plan.
     """
 
     _is_sequence = False
@@ -56,7 +56,7 @@ class ShardedHashEmbeddingBagCollection(
         return list(self._embedding_shardings)
 
     def _pool_in_place(self) -> None:
-        """Has results made at once, if all tables are sharded alike."""
+        """Makes results in place, if all tables are sharded alike."""
         config = self._input_dists[0].config
         if len(self._input_dists) != 1 or not config.home.pools_to_results:
             return
@@ -111,5 +111,5 @@ class ShardedHashEmbeddingBagCollection(
 
     @property
     def unsharded_module_type(self) -> type[HashEmbeddingBagCollection]:
-        """The module that this is the sharded form of."""
+        """The type of the unsharded module."""
         return HashEmbeddingBagCollection

@@ -78,7 +78,7 @@ class HashGroups:
         return HashGroups(list(shardings), positions)
 
     def parts_of(self, results: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-        """The results of the module's features, by group."""
+        """Each group's results, for the module's features."""
         return [[results[position] for position in group] for group in self.positions]
 
     def of_features(self, values: Sequence[Sequence[Any]]) -> list[Any]:
@@ -97,7 +97,7 @@ def configs_of(module: HashEmbeddingBagCollection | HashEmbeddingCollection) -> 
 
 
 class Results(LazyAwaitable[T]):  # type: ignore[misc]
-    """What a function gives, when it is asked for."""
+    """The result of a function, which runs when it is asked for."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         super().__init__()
@@ -173,8 +173,8 @@ class ShardedTables(KeepsOutcomes):
     def tables(self) -> dict[str, RowTable]:
         """This rank's shards of the tables: export, len, stats.
 
-        By name of the table, followed by `.columns_<first>_<last>` if the shard has some columns
-        only. A table that has no shard on this rank is not there.
+        By name of the table, with `.columns_<first>_<last>` if the shard has only some columns.
+        Tables without a shard on this rank are left out.
         """
         return {shard.name: shard.table for rows in self._own_rows() for shard in rows.shards}
 
@@ -184,17 +184,17 @@ class ShardedTables(KeepsOutcomes):
             dist.wants_outcomes = is_kept
 
     def send_weights_late(self) -> None:
-        """From now on weights of ids are not those of the batch, but set before `compute`."""
+        """From now on weights of ids do not come with the batch; they are set before `compute`."""
         for dist in self._input_dists:
             dist.sends_weights_late = True
 
     def stats(self) -> dict[str, ExchangeStats]:
-        """What this rank has sent to other ranks so far, by sharding type."""
+        """The bytes that this rank has sent to other ranks so far, by sharding type."""
         parts = zip(self._sharding_types, self._input_dists, self._output_dists, strict=True)
         return {name: output.stats_with(host.bytes_sent) for name, host, output in parts}
 
     def require_equal_batches(self, groups: Sequence[tuple[int, ...]]) -> None:
-        """Has batches refused, on all ranks, if they differ in size within a group of ranks."""
+        """Makes all ranks refuse batches that differ in size within a group of ranks."""
         for dist in self._input_dists:
             dist.equal_batches = list(groups)
 
@@ -269,7 +269,7 @@ class ShardedTables(KeepsOutcomes):
     def input_dist(self, ctx: Any, features: Any) -> KJTListSplitsAwaitable:
         """Starts the host work of a batch; it trains if the module does now.
 
-        Returns at once. Raises only for what is wrong with the module, on every rank alike.
+        Returns at once. Raises only if something is wrong with the module, on every rank alike.
         """
         if self.training:
             for rows in self._own_rows():
@@ -301,7 +301,7 @@ class ShardedTables(KeepsOutcomes):
         return [tied(numbers, arrived) for numbers in pooled] if arrived else pooled
 
     def _note_batch(self, contexts: Sequence[HashShardingContext]) -> None:
-        """Takes what became of the ids of the batch that is looked up."""
+        """Notes the outcomes of the ids of the batch that is looked up."""
         found = [context.done.outcomes for context in contexts]
         kept = [outcomes for outcomes in found if outcomes is not None]
         is_kept = len(kept) == len(contexts)
@@ -312,7 +312,7 @@ class ShardedTables(KeepsOutcomes):
     def _exchange_weights(
         self, contexts: Sequence[HashShardingContext], batches: Sequence[Any]
     ) -> list[torch.Tensor]:
-        """Gives the batches their weights, if these come late; what came, by group."""
+        """Gives the batches their weights, if these come late; returns those that came."""
         found = [context.done.late_weights for context in contexts]
         late = [way for way in found if way is not None]
         if not late:
@@ -358,7 +358,7 @@ class ShardedTables(KeepsOutcomes):
 
 
 def wait_for_copies(contexts: Sequence[HashShardingContext]) -> None:
-    """Has the current stream wait for what the batch of these contexts is on the device."""
+    """Makes the current stream wait for the copies of these contexts' batch to the device."""
     for context in contexts:
         wait_for(context.copied)
 
@@ -394,7 +394,7 @@ def bags_of_samples(
 def late_divisors(
     groups: HashGroups, contexts: Sequence[HashShardingContext]
 ) -> list[torch.Tensor | None] | None:
-    """For each feature what its vectors are divided by, if the weights of a mean came late."""
+    """For each feature the divisor of its vectors, if the weights of a mean came late."""
     by_group = []
     for context in contexts:
         if context.done.late_weights is None:

@@ -80,5 +80,5 @@ class ShardedHashEmbeddingCollection(
 
     @property
     def unsharded_module_type(self) -> type[HashEmbeddingCollection]:
-        """The module that this is the sharded form of."""
+        """The type of the unsharded module."""
         return HashEmbeddingCollection

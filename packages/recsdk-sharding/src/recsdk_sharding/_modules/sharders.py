@@ -106,12 +106,12 @@ class _HashSharder:
 
     @property
     def module_type(self) -> type[nn.Module]:
-        """What it shards."""
+        """The type of module that it shards."""
         return self._module_type
 
     @property
     def sharded_module_type(self) -> type[ShardedTables]:
-        """What it makes."""
+        """The type of module that it makes."""
         return self._sharded_type
 
 
@@ -134,9 +134,9 @@ class HashEmbeddingBagCollectionSharder(
     ) -> None:
         """As in `get_default_hybrid_sharders`.
 
-        `fused_params` may hold what these tables do anyway: output_dtype FP32, BoundsCheckMode
-        NONE, enforce_hbm on a device, stochastic_rounding of rows of 16 bits. All else raises
-        ValueError, by its name.
+        `fused_params` may say what these tables do anyway: output_dtype FP32, BoundsCheckMode NONE,
+        enforce_hbm on a device, stochastic_rounding of rows of 16 bits. Anything else raises a
+        ValueError that names it.
         """
         _check_options(type(self).__name__, qcomm_codecs_registry, fused_params)
         super().__init__(qcomm_codecs_registry=qcomm_codecs_registry, fused_params=fused_params)
@@ -175,7 +175,7 @@ class HashEmbeddingCollectionSharder(
 
 
 def _check_options(what: str, codecs: Any, fused_params: Any) -> None:
-    """Raises TypeError or ValueError for options that hash tables cannot go by."""
+    """Raises TypeError or ValueError for options that hash tables cannot honour."""
     names = [operation.name for operation in CommOp]
     if codecs is not None and not isinstance(codecs, Mapping):
         raise TypeError(
@@ -249,10 +249,10 @@ def get_default_hybrid_sharders(
     `host_env` is `ShardingEnv(world_size, rank, pg)` over a gloo group that nothing else uses, made
     by `dist.new_group(backend="gloo")` on all ranks; ids are exchanged over it. `rank_rule` says
     which rank owns an id: "virtual_shard", or "modulo" for `uint64(id) % world_size`.
-    `qcomm_codecs_registry`, of torchrec's `get_qcomm_codecs_registry`, makes the vectors and
-    gradients of hash tables smaller on their way; `use_index_dedup` sends an id that a feature of a
-    sequence has several times once. All ranks must pass the same. torchrec's sharders are its
-    default ones, offering row-wise types on the cpu too.
+    `qcomm_codecs_registry`, from torchrec's `get_qcomm_codecs_registry`, makes the vectors and
+    gradients of hash tables smaller on their way. `use_index_dedup` sends an id once that a feature
+    of a sequence has several times. All ranks must pass the same arguments. torchrec's sharders are
+    its default ones, with row-wise types on the cpu too.
 
     Raises TypeError or ValueError for a `host_env` that does not fit.
     """
@@ -267,7 +267,7 @@ def get_default_hybrid_sharders(
 
 
 def _adapted(sharder: Any, pooled: HashEmbeddingBagCollectionSharder) -> Any:
-    """One of torchrec's sharders as it goes with hash tables."""
+    """One of torchrec's sharders, adapted to stand beside hash tables."""
     if isinstance(sharder, FeatureProcessedEmbeddingBagCollectionSharder):
         return HashFeatureProcessedEmbeddingBagCollectionSharder(pooled, sharder)
     return _ADAPTED[type(sharder)]() if type(sharder) in _ADAPTED else sharder

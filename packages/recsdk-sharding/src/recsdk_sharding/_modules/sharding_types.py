@@ -1,8 +1,8 @@
 """torchrec's sharding classes with ids in place of row numbers.
 
-A mix-in puts the host dist where torchrec has its input dist, the engine where it has its lookup,
-and an exchange of what exists where it has its output dist; how tables are laid out over the ranks
-stays with the class it is mixed into.
+A mix-in replaces torchrec's input dist by the host's, its lookup by the engine, and its output dist
+by an exchange of the vectors that are there. The class that it is mixed into still lays out the
+tables over the ranks.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class HashSharding:
                     yield rank, table
 
     def make_rows(self, device: torch.device | None) -> dict[str, TableRows]:
-        """This rank's shards of the group's tables, by name; for some tables there may be none."""
+        """This rank's shards of the group's tables, by name; it may have none of some tables."""
         own = self.layout.shards_of(self._host.exchange.rank)
         self._rows = [
             TableRows(config, [shard for table, shard in own if table.name == config.name], device)
@@ -128,7 +128,7 @@ class HashSharding:
         self._drops_duplicates = is_wanted
 
     def create_input_dist(self, device: torch.device | None = None) -> HostDist:
-        """What sends ids to their owners and maps them."""
+        """The input dist, which sends ids to their owners and maps them."""
         shards = [shard for rows in self._rows for shard in rows.shards]
         is_mean = [
             not self._is_sequence and config.pooling == PoolingType.MEAN  # type: ignore[attr-defined]
@@ -155,11 +155,11 @@ class HashSharding:
         fused_params: dict[str, Any] | None = None,
         feature_processor: Any = None,
     ) -> HashLookup:
-        """What pools and trains the rows."""
+        """The lookup, which pools and trains the rows."""
         return HashLookup(self._rows)
 
     def create_output_dist(self, device: torch.device | None = None) -> HashOutputDist:
-        """What returns vectors to the ranks that asked for them."""
+        """The output dist, which returns vectors to the ranks that asked for them."""
         group: dist.ProcessGroup = self._env.process_group  # type: ignore[attr-defined]
         return HashOutputDist(group, self._codecs(), is_replicated=self.layout.is_replicated)
 
@@ -173,7 +173,7 @@ class HashSharding:
 
 
 def comm_op_of(sharding_type: str, *, is_sequence: bool) -> CommOp:
-    """The operation whose codecs vectors and gradients of a sharding type travel with."""
+    """The operation whose codecs a sharding type uses for vectors and gradients."""
     if is_sequence:
         return CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL
     if sharding_type in _ADDS_UP:
@@ -189,7 +189,7 @@ def make_sharding(
     *,
     is_sequence: bool,
 ) -> Any:
-    """torchrec's sharding of tables of one sharding type, with the mix-in; yet to be attached.
+    """torchrec's sharding for one sharding type, with the mix-in; call `attach` next.
 
     Raises ValueError for a sharding type that these tables cannot have.
     """

@@ -43,7 +43,7 @@ class _TableConfig(HashEmbeddingBagConfig):
     """The config of a table that was made without one."""
 
     template: recsdk_core.Table | None = None
-    """An empty table with all that a config does not say."""
+    """An empty table, for what a config does not say."""
 
     def make_table(
         self,
@@ -67,7 +67,7 @@ class _TableConfig(HashEmbeddingBagConfig):
 
 
 def _collection_of(bag: HashEmbeddingBag) -> HashEmbeddingBagCollection:
-    """The same table, rows and optimizer as a collection of one feature."""
+    """A collection of one feature with the same table, rows and optimizer."""
     table = bag.table
     data_types = {name: data_type for data_type, name in DTYPES.items()}
     config = _TableConfig(
@@ -105,7 +105,7 @@ class ShardedHashEmbeddingBag(
 ):
     """A `recsdk_core.nn.HashEmbeddingBag` over several ranks; made by its sharder.
 
-    Takes what the unsharded module takes, each rank its own bags, and gives their vectors. It is a
+    Each rank passes its own bags, as to the unsharded module, and gets their vectors. Inside is a
     collection of one feature, `collection`, whose state is in `state_dict()`. Weights get their
     gradient.
     """
@@ -188,7 +188,7 @@ class ShardedHashEmbeddingBag(
 
     @property
     def unsharded_module_type(self) -> type[HashEmbeddingBag]:
-        """The module that this is the sharded form of."""
+        """The type of the unsharded module."""
         return HashEmbeddingBag
 
 
@@ -211,13 +211,12 @@ def _lengths(
 class HashEmbeddingBagSharder(BaseEmbeddingSharder[HashEmbeddingBag]):  # type: ignore[misc]
     """Shards a `recsdk_core.nn.HashEmbeddingBag`, by any sharding type of its collection.
 
-    It is planned as one of `max_rows` rows, or of a million if it has no limit, under the name of
-    its table, and goes on with the rows that it has. On a device it needs `max_rows`, which its
-    memory follows.
+    It is planned under the name of its table, with `max_rows` rows, or a million without a limit.
+    It keeps the rows that it has. On a device it needs `max_rows`, which sets its memory.
     """
 
     def __init__(self, collection_sharder: Any) -> None:
-        """`collection_sharder`: of `HashEmbeddingBagCollection`."""
+        """`collection_sharder` shards the `HashEmbeddingBagCollection`."""
         super().__init__(qcomm_codecs_registry=collection_sharder.qcomm_codecs_registry)
         self._sharder = collection_sharder
 
@@ -255,7 +254,7 @@ class HashEmbeddingBagSharder(BaseEmbeddingSharder[HashEmbeddingBag]):  # type: 
 
     @property
     def module_type(self) -> type[HashEmbeddingBag]:
-        """What it shards."""
+        """The type of module that it shards."""
         return HashEmbeddingBag
 
 

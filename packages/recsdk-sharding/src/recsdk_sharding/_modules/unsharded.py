@@ -1,4 +1,4 @@
-"""The unsharded collections of hash tables: what a model is written with.
+"""The unsharded collections of hash tables, with which a model is written.
 
 Shape letters: N keys, B batch, C columns (the sum of the features' widths), D row width.
 """
@@ -35,25 +35,25 @@ __all__ = ["HashEmbeddingBagCollection", "HashEmbeddingCollection"]
 class HashEmbeddingBagCollection(KeepsOutcomes, EmbeddingBagCollection):  # type: ignore[misc]
     """torchrec's `EmbeddingBagCollection` over raw 64-bit ids.
 
-    A drop-in: the same configs, inputs (`KeyedJaggedTensor`), outputs (`KeyedTensor` of float32
-    (B, C)) and names of parameters, `embedding_bags.<table>.weight`. Any int64 is a legal id. In
-    training (`module.training`, whatever the grad mode) an id without a row gets one; in evaluation
-    it reads zeros, and nothing is written. An empty bag pools to zeros; MEAN divides by the number
-    of ids of the bag, or by the sum of its weights if weighted (0 gives zeros).
+    A drop-in: it has the same configs, inputs (`KeyedJaggedTensor`), outputs (`KeyedTensor` of
+    float32 (B, C)) and names of parameters, `embedding_bags.<table>.weight`. Any int64 is a legal
+    id. In training (`module.training`, whatever the gradient mode) an id without a row gets one; in
+    evaluation it reads zeros, and nothing is written. An empty bag pools to zeros; MEAN divides by
+    the number of ids of the bag, or by the sum of its weights if weighted (0 gives zeros).
 
     The optimizer given to `apply_optimizer_in_backward` runs in backward, once per table, with the
     torch class's defaults. A parameter never gets a `.grad`; on the cpu it is a (0, D) handle. The
     rows are in `state_dict()`, per table and rank, and are copied by deepcopy and pickle. Two
     backwards through one forward raise RuntimeError.
 
-    On npu or cuda the rows and optimizer state are in device memory, which is all taken when the
-    module is made or sharded: `num_embeddings` rows over all ranks and a little more (see
-    `recsdk_sharding.placement.devices.row_budget`). Ids beyond are refused and read zeros. Ids go
-    to the host to be mapped, so pipelines that pass them on the host are faster.
+    On npu or cuda the rows and optimizer state are in device memory. All of it is allocated when
+    the module is made or sharded: `num_embeddings` rows over all ranks and a little more (see
+    `recsdk_sharding.placement.devices.row_budget`). Further ids are refused and read zeros. The
+    host maps ids, so pipelines that pass them on the host are faster.
 
-    Usable as it is on one process, or sharded by `DistributedModelParallel` with the sharders of
-    `get_default_hybrid_sharders`. In DistributedDataParallel over more than one rank forward
-    raises, since each rank would train tables of its own.
+    Use it as it is on one process, or shard it by `DistributedModelParallel` with the sharders of
+    `get_default_hybrid_sharders`. In DistributedDataParallel over more than one rank forward raises
+    RuntimeError, since each rank would train tables of its own.
 
     >>> import torch
     >>> from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
@@ -78,12 +78,11 @@ class HashEmbeddingBagCollection(KeepsOutcomes, EmbeddingBagCollection):  # type
     ) -> None:
         """Makes empty tables; on the cpu they take no memory before the first training forward.
 
-        `tables`: configs of this package, or torchrec's, which are translated: each field means
-        what it means there, except that `num_embeddings` bounds no id; one that means nothing to a
-        hash table must be left at its default.
-        `is_weighted`: batches carry a float32 weight per id. `device`: cpu; npu or cuda for rows in
-        device memory; meta for a module that is to be sharded. Raises ValueError or TypeError for
-        tables that do not fit together.
+        `tables`: configs of this package or of torchrec. torchrec's are translated: each field
+        keeps its meaning, except that `num_embeddings` bounds no id; a field that means nothing to
+        a hash table must be left at its default. `is_weighted`: batches carry a float32 weight per
+        id. `device`: cpu; npu or cuda for rows in device memory; meta for a module that is to be
+        sharded. Raises ValueError or TypeError for tables that do not fit together.
         """
         configs = bag_configs(tables, "HashEmbeddingBagCollection")
         made = check_device(device, "HashEmbeddingBagCollection")

@@ -1,4 +1,4 @@
-"""What a user knows of a table's rows, in torchrec's constraints."""
+"""torchrec's constraints, with what a user knows of a table's rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class HashParameterConstraints(ParameterConstraints):  # type: ignore[misc]
     """torchrec's `ParameterConstraints` for a table whose rows come as their ids show up.
 
     Memory is planned for `expected_rows * growth` rows, whatever `num_embeddings` is. Traffic is
-    told as in torchrec: `pooling_factors` (ids of a sample, by feature) and `batch_sizes`.
+    given as in torchrec: `pooling_factors` (ids of a sample, by feature) and `batch_sizes`.
 
     Raises ValueError or TypeError for a number that is out of range.
 
@@ -31,7 +31,7 @@ class HashParameterConstraints(ParameterConstraints):  # type: ignore[misc]
     expected_rows: int | None = None
     """Distinct ids that the table has, over all ranks; at least 0. None: `num_embeddings`."""
     growth: float = 1.0
-    """Times as many rows that it may have before it is planned anew; at least 1."""
+    """The factor by which its rows may grow before it is planned anew; at least 1, by default 1."""
 
     def __post_init__(self) -> None:
         rows, growth = self.expected_rows, self.growth

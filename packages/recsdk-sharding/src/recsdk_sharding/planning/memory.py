@@ -19,9 +19,9 @@ from recsdk_sharding.planning.tables import PlannedTable
 
 __all__ = ["TableMemory", "memory_of_shard", "record_bytes"]
 
-# Bytes that the index uses for a key without a pattern while it is small, up to where it is, and
-# when it is not. Source: docs/perf/engine_epyc_202611.md. Up to a MiB they are held in units of
-# 4 KiB, beyond in huge pages (cpp/src/index/arena.cc).
+# Bytes that the index takes for a scattered key while it is small, up to which size it is, and
+# beyond. Source: docs/perf/engine_epyc_202611.md. Up to a MiB they are held in units of 4 KiB,
+# beyond in huge pages (cpp/src/index/arena.cc).
 _SMALL_INDEX_BYTES = 31.0
 _SMALL_INDEX_KEYS = 300_000
 _LARGE_INDEX_BYTES = 21.7
@@ -51,10 +51,10 @@ def memory_of_shard(
 ) -> TableMemory:
     """What `width` columns of one of `num_shards` shards of a table's rows take.
 
-    `num_rows`: rows of the whole table. Without rows on a device that is memory of `num_rows /
-    num_shards` rows; none costs next to nothing. On a device it is that of the shard's whole
-    budget, which follows `num_embeddings`, and of the index on the host. Ids without a pattern are
-    taken for granted; the index of ids that are counted up takes a fifth.
+    `num_rows`: rows of the whole table. On the cpu it is the memory of `num_rows / num_shards`
+    rows; a shard without rows takes next to nothing. On a device it is the memory of the shard's
+    whole budget, which follows from `num_embeddings`, and of the index on the host. Ids are assumed
+    to be scattered; the index of consecutive ids takes a fifth.
     """
     rows = math.ceil(num_rows / num_shards)
     if not on_device:
@@ -91,7 +91,7 @@ def _row_bytes(width: int, optimizer: optim.Optimizer, dtype: DType) -> int:
 
 @lru_cache
 def _stats_of_a_row(width: int, optimizer: optim.Optimizer, dtype: DType) -> recsdk_core.TableStats:
-    """Asked of a table that has one row, so that the layout is the engine's own."""
+    """The statistics of a table with one row, so that the layout is the engine's own."""
     table = recsdk_core.Table(width, optimizer=optimizer, dtype=dtype, num_threads=1)
     table.find_or_insert(np.zeros(1, np.int64))
     return table.stats()

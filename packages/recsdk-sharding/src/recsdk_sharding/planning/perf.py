@@ -42,12 +42,12 @@ _REPLICATED = ShardingType.DATA_PARALLEL.value
 
 
 class HashPerfEstimator(ShardEstimator):  # type: ignore[misc]
-    """Times of hash tables by torchrec's model of them; of all other tables as torchrec has them.
+    """Times of hash tables by torchrec's model; of other tables as torchrec estimates them.
 
-    The model: bytes moved over the topology's bandwidths, in milliseconds. What differs from
-    torchrec's tables: ids are mapped to rows on the host (`prefetch_compute`), once for every
-    column range and, with data_parallel, by every rank for all ranks; of vectors only those travel
-    that exist, and with data_parallel all gradients do; an update reads and writes optimizer state.
+    The model: bytes moved divided by the topology's bandwidths, in milliseconds. Hash tables differ
+    from torchrec's in this: the host maps ids to rows (`prefetch_compute`), once for every column
+    range and, with data_parallel, on every rank for all ranks; only vectors of ids that are there
+    travel, but with data_parallel all gradients; an update reads and writes optimizer state.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class HashPerfEstimator(ShardEstimator):  # type: ignore[misc]
     ) -> None:
         """`host_ids_per_ms`: ids that one rank's host prepares and maps in a millisecond.
 
-        One core of the development machine does 2,200 to 16,000 of batches of 10,000 and more ids.
+        One core of the development machine maps 2,200 to 16,000, in batches of 10,000 ids and more.
         Raises ValueError unless it is above 0.
         """
         if not host_ids_per_ms > 0:
@@ -144,9 +144,9 @@ class _Step:
     traffic: Traffic
     is_replicated: bool
     comm_bytes: tuple[float, float]
-    """Of a number on its way, forward and backward."""
+    """Bytes of a number on its way, forward and backward."""
     id_bytes: int
-    """Of an id, with its weight if it has one."""
+    """Bytes of an id, with its weight if it has one."""
     memory: float
     """Bytes a millisecond."""
     network: float

@@ -25,7 +25,7 @@ __all__ = ["HashEmbeddingEnumerator", "HashEmbeddingShardingPlanner"]
 class HashEmbeddingEnumerator(EmbeddingEnumerator):  # type: ignore[misc]
     """torchrec's enumerator; by default with `HashPerfEstimator` and `HashStorageEstimator`.
 
-    To be given to torchrec's `EmbeddingShardingPlanner` with the same topology, batch size and
+    Give it to torchrec's `EmbeddingShardingPlanner`, with the same topology, batch size and
     constraints.
     """
 
@@ -54,9 +54,9 @@ class HashEmbeddingEnumerator(EmbeddingEnumerator):  # type: ignore[misc]
 class HashEmbeddingShardingPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
     """torchrec's planner, with estimates for tables whose rows cost nothing until they are used.
 
-    Takes torchrec's arguments; `enumerator` is by default a `HashEmbeddingEnumerator`, and `stats`
+    Takes torchrec's arguments. By default `enumerator` is a `HashEmbeddingEnumerator`, and `stats`
     a `PlanTable`. Constraints may be `HashParameterConstraints`. `str()` of the planner is the last
-    plan as a table, on the rank that made it: with `collective_plan` that is rank 0.
+    plan as a table, on the rank that made it: rank 0 with `collective_plan`.
 
     >>> from torchrec.distributed.planner import Topology
     >>> from recsdk_sharding.planning import HashEmbeddingShardingPlanner
@@ -75,7 +75,7 @@ class HashEmbeddingShardingPlanner(EmbeddingShardingPlanner):  # type: ignore[mi
         constraints: Mapping[str, ParameterConstraints] | None = None,
         **options: Any,
     ) -> None:
-        """As torchrec's, which has the defaults and says what the other options are."""
+        """Takes the arguments of torchrec's planner, which documents them and has the defaults."""
         table = self._plan_table = PlanTable()  # torchrec's constructor logs str(self)
         given = stats if isinstance(stats, list) else [stats or table]
         super().__init__(

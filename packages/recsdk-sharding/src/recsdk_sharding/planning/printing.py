@@ -26,7 +26,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 def format_plan(plan: ShardingPlan) -> str:
     """A plan, whoever made it, as a table: a line for each table of the model.
 
-    `columns` are the widths of its column ranges; `ranks` who has shards of it.
+    `columns` has the widths of its column ranges, `ranks` the ranks that have shards of it.
     """
     lines = [("module", "table", "type", "kernel", "columns", "ranks")]
     for path, module in plan.plan.items():
@@ -43,8 +43,8 @@ class PlanTable(Stats):  # type: ignore[misc]
     """Keeps the last plan of a planner, with its estimates; `str()` gives it as tables of text.
 
     The first has a line for each table: `rows`, `device` and `host` (memory) and `ms` (of a step)
-    are of the rank that has most of it. The second has a line for each rank: what it is estimated
-    to use, of what it has. Without devices there are no columns for them.
+    are those of the rank that has most of the table. The second has a line for each rank: its
+    estimated use, and what it has. Without devices there are no columns for them.
     """
 
     def __init__(self) -> None:
@@ -176,7 +176,7 @@ def _bytes(count: int) -> str:
 
 
 def _aligned(lines: Sequence[Sequence[str]]) -> str:
-    """Columns side by side: those that start with a digit below their title to the right."""
+    """Columns side by side; columns of numbers are aligned to the right."""
     columns = list(zip(*lines, strict=True))
     widths = [max(map(len, column)) for column in columns]
     is_number = [all(cell[:1].isdigit() for cell in column[1:]) for column in columns]

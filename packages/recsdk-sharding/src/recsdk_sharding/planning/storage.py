@@ -37,11 +37,11 @@ _FLOAT_BYTES = 4
 
 
 class HashStorageEstimator(ShardEstimator):  # type: ignore[misc]
-    """Memory of hash tables from expected rows and traffic; of all others as torchrec has it.
+    """Memory of hash tables by expected rows and traffic; of others as torchrec estimates it.
 
     On the cpu a shard takes what its expected rows take in the engine. On a device it takes its
-    whole row budget there, and the index of the expected rows on the host. To that come the ids of
-    batches in flight, and one batch's vectors and gradients.
+    whole row budget, and on the host the index of the expected rows. The ids of batches in flight,
+    and one batch's vectors and gradients, are added.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class HashStorageEstimator(ShardEstimator):  # type: ignore[misc]
         constraints: Mapping[str, ParameterConstraints] | None = None,
         batches_in_flight: int = 7,
     ) -> None:
-        """`batches_in_flight`: what a pipeline has mapped and not trained, and the one in training.
+        """`batches_in_flight`: batches that a pipeline has mapped, the one in training included.
 
         Raises ValueError if it is below 1.
         """
@@ -68,7 +68,7 @@ class HashStorageEstimator(ShardEstimator):  # type: ignore[misc]
     ) -> None:
         """Sets `storage` of every shard.
 
-        Raises ValueError for a table that is to have more rows than its device has room for.
+        Raises ValueError for a table that expects more rows than its device has room for.
         """
         others = []
         for option in sharding_options:

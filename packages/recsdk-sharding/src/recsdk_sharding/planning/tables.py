@@ -24,26 +24,27 @@ __all__ = [
 ]
 
 INDEX_BYTES_ON_DEVICE = 3 * 8
-"""Of an id in a batch for a device: its row, its bag, and its place among those of equal row."""
+"""Bytes of an id in a batch for a device: its row, its bag, and its place among ids of equal
+rows."""
 
 _WEIGHT_BYTES = 4
 
 
 @dataclass(frozen=True)
 class PlannedTable:
-    """What estimates follow from, of a table."""
+    """What estimates need to know of a table."""
 
     name: str
     num_embeddings: int
     max_rows: int | None
     dtype: DType
     optimizer: optim.Optimizer
-    """SGD, which keeps no state, if it has none yet."""
+    """The optimizer; SGD, which keeps no state, if it has none yet."""
     num_features: int
 
 
 def table_of_option(option: Any) -> PlannedTable | None:
-    """The hash table that a sharding option is of; None for one of torchrec's own."""
+    """The hash table of a sharding option; None for one of torchrec's own tables."""
     _, module = option.module
     if isinstance(module, HashEmbeddingBag):
         table, planned = module.table, int(option.tensor.shape[0])
@@ -70,12 +71,12 @@ def has_device_rows(topology: Any) -> bool:
 
 
 def row_shards_of(option: Any, topology: Any) -> int:
-    """Into how many shards the rows of the option's column ranges are cut."""
+    """The number of shards into which the rows of the option's column ranges are cut."""
     return num_row_shards(option.sharding_type, topology.world_size, topology.intra_group_size)
 
 
 def weight_bytes_of(option: Any, constraints: Any) -> int:
-    """Bytes of an id's weight: 0 if the module has none, or says nothing and nor do constraints."""
+    """Bytes of an id's weight: 0 unless the module or the constraints say that ids have weights."""
     given = option.is_weighted
     is_weighted = getattr(constraints, "is_weighted", False) if given is None else given
     return _WEIGHT_BYTES if is_weighted else 0
@@ -107,7 +108,7 @@ def traffic_of(option: Any, table: PlannedTable, topology: Any, constraints: Any
 
 
 def _for_features(name: str, values: Sequence[float], table: PlannedTable) -> list[float]:
-    """A value for each feature; one that is given alone is of all of them."""
+    """A value for each feature; a single value holds for all of them."""
     count = table.num_features
     if len(values) not in (1, count):
         raise ValueError(

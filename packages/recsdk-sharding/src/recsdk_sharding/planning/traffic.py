@@ -18,7 +18,7 @@ _BY_NODE = (ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value)
 
 
 def num_row_shards(sharding_type: str, world_size: int, ranks_of_node: int) -> int:
-    """Into how many shards a column range's rows are cut."""
+    """The number of shards into which a column range's rows are cut."""
     if sharding_type == _ROW_WISE:
         return world_size
     return ranks_of_node if sharding_type in _BY_NODE else 1
@@ -26,14 +26,15 @@ def num_row_shards(sharding_type: str, world_size: int, ranks_of_node: int) -> i
 
 @dataclass(frozen=True)
 class Traffic:
-    """Of one step, from all ranks; averages."""
+    """What one step brings from all ranks, on average."""
 
     ids: float
     """Ids that the shard's rank maps."""
     bags: float
-    """Bags whose ids are asked for at the shard's rank, empty ones included."""
+    """Bags that the shard's rank is asked for, empty ones included."""
     vectors: float
-    """Vectors that the rank pools and sends: of bags that have ids there, or of ids."""
+    """Vectors that the rank pools and sends: one for each bag that has ids there, or for each
+    id."""
     gradients: float
     """Gradients of vectors that come back."""
 
@@ -47,7 +48,7 @@ class Traffic:
         *,
         is_pooled: bool,
     ) -> Traffic:
-        """Of a table with these features; `samples` are one rank's, by feature."""
+        """The traffic of a table with these features; `samples` are one rank's, by feature."""
         shards = num_row_shards(sharding_type, world_size, ranks_of_node)
         pairs = list(zip(ids_per_sample, samples, strict=True))
         own_ids = sum(length * count for length, count in pairs)

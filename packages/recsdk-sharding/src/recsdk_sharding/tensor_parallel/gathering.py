@@ -1,15 +1,14 @@
-"""All-gathers of DTensors on the cpu, under a name that gloo can write down.
+"""All-gathers of DTensors on the cpu, under a name that gloo can write without harm.
 
-The two threads of a gloo group write the name of what they have completed into one `std::string`,
-without a lock. That does no harm while names fit into the string itself, 15 letters, as those of
-nearly all collectives do. torch's functional all-gather, which DTensors use, is an
-ALLGATHER_COALESCED: if one of the threads is late, each may free what the other writes to, and the
-process ends in malloc.
-Source: torch 2.13, `ProcessGroupGloo::runLoop` and `opTypeToString`.
+The two threads of a gloo group write the name of the last collective into one `std::string`,
+without a lock. That does no harm while names fit into the string itself, 15 letters, as nearly all
+do. torch's functional all-gather, which DTensors use, is an ALLGATHER_COALESCED: if one of the
+threads is late, each may free the memory that the other writes to, and the process crashes in
+malloc. Source: torch 2.13, `ProcessGroupGloo::runLoop` and `opTypeToString`.
 
-It is torch's own: a control of plain torch, without recsdk, crashed in one of five worlds. A
-program that makes the same calls, for two ranks of torchrun or more; it is a race, so a run that
-ends well shows nothing:
+The fault is torch's: plain torch without recsdk crashed in one of five worlds. This program makes
+the same calls, under torchrun with two or more ranks. It is a race, so a run that ends well shows
+nothing:
 
     from torch.distributed import _functional_collectives as functional
     dist.init_process_group("gloo")
@@ -33,7 +32,7 @@ __all__ = ["gather_under_a_short_name"]
 
 @cache
 def gather_under_a_short_name() -> Library:
-    """Has functional all-gathers of cpu tensors be those of `dist`, an ALLGATHER to gloo.
+    """Replaces functional all-gathers of cpu tensors by those of `dist`, an ALLGATHER to gloo.
 
     For the rest of the process's life. Results and the order of collectives are the same.
     """

@@ -1,4 +1,4 @@
-"""What the layouts of tensor-parallel layers say of batches, checked where a model first runs."""
+"""Checks, when a model first runs, how its tensor-parallel layers cut batches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Layer:
     style: ParallelStyle
 
     def layouts(self, side: str) -> tuple[Placement, ...]:
-        """Of the "input" or the "output", as the style has them; empty for styles without."""
+        """The style's layouts of the "input" or the "output"; empty for styles without."""
         found = getattr(self.style, f"{side}_layouts", ())
         return tuple(found) if isinstance(found, (tuple, list)) else (found,)
 
@@ -35,9 +35,9 @@ class Layer:
 class LayoutCheck:
     """Watches the first forward of a model: do its layers cut the batches of their ranks?
 
-    Each rank has a batch of its own. So the layer that runs first has to take its input as a part
-    of the joined batch, the last to give such a part back, and what a layer between takes as equal
-    on all ranks has to be equal. All ranks see the same, and raise together.
+    Each rank has a batch of its own. So the first layer to run must take its input as a part of the
+    joined batch, and the last must give such a part back. If a layer between takes its input as
+    equal on all ranks, it must be equal. All ranks see the same, and raise together.
     """
 
     def __init__(self, model: nn.Module, layers: Sequence[Layer], group: dist.ProcessGroup) -> None:
@@ -100,8 +100,8 @@ class LayoutCheck:
 def check_batch_sizes(layers: Sequence[Layer], group: dist.ProcessGroup) -> None:
     """Compares batch sizes at every layer that takes a part of the joined batch.
 
-    For models without hash tables, whose exchange compares them for nothing. Cost: a collective of
-    8 bytes a rank for each such layer and forward.
+    For models without hash tables; the exchange of hash tables compares them at no cost. Cost: a
+    collective of 8 bytes a rank for each such layer and forward.
     """
     for layer in layers:
         if Shard(0) in layer.layouts("input"):

@@ -32,21 +32,21 @@ def parallelize(
 ) -> DistributedModelParallel:
     """Cuts dense layers over the ranks of a mesh, and tables over all ranks.
 
-    `mesh`, over all ranks, has one dimension, tensor, or two, data and tensor, in this order.
+    `mesh`, over all ranks, has one dimension (tensor) or two (data, tensor), in this order.
     `dense_plan` has torch's styles by name of module, as `parallelize_module` takes them (`*` and
-    `?` match within a name). `sharders` and `sparse_plan` are what `DistributedModelParallel`
-    takes. What is in neither plan is data-parallel.
+    `?` match within a name). `sharders` and `sparse_plan` are those of `DistributedModelParallel`.
+    Layers in neither plan are data-parallel.
 
     Each rank has a batch of its own, as with torchrec, and all ranks of a row of the mesh must
     have batches of equal size. The loss is the mean over all ranks. The result is a model as
     `DistributedModelParallel` makes it: pipelines, optimizers, `state_dict` and
     `torch.distributed.checkpoint` take it as such. Make optimizers after this call.
 
-    Raises TypeError or ValueError, before anything is changed, for a model that is parallelized
-    already, a mesh or plan that does not fit, and cut layers on the meta device. The first
-    forward raises ValueError on all ranks if layers do not cut the batch (`Shard(0)`) where they
-    have to. Batches of unequal size raise `RecsdkError` on all ranks, in the step in which they
-    come (ValueError without hash tables in the model).
+    Raises TypeError or ValueError, before anything changes, for a model that is parallelized
+    already, a mesh or plan that does not fit, and cut layers on the meta device. The first forward
+    raises ValueError on all ranks if layers do not cut the batch (`Shard(0)`) where they must.
+    Batches of unequal size raise `RecsdkError` on all ranks in their step (ValueError if the model
+    has no hash tables).
     """
     check_mesh(mesh)
     _check_order(model)
@@ -77,7 +77,7 @@ def _names(mesh: DeviceMesh) -> tuple[str, ...]:
 
 
 def _check_order(model: nn.Module) -> None:
-    """Raises for a model of which something is parallelized already."""
+    """Raises if any part of the model is parallelized already."""
     wrappers = (DistributedModelParallel, DistributedDataParallel, FullyShardedDataParallel)
     if isinstance(model, wrappers):
         raise ValueError(
@@ -99,7 +99,7 @@ def _check_order(model: nn.Module) -> None:
 
 
 def _layers_of(model: nn.Module, dense_plan: Mapping[str, ParallelStyle]) -> list[Layer]:
-    """The modules that a plan names. Raises if it names what is not there."""
+    """The modules that a plan names. Raises for names that no module has."""
     if not isinstance(dense_plan, Mapping) or not dense_plan:
         raise TypeError(
             "dense_plan must be a dict of styles by name of module, not empty, got "
@@ -147,7 +147,7 @@ def _watch(
     mesh: DeviceMesh,
     tensor_mesh: DeviceMesh,
 ) -> None:
-    """Has layouts and batch sizes checked in forward."""
+    """Makes forward check layouts and batch sizes."""
     group = tensor_mesh.get_group()
     rows: Any = mesh.mesh.reshape(-1, tensor_mesh.size()).tolist()
     tables = [m for m in parallel.module.modules() if isinstance(m, ShardedTables)]

@@ -1,4 +1,4 @@
-"""Data parallelism for models some of whose dense parameters are DTensors.
+"""Data parallelism for models in which some dense parameters are DTensors.
 
 Shape letters: W ranks.
 """
@@ -28,11 +28,11 @@ __all__ = ["TensorParallelWrapper", "check_mesh"]
 class TensorParallelWrapper(DefaultDataParallelWrapper):  # type: ignore[misc]
     """torchrec's data parallel wrapper, which leaves DTensors to their mesh.
 
-    To be given to `DistributedModelParallel` after `parallelize_module`. DDP, which fails on
-    DTensors, gets all other dense parameters. A DTensor's gradient is the sum over the batches of
-    its tensor-parallel ranks; it is summed over the data-parallel ranks too and divided by W, so
-    that the loss is the mean over all ranks, as for DDP and for tables. The initial values are
-    those of the first rank everywhere. `load_state_dict` takes whole tensors for DTensors.
+    Give it to `DistributedModelParallel` after `parallelize_module`. DDP, which fails on DTensors,
+    gets all other dense parameters. A DTensor's gradient is the sum over the batches of its
+    tensor-parallel ranks; it is summed over the data-parallel ranks too and divided by W, so that
+    the loss is the mean over all ranks, as for DDP and for tables. All ranks start from the values
+    of the first rank. `load_state_dict` takes whole tensors for DTensors.
 
     Every rank must have a batch of its own: layers take their input, and give their output, cut
     along the batch (`Shard(0)`). Cost beside that of tensor parallelism: with two dimensions one
@@ -108,10 +108,10 @@ def _hook_gradient(parameter: DTensor, hook: _Averaging) -> None:
 
 
 class _Averaging:
-    """Makes a backward's gradient of a DTensor that of the mean loss of all ranks.
+    """Makes the gradient of a DTensor that of the mean loss of all ranks.
 
-    A hook of the gradient as it comes, before it is accumulated, so that gradients of several
-    backwards add up as they should.
+    It is a hook on the gradient before it is accumulated, so that gradients of several backwards
+    add up.
     """
 
     def __init__(
@@ -137,10 +137,10 @@ class _Averaging:
 
 
 def _have_gradient_waited_for(module: nn.Module, args: tuple[Any, ...]) -> None:
-    """Gives what is before a cut layer a gradient that is there.
+    """Waits for the gradient that a cut layer gives to what is before it.
 
-    A DTensor's is on its way still, as a tensor of a kind that waits in torch's operators only;
-    torchrec's collectives and the engine read memory.
+    The gradient of a DTensor may still be on its way, as a tensor that only torch's operators wait
+    for; torchrec's collectives and the engine read memory.
     """
     for given in args:
         if isinstance(given, torch.Tensor) and given.requires_grad and not given.is_leaf:
@@ -156,7 +156,7 @@ def _distribute_whole_tensors(
 ) -> None:
     """Cuts whole tensors, as of a model without DTensors, for the DTensors that take them.
 
-    torchrec drops what loading says of tensors that do not fit, so that is raised here.
+    torchrec drops errors of tensors that do not fit, so they are raised here.
     """
     parameters: Mapping[str, Any] = dict(module.named_parameters(recurse=False))
     for name, parameter in parameters.items():
