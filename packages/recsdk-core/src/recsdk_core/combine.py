@@ -1,4 +1,4 @@
-"""Combining equal keys of a batch before it travels: each key once, with the sum of its gradients.
+"""Combines equal keys of a batch before it travels: each key once, with the sum of its gradients.
 
 Shape letters: N keys, U distinct keys, B bags, C columns of a matrix, D row width.
 """
@@ -35,10 +35,10 @@ class CombineBlock:
 
 
 def distinct_keys(keys: Array) -> tuple[Array, Array]:
-    """The distinct keys (U,) in the order in which they first occur, and which each key is (N,).
+    """The distinct keys (U,) in order of first occurrence, and the index of each key's (N,).
 
-    `keys`: int64 or uint64 (N,), or int32. Both results are int64, of the keys' framework. Raises
-    TypeError and ValueError for anything else. Cost: linear; nobody can choose keys that collide.
+    `keys` are int64, uint64 or int32 (N,). Both results are int64, in the keys' framework. Raises
+    TypeError or ValueError for anything else. Cost: linear; nobody can choose keys that collide.
     """
     return _ext.distinct_keys(keys)
 
@@ -49,8 +49,8 @@ def combine_gradients(blocks: Sequence[CombineBlock], grad: Array, packed: Array
     The gradient of bag b of a block is `grad[b, column : column + D]`, float32 (at least B, C),
     each row contiguous. The sum of row u goes to `packed[start + u * D : start + (u + 1) * D]`,
     float32 in one dimension; blocks may not overlap there. Gradients are added in the order of the
-    keys, with the bags' weights and pooling; keys without a row by their outcome are left out, and
-    a row that no key has gets 0.
+    keys, with the bags' weights and pooling. Keys whose outcome says that they have no row are left
+    out; a row without keys gets 0.
 
     Everything is checked first: TypeError and ValueError change nothing. Spread over the thread
     pool block by block; the result does not depend on the number of threads.

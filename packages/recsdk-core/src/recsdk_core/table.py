@@ -39,7 +39,7 @@ Array: TypeAlias = Any
 DType: TypeAlias = Literal["float32", "bfloat16", "float16"]
 """How weights are stored."""
 OnFull: TypeAlias = Literal["refuse", "raise"]
-"""What happens to keys that find no room."""
+"""What happens to keys for which there is no room."""
 Rounding: TypeAlias = Literal["stochastic", "nearest"]
 """How updates round to 16 bits."""
 
@@ -54,18 +54,18 @@ class Table(SavesAndLoads):
     """A growing table of rows addressed by raw 64-bit keys.
 
     Every 64-bit pattern is a legal key. Array arguments may be numpy arrays, torch CPU tensors or
-    any DLPack CPU array, read without a copy: keys int64 or uint64 (the same 64 bits; int32 is
-    widened with a copy), offsets int64 or int32, everything else float32; contiguous. Anything else
-    raises TypeError or ValueError that says what to pass. Results are torch tensors if the first
-    array argument was one, else numpy arrays.
+    any DLPack CPU array; they must be contiguous and are read without a copy. Keys are int64 or
+    uint64 (the same 64 bits; int32 is widened with a copy), offsets int64 or int32, everything else
+    float32. Anything else raises TypeError or ValueError, which says what to pass. Results are
+    torch tensors if the first array argument was one, else numpy arrays.
 
     Thread safety: every method may be called from any thread and runs without the GIL. Reads run
-    side by side. A call that raises has changed nothing but spare capacity. Arrays that are passed
-    must not change until the call has returned: they are checked first and read again afterwards,
-    so another thread that writes into them meanwhile can make a call read or write outside of the
-    table, and crash the process. A child of fork has a table of its own to go on with, if no other
-    thread was inside a call of it at the fork, saves in the background apart: else it finds the
-    table locked by a thread that it does not have, and waits for ever.
+    side by side. A call that raises has changed nothing but spare capacity. Arguments must not
+    change until the call has returned: arrays are checked first and read again afterwards, so
+    another thread that writes into them can make the call read or write outside of the table, and
+    crash the process. A child of fork goes on with a table of its own. Fork only while no other
+    thread is inside a call of the table (background saves do not count): otherwise the child finds
+    the table locked by a thread that it does not have, and waits for ever.
 
     >>> import numpy as np
     >>> from recsdk_core import Table, optim
@@ -100,21 +100,22 @@ class Table(SavesAndLoads):
     ) -> None:
         """Makes an empty table; it takes no memory for rows until the first insertion.
 
-        `dim` is the row width D, at least 1. `name` and `seed` (0 to 2**64 - 1) are the identity of
-        initial rows: a new row is a function of seed, name, key and column only. At `max_rows` rows
-        (None: no limit) further keys are refused, or under `on_full="raise"` the call that brings
-        them raises CapacityError and changes nothing. Every column of a refused or missing key
-        reads `default_value`. `on_nonfinite` says what happens to a summed gradient that is
-        infinite or not a number: it is applied as torch does ("apply"), the update raises
-        NonFiniteError ("raise"), or that key's update is left out ("skip"). Weights are stored as
-        `dtype`: "float32", "bfloat16" or "float16"; state, arithmetic and arrays are float32 in any
-        case. `rounding` says how updates round to 16 bits: to either neighbour, the nearer the
-        likelier, by random bits that depend on seed, name, key, column and update count only
-        ("stochastic"), or to the nearest, ties to even ("nearest"), as initial rows and `upsert`
-        always are. `num_threads`, 1 to 1024, limits this table's calls (None: the pool's size).
-        `hash_seed` is of the index (None: random); no result depends on it.
+        `dim` is the row width D, at least 1. `name` and `seed` (0 to 2**64 - 1) identify initial
+        rows: a new row is a function of seed, name, key and column only. Beyond `max_rows` rows
+        (None: no limit) keys are refused; with `on_full="raise"` the call that brings them raises
+        CapacityError and changes nothing. Every column of a refused or missing key reads
+        `default_value`. `on_nonfinite` says what happens to a summed gradient that is infinite or
+        not a number: it is applied as torch does ("apply"), the update raises NonFiniteError
+        ("raise"), or that key's update is left out ("skip"). Weights are stored as `dtype`:
+        "float32", "bfloat16" or "float16"; state, arithmetic and arrays are float32 in any case.
+        `rounding` says how updates round to 16 bits: to one of the two neighbours, more likely the
+        nearer, by random bits that depend on seed, name, key, column and update count only
+        ("stochastic"), or to the nearest, ties to even ("nearest"). Initial rows and `upsert`
+        always round to the nearest. `num_threads`, 1 to 1024, limits the threads of this table's
+        calls (None: the pool's size). `hash_seed` seeds the index (None: random); no result depends
+        on it.
 
-        Raises ValueError or TypeError naming the argument that is wrong.
+        Raises ValueError or TypeError, which names the wrong argument.
         """
         require_int("Table", 1, _INT64, dim=dim)
         require_int("Table", 0, _UINT64, seed=seed)
@@ -172,12 +173,12 @@ class Table(SavesAndLoads):
 
     @property
     def max_rows(self) -> int | None:
-        """Keys beyond this number find no room; None: no limit."""
+        """The most keys that the table holds; None: no limit."""
         return self._max_rows
 
     @property
     def on_full(self) -> OnFull:
-        """What happens to keys that find no room: refused, or the call raises CapacityError."""
+        """What happens to keys beyond `max_rows`: refused, or the call raises CapacityError."""
         return self._on_full
 
     @property
@@ -253,13 +254,12 @@ class Table(SavesAndLoads):
     def lease(self, step: int | None = None) -> Lease:
         """Opens a batch in flight; use as a context manager or call `release()`.
 
-        While a lease lives, rows of keys erased meanwhile are not given to other keys. If it
-        carries a step, keys inserted under it are seen by later batches but not by readers
-        (`lookup`, `len`, `export`, `stats`) until it and all earlier leases with a step are
-        released. It releases itself when it is garbage collected, and may be released from any
-        thread.
+        While a lease is open, rows of keys erased meanwhile are not given to other keys. If it has
+        a step, later batches see the keys inserted under it, but readers (`lookup`, `len`,
+        `export`, `stats`) do not until it and all earlier leases with a step are released. It may
+        be released from any thread, and is released when it is garbage collected.
 
-        Raises ValueError if `step` is below that of a lease taken before, or no int64.
+        Raises ValueError if `step` is below that of an earlier lease, or no int64.
         """
         if step is not None and not -_INT64 <= step < _INT64:
             raise ValueError(f"Table.lease: step must be in [-2**63, 2**63), got {step}")
@@ -281,10 +281,10 @@ class Table(SavesAndLoads):
     def find_or_insert(
         self, keys: Array, *, lease: Lease | None = None, return_outcomes: bool = False
     ) -> Any:
-        """The rows of keys (N,), made where they do not exist: float32 (N, D).
+        """The rows of keys (N,), float32 (N, D); an unseen key gets a row.
 
         A refused key reads the default value. With `return_outcomes` returns (values, outcomes
-        uint8 (N,)). Duplicates, errors and cost as in `map`, plus reading the rows.
+        uint8 (N,)). Duplicates, errors and cost are those of `map`, plus reading the rows.
         """
         return self._engine.find_or_insert(keys, lease, return_outcomes)
 
@@ -341,10 +341,10 @@ class Table(SavesAndLoads):
     def erase(self, keys: Array, *, return_outcomes: bool = False) -> Any:
         """Takes keys (N,) out of the table.
 
-        The first of duplicates is FOUND, the rest MISSING. With `return_outcomes` returns outcomes
-        uint8 (N,), else None. A row is given to another key only when no lease taken before is
-        open. A key that returns starts from its initial row. Raises BusyError while leases with a
-        step are open.
+        Of duplicates the first is FOUND, the rest MISSING. With `return_outcomes` returns outcomes
+        uint8 (N,), else None. A row goes to another key only when no earlier lease is open. A key
+        that returns starts from its initial row. Raises BusyError while leases with a step are
+        open.
         """
         return self._engine.erase(keys, return_outcomes)
 
@@ -355,9 +355,9 @@ class Table(SavesAndLoads):
     def apply_gradients(self, keys: Array, grads: Array, *, return_outcomes: bool = False) -> Any:
         """One optimizer update with gradients (N, D) of keys (N,).
 
-        Gradients of equal keys are added in order. A key without a row is MISSING and not inserted.
-        An empty call advances the update count too. With `return_outcomes` returns outcomes uint8
-        (N,), else None. Raises NonFiniteError under `on_nonfinite="raise"`.
+        Gradients of equal keys are added in order. A key without a row is MISSING and is not
+        inserted. An empty call also advances the update count. With `return_outcomes` returns
+        outcomes uint8 (N,), else None. Raises NonFiniteError under `on_nonfinite="raise"`.
         """
         return self._engine.apply_gradients(keys, grads, return_outcomes)
 
@@ -403,7 +403,7 @@ class Table(SavesAndLoads):
     ) -> Any:
         """One optimizer update with the gradient (B, D) of pooled bags, arguments as in `pool`.
 
-        Finds the keys, never inserts; gradients of a key are added in batch order. With
+        It finds keys but never inserts; gradients of a key are added in batch order. With
         `return_weights_grad` returns the gradient of `weights`, float32 (N,), else None. Raises
         NonFiniteError under `on_nonfinite="raise"`.
         """
@@ -426,9 +426,9 @@ class Table(SavesAndLoads):
     def export(self, batch_size: int | None = None, *, state: bool = True) -> Iterator[ExportBatch]:
         """Visible rows in batches of up to `batch_size`, in ascending order of row number.
 
-        By default a batch has at most 16 MiB, but 1 to 65536 rows. Arrays are numpy. With
-        `state=False` each batch's state is empty. Rows inserted or erased while the export runs may
-        or may not be seen.
+        By default a batch has as many rows as fit into 16 MiB, but 1 to 65536. Arrays are numpy.
+        With `state=False` each batch's state is empty. Rows inserted or erased while the export
+        runs may or may not be seen.
         """
         if batch_size is None:
             batch_size = self._rows_per_batch(state)
@@ -452,10 +452,10 @@ class Table(SavesAndLoads):
                 yield ExportBatch(keys=keys, weights=weights, state=state)
 
     def reserve(self, num_rows: int) -> None:
-        """Makes room for `num_rows` rows in all, so that inserting up to there is steady.
+        """Makes room for `num_rows` rows in all, so that inserting up to that number is steady.
 
-        The memory is cleared now, and the index takes its shape for that many keys at once: a
-        table that then holds far fewer is slower to find in.
+        It clears the memory now, and gives the index its size for that many keys at once. Finding
+        is slower in a table that then holds far fewer keys.
         """
         require_int("Table.reserve", 0, _INT64, num_rows=num_rows)
         self._engine.reserve(num_rows)
@@ -481,7 +481,7 @@ class Table(SavesAndLoads):
     def __contains__(self, key: object) -> bool:
         """True if the key has a visible row; for many keys use `lookup(return_outcomes=True)`.
 
-        What is no 64-bit number, signed or unsigned, has none.
+        Anything but a 64-bit number, signed or unsigned, has no row.
         """
         number = operator.index(key)  # type: ignore[arg-type]
         if not -_INT64 <= number < _UINT64:
@@ -497,7 +497,7 @@ class Table(SavesAndLoads):
         )
 
     def _config(self) -> dict[str, Any]:
-        """The arguments that make an equal table; the index's hash seed is not among them."""
+        """The arguments that make an equal table, without `hash_seed`."""
         return {
             "dim": self._dim,
             "name": self._name,
@@ -514,7 +514,7 @@ class Table(SavesAndLoads):
         }
 
     def empty_copy(self, **changes: Any) -> Table:
-        """An empty table of the same configuration, but for the constructor's arguments given.
+        """An empty table with the same arguments of the constructor, apart from those given.
 
         >>> from recsdk_core import Table
         >>> Table(dim=8, name="user", max_rows=100).empty_copy(dim=4).max_rows
@@ -525,11 +525,10 @@ class Table(SavesAndLoads):
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Gives the table another optimizer: rows stay, and get its fresh state.
 
-        The update count stays too, `log_decay` is 0, the next save must be full, and the counters
-        of `stats()` begin anew with the rows as inserted. Raises BusyError while leases or a save
-        are open, and OutOfMemoryError; then nothing has changed.
-        Call it while no other thread uses the table. Cost: all rows are copied; until the end they
-        are there twice.
+        The update count stays too. `log_decay` becomes 0, the next save must be full, and the
+        counters of `stats()` begin anew with the rows as inserted. Raises BusyError while leases or
+        a save are open, and OutOfMemoryError; then nothing has changed. Call it while no other
+        thread uses the table. Cost: all rows are copied, and held twice until the end.
         """
         try:
             _ext.Restore(self._engine).check(0, 0.0)

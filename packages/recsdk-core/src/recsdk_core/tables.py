@@ -1,4 +1,4 @@
-"""Row-level calls over many tables at once: what frameworks embed.
+"""Calls over the rows of many tables at once, for frameworks.
 
 A batch is mapped once (`map_tables`); its rows are then read (`pool_tables`) and trained
 (`update_tables`). Each call spreads its tables over the thread pool.
@@ -33,8 +33,8 @@ def map_tables(
     Each call is (table, keys (N,)); a table may occur once. Returns (rows int64 (N,), outcomes
     uint8 (N,)) for each. `leases` has one lease, or None, for each call.
 
-    A table either has its part done whole or is unchanged; the first error is raised after the
-    others have ended. Otherwise as `Table.map`.
+    Each table is either done whole or unchanged; the first error is raised after the others have
+    ended. Otherwise as `Table.map`.
     """
     return _ext.map_tables(calls, insert, leases)
 
@@ -60,9 +60,9 @@ def update_tables(
     (N,) or None; a table may occur once. The gradient of bag b is `grad[b, column : column + D]`,
     float32 (at least B, C), each row contiguous. Gradients of a row are added in the order of the
     blocks, then of their keys. `weights_grad` is filled with the gradient of the bags' weights,
-    made before the update. A table without blocks advances its update count too.
+    computed before the update. A table without blocks also advances its update count.
 
-    A table either has its part done whole or is unchanged; the first error is raised after the
-    others have ended.
+    Each table is either done whole or unchanged; the first error is raised after the others have
+    ended.
     """
     _ext.update_tables(calls)

@@ -1,8 +1,8 @@
 """The autograd functions that pool and gather rows of many tables in one node.
 
-Modules and frameworks build on them: the keys have been mapped to rows before (`map_tables`), the
-forward reads the rows, and the backward gives each table exactly one optimizer update with the
-gradients of all its features.
+Modules and frameworks build on them. `map_tables` has mapped the keys to rows before; the forward
+reads the rows, and the backward gives each table exactly one optimizer update with the gradients of
+all its features.
 
 Shape letters: N keys, B bags, C columns of the output, D row width.
 """
@@ -73,26 +73,28 @@ class TableBags:
 
 @dataclass(frozen=True, kw_only=True)
 class SharedTraining:
-    """Trains tables that several processes have alike with the gradients of all of them.
+    """Trains tables that are equal on several processes with the gradients of all of them.
 
-    Of the gradient of what it pooled each process makes one of its own: for each of its keys, or
-    bags of keys, the sum, one after the other. The processes swap them, and all train with all.
+    Each process makes its own gradient from that of the pooled output: one sum for each of its
+    keys, or bags of keys, one after the other. The processes exchange these, and each trains with
+    all of them.
     """
 
     sums: Sequence[CombineBlock]
-    """How this process's gradient is made."""
+    """Makes this process's gradient."""
     sizes: Sequence[int]
-    """Numbers in the gradient of each process."""
+    """How many numbers each process's gradient has."""
     process: int
-    """Which of them this process is."""
+    """This process's index among them."""
     swap: Callable[[torch.Tensor, Sequence[int]], Sequence[torch.Tensor]]
-    """Gives all processes' gradients for this one's and `sizes`; nobody may write to them then."""
+    """Returns all processes' gradients, given this one's and `sizes`; nobody may write to them
+    afterwards."""
     bags: Sequence[Sequence[FeatureBags]]
-    """Of each table what is trained: feature by feature, and for each process by process. `column`
-    is the first number in that process's gradient."""
+    """For each table, what to train: feature by feature, and within a feature process by process.
+    `column` is the first number in that process's gradient."""
 
     def gradients(self, grad: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Those of all processes; `grad` is that of what this one pooled."""
+        """The gradients of all processes; `grad` is that of this one's pooled output."""
         own = torch.empty(self.sizes[self.process])
         combine_gradients(self.sums, grad, own)
         return self.swap(own, self.sizes)
@@ -154,10 +156,9 @@ def pool_features(
 ) -> torch.Tensor:
     """Pools the features of many tables into one matrix, as one autograd node.
 
-    Returns float32 (num_bags, num_columns): bag b of a feature fills columns
-    [column, column + D), which no other feature may fill; what no feature fills is zero. A key
-    without a row contributes the table's default row and gets no gradient; an empty bag pools to
-    zeros.
+    Returns float32 (num_bags, num_columns): bag b of a feature fills columns [column, column + D),
+    which no other feature may fill; what no feature fills is zero. A key without a row contributes
+    the table's default value and gets no gradient; an empty bag pools to zeros.
 
     The backward applies exactly one update per table (a table may occur once in `tables`), gives
     gradients to the `weights` that require them, then releases the leases. A second backward raises
@@ -167,8 +168,8 @@ def pool_features(
 
     `anchor` is a (0, D) parameter that makes the output require a gradient; it gets no `.grad`.
 
-    `shared`: what is trained, with which gradients, in place of what is pooled. The backward runs
-    inside of what `guard` makes.
+    `shared`, if given, says what to train and with which gradients, in place of what was pooled.
+    The backward runs inside the context that `guard` makes.
     """
     pooled = _blocks([entry.features for entry in tables])
     return _forward(_Node(tables, pooled, shared, guard), (num_bags, num_columns), anchor)
@@ -205,8 +206,8 @@ def pack_features(
     """The vectors of all bags of all features in one dimension, as one autograd node.
 
     Returns float32 (num_values,): the B vectors of a feature lie one after the other from `column`
-    on, which are B * D numbers that no other feature may fill; what no feature fills is zero. There
-    may be no tables. Otherwise as `pool_features`.
+    on. No other feature may fill these B * D numbers; what no feature fills is zero. `tables` may
+    be empty. Otherwise as `pool_features`.
 
     `pooled`: the numbers to fill; None: all. Features that begin elsewhere are trained, but leave
     zeros.
