@@ -37,8 +37,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recsdk_pipeline import HybridTrainPipelineSparseDist
 from recsdk_pipeline.data import HeldOutSplit, Share, read_movielens
 from recsdk_pipeline.demo.model import ROW_WIDTH, ClickModels, Dlrm, HashedIds
-from recsdk_pipeline.demo.ranks import Rank, spread
 from recsdk_pipeline.demo.settings import RECIPES
+from recsdk_pipeline.demo.spreading import Rank, spread
 from recsdk_sharding import ShardedHashEmbeddingBagCollection
 
 RECIPE = RECIPES["movielens"]

@@ -23,11 +23,11 @@ from hypothesis import strategies as st
 
 from recsdk_core import BusyError, CapacityError, CheckpointError, Table, init, optim
 from recsdk_core.checkpoint import compact, diff, open_checkpoint, reshard
-from recsdk_core.checkpoint.ranks import OneRank
+from recsdk_core.checkpoint.model_tables import Loading, Shard, load_tables, save_tables
+from recsdk_core.checkpoint.participants import OneRank
 from recsdk_core.checkpoint.reading import chain_of
 from recsdk_core.checkpoint.replacing import NewRows, replace_rows
 from recsdk_core.checkpoint.saving import SaveOptions
-from recsdk_core.checkpoint.tables import Loading, Shard, load_tables, save_tables
 from recsdk_core.testing.strategies import EDGE_KEYS, key_arrays
 
 KEYS = np.array([*EDGE_KEYS, *range(100, 160)], dtype=np.int64)

@@ -51,9 +51,9 @@ def chain(tmp_path: Path) -> Path:
 
 def two_tables(path: Path) -> Path:
     """A checkpoint with two tables."""
-    from recsdk_core.checkpoint.ranks import OneRank
+    from recsdk_core.checkpoint.model_tables import Shard, save_tables
+    from recsdk_core.checkpoint.participants import OneRank
     from recsdk_core.checkpoint.saving import SaveOptions
-    from recsdk_core.checkpoint.tables import Shard, save_tables
 
     tables = [Table(dim=2, name=name) for name in ("user", "item")]
     tables[1].find_or_insert(np.array([5]))

@@ -21,8 +21,8 @@ from recsdk_core import CheckpointError
 from recsdk_core.checkpoint import chain_of, open_checkpoint
 from recsdk_core.checkpoint.fsspec_store import FsspecStore
 from recsdk_core.checkpoint.local_store import LocalStore
+from recsdk_core.checkpoint.participants import OneRank
 from recsdk_core.checkpoint.place_lock import lock_place
-from recsdk_core.checkpoint.ranks import OneRank
 from recsdk_core.checkpoint.reading import position_of
 from recsdk_core.checkpoint.saving import Part, SaveOptions, save_parts
 from recsdk_core.checkpoint.stores import Store, open_store

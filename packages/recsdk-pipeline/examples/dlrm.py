@@ -12,7 +12,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 import torch
-from ranks import CPU, Pipeline, joined, mean_over_ranks, run, spread
+from running import CPU, Pipeline, joined, mean_over_ranks, run, spread
 from torch import nn
 from torchmetrics.classification import BinaryAUROC
 from torchrec.models.dlrm import DLRM

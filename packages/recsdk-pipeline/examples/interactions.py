@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
-from recsdk_pipeline.data import FeatureBags, Share, category_key
+from recsdk_pipeline.data import IdBags, Share, category_key
 
 Int64s = npt.NDArray[np.int64]
 TOP = 10
@@ -33,7 +33,7 @@ class IdBatch(Pipelineable):  # type: ignore[misc]
     ids: KeyedJaggedTensor
 
     @classmethod
-    def of(cls, bags: dict[str, FeatureBags]) -> IdBatch:
+    def of(cls, bags: dict[str, IdBags]) -> IdBatch:
         """The batch of these features."""
         values = np.concatenate([bag.values for bag in bags.values()])
         lengths = np.concatenate([bag.lengths for bag in bags.values()])

@@ -30,11 +30,11 @@ from interactions import (
     shuffled_batches,
     synthetic_log,
 )
-from ranks import CPU, Pipeline, joined, mean_over_ranks, run, spread
+from running import CPU, Pipeline, joined, mean_over_ranks, run, spread
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
-from recsdk_pipeline.data import FeatureBags, Share
+from recsdk_pipeline.data import IdBags, Share
 from recsdk_sharding import HashEmbeddingCollection, HashEmbeddingConfig
 
 WIDTH = 32
@@ -87,7 +87,7 @@ class NextItem(nn.Module):
 
 def _batch(read: list[Int64s], scored: list[Int64s]) -> IdBatch:
     bags = {"read": read, "scored": scored}
-    return IdBatch.of({name: FeatureBags.of_lists([list(b) for b in bags[name]]) for name in bags})
+    return IdBatch.of({name: IdBags.of_lists([list(b) for b in bags[name]]) for name in bags})
 
 
 def _batches(log: Log, epoch: int, share: Share) -> Iterator[IdBatch]:

@@ -25,11 +25,11 @@ from interactions import (
     shuffled_batches,
     synthetic_log,
 )
-from ranks import CPU, Pipeline, joined, mean_over_ranks, run, spread
+from running import CPU, Pipeline, joined, mean_over_ranks, run, spread
 from torch import nn
 from torchrec.modules.embedding_configs import PoolingType
 
-from recsdk_pipeline.data import FeatureBags, Share
+from recsdk_pipeline.data import IdBags, Share
 from recsdk_sharding import HashEmbeddingBagCollection, HashEmbeddingBagConfig
 
 WIDTH = 32
@@ -102,15 +102,15 @@ class Samples:
 
 
 def _batch(users: Int64s, latest: list[Int64s], items: Int64s | None) -> IdBatch:
-    single = FeatureBags.single
-    empty = FeatureBags.of_lists([[]] * len(users))
-    bags = {"user": single(users), "latest": FeatureBags.of_lists([list(bag) for bag in latest])}
+    single = IdBags.single
+    empty = IdBags.of_lists([[]] * len(users))
+    bags = {"user": single(users), "latest": IdBags.of_lists([list(bag) for bag in latest])}
     return IdBatch.of({**bags, "item": empty if items is None else single(items)})
 
 
 def _catalogue_batch(items: Int64s) -> IdBatch:
-    empty = FeatureBags.of_lists([[]] * len(items))
-    return IdBatch.of({"user": empty, "latest": empty, "item": FeatureBags.single(items)})
+    empty = IdBags.of_lists([[]] * len(items))
+    return IdBatch.of({"user": empty, "latest": empty, "item": IdBags.single(items)})
 
 
 def main() -> None:

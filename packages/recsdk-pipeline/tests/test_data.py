@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from recsdk_pipeline.data import (
     ClickBatch,
     Examples,
-    FeatureBags,
     HeldOutSplit,
+    IdBags,
     Share,
     SyntheticClicks,
     category_key,
@@ -111,7 +111,7 @@ def test_sizes_must_be_positive() -> None:
 @given(lists_of_bags, st.data())
 def test_taking_rows_takes_their_bags(bags: list[list[int]], data: st.DataObject) -> None:
     rows = data.draw(st.lists(st.integers(0, max(len(bags) - 1, 0)), max_size=8 if bags else 0))
-    taken = FeatureBags.of_lists(bags).take(np.array(rows, dtype=np.int64))
+    taken = IdBags.of_lists(bags).take(np.array(rows, dtype=np.int64))
     found = [part.tolist() for part in np.split(taken.values, taken.offsets[1:-1])]
     assert found[: len(rows)] == [bags[row] for row in rows]
     assert len(taken.offsets) == len(rows) + 1
@@ -121,8 +121,8 @@ def test_taking_rows_takes_their_bags(bags: list[list[int]], data: st.DataObject
 def test_a_part_of_rows_is_those_rows(bags: list[list[int]], data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(bags)))
     stop = data.draw(st.integers(start, len(bags)))
-    part = FeatureBags.of_lists(bags).part(start, stop)
-    expected = FeatureBags.of_lists(bags[start:stop])
+    part = IdBags.of_lists(bags).part(start, stop)
+    expected = IdBags.of_lists(bags[start:stop])
     np.testing.assert_array_equal(part.values, expected.values)
     np.testing.assert_array_equal(part.offsets, expected.offsets)
 
@@ -140,7 +140,7 @@ def test_shares_cover_everything_once(start: int, size: int, world_size: int) ->
 
 
 def split_of(count: int, seed: int = 0) -> HeldOutSplit:
-    ids = FeatureBags.single(np.arange(count, dtype=np.int64))
+    ids = IdBags.single(np.arange(count, dtype=np.int64))
     examples = Examples(
         labels=np.zeros(count, np.float32), dense=np.zeros((count, 1), np.float32), bags={"id": ids}
     )

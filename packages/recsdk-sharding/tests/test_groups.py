@@ -28,7 +28,7 @@ def calls_of(path: Path) -> list[ast.Call]:
 
 def test_the_sources_that_make_groups_are_found() -> None:
     found = {path.name for path in SOURCES if calls_of(path)}
-    assert {"groups.py", "ranks.py"} <= found
+    assert {"groups.py", "running.py", "spreading.py"} <= found
 
 
 @pytest.mark.parametrize("path", [p for p in SOURCES if calls_of(p)], ids=lambda path: path.name)

@@ -23,7 +23,7 @@ from recsdk_core.checkpoint.manifest import (
     TableEntry,
     UserEntry,
 )
-from recsdk_core.checkpoint.ranks import OneRank
+from recsdk_core.checkpoint.participants import OneRank
 from recsdk_core.checkpoint.reading import Position
 from recsdk_core.checkpoint.saving import Part, SaveOptions, save_parts
 from recsdk_core.checkpoint.stores import Store, open_store

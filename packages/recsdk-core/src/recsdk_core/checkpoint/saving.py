@@ -23,7 +23,7 @@ from recsdk_core.checkpoint.manifest import (
     TableEntry,
     UserEntry,
 )
-from recsdk_core.checkpoint.ranks import Ranks, share, together
+from recsdk_core.checkpoint.participants import Ranks, share, together
 from recsdk_core.checkpoint.reading import Position, Progress, look_beside
 from recsdk_core.checkpoint.stores import Store, Target, open_store
 from recsdk_core.checkpoint.user_state import PackedState, UserFile, pack

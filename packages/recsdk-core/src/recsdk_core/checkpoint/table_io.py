@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from recsdk_core import _ext
 from recsdk_core.checkpoint.handle import SaveHandle
-from recsdk_core.checkpoint.ranks import OneRank
+from recsdk_core.checkpoint.model_tables import Cuts, Loading, Shard, load_tables, save_tables
+from recsdk_core.checkpoint.participants import OneRank
 from recsdk_core.checkpoint.reading import Checkpoint, Position, Progress
 from recsdk_core.checkpoint.saving import Codec, SaveOptions
 from recsdk_core.checkpoint.stores import open_store
-from recsdk_core.checkpoint.tables import Cuts, Loading, Shard, load_tables, save_tables
 from recsdk_core.checkpoint.user_state import pack
 from recsdk_core.errors import BusyError, CheckpointError
 

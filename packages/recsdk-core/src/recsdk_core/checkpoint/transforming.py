@@ -13,7 +13,7 @@ from recsdk_core import _ext
 from recsdk_core.checkpoint.manifest import Sharding, TableEntry
 from recsdk_core.checkpoint.merging import Rows, merged_rows
 from recsdk_core.checkpoint.owners import Owner
-from recsdk_core.checkpoint.ranks import OneRank
+from recsdk_core.checkpoint.participants import OneRank
 from recsdk_core.checkpoint.reading import Checkpoint, Position, Progress, chain_of
 from recsdk_core.checkpoint.saving import Codec, Part, SaveOptions, save_parts
 from recsdk_core.checkpoint.stores import Target, open_store

@@ -2,7 +2,7 @@
 
 from recsdk_pipeline.data.batch import ClickBatch
 from recsdk_pipeline.data.criteo import read_criteo
-from recsdk_pipeline.data.examples import ClickData, Examples, FeatureBags, Share
+from recsdk_pipeline.data.examples import ClickData, Examples, IdBags, Share
 from recsdk_pipeline.data.held_out_split import HeldOutSplit
 from recsdk_pipeline.data.keys import category_key
 from recsdk_pipeline.data.lines import BadLine, BadLines
@@ -15,7 +15,7 @@ __all__ = [
     "ClickBatch",
     "ClickData",
     "Examples",
-    "FeatureBags",
+    "IdBags",
     "HeldOutSplit",
     "Share",
     "SyntheticClicks",

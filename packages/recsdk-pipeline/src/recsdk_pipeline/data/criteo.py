@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from recsdk_core.files import file_to_read
-from recsdk_pipeline.data.examples import Examples, FeatureBags
+from recsdk_pipeline.data.examples import Examples, IdBags
 from recsdk_pipeline.data.held_out_split import HeldOutSplit
 from recsdk_pipeline.data.keys import category_key
 from recsdk_pipeline.data.lines import (
@@ -93,7 +93,7 @@ def _examples(clicks: list[_Click]) -> Examples:
         labels=np.array([click.label for click in clicks], dtype=np.float32),
         dense=(np.sign(numbers) * np.log1p(np.abs(numbers))).astype(np.float32),
         bags={
-            name: FeatureBags.of_lists([click.categories[c] for click in clicks])
+            name: IdBags.of_lists([click.categories[c] for click in clicks])
             for c, name in enumerate(CATEGORIES)
         },
     )

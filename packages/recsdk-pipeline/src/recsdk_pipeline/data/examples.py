@@ -21,7 +21,7 @@ Float32s = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeatureBags:
+class IdBags:
     """One bag of ids per example."""
 
     values: Int64s
@@ -31,19 +31,19 @@ class FeatureBags:
     """(B + 1,) bag b is values[offsets[b]:offsets[b + 1]]."""
 
     @classmethod
-    def single(cls, values: Int64s) -> FeatureBags:
+    def single(cls, values: Int64s) -> IdBags:
         """One id per example."""
         return cls(values=values, offsets=np.arange(len(values) + 1, dtype=np.int64))
 
     @classmethod
-    def of_lengths(cls, values: Int64s, lengths: Int64s) -> FeatureBags:
+    def of_lengths(cls, values: Int64s, lengths: Int64s) -> IdBags:
         """Bags of the given lengths."""
         offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
         np.cumsum(lengths, out=offsets[1:])
         return cls(values=values, offsets=offsets)
 
     @classmethod
-    def of_lists(cls, bags: Sequence[Sequence[int]]) -> FeatureBags:
+    def of_lists(cls, bags: Sequence[Sequence[int]]) -> IdBags:
         """Bags given as lists."""
         flat = np.fromiter((key for bag in bags for key in bag), np.int64)
         return cls.of_lengths(flat, np.fromiter(map(len, bags), np.int64, len(bags)))
@@ -53,19 +53,19 @@ class FeatureBags:
         """(B,) number of ids of each bag."""
         return np.diff(self.offsets)
 
-    def take(self, rows: Int64s) -> FeatureBags:
+    def take(self, rows: Int64s) -> IdBags:
         """The bags of the examples `rows`, in that order."""
         lengths = self.lengths[rows]
-        taken = FeatureBags.of_lengths(np.empty(0, np.int64), lengths).offsets
+        taken = IdBags.of_lengths(np.empty(0, np.int64), lengths).offsets
         within = np.arange(taken[-1], dtype=np.int64) - np.repeat(taken[:-1], lengths)
         positions = np.repeat(self.offsets[:-1][rows], lengths) + within
-        return FeatureBags(values=self.values[positions], offsets=taken)
+        return IdBags(values=self.values[positions], offsets=taken)
 
-    def part(self, start: int, stop: int) -> FeatureBags:
+    def part(self, start: int, stop: int) -> IdBags:
         """The bags of the examples start..stop, without a copy of the ids."""
         offsets = self.offsets[start : stop + 1]
         values = self.values[offsets[0] : offsets[-1]]
-        return FeatureBags(values=values, offsets=offsets - offsets[0])
+        return IdBags(values=values, offsets=offsets - offsets[0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class Examples:
     dense: Float32s
     """(B, C)."""
 
-    bags: Mapping[str, FeatureBags]
+    bags: Mapping[str, IdBags]
     """The ids of each feature."""
 
     def __len__(self) -> int:

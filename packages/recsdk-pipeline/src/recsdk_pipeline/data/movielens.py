@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from recsdk_core.files import file_to_read, local_path
-from recsdk_pipeline.data.examples import Examples, FeatureBags
+from recsdk_pipeline.data.examples import Examples, IdBags
 from recsdk_pipeline.data.held_out_split import HeldOutSplit
 from recsdk_pipeline.data.keys import category_key, category_keys
 from recsdk_pipeline.data.lines import (
@@ -232,7 +232,7 @@ def _examples(
         "hour": [str(rating.hour) for rating in ratings],
     }
     bags = {name: _single(name, values) for name, values in singles.items()}
-    bags["genres"] = FeatureBags.of_lists([genres[rating.item] for rating in ratings])
+    bags["genres"] = IdBags.of_lists([genres[rating.item] for rating in ratings])
     ages = np.array([user.age for user in who], dtype=np.float32)
     return Examples(
         labels=np.array([rating.label for rating in ratings], dtype=np.float32),
@@ -241,5 +241,5 @@ def _examples(
     )
 
 
-def _single(feature: str, values: list[str]) -> FeatureBags:
-    return FeatureBags.single(category_keys(feature, values))
+def _single(feature: str, values: list[str]) -> IdBags:
+    return IdBags.single(category_keys(feature, values))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recsdk_pipeline.data.batch import ClickBatch
-from recsdk_pipeline.data.examples import Examples, FeatureBags, Share
+from recsdk_pipeline.data.examples import Examples, IdBags, Share
 from recsdk_pipeline.data.keys import (
     Float64s,
     Int64s,
@@ -128,13 +128,13 @@ class SyntheticClicks:
     def _key(self, name: str) -> np.uint64:
         return stream_key(self.seed, name)
 
-    def _bags(self, feature: _Feature, example: UInt64s) -> FeatureBags:
+    def _bags(self, feature: _Feature, example: UInt64s) -> IdBags:
         lengths = self._lengths(feature, example)
         starts = np.cumsum(lengths) - lengths
         within = np.arange(int(lengths.sum()), dtype=np.int64) - np.repeat(starts, lengths)
         owner = np.repeat(example, lengths)
         draw = owner * np.uint64(_MOST_IDS_A_BAG) + within.astype(np.uint64)
-        return FeatureBags.of_lengths(self._ids(feature, owner, draw), lengths)
+        return IdBags.of_lengths(self._ids(feature, owner, draw), lengths)
 
     def _lengths(self, feature: _Feature, example: UInt64s) -> Int64s:
         if not feature.bag_weights:
@@ -153,7 +153,7 @@ class SyntheticClicks:
         key = self._key(f"{feature.name}/id")
         return mix64(np.bitwise_xor(number, key)).view(np.int64)
 
-    def _effects(self, bags: dict[str, FeatureBags]) -> Float64s:
+    def _effects(self, bags: dict[str, IdBags]) -> Float64s:
         effects = sum(
             f.weight * _bag_means(bags[f.name], self._normal(f"{f.name}/effect", bags[f.name]))
             for f in _FEATURES
@@ -165,7 +165,7 @@ class SyntheticClicks:
         )
         return np.asarray(effects + _PAIR_WEIGHT / np.sqrt(_TASTE_WIDTH) * pairs)
 
-    def _normal(self, name: str, bags: FeatureBags) -> Float64s:
+    def _normal(self, name: str, bags: IdBags) -> Float64s:
         return normals(self._key(name), bags.values.view(np.uint64))
 
 
@@ -181,7 +181,7 @@ def _power_law(uniform: Float64s, num_ids: int) -> UInt64s:
     return rank
 
 
-def _bag_means(bags: FeatureBags, values: Float64s) -> Float64s:
+def _bag_means(bags: IdBags, values: Float64s) -> Float64s:
     """Mean of each bag's values (B,); an empty bag's is 0."""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     totals = sums[bags.offsets[1:]] - sums[bags.offsets[:-1]]

@@ -13,9 +13,9 @@ from torch import nn
 from torchmetrics.classification import BinaryAUROC
 
 from recsdk_pipeline.data import ClickBatch, ClickData
-from recsdk_pipeline.demo.ranks import CPU, Rank, num_rows
 from recsdk_pipeline.demo.report import Screen, State
 from recsdk_pipeline.demo.settings import Recipe
+from recsdk_pipeline.demo.spreading import CPU, Rank, num_rows
 from recsdk_pipeline.hybrid_pipeline import HybridTrainPipelineSparseDist
 
 MODEL = "ids"

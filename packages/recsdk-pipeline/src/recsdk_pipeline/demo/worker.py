@@ -16,10 +16,10 @@ from torchrec.distributed.collective_utils import invoke_on_rank_and_broadcast_r
 
 from recsdk_pipeline.data import BadLine, BadLines, ClickData, SyntheticClicks
 from recsdk_pipeline.demo.model import ClickModels, ConstantIds, Dlrm, HashedIds
-from recsdk_pipeline.demo.ranks import Rank, joined_ranks, spread
 from recsdk_pipeline.demo.report import Screen, Summary, prepare_folder
 from recsdk_pipeline.demo.settings import Settings
 from recsdk_pipeline.demo.source import click_data
+from recsdk_pipeline.demo.spreading import Rank, joined_ranks, spread
 from recsdk_pipeline.demo.training import BASELINE, MODEL, Training
 from recsdk_sharding import failing_together
 

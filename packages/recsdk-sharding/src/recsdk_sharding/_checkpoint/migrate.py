@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from recsdk_core.checkpoint.ranks import Ranks, together
+from recsdk_core.checkpoint.participants import Ranks, together
 from recsdk_sharding._checkpoint.dense_state import (
     Agreed,
     DenseTable,

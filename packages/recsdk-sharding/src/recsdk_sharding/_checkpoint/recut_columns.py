@@ -18,8 +18,8 @@ from recsdk_core.checkpoint import Checkpoint, Sharding, TableEntry
 from recsdk_core.checkpoint.columns import base_of, columns_of
 from recsdk_core.checkpoint.comparing import as_floats
 from recsdk_core.checkpoint.merging import Rows, merged_rows
+from recsdk_core.checkpoint.model_tables import Assembled
 from recsdk_core.checkpoint.owners import Owner
-from recsdk_core.checkpoint.tables import Assembled
 from recsdk_core.errors import CheckpointError
 from recsdk_core.optim import SGD, Optimizer
 from recsdk_sharding._configs.configs import HashTableConfig

@@ -18,11 +18,11 @@ from torch import nn
 from recsdk_core import CheckpointError, Table
 from recsdk_core.checkpoint import Checkpoint, Position, Sharding
 from recsdk_core.checkpoint.columns import base_of
+from recsdk_core.checkpoint.model_tables import Loading, Shard, load_tables, save_tables
 from recsdk_core.checkpoint.owners import Owner
-from recsdk_core.checkpoint.ranks import OneRank, Ranks, together
+from recsdk_core.checkpoint.participants import OneRank, Ranks, together
 from recsdk_core.checkpoint.reading import Progress
 from recsdk_core.checkpoint.saving import SaveOptions
-from recsdk_core.checkpoint.tables import Loading, Shard, load_tables, save_tables
 from recsdk_core.nn import HashEmbedding, HashEmbeddingBag
 from recsdk_core.optim import Optimizer
 from recsdk_sharding._checkpoint.recut_columns import assemble

@@ -9,7 +9,7 @@ from typing import Any
 from torchrec.distributed.planner.types import ParameterConstraints
 
 from recsdk_sharding._configs.configs import HashTableConfig
-from recsdk_sharding.planning.tables import PlannedTable
+from recsdk_sharding.planning.planned_tables import PlannedTable
 
 __all__ = ["HashParameterConstraints", "planned_rows"]
 

@@ -15,7 +15,7 @@ import recsdk_core
 from recsdk_core import optim
 from recsdk_core.table import DType
 from recsdk_sharding.placement.devices import row_budget
-from recsdk_sharding.planning.tables import PlannedTable
+from recsdk_sharding.planning.planned_tables import PlannedTable
 
 __all__ = ["TableMemory", "memory_of_shard", "record_bytes"]
 

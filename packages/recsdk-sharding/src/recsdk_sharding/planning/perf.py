@@ -23,7 +23,7 @@ from torchrec.distributed.types import ShardingType
 
 from recsdk_sharding._modules.sharding_types import comm_op_of
 from recsdk_sharding.planning.memory import record_bytes
-from recsdk_sharding.planning.tables import (
+from recsdk_sharding.planning.planned_tables import (
     INDEX_BYTES_ON_DEVICE,
     PlannedTable,
     has_device_rows,

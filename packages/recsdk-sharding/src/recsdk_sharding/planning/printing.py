@@ -15,7 +15,7 @@ from torchrec.distributed.types import ShardingPlan
 
 from recsdk_sharding._adapt.npu import compute_device_of
 from recsdk_sharding.planning.constraints import planned_rows
-from recsdk_sharding.planning.tables import row_shards_of, table_of_option
+from recsdk_sharding.planning.planned_tables import row_shards_of, table_of_option
 
 __all__ = ["PlanTable", "format_plan"]
 

@@ -18,7 +18,7 @@ from torchrec.distributed.planner.types import (
 from recsdk_sharding.placement.devices import row_budget
 from recsdk_sharding.planning.constraints import planned_rows
 from recsdk_sharding.planning.memory import memory_of_shard
-from recsdk_sharding.planning.tables import (
+from recsdk_sharding.planning.planned_tables import (
     INDEX_BYTES_ON_DEVICE,
     PlannedTable,
     has_device_rows,

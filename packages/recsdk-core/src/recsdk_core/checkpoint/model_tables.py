@@ -14,7 +14,7 @@ from recsdk_core import _ext
 from recsdk_core.checkpoint.columns import base_of
 from recsdk_core.checkpoint.manifest import Field, Sharding, TableEntry
 from recsdk_core.checkpoint.owners import Owner
-from recsdk_core.checkpoint.ranks import Ranks, share, together
+from recsdk_core.checkpoint.participants import Ranks, share, together
 from recsdk_core.checkpoint.reading import (
     Checkpoint,
     Position,
