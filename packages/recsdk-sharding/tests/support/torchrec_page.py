@@ -21,28 +21,28 @@ Written by `make torchrec-matrix`, not by hand; the tests compare it with what t
 of it in the normal profile and all of it in the full one.
 
 torchrec's wheel ships the models, inputs, sharders and training step of its own tests
-(`torchrec.distributed.test_utils`). Each cell below shards such a model once with our modules and
-sharders in place of torchrec's, over ids all over int64, and once as it is. Both start from the
-rows of torchrec's unsharded model, copied by key, and train two steps with SGD in backward; then
-the vectors before training, the predictions after each step, and how every row has changed must be
-those of torchrec's unsharded model on the batches of all ranks joined. Largest difference, as a
-part of the largest number, with float32, FP16, BF16 and INT8 on the way: {vectors}
+(`torchrec.distributed.test_utils`). Each cell below shards such a model twice: as it is, and with
+our modules and sharders in place of torchrec's, over ids from all of int64. Both start from the
+rows of torchrec's unsharded model, copied by key, and train two steps with SGD in backward. The
+vectors before training, the predictions after each step, and the change of every row must then
+equal those of torchrec's unsharded model on the joined batches of all ranks. The largest allowed
+difference, relative to the largest number, with float32, FP16, BF16 and INT8 on the way: {vectors}
 of vectors and predictions, {rows} of the changes of a table's rows.
 
 - **Models**: `TestSparseNN` with and without a second, weighted collection, and
   `TestMixedEmbeddingSparseArch` of sequences only; four to eight tables of several widths, two
   features in two tables each. Weighted bags are summed in every row: torch's own `EmbeddingBag`
   has no weighted mean.
-- **Batches**: as large on every rank, or smaller from rank to rank (torchrec's model of sequences
-  cannot have those), or with another number of bags for each feature (VBE).
+- **Batches**: equally large on every rank, or smaller from rank to rank (torchrec's model of
+  sequences cannot have those), or with another number of bags for each feature (VBE).
 - **Worlds**: {worlds}. Plans are the stock
   planner's, constrained to the type.
 
-An entry says on how many ranks our modules pass, a slash, and on how many ranks torchrec's pass;
-`e1: 2-5` says that error 1 of the list below was raised with 2 to 5 ranks. Numbers in errors are
-written `n`. `WrongNumbers` is the comparison's: torchrec's sharded modules do not compute what its
-unsharded ones do (means under grid_shard are sums; sequences with batches per feature get no
-gradients on a cpu).
+An entry says on how many ranks our modules pass, then, behind a slash, on how many torchrec's
+pass. `e1: 2-5` says that 2 to 5 ranks raised error 1 of the list below. Numbers in errors are
+written `n`. The comparison raises `WrongNumbers`: torchrec's sharded modules then do not compute
+what its unsharded ones do (means under grid_shard are sums; sequences with batches per feature get
+no gradients on a cpu).
 
 {summary}
 """

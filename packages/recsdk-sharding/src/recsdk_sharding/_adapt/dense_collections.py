@@ -1,9 +1,9 @@
-"""torchrec's collections of dense tables, which hash tables must not become.
+"""Keeps torchrec from turning hash tables into its collections of dense tables.
 
-The configs of hash tables are torchrec's with fields of their own, so torchrec's collections would
-take them for dense tables with a row for each id, without a word; `fuse_embedding_optimizer` would
-even put such collections in the place of hash collections. Importing the package therefore has them
-refuse the configs of hash tables, whoever makes them.
+The configs of hash tables are torchrec's with fields of their own. So torchrec's collections would
+silently take them for dense tables with a row for each id, and `fuse_embedding_optimizer` would
+replace hash collections by such collections. Importing the package makes these collections refuse
+the configs of hash tables, whoever makes them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _COLLECTIONS: Mapping[type, tuple[str, str]] = {
 
 
 def adapt_dense_collections() -> None:
-    """Has torchrec's collections raise ValueError for configs of hash tables."""
+    """Makes torchrec's collections raise ValueError for configs of hash tables."""
     for kind, (argument, advice) in _COLLECTIONS.items():
         kind.__init__ = _checking(kind.__init__, argument, advice)  # type: ignore[misc]
 
