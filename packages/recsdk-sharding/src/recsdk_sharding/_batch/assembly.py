@@ -55,8 +55,7 @@ def plan_stretches(
         for placed in table.shards:
             if layout.is_replicated and placed.rank != rank:
                 continue
-            route = layout.ranks_of(table, placed)
-            bags = requests.bags_on(route, placed.shard.index)
+            bags = requests.bags_on(placed.ranks, placed.shard.index)
             for feature in table.features:
                 of_feature = bags[feature]
                 count = num_bags[feature] if of_feature is None else len(of_feature)

@@ -53,16 +53,10 @@ class RoutedShard:
     """The way of its keys."""
     features: tuple[int, ...]
     """Positions of its features in the group's."""
-
-    @property
-    def columns(self) -> tuple[int, int]:
-        """First column, and the one after the last."""
-        return self.owned.shard.columns
-
-    @property
-    def width(self) -> int:
-        """Number of columns."""
-        return self.owned.shard.width
+    columns: tuple[int, int]
+    """First column, and the one after the last."""
+    width: int
+    """Number of columns."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +82,7 @@ class HostDistConfig:
     multiple: int = 1
     """What the numbers for each rank have to be a multiple of."""
 
-    @property
+    @cached_property
     def rank(self) -> int:
         """This rank."""
         return self.group.exchange.rank
@@ -98,8 +92,14 @@ class HostDistConfig:
         """The shards, and which keys come to them."""
         layout = self.layout
         return [
-            RoutedShard(owned, layout.route_on(table, shard, self.rank), table.features)
-            for owned, (table, shard) in zip(self.shards, layout.shards_of(self.rank), strict=True)
+            RoutedShard(
+                owned=owned,
+                route=layout.route_of(placed),
+                features=table.features,
+                columns=placed.shard.columns,
+                width=placed.shard.width,
+            )
+            for owned, (table, placed) in zip(self.shards, layout.shards_of(self.rank), strict=True)
         ]
 
 

@@ -118,7 +118,9 @@ class HashSharding:
         """This rank's shards of the group's tables, by name; it may have none of some tables."""
         own = self.layout.shards_of(self._host.exchange.rank)
         self._rows = [
-            TableRows(config, [shard for table, shard in own if table.name == config.name], device)
+            TableRows(
+                config, [placed.shard for table, placed in own if table.name == config.name], device
+            )
             for config in self._configs
         ]
         return {rows.config.name: rows for rows in self._rows}

@@ -1,4 +1,4 @@
-"""Work that may fail on one rank, before a collective that all ranks enter.
+"""What the ranks say of work before and after it, so that they go on together or not at all.
 
 Shape letter: W ranks.
 """
@@ -6,19 +6,89 @@ Shape letter: W ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
+import torch
 import torch.distributed as dist
 
 from recsdk_core.agreement import attempt, raise_together, text_of
 from recsdk_sharding.exchange.errors import PeerError, known
-from recsdk_sharding.exchange.groups import gathered, group_beside
+from recsdk_sharding.exchange.groups import group_beside
 
-__all__ = ["Agreement", "message_of", "raise_failures"]
+__all__ = ["Agreement", "Header", "Splits", "gathered", "message_of", "raise_failures"]
 
 T = TypeVar("T")
 
 _MAX_MESSAGE_BYTES = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Splits:
+    """How much one rank sends in one job."""
+
+    batch_size: int = 0
+    """Samples of the rank's batch."""
+    counts: tuple[int, ...] = ()
+    """Items that it sends to each rank, W numbers; empty: none."""
+    sends_weights_late: bool = False
+    """Whether the weights of its ids have to travel with the results, for their gradient."""
+    combines_keys: bool = False
+    """Whether it sends each key of a feature once, as a bag of its own."""
+    wants_outcomes: bool = False
+    """Whether it wants to know what became of its keys."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """What a rank says first, as int64 words."""
+
+    has_batch: bool = True
+    training: bool = False
+    step: int = 0
+    tag: int = 0
+    depth: int = 0
+    """Batches that its pipeline looks ahead."""
+    message_bytes: int = 0
+    """Length of the error's text; 0: no error."""
+    splits: Splits = field(default_factory=Splits)
+
+    def words(self, world_size: int) -> list[int]:
+        counts = self.splits.counts or (0,) * world_size
+        splits = self.splits
+        return [
+            int(self.has_batch),
+            int(self.training),
+            int(splits.sends_weights_late),
+            int(splits.combines_keys),
+            int(splits.wants_outcomes),
+            self.step,
+            self.tag,
+            self.depth,
+            self.message_bytes,
+            splits.batch_size,
+            *counts,
+        ]
+
+    @staticmethod
+    def of_words(words: Sequence[int]) -> Header:
+        has_batch, training, is_late, combines_keys, wants_outcomes, *rest = words
+        step, tag, depth, message_bytes, batch_size, *counts = rest
+        return Header(
+            has_batch=bool(has_batch),
+            training=bool(training),
+            step=step,
+            tag=tag,
+            depth=depth,
+            message_bytes=message_bytes,
+            splits=Splits(
+                batch_size=batch_size,
+                counts=tuple(counts),
+                sends_weights_late=bool(is_late),
+                combines_keys=bool(combines_keys),
+                wants_outcomes=bool(wants_outcomes),
+            ),
+        )
 
 
 def message_of(text: str) -> bytes:
@@ -44,6 +114,17 @@ def raise_failures(
     pairs = zip(messages, lengths, strict=True)
     texts = [bytes(own[:n]).decode(errors="replace") if n else None for own, n in pairs]
     raise_together(None if error is None else known(error), texts, of_peer)
+
+
+def gathered(own: Sequence[int], group: dist.ProcessGroup) -> list[list[int]]:
+    """The numbers of all ranks of a group, equally many each."""
+    world_size = dist.get_world_size(group)
+    if world_size == 1:
+        return [list(own)]
+    numbers = torch.tensor(own, dtype=torch.int64)
+    found = [torch.empty_like(numbers) for _ in range(world_size)]
+    dist.all_gather(found, numbers, group=group)
+    return [of_rank.tolist() for of_rank in found]
 
 
 class Agreement:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -14,7 +13,7 @@ import torch.distributed as dist
 from recsdk_sharding._compat.private import process_groups, timeout_of
 from recsdk_sharding.exchange.errors import PeerError
 
-__all__ = ["close_groups", "gathered", "group_beside", "has_device_groups", "is_of_groups"]
+__all__ = ["close_groups", "group_beside", "has_device_groups", "is_of_groups"]
 
 _UNUSED_TAG = 2**30  # of messages that nobody sends
 _AT_ONCE = timedelta(milliseconds=1)
@@ -38,17 +37,6 @@ def group_beside(host: dist.ProcessGroup) -> dist.ProcessGroup:
         use_local_synchronization=True,
     )
     return group
-
-
-def gathered(own: Sequence[int], group: dist.ProcessGroup) -> list[list[int]]:
-    """The numbers of all ranks of a group, equally many each."""
-    world_size = dist.get_world_size(group)
-    if world_size == 1:
-        return [list(own)]
-    numbers = torch.tensor(own, dtype=torch.int64)
-    found = [torch.empty_like(numbers) for _ in range(world_size)]
-    dist.all_gather(found, numbers, group=group)
-    return [of_rank.tolist() for of_rank in found]
 
 
 def is_of_groups(error: BaseException | None) -> bool:

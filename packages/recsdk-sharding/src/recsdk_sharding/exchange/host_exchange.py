@@ -27,11 +27,15 @@ from torch import nn
 
 from recsdk_core import RecsdkError
 from recsdk_core.agreement import attempt, text_of
-from recsdk_sharding.exchange.agreement import message_of, raise_failures
+from recsdk_sharding.exchange.agreement import (
+    Header,
+    Splits,
+    gathered,
+    message_of,
+    raise_failures,
+)
 from recsdk_sharding.exchange.errors import EndOfData, PeerError, known
 from recsdk_sharding.exchange.failures import failure_of_peer
-from recsdk_sharding.exchange.groups import gathered
-from recsdk_sharding.exchange.header import Header, Splits
 from recsdk_sharding.exchange.worker import Worker
 
 __all__ = [

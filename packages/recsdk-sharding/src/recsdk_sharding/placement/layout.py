@@ -52,6 +52,8 @@ class PlacedShard:
 
     rank: int
     shard: Shard
+    ranks: tuple[int, ...]
+    """The ranks of all row shards of its column range, which its keys may go to."""
 
 
 @dataclass(frozen=True)
@@ -116,10 +118,10 @@ class GroupLayout:
             )
         return GroupLayout(tuple(layouts), tuple(names), world_size, is_replicated, rule)
 
-    def shards_of(self, rank: int) -> list[tuple[TableLayout, Shard]]:
+    def shards_of(self, rank: int) -> list[tuple[TableLayout, PlacedShard]]:
         """What a rank holds, in the order of the tables and columns."""
         return [
-            (table, placed.shard)
+            (table, placed)
             for table in self.tables
             for placed in table.shards
             if placed.rank == rank
@@ -130,21 +132,13 @@ class GroupLayout:
         """Where keys go; a rank gets a table's keys once, however many shards it holds."""
         found: dict[tuple[int, ...], list[int]] = {}
         for table in self.tables:
-            for ranks in dict.fromkeys(self.ranks_of(table, placed) for placed in table.shards):
+            for ranks in dict.fromkeys(placed.ranks for placed in table.shards):
                 found.setdefault(ranks, []).extend(table.features)
         return tuple(Route(ranks, tuple(features)) for ranks, features in found.items())
 
-    def route_on(self, table: TableLayout, shard: Shard, rank: int) -> Route:
-        """The route that a table's keys take to a shard on a rank."""
-        ranks = self.ranks_of(table, PlacedShard(rank, shard))
-        return next(route for route in self.routes if route.ranks == ranks)
-
-    def ranks_of(self, table: TableLayout, placed: PlacedShard) -> tuple[int, ...]:
-        """The ranks of all row shards of a shard's column range."""
-        if self.is_replicated:
-            return (placed.rank,)
-        same = [s for s in table.shards if s.shard.columns == placed.shard.columns]
-        return tuple(s.rank for s in same)
+    def route_of(self, placed: PlacedShard) -> Route:
+        """The route that a table's keys take to a shard."""
+        return next(route for route in self.routes if route.ranks == placed.ranks)
 
 
 def _shards(
@@ -158,5 +152,6 @@ def _shards(
         spread = RankMap(1 if is_replicated else len(ranks), rule)
         for index, rank in enumerate(ranks):
             own = Shard(spread, 0 if is_replicated else index, columns)
-            shards.append(PlacedShard(rank, own))
+            route = (rank,) if is_replicated else tuple(ranks)
+            shards.append(PlacedShard(rank, own, route))
     return shards
