@@ -7,8 +7,23 @@ import gc
 import pytest
 import torch
 
-from recsdk_core import Table, init, map_tables, optim
-from recsdk_core.nn import FeatureBags, TableBags, gather_features, pool_features
+from recsdk_core import (
+    Bags,
+    CombineBlock,
+    Table,
+    distinct_keys,
+    init,
+    map_tables,
+    optim,
+)
+from recsdk_core.nn import (
+    FeatureBags,
+    SharedTraining,
+    TableBags,
+    gather_features,
+    pool_features,
+)
+from recsdk_core.nn.function import pack_features
 
 KEYS = torch.tensor([5, -5, 5, 7])
 OFFSETS = torch.tensor([0, 2, 2, 4])
@@ -240,3 +255,73 @@ def test_map_tables_feeds_pool_features() -> None:
     ]
     pool_features(entries, 3, 4, make_anchor()).sum().backward()
     assert [len(table) for table in tables] == [3, 3]
+
+
+def test_numbers_that_nobody_reads_are_trained_all_the_same() -> None:
+    table = make_table(2)
+    features = [feature_of(table, offsets=OFFSETS), feature_of(table, offsets=OFFSETS, column=6)]
+    entry = TableBags(table=table, features=features)
+    out = pack_features([entry], 12, make_anchor(), pooled=range(6, 12))
+    assert out.tolist() == [0.0] * 6 + [2.0, 2.0, 0.0, 0.0, 2.0, 2.0]
+    out.sum().backward()
+    assert table.lookup(KEYS)[:, 0].tolist() == [-3.0, -1.0, -3.0, -1.0]
+
+
+@pytest.mark.parametrize("pooling", ["sum", "mean"])
+def test_processes_with_the_same_table_train_alike(pooling: str) -> None:
+    batches = [KEYS, torch.tensor([7, 7, 7, 5])]
+    alone = make_table(2, "alone")
+    pairs = [
+        feature_of(alone, keys, offsets=OFFSETS, pooling=pooling, column=2 * process)
+        for process, keys in enumerate(batches)
+    ]
+    expected = pool_features([TableBags(table=alone, features=pairs)], 3, 4, make_anchor())
+    expected.square().sum().backward()
+
+    distinct = [distinct_keys(keys) for keys in batches]
+    sizes = [2 * len(keys_U) for keys_U, _ in distinct]
+    sent = [torch.zeros(size) for size in sizes]
+
+    def train(process: int, table: Table) -> None:
+        own = feature_of(table, batches[process], offsets=OFFSETS, pooling=pooling)
+        keys_U, which_N = distinct[process]
+        bags = Bags(which_N, own.outcomes, OFFSETS, None, pooling)
+
+        def swap(grad: torch.Tensor, _: object) -> list[torch.Tensor]:
+            sent[process] = grad
+            return sent
+
+        shared = SharedTraining(
+            sums=[CombineBlock(bags=bags, column=0, width=2, start=0, num_sums=len(keys_U))],
+            sizes=sizes,
+            process=process,
+            swap=swap,
+            bags=[[feature_of(table, each) for each, _ in distinct]],
+        )
+        entry = TableBags(table=table, features=[own])
+        out = pool_features([entry], 3, 2, make_anchor(), shared)
+        out.square().sum().backward()
+        assert torch.equal(out, expected[:, 2 * process : 2 * process + 2])
+
+    for process in range(2):  # so that each gradient is known to the other process below
+        train(process, make_table(2, "tried"))
+    tables = [make_table(2, f"of_{process}") for process in range(2)]
+    for process, table in enumerate(tables):
+        train(process, table)
+    for table in tables:
+        torch.testing.assert_close(table.lookup(KEYS), alone.lookup(KEYS))
+        assert table.update_count == 1
+
+
+def test_what_is_shared_is_trained_once() -> None:
+    table = make_table(2)
+    entry = pooled_entry(table)
+    empty = feature_of(table, torch.zeros(0, dtype=torch.int64))
+    shared = SharedTraining(
+        sums=[], sizes=[0], process=0, swap=lambda own, _: [own], bags=[[empty]]
+    )
+    out = pool_features([entry], 3, 2, make_anchor(), shared)
+    out.sum().backward()
+    assert table.lookup(KEYS)[:, 0].tolist() == [1.0] * 4
+    with pytest.raises(RuntimeError, match="backward has run already"):
+        out.sum().backward()
