@@ -9,12 +9,12 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torchrec.distributed.embedding_sharding import BaseSparseFeaturesDist
-from torchrec.distributed.types import Awaitable
+from torchrec.distributed.types import Awaitable, NoWait
 
 from recsdk_sharding._batch.context import (
     HashShardingContext,
@@ -61,8 +61,13 @@ class HostDist(BaseSparseFeaturesDist[Any]):  # type: ignore[misc]
         names = [table.name for table in config.layout.tables]
         self.tag = zlib.crc32("\n".join([*names, "", *config.layout.feature_names]).encode()) >> 1
 
-    def forward(self, features: Any, context: HashShardingContext, training: bool) -> HostAwaitable:
-        """Starts the work; what is wrong with `features` is raised by the second wait."""
+    def forward(
+        self, features: Any, context: HashShardingContext, training: bool
+    ) -> Awaitable[Awaitable[MappedBatch]]:
+        """Starts the work. The first wait returns at once, the second gives the mapped batch.
+
+        What is wrong with `features` is raised by the second.
+        """
         order = Order(
             source=features_on_host(features),
             training=training,
@@ -70,9 +75,8 @@ class HostDist(BaseSparseFeaturesDist[Any]):  # type: ignore[misc]
             wants_outcomes=self.wants_outcomes,
             results=self.results,
         )
-        job = _Job(self, order)
-        device = self.config.home.device
-        return HostAwaitable(self.config.group.exchange.submit(job), context, device)
+        future = self.config.group.exchange.submit(_Job(self, order))
+        return NoWait(_MappedAwaitable(future, context, self.config.home.device))
 
     def take(self, *, bytes_sent: int = 0, steps: int = 0) -> None:
         """Counts what a job has done."""
@@ -80,11 +84,8 @@ class HostDist(BaseSparseFeaturesDist[Any]):  # type: ignore[misc]
         self.num_steps += steps
 
 
-class _Done(NamedTuple):
-    """What the work of a batch gives."""
-
-    batch: MappedBatch
-    remainder: Remainder
+_Done: TypeAlias = tuple[MappedBatch, Remainder]
+"""What the work of a batch gives."""
 
 
 class _Job(ExchangeJob[_Done]):
@@ -119,20 +120,7 @@ class _Job(ExchangeJob[_Done]):
     def answer(self, group: dist.ProcessGroup, splits: Sequence[Splits], found: Mapped) -> _Done:
         remainder, bytes_sent = found.answer(group, splits)
         self._owner.take(bytes_sent=bytes_sent)
-        return _Done(found.batch, remainder)
-
-
-class HostAwaitable(Awaitable[Awaitable[MappedBatch]]):  # type: ignore[misc]
-    """The first wait returns at once, the second gives the mapped batch."""
-
-    def __init__(
-        self, future: Future[_Done], context: HashShardingContext, device: torch.device
-    ) -> None:
-        super().__init__()
-        self._mapped = _MappedAwaitable(future, context, device)
-
-    def _wait_impl(self) -> Awaitable[MappedBatch]:
-        return self._mapped
+        return found.batch, remainder
 
 
 class _MappedAwaitable(Awaitable[MappedBatch]):  # type: ignore[misc]
