@@ -21,7 +21,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recsdk_core.nn.function import FeatureBags, TableBags
 from recsdk_sharding._batch.arrivals import Arrivals
 from recsdk_sharding._batch.assembly import Assembly, plan_stretches
-from recsdk_sharding._batch.context import HostDistConfig, Order, Remainder, RoutedShard
+from recsdk_sharding._batch.context import HostDistConfig, Order, Remainder
 from recsdk_sharding._batch.features import (
     Features,
     MappedKeys,
@@ -71,32 +71,29 @@ class Alone:
 
     config: HostDistConfig
     order: Order
-    own: WholeBags
+    arrived: WholeBags
+    """This rank's bags."""
 
     bytes_sent = 0
 
     @property
     def splits(self) -> Splits:
         """What this rank says to the others."""
-        size = self.own.features.batch_size
+        size = self.arrived.features.batch_size
         return Splits(batch_size=size, wants_outcomes=self.order.wants_outcomes)
 
     def receive(self, group: dist.ProcessGroup, splits: Sequence[Splits]) -> Alone:
         """The same."""
         return self
 
-    def keys_of(self, shard: RoutedShard) -> torch.Tensor:
-        """The keys of a shard, int64 (N,)."""
-        return self.own.keys_of(shard)
-
     def mapped(self, step: int, found: Sequence[MappedKeys]) -> tuple[MappedBatch, Remainder]:
         """The batch with its keys mapped, shard by shard."""
         bags = [
-            self.own.bags_of(shard, rows, outcomes)
+            self.arrived.bags_of(shard, rows, outcomes)
             for shard, (rows, outcomes, _) in zip(self.config.routed, found, strict=True)
         ]
-        batch = _planned(self.config, self.order, bags, found, shape=self.own.shape)
-        return batch, Remainder(step, self.own.features)
+        batch = _planned(self.config, self.order, bags, found, shape=self.arrived.shape)
+        return batch, Remainder(step, self.arrived.features)
 
     def answer(
         self, group: dist.ProcessGroup, splits: Sequence[Splits], found: Sequence[torch.Tensor]
@@ -104,7 +101,7 @@ class Alone:
         """What became of the keys of each feature, if wanted; no bytes are sent for it."""
         if not self.order.wants_outcomes:
             return None, 0
-        return self.own.outcomes_of(self.config.routed, found), 0
+        return self.arrived.outcomes_of(self.config.routed, found), 0
 
 
 @dataclass(frozen=True)
@@ -220,10 +217,6 @@ class Received:
     def order(self) -> Order:
         """What was wanted."""
         return self.prepared.order
-
-    def keys_of(self, shard: RoutedShard) -> torch.Tensor:
-        """The keys of a shard, int64 (N,): feature by feature, rank by rank."""
-        return self.arrived.keys_of(shard)
 
     def mapped(self, step: int, found: Sequence[MappedKeys]) -> tuple[MappedBatch, Remainder]:
         """The batch with its keys mapped, shard by shard."""
@@ -357,7 +350,7 @@ class Mapped:
 def map_keys(received: Alone | Received, step: int) -> Mapped:
     """Maps the keys of this rank's shards; if the batch is trained, new keys get a row."""
     training, shards = received.order.training, received.config.routed
-    calls = [(shard.owned.held.index, received.keys_of(shard)) for shard in shards]
+    calls = [(shard.owned.held.index, received.arrived.keys_of(shard)) for shard in shards]
     found = map_under_leases(calls, insert=training, step=step if training else None)
     try:
         batch, remainder = received.mapped(step, found)

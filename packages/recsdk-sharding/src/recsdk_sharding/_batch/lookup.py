@@ -10,7 +10,6 @@ from torchrec.distributed.embedding_types import BaseEmbeddingLookup
 from torchrec.optim.fused import FusedOptimizer, FusedOptimizerModule
 
 from recsdk_sharding._rows.home import MappedBatch
-from recsdk_sharding._rows.optimizers import HashFusedOptimizer
 from recsdk_sharding._rows.rows import TableRows, anchor_of
 from recsdk_sharding.exchange.failures import failing_together
 
@@ -50,3 +49,28 @@ class HashLookup(BaseEmbeddingLookup[Any, Any], FusedOptimizerModule):  # type: 
 
     def purge(self) -> None:
         """Does nothing: nothing is cached."""
+
+
+class HashFusedOptimizer(FusedOptimizer):  # type: ignore[misc]
+    """torchrec's view of optimizers that run in backward: one parameter group per table.
+
+    `step` and `zero_grad` only hand changed learning rates to the tables. Optimizer state belongs
+    to the rows and is in the module's `state_dict`, so `state_dict()["state"]` is empty here.
+    """
+
+    def __init__(self, rows: Sequence[TableRows]) -> None:
+        self._rows = [each for each in rows if each.optimizer is not None]
+        params = {f"{each.config.name}.weight": each.weight for each in self._rows}
+        groups = [{"params": [p.weight], "lr": p.learning_rate} for p in self._rows]
+        super().__init__(params, {}, groups)
+
+    def step(self, closure: Any = None) -> None:
+        """Hands the learning rates of `param_groups` to the tables."""
+        for each, group in zip(self._rows, self.param_groups, strict=True):
+            rate = float(group["lr"])
+            if rate != each.learning_rate:
+                each.learning_rate = rate
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        """As `step`: gradients are never kept."""
+        self.step()

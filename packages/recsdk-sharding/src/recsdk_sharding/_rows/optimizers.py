@@ -1,13 +1,11 @@
-"""From `apply_optimizer_in_backward` to the engine's optimizers, and back to torchrec's."""
+"""From `apply_optimizer_in_backward` to the engine's optimizers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
 from torch import nn
 from torch.optim import Optimizer
-from torchrec.optim.fused import FusedOptimizer
 
 from recsdk_core import optim
 from recsdk_sharding._rows.accumulate import ACCUMULATION_ARGUMENTS, TORCH_CLASSES
@@ -16,7 +14,6 @@ if TYPE_CHECKING:
     from recsdk_sharding._rows.rows import TableRows
 
 __all__ = [
-    "HashFusedOptimizer",
     "RowOptimizer",
     "optimizer_of_parameter",
     "set_learning_rate",
@@ -96,28 +93,3 @@ def set_learning_rate(rows: TableRows, rate: float) -> None:
         for group in each.param_groups:
             if any(parameter is rows.weight for parameter in group["params"]):
                 group["lr"] = rate
-
-
-class HashFusedOptimizer(FusedOptimizer):  # type: ignore[misc]
-    """torchrec's view of optimizers that run in backward: one parameter group per table.
-
-    `step` and `zero_grad` only hand changed learning rates to the tables. Optimizer state belongs
-    to the rows and is in the module's `state_dict`, so `state_dict()["state"]` is empty here.
-    """
-
-    def __init__(self, rows: Sequence[TableRows]) -> None:
-        self._rows = [each for each in rows if each.optimizer is not None]
-        params = {f"{each.config.name}.weight": each.weight for each in self._rows}
-        groups = [{"params": [p.weight], "lr": p.learning_rate} for p in self._rows]
-        super().__init__(params, {}, groups)
-
-    def step(self, closure: Any = None) -> None:
-        """Hands the learning rates of `param_groups` to the tables."""
-        for each, group in zip(self._rows, self.param_groups, strict=True):
-            rate = float(group["lr"])
-            if rate != each.learning_rate:
-                each.learning_rate = rate
-
-    def zero_grad(self, set_to_none: bool = False) -> None:
-        """As `step`: gradients are never kept."""
-        self.step()
