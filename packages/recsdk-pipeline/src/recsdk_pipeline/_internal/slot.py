@@ -28,13 +28,13 @@ class _Presence(ExchangeJob[None]):
     def step(self) -> int:
         return 0
 
-    def prepare(self) -> Splits:
-        return Splits()
+    def prepare(self) -> tuple[Splits, None]:
+        return Splits(), None
 
-    def transfer(self, group: dist.ProcessGroup, splits: Sequence[Splits]) -> None:
+    def transfer(self, group: dist.ProcessGroup, splits: Sequence[Splits], prepared: None) -> None:
         pass
 
-    def finish(self) -> None:
+    def finish(self, received: None) -> None:
         pass
 
 
