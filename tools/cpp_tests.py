@@ -30,7 +30,7 @@ SANITIZER_OPTIONS = {
 class Variant:
     """One way to build the library and its tests."""
 
-    folder: str = "cpp"
+    folder: str = set_up.ENGINE.name
     build_type: str = "Release"
     options: tuple[str, ...] = ()
 
@@ -56,7 +56,7 @@ def configure(variant: Variant) -> list[str]:
     return [
         *("cmake", "-S", str(set_up.ROOT / "cpp"), "-B", str(variant.path), "-G", "Ninja"),
         *("--log-level=WARNING", f"-DCMAKE_BUILD_TYPE={variant.build_type}"),
-        *("-DRECSDK_BUILD_TESTS=ON", *variant.options),
+        *("-DBUILD_SHARED_LIBS=OFF", "-DRECSDK_BUILD_TESTS=ON", *variant.options),
     ]
 
 

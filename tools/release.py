@@ -73,13 +73,18 @@ def check_tag(package: Package, tag: str) -> None:
         raise ReleaseError(f"CHANGELOG.md has no section {package.version}; run: {collect}")
 
 
-def build(package: Package, output: Path) -> list[Path]:
-    """Builds the sdist and from it the wheel, with the tools of this environment; returns both."""
+def build(package: Package, output: Path, engine: Path | None = None) -> list[Path]:
+    """Builds the sdist and from it the wheel, with the tools of this environment; returns both.
+
+    `engine`: a folder where the engine is built, which the wheel then takes instead of compiling
+    that of the sdist. For tests.
+    """
+    settings = () if engine is None else (f"--config-setting=cmake.define.recsdk_DIR={engine}",)
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output) as fresh:
         call_build(package, package.home, "--sdist", fresh)
         [sdist] = Path(fresh).iterdir()
-        call_build(package, unpack(package, sdist), "--wheel", fresh)
+        call_build(package, unpack(package, sdist), "--wheel", fresh, *settings)
         return sorted(path.replace(output / path.name) for path in Path(fresh).iterdir())
 
 
@@ -92,8 +97,8 @@ def unpack(package: Package, sdist: Path) -> Path:
     return home
 
 
-def call_build(package: Package, source: Path, what: str, output: str) -> None:
-    command = [sys.executable, "-m", "build", "--no-isolation", what, "--outdir", output]
+def call_build(package: Package, source: Path, what: str, output: str, *settings: str) -> None:
+    command = [sys.executable, "-m", "build", "--no-isolation", what, "--outdir", output, *settings]
     done = subprocess.run(
         [*command, str(source)],
         check=False,

@@ -36,6 +36,8 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 BUILD = ROOT / "build"
 LOG = BUILD / "set_up.log"
+ENGINE = BUILD / "cpp"
+"""Where the engine is built, once: for the Python extension, and for the C++ tests."""
 STAMPS = VENV / "recsdk-stamps.json"
 CONSTRAINTS = "requirements/constraints.txt"
 NOT_SOURCES = {"__pycache__", "build", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
@@ -269,14 +271,30 @@ def sources_of(package: str) -> Iterator[Path]:
                 yield path
 
 
+def build_engine() -> None:
+    """The engine's static library, incrementally."""
+    configure = ["cmake", "-S", "cpp", "-B", str(ENGINE), "-G", "Ninja"]
+    run([*configure, "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=OFF"])
+    run(["cmake", "--build", str(ENGINE), "--target", "recsdk"])
+
+
 def install_package(package: str) -> None:
     """Editable, from source; the C++ part rebuilds incrementally in build/."""
     wanted = digest_of_files(sources_of(package))
     home = home_of(package)
+    has_engine = (home / "cpp").exists()
     args = ["--no-build-isolation", "--editable", str(home.relative_to(ROOT))]
     if (home / "CMakeLists.txt").exists():
         args.append(f"--config-settings=build-dir={BUILD / package}")
-    step(f"package-{package}", wanted, f"building {package} from source", lambda: install(*args))
+    if has_engine:
+        args.append(f"--config-settings=cmake.define.recsdk_DIR={ENGINE}")
+
+    def build() -> None:
+        if has_engine:
+            build_engine()
+        install(*args)
+
+    step(f"package-{package}", wanted, f"building {package} from source", build)
 
 
 def fetch_npu_headers() -> None:

@@ -14,6 +14,8 @@ install(TARGETS recsdk EXPORT recsdkTargets
 install(DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR}/include/recsdk DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
   FILES_MATCHING PATTERN "*.h")
 install(EXPORT recsdkTargets NAMESPACE recsdk:: DESTINATION ${RECSDK_PACKAGE_DIR})
+# find_package(recsdk) finds the build folder too, given as recsdk_DIR.
+export(EXPORT recsdkTargets NAMESPACE recsdk:: FILE ${CMAKE_CURRENT_BINARY_DIR}/recsdkTargets.cmake)
 
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/recsdkConfig.cmake.in
   ${CMAKE_CURRENT_BINARY_DIR}/recsdkConfig.cmake INSTALL_DESTINATION ${RECSDK_PACKAGE_DIR})

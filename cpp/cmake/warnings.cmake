@@ -1,4 +1,6 @@
 # Warnings, sanitizers and what keeps arithmetic bit-equal, for every target of ours.
+option(RECSDK_WERROR "Treat warnings as errors" ON)
+
 function(recsdk_set_warnings target)
   target_compile_options(${target} PRIVATE
     -Wall -Wextra -Wshadow -Wconversion -Wsign-conversion -Wdouble-promotion

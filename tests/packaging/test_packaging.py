@@ -1,7 +1,8 @@
 """Each package as a user gets it: built by the release script, installed where nothing else is.
 
 Builds the sdists and from them the wheels, once a run, and installs the wheels into environments
-that cannot see the source tree.
+that cannot see the source tree. The full profile compiles the engine of the sdist; else the wheel
+takes the one that the set-up has built of the same files.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import pytest
 
 import release
 import sampling
+import set_up
 from environments import Environment, find_interpreter, link_distributions
-from set_up import SIMULATED_NPU
 
 LAYERS = release.LAYERS
+CPP = set_up.ROOT / "cpp"
 TEST_TOOLS = (
     "pytest",
     "pytest-timeout",
@@ -35,7 +37,8 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with sdist and wheel of every package."""
     folder = tmp_path_factory.mktemp("dist")
     for layer in LAYERS:
-        release.build(release.Package(layer), folder)
+        takes_built = layer == "core" and not sampling.IS_FULL
+        release.build(release.Package(layer), folder, set_up.ENGINE if takes_built else None)
     return folder
 
 
@@ -82,10 +85,14 @@ def test_an_sdist_is_complete(dist: Path, layer: str) -> None:
 
 
 def test_the_core_sdist_brings_the_engine(dist: Path) -> None:
+    brought = {}
     with tarfile.open(sdist_of(dist, "core")) as archive:
-        members = {name.partition("/")[2]: archive.getmember(name) for name in archive.getnames()}
-    for name in ("cpp/CMakeLists.txt", "cpp/include/recsdk/table.h", "cpp/src/table/table.cc"):
-        assert members[name].isreg()
+        for member in archive.getmembers():
+            name = member.name.partition("/")[2]
+            if name.startswith("cpp/") and (file := archive.extractfile(member)):
+                brought[name] = file.read()
+    sources = [path for path in set_up.sources_of("recsdk-core") if CPP in path.parents]
+    assert brought == {str(path.relative_to(CPP.parent)): path.read_bytes() for path in sources}
 
 
 def test_the_core_wheel_serves_every_python_from_3_10(dist: Path) -> None:
@@ -150,7 +157,7 @@ def all_layers(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Environm
     """The three wheels on top of the pinned torch, torchrec and fbgemm, and the test tools."""
     folder = tmp_path_factory.mktemp("all_layers")
     environment = Environment(folder)
-    wanted = ["torch", "torchrec", "fbgemm-gpu", SIMULATED_NPU, *TEST_TOOLS]
+    wanted = ["torch", "torchrec", "fbgemm-gpu", set_up.SIMULATED_NPU, *TEST_TOOLS]
     link_distributions(wanted, environment.site_packages(folder))
     environment.install("--find-links", dist, *(wheel_of(dist, layer) for layer in LAYERS))
     environment.pip("check")
