@@ -19,16 +19,16 @@ import torch
 from torch.autograd.function import once_differentiable
 from torchrec.distributed.comm_ops import get_gradient_division
 
-from recsdk_sharding.device.kernels import segment_sums
+from recsdk_sharding.device.kernels import run_sums
 from recsdk_sharding.device.parcel import (
     Item,
     Parcel,
     get_optional,
-    get_segments,
+    get_runs,
     put_optional,
-    put_segments,
+    put_runs,
 )
-from recsdk_sharding.device.segments import Segments, plan_segments
+from recsdk_sharding.device.runs import Runs, plan_runs
 from recsdk_sharding.exchange.failures import failing_together
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ the ranks sent."""
 class _BagItems:
     """How weights add up to those of bags."""
 
-    segments: Segments[Item]
+    runs: Runs[Item]
     bag_N: Item
     """Which of the bags that have keys each key is in."""
     filled_U: Item | None
@@ -92,7 +92,7 @@ class LateWeights:
             positions_S = positions_S[first : first + self.sends[own_rank]]
         self._order = self._parcel.put(np.argsort(positions_S, kind="stable"))
         copies_N = np.bincount(positions_S, minlength=len(features.keys_N))
-        self._copies = put_segments(self._parcel, plan_segments(copies_N))
+        self._copies = put_runs(self._parcel, plan_runs(copies_N))
         self._bags = self._plan_bags(features.lengths_G.numpy()) if any(is_mean) else None
         self._parcel.seal()
 
@@ -101,7 +101,7 @@ class LateWeights:
         is_full = len(filled_U) == len(lengths_G)
         lengths_U = lengths_G[filled_U]
         return _BagItems(
-            segments=put_segments(self._parcel, plan_segments(lengths_U)),
+            runs=put_runs(self._parcel, plan_runs(lengths_U)),
             bag_N=self._parcel.put(np.repeat(np.arange(len(filled_U)), lengths_U)),
             filled_U=put_optional(self._parcel, None if is_full else filled_U),
             num_bags=len(lengths_G),
@@ -140,7 +140,7 @@ class LateWeights:
     def summed(self, grad_S: torch.Tensor) -> torch.Tensor:
         """The gradient of the group's weights, (N,): the sum of those of all copies."""
         copies = grad_S.index_select(0, self._parcel.get(self._order))[:, None]
-        return segment_sums(copies, None, get_segments(self._parcel, self._copies)).squeeze(1)
+        return run_sums(copies, None, get_runs(self._parcel, self._copies)).squeeze(1)
 
     def divisors(self, weights_N: torch.Tensor) -> list[torch.Tensor | None]:
         """What to divide each feature's sums by, float32 (G,); None: by nothing.
@@ -155,9 +155,9 @@ class LateWeights:
         return [part if mean else None for part, mean in zip(parts, self._is_mean, strict=True)]
 
     def _sums_of_bags(self, weights_N: torch.Tensor, bags: _BagItems) -> torch.Tensor:
-        segments = get_segments(self._parcel, bags.segments)
+        runs = get_runs(self._parcel, bags.runs)
         apply: Callable[..., torch.Tensor] = _SegmentSums.apply
-        sums_U = apply(weights_N, segments, self._parcel.get(bags.bag_N))
+        sums_U = apply(weights_N, runs, self._parcel.get(bags.bag_N))
         filled_U = get_optional(self._parcel, bags.filled_U)
         if filled_U is None:
             return sums_U
@@ -214,15 +214,15 @@ class _Exchange(torch.autograd.Function):
 class _SegmentSums(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, values_N: torch.Tensor, segments: Segments[torch.Tensor], segment_N: torch.Tensor
+        ctx: Any, values_N: torch.Tensor, runs: Runs[torch.Tensor], run_N: torch.Tensor
     ) -> torch.Tensor:
-        ctx.segment_N = segment_N
-        return segment_sums(values_N.clone()[:, None], None, segments).squeeze(1)
+        ctx.run_N = run_N
+        return run_sums(values_N.clone()[:, None], None, runs).squeeze(1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_U: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return grad_U.index_select(0, ctx.segment_N), None, None
+        return grad_U.index_select(0, ctx.run_N), None, None
 
 
 class _Tie(torch.autograd.Function):

@@ -23,11 +23,11 @@ from recsdk_sharding.device.parcel import (
     Item,
     Parcel,
     get_optional,
-    get_segments,
+    get_runs,
     put_optional,
-    put_segments,
+    put_runs,
 )
-from recsdk_sharding.device.segments import Segments, plan_segments
+from recsdk_sharding.device.runs import Runs, plan_runs
 
 if TYPE_CHECKING:
     from recsdk_sharding.device.table import DeviceTable
@@ -47,7 +47,7 @@ class _BagItems:
 
     rows_N: Item
     weights_N: Item | None
-    segments: Segments[Item]
+    runs: Runs[Item]
     filled_U: Item | None
     num_bags: int
 
@@ -60,7 +60,7 @@ class _GradientItems:
     host_rows_U: NDArray[np.int64]
     bags_N: Item
     weights_N: Item | None
-    segments: Segments[Item]
+    runs: Runs[Item]
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class TablePlan:
         return BagIndex(
             rows_N=parcel.get(bags.rows_N),
             weights_N=self._weights(parcel, bags.weights_N, weights_M),
-            segments=get_segments(parcel, bags.segments),
+            runs=get_runs(parcel, bags.runs),
             filled_U=get_optional(parcel, bags.filled_U),
             num_bags=bags.num_bags,
         )
@@ -119,7 +119,7 @@ class TablePlan:
             rows_U=parcel.get(gradients.rows_U),
             bags_N=parcel.get(gradients.bags_N),
             weights_N=weights_N,
-            segments=get_segments(parcel, gradients.segments),
+            runs=get_runs(parcel, gradients.runs),
         )
 
     def _weights(
@@ -181,9 +181,9 @@ def plan_joined(parcel: Parcel, rows: Sequence[NDArray[np.int64]]) -> Callable[[
     order_N = np.argsort(rows_N, kind="stable")
     rows_U, lengths_U = np.unique(rows_N, return_counts=True)
     touched, order = parcel.put(rows_U), parcel.put(order_N)
-    segments = put_segments(parcel, plan_segments(lengths_U))
+    runs = put_runs(parcel, plan_runs(lengths_U))
     return lambda: GradientIndex(
-        parcel.get(touched), parcel.get(order), None, get_segments(parcel, segments)
+        parcel.get(touched), parcel.get(order), None, get_runs(parcel, runs)
     )
 
 
@@ -259,7 +259,7 @@ def _plan_bags(parcel: Parcel, keys: _MappedKeys, spare_row: int) -> _BagItems:
     return _BagItems(
         rows_N=parcel.put(np.where(has_row(keys.outcomes_N), keys.rows_N, spare_row)),
         weights_N=put_optional(parcel, keys.weights_N),
-        segments=put_segments(parcel, plan_segments(keys.lengths_B[filled_U])),
+        runs=put_runs(parcel, plan_runs(keys.lengths_B[filled_U])),
         filled_U=None if is_full else parcel.put(filled_U),
         num_bags=len(keys.lengths_B),
     )
@@ -274,7 +274,7 @@ def _plan_gradients(parcel: Parcel, keys: _MappedKeys) -> _GradientItems:
         host_rows_U=rows_U,
         bags_N=parcel.put(bag_N[order_N]),
         weights_N=put_optional(parcel, None if keys.weights_N is None else keys.weights_N[order_N]),
-        segments=put_segments(parcel, plan_segments(lengths_U)),
+        runs=put_runs(parcel, plan_runs(lengths_U)),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 
-from recsdk_sharding.device.segments import Segments
+from recsdk_sharding.device.runs import Runs
 
 __all__ = [
     "BagIndex",
@@ -20,7 +20,7 @@ __all__ = [
     "kernel",
     "pool_rows",
     "register_kernel",
-    "segment_sums",
+    "run_sums",
     "sum_gradients",
 ]
 
@@ -35,7 +35,7 @@ class BagIndex:
     """Row numbers, int64 (N,), bag after bag."""
     weights_N: torch.Tensor | None
     """float32 (N,), if weighted."""
-    segments: Segments[torch.Tensor]
+    runs: Runs[torch.Tensor]
     """The bags that have keys."""
     filled_U: torch.Tensor | None
     """The numbers of those bags, int64 (U,); None: every bag has keys."""
@@ -53,13 +53,13 @@ class GradientIndex:
     """The bag of each key, int64 (N,), row after row; keys of a row in the order of the batch."""
     weights_N: torch.Tensor | None
     """float32 (N,), if weighted."""
-    segments: Segments[torch.Tensor]
+    runs: Runs[torch.Tensor]
     """The rows."""
 
 
 def pool_rows(store_RD: torch.Tensor, index: BagIndex) -> torch.Tensor:
     """The sums of the rows of each bag, float32 (B, D); an empty bag gives zeros."""
-    sums_UD = segment_sums(store_RD.index_select(0, index.rows_N), index.weights_N, index.segments)
+    sums_UD = run_sums(store_RD.index_select(0, index.rows_N), index.weights_N, index.runs)
     if index.filled_U is None:
         return sums_UD
     pooled_BD = store_RD.new_zeros(index.num_bags, store_RD.shape[1])
@@ -68,18 +68,18 @@ def pool_rows(store_RD: torch.Tensor, index: BagIndex) -> torch.Tensor:
 
 def sum_gradients(grad_BD: torch.Tensor, index: GradientIndex) -> torch.Tensor:
     """The gradient of each distinct row, float32 (U, D), from the gradients of bags (B, D)."""
-    return segment_sums(grad_BD.index_select(0, index.bags_N), index.weights_N, index.segments)
+    return run_sums(grad_BD.index_select(0, index.bags_N), index.weights_N, index.runs)
 
 
-def segment_sums(
-    items_ND: torch.Tensor, weights_N: torch.Tensor | None, segments: Segments[torch.Tensor]
+def run_sums(
+    items_ND: torch.Tensor, weights_N: torch.Tensor | None, runs: Runs[torch.Tensor]
 ) -> torch.Tensor:
-    """The sums of segments of items times their weights, float32 (U, D); writes to `items_ND`."""
+    """The sums of runs of items times their weights, float32 (U, D); writes to `items_ND`."""
     if weights_N is not None:
         items_ND.mul_(weights_N[:, None])
-    for targets_P, sources_P in segments.steps:
+    for targets_P, sources_P in runs.steps:
         items_ND.index_add_(0, targets_P, items_ND.index_select(0, sources_P))
-    return items_ND if segments.firsts is None else items_ND.index_select(0, segments.firsts)
+    return items_ND if runs.firsts is None else items_ND.index_select(0, runs.firsts)
 
 
 _registered: dict[tuple[str, Operation], Callable[..., Any]] = {}

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recsdk_sharding.device.segments import Segments
+from recsdk_sharding.device.runs import Runs
 
-__all__ = ["Item", "Parcel", "get_optional", "get_segments", "put_optional", "put_segments"]
+__all__ = ["Item", "Parcel", "get_optional", "get_runs", "put_optional", "put_runs"]
 
 Item: TypeAlias = tuple[torch.dtype, int]
 """Stands for one array of a parcel."""
@@ -74,13 +74,13 @@ def get_optional(parcel: Parcel, item: Item | None) -> torch.Tensor | None:
     return None if item is None else parcel.get(item)
 
 
-def put_segments(parcel: Parcel, segments: Segments[NDArray[np.int64]]) -> Segments[Item]:
-    """Adds how segments are summed up."""
-    steps = [(parcel.put(targets), parcel.put(sources)) for targets, sources in segments.steps]
-    return Segments(steps, put_optional(parcel, segments.firsts))
+def put_runs(parcel: Parcel, runs: Runs[NDArray[np.int64]]) -> Runs[Item]:
+    """Adds how runs are summed up."""
+    steps = [(parcel.put(targets), parcel.put(sources)) for targets, sources in runs.steps]
+    return Runs(steps, put_optional(parcel, runs.firsts))
 
 
-def get_segments(parcel: Parcel, segments: Segments[Item]) -> Segments[torch.Tensor]:
-    """How segments are summed up, on the device."""
-    steps = [(parcel.get(targets), parcel.get(sources)) for targets, sources in segments.steps]
-    return Segments(steps, get_optional(parcel, segments.firsts))
+def get_runs(parcel: Parcel, runs: Runs[Item]) -> Runs[torch.Tensor]:
+    """How runs are summed up, on the device."""
+    steps = [(parcel.get(targets), parcel.get(sources)) for targets, sources in runs.steps]
+    return Runs(steps, get_optional(parcel, runs.firsts))

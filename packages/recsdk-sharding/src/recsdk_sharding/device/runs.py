@@ -1,9 +1,11 @@
 """Sums over consecutive items, as steps that any device runs with the same result.
 
-The items of a segment are added pairwise: neighbours first, then neighbours of those sums, and so
-on. Each step adds distinct items to distinct items, so no order of execution changes a bit.
+A run is items that lie side by side and are added to one sum. They are added pairwise: neighbours
+first, then neighbours of those sums, and so on. Each step adds distinct items to distinct items, so
+no order of execution changes a bit. The engine's plan_run_sum adds in the same order; a table of
+orders, run_sums.txt of its tests, holds both to it.
 
-Shape letters: N items, U segments, P pairs of a step.
+Shape letters: N items, U runs, P pairs of a step.
 """
 
 from __future__ import annotations
@@ -14,23 +16,23 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Segments", "plan_segments"]
+__all__ = ["Runs", "plan_runs"]
 
 ArrayT = TypeVar("ArrayT")
 
 
 @dataclass(frozen=True)
-class Segments(Generic[ArrayT]):
-    """How to add up the items of segments that have at least one item each."""
+class Runs(Generic[ArrayT]):
+    """How to add up the items of runs that have at least one item each."""
 
     steps: list[tuple[ArrayT, ArrayT]]
     """For each step the places (P,) of the items that are added to, and of those added."""
     firsts: ArrayT | None
-    """Places (U,) of the sums after the steps: each segment's first item; None: every item."""
+    """Places (U,) of the sums after the steps: each run's first item; None: every item."""
 
 
-def plan_segments(lengths_U: NDArray[np.int64]) -> Segments[NDArray[np.int64]]:
-    """The steps for segments of these lengths (U,), at least 1 each. Cost: O(N)."""
+def plan_runs(lengths_U: NDArray[np.int64]) -> Runs[NDArray[np.int64]]:
+    """The steps for runs of these lengths (U,), at least 1 each. Cost: O(N)."""
     starts_U = np.cumsum(lengths_U) - lengths_U
     steps = []
     distance, longest = 1, int(lengths_U.max(initial=1))
@@ -41,7 +43,7 @@ def plan_segments(lengths_U: NDArray[np.int64]) -> Segments[NDArray[np.int64]]:
         targets_P = np.repeat(starts_U[is_longer_U], num_pairs) + 2 * distance * within_P
         steps.append((targets_P, targets_P + distance))
         distance *= 2
-    return Segments(steps, starts_U if steps else None)
+    return Runs(steps, starts_U if steps else None)
 
 
 def _counting_up(counts: NDArray[np.int64]) -> NDArray[np.int64]:
