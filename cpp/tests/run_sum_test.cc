@@ -15,7 +15,6 @@
 namespace recsdk {
 namespace {
 
-using internal::GradItem;
 using internal::plan_run_sum;
 using internal::RunSum;
 using internal::SortedGradients;
@@ -38,8 +37,10 @@ std::vector<std::string> summed(const RunSum& sum, const std::vector<std::string
     std::vector<std::string> next;
     for (std::size_t i = 0; i < step.left.size(); ++i) {
       std::string term = terms[static_cast<std::size_t>(step.left[i])];
-      if (i < step.right.size())
-        term = "(" + term + "+" + terms[static_cast<std::size_t>(step.right[i])] + ")";
+      if (i < step.right.size()) {
+        term.insert(0, "(").append("+");
+        term.append(terms[static_cast<std::size_t>(step.right[i])]).append(")");
+      }
       next.push_back(std::move(term));
     }
     terms = std::move(next);
