@@ -11,78 +11,70 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 
 from recsdk_core import pack_vectors, unpack_vectors
 from recsdk_core.vectors import Block, Part
-from recsdk_sharding._batch.routing import Ints, Requests
+from recsdk_sharding._batch.routing import Requests
 from recsdk_sharding.placement.layout import GroupLayout
 
-__all__ = ["Assembly", "StretchSpec", "padded", "plan_stretches"]
+__all__ = ["Assembly", "Stretch", "padded", "plan_stretches"]
 
 
 @dataclass(frozen=True)
-class StretchSpec:
-    """The vectors that one shard sends for one feature."""
+class Stretch:
+    """The vectors that one shard sends for one feature, one after the other."""
 
     feature: int
     """Position of the feature."""
     columns: tuple[int, int]
     """Which columns of the feature's vectors."""
-    bags: Ints | None
-    """Which bags, in ascending order; None: all."""
+    bags: torch.Tensor | None
+    """Which bags, int64, in ascending order; None: all."""
     num_bags: int
     """Number of vectors."""
     is_first: bool
     """Whether no stretch before it has the same feature and columns."""
+    start: int = 0
+    """The first number among those of all ranks."""
 
     @property
     def num_values(self) -> int:
         """Numbers in the stretch."""
         return self.num_bags * (self.columns[1] - self.columns[0])
 
+    def read(self, flat: torch.Tensor) -> torch.Tensor:
+        """The stretch's vectors, a view (bags, columns) of what was received."""
+        first, last = self.columns
+        return flat.narrow(0, self.start, self.num_values).view(-1, last - first)
+
+    def of(self, results: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The stretch's columns of its feature's result."""
+        first, last = self.columns
+        return results[self.feature][:, first:last]
+
 
 def plan_stretches(
     layout: GroupLayout, requests: Requests, num_bags: Sequence[int], rank: int
-) -> list[list[StretchSpec]]:
+) -> list[list[Stretch]]:
     """What each rank will send to `rank`, in the order in which it lies there."""
-    sent: list[list[StretchSpec]] = [[] for _ in range(layout.world_size)]
+    sent: list[list[Stretch]] = [[] for _ in range(layout.world_size)]
     for table in layout.tables:
         for placed in table.shards:
             if layout.is_replicated and placed.rank != rank:
                 continue
-            bags = requests.bags_on(placed.ranks, placed.shard.index)
+            found = requests.bags_on(placed.ranks, placed.shard.index)
+            is_first = placed.shard.index == 0
             for feature in table.features:
-                of_feature = bags[feature]
-                count = num_bags[feature] if of_feature is None else len(of_feature)
-                is_first = placed.shard.index == 0
+                of_feature = found[feature]
+                bags = None if of_feature is None else torch.from_numpy(of_feature)
+                count = num_bags[feature] if bags is None else len(bags)
                 sent[placed.rank].append(
-                    StretchSpec(feature, placed.shard.columns, of_feature, count, is_first)
+                    Stretch(feature, placed.shard.columns, bags, count, is_first)
                 )
     return sent
-
-
-@dataclass(frozen=True)
-class _Stretch:
-    """A stretch, and where it begins."""
-
-    start: int
-    spec: StretchSpec
-    bags: torch.Tensor | None
-
-    def read(self, flat: torch.Tensor) -> torch.Tensor:
-        """The stretch's vectors, a view (bags, columns) of what was received."""
-        first, last = self.spec.columns
-        return flat.narrow(0, self.start, self.spec.num_values).view(-1, last - first)
-
-    def of(self, results: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The stretch's columns of its feature's result."""
-        first, last = self.spec.columns
-        return results[self.spec.feature][:, first:last]
 
 
 class Assembly:
@@ -93,7 +85,7 @@ class Assembly:
 
     def __init__(
         self,
-        sent: Sequence[Sequence[StretchSpec]],
+        sent: Sequence[Sequence[Stretch]],
         divisors: Sequence[torch.Tensor] | None,
         multiple: int,
     ) -> None:
@@ -102,33 +94,20 @@ class Assembly:
         `divisors`: what each feature's vectors are divided by, float32 (G,); None: by nothing.
         """
         self._divisors = divisors
-        self.num_values = [padded(sum(s.num_values for s in part), multiple) for part in sent]
+        self._bags: torch.Tensor | None = None  # of all stretches, on a device
+        self.num_values: list[int] = []
         """Numbers that each rank sends, W."""
-        self._begun: list[tuple[int, StretchSpec]] = []
+        self._stretches: list[Stretch] = []
+        self._has_padding = False
         begin = 0
-        for part, num_values in zip(sent, self.num_values, strict=True):
-            starts = accumulate((s.num_values for s in part), initial=begin)
-            self._begun += zip(starts, part, strict=False)
-            begin += num_values
-        arrays = [spec.bags for _, spec in self._begun if spec.bags is not None]
-        self._bags = torch.from_numpy(np.concatenate(arrays)) if arrays else torch.zeros(0)
-        self._has_padding = any(
-            padded_size > sum(s.num_values for s in part)
-            for part, padded_size in zip(sent, self.num_values, strict=True)
-        )
-        self._stretches = self._cut()
-
-    def _cut(self) -> list[_Stretch]:
-        """The stretches, with their bags as views of all bags."""
-        stretches = []
-        first = 0
-        for start, spec in self._begun:
-            bags = None
-            if spec.bags is not None:
-                bags = self._bags.narrow(0, first, spec.num_bags)
-                first += spec.num_bags
-            stretches.append(_Stretch(start, spec, bags))
-        return stretches
+        for of_rank in sent:
+            end = begin
+            for stretch in of_rank:
+                self._stretches.append(replace(stretch, start=end))
+                end += stretch.num_values
+            self.num_values.append(padded(end - begin, multiple))
+            begin += self.num_values[-1]
+            self._has_padding |= begin > end
 
     def put(self, received: torch.Tensor, results: Sequence[torch.Tensor]) -> None:
         """Fills the features' results with what was received from all ranks."""
@@ -144,11 +123,11 @@ class Assembly:
         for stretch in self._stretches:
             target, vectors = stretch.of(results), stretch.read(received)
             if stretch.bags is None:
-                if stretch.spec.is_first:
+                if stretch.is_first:
                     target.copy_(vectors)
                 else:
                     target += vectors
-            elif stretch.spec.is_first:
+            elif stretch.is_first:
                 target.zero_().index_copy_(0, stretch.bags, vectors)
             else:
                 target.index_add_(0, stretch.bags, vectors)
@@ -177,8 +156,8 @@ class Assembly:
         """The columns of features' results or gradients, with the stretches that they have."""
         parts: dict[tuple[int, tuple[int, int]], list[Part]] = {}
         for stretch in self._stretches:
-            spec = stretch.spec
-            parts.setdefault((spec.feature, spec.columns), []).append((stretch.start, stretch.bags))
+            columns = stretch.feature, stretch.columns
+            parts.setdefault(columns, []).append((stretch.start, stretch.bags))
         return [
             (tensors[feature], first, last - first, found)
             for (feature, (first, last)), found in parts.items()
@@ -192,8 +171,14 @@ class Assembly:
         if self._divisors is not None:
             joined = torch.cat(list(self._divisors)).to(device, non_blocking=True)
             made._divisors = joined.split_with_sizes([len(part) for part in self._divisors])
-        made._bags = self._bags.to(device, non_blocking=True)
-        made._stretches = made._cut()
+        bags = [each.bags for each in self._stretches if each.bags is not None]
+        if bags:
+            made._bags = torch.cat(bags).to(device, non_blocking=True)
+            found = iter(made._bags.split_with_sizes(list(map(len, bags))))
+            made._stretches = [
+                each if each.bags is None else replace(each, bags=next(found))
+                for each in self._stretches
+            ]
         return made
 
     def record_stream(self, stream: torch.Stream) -> None:
