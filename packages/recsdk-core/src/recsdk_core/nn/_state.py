@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from recsdk_core.nn.row_entries import STATE, entries_of, rows_of
 from recsdk_core.nn.unused import Unused
 from recsdk_core.table import Table
 
@@ -18,33 +19,12 @@ __all__ = ["load_table", "save_table"]
 
 
 def save_table(table: Table, prefix: str) -> dict[str, torch.Tensor]:
-    """The visible rows: keys int64 (n,), weight (n, D), state.<field> (n, width), update_count.
-
-    Rows are in ascending order of row number. With an optimizer that catches up, log_decay too.
-    """
-    batches = list(table.export())
-    entries = {
-        "keys": _join([batch.keys for batch in batches], np.empty(0, np.int64)),
-        "weight": _join([batch.weights for batch in batches], _no_rows(table.dim)),
-        "update_count": torch.tensor(table.update_count),
-    }
-    for name, width in table.state_fields:
-        entries[f"state.{name}"] = _join([batch.state[name] for batch in batches], _no_rows(width))
-    if _catches_up(table):
-        entries["log_decay"] = torch.tensor(table.log_decay, dtype=torch.float64)
-    return {prefix + name: tensor for name, tensor in entries.items()}
+    """The entries of the visible rows."""
+    return {prefix + name: tensor for name, tensor in entries_of(rows_of(table)).items()}
 
 
 def _catches_up(table: Table) -> bool:
     return "log_decay" in dict(table.state_fields)
-
-
-def _no_rows(width: int) -> Any:
-    return np.empty((0, width), np.float32)
-
-
-def _join(parts: list[Any], empty: Any) -> torch.Tensor:
-    return torch.from_numpy(np.concatenate([empty, *parts]))
 
 
 def load_table(
@@ -63,7 +43,7 @@ def load_table(
     """
     given = {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
     shapes = {"keys": (), "weight": (table.dim,)}
-    shapes.update({f"state.{name}": (width,) for name, width in table.state_fields})
+    shapes.update({STATE + name: (width,) for name, width in table.state_fields})
     known = [*shapes, "update_count", *(["log_decay"] if _catches_up(table) else [])]
     missing_keys.extend(prefix + name for name in known if name not in given)
     unexpected_keys.extend(prefix + name for name in given if name not in known)
@@ -143,8 +123,8 @@ def _bad_log_decay(value: Any) -> list[str]:
 
 def _replace_rows(table: Table, given: Mapping[str, Any]) -> None:
     keys, weights, state = _array(given["keys"]), _array(given["weight"]), None
-    if all(f"state.{name}" in given for name, _ in table.state_fields):
-        state = {name: _array(given[f"state.{name}"]) for name, _ in table.state_fields}
+    if all(STATE + name in given for name, _ in table.state_fields):
+        state = {name: _array(given[STATE + name]) for name, _ in table.state_fields}
     table.reserve(len(keys))  # whatever memory is missing, it is noticed before the rows are gone
     table.clear()
     table.upsert(keys, weights, state)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 import recsdk_core
 from recsdk_core import Outcome
 from recsdk_core.checkpoint.replacing import NewRows
+from recsdk_core.nn.row_entries import STATE, entries_of, rows_of
 from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding.placement.layout import Shard
 from recsdk_sharding.placement.ranks import ranks_of_tensor
@@ -71,19 +72,16 @@ class SavedShard:
     @staticmethod
     def of_table(table: Any, shard: Shard) -> SavedShard:
         """The rows that a table has now."""
-        batches = list(table.export())
+        rows = rows_of(table)
         return SavedShard(
             shard=shard,
-            keys=_joined([b.keys for b in batches], np.zeros(0, np.int64)),
-            weight=_joined([b.weights for b in batches], np.zeros((0, table.dim), np.float32)),
+            keys=rows.keys,
+            weight=rows.weights,
             dtype=getattr(torch, table.dtype),
-            state={
-                name: _joined([b.state[name] for b in batches], np.zeros((0, width), np.float32))
-                for name, width in table.state_fields
-            },
-            update_count=table.update_count,
+            state=dict(rows.state),
+            update_count=rows.update_count,
             seed=table.seed,
-            log_decay=table.log_decay,
+            log_decay=rows.log_decay,
         )
 
     @staticmethod
@@ -94,16 +92,15 @@ class SavedShard:
         columns = (0, dim)
         if match["first"] is not None:
             columns = (int(match["first"]), int(match["last"]))
-        start = "state."
         return SavedShard(
             shard=Shard(ranks_of_tensor(entries["ranks"]), int(match["rank"]), columns),
             keys=_array(entries["keys"], np.int64),
             weight=_weights(entries["weight"]),
             dtype=entries["weight"].dtype,
             state={
-                name[len(start) :]: _array(value, np.float32)
+                name.removeprefix(STATE): _array(value, np.float32)
                 for name, value in entries.items()
-                if name.startswith(start)
+                if name.startswith(STATE)
             },
             update_count=_array(entries["update_count"], np.int64).item(),
             seed=int(entries["seed"]) % _UINT64,
@@ -112,17 +109,11 @@ class SavedShard:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The entries of a `state_dict`."""
-        entries = {
-            "keys": torch.from_numpy(self.keys),
-            "weight": torch.from_numpy(self.weight).to(self.dtype),
-            **{f"state.{name}": torch.from_numpy(value) for name, value in self.state.items()},
-            "update_count": torch.tensor(self.update_count),
+        return {
+            **entries_of(self.new_rows(), self.dtype),
             "seed": torch.from_numpy(np.array(self.seed, dtype=np.uint64).view(np.int64)),
             "ranks": self.shard.ranks.to_tensor(),
         }
-        if "log_decay" in self.state:
-            entries["log_decay"] = torch.tensor(self.log_decay, dtype=torch.float64)
-        return entries
 
     def new_rows(self) -> NewRows:
         """What a table of the engine is given."""
@@ -173,7 +164,7 @@ class SavedShard:
                 raise ValueError(
                     f"optimizer state {name!r} is missing; it was saved with {sorted(self.state)}"
                 )
-            shapes[f"state.{name}"] = (self.state[name], width or last - first)
+            shapes[STATE + name] = (self.state[name], width or last - first)
         for name, (array, width) in shapes.items():
             if array.shape != (len(self.keys), width):
                 wanted = (len(self.keys), width)
@@ -349,10 +340,6 @@ def _mean(states: Sequence[NDArray[np.float32]], cuts: Sequence[slice]) -> NDArr
         start=np.zeros_like(states[0]),
     )
     return total
-
-
-def _joined(arrays: list[NDArray[Any]], empty: NDArray[Any]) -> NDArray[Any]:
-    return np.concatenate(arrays) if arrays else empty
 
 
 def _weights(value: torch.Tensor) -> NDArray[np.float32]:
