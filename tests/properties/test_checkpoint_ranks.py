@@ -226,7 +226,7 @@ def test_ranks_that_save_different_tables_are_refused(tmp_path: Path) -> None:
         return str(caught.value)
 
     texts = world.on_each(fail)
-    assert all("'item', cut into 2 parts, the ranks have parts [0]" in text for text in texts)
+    assert all("'item' is cut into 2 shards, but the ranks have only [0]" in text for text in texts)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -128,7 +128,7 @@ def test_a_delta_whose_parent_is_gone_names_what_it_could_not_read(tmp_path: Pat
     for kind in ("closed", "no JSON"):
         damage(tmp_path / kind, kind)
     (tmp_path / "a").rename(tmp_path.parent / f"{tmp_path.name}_gone")
-    text = r"b: a delta on .*/a, .*passed over: "
+    text = r"b: the delta builds on .*/a, .*passed over: "
     with closed_folders(), pytest.raises(CheckpointError, match=text) as raised:
         save(tmp_path / "b", is_delta=True, after=base)
     for reason in ("closed/manifest.json: looking at it failed: Permission", "no JSON/manifest"):
@@ -141,7 +141,7 @@ def test_a_link_at_a_place_that_cannot_be_opened_is_looked_for_beside(
 ) -> None:
     base = replace(save(tmp_path / "a"), locations=(place,))
     save(tmp_path / "b", is_delta=True, after=base)
-    text = f"elsewhere/b: a delta on {place}, which .*cannot be read.*save in full"
+    text = f"elsewhere/b: the delta builds on {place}, which .*cannot be read.*save in full"
     with pytest.raises(CheckpointError, match=text):
         save(tmp_path / "elsewhere" / "b", is_delta=True, after=base)
 

@@ -143,7 +143,7 @@ def test_a_user_state_that_is_too_deep_saves_nothing(tmp_path: Path) -> None:
     state: Any = None
     for _ in range(2000):
         state = [state]
-    with pytest.raises(ValueError, match="more than 100 lists and dicts"):
+    with pytest.raises(ValueError, match="nests lists and dicts deeper than 100"):
         table.save(tmp_path / "one", user_state=state)
     assert list(tmp_path.iterdir()) == []
 
@@ -295,7 +295,7 @@ def test_a_delta_on_what_is_gone_is_refused(
     if is_replaced:
         trained().save(tmp_path / gone)
     names = sorted(tmp_path.iterdir())
-    text = f"/3: a delta on .*/{gone}, .*save in full, or put"
+    text = f"/3: the delta builds on .*/{gone}, .*save in full, or put"
     if is_async:
         handle = table.save_async(tmp_path / "3", delta=True)
         with pytest.raises(CheckpointError, match=text):
@@ -322,7 +322,7 @@ def test_a_chain_may_be_moved_while_it_grows(tmp_path: Path) -> None:
     table.save_delta(tmp_path / "moved/2")  # beside those that it needs, as loading finds them
     other.load(tmp_path / "moved/2")
     assert whole(other) == whole(table)
-    with pytest.raises(CheckpointError, match="run/0, which is there no more"):
+    with pytest.raises(CheckpointError, match="run/0, which is gone"):
         table.save_delta(tmp_path / "elsewhere/3")
     for number in "01":  # taken away, but for what says which they are
         (tmp_path / "run" / number).mkdir(parents=True)

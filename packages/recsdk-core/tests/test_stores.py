@@ -115,10 +115,14 @@ def test_a_delta_looks_for_what_it_follows(place: str) -> None:
     files.mv(f"{path}/b", f"{path}/x", recursive=True)
     save(f"{place}/d", is_delta=True, after=first)
     assert [one.store.location[-2:] for one in chain_of(f"{place}/d")] == ["/a", "/x", "/d"]
-    with pytest.raises(CheckpointError, match="elsewhere/e: a delta on .*/b, which is there no"):
+    with pytest.raises(
+        CheckpointError, match="elsewhere/e: the delta builds on .*/b, which is gone"
+    ):
         save(f"{place}/elsewhere/e", is_delta=True, after=first)
     save(f"{place}/a", overwrite=True)
-    with pytest.raises(CheckpointError, match="/e: a delta on .*/a, .* is another checkpoint"):
+    with pytest.raises(
+        CheckpointError, match="/e: the delta builds on .*/a, .* is not the checkpoint"
+    ):
         save(f"{place}/e", is_delta=True, after=first)
 
 
@@ -312,7 +316,7 @@ def test_a_save_whose_files_were_removed_replaces_nothing(place: str) -> None:
         return done
 
     part = Part(entry=table_entry(), write=write_and_lose)
-    with pytest.raises(CheckpointError, match="one: (what was written of it was removed|another)"):
+    with pytest.raises(CheckpointError, match="one: (its files were removed|another)"):
         save_parts(open_store(path), OneRank(), [part], SaveOptions(overwrite=True))
     save(path, b"next")
     assert content_of(path) == b"next"

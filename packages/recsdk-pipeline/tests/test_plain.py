@@ -108,7 +108,7 @@ def test_depth_has_a_limit_both_ways() -> None:
         assert same(from_plain(to_plain(state, "state"), "state"), state)
         for _ in range(60):
             state = wrap(state)
-        with pytest.raises(ValueError, match="more than 100 lists, tuples and dicts"):
+        with pytest.raises(ValueError, match="nests lists, tuples and dicts deeper than 100"):
             to_plain(state, "state")
     for count in (101, 100_000):
         with pytest.raises(CheckpointError, match="no state that was saved"):

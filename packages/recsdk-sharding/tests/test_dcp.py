@@ -102,7 +102,7 @@ def test_unsharded_tables_are_saved_if_they_are_equal(ranks: RankPool, tmp_path:
 
 def test_shards_of_tables_are_not_saved_of_one_rank_only(ranks: RankPool, tmp_path: Path) -> None:
     for text in ranks.run(2, dcp_on_ranks.save_dicts_whole, ADAM, str(tmp_path / "0")):
-        assert "rank_0' is one rank's part of a sharded table" in text
+        assert "rank_0' is one rank's shard of a table" in text
     assert ranks.run(1, dcp_on_ranks.save_dicts_whole, ADAM, str(tmp_path / "1")) == [
         "it was saved"
     ]

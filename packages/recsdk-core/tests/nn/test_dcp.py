@@ -114,7 +114,7 @@ def check_different(rank: int, folder: Path, is_async: bool) -> None:
         text = refusal_of({"model": model}, folder / str(number), is_async)
         table = "model.user" if number < 3 else "model.item"
         assert f"CheckpointError: table {table!r} is whole on ranks 0 and 1, which have" in text
-        assert "different rows of it, or the same in another order" in text
+        assert "different rows, or the same rows in another order" in text
     mine = {f"model_{rank}": models[2]}
     save(mine, folder / "own", is_async)
     other = Model()
@@ -154,7 +154,7 @@ def check_dicts_saved_whole(rank: int, folder: Path, is_async: bool) -> None:
     part = {f"rank_{rank}.{n}": v for n, v in model.item.state_dict().items()}
     part[f"rank_{rank}.ranks"] = torch.tensor([2, 0])
     text = refusal_of({"item": part}, folder / "parts", is_async, is_flat=False)
-    assert "table 'item.rank_0' is one rank's part of a sharded table" in text
+    assert "table 'item.rank_0' is one rank's shard of a table" in text
     assert "leave flatten_state_dict on" in text
     save({"item": part}, folder / "flat", is_async)
     dcp.save(  # each rank a checkpoint of its own

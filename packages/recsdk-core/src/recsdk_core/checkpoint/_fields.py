@@ -119,7 +119,7 @@ class Fields:
         """Any JSON, with lists and objects nested at most so deep."""
         value = self.take(name)
         if not _is_flat(value, most):
-            self._fail(name, f"has more than {most} lists and objects within each other")
+            self._fail(name, f"nests lists and objects deeper than {most}")
         return value
 
     def has(self, name: str) -> bool:

@@ -22,6 +22,6 @@ def refuse_different(of_ranks: Sequence[Mapping[str, str]], remedy: str) -> None
             if digest != expected:
                 raise CheckpointError(
                     f"table {table!r} is whole on ranks {other} and {rank}, which have different "
-                    "rows of it, or the same in another order, of which a checkpoint can hold one "
-                    f"rank's under this name; {remedy}"
+                    "rows, or the same rows in another order; under this name a checkpoint can "
+                    f"hold the rows of one rank only; {remedy}"
                 )

@@ -319,7 +319,7 @@ class Manifest:
         if len(raw) > MAX_MANIFEST_BYTES:
             raise CheckpointError(
                 f"the manifest would have {len(raw)} bytes, and {MAX_MANIFEST_BYTES} is the most; "
-                "save fewer tables, or in fewer parts"
+                "save fewer tables, or cut them into fewer shards"
             )
         digest = hashlib.sha256(raw).hexdigest()
         return canonical_json({**value, "sha256": digest})

@@ -215,8 +215,8 @@ def _plan(store: Store, ranks: Ranks, parts: Sequence[Part], options: SaveOption
         holders = plan.holders[plan.tables[offer.entry.name]]
         if sorted(holders) != list(range(offer.num_parts)):
             raise CheckpointError(
-                f"{store.location}: of table {offer.entry.name!r}, cut into {offer.num_parts} "
-                f"parts, the ranks have parts {sorted(holders)}; every rank must save the model"
+                f"{store.location}: table {offer.entry.name!r} is cut into {offer.num_parts} "
+                f"shards, but the ranks have only {sorted(holders)}; every rank must save the model"
             )
     return plan
 
@@ -257,8 +257,8 @@ def _check_chain(store: Store, position: Position | None, overwrite: bool) -> No
     for digest, (location, errors) in lost.items():
         if digest not in beside.checkpoints:
             raise CheckpointError(
-                f"{store.location}: a delta on {location}, which is there no more, cannot be read, "
-                "or is another checkpoint than was saved or loaded; save in full, or put it back"
+                f"{store.location}: the delta builds on {location}, which is gone, cannot be read, "
+                "or is not the checkpoint that was saved or loaded; save in full, or put it back"
                 f"{beside.unread}"
             ) from next(iter(errors), None)
 

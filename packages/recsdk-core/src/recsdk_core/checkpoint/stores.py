@@ -156,7 +156,7 @@ def check_path(path: Any) -> str:
         raise ValueError(f"path must not have a zero character, got {text!r}")
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise ValueError(
-            f"path must be of characters that UTF-8 has, got {text!r}, as Python reads a name of "
+            f"path must have characters of UTF-8 only, got {text!r}, which is how Python shows "
             "other bytes; rename the folder"
         )
     return text
@@ -211,16 +211,16 @@ def refuse_unless_complete(location: str, state: str) -> None:
         raise CheckpointError(f"{location}: is no checkpoint: it has no {MANIFEST_NAME}")
     if state == "absent":
         raise CheckpointError(
-            f"{location}: there is no checkpoint (one that was being written when its process died "
-            "is none)"
+            f"{location}: there is no checkpoint (a save whose process died leaves none); look at "
+            "the path for mistakes"
         )
 
 
 def refuse_removed(location: str) -> NoReturn:
     """Raises because files of a checkpoint were removed before its commit."""
     raise CheckpointError(
-        f"{location}: what was written of it was removed meanwhile; let one process save to a "
-        "path at a time, and remove nothing there while it does"
+        f"{location}: its files were removed during the save; let one process save to a path at "
+        "a time, and remove nothing there meanwhile"
     )
 
 

@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 MAX_DEPTH = 100
-"""Lists and dicts within each other."""
+"""How deep lists and dicts may be nested."""
 MAX_BITS = 8192
 """Of an int."""
 MAX_HEADER = 2**17
@@ -97,7 +97,7 @@ def _pack(value: Any, where: str, files: list[UserFile], depth: int = 0) -> Any:
     if isinstance(value, (list, tuple, dict)):
         if depth == MAX_DEPTH:
             raise ValueError(
-                f"{where[:80]}...: has more than {MAX_DEPTH} lists and dicts within each other; "
+                f"{where[:80]}...: nests lists and dicts deeper than {MAX_DEPTH}; "
                 "keep it flatter, or as bytes"
             )
         if not isinstance(value, dict):
@@ -162,8 +162,8 @@ def unpack(packed: Any, read: Callable[[int], Any], depth: int = 0) -> Any:
         return read(index)
     if depth == MAX_DEPTH:
         raise CheckpointError(
-            f"user_state has more than {MAX_DEPTH} lists and dicts within each other; it was not "
-            "saved by this library"
+            f"user_state nests lists and dicts deeper than {MAX_DEPTH}; it was not saved by this "
+            "library"
         )
     if isinstance(packed, list):
         return [unpack(item, read, depth + 1) for item in packed]

@@ -160,8 +160,8 @@ def _check(plans: Sequence[_Plan]) -> None:
     parts = [part for plan in plans for part in plan.parts]
     if parts and len(plans) > 1:
         raise CheckpointError(
-            f"table {parts[0]!r} is one rank's part of a sharded table, within a dict that torch "
-            "would save of one rank only; leave flatten_state_dict on for the planner"
+            f"table {parts[0]!r} is one rank's shard of a table, in a dict of which torch would "
+            "save one rank's only; leave flatten_state_dict on for the planner"
         )
     tables = sorted({table for plan in plans for table in plan.tables})
     refuse_different([_digests(plan, tables) for plan in plans], _REMEDY)

@@ -71,9 +71,7 @@ def _encoded(value: Any, where: str, depth: int) -> Any:
 
 def _encoded_items(value: Any, where: str, depth: int) -> Any:
     if depth == MAX_DEPTH:
-        raise ValueError(
-            f"{where[:80]}...: has more than {MAX_DEPTH} lists, tuples and dicts within each other"
-        )
+        raise ValueError(f"{where[:80]}...: nests lists, tuples and dicts deeper than {MAX_DEPTH}")
     if isinstance(value, (list, tuple)):
         items = [_encoded(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)]
         return items if isinstance(value, list) else {"$tuple": items}
@@ -127,7 +125,7 @@ def _decoded(value: Any, depth: int) -> Any:
     if name in _LEAVES:
         return _LEAVES[name](inside)
     if depth == MAX_DEPTH:
-        raise ValueError(f"it has more than {MAX_DEPTH} lists and dicts within each other")
+        raise ValueError(f"it nests lists and dicts deeper than {MAX_DEPTH}")
     if name:
         return _COLLECTIONS[name](_list(inside), depth + 1)
     if isinstance(value, list):
