@@ -36,11 +36,14 @@ std::vector<std::string> summed(const RunSum& sum, const std::vector<std::string
   for (const SumStep& step : sum.steps) {
     std::vector<std::string> next;
     for (std::size_t i = 0; i < step.left.size(); ++i) {
-      std::string term = terms[static_cast<std::size_t>(step.left[i])];
-      if (i < step.right.size()) {
-        term.insert(0, "(").append("+");
-        term.append(terms[static_cast<std::size_t>(step.right[i])]).append(")");
+      const std::string& left = terms[static_cast<std::size_t>(step.left[i])];
+      if (i >= step.right.size()) {
+        next.push_back(left);
+        continue;
       }
+      std::string term("(");
+      term.append(left).append("+");
+      term.append(terms[static_cast<std::size_t>(step.right[i])]).append(")");
       next.push_back(std::move(term));
     }
     terms = std::move(next);
