@@ -17,17 +17,18 @@ CPP = Path(__file__).resolve().parent.parent / "cpp"
 MAY_INCLUDE: dict[str, set[str]] = {
     "util": set(),
     "io": {"util"},
-    "index": {"util"},
+    "keymap": {"util"},
     "kernels": {"util"},
     "bags": {"util", "kernels"},
     "rows": {"util", "kernels"},
+    "index": {"util", "keymap", "kernels", "rows"},
     "cut": {"util", "index", "kernels", "bags", "rows"},
     "table": {"util", "index", "kernels", "bags", "rows", "cut"},
     "backends": {"backends/cpu", "backends/npu"},
     "backends/cpu": {"backends"},
     "backends/npu": {"backends"},
-    "device": {"util", "kernels", "bags", "table", "backends"},
-    "checkpoint": {"util", "io", "index", "rows", "table"},
+    "device": {"util", "index", "kernels", "bags", "backends"},
+    "checkpoint": {"util", "io", "keymap", "index", "kernels", "rows", "table"},
     "c_api": set(),
 }
 PUBLIC = "include"

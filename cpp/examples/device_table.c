@@ -36,7 +36,7 @@ static recsdk_device_table* make_table(const char* backend) {
 
 int main(int argc, char** argv) {
   recsdk_device_table* const table = make_table(argc > 1 ? argv[1] : "cpu");
-  // One key more than there is room for: it overflows, reads zeros, and learns nothing.
+  // One key more than there is room for: it is refused, reads zeros, and learns nothing.
   const int64_t keys[NUM_KEYS] = {-7, 0, 42, 9000000000000000001};
   float values[NUM_KEYS * DIM];
   float gradients[NUM_KEYS * DIM];
@@ -47,13 +47,13 @@ int main(int argc, char** argv) {
     loss = 0.0F;
     for (int i = 0; i < NUM_KEYS * DIM; ++i) {
       const float error = values[i] - 1.0F;
-      if (outcomes[i / DIM] != RECSDK_OUTCOME_OVERFLOWED) loss += error * error;
+      if (outcomes[i / DIM] != RECSDK_OUTCOME_REFUSED) loss += error * error;
       gradients[i] = 2.0F * error;
     }
     CHECK(recsdk_device_table_apply_gradients(table, keys, NUM_KEYS, gradients, NULL));
   }
   printf("loss %.6f, %s\n", (double)loss,
-         outcomes[NUM_KEYS - 1] == RECSDK_OUTCOME_OVERFLOWED ? "one key overflowed" : "?");
+         outcomes[NUM_KEYS - 1] == RECSDK_OUTCOME_REFUSED ? "one key refused" : "?");
   recsdk_device_table_destroy(table);
   return loss < 1e-3F ? EXIT_SUCCESS : EXIT_FAILURE;
 }

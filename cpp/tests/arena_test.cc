@@ -1,5 +1,5 @@
 // The index's memory: runs never overlap, and freed runs join again.
-#include "index/arena.h"
+#include "keymap/arena.h"
 
 #include <gtest/gtest.h>
 

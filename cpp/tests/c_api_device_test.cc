@@ -57,7 +57,7 @@ TEST_P(CDeviceTables, TrainByKey) {
             RECSDK_OK)
       << recsdk_last_error_message();
   EXPECT_EQ(outcomes[2], RECSDK_OUTCOME_INSERTED);
-  EXPECT_EQ(outcomes[3], RECSDK_OUTCOME_OVERFLOWED);
+  EXPECT_EQ(outcomes[3], RECSDK_OUTCOME_REFUSED);
   const float gradients[8] = {1, 1, 1, 1, 1, 1, 1, 1};
   ASSERT_EQ(recsdk_device_table_set_learning_rate(table.get(), 0.5F), RECSDK_OK);
   ASSERT_EQ(recsdk_device_table_apply_gradients(table.get(), keys, 4, gradients, outcomes),

@@ -26,7 +26,6 @@ using Outcomes = std::vector<Outcome>;
 constexpr Outcome kFound = Outcome::kFound;
 constexpr Outcome kInserted = Outcome::kInserted;
 constexpr Outcome kMissing = Outcome::kMissing;
-constexpr Outcome kOverflowed = Outcome::kOverflowed;
 constexpr Outcome kRefused = Outcome::kRefused;
 
 class DeviceTables : public DeviceTest {};
@@ -154,7 +153,7 @@ class Pair {
     const TableStats peers = host_.stats();
     ASSERT_EQ(stats.outcomes[0], peers.outcomes[0]);
     ASSERT_EQ(stats.outcomes[1], peers.outcomes[1]);
-    ASSERT_EQ(stats.outcomes[4], peers.outcomes[2]);
+    ASSERT_EQ(stats.outcomes[2], peers.outcomes[2]);
     ASSERT_EQ(stats.outcomes[3], peers.outcomes[3]);
     ASSERT_EQ(stats.erased, peers.erased);
     device_.check_invariants();
@@ -165,11 +164,7 @@ class Pair {
     config.max_rows = options.max_device_rows;
     return config;
   }
-  // What the device has no room for is what max_rows refuses on the host.
-  static void compare(const Outcomes& got, Outcomes wanted) {
-    std::replace(wanted.begin(), wanted.end(), kRefused, kOverflowed);
-    ASSERT_EQ(got, wanted);
-  }
+  static void compare(const Outcomes& got, const Outcomes& wanted) { ASSERT_EQ(got, wanted); }
 
   DeviceTable device_;
   Table host_;
@@ -301,7 +296,7 @@ TEST_P(DeviceTables, KeysWithoutARowReadTheDefaultAndTakeNoGradient) {
   config.default_value = 0.5F;
   DeviceTable table(config, options(1));
   const Mapped<DeviceTable> mapped(table, {1, 2}, true);
-  EXPECT_EQ(mapped.outcomes, (Outcomes{kInserted, kOverflowed}));
+  EXPECT_EQ(mapped.outcomes, (Outcomes{kInserted, kRefused}));
   const DeviceBuffer gradients = copies.up(std::vector<float>(8, 1.0F));
   table.update(mapped.rows, mapped.outcomes, gradients.as<float>());
   const DeviceBuffer out(*device, 32);
@@ -341,17 +336,16 @@ TEST_P(DeviceTables, ArraysOfTheDeviceAreChecked) {
 
 // ---- the budget --------------------------------------------------------------------------------
 
-TEST_P(DeviceTables, AFullDeviceOverflowsUntilKeysLeave) {
+TEST_P(DeviceTables, AFullDeviceRefusesUntilKeysLeave) {
   DeviceTable table(config_of(4), options(3));
   const Mapped<DeviceTable> first(table, {1, 2, 3, 4, 4, 1}, true);
   EXPECT_EQ(first.outcomes,
-            (Outcomes{kInserted, kInserted, kInserted, kOverflowed, kOverflowed, kFound}));
+            (Outcomes{kInserted, kInserted, kInserted, kRefused, kRefused, kFound}));
   EXPECT_EQ(table.size(), 3);
   table.erase(std::vector<Key>{2});
-  EXPECT_EQ(Mapped<DeviceTable>(table, {4, 2}, true).outcomes, (Outcomes{kInserted, kOverflowed}));
+  EXPECT_EQ(Mapped<DeviceTable>(table, {4, 2}, true).outcomes, (Outcomes{kInserted, kRefused}));
   const DeviceTableStats stats = table.stats();
-  EXPECT_EQ(stats.outcomes[static_cast<int>(kOverflowed)], 3U);
-  EXPECT_EQ(stats.outcomes[static_cast<int>(kRefused)], 0U);
+  EXPECT_EQ(stats.outcomes[static_cast<int>(kRefused)], 3U);
   table.clear();
   EXPECT_EQ(Mapped<DeviceTable>(table, {9}, true).outcomes, (Outcomes{kInserted}));
   table.check_invariants();

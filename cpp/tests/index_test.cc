@@ -1,375 +1,464 @@
-// The hash index against std::unordered_map.
-#include "index/index.h"
-
+// An index without a table: against a plain model, with homes that fail, and what it tells of
+// changes.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
+#include <map>
+#include <memory>
+#include <optional>
 #include <random>
+#include <set>
+#include <stdexcept>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
-#include "recsdk/error.h"
+#include "recsdk/recsdk.h"
 
-namespace recsdk::internal {
+namespace recsdk {
 namespace {
 
-using Model = std::unordered_map<Key, std::uint32_t>;
+using Outcomes = std::vector<Outcome>;
+constexpr Outcome kFound = Outcome::kFound;
+constexpr Outcome kInserted = Outcome::kInserted;
+constexpr Outcome kMissing = Outcome::kMissing;
+constexpr Outcome kRefused = Outcome::kRefused;
 
-void expect_equal(const Index& index, const Model& model, const std::vector<Key>& probes) {
-  index.check_invariants();
-  ASSERT_EQ(index.size(), static_cast<std::int64_t>(model.size()));
-  std::vector<RowNumber> rows(probes.size());
-  std::vector<Outcome> outcomes(probes.size());
-  index.find(probes, rows.data(), outcomes.data());
-  for (std::size_t i = 0; i < probes.size(); ++i) {
-    const auto it = model.find(probes[i]);
-    ASSERT_EQ(outcomes[i] == Outcome::kFound, it != model.end()) << "key " << probes[i];
-    if (it != model.end()) {
-      ASSERT_EQ(rows[i], RowNumber{it->second}) << "key " << probes[i];
-    }
+struct Mapped {
+  Mapped(Index& index, const std::vector<Key>& keys, bool insert, const Lease* lease = nullptr)
+      : rows(keys.size()), outcomes(keys.size()) {
+    index.map(keys, rows, outcomes, {insert, lease});
   }
-  std::size_t visited = 0;
-  index.for_each([&](Key key, std::uint32_t row) {
-    ++visited;
-    ASSERT_TRUE(model.contains(key));
-    ASSERT_EQ(model.at(key), row);
-  });
-  ASSERT_EQ(visited, model.size());
-}
 
-TEST(Index, EmptyIndexFindsNothing) {
-  const Index index(1);
-  expect_equal(index, {}, {0, -1, 7});
-  EXPECT_FALSE(index.find_one(0).has_value());
-}
-
-TEST(Index, EveryBitPatternIsLegal) {
-  const std::vector<Key> edges = {0,
-                                  -1,
-                                  1,
-                                  -2,
-                                  std::numeric_limits<Key>::min(),
-                                  std::numeric_limits<Key>::max(),
-                                  std::numeric_limits<Key>::min() + 1};
-  for (std::uint64_t seed = 0; seed < 50; ++seed) {
-    Index index(seed);
-    Model model;
-    for (std::size_t i = 0; i < edges.size(); ++i) {
-      expect_equal(index, model, edges);
-      const auto row = static_cast<std::uint32_t>(i);
-      ASSERT_EQ(index.find_or_insert(edges[i], row), row);
-      model[edges[i]] = row;
-    }
-    expect_equal(index, model, edges);
-  }
-}
-
-class IndexOperations : public testing::TestWithParam<std::uint64_t> {};
-
-// Insertions and erasures in changing proportion, over key spaces from a few keys to many segments.
-TEST_P(IndexOperations, AgreesWithUnorderedMap) {
-  std::mt19937_64 random(GetParam());
-  Index index(random());
-  Model model;
-  const std::uint64_t universe = std::uint64_t{1} << (4 + random() % 14);
-  const bool is_dense = random() % 2 == 0;
-  const auto any_key = [&] {
-    const std::uint64_t id = random() % universe;
-    return static_cast<Key>(is_dense ? id : mix64(id));
-  };
-  std::int64_t num_inserted = 0;
-  for (int round = 0; round < 8; ++round) {
-    const std::uint64_t erase_percent = random() % 101;
-    for (int i = 0; i < 5000; ++i) {
-      const Key key = any_key();
-      if (random() % 100 < erase_percent) {
-        const auto row = index.erase(key);
-        const auto it = model.find(key);
-        ASSERT_EQ(row.has_value(), it != model.end());
-        if (row) {
-          ASSERT_EQ(*row, it->second);
-          model.erase(it);
-        }
-      } else {
-        const auto row = static_cast<std::uint32_t>(random() % 0xFFFFFFFFU);
-        ASSERT_EQ(index.find_or_insert(key, row), model.try_emplace(key, row).first->second);
-        ASSERT_EQ(index.size(), std::ssize(model));
-        ++num_inserted;
-      }
-      if (num_inserted >= 100) index.adapt(std::exchange(num_inserted, 0));
-    }
-    std::vector<Key> probes;
-    for (int i = 0; i < 3000; ++i) probes.push_back(any_key());
-    expect_equal(index, model, probes);
-  }
-}
-INSTANTIATE_TEST_SUITE_P(Seeds, IndexOperations,
-                         testing::Range(std::uint64_t{0}, std::uint64_t{24}));
-
-TEST(Index, GrowsThroughManySplitsWithinItsMemoryTarget) {
-  Index index(5);
-  Model model;
-  std::vector<Key> keys;
-  for (std::uint32_t i = 0; i < 600000; ++i) {
-    keys.push_back(static_cast<Key>(mix64(i)));
-    index.find_or_insert(keys.back(), i);
-    model[keys.back()] = i;
-  }
-  expect_equal(index, model, keys);
-  const IndexStats stats = index.stats();
-  EXPECT_GT(stats.hashed.splits, 100U);
-  EXPECT_LT(stats.hashed.slots * 64 / 5, 20 * index.size());
-  EXPECT_LT(stats.bytes, 23 * index.size());
-  EXPECT_EQ(stats.hashed.crowded, 0);
-}
-
-// Probes with keys in and around the model's.
-std::vector<Key> around(const Model& model) {
-  std::vector<Key> probes;
-  for (const auto& [key, row] : model) {
-    probes.push_back(key);
-    probes.push_back(static_cast<Key>(static_cast<std::uint64_t>(key) + 1));
-    probes.push_back(static_cast<Key>(static_cast<std::uint64_t>(key) - 1));
-  }
-  return probes;
-}
-
-struct DenseCase {
-  const char* name;
-  std::uint64_t start;
-  bool is_shuffled;
-  std::uint64_t every;  // of the range's keys, one in so many is there
+  std::vector<RowNumber> rows;
+  Outcomes outcomes;
 };
 
-class DenseRanges : public testing::TestWithParam<DenseCase> {};
+std::vector<Key> to_vector(std::span<const Key> keys) { return {keys.begin(), keys.end()}; }
 
-TEST_P(DenseRanges, MoveToPagesAndStayRight) {
-  constexpr std::uint64_t kKeys = 60000;
-  const DenseCase param = GetParam();
+/// Rows of its own: the key that each was made for.
+class KeptKeys : public RowHome {
+ public:
+  void prepare(RowNumber end, std::span<const std::uint32_t> reused) override {
+    if (fails_to_prepare) throw std::runtime_error("no room");
+    if (static_cast<std::size_t>(end) > keys.size()) keys.resize(static_cast<std::size_t>(end));
+    announced.assign(reused.begin(), reused.end());
+  }
+  void make(const NewRows& added) override {
+    std::vector<Key> new_keys(added.rows().size());
+    added.copy_keys(0, new_keys);
+    for (std::size_t i = 0; i < new_keys.size(); ++i) {
+      if (new_keys[i] == fails_at) throw std::runtime_error("cannot make this one");
+      keys.at(added.rows()[i]) = new_keys[i];
+    }
+    ++num_calls;
+  }
+
   std::vector<Key> keys;
-  for (std::uint64_t i = 0; i < kKeys; ++i)
-    keys.push_back(static_cast<Key>(param.start + i * param.every));
-  std::mt19937_64 random(3);
-  if (param.is_shuffled) std::shuffle(keys.begin(), keys.end(), random);
-  Index index(11);
-  Model model;
-  for (std::uint32_t i = 0; i < kKeys; ++i) {
-    ASSERT_EQ(index.find_or_insert(keys[i], i), i);
-    model[keys[i]] = i;
-    // Scattered keys lie beside them.
-    const auto other = static_cast<Key>(mix64(i + 1));
-    if (i % 16 == 0 && !model.contains(other)) {
-      ASSERT_EQ(index.find_or_insert(other, i), i);
-      model[other] = i;
-    }
-    if (i % 1000 == 0) index.adapt(1062);
-  }
-  expect_equal(index, model, around(model));
-  EXPECT_EQ(index.stats().dense_keys >= static_cast<std::int64_t>(kKeys) / 2, param.every + 1 <= 2)
-      << index.stats().dense_keys;
-  for (std::uint32_t i = 0; i < kKeys; i += 1 + i % 3) {
-    ASSERT_TRUE(index.erase(keys[i]).has_value());
-    ASSERT_FALSE(index.erase(keys[i]).has_value());
-    model.erase(keys[i]);
-  }
-  expect_equal(index, model, around(model));
-  for (const Key key : keys) {
-    ASSERT_EQ(index.erase(key).has_value(), model.erase(key) == 1);
-  }
-  EXPECT_EQ(index.stats().dense_pages, 0);
-  expect_equal(index, model, keys);
-}
-INSTANTIATE_TEST_SUITE_P(
-    Cases, DenseRanges,
-    testing::Values(DenseCase{"counted", 0, false, 1}, DenseCase{"shuffled", 0, true, 1},
-                    DenseCase{"offset", std::uint64_t{5} << 40, false, 1},
-                    DenseCase{"from_zero_downwards", 0, false, ~std::uint64_t{0}},
-                    DenseCase{"around_zero", std::uint64_t{0} - 30000, false, 1},
-                    DenseCase{"at_the_end", (std::uint64_t{1} << 63) - 30000, true, 1},
-                    DenseCase{"thin", 1 << 20, false, 7},
-                    DenseCase{"thin_shuffled", 1 << 20, true, 40}),
-    [](const auto& ranges) { return std::string(ranges.param.name); });
+  std::vector<std::uint32_t> announced;
+  std::optional<Key> fails_at;
+  bool fails_to_prepare = false;
+  int num_calls = 0;
+};
 
-TEST(Index, CountedIdsTakeLittleMemory) {
-  Index index(5);
-  constexpr std::int64_t kKeys = 1 << 18;
-  for (std::int64_t i = 0; i < kKeys; ++i) {
-    index.find_or_insert(i, static_cast<std::uint32_t>(i));
-    if (i % 8192 == 0) index.adapt(8192);
-  }
-  const IndexStats stats = index.stats();
-  EXPECT_EQ(stats.dense_keys, kKeys);
-  EXPECT_LT(stats.bytes, 8 * kKeys);
+TEST(Index, GivesRowsInInputOrder) {
+  Index index({.name = "users"});
+  const Mapped mapped(index, {7, -1, 7, 0}, true);
+  EXPECT_EQ(mapped.outcomes, (Outcomes{kInserted, kInserted, kFound, kInserted}));
+  EXPECT_EQ(mapped.rows, (std::vector<RowNumber>{0, 1, 0, 2}));
+  EXPECT_EQ(Mapped(index, {-1, 5}, false).outcomes, (Outcomes{kFound, kMissing}));
+  EXPECT_EQ(index.size(), 3);
+  EXPECT_EQ(index.end_row(), 3);
+  index.check_invariants();
 }
 
-TEST(Index, ClearGivesEverythingBack) {
-  Index index(5);
-  for (Key key = 0; key < 10000; ++key) index.find_or_insert(key, static_cast<std::uint32_t>(key));
-  index.clear();
-  expect_equal(index, {}, {0, 1, 9999});
-  EXPECT_EQ(index.stats().bytes, 0);
-  index.find_or_insert(3, 4);
-  expect_equal(index, {{3, 4}}, {3, 4});
+TEST(Index, BadConfigsAreRefusedByName) {
+  EXPECT_THROW(Index({.name = ""}), std::invalid_argument);
+  EXPECT_THROW(Index({.max_rows = -1}), std::invalid_argument);
+  EXPECT_THROW(Index({.on_full = static_cast<OnFull>(7)}), std::invalid_argument);
+  EXPECT_THROW(Index({.num_threads = 0}), std::invalid_argument);
 }
 
-// Blocks of keys, whole and not, with all, some or none of the keys there.
-TEST(Index, BatchesOfEveryLengthAreFoundAsOneByOne) {
-  std::mt19937_64 random(8);
-  Index index(5);
-  constexpr std::uint64_t kKeys = 20000;
-  for (std::uint32_t i = 0; i < kKeys; ++i) index.find_or_insert(static_cast<Key>(mix64(i)), i);
-  for (std::size_t length = 0; length < 130; ++length) {
-    for (const std::uint64_t known_percent : {0U, 50U, 95U, 100U}) {
-      std::vector<Key> keys(length);
-      for (Key& key : keys) {
-        const bool is_known = random() % 100 < known_percent;
-        key = static_cast<Key>(mix64(random() % kKeys + (is_known ? 0 : kKeys)));
-      }
-      std::vector<RowNumber> rows(length + 1, -7);
-      std::vector<Outcome> outcomes(length + 1, Outcome::kRefused);
-      index.find(keys, rows.data(), outcomes.data());
-      for (std::size_t i = 0; i < length; ++i) {
-        const auto row = index.find_one(keys[i]);
-        ASSERT_EQ(outcomes[i], row ? Outcome::kFound : Outcome::kMissing) << i << " of " << length;
-        ASSERT_EQ(rows[i], RowNumber{row.value_or(0)}) << i << " of " << length;
-      }
-      ASSERT_EQ(rows[length], -7);
-      ASSERT_EQ(outcomes[length], Outcome::kRefused);
-    }
-  }
+TEST(Index, AFullOneRefusesOrRaises) {
+  Index refusing({.max_rows = 2});
+  EXPECT_EQ(Mapped(refusing, {1, 2, 3, 1, 3}, true).outcomes,
+            (Outcomes{kInserted, kInserted, kRefused, kFound, kRefused}));
+  Index raising({.max_rows = 2, .on_full = OnFull::kRaise});
+  EXPECT_THROW(Mapped(raising, {1, 2, 3}, true), Error);
+  EXPECT_EQ(raising.size(), 0);
+  raising.check_invariants();
 }
 
-TEST(Index, ReserveTakesTheShapeAtOnce) {
-  constexpr std::uint32_t kKeys = 400'000;
-  Index index(5);
-  index.reserve(kKeys);
-  const std::int64_t reserved = index.stats().bytes;
-  EXPECT_LT(reserved, std::int64_t{22} * kKeys);
-  Model model;
-  std::vector<Key> keys;
-  for (std::uint32_t i = 0; i < kKeys; ++i) {
-    keys.push_back(static_cast<Key>(mix64(i)));
-    index.find_or_insert(keys.back(), i);
-    model[keys.back()] = i;
+TEST(Index, ItsHomeMakesNewRowsOnly) {
+  const auto home = std::make_shared<KeptKeys>();
+  Index index({}, home);
+  const Mapped first(index, {10, 20}, true);
+  const Mapped second(index, {20, 30, 30}, true);
+  EXPECT_EQ(home->num_calls, 2);
+  for (const Mapped* mapped : {&first, &second}) {
+    for (std::size_t i = 0; i < mapped->rows.size(); ++i)
+      EXPECT_EQ(home->keys.at(static_cast<std::size_t>(mapped->rows[i])),
+                mapped == &first ? (i == 0 ? 10 : 20) : (i == 0 ? 20 : 30));
   }
-  EXPECT_EQ(index.stats().hashed.splits, 0U);
-  EXPECT_EQ(index.stats().bytes, reserved);
-  expect_equal(index, model, keys);
+  Mapped(index, {10, 20}, true);
+  Mapped(index, {99}, false);
+  EXPECT_EQ(home->num_calls, 2);
 }
 
-TEST(Index, ReserveChangesNoContent) {
-  Index index(5);
-  index.find_or_insert(3, 4);
-  index.reserve(100000);
-  EXPECT_GE(index.stats().bytes, 100000 * 12);
-  expect_equal(index, {{3, 4}}, {3, 4});
+TEST(Index, WhatItsHomeThrowsTakesTheInsertionBack) {
+  const auto home = std::make_shared<KeptKeys>();
+  Index index({}, home);
+  Mapped(index, {1, 2, 3}, true);
+  index.erase(std::vector<Key>{2});
+  home->fails_at = 6;
+  EXPECT_THROW(Mapped(index, {4, 5, 6, 7}, true), std::runtime_error);
+  home->fails_at.reset();
+  home->fails_to_prepare = true;
+  EXPECT_THROW(Mapped(index, {8}, true), std::runtime_error);
+  home->fails_to_prepare = false;
+  index.check_invariants();
+  EXPECT_EQ(index.size(), 2);
+  const Mapped again(index, {4, 5}, true);
+  EXPECT_EQ(again.rows, (std::vector<RowNumber>{1, 3}));
+  EXPECT_EQ(home->announced, (std::vector<std::uint32_t>{1}));
+  EXPECT_EQ(index.stats().outcomes[static_cast<int>(kInserted)], 5U);
 }
 
-TEST(Index, GrowingAtOnceChangesNoContent) {
-  for (const bool is_dense : {false, true}) {
-    Index index(5);
-    Model model;
-    std::vector<Key> keys;
-    const auto insert = [&](std::uint32_t until) {
-      for (auto i = static_cast<std::uint32_t>(keys.size()); i < until; ++i) {
-        keys.push_back(is_dense ? Key{i} : static_cast<Key>(mix64(i)));
-        EXPECT_EQ(index.find_or_insert(keys[i], i), i);
-        model[keys[i]] = i;
-      }
-      index.adapt(until);
-    };
-    insert(3000);
-    index.grow_for(40'000);
-    expect_equal(index, model, keys);
-    const std::uint64_t splits = index.stats().hashed.splits;
-    insert(40'000);
-    expect_equal(index, model, keys);
-    if (!is_dense) {
-      EXPECT_EQ(index.stats().hashed.splits, splits);
-    }
-    index.grow_for(10);
-    insert(90'000);  // more than was said
-    expect_equal(index, model, keys);
-    for (std::size_t i = 0; i < keys.size(); i += 2) {
-      index.erase(keys[i]);
-      model.erase(keys[i]);
-    }
-    index.grow_for(2'000'000);
-    expect_equal(index, model, keys);
-  }
-}
-
-// Keys whose hashes share their top 10 bits under the seed in use, as from somebody who knows it.
-TEST(Index, CollidingKeysStayCorrectAndTheDirectorySmall) {
-  constexpr std::uint64_t kSeed = 77;
-  const SeededHash hash(kSeed);
-  Index index(kSeed);
-  Model model;
-  std::vector<Key> keys;
-  for (Key key = 0; keys.size() < 9000; ++key) {
-    if (hash(key) >> 54 == 0x123) keys.push_back(key);
-  }
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    index.find_or_insert(keys[i], static_cast<std::uint32_t>(i));
-    model[keys[i]] = static_cast<std::uint32_t>(i);
-  }
-  expect_equal(index, model, keys);
-  Index uniform(kSeed);
-  for (std::uint32_t i = 0; i < 9000; ++i) uniform.find_or_insert(static_cast<Key>(mix64(i)), i);
-  EXPECT_LE(index.stats().hashed.directory, 4 * uniform.stats().hashed.directory);
-  EXPECT_GT(index.stats().hashed.crowded, 0);
-  index.grow_for(1'000'000);
-  expect_equal(index, model, keys);
-}
-
-// Keys of one Bloom bit and two homes, the first bucket and the one in the middle, however many
-// there are. Those that come and go mark every bucket of the first segment as passed, so that a key
-// that is not there is looked for all the way around.
-TEST(Index, ProbesThatGoAroundASegmentEnd) {
-  constexpr std::uint64_t kSeed = 5;
-  const SeededHash hash(kSeed);
-  std::vector<Key> first;
-  std::vector<Key> middle;
-  for (Key key = 0; first.size() < 300 || middle.size() < 300; ++key) {
-    const HashParts parts{hash(key)};
-    if (parts.bloom_bit() != 1U << 8) continue;
-    if (parts.bucket_in(256) == 0) first.push_back(key);
-    if (parts.bucket_in(256) == 128) middle.push_back(key);
-  }
-  Index index(kSeed);
-  Model model;
-  std::vector<Key> probes = first;
-  probes.insert(probes.end(), middle.begin(), middle.end());
-  const auto insert = [&](const std::vector<Key>& keys, std::size_t from, std::size_t to) {
-    for (std::size_t i = from; i < to; ++i) {
-      const auto row = static_cast<std::uint32_t>(model.size() * 7 + i);
-      index.find_or_insert(keys[i], row);
-      model[keys[i]] = row;
-    }
-    expect_equal(index, model, probes);
+TEST(Index, ItsHomeMustNotCallIt) {
+  struct Calling : RowHome {
+    void make(const NewRows&) override { index->size(); }
+    Index* index = nullptr;
   };
-  const auto erase = [&](std::size_t from, std::size_t to) {
-    for (std::size_t i = from; i < to; ++i) {
-      index.erase(first[i]);
-      model.erase(first[i]);
+  const auto home = std::make_shared<Calling>();
+  Index index({}, home);
+  home->index = &index;
+  EXPECT_THROW(Mapped(index, {1}, true), Error);
+  EXPECT_EQ(index.size(), 0);
+}
+
+TEST(Index, AHomeThatReleasesALeaseHearsOfTheRowsThatAreUsedAgain) {
+  struct Releasing : KeptKeys {
+    void prepare(RowNumber end, std::span<const std::uint32_t> reused) override {
+      if (lease) lease->release();
+      KeptKeys::prepare(end, reused);
     }
-    expect_equal(index, model, probes);
+    std::optional<Lease> lease;
   };
-  insert(first, 0, 170);  // of 310 slots; the segment would grow at 179
-  const std::int64_t bytes = index.stats().bytes;
-  erase(0, 90);
-  insert(middle, 0, 95);
-  erase(90, 165);  // with fewer keys it would be made anew
-  insert(middle, 95, 170);
-  EXPECT_EQ(index.stats().bytes, bytes);
-  insert(first, 170, 300);
-  insert(middle, 170, 300);
-  expect_equal(index, model, probes);
+  const auto home = std::make_shared<Releasing>();
+  Index index({}, home);
+  Mapped(index, {1, 2}, true);
+  Mapped(index, {1, 2, 1}, true);  // few are new: rows used before are used again
+  home->lease = index.lease();
+  index.erase(std::vector<Key>{1});
+  const Mapped mapped(index, {2, 2, 3}, true);
+  EXPECT_EQ(mapped.rows[2], 0);
+  EXPECT_EQ(home->announced, (std::vector<std::uint32_t>{0}));
+  index.check_invariants();
+}
+
+TEST(Index, ALeaseOutlivesIt) {
+  std::optional<Lease> lease;
+  {
+    Index index({}, std::make_shared<KeptKeys>());
+    lease = index.lease(3);
+    Mapped(index, {1}, true, &*lease);
+  }
+  EXPECT_EQ(lease->step(), 3);
+  lease->release();
+}
+
+TEST(Index, ATableIsAnIndexWithRows) {
+  TableConfig config;
+  config.dim = 2;
+  config.name = "items";
+  Table table(config);
+  const Mapped mapped(table.index(), {5, 6}, true);
+  std::vector<float> values(4, 9.0F);
+  Outcomes outcomes(2);
+  table.lookup(std::vector<Key>{5, 6}, values.data(), outcomes);
+  EXPECT_EQ(outcomes, (Outcomes{kFound, kFound}));
+  EXPECT_EQ(values, std::vector<float>(4, 0.0F));
+  table.index().erase(std::vector<Key>{5});
+  EXPECT_EQ(table.size(), 1);
+  EXPECT_THROW(table.index().assign({}), std::invalid_argument);
+  EXPECT_THROW(table.index().check_assignable(), std::invalid_argument);
+  EXPECT_THROW(static_cast<void>(table.index().cut()), std::invalid_argument);
+  table.check_invariants();
+}
+
+// ---- changes -----------------------------------------------------------------------------------
+
+TEST(IndexCut, NamesWhatCameAndLeft) {
+  Index index({});
+  Mapped(index, {1, 2, 3}, true);
+  {
+    IndexCut all = index.cut();
+    EXPECT_EQ(to_vector(all.keys()), (std::vector<Key>{1, 2, 3}));
+    EXPECT_FALSE(all.changes_only());
+    EXPECT_THROW(static_cast<void>(index.cut()), Error);  // one is open
+    EXPECT_THROW(index.assign({}), Error);
+    all.finish(true);
+  }
+  const Mapped fourth(index, {4}, true);
+  index.erase(std::vector<Key>{1, 2, 77});
+  Mapped(index, {2}, true);
+  index.note_changed(std::vector<RowNumber>{2});  // that of key 3
+  IndexCut changes = index.cut(true);
+  std::vector<Key> came = to_vector(changes.keys());
+  std::sort(came.begin(), came.end());
+  EXPECT_EQ(came, (std::vector<Key>{2, 3, 4}));
+  EXPECT_EQ(to_vector(changes.left()), (std::vector<Key>{1}));
+  for (std::size_t i = 0; i < changes.keys().size(); ++i)
+    EXPECT_EQ(Mapped(index, {changes.keys()[i]}, false).rows[0], changes.rows()[i]);
+}
+
+TEST(IndexCut, AnAbandonedOneIsAsIfItHadNeverBeen) {
+  Index index({});
+  index.cut().finish(true);
+  Mapped(index, {1, 2}, true);
+  {
+    const IndexCut abandoned = index.cut(true);
+  }
+  index.erase(std::vector<Key>{2});
+  Mapped(index, {3}, true);
+  const IndexCut changes = index.cut(true);
+  EXPECT_EQ(to_vector(changes.keys()), (std::vector<Key>{1, 3}));
+  EXPECT_EQ(to_vector(changes.left()), (std::vector<Key>{2}));
+}
+
+TEST(IndexCut, NeedsOneToBuildOn) {
+  Index index({});
+  EXPECT_FALSE(index.is_tracking());
+  EXPECT_THROW(static_cast<void>(index.cut(true)), std::invalid_argument);
+  {
+    const IndexCut abandoned = index.cut();
+  }
+  EXPECT_FALSE(index.is_tracking());
+  index.cut().finish(true);
+  EXPECT_TRUE(index.is_tracking());
+  EXPECT_EQ(index.cut(true).keys().size(), 0U);
+}
+
+TEST(IndexCut, KeysInFlightAreNotInIt) {
+  Index index({});
+  index.cut().finish(true);
+  Lease lease = index.lease(1);
+  Mapped(index, {1}, true, &lease);
+  {
+    IndexCut before = index.cut(true);
+    EXPECT_EQ(before.keys().size(), 0U);
+    lease.release();
+    before.finish(true);
+  }
+  EXPECT_EQ(to_vector(index.cut(true).keys()), (std::vector<Key>{1}));
+}
+
+TEST(Index, NoteChangedChecksRows) {
+  Index index({});
+  Mapped(index, {1}, true);
+  index.note_changed({});
+  EXPECT_THROW(index.note_changed(std::vector<RowNumber>{0, 1}), std::invalid_argument);
+  EXPECT_THROW(index.note_changed(std::vector<RowNumber>{-1}), std::invalid_argument);
+}
+
+// ---- other keys --------------------------------------------------------------------------------
+
+TEST(Index, AssignReplacesAllKeysOrNone) {
+  const auto home = std::make_shared<KeptKeys>();
+  Index index({.max_rows = 3}, home);
+  Mapped(index, {1, 2}, true);
+  EXPECT_THROW(index.assign(std::vector<Key>{5, 6, 5}), std::invalid_argument);
+  EXPECT_THROW(index.assign(std::vector<Key>{5, 6, 7, 8}), Error);
+  {
+    const Lease lease = index.lease();
+    EXPECT_THROW(index.assign(std::vector<Key>{5}), Error);
+    EXPECT_THROW(index.check_assignable(), Error);
+  }
+  home->fails_to_prepare = true;
+  EXPECT_THROW(index.assign(std::vector<Key>{5}), std::runtime_error);
+  home->fails_to_prepare = false;
+  EXPECT_EQ(Mapped(index, {1, 2, 5}, false).outcomes, (Outcomes{kFound, kFound, kMissing}));
+  index.assign(std::vector<Key>{9, -9, 0});
+  EXPECT_EQ(Mapped(index, {9, -9, 0, 1}, false).rows[2], 2);
+  EXPECT_EQ(home->num_calls, 1);
+  EXPECT_EQ(home->keys.size(), 3U);
+  EXPECT_EQ(index.cut(true).keys().size(), 0U);  // changes count from here on
+  index.check_invariants();
+}
+
+TEST(Index, ExportGoesOnWhereItEnded) {
+  Index index({});
+  std::vector<Key> wanted(100);
+  for (std::size_t i = 0; i < wanted.size(); ++i) wanted[i] = static_cast<Key>(i) * 7 - 50;
+  Mapped(index, wanted, true);
+  index.erase(std::vector<Key>{wanted[3], wanted[50]});
+  std::vector<Key> keys(7);
+  std::vector<RowNumber> rows(7);
+  std::vector<Key> all;
+  RowNumber begin = 0;
+  for (std::int64_t n = 7; n == 7;) {
+    n = index.export_keys(begin, keys, rows);
+    for (std::size_t i = 0; i < static_cast<std::size_t>(n); ++i) {
+      EXPECT_EQ(wanted[static_cast<std::size_t>(rows[i])], keys[i]);
+      all.push_back(keys[i]);
+    }
+  }
+  EXPECT_EQ(all.size(), 98U);
+  EXPECT_THROW(index.export_keys(begin, {}, {}), std::invalid_argument);
+}
+
+TEST(Index, ManyAreMappedAtOnce) {
+  Index first({.name = "first"});
+  Index second({.name = "second"});
+  const std::vector<Key> keys = {1, 2, 1};
+  std::vector<RowNumber> rows(6);
+  Outcomes outcomes(6);
+  const auto part = [&](Index& index, std::size_t begin) {
+    return IndexMapCall{&index,
+                        keys,
+                        std::span(rows).subspan(begin, 3),
+                        std::span(outcomes).subspan(begin, 3),
+                        {.insert = true}};
+  };
+  const std::vector<IndexMapCall> calls = {part(first, 0), part(second, 3)};
+  map_indexes(calls);
+  EXPECT_EQ(outcomes, (Outcomes{kInserted, kInserted, kFound, kInserted, kInserted, kFound}));
+  EXPECT_THROW(map_indexes(std::vector<IndexMapCall>{calls[0], calls[0]}), std::invalid_argument);
+  EXPECT_THROW(map_indexes(std::vector<IndexMapCall>(1)), std::invalid_argument);
+}
+
+// ---- a model -----------------------------------------------------------------------------------
+
+/// An index in the plainest code, with what changed since its last durable cut.
+struct Model {
+  std::set<Key> keys;
+  std::set<Key> came;
+  std::set<Key> left;
+
+  void insert(Key key) {
+    if (!keys.insert(key).second) return;
+    came.insert(key);
+    left.erase(key);
+  }
+  void erase(Key key) {
+    if (keys.erase(key) == 0) return;
+    came.erase(key);
+    left.insert(key);
+  }
+  void forget_changes() {
+    came.clear();
+    left.clear();
+  }
+};
+
+std::set<Key> to_set(std::span<const Key> keys) { return {keys.begin(), keys.end()}; }
+
+class Replay {
+ public:
+  explicit Replay(std::uint32_t seed)
+      : random_(seed), index_({.hash_seed = seed, .num_threads = 1 + static_cast<int>(seed % 2)}) {
+    index_.cut().finish(true);
+  }
+
+  void run() {
+    for (int i = 0; i < 60; ++i) {
+      step();
+      ASSERT_EQ(index_.size(), static_cast<std::int64_t>(model_.keys.size()));
+    }
+    index_.check_invariants();
+  }
+
+ private:
+  std::vector<Key> draw() {
+    std::vector<Key> keys(random_() % 40);
+    for (Key& key : keys) key = static_cast<Key>(random_() % 90) * 0x0123456789ABCDEF;
+    return keys;
+  }
+
+  void step() {
+    switch (random_() % 6) {
+      case 0:
+      case 1: {
+        const std::vector<Key> keys = draw();
+        Mapped(index_, keys, true);
+        for (const Key key : keys) model_.insert(key);
+        return;
+      }
+      case 2: {
+        const std::vector<Key> keys = draw();
+        index_.erase(keys);
+        for (const Key key : keys) model_.erase(key);
+        return;
+      }
+      case 3: {  // a batch ahead: readers see it once it is released
+        Lease lease = index_.lease(next_step_++);
+        const std::vector<Key> keys = draw();
+        Mapped(index_, keys, true, &lease);
+        EXPECT_EQ(index_.size(), static_cast<std::int64_t>(model_.keys.size()));
+        lease.release();
+        for (const Key key : keys) model_.insert(key);
+        return;
+      }
+      case 4: {
+        if (random_() % 4 != 0) return;
+        index_.clear();
+        for (const Key key : std::set<Key>(model_.keys)) model_.erase(key);
+        return;
+      }
+      default:
+        return cut();
+    }
+  }
+
+  void cut() {
+    const bool changes_only = random_() % 2 == 0;
+    const bool durable = random_() % 2 == 0;
+    IndexCut cut = index_.cut(changes_only);
+    EXPECT_EQ(to_set(cut.keys()), changes_only ? model_.came : model_.keys);
+    // A key that came and left again between two cuts may be named too.
+    for (const Key key : model_.left)
+      EXPECT_EQ(to_set(cut.left()).count(key), changes_only ? 1U : 0U);
+    for (const Key key : cut.left()) EXPECT_EQ(model_.keys.count(key), 0U);
+    const std::vector<Key> keys = draw();  // beside the open cut
+    if (durable) model_.forget_changes();
+    Mapped(index_, keys, true);
+    for (const Key key : keys) model_.insert(key);
+    cut.finish(durable);
+  }
+
+  std::mt19937 random_;
+  Index index_;
+  Model model_;
+  std::int64_t next_step_ = 0;
+};
+
+TEST(Index, EverySequenceOfCallsEndsAsTheModelSays) {
+  for (std::uint32_t seed = 0; seed < 300; ++seed) {
+    SCOPED_TRACE(seed);
+    Replay(seed).run();
+    if (testing::Test::HasFailure()) return;
+  }
+}
+
+// ---- initial rows ------------------------------------------------------------------------------
+
+TEST(InitialWeights, AreThoseOfATable) {
+  TableConfig config;
+  config.dim = 5;
+  config.name = "items";
+  config.seed = 3;
+  config.initializer = InitializerConfig::normal(0.0F, 2.0F);
+  Table table(config);
+  const std::vector<Key> keys = {4, -4, 0};
+  std::vector<float> wanted(15);
+  table.find_or_insert(keys, wanted.data());
+  std::vector<float> got(15);
+  initial_weights(config.initializer, 3, table_hash("items"), 5, keys, got.data());
+  EXPECT_EQ(got, wanted);
+  EXPECT_THROW(initial_weights(config.initializer, 3, 1, 0, keys, got.data()),
+               std::invalid_argument);
 }
 
 }  // namespace
-}  // namespace recsdk::internal
+}  // namespace recsdk

@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "rows/row_store.h"
+#include "index/row_numbers.h"
 
 namespace recsdk::internal {
 namespace {
@@ -67,11 +67,11 @@ TEST(RowBitsTest, AreBackedPieceByPieceAndAsTheyGrow) {
 }
 
 // States are kept in bits: each change leaves the other rows as they were.
-TEST(RowStoreStates, AreAsGiven) {
+TEST(RowNumbersStates, AreAsGiven) {
   for (unsigned seed = 0; seed < 100; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937 random(seed);
-    RowStore store(RowLayout::make(4, OptimizerConfig::sgd()));
+    RowNumbers numbers;
     std::vector<RowState> expected;
     const auto draw = [&] { return random() % 2 == 0 ? RowState::kVisible : RowState::kInFlight; };
     for (int i = 0; i < 60; ++i) {
@@ -81,15 +81,15 @@ TEST(RowStoreStates, AreAsGiven) {
           const std::vector<Key> keys(random() % 200, 1);
           std::vector<Outcome> outcomes(keys.size());
           for (Outcome& o : outcomes) o = random() % 3 == 0 ? Outcome::kFound : Outcome::kInserted;
-          if (!store.prepare_append(static_cast<std::int64_t>(keys.size()))) break;
-          store.append(keys, outcomes.data(), state);
-          expected.resize(static_cast<std::size_t>(store.end()), state);
+          if (!numbers.prepare_append(static_cast<std::int64_t>(keys.size()))) break;
+          numbers.append(keys, outcomes.data(), state);
+          expected.resize(static_cast<std::size_t>(numbers.end()), state);
           break;
         }
         case 1: {
-          store.prepare_allocate(1);
-          const std::uint32_t row = store.allocate(2, state);
-          expected.resize(static_cast<std::size_t>(store.end()));
+          numbers.prepare_allocate(1);
+          const std::uint32_t row = numbers.allocate(2, state);
+          expected.resize(static_cast<std::size_t>(numbers.end()));
           expected[row] = state;
           break;
         }
@@ -98,20 +98,20 @@ TEST(RowStoreStates, AreAsGiven) {
           const auto row = static_cast<std::uint32_t>(random() % expected.size());
           if (expected[row] == RowState::kFree) break;
           if (random() % 2 == 0) {
-            store.set_state(row, state);
+            numbers.set_state(row, state);
             expected[row] = state;
             break;
           }
-          store.prepare_free(1);
-          store.free(row, 0);
-          store.release_before(1);
+          numbers.prepare_free(1);
+          numbers.free(row, 0);
+          numbers.release_before(1);
           expected[row] = RowState::kFree;
         }
       }
       for (std::size_t r = 0; r < expected.size(); ++r) {
         const auto row = static_cast<RowNumber>(r);
-        ASSERT_EQ(store.state(row), expected[r]) << "row " << r;
-        ASSERT_EQ(store.visible().test(row), expected[r] == RowState::kVisible);
+        ASSERT_EQ(numbers.state(row), expected[r]) << "row " << r;
+        ASSERT_EQ(numbers.visible().test(row), expected[r] == RowState::kVisible);
       }
     }
   }

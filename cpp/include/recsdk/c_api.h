@@ -35,7 +35,7 @@
 ///
 ///     if (recsdk_abi_version() != RECSDK_ABI_VERSION) return needs_another_library();
 ///
-/// A complete program: examples/c_minimal.c.
+/// Complete programs: examples/c_minimal.c, and examples/own_rows.c for rows of one's own.
 #ifndef RECSDK_C_API_H
 #define RECSDK_C_API_H
 
@@ -333,6 +333,56 @@ typedef struct recsdk_stats {
   uint64_t checkpoint_waits;        ///< times that an update waited for a cut to be read further
   double checkpoint_wait_seconds;   ///< how long all of them took
 } recsdk_stats;
+
+/// From raw keys to row numbers, for rows that the caller keeps; see recsdk::Index.
+typedef struct recsdk_index recsdk_index;
+
+/// Gives new rows (n,) their initial values, for keys (n,) that a call is about to insert. Any
+/// result but 0 fails that call with RECSDK_ERROR_INTERNAL, and the index is unchanged. It runs
+/// under the index's lock, on the calling thread, and must not call the index.
+typedef int (*recsdk_make_rows_callback)(void* user_data, const int64_t* keys, const uint32_t* rows,
+                                         int64_t num_rows);
+
+/// What an index is made of; see recsdk::IndexConfig.
+typedef struct recsdk_index_config {
+  size_t struct_size;
+  const char* name;                     ///< for messages, not empty; default "index"
+  uint64_t hash_seed;                   ///< no result depends on it; default absent: random
+  int64_t max_rows;                     ///< >= 0, see on_full; default absent: no limit
+  recsdk_make_rows_callback make_rows;  ///< null, the default: outcomes say which rows are new
+  void* user_data;      ///< handed to make_rows, may be null; must live as long as the index
+  int32_t num_threads;  ///< >= 1, of this index's calls; default absent: the pool's size
+  int32_t has_hash_seed;
+  int32_t has_max_rows;
+  int32_t has_num_threads;
+  int32_t on_full;   ///< enum recsdk_on_full; default refuse
+  int32_t reserved;  ///< must be 0
+} recsdk_index_config;
+
+/// One index's part of recsdk_map_indexes.
+typedef struct recsdk_index_map_call {
+  recsdk_index* index;
+  const int64_t* keys;        ///< (N,)
+  int64_t num_keys;           ///< N
+  const recsdk_lease* lease;  ///< the batch that the call belongs to, or null: visible at once
+  int64_t* rows;              ///< (N,), written
+  uint8_t* outcomes;          ///< (N,), written
+  int32_t insert;             ///< flag: give unseen keys a row
+  int32_t reserved;           ///< must be 0
+} recsdk_index_map_call;
+
+/// The keys of an index at one moment, see recsdk::IndexCut.
+typedef struct recsdk_index_cut recsdk_index_cut;
+
+/// What a cut holds; the arrays live as long as the cut.
+typedef struct recsdk_index_changes {
+  size_t struct_size;
+  const int64_t* keys;  ///< (n,) that are there; of changes those that came or were noted
+  const int64_t* rows;  ///< (n,)
+  const int64_t* left;  ///< (m,) that left, ascending; none unless changes_only
+  int64_t num_keys;     ///< n
+  int64_t num_left;     ///< m
+} recsdk_index_changes;
 
 /// A table whose rows lie in a device's memory, see recsdk::DeviceTable.
 typedef struct recsdk_device_table recsdk_device_table;
@@ -691,6 +741,57 @@ RECSDK_API int recsdk_device_table_check_invariants(const recsdk_device_table* t
 RECSDK_API int recsdk_map_tables(const recsdk_map_call* calls, int64_t num_calls);
 RECSDK_API int recsdk_pool_tables(const recsdk_pool_call* calls, int64_t num_calls);
 RECSDK_API int recsdk_update_tables(const recsdk_update_call* calls, int64_t num_calls);
+
+// An index whose rows the caller keeps: names and meanings are those of recsdk::Index.
+
+/// Fills the defaults. `config->struct_size` must be set.
+RECSDK_API int recsdk_index_config_init(recsdk_index_config* config);
+/// Makes an empty index; the config is copied and may go.
+RECSDK_API int recsdk_index_create(const recsdk_index_config* config, recsdk_index** index);
+/// Frees the handle; null does nothing. Leases and cuts may outlive it.
+RECSDK_API void recsdk_index_destroy(recsdk_index* index);
+RECSDK_API int recsdk_index_lease(recsdk_index* index, int has_step, int64_t step,
+                                  recsdk_lease** lease);
+RECSDK_API int recsdk_index_map(recsdk_index* index, const int64_t* keys, int64_t num_keys,
+                                int insert, const recsdk_lease* lease, int64_t* rows,
+                                uint8_t* outcomes);
+/// An index may occur once; as recsdk_map_tables.
+RECSDK_API int recsdk_map_indexes(const recsdk_index_map_call* calls, int64_t num_calls);
+/// Takes keys (N,) out: outcomes (N,) or null.
+RECSDK_API int recsdk_index_erase(recsdk_index* index, const int64_t* keys, int64_t num_keys,
+                                  uint8_t* outcomes);
+RECSDK_API int recsdk_index_clear(recsdk_index* index);
+/// Replaces all keys by distinct keys (N,), which get the rows 0 to N - 1; make_rows is not called.
+RECSDK_API int recsdk_index_assign(recsdk_index* index, const int64_t* keys, int64_t num_keys);
+/// Fails as an assign of no key would fail now.
+RECSDK_API int recsdk_index_check_assignable(const recsdk_index* index);
+RECSDK_API int recsdk_index_size(const recsdk_index* index, int64_t* size);
+/// One past the highest row number that was ever given.
+RECSDK_API int recsdk_index_end_row(const recsdk_index* index, int64_t* end_row);
+/// `stats->struct_size` must be set. What only a table has is 0.
+RECSDK_API int recsdk_index_stats(const recsdk_index* index, recsdk_stats* stats);
+/// Copies up to `capacity` visible keys and their rows, from row *begin on, which is set to where
+/// to go on. Fewer than capacity means the end.
+RECSDK_API int recsdk_index_export_keys(const recsdk_index* index, int64_t* begin, int64_t capacity,
+                                        int64_t* keys, int64_t* rows, int64_t* num_keys);
+RECSDK_API int recsdk_index_cut_begin(recsdk_index* index, int changes_only,
+                                      recsdk_index_cut** cut);
+/// `changes->struct_size` must be set.
+RECSDK_API int recsdk_index_cut_read(const recsdk_index_cut* cut, recsdk_index_changes* changes);
+/// Ends the cut and frees the handle; null does nothing. `durable` is a flag: changes count from
+/// the cut on, else it is as if it had never been.
+RECSDK_API void recsdk_index_cut_finish(recsdk_index_cut* cut, int durable);
+RECSDK_API int recsdk_index_is_tracking(const recsdk_index* index, int* is_tracking);
+RECSDK_API int recsdk_index_note_changed(recsdk_index* index, const int64_t* rows,
+                                         int64_t num_rows);
+RECSDK_API int recsdk_index_reserve(recsdk_index* index, int64_t num_rows);
+RECSDK_API int recsdk_index_check_invariants(const recsdk_index* index);
+
+/// The initial rows of keys (N,) of a table of this name: values (N, D). See
+/// recsdk::initial_weights.
+RECSDK_API int recsdk_initial_weights(const recsdk_initializer_config* initializer, uint64_t seed,
+                                      const char* table_name, int64_t dim, const int64_t* keys,
+                                      int64_t num_keys, float* values);
 
 #ifdef __cplusplus
 }  // extern "C"

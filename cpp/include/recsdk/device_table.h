@@ -1,8 +1,8 @@
 // A table whose rows lie in the memory of a device, an NPU for one: the hot rows of a table, kept
 // where they are used, by a program that has no torch.
 //
-// The index, row numbers, outcomes, leases and initial rows are a Table's, on the host; the rows
-// and their optimizer state are arrays of the device, of a size fixed when the table is made.
+// An Index on the host has keys, row numbers, outcomes and leases; the rows and their optimizer
+// state are arrays of the device, of a size fixed when the table is made.
 //
 // Shape letters: N keys, D row width, S state width.
 #pragma once
@@ -55,15 +55,14 @@ struct DeviceTableStats {
 /// take arrays of the device, and only hand the work over: it is done in the order of the calls,
 /// after what was handed over before on stream(), and before what is handed over there later.
 ///
-/// Refusals: a key for which max_device_rows leaves no room is kOverflowed, one that
-/// config.max_rows refuses kRefused. Either reads config.default_value, gets no gradient and is
-/// counted; erase makes room.
+/// A key for which max_device_rows or config.max_rows leaves no room is kRefused: it reads
+/// config.default_value, gets no gradient and is counted; erase makes room.
 ///
 /// Differences to Table: rows are float32; optimizers are SGD, Adagrad, rowwise Adagrad and Adam,
 /// with weight decay of both kinds, SGD with momentum; no clipping, catching up or counts per row,
 /// and gradients that are not finite are applied without being counted. Sums of gradients are
 /// added in another order than a Table's, pairwise, so results are within float order of its; on
-/// one kind of device they are repeatable to the bit. On the host a row costs about 40 bytes.
+/// one kind of device they are repeatable to the bit. On the host a row costs about 30 bytes.
 ///
 /// Thread safety: every method may be called from any thread; calls that reach the device take
 /// turns. A call that throws has changed nothing but spare capacity. Error(kDevice): a call of the

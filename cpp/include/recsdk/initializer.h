@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -56,5 +57,14 @@ struct RECSDK_API InitializerConfig {
 /// round of the finalizer of SplitMix64. Source: G. Fowler, L. Noll, K.-P. Vo (FNV-1a);
 /// G. Steele et al., "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014.
 RECSDK_API std::uint64_t table_hash(std::string_view name);
+
+/// Writes the initial rows of keys (N,) to `values` (N, D), in float32: those that a table of this
+/// initializer, seed, hash of its name and D gives to new keys, before it rounds them to its type.
+/// For rows that are not in a table. `max_threads` >= 1; absent: the pool's size. Throws
+/// std::invalid_argument for a bad initializer or D, and what a custom one throws. Thread-safe.
+RECSDK_API void initial_weights(const InitializerConfig& initializer, std::uint64_t seed,
+                                std::uint64_t table_hash, std::int64_t dim,
+                                std::span<const Key> keys, float* values,
+                                std::optional<int> max_threads = std::nullopt);
 
 }  // namespace recsdk

@@ -1,4 +1,4 @@
-// A table: one key space, from a raw 64-bit key to a row of D weights and its optimizer state.
+// A table: an index with rows, from a raw 64-bit key to a row of D weights and its optimizer state.
 //
 // Shape letters: N keys, B bags, D row width, S state width.
 #pragma once
@@ -11,18 +11,13 @@
 
 #include "recsdk/error.h"
 #include "recsdk/export.h"
+#include "recsdk/index.h"
 #include "recsdk/initializer.h"
 #include "recsdk/optimizer.h"
 #include "recsdk/row_layout.h"
 #include "recsdk/types.h"
 
 namespace recsdk {
-
-/// What happens to a call that would need more than `max_rows` rows.
-enum class OnFull : std::uint8_t {
-  kRefuse = 0,  ///< the keys that find no room, in input order, are kRefused
-  kRaise = 1,   ///< the call throws Error(kCapacity) and changes nothing
-};
 
 /// What a table is made of. Only `dim` has no default.
 struct TableConfig {
@@ -41,73 +36,20 @@ struct TableConfig {
   std::optional<int> num_threads;  ///< >= 1, of this table's calls; absent: the pool's size
 };
 
-/// Cumulative counts of keys by outcome, and a few sizes. Reading it waits for a running
-/// update, and looks at every segment of the index.
-struct TableStats {
-  std::int64_t num_rows = 0;                  ///< keys visible to readers
-  std::int64_t num_rows_in_flight = 0;        ///< keys of batches whose lease is open
-  std::uint64_t outcomes[kNumOutcomes] = {};  ///< keys by Outcome, over all calls (visible batches)
-  std::uint64_t erased = 0;                   ///< keys that left
-  std::uint64_t updates = 0;                  ///< t: optimizer updates so far, empty ones included
-  std::uint64_t nonfinite = 0;                ///< rows whose summed gradient was not finite
-  std::int64_t index_bytes = 0;               ///< memory of the index
-  std::int64_t row_bytes = 0;                 ///< memory of rows that were needed or reserved
-  std::int64_t metadata_bytes = 0;            ///< memory of what is kept per row beside the record
-  std::int64_t index_slots = 0;               ///< key slots of the hashed part of the index
-  std::int64_t index_segments = 0;
-  std::int64_t index_crowded = 0;      ///< segments of keys that collide under the hash seed
-  std::int64_t index_directory = 0;    ///< entries of the directory
-  std::uint64_t index_splits = 0;      ///< segments split so far
-  std::int64_t index_overflowed = 0;   ///< hashed keys that lie outside their home bucket
-  std::int64_t index_probes = 0;       ///< buckets read if every hashed key is looked up once
-  std::int64_t index_dense_keys = 0;   ///< keys of dense ranges, which are mapped directly
-  std::int64_t index_dense_pages = 0;  ///< ranges of 2048 keys that are mapped directly
-  /// Memory of what tells changes since the last save, and of what is ready for the next.
-  std::int64_t tracking_bytes = 0;
+/// What an index tells, and the table's rows and updates. Reading it waits for a running update,
+/// and looks at every segment of the index. tracking_bytes counts what is ready for the next cut
+/// too.
+struct TableStats : IndexStats {
+  std::uint64_t updates = 0;                 ///< t: optimizer updates so far, empty ones included
+  std::uint64_t nonfinite = 0;               ///< rows whose summed gradient was not finite
+  std::int64_t row_bytes = 0;                ///< memory of rows that were needed or reserved
   std::int64_t checkpoint_copied_bytes = 0;  ///< memory of rows copied for an open cut
   std::uint64_t checkpoint_waits = 0;  ///< times that an update waited for a cut to be read further
   double checkpoint_wait_seconds = 0.0;  ///< how long all of them took
 };
 
 class Cut;
-class Table;
 struct CutOptions;
-
-/// A batch in flight. While a lease lives
-///  - rows of keys erased meanwhile are not given to other keys, and
-///  - if it carries a step, the keys inserted under it are seen by later batches, but not by
-///    readers (lookup, size, export, stats): they become visible when it and all earlier leases
-///    with a step are released, whether the batch was trained or abandoned.
-/// Leases with a step must be taken in ascending order of steps (checked), and their batches mapped
-/// in that order (the caller's duty: insertions are decided as calls come). Movable; releases
-/// itself when destroyed. May outlive its table's owner: it shares ownership of the table's state.
-/// May be released from any thread, also while another call uses it: that call then either is part
-/// of the batch or fails.
-class RECSDK_API Lease {
- public:
-  Lease() noexcept = default;
-  Lease(Lease&& other) noexcept;
-  Lease& operator=(Lease&& other) noexcept;
-  Lease(const Lease&) = delete;
-  Lease& operator=(const Lease&) = delete;
-  ~Lease();
-
-  /// Ends the batch. Idempotent.
-  void release() noexcept;
-  bool is_released() const noexcept;
-  std::optional<std::int64_t> step() const noexcept;
-
-  struct Impl;
-
- private:
-  friend class Table;
-  std::shared_ptr<Impl> impl_;
-};
-
-struct MapOptions {
-  bool insert = false;           ///< give unseen keys a row
-  const Lease* lease = nullptr;  ///< the batch this call belongs to; null: visible at once
-};
 
 /// Bags of keys that were mapped before.
 struct Bags {
@@ -174,6 +116,10 @@ class RECSDK_API Table {
 
   const TableConfig& config() const noexcept;
   const RowLayout& layout() const noexcept;
+  /// Its keys and their row numbers: map, lease, erase and clear of either are the same. Lives as
+  /// long as the table.
+  Index& index() noexcept;
+  const Index& index() const noexcept;
 
   /// Opens a batch. Throws std::invalid_argument if `step` is below that of a lease taken before.
   Lease lease(std::optional<std::int64_t> step = std::nullopt);
@@ -275,7 +221,6 @@ class RECSDK_API Table {
   struct Impl;
 
  private:
-  friend class Lease;
   friend struct TableAccess;
   std::shared_ptr<Impl> impl_;
 };

@@ -274,32 +274,7 @@ int recsdk_table_size(const recsdk_table* table, int64_t* size) {
 
 int recsdk_table_stats(const recsdk_table* table, recsdk_stats* stats) {
   return guarded([&] {
-    const recsdk::TableStats from = table_of(table).stats();
-    recsdk_stats to = {.struct_size = sizeof(to),
-                       .num_rows = from.num_rows,
-                       .num_rows_in_flight = from.num_rows_in_flight,
-                       .outcomes = {},
-                       .erased = from.erased,
-                       .updates = from.updates,
-                       .nonfinite = from.nonfinite,
-                       .index_bytes = from.index_bytes,
-                       .row_bytes = from.row_bytes,
-                       .metadata_bytes = from.metadata_bytes,
-                       .index_slots = from.index_slots,
-                       .index_segments = from.index_segments,
-                       .index_crowded = from.index_crowded,
-                       .index_directory = from.index_directory,
-                       .index_splits = from.index_splits,
-                       .index_overflowed = from.index_overflowed,
-                       .index_probes = from.index_probes,
-                       .index_dense_keys = from.index_dense_keys,
-                       .index_dense_pages = from.index_dense_pages,
-                       .tracking_bytes = from.tracking_bytes,
-                       .checkpoint_copied_bytes = from.checkpoint_copied_bytes,
-                       .checkpoint_waits = from.checkpoint_waits,
-                       .checkpoint_wait_seconds = from.checkpoint_wait_seconds};
-    std::copy(std::begin(from.outcomes), std::end(from.outcomes), to.outcomes);
-    write_struct(stats, to, "recsdk_stats");
+    write_struct(stats, recsdk::c_api::stats_of(table_of(table).stats()), "recsdk_stats");
   });
 }
 

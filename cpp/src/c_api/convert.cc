@@ -1,5 +1,7 @@
 #include "c_api/convert.h"
 
+#include <algorithm>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 
@@ -88,20 +90,6 @@ RowCallback row_callback(const recsdk_initializer_config& c, std::int64_t dim) {
       };
 }
 
-InitializerConfig initializer_config(const recsdk_initializer_config* given, std::int64_t dim) {
-  const recsdk_initializer_config c =
-      read_struct(given, initializer_defaults(), "recsdk_initializer_config");
-  InitializerConfig config;
-  config.kind = checked_enum(c.kind, InitializerKind::kCustom, "recsdk_initializer_config.kind");
-  config.value = c.value;
-  config.low = c.low;
-  config.high = c.high;
-  config.mean = c.mean;
-  config.stddev = c.stddev;
-  if (config.kind == InitializerKind::kCustom) config.callback = row_callback(c, dim);
-  return config;
-}
-
 Bags bags(const recsdk_bags& c) {
   check_reserved(c.reserved, "recsdk_bags.reserved");
   Bags bags;
@@ -188,6 +176,27 @@ recsdk_table_config table_defaults() {
   return c;
 }
 
+recsdk_index_config index_defaults() {
+  recsdk_index_config c{};
+  c.struct_size = sizeof(c);
+  c.name = "index";
+  return c;
+}
+
+InitializerConfig initializer_config(const recsdk_initializer_config* given, std::int64_t dim) {
+  const recsdk_initializer_config c =
+      read_struct(given, initializer_defaults(), "recsdk_initializer_config");
+  InitializerConfig config;
+  config.kind = checked_enum(c.kind, InitializerKind::kCustom, "recsdk_initializer_config.kind");
+  config.value = c.value;
+  config.low = c.low;
+  config.high = c.high;
+  config.mean = c.mean;
+  config.stddev = c.stddev;
+  if (config.kind == InitializerKind::kCustom) config.callback = row_callback(c, dim);
+  return config;
+}
+
 TableConfig table_config(const recsdk_table_config* given) {
   const recsdk_table_config c = read_struct(given, table_defaults(), "recsdk_table_config");
   TableConfig config;
@@ -211,14 +220,65 @@ TableConfig table_config(const recsdk_table_config* given) {
   return config;
 }
 
-MapCall map_call(const recsdk_map_call& c) {
-  check_reserved(c.reserved, "recsdk_map_call.reserved");
-  MapCall call;
-  call.table = &deref(c.table, "table").table;
+IndexConfig index_config(const recsdk_index_config& c) {
+  IndexConfig config;
+  config.name = &deref(c.name, "recsdk_index_config.name");
+  if (c.has_hash_seed != 0) config.hash_seed = c.hash_seed;
+  if (c.has_max_rows != 0) config.max_rows = c.max_rows;
+  if (c.has_num_threads != 0) config.num_threads = c.num_threads;
+  config.on_full = checked_enum(c.on_full, OnFull::kRaise, "recsdk_index_config.on_full");
+  check_reserved(c.reserved, "recsdk_index_config.reserved");
+  return config;
+}
+
+recsdk_stats stats_of(const TableStats& from) {
+  recsdk_stats to = {.struct_size = sizeof(to),
+                     .num_rows = from.num_rows,
+                     .num_rows_in_flight = from.num_rows_in_flight,
+                     .outcomes = {},
+                     .erased = from.erased,
+                     .updates = from.updates,
+                     .nonfinite = from.nonfinite,
+                     .index_bytes = from.index_bytes,
+                     .row_bytes = from.row_bytes,
+                     .metadata_bytes = from.metadata_bytes,
+                     .index_slots = from.index_slots,
+                     .index_segments = from.index_segments,
+                     .index_crowded = from.index_crowded,
+                     .index_directory = from.index_directory,
+                     .index_splits = from.index_splits,
+                     .index_overflowed = from.index_overflowed,
+                     .index_probes = from.index_probes,
+                     .index_dense_keys = from.index_dense_keys,
+                     .index_dense_pages = from.index_dense_pages,
+                     .tracking_bytes = from.tracking_bytes,
+                     .checkpoint_copied_bytes = from.checkpoint_copied_bytes,
+                     .checkpoint_waits = from.checkpoint_waits,
+                     .checkpoint_wait_seconds = from.checkpoint_wait_seconds};
+  std::copy(std::begin(from.outcomes), std::end(from.outcomes), to.outcomes);
+  return to;
+}
+
+template <typename To, typename From>
+To mapping_of(const From& c, const char* reserved) {
+  check_reserved(c.reserved, reserved);
+  To call;
   call.keys = array(c.keys, c.num_keys, "keys");
   call.rows = array(c.rows, c.num_keys, "rows");
   call.outcomes = outcomes_of(array(c.outcomes, c.num_keys, "outcomes"));
   call.options = {.insert = c.insert != 0, .lease = lease_of(c.lease)};
+  return call;
+}
+
+IndexMapCall index_map_call(const recsdk_index_map_call& c) {
+  auto call = mapping_of<IndexMapCall>(c, "recsdk_index_map_call.reserved");
+  call.index = &deref(c.index, "index").index;
+  return call;
+}
+
+MapCall map_call(const recsdk_map_call& c) {
+  auto call = mapping_of<MapCall>(c, "recsdk_map_call.reserved");
+  call.table = &deref(c.table, "table").table;
   return call;
 }
 

@@ -14,6 +14,10 @@ struct recsdk_table {
   recsdk::Table table;
 };
 
+struct recsdk_index {
+  recsdk::Index index;
+};
+
 struct recsdk_lease {
   recsdk::Lease lease;
 };
@@ -86,9 +90,14 @@ inline const Lease* lease_of(const recsdk_lease* lease) {
 recsdk_optimizer_config optimizer_defaults(std::int32_t kind);
 recsdk_initializer_config initializer_defaults();
 recsdk_table_config table_defaults();
+recsdk_index_config index_defaults();
+InitializerConfig initializer_config(const recsdk_initializer_config* given, std::int64_t dim);
 TableConfig table_config(const recsdk_table_config* config);
+IndexConfig index_config(const recsdk_index_config& config);
+recsdk_stats stats_of(const TableStats& stats);
 
 MapCall map_call(const recsdk_map_call& call);
+IndexMapCall index_map_call(const recsdk_index_map_call& call);
 PoolBlock pool_block(const recsdk_pool_block& block);
 GradBlock grad_block(const recsdk_grad_block& block);
 

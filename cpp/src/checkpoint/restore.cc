@@ -8,6 +8,7 @@
 #include <string>
 
 #include "checkpoint/staged_rows.h"
+#include "kernels/optimizer_step.h"
 #include "recsdk/checkpoint.h"
 #include "table/table_impl.h"
 
@@ -133,7 +134,6 @@ struct Restore::Impl {
   void add_rows(std::span<const Key> keys, std::span<const void* const> fields,
                 const RestoreOptions& options);
   void check(std::uint64_t update_count, double log_decay) const;
-  void require_idle() const;
   void commit(std::uint64_t update_count, double log_decay);
 
   std::shared_ptr<Table::Impl> table;
@@ -165,7 +165,7 @@ void Restore::Impl::add_rows(std::span<const Key> keys, std::span<const void* co
   block.keys = keys;
   for (const void* const field : fields)
     block.fields.push_back(static_cast<const std::byte*>(field));
-  if (staged->rows.end() == 0) staged->begin_save();
+  if (staged->numbers.end() == 0) staged->begin_save();
   attempt([&] {
     staged->expect(static_cast<std::int64_t>(keys.size()));
     staged->add_rows(block, "rows in memory", options);
@@ -175,9 +175,9 @@ void Restore::Impl::add_rows(std::span<const Key> keys, std::span<const void* co
 
 // Checks what does not depend on what the table is doing.
 void Restore::Impl::check(std::uint64_t update_count, double log_decay) const {
-  table->check_update_count(update_count);
+  internal::check_update_count(update_count, table->title());
   table->check_log_decay(log_decay);
-  const std::int64_t num_rows = staged->index->size();
+  const std::int64_t num_rows = staged->key_map->size();
   if (table->config.max_rows && num_rows > *table->config.max_rows) {
     throw Error(ErrorCode::kCapacity, table->title() + ": the files hold " +
                                           std::to_string(num_rows) + " rows, and max_rows is " +
@@ -186,26 +186,16 @@ void Restore::Impl::check(std::uint64_t update_count, double log_decay) const {
   }
 }
 
-// index_mutex is held.
-void Restore::Impl::require_idle() const {
-  if (table->open_leases.empty() && table->open_steps.empty() && table->open_cut == nullptr) return;
-  throw Error(ErrorCode::kBusy, table->title() +
-                                    ": a restore is not allowed while leases or a cut are open; "
-                                    "release and finish them first");
-}
-
 void Restore::Impl::commit(std::uint64_t update_count, double log_decay) {
   check(update_count, log_decay);
-  auto tracker = std::make_unique<internal::ChangeTracker>(table->hash_seed);
-  tracker->grow(staged->rows.end());
+  auto tracker = std::make_unique<internal::ChangeTracker>(table->index.hash_seed);
+  tracker->grow(staged->numbers.end());
   internal::CutMemory::Parts kept;  // freed without locks
-  const std::unique_lock lock(table->index_mutex);
-  require_idle();
+  const std::unique_lock lock(table->index.mutex);
+  table->index.require_idle("a restore");
   const std::unique_lock rows_lock(table->rows_mutex);
-  table->index.swap(*staged->index);
+  table->index.replace(*staged->key_map, staged->numbers, tracker);
   table->rows.swap(staged->rows);
-  table->tracker.swap(tracker);
-  table->has_parent = true;
   kept = table->cut_memory.forget();
   table->update_count = update_count;
   table->log_decay = log_decay;
@@ -231,7 +221,7 @@ void Restore::add_file(RowFileReader& file, const RestoreOptions& options) {
 
 const std::vector<FileField>& Restore::fields() const { return impl_->row_fields; }
 std::int64_t Restore::num_rows() const {
-  return impl_->staged == nullptr ? 0 : impl_->staged->index->size();
+  return impl_->staged == nullptr ? 0 : impl_->staged->key_map->size();
 }
 
 void Restore::add_rows(std::span<const Key> keys, std::span<const void* const> fields,
@@ -244,8 +234,8 @@ void Restore::add_rows(std::span<const Key> keys, std::span<const void* const> f
 void Restore::check(std::uint64_t update_count, double log_decay) const {
   impl_->require_usable();
   impl_->check(update_count, log_decay);
-  const std::unique_lock lock(impl_->table->index_mutex);
-  impl_->require_idle();
+  const std::unique_lock lock(impl_->table->index.mutex);
+  impl_->table->index.require_idle("a restore");
 }
 
 void Restore::commit(std::uint64_t update_count, double log_decay) {

@@ -67,10 +67,12 @@ struct FieldCopy {
 }  // namespace
 
 StagedRows::StagedRows(const Table::Impl& target)
-    : table(target), index(std::make_shared<Index>(target.hash_seed)), rows(target.layout) {}
+    : table(target),
+      key_map(std::make_shared<KeyMap>(target.index.hash_seed)),
+      rows(target.layout) {}
 
 void StagedRows::begin_save() {
-  is_first_ = rows.end() == 0;
+  is_first_ = numbers.end() == 0;
   in_save_.emplace();
 }
 
@@ -103,21 +105,23 @@ void StagedRows::add_rows(const RowBlock& block, const std::string& source,
   if (append(block, source, options.drop_state)) return;
   settle();
   const auto n = static_cast<std::int64_t>(selected_.size());
-  rows.prepare_allocate(n);
-  rows.populate_next(n - rows.num_free(), table.max_threads());
+  numbers.prepare_allocate(n);
+  const RowNumber end_row = numbers.end() + std::max<std::int64_t>(n - numbers.num_free(), 0);
+  rows.grow(end_row);
+  rows.populate_pages(numbers.end(), end_row, table.index.max_threads());
   place(selected_keys(block), source);
-  parallel_for(n, kCopyGrain, table.max_threads(), [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(n, kCopyGrain, table.index.max_threads(), [&](std::int64_t begin, std::int64_t end) {
     copy(block, options.drop_state, begin, end);
   });
-  index->adapt(n);
-  if (const std::int64_t num_keys = keys_to_ready(); num_keys > 0) index->grow_for(num_keys);
+  key_map->adapt(n);
+  if (const std::int64_t num_keys = keys_to_ready(); num_keys > 0) key_map->grow_for(num_keys);
 }
 
 // How many keys to grow the index for now; 0: none. The expected number may be as wrong as a sparse
 // file's size, so it counts for at most a few times the rows that are there.
 std::int64_t StagedRows::keys_to_ready() {
-  if (rows.end() <= ready_) return 0;
-  const std::int64_t num_keys = std::min(expected_, kMostTimes * rows.end());
+  if (numbers.end() <= ready_) return 0;
+  const std::int64_t num_keys = std::min(expected_, kMostTimes * numbers.end());
   if (num_keys <= ready_) return 0;
   ready_ = num_keys;
   return num_keys;
@@ -127,20 +131,21 @@ std::int64_t StagedRows::keys_to_ready() {
 // for the index. False if it cannot.
 bool StagedRows::append(const RowBlock& block, const std::string& source, bool drop_state) {
   const auto n = static_cast<std::int64_t>(selected_.size());
-  if (!is_first_ || !rows.prepare_append(n)) return false;
+  if (!is_first_ || !numbers.prepare_append(n)) return false;
+  rows.grow(numbers.end() + n);
   const std::span<const Key> keys = selected_keys(block);
-  const RowNumber first = rows.end();
+  const RowNumber first = numbers.end();
   numbers_.resize(keys.size());
   std::iota(numbers_.begin(), numbers_.end(), first);
   const std::vector<Outcome> outcomes(keys.size(), Outcome::kInserted);
-  rows.append(keys, outcomes.data(), RowState::kVisible);
+  numbers.append(keys, outcomes.data(), RowState::kVisible);
   insert_later({{keys.begin(), keys.end()}, first, 0, source});
   // Pieces end where huge pages of records end, so one thread takes each page from the system.
   const std::int64_t grain =
       std::max<std::int64_t>(static_cast<std::int64_t>(kHugePage) / rows.row_bytes(), 1);
   const std::int64_t first_piece = first / grain;
   const std::int64_t num_pieces = (first + n + grain - 1) / grain - first_piece;
-  parallel_for(num_pieces, 1, table.max_threads(), [&](std::int64_t piece, std::int64_t) {
+  parallel_for(num_pieces, 1, table.index.max_threads(), [&](std::int64_t piece, std::int64_t) {
     const RowNumber begin = std::max(first, (first_piece + piece) * grain);
     const RowNumber end = std::min(first + n, (first_piece + piece + 1) * grain);
     rows.populate(begin, end);
@@ -152,18 +157,18 @@ bool StagedRows::append(const RowBlock& block, const std::string& source, bool d
 // Inserts the first keys at once: they show whether keys are dense, and few keys need no other
 // thread.
 void StagedRows::insert_later(NewKeys keys) {
-  if (keys.first_row == 0 || table.max_threads() == 1) {
+  if (keys.first_row == 0 || table.index.max_threads() == 1) {
     insert(keys);
     if (keys.first_row == 0) return;
-    if (const std::int64_t num_keys = keys_to_ready(); num_keys > 0) index->grow_for(num_keys);
+    if (const std::int64_t num_keys = keys_to_ready(); num_keys > 0) key_map->grow_for(num_keys);
     return;
   }
   keys.expected = keys_to_ready();
   try {
     // Shared: a child of fork, which leaves the queue behind, must not destroy the index either.
     if (!queue_) {
-      queue_ = OwnedHere<IndexQueue>(std::in_place,
-                                     [this, kept = index](const NewKeys& later) { insert(later); });
+      queue_ = OwnedHere<IndexQueue>(
+          std::in_place, [this, kept = key_map](const NewKeys& later) { insert(later); });
     }
   } catch (const std::system_error&) {
     return insert(keys);  // the system gives no thread
@@ -172,25 +177,25 @@ void StagedRows::insert_later(NewKeys keys) {
 }
 
 void StagedRows::insert(const NewKeys& keys) {
-  if (keys.expected > 0) index->grow_for(keys.expected);
+  if (keys.expected > 0) key_map->grow_for(keys.expected);
   const std::size_t n = keys.keys.size();
   std::vector<RowNumber> found(n);
   const auto first = static_cast<std::uint32_t>(keys.first_row);
-  if (index->can_insert()) {
+  if (key_map->can_insert()) {
     std::vector<Outcome> outcomes(n);
     std::size_t num_done = 0;
-    index->insert(keys.keys, first, found.data(), outcomes.data(), num_done);
+    key_map->insert(keys.keys, first, found.data(), outcomes.data(), num_done);
   } else {
     for (std::size_t j = 0; j < n; ++j) {
-      if (j + kAhead < n) index->prefetch(keys.keys[j + kAhead]);
-      found[j] = index->find_or_insert(keys.keys[j], first + static_cast<std::uint32_t>(j));
+      if (j + kAhead < n) key_map->prefetch(keys.keys[j + kAhead]);
+      found[j] = key_map->find_or_insert(keys.keys[j], first + static_cast<std::uint32_t>(j));
     }
   }
   for (std::size_t j = 0; j < n; ++j) {
     if (found[j] != keys.first_row + static_cast<RowNumber>(j))
       throw_twice(table, keys.source, keys.keys[j], "a second time");
   }
-  index->adapt(static_cast<std::int64_t>(n));
+  key_map->adapt(static_cast<std::int64_t>(n));
 }
 
 void StagedRows::settle() {
@@ -202,13 +207,13 @@ void StagedRows::settle() {
 // Gives keys rows: those that they have, or new ones.
 void StagedRows::place(std::span<const Key> keys, const std::string& source) {
   numbers_.resize(keys.size());
-  if (!is_first_) in_save_->grow(rows.end() + static_cast<std::int64_t>(keys.size()));
+  if (!is_first_) in_save_->grow(numbers.end() + static_cast<std::int64_t>(keys.size()));
   for (std::size_t j = 0; j < keys.size(); ++j) {
-    if (j + kAhead < keys.size()) index->prefetch(keys[j + kAhead]);
-    const std::uint32_t next = rows.next_to_allocate();
-    const std::uint32_t row = index->find_or_insert(keys[j], next);
+    if (j + kAhead < keys.size()) key_map->prefetch(keys[j + kAhead]);
+    const std::uint32_t next = numbers.next_to_allocate();
+    const std::uint32_t row = key_map->find_or_insert(keys[j], next);
     if (row == next) {
-      rows.allocate(keys[j], RowState::kVisible);
+      numbers.allocate(keys[j], RowState::kVisible);
     } else if (is_of_save(row)) {
       throw_twice(table, source, keys[j], "a second time");
     }
@@ -238,15 +243,15 @@ void StagedRows::erase(const RowBlock& block, const std::string& source,
                        const RestoreOptions& options) {
   settle();
   select(block, options);
-  rows.prepare_free(static_cast<std::int64_t>(selected_.size()));
+  numbers.prepare_free(static_cast<std::int64_t>(selected_.size()));
   for (const std::uint32_t i : selected_) {
     const Key key = block.keys[i];
-    const auto row = index->erase(key);
+    const auto row = key_map->erase(key);
     if (!row) continue;
     if (is_of_save(*row)) throw_twice(table, source, key, "both as a row and as erased");
-    rows.free(*row, 0);
+    numbers.free(*row, 0);
   }
-  rows.release_before(1);
+  numbers.release_before(1);
 }
 
 }  // namespace recsdk::internal

@@ -1,4 +1,4 @@
-// Rows on their way into a table: an index and records of their own.
+// Rows on their way into a table: keys, row numbers and records of their own.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,8 @@
 #include <vector>
 
 #include "checkpoint/index_queue.h"
-#include "index/index.h"
+#include "index/row_numbers.h"
+#include "keymap/key_map.h"
 #include "recsdk/checkpoint.h"
 #include "rows/file_fields.h"
 #include "rows/row_bits.h"
@@ -26,17 +27,18 @@ struct StagedRows {
   void begin_save();
   /// Says that about so many rows come next. That may be wrong, so memory is taken only as rows
   /// come.
-  void expect(std::int64_t num_rows) { expected_ = rows.end() + num_rows; }
+  void expect(std::int64_t num_rows) { expected_ = numbers.end() + num_rows; }
   /// The block has the table's fields; `source` says in messages where it comes from.
   void add_rows(const RowBlock& block, const std::string& source, const RestoreOptions& options);
   void erase(const RowBlock& block, const std::string& source, const RestoreOptions& options);
-  /// Waits until all keys are in the index, which lags behind; call it before using the index.
+  /// Waits until all keys are in the map, which lags behind; call it before using the map.
   void settle();
   /// Call it after a call that has thrown; when it returns, nothing runs in the background.
   void stop() noexcept { queue_.reset(); }
 
   const Table::Impl& table;
-  std::shared_ptr<Index> index;  // shared with the queue's thread
+  std::shared_ptr<KeyMap> key_map;  // shared with the queue's thread
+  RowNumbers numbers;
   RowStore rows;
 
  private:
@@ -51,7 +53,7 @@ struct StagedRows {
   void copy(const RowBlock& block, bool drop_state, std::int64_t begin, std::int64_t end) const;
 
   std::int64_t expected_ = 0;            // rows there will be, about
-  std::int64_t ready_ = 0;               // rows that the index was last grown for
+  std::int64_t ready_ = 0;               // rows that the map was last grown for
   bool is_first_ = true;                 // no save before the current one has brought rows
   std::optional<RowBits> in_save_;       // rows that the current save has brought, unless first
   std::vector<std::uint32_t> selected_;  // positions in the block of keys that are kept

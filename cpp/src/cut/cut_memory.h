@@ -14,8 +14,8 @@
 #include <mutex>
 #include <optional>
 
-#include "cut/change_tracker.h"
 #include "cut/copy_memory.h"
+#include "index/change_tracker.h"
 #include "rows/row_bits.h"
 
 namespace recsdk::internal {

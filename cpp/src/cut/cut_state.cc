@@ -51,20 +51,21 @@ void PackedRows::pack(const RowAddresses& addresses, std::int64_t row, std::byte
     std::memcpy(out + f.offset, field_address(addresses, *f.field, row), f.bytes);
 }
 
-CutState::CutState(const RowLayout& layout, const RowStore& rows, std::int64_t end_row,
+CutState::CutState(const RowLayout& layout, const RowNumbers& numbers, const RowStore& rows,
                    std::optional<std::int64_t> max_copy_bytes, std::int64_t bytes_at_once,
                    CutMemory::Parts& parts)
-    : rows_(rows),
+    : numbers_(numbers),
+      rows_(rows),
       packed_(layout),
-      end_row_(end_row),
+      end_row_(numbers.end()),
       max_copy_bytes_(max_copy_bytes),
       process_(getpid()),
       region_rows_(
           std::min(floor_power(rows_in(kRegionBytes, packed_.row_bytes())), kMaxRegionRows)),
       chunk_rows_(rows_in(kChunkBytes, packed_.row_bytes())),
-      band_regions_(end_row / region_rows_ / kNumCopyBands + 1),
+      band_regions_(end_row_ / region_rows_ / kNumCopyBands + 1),
       pending_(std::move(parts.pending)),
-      regions_(static_cast<std::size_t>(end_row / region_rows_ + 1)),
+      regions_(static_cast<std::size_t>(end_row_ / region_rows_ + 1)),
       memory_(std::move(parts.copies)),
       most_at_once_(bytes_at_once) {
   const auto most = static_cast<std::size_t>(max_copy_bytes.value_or(INT64_MAX));
@@ -75,7 +76,7 @@ CutState::CutState(const RowLayout& layout, const RowStore& rows, std::int64_t e
 CutState::~CutState() { close(0); }
 
 std::int64_t CutState::copy_bytes(const RowLayout& layout) {
-  return static_cast<std::int64_t>(Segment::bytes_each(PackedRows(layout).row_bytes()));
+  return static_cast<std::int64_t>(CopyBlock::bytes_each(PackedRows(layout).row_bytes()));
 }
 
 std::int64_t CutState::mark(const RowBits* changed, int max_threads) {
@@ -84,7 +85,7 @@ std::int64_t CutState::mark(const RowBits* changed, int max_threads) {
   parallel_for(num_words, kMarkGrain, max_threads, [&](std::int64_t begin, std::int64_t end) {
     std::int64_t count = 0;
     for (std::int64_t i = begin; i < end; ++i) {
-      std::uint64_t bits = rows_.visible().word(i);
+      std::uint64_t bits = numbers_.visible().word(i);
       if (changed != nullptr) bits &= changed->word(i);
       if (bits == 0) continue;
       pending_->word(i) = bits;
@@ -107,7 +108,7 @@ bool CutState::has_room(std::int64_t num_bytes) const noexcept {
 // nobody who reads on.
 std::int64_t CutState::bytes_to_wait_for(std::int64_t num_rows) const noexcept {
   if (!max_copy_bytes_ || num_rows == 0) return 0;
-  const std::int64_t needed = Segment::bytes_for(num_rows, packed_.row_bytes());
+  const std::int64_t needed = CopyBlock::bytes_for(num_rows, packed_.row_bytes());
   return has_room(needed) || getpid() != process_ ? 0 : needed;
 }
 
@@ -147,33 +148,33 @@ void CutState::preserve_rows(std::span<const std::uint32_t> row_numbers, CopyWai
 
 // Row numbers ascend.
 void CutState::copy_pending(std::span<const std::uint32_t> row_numbers) {
-  Segment* segment = nullptr;
+  CopyBlock* block = nullptr;
   std::int64_t num_filled = 0;
   for (std::size_t i = 0; i < row_numbers.size(); ++i) {
-    if (segment == nullptr) {
+    if (block == nullptr) {
       const std::int64_t region = row_numbers[i] / region_rows_;
       const auto end =
           std::find_if(row_numbers.begin() + static_cast<std::ptrdiff_t>(i), row_numbers.end(),
                        [&](std::uint32_t row) { return row / region_rows_ != region; });
-      segment = make_segment(region, end - row_numbers.begin() - static_cast<std::ptrdiff_t>(i));
+      block = make_block(region, end - row_numbers.begin() - static_cast<std::ptrdiff_t>(i));
       num_filled = 0;
     }
     if (i + kRowsAhead < row_numbers.size()) fetch(row_numbers[i + kRowsAhead]);
-    fill(*segment, num_filled++, row_numbers[i]);
-    if (num_filled < segment->count) continue;
-    publish(*segment);
-    segment = nullptr;
+    fill(*block, num_filled++, row_numbers[i]);
+    if (num_filled < block->count) continue;
+    publish(*block);
+    block = nullptr;
   }
 }
 
 // For copies of rows of one region, `most` or fewer. Several threads may do this at once.
-CutState::Segment* CutState::make_segment(std::int64_t region, std::int64_t most) {
-  Segment* const segment = Segment::make(*memory_, band_of(region), most, packed_.row_bytes());
-  const std::int64_t held = copied_bytes_.fetch_add(segment->bytes()) + segment->bytes();
+CutState::CopyBlock* CutState::make_block(std::int64_t region, std::int64_t most) {
+  CopyBlock* const block = CopyBlock::make(*memory_, band_of(region), most, packed_.row_bytes());
+  const std::int64_t held = copied_bytes_.fetch_add(block->bytes()) + block->bytes();
   std::int64_t before = max_copied_bytes_.load();
   while (before < held && !max_copied_bytes_.compare_exchange_weak(before, held)) {
   }
-  return segment;
+  return block;
 }
 
 // Has the processor fetch what fill reads; of a long record the first lines, it sees the pattern.
@@ -185,23 +186,23 @@ void CutState::fetch(std::uint32_t row) const noexcept {
   for (std::int64_t i = 0; i < std::min(addresses.stride, kMost); i += kLine)
     prefetch_line(record + i);
   if (addresses.scalar_stride > 0) prefetch_line(addresses.scalars(row));
-  prefetch_line(rows_.keys().record(row));
+  prefetch_line(numbers_.keys().record(row));
 }
 
 // Copies a row, which is no longer pending then.
-void CutState::fill(Segment& segment, std::int64_t i, std::uint32_t row) noexcept {
-  segment.rows()[i] = row;
-  segment.keys()[i] = rows_.key(row);
-  packed_.pack(rows_.records(), row, segment.packed(i));
+void CutState::fill(CopyBlock& block, std::int64_t i, std::uint32_t row) noexcept {
+  block.rows()[i] = row;
+  block.keys()[i] = numbers_.key(row);
+  packed_.pack(rows_.records(), row, block.packed(i));
   pending_->clear(row);
 }
 
-// Gives a segment that is full to the reader. Several threads may do this at once.
-void CutState::publish(Segment& segment) noexcept {
-  const std::int64_t region = segment.rows()[0] / region_rows_;
+// Gives a block that is full to the reader. Several threads may do this at once.
+void CutState::publish(CopyBlock& block) noexcept {
+  const std::int64_t region = block.rows()[0] / region_rows_;
   const std::atomic_ref first(regions_[static_cast<std::size_t>(region)]);
-  segment.next = first.load(std::memory_order_relaxed);
-  while (!first.compare_exchange_weak(segment.next, &segment)) {
+  block.next = first.load(std::memory_order_relaxed);
+  while (!first.compare_exchange_weak(block.next, &block)) {
   }
 }
 
@@ -303,12 +304,12 @@ std::int64_t CutState::take(std::int64_t begin, std::int64_t most) {
 
 void CutState::gather_copies(std::int64_t begin, std::int64_t end) {
   copies_.clear();
-  const Segment* segment = regions_[static_cast<std::size_t>(begin / region_rows_)];
-  for (; segment != nullptr; segment = segment->next) {
-    for (std::int64_t i = 0; i < segment->count; ++i) {
-      const std::int64_t row = segment->rows()[i];
+  const CopyBlock* block = regions_[static_cast<std::size_t>(begin / region_rows_)];
+  for (; block != nullptr; block = block->next) {
+    for (std::int64_t i = 0; i < block->count; ++i) {
+      const std::int64_t row = block->rows()[i];
       if (row >= begin && row < end)
-        copies_.push_back({segment->rows()[i], segment->keys()[i], segment->packed(i)});
+        copies_.push_back({block->rows()[i], block->keys()[i], block->packed(i)});
     }
   }
   std::sort(copies_.begin(), copies_.end(),
@@ -330,7 +331,7 @@ void CutState::take_region(std::int64_t begin, std::int64_t end, std::size_t mos
       const std::int64_t row = base + std::countr_zero(bits);
       take_copies_below(row);
       if (taken_.size() == most) return;
-      taken_.push_back({static_cast<std::uint32_t>(row), rows_.key(row), nullptr});
+      taken_.push_back({static_cast<std::uint32_t>(row), numbers_.key(row), nullptr});
     }
   }
   take_copies_below(end);

@@ -21,6 +21,7 @@
 #include "bags/gradients.h"
 #include "cut/copy_memory.h"
 #include "cut/cut_memory.h"
+#include "index/row_numbers.h"
 #include "recsdk/row_layout.h"
 #include "rows/row_bits.h"
 #include "rows/row_store.h"
@@ -63,7 +64,7 @@ class CutState {
  public:
   /// `bytes_at_once`: of the copies that one update may make, as far as seen. Takes the bits and
   /// the memory for copies out of `parts`.
-  CutState(const RowLayout& layout, const RowStore& rows, std::int64_t end_row,
+  CutState(const RowLayout& layout, const RowNumbers& numbers, const RowStore& rows,
            std::optional<std::int64_t> max_copy_bytes, std::int64_t bytes_at_once,
            CutMemory::Parts& parts);
   CutState(const CutState&) = delete;
@@ -113,7 +114,7 @@ class CutState {
 
  private:
   // Copies of rows of one region, made together.
-  struct Segment;
+  struct CopyBlock;
   static constexpr int kRowsAhead = 8;  // copied rows are fetched so many ahead
   // A row that the reader takes.
   struct Taken {
@@ -127,14 +128,14 @@ class CutState {
   std::int64_t bytes_to_wait_for(std::int64_t num_rows) const noexcept;
   void wait(std::unique_lock<std::mutex>& lock, std::int64_t num_bytes, CopyWaits& waits);
   void copy_pending(std::span<const std::uint32_t> row_numbers);
-  Segment* make_segment(std::int64_t region, std::int64_t most);
-  void make_segments(const GradItem* items, std::int64_t begin, std::int64_t end,
-                     std::vector<Segment*>& made);
+  CopyBlock* make_block(std::int64_t region, std::int64_t most);
+  void make_blocks(const GradItem* items, std::int64_t begin, std::int64_t end,
+                   std::vector<CopyBlock*>& made);
   std::int64_t count_pending(const GradItem* items, std::int64_t begin,
                              std::int64_t end) const noexcept;
   void fetch(std::uint32_t row) const noexcept;
-  void fill(Segment& segment, std::int64_t i, std::uint32_t row) noexcept;
-  void publish(Segment& segment) noexcept;
+  void fill(CopyBlock& block, std::int64_t i, std::uint32_t row) noexcept;
+  void publish(CopyBlock& block) noexcept;
   std::int64_t band_of(std::int64_t region) const noexcept { return region / band_regions_; }
   std::int64_t bytes_to_stock() const noexcept;
   void free_bands(std::int64_t begin_region, std::int64_t end_region) noexcept;
@@ -143,6 +144,7 @@ class CutState {
   void gather_copies(std::int64_t begin, std::int64_t end);
   void emit(const RowArrays& arrays) const;
 
+  const RowNumbers& numbers_;
   const RowStore& rows_;
   const PackedRows packed_;
   const std::int64_t end_row_;
@@ -156,7 +158,7 @@ class CutState {
   std::condition_variable moved_;  // the reader went on, or the cut was closed
   bool is_closed_ = false;
   std::unique_ptr<RowBits> pending_;
-  std::vector<Segment*> regions_;  // lists of copies; changed atomically
+  std::vector<CopyBlock*> regions_;  // lists of copies; changed atomically
   std::shared_ptr<CopyMemory> memory_;
   std::atomic<std::int64_t> position_{0};
   std::atomic<std::int64_t> copied_bytes_{0};

@@ -37,7 +37,7 @@ CutState::UpdateCopies CutState::plan(const SortedGradients& gradients, int max_
   const std::int64_t held = copied_bytes_.load();
   copies.segments_.resize(static_cast<std::size_t>((num_items + kUpdateGrain - 1) / kUpdateGrain));
   for_pieces([&](std::int64_t piece, std::int64_t begin, std::int64_t end) {
-    make_segments(items, begin, end, copies.segments_[static_cast<std::size_t>(piece)]);
+    make_blocks(items, begin, end, copies.segments_[static_cast<std::size_t>(piece)]);
   });
   const std::int64_t planned = copied_bytes_.load() - held;
   if (planned == 0) return {};
@@ -56,13 +56,13 @@ std::int64_t CutState::count_pending(const GradItem* items, std::int64_t begin,
   return count;
 }
 
-void CutState::make_segments(const GradItem* items, std::int64_t begin, std::int64_t end,
-                             std::vector<Segment*>& made) {
+void CutState::make_blocks(const GradItem* items, std::int64_t begin, std::int64_t end,
+                           std::vector<CopyBlock*>& made) {
   std::int64_t region = 0;
   std::int64_t count = 0;
   const auto make = [&] {
     while (count > 0) {
-      made.push_back(make_segment(region, count));
+      made.push_back(make_block(region, count));
       count -= made.back()->count;
     }
   };
@@ -88,10 +88,10 @@ void CutState::UpdateCopies::Piece::copy(std::int64_t begin, std::int64_t end) n
     const std::int64_t ahead = i + kRowsAhead;
     if (ahead < end_ && begins_row(items_, begin, ahead)) cut_.fetch(items_[ahead].row);
     if (!begins_row(items_, begin, i) || !cut_.is_pending(items_[i].row)) continue;
-    Segment& segment = **segment_;
-    cut_.fill(segment, num_filled_++, items_[i].row);
-    if (num_filled_ < segment.count) continue;
-    cut_.publish(segment);
+    CopyBlock& block = **segment_;
+    cut_.fill(block, num_filled_++, items_[i].row);
+    if (num_filled_ < block.count) continue;
+    cut_.publish(block);
     ++segment_;
     num_filled_ = 0;
   }

@@ -14,8 +14,8 @@
 namespace recsdk::internal {
 
 // In one piece of memory: this, then keys (count,), row numbers (count,), packed rows (count,).
-struct CutState::Segment {
-  Segment* next;
+struct CutState::CopyBlock {
+  CopyBlock* next;
   std::int64_t count;
   std::int64_t row_bytes;
 
@@ -25,19 +25,19 @@ struct CutState::Segment {
   }
   // What so many rows take in one piece, a multiple of 8 bytes.
   static std::int64_t bytes_for(std::int64_t count, std::int64_t row_bytes) {
-    const std::int64_t bytes = static_cast<std::int64_t>(sizeof(Segment)) +
+    const std::int64_t bytes = static_cast<std::int64_t>(sizeof(CopyBlock)) +
                                count * static_cast<std::int64_t>(bytes_each(row_bytes));
     return (bytes + 7) / 8 * 8;
   }
   // For `most` rows or fewer.
-  static Segment* make(CopyMemory& memory, std::int64_t band, std::int64_t most,
-                       std::int64_t row_bytes) {
-    std::byte* const place = memory.allocate(band, sizeof(Segment), bytes_each(row_bytes), most);
-    return new (place) Segment{nullptr, most, row_bytes};
+  static CopyBlock* make(CopyMemory& memory, std::int64_t band, std::int64_t most,
+                         std::int64_t row_bytes) {
+    std::byte* const place = memory.allocate(band, sizeof(CopyBlock), bytes_each(row_bytes), most);
+    return new (place) CopyBlock{nullptr, most, row_bytes};
   }
 
   std::int64_t bytes() const { return bytes_for(count, row_bytes); }
-  Key* keys() const { return reinterpret_cast<Key*>(const_cast<Segment*>(this) + 1); }
+  Key* keys() const { return reinterpret_cast<Key*>(const_cast<CopyBlock*>(this) + 1); }
   std::uint32_t* rows() const { return reinterpret_cast<std::uint32_t*>(keys() + count); }
   std::byte* packed(std::int64_t i) const {
     return reinterpret_cast<std::byte*>(rows() + count) + i * row_bytes;
@@ -69,7 +69,7 @@ class CutState::UpdateCopies {
     CutState& cut_;
     const GradItem* const items_;
     const std::int64_t end_;
-    Segment* const* segment_;
+    CopyBlock* const* segment_;
     std::int64_t num_filled_ = 0;
   };
 
@@ -79,7 +79,7 @@ class CutState::UpdateCopies {
   std::unique_lock<std::mutex> lock_;
   CutState* cut_ = nullptr;
   const GradItem* items_ = nullptr;
-  std::vector<std::vector<Segment*>> segments_;  // of each piece, in the order of rows
+  std::vector<std::vector<CopyBlock*>> segments_;  // of each piece, in the order of rows
   std::int64_t bytes_to_wait_for_ = 0;
 };
 

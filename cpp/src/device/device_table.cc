@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "backends/backend.h"
+#include "bags/check_bags.h"
 #include "device/device_rows.h"
 #include "device/device_table_impl.h"
 #include "kernels/optimizer_step.h"
@@ -21,25 +22,18 @@ using internal::SortedGradients;
 
 namespace {
 
-constexpr std::int64_t kRowGrain = 1024;  // rows a piece of a parallel loop
-
 [[noreturn, gnu::cold]] void refuse(const std::string& name, const std::string& what) {
   throw std::invalid_argument("device table '" + name + "': " + what);
 }
 
-// The table that keeps index, leases and row numbers; its own rows are as small as they can be.
-TableConfig index_config(const TableConfig& config, const DeviceOptions& options) {
-  TableConfig index;
-  index.dim = 1;
-  index.name = config.name;
-  index.seed = config.seed;
-  index.hash_seed = config.hash_seed;
-  index.max_rows =
+// Keys beyond either limit are refused.
+std::shared_ptr<Index::Impl> make_index(const TableConfig& config, const DeviceOptions& options,
+                                        RowHome& home) {
+  const std::int64_t limit =
       std::min(config.max_rows.value_or(options.max_device_rows), options.max_device_rows);
-  index.on_full = config.on_full;
-  index.num_threads = config.num_threads;
-  index.optimizer = OptimizerConfig::sgd(config.optimizer.learning_rate);
-  return index;
+  return std::make_shared<Index::Impl>(
+      IndexConfig{config.name, config.hash_seed, limit, config.on_full, config.num_threads},
+      "table '" + config.name + "'", std::shared_ptr<RowHome>(std::shared_ptr<void>(), &home));
 }
 
 void check_options(const TableConfig& config, const DeviceOptions& options) {
@@ -100,11 +94,11 @@ DeviceTable::Impl::Impl(TableConfig table_config, DeviceOptions device_options)
     : config(validated(std::move(table_config), device_options)),
       options(std::move(device_options)),
       layout(RowLayout::make(config.dim, config.optimizer)),
-      index(index_config(config, options)),
-      core(TableAccess::impl(index)),
-      rows(std::make_unique<internal::DeviceRows>(options, layout, config.default_value)) {
-  core.make_rows = [this](std::span<const std::uint32_t> row_numbers) { make_rows(row_numbers); };
-}
+      table_hash(recsdk::table_hash(config.name)),
+      keys(IndexAccess::make(make_index(config, options, *this))),
+      index(IndexAccess::impl(keys)),
+      rows(std::make_unique<internal::DeviceRows>(options, layout, config.default_value)),
+      learning_rate(config.optimizer.learning_rate) {}
 
 // Without the device's context nothing can be freed; a second try, for there is no other way.
 DeviceTable::Impl::~Impl() {
@@ -120,53 +114,23 @@ DeviceTable::Impl::~Impl() {
   }
 }
 
-bool DeviceTable::Impl::overflows() const {
-  return !config.max_rows || *config.max_rows > options.max_device_rows;
-}
-
-void DeviceTable::Impl::name_refusals(std::span<Outcome> outcomes) const {
-  if (overflows())
-    std::replace(outcomes.begin(), outcomes.end(), Outcome::kRefused, Outcome::kOverflowed);
-}
-
-// Runs under the index's lock. What it throws takes the insertion back.
-void DeviceTable::Impl::make_rows(std::span<const std::uint32_t> row_numbers) {
+void DeviceTable::Impl::make(const NewRows& added) {
   constexpr std::size_t kPiece = 8192;  // rows whose values the host holds at a time
+  const std::span<const std::uint32_t> row_numbers = added.rows();
+  std::vector<Key> new_keys;
   std::vector<float> weights;
   for (std::size_t begin = 0; begin < row_numbers.size(); begin += kPiece) {
     const auto piece = row_numbers.subspan(begin, std::min(kPiece, row_numbers.size() - begin));
-    std::vector<Key> keys;
-    keys.reserve(piece.size());
-    for (const std::uint32_t row : piece) keys.push_back(core.rows.key(row));
+    new_keys.resize(piece.size());
+    added.copy_keys(static_cast<std::int64_t>(begin), new_keys);
     weights.resize(piece.size() * static_cast<std::size_t>(config.dim));
-    initial_weights(keys, weights.data());
+    initial_weights(config.initializer, config.seed, table_hash, config.dim, new_keys,
+                    weights.data(), index.max_threads());
     const std::vector<RowNumber> numbers(piece.begin(), piece.end());
-    const std::unique_lock lock(core.rows_mutex);
+    const std::unique_lock lock(rows_mutex);
     const CurrentDevice current(rows->device());
     rows->write(numbers, weights.data(), nullptr);
   }
-  if (then) then();
-}
-
-void DeviceTable::Impl::initial_weights(std::span<const Key> keys, float* weights) const {
-  if (config.initializer.kind == InitializerKind::kCustom) {
-    const internal::FairMutex::CallbackScope scope(core.index_mutex);
-    config.initializer.callback(keys, weights);
-    return;
-  }
-  internal::parallel_for(static_cast<std::int64_t>(keys.size()), kRowGrain, core.max_threads(),
-                         [&](std::int64_t begin, std::int64_t end) {
-                           internal::kernels().initialize({&config.initializer,
-                                                           config.seed,
-                                                           core.table_hash,
-                                                           config.dim,
-                                                           keys.data() + begin,
-                                                           end - begin,
-                                                           {},
-                                                           DType::kFloat32,
-                                                           nullptr,
-                                                           weights + begin * config.dim});
-                         });
 }
 
 std::vector<RowNumber> DeviceTable::Impl::or_default(std::span<const RowNumber> row_numbers,
@@ -180,7 +144,9 @@ std::vector<RowNumber> DeviceTable::Impl::or_default(std::span<const RowNumber> 
 
 void DeviceTable::Impl::check_mapped(std::span<const RowNumber> row_numbers,
                                      std::span<const Outcome> outcomes, const float* memory) const {
-  core.check_bags({row_numbers, outcomes, {}, {}, Pooling::kSum});
+  index.check_sizes(row_numbers.size(), outcomes.size());
+  internal::check_bags({row_numbers, outcomes, {}, {}, Pooling::kSum}, index.numbers.end(),
+                       [this] { return index.title; });
   const bool is_aligned =
       reinterpret_cast<std::uintptr_t>(memory) % internal::kDeviceAlignment == 0;
   if (!row_numbers.empty() && (memory == nullptr || !is_aligned)) {
@@ -192,8 +158,8 @@ void DeviceTable::Impl::check_mapped(std::span<const RowNumber> row_numbers,
 
 internal::UpdateStep DeviceTable::Impl::next_step() const {
   OptimizerConfig optimizer = config.optimizer;
-  optimizer.learning_rate = core.learning_rate.load();
-  return update_step(optimizer, layout, core.update_count + 1);
+  optimizer.learning_rate = learning_rate.load();
+  return update_step(optimizer, layout, update_count + 1);
 }
 
 DeviceTable::DeviceTable(TableConfig config, DeviceOptions options)
@@ -206,17 +172,16 @@ const TableConfig& DeviceTable::config() const noexcept { return impl_->config; 
 const DeviceOptions& DeviceTable::options() const noexcept { return impl_->options; }
 const RowLayout& DeviceTable::layout() const noexcept { return impl_->layout; }
 
-Lease DeviceTable::lease(std::optional<std::int64_t> step) { return impl_->index.lease(step); }
+Lease DeviceTable::lease(std::optional<std::int64_t> step) { return impl_->keys.lease(step); }
 
 void DeviceTable::map(std::span<const Key> keys, std::span<RowNumber> rows,
                       std::span<Outcome> outcomes, const MapOptions& options) {
-  impl_->index.map(keys, rows, outcomes, options);
-  impl_->name_refusals(outcomes);
+  impl_->keys.map(keys, rows, outcomes, options);
 }
 
 void DeviceTable::gather(std::span<const RowNumber> rows, std::span<const Outcome> outcomes,
                          float* out) {
-  const std::unique_lock lock(impl_->core.rows_mutex);
+  const std::unique_lock lock(impl_->rows_mutex);
   impl_->check_mapped(rows, outcomes, out);
   const CurrentDevice current(impl_->rows->device());
   impl_->rows->gather(impl_->or_default(rows, outcomes), out);
@@ -224,52 +189,61 @@ void DeviceTable::gather(std::span<const RowNumber> rows, std::span<const Outcom
 
 void DeviceTable::update(std::span<const RowNumber> rows, std::span<const Outcome> outcomes,
                          const float* gradients) {
-  const std::unique_lock lock(impl_->core.rows_mutex);
+  const std::unique_lock lock(impl_->rows_mutex);
   impl_->check_mapped(rows, outcomes, gradients);
   // Without offsets each key is a bag, so an item's source is the key's place.
   const GradBlock block{{rows, outcomes, {}, {}, Pooling::kSum}, nullptr, 0, nullptr};
   const SortedGradients sorted =
-      internal::sort_gradients({&block, 1}, impl_->core.rows.end(), impl_->core.max_threads());
+      internal::sort_gradients({&block, 1}, impl_->index.numbers.end(), impl_->index.max_threads());
   const internal::RunSum sum = internal::plan_run_sum(sorted);
   const CurrentDevice current(impl_->rows->device());
   impl_->rows->update(impl_->next_step(), sum, static_cast<std::int64_t>(rows.size()), gradients);
-  ++impl_->core.update_count;
+  ++impl_->update_count;
 }
 
-float DeviceTable::learning_rate() const { return impl_->index.learning_rate(); }
+float DeviceTable::learning_rate() const { return impl_->learning_rate.load(); }
+
 void DeviceTable::set_learning_rate(float learning_rate) {
-  impl_->index.set_learning_rate(learning_rate);
+  OptimizerConfig changed = impl_->config.optimizer;
+  changed.learning_rate = learning_rate;
+  changed.validate();
+  impl_->learning_rate.store(learning_rate);
 }
-std::uint64_t DeviceTable::update_count() const { return impl_->index.update_count(); }
-void DeviceTable::set_update_count(std::uint64_t count) { impl_->index.set_update_count(count); }
+
+std::uint64_t DeviceTable::update_count() const {
+  const std::shared_lock lock(impl_->rows_mutex);
+  return impl_->update_count;
+}
+
+void DeviceTable::set_update_count(std::uint64_t count) {
+  internal::check_update_count(count, impl_->index.title);
+  const std::unique_lock lock(impl_->rows_mutex);
+  impl_->update_count = count;
+}
 
 void DeviceTable::erase(std::span<const Key> keys, std::span<Outcome> outcomes) {
-  impl_->index.erase(keys, outcomes);
+  impl_->keys.erase(keys, outcomes);
 }
-void DeviceTable::clear() { impl_->index.clear(); }
-std::int64_t DeviceTable::size() const { return impl_->index.size(); }
+void DeviceTable::clear() { impl_->keys.clear(); }
+std::int64_t DeviceTable::size() const { return impl_->keys.size(); }
 
 DeviceTableStats DeviceTable::stats() const {
-  const TableStats from = impl_->index.stats();
+  const IndexStats from = impl_->keys.stats();
   DeviceTableStats stats;
   stats.num_rows = from.num_rows;
   stats.num_rows_in_flight = from.num_rows_in_flight;
   std::copy(std::begin(from.outcomes), std::end(from.outcomes), stats.outcomes);
-  if (impl_->overflows()) {
-    std::swap(stats.outcomes[static_cast<int>(Outcome::kRefused)],
-              stats.outcomes[static_cast<int>(Outcome::kOverflowed)]);
-  }
   stats.erased = from.erased;
-  stats.updates = from.updates;
-  stats.host_bytes = from.index_bytes + from.row_bytes + from.metadata_bytes;
-  const std::unique_lock lock(impl_->core.rows_mutex);
+  stats.host_bytes = from.index_bytes + from.metadata_bytes;
+  const std::unique_lock lock(impl_->rows_mutex);
+  stats.updates = impl_->update_count;
   stats.pinned_bytes = impl_->rows->pinned_bytes();
   stats.device_bytes = impl_->rows->device_bytes();
   return stats;
 }
 
 void DeviceTable::synchronize() const {
-  const std::unique_lock lock(impl_->core.rows_mutex);
+  const std::unique_lock lock(impl_->rows_mutex);
   const CurrentDevice current(impl_->rows->device());
   impl_->rows->synchronize();
 }
@@ -278,8 +252,8 @@ void* DeviceTable::stream() const noexcept { return impl_->rows->native_stream()
 
 void DeviceTable::check_invariants() const {
   impl_->index.check_invariants();
-  const std::shared_lock lock(impl_->core.index_mutex);
-  if (impl_->core.rows.end() > impl_->options.max_device_rows) {
+  const std::shared_lock lock(impl_->index.mutex);
+  if (impl_->index.numbers.end() > impl_->options.max_device_rows) {
     throw Error(ErrorCode::kInternal, "device table '" + impl_->config.name +
                                           "': invariant broken: a row lies beyond max_device_rows");
   }

@@ -1,42 +1,42 @@
-// The state behind a DeviceTable: a Table for what the host keeps, and the rows on the device.
+// The state behind a DeviceTable: an index on the host, and the rows on the device.
 //
-// Locks are those of the Table: index_mutex, then rows_mutex, which here is held alone by whatever
-// reaches the device.
+// Locks, taken in this order: index.mutex, see index_impl.h, then rows_mutex, which is held by
+// whatever reaches the device.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
 
 #include "device/device_rows.h"
+#include "index/index_impl.h"
 #include "recsdk/device_table.h"
-#include "table/table_impl.h"
+#include "util/fair_mutex.h"
 
 namespace recsdk {
 
-struct DeviceTable::Impl {
+struct DeviceTable::Impl final : RowHome {
   Impl(TableConfig table_config, DeviceOptions device_options);
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
-  ~Impl();
+  ~Impl() override;
 
   const TableConfig config;
   const DeviceOptions options;
   const RowLayout layout;
-  Table index;        // a column wide; its rows hold nothing
-  Table::Impl& core;  // its state
-  std::unique_ptr<internal::DeviceRows> rows;
-  /// What the running insertion does behind its new rows, and is taken back with; index_mutex is
-  /// held alone.
-  std::function<void()> then;
+  const std::uint64_t table_hash;
+  Index keys;          // whose rows are on the device
+  Index::Impl& index;  // its state
 
-  /// True if it is the device that has no room for a key that the index refuses.
-  bool overflows() const;
-  void name_refusals(std::span<Outcome> outcomes) const;
-  void make_rows(std::span<const std::uint32_t> row_numbers);
-  void initial_weights(std::span<const Key> keys, float* weights) const;
+  mutable internal::FairMutex rows_mutex;
+  std::unique_ptr<internal::DeviceRows> rows;
+  std::uint64_t update_count = 0;
+  std::atomic<float> learning_rate;
+
+  /// Runs under the index's lock.
+  void make(const NewRows& added) override;
   /// Row numbers with the default row in place of none.
   std::vector<RowNumber> or_default(std::span<const RowNumber> row_numbers,
                                     std::span<const Outcome> outcomes) const;
@@ -45,8 +45,7 @@ struct DeviceTable::Impl {
   /// The numbers of the next update; rows_mutex is held.
   internal::UpdateStep next_step() const;
   /// Reads mapped keys; both locks are held.
-  void read(std::span<const RowNumber> row_numbers, std::span<const Outcome> outcomes,
-            float* values, float* state);
+  void read(const internal::Found& found, float* values, float* state);
 };
 
 }  // namespace recsdk

@@ -1,6 +1,5 @@
 // The calls of a device table that take and give arrays of the host, by key.
 #include <algorithm>
-#include <functional>
 #include <mutex>
 #include <shared_mutex>
 #include <stdexcept>
@@ -15,6 +14,7 @@
 namespace recsdk {
 
 using internal::CurrentDevice;
+using internal::Found;
 using internal::Insertion;
 using internal::RowState;
 using internal::SortedGradients;
@@ -22,32 +22,6 @@ using internal::SortedGradients;
 namespace {
 
 constexpr std::int64_t kRowGrain = 256;  // rows a piece of a parallel sum
-
-// Outcomes where the caller wants none, and row numbers.
-struct Found {
-  Found(std::size_t num_keys, std::span<Outcome> wanted)
-      : rows(num_keys),
-        own(wanted.empty() ? num_keys : 0),
-        outcomes(wanted.empty() ? own : wanted) {}
-
-  std::vector<RowNumber> rows;
-  std::vector<Outcome> own;
-  std::span<Outcome> outcomes;
-};
-
-// Sets what an insertion does behind its new rows.
-class ThenScope {
- public:
-  ThenScope(std::function<void()>& then, std::function<void()> act) : then_(then) {
-    then_ = std::move(act);
-  }
-  ThenScope(const ThenScope&) = delete;
-  ThenScope& operator=(const ThenScope&) = delete;
-  ~ThenScope() { then_ = nullptr; }
-
- private:
-  std::function<void()>& then_;
-};
 
 // One gradient a row, added in the order of the keys.
 struct RowGradients {
@@ -111,10 +85,9 @@ LastValues last_values(const Found& found, const float* values, std::int64_t dim
 
 }  // namespace
 
-void DeviceTable::Impl::read(std::span<const RowNumber> row_numbers,
-                             std::span<const Outcome> outcomes, float* values, float* state) {
+void DeviceTable::Impl::read(const Found& found, float* values, float* state) {
   const CurrentDevice current(rows->device());
-  rows->read(or_default(row_numbers, outcomes), values, state);
+  rows->read(or_default(found.rows, found.outcomes), values, state);
 }
 
 void DeviceTable::lookup(std::span<const Key> keys, float* values,
@@ -124,100 +97,94 @@ void DeviceTable::lookup(std::span<const Key> keys, float* values,
 
 void DeviceTable::read_rows(std::span<const Key> keys, float* values, float* state,
                             std::span<Outcome> outcomes) const {
-  Table::Impl& core = impl_->core;
-  if (!outcomes.empty()) core.check_sizes(keys.size(), outcomes.size());
+  Index::Impl& index = impl_->index;
+  if (!outcomes.empty()) index.check_sizes(keys.size(), outcomes.size());
   Found found(keys.size(), outcomes);
-  const std::shared_lock lock(core.index_mutex);
-  core.find_visible(keys, found.rows.data(), found.outcomes.data());
-  const std::unique_lock rows_lock(core.rows_mutex);
-  impl_->read(found.rows, found.outcomes, values, state);
-  core.count(
-      internal::count_outcomes(found.outcomes.data(), static_cast<std::int64_t>(keys.size())));
+  const std::shared_lock lock(index.mutex);
+  index.find_visible(keys, found.rows.data(), found.outcomes.data());
+  const std::unique_lock rows_lock(impl_->rows_mutex);
+  impl_->read(found, values, state);
+  index.count(found.counts());
 }
 
 void DeviceTable::find_or_insert(std::span<const Key> keys, float* values,
                                  std::span<Outcome> outcomes, const Lease* lease) {
-  Table::Impl& core = impl_->core;
-  if (!outcomes.empty()) core.check_sizes(keys.size(), outcomes.size());
-  const std::shared_ptr<internal::LeaseRecord> record = core.check_lease(lease);
+  Index::Impl& index = impl_->index;
+  if (!outcomes.empty()) index.check_sizes(keys.size(), outcomes.size());
+  const std::shared_ptr<internal::LeaseRecord> record = index.check_lease(lease);
   Found found(keys.size(), outcomes);
-  const std::unique_lock lock(core.index_mutex);
+  const std::unique_lock lock(index.mutex);
   // Within the insertion, so that keys leave again if their rows cannot be read.
-  const ThenScope scope(impl_->then, [&] {
-    const std::unique_lock rows_lock(core.rows_mutex);
-    impl_->read(found.rows, found.outcomes, values, nullptr);
+  index.map_inserting(keys, found.rows.data(), found.outcomes.data(), record.get(), [&] {
+    const std::unique_lock rows_lock(impl_->rows_mutex);
+    impl_->read(found, values, nullptr);
   });
-  core.map_inserting(keys, found.rows.data(), found.outcomes.data(), record.get());
-  impl_->name_refusals(found.outcomes);
 }
 
 void DeviceTable::upsert(std::span<const Key> keys, const float* values, const float* state,
                          std::span<Outcome> outcomes) {
-  Table::Impl& core = impl_->core;
-  if (!outcomes.empty()) core.check_sizes(keys.size(), outcomes.size());
+  Index::Impl& index = impl_->index;
+  if (!outcomes.empty()) index.check_sizes(keys.size(), outcomes.size());
   Found found(keys.size(), outcomes);
-  const std::unique_lock lock(core.index_mutex);
-  core.require_no_steps("upsert");
-  core.find(keys, found.rows.data(), found.outcomes.data());
+  const std::unique_lock lock(index.mutex);
+  index.require_no_steps("upsert");
   Insertion insertion;
   try {
-    core.insert_missing(keys, found.rows.data(), found.outcomes.data(), RowState::kVisible,
-                        insertion);
+    index.find_or_insert(keys, found.rows.data(), found.outcomes.data(), RowState::kVisible,
+                         insertion);
     const LastValues kept =
         last_values(found, values, impl_->config.dim, state, impl_->layout.state_width());
-    const std::unique_lock rows_lock(core.rows_mutex);
+    const std::unique_lock rows_lock(impl_->rows_mutex);
     const CurrentDevice current(impl_->rows->device());
     impl_->rows->replace(kept.rows, kept.weights.data(),
                          state == nullptr ? nullptr : kept.state.data());
   } catch (...) {
-    core.undo(insertion);
+    index.undo(insertion);
     throw;
   }
-  core.index.adapt(static_cast<std::int64_t>(insertion.rows.size()));
-  core.count(
-      internal::count_outcomes(found.outcomes.data(), static_cast<std::int64_t>(keys.size())));
-  impl_->name_refusals(found.outcomes);
+  index.settle(insertion);
+  index.count(found.counts());
 }
 
 void DeviceTable::apply_gradients(std::span<const Key> keys, const float* gradients,
                                   std::span<Outcome> outcomes) {
-  Table::Impl& core = impl_->core;
-  if (!outcomes.empty()) core.check_sizes(keys.size(), outcomes.size());
+  Index::Impl& index = impl_->index;
+  if (!outcomes.empty()) index.check_sizes(keys.size(), outcomes.size());
   Found found(keys.size(), outcomes);
-  const std::shared_lock lock(core.index_mutex);
-  core.find_visible(keys, found.rows.data(), found.outcomes.data());
+  const std::shared_lock lock(index.mutex);
+  index.find_visible(keys, found.rows.data(), found.outcomes.data());
   const std::int64_t dim = impl_->config.dim;
   const GradBlock block{
       {found.rows, found.outcomes, {}, {}, Pooling::kSum}, gradients, dim, nullptr};
   const SortedGradients sorted =
-      internal::sort_gradients({&block, 1}, core.rows.end(), core.max_threads());
-  const RowGradients sums = add_by_row(sorted, dim, core.max_threads());
+      internal::sort_gradients({&block, 1}, index.numbers.end(), index.max_threads());
+  const RowGradients sums = add_by_row(sorted, dim, index.max_threads());
   {
-    const std::unique_lock rows_lock(core.rows_mutex);
+    const std::unique_lock rows_lock(impl_->rows_mutex);
     const CurrentDevice current(impl_->rows->device());
     impl_->rows->update(impl_->next_step(), sums.rows, sums.gradients.data());
-    ++core.update_count;
+    ++impl_->update_count;
   }
-  core.count(
-      internal::count_outcomes(found.outcomes.data(), static_cast<std::int64_t>(keys.size())));
+  index.count(found.counts());
 }
 
 std::int64_t DeviceTable::export_rows(RowNumber& begin, const ExportBuffer& buffer) const {
   if (begin < 0 || buffer.capacity < 1 || buffer.keys == nullptr) {
     throw std::invalid_argument(
-        impl_->core.title() +
+        impl_->index.title +
         ": export needs a row number of 0 or more, a capacity of 1 or more and room for keys");
   }
-  const Table::Impl& core = impl_->core;
-  const std::shared_lock lock(core.index_mutex);
+  const Index::Impl& index = impl_->index;
+  const std::shared_lock lock(index.mutex);
   std::vector<RowNumber> rows;
   RowNumber row = begin;
-  for (; row < core.rows.end() && static_cast<std::int64_t>(rows.size()) < buffer.capacity; ++row) {
-    if (core.rows.state(row) != RowState::kVisible) continue;
-    buffer.keys[rows.size()] = core.rows.key(row);
+  for (; row < index.numbers.end() && static_cast<std::int64_t>(rows.size()) < buffer.capacity;
+       ++row) {
+    if (index.numbers.state(row) != RowState::kVisible) continue;
+    buffer.keys[rows.size()] = index.numbers.key(row);
     rows.push_back(row);
   }
-  const std::unique_lock rows_lock(core.rows_mutex);
+  const std::unique_lock rows_lock(impl_->rows_mutex);
   const CurrentDevice current(impl_->rows->device());
   impl_->rows->read(rows, buffer.weights, buffer.state);
   begin = row;

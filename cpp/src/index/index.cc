@@ -1,229 +1,234 @@
-#include "index/index.h"
+// Construction, and the calls that find keys and take them out. How keys come in is in
+// insertion.cc.
+#include "recsdk/index.h"
 
 #include <algorithm>
-#include <string>
+#include <mutex>
+#include <random>
+#include <shared_mutex>
+#include <stdexcept>
 #include <utility>
 
-#include "recsdk/error.h"
-#include "util/prefetch.h"
+#include "index/index_impl.h"
+#include "recsdk/runtime.h"
+#include "util/thread_pool.h"
 
-namespace recsdk::internal {
+namespace recsdk {
+
+using internal::ChangeTracker;
+using internal::LeaseRecord;
+using internal::OutcomeCounts;
+using internal::RowState;
+
 namespace {
 
-constexpr std::int64_t kChunk = 1024;  // keys that are told apart before those hashed are found
+constexpr std::int64_t kFindGrain = 4096;  // keys a piece of a parallel find
 
-// A range is worth a page from half full on: 8 bytes a key, half of what the hash takes.
-constexpr std::int64_t kWorthAPage = DensePages::kPageKeys / 2;
-constexpr std::int64_t kInsertionsAnInspection = 1024;
-constexpr std::int64_t kInsertionsAnAdoption = 512;
+IndexConfig validated(IndexConfig config, const std::string& title) {
+  if (config.name.empty()) throw std::invalid_argument("an index's name is empty; give it one");
+  if (config.max_rows && *config.max_rows < 0) {
+    throw std::invalid_argument(title + ": max_rows is " + std::to_string(*config.max_rows) +
+                                "; pass 0 or more, or leave it out for no limit");
+  }
+  if (config.num_threads && *config.num_threads < 1) {
+    throw std::invalid_argument(title + ": num_threads is " + std::to_string(*config.num_threads) +
+                                "; pass 1 or more, or leave it out for all threads of the pool");
+  }
+  if (config.on_full > OnFull::kRaise) {
+    throw std::invalid_argument(title + ": on_full is " +
+                                std::to_string(static_cast<int>(config.on_full)) +
+                                "; pass one of OnFull");
+  }
+  num_threads();  // a wrong RECSDK_NUM_THREADS fails here rather than half-way through a call
+  return config;
+}
+
+std::uint64_t random_seed() {
+  std::random_device device;
+  return std::uint64_t{device()} << 32 | device();
+}
 
 }  // namespace
 
-void Index::find(std::span<const Key> keys, RowNumber* rows, Outcome* outcomes) const {
-  if (dense_.empty()) {
-    hashed_.find(keys, rows, outcomes);
+namespace internal {
+
+void add_counts(AtomicCounts& counters, const OutcomeCounts& counts) noexcept {
+  for (std::size_t o = 0; o < counts.size(); ++o) {
+    if (counts[o] != 0) counters[o].fetch_add(counts[o], std::memory_order_relaxed);
+  }
+}
+
+OutcomeCounts count_outcomes(const Outcome* outcomes, std::int64_t n) {
+  // Blocks so short that their counts fit into bytes: so the compiler keeps them in registers.
+  constexpr std::int64_t kBlock = 128;
+  OutcomeCounts counts{};
+  for (std::int64_t begin = 0; begin < n; begin += kBlock) {
+    const std::int64_t end = std::min(n, begin + kBlock);
+    std::uint8_t block[kNumOutcomes] = {};
+    for (int o = 0; o < kNumOutcomes; ++o) {
+      std::uint8_t sum = 0;
+      for (std::int64_t i = begin; i < end; ++i)
+        sum = static_cast<std::uint8_t>(sum + (outcomes[i] == static_cast<Outcome>(o)));
+      block[o] = sum;
+    }
+    for (std::size_t o = 0; o < counts.size(); ++o) counts[o] += block[o];
+  }
+  return counts;
+}
+
+}  // namespace internal
+
+RowHome::~RowHome() = default;
+void RowHome::prepare(RowNumber /*end*/, std::span<const std::uint32_t> /*reused*/) {}
+
+Index::Impl::Impl(IndexConfig index_config, std::string title_of_messages,
+                  std::shared_ptr<RowHome> home_of_rows)
+    : config(validated(std::move(index_config), title_of_messages)),
+      title(std::move(title_of_messages)),
+      hash_seed(config.hash_seed ? *config.hash_seed : random_seed()),
+      home(std::move(home_of_rows)),
+      key_map(hash_seed) {}
+
+int Index::Impl::max_threads() const {
+  return config.num_threads ? *config.num_threads : num_threads();
+}
+
+void Index::Impl::find(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes) const {
+  internal::parallel_for(static_cast<std::int64_t>(keys.size()), kFindGrain, max_threads(),
+                         [&](std::int64_t begin, std::int64_t end) {
+                           key_map.find(keys.subspan(static_cast<std::size_t>(begin),
+                                                     static_cast<std::size_t>(end - begin)),
+                                        rows_out + begin, outcomes + begin);
+                         });
+}
+
+void Index::Impl::find_visible(std::span<const Key> keys, RowNumber* rows_out,
+                               Outcome* outcomes) const {
+  find(keys, rows_out, outcomes);
+  if (num_in_flight == 0) return;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    if (outcomes[i] == Outcome::kFound && numbers.state(rows_out[i]) == RowState::kInFlight) {
+      outcomes[i] = Outcome::kMissing;
+    }
+  }
+}
+
+void Index::Impl::require_no_steps(const char* call) const {
+  if (open_steps.empty()) return;
+  throw Error(ErrorCode::kBusy, title + ": " + call +
+                                    " is not allowed while batches are in flight (steps " +
+                                    std::to_string(*open_steps.front()->step) + " to " +
+                                    std::to_string(*open_steps.back()->step) +
+                                    "); finish or drop them, and release their leases, first");
+}
+
+void Index::Impl::require_idle(const char* what) const {
+  if (open_leases.empty() && open_steps.empty() && !is_cut) return;
+  throw Error(ErrorCode::kBusy, title + ": " + what +
+                                    " is not allowed while leases or a cut are open; release and "
+                                    "finish them first");
+}
+
+void Index::Impl::require_alone(const char* call) const {
+  if (!is_of_table) return;
+  throw std::invalid_argument(title + ": its index does not take " + call +
+                              "; replace and cut keys with their rows, by Restore and Table::cut");
+}
+
+void Index::Impl::check_sizes(std::size_t num_keys, std::size_t num_outcomes) const {
+  if (num_outcomes == num_keys) return;
+  throw std::invalid_argument(title + ": outcomes has " + std::to_string(num_outcomes) +
+                              " elements for " + std::to_string(num_keys) +
+                              " keys; pass one per key");
+}
+
+void Index::Impl::check_rows(std::size_t num_keys, std::size_t num_rows) const {
+  if (num_rows == num_keys) return;
+  throw std::invalid_argument(title + ": rows has " + std::to_string(num_rows) + " elements for " +
+                              std::to_string(num_keys) + " keys; pass one per key");
+}
+
+Outcome Index::Impl::erase_one(Key key) noexcept {
+  const auto row = key_map.erase(key);
+  if (!row) return Outcome::kMissing;
+  numbers.free(*row, next_epoch);
+  ++num_erased;
+  return Outcome::kFound;
+}
+
+void Index::Impl::erase(std::span<const Key> keys, Outcome* outcomes) {
+  require_no_steps("erase");
+  numbers.prepare_free(static_cast<std::int64_t>(keys.size()));
+  if (tracker != nullptr) tracker->note_leaving(keys, key_map);
+  constexpr std::size_t kAhead = 16;
+  OutcomeCounts counts{};
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    if (i + kAhead < keys.size()) key_map.prefetch(keys[i + kAhead]);
+    const Outcome outcome = erase_one(keys[i]);
+    ++counts[static_cast<std::size_t>(outcome)];
+    if (outcomes != nullptr) outcomes[i] = outcome;
+  }
+  count(counts);
+  release_kept_rows();
+}
+
+void Index::Impl::clear() {
+  require_no_steps("clear");
+  numbers.prepare_free(key_map.size());
+  if (tracker != nullptr) tracker->note_all_leaving(key_map);
+  for (RowNumber row = numbers.end(); row-- > 0;) {  // so that the lowest row is given next
+    if (numbers.state(row) != RowState::kFree)
+      numbers.free(static_cast<std::uint32_t>(row), next_epoch);
+  }
+  num_erased += static_cast<std::uint64_t>(key_map.size());
+  key_map.clear();
+  release_kept_rows();
+}
+
+Index::Index(IndexConfig config, std::shared_ptr<RowHome> home) {
+  std::string title = "index '" + config.name + "'";
+  impl_ = std::make_shared<Impl>(std::move(config), std::move(title), std::move(home));
+}
+Index::Index(Adopt /*adopt*/, std::shared_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
+Index::~Index() = default;
+
+const IndexConfig& Index::config() const noexcept { return impl_->config; }
+
+Lease Index::lease(std::optional<std::int64_t> step) { return Impl::take_lease(impl_, step); }
+
+void Index::map(std::span<const Key> keys, std::span<RowNumber> rows, std::span<Outcome> outcomes,
+                const MapOptions& options) {
+  impl_->check_sizes(keys.size(), outcomes.size());
+  impl_->check_rows(keys.size(), rows.size());
+  const std::shared_ptr<LeaseRecord> record = impl_->check_lease(options.lease);
+  if (options.insert) {
+    const std::unique_lock lock(impl_->mutex);
+    impl_->map_inserting(keys, rows.data(), outcomes.data(), record.get());
     return;
   }
-  for (std::size_t begin = 0; begin < keys.size(); begin += kChunk) {
-    const std::size_t count = std::min<std::size_t>(kChunk, keys.size() - begin);
-    find_in_both(keys.subspan(begin, count), rows + begin, outcomes + begin);
+  const std::shared_lock lock(impl_->mutex);
+  impl_->require_open(record.get());
+  const bool in_flight = record != nullptr && record->step;
+  if (in_flight) {
+    // It sees what earlier batches have inserted.
+    impl_->find(keys, rows.data(), outcomes.data());
+  } else {
+    impl_->find_visible(keys, rows.data(), outcomes.data());
   }
+  internal::add_counts(
+      in_flight ? record->outcomes : impl_->outcome_counts,
+      internal::count_outcomes(outcomes.data(), static_cast<std::int64_t>(keys.size())));
 }
 
-// First the pages of all keys, then their slots, which are on their way by then; keys without a
-// page are gathered, found in the hash, and their results spread again.
-void Index::find_in_both(std::span<const Key> keys, RowNumber* rows, Outcome* outcomes) const {
-  const std::uint32_t* slots[kChunk];
-  std::uint16_t hashed[kChunk];
-  std::size_t num_hashed = 0;
-  std::uint64_t last_id = DensePages::id_of(keys[0]);
-  const DensePages::Page* page = dense_.find(last_id);
-  const std::uint32_t none = DensePages::kNoRow;
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    const std::uint64_t id = DensePages::id_of(keys[i]);
-    if (id != last_id) {
-      page = dense_.find(id);
-      last_id = id;
-    }
-    slots[i] = page == nullptr ? &none : page->rows + DensePages::slot_of(keys[i]);
-    prefetch_line(slots[i]);
-    hashed[num_hashed] = static_cast<std::uint16_t>(i);
-    num_hashed += static_cast<std::size_t>(page == nullptr);
-  }
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    const std::uint32_t row = *slots[i];
-    const auto missing = static_cast<std::uint32_t>(row == DensePages::kNoRow);
-    rows[i] = row & (missing - 1);
-    outcomes[i] = static_cast<Outcome>(missing * static_cast<std::uint32_t>(Outcome::kMissing));
-  }
-  if (num_hashed == 0) return;
-  Key others[kChunk];
-  RowNumber their_rows[kChunk];
-  Outcome their_outcomes[kChunk];
-  for (std::size_t j = 0; j < num_hashed; ++j) others[j] = keys[hashed[j]];
-  hashed_.find({others, num_hashed}, their_rows, their_outcomes);
-  for (std::size_t j = 0; j < num_hashed; ++j) {
-    rows[hashed[j]] = their_rows[j];
-    outcomes[hashed[j]] = their_outcomes[j];
-  }
+void Index::erase(std::span<const Key> keys, std::span<Outcome> outcomes) {
+  if (!outcomes.empty()) impl_->check_sizes(keys.size(), outcomes.size());
+  const std::unique_lock lock(impl_->mutex);
+  impl_->erase(keys, outcomes.empty() ? nullptr : outcomes.data());
 }
 
-std::optional<std::uint32_t> Index::find_one(Key key) const {
-  if (const DensePages::Page* page = dense_.find(DensePages::id_of(key))) {
-    const std::uint32_t row = page->rows[DensePages::slot_of(key)];
-    return row == DensePages::kNoRow ? std::nullopt : std::optional(row);
-  }
-  return hashed_.find_one(key);
+void Index::clear() {
+  const std::unique_lock lock(impl_->mutex);
+  impl_->clear();
 }
 
-void Index::prefetch(Key key) const {
-  if (const DensePages::Page* page = dense_.find(DensePages::id_of(key))) {
-    prefetch_line(page->rows + DensePages::slot_of(key));
-    return;
-  }
-  hashed_.prefetch(key);
-}
-
-std::uint32_t Index::find_or_insert(Key key, std::uint32_t row) {
-  if (!dense_.empty()) {
-    const std::uint64_t id = DensePages::id_of(key);
-    const DensePages::Page* page = dense_.find(id);
-    if (page == nullptr && is_at_border_of_dense(key) && adopt(id, 0)) page = dense_.find(id);
-    if (page != nullptr) {
-      const std::uint32_t found = page->rows[DensePages::slot_of(key)];
-      if (found != DensePages::kNoRow) return found;
-      dense_.insert(key, row);
-      return row;
-    }
-  }
-  return hashed_.find_or_insert(key, row);
-}
-
-std::optional<std::uint32_t> Index::erase(Key key) noexcept {
-  if (dense_.find(DensePages::id_of(key)) != nullptr) return dense_.erase(key);
-  return hashed_.erase(key);
-}
-
-void Index::clear() noexcept {
-  hashed_.clear();
-  dense_.clear();
-  num_candidates_ = 0;
-}
-
-void Index::swap(Index& other) noexcept {
-  hashed_.swap(other.hashed_);
-  dense_.swap(other.dense_);
-  candidates_.swap(other.candidates_);
-  std::swap(num_candidates_, other.num_candidates_);
-  std::swap(cursor_, other.cursor_);
-  std::swap(inspection_budget_, other.inspection_budget_);
-  std::swap(adoption_budget_, other.adoption_budget_);
-}
-
-void Index::reserve(std::int64_t num_keys) {
-  hashed_.reserve(num_keys - dense_.size());
-  grow_for(num_keys - dense_.size());
-}
-
-void Index::grow_for(std::int64_t num_keys) {
-  if (dense_.size() <= hashed_.size()) hashed_.grow_for(num_keys);
-}
-
-IndexStats Index::stats() const {
-  IndexStats stats;
-  stats.hashed = hashed_.stats();
-  stats.bytes = stats.hashed.bytes + dense_.bytes();
-  stats.dense_keys = dense_.size();
-  stats.dense_pages = dense_.num_pages();
-  return stats;
-}
-
-void Index::check_invariants() const {
-  hashed_.check_invariants();
-  dense_.check_invariants();
-  hashed_.for_each([&](Key key, std::uint32_t) {
-    if (dense_.find(DensePages::id_of(key)) != nullptr) {
-      throw Error(ErrorCode::kInternal, "index invariant broken: key " + std::to_string(key) +
-                                            " lies beside the dense page of its range");
-    }
-  });
-}
-
-// Ids that are counted upwards or downwards reach a range that has no page yet at its border, next
-// to one that is well filled.
-bool Index::is_at_border_of_dense(Key key) const {
-  constexpr std::uint32_t kBorder = DensePages::kPageKeys / 8;
-  const std::uint64_t id = DensePages::id_of(key);
-  const std::uint32_t slot = DensePages::slot_of(key);
-  if (slot < kBorder) return dense_.count(DensePages::before(id)) >= kWorthAPage;
-  return slot >= DensePages::kPageKeys - kBorder &&
-         dense_.count(DensePages::after(id)) >= kWorthAPage;
-}
-
-void Index::adapt(std::int64_t num_inserted) noexcept {
-  constexpr std::int64_t kMostSaved = 16 * kInsertionsAnAdoption;  // so that no call takes long
-  inspection_budget_ += num_inserted;
-  adoption_budget_ = std::min(adoption_budget_, kMostSaved) + num_inserted;
-  for (; inspection_budget_ >= kInsertionsAnInspection;
-       inspection_budget_ -= kInsertionsAnInspection)
-    inspect_segment();
-  while (num_candidates_ > 0 && adoption_budget_ >= kInsertionsAnAdoption) {
-    const std::uint64_t id = candidates_[--num_candidates_];
-    if (dense_.find(id) != nullptr) continue;
-    adoption_budget_ -= kInsertionsAnAdoption;
-    if (!adopt(id, kWorthAPage)) continue;
-    add_candidate(DensePages::after(id));
-    add_candidate(DensePages::before(id));
-  }
-}
-
-void Index::add_candidate(std::uint64_t id) {
-  if (num_candidates_ < candidates_.size()) candidates_[num_candidates_++] = id;
-}
-
-// Takes a few keys and counts their neighbours. Most tables have none: three probes show that.
-void Index::inspect_segment() {
-  constexpr std::int64_t kSamples = 4;
-  constexpr std::int64_t kNeighbours = 64;
-  Key samples[kSamples];
-  const std::int64_t count = hashed_.sample(cursor_, samples, kSamples);
-  for (const Key key : std::span(samples).first(static_cast<std::size_t>(count))) {
-    const int num_close = static_cast<int>(hashed_.find_one(key ^ 1).has_value()) +
-                          static_cast<int>(hashed_.find_one(key ^ 2).has_value()) +
-                          static_cast<int>(hashed_.find_one(key ^ 4).has_value());
-    if (num_close < 2) continue;
-    Key keys[kNeighbours];
-    RowNumber rows[kNeighbours];
-    Outcome outcomes[kNeighbours];
-    for (std::int64_t i = 0; i < kNeighbours; ++i) keys[i] = (key & -kNeighbours) + i;
-    hashed_.find(keys, rows, outcomes);
-    if (std::count(outcomes, outcomes + kNeighbours, Outcome::kFound) >= kNeighbours / 2)
-      add_candidate(DensePages::id_of(key));
-  }
-}
-
-// Gives a range that holds `at_least` keys a page, and moves them there. False if it does not hold
-// as many, or there is no memory for the page.
-bool Index::adopt(std::uint64_t id, std::int64_t at_least) {
-  constexpr std::uint32_t kKeys = DensePages::kPageKeys;
-  Key keys[kKeys];
-  RowNumber rows[kKeys];
-  Outcome outcomes[kKeys];
-  for (std::uint32_t slot = 0; slot < kKeys; ++slot) keys[slot] = DensePages::key_of(id, slot);
-  hashed_.find(keys, rows, outcomes);
-  if (std::count(outcomes, outcomes + kKeys, Outcome::kFound) < at_least) return false;
-  try {
-    dense_.add(id);
-  } catch (...) {
-    return false;
-  }
-  for (std::uint32_t slot = 0; slot < kKeys; ++slot) {
-    if (outcomes[slot] != Outcome::kFound) continue;
-    hashed_.erase(keys[slot]);
-    dense_.insert(keys[slot], static_cast<std::uint32_t>(rows[slot]));
-  }
-  if (hashed_.size() == 0) hashed_.clear();
-  return true;
-}
-
-}  // namespace recsdk::internal
+}  // namespace recsdk

@@ -2,6 +2,8 @@
 
 #include <cmath>
 #include <limits>
+#include <stdexcept>
+#include <string>
 
 #include "kernels/scalar_math.h"
 #include "util/hash.h"
@@ -110,6 +112,15 @@ OptimizerStep make_optimizer_step(const OptimizerConfig& config, const RowLayout
   set_preparation(config, log_decay, step);
   place_state(config, layout, step);
   return step;
+}
+
+void check_update_count(std::uint64_t count, const std::string& title) {
+  // Beyond it the next updates would count from 0 again.
+  constexpr std::uint64_t kMost = std::uint64_t{1} << 62;
+  if (count > kMost) {
+    throw std::invalid_argument(title + ": update count " + std::to_string(count) +
+                                " is out of range; pass at most " + std::to_string(kMost));
+  }
 }
 
 }  // namespace recsdk::internal

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "kernels/kernels.h"
 #include "recsdk/optimizer.h"
@@ -21,5 +22,9 @@ OptimizerStep make_optimizer_step(const OptimizerConfig& config, const RowLayout
 /// How update number t rounds 16-bit weights; `keys` has the key of each row.
 RoundingStep make_rounding_step(Rounding rounding, std::uint64_t seed, std::uint64_t table_hash,
                                 std::uint64_t t, const RowAddresses& keys);
+
+/// Throws std::invalid_argument for a count of updates that a table cannot go on from; `title`
+/// begins the message.
+void check_update_count(std::uint64_t count, const std::string& title);
 
 }  // namespace recsdk::internal

@@ -1,118 +1,51 @@
-// Where rows live: records in slabs that never move, stable row numbers, and what is kept per row
-// beside the record.
+// Where the engine's rows live: records in slabs that never move.
 #pragma once
 
 #include <algorithm>
-#include <atomic>
-#include <cstddef>
 #include <cstdint>
-#include <span>
-#include <vector>
+#include <utility>
 
 #include "recsdk/row_layout.h"
-#include "recsdk/types.h"
-#include "rows/row_bits.h"
 #include "rows/slabs.h"
 
 namespace recsdk::internal {
 
-/// What a row is to readers.
-enum class RowState : std::uint8_t {
-  kFree,      ///< no key has it
-  kVisible,   ///< a key has it
-  kInFlight,  ///< a key has it, but only later batches see that
-};
-
-/// Rows, and the numbers of free ones. Not thread-safe: the table's locks guard it, except that
+/// The records of rows, by row number. Not thread-safe: the table's locks guard it, except that
 /// reading and writing records may run beside everything else.
 class RowStore {
  public:
-  explicit RowStore(const RowLayout& layout);
+  explicit RowStore(const RowLayout& layout)
+      : records_(layout.stride, layout.scalar_stride, kSlabBytes) {}
 
-  /// Makes sure that `count` calls of allocate, or of free, cannot fail. Throws
-  /// Error(kOutOfMemory), Error(kCapacity), std::bad_alloc.
-  void prepare_allocate(std::int64_t count);
-  void prepare_free(std::int64_t count);
-
-  /// The row that the next call of allocate gives.
-  std::uint32_t next_to_allocate() const noexcept {
-    return free_.empty() ? static_cast<std::uint32_t>(end()) : free_.back();
+  /// Makes records [0, count) addressable. Throws Error(kOutOfMemory), std::bad_alloc.
+  void grow(std::int64_t count) {
+    if (count <= num_records_) return;
+    records_.grow(count);
+    num_records_ = count;
   }
-  /// A free row for the key: the one freed last, else the next new one.
-  std::uint32_t allocate(Key key, RowState state) noexcept;
-  /// Makes sure that append of `count` keys cannot fail. False if that needs rows freed before, or
-  /// more than there can be. Throws Error(kOutOfMemory), std::bad_alloc.
-  bool prepare_append(std::int64_t count);
-  /// New rows for the keys (N,) whose outcome is kInserted, one after the other from end() on.
-  void append(std::span<const Key> keys, const Outcome* outcomes, RowState state) noexcept;
-  /// Takes back the latest allocation that has not been taken back; `old_end` is end() from before
-  /// the first of them.
-  void undo_allocate(std::uint32_t row, RowNumber old_end) noexcept;
-  /// Frees a row. While a lease older than `epoch` may use it, it is kept back.
-  void free(std::uint32_t row, std::uint64_t epoch) noexcept;
-  /// Gives rows freed before `epoch` back for allocation.
-  void release_before(std::uint64_t epoch);
-
-  void set_state(std::uint32_t row, RowState state) noexcept {
-    visible_.assign_alone(row, state == RowState::kVisible);
-    // Few tables ever have rows in flight: those of others stay untouched.
-    const bool is_in_flight = state == RowState::kInFlight;
-    if (in_flight_.test(row) != is_in_flight) in_flight_.assign_alone(row, is_in_flight);
-  }
-  RowState state(RowNumber row) const noexcept {
-    if (visible_.test(row)) return RowState::kVisible;
-    return in_flight_.test(row) ? RowState::kInFlight : RowState::kFree;
-  }
-  Key key(RowNumber row) const noexcept { return *keys_.at<Key>(row); }
-  const RowBits& visible() const noexcept { return visible_; }
-
-  /// One past the highest row number ever given.
-  RowNumber end() const noexcept { return end_.load(std::memory_order_relaxed); }
-  RowAddresses keys() const noexcept { return keys_.addresses(); }
   RowAddresses records() const noexcept { return records_.addresses(); }
-  void reserve(std::int64_t count);
-  /// Has the system back the records of the next `count` new rows, for which prepare_allocate has
-  /// made room, with memory now: a huge page at a time on several threads. Left to first touch,
-  /// threads that write side by side would each clear the page that they meet on.
-  void populate_next(std::int64_t count, int max_threads) const;
-  /// The same for the records of rows [begin, end), on this thread.
-  void populate(RowNumber begin, RowNumber end) const noexcept { records_.populate(begin, end); }
   /// Bytes of a row's record.
   std::int64_t row_bytes() const noexcept { return records_.row_bytes(); }
-  /// Has the system back a huge page that new rows will need soon, with their records or without.
-  /// False if there is none.
-  bool populate_ahead(bool with_records) noexcept {
-    return keys_.populate_ahead(end()) || (with_records && records_.populate_ahead(end()));
+
+  /// Has the system back the records of rows [begin, end), on this thread.
+  void populate(RowNumber begin, RowNumber end) const noexcept { records_.populate(begin, end); }
+  /// The same on several threads, a huge page at a time. Left to first touch, threads that write
+  /// side by side would each clear the page that they meet on.
+  void populate_pages(RowNumber begin, RowNumber end, int max_threads) const;
+  /// Of a store whose rows [0, end) are used: has the system back a huge page that new rows will
+  /// need soon. False if there is none.
+  bool populate_ahead(RowNumber end) noexcept { return records_.populate_ahead(end); }
+
+  void swap(RowStore& other) noexcept {
+    std::swap(records_, other.records_);
+    std::swap(num_records_, other.num_records_);
   }
-  /// Of rows that were needed or reserved; the rest of a slab is address space, not memory.
-  std::int64_t record_bytes() const noexcept { return num_prepared_ * records_.row_bytes(); }
-  std::int64_t metadata_bytes() const noexcept;
-  std::int64_t num_free() const noexcept {
-    return static_cast<std::int64_t>(free_.size() + kept_back_.size());
-  }
-  const std::vector<std::uint32_t>& free_rows() const noexcept { return free_; }
-  /// The rows used before that the next `count` calls of allocate may give again.
-  std::span<const std::uint32_t> reusable(std::int64_t count) const noexcept {
-    return std::span(free_).last(std::min(free_.size(), static_cast<std::size_t>(count)));
-  }
-  void swap(RowStore& other) noexcept;
 
  private:
-  struct KeptBack {
-    std::uint64_t epoch;
-    std::uint32_t row;
-  };
-
-  void grow(std::int64_t count);
+  static constexpr std::int64_t kSlabBytes = std::int64_t{64} << 20;
 
   Slabs records_;
-  Slabs keys_;
-  RowBits visible_;
-  RowBits in_flight_;
-  std::vector<std::uint32_t> free_;  // the last is given next
-  std::vector<KeptBack> kept_back_;  // in ascending order of epochs
-  std::int64_t num_prepared_ = 0;    // rows that the slabs can address
-  std::atomic<RowNumber> end_{0};    // read by checks of row numbers that hold no lock of the index
+  std::int64_t num_records_ = 0;  // that can be addressed
 };
 
 }  // namespace recsdk::internal

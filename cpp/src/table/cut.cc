@@ -35,45 +35,43 @@ Cut Table::cut(const CutOptions& options) {
   }
   Impl& t = *impl_;
   auto cut = std::make_unique<Cut::Impl>();
-  const std::unique_lock lock(t.index_mutex);
+  const std::unique_lock lock(t.index.mutex);
   const std::unique_lock rows_lock(t.rows_mutex);
   if (t.open_cut != nullptr) {
     throw Error(ErrorCode::kBusy,
                 t.title() + ": a cut is open; finish it before taking another one");
   }
-  if (options.changes_only && !t.has_parent) {
+  if (options.changes_only && !t.index.has_parent) {
     throw std::invalid_argument(
         t.title() + ": there is no save that changes could build on; save in full first");
   }
-  internal::CutMemory::Parts parts = t.cut_memory.take(t.rows.end(), options.max_copy_bytes);
+  internal::CutMemory::Parts parts =
+      t.cut_memory.take(t.index.numbers.end(), options.max_copy_bytes);
   cut->memory_ticket = parts.ticket;
   std::shared_ptr<internal::CutState> state;
   try {
-    state =
-        std::make_shared<internal::CutState>(t.layout, t.rows, t.rows.end(), options.max_copy_bytes,
-                                             t.cut_memory.bytes_at_once(), parts);
+    state = std::make_shared<internal::CutState>(t.layout, t.index.numbers, t.rows,
+                                                 options.max_copy_bytes,
+                                                 t.cut_memory.bytes_at_once(), parts);
   } catch (...) {
     t.cut_memory.forget();
     throw;
   }
-  cut->num_rows =
-      state->mark(options.changes_only ? &t.tracker->changed() : nullptr, t.max_threads());
-  cut->num_erased = options.changes_only ? t.tracker->num_left() : 0;
+  cut->num_rows = state->mark(options.changes_only ? &t.index.tracker->changed() : nullptr,
+                              t.index.max_threads());
+  cut->num_erased = options.changes_only ? t.index.tracker->num_left() : 0;
   cut->changes_only = options.changes_only;
   cut->update_count = t.update_count;
   cut->learning_rate = t.learning_rate.load();
   cut->log_decay = t.log_decay;
   cut->table = impl_;
   cut->state = state;
-  cut->before = std::exchange(t.tracker, std::move(parts.tracker));
+  cut->before = t.index.begin_cut(std::move(parts.tracker));
   t.open_cut = std::move(state);
   return Cut(std::move(cut));
 }
 
-bool Table::is_tracking() const {
-  const std::shared_lock lock(impl_->index_mutex);
-  return impl_->has_parent;
-}
+bool Table::is_tracking() const { return impl_->keys.is_tracking(); }
 
 void Cut::Impl::stock(bool is_beside_updates) noexcept {
   do {
@@ -125,42 +123,22 @@ void Cut::Impl::finish(bool durable) noexcept {
   // Held off to the end, or a child might find the cut finished, but the table without a new one.
   // A garbage collector may drop a cut while a custom initializer runs: the table's first lock is
   // held then, too late to hold off a fork.
-  const bool is_in_callback = table->index_mutex.is_in_callback();
+  const bool is_in_callback = table->index.mutex.is_in_callback();
   std::shared_lock<std::shared_mutex> gate;
   if (!is_in_callback) gate = internal::hold_off_fork();
   if (is_finished.exchange(true)) return;
-  const std::int64_t end_row = table->rows.end();
+  const std::int64_t end_row = table->index.numbers.end();
   internal::CutMemory::Parts parts = state->close(table->cut_memory.bytes_for_copies(end_row));
   {
     const std::lock_guard before_lock(before_mutex);
-    std::unique_lock<FairMutex> lock(table->index_mutex, std::defer_lock);
+    std::unique_lock<FairMutex> lock(table->index.mutex, std::defer_lock);
     if (!is_in_callback) lock.lock();
     const std::unique_lock rows_lock(table->rows_mutex);
-    parts.tracker = end_tracking(durable);
+    parts.tracker = table->index.end_cut(std::move(before), durable);
     table->open_cut.reset();
   }
   parts.ticket = memory_ticket;
   table->cut_memory.keep(std::move(parts), end_row);
-}
-
-// Returns the tracker that is of no more use.
-std::unique_ptr<ChangeTracker> Cut::Impl::end_tracking(bool durable) noexcept {
-  if (durable) {
-    table->has_parent = true;
-    return std::move(before);
-  }
-  if (!table->has_parent) return std::move(table->tracker);
-  const auto is_visible = [&](Key key) {
-    const auto row = table->index.find_one(key);
-    return row && table->rows.state(*row) == internal::RowState::kVisible;
-  };
-  try {
-    table->tracker->merge(*before, is_visible);
-  } catch (const std::exception&) {
-    table->has_parent = false;  // no memory for the changes: the next save must be full
-    return std::move(table->tracker);
-  }
-  return std::move(before);
 }
 
 Cut::Cut(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}

@@ -9,8 +9,8 @@
 #include <optional>
 #include <vector>
 
-#include "cut/change_tracker.h"
 #include "cut/cut_state.h"
+#include "index/change_tracker.h"
 #include "recsdk/checkpoint.h"
 #include "table/table_impl.h"
 
@@ -45,8 +45,6 @@ struct Cut::Impl {
   void finish(bool durable) noexcept;
 
  private:
-  std::unique_ptr<internal::ChangeTracker> end_tracking(bool durable) noexcept;
-
   // Processor time of the thread that reads, when it gave way last.
   std::optional<std::chrono::nanoseconds> worked_;
 };

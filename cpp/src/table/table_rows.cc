@@ -66,8 +66,8 @@ void update_and_copy(internal::UpdateArgs& piece, const internal::SortedGradient
 }  // namespace
 
 void Table::Impl::check_bags(const Bags& bags) const {
-  check_sizes(bags.rows.size(), bags.outcomes.size());
-  internal::check_bags(bags, rows.end(), [this] { return title(); });
+  index.check_sizes(bags.rows.size(), bags.outcomes.size());
+  internal::check_bags(bags, index.numbers.end(), [this] { return title(); });
 }
 
 void Table::Impl::check_output(std::int64_t num_bags, const float* out, std::int64_t stride) const {
@@ -107,7 +107,7 @@ void Table::Impl::pool(std::span<const PoolBlock> blocks) const {
     PoolArgs whole = pool_args(rows.records(), config, block.bags);
     whole.out = block.out;
     whole.stride = block.stride;
-    internal::parallel_for(whole.bag_end, kBagGrain, max_threads(),
+    internal::parallel_for(whole.bag_end, kBagGrain, index.max_threads(),
                            [&](std::int64_t begin, std::int64_t end) {
                              PoolArgs piece = whole;
                              piece.bag_begin = begin;
@@ -132,27 +132,28 @@ void Table::Impl::pool_keys(const KeyBags& bags, float* out, std::int64_t stride
     return bags.offsets.empty() ? b : bags.offsets[static_cast<std::size_t>(b)];
   };
   internal::AtomicCounts counts{};  // of all pieces: if one fails, the table has counted none
-  internal::parallel_for(num_bags, grain, max_threads(), [&](std::int64_t begin, std::int64_t end) {
-    PoolArgs piece = whole;
-    piece.key_base = border(begin);
-    piece.bag_begin = begin;
-    piece.bag_end = end;
-    const std::int64_t n = border(end) - piece.key_base;
-    internal::Buffer<RowNumber> found(n);
-    internal::Buffer<Outcome> own(outcomes == nullptr ? n : 0);
-    Outcome* const kinds = outcomes == nullptr ? own.data() : outcomes + piece.key_base;
-    find_visible(
-        bags.keys.subspan(static_cast<std::size_t>(piece.key_base), static_cast<std::size_t>(n)),
-        found.data(), kinds);
-    piece.rows = found.data();
-    piece.outcomes = kinds;
-    if (piece.weights != nullptr) piece.weights += piece.key_base;
-    internal::kernels().pool(piece);
-    internal::add_counts(counts, internal::count_outcomes(kinds, n));
-  });
+  internal::parallel_for(
+      num_bags, grain, index.max_threads(), [&](std::int64_t begin, std::int64_t end) {
+        PoolArgs piece = whole;
+        piece.key_base = border(begin);
+        piece.bag_begin = begin;
+        piece.bag_end = end;
+        const std::int64_t n = border(end) - piece.key_base;
+        internal::Buffer<RowNumber> found(n);
+        internal::Buffer<Outcome> own(outcomes == nullptr ? n : 0);
+        Outcome* const kinds = outcomes == nullptr ? own.data() : outcomes + piece.key_base;
+        index.find_visible(bags.keys.subspan(static_cast<std::size_t>(piece.key_base),
+                                             static_cast<std::size_t>(n)),
+                           found.data(), kinds);
+        piece.rows = found.data();
+        piece.outcomes = kinds;
+        if (piece.weights != nullptr) piece.weights += piece.key_base;
+        internal::kernels().pool(piece);
+        internal::add_counts(counts, internal::count_outcomes(kinds, n));
+      });
   internal::OutcomeCounts all{};
   std::copy(counts.begin(), counts.end(), all.begin());
-  count(all);
+  index.count(all);
 }
 
 // What a cut still needs of the rows that change.
@@ -161,7 +162,7 @@ internal::CutState::UpdateCopies Table::Impl::plan_copies(
     std::unique_lock<internal::FairMutex>& lock) {
   while (open_cut != nullptr) {
     const std::shared_ptr<internal::CutState> cut = open_cut;
-    internal::CutState::UpdateCopies copies = cut->plan(gradients, max_threads());
+    internal::CutState::UpdateCopies copies = cut->plan(gradients, index.max_threads());
     if (copies.bytes_to_wait_for() == 0) return copies;
     lock.unlock();
     --num_updating;
@@ -177,14 +178,14 @@ void Table::Impl::update(std::span<const GradBlock> blocks,
                          std::unique_lock<internal::FairMutex>& lock) {
   const internal::CountedIn counted(num_updating);
   const internal::SortedGradients gradients =
-      internal::sort_gradients(blocks, rows.end(), max_threads());
+      internal::sort_gradients(blocks, index.numbers.end(), index.max_threads());
   const std::int64_t num_items = gradients.items.size();
   if (num_items > cut_memory.most_rows()) cut_memory.note_update(gradients.num_rows());
   const std::int64_t scratch_width = internal::scratch_floats(config.dim, config.weight_dtype);
   internal::Buffer<float> scratch((num_items + kUpdateGrain - 1) / kUpdateGrain * scratch_width);
   const auto for_pieces = [&](const auto& body) {
     internal::parallel_for(
-        num_items, kUpdateGrain, max_threads(), [&](std::int64_t begin, std::int64_t end) {
+        num_items, kUpdateGrain, index.max_threads(), [&](std::int64_t begin, std::int64_t end) {
           const std::int64_t number = begin / kUpdateGrain;
           body(number, internal::GradientArgs{config.dim, gradients.items.data(),
                                               gradients.row_border(begin),
@@ -203,7 +204,7 @@ void Table::Impl::update(std::span<const GradBlock> blocks,
     if (block.weights_grad == nullptr) continue;
     const PoolArgs whole = pool_args(rows.records(), config, block.bags);
     internal::parallel_for(
-        whole.bag_end, kBagGrain, max_threads(), [&](std::int64_t begin, std::int64_t end) {
+        whole.bag_end, kBagGrain, index.max_threads(), [&](std::int64_t begin, std::int64_t end) {
           internal::WeightsGradArgs piece{whole, block.grad, block.stride, block.weights_grad};
           piece.bags.bag_begin = begin;
           piece.bags.bag_end = end;
@@ -215,10 +216,10 @@ void Table::Impl::update(std::span<const GradBlock> blocks,
   const internal::OptimizerStep step = internal::make_optimizer_step(
       optimizer, layout, config.on_nonfinite, update_count + 1, log_decay);
   const internal::RoundingStep rounding = internal::make_rounding_step(
-      config.rounding, config.seed, table_hash, update_count + 1, rows.keys());
+      config.rounding, config.seed, table_hash, update_count + 1, index.numbers.keys());
   for_pieces([&](std::int64_t number, const internal::GradientArgs& summed) {
     internal::UpdateArgs piece(summed, rows.records(), config.weight_dtype, rounding, step);
-    if (tracker != nullptr) tracker->note_changed(piece.items, piece.begin, piece.end);
+    if (index.tracker != nullptr) index.tracker->note_changed(piece.items, piece.begin, piece.end);
     if (copies.is_empty()) {
       internal::kernels().update(piece);
     } else {
@@ -238,11 +239,11 @@ void Table::pool(std::span<const PoolBlock> blocks) const {
 
 void Table::pool_keys(const KeyBags& bags, float* out, std::int64_t stride,
                       std::span<Outcome> outcomes) const {
-  if (!outcomes.empty()) impl_->check_sizes(bags.keys.size(), outcomes.size());
+  if (!outcomes.empty()) impl_->index.check_sizes(bags.keys.size(), outcomes.size());
   internal::check_parts(bags.keys.size(), bags.offsets, bags.weights,
                         [this] { return impl_->title(); });
   impl_->check_output(bags.num_bags(), out, stride);
-  const std::shared_lock lock(impl_->index_mutex);
+  const std::shared_lock lock(impl_->index.mutex);
   const std::shared_lock rows_lock(impl_->rows_mutex);
   impl_->pool_keys(bags, out, stride, outcomes.empty() ? nullptr : outcomes.data());
 }
@@ -253,28 +254,26 @@ void Table::update(std::span<const GradBlock> blocks) {
     impl_->check_update(blocks);
     impl_->update(blocks, lock);
   }
-  impl_->cut_memory.ready_some(impl_->rows.end());
+  impl_->cut_memory.ready_some(impl_->index.numbers.end());
 }
 
 void Table::apply_gradients(std::span<const Key> keys, const float* gradients,
                             std::span<Outcome> outcomes) {
-  if (!outcomes.empty()) impl_->check_sizes(keys.size(), outcomes.size());
-  std::vector<RowNumber> rows(keys.size());
-  std::vector<Outcome> own(outcomes.empty() ? keys.size() : 0);
-  const std::span<Outcome> found = outcomes.empty() ? std::span<Outcome>(own) : outcomes;
+  if (!outcomes.empty()) impl_->index.check_sizes(keys.size(), outcomes.size());
+  internal::Found found(keys.size(), outcomes);
   {
-    const std::shared_lock lock(impl_->index_mutex);
-    impl_->find_visible(keys, rows.data(), found.data());
+    const std::shared_lock lock(impl_->index.mutex);
+    impl_->index.find_visible(keys, found.rows.data(), found.outcomes.data());
     const GradBlock block{
-        {rows, found, {}, {}, Pooling::kSum}, gradients, impl_->config.dim, nullptr};
+        {found.rows, found.outcomes, {}, {}, Pooling::kSum}, gradients, impl_->config.dim, nullptr};
     {
       std::unique_lock rows_lock(impl_->rows_mutex);
       impl_->check_update({&block, 1});
       impl_->update({&block, 1}, rows_lock);
     }
-    impl_->count(internal::count_outcomes(found.data(), static_cast<std::int64_t>(keys.size())));
+    impl_->index.count(found.counts());
   }
-  impl_->cut_memory.ready_some(impl_->rows.end());
+  impl_->cut_memory.ready_some(impl_->index.numbers.end());
 }
 
 }  // namespace recsdk

@@ -17,7 +17,7 @@ bool FairMutex::is_in_callback() const noexcept {
 void FairMutex::refuse_callback() const {
   if (!is_in_callback()) return;
   throw Error(ErrorCode::kBusy,
-              "a custom initializer has called the table that it makes rows for; "
+              "a callback that makes rows has called the table or index that it makes them for; "
               "make the rows from the keys alone");
 }
 

@@ -22,16 +22,28 @@ void require_same_memory(const Result& values, std::int64_t size) {
         "the custom initializer resized values; fill the array in place and leave its size");
 }
 
+nb::object initial_rows(const InitializerConfig& initializer, std::uint64_t seed,
+                        const std::string& name, std::int64_t dim, nb::handle keys_object) {
+  const Keys keys(keys_object);
+  Result values = make_floats(keys.framework(), static_cast<std::int64_t>(keys.size()), dim);
+  {
+    const nb::gil_scoped_release without_gil;
+    initial_weights(initializer, seed, table_hash(name), dim, keys.span(),
+                    static_cast<float*>(values.data));
+  }
+  return std::move(values.object);
+}
+
 }  // namespace
 
 PythonInitializer::PythonInitializer(nb::object python_function, std::int64_t row_width)
-    : function(new nb::object(std::move(python_function)),
-               [](nb::object* held) {
-                 if (!nb::is_alive()) return;  // the interpreter is gone, and the object with it
-                 const nb::gil_scoped_acquire gil;
-                 delete held;
-               }),
-      dim(row_width) {}
+    : function(new nb::object(std::move(python_function)), release_python), dim(row_width) {}
+
+void release_python(nb::object* held) {
+  if (!nb::is_alive()) return;  // the interpreter is gone, and the object with it
+  const nb::gil_scoped_acquire gil;
+  delete held;
+}
 
 void PythonInitializer::operator()(std::span<const Key> keys, float* values) const {
   const nb::gil_scoped_acquire gil;
@@ -59,6 +71,8 @@ void bind_initializer(nb::module_& module) {
             return InitializerConfig::custom(PythonInitializer(std::move(function), dim));
           },
           nb::arg("function"), nb::arg("dim"));
+  module.def("initial_weights", &initial_rows, nb::arg("initializer"), nb::arg("seed"),
+             nb::arg("name"), nb::arg("dim"), nb::arg("keys").none());
   module.def(
       "table_hash", [](const std::string& name) { return table_hash(name); }, nb::arg("name"));
 }

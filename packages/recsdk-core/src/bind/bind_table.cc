@@ -1,4 +1,4 @@
-// table.h: Table, Lease, TableStats.
+// table.h: Table, TableStats.
 #include "recsdk/table.h"
 
 #include <nanobind/stl/optional.h>
@@ -8,6 +8,7 @@
 
 #include "bindings.h"
 #include "handles.h"
+#include "index_calls.h"
 
 namespace recsdk::bind {
 namespace {
@@ -16,19 +17,6 @@ namespace {
 nb::object with_outcomes(Result result, std::optional<Result> outcomes) {
   if (!outcomes) return std::move(result.object);
   return nb::make_tuple(std::move(result.object), std::move(outcomes->object));
-}
-
-nb::object outcomes_or_none(std::optional<Result> outcomes) {
-  return outcomes ? std::move(outcomes->object) : nb::none();
-}
-
-std::optional<Result> make_outcomes_if(bool wanted, const Keys& keys) {
-  if (!wanted) return std::nullopt;
-  return make_outcomes(keys.framework(), static_cast<std::int64_t>(keys.size()));
-}
-
-std::span<Outcome> span_of(const std::optional<Result>& outcomes, std::size_t n) {
-  return outcomes ? outcome_span(*outcomes, n) : std::span<Outcome>();
 }
 
 /// Keys as mapped to rows within one call.
@@ -42,20 +30,6 @@ struct Mapped {
         own_outcomes(given.empty() ? n : 0),
         outcomes(given.empty() ? own_outcomes : given) {}
 };
-
-nb::tuple map(PyTable& table, nb::handle keys_object, bool insert, PyLease* lease) {
-  const Keys keys(keys_object);
-  const auto n = static_cast<std::int64_t>(keys.size());
-  Result rows = make_rows(keys.framework(), n);
-  Result outcomes = make_outcomes(keys.framework(), n);
-  const MapOptions options{insert, lease_of(lease)};
-  {
-    const nb::gil_scoped_release without_gil;
-    table->map(keys.span(), row_span(rows, keys.size()), outcome_span(outcomes, keys.size()),
-               options);
-  }
-  return nb::make_tuple(std::move(rows.object), std::move(outcomes.object));
-}
 
 nb::object find_or_insert(PyTable& table, nb::handle keys_object, PyLease* lease, bool outcomes) {
   const Keys keys(keys_object);
@@ -95,16 +69,6 @@ nb::object upsert(PyTable& table, nb::handle keys_object, nb::handle values_obje
   {
     const nb::gil_scoped_release without_gil;
     table->upsert(keys.span(), float_data(values), float_data(state), span_of(kinds, keys.size()));
-  }
-  return outcomes_or_none(std::move(kinds));
-}
-
-nb::object erase(PyTable& table, nb::handle keys_object, bool outcomes) {
-  const Keys keys(keys_object);
-  std::optional<Result> kinds = make_outcomes_if(outcomes, keys);
-  {
-    const nb::gil_scoped_release without_gil;
-    table->erase(keys.span(), span_of(kinds, keys.size()));
   }
   return outcomes_or_none(std::move(kinds));
 }
@@ -260,42 +224,14 @@ nb::dict stats(PyTable& table) {
     const nb::gil_scoped_release without_gil;
     found = table->stats();
   }
-  nb::dict made;
-  nb::list outcomes;
-  for (const std::uint64_t count : found.outcomes) outcomes.append(count);
-  made["num_rows"] = found.num_rows;
-  made["num_rows_in_flight"] = found.num_rows_in_flight;
-  made["outcomes"] = outcomes;
-  made["erased"] = found.erased;
+  nb::dict made = stats_of(found);
   made["updates"] = found.updates;
   made["nonfinite"] = found.nonfinite;
-  made["index_bytes"] = found.index_bytes;
   made["row_bytes"] = found.row_bytes;
-  made["metadata_bytes"] = found.metadata_bytes;
-  made["index_slots"] = found.index_slots;
-  made["index_segments"] = found.index_segments;
-  made["index_directory"] = found.index_directory;
-  made["index_splits"] = found.index_splits;
-  made["index_overflowed"] = found.index_overflowed;
-  made["index_crowded"] = found.index_crowded;
-  made["index_probes"] = found.index_probes;
-  made["index_dense_keys"] = found.index_dense_keys;
-  made["index_dense_pages"] = found.index_dense_pages;
-  made["tracking_bytes"] = found.tracking_bytes;
   made["checkpoint_copied_bytes"] = found.checkpoint_copied_bytes;
   made["checkpoint_waits"] = found.checkpoint_waits;
   made["checkpoint_wait_seconds"] = found.checkpoint_wait_seconds;
   return made;
-}
-
-void bind_lease(nb::module_& module) {
-  nb::class_<PyLease>(module, "Lease",
-                      "A batch in flight, see Table.lease: its rows are given to no other key.")
-      .def("release", &PyLease::release)
-      .def_prop_ro("step", [](const PyLease& lease) { return lease.get().step(); })
-      .def_prop_ro("is_released", [](const PyLease& lease) { return lease.get().is_released(); })
-      .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
-      .def("__exit__", [](PyLease& lease, const nb::args&) { lease.release(); });
 }
 
 void make_table(PyTable* place, std::int64_t dim, std::string name,
@@ -331,10 +267,6 @@ PyType_Slot kTableSlots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse)}
 }  // namespace
 
 void bind_table(nb::module_& module) {
-  bind_lease(module);
-  nb::enum_<OnFull>(module, "OnFull")
-      .value("REFUSE", OnFull::kRefuse)
-      .value("RAISE", OnFull::kRaise);
   const nb::call_guard<nb::gil_scoped_release> without_gil;
   nb::class_<PyTable>(module, "Table", nb::type_slots(kTableSlots))
       .def("__init__", &make_table, nb::arg("dim"), nb::arg("name"), nb::arg("optimizer"),
@@ -357,13 +289,23 @@ void bind_table(nb::module_& module) {
           nb::arg("changes_only"), nb::arg("max_copy_bytes").none(), without_gil)
       .def(
           "is_tracking", [](PyTable& table) { return table->is_tracking(); }, without_gil)
-      .def("map", &map, nb::arg("keys").none(), nb::arg("insert"), nb::arg("lease").none())
+      .def(
+          "map",
+          [](PyTable& table, nb::handle keys, bool insert, PyLease* lease) {
+            return map(table->index(), keys, insert, lease);
+          },
+          nb::arg("keys").none(), nb::arg("insert"), nb::arg("lease").none())
       .def("find_or_insert", &find_or_insert, nb::arg("keys").none(), nb::arg("lease").none(),
            nb::arg("return_outcomes"))
       .def("lookup", &lookup, nb::arg("keys").none(), nb::arg("return_outcomes"))
       .def("upsert", &upsert, nb::arg("keys").none(), nb::arg("values").none(),
            nb::arg("state").none(), nb::arg("return_outcomes"))
-      .def("erase", &erase, nb::arg("keys").none(), nb::arg("return_outcomes"))
+      .def(
+          "erase",
+          [](PyTable& table, nb::handle keys, bool outcomes) {
+            return erase(table->index(), keys, outcomes);
+          },
+          nb::arg("keys").none(), nb::arg("return_outcomes"))
       .def(
           "clear", [](PyTable& table) { table->clear(); }, without_gil)
       .def("apply_gradients", &apply_gradients, nb::arg("keys").none(), nb::arg("grads").none(),

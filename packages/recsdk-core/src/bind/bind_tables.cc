@@ -104,7 +104,7 @@ nb::list map_all(nb::handle calls, bool insert, nb::handle leases_object) {
     throw nb::value_error("leases must have one item for each call");
   std::vector<nb::tuple> kept;
   std::deque<Keys> keys;
-  std::vector<MapCall> made;
+  std::vector<IndexMapCall> made;
   nb::list results;
   for (std::size_t i = 0; i < all.size(); ++i) {
     const nb::tuple& parts = kept.emplace_back(items(all[i], 2, 2, "(table, keys)"));
@@ -112,7 +112,7 @@ nb::list map_all(nb::handle calls, bool insert, nb::handle leases_object) {
     const auto n = static_cast<std::int64_t>(part.size());
     Result rows = make_rows(part.framework(), n);
     Result outcomes = make_outcomes(part.framework(), n);
-    made.push_back({&*table_of(parts[0]),
+    made.push_back({&index_of(parts[0]),
                     part.span(),
                     row_span(rows, part.size()),
                     outcome_span(outcomes, part.size()),
@@ -121,7 +121,7 @@ nb::list map_all(nb::handle calls, bool insert, nb::handle leases_object) {
   }
   {
     const nb::gil_scoped_release without_gil;
-    map_tables(made);
+    map_indexes(made);
   }
   return results;
 }

@@ -15,6 +15,7 @@ nb::tuple state_fields(const RowLayout& layout);
 void bind_checkpoint(nb::module_& module);
 void bind_combine(nb::module_& module);
 void bind_error(nb::module_& module);
+void bind_index(nb::module_& module);
 void bind_initializer(nb::module_& module);
 void bind_optimizer(nb::module_& module);
 void bind_row_file(nb::module_& module);

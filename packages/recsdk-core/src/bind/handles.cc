@@ -65,4 +65,11 @@ PyTable& table_of(nb::handle table) {
   return *nb::inst_ptr<PyTable>(engine);
 }
 
+Index& index_of(nb::handle object) {
+  nb::object engine = nb::getattr(object, "_engine", nb::borrow(object));
+  if (nb::isinstance<PyTable>(engine)) return (*nb::inst_ptr<PyTable>(engine))->index();
+  if (nb::isinstance<PyIndex>(engine)) return **nb::inst_ptr<PyIndex>(engine);
+  throw nb::type_error("each call must start with a recsdk_core.Table or Index");
+}
+
 }  // namespace recsdk::bind

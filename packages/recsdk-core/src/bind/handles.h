@@ -33,6 +33,60 @@ class PyLease {
   Lease lease_;
 };
 
+/// Lets go of a Python object that threads without the GIL may drop.
+void release_python(nb::object* held);
+
+/// The rows of an index, made by function(keys, rows) on arrays of Python's own.
+class PythonHome : public RowHome {
+ public:
+  explicit PythonHome(nb::object python_function);
+  void make(const NewRows& added) override;
+  nb::object* function() const { return function_.get(); }
+
+ private:
+  std::shared_ptr<nb::object> function_;
+};
+
+/// An index. Giving its memory back takes a while.
+class PyIndex {
+ public:
+  PyIndex(IndexConfig config, std::shared_ptr<PythonHome> home)
+      : home_(std::move(home)), index_(std::in_place, std::move(config), home_) {}
+  PyIndex(const PyIndex&) = delete;
+  ~PyIndex() {
+    const nb::gil_scoped_release without_gil;
+    index_.reset();
+  }
+
+  Index& operator*() { return *index_; }
+  Index* operator->() { return &*index_; }
+  /// The Python function that makes its rows, or null; Python's garbage collector must see it.
+  nb::object* make_rows() const { return home_ == nullptr ? nullptr : home_->function(); }
+
+ private:
+  std::shared_ptr<PythonHome> home_;
+  std::optional<Index> index_;
+};
+
+/// A cut of an index. Its end waits for the index's lock, whose holder may wait for the GIL.
+class PyIndexCut {
+ public:
+  explicit PyIndexCut(IndexCut cut) : cut_(std::move(cut)) {}
+  PyIndexCut(PyIndexCut&&) noexcept = default;
+  PyIndexCut& operator=(PyIndexCut&&) = delete;
+  ~PyIndexCut() {
+    if (cut_) finish(false);
+  }
+  void finish(bool durable) {
+    const nb::gil_scoped_release without_gil;
+    cut_->finish(durable);
+  }
+  const IndexCut* operator->() const { return &*cut_; }
+
+ private:
+  std::optional<IndexCut> cut_;
+};
+
 /// A custom initializer: calls function(keys, values) on arrays of Python's own, so that it may
 /// keep them. Threads without the GIL may copy and drop it.
 struct PythonInitializer {
@@ -112,5 +166,8 @@ const Lease* lease_of(PyLease* lease);
 
 /// The engine's table behind a recsdk_core.Table.
 PyTable& table_of(nb::handle table);
+
+/// The index behind a recsdk_core.Index or Table.
+Index& index_of(nb::handle object);
 
 }  // namespace recsdk::bind

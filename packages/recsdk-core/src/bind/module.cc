@@ -10,6 +10,7 @@ NB_MODULE(_ext, module) {
   init_arrays();
   bind_error(module);
   bind_types(module);
+  bind_index(module);
   bind_initializer(module);
   bind_optimizer(module);
   bind_row_file(module);

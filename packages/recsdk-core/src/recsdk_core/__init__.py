@@ -1,6 +1,7 @@
 """Embedding tables addressed by raw 64-bit keys.
 
-`Table` and its multi-table calls work on numpy arrays, torch tensors and any DLPack CPU array.
+`Table` and its multi-table calls work on numpy arrays, torch tensors and any DLPack CPU array; so
+does `Index`, for rows of one's own.
 `recsdk_core.nn` has torch modules (needs torch), `recsdk_core.testing` Hypothesis strategies and a
 reference table (needs hypothesis); neither is imported from here.
 """
@@ -13,6 +14,7 @@ from recsdk_core._internal.version import __version__, check_compiled_version
 check_compiled_version(_ext.__version__)
 
 from recsdk_core import checkpoint, init, optim  # noqa: E402
+from recsdk_core._internal.initial_rows import initial_rows  # noqa: E402
 from recsdk_core.combine import CombineBlock, combine_gradients, distinct_keys  # noqa: E402
 from recsdk_core.errors import (  # noqa: E402
     BackendUnavailable,
@@ -23,7 +25,9 @@ from recsdk_core.errors import (  # noqa: E402
     OutOfMemoryError,
     RecsdkError,
 )
+from recsdk_core.index import Index, IndexCut  # noqa: E402
 from recsdk_core.outcome import Outcome  # noqa: E402
+from recsdk_core.records import ExportBatch, IndexStats, TableStats  # noqa: E402
 from recsdk_core.runtime import (  # noqa: E402
     available_isas,
     isa,
@@ -32,7 +36,7 @@ from recsdk_core.runtime import (  # noqa: E402
     set_num_threads,
     version,
 )
-from recsdk_core.table import ExportBatch, Lease, Table, TableStats  # noqa: E402
+from recsdk_core.table import Lease, Table  # noqa: E402
 from recsdk_core.tables import Bags, map_tables, pool_tables, update_tables  # noqa: E402
 from recsdk_core.vectors import pack_vectors, unpack_vectors  # noqa: E402
 
@@ -44,6 +48,9 @@ __all__ = [
     "CheckpointError",
     "CombineBlock",
     "ExportBatch",
+    "Index",
+    "IndexCut",
+    "IndexStats",
     "Lease",
     "NonFiniteError",
     "OutOfMemoryError",
@@ -57,6 +64,7 @@ __all__ = [
     "combine_gradients",
     "distinct_keys",
     "init",
+    "initial_rows",
     "isa",
     "map_tables",
     "num_threads",

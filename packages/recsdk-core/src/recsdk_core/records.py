@@ -1,4 +1,4 @@
-"""What a table gives out: batches of its rows, and statistics.
+"""What an index and a table tell: statistics, and batches of rows.
 
 Shape letters: n rows of a batch, D row width.
 """
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from recsdk_core.outcome import Outcome
 
-__all__ = ["ExportBatch", "TableStats"]
+__all__ = ["ExportBatch", "IndexStats", "TableStats"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,27 +29,23 @@ class ExportBatch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableStats:
-    """Cumulative counts of a table, and its sizes in bytes."""
+class IndexStats:
+    """Cumulative counts of an index, and its sizes in bytes."""
 
     num_rows: int
-    """Keys visible to readers."""
+    """Keys visible to readers, each of which has a row."""
     num_rows_in_flight: int
     """Keys inserted by batches whose lease is not yet released."""
     outcomes: Mapping[Outcome, int]
     """Keys by outcome, over all calls of visible batches."""
     erased: int
     """Keys that `erase` and `clear` took out."""
-    updates: int
-    """Optimizer updates so far, empty ones included."""
-    nonfinite: int
-    """Rows whose summed gradient was not finite."""
     index_bytes: int
-    """Memory of the index."""
-    row_bytes: int
-    """Memory of rows, used or reserved."""
+    """Memory from keys to row numbers."""
     metadata_bytes: int
-    """Memory that is kept per row beside its weights and state."""
+    """Memory that is kept per row number."""
+    tracking_bytes: int
+    """Memory that tracks changes since the last save, or is ready for copies in the next."""
     index_slots: int
     """Key slots of the hashed part of the index."""
     index_segments: int
@@ -61,15 +57,25 @@ class TableStats:
     index_overflowed: int
     """Hashed keys that lie outside their home bucket."""
     index_crowded: int
-    """Segments of keys that collide under the table's `hash_seed`; 0 unless somebody chose them."""
+    """Segments of keys that collide under the `hash_seed`; 0 unless somebody chose them."""
     index_probes: int
     """Buckets read if every hashed key is looked up once."""
     index_dense_keys: int
     """Keys of dense ranges, which are mapped directly."""
     index_dense_pages: int
     """Ranges of 2048 keys that are mapped directly."""
-    tracking_bytes: int
-    """Memory that tracks changes since the last save, or is ready for copies in the next."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableStats(IndexStats):
+    """Cumulative counts of a table, and its sizes in bytes."""
+
+    updates: int
+    """Optimizer updates so far, empty ones included."""
+    nonfinite: int
+    """Rows whose summed gradient was not finite."""
+    row_bytes: int
+    """Memory of rows, used or reserved."""
     checkpoint_copied_bytes: int
     """Memory of copies of rows that changed while a cut was open."""
     checkpoint_waits: int

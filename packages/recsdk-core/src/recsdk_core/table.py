@@ -5,7 +5,6 @@ Shape letters: N keys, B bags, D row width.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
@@ -24,6 +23,7 @@ from recsdk_core._internal.config import (
     engine_optimizer,
     engine_rounding,
 )
+from recsdk_core._internal.keyed import INT64, UINT64, Array, Keyed, OnFull, require_keyed
 from recsdk_core.checkpoint.table_io import SavesAndLoads
 from recsdk_core.errors import BusyError
 from recsdk_core.init import Initializer, Uniform
@@ -33,24 +33,16 @@ from recsdk_core.records import ExportBatch, TableStats
 
 __all__ = ["Array", "ExportBatch", "Lease", "Table", "TableStats"]
 
-Array: TypeAlias = Any
-"""A numpy array, a torch CPU tensor, or any DLPack CPU array."""
-
 DType: TypeAlias = Literal["float32", "bfloat16", "float16"]
 """How weights are stored."""
-OnFull: TypeAlias = Literal["refuse", "raise"]
-"""What happens to keys for which there is no room."""
 Rounding: TypeAlias = Literal["stochastic", "nearest"]
 """How updates round to 16 bits."""
 
-_UINT64 = 2**64
-_INT64 = 2**63
-_MAX_THREADS = 1024
 _EXPORT_BYTES = 2**24
 _EXPORT_ROWS = 2**16
 
 
-class Table(SavesAndLoads):
+class Table(Keyed, SavesAndLoads):
     """A growing table of rows addressed by raw 64-bit keys.
 
     Every 64-bit pattern is a legal key. Array arguments may be numpy arrays, torch CPU tensors or
@@ -80,6 +72,8 @@ class Table(SavesAndLoads):
     >>> len(table), -1 in table, 3 in table
     (2, True, False)
     """
+
+    _engine: _ext.Table
 
     def __init__(
         self,
@@ -117,16 +111,11 @@ class Table(SavesAndLoads):
 
         Raises ValueError or TypeError, which names the wrong argument.
         """
-        require_int("Table", 1, _INT64, dim=dim)
-        require_int("Table", 0, _UINT64, seed=seed)
-        if max_rows is not None:
-            require_int("Table", 0, _INT64, max_rows=max_rows)
-        if num_threads is not None:
-            require_int("Table", 1, _MAX_THREADS + 1, num_threads=num_threads)
-        if hash_seed is not None:
-            require_int("Table", 0, _UINT64, hash_seed=hash_seed)
-        if not isinstance(name, str) or not name:
-            raise ValueError(f"Table: name must be a string that is not empty, got {name!r}")
+        require_int("Table", 1, INT64, dim=dim)
+        require_int("Table", 0, UINT64, seed=seed)
+        require_keyed(
+            "Table", name=name, max_rows=max_rows, num_threads=num_threads, hash_seed=hash_seed
+        )
         require_finite("Table", default_value=default_value)
         self._engine = _ext.Table(
             dim,
@@ -170,16 +159,6 @@ class Table(SavesAndLoads):
     def seed(self) -> int:
         """Drives initial rows."""
         return self._seed
-
-    @property
-    def max_rows(self) -> int | None:
-        """The most keys that the table holds; None: no limit."""
-        return self._max_rows
-
-    @property
-    def on_full(self) -> OnFull:
-        """What happens to keys beyond `max_rows`: refused, or the call raises CapacityError."""
-        return self._on_full
 
     @property
     def optimizer(self) -> Optimizer:
@@ -230,7 +209,7 @@ class Table(SavesAndLoads):
 
     @update_count.setter
     def update_count(self, value: int) -> None:
-        require_int("Table", 0, _UINT64, update_count=value)
+        require_int("Table", 0, UINT64, update_count=value)
         self._engine.set_update_count(value)
 
     @property
@@ -250,33 +229,6 @@ class Table(SavesAndLoads):
     def state_fields(self) -> tuple[tuple[str, int], ...]:
         """(name, width) of each field of optimizer state that a row has."""
         return self._engine.state_fields()
-
-    def lease(self, step: int | None = None) -> Lease:
-        """Opens a batch in flight; use as a context manager or call `release()`.
-
-        While a lease is open, rows of keys erased meanwhile are not given to other keys. If it has
-        a step, later batches see the keys inserted under it, but readers (`lookup`, `len`,
-        `export`, `stats`) do not until it and all earlier leases with a step are released. It may
-        be released from any thread, and is released when it is garbage collected.
-
-        Raises ValueError if `step` is below that of an earlier lease, or no int64.
-        """
-        if step is not None and not -_INT64 <= step < _INT64:
-            raise ValueError(f"Table.lease: step must be in [-2**63, 2**63), got {step}")
-        return self._engine.lease(step)
-
-    def map(self, keys: Array, insert: bool, *, lease: Lease | None = None) -> tuple[Array, Array]:
-        """Finds the rows of keys (N,), and with `insert` gives a row to each unseen key.
-
-        Returns (rows int64 (N,), outcomes uint8 (N,)); a key without a row has an unspecified row
-        number. Of a new key that occurs several times the first is INSERTED, the rest FOUND. Row
-        numbers and refusals are decided in input order. Empty input is fine.
-
-        Raises BusyError when inserting without a step while leases with a step are open,
-        OutOfMemoryError, and what a custom initializer raises.
-        Cost: one cache line per key, plus one row per insertion.
-        """
-        return self._engine.map(keys, insert, lease)
 
     def find_or_insert(
         self, keys: Array, *, lease: Lease | None = None, return_outcomes: bool = False
@@ -337,20 +289,6 @@ class Table(SavesAndLoads):
                     f"got {part.shape}"
                 )
         return np.concatenate(parts, axis=1)
-
-    def erase(self, keys: Array, *, return_outcomes: bool = False) -> Any:
-        """Takes keys (N,) out of the table.
-
-        Of duplicates the first is FOUND, the rest MISSING. With `return_outcomes` returns outcomes
-        uint8 (N,), else None. A row goes to another key only when no earlier lease is open. A key
-        that returns starts from its initial row. Raises BusyError while leases with a step are
-        open.
-        """
-        return self._engine.erase(keys, return_outcomes)
-
-    def clear(self) -> None:
-        """Takes every key out. Raises BusyError while leases with a step are open."""
-        self._engine.clear()
 
     def apply_gradients(self, keys: Array, grads: Array, *, return_outcomes: bool = False) -> Any:
         """One optimizer update with gradients (N, D) of keys (N,).
@@ -451,15 +389,6 @@ class Table(SavesAndLoads):
                 state = {} if packed is None else _unpack_state(packed, fields)
                 yield ExportBatch(keys=keys, weights=weights, state=state)
 
-    def reserve(self, num_rows: int) -> None:
-        """Makes room for `num_rows` rows in all, so that inserting up to that number is steady.
-
-        It clears the memory now, and gives the index its size for that many keys at once. Finding
-        is slower in a table that then holds far fewer keys.
-        """
-        require_int("Table.reserve", 0, _INT64, num_rows=num_rows)
-        self._engine.reserve(num_rows)
-
     def stats(self) -> TableStats:
         """Cumulative counts and sizes."""
         counts = self._engine.stats()
@@ -469,25 +398,6 @@ class Table(SavesAndLoads):
     def memory_bytes(self) -> int:
         """Bytes of memory held: index, rows, metadata."""
         return self._engine.memory_bytes()
-
-    def check_invariants(self) -> None:
-        """Raises RecsdkError naming the first broken invariant. Reads the whole index."""
-        self._engine.check_invariants()
-
-    def __len__(self) -> int:
-        """Number of visible keys."""
-        return self._engine.size()
-
-    def __contains__(self, key: object) -> bool:
-        """True if the key has a visible row; for many keys use `lookup(return_outcomes=True)`.
-
-        Anything but a 64-bit number, signed or unsigned, has no row.
-        """
-        number = operator.index(key)  # type: ignore[arg-type]
-        if not -_INT64 <= number < _UINT64:
-            return False
-        _, outcomes = self._engine.lookup(np.array([number % _UINT64], dtype=np.uint64), True)
-        return bool(outcomes[0] == Outcome.FOUND)
 
     def __repr__(self) -> str:
         limit = "" if self._max_rows is None else f", max_rows={self._max_rows}"

@@ -15,6 +15,7 @@ from recsdk_core import _ext
 from recsdk_core._ext import Bags, Lease
 
 if TYPE_CHECKING:
+    from recsdk_core.index import Index
     from recsdk_core.table import Table
 
 __all__ = ["Bags", "map_tables", "pool_tables", "update_tables"]
@@ -24,13 +25,13 @@ Array: TypeAlias = Any
 
 
 def map_tables(
-    calls: Sequence[tuple[Table, Array]],
+    calls: Sequence[tuple[Table | Index, Array]],
     insert: bool,
     leases: Sequence[Lease | None] | None = None,
 ) -> list[tuple[Array, Array]]:
     """Finds the rows of keys in many tables, and with `insert` gives a row to each unseen key.
 
-    Each call is (table, keys (N,)); a table may occur once. Returns (rows int64 (N,), outcomes
+    Each call is (table, keys (N,)), or (index, keys (N,)); each may occur once. Returns (rows int64 (N,), outcomes
     uint8 (N,)) for each. `leases` has one lease, or None, for each call.
 
     Each table is either done whole or unchanged; the first error is raised after the others have

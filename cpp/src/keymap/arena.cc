@@ -1,4 +1,4 @@
-#include "index/arena.h"
+#include "keymap/arena.h"
 
 #include <algorithm>
 #include <cstring>

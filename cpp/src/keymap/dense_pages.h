@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "index/arena.h"
+#include "keymap/arena.h"
 #include "recsdk/types.h"
 #include "util/hash.h"
 

@@ -1,4 +1,4 @@
-#include "index/segmented_hash.h"
+#include "keymap/segmented_hash.h"
 #include "util/prefetch.h"
 
 #include <algorithm>

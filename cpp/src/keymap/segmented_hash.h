@@ -12,8 +12,8 @@
 #include <span>
 #include <vector>
 
-#include "index/arena.h"
-#include "index/bucket.h"
+#include "keymap/arena.h"
+#include "keymap/bucket.h"
 #include "recsdk/types.h"
 #include "util/hash.h"
 

@@ -5,8 +5,8 @@
 #include <span>
 #include <vector>
 
-#include "index/index.h"
 #include "kernels/kernels.h"
+#include "keymap/key_map.h"
 #include "recsdk/types.h"
 #include "rows/row_bits.h"
 
@@ -39,8 +39,8 @@ class ChangeTracker {
   }
 
   /// These keys are about to leave, so far as the index has them. May throw, and is then undone.
-  void note_leaving(std::span<const Key> keys, const Index& index);
-  void note_all_leaving(const Index& index);
+  void note_leaving(std::span<const Key> keys, const KeyMap& index);
+  void note_all_leaving(const KeyMap& index);
 
   /// Takes in what an earlier tracker holds; keys that are visible now have not left. May throw;
   /// this tracker is of no use then.
@@ -62,7 +62,7 @@ class ChangeTracker {
 
  private:
   RowBits changed_;
-  Index left_;  // a set: row numbers mean nothing
+  KeyMap left_;  // a set: row numbers mean nothing
 };
 
 }  // namespace recsdk::internal

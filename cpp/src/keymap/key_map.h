@@ -1,11 +1,11 @@
-// The index: from a 64-bit key to a 32-bit row number.
+// From a 64-bit key to a 32-bit row number.
 //
 // Two maps behind one interface. Keys lie in the segmented hash; ranges of keys that turn out to be
 // more than half full move to dense pages, a few at a time while keys are inserted. A key whose
 // range has a page is in that page or nowhere. Which map holds a key changes speed and memory, and
 // no result.
 //
-// Not thread-safe by itself: the table allows any number of readers or one writer.
+// Not thread-safe by itself: the index allows any number of readers or one writer.
 #pragma once
 
 #include <array>
@@ -13,22 +13,22 @@
 #include <optional>
 #include <span>
 
-#include "index/dense_pages.h"
-#include "index/segmented_hash.h"
+#include "keymap/dense_pages.h"
+#include "keymap/segmented_hash.h"
 #include "recsdk/types.h"
 
 namespace recsdk::internal {
 
-struct IndexStats {
+struct KeyMapStats {
   SegmentStats hashed;
   std::int64_t bytes = 0;  ///< of both maps
   std::int64_t dense_keys = 0;
   std::int64_t dense_pages = 0;
 };
 
-class Index {
+class KeyMap {
  public:
-  explicit Index(std::uint64_t hash_seed) : hashed_(hash_seed) {}
+  explicit KeyMap(std::uint64_t hash_seed) : hashed_(hash_seed) {}
 
   /// Finds keys (N,): writes row numbers and kFound or kMissing; a missing key's row number is 0.
   void find(std::span<const Key> keys, RowNumber* rows, Outcome* outcomes) const;
@@ -57,11 +57,11 @@ class Index {
   /// Takes the key out; returns its row number. Allocates nothing.
   std::optional<std::uint32_t> erase(Key key) noexcept;
 
-  /// Empties the index and frees its memory.
+  /// Empties the map and frees its memory.
   void clear() noexcept;
 
   /// Exchanges contents, the hash included.
-  void swap(Index& other) noexcept;
+  void swap(KeyMap& other) noexcept;
 
   /// Makes ready the memory for `num_keys` keys in all, and grows for them.
   void reserve(std::int64_t num_keys);
@@ -84,7 +84,7 @@ class Index {
   void adapt(std::int64_t num_inserted) noexcept;
 
   std::int64_t size() const noexcept { return hashed_.size() + dense_.size(); }
-  IndexStats stats() const;
+  KeyMapStats stats() const;
 
   /// Calls visit(key, row) for every key, in no particular order.
   template <typename Visit>

@@ -1,4 +1,4 @@
-#include "index/dense_pages.h"
+#include "keymap/dense_pages.h"
 
 #include <algorithm>
 #include <string>

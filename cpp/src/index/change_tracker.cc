@@ -1,4 +1,4 @@
-#include "cut/change_tracker.h"
+#include "index/change_tracker.h"
 
 namespace recsdk::internal {
 
@@ -13,7 +13,7 @@ void ChangeTracker::note_changed(const GradItem* items, std::int64_t begin,
   }
 }
 
-void ChangeTracker::note_leaving(std::span<const Key> keys, const Index& index) {
+void ChangeTracker::note_leaving(std::span<const Key> keys, const KeyMap& index) {
   std::vector<Key> added;
   added.reserve(keys.size());
   try {
@@ -28,7 +28,7 @@ void ChangeTracker::note_leaving(std::span<const Key> keys, const Index& index) 
   }
 }
 
-void ChangeTracker::note_all_leaving(const Index& index) {
+void ChangeTracker::note_all_leaving(const KeyMap& index) {
   std::vector<Key> keys;
   keys.reserve(static_cast<std::size_t>(index.size()));
   index.for_each([&](Key key, std::uint32_t) { keys.push_back(key); });

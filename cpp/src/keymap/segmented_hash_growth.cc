@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "index/segmented_hash.h"
+#include "keymap/segmented_hash.h"
 #include "recsdk/error.h"
 #include "util/prefetch.h"
 

@@ -3,8 +3,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "recsdk/table.h"
-#include "table/table_impl.h"
+#include "index/index_impl.h"
+#include "recsdk/index.h"
 
 namespace recsdk {
 
@@ -19,28 +19,29 @@ namespace {
 
 }  // namespace
 
-Lease Table::lease(std::optional<std::int64_t> step) {
+Lease Index::Impl::take_lease(const std::shared_ptr<Impl>& index,
+                              std::optional<std::int64_t> step) {
   auto record = std::make_shared<LeaseRecord>();
-  auto handle = std::make_shared<Lease::Impl>(Lease::Impl{impl_, record});
-  const std::unique_lock lock(impl_->index_mutex);
-  if (step && impl_->last_step && *step < *impl_->last_step) {
-    throw std::invalid_argument(impl_->title() + ": a lease for step " + std::to_string(*step) +
-                                " comes after one for step " + std::to_string(*impl_->last_step) +
+  auto handle = std::make_shared<Lease::Impl>(Lease::Impl{index, record});
+  const std::unique_lock lock(index->mutex);
+  if (step && index->last_step && *step < *index->last_step) {
+    throw std::invalid_argument(index->title + ": a lease for step " + std::to_string(*step) +
+                                " comes after one for step " + std::to_string(*index->last_step) +
                                 "; take leases in ascending order of steps");
   }
   record->step = step;
-  record->epoch = impl_->next_epoch;
-  impl_->open_leases.emplace(record->epoch, record);
+  record->epoch = index->next_epoch;
+  index->open_leases.emplace(record->epoch, record);
   if (step) {
     try {
-      impl_->open_steps.push_back(record);
+      index->open_steps.push_back(record);
     } catch (...) {
-      impl_->open_leases.erase(record->epoch);
+      index->open_leases.erase(record->epoch);
       throw;
     }
-    impl_->last_step = step;
+    index->last_step = step;
   }
-  ++impl_->next_epoch;
+  ++index->next_epoch;
   Lease lease;
   lease.impl_ = std::move(handle);
   return lease;
@@ -60,7 +61,7 @@ Lease::~Lease() { release(); }
 
 // The handle stays: another thread may be about to use it.
 void Lease::release() noexcept {
-  if (!is_released()) impl_->table->release(*impl_->record);
+  if (!is_released()) impl_->index->release(*impl_->record);
 }
 
 bool Lease::is_released() const noexcept {
@@ -71,14 +72,14 @@ std::optional<std::int64_t> Lease::step() const noexcept {
   return is_released() ? std::nullopt : impl_->record->step;
 }
 
-void Table::Impl::release(LeaseRecord& record) noexcept {
-  // A garbage collector may drop a lease while a custom initializer runs.
-  if (index_mutex.is_in_callback()) return end(record);
-  const std::unique_lock lock(index_mutex);
+void Index::Impl::release(LeaseRecord& record) noexcept {
+  // A garbage collector may drop a lease while a callback makes rows.
+  if (mutex.is_in_callback()) return end(record);
+  const std::unique_lock lock(mutex);
   end(record);
 }
 
-void Table::Impl::end(LeaseRecord& record) noexcept {
+void Index::Impl::end(LeaseRecord& record) noexcept {
   if (record.is_released.exchange(true)) return;
   open_leases.erase(record.epoch);
   publish_released();
@@ -86,10 +87,10 @@ void Table::Impl::end(LeaseRecord& record) noexcept {
 }
 
 // Makes the oldest batches visible, up to the first that is still in flight.
-void Table::Impl::publish_released() noexcept {
+void Index::Impl::publish_released() noexcept {
   while (!open_steps.empty() && open_steps.front()->is_released) {
     const LeaseRecord& record = *open_steps.front();
-    for (const std::uint32_t row : record.new_rows) rows.set_state(row, RowState::kVisible);
+    for (const std::uint32_t row : record.new_rows) numbers.set_state(row, RowState::kVisible);
     note_visible(record.new_rows);
     num_in_flight -= static_cast<std::int64_t>(record.new_rows.size());
     for (std::size_t o = 0; o < outcome_counts.size(); ++o) outcome_counts[o] += record.outcomes[o];
@@ -98,23 +99,23 @@ void Table::Impl::publish_released() noexcept {
 }
 
 // A row freed at epoch e may be in use by leases whose epoch is below e.
-void Table::Impl::release_kept_rows() noexcept {
-  rows.release_before(open_leases.empty() ? next_epoch + 1 : open_leases.begin()->first + 1);
+void Index::Impl::release_kept_rows() noexcept {
+  numbers.release_before(open_leases.empty() ? next_epoch + 1 : open_leases.begin()->first + 1);
 }
 
-std::shared_ptr<LeaseRecord> Table::Impl::check_lease(const Lease* lease) const {
+std::shared_ptr<LeaseRecord> Index::Impl::check_lease(const Lease* lease) const {
   if (lease == nullptr) return nullptr;
-  if (lease->impl_ != nullptr && lease->impl_->table.get() != this) {
-    throw std::invalid_argument(title() + ": the lease belongs to " + lease->impl_->table->title() +
-                                "; take one from the table that is called");
+  if (lease->impl_ != nullptr && lease->impl_->index.get() != this) {
+    throw std::invalid_argument(title + ": the lease belongs to " + lease->impl_->index->title +
+                                "; take one from the one that is called");
   }
   std::shared_ptr<LeaseRecord> record = lease->impl_ == nullptr ? nullptr : lease->impl_->record;
-  if (record == nullptr || record->is_released.load()) throw_released(title());
+  if (record == nullptr || record->is_released.load()) throw_released(title);
   return record;
 }
 
-void Table::Impl::require_open(const LeaseRecord* record) const {
-  if (record != nullptr && record->is_released.load()) throw_released(title());
+void Index::Impl::require_open(const LeaseRecord* record) const {
+  if (record != nullptr && record->is_released.load()) throw_released(title);
 }
 
 }  // namespace recsdk

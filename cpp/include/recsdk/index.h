@@ -1,0 +1,264 @@
+// An index: from a raw 64-bit key to a row number, for rows that may lie anywhere.
+//
+// A Table is an index with rows. Who has rows of their own, on a device, in another process or in
+// another framework, uses an Index alone: see examples/own_rows.
+//
+// Shape letters: N keys, n keys that a call inserts.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "recsdk/error.h"
+#include "recsdk/export.h"
+#include "recsdk/types.h"
+
+namespace recsdk {
+
+namespace internal {
+class RowNumbers;
+}
+
+/// What happens to a call that would need more than `max_rows` rows.
+enum class OnFull : std::uint8_t {
+  kRefuse = 0,  ///< the keys that find no room, in input order, are kRefused
+  kRaise = 1,   ///< the call throws Error(kCapacity) and changes nothing
+};
+
+/// What an index is made of.
+struct IndexConfig {
+  std::string name = "index";                             ///< for messages; not empty
+  std::optional<std::uint64_t> hash_seed = std::nullopt;  ///< random if absent; alters no result
+  std::optional<std::int64_t> max_rows = std::nullopt;    ///< >= 0, see on_full; absent: no limit
+  OnFull on_full = OnFull::kRefuse;
+  std::optional<int> num_threads = std::nullopt;  ///< >= 1, of its calls; absent: the pool's size
+};
+
+/// Cumulative counts of keys by outcome, and sizes of an index.
+struct IndexStats {
+  std::int64_t num_rows = 0;                  ///< keys visible to readers, each of which has a row
+  std::int64_t num_rows_in_flight = 0;        ///< keys of batches whose lease is open
+  std::uint64_t outcomes[kNumOutcomes] = {};  ///< keys by Outcome, over all calls (visible batches)
+  std::uint64_t erased = 0;                   ///< keys that left
+  std::int64_t index_bytes = 0;               ///< memory from keys to row numbers
+  std::int64_t metadata_bytes = 0;            ///< memory of what is kept per row number
+  std::int64_t tracking_bytes = 0;            ///< memory of what tells changes since the last cut
+  std::int64_t index_slots = 0;               ///< key slots of the hashed part of the index
+  std::int64_t index_segments = 0;
+  std::int64_t index_crowded = 0;      ///< segments of keys that collide under the hash seed
+  std::int64_t index_directory = 0;    ///< entries of the directory
+  std::uint64_t index_splits = 0;      ///< segments split so far
+  std::int64_t index_overflowed = 0;   ///< hashed keys that lie outside their home bucket
+  std::int64_t index_probes = 0;       ///< buckets read if every hashed key is looked up once
+  std::int64_t index_dense_keys = 0;   ///< keys of dense ranges, which are mapped directly
+  std::int64_t index_dense_pages = 0;  ///< ranges of 2048 keys that are mapped directly
+};
+
+/// A batch in flight. While a lease lives
+///  - rows of keys erased meanwhile are not given to other keys, and
+///  - if it carries a step, the keys inserted under it are seen by later batches, but not by
+///    readers (lookup, size, export, stats): they become visible when it and all earlier leases
+///    with a step are released, whether the batch was trained or abandoned.
+/// Leases with a step must be taken in ascending order of steps (checked), and their batches mapped
+/// in that order (the caller's duty: insertions are decided as calls come). Movable; releases
+/// itself when destroyed. May outlive the index or table that it was taken from.
+/// May be released from any thread, also while another call uses it: that call then either is part
+/// of the batch or fails.
+class RECSDK_API Lease {
+ public:
+  Lease() noexcept = default;
+  Lease(Lease&& other) noexcept;
+  Lease& operator=(Lease&& other) noexcept;
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
+  ~Lease();
+
+  /// Ends the batch. Idempotent.
+  void release() noexcept;
+  bool is_released() const noexcept;
+  std::optional<std::int64_t> step() const noexcept;
+
+  struct Impl;
+
+ private:
+  friend class Index;
+  std::shared_ptr<Impl> impl_;
+};
+
+struct MapOptions {
+  bool insert = false;           ///< give unseen keys a row
+  const Lease* lease = nullptr;  ///< the batch this call belongs to; null: visible at once
+};
+
+/// Keys that a call is about to insert, and the row numbers that they get.
+class RECSDK_API NewRows {
+ public:
+  NewRows(const internal::RowNumbers& numbers, std::span<const std::uint32_t> rows) noexcept
+      : numbers_(numbers), rows_(rows) {}
+
+  std::int64_t size() const noexcept { return static_cast<std::int64_t>(rows_.size()); }
+  /// Distinct row numbers (n,).
+  std::span<const std::uint32_t> rows() const noexcept { return rows_; }
+  /// Copies the keys of rows()[begin] and those after it to `keys`, as many as it has room for.
+  void copy_keys(std::int64_t begin, std::span<Key> keys) const noexcept;
+
+ private:
+  const internal::RowNumbers& numbers_;
+  std::span<const std::uint32_t> rows_;
+};
+
+/// Who keeps the rows of an index. Called under the index's lock, by the thread that inserts: it
+/// must not call the index (Error(kBusy)). What it throws takes the insertion back.
+class RECSDK_API RowHome {
+ public:
+  RowHome() = default;
+  RowHome(const RowHome&) = delete;
+  RowHome& operator=(const RowHome&) = delete;
+  virtual ~RowHome();
+
+  /// Before keys are inserted: their rows will be below `end`, and may be any of `reused`, which
+  /// keys had that left. By default does nothing.
+  virtual void prepare(RowNumber end, std::span<const std::uint32_t> reused);
+  /// Gives new rows their initial values, before anybody else knows their keys.
+  virtual void make(const NewRows& added) = 0;
+};
+
+/// The keys of an index at one moment: all of them, or those that came and left since the last cut
+/// that was finished as durable. Reading it needs no lock. Movable; finishes itself as not durable
+/// when destroyed. Not thread-safe.
+class RECSDK_API IndexCut {
+ public:
+  IndexCut(IndexCut&& other) noexcept;
+  IndexCut& operator=(IndexCut&& other) noexcept;
+  ~IndexCut();
+
+  bool changes_only() const noexcept;
+  /// Visible keys (n,), in ascending order of row number; of changes those that came, or came
+  /// again, and those that note_changed has named.
+  std::span<const Key> keys() const noexcept;
+  /// Their rows (n,). A row is given to another key only if its own leaves.
+  std::span<const RowNumber> rows() const noexcept;
+  /// Keys that left and are not there again, ascending; none unless changes_only.
+  std::span<const Key> left() const noexcept;
+
+  /// Ends the cut. Durable: changes are counted from the cut on. Else it is as if it had never
+  /// been: what had changed before counts as changed still. Only the first call counts. If memory
+  /// for that runs out, tracking ends, and the next cut must be of all keys.
+  void finish(bool durable) noexcept;
+
+  struct Impl;
+
+ private:
+  friend class Index;
+  explicit IndexCut(std::unique_ptr<Impl> impl) noexcept;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// A growing map from raw keys to row numbers.
+///
+/// Row numbers are given in input order, from 0 on; those of keys that left are given again, the
+/// last one first. They never change while their key is there.
+///
+/// Thread safety: every method may be called from any thread. Reads run side by side; insertion and
+/// erasure exclude everything else. A call that throws has changed nothing but spare capacity. Fork
+/// while no other thread is inside a call of the index: else the child finds it locked by a thread
+/// that it does not have, and waits for ever.
+class RECSDK_API Index {
+ public:
+  /// `home` keeps the rows; null: the caller does, and sees by the outcomes which are new.
+  /// Throws std::invalid_argument for a bad config. Cost: no memory until the first insertion.
+  explicit Index(IndexConfig config, std::shared_ptr<RowHome> home = nullptr);
+  Index(const Index&) = delete;
+  Index& operator=(const Index&) = delete;
+  ~Index();
+
+  const IndexConfig& config() const noexcept;
+
+  /// Opens a batch. Throws std::invalid_argument if `step` is below that of a lease taken before.
+  Lease lease(std::optional<std::int64_t> step = std::nullopt);
+
+  /// Finds the rows of keys (N,), and with options.insert gives a row to each unseen one.
+  /// rows (N,) and outcomes (N,) are written; a key without a row has an unspecified row number.
+  /// Of a new key that occurs several times the first is kInserted, the rest kFound. Row numbers
+  /// and refusals are decided in input order. Empty input is fine. Throws Error(kBusy) when
+  /// inserting without a step while leases with a step are open, Error(kOutOfMemory), and what the
+  /// home throws. Cost: one cache line per key, plus one row per insertion.
+  void map(std::span<const Key> keys, std::span<RowNumber> rows, std::span<Outcome> outcomes,
+           const MapOptions& options = {});
+
+  /// Takes keys (N,) out. The first of duplicates is kFound, the rest kMissing. A row is given to
+  /// another key only when no lease taken before is open. outcomes (N,) may be empty. Throws
+  /// Error(kBusy) while leases with a step are open.
+  void erase(std::span<const Key> keys, std::span<Outcome> outcomes = {});
+
+  /// Removes every key. Same conditions as erase.
+  void clear();
+
+  /// Replaces all keys by distinct keys (N,), which get the rows 0 to N - 1; the home prepares
+  /// them, and makes none. Changes are tracked from here on. Throws Error(kBusy) while leases or a
+  /// cut are open, Error(kCapacity) beyond max_rows, std::invalid_argument if a key comes twice or
+  /// the index is a table's: the index is then as it was.
+  void assign(std::span<const Key> keys);
+  /// Throws what assign of no key would throw now.
+  void check_assignable() const;
+
+  /// Number of visible keys.
+  std::int64_t size() const;
+  /// One past the highest row number that was ever given.
+  RowNumber end_row() const noexcept;
+  /// Cost: looks at every segment.
+  IndexStats stats() const;
+  /// Copies visible keys with row number >= begin, at most as many as `keys` and `rows` have room
+  /// for, in ascending order of row number; returns how many, and sets `begin` to where to go on.
+  /// Fewer than there is room for means the end. Keys that come or leave between two calls may or
+  /// may not be seen.
+  std::int64_t export_keys(RowNumber& begin, std::span<Key> keys, std::span<RowNumber> rows) const;
+
+  /// The keys as they are now, or with `changes_only` what came and left since the last durable
+  /// cut; from the first durable one on, changes are tracked: a bit per row, and the keys that
+  /// leave. Cost: a copy of these keys. Throws Error(kBusy) while a cut is open, and
+  /// std::invalid_argument if changes_only without a durable cut or an assign before, or if the
+  /// index is a table's.
+  IndexCut cut(bool changes_only = false);
+  /// True if a cut may be of changes only.
+  bool is_tracking() const;
+  /// Counts the keys of these rows (n,), if they have one, among those that the next cut of changes
+  /// is to name. Does nothing before the first durable cut. Throws std::invalid_argument for a row
+  /// number out of range.
+  void note_changed(std::span<const RowNumber> rows);
+
+  /// Makes room for `num_rows` keys in all, and has the system back it with memory now: insertions
+  /// up to there wait for no memory and, from a small index on, move no keys. Cost: clearing that
+  /// memory, and a move of the keys that are there.
+  void reserve(std::int64_t num_rows);
+
+  /// Throws Error(kInternal) naming the first broken invariant. Cost: reads the whole index.
+  void check_invariants() const;
+
+  struct Impl;
+
+ private:
+  friend struct IndexAccess;
+  struct Adopt {};
+  Index(Adopt, std::shared_ptr<Impl> impl) noexcept;
+  std::shared_ptr<Impl> impl_;
+};
+
+/// One index's part of a call over many indexes.
+struct IndexMapCall {
+  Index* index = nullptr;
+  std::span<const Key> keys;
+  std::span<RowNumber> rows;
+  std::span<Outcome> outcomes;
+  MapOptions options;
+};
+
+/// Index::map of many indexes at once, spread over the thread pool; an index may occur once. All
+/// arguments are checked before any index changes. An index either has its part done whole or is
+/// unchanged; the first error is thrown after the others have ended.
+RECSDK_API void map_indexes(std::span<const IndexMapCall> calls);
+
+}  // namespace recsdk

@@ -1,0 +1,176 @@
+// The keys at one moment, what changed since, and other keys in the place of all.
+#include <algorithm>
+#include <mutex>
+#include <numeric>
+#include <shared_mutex>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "index/index_impl.h"
+
+namespace recsdk {
+
+using internal::ChangeTracker;
+using internal::RowState;
+
+struct IndexCut::Impl {
+  std::shared_ptr<Index::Impl> index;
+  std::unique_ptr<ChangeTracker> before;  // changes up to the cut, or null
+  bool changes_only = false;
+  bool is_finished = false;
+  std::vector<Key> keys;
+  std::vector<RowNumber> rows;
+  std::vector<Key> left;
+};
+
+void Index::Impl::replace(internal::KeyMap& other_map, internal::RowNumbers& other_numbers,
+                          std::unique_ptr<ChangeTracker>& other_tracker) noexcept {
+  key_map.swap(other_map);
+  numbers.swap(other_numbers);
+  tracker.swap(other_tracker);
+  has_parent = true;
+}
+
+std::unique_ptr<ChangeTracker> Index::Impl::begin_cut(
+    std::unique_ptr<ChangeTracker> fresh) noexcept {
+  is_cut = true;
+  return std::exchange(tracker, std::move(fresh));
+}
+
+std::unique_ptr<ChangeTracker> Index::Impl::end_cut(std::unique_ptr<ChangeTracker> before,
+                                                    bool durable) noexcept {
+  is_cut = false;
+  if (durable) {
+    has_parent = true;
+    return before;
+  }
+  if (!has_parent) return std::move(tracker);
+  const auto is_visible = [&](Key key) {
+    const auto row = key_map.find_one(key);
+    return row && numbers.state(*row) == RowState::kVisible;
+  };
+  try {
+    tracker->merge(*before, is_visible);
+  } catch (const std::exception&) {
+    has_parent = false;  // no memory for the changes: the next cut must be of all keys
+    return std::move(tracker);
+  }
+  return before;
+}
+
+IndexCut Index::cut(bool changes_only) {
+  Impl& index = *impl_;
+  index.require_alone("a cut");
+  auto cut = std::make_unique<IndexCut::Impl>();
+  auto fresh = std::make_unique<ChangeTracker>(index.hash_seed);
+  const std::unique_lock lock(index.mutex);
+  if (index.is_cut) {
+    throw Error(ErrorCode::kBusy,
+                index.title + ": a cut is open; finish it before taking another one");
+  }
+  if (changes_only && !index.has_parent) {
+    throw std::invalid_argument(index.title +
+                                ": there is no cut that changes could build on; finish one of all "
+                                "keys as durable first");
+  }
+  fresh->grow(index.numbers.end());
+  for (RowNumber row = 0; row < index.numbers.end(); ++row) {
+    if (index.numbers.state(row) != RowState::kVisible) continue;
+    if (changes_only && !index.tracker->changed().test(row)) continue;
+    cut->keys.push_back(index.numbers.key(row));
+    cut->rows.push_back(row);
+  }
+  if (changes_only) cut->left = index.tracker->left();
+  std::sort(cut->left.begin(), cut->left.end());
+  cut->changes_only = changes_only;
+  cut->index = impl_;
+  cut->before = index.begin_cut(std::move(fresh));
+  return IndexCut(std::move(cut));
+}
+
+bool Index::is_tracking() const {
+  const std::shared_lock lock(impl_->mutex);
+  return impl_->has_parent;
+}
+
+void Index::note_changed(std::span<const RowNumber> rows) {
+  const std::shared_lock lock(impl_->mutex);
+  for (const RowNumber row : rows) {
+    if (row >= 0 && row < impl_->numbers.end()) continue;
+    throw std::invalid_argument(
+        impl_->title + ": row number " + std::to_string(row) + " is out of range, the index has " +
+        std::to_string(impl_->numbers.end()) + " rows; pass row numbers that map returned");
+  }
+  if (impl_->tracker == nullptr) return;
+  for (const RowNumber row : rows) impl_->tracker->note_changed(row);
+}
+
+void Index::check_assignable() const {
+  impl_->require_alone("other keys");
+  const std::shared_lock lock(impl_->mutex);
+  impl_->require_idle("replacing all keys");
+}
+
+void Index::assign(std::span<const Key> keys) {
+  impl_->require_alone("other keys");
+  const auto count = static_cast<std::int64_t>(keys.size());
+  if (impl_->config.max_rows && count > *impl_->config.max_rows) {
+    throw Error(ErrorCode::kCapacity,
+                impl_->title + ": " + std::to_string(count) + " keys are given, and max_rows is " +
+                    std::to_string(*impl_->config.max_rows) + "; raise max_rows, or give fewer");
+  }
+  internal::KeyMap map(impl_->hash_seed);
+  internal::RowNumbers numbers;
+  auto tracker = std::make_unique<ChangeTracker>(impl_->hash_seed);
+  map.reserve(count);
+  numbers.prepare_allocate(count);
+  tracker->grow(count);
+  for (std::int64_t row = 0; row < count; ++row) {
+    const Key key = keys[static_cast<std::size_t>(row)];
+    if (map.find_or_insert(key, static_cast<std::uint32_t>(row)) != row) {
+      throw std::invalid_argument(impl_->title + ": key " + std::to_string(key) +
+                                  " comes twice; pass distinct keys");
+    }
+    numbers.allocate(key, RowState::kVisible);
+  }
+  map.adapt(count);
+  const std::unique_lock lock(impl_->mutex);
+  impl_->require_idle("replacing all keys");
+  if (impl_->home != nullptr) {
+    const internal::FairMutex::CallbackScope scope(impl_->mutex);
+    impl_->home->prepare(count, {});
+  }
+  impl_->replace(map, numbers, tracker);
+}
+
+IndexCut::IndexCut(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
+IndexCut::IndexCut(IndexCut&& other) noexcept = default;
+
+IndexCut& IndexCut::operator=(IndexCut&& other) noexcept {
+  if (this != &other) {
+    finish(false);
+    impl_ = std::move(other.impl_);
+  }
+  return *this;
+}
+
+IndexCut::~IndexCut() { finish(false); }
+
+bool IndexCut::changes_only() const noexcept { return impl_->changes_only; }
+std::span<const Key> IndexCut::keys() const noexcept { return impl_->keys; }
+std::span<const RowNumber> IndexCut::rows() const noexcept { return impl_->rows; }
+std::span<const Key> IndexCut::left() const noexcept { return impl_->left; }
+
+// A garbage collector may drop a cut while a callback makes rows, under the lock.
+void IndexCut::finish(bool durable) noexcept {
+  if (impl_ == nullptr || std::exchange(impl_->is_finished, true)) return;
+  Index::Impl& index = *impl_->index;
+  std::unique_ptr<ChangeTracker> of_no_use;  // freed without the lock
+  std::unique_lock lock(index.mutex, std::defer_lock);
+  if (!index.mutex.is_in_callback()) lock.lock();
+  of_no_use = index.end_cut(std::move(impl_->before), durable);
+  if (lock) lock.unlock();
+}
+
+}  // namespace recsdk

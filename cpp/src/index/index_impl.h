@@ -1,0 +1,187 @@
+// The state behind an Index, its lock, and the steps that its calls are made of.
+//
+// `mutex` guards all of it. Mapping with insertion, erasing and releasing a lease hold it alone.
+// Finding shares it. Whoever keeps rows may have locks of its own, which are taken after it.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "index/change_tracker.h"
+#include "index/row_numbers.h"
+#include "keymap/key_map.h"
+#include "recsdk/index.h"
+#include "util/fair_mutex.h"
+
+namespace recsdk {
+
+namespace internal {
+
+using OutcomeCounts = std::array<std::uint64_t, kNumOutcomes>;
+using AtomicCounts = std::array<std::atomic<std::uint64_t>, kNumOutcomes>;
+
+/// Adds counts to counters.
+void add_counts(AtomicCounts& counters, const OutcomeCounts& counts) noexcept;
+
+/// Counts the outcomes of one call.
+OutcomeCounts count_outcomes(const Outcome* outcomes, std::int64_t n);
+
+/// A batch in flight, as the index sees it.
+struct LeaseRecord {
+  std::uint64_t epoch = 0;
+  std::optional<std::int64_t> step;
+  std::atomic<bool> is_released{false};  // changed under the mutex
+  std::vector<std::uint32_t> new_rows;   // that only later batches see
+  AtomicCounts outcomes{};               // to be counted when the batch becomes visible
+};
+
+/// Rows that one call gave to keys, so that it can take them back.
+struct Insertion {
+  std::vector<std::uint32_t> rows;
+  RowNumber old_end = 0;
+
+  /// Makes room for `count` more rows: doubling, as push_back would.
+  void make_room(std::size_t count) {
+    const std::size_t needed = rows.size() + count;
+    if (rows.capacity() < needed) rows.reserve(std::max(needed, 2 * rows.capacity()));
+  }
+};
+
+/// What happens within an insertion behind its new rows, so that it is taken back if this throws.
+using Then = std::function<void()>;
+
+/// Row numbers of keys (N,), and outcomes where the caller has room for none.
+struct Found {
+  Found(std::size_t num_keys, std::span<Outcome> wanted)
+      : rows(num_keys),
+        own(wanted.empty() ? num_keys : 0),
+        outcomes(wanted.empty() ? std::span<Outcome>(own) : wanted) {}
+
+  OutcomeCounts counts() const {
+    return count_outcomes(outcomes.data(), static_cast<std::int64_t>(outcomes.size()));
+  }
+
+  std::vector<RowNumber> rows;
+  std::vector<Outcome> own;
+  std::span<Outcome> outcomes;
+};
+
+}  // namespace internal
+
+struct Lease::Impl {
+  std::shared_ptr<Index::Impl> index;
+  std::shared_ptr<internal::LeaseRecord> record;
+};
+
+struct Index::Impl {
+  Impl(IndexConfig index_config, std::string title_of_messages,
+       std::shared_ptr<RowHome> home_of_rows);
+
+  const IndexConfig config;
+  const std::string title;  // "table 'user_id'", the start of every message
+  const std::uint64_t hash_seed;
+  const std::shared_ptr<RowHome> home;  // or null
+
+  mutable internal::FairMutex mutex;
+  internal::KeyMap key_map;
+  internal::RowNumbers numbers;
+  bool is_mostly_new = false;  // half or more of the keys inserted last had no row yet
+  std::uint64_t next_epoch = 0;
+  std::optional<std::int64_t> last_step;
+  std::map<std::uint64_t, std::shared_ptr<internal::LeaseRecord>> open_leases;  // by epoch
+  std::deque<std::shared_ptr<internal::LeaseRecord>>
+      open_steps;                  // with a step, in order; until visible
+  std::int64_t num_in_flight = 0;  // keys that readers do not see yet
+  std::uint64_t num_erased = 0;
+  mutable internal::AtomicCounts outcome_counts{};
+
+  // From the first cut or replacement on; of a table changed under its rows' lock too, and read
+  // under either.
+  std::unique_ptr<internal::ChangeTracker> tracker;
+  bool has_parent = false;   // there is a save that changes can build on
+  bool is_cut = false;       // a cut is open
+  bool is_of_table = false;  // which replaces and cuts keys together with its rows
+
+  int max_threads() const;
+
+  // By key; the mutex is held (alone where not const).
+  void find(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes) const;
+  void find_visible(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes) const;
+  std::int64_t num_visible() const noexcept { return key_map.size() - num_in_flight; }
+  void find_or_insert(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
+                      internal::RowState state, internal::Insertion& insertion);
+  void undo(const internal::Insertion& insertion) noexcept;
+  void map_inserting(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
+                     internal::LeaseRecord* record, const internal::Then& then = {});
+  /// What follows an insertion that stays.
+  void settle(const internal::Insertion& insertion) noexcept;
+  void require_no_steps(const char* call) const;
+  void require_open(const internal::LeaseRecord* record) const;
+  /// Throws Error(kBusy) unless keys may be replaced; `what` wants to.
+  void require_idle(const char* what) const;
+  void require_alone(const char* call) const;
+  void erase(std::span<const Key> keys, Outcome* outcomes);  // or null
+  void clear();
+  void reserve(std::int64_t num_rows);
+  void count(const internal::OutcomeCounts& counts) const noexcept {
+    internal::add_counts(outcome_counts, counts);
+  }
+  void end(internal::LeaseRecord& record) noexcept;
+  void note_visible(const std::vector<std::uint32_t>& row_numbers) noexcept;
+  /// Exchanges all keys and what tells changes, which are tracked from here on.
+  void replace(internal::KeyMap& other_map, internal::RowNumbers& other_numbers,
+               std::unique_ptr<internal::ChangeTracker>& other_tracker) noexcept;
+  /// Has `fresh` tell changes from here on; gives what told them up to here.
+  std::unique_ptr<internal::ChangeTracker> begin_cut(
+      std::unique_ptr<internal::ChangeTracker> fresh) noexcept;
+  /// Ends a cut with what told changes up to it; gives the tracker that is of no more use.
+  std::unique_ptr<internal::ChangeTracker> end_cut(std::unique_ptr<internal::ChangeTracker> before,
+                                                   bool durable) noexcept;
+
+  void add_stats(IndexStats& stats) const;
+  void check_invariants() const;
+
+  // These take the mutex, `release` unless this thread is in a callback under it.
+  static Lease take_lease(const std::shared_ptr<Impl>& index, std::optional<std::int64_t> step);
+  void release(internal::LeaseRecord& record) noexcept;
+
+  // Checks of arguments: throw std::invalid_argument, hold no lock.
+  std::shared_ptr<internal::LeaseRecord> check_lease(const Lease* lease) const;
+  void check_sizes(std::size_t num_keys, std::size_t num_outcomes) const;
+  void check_rows(std::size_t num_keys, std::size_t num_rows) const;
+
+ private:
+  bool append_new(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
+                  internal::RowState state, internal::Insertion& insertion);
+  void insert_missing(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
+                      internal::RowState state, internal::Insertion& insertion);
+  void insert_chunk(const Key* keys, std::span<const std::uint16_t> missing, std::int64_t limit,
+                    RowNumber* rows_out, Outcome* outcomes, internal::RowState state,
+                    internal::Insertion& insertion);
+  void prepare(RowNumber end, std::span<const std::uint32_t> reused);
+  void prepare_missing(std::int64_t count);
+  void populate_ahead(std::int64_t num_new) noexcept;
+  Outcome erase_one(Key key) noexcept;
+  void publish_released() noexcept;
+  void release_kept_rows() noexcept;
+};
+
+/// Lets those that keep rows, and calls over many indexes, reach what an Index hides.
+struct IndexAccess {
+  static Index make(std::shared_ptr<Index::Impl> impl) { return {Index::Adopt{}, std::move(impl)}; }
+  static Index::Impl& impl(const Index& index) { return *index.impl_; }
+  static const std::shared_ptr<Index::Impl>& share(const Index& index) { return index.impl_; }
+};
+
+}  // namespace recsdk

@@ -1,0 +1,123 @@
+// What an index tells about itself: size, statistics, its keys, invariants.
+#include <algorithm>
+#include <mutex>
+#include <shared_mutex>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "index/index_impl.h"
+
+namespace recsdk {
+
+using internal::RowState;
+
+namespace {
+
+[[noreturn, gnu::cold]] void broken(const std::string& title, const std::string& what) {
+  throw Error(ErrorCode::kInternal, title + ": invariant broken: " + what);
+}
+
+}  // namespace
+
+void Index::Impl::add_stats(IndexStats& stats) const {
+  stats.num_rows = num_visible();
+  stats.num_rows_in_flight = num_in_flight;
+  for (std::size_t o = 0; o < outcome_counts.size(); ++o)
+    stats.outcomes[o] = outcome_counts[o].load();
+  stats.erased = num_erased;
+  const internal::KeyMapStats map = key_map.stats();
+  stats.index_bytes = map.bytes;
+  stats.index_slots = map.hashed.slots;
+  stats.index_segments = map.hashed.segments;
+  stats.index_crowded = map.hashed.crowded;
+  stats.index_directory = map.hashed.directory;
+  stats.index_splits = map.hashed.splits;
+  stats.index_overflowed = map.hashed.overflowed;
+  stats.index_probes = map.hashed.probes;
+  stats.index_dense_keys = map.dense_keys;
+  stats.index_dense_pages = map.dense_pages;
+  stats.metadata_bytes = numbers.metadata_bytes();
+  if (tracker != nullptr) stats.tracking_bytes += tracker->bytes();
+}
+
+void Index::Impl::check_invariants() const {
+  key_map.check_invariants();
+  std::int64_t used = 0;
+  std::int64_t in_flight = 0;
+  for (RowNumber row = 0; row < numbers.end(); ++row) {
+    if (numbers.state(row) == RowState::kFree) continue;
+    ++used;
+    in_flight += static_cast<std::int64_t>(numbers.state(row) == RowState::kInFlight);
+    const auto found = key_map.find_one(numbers.key(row));
+    if (!found || *found != row) {
+      broken(title,
+             "row " + std::to_string(row) + " is used by a key that the index does not lead to it");
+    }
+  }
+  if (used != key_map.size()) broken(title, "rows in use and keys differ in number");
+  if (in_flight != num_in_flight) broken(title, "the count of rows in flight is wrong");
+  if (used + numbers.num_free() != numbers.end()) broken(title, "a row is neither used nor free");
+  std::vector<std::uint32_t> free_rows = numbers.free_rows();
+  std::sort(free_rows.begin(), free_rows.end());
+  if (std::adjacent_find(free_rows.begin(), free_rows.end()) != free_rows.end())
+    broken(title, "a row is free twice");
+  if (config.max_rows && used > *config.max_rows)
+    broken(title, "there are more rows than max_rows");
+}
+
+void Index::Impl::reserve(std::int64_t num_rows) {
+  numbers.reserve(num_rows);
+  key_map.reserve(num_rows);
+}
+
+std::int64_t Index::size() const {
+  const std::shared_lock lock(impl_->mutex);
+  return impl_->num_visible();
+}
+
+RowNumber Index::end_row() const noexcept { return impl_->numbers.end(); }
+
+IndexStats Index::stats() const {
+  IndexStats stats;
+  const std::shared_lock lock(impl_->mutex);
+  impl_->add_stats(stats);
+  return stats;
+}
+
+std::int64_t Index::export_keys(RowNumber& begin, std::span<Key> keys,
+                                std::span<RowNumber> rows) const {
+  if (begin < 0 || keys.empty() || keys.size() != rows.size()) {
+    throw std::invalid_argument(impl_->title +
+                                ": export_keys needs a row number of 0 or more, and room for as "
+                                "many keys as rows, 1 or more");
+  }
+  const std::shared_lock lock(impl_->mutex);
+  const internal::RowNumbers& numbers = impl_->numbers;
+  std::size_t n = 0;
+  RowNumber row = begin;
+  for (; row < numbers.end() && n < keys.size(); ++row) {
+    if (numbers.state(row) != RowState::kVisible) continue;
+    keys[n] = numbers.key(row);
+    rows[n] = row;
+    ++n;
+  }
+  begin = row;
+  return static_cast<std::int64_t>(n);
+}
+
+void Index::reserve(std::int64_t num_rows) {
+  if (num_rows < 0) {
+    throw std::invalid_argument(impl_->title + ": cannot reserve " + std::to_string(num_rows) +
+                                " rows; pass 0 or more");
+  }
+  const std::unique_lock lock(impl_->mutex);
+  impl_->reserve(num_rows);
+}
+
+void Index::check_invariants() const {
+  const std::shared_lock lock(impl_->mutex);
+  impl_->check_invariants();
+}
+
+}  // namespace recsdk

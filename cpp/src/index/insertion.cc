@@ -1,0 +1,222 @@
+// How keys come in: the rows that they get, and what takes an insertion back.
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <numeric>
+#include <string>
+
+#include "index/index_impl.h"
+
+namespace recsdk {
+
+using internal::Insertion;
+using internal::LeaseRecord;
+using internal::OutcomeCounts;
+using internal::RowState;
+
+namespace {
+
+constexpr std::size_t kInsertGrain = 4096;  // keys that are found, then inserted, at a time
+
+[[noreturn, gnu::cold]] void throw_full(const std::string& title, std::int64_t max_rows) {
+  throw Error(ErrorCode::kCapacity, title + " is full: " + std::to_string(max_rows) + " of " +
+                                        std::to_string(max_rows) +
+                                        " rows are used; raise max_rows, erase keys, or set "
+                                        "on_full to refuse");
+}
+
+}  // namespace
+
+void NewRows::copy_keys(std::int64_t begin, std::span<Key> keys) const noexcept {
+  const auto rows = rows_.subspan(static_cast<std::size_t>(begin), keys.size());
+  std::transform(rows.begin(), rows.end(), keys.begin(),
+                 [&](std::uint32_t row) { return numbers_.key(row); });
+}
+
+void Index::Impl::prepare(RowNumber end, std::span<const std::uint32_t> reused) {
+  if (tracker != nullptr) tracker->grow(end);
+  if (home == nullptr) return;
+  const internal::FairMutex::CallbackScope scope(mutex);
+  home->prepare(end, reused);
+}
+
+// A home that releases a lease meanwhile gives more rows back, which it then hears of too.
+void Index::Impl::prepare_missing(std::int64_t count) {
+  std::size_t num_free = 0;
+  do {
+    num_free = numbers.free_rows().size();
+    const std::span<const std::uint32_t> last = numbers.reusable(count);
+    const std::vector<std::uint32_t> reused(last.begin(), last.end());
+    prepare(numbers.end() + count - static_cast<std::int64_t>(reused.size()), reused);
+  } while (numbers.free_rows().size() != num_free);
+}
+
+// Finds keys and gives rows to those that have none, in input order. May throw half-way:
+// `insertion` says what was done.
+void Index::Impl::find_or_insert(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
+                                 RowState state, Insertion& insertion) {
+  insertion.old_end = numbers.end();
+  if (key_map.size() == 0) is_mostly_new = true;
+  for (std::size_t begin = 0; begin < keys.size();) {
+    const std::size_t left = keys.size() - begin;
+    // One thread inserts piece by piece, while the buckets that it has looked at are in its cache.
+    const std::size_t piece =
+        max_threads() == 1 || is_mostly_new ? std::min(kInsertGrain, left) : left;
+    const std::size_t old_count = insertion.rows.size();
+    const auto part = keys.subspan(begin, piece);
+    if (!is_mostly_new || !append_new(part, rows_out + begin, outcomes + begin, state, insertion)) {
+      find(part, rows_out + begin, outcomes + begin);
+      insert_missing(part, rows_out + begin, outcomes + begin, state, insertion);
+    }
+    begin += piece;
+    const std::size_t num_new = insertion.rows.size() - old_count;
+    is_mostly_new = 2 * num_new >= piece;
+    if (is_mostly_new)
+      key_map.expect(static_cast<std::int64_t>(num_new * (keys.size() - begin) / piece));
+  }
+}
+
+// Inserts keys most of which have no row yet, without looking for them first. False if that cannot
+// be done.
+bool Index::Impl::append_new(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
+                             RowState state, Insertion& insertion) {
+  const auto count = static_cast<std::int64_t>(keys.size());
+  if (config.max_rows && *config.max_rows - key_map.size() < count) return false;
+  if (!key_map.can_insert() || !numbers.prepare_append(count)) return false;
+  insertion.make_room(keys.size());
+  prepare(numbers.end() + count, {});
+  std::size_t num_done = 0;
+  const auto give_rows = [&] {
+    const auto first = static_cast<std::uint32_t>(numbers.end());
+    numbers.append(keys.first(num_done), outcomes, state);
+    const auto old_size = static_cast<std::ptrdiff_t>(insertion.rows.size());
+    insertion.rows.resize(insertion.rows.size() + static_cast<std::size_t>(numbers.end() - first));
+    std::iota(insertion.rows.begin() + old_size, insertion.rows.end(), first);
+  };
+  try {
+    key_map.insert(keys, static_cast<std::uint32_t>(numbers.end()), rows_out, outcomes, num_done);
+  } catch (...) {
+    give_rows();  // for undo
+    throw;
+  }
+  give_rows();
+  return true;
+}
+
+// Gives rows to the keys that find has left kMissing.
+void Index::Impl::insert_missing(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
+                                 RowState state, Insertion& insertion) {
+  const std::int64_t num_missing = std::count(outcomes, outcomes + keys.size(), Outcome::kMissing);
+  const std::int64_t limit = config.max_rows.value_or(std::numeric_limits<std::int64_t>::max());
+  const std::int64_t admissible =
+      std::min(num_missing, std::max<std::int64_t>(limit - key_map.size(), 0));
+  insertion.make_room(static_cast<std::size_t>(admissible));
+  numbers.prepare_allocate(admissible);
+  prepare_missing(admissible);
+
+  constexpr std::int64_t kChunk = 1024;
+  std::array<std::uint16_t, kChunk> missing;
+  for (std::size_t begin = 0; begin < keys.size(); begin += kChunk) {
+    const std::size_t end = std::min(keys.size(), begin + kChunk);
+    std::size_t count = 0;
+    for (std::size_t i = begin; i < end; ++i) {
+      missing[count] = static_cast<std::uint16_t>(i - begin);
+      count += static_cast<std::size_t>(outcomes[i] == Outcome::kMissing);
+    }
+    insert_chunk(keys.data() + begin, {missing.data(), count}, limit, rows_out + begin,
+                 outcomes + begin, state, insertion);
+  }
+}
+
+void Index::Impl::insert_chunk(const Key* keys, std::span<const std::uint16_t> missing,
+                               std::int64_t limit, RowNumber* rows_out, Outcome* outcomes,
+                               RowState state, Insertion& insertion) {
+  constexpr std::size_t kAhead = 16;
+  for (std::size_t j = 0; j < std::min(kAhead, missing.size()); ++j)
+    key_map.prefetch(keys[missing[j]]);
+  for (std::size_t j = 0; j < missing.size(); ++j) {
+    if (j + kAhead < missing.size()) key_map.prefetch(keys[missing[j + kAhead]]);
+    const std::size_t i = missing[j];
+    // A key may have been inserted by this very call.
+    if (key_map.size() >= limit) {
+      const auto row = key_map.find_one(keys[i]);
+      if (!row && config.on_full == OnFull::kRaise) throw_full(title, limit);
+      outcomes[i] = row ? Outcome::kFound : Outcome::kRefused;
+      if (row) rows_out[i] = *row;
+      continue;
+    }
+    const std::uint32_t next = numbers.next_to_allocate();
+    const std::uint32_t row = key_map.find_or_insert(keys[i], next);
+    rows_out[i] = row;
+    outcomes[i] = row == next ? Outcome::kInserted : Outcome::kFound;
+    if (row == next) insertion.rows.push_back(numbers.allocate(keys[i], state));
+  }
+}
+
+void Index::Impl::undo(const Insertion& insertion) noexcept {
+  for (std::size_t j = insertion.rows.size(); j-- > 0;) {
+    key_map.erase(numbers.key(insertion.rows[j]));
+    numbers.undo_allocate(insertion.rows[j], insertion.old_end);
+  }
+}
+
+// New memory comes in huge pages, which the system clears when they are first touched: up to
+// milliseconds each. Large indexes have that done ahead, about as many pages a call as it uses, so
+// that no call meets those of keys and row numbers together.
+void Index::Impl::populate_ahead(std::int64_t num_new) noexcept {
+  if (num_new == 0) return;
+  constexpr std::int64_t kBytes = 32;  // a key, about
+  std::int64_t num_pages = 1 + num_new * kBytes / static_cast<std::int64_t>(internal::kHugePage);
+  while (num_pages-- > 0 && (key_map.populate_ahead() || numbers.populate_ahead())) {
+  }
+}
+
+void Index::Impl::settle(const Insertion& insertion) noexcept {
+  key_map.adapt(static_cast<std::int64_t>(insertion.rows.size()));
+  populate_ahead(static_cast<std::int64_t>(insertion.rows.size()));
+}
+
+void Index::Impl::map_inserting(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
+                                LeaseRecord* record, const internal::Then& then) {
+  const bool in_flight = record != nullptr && record->step.has_value();
+  require_open(record);
+  if (!in_flight) require_no_steps("inserting without a step");
+  Insertion insertion;
+  try {
+    find_or_insert(keys, rows_out, outcomes, in_flight ? RowState::kInFlight : RowState::kVisible,
+                   insertion);
+    if (in_flight) {
+      std::vector<std::uint32_t>& known = record->new_rows;
+      // Doubling, as push_back would.
+      const std::size_t needed = known.size() + insertion.rows.size();
+      if (known.capacity() < needed) known.reserve(std::max(needed, 2 * known.capacity()));
+    }
+    if (home != nullptr && !insertion.rows.empty()) {
+      const internal::FairMutex::CallbackScope scope(mutex);
+      home->make({numbers, insertion.rows});
+    }
+    if (then) then();
+    require_open(record);  // what makes rows may have released it
+  } catch (...) {
+    undo(insertion);
+    throw;
+  }
+  settle(insertion);
+  const OutcomeCounts counts =
+      internal::count_outcomes(outcomes, static_cast<std::int64_t>(keys.size()));
+  if (!in_flight) {
+    note_visible(insertion.rows);
+    count(counts);
+    return;
+  }
+  record->new_rows.insert(record->new_rows.end(), insertion.rows.begin(), insertion.rows.end());
+  internal::add_counts(record->outcomes, counts);
+  num_in_flight += static_cast<std::int64_t>(insertion.rows.size());
+}
+
+void Index::Impl::note_visible(const std::vector<std::uint32_t>& row_numbers) noexcept {
+  if (tracker == nullptr) return;
+  for (const std::uint32_t row : row_numbers) tracker->note_visible(row, numbers.key(row));
+}
+
+}  // namespace recsdk

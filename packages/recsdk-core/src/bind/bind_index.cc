@@ -1,0 +1,238 @@
+// index.h: Index, IndexCut, Lease.
+#include "recsdk/index.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+
+#include "bindings.h"
+#include "handles.h"
+#include "index_calls.h"
+
+namespace recsdk::bind {
+
+std::optional<Result> make_outcomes_if(bool wanted, const Keys& keys) {
+  if (!wanted) return std::nullopt;
+  return make_outcomes(keys.framework(), static_cast<std::int64_t>(keys.size()));
+}
+
+nb::object outcomes_or_none(std::optional<Result> outcomes) {
+  return outcomes ? std::move(outcomes->object) : nb::none();
+}
+
+std::span<Outcome> span_of(const std::optional<Result>& outcomes, std::size_t n) {
+  return outcomes ? outcome_span(*outcomes, n) : std::span<Outcome>();
+}
+
+nb::tuple map(Index& index, nb::handle keys_object, bool insert, PyLease* lease) {
+  const Keys keys(keys_object);
+  const auto n = static_cast<std::int64_t>(keys.size());
+  Result rows = make_rows(keys.framework(), n);
+  Result outcomes = make_outcomes(keys.framework(), n);
+  const MapOptions options{insert, lease_of(lease)};
+  {
+    const nb::gil_scoped_release without_gil;
+    index.map(keys.span(), row_span(rows, keys.size()), outcome_span(outcomes, keys.size()),
+              options);
+  }
+  return nb::make_tuple(std::move(rows.object), std::move(outcomes.object));
+}
+
+nb::object erase(Index& index, nb::handle keys_object, bool return_outcomes) {
+  const Keys keys(keys_object);
+  std::optional<Result> kinds = make_outcomes_if(return_outcomes, keys);
+  {
+    const nb::gil_scoped_release without_gil;
+    index.erase(keys.span(), span_of(kinds, keys.size()));
+  }
+  return outcomes_or_none(std::move(kinds));
+}
+
+nb::dict stats_of(const IndexStats& found) {
+  nb::dict made;
+  nb::list outcomes;
+  for (const std::uint64_t count : found.outcomes) outcomes.append(count);
+  made["num_rows"] = found.num_rows;
+  made["num_rows_in_flight"] = found.num_rows_in_flight;
+  made["outcomes"] = outcomes;
+  made["erased"] = found.erased;
+  made["index_bytes"] = found.index_bytes;
+  made["metadata_bytes"] = found.metadata_bytes;
+  made["tracking_bytes"] = found.tracking_bytes;
+  made["index_slots"] = found.index_slots;
+  made["index_segments"] = found.index_segments;
+  made["index_directory"] = found.index_directory;
+  made["index_splits"] = found.index_splits;
+  made["index_overflowed"] = found.index_overflowed;
+  made["index_crowded"] = found.index_crowded;
+  made["index_probes"] = found.index_probes;
+  made["index_dense_keys"] = found.index_dense_keys;
+  made["index_dense_pages"] = found.index_dense_pages;
+  return made;
+}
+
+namespace {
+
+nb::object copy_of(std::span<const std::int64_t> values) {
+  const auto n = static_cast<std::int64_t>(values.size());
+  Result made = make_rows(Framework::kNumpy, n);
+  if (!values.empty()) std::memcpy(made.data, values.data(), values.size_bytes());
+  return std::move(made.object);
+}
+
+nb::dict stats(PyIndex& index) {
+  IndexStats found;
+  {
+    const nb::gil_scoped_release without_gil;
+    found = index->stats();
+  }
+  return stats_of(found);
+}
+
+/// (keys (n,), rows (n,)) of up to `capacity` visible keys, and where to go on.
+nb::tuple export_keys(PyIndex& index, RowNumber begin, std::int64_t capacity) {
+  Result keys = make_rows(Framework::kNumpy, capacity);
+  Result rows = make_rows(Framework::kNumpy, capacity);
+  const auto size = static_cast<std::size_t>(capacity);
+  std::int64_t n = 0;
+  {
+    const nb::gil_scoped_release without_gil;
+    n = index->export_keys(begin, row_span(keys, size), row_span(rows, size));
+  }
+  const nb::slice part(nb::int_(0), nb::int_(n), nb::none());
+  return nb::make_tuple(begin, keys.object[part], rows.object[part]);
+}
+
+void assign(PyIndex& index, nb::handle keys_object) {
+  const Keys keys(keys_object);
+  const nb::gil_scoped_release without_gil;
+  index->assign(keys.span());
+}
+
+void note_changed(PyIndex& index, nb::handle rows_object) {
+  const Integers rows(rows_object, "rows");
+  const nb::gil_scoped_release without_gil;
+  index->note_changed(rows.span());
+}
+
+void make_index(PyIndex* place, std::string name, std::optional<std::uint64_t> hash_seed,
+                std::optional<std::int64_t> max_rows, OnFull on_full, nb::object make_rows_function,
+                std::optional<int> num_threads) {
+  std::shared_ptr<PythonHome> home;
+  if (!make_rows_function.is_none())
+    home = std::make_shared<PythonHome>(std::move(make_rows_function));
+  new (place)
+      PyIndex({std::move(name), hash_seed, max_rows, on_full, num_threads}, std::move(home));
+}
+
+// A function that makes rows may refer to what refers to its index: the garbage collector has to
+// see that.
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  if (!nb::inst_ready(self)) return 0;
+  const nb::object* function = nb::inst_ptr<PyIndex>(self)->make_rows();
+  if (function != nullptr) Py_VISIT(function->ptr());
+  return 0;
+}
+
+int clear(PyObject* self) {
+  nb::object* function = nb::inst_ptr<PyIndex>(self)->make_rows();
+  if (function != nullptr) *function = nb::none();
+  return 0;
+}
+
+PyType_Slot kIndexSlots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse)},
+                             {Py_tp_clear, reinterpret_cast<void*>(clear)},
+                             {0, nullptr}};
+
+void bind_lease(nb::module_& module) {
+  nb::class_<PyLease>(module, "Lease",
+                      "A batch in flight, see Table.lease: its rows are given to no other key.")
+      .def("release", &PyLease::release)
+      .def_prop_ro("step", [](const PyLease& lease) { return lease.get().step(); })
+      .def_prop_ro("is_released", [](const PyLease& lease) { return lease.get().is_released(); })
+      .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
+      .def("__exit__", [](PyLease& lease, const nb::args&) { lease.release(); });
+}
+
+void bind_cut(nb::module_& module) {
+  nb::class_<PyIndexCut>(module, "IndexCut",
+                         "The keys of an index at one moment, or what changed, see Index.cut.")
+      .def_prop_ro("changes_only", [](PyIndexCut& cut) { return cut->changes_only(); })
+      .def_prop_ro("keys", [](PyIndexCut& cut) { return copy_of(cut->keys()); })
+      .def_prop_ro("rows", [](PyIndexCut& cut) { return copy_of(cut->rows()); })
+      .def_prop_ro("left", [](PyIndexCut& cut) { return copy_of(cut->left()); })
+      .def("finish", &PyIndexCut::finish, nb::arg("durable"))
+      .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
+      .def("__exit__", [](PyIndexCut& cut, const nb::args&) { cut.finish(false); });
+}
+
+}  // namespace
+
+PythonHome::PythonHome(nb::object python_function)
+    : function_(new nb::object(std::move(python_function)), release_python) {}
+
+void PythonHome::make(const NewRows& added) {
+  const nb::gil_scoped_acquire gil;
+  const Result keys = bind::make_rows(Framework::kNumpy, added.size());
+  const Result rows = bind::make_rows(Framework::kNumpy, added.size());
+  added.copy_keys(0, row_span(keys, added.rows().size()));
+  std::copy(added.rows().begin(), added.rows().end(), static_cast<RowNumber*>(rows.data));
+  (*function_)(keys.object, rows.object);
+}
+
+void bind_index(nb::module_& module) {
+  bind_lease(module);
+  bind_cut(module);
+  nb::enum_<OnFull>(module, "OnFull")
+      .value("REFUSE", OnFull::kRefuse)
+      .value("RAISE", OnFull::kRaise);
+  const nb::call_guard<nb::gil_scoped_release> without_gil;
+  nb::class_<PyIndex>(module, "Index", nb::type_slots(kIndexSlots))
+      .def("__init__", &make_index, nb::arg("name"), nb::arg("hash_seed").none(),
+           nb::arg("max_rows").none(), nb::arg("on_full"), nb::arg("make_rows").none(),
+           nb::arg("num_threads").none())
+      .def(
+          "lease",
+          [](PyIndex& index, std::optional<std::int64_t> step) {
+            return PyLease(index->lease(step));
+          },
+          nb::arg("step").none(), without_gil)
+      .def(
+          "map",
+          [](PyIndex& index, nb::handle keys, bool insert, PyLease* lease) {
+            return map(*index, keys, insert, lease);
+          },
+          nb::arg("keys").none(), nb::arg("insert"), nb::arg("lease").none())
+      .def(
+          "erase",
+          [](PyIndex& index, nb::handle keys, bool outcomes) {
+            return erase(*index, keys, outcomes);
+          },
+          nb::arg("keys").none(), nb::arg("return_outcomes"))
+      .def(
+          "clear", [](PyIndex& index) { index->clear(); }, without_gil)
+      .def("assign", &assign, nb::arg("keys").none())
+      .def(
+          "check_assignable", [](PyIndex& index) { index->check_assignable(); }, without_gil)
+      .def(
+          "cut", [](PyIndex& index, bool only) { return PyIndexCut(index->cut(only)); },
+          nb::arg("changes_only"), without_gil)
+      .def(
+          "is_tracking", [](PyIndex& index) { return index->is_tracking(); }, without_gil)
+      .def("note_changed", &note_changed, nb::arg("rows").none())
+      .def("end_row", [](PyIndex& index) { return index->end_row(); })
+      .def("export_keys", &export_keys, nb::arg("begin"), nb::arg("capacity"))
+      .def(
+          "size", [](PyIndex& index) { return index->size(); }, without_gil)
+      .def("stats", &stats)
+      .def(
+          "reserve", [](PyIndex& index, std::int64_t num_rows) { index->reserve(num_rows); },
+          nb::arg("num_rows"), without_gil)
+      .def("check_invariants", [](PyIndex& index) { index->check_invariants(); }, without_gil);
+}
+
+}  // namespace recsdk::bind

@@ -1,0 +1,25 @@
+// Calls that an index and a table have alike.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <optional>
+
+#include "array.h"
+#include "handles.h"
+#include "recsdk/index.h"
+
+namespace recsdk::bind {
+
+std::optional<Result> make_outcomes_if(bool wanted, const Keys& keys);
+nb::object outcomes_or_none(std::optional<Result> outcomes);
+std::span<Outcome> span_of(const std::optional<Result>& outcomes, std::size_t n);
+
+/// (rows, outcomes)
+nb::tuple map(Index& index, nb::handle keys, bool insert, PyLease* lease);
+/// Outcomes, or None.
+nb::object erase(Index& index, nb::handle keys, bool return_outcomes);
+/// What an index tells, by name.
+nb::dict stats_of(const IndexStats& stats);
+
+}  // namespace recsdk::bind

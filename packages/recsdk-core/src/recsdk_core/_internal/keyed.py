@@ -1,0 +1,137 @@
+"""What an index and a table have alike: keys, their row numbers, batches in flight.
+
+Shape letters: N keys.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from recsdk_core import _ext
+from recsdk_core._internal.checks import require_int
+from recsdk_core.outcome import Outcome
+
+__all__ = ["INT64", "UINT64", "Array", "Keyed", "OnFull", "require_keyed"]
+
+Array: TypeAlias = Any
+"""A numpy array, a torch CPU tensor, or any DLPack CPU array."""
+OnFull: TypeAlias = Literal["refuse", "raise"]
+"""What happens to keys that find no room."""
+
+UINT64 = 2**64
+INT64 = 2**63
+_MAX_THREADS = 1024
+
+
+def require_keyed(
+    kind: str,
+    *,
+    name: str,
+    max_rows: int | None,
+    num_threads: int | None,
+    hash_seed: int | None,
+) -> None:
+    """Raises ValueError or TypeError naming the constructor's argument that is wrong."""
+    if max_rows is not None:
+        require_int(kind, 0, INT64, max_rows=max_rows)
+    if num_threads is not None:
+        require_int(kind, 1, _MAX_THREADS + 1, num_threads=num_threads)
+    if hash_seed is not None:
+        require_int(kind, 0, UINT64, hash_seed=hash_seed)
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"{kind}: name must be a string that is not empty, got {name!r}")
+
+
+class Keyed:
+    """Keys and their row numbers; the engine's object is `_engine`."""
+
+    _engine: _ext.Table | _ext.Index
+    _name: str
+    _max_rows: int | None
+    _on_full: OnFull
+
+    @property
+    def max_rows(self) -> int | None:
+        """Keys beyond this number find no room; None: no limit."""
+        return self._max_rows
+
+    @property
+    def on_full(self) -> OnFull:
+        """What happens to keys that find no room: refused, or the call raises CapacityError."""
+        return self._on_full
+
+    def lease(self, step: int | None = None) -> _ext.Lease:
+        """Opens a batch in flight; use as a context manager or call `release()`.
+
+        While a lease lives, rows of keys erased meanwhile are not given to other keys. If it
+        carries a step, keys inserted under it are seen by later batches but not by readers
+        (`lookup`, `len`, `export`, `stats`) until it and all earlier leases with a step are
+        released. It releases itself when it is garbage collected, and may be released from any
+        thread.
+
+        Raises ValueError if `step` is below that of a lease taken before, or no int64.
+        """
+        if step is not None and not -INT64 <= step < INT64:
+            kind = type(self).__name__
+            raise ValueError(f"{kind}.lease: step must be in [-2**63, 2**63), got {step}")
+        return self._engine.lease(step)
+
+    def map(
+        self, keys: Array, insert: bool, *, lease: _ext.Lease | None = None
+    ) -> tuple[Array, Array]:
+        """Finds the rows of keys (N,), and with `insert` gives a row to each unseen key.
+
+        Returns (rows int64 (N,), outcomes uint8 (N,)); a key without a row has an unspecified row
+        number. Of a new key that occurs several times the first is INSERTED, the rest FOUND. Row
+        numbers and refusals are decided in input order. Empty input is fine.
+
+        Raises BusyError when inserting without a step while leases with a step are open,
+        OutOfMemoryError, and what a custom initializer or `make_rows` raises.
+        Cost: one cache line per key, plus one row per insertion.
+        """
+        return self._engine.map(keys, insert, lease)
+
+    def erase(self, keys: Array, *, return_outcomes: bool = False) -> Any:
+        """Takes keys (N,) out.
+
+        The first of duplicates is FOUND, the rest MISSING. With `return_outcomes` returns outcomes
+        uint8 (N,), else None. A row is given to another key only when no lease taken before is
+        open. A key that returns starts from its initial row. Raises BusyError while leases with a
+        step are open.
+        """
+        return self._engine.erase(keys, return_outcomes)
+
+    def clear(self) -> None:
+        """Takes every key out. Raises BusyError while leases with a step are open."""
+        self._engine.clear()
+
+    def reserve(self, num_rows: int) -> None:
+        """Makes room for `num_rows` rows in all, so that inserting up to there is steady.
+
+        The memory is cleared now, and the index takes its shape for that many keys at once: one
+        that then holds far fewer is slower to find in.
+        """
+        require_int(f"{type(self).__name__}.reserve", 0, INT64, num_rows=num_rows)
+        self._engine.reserve(num_rows)
+
+    def check_invariants(self) -> None:
+        """Raises RecsdkError naming the first broken invariant. Reads the whole index."""
+        self._engine.check_invariants()
+
+    def __len__(self) -> int:
+        """Number of visible keys."""
+        return self._engine.size()
+
+    def __contains__(self, key: object) -> bool:
+        """True if the key has a visible row; for many keys use `map(keys, insert=False)`.
+
+        What is no 64-bit number, signed or unsigned, has none.
+        """
+        number = operator.index(key)  # type: ignore[arg-type]
+        if not -INT64 <= number < UINT64:
+            return False
+        _, outcomes = self._engine.map(np.array([number % UINT64], dtype=np.uint64), False, None)
+        return bool(outcomes[0] == Outcome.FOUND)

@@ -1,0 +1,162 @@
+"""A growing map from raw 64-bit keys to row numbers, for rows that may lie anywhere.
+
+Shape letters: n or N keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recsdk_core import _ext
+from recsdk_core._ext import IndexCut
+from recsdk_core._internal.config import engine_on_full
+from recsdk_core._internal.keyed import Array, Keyed, OnFull, require_keyed
+from recsdk_core.outcome import Outcome
+from recsdk_core.records import IndexStats
+
+__all__ = ["Index", "IndexCut", "MakeRows"]
+
+MakeRows: TypeAlias = Callable[[NDArray[np.int64], NDArray[np.int64]], Any]
+"""Makes the rows of keys int64 (n,), whose distinct row numbers are int64 (n,)."""
+
+_PIECE = 2**16
+
+
+class Index(Keyed):
+    """Gives raw 64-bit keys row numbers, for rows that the caller keeps.
+
+    Every 64-bit pattern is a legal key. Row numbers are given in input order, from 0 on; those of
+    keys that left are given again. They never change while their key is there. A `Table` is an
+    index with rows. Array arguments, results and thread safety are as those of `Table`.
+
+    >>> import numpy as np
+    >>> from recsdk_core import Index
+    >>> index = Index(name="user", max_rows=2)
+    >>> rows, outcomes = index.map(np.array([70, -1, 70, 8]), insert=True)
+    >>> rows[:3].tolist(), outcomes.tolist()
+    ([0, 1, 0], [1, 1, 0, 2])
+    >>> index.erase(np.array([70]))
+    >>> index.map(np.array([8]), insert=True)[0].tolist()
+    [0]
+    """
+
+    _engine: _ext.Index
+
+    def __init__(
+        self,
+        *,
+        name: str = "index",
+        max_rows: int | None = None,
+        on_full: OnFull = "refuse",
+        make_rows: MakeRows | None = None,
+        num_threads: int | None = None,
+        hash_seed: int | None = None,
+    ) -> None:
+        """Makes an empty index; it takes no memory until the first insertion.
+
+        At `max_rows` keys (None: no limit) further keys are refused, or under `on_full="raise"` the
+        call that brings them raises CapacityError and changes nothing. `make_rows` is called by
+        each call that inserts keys, with them and their row numbers in the order of the call,
+        before anybody sees them; it runs under the index's lock and must not call the index
+        (BusyError). What it raises takes the insertion back. Without it the outcomes say which rows
+        are new. `name` is for messages. `num_threads`, 1 to 1024, limits this index's calls (None:
+        the pool's size). No result depends on `hash_seed` (None: random).
+
+        Raises ValueError or TypeError naming the argument that is wrong.
+        """
+        require_keyed(
+            "Index", name=name, max_rows=max_rows, num_threads=num_threads, hash_seed=hash_seed
+        )
+        if make_rows is not None and not callable(make_rows):
+            raise TypeError(f"Index: make_rows must be callable, got {type(make_rows).__name__}")
+        self._engine = _ext.Index(
+            name, hash_seed, max_rows, engine_on_full(on_full), make_rows, num_threads
+        )
+        self._name, self._max_rows, self._on_full = name, max_rows, on_full
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return self._name
+
+    @property
+    def end_row(self) -> int:
+        """One past the highest row number that was ever given."""
+        return self._engine.end_row()
+
+    @property
+    def is_tracking(self) -> bool:
+        """Whether a cut may be of changes only."""
+        return self._engine.is_tracking()
+
+    def assign(self, keys: Array) -> None:
+        """Replaces all keys by distinct keys (N,): key i gets row i, and `make_rows` is not called.
+
+        Changes are tracked from here on. Raises BusyError while leases or a cut are open,
+        CapacityError beyond `max_rows`, and ValueError if a key comes twice; then nothing has
+        changed.
+        """
+        self._engine.assign(keys)
+
+    def check_assignable(self) -> None:
+        """Raises BusyError where `assign` would."""
+        self._engine.check_assignable()
+
+    def keys_and_rows(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Visible keys int64 (n,) and their rows int64 (n,), in ascending order of row number.
+
+        Keys that come or leave while it runs may or may not be seen. Counts no outcome.
+        """
+        keys, rows = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        begin, is_last = 0, False
+        while not is_last:
+            begin, some_keys, some_rows = self._engine.export_keys(begin, _PIECE)
+            is_last = len(some_keys) < _PIECE
+            keys.append(some_keys)
+            rows.append(some_rows)
+        return np.concatenate(keys), np.concatenate(rows)
+
+    def cut(self, *, changes_only: bool = False) -> IndexCut:
+        """The keys as they are now, or only what came and left since the last durable cut.
+
+        A cut has `keys` int64 (n,) and `rows` int64 (n,): the visible ones, of changes those that
+        came, or came again, and those that `note_changed` has named; and `left` int64 (m,), keys
+        that left and are not there again, ascending. End it by `finish(durable)`: durable, changes
+        count from the cut on; else it is as if it had never been. As a context manager it ends as
+        not durable where `finish` was not called. From the first durable cut on changes are
+        tracked: a bit per row, and the keys that leave.
+
+        Raises BusyError while a cut is open, and ValueError if `changes_only` without a durable cut
+        or an `assign` before. Cost: a copy of these keys.
+
+        >>> import numpy as np
+        >>> from recsdk_core import Index
+        >>> index = Index()
+        >>> index.cut().finish(True)
+        >>> _ = index.map(np.array([5, 6]), insert=True)
+        >>> with index.cut(changes_only=True) as cut:
+        ...     cut.keys.tolist(), cut.rows.tolist(), cut.left.tolist()
+        ([5, 6], [0, 1], [])
+        """
+        return self._engine.cut(changes_only)
+
+    def note_changed(self, rows: Array) -> None:
+        """Has the next cut of changes name the keys of rows int64 (n,) too.
+
+        Does nothing before the first durable cut. Raises ValueError for a row number out of range.
+        """
+        self._engine.note_changed(rows)
+
+    def stats(self) -> IndexStats:
+        """Cumulative counts and sizes."""
+        counts = self._engine.stats()
+        outcomes = {kind: counts["outcomes"][kind] for kind in Outcome}
+        return IndexStats(**{**counts, "outcomes": outcomes})
+
+    def __repr__(self) -> str:
+        limit = "" if self._max_rows is None else f", max_rows={self._max_rows}"
+        return f"Index(name={self._name!r}, keys={len(self)}{limit})"
