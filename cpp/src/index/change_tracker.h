@@ -1,4 +1,4 @@
-// What changed in a table since its last durable save: a bit per row, and the keys that left.
+// What changed in an index since its last durable cut: a bit per row, and the keys that left.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace recsdk::internal {
 
-/// Bits are guarded as the rows are, by rows_mutex or index_mutex; the rest by index_mutex.
+/// The index's lock guards it; bits may also be set by who holds the lock of the rows.
 class ChangeTracker {
  public:
   explicit ChangeTracker(std::uint64_t hash_seed) : left_(hash_seed) {}

@@ -31,8 +31,8 @@ def map_tables(
 ) -> list[tuple[Array, Array]]:
     """Finds the rows of keys in many tables, and with `insert` gives a row to each unseen key.
 
-    Each call is (table, keys (N,)), or (index, keys (N,)); each may occur once. Returns (rows int64 (N,), outcomes
-    uint8 (N,)) for each. `leases` has one lease, or None, for each call.
+    Each call is (table, keys (N,)), or (index, keys (N,)); each may occur once. Returns
+    (rows int64 (N,), outcomes uint8 (N,)) for each. `leases` has one lease, or None, for each call.
 
     Each table is either done whole or unchanged; the first error is raised after the others have
     ended. Otherwise as `Table.map`.
