@@ -4,8 +4,8 @@
 // change a row copies it first (preserve_rows, plan), the reader takes rows in ascending order from
 // records or copies (read). Records are read and copied under this object's mutex, and written only
 // while the row is no longer pending, so that insertions into rows used before, which hold
-// the index's lock only, are covered as well as updates, which hold rows_mutex. An update that copies
-// holds the mutex to its end.
+// the index's lock only, are covered as well as updates, which hold rows_mutex. An update that
+// copies holds the mutex to its end.
 #pragma once
 
 #include <atomic>

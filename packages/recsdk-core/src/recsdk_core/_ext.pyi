@@ -7,6 +7,7 @@ from typing import Any, Literal, final
 from numpy import float32, int64, uint8
 from numpy.typing import NDArray
 
+from recsdk_core import index as _index
 from recsdk_core import table as _table
 from recsdk_core.init import RowFunction
 
@@ -336,7 +337,9 @@ class Table:
     def check_invariants(self) -> None: ...
 
 def map_tables(
-    calls: Sequence[tuple[_table.Table, Any]], insert: bool, leases: Sequence[Lease | None] | None
+    calls: Sequence[tuple[_table.Table | _index.Index, Any]],
+    insert: bool,
+    leases: Sequence[Lease | None] | None,
 ) -> list[tuple[Any, Any]]: ...
 def pool_tables(calls: Sequence[tuple[_table.Table, Sequence[tuple[Any, ...]]]]) -> None: ...
 def update_tables(calls: Sequence[tuple[_table.Table, Sequence[tuple[Any, ...]]]]) -> None: ...

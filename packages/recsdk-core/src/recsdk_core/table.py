@@ -31,7 +31,7 @@ from recsdk_core.optim import SGD, Optimizer
 from recsdk_core.outcome import Outcome
 from recsdk_core.records import ExportBatch, TableStats
 
-__all__ = ["Array", "ExportBatch", "Lease", "Table", "TableStats"]
+__all__ = ["Array", "ExportBatch", "Lease", "OnFull", "Table", "TableStats"]
 
 DType: TypeAlias = Literal["float32", "bfloat16", "float16"]
 """How weights are stored."""
