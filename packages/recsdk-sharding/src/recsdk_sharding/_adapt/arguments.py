@@ -8,6 +8,7 @@ checked first. For models and sharders without hash tables nothing changes.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,7 +80,7 @@ def check_planned(module: nn.Module, sharders: Any, constraints: Any, compute_de
         return
     _check_sharders(module, sharders)
     tables = [table for child in found for table in _tables_of(child)]
-    _check_names(module, sharders, constraints or {}, {table.name for table in tables})
+    _warn_of_names(module, sharders, constraints or {}, {table.name for table in tables})
     for table in tables:
         given = (constraints or {}).get(table.name)
         if given is not None:
@@ -98,10 +99,10 @@ def _tables_of(module: Any) -> Iterator[_PlannedTable]:
         yield _PlannedTable(config.name, has_half_rows, list(config.feature_names), types)
 
 
-def _check_names(
+def _warn_of_names(
     module: nn.Module, sharders: Any, constraints: Mapping[str, Any], hash_tables: set[str]
 ) -> None:
-    """Raises ValueError for constraints of a table that the model does not have."""
+    """Warns of constraints for tables that the model does not have: one dict may serve many."""
     by_type = {sharder.module_type: sharder for sharder in sharders or ()}
     known = set(hash_tables)
     for path, child in module.named_modules():
@@ -110,9 +111,10 @@ def _check_names(
         if any(True for _ in child.parameters(recurse=False)):
             known.add(path.rpartition(".")[2])  # torchrec's tables that no sharder takes
     if unknown := sorted(set(constraints) - known):
-        raise ValueError(
-            f"constraints name {unknown}, and the model has no such table; its hash tables are "
-            f"{sorted(hash_tables)}; leave the others out"
+        warnings.warn(
+            f"constraints name {unknown}, and the model has no such table, so they do nothing; its "
+            f"hash tables are {sorted(hash_tables)}",
+            stacklevel=4,
         )
 
 
