@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from recsdk_core import _ext
 from recsdk_core.checkpoint.columns import base_of
@@ -43,6 +43,7 @@ __all__ = [
     "Cuts",
     "Loading",
     "Shard",
+    "ShardCut",
     "load_tables",
     "row_fields",
     "save_tables",
@@ -63,12 +64,35 @@ Assemble: TypeAlias = "Callable[[Sequence[Checkpoint], Collection[str]], Assembl
 """Makes a shard's rows from a chain, given what may differ; CheckpointError if some are missing."""
 
 
+class ShardCut(Protocol):
+    """What a shard holds at one moment, of rows that are in no table, until `finish`."""
+
+    update_count: int
+    log_decay: float
+
+    @property
+    def num_rows(self) -> int:
+        """Rows to save."""
+
+    @property
+    def num_erased(self) -> int:
+        """Keys that left."""
+
+    def write(
+        self, target: Target, token: bytes, codec: Codec, progress: Progress | None
+    ) -> _ext.RowFileSummary:
+        """Writes a file of rows."""
+
+    def finish(self, durable: bool) -> None:
+        """Ends it; durable: changes are counted from here, else as if it had never been."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Shard:
     """One rank's part of a table."""
 
     table: Table
-    """The rows."""
+    """The rows; if there is a `cut`, what describes them."""
     owner: Owner = field(default_factory=Owner)
     """Which keys belong here."""
     name: str | None = None
@@ -76,6 +100,8 @@ class Shard:
     columns, see `columns.name_of`."""
     assemble: Assemble | None = None
     """Makes its rows from a checkpoint that has the table cut into other column ranges."""
+    cut: Callable[[bool], ShardCut] | None = None
+    """Cuts rows that are elsewhere: all of them, or what changed."""
     let_go: Callable[[], None] | None = None
     """Releases batches that are done but would keep its rows from being replaced; called when all
     of a checkpoint is read."""
@@ -101,13 +127,13 @@ class Cuts:
     ) -> None:
         """`one_thread`: saving takes one thread, not two: for saving beside training."""
         self._shards = shards
-        self.cuts: list[_ext.Cut] = []
+        self.cuts: list[Any] = []  # `_ext.Cut` each, or what the shard's `cut` gives
         self.parts: list[Part] = []
         """The shards as `save_parts` takes them."""
         with ExitStack() as undo:
             undo.callback(self.finish, None)
             for shard in shards:
-                cut = shard.table._cut(is_delta, max_copy_bytes)
+                cut = _cut(shard, is_delta, max_copy_bytes)
                 self.cuts.append(cut)
                 self.parts.append(_part(shard, cut, is_delta, one_thread))
             undo.pop_all()
@@ -158,10 +184,19 @@ def save_tables(shards: Sequence[Shard], ranks: Ranks, path: Any, options: SaveO
     return cuts.save(store, ranks, options)
 
 
-def _part(shard: Shard, cut: _ext.Cut, is_delta: bool, one_thread: bool) -> Part:
+def _cut(shard: Shard, is_delta: bool, max_copy_bytes: int | None) -> _ext.Cut | ShardCut:
+    shard.table._check_cut(is_delta)
+    if shard.cut is not None:
+        return shard.cut(is_delta)
+    return shard.table._engine.cut(is_delta, max_copy_bytes)
+
+
+def _part(shard: Shard, cut: _ext.Cut | ShardCut, is_delta: bool, one_thread: bool) -> Part:
     def write(
         target: Target, token: bytes, codec: Codec, progress: Progress | None
     ) -> _ext.RowFileSummary:
+        if not isinstance(cut, _ext.Cut):
+            return cut.write(target, token, codec, progress)
         told = None if progress is None else _differences(progress)
         return _ext.write_rows(
             cut,
@@ -395,7 +430,7 @@ def row_fields(table: Table) -> tuple[Field, ...]:
     return fields_of(table.dim, table.state_fields, table.dtype)
 
 
-def entry_of(shard: Shard, cut: _ext.Cut | None, sharding: Sharding) -> TableEntry:
+def entry_of(shard: Shard, cut: _ext.Cut | ShardCut | None, sharding: Sharding) -> TableEntry:
     """The manifest's entry of a shard's table, as of a cut if given, without files."""
     table = shard.table
     return TableEntry(

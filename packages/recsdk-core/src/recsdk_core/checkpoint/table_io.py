@@ -197,15 +197,14 @@ class SavesAndLoads:
                 "first"
             )
 
-    def _cut(self, is_delta: bool, max_copy_bytes: int | None) -> _ext.Cut:
-        """A cut of the table's rows, or of what changed, as of now."""
+    def _check_cut(self, is_delta: bool) -> None:
+        """Raises if its rows, or what changed, cannot be saved now."""
         self._refuse_while_saving()
         if is_delta and self._position is None:
             raise CheckpointError(
                 f"table {self._table().name!r}: a delta needs a checkpoint before it: save or load "
                 "one in full first"
             )
-        return self._engine.cut(is_delta, max_copy_bytes)
 
     def _save(self, path: Any, options: SaveOptions) -> Position:
         return save_tables([Shard(table=self._table())], OneRank(), path, options)
