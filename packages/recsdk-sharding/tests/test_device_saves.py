@@ -114,7 +114,7 @@ def test_resumed_training_equals_training_never_stopped(
 def test_a_device_that_fails_leaves_no_key_with_another_row() -> None:
     config = HashEmbeddingBagConfig(name="user", embedding_dim=4, num_embeddings=10)
     table = DeviceTable(config, torch.zeros(11, 4), optim.Adagrad(), None, (0, 4))
-    hosts = [table.to_host(with_rows=False) for _ in range(2)]
+    hosts = [table.empty_host_table() for _ in range(2)]
     keys = np.arange(5)
     for value, host in enumerate(hosts, start=1):
         host.upsert(keys + value, np.full((5, 4), value, np.float32))

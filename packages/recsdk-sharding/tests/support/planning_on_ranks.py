@@ -209,7 +209,8 @@ def _on_rank(option: Any, ranks: list[int]) -> tuple[int, int]:
 
 def _bytes_of(table: Any) -> tuple[int, int]:
     """Host and device memory."""
-    engine = table if isinstance(table, Table) else table.index
-    stats = engine.stats()
-    host = stats.index_bytes + stats.row_bytes + stats.metadata_bytes
-    return host, 0 if engine is table else table.stats().row_bytes
+    stats = table.stats()
+    host = stats.index_bytes + stats.metadata_bytes
+    if isinstance(table, Table):
+        return host + stats.row_bytes, 0
+    return host, stats.row_bytes

@@ -15,7 +15,7 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
-from recsdk_core import Lease, Table, map_tables
+from recsdk_core import Index, Lease, Table, map_tables
 
 __all__ = [
     "Features",
@@ -204,7 +204,7 @@ MappedKeys: TypeAlias = tuple[torch.Tensor, torch.Tensor, Lease]
 
 
 def map_under_leases(
-    calls: Sequence[tuple[Table, torch.Tensor]], *, insert: bool, step: int | None
+    calls: Sequence[tuple[Table | Index, torch.Tensor]], *, insert: bool, step: int | None
 ) -> list[MappedKeys]:
     """Maps the keys (N,) of tables, each table under a lease of its own.
 

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recsdk_core.nn.function import FeatureBags, TableBags
+from recsdk_core.nn.function import FeatureBags
 from recsdk_sharding._batch.arrivals import Arrivals
 from recsdk_sharding._batch.assembly import Assembly, plan_stretches
 from recsdk_sharding._batch.context import HostDistConfig, Order, Remainder
@@ -34,7 +34,7 @@ from recsdk_sharding._batch.late_weights import LateWeights
 from recsdk_sharding._batch.outcomes import outcomes_of_features
 from recsdk_sharding._batch.routing import Requests
 from recsdk_sharding._batch.sequences import without_duplicates
-from recsdk_sharding._rows.home import MappedBatch
+from recsdk_sharding._rows.home import MappedBatch, ShardBags
 from recsdk_sharding.exchange import Splits
 
 __all__ = ["Alone", "Mapped", "Prepared", "Received", "map_keys", "prepare"]
@@ -371,12 +371,11 @@ def _planned(
     **options: Any,
 ) -> MappedBatch:
     """The mapped bags of each shard as their home takes them; `options` as of `RowHome.plan`."""
-    tables = [
-        TableBags(table=own.held.index, features=each, lease=lease, accumulation=own.accumulation)
-        for own, each, (_, _, lease) in zip(config.shards, bags, found, strict=True)
+    mapped = [
+        ShardBags(own.held, features, lease, own.accumulation)
+        for own, features, (_, _, lease) in zip(config.shards, bags, found, strict=True)
     ]
-    held = [own.held for own in config.shards]
-    return config.home.plan(held, tables, num_values, training=order.training, **options)
+    return config.home.plan(mapped, num_values, training=order.training, **options)
 
 
 def _swap_numbers(group: dist.ProcessGroup, own: Sequence[int]) -> list[int]:

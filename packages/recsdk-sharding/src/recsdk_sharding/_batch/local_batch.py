@@ -12,8 +12,9 @@ from itertools import accumulate, pairwise
 import torch
 from torchrec.modules.embedding_configs import PoolingType
 
-from recsdk_core.nn.function import FeatureBags, TableBags
+from recsdk_core.nn.function import FeatureBags
 from recsdk_sharding._batch.features import Features, map_under_leases, mean_divisor
+from recsdk_sharding._rows.home import ShardBags
 from recsdk_sharding._rows.rows import TableRows, anchor_of
 
 __all__ = ["LocalBatch"]
@@ -48,7 +49,7 @@ class LocalBatch:
         self._is_sequence = is_sequence
         self._mapped = self._map(counts)
 
-    def _map(self, counts: list[int]) -> list[TableBags]:
+    def _map(self, counts: list[int]) -> list[ShardBags]:
         keys = self._features.keys_N.split_with_sizes(counts)
         spans = list(accumulate((len(r.config.feature_names) for r in self._rows), initial=0))
         shards = [rows.shards[0] for rows in self._rows]
@@ -59,14 +60,14 @@ class LocalBatch:
         mapped = map_under_leases(calls, insert=self._step is not None, step=self._step)
         try:
             return [
-                TableBags(
-                    table=table,
-                    features=self._bags(rows, outcomes, counts[first:last], first),
-                    lease=lease,
-                    accumulation=shard.accumulation,
+                ShardBags(
+                    shard.held,
+                    self._bags(rows, outcomes, counts[first:last], first),
+                    lease,
+                    shard.accumulation,
                 )
-                for shard, (table, _), (rows, outcomes, lease), first, last in zip(
-                    shards, calls, mapped, spans[:-1], spans[1:], strict=True
+                for shard, (rows, outcomes, lease), first, last in zip(
+                    shards, mapped, spans[:-1], spans[1:], strict=True
                 )
             ]
         except BaseException:
@@ -139,7 +140,6 @@ class LocalBatch:
         """The vectors of all bags, those of a feature from its start on, or in its columns."""
         weights = self._learning_weights()
         batch = self._home.plan(
-            [rows.shards[0].held for rows in self._rows],
             self._placed(starts),
             starts[-1],
             training=self._step is not None,
@@ -169,7 +169,7 @@ class LocalBatch:
         divisors = divisor.split_with_sizes(self._features.num_bags)
         return [part / each[:, None] for part, each in zip(parts, divisors, strict=True)]
 
-    def _placed(self, starts: Sequence[int]) -> list[TableBags]:
+    def _placed(self, starts: Sequence[int]) -> list[ShardBags]:
         """The mapped bags, their vectors to begin at `starts`."""
         features = [feature for table in self._mapped for feature in table.features]
         for feature, start in zip(features, starts, strict=False):

@@ -20,7 +20,7 @@ from recsdk_core.checkpoint import Checkpoint, Position, Sharding
 from recsdk_core.checkpoint.columns import base_of
 from recsdk_core.checkpoint.model_tables import Loading, Shard, load_tables, save_tables
 from recsdk_core.checkpoint.owners import Owner
-from recsdk_core.checkpoint.participants import OneRank, Ranks, together
+from recsdk_core.checkpoint.participants import OneRank, Ranks
 from recsdk_core.checkpoint.reading import Progress
 from recsdk_core.checkpoint.saving import SaveOptions
 from recsdk_core.nn import HashEmbedding, HashEmbeddingBag
@@ -28,7 +28,6 @@ from recsdk_core.optim import Optimizer
 from recsdk_sharding._checkpoint.recut_columns import assemble
 from recsdk_sharding._configs.configs import HashEmbeddingConfig, HashTableConfig
 from recsdk_sharding._rows.engine import EngineShard
-from recsdk_sharding._rows.home import ShardCut
 from recsdk_sharding._rows.rows import OwnedShard, TableRows
 from recsdk_sharding.exchange import HostExchange, exchanges_of
 from recsdk_sharding.exchange.errors import known
@@ -56,7 +55,7 @@ class Saver:
     state that a row has one number of becomes the mean over the ranges, and the next save must be
     full.
 
-    Rows in device memory are saved and loaded through a copy on the host.
+    Rows in device memory are loaded through a copy on the host.
 
     If one rank fails, all raise CheckpointError, and nothing was saved or loaded. Not thread-safe.
 
@@ -109,24 +108,8 @@ class Saver:
         )
         held = _held_by(module)
         ranks = ranks_of_module(module)
-        shards: list[Shard] = []
-        cuts: list[ShardCut] = []
-        is_saved = False
-
-        def cut() -> None:
-            for each in held:
-                cuts.append(each.owned.held.cut(incremental))
-                shards.append(each.on_host(cuts[-1].host))
-
-        try:
-            with known_to_all():
-                together(ranks, cut)
-                position = save_tables(shards, ranks, path, options)
-            is_saved = True
-        finally:
-            for each in cuts:
-                each.finish(is_saved)
-        return position
+        with known_to_all():
+            return save_tables([each.shard() for each in held], ranks, path, options)
 
     def load(
         self,
@@ -163,7 +146,7 @@ class Saver:
         progress: Progress | None,
     ) -> Checkpoint:
         held = _held_by(module)
-        shards = [each.on_host(each.owned.held.table_to_load()) for each in held]
+        shards = [each.shard() for each in held]
         loading = Loading(
             is_delta=incremental,
             allow=allow,
@@ -201,11 +184,13 @@ class _Held:
     optimizer: Optimizer | None
     owned: OwnedShard
 
-    def on_host(self, table: Table) -> Shard:
-        """The shard to save or load; `table` has its rows, or will have them."""
+    def shard(self) -> Shard:
+        """The shard to save or load."""
         owned, shard = self.owned, self.owned.shard
+        table = owned.held.host_table()
         return Shard(
             table=table,
+            cut=owned.held.cutter(table),
             owner=Owner(shard.index, shard.ranks.world_size, Sharding(rule=shard.ranks.rule)),
             name=owned.name,
             assemble=partial(assemble, self.config, self.optimizer, owned),

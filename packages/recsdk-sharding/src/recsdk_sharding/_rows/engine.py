@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,10 +15,10 @@ from numpy.typing import NDArray
 from torchrec.streamable import Multistreamable
 
 from recsdk_core import CapacityError, Outcome, Table, optim
-from recsdk_core.checkpoint.replacing import NewRows, stage_rows
+from recsdk_core.checkpoint.replacing import NewRows, replace_rows, stage_rows
 from recsdk_core.nn.function import SharedTraining, TableBags, pack_features, pool_features
 from recsdk_sharding._configs.configs import HashTableConfig
-from recsdk_sharding._rows.home import Guard, HeldShard
+from recsdk_sharding._rows.home import Guard, ShardBags
 from recsdk_sharding.placement.layout import Shard
 
 __all__ = ["EngineBatch", "EngineHome", "EngineShard"]
@@ -53,10 +54,13 @@ class EngineHome:
     def check_dtype(self, table: str, dtype: torch.dtype) -> None:
         """Any type is fine: the handle has no rows."""
 
+    def replace_rows(self, changes: Sequence[tuple[Any, NewRows]]) -> None:
+        """Gives each shard its rows, or none."""
+        replace_rows([(held.table, rows) for held, rows in changes])
+
     def plan(
         self,
-        shards: Sequence[HeldShard],
-        mapped: Sequence[TableBags],
+        mapped: Sequence[ShardBags],
         num_values: int,
         *,
         training: bool,
@@ -66,23 +70,27 @@ class EngineHome:
         shared: SharedTraining | None = None,
     ) -> EngineBatch:
         """The mapped bags as they are."""
-        return EngineBatch(list(mapped), num_values, weight_starts, shape, pooled, shared)
+        tables = [
+            TableBags(
+                table=each.held.table,
+                features=each.features,
+                lease=each.lease,
+                accumulation=each.accumulation,
+            )
+            for each in mapped
+        ]
+        return EngineBatch(tables, num_values, weight_starts, shape, pooled, shared)
 
 
 @dataclass(frozen=True)
 class EngineShard:
-    """A shard in a table of the engine's; its own `ShardCut`, as that table saves itself."""
+    """A shard in a table of the engine's."""
 
     table: Table
 
     @property
     def index(self) -> Table:
         """The table, which maps its keys itself."""
-        return self.table
-
-    @property
-    def host(self) -> Table:
-        """The table, which is on the host."""
         return self.table
 
     def check_idle(self) -> None:
@@ -107,23 +115,12 @@ class EngineShard:
                 f"have {num_rows}; raise max_rows"
             )
 
-    def index_rows(self, rows: NewRows) -> NewRows:
-        """The rows themselves."""
-        return rows
-
-    def adopt(self, rows: NewRows) -> None:
-        """Does nothing: the table has the rows with their keys."""
-
-    def cut(self, is_delta: bool) -> EngineShard:
-        """The table, which notes itself what changed."""
-        return self
-
-    def finish(self, is_saved: bool) -> None:
-        """Does nothing: saving the table has ended its own cut."""
-
-    def table_to_load(self) -> Table:
+    def host_table(self) -> Table:
         """The table itself."""
         return self.table
+
+    def cutter(self, table: Table) -> None:
+        """None: the table has the rows."""
 
     def take_loaded(self, table: Table) -> None:
         """Does nothing: the table was loaded into."""

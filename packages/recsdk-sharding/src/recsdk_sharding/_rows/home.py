@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -18,12 +19,14 @@ from numpy.typing import NDArray
 
 import recsdk_core
 from recsdk_core import ExportBatch, optim
+from recsdk_core.checkpoint.model_tables import ShardCut
 from recsdk_core.checkpoint.replacing import NewRows
-from recsdk_core.nn.function import SharedTraining, TableBags
+from recsdk_core.nn.accumulation import Accumulation
+from recsdk_core.nn.function import FeatureBags, SharedTraining
 from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding.placement.layout import Shard
 
-__all__ = ["Guard", "HeldShard", "MappedBatch", "RowHome", "RowTable", "ShardCut"]
+__all__ = ["Guard", "HeldShard", "MappedBatch", "RowHome", "RowTable", "ShardBags"]
 
 Guard: TypeAlias = Callable[[], AbstractContextManager[None]]
 """Makes what a backward runs inside of."""
@@ -77,17 +80,6 @@ class RowTable(Protocol):
     def check_invariants(self) -> None: ...
 
 
-class ShardCut(Protocol):
-    """What a shard holds between two steps, to be saved, until `finish`."""
-
-    @property
-    def host(self) -> recsdk_core.Table:
-        """The table of the engine's that is saved."""
-
-    def finish(self, is_saved: bool) -> None:
-        """Ends it. If it was saved, changes are counted from here; else they go on counting."""
-
-
 class HeldShard(Protocol):
     """One shard in its home."""
 
@@ -96,7 +88,7 @@ class HeldShard(Protocol):
         """The rows."""
 
     @property
-    def index(self) -> recsdk_core.Table:
+    def index(self) -> recsdk_core.Table | recsdk_core.Index:
         """What maps keys to row numbers."""
 
     def check_idle(self) -> None:
@@ -105,20 +97,28 @@ class HeldShard(Protocol):
     def check_room(self, keys: NDArray[np.int64]) -> None:
         """Raises CapacityError unless keys (n,) without a row can have one."""
 
-    def index_rows(self, rows: NewRows) -> NewRows:
-        """What the index is to hold for the shard to hold these rows."""
+    def host_table(self) -> recsdk_core.Table:
+        """The table of the engine's that describes the shard to checkpoints, and is loaded into."""
 
-    def adopt(self, rows: NewRows) -> None:
-        """Takes the rows whose `index_rows` the index holds now."""
-
-    def cut(self, is_delta: bool) -> ShardCut:
-        """What is saved: all rows, or what changed since the last save or load."""
-
-    def table_to_load(self) -> recsdk_core.Table:
-        """The table of the engine's that a checkpoint is loaded into."""
+    def cutter(self, table: recsdk_core.Table) -> Callable[[bool], ShardCut] | None:
+        """Cuts the rows to save, all or what changed; None: the `host_table` has them."""
 
     def take_loaded(self, table: recsdk_core.Table) -> None:
-        """Takes the rows of the `table_to_load`, which has those of a checkpoint now."""
+        """Takes the rows of the `host_table`, which has those of a checkpoint now."""
+
+
+@dataclass(frozen=True)
+class ShardBags:
+    """The mapped bags of one shard."""
+
+    held: Any
+    """The shard, a `HeldShard` of the home that is given this."""
+    features: list[FeatureBags]
+    """Gradients of a key are added in this order."""
+    lease: recsdk_core.Lease
+    """The batch that the keys were mapped under."""
+    accumulation: Accumulation[Any] | None
+    """Collects the gradients of several backwards; None: each is an update."""
 
 
 class MappedBatch(Protocol):
@@ -175,10 +175,15 @@ class RowHome(Protocol):
     def check_dtype(self, table: str, dtype: torch.dtype) -> None:
         """Raises ValueError if the parameter of a table cannot become of this type."""
 
+    def replace_rows(self, changes: Sequence[tuple[HeldShard, NewRows]]) -> None:
+        """Gives each shard rows in place of all that it has. The next save of each must be full.
+
+        Raises BusyError while batches are in flight; then nothing has changed.
+        """
+
     def plan(
         self,
-        shards: Sequence[HeldShard],
-        mapped: Sequence[TableBags],
+        mapped: Sequence[ShardBags],
         num_values: int,
         *,
         training: bool,

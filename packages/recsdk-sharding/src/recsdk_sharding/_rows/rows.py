@@ -16,7 +16,6 @@ from torch import nn
 import recsdk_core
 from recsdk_core import optim
 from recsdk_core.checkpoint.columns import name_of
-from recsdk_core.checkpoint.replacing import replace_rows
 from recsdk_core.nn.accumulation import Accumulation
 from recsdk_core.nn.rows_parameter import RowsParameter
 from recsdk_core.nn.unused import Unused
@@ -406,9 +405,7 @@ class TableRows(nn.Module):
         for each in shards:
             if each.accumulation is not None:
                 each.accumulation.drop()  # its leases would keep the table from being replaced
-        replace_rows([(held.index, held.index_rows(new)) for held, new in changes])
-        for held, new in changes:
-            held.adopt(new)
+        self.home.replace_rows(changes)
 
 
 def anchor_of(rows: Sequence[TableRows]) -> torch.Tensor:

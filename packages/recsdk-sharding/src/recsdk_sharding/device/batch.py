@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from recsdk_core import Lease, Outcome
 from recsdk_core.nn.accumulation import Accumulation
-from recsdk_core.nn.function import FeatureBags, TableBags
+from recsdk_core.nn.function import FeatureBags
 from recsdk_sharding.device.kernels import BagIndex, GradientIndex
 from recsdk_sharding.device.parcel import (
     Item,
@@ -143,30 +143,31 @@ class TablePlan:
 
 
 def plan_batch(
-    tables: Sequence[DeviceTable],
-    mapped: Sequence[TableBags],
+    mapped: Sequence[Any],
     training: bool,
     weight_starts: Sequence[Sequence[int]] | None = None,
     pooled: range | None = None,
 ) -> tuple[Parcel, list[TablePlan]]:
-    """Keeps the initial rows of new keys, and plans the batch; as `RowHome.plan`."""
-    keys = [_MappedKeys.of_table(entry, pooled) for entry in mapped]
+    """As `RowHome.plan`."""
+    keys = [_MappedKeys.of_features(entry.features, pooled) for entry in mapped]
     late: Sequence[Sequence[int] | None] = weight_starts or [None] * len(keys)
-    for table, entry, own in zip(tables, mapped, keys, strict=True):
-        table.keep_new_rows(own.rows_N, own.outcomes_N, entry.lease)
     parcel = Parcel()
     plans = [
         TablePlan(
-            table=table,
-            blocks=_joined_blocks(entry, table.dim),
+            table=entry.held.table,
+            blocks=_joined_blocks(entry.features, entry.held.table.dim),
             lease=entry.lease,
             accumulation=entry.accumulation,
             # Weights that come late are gradients' business too, of every key in its place.
-            bags=_plan_bags(parcel, own.read_only() if starts is None else own, table.spare_row),
+            bags=_plan_bags(
+                parcel,
+                own.read_only() if starts is None else own,
+                entry.held.table.spare_row,
+            ),
             gradients=_plan_gradients(parcel, own) if training else None,
-            weights=None if starts is None else _plan_weights(parcel, own, entry, starts),
+            weights=None if starts is None else _plan_weights(parcel, own, entry.features, starts),
         )
-        for table, entry, own, starts in zip(tables, mapped, keys, late, strict=True)
+        for entry, own, starts in zip(mapped, keys, late, strict=True)
     ]
     parcel.seal()
     return parcel, plans
@@ -187,10 +188,10 @@ def plan_joined(parcel: Parcel, rows: Sequence[NDArray[np.int64]]) -> Callable[[
     )
 
 
-def _joined_blocks(entry: TableBags, dim: int) -> list[tuple[int, int]]:
+def _joined_blocks(features: Sequence[FeatureBags], dim: int) -> list[tuple[int, int]]:
     """The features' bags and where their vectors begin; neighbours are one block."""
     blocks: list[tuple[int, int]] = []
-    for feature in entry.features:
+    for feature in features:
         count, start = _num_bags(feature), feature.column
         if blocks and blocks[-1][1] + blocks[-1][0] * dim == start:
             count, start = count + blocks[-1][0], blocks.pop()[1]
@@ -214,16 +215,16 @@ class _MappedKeys:
     """Whether anybody wants a bag's vector; it is trained in any case."""
 
     @staticmethod
-    def of_table(entry: TableBags, pooled: range | None) -> _MappedKeys:
-        weights = [f.weights for f in entry.features if f.weights is not None]
+    def of_features(features: Sequence[FeatureBags], pooled: range | None) -> _MappedKeys:
+        weights = [f.weights for f in features if f.weights is not None]
         return _MappedKeys(
-            rows_N=torch.cat([f.rows for f in entry.features]).numpy(),
-            outcomes_N=torch.cat([f.outcomes for f in entry.features]).numpy(),
+            rows_N=torch.cat([f.rows for f in features]).numpy(),
+            outcomes_N=torch.cat([f.outcomes for f in features]).numpy(),
             weights_N=torch.cat(weights).numpy() if weights else None,
-            lengths_B=torch.cat([_lengths(f) for f in entry.features]).numpy(),
+            lengths_B=torch.cat([_lengths(f) for f in features]).numpy(),
             is_read_B=np.repeat(
-                np.array([pooled is None or f.column in pooled for f in entry.features]),
-                list(map(_num_bags, entry.features)),
+                np.array([pooled is None or f.column in pooled for f in features]),
+                list(map(_num_bags, features)),
             ),
         )
 
@@ -285,9 +286,9 @@ def _in_order_of_rows(keys: _MappedKeys) -> NDArray[np.int64]:
 
 
 def _plan_weights(
-    parcel: Parcel, keys: _MappedKeys, entry: TableBags, starts: Sequence[int]
+    parcel: Parcel, keys: _MappedKeys, features: Sequence[FeatureBags], starts: Sequence[int]
 ) -> _WeightItems:
-    counts = [len(feature.rows) for feature in entry.features]
+    counts = [len(feature.rows) for feature in features]
     places = [start + np.arange(n) for start, n in zip(starts, counts, strict=True)]
     return _WeightItems(
         places_N=parcel.put(np.concatenate(places)),

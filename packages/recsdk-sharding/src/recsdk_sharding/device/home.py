@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,11 @@ from numpy.typing import NDArray
 import recsdk_core
 from recsdk_core import ExportBatch, optim
 from recsdk_core.checkpoint.replacing import NewRows
-from recsdk_core.nn.function import SharedTraining, TableBags
+from recsdk_core.nn.function import SharedTraining
 from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding.device.batch import plan_batch
-from recsdk_sharding.device.host_index import keys_only
 from recsdk_sharding.device.pooling import DeviceBatch
-from recsdk_sharding.device.saving import DeviceCut, table_to_load, take_saved_rows
+from recsdk_sharding.device.saving import DeviceCut, take_saved_rows
 from recsdk_sharding.device.table import DeviceTable
 from recsdk_sharding.placement.devices import row_budget
 from recsdk_sharding.placement.layout import Shard
@@ -79,10 +79,16 @@ class DeviceHome:
                 "convert what the module gives instead"
             )
 
+    def replace_rows(self, changes: Sequence[tuple[Any, NewRows]]) -> None:
+        """Gives each shard its rows, one after the other, once all can take theirs."""
+        for held, _ in changes:
+            held.check_idle()
+        for held, rows in changes:
+            held.replace_rows(rows)
+
     def plan(
         self,
-        shards: Sequence[Any],
-        mapped: Sequence[TableBags],
+        mapped: Sequence[Any],
         num_values: int,
         *,
         training: bool,
@@ -93,8 +99,7 @@ class DeviceHome:
     ) -> DeviceBatch:
         """Which rows are added up in which order, and new keys' initial rows on their way."""
         assert shape is None, "results are put together from what is pooled"
-        tables = [shard.table for shard in shards]
-        parcel, plans = plan_batch(tables, mapped, training, weight_starts, pooled)
+        parcel, plans = plan_batch(mapped, training, weight_starts, pooled)
         return DeviceBatch(self.device, parcel, plans, num_values, training)
 
 
@@ -109,8 +114,8 @@ class DeviceShard:
     table: DeviceTable
 
     @property
-    def index(self) -> recsdk_core.Table:
-        """The engine's table from keys to row numbers; its rows mean nothing."""
+    def index(self) -> recsdk_core.Index:
+        """From keys to row numbers, on the host."""
         return self.table.index
 
     def check_idle(self) -> None:
@@ -121,23 +126,19 @@ class DeviceShard:
         """Raises CapacityError unless keys (n,) without a row can have one."""
         self.table.check_room(keys)
 
-    def index_rows(self, rows: NewRows) -> NewRows:
-        """The keys."""
-        return keys_only(rows.keys)
-
-    def adopt(self, rows: NewRows) -> None:
-        """Writes the rows to the device, now that the index has their keys."""
+    def replace_rows(self, rows: NewRows) -> None:
+        """Takes these rows in place of all that it has."""
         table, state = self.table, dict(rows.state)
-        table.adopt([ExportBatch(keys=rows.keys, weights=rows.weights, state=state)])
+        table.replace_rows([ExportBatch(keys=rows.keys, weights=rows.weights, state=state)])
         table.update_count, table.log_decay = rows.update_count, rows.log_decay
 
-    def cut(self, is_delta: bool) -> DeviceCut:
-        """A copy on the host of the rows to save."""
-        return DeviceCut(self.table, is_delta)
-
-    def table_to_load(self) -> recsdk_core.Table:
+    def host_table(self) -> recsdk_core.Table:
         """An empty table on the host."""
-        return table_to_load(self.table)
+        return self.table.empty_host_table()
+
+    def cutter(self, table: recsdk_core.Table) -> Callable[[bool], DeviceCut]:
+        """Cuts the rows on the device."""
+        return partial(DeviceCut, self.table, table)
 
     def take_loaded(self, table: recsdk_core.Table) -> None:
         """Copies the rows to the device."""

@@ -1,100 +1,84 @@
 """The rows of a table on a device on their way into checkpoints: all of them, or what changed.
 
-Which keys came and left, the index on the host knows, as every table of the engine does. Which rows
-were updated is noted on the device, a byte for each.
-
-Shape letters: n or N keys, R rows of the store.
+Which keys came and left, the index on the host knows. Which rows were updated is noted on the
+device, a byte for each.
 """
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Callable, Iterator
 
 import recsdk_core
 from recsdk_core import _ext
-from recsdk_core.checkpoint import Position
+from recsdk_core.checkpoint.model_tables import row_fields
+from recsdk_core.checkpoint.reading import Progress
+from recsdk_core.checkpoint.saving import Codec
+from recsdk_core.checkpoint.stores import Target
 from recsdk_sharding.device.table import DeviceTable
 
-__all__ = ["DeviceCut", "table_to_load", "take_saved_rows"]
-
-_BATCH = 65_536
+__all__ = ["DeviceCut", "take_saved_rows"]
 
 
 class DeviceCut:
-    """What a table holds between two steps, as a table of the engine's to be saved, until `finish`.
+    """What a table holds between two steps, until `finish`: a `ShardCut`.
 
-    Memory: a copy on the host of the rows to save.
+    Rows are read when they are written, so the table must not train before that.
     """
 
-    def __init__(self, table: DeviceTable, is_delta: bool) -> None:
-        """`is_delta`: only what changed since the last save or load."""
-        self._table = table
-        self.host = table.to_host(with_rows=not is_delta)
-        """A table with the rows; of a delta it also knows which keys left."""
-        self.host._position = table.index._position
-        has_changes = is_delta and self.host._position is not None  # else saving it is refused
-        self._keys = table.index._engine.cut(has_changes, None)
-        try:
-            if has_changes:
-                self._fill()
-        except BaseException:
-            self._keys.finish(False)
-            raise
+    def __init__(self, table: DeviceTable, host: recsdk_core.Table, is_delta: bool) -> None:
+        """`is_delta`: only what changed. `host` describes the table, and is told its position."""
+        self._table, self._host, self._is_delta = table, host, is_delta
+        self.update_count, self.log_decay = table.update_count, table.log_decay
+        self._cut = table.index.cut(changes_only=is_delta)
 
-    def _fill(self) -> None:
-        """Makes what changed in the table the host's changes."""
-        self.host._engine.cut(False, None).finish(True)
-        self.host.update_count = self._table.update_count
-        self.host.log_decay = self._table.log_decay
-        entered, left = _read(self._keys)
-        most = max(1, min(_BATCH, self._table.max_rows))  # keys beyond would be refused
-        for begin in range(0, len(left), most):
-            keys = left[begin : begin + most]
-            self.host.upsert(keys, np.zeros((len(keys), self.host.dim), np.float32))
-            self.host.erase(keys)
-        for batch in self._table.export_changed(entered):
-            self.host.upsert(batch.keys, batch.weights, batch.state or None)
+    @property
+    def num_rows(self) -> int:
+        """Keys that are there, of changes those that came; more rows may have been updated."""
+        return len(self._cut.keys)
 
-    def finish(self, is_saved: bool) -> None:
-        """Ends it. If it was saved, changes are counted from here; else they go on counting."""
-        self._keys.finish(is_saved)
-        if is_saved:
-            _note_position(self._table, self.host._position)
+    @property
+    def num_erased(self) -> int:
+        """Keys that left."""
+        return len(self._cut.left)
+
+    def write(
+        self, target: Target, token: bytes, codec: Codec, progress: Progress | None
+    ) -> _ext.RowFileSummary:
+        """Writes a file of rows."""
+        return _ext.write_row_file(
+            target.write if progress is None else _counted(target, progress),
+            kind="delta" if self._is_delta else "snapshot",
+            dim=self._host.dim,
+            fields=[(each.name, each.dtype, each.width) for each in row_fields(self._host)],
+            blocks=self._blocks(),
+            token=token,
+            codec=codec,
+            name=target.name,
+        )
+
+    def _blocks(self) -> Iterator[_ext.RowBlock]:
+        table, cut = self._table, self._cut
+        for batch in table.export_changed(cut.keys) if self._is_delta else table.export():
+            yield _ext.RowBlock.rows(batch.keys, {"weight": batch.weights, **batch.state})
+        if len(cut.left):
+            yield _ext.RowBlock.erased(cut.left)
+
+    def finish(self, durable: bool) -> None:
+        """Ends it; durable: changes are counted from here, else as if it had never been."""
+        self._cut.finish(durable)
+        if durable:
+            self._table.note_saved(self._host._position)
 
 
-def table_to_load(table: DeviceTable) -> recsdk_core.Table:
-    """An empty table on the host that a checkpoint is loaded into, a delta too."""
-    host = table.to_host(with_rows=False)
-    host._position = table.index._position
-    return host
+def _counted(target: Target, progress: Progress) -> Callable[[memoryview], None]:
+    def write(piece: memoryview) -> None:
+        target.write_all(piece)
+        progress(len(piece))
+
+    return write
 
 
 def take_saved_rows(table: DeviceTable, host: recsdk_core.Table) -> None:
-    """Gives a table the rows of a `table_to_load` that a checkpoint was loaded into."""
+    """Gives a table the rows of one on the host that a checkpoint was loaded into."""
     table.take_rows_of(host)
-    table.index._engine.cut(False, None).finish(True)
-    _note_position(table, host._position)
-
-
-def _note_position(table: DeviceTable, position: Position | None) -> None:
-    table.index._position = position
-    table.track_updates()
-
-
-def _read(cut: _ext.Cut) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The keys that came, or came again, and those that left."""
-    content = bytearray()
-
-    def write(piece: memoryview) -> None:
-        content.extend(piece)
-
-    _ext.write_rows(cut, write, token=bytes(16))
-    raw = bytes(content)
-    file = _ext.RowFile(lambda offset, size: raw[offset : offset + size], len(raw), "changed keys")
-    found: dict[str, list[NDArray[np.int64]]] = {"rows": [], "erased": []}
-    while (block := file.next_block()) is not None:
-        if block.kind in found:
-            found[block.kind].append(np.array(block.keys))
-    nothing = np.zeros(0, np.int64)
-    return np.concatenate([nothing, *found["rows"]]), np.concatenate([nothing, *found["erased"]])
+    table.note_saved(host._position)

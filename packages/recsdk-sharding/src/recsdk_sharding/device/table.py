@@ -5,7 +5,7 @@ Shape letters: R rows of the store, n or N keys, D row width.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,11 +17,11 @@ from torchrec.modules.embedding_configs import DataType
 
 import recsdk_core
 from recsdk_core import ExportBatch, NonFiniteError, optim
-from recsdk_core.checkpoint.replacing import replace_rows, stage_rows
+from recsdk_core.checkpoint import Position
 from recsdk_core.table import DType
 from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding.device.batch import TablePlan, has_row, plan_joined
-from recsdk_sharding.device.host_index import HostIndex, keys_only
+from recsdk_sharding.device.host_index import HostIndex
 from recsdk_sharding.device.kernels import kernel, pool_rows, sum_gradients
 from recsdk_sharding.device.optimizers import Step, check_optimizer
 from recsdk_sharding.device.parcel import Parcel
@@ -29,9 +29,11 @@ from recsdk_sharding.device.stored_rows import StoredRows
 
 __all__ = ["DeviceTable"]
 
+_EXPORT_ROWS, _EXPORT_BYTES = 65_536, 2**24  # of a batch, by default; at least a row
+
 
 class DeviceTable:
-    """Rows and optimizer state in tensors on a device, found through an engine table on the host.
+    """Rows and optimizer state in tensors on a device, found through an index on the host.
 
     The store has one row more than the table takes keys: its last row stays zero, and is what
     refused and missing keys read. Row numbers, refusals and initial rows are the engine's.
@@ -66,8 +68,10 @@ class DeviceTable:
         self._columns = columns
         limit = capacity if max_rows is None else min(capacity, max_rows)
         self._keys = HostIndex(config, limit, columns)
-        self.index = self._keys.table
-        """The engine's table from keys to row numbers; its rows mean nothing."""
+        self.index = self._keys.index
+        """From keys to row numbers."""
+        self.position: Position | None = None
+        """The checkpoint from which changes are counted; None: the next one must be full."""
         shape = recsdk_core.Table(store_RD.shape[1], optimizer=optimizer)
         self.state_fields: tuple[tuple[str, int], ...] = shape.state_fields
         """(name, width) of each field of optimizer state that a row has."""
@@ -139,42 +143,31 @@ class DeviceTable:
 
     def stats(self) -> recsdk_core.TableStats:
         """Counts of keys and updates, and the device memory of rows; waits for the device."""
-        found = self.index.stats()
-        outcomes = {kind: n - self._keys.own_lookups[kind] for kind, n in found.outcomes.items()}
-        return replace(
-            found,
-            outcomes=outcomes,
+        return recsdk_core.TableStats(
+            **vars(self.index.stats()),
             updates=self.update_count,
             nonfinite=self._rows.num_nonfinite,
             row_bytes=self._rows.num_bytes,
+            checkpoint_copied_bytes=0,
+            checkpoint_waits=0,
+            checkpoint_wait_seconds=0.0,
         )
 
     def check_invariants(self) -> None:
         """Raises RecsdkError naming the first broken invariant of the index."""
         self.index.check_invariants()
 
-    def keep_new_rows(
-        self,
-        rows_N: NDArray[np.int64],
-        outcomes_N: NDArray[np.uint8],
-        lease: recsdk_core.Lease | None = None,
-    ) -> None:
-        """As `HostIndex.keep_new_rows`; in the background."""
-        self._keys.keep_new_rows(rows_N, outcomes_N, lease)
-
     @torch.no_grad()
     def set_optimizer(self, optimizer: optim.Optimizer) -> None:
         """As `recsdk_core.Table.set_optimizer`."""
         checked = check_optimizer(optimizer, self.name)
-        self._keys.settle()
         self._write_new_rows()
         self.check_idle()
         fields = recsdk_core.Table(self.dim, optimizer=optimizer).state_fields
-        keys = [batch.keys for batch in self.index.export(state=False)]
-        numbers, _ = self._keys.find(np.concatenate([np.zeros(0, np.int64), *keys]))
+        _, numbers = self.index.keys_and_rows()
         self._rows.set_optimizer(checked, fields, numbers)
         self._optimizer, self.state_fields, self.log_decay = checked, fields, 0.0
-        self.index._position = None
+        self.position = None
 
     # ---- training, on the device ---------------------------------------------------------------
 
@@ -280,43 +273,57 @@ class DeviceTable:
         return_outcomes: bool = False,
     ) -> Any:
         """As `lookup`, but unseen keys get a row first."""
-        numbers, outcomes = self.index.map(keys, insert=True, lease=lease)
-        self.keep_new_rows(numbers, outcomes, lease)
-        return self._read(numbers, outcomes, return_outcomes)
+        return self._read(*self.index.map(keys, insert=True, lease=lease), return_outcomes)
 
     @torch.no_grad()
     def _read(
         self, rows_N: NDArray[np.int64], outcomes_N: NDArray[np.uint8], return_outcomes: bool
     ) -> Any:
-        self._keys.settle()
         self._write_new_rows()
-        places_N = torch.from_numpy(np.where(has_row(outcomes_N), rows_N, self.spare_row))
-        values = self._rows.read(places_N.to(self.device))
+        readable_N = torch.from_numpy(np.where(has_row(outcomes_N), rows_N, self.spare_row))
+        values = self._rows.read(readable_N.to(self.device))
         return (values, outcomes_N) if return_outcomes else values
 
     @torch.no_grad()
     def export(self, batch_size: int | None = None, *, state: bool = True) -> Iterator[ExportBatch]:
-        """Visible rows in batches, in ascending order of row number, as numpy arrays."""
-        self._keys.settle()
+        """As `recsdk_core.Table.export`; keys that leave meanwhile are seen as they were."""
+        if batch_size is None:
+            width = self.dim + sum(width for _, width in self.state_fields)
+            batch_size = min(max(_EXPORT_BYTES // (8 + 4 * width), 1), _EXPORT_ROWS)
+        if batch_size < 1:
+            raise ValueError(f"DeviceTable.export: batch_size must be at least 1, got {batch_size}")
+        return self._export(batch_size, state)
+
+    def _export(self, batch_size: int, state: bool) -> Iterator[ExportBatch]:
+        with self.index.lease():  # rows are not given away
+            for keys, rows_n in self._pieces(batch_size):
+                yield self._rows_of(keys, rows_n, state)
+
+    def _pieces(self, size: int) -> Iterator[tuple[NDArray[np.int64], torch.Tensor]]:
+        """Visible keys, and their rows on the device, once all are written."""
         self._write_new_rows()
-        for batch in self.index.export(batch_size, state=False):
-            yield self._rows_of(batch.keys, self._numbers_of(batch.keys), state)
+        keys, numbers = self.index.keys_and_rows()
+        for begin in range(0, len(keys), size):
+            rows_n = torch.from_numpy(numbers[begin : begin + size]).to(self.device)
+            yield keys[begin : begin + size], rows_n
 
     @torch.no_grad()
     def export_changed(self, keys: NDArray[np.int64]) -> Iterator[ExportBatch]:
         """The visible rows among `keys`, and those updated since `track_updates`, as `export`."""
-        self._keys.settle()
-        self._write_new_rows()
-        for batch in self.index.export(state=False):
-            rows_n = self._numbers_of(batch.keys)
-            is_changed_n = self._rows.were_updated(rows_n) | np.isin(batch.keys, keys)
+        for some, rows_n in self._pieces(_EXPORT_ROWS):
+            is_changed_n = self._rows.were_updated(rows_n) | np.isin(some, keys)
             if is_changed_n.any():
                 changed_n = torch.from_numpy(np.flatnonzero(is_changed_n)).to(self.device)
-                yield self._rows_of(batch.keys[is_changed_n], rows_n[changed_n], state=True)
+                yield self._rows_of(some[is_changed_n], rows_n[changed_n], state=True)
 
     def track_updates(self) -> None:
         """Notes from here on which rows are updated, for `export_changed`."""
         self._rows.track_updates()
+
+    def note_saved(self, position: Position | None) -> None:
+        """Counts changes from here on: from the checkpoint at `position`."""
+        self.position = position
+        self.track_updates()
 
     def _rows_of(self, keys: NDArray[np.int64], rows_n: torch.Tensor, state: bool) -> ExportBatch:
         return ExportBatch(
@@ -324,11 +331,6 @@ class DeviceTable:
             weights=self._rows.read(rows_n),
             state=self._rows.read_state(rows_n) if state else {},
         )
-
-    def _numbers_of(self, keys: NDArray[np.int64]) -> torch.Tensor:
-        """The rows of keys that have one, on the device."""
-        numbers, _ = self._keys.find(keys)
-        return torch.from_numpy(numbers).to(self.device)
 
     @torch.no_grad()
     def upsert(
@@ -342,22 +344,20 @@ class DeviceTable:
         Raises CapacityError if they do not fit, BusyError while leases with a step are open, and
         ValueError or TypeError for arrays that do not fit; then nothing has changed.
         """
-        self._keys.settle()
         self._write_new_rows()
         self.check_idle()
-        room = self._rows.make_room(
-            len(keys), values, state
-        )  # what can fail does so before keys are there
+        # What can fail does so before keys are there.
+        room = self._rows.make_room(len(keys), values, state)
         self.check_room(keys)
-        self.index.upsert(keys, np.zeros((len(keys), 1), np.float32))
-        self._keys.forget_made_rows()
-        numbers, _ = self._keys.find(keys)
+        with self._keys.given_rows():
+            numbers, _ = self.index.map(keys, insert=True)
+        self.index.note_changed(numbers)
         room.write(numbers, has_begun=True)
 
     def check_room(self, keys: NDArray[np.int64]) -> None:
         """Raises CapacityError unless keys without a row can have one."""
-        _, has_row_n = self._keys.find(keys)
-        if len(self.index) + len(keys) - int(has_row_n.sum()) > self.max_rows:
+        room = self.max_rows - len(self.index)
+        if len(keys) > room and len(np.setdiff1d(keys, self.index.keys_and_rows()[0])) > room:
             raise recsdk_core.CapacityError(
                 f"table {self.name!r} is full: it takes {self.max_rows} rows on this rank; raise "
                 "num_embeddings, which the device memory of a table follows, or erase keys"
@@ -379,41 +379,47 @@ class DeviceTable:
         self._keys.forget_new_rows()
         self._rows.forget()
 
-    def to_host(self, *, with_rows: bool) -> recsdk_core.Table:
-        """A table of the engine's of the same configuration, with a copy of the rows or empty."""
+    def empty_host_table(self) -> recsdk_core.Table:
+        """An empty table of the engine's of the same configuration."""
         table = self._config.make_table(self._optimizer, self.max_rows, self._columns)
-        if with_rows:
-            for batch in self.export():
-                table.upsert(batch.keys, batch.weights, batch.state or None)
-            table.update_count, table.log_decay = self.update_count, self.log_decay
+        table._position = self.position
         return table
 
     def check_idle(self) -> None:
         """Raises BusyError while batches are in flight, so that rows cannot be replaced."""
-        stage_rows(self.index, keys_only(np.zeros(0, np.int64))).check(0)
+        try:
+            self.index.check_assignable()
+        except recsdk_core.BusyError as error:
+            raise recsdk_core.BusyError(
+                f"table {self.name!r}: its rows cannot be replaced while batches are in flight or "
+                "it is being saved; finish or drop them first"
+            ) from error
 
     def take_rows_of(self, table: recsdk_core.Table) -> None:
-        """Replaces the rows, the rate and the count by those of a table that `to_host` made."""
+        """Replaces the rows, the rate and the count by those of a table on the host."""
         batches = list(table.export())
-        keys = np.concatenate([np.zeros(0, np.int64), *(batch.keys for batch in batches)])
-        replace_rows([(self.index, keys_only(keys))])
-        self.adopt(batches)
+        self.replace_rows(batches)
         self.update_count, self.log_decay = table.update_count, table.log_decay
         self.learning_rate = table.learning_rate
 
     @torch.no_grad()
-    def adopt(self, batches: Iterable[ExportBatch]) -> None:
-        """Writes all rows once the index has their keys; without state: with a fresh one.
+    def replace_rows(self, batches: Sequence[ExportBatch]) -> None:
+        """Replaces all rows by those of batches; without state: with a fresh one.
 
-        If the device fails, the table is empty: no key may read a row that is not its own.
+        Raises BusyError while batches are in flight; then nothing has changed. If the device fails,
+        the table is empty: no key may read a row that is not its own.
         """
+        self.index.assign(np.concatenate([np.zeros(0, np.int64), *(b.keys for b in batches)]))
+        self.position = None
         self._keys.forget_new_rows()
         self._rows.forget()
+        begin = 0
         try:
             for batch in batches:
-                numbers, _ = self._keys.find(batch.keys)
-                self._rows.write(numbers, batch.weights, batch.state or None)
+                end = begin + len(batch.keys)
+                self._rows.write(np.arange(begin, end), batch.weights, batch.state or None)
                 self._rows.settle()
+                begin = end
         except BaseException:
             self.clear()
             raise

@@ -62,7 +62,7 @@ def memory_of_shard(
             host=_engine_bytes(rows, _row_bytes(width, table.optimizer, table.dtype))
         )
     budget = row_budget(table.num_embeddings, num_shards)
-    index = _engine_bytes(min(rows, budget), _row_bytes(1, optim.SGD(), "float32"))
+    index = _engine_bytes(min(rows, budget), _bytes_of_a_key())
     floats = (budget + 1) * (width + _state_width(width, table.optimizer))
     return TableMemory(host=index, device=floats * _FLOAT_BYTES)
 
@@ -95,6 +95,14 @@ def _stats_of_a_row(width: int, optimizer: optim.Optimizer, dtype: DType) -> rec
     table = recsdk_core.Table(width, optimizer=optimizer, dtype=dtype, num_threads=1)
     table.find_or_insert(np.zeros(1, np.int64))
     return table.stats()
+
+
+@lru_cache
+def _bytes_of_a_key() -> int:
+    """What an index without rows keeps of a key beside its map."""
+    index = recsdk_core.Index(num_threads=1)
+    index.map(np.zeros(1, np.int64), insert=True)
+    return index.stats().metadata_bytes
 
 
 @lru_cache
