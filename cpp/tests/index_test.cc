@@ -26,14 +26,15 @@ constexpr Outcome kMissing = Outcome::kMissing;
 constexpr Outcome kRefused = Outcome::kRefused;
 
 struct Mapped {
-  Mapped(Index& index, const std::vector<Key>& keys, bool insert, const Lease* lease = nullptr)
-      : rows(keys.size()), outcomes(keys.size()) {
-    index.map(keys, rows, outcomes, {insert, lease});
-  }
-
   std::vector<RowNumber> rows;
   Outcomes outcomes;
 };
+
+Mapped map(Index& index, const std::vector<Key>& keys, bool insert, const Lease* lease = nullptr) {
+  Mapped mapped{std::vector<RowNumber>(keys.size()), Outcomes(keys.size())};
+  index.map(keys, mapped.rows, mapped.outcomes, {insert, lease});
+  return mapped;
+}
 
 std::vector<Key> to_vector(std::span<const Key> keys) { return {keys.begin(), keys.end()}; }
 
@@ -64,10 +65,10 @@ class KeptKeys : public RowHome {
 
 TEST(Index, GivesRowsInInputOrder) {
   Index index({.name = "users"});
-  const Mapped mapped(index, {7, -1, 7, 0}, true);
+  const Mapped mapped = map(index, {7, -1, 7, 0}, true);
   EXPECT_EQ(mapped.outcomes, (Outcomes{kInserted, kInserted, kFound, kInserted}));
   EXPECT_EQ(mapped.rows, (std::vector<RowNumber>{0, 1, 0, 2}));
-  EXPECT_EQ(Mapped(index, {-1, 5}, false).outcomes, (Outcomes{kFound, kMissing}));
+  EXPECT_EQ(map(index, {-1, 5}, false).outcomes, (Outcomes{kFound, kMissing}));
   EXPECT_EQ(index.size(), 3);
   EXPECT_EQ(index.end_row(), 3);
   index.check_invariants();
@@ -82,10 +83,10 @@ TEST(Index, BadConfigsAreRefusedByName) {
 
 TEST(Index, AFullOneRefusesOrRaises) {
   Index refusing({.max_rows = 2});
-  EXPECT_EQ(Mapped(refusing, {1, 2, 3, 1, 3}, true).outcomes,
+  EXPECT_EQ(map(refusing, {1, 2, 3, 1, 3}, true).outcomes,
             (Outcomes{kInserted, kInserted, kRefused, kFound, kRefused}));
   Index raising({.max_rows = 2, .on_full = OnFull::kRaise});
-  EXPECT_THROW(Mapped(raising, {1, 2, 3}, true), Error);
+  EXPECT_THROW(map(raising, {1, 2, 3}, true), Error);
   EXPECT_EQ(raising.size(), 0);
   raising.check_invariants();
 }
@@ -93,33 +94,33 @@ TEST(Index, AFullOneRefusesOrRaises) {
 TEST(Index, ItsHomeMakesNewRowsOnly) {
   const auto home = std::make_shared<KeptKeys>();
   Index index({}, home);
-  const Mapped first(index, {10, 20}, true);
-  const Mapped second(index, {20, 30, 30}, true);
+  const Mapped first = map(index, {10, 20}, true);
+  const Mapped second = map(index, {20, 30, 30}, true);
   EXPECT_EQ(home->num_calls, 2);
   for (const Mapped* mapped : {&first, &second}) {
     for (std::size_t i = 0; i < mapped->rows.size(); ++i)
       EXPECT_EQ(home->keys.at(static_cast<std::size_t>(mapped->rows[i])),
                 mapped == &first ? (i == 0 ? 10 : 20) : (i == 0 ? 20 : 30));
   }
-  Mapped(index, {10, 20}, true);
-  Mapped(index, {99}, false);
+  map(index, {10, 20}, true);
+  map(index, {99}, false);
   EXPECT_EQ(home->num_calls, 2);
 }
 
 TEST(Index, WhatItsHomeThrowsTakesTheInsertionBack) {
   const auto home = std::make_shared<KeptKeys>();
   Index index({}, home);
-  Mapped(index, {1, 2, 3}, true);
+  map(index, {1, 2, 3}, true);
   index.erase(std::vector<Key>{2});
   home->fails_at = 6;
-  EXPECT_THROW(Mapped(index, {4, 5, 6, 7}, true), std::runtime_error);
+  EXPECT_THROW(map(index, {4, 5, 6, 7}, true), std::runtime_error);
   home->fails_at.reset();
   home->fails_to_prepare = true;
-  EXPECT_THROW(Mapped(index, {8}, true), std::runtime_error);
+  EXPECT_THROW(map(index, {8}, true), std::runtime_error);
   home->fails_to_prepare = false;
   index.check_invariants();
   EXPECT_EQ(index.size(), 2);
-  const Mapped again(index, {4, 5}, true);
+  const Mapped again = map(index, {4, 5}, true);
   EXPECT_EQ(again.rows, (std::vector<RowNumber>{1, 3}));
   EXPECT_EQ(home->announced, (std::vector<std::uint32_t>{1}));
   EXPECT_EQ(index.stats().outcomes[static_cast<int>(kInserted)], 5U);
@@ -133,7 +134,7 @@ TEST(Index, ItsHomeMustNotCallIt) {
   const auto home = std::make_shared<Calling>();
   Index index({}, home);
   home->index = &index;
-  EXPECT_THROW(Mapped(index, {1}, true), Error);
+  EXPECT_THROW(map(index, {1}, true), Error);
   EXPECT_EQ(index.size(), 0);
 }
 
@@ -147,11 +148,11 @@ TEST(Index, AHomeThatReleasesALeaseHearsOfTheRowsThatAreUsedAgain) {
   };
   const auto home = std::make_shared<Releasing>();
   Index index({}, home);
-  Mapped(index, {1, 2}, true);
-  Mapped(index, {1, 2, 1}, true);  // few are new: rows used before are used again
+  map(index, {1, 2}, true);
+  map(index, {1, 2, 1}, true);  // few are new: rows used before are used again
   home->lease = index.lease();
   index.erase(std::vector<Key>{1});
-  const Mapped mapped(index, {2, 2, 3}, true);
+  const Mapped mapped = map(index, {2, 2, 3}, true);
   EXPECT_EQ(mapped.rows[2], 0);
   EXPECT_EQ(home->announced, (std::vector<std::uint32_t>{0}));
   index.check_invariants();
@@ -162,7 +163,7 @@ TEST(Index, ALeaseOutlivesIt) {
   {
     Index index({}, std::make_shared<KeptKeys>());
     lease = index.lease(3);
-    Mapped(index, {1}, true, &*lease);
+    map(index, {1}, true, &*lease);
   }
   EXPECT_EQ(lease->step(), 3);
   lease->release();
@@ -173,7 +174,7 @@ TEST(Index, ATableIsAnIndexWithRows) {
   config.dim = 2;
   config.name = "items";
   Table table(config);
-  const Mapped mapped(table.index(), {5, 6}, true);
+  const Mapped mapped = map(table.index(), {5, 6}, true);
   std::vector<float> values(4, 9.0F);
   Outcomes outcomes(2);
   table.lookup(std::vector<Key>{5, 6}, values.data(), outcomes);
@@ -191,7 +192,7 @@ TEST(Index, ATableIsAnIndexWithRows) {
 
 TEST(IndexCut, NamesWhatCameAndLeft) {
   Index index({});
-  Mapped(index, {1, 2, 3}, true);
+  map(index, {1, 2, 3}, true);
   {
     IndexCut all = index.cut();
     EXPECT_EQ(to_vector(all.keys()), (std::vector<Key>{1, 2, 3}));
@@ -200,9 +201,9 @@ TEST(IndexCut, NamesWhatCameAndLeft) {
     EXPECT_THROW(index.assign({}), Error);
     all.finish(true);
   }
-  const Mapped fourth(index, {4}, true);
+  const Mapped fourth = map(index, {4}, true);
   index.erase(std::vector<Key>{1, 2, 77});
-  Mapped(index, {2}, true);
+  map(index, {2}, true);
   index.note_changed(std::vector<RowNumber>{2});  // that of key 3
   IndexCut changes = index.cut(true);
   std::vector<Key> came = to_vector(changes.keys());
@@ -210,18 +211,18 @@ TEST(IndexCut, NamesWhatCameAndLeft) {
   EXPECT_EQ(came, (std::vector<Key>{2, 3, 4}));
   EXPECT_EQ(to_vector(changes.left()), (std::vector<Key>{1}));
   for (std::size_t i = 0; i < changes.keys().size(); ++i)
-    EXPECT_EQ(Mapped(index, {changes.keys()[i]}, false).rows[0], changes.rows()[i]);
+    EXPECT_EQ(map(index, {changes.keys()[i]}, false).rows[0], changes.rows()[i]);
 }
 
 TEST(IndexCut, AnAbandonedOneIsAsIfItHadNeverBeen) {
   Index index({});
   index.cut().finish(true);
-  Mapped(index, {1, 2}, true);
+  map(index, {1, 2}, true);
   {
     const IndexCut abandoned = index.cut(true);
   }
   index.erase(std::vector<Key>{2});
-  Mapped(index, {3}, true);
+  map(index, {3}, true);
   const IndexCut changes = index.cut(true);
   EXPECT_EQ(to_vector(changes.keys()), (std::vector<Key>{1, 3}));
   EXPECT_EQ(to_vector(changes.left()), (std::vector<Key>{2}));
@@ -244,7 +245,7 @@ TEST(IndexCut, KeysInFlightAreNotInIt) {
   Index index({});
   index.cut().finish(true);
   Lease lease = index.lease(1);
-  Mapped(index, {1}, true, &lease);
+  map(index, {1}, true, &lease);
   {
     IndexCut before = index.cut(true);
     EXPECT_EQ(before.keys().size(), 0U);
@@ -256,7 +257,7 @@ TEST(IndexCut, KeysInFlightAreNotInIt) {
 
 TEST(Index, NoteChangedChecksRows) {
   Index index({});
-  Mapped(index, {1}, true);
+  map(index, {1}, true);
   index.note_changed({});
   EXPECT_THROW(index.note_changed(std::vector<RowNumber>{0, 1}), std::invalid_argument);
   EXPECT_THROW(index.note_changed(std::vector<RowNumber>{-1}), std::invalid_argument);
@@ -267,7 +268,7 @@ TEST(Index, NoteChangedChecksRows) {
 TEST(Index, AssignReplacesAllKeysOrNone) {
   const auto home = std::make_shared<KeptKeys>();
   Index index({.max_rows = 3}, home);
-  Mapped(index, {1, 2}, true);
+  map(index, {1, 2}, true);
   EXPECT_THROW(index.assign(std::vector<Key>{5, 6, 5}), std::invalid_argument);
   EXPECT_THROW(index.assign(std::vector<Key>{5, 6, 7, 8}), Error);
   {
@@ -278,9 +279,9 @@ TEST(Index, AssignReplacesAllKeysOrNone) {
   home->fails_to_prepare = true;
   EXPECT_THROW(index.assign(std::vector<Key>{5}), std::runtime_error);
   home->fails_to_prepare = false;
-  EXPECT_EQ(Mapped(index, {1, 2, 5}, false).outcomes, (Outcomes{kFound, kFound, kMissing}));
+  EXPECT_EQ(map(index, {1, 2, 5}, false).outcomes, (Outcomes{kFound, kFound, kMissing}));
   index.assign(std::vector<Key>{9, -9, 0});
-  EXPECT_EQ(Mapped(index, {9, -9, 0, 1}, false).rows[2], 2);
+  EXPECT_EQ(map(index, {9, -9, 0, 1}, false).rows[2], 2);
   EXPECT_EQ(home->num_calls, 1);
   EXPECT_EQ(home->keys.size(), 3U);
   EXPECT_EQ(index.cut(true).keys().size(), 0U);  // changes count from here on
@@ -291,7 +292,7 @@ TEST(Index, ExportGoesOnWhereItEnded) {
   Index index({});
   std::vector<Key> wanted(100);
   for (std::size_t i = 0; i < wanted.size(); ++i) wanted[i] = static_cast<Key>(i) * 7 - 50;
-  Mapped(index, wanted, true);
+  map(index, wanted, true);
   index.erase(std::vector<Key>{wanted[3], wanted[50]});
   std::vector<Key> keys(7);
   std::vector<RowNumber> rows(7);
@@ -381,7 +382,7 @@ class Replay {
       case 0:
       case 1: {
         const std::vector<Key> keys = draw();
-        Mapped(index_, keys, true);
+        map(index_, keys, true);
         for (const Key key : keys) model_.insert(key);
         return;
       }
@@ -394,7 +395,7 @@ class Replay {
       case 3: {  // a batch ahead: readers see it once it is released
         Lease lease = index_.lease(next_step_++);
         const std::vector<Key> keys = draw();
-        Mapped(index_, keys, true, &lease);
+        map(index_, keys, true, &lease);
         EXPECT_EQ(index_.size(), static_cast<std::int64_t>(model_.keys.size()));
         lease.release();
         for (const Key key : keys) model_.insert(key);
@@ -422,7 +423,7 @@ class Replay {
     for (const Key key : cut.left()) EXPECT_EQ(model_.keys.count(key), 0U);
     const std::vector<Key> keys = draw();  // beside the open cut
     if (durable) model_.forget_changes();
-    Mapped(index_, keys, true);
+    map(index_, keys, true);
     for (const Key key : keys) model_.insert(key);
     cut.finish(durable);
   }
