@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from pipeline_support.launch import TESTS, run_ranks
+from pipeline_support.launch import TESTS, run_ranks, run_under_torchrun
 
 SCRIPT = TESTS / "scripts" / "seven_steps.py"
 # All that a user changes for another device.
@@ -34,9 +35,14 @@ MEANS = (
 )
 
 
-def assert_learns(num_ranks: int, script: Path, **environment: str) -> str:
+SIMULATED_NPU = {"RECSDK_SIM_NPU": "1", "RECSDK_SIM_NPU_ASYNC": "1"}
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def assert_learns(run: Run, num_ranks: int, script: Path, **environment: str) -> str:
     """Each rank's loss falls; returns the output."""
-    done = run_ranks(num_ranks, str(script), **environment)
+    done = run(num_ranks, str(script), **environment)
     assert done.returncode == 0, done.stdout
     reports = re.findall(r"rank \d epoch (\d): 50 batches, loss ([\d.]+)", done.stdout)
     assert len(reports) == 4 * num_ranks, done.stdout
@@ -45,9 +51,9 @@ def assert_learns(num_ranks: int, script: Path, **environment: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_seven_steps_learn(num_ranks: int) -> None:
-    assert_learns(num_ranks, SCRIPT)
+@pytest.mark.parametrize(("run", "num_ranks"), [(run_ranks, 1), (run_under_torchrun, 2)])
+def test_seven_steps_learn(run: Run, num_ranks: int) -> None:
+    assert_learns(run, num_ranks, SCRIPT)
 
 
 def changed(changes: Sequence[tuple[str, str]], folder: Path) -> Path:
@@ -62,19 +68,23 @@ def changed(changes: Sequence[tuple[str, str]], folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "changes"), [(1, FOR_NPU), (2, FOR_NPU), (4, FOR_NPU), (2, FOR_NPU + MEANS)]
+    ("num_ranks", "changes"), [(1, FOR_NPU), (4, FOR_NPU), (2, FOR_NPU + MEANS)]
 )
 def test_seven_steps_learn_on_a_simulated_npu(
     num_ranks: int, changes: Sequence[tuple[str, str]], tmp_path: Path
 ) -> None:
-    script = changed(changes, tmp_path)
-    output = assert_learns(num_ranks, script, RECSDK_SIM_NPU="1", RECSDK_SIM_NPU_ASYNC="1")
+    assert_learns(run_ranks, num_ranks, changed(changes, tmp_path), **SIMULATED_NPU)
+
+
+def test_seven_steps_learn_on_a_simulated_npu_that_says_once_what_it_is(tmp_path: Path) -> None:
+    script = changed(FOR_NPU, tmp_path)
+    output = assert_learns(run_under_torchrun, 2, script, **SIMULATED_NPU)
     assert output.count("is a simulation") == 1
 
 
 def test_a_table_in_device_memory_learns_without_sharding() -> None:
     script = str(TESTS / "scripts" / "device_memory.py")
-    done = run_ranks(1, script, RECSDK_SIM_NPU="1", RECSDK_SIM_NPU_ASYNC="1")
+    done = run_ranks(1, script, **SIMULATED_NPU)
     assert done.returncode == 0, done.stdout
     reports = re.findall(r"step \d+: loss ([\d.]+), (\d+) rows", done.stdout)
     (first, few), (last, many) = [(float(loss), int(rows)) for loss, rows in reports]

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from rank_pool import RankPool
-from rank_templates import RankError
 from test_pipelines import assert_identical
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor import Shard as TensorShard
@@ -23,6 +22,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import EDGE_KEYS, Setup, merged, new_model, rows_of
 
+from rank_templates import RankError
 from recsdk_core import BusyError, CapacityError
 from recsdk_sharding import (
     HashEmbeddingBagCollection,

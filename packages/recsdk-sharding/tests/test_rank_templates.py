@@ -9,9 +9,10 @@ from pathlib import Path
 
 import failing_ranks
 import pytest
-import rank_templates
 import torch
 from rank_pool import RankPool
+
+import rank_templates
 from rank_templates import RankError, start_rank
 
 
@@ -70,7 +71,7 @@ def test_a_template_that_died_is_said_to_have_and_is_replaced() -> None:
 
 
 def test_why_a_rank_stopped_serving_is_printed() -> None:
-    rank = start_rank(failing_ranks.fail_at_once, 0, {})
+    rank = start_rank(failing_ranks.fail_at_once, 0, {}, ())
     with open(rank.pipe.fileno(), "rb", closefd=False) as printed:
         assert b"ValueError: rank 0 cannot serve" in printed.read()
     rank.end()

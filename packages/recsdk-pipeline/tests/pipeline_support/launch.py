@@ -1,4 +1,4 @@
-"""Starts scripts under torchrun; many cases share a spawn, since importing torchrec is slow."""
+"""Runs scripts on ranks, warm ones or torchrun's; many cases share ranks."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from pipeline_support import warm_ranks
+
 TESTS = Path(__file__).resolve().parents[1]
 SECONDS_TO_END = 500
+DIED = 70  # the status of a rank that could not say its own
 
 
 def environment() -> dict[str, str]:
@@ -33,6 +37,23 @@ def torchrun(num_ranks: int, *command: str) -> list[str]:
 
 
 def run_ranks(num_ranks: int, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run `command` on ranks that have imported torchrec already; return its status and output.
+
+    `variables` are added to the environment. The status is that of the first rank that failed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder, "output")
+        ranks = warm_ranks.start_ranks(num_ranks, command, output, variables)
+        statuses = warm_ranks.statuses_of(ranks, SECONDS_TO_END)
+        failed = [DIED if status is None else status for status in statuses if status != 0]
+        return subprocess.CompletedProcess(
+            command, failed[0] if failed else 0, output.read_text(errors="replace")
+        )
+
+
+def run_under_torchrun(
+    num_ranks: int, *command: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Run `command` on ranks to its end, and return its status and output.
 
     `variables` are added to the environment. Ranks that don't end in time are aborted, all of

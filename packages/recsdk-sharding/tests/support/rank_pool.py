@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from rank_templates import Rank, RankError, start_rank
 
+MODULES = ("recsdk_sharding", "worlds")  # what most functions of tests need
 SECONDS_PER_CALL = 300
 GROUP_TIMEOUT = timedelta(seconds=180)
 
@@ -48,7 +50,9 @@ class RankPool:
         if world_size > self._most_ranks:
             pytest.skip(f"needs {world_size} ranks; there are {self._most_ranks}")
         if not self._workers:
-            self._workers = [start_rank(_serve, *pair) for pair in enumerate(self._environments)]
+            self._workers = [
+                start_rank(_serve, *pair, MODULES) for pair in enumerate(self._environments)
+            ]
             # torchrec keeps some state per process that must be made by all ranks together.
             self.run(self._most_ranks, _warm_up)
         if self._world is None or self._world[0] != world_size:

@@ -6,6 +6,7 @@ environment, one thread, and no process group.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -13,7 +14,7 @@ import multiprocessing
 import os
 import signal
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
@@ -23,7 +24,6 @@ Serve = Callable[[int, Connection], None]
 
 SECONDS_TO_IMPORT = 300
 SECONDS_TO_END = 10
-NEEDED = ("torch", "recsdk_sharding", "worlds")
 
 
 class RankError(AssertionError):
@@ -47,16 +47,20 @@ class Rank:
         self.pipe.close()
 
 
-def start_rank(serve: Serve, rank: int, environment: Mapping[str, str]) -> Rank:
+def start_rank(
+    serve: Serve, rank: int, environment: Mapping[str, str], modules: Sequence[str]
+) -> Rank:
     """A process that runs `serve(rank, pipe)` with these variables beside those of this process.
+
+    It has imported `modules` already, and torch.
 
     Even and odd ranks have different templates: in processes forked from one, sets of strings have
     one order, and ranks must not need that. Raises RankError if the template has died or does not
     answer; the next rank has a new one.
     """
-    name = (rank % 2, tuple(sorted(environment.items())))
+    name = (rank % 2, tuple(sorted(environment.items())), tuple(modules))
     if name not in _templates:
-        _templates[name] = _Template(environment)
+        _templates[name] = _Template(environment, modules)
     try:
         return _templates[name].start(serve, rank)
     except (EOFError, OSError) as error:
@@ -68,11 +72,11 @@ def start_rank(serve: Serve, rank: int, environment: Mapping[str, str]) -> Rank:
 class _Template:
     """A process to fork from. It ends with this one."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], modules: Sequence[str]) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         with mock.patch.dict(os.environ, environment, OMP_NUM_THREADS="1"):
-            self._process = context.Process(target=_fork_ranks, args=(theirs,), daemon=True)
+            self._process = context.Process(target=_fork_ranks, args=(theirs, modules))
             self._process.start()
         theirs.close()
 
@@ -85,17 +89,28 @@ class _Template:
             raise TimeoutError(f"no rank was started within {SECONDS_TO_IMPORT} s")
         return Rank(self._pipe.recv(), ours)
 
+    def close(self) -> None:
+        """Has it end."""
+        self._pipe.close()
+
     def exit_code(self) -> int | None:
         """None if it does not end."""
         self._process.join(SECONDS_TO_END)
         return self._process.exitcode
 
 
-_templates: dict[tuple[int, tuple[tuple[str, str], ...]], _Template] = {}
+_templates: dict[tuple[int, tuple[tuple[str, str], ...], tuple[str, ...]], _Template] = {}
 
 
-def _fork_ranks(pipe: Connection) -> None:
-    for name in NEEDED:
+@atexit.register
+def _end_templates() -> None:
+    # Before multiprocessing waits for them. They are no daemons: ranks have processes of their own.
+    for template in _templates.values():
+        template.close()
+
+
+def _fork_ranks(pipe: Connection, modules: Sequence[str]) -> None:
+    for name in ("torch", *modules):
         importlib.import_module(name)
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, f"{len(threads)} threads; a forked process would have one of them"
@@ -119,6 +134,7 @@ def _be_rank(serve: Serve, rank: int, pipe: Connection, own: Connection) -> None
 
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         pipe.close()
+        multiprocessing.set_start_method(None, force=True)  # the default; the template was spawned
         torch.default_generator.seed()  # not the template's, which other ranks have too
         numpy.random.seed()
         serve(rank, own)
