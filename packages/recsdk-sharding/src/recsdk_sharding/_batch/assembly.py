@@ -182,7 +182,7 @@ class Assembly:
         return made
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Keeps the device's memory until the stream has done what is queued by then."""
+        """Tells the allocator that work on the stream uses the device memory."""
         for tensor in (self._bags, *(self._divisors or ())):
             if tensor is not None and tensor.device.type != "cpu":
                 tensor.record_stream(stream)

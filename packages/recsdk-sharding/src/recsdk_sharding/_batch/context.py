@@ -1,4 +1,4 @@
-"""What the host work of batches is made of, and what it leaves for the results of one.
+"""What the host work of batches takes, and what it leaves for the results of a batch.
 
 Shape letters: N keys, C columns.
 """
@@ -61,7 +61,7 @@ class RoutedShard:
 
 @dataclass(frozen=True)
 class HostDistConfig:
-    """What the host work of one sharding group is made of."""
+    """What the host work of one sharding group takes."""
 
     group: HostGroup
     """The exchange and the rule for ranks."""
@@ -178,7 +178,7 @@ class HashShardingContext(EmbeddingShardingContext):  # type: ignore[misc]
         return self.remainder
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Keeps the device's memory until the stream has done what is queued by then."""
+        """Tells the allocator that work on the stream uses the device memory."""
         remainder = self.remainder
         if remainder is not None and remainder.assembly is not None:
             remainder.assembly.record_stream(stream)

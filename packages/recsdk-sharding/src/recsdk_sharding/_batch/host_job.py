@@ -183,7 +183,7 @@ class Prepared:
     def _exchange_weights(
         self, group: dist.ProcessGroup, arrived: Arrivals, combines: Sequence[bool]
     ) -> int:
-        """Adds the weights of ids, of which ranks that combined keys have none; bytes sent."""
+        """Adds the weights of ids; ranks that combined keys send none. Returns the bytes sent."""
         counts = [
             0 if of_rank else n for of_rank, n in zip(combines, arrived.num_keys, strict=True)
         ]
@@ -210,7 +210,7 @@ class Received:
 
     @property
     def config(self) -> HostDistConfig:
-        """What the work is made of."""
+        """What the work takes."""
         return self.prepared.config
 
     @property
@@ -341,7 +341,7 @@ class Mapped:
 
     @torch.no_grad()
     def answer(self, group: dist.ProcessGroup, splits: Sequence[Splits]) -> tuple[Remainder, int]:
-        """Tells the ranks what became of their keys, if they want to know; bytes sent for it."""
+        """Tells the ranks what became of their keys, if they want to know; with the bytes sent."""
         outcomes, num_bytes = self.received.answer(group, splits, self.outcomes)
         return replace(self.remainder, outcomes=outcomes), num_bytes
 
@@ -379,7 +379,7 @@ def _planned(
 
 
 def _swap_numbers(group: dist.ProcessGroup, own: Sequence[int]) -> list[int]:
-    """Gives each rank one of this rank's numbers; what each rank gave."""
+    """Gives each rank one of this rank's numbers; returns what each rank gave."""
     ones = [1] * len(own)
     return _all_to_all(group, torch.tensor(own), ones, ones).tolist()
 

@@ -106,10 +106,11 @@ def bags_of_all_ranks(
     shards: Sequence[tuple[RoutedShard, MappedKeys]],
     rank: int,
 ) -> tuple[list[list[FeatureBags]], SharedTraining]:
-    """The bags of this rank, of each shard; and those of all ranks, which train it.
+    """The bags of this rank, by shard, which are pooled; and those of all ranks, which train.
 
-    A rank's are its keys, or its bags if it did not combine keys. `which` of this rank's keys of
-    each feature each is, int64 (N,); `starts` lays out a vector for each bag, rank by rank.
+    A rank that combined keys trains with a bag for each distinct key, else with its bags. `which`:
+    for each feature, which of the keys that this rank sent each of its keys is, int64 (N,).
+    `starts`: where the vector of each bag begins, rank by rank.
     """
     begins = list(accumulate(starts.num_values, initial=0))
     pooled: list[list[FeatureBags]] = []

@@ -2,8 +2,8 @@
 
 Weights that need no gradient are sent with the ids, ahead of time. Weights that do are made by
 parameters, which the steps before this one still train: so they are sent when the model's forward
-comes to the tables, and their gradients come back in its backward. All of what says which number
-goes where is computed on the host with the ids.
+comes to the tables, and their gradients come back in its backward. Which number goes where is
+computed on the host, with the ids.
 
 Shape letters: N keys of a group, S keys sent, M keys received, G bags, U bags that have keys.
 """
@@ -58,7 +58,7 @@ class _BagItems:
 
 
 class LateWeights:
-    """The ways of the weights of one batch and group of tables."""
+    """How the weights of one batch and group of tables travel."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class LateWeights:
         self._parcel.send(self._device)
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Keeps the device's memory until the stream has done what is queued by then."""
+        """Tells the allocator that work on the stream uses the device memory."""
         self._parcel.record_stream(stream)
 
     def of_group(self, weights: torch.Tensor) -> torch.Tensor:
@@ -169,15 +169,15 @@ def exchange_weights(
 ) -> list[torch.Tensor]:
     """Sends the weights (N,) of each group; gives what the ranks sent, (M,), with its graph.
 
-    In backward the gradients go back, as those of each rank's own loss: torchrec divides the
-    gradients of tables by W, which is undone. All ranks take part in it, whatever their weights.
+    In backward the gradients go back. They are those of each rank's own loss: torchrec's division
+    of the tables' gradients by W is undone. All ranks take part, whatever their weights.
     """
     apply: Callable[..., tuple[torch.Tensor, ...]] = _Exchange.apply
     return list(apply(ways, sends, torch.zeros(0, requires_grad=True), *weights))
 
 
 def tied(tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The same tensor, whose backward also is that of the others, with gradients of 0."""
+    """The same tensor; its backward also runs that of the others, with gradients of 0."""
     apply: Callable[..., torch.Tensor] = _Tie.apply
     return apply(tensor, *others)
 

@@ -25,7 +25,7 @@ class KeepsOutcomes:
     _outcomes: dict[str, torch.Tensor] | None = None
 
     def keep_outcomes(self, is_kept: bool = True) -> None:
-        """Has `outcomes` tell what became of each id, from the next batch on.
+        """Makes `outcomes` tell what became of each id, from the next batch on.
 
         Off by default. Sharded, it costs a byte for each id over the host group; pipelines that
         look ahead tell it of batches that they begin afterwards. Ranks may differ in it.
@@ -37,10 +37,10 @@ class KeepsOutcomes:
         """What became of each id of the batch that was looked up last, by name of the embedding.
 
         Tensors uint8 (N,) on the host with values of `recsdk_core.Outcome`, in the order of the
-        feature's ids in this rank's batch (of a sequence: of its vectors). The first of equal ids
-        is INSERTED, the rest FOUND, as the batch has its ids, also where samples share bags; among
-        ranks the lowest comes first. Of a table that is cut by
-        columns it is the highest of the shards' outcomes. Raises RuntimeError if none were kept.
+        feature's ids in this rank's batch (of a sequence: of its vectors). Of equal new ids the
+        first in the batch is INSERTED, the rest FOUND, also where samples share bags; the lowest
+        rank comes first. For a table that is cut by columns, the highest of its shards' outcomes.
+        Raises RuntimeError if none were kept.
         """
         if self._outcomes is None:
             raise RuntimeError(
@@ -75,7 +75,7 @@ def outcomes_of_features(
 
 
 def of_repeated(outcomes_U: torch.Tensor, which_N: torch.Tensor) -> torch.Tensor:
-    """The outcomes uint8 (N,) of keys of which each was sent once; `which_N`: which each is."""
+    """The outcomes uint8 (N,) of N keys; `which_N`: which of the U sent keys each is."""
     order_N = torch.arange(len(which_N))
     first_U = torch.full((len(outcomes_U),), len(which_N))
     first_U.scatter_reduce_(0, which_N, order_N, "amin")

@@ -20,9 +20,9 @@ __all__ = ["jagged_tensors", "lengths_and_keys", "without_duplicates"]
 def without_duplicates(features: Features, drops_duplicates: bool) -> Features:
     """Features in which every key is a bag.
 
-    With `drops_duplicates` a feature has each of its keys once, where it first was, and
-    `bag_of_sample` says for each of the N keys before which one it is. Likewise if samples share
-    bags: then `lengths_G` are those of the samples, and N the keys of all samples.
+    With `drops_duplicates` a feature has each of its keys once, in order of first occurrence, and
+    `bag_of_sample` says which of them each of the N original keys is. Likewise if samples share
+    bags: then `lengths_G` are those of the samples, and N counts the keys of all samples.
     """
     counts = features.counts()
     keys_N = features.keys_N

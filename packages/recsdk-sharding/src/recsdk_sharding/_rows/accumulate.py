@@ -19,7 +19,7 @@ __all__ = [
 ]
 
 ACCUMULATION_ARGUMENTS = ("use_accumulate", "accumulate_step")
-"""Arguments that the classes below have and torch's have not."""
+"""Arguments of the classes below that torch's lack."""
 
 
 class _Accumulating(Optimizer):

@@ -84,7 +84,7 @@ class EngineHome:
 
 @dataclass(frozen=True)
 class EngineShard:
-    """A shard in a table of the engine's."""
+    """A shard in a table of the engine."""
 
     table: Table
 
@@ -134,13 +134,13 @@ class EngineBatch(Multistreamable):  # type: ignore[misc]
     num_values: int
     """Numbers that are pooled."""
     weight_starts: Sequence[Sequence[int]] | None = None
-    """Of each table and feature: where the weights lie among those that come late, if they do."""
+    """Per table and feature: where its weights begin among those that come late; None: none do."""
     shape: tuple[int, int] | None = None
-    """Of the results (B, C), if they are pooled at once; `column` is then one of theirs."""
+    """(B, C) of the matrix of results, if bags are pooled straight into it."""
     pooled: range | None = None
-    """The numbers that anybody reads; None: all."""
+    """Which numbers are read; None: all."""
     shared: SharedTraining | None = None
-    """What is trained in place of what goes to the results; None: that."""
+    """What is trained; None: the bags that are pooled."""
 
     def take_weights(self, weights_M: torch.Tensor) -> None:
         """Takes the weights that came late."""

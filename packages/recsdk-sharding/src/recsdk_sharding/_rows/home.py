@@ -1,7 +1,7 @@
 """Where the rows of tables are: what every home of rows offers.
 
 The engine is one (`engine`), device memory another (`recsdk_sharding.device.home`); `homes` says
-which a table has. A home is asked for what it does, never which one it is.
+which one a table has. Callers never ask which one it is.
 
 Shape letters: n or N keys, M weights that come late, D row width.
 """
@@ -29,7 +29,7 @@ from recsdk_sharding.placement.layout import Shard
 __all__ = ["Guard", "HeldShard", "MappedBatch", "RowHome", "RowTable", "ShardBags"]
 
 Guard: TypeAlias = Callable[[], AbstractContextManager[None]]
-"""Makes what a backward runs inside of."""
+"""Makes the context manager that a backward runs in."""
 
 
 class RowTable(Protocol):
@@ -98,13 +98,13 @@ class HeldShard(Protocol):
         """Raises CapacityError unless keys (n,) without a row can have one."""
 
     def host_table(self) -> recsdk_core.Table:
-        """The table of the engine's that describes the shard to checkpoints, and is loaded into."""
+        """The engine's table that describes the shard to checkpoints, and into which they load."""
 
     def cutter(self, table: recsdk_core.Table) -> Callable[[bool], ShardCut] | None:
-        """Cuts the rows to save, all or what changed; None: the `host_table` has them."""
+        """Cuts the rows to save: all (False) or changes (True). None: `host_table` has them."""
 
     def take_loaded(self, table: recsdk_core.Table) -> None:
-        """Takes the rows of the `host_table`, which has those of a checkpoint now."""
+        """Takes the rows of the `host_table`, once a checkpoint is loaded into it."""
 
 
 @dataclass(frozen=True)
@@ -131,19 +131,20 @@ class MappedBatch(Protocol):
         """Takes the weights that came late, with their graph."""
 
     def pool(self, anchor: torch.Tensor, guard: Guard) -> torch.Tensor:
-        """The sums of all bags as one autograd node, float32 (num_values,).
+        """The pooled bags as one autograd node: float32 (num_values,), or of the plan's `shape`.
 
-        Its backward gives each table one optimizer update, even for an empty batch, and then ends
-        the batch's leases; a second one raises RuntimeError. It runs inside of what `guard` makes.
-        `anchor` makes the result require a gradient.
+        Its backward runs in what `guard` makes. It gives each table one optimizer update, even for
+        an empty batch, and then ends the batch's leases; a second one raises RuntimeError. A table
+        that accumulates keeps its lease until the update. `anchor` makes the result require a
+        gradient.
         """
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Keeps device memory until the stream has done what is queued by then."""
+        """Tells the allocator that work on the stream uses the device memory."""
 
 
 class RowHome(Protocol):
-    """Makes and holds the rows of tables on one device. It is copied and pickled with modules."""
+    """Makes tables on one device and plans their batches. Copied and pickled with modules."""
 
     @property
     def device(self) -> torch.device:
@@ -151,17 +152,17 @@ class RowHome(Protocol):
 
     @property
     def pools_to_results(self) -> bool:
-        """Whether batches may be pooled to the matrix of results at once, means taken on the way.
+        """Whether bags may be pooled straight into the matrix of results, means included.
 
-        Only then `FeatureBags` may have a `pooling`, and a batch a `shape`.
+        Only then may `FeatureBags` have the pooling "mean", and a batch a `shape`.
         """
 
     @property
     def copies_tables(self) -> bool:
-        """Whether tables can be copied and pickled; else their rows are, and put into new ones."""
+        """Whether tables can be copied and pickled; else their rows are, and go into new ones."""
 
     def make_store(self, config: HashTableConfig, shards: Sequence[Shard]) -> torch.Tensor:
-        """What the parameter of a table is made of."""
+        """The tensor that becomes the parameter of a table."""
 
     def make_shards(
         self,
@@ -173,7 +174,7 @@ class RowHome(Protocol):
         """The shards, empty; `store` as `make_store` makes it."""
 
     def check_dtype(self, table: str, dtype: torch.dtype) -> None:
-        """Raises ValueError if the parameter of a table cannot become of this type."""
+        """Raises ValueError if the parameter of a table cannot be converted to this type."""
 
     def replace_rows(self, changes: Sequence[tuple[HeldShard, NewRows]]) -> None:
         """Gives each shard rows in place of all that it has. The next save of each must be full.
@@ -194,10 +195,10 @@ class RowHome(Protocol):
     ) -> MappedBatch:
         """A mapped batch of these shards, to be pooled; runs in the background.
 
-        `num_values`: numbers that are pooled. The `column` of a feature is the first number of its
-        vectors, or of the matrix of results (B, C) if that is the `shape`. `weight_starts`: of each
-        shard and feature, where its weights lie among those that come late; None: they came with
-        the keys, if there are any. `pooled`: the numbers that anybody reads, None for all; what
-        begins elsewhere is trained all the same. `shared`: what is trained in place of what goes to
-        the results; None: that.
+        `num_values`: numbers that are pooled. `shape`: (B, C) of the matrix of results, if bags are
+        pooled straight into it. The `column` of a feature is the first number of its vectors, or
+        with a `shape` their first column. `weight_starts`: for each shard and feature, where its
+        weights begin among those that come late; None: no weights come late. `pooled`: which
+        numbers are read; None: all. A feature that begins elsewhere is trained all the same.
+        `shared`: what is trained; None: the bags that are pooled.
         """

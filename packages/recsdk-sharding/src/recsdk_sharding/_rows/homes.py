@@ -14,8 +14,8 @@ __all__ = ["home_of"]
 def home_of(device: torch.device | None) -> RowHome:
     """The home of rows of tables on a device; None: the cpu.
 
-    On the cpu the engine keeps them, and would on meta if there were any; on any other device they
-    and their optimizer state are tensors there.
+    On the cpu the engine keeps them. On meta there are none, and the home is the engine's too. On
+    any other device, rows and optimizer state are tensors there.
     """
     if device is None or device.type in ("cpu", "meta"):
         return EngineHome(device or torch.device("cpu"))

@@ -39,7 +39,7 @@ SHARD_PATTERN = r"rank_(?P<rank>[0-9]+)\.(?:columns_(?P<first>[0-9]+)_(?P<last>[
 """What the names of a shard's entries begin with."""
 
 ENTRY_PATTERN = r"(?P<name>keys|weight|ranks|seed|update_count|log_decay|state\..+)"
-"""What follows: one of the entries of a shard."""
+"""What follows: the name of an entry."""
 
 _UINT64 = 2**64
 
@@ -196,8 +196,8 @@ def rows_for(
 ) -> SavedShard:
     """The rows that belong to a shard, of the saved shards of any layout.
 
-    State of a row as a whole, which rowwise optimizers keep for each column range, is the mean of
-    that of the columns. Raises ValueError for shards that do not fit, or lack such rows.
+    Rowwise optimizers keep one number for each row and column range; it becomes the mean over the
+    columns. Raises ValueError for shards that do not fit, or that lack such rows.
     """
     fields = fields_of(optimizer)
     for each in saved:
@@ -215,7 +215,7 @@ def rows_for(
 
 
 def put_state(table: Any, rows: SavedShard) -> None:
-    """Gives the rows of a table that are as they were loaded the state that was loaded for them."""
+    """Gives loaded state to the rows of a table that have not changed since they were loaded."""
     values, outcomes = table.lookup(rows.keys, return_outcomes=True)
     stored = torch.from_numpy(rows.weight).to(getattr(torch, table.dtype)).float().numpy()
     is_same_n = (values.view(np.int32) == stored.view(np.int32)).all(1)
@@ -225,7 +225,7 @@ def put_state(table: Any, rows: SavedShard) -> None:
 
 
 def fields_of(optimizer: Any) -> dict[str, int]:
-    """The fields of optimizer state: their width in a row, or 0 if they have each column."""
+    """The width of each field of optimizer state; 0: as wide as the row."""
     if optimizer is None:
         return {}
     narrow, wide = (recsdk_core.Table(dim, optimizer=optimizer).state_fields for dim in (1, 3))
@@ -330,7 +330,7 @@ def _side_by_side(
 
 
 def _mean(states: Sequence[NDArray[np.float32]], cuts: Sequence[slice]) -> NDArray[np.float32]:
-    """The mean by numbers of columns; what is equal in all ranges stays as it is."""
+    """The mean, weighted by numbers of columns; if all ranges are equal, exactly that."""
     if all(np.array_equal(each, states[0]) for each in states[1:]):
         return states[0]
     widths = np.array([cut.stop - cut.start for cut in cuts], np.float32)

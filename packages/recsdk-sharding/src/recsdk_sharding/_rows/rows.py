@@ -63,7 +63,7 @@ class OwnedShard:
 
 
 class _StateLost(RuntimeError):
-    """Optimizer state was loaded, and the optimizer that came later cannot have it."""
+    """Optimizer state was loaded that the optimizer applied later cannot have."""
 
 
 class TableRows(nn.Module):
@@ -71,10 +71,10 @@ class TableRows(nn.Module):
 
     Under most plans that is one shard; it may be none, and with column-wise plans more than one.
 
-    The parameter `weight` carries the optimizer and `requires_grad`, and never gets a `.grad`; it
-    is what the home makes it. Tables are made at their first use. An optimizer that is applied
-    later is taken at the next use, until the table is sharded: rows get the state that was loaded
-    for them, or a fresh one.
+    The home makes the parameter `weight`. It carries the optimizer and `requires_grad`, and never
+    gets a `.grad`. Tables are made at their first use. An optimizer that is applied later is taken
+    at the next use, unless the table is sharded: rows get the state that was loaded for them, or a
+    fresh one.
 
     In a `state_dict` the shard number r of the rows has, under `rank_<r>.`: `keys` int64 (n,),
     `weight` (n, D) in the dtype of the stored rows (loading takes any of the three),
@@ -82,8 +82,8 @@ class TableRows(nn.Module):
     `seed` int64, `log_decay` float64 if the optimizer catches up, and `ranks` int64 (2,), which
     says among how many shards and by which rule the keys were spread.
     A shard of some columns has them under `rank_<r>.columns_<first>_<last>.`. Loading takes the
-    shards of any layout, keeps the rows and columns that this process owns and replaces what the
-    tables had; shards that may have such keys must all be there.
+    shards of any layout, keeps the rows and columns that this process owns, and replaces what the
+    tables had. All shards that may have such keys must be there.
     """
 
     def __init__(
@@ -111,9 +111,9 @@ class TableRows(nn.Module):
     def shards(self) -> list[OwnedShard]:
         """What this process owns, by first column; tables are made on first use.
 
-        Raises BusyError if an optimizer was applied while batches are in flight, RuntimeError if
-        it came after loaded state that was not kept or is another's, and ValueError if a second was
-        applied.
+        Raises BusyError if an optimizer was applied while batches are in flight. Raises
+        RuntimeError if it came after state was loaded that was not kept or is of another optimizer,
+        and ValueError if a second one was applied.
         """
         held = self._made()
         return [
@@ -217,10 +217,7 @@ class TableRows(nn.Module):
             )
 
     def take_rows_of(self, other: TableRows) -> None:
-        """Copies optimizer, `requires_grad` and the rows that this process owns from another.
-
-        With the rows goes the learning rate in use.
-        """
+        """Copies another's optimizer, `requires_grad`, learning rate, and rows of this process."""
         self.weight.requires_grad_(other.weight.requires_grad)
         self._attach(other._attached())
         if other._held is not None:
@@ -232,8 +229,8 @@ class TableRows(nn.Module):
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> TableRows:
         """Moves rows and optimizer state, if `fn` moves tensors to another device.
 
-        Raises ValueError for another device than a plan's, and for a type that the home's rows
-        cannot become, BusyError while batches are in flight; then nothing has moved.
+        Raises ValueError for another device than the plan's and for a type that the home cannot
+        hold, BusyError while batches are in flight; then nothing has moved.
         """
         probe = fn(self.weight.detach()[:0])
         if probe.device == self.weight.device:
@@ -362,9 +359,9 @@ class TableRows(nn.Module):
 
     @contextmanager
     def being_replaced(self) -> Iterator[None]:
-        """Inside, all rows are replaced: state that was loaded before and is lost matters not.
+        """Inside, all rows are replaced, so that state lost by an earlier load does not matter.
 
-        If it raises, it matters again.
+        It matters again if the body raises.
         """
         was_lost = False
         try:
@@ -385,7 +382,7 @@ class TableRows(nn.Module):
         self._lost_state = has_state and not is_kept
 
     def note_loaded(self, *, has_state: bool) -> None:
-        """Takes note that rows were loaded from a checkpoint, and any state only with an optimizer.
+        """Notes that rows were loaded from a checkpoint, their state only if there is an optimizer.
 
         `has_state`: whether the checkpoint has optimizer state.
         """

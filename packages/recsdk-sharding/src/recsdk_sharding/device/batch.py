@@ -68,9 +68,9 @@ class _WeightItems:
     """Where the weights of a table's keys are, if they come late."""
 
     places_N: Item
-    """Of each key, bag after bag: its weight among those of all tables."""
+    """For each key, bag after bag: the position of its weight among those of all tables."""
     order_N: Item
-    """Which keys have gradients, row after row, as those of `_GradientItems`."""
+    """The positions of the keys that have gradients, row after row, as in `_GradientItems`."""
     bag_N: Item
     """The bag of each key."""
 
@@ -132,9 +132,9 @@ class TablePlan:
     def put_weight_grads(
         self, parcel: Parcel, store_RD: torch.Tensor, grad_BD: torch.Tensor, grad_M: torch.Tensor
     ) -> None:
-        """Adds the gradients of this table's late weights: of each key <its bag's, its row>.
+        """Adds the gradient of each late weight: the dot product of its bag's gradient and its row.
 
-        Column ranges of a table on one rank have the same weights.
+        Column ranges of a table on one rank share their weights.
         """
         assert self.weights is not None
         rows_ND = store_RD.index_select(0, parcel.get(self.bags.rows_N))
@@ -158,7 +158,7 @@ def plan_batch(
             blocks=_joined_blocks(entry.features, entry.held.table.dim),
             lease=entry.lease,
             accumulation=entry.accumulation,
-            # Weights that come late are gradients' business too, of every key in its place.
+            # The gradients of late weights read the rows of all keys, so no bag is left out then.
             bags=_plan_bags(
                 parcel,
                 own.read_only() if starts is None else own,
@@ -174,9 +174,9 @@ def plan_batch(
 
 
 def plan_joined(parcel: Parcel, rows: Sequence[NDArray[np.int64]]) -> Callable[[], GradientIndex]:
-    """Puts into a parcel how the gradients of rows, one batch after the other, are added up.
+    """Puts into a parcel how the gradients of several batches' rows are added up.
 
-    Returns what gives the index once the parcel is sent.
+    Returns a function that gives the index once the parcel is sent.
     """
     rows_N = np.concatenate(rows)
     order_N = np.argsort(rows_N, kind="stable")
@@ -212,7 +212,7 @@ class _MappedKeys:
     weights_N: NDArray[np.float32] | None
     lengths_B: NDArray[np.int64]
     is_read_B: NDArray[np.bool_]
-    """Whether anybody wants a bag's vector; it is trained in any case."""
+    """Whether a bag's vector is read; it is trained in any case."""
 
     @staticmethod
     def of_features(features: Sequence[FeatureBags], pooled: range | None) -> _MappedKeys:
@@ -229,7 +229,7 @@ class _MappedKeys:
         )
 
     def read_only(self) -> _MappedKeys:
-        """The same with the bags empty that nobody reads, for the forward."""
+        """The same for the forward: bags that nobody reads are empty."""
         if self.is_read_B.all():
             return self
         is_read_N = np.repeat(self.is_read_B, self.lengths_B)

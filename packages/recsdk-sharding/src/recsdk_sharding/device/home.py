@@ -31,8 +31,8 @@ __all__ = ["DeviceHome", "DeviceShard"]
 class DeviceHome:
     """Keeps rows and optimizer state in tensors on a device, and their keys on the host.
 
-    The parameter of a table is the store of its shard's rows, (row budget + 1, columns), of which
-    the last stays zero; of several shards the stores lie behind one another, in one dimension.
+    The parameter of a table is the store of its shard's rows, float32 (row budget + 1, columns);
+    the last row stays zero. The stores of several shards lie one after the other in one dimension.
     """
 
     device: torch.device
@@ -97,7 +97,7 @@ class DeviceHome:
         pooled: range | None = None,
         shared: SharedTraining | None = None,
     ) -> DeviceBatch:
-        """Which rows are added up in which order, and new keys' initial rows on their way."""
+        """Plans which rows are added up in which order."""
         assert shape is None, "results are put together from what is pooled"
         parcel, plans = plan_batch(mapped, training, weight_starts, pooled)
         return DeviceBatch(self.device, parcel, plans, num_values, training)

@@ -1,4 +1,4 @@
-"""What a table on a device has on the host: its keys, their row numbers, and new rows.
+"""What a table on a device keeps on the host: keys, their row numbers, and unwritten new rows.
 
 Shape letters: n keys, D row width.
 """
@@ -26,7 +26,7 @@ NumberedRows: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 class HostIndex:
     """Maps keys to row numbers, and keeps initial rows until they are written to the device.
 
-    Mapping belongs to the thread that maps, all else to the one that trains.
+    One thread may map while another, the one that trains, calls all else.
     """
 
     def __init__(self, config: HashTableConfig, max_rows: int, columns: tuple[int, int]) -> None:
@@ -49,9 +49,9 @@ class HostIndex:
         self._has_rows = False
 
     def _make_rows(self, keys: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
-        """Called by the index for its new keys, before it has them.
+        """Makes the rows of new keys; the index calls it before anybody sees the keys.
 
-        What a custom initializer raises undoes the insertion.
+        An error of a custom initializer undoes the insertion.
         """
         if self._has_rows:
             return
@@ -84,7 +84,7 @@ class HostIndex:
         return entries
 
     def put_back(self, entries: list[NumberedRows]) -> None:
-        """Rows that could not be written; writing some twice is as good as once."""
+        """Takes back rows that could not be written; writing some twice is as good as once."""
         with self._lock:
             self._unwritten = entries + self._unwritten
 

@@ -1,4 +1,4 @@
-"""What runs on the device, of torch's operators alone; a backend may register a faster kernel.
+"""What runs on the device: torch's operators, or faster kernels registered in their place.
 
 Shape letters: R rows of the store, N keys, B bags, U distinct rows or bags, D row width.
 """
@@ -88,14 +88,14 @@ _registered: dict[tuple[str, Operation], Callable[..., Any]] = {}
 def register_kernel(
     device_type: str, operation: Operation, function: Callable[..., Any] | None
 ) -> None:
-    """Makes tables on a type of device run an operation with a kernel of the caller's.
+    """Makes tables on a type of device run an operation with the caller's kernel.
 
-    `function` takes what this module's function of that name takes ("update_rows":
-    `recsdk_sharding.device.optimizers.update_rows`, whose optimizer may be any of the engine's) and
-    gives the same; what it does not know it may hand on to that function, and give what it gives.
-    "update_rows" gives the writes that make the update, or makes them itself and gives None; if it
-    raises it must have written nothing. None as function goes back to torch's operators. It counts
-    for batches that begin afterwards. Raises ValueError for an unknown operation.
+    `function` takes and returns what this module's function of that name does ("update_rows":
+    `recsdk_sharding.device.optimizers.update_rows`, with any of the engine's optimizers); it may
+    call that function for what it does not handle. "update_rows" returns the writes that make the
+    update, or makes them itself and returns None; if it raises it must have written nothing. None
+    as `function` restores torch's operators. The next run of the operation uses it, also for a
+    batch in flight. Raises ValueError for an unknown operation.
     """
     if operation not in get_args(Operation):
         raise ValueError(f"operation must be one of {get_args(Operation)}, got {operation!r}")

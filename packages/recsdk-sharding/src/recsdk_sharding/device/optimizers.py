@@ -1,8 +1,8 @@
 """The engine's optimizers on the rows of a device, as torch's operators.
 
-Each is one function of `_UPDATES`; what they have in common, clipping, weight decay and what to do
-with gradients that are not finite, is around it. Formulas: docs/concepts/optimizers.md. Whole
-matrices of touched rows are read, computed and written back, and nothing waits for the device.
+Each is one function of `_UPDATES`. Around it is what they share: clipping, weight decay, and rows
+whose gradient is not finite. Formulas: docs/concepts/optimizers.md. Touched rows are read, computed
+and written back as whole matrices, and nothing waits for the device.
 
 Shape letters: R rows of the store, U distinct rows, D row width.
 """
@@ -69,8 +69,8 @@ def update_rows(
 ) -> list[Write]:
     """One optimizer update of the rows `rows_U`, which are distinct: what is to be written.
 
-    Rows where `is_kept_U` (bool) is True stay as they are. Everything is computed here and nothing
-    is written: the writes that it gives are copies, which need no memory.
+    Rows where `is_kept_U` (bool) is True stay as they are. Everything is computed here, nothing is
+    written: the writes that are returned only copy, which needs no memory.
     """
     rows = _Rows(
         weight_UD=store_RD.index_select(0, rows_U),
@@ -125,8 +125,8 @@ def _decay(step: Step, rows: _Rows) -> None:
 def _catch_up(step: Step, rows: _Rows) -> None:
     """Applies the decay of the updates that left a row out.
 
-    Its mark is the table's sum of logarithms at its last update, in two floats; 1, which no such
-    sum is, before the first.
+    Its mark is the table's sum of logarithms at its last update, in two floats. Before its first
+    update the mark is 1, which no such sum can be.
     """
     mark_U2 = rows.state["log_decay"]
     high_U1, low_U1 = mark_U2.narrow(1, 0, 1), mark_U2.narrow(1, 1, 1)

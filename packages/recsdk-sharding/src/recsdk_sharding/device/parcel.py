@@ -58,7 +58,7 @@ class Parcel:
         return self._parts[dtype][index]
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Keeps the device's memory until `stream` has done what is queued by then."""
+        """Tells the allocator that work on the stream uses the device memory."""
         for parts in self._parts.values():
             if parts and parts[0].device.type != "cpu":
                 parts[0].record_stream(stream)
@@ -75,12 +75,12 @@ def get_optional(parcel: Parcel, item: Item | None) -> torch.Tensor | None:
 
 
 def put_runs(parcel: Parcel, runs: Runs[NDArray[np.int64]]) -> Runs[Item]:
-    """Adds how runs are summed up."""
+    """Adds the plan of sums of runs."""
     steps = [(parcel.put(targets), parcel.put(sources)) for targets, sources in runs.steps]
     return Runs(steps, put_optional(parcel, runs.firsts))
 
 
 def get_runs(parcel: Parcel, runs: Runs[Item]) -> Runs[torch.Tensor]:
-    """How runs are summed up, on the device."""
+    """The plan of sums of runs, on the device."""
     steps = [(parcel.get(targets), parcel.get(sources)) for targets, sources in runs.steps]
     return Runs(steps, get_optional(parcel, runs.firsts))

@@ -45,7 +45,7 @@ class DeviceBatch(Multistreamable):  # type: ignore[misc]
         self.parcel.send(self.device)
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Keeps the device's memory until the stream has done what is queued by then."""
+        """Tells the allocator that work on the stream uses the device memory."""
         self.parcel.record_stream(stream)
 
     def variable_stride_per_key(self) -> bool:
@@ -99,9 +99,9 @@ class _Node:
     def gradients(
         self, grad: torch.Tensor, *, trains: bool, wants_weights: bool
     ) -> torch.Tensor | None:
-        """The gradient of the late weights, if wanted; and, training, one update of each table.
+        """Updates each table once if `trains`; returns the late weights' gradient, if wanted.
 
-        Raises RuntimeError the second time.
+        Raises RuntimeError the second time, and if a batch mapped for evaluation is trained.
         """
         if self._is_spent:
             raise RuntimeError(
@@ -129,7 +129,7 @@ class _Node:
         return grad_M
 
     def _train(self, grad: torch.Tensor, grad_M: torch.Tensor | None, *, trains: bool) -> None:
-        """Writes the gradient of the late weights, if wanted; training, updates the tables."""
+        """Fills `grad_M` if it is given; updates the tables if `trains`."""
         batch = self._batch
         for plan in batch.tables:
             table = plan.table

@@ -26,9 +26,9 @@ class Runs(Generic[ArrayT]):
     """How to add up the items of runs that have at least one item each."""
 
     steps: list[tuple[ArrayT, ArrayT]]
-    """For each step the places (P,) of the items that are added to, and of those added."""
+    """For each step the positions (P,) of the items that are added to, and of those added."""
     firsts: ArrayT | None
-    """Places (U,) of the sums after the steps: each run's first item; None: every item."""
+    """Positions (U,) of the sums after the steps: each run's first item; None: every item."""
 
 
 def plan_runs(lengths_U: NDArray[np.int64]) -> Runs[NDArray[np.int64]]:

@@ -1,7 +1,7 @@
 """The rows of a table on a device on their way into checkpoints: all of them, or what changed.
 
-Which keys came and left, the index on the host knows. Which rows were updated is noted on the
-device, a byte for each.
+The index on the host knows which keys came and left. The device notes which rows were updated, in
+a byte for each.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class DeviceCut:
 
     @property
     def num_rows(self) -> int:
-        """Keys that are there, of changes those that came; more rows may have been updated."""
+        """Keys in the table; of changes those that came, not those whose rows were updated."""
         return len(self._cut.keys)
 
     @property
@@ -64,7 +64,7 @@ class DeviceCut:
             yield _ext.RowBlock.erased(cut.left)
 
     def finish(self, durable: bool) -> None:
-        """Ends it; durable: changes are counted from here, else as if it had never been."""
+        """Ends the cut. Durable: changes count from it. Else it is as if it had never been."""
         self._cut.finish(durable)
         if durable:
             self._table.note_saved(self._host._position)

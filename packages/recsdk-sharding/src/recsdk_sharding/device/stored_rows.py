@@ -22,10 +22,10 @@ __all__ = ["StoredRows", "array_of"]
 
 
 class StoredRows:
-    """What is read, updated and written by row number.
+    """Weights and optimizer state, read, updated and written by row number.
 
-    Every method that writes does all or nothing, as `Writes`. Call `settle` before the tensors are
-    read. All belongs to one thread and its current stream.
+    `update` and `write` write all or nothing, as `Writes`. Call `settle` before the tensors are
+    read. All calls belong to one thread and its current stream.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class StoredRows:
 
     @property
     def num_nonfinite(self) -> int:
-        """Gradients of rows so far that were not finite; waits for the device."""
+        """Gradients of rows that were not finite, counted so far; waits for the device."""
         self.settle()
         return int(self._num_nonfinite)
 
@@ -82,7 +82,7 @@ class StoredRows:
         self._writes.finish()
 
     def forget(self) -> None:
-        """As `settle`, but for rows that nobody reads any more."""
+        """Drops what `settle` would complete: nobody reads those rows any more."""
         self._writes.forget()
 
     def update(

@@ -38,9 +38,9 @@ class DeviceTable:
     The store has one row more than the table takes keys: its last row stays zero, and is what
     refused and missing keys read. Row numbers, refusals and initial rows are the engine's.
 
-    Offers what `recsdk_core.Table` offers to a module that owns it: export, upsert, len, stats,
-    leases, learning rate and update count. Mapping is thread-safe; all else belongs to the thread
-    and the current stream that train.
+    Offers what `recsdk_core.Table` offers to its owner: rows in and out, len, stats, learning rate,
+    update count. The `index` maps keys and opens leases. It may be used from any thread; all else
+    belongs to the thread and the current stream that train.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class DeviceTable:
         grad_BD: torch.Tensor,
         weights_M: torch.Tensor | None = None,
     ) -> None:
-        """One optimizer update with the gradients of bags (B, D); or, accumulating, its part.
+        """One optimizer update with the gradients of bags (B, D), or its share if it accumulates.
 
         If it raises, no row, state or count has changed.
         """

@@ -14,21 +14,20 @@ Write: TypeAlias = Callable[[], object]
 
 
 class Writes:
-    """Does writes one after the other; what fails half-way is done before anybody looks.
+    """Makes writes in order; those that a failure left are made before anybody reads.
 
-    Memory of a device may run out, or an operator fail, in the middle of an update. Values to be
-    written are at hand then, those that they replace are not, so the update is completed, not
-    undone.
+    In the middle of an update the memory of a device may run out, or an operator fail. Then the
+    new values are at hand and the old ones are not, so the update is completed, not undone.
     """
 
     def __init__(self) -> None:
         self._left: list[Write] = []
 
     def commit(self, writes: Sequence[Write], *, has_begun: bool = False) -> None:
-        """Does the writes in order. Raises what the first raises; then nothing has been written.
+        """Makes the writes in order. Raises what the first raises; then nothing has been written.
 
-        If a later one raises, it is left for `finish` with those after it. `has_begun`: something
-        that belongs to them has been written already, so the first is a later one too.
+        If a later one raises, it is left for `finish`, with those after it. `has_begun`: something
+        that belongs to them is written already, so the first counts as a later one.
         """
         self.finish()
         self._left = list(writes)
@@ -41,9 +40,9 @@ class Writes:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Does what is left; to be called before anything reads or writes the tensors.
+        """Makes the writes that are left; call it before the tensors are read or written.
 
-        Raises what a write raises, and has it left again.
+        Raises what a write raises, and keeps that write for the next call.
         """
         while self._left:
             self._left[0]()

@@ -1,4 +1,4 @@
-"""What the ranks say of work before and after it, so that they go on together or not at all.
+"""What the ranks tell each other of their work, so that they go on together or not at all.
 
 Shape letter: W ranks.
 """
@@ -128,23 +128,23 @@ def gathered(own: Sequence[int], group: dist.ProcessGroup) -> list[list[int]]:
 
 
 class Agreement:
-    """Has the ranks of a host group end such work together.
+    """Runs calls on all ranks of a host group: each returns on every rank, or raises on every rank.
 
-    Over a gloo group of its own, since the host group is busy with batches ahead. All ranks must
+    It uses a gloo group of its own, since the host group is busy with batches ahead. All ranks must
     make it, and call it in the same order, from one thread.
     """
 
     def __init__(self, host: dist.ProcessGroup) -> None:
-        """`host`: whose ranks these are; its timeout is that of the new group."""
+        """`host`: the group of these ranks; the new group has its timeout."""
         self._world_size = dist.get_world_size(host)
         self._group: dist.ProcessGroup | None = None
         if self._world_size > 1:
             self._group = group_beside(host)
 
     def together(self, call: Callable[[], T], step: int | None) -> T:
-        """What a call returns, if it does so on every rank.
+        """What a call returns, if it returns on every rank.
 
-        Else raises, on all ranks: the call's own error where it failed, PeerError elsewhere.
+        Else all ranks raise: the call's own error where it failed, PeerError elsewhere.
         Cost: a collective of 8 bytes a rank on the host.
         """
         result, error = attempt(call)

@@ -63,7 +63,7 @@ class FailureStore:
         self._is_lost = False
 
     def tell(self, own: Failure, seconds: float) -> bool:
-        """Tells of a failure; whether all ranks fail at the same place within so many seconds.
+        """Writes a failure; True if all ranks fail at the same place within `seconds`.
 
         All ranks that fail get the same answer.
         """
@@ -85,7 +85,7 @@ class FailureStore:
         return bool(store.check([key])) and store.get(key) == b"apart"
 
     def keep_until_seen(self, rank: int) -> None:
-        """Without torchrun the first rank has the store: at exit it lets the others read."""
+        """Lets the others read at exit, if this rank has the store: without torchrun, rank 0."""
         if rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
             atexit.register(self._wait_until_seen, self._find())
 

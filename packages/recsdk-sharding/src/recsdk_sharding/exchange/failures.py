@@ -1,8 +1,8 @@
-"""Has all ranks raise when one of them does, wherever in a step that is.
+"""Makes all ranks raise when one of them does, wherever in a step that is.
 
-What goes wrong with a batch on its way to the tables is told by the host exchange. For the rest, a
-rank writes what happened to it into torch's store, and closes its process groups: ranks that wait
-for it in a collective raise at once, close theirs, and find in the store what it was.
+The host exchange tells what goes wrong with a batch on its way to the tables. For the rest, a rank
+writes its failure into torch's store and closes its process groups. Ranks that wait for it in a
+collective then raise at once, close theirs, and read in the store what it was.
 
 Shape letter: W ranks.
 """

@@ -1,4 +1,4 @@
-"""Process groups: those of this package's own, and the end of all of them."""
+"""Process groups: making this package's own, and closing all."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _GLOO_SAYS = (
 
 
 def group_beside(host: dist.ProcessGroup) -> dist.ProcessGroup:
-    """A gloo group of the same ranks, for calls at a time when the host group is busy.
+    """A gloo group of the same ranks, for calls while the host group is busy.
 
     It has the host group's timeout; torch would give it 30 minutes. All ranks must make it.
     """

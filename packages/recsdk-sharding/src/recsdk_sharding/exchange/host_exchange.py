@@ -134,8 +134,8 @@ class HostExchange:
     """Runs the host jobs of all batches in submission order, on one thread and process group.
 
     All ranks must submit the same jobs in the same order. Thread-safe; jobs of one exchange never
-    overlap. Cost of a job beside its own work: two collectives of about 100 bytes a rank, if there
-    are several ranks.
+    overlap. A job costs, beside its own work, two collectives on the host if there are several
+    ranks: one of 80 + 8 W bytes a rank, one of 8.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -160,10 +160,10 @@ class HostExchange:
         return "ended" if self._is_ended else "failed"
 
     def submit(self, job: ExchangeJob[T]) -> Future[T]:
-        """Queues a job; its future has the result of `answer` or raises.
+        """Queues a job and returns at once; its future has the result of `answer`, or raises.
 
-        After the end of data or a failure the future raises at once what that was (EndOfData or
-        PeerError). Returns immediately; never raises for what the job does.
+        After the end of data or a failure the future raises EndOfData or that failure. `submit`
+        itself never raises for what the job does.
         """
         return self._enqueue(job, has_batch=True)
 
@@ -189,9 +189,9 @@ class HostExchange:
     def meet(self) -> None:
         """Waits until all ranks have come here, after the jobs that were submitted before.
 
-        Before what cannot be broken off from elsewhere, such as making a process group. Raises
-        PeerError if the process group failed. Also after the end of data or a failure, which some
-        ranks may have left behind with `reset` already.
+        Call it before work that other ranks cannot interrupt, such as making a process group. It
+        works after the end of data and after a failure too, since some ranks may have called
+        `reset` already. Raises PeerError if the process group failed.
         """
         with contextlib.suppress(RecsdkError):
             self._enqueue(_Meeting(), has_batch=True).result()

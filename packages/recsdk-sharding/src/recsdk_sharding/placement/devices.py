@@ -9,7 +9,7 @@ import torch
 __all__ = ["check_device", "mark_of", "row_budget", "wait_for"]
 
 _ROW_DEVICES = ("cpu", "npu", "cuda")
-_DEVIATIONS = 6  # of the number of keys that a rank gets from the one that it gets on average
+_DEVIATIONS = 6  # standard deviations of the number of keys that a rank gets
 
 
 def check_device(device: torch.device | str | None, what: str) -> torch.device:
@@ -32,7 +32,7 @@ def check_device(device: torch.device | str | None, what: str) -> torch.device:
 
 
 def mark_of(device: torch.device) -> torch.Event | None:
-    """Where the current stream of a device is now; None on the cpu."""
+    """An event behind the work queued on the current stream of a device; None on the cpu."""
     if device.type == "cpu":
         return None
     mark: torch.Event = torch.get_device_module(device).current_stream(device).record_event()
@@ -40,15 +40,16 @@ def mark_of(device: torch.device) -> torch.Event | None:
 
 
 def wait_for(mark: torch.Event | None) -> None:
-    """Has the current stream of the mark's device wait for what was queued before the mark."""
+    """Makes the current stream of the mark's device wait for the work before the mark."""
     if mark is not None:
         torch.get_device_module(mark.device).current_stream(mark.device).wait_event(mark)
 
 
 def row_budget(num_embeddings: int, world_size: int) -> int:
-    """Rows that one rank keeps on its device, of a table of `num_embeddings` rows.
+    """Rows for which one rank has room on its device, of a table of `num_embeddings` rows.
 
-    Its share, and six standard deviations for the hash that spreads keys over the ranks.
+    Its share, and six standard deviations for the hash that spreads keys over the ranks; at most
+    all rows.
     """
     share = 1 / world_size
     deviation = math.sqrt(num_embeddings * share * (1 - share))

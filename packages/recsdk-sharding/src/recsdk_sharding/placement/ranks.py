@@ -1,9 +1,9 @@
 """Which rank owns a key.
 
 Two rules. "virtual_shard", the default: a key belongs to virtual shard `mix64(key) % 65536`, and
-the ranks own equal contiguous runs of virtual shards: of V shards rank r of W owns those with
+each rank owns one range of virtual shards: of V shards rank r of W owns those with
 `shard * W // V == r`. "modulo": rank `uint64(key) % W`, for compatibility; it is skewed for keys
-with a stride. Both are fixed for ever, since checkpoints and initial placements depend on them.
+with a stride. Both are fixed for ever, since checkpoints and placements depend on them.
 
 Shape letters: N keys, W ranks, V virtual shards.
 """
@@ -62,7 +62,7 @@ class RankMap:
         return owners
 
     def may_share_keys(self, rank: int, other: RankMap, other_rank: int) -> bool:
-        """False if a rank of this map and one of another own no key in common, by their rules."""
+        """False if, by their rules, a rank of this map and one of another can share no key."""
         if self.rule != other.rule:
             return True
         if self.rule == "modulo":
@@ -73,12 +73,12 @@ class RankMap:
         return low < other_high and other_low < high
 
     def _run(self, rank: int) -> tuple[int, int]:
-        """The virtual shards that a rank owns, from and up to."""
+        """The first virtual shard that a rank owns, and the one after its last."""
         low, high = (-(-(rank + i) * NUM_VIRTUAL_SHARDS // self.world_size) for i in (0, 1))
         return low, high
 
     def to_tensor(self) -> torch.Tensor:
-        """As an entry of a `state_dict`: int64 (2,), the number of ranks and of the rule."""
+        """As an entry of a `state_dict`: int64 (2,), how many ranks, and the number of the rule."""
         return torch.tensor([self.world_size, get_args(RankRule).index(self.rule)])
 
     def owned_by(self, rank: int, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
