@@ -155,6 +155,16 @@ def test_assign_replaces_all_keys_or_none() -> None:
     assert index.is_tracking
 
 
+def test_keys_are_exported_in_batches() -> None:
+    index = Index()
+    assert list(index.export()) == []
+    index.assign(np.array([9, -9, 0, 4]))
+    batches = [(keys.tolist(), rows.tolist()) for keys, rows in index.export(3)]
+    assert batches == [([9, -9, 0], [0, 1, 2]), ([4], [3])]
+    with pytest.raises(ValueError, match="batch_size must be at least 1"):
+        index.export(0)
+
+
 def test_a_cut_keeps_what_it_found() -> None:
     index = Index()
     index.map(np.array([1, 2]), insert=True)

@@ -75,3 +75,11 @@ def test_what_cannot_move_says_so(npus: RankPool) -> None:
 def test_rows_whose_gradient_waits_for_its_update_cannot_be_erased(npus: RankPool) -> None:
     (seen,) = npus.run(1, device_failures.erase_while_gradients_wait)
     assert seen == ["busy", "busy", "busy", "erased"]
+
+
+def test_a_table_may_be_changed_while_it_is_exported(npus: RankPool) -> None:
+    (on_npu,) = npus.run(1, device_failures.change_while_exporting, "npu")
+    (on_cpu,) = npus.run(1, device_failures.change_while_exporting, "cpu")
+    assert on_npu["rest"] == on_cpu["rest"]
+    assert_identical(on_npu["rows"], on_cpu["rows"])
+    assert on_npu["rows"]["user"][-3][0].tolist() == on_npu["rows"]["user"][8][0].tolist()

@@ -5,7 +5,7 @@ Shape letters: n or N keys.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from recsdk_core import _ext
 from recsdk_core._ext import IndexCut
+from recsdk_core._internal.checks import require_int
 from recsdk_core._internal.config import engine_on_full
 from recsdk_core._internal.keyed import Array, Keyed, OnFull, require_keyed
 from recsdk_core.outcome import Outcome
@@ -23,7 +24,7 @@ __all__ = ["Index", "IndexCut", "MakeRows"]
 MakeRows: TypeAlias = Callable[[NDArray[np.int64], NDArray[np.int64]], Any]
 """Makes the rows of keys int64 (n,), whose distinct row numbers are int64 (n,)."""
 
-_PIECE = 2**16
+_BATCH = 2**16
 
 
 class Index(Keyed):
@@ -111,14 +112,25 @@ class Index(Keyed):
 
         Keys that come or leave while it runs may or may not be seen. Counts no outcome.
         """
-        keys, rows = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        nothing = np.zeros(0, np.int64)
+        keys, rows = zip((nothing, nothing), *self.export(), strict=True)
+        return np.concatenate(keys), np.concatenate(rows)
+
+    def export(
+        self, batch_size: int = _BATCH
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """What `keys_and_rows` gives, in batches of up to `batch_size`."""
+        require_int("Index.export", 1, batch_size=batch_size)
+        return self._export(batch_size)
+
+    def _export(self, batch_size: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         begin, is_last = 0, False
         while not is_last:
-            begin, some_keys, some_rows = self._engine.export_keys(begin, _PIECE)
-            is_last = len(some_keys) < _PIECE
-            keys.append(some_keys)
-            rows.append(some_rows)
-        return np.concatenate(keys), np.concatenate(rows)
+            capacity = min(batch_size, len(self) + 1)  # what a batch takes before it is filled
+            begin, keys, rows = self._engine.export_keys(begin, capacity)
+            is_last = len(keys) < capacity
+            if len(keys):
+                yield keys, rows
 
     def cut(self, *, changes_only: bool = False) -> IndexCut:
         """The keys as they are now, or only what came and left since the last durable cut.

@@ -188,3 +188,18 @@ def erase_while_gradients_wait() -> list[str]:
         values.sum().backward()
         attempt()
     return seen
+
+
+def change_while_exporting(device: str) -> dict[str, Any]:
+    """A table that is changed in the midst of an export, and what the rest of that gives."""
+    setup = Setup(*ADAGRAD, options={"num_rows": 30, "max_rows": 30})
+    table = new_model(setup, device).ebc.tables()["user"]
+    table.find_or_insert(np.arange(-3, 27))
+    exported = table.export(10)
+    next(exported)
+    keys = np.array([2**64 - 3, 8], np.uint64)
+    table.upsert(keys, np.full((2, table.dim), 7, np.float32))
+    table.erase(np.arange(20, 27))
+    table.find_or_insert(np.array([100]))
+    rest = [batch.keys.tolist() for batch in exported]
+    return {"rest": rest, "rows": rows_of({"user": table})}

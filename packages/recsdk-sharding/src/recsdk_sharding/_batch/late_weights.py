@@ -156,7 +156,7 @@ class LateWeights:
 
     def _sums_of_bags(self, weights_N: torch.Tensor, bags: _BagItems) -> torch.Tensor:
         runs = get_runs(self._parcel, bags.runs)
-        apply: Callable[..., torch.Tensor] = _SegmentSums.apply
+        apply: Callable[..., torch.Tensor] = _RunSums.apply
         sums_U = apply(weights_N, runs, self._parcel.get(bags.bag_N))
         filled_U = get_optional(self._parcel, bags.filled_U)
         if filled_U is None:
@@ -211,7 +211,7 @@ class _Exchange(torch.autograd.Function):
         return None, None, None, *back
 
 
-class _SegmentSums(torch.autograd.Function):
+class _RunSums(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, values_N: torch.Tensor, runs: Runs[torch.Tensor], run_N: torch.Tensor

@@ -99,6 +99,7 @@ class DeviceHome:
     ) -> DeviceBatch:
         """Plans which rows are added up in which order."""
         assert shape is None, "results are put together from what is pooled"
+        assert shared is None, "only what goes to the results at once is trained by other sums"
         parcel, plans = plan_batch(mapped, training, weight_starts, pooled)
         return DeviceBatch(self.device, parcel, plans, num_values, training)
 

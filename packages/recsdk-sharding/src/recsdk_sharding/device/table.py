@@ -284,9 +284,8 @@ class DeviceTable:
         values = self._rows.read(readable_N.to(self.device))
         return (values, outcomes_N) if return_outcomes else values
 
-    @torch.no_grad()
     def export(self, batch_size: int | None = None, *, state: bool = True) -> Iterator[ExportBatch]:
-        """As `recsdk_core.Table.export`; keys that leave meanwhile are seen as they were."""
+        """As `recsdk_core.Table.export`."""
         if batch_size is None:
             width = self.dim + sum(width for _, width in self.state_fields)
             batch_size = min(max(_EXPORT_BYTES // (8 + 4 * width), 1), _EXPORT_ROWS)
@@ -294,18 +293,16 @@ class DeviceTable:
             raise ValueError(f"DeviceTable.export: batch_size must be at least 1, got {batch_size}")
         return self._export(batch_size, state)
 
+    @torch.no_grad()
     def _export(self, batch_size: int, state: bool) -> Iterator[ExportBatch]:
-        with self.index.lease():  # rows are not given away
-            for keys, rows_n in self._pieces(batch_size):
-                yield self._rows_of(keys, rows_n, state)
+        for keys, rows_n in self._pieces(batch_size):
+            yield self._rows_of(keys, rows_n, state)
 
     def _pieces(self, size: int) -> Iterator[tuple[NDArray[np.int64], torch.Tensor]]:
-        """Visible keys, and their rows on the device, once all are written."""
-        self._write_new_rows()
-        keys, numbers = self.index.keys_and_rows()
-        for begin in range(0, len(keys), size):
-            rows_n = torch.from_numpy(numbers[begin : begin + size]).to(self.device)
-            yield keys[begin : begin + size], rows_n
+        """Visible keys, and their rows on the device, which are written."""
+        for keys, numbers in self.index.export(size):
+            self._write_new_rows()  # keys may have come until now, not later
+            yield keys, torch.from_numpy(numbers).to(self.device)
 
     @torch.no_grad()
     def export_changed(self, keys: NDArray[np.int64]) -> Iterator[ExportBatch]:
@@ -357,7 +354,10 @@ class DeviceTable:
     def check_room(self, keys: NDArray[np.int64]) -> None:
         """Raises CapacityError unless keys without a row can have one."""
         room = self.max_rows - len(self.index)
-        if len(keys) > room and len(np.setdiff1d(keys, self.index.keys_and_rows()[0])) > room:
+        if len(keys) <= room:
+            return
+        held, _ = self.index.keys_and_rows()
+        if len(np.setdiff1d(keys.astype(np.int64), held)) > room:  # keys may be uint64
             raise recsdk_core.CapacityError(
                 f"table {self.name!r} is full: it takes {self.max_rows} rows on this rank; raise "
                 "num_embeddings, which the device memory of a table follows, or erase keys"
