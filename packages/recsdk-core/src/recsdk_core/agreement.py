@@ -1,4 +1,4 @@
-"""Work that all ranks do, or none: what one that failed tells, and what each rank raises."""
+"""How ranks fail together: what a rank that failed tells, and what each rank raises."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ def raise_together(
     texts: Sequence[str | None],
     of_peer: Callable[[int, str], BaseException],
 ) -> None:
-    """Raises on every rank if one failed: there its own error, elsewhere that of a peer.
+    """Raises on every rank if one failed: its own error there, a peer's elsewhere.
 
-    `error`: this rank's; `texts`: of every rank what it says of its own, None if it has none.
-    `of_peer` makes the error of the first rank that failed; it is called on every rank.
+    `error`: this rank's; `texts`: the text of each rank's error, None if it has none. `of_peer`
+    makes the peer's error from the number and text of the first rank that failed; it is called on
+    every rank.
     """
     failed = [(rank, text) for rank, text in enumerate(texts) if text is not None]
     if not failed:

@@ -44,7 +44,7 @@ def distinct_keys(keys: Array) -> tuple[Array, Array]:
 
 
 def combine_gradients(blocks: Sequence[CombineBlock], grad: Array, packed: Array) -> None:
-    """Writes the sums of the gradients of equal rows to their places in `packed`.
+    """Adds up the gradients of equal rows, and writes the sums to `packed`.
 
     The gradient of bag b of a block is `grad[b, column : column + D]`, float32 (at least B, C),
     each row contiguous. The sum of row u goes to `packed[start + u * D : start + (u + 1) * D]`,

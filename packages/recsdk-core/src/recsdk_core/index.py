@@ -22,7 +22,7 @@ from recsdk_core.records import IndexStats
 __all__ = ["Index", "IndexCut", "MakeRows"]
 
 MakeRows: TypeAlias = Callable[[NDArray[np.int64], NDArray[np.int64]], Any]
-"""Makes the rows of keys int64 (n,), whose distinct row numbers are int64 (n,)."""
+"""Makes the rows of keys int64 (n,) at distinct row numbers int64 (n,)."""
 
 _BATCH = 2**16
 
@@ -60,12 +60,12 @@ class Index(Keyed):
         """Makes an empty index; it takes no memory until the first insertion.
 
         At `max_rows` keys (None: no limit) further keys are refused, or under `on_full="raise"` the
-        call that brings them raises CapacityError and changes nothing. `make_rows` is called by
-        each call that inserts keys, with them and their row numbers in the order of the call,
-        before anybody sees them; it runs under the index's lock and must not call the index
-        (BusyError). What it raises takes the insertion back. Without it the outcomes say which rows
-        are new. `name` is for messages. `num_threads`, 1 to 1024, limits this index's calls (None:
-        the pool's size). No result depends on `hash_seed` (None: random).
+        call that brings them raises CapacityError and changes nothing. Each call that inserts keys
+        calls `make_rows` with them and their row numbers, in the order of the call, before anybody
+        sees them. It runs under the index's lock and must not call the index (BusyError). What it
+        raises takes the insertion back. Without it the outcomes say which rows are new. `name` is
+        for messages. `num_threads`, 1 to 1024, limits the threads of this index's calls (None: the
+        pool's size). No result depends on `hash_seed` (None: random).
 
         Raises ValueError or TypeError naming the argument that is wrong.
         """
@@ -81,7 +81,7 @@ class Index(Keyed):
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """What messages call the index."""
         return self._name
 
     @property
@@ -135,12 +135,12 @@ class Index(Keyed):
     def cut(self, *, changes_only: bool = False) -> IndexCut:
         """The keys as they are now, or only what came and left since the last durable cut.
 
-        A cut has `keys` int64 (n,) and `rows` int64 (n,): the visible ones, of changes those that
-        came, or came again, and those that `note_changed` has named; and `left` int64 (m,), keys
-        that left and are not there again, ascending. End it by `finish(durable)`: durable, changes
-        count from the cut on; else it is as if it had never been. As a context manager it ends as
-        not durable where `finish` was not called. From the first durable cut on changes are
-        tracked: a bit per row, and the keys that leave.
+        A cut has `keys` int64 (n,) and `rows` int64 (n,): all visible keys, or with `changes_only`
+        those that came, came again, or were named by `note_changed`. It also has `left` int64 (m,):
+        keys that left and are not there again, ascending. End it by `finish(durable)`. Durable:
+        changes count from the cut on. Else it is as if it had never been. As a context manager it
+        ends as not durable, unless `finish` was called. From the first durable cut on changes are
+        tracked, which takes a bit per row, and the keys that leave.
 
         Raises BusyError while a cut is open, and ValueError if `changes_only` without a durable cut
         or an `assign` before. Cost: a copy of these keys.
@@ -157,7 +157,7 @@ class Index(Keyed):
         return self._engine.cut(changes_only)
 
     def note_changed(self, rows: Array) -> None:
-        """Has the next cut of changes name the keys of rows int64 (n,) too.
+        """Adds the keys of rows int64 (n,) to those that the next cut of changes names.
 
         Does nothing before the first durable cut. Raises ValueError for a row number out of range.
         """

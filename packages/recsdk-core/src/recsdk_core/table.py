@@ -396,7 +396,7 @@ class Table(Keyed, SavesAndLoads):
         return TableStats(**{**counts, "outcomes": outcomes})
 
     def memory_bytes(self) -> int:
-        """Bytes of memory held: index, rows, metadata."""
+        """Bytes of memory held: index, rows, metadata, tracked changes, copies for a cut."""
         return self._engine.memory_bytes()
 
     def __repr__(self) -> str:

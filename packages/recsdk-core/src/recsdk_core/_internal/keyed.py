@@ -1,4 +1,4 @@
-"""What an index and a table have alike: keys, their row numbers, batches in flight.
+"""What an index and a table share: keys, their row numbers, batches in flight.
 
 Shape letters: N keys.
 """
@@ -89,7 +89,8 @@ class Keyed:
         numbers and refusals are decided in input order. Empty input is fine.
 
         Raises BusyError when inserting without a step while leases with a step are open,
-        OutOfMemoryError, and what a custom initializer or `make_rows` raises.
+        CapacityError under `on_full="raise"`, OutOfMemoryError, and what a custom initializer or
+        `make_rows` raises.
         Cost: one cache line per key, plus one row per insertion.
         """
         return self._engine.map(keys, insert, lease)
@@ -111,8 +112,8 @@ class Keyed:
     def reserve(self, num_rows: int) -> None:
         """Makes room for `num_rows` rows in all, so that inserting up to there is steady.
 
-        The memory is cleared now, and the index takes its shape for that many keys at once: one
-        that then holds far fewer is slower to find in.
+        The memory is cleared now, and the index takes the shape for that many keys at once. If it
+        then holds far fewer, finding them is slower.
         """
         require_int(f"{type(self).__name__}.reserve", 0, INT64, num_rows=num_rows)
         self._engine.reserve(num_rows)
@@ -128,7 +129,8 @@ class Keyed:
     def __contains__(self, key: object) -> bool:
         """True if the key has a visible row; for many keys use `map(keys, insert=False)`.
 
-        What is no 64-bit number, signed or unsigned, has none.
+        An integer that does not fit into 64 bits, signed or unsigned, has none. Raises TypeError
+        for what is no integer.
         """
         number = operator.index(key)  # type: ignore[arg-type]
         if not -INT64 <= number < UINT64:

@@ -1,8 +1,8 @@
 """The autograd functions that pool and gather rows of many tables in one node.
 
-Modules and frameworks build on them. `map_tables` has mapped the keys to rows before; the forward
-reads the rows, and the backward gives each table exactly one optimizer update with the gradients of
-all its features.
+Modules and frameworks build on them. Map the keys with `map_tables` first. Then the forward reads
+the rows, and the backward gives each table exactly one optimizer update with the gradients of all
+its features.
 
 Shape letters: N keys, B bags, C columns of the output, D row width.
 """
@@ -35,7 +35,7 @@ __all__ = [
 
 _Guard: TypeAlias = Callable[[], AbstractContextManager[None]]
 _Part: TypeAlias = tuple[Bags, torch.Tensor, int, torch.Tensor | None]
-"""Bags, the matrix with their gradients, its first column, and where their weights' goes."""
+"""Bags, the matrix with their gradients, its first column, and the array for their weights'."""
 
 
 @dataclass(kw_only=True)
@@ -66,7 +66,8 @@ class TableBags:
     features: list[FeatureBags]
     """Its features; gradients of a key are added in this order."""
     lease: Lease | None = None
-    """The batch that the rows were mapped under; released after backward, or with the graph."""
+    """The batch that the rows were mapped under; released after backward or with the graph, and
+    under `accumulation` after the update."""
     accumulation: Accumulation[Any] | None = None
     """Collects the gradients of several backwards; None: each backward is an update."""
 
