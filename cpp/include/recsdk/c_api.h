@@ -3,8 +3,8 @@
 /// Shape letters: N keys, B bags, D row width, S state width (the sum of a row's state fields).
 ///
 /// Names are those of the C++ interface with a prefix: `recsdk::Table::find_or_insert` is
-/// `recsdk_table_find_or_insert`. What a call means is said in recsdk/table.h; here is what differs
-/// in C.
+/// `recsdk_table_find_or_insert`. What a call means is said in recsdk/table.h, index.h and
+/// device_table.h; here is what differs in C.
 ///
 /// Status. A function that can fail returns an int: RECSDK_OK (0), or one of enum recsdk_status. A
 /// failed call has changed nothing but spare capacity, writes no handle, and leaves a message for
@@ -23,8 +23,8 @@
 ///
 /// Thread safety: every function may be called from any thread, also on one table, except that the
 /// _destroy and recsdk_lease_release of a handle must come after all other calls on that handle.
-/// Fork while no other thread is inside a call of a table: else the child finds it locked by a
-/// thread that it does not have, and waits for ever.
+/// Fork while no other thread is inside a call of a table or an index: else the child finds it
+/// locked by a thread that it does not have, and waits for ever.
 ///
 /// ABI rule. RECSDK_ABI_VERSION rises by one in every release in which a program compiled against
 /// the header of the release before could misbehave with the library: a function taken away or
@@ -617,7 +617,7 @@ RECSDK_API int recsdk_table_size(const recsdk_table* table, int64_t* size);
 /// `stats->struct_size` must be set.
 RECSDK_API int recsdk_table_stats(const recsdk_table* table, recsdk_stats* stats);
 
-/// Bytes of memory held: index, rows, metadata.
+/// Bytes of memory held: index, rows, metadata, tracked changes, copies for a cut.
 RECSDK_API int recsdk_table_memory_bytes(const recsdk_table* table, int64_t* bytes);
 
 /// Exports up to `capacity` visible rows with row number >= *begin in ascending order of row
@@ -768,7 +768,7 @@ RECSDK_API int recsdk_index_check_assignable(const recsdk_index* index);
 RECSDK_API int recsdk_index_size(const recsdk_index* index, int64_t* size);
 /// One past the highest row number that was ever given.
 RECSDK_API int recsdk_index_end_row(const recsdk_index* index, int64_t* end_row);
-/// `stats->struct_size` must be set. What only a table has is 0.
+/// `stats->struct_size` must be set. The counts that only a table has are 0.
 RECSDK_API int recsdk_index_stats(const recsdk_index* index, recsdk_stats* stats);
 /// Copies up to `capacity` visible keys and their rows, from row *begin on, which is set to where
 /// to go on. Fewer than capacity means the end.

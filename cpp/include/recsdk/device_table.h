@@ -1,8 +1,8 @@
-// A table whose rows lie in the memory of a device, an NPU for one: the hot rows of a table, kept
-// where they are used, by a program that has no torch.
+// A table whose rows lie in the memory of a device, such as an NPU. It is for programs without
+// torch that keep hot rows where they use them.
 //
-// An Index on the host has keys, row numbers, outcomes and leases; the rows and their optimizer
-// state are arrays of the device, of a size fixed when the table is made.
+// An Index on the host has the keys, row numbers, outcomes and leases. The rows and their optimizer
+// state are arrays on the device, whose size is fixed when the table is made.
 //
 // Shape letters: N keys, D row width, S state width.
 #pragma once

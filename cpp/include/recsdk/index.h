@@ -1,7 +1,7 @@
 // An index: from a raw 64-bit key to a row number, for rows that may lie anywhere.
 //
-// A Table is an index with rows. Who has rows of their own, on a device, in another process or in
-// another framework, uses an Index alone: see examples/own_rows.
+// A Table is an index with rows. A program that keeps rows itself, on a device, in another process
+// or in another framework, uses an Index alone: see examples/own_rows.cc and .c.
 //
 // Shape letters: N keys, n keys that a call inserts.
 #pragma once
@@ -40,7 +40,7 @@ struct IndexConfig {
 /// Cumulative counts of keys by outcome, and sizes of an index.
 struct IndexStats {
   std::int64_t num_rows = 0;                  ///< keys visible to readers, each of which has a row
-  std::int64_t num_rows_in_flight = 0;        ///< keys of batches whose lease is open
+  std::int64_t num_rows_in_flight = 0;        ///< keys that readers do not see yet
   std::uint64_t outcomes[kNumOutcomes] = {};  ///< keys by Outcome, over all calls (visible batches)
   std::uint64_t erased = 0;                   ///< keys that left
   std::int64_t index_bytes = 0;               ///< memory from keys to row numbers
@@ -119,8 +119,8 @@ class RECSDK_API RowHome {
   RowHome& operator=(const RowHome&) = delete;
   virtual ~RowHome();
 
-  /// Before keys are inserted: their rows will be below `end`, and may be any of `reused`, which
-  /// keys had that left. By default does nothing.
+  /// Called before keys are inserted. Their rows will be below `end`, and may be any of `reused`,
+  /// rows whose keys have left. By default does nothing.
   virtual void prepare(RowNumber end, std::span<const std::uint32_t> reused);
   /// Gives new rows their initial values, before anybody else knows their keys.
   virtual void make(const NewRows& added) = 0;
@@ -136,8 +136,8 @@ class RECSDK_API IndexCut {
   ~IndexCut();
 
   bool changes_only() const noexcept;
-  /// Visible keys (n,), in ascending order of row number; of changes those that came, or came
-  /// again, and those that note_changed has named.
+  /// Keys (n,) in ascending order of row number: all visible ones, or with changes_only those that
+  /// came, came again, or were named by note_changed.
   std::span<const Key> keys() const noexcept;
   /// Their rows (n,). A row is given to another key only if its own leaves.
   std::span<const RowNumber> rows() const noexcept;
@@ -145,8 +145,8 @@ class RECSDK_API IndexCut {
   std::span<const Key> left() const noexcept;
 
   /// Ends the cut. Durable: changes are counted from the cut on. Else it is as if it had never
-  /// been: what had changed before counts as changed still. Only the first call counts. If memory
-  /// for that runs out, tracking ends, and the next cut must be of all keys.
+  /// been: what had changed before still counts as changed. If memory for that runs out, tracking
+  /// ends, and the next cut must be of all keys. Only the first call counts.
   void finish(bool durable) noexcept;
 
   struct Impl;
@@ -160,7 +160,7 @@ class RECSDK_API IndexCut {
 /// A growing map from raw keys to row numbers.
 ///
 /// Row numbers are given in input order, from 0 on; those of keys that left are given again, the
-/// last one first. They never change while their key is there.
+/// one freed last first. They never change while their key is there.
 ///
 /// Thread safety: every method may be called from any thread. Reads run side by side; insertion and
 /// erasure exclude everything else. A call that throws has changed nothing but spare capacity. Fork
@@ -184,8 +184,9 @@ class RECSDK_API Index {
   /// rows (N,) and outcomes (N,) are written; a key without a row has an unspecified row number.
   /// Of a new key that occurs several times the first is kInserted, the rest kFound. Row numbers
   /// and refusals are decided in input order. Empty input is fine. Throws Error(kBusy) when
-  /// inserting without a step while leases with a step are open, Error(kOutOfMemory), and what the
-  /// home throws. Cost: one cache line per key, plus one row per insertion.
+  /// inserting without a step while leases with a step are open, Error(kCapacity) under
+  /// OnFull::kRaise, Error(kOutOfMemory), and what the home throws. Cost: one cache line per key,
+  /// plus one row per insertion.
   void map(std::span<const Key> keys, std::span<RowNumber> rows, std::span<Outcome> outcomes,
            const MapOptions& options = {});
 
@@ -225,14 +226,14 @@ class RECSDK_API Index {
   IndexCut cut(bool changes_only = false);
   /// True if a cut may be of changes only.
   bool is_tracking() const;
-  /// Counts the keys of these rows (n,), if they have one, among those that the next cut of changes
-  /// is to name. Does nothing before the first durable cut. Throws std::invalid_argument for a row
+  /// Adds the keys of these rows (n,), where they have one, to those that the next cut of changes
+  /// names. Does nothing before the first durable cut. Throws std::invalid_argument for a row
   /// number out of range.
   void note_changed(std::span<const RowNumber> rows);
 
-  /// Makes room for `num_rows` keys in all, and has the system back it with memory now: insertions
-  /// up to there wait for no memory and, from a small index on, move no keys. Cost: clearing that
-  /// memory, and a move of the keys that are there.
+  /// Makes room for `num_rows` keys in all and backs it with memory now: insertions up to there
+  /// wait for no memory and, from a small index on, move no keys. Cost: clearing that memory, and a
+  /// move of the keys that are there.
   void reserve(std::int64_t num_rows);
 
   /// Throws Error(kInternal) naming the first broken invariant. Cost: reads the whole index.

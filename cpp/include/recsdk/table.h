@@ -36,9 +36,9 @@ struct TableConfig {
   std::optional<int> num_threads;  ///< >= 1, of this table's calls; absent: the pool's size
 };
 
-/// What an index tells, and the table's rows and updates. Reading it waits for a running update,
-/// and looks at every segment of the index. tracking_bytes counts what is ready for the next cut
-/// too.
+/// The counts of an index, and those of the table's rows and updates. Reading them waits for a
+/// running update, and looks at every segment of the index. tracking_bytes includes what is ready
+/// for the next cut.
 struct TableStats : IndexStats {
   std::uint64_t updates = 0;                 ///< t: optimizer updates so far, empty ones included
   std::uint64_t nonfinite = 0;               ///< rows whose summed gradient was not finite
@@ -116,7 +116,7 @@ class RECSDK_API Table {
 
   const TableConfig& config() const noexcept;
   const RowLayout& layout() const noexcept;
-  /// Its keys and their row numbers: map, lease, erase and clear of either are the same. Lives as
+  /// The table's keys and row numbers. Index and table share map, lease, erase and clear. Lives as
   /// long as the table.
   Index& index() noexcept;
   const Index& index() const noexcept;
@@ -128,8 +128,9 @@ class RECSDK_API Table {
   /// rows (N,) and outcomes (N,) are written; a key without a row has an unspecified row number.
   /// Of a new key that occurs several times the first is kInserted, the rest kFound. Row numbers
   /// and refusals are decided in input order. Empty input is fine. Throws Error(kBusy) when
-  /// inserting without a step while leases with a step are open, Error(kOutOfMemory), and what a
-  /// custom initializer throws. Cost: one cache line per key, plus one row per insertion.
+  /// inserting without a step while leases with a step are open, Error(kCapacity) under
+  /// OnFull::kRaise, Error(kOutOfMemory), and what a custom initializer throws. Cost: one cache
+  /// line per key, plus one row per insertion.
   void map(std::span<const Key> keys, std::span<RowNumber> rows, std::span<Outcome> outcomes,
            const MapOptions& options = {});
 
@@ -165,9 +166,9 @@ class RECSDK_API Table {
   /// Throws std::invalid_argument for a row number or offset out of range.
   void pool(std::span<const PoolBlock> blocks) const;
 
-  /// What map without insertion and pool give one after the other, a part of the bags at a time:
-  /// bag b to out[b * stride], `stride` in floats. outcomes (N,) may be empty. Insertion and
-  /// erasure wait for it. Throws std::invalid_argument for parts that do not fit each other.
+  /// As map without insertion, then pool, but some bags at a time: bag b goes to out[b * stride],
+  /// `stride` in floats. outcomes (N,) may be empty. Insertion and erasure wait for it. Throws
+  /// std::invalid_argument if the arrays of `bags` do not fit each other.
   void pool_keys(const KeyBags& bags, float* out, std::int64_t stride,
                  std::span<Outcome> outcomes = {}) const;
 
@@ -179,8 +180,8 @@ class RECSDK_API Table {
   void set_learning_rate(float learning_rate);
   std::uint64_t update_count() const;          ///< t
   void set_update_count(std::uint64_t count);  ///< for restoring a table
-  /// With catch_up: the sum of log(1 - lr * weight_decay) over all updates, against which the rows'
-  /// "log_decay" tells what they have yet to catch up; else 0. To be saved and restored with rows.
+  /// With catch_up: the sum of log(1 - lr * weight_decay) over all updates. Its difference to a
+  /// row's "log_decay" is what the row has yet to catch up. Else 0. Save and restore it with rows.
   double log_decay() const;
   void set_log_decay(double log_decay);
 
@@ -195,24 +196,24 @@ class RECSDK_API Table {
   /// not be seen.
   std::int64_t export_rows(RowNumber& begin, const ExportBuffer& buffer) const;
 
-  /// A view of the visible rows as they are now, to be saved while the table is used on; see
-  /// recsdk/checkpoint.h. From the first cut that is finished as durable on, changes are tracked: a
-  /// bit per row, and the keys that leave. Waits for running calls; cost: a look at a bit per row.
-  /// An update beside a cut copies rows before it changes them. Memory for these copies is taken
-  /// ahead, a part in each of the first 40 or so updates, so that an update beside a cut does not
-  /// wait for the system: room for two updates as large as the largest so far and 8 MiB more, at
-  /// most 64 MiB, an eighth of the rows and the last cut's max_copy_bytes, and two bits per row.
-  /// stats() counts it as tracking_bytes. A table that is trained and never saved has it too.
-  /// Throws Error(kBusy) while a cut is open; std::invalid_argument if changes_only without a
-  /// durable cut or a restore before, or if an option is out of range.
+  /// A view of the visible rows as they are now, for saving them while the table stays in use; see
+  /// recsdk/checkpoint.h. From the first durable cut on, changes are tracked: a bit per row, and
+  /// the keys that leave. Waits for running calls; cost: a look at a bit per row. An update beside
+  /// a cut copies rows before it changes them. Each of the first 40 or so updates takes some of the
+  /// memory for such copies ahead, so that later none waits for the system. It is room for two
+  /// updates as large as the largest so far and 8 MiB more, at most 64 MiB, an eighth of the rows
+  /// and the last cut's max_copy_bytes; and two bits per row. stats() counts it as tracking_bytes.
+  /// A table that is trained and never saved has it too. Throws Error(kBusy) while a cut is open;
+  /// std::invalid_argument if changes_only without a durable cut or a restore before, or if an
+  /// option is out of range.
   Cut cut(const CutOptions& options);
   /// True if a cut may be of changes only.
   bool is_tracking() const;
 
-  /// Makes room for `num_rows` rows in all, and has the system back it with memory now: insertions
-  /// up to there wait for no memory and, from a small table on, move no keys. Cost: clearing that
-  /// memory, and a move of the keys that are there. A table that then holds far fewer keys is
-  /// slower to find in, for its index is spread as wide as for all of them.
+  /// Makes room for `num_rows` rows in all and backs it with memory now: insertions up to there
+  /// wait for no memory and, from a small table on, move no keys. Cost: clearing that memory, and a
+  /// move of the keys that are there. If the table then holds far fewer keys, finding them is
+  /// slower, for its index is spread as wide as for all.
   void reserve(std::int64_t num_rows);
 
   /// Throws Error(kInternal) naming the first broken invariant. Cost: reads the whole index.

@@ -104,8 +104,8 @@ bool CutState::has_room(std::int64_t num_bytes) const noexcept {
   return held == 0 || held + num_bytes <= *max_copy_bytes_;
 }
 
-// What must find room before so many rows are copied; 0 if they may be now. A child of fork has
-// nobody who reads on.
+// Bytes that must find room before so many rows are copied; 0: they may be copied now. In a child
+// of fork nobody reads on.
 std::int64_t CutState::bytes_to_wait_for(std::int64_t num_rows) const noexcept {
   if (!max_copy_bytes_ || num_rows == 0) return 0;
   const std::int64_t needed = CopyBlock::bytes_for(num_rows, packed_.row_bytes());
@@ -177,7 +177,7 @@ CutState::CopyBlock* CutState::make_block(std::int64_t region, std::int64_t most
   return block;
 }
 
-// Has the processor fetch what fill reads; of a long record the first lines, it sees the pattern.
+// Prefetches what fill reads; of a long record the first lines, as the processor sees the pattern.
 void CutState::fetch(std::uint32_t row) const noexcept {
   constexpr std::int64_t kLine = 64;
   constexpr std::int64_t kMost = 8 * kLine;

@@ -102,9 +102,9 @@ class CutState {
   bool stock() noexcept;
   bool has_copied() const noexcept { return max_copied_bytes_.load() > 0; }
 
-  /// Lets waiting updates go; nothing is read or copied any more. Gives, once, the parts that it
-  /// was made of, clean for another cut, with `keep_bytes` of memory for copies, no more than the
-  /// limit; without that memory while another thread readies some of it.
+  /// Lets waiting updates go on; nothing is read or copied any more. Returns, once, the parts that
+  /// it was made of, clean for another cut, with up to `keep_bytes` of memory for copies, within
+  /// the limit; without that memory while another thread readies some of it.
   CutMemory::Parts close(std::int64_t keep_bytes) noexcept;
 
   /// Memory beside copies: bits, and chunks that are ready or partly used.

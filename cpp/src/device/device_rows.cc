@@ -14,7 +14,7 @@ std::size_t bytes_of_floats(std::int64_t num_rows, std::int64_t width) {
   return static_cast<std::size_t>(num_rows) * static_cast<std::size_t>(width) * sizeof(float);
 }
 
-// Makes room by replacing memory whose contents nobody needs any more.
+// Makes room; the old memory and its contents go.
 template <typename Memory>
 void grow(Memory& memory, Device& device, std::size_t bytes) {
   const std::size_t wanted = std::max(bytes, memory.bytes() + memory.bytes() / 2);
@@ -275,8 +275,7 @@ void DeviceRows::commit(const std::int64_t* rows, std::int64_t num_rows,
   }
 }
 
-// The matrices: of the keys' gradients in order, and two that are used in turn, with room for as
-// many rows; what is added comes to lie behind.
+// `matrices`: two that hold a step's input and its result in turn, and one for what is added.
 float* DeviceRows::add_up(const RunSum& sum, std::span<const Part> steps,
                           const DeviceMatrix& gradients, std::array<float*, 3> matrices) {
   const std::int64_t dim = layout_.dim;

@@ -37,18 +37,18 @@ class DeviceRows {
   std::shared_ptr<Device> share_device() const noexcept { return device_; }
   RowNumber default_row() const noexcept { return num_rows_; }
 
-  /// Hands over new values of rows (N,), which are distinct, and which nothing needs if it throws:
-  /// weights (N, D), and state (N, S) or null for a new row's.
+  /// Hands over new values of distinct rows (N,): weights (N, D), and state (N, S) or null for that
+  /// of a new row. If it throws, what the rows hold is unspecified.
   void write(std::span<const RowNumber> rows, const float* weights, const float* state);
-  /// The same for rows whose old values stay if it throws.
+  /// The same, but if it throws the old values stay.
   void replace(std::span<const RowNumber> rows, const float* weights, const float* state);
   /// Reads rows (N,), which may be equal, to the host: weights (N, D) or null, state (N, S) or
   /// null.
   void read(std::span<const RowNumber> rows, float* weights, float* state);
   /// Hands over: weights of rows (N,) to device memory (N, D).
   void gather(std::span<const RowNumber> rows, float* out);
-  /// Hands over an update with gradients (N, D) in device memory, of which the sum takes some; if
-  /// it throws all rows stay.
+  /// Hands over an update with gradients (N, D) in device memory, added up as `sum` says. If it
+  /// throws, all rows stay as they were.
   void update(const UpdateStep& step, const RunSum& sum, std::int64_t num_gradients,
               const float* gradients);
   /// The same with gradients (N, D) on the host, one a row of rows (N,), which are distinct.
@@ -56,7 +56,7 @@ class DeviceRows {
 
   void synchronize() { stream_->synchronize(); }
   void* native_stream() const noexcept { return stream_->native(); }
-  /// Throws again what left the rows half changed, if anything did.
+  /// Throws the error that left rows half changed, if one did.
   void require_whole() const;
 
   std::int64_t device_bytes() const noexcept;

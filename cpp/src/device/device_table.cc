@@ -100,7 +100,7 @@ DeviceTable::Impl::Impl(TableConfig table_config, DeviceOptions device_options)
       rows(std::make_unique<internal::DeviceRows>(options, layout, config.default_value)),
       learning_rate(config.optimizer.learning_rate) {}
 
-// Without the device's context nothing can be freed; a second try, for there is no other way.
+// Without the device's context nothing can be freed, so a failure is tried once more.
 DeviceTable::Impl::~Impl() {
   // A lease may outlive the table and ends what it began, but makes no row.
   for (int attempt = 0; attempt < 2 && rows != nullptr; ++attempt) {

@@ -12,12 +12,12 @@
 
 namespace recsdk::internal {
 
-/// The index's lock guards it; bits may also be set by who holds the lock of the rows.
+/// The index's lock guards it; a thread that holds the lock of the rows may set bits too.
 class ChangeTracker {
  public:
   explicit ChangeTracker(std::uint64_t hash_seed) : left_(hash_seed) {}
 
-  /// Makes ready for changes of rows below `num_rows`.
+  /// Makes room for changes of rows below `num_rows`.
   void grow(std::int64_t num_rows) { changed_.grow(num_rows); }
 
   /// See RowBits; nothing has changed.
@@ -38,12 +38,12 @@ class ChangeTracker {
     if (left_.size() > 0) left_.erase(key);
   }
 
-  /// These keys are about to leave, so far as the index has them. May throw, and is then undone.
+  /// Those of these keys that the index has are about to leave. If it throws, nothing has changed.
   void note_leaving(std::span<const Key> keys, const KeyMap& index);
   void note_all_leaving(const KeyMap& index);
 
-  /// Takes in what an earlier tracker holds; keys that are visible now have not left. May throw;
-  /// this tracker is of no use then.
+  /// Takes in what an earlier tracker holds; keys that are visible now have not left. If it throws,
+  /// this tracker is of no more use.
   template <typename IsVisible>
   void merge(const ChangeTracker& earlier, const IsVisible& is_visible) {
     changed_.grow(earlier.changed_.num_words() * kWordRows);

@@ -1,4 +1,4 @@
-// The keys at one moment, what changed since, and other keys in the place of all.
+// Cuts of an index, tracking of changes, and replacing all keys.
 #include <algorithm>
 #include <mutex>
 #include <numeric>

@@ -1,7 +1,7 @@
 // The state behind an Index, its lock, and the steps that its calls are made of.
 //
 // `mutex` guards all of it. Mapping with insertion, erasing and releasing a lease hold it alone.
-// Finding shares it. Whoever keeps rows may have locks of its own, which are taken after it.
+// Finding shares it. A home of rows may have locks of its own, which are taken after it.
 #pragma once
 
 #include <algorithm>
@@ -58,10 +58,10 @@ struct Insertion {
   }
 };
 
-/// What happens within an insertion behind its new rows, so that it is taken back if this throws.
+/// Runs within an insertion, once its rows are made. If it throws, the insertion is taken back.
 using Then = std::function<void()>;
 
-/// Row numbers of keys (N,), and outcomes where the caller has room for none.
+/// Row numbers and outcomes of keys (N,); the outcomes are the caller's if it wants them.
 struct Found {
   Found(std::size_t num_keys, std::span<Outcome> wanted)
       : rows(num_keys),
@@ -128,7 +128,7 @@ struct Index::Impl {
   void settle(const internal::Insertion& insertion) noexcept;
   void require_no_steps(const char* call) const;
   void require_open(const internal::LeaseRecord* record) const;
-  /// Throws Error(kBusy) unless keys may be replaced; `what` wants to.
+  /// Throws Error(kBusy) unless keys may be replaced; `what` names the call in the message.
   void require_idle(const char* what) const;
   void require_alone(const char* call) const;
   void erase(std::span<const Key> keys, Outcome* outcomes);  // or null
@@ -142,17 +142,17 @@ struct Index::Impl {
   /// Exchanges all keys and what tells changes, which are tracked from here on.
   void replace(internal::KeyMap& other_map, internal::RowNumbers& other_numbers,
                std::unique_ptr<internal::ChangeTracker>& other_tracker) noexcept;
-  /// Has `fresh` tell changes from here on; gives what told them up to here.
+  /// From here on `fresh` tells changes; returns what told them before.
   std::unique_ptr<internal::ChangeTracker> begin_cut(
       std::unique_ptr<internal::ChangeTracker> fresh) noexcept;
-  /// Ends a cut with what told changes up to it; gives the tracker that is of no more use.
+  /// Ends a cut; `before` told changes up to it. Returns the tracker that is of no more use.
   std::unique_ptr<internal::ChangeTracker> end_cut(std::unique_ptr<internal::ChangeTracker> before,
                                                    bool durable) noexcept;
 
   void add_stats(IndexStats& stats) const;
   void check_invariants() const;
 
-  // These take the mutex, `release` unless this thread is in a callback under it.
+  // These take the mutex, but `release` does not if this thread is in a callback under it.
   static Lease take_lease(const std::shared_ptr<Impl>& index, std::optional<std::int64_t> step);
   void release(internal::LeaseRecord& record) noexcept;
 
@@ -177,7 +177,7 @@ struct Index::Impl {
   void release_kept_rows() noexcept;
 };
 
-/// Lets those that keep rows, and calls over many indexes, reach what an Index hides.
+/// Lets homes of rows, and calls over many indexes, reach what an Index hides.
 struct IndexAccess {
   static Index make(std::shared_ptr<Index::Impl> impl) { return {Index::Adopt{}, std::move(impl)}; }
   static Index::Impl& impl(const Index& index) { return *index.impl_; }

@@ -40,7 +40,7 @@ void Index::Impl::prepare(RowNumber end, std::span<const std::uint32_t> reused) 
   home->prepare(end, reused);
 }
 
-// A home that releases a lease meanwhile gives more rows back, which it then hears of too.
+// A home that releases a lease meanwhile frees more rows, and is then told of those too.
 void Index::Impl::prepare_missing(std::int64_t count) {
   std::size_t num_free = 0;
   do {
@@ -160,9 +160,9 @@ void Index::Impl::undo(const Insertion& insertion) noexcept {
   }
 }
 
-// New memory comes in huge pages, which the system clears when they are first touched: up to
-// milliseconds each. Large indexes have that done ahead, about as many pages a call as it uses, so
-// that no call meets those of keys and row numbers together.
+// New memory comes in huge pages, which the system clears at their first touch: up to milliseconds
+// each. A large index touches them ahead, about as many a call as the call uses, so that no call
+// meets pages of keys and of row numbers together.
 void Index::Impl::populate_ahead(std::int64_t num_new) noexcept {
   if (num_new == 0) return;
   constexpr std::int64_t kBytes = 32;  // a key, about

@@ -66,9 +66,9 @@ class RowNumbers {
   /// One past the highest row number ever given.
   RowNumber end() const noexcept { return end_.load(std::memory_order_relaxed); }
   RowAddresses keys() const noexcept { return keys_.addresses(); }
-  /// Makes room for `count` rows in all, and has the system back it with memory now.
+  /// Makes room for `count` rows in all, and backs it with memory now.
   void reserve(std::int64_t count);
-  /// Has the system back a huge page that new rows will need soon. False if there is none.
+  /// Backs with memory a huge page that new rows will need soon. False if there is none.
   bool populate_ahead() noexcept { return keys_.populate_ahead(end()); }
   /// Rows that were needed or reserved so far; they can be addressed.
   std::int64_t num_prepared() const noexcept { return num_prepared_; }

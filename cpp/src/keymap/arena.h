@@ -33,13 +33,11 @@ class Arena {
   std::byte* find_between_runs(std::uint32_t units, const UnitsOf& units_of) noexcept;
   /// Moves the content of such a block there, and returns where it is now.
   std::byte* move_down(std::byte* block, std::uint32_t units) noexcept;
-  /// Makes sure that `bytes` are free and backed by the system, as far as fresh memory is needed
-  /// for that.
+  /// Makes sure that `bytes` are free; fresh memory that this takes is backed by the system.
   void reserve(std::size_t bytes);
-  /// In a large arena: has the system back the huge page that comes next, once half of the one
-  /// before has been given out. Called now and then it keeps allocations from meeting several such
-  /// pages in a row, each of which takes the system a while to clear. False if there is nothing to
-  /// do.
+  /// In a large arena: backs the next huge page with memory, once half of the one before has been
+  /// given out. Calls now and then keep allocations from meeting several such pages in a row, each
+  /// of which takes the system a while to clear. False if there is nothing to do.
   bool populate_ahead() noexcept;
   /// Takes everything back and returns it to the system.
   void clear() noexcept;

@@ -63,24 +63,24 @@ class KeyMap {
   /// Exchanges contents, the hash included.
   void swap(KeyMap& other) noexcept;
 
-  /// Makes ready the memory for `num_keys` keys in all, and grows for them.
+  /// Readies memory for `num_keys` keys in all, and grows for them.
   void reserve(std::int64_t num_keys);
 
-  /// To be called early on the way to `num_keys` keys in all: takes the shape for them at once,
-  /// unless most keys so far are in dense pages. Throws as find_or_insert.
+  /// Takes the shape for `num_keys` keys in all at once, unless most keys so far are in dense
+  /// pages. Call it early, while there are few keys. Throws as find_or_insert.
   void grow_for(std::int64_t num_keys);
 
-  /// To be called amid the insertion of many keys, of which about `num_new` are still to come.
+  /// Call it amid the insertion of many keys, of which about `num_new` are still to come.
   /// Throws as find_or_insert.
   void expect(std::int64_t num_new) {
     if (dense_.empty()) hashed_.expect(num_new);
   }
 
-  /// Has the system back a huge page that will be needed soon. False if there is none.
+  /// Backs with memory a huge page that will be needed soon. False if there is none.
   bool populate_ahead() noexcept { return hashed_.populate_ahead(); }
 
-  /// Looks for ranges that are worth a dense page, and moves their keys. To be called after
-  /// `num_inserted` insertions, to which its cost is in proportion.
+  /// Looks for ranges that are worth a dense page, and moves their keys. Call it after
+  /// `num_inserted` insertions; its cost is in proportion to them.
   void adapt(std::int64_t num_inserted) noexcept;
 
   std::int64_t size() const noexcept { return hashed_.size() + dense_.size(); }

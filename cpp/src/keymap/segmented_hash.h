@@ -64,7 +64,7 @@ class SegmentedHash {
   /// Exchanges contents, the hash included.
   void swap(SegmentedHash& other) noexcept;
 
-  /// Makes ready the memory for `num_keys` keys in all; grow_for then takes it.
+  /// Readies memory for `num_keys` keys in all; grow_for then takes it.
   void reserve(std::int64_t num_keys);
 
   /// Takes at once the shape that it would grow into with `num_keys` keys in all, and the memory
@@ -72,11 +72,11 @@ class SegmentedHash {
   /// Throws as find_or_insert.
   void grow_for(std::int64_t num_keys);
 
-  /// Has the system back a huge page that will be needed soon. False if there is none.
+  /// Backs with memory a huge page that will be needed soon. False if there is none.
   bool populate_ahead() noexcept { return arena_.populate_ahead(); }
 
-  /// To be called amid the insertion of many keys, of which about `num_new` are still to come: a
-  /// small table takes the shape for them, rather than move its keys several times on the way.
+  /// Call it amid the insertion of many keys, of which about `num_new` are still to come: a small
+  /// table then takes the shape for them, rather than move its keys several times on the way.
   /// Throws as find_or_insert.
   void expect(std::int64_t num_new);
 

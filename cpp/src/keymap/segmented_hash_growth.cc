@@ -116,8 +116,8 @@ void SegmentedHash::make_room(HashParts p) {
   }
 }
 
-// The least depth at which as many uniform keys would stand. Segments much deeper come from
-// colliding keys: those grow instead, so that the directory stays in proportion to the keys.
+// The least depth at which a map of as many uniform keys would be. Much deeper segments come from
+// colliding keys: those grow instead of splitting, so that the directory stays in proportion.
 int SegmentedHash::expected_depth() const {
   return static_cast<int>(std::bit_width(static_cast<std::uint64_t>(size_) /
                                          (buckets_of(kLargestSplit) * kBucketSlots * 4 / 5)));
@@ -134,7 +134,7 @@ std::uint32_t SegmentedHash::units_for(std::uint32_t num_keys, std::uint32_t at_
   return std::max(at_least, static_cast<std::uint32_t>(units));
 }
 
-// How many units will do for a segment of so many keys, which better has `num_units`.
+// How many units will do for a segment of so many keys, for which `num_units` are better.
 std::uint32_t SegmentedHash::least_units(std::uint32_t num_keys, std::uint32_t num_units) const {
   if (size_ < kSmallTable || num_units <= kHalfUnits) return num_units;
   return units_for(num_keys, kHalfUnits, kTightPercent);

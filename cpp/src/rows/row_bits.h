@@ -59,19 +59,18 @@ class RowBits {
       begin = last;
     }
   }
-  /// Clears all bits, and has their memory backed by that. Nobody else uses them.
+  /// Clears all bits, which also backs them with memory. Nobody else uses them.
   void clear_all() noexcept {
     for (std::int64_t i = 0; i < num_words_; ++i) word(i) = 0;
     num_backed_ = num_words_;
   }
-  /// Has bits that are clear backed with memory, 256 KiB of them; true once all are. Nobody else
-  /// uses them.
+  /// Backs 256 KiB of bits that are clear with memory; true once all are. Nobody else uses them.
   bool back_some() noexcept {
     const std::int64_t last = std::min(num_words_, num_backed_ + kWordsToBack);
     for (; num_backed_ < last; ++num_backed_) word(num_backed_) = 0;
     return num_backed_ == num_words_;
   }
-  /// Has the system back the bits [begin, end) with memory now. Best effort.
+  /// Backs the bits [begin, end) with memory now. Best effort.
   void populate(std::int64_t begin, std::int64_t end) const noexcept {
     words_.populate(begin / kWordRows, (end + kWordRows - 1) / kWordRows);
   }

@@ -27,13 +27,13 @@ class RowStore {
   /// Bytes of a row's record.
   std::int64_t row_bytes() const noexcept { return records_.row_bytes(); }
 
-  /// Has the system back the records of rows [begin, end), on this thread.
+  /// Backs the records of rows [begin, end) with memory, on this thread.
   void populate(RowNumber begin, RowNumber end) const noexcept { records_.populate(begin, end); }
-  /// The same on several threads, a huge page at a time. Left to first touch, threads that write
-  /// side by side would each clear the page that they meet on.
+  /// The same on several threads, a huge page at a time. Without it, threads that write side by
+  /// side would each clear the page on which they meet.
   void populate_pages(RowNumber begin, RowNumber end, int max_threads) const;
-  /// Of a store whose rows [0, end) are used: has the system back a huge page that new rows will
-  /// need soon. False if there is none.
+  /// Rows [0, end) are used: backs with memory a huge page that new rows will need soon. False if
+  /// there is none.
   bool populate_ahead(RowNumber end) noexcept { return records_.populate_ahead(end); }
 
   void swap(RowStore& other) noexcept {

@@ -8,10 +8,11 @@
 
 namespace recsdk::internal {
 
-/// Where row `row` has the first element of a field.
+/// Address of the first element of a field in row `row`.
 std::byte* field_address(const RowAddresses& addresses, const RowField& field, std::int64_t row);
 
-/// Copies a row's D weights; 16-bit ones are widened, and rounded to the nearest.
+/// Copies a row's D weights; 16-bit ones are widened when read, and rounded to the nearest when
+/// written.
 void read_weights(const RowLayout& layout, const RowAddresses& addresses, std::int64_t row,
                   float* weights);
 void write_weights(const RowLayout& layout, const RowAddresses& addresses, std::int64_t row,

@@ -22,11 +22,11 @@ class Slabs {
 
   /// Makes records [0, count) addressable. Throws Error(kOutOfMemory), std::bad_alloc.
   void grow(std::int64_t count);
-  /// Has the system back records [begin, end) with memory now.
+  /// Backs records [begin, end) with memory now.
   void populate(std::int64_t begin, std::int64_t end) const noexcept;
 
-  /// In a large array of which `count` records are used: has the system back the huge page that
-  /// comes next, once half of the one before is used. False if there is nothing to do.
+  /// In a large array of which `count` records are used: backs the next huge page with memory, once
+  /// half of the one before is used. False if there is nothing to do.
   bool populate_ahead(std::int64_t count) noexcept;
 
   RowAddresses addresses() const noexcept {
@@ -50,7 +50,7 @@ class Slabs {
   int shift_;
   Pages directory_;  // of slab addresses, as long as row numbers go; never moves
   std::vector<Pages> slabs_;
-  std::int64_t populated_ = 0;  // records that populate_ahead has had backed, or their slab begun
+  std::int64_t populated_ = 0;  // records that populate_ahead has backed, or begun the slab of
 };
 
 }  // namespace recsdk::internal

@@ -91,8 +91,7 @@ std::int64_t Cut::Impl::read(const internal::RowArrays& arrays) {
   }
 }
 
-// Looks again and again rather than be woken: so an update that ends has nothing to do, and a child
-// of fork finds no lock.
+// Polls: so an update that ends need not wake it, and a child of fork finds no lock held.
 void Cut::Impl::give_way() noexcept {
   constexpr auto kNap = std::chrono::microseconds(100);
   constexpr std::chrono::nanoseconds kFirstPatience = std::chrono::milliseconds(100);
@@ -118,7 +117,8 @@ std::vector<Key> Cut::Impl::erased_keys() const {
   return keys;
 }
 
-// Copies go first, and without the table's locks: an update that waits for the reader may hold one.
+// Copies are freed first, without the table's locks: an update that waits for the reader may hold
+// one.
 void Cut::Impl::finish(bool durable) noexcept {
   // Held off to the end, or a child might find the cut finished, but the table without a new one.
   // A garbage collector may drop a cut while a custom initializer runs: the table's first lock is

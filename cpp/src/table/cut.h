@@ -35,10 +35,9 @@ struct Cut::Impl {
   void stock(bool is_beside_updates) noexcept;
   /// The next rows, at most `arrays.capacity`; 0 at the end. Throws Error(kBusy) once finished.
   std::int64_t read(const internal::RowArrays& arrays);
-  /// To be called by the thread that reads beside training, now and then: while updates run it
-  /// waits, up to four times as long as it has worked since it did so last, and the first time up
-  /// to 100 ms. On few cores an update and a thread that writes would take turns, and each would
-  /// take longer.
+  /// The thread that reads beside training calls it now and then. While updates run it waits, up to
+  /// four times as long as it has worked since it last waited, and the first time up to 100 ms. On
+  /// few cores an update and a thread that writes would else take turns, and both take longer.
   void give_way() noexcept;
   /// Keys that left, ascending. Throws Error(kBusy) once finished.
   std::vector<Key> erased_keys() const;

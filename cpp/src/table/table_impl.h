@@ -33,7 +33,7 @@ namespace recsdk {
 
 namespace internal {
 
-/// Counts somebody in for as long as it lives.
+/// Adds one to a count for as long as it lives.
 class CountedIn {
  public:
   explicit CountedIn(std::atomic<int>& count) noexcept : count_(count) { ++count_; }
@@ -67,7 +67,7 @@ struct Table::Impl final : RowHome {
   std::shared_ptr<internal::CutState> open_cut;
   internal::CutMemory cut_memory;
   internal::CopyWaits copy_waits;
-  // Updates under way, but for those that wait for the reader of a cut: it gives way to them.
+  // Updates under way, to which the reader of a cut gives way; those that wait for it do not count.
   std::atomic<int> num_updating{0};
 
   const std::string& title() const noexcept { return index.title; }

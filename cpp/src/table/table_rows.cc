@@ -156,7 +156,7 @@ void Table::Impl::pool_keys(const KeyBags& bags, float* out, std::int64_t stride
   index.count(all);
 }
 
-// What a cut still needs of the rows that change.
+// The copies that an open cut still needs of the rows that change.
 internal::CutState::UpdateCopies Table::Impl::plan_copies(
     std::span<const GradBlock> blocks, const internal::SortedGradients& gradients,
     std::unique_lock<internal::FairMutex>& lock) {
