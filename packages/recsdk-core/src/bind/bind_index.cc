@@ -128,26 +128,6 @@ void make_index(PyIndex* place, std::string name, std::optional<std::uint64_t> h
       PyIndex({std::move(name), hash_seed, max_rows, on_full, num_threads}, std::move(home));
 }
 
-// A function that makes rows may refer to what refers to its index: the garbage collector has to
-// see that.
-int traverse(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(self));
-  if (!nb::inst_ready(self)) return 0;
-  const nb::object* function = nb::inst_ptr<PyIndex>(self)->make_rows();
-  if (function != nullptr) Py_VISIT(function->ptr());
-  return 0;
-}
-
-int clear(PyObject* self) {
-  nb::object* function = nb::inst_ptr<PyIndex>(self)->make_rows();
-  if (function != nullptr) *function = nb::none();
-  return 0;
-}
-
-PyType_Slot kIndexSlots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse)},
-                             {Py_tp_clear, reinterpret_cast<void*>(clear)},
-                             {0, nullptr}};
-
 void bind_lease(nb::module_& module) {
   nb::class_<PyLease>(module, "Lease",
                       "A batch in flight, see Table.lease: its rows are given to no other key.")
@@ -191,7 +171,7 @@ void bind_index(nb::module_& module) {
       .value("REFUSE", OnFull::kRefuse)
       .value("RAISE", OnFull::kRaise);
   const nb::call_guard<nb::gil_scoped_release> without_gil;
-  nb::class_<PyIndex>(module, "Index", nb::type_slots(kIndexSlots))
+  nb::class_<PyIndex>(module, "Index", nb::type_slots(FunctionSlots<PyIndex>::slots))
       .def("__init__", &make_index, nb::arg("name"), nb::arg("hash_seed").none(),
            nb::arg("max_rows").none(), nb::arg("on_full"), nb::arg("make_rows").none(),
            nb::arg("num_threads").none())

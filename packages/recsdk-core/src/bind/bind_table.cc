@@ -244,31 +244,11 @@ void make_table(PyTable* place, std::int64_t dim, std::string name,
                        on_full, default_value, on_nonfinite, weight_dtype, rounding, num_threads});
 }
 
-// A custom initializer may refer to what refers to its table: the garbage collector has to see
-// that.
-int traverse(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(self));
-  if (!nb::inst_ready(self)) return 0;
-  const nb::object* function = nb::inst_ptr<PyTable>(self)->initializer();
-  if (function != nullptr) Py_VISIT(function->ptr());
-  return 0;
-}
-
-int clear(PyObject* self) {
-  nb::object* function = nb::inst_ptr<PyTable>(self)->initializer();
-  if (function != nullptr) *function = nb::none();
-  return 0;
-}
-
-PyType_Slot kTableSlots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse)},
-                             {Py_tp_clear, reinterpret_cast<void*>(clear)},
-                             {0, nullptr}};
-
 }  // namespace
 
 void bind_table(nb::module_& module) {
   const nb::call_guard<nb::gil_scoped_release> without_gil;
-  nb::class_<PyTable>(module, "Table", nb::type_slots(kTableSlots))
+  nb::class_<PyTable>(module, "Table", nb::type_slots(FunctionSlots<PyTable>::slots))
       .def("__init__", &make_table, nb::arg("dim"), nb::arg("name"), nb::arg("optimizer"),
            nb::arg("initializer"), nb::arg("seed"), nb::arg("hash_seed").none(),
            nb::arg("max_rows").none(), nb::arg("on_full"), nb::arg("default_value"),

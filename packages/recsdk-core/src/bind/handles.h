@@ -60,8 +60,8 @@ class PyIndex {
 
   Index& operator*() { return *index_; }
   Index* operator->() { return &*index_; }
-  /// The Python function that makes its rows, or null; Python's garbage collector must see it.
-  nb::object* make_rows() const { return home_ == nullptr ? nullptr : home_->function(); }
+  /// The Python function that makes its rows, or null; see FunctionSlots.
+  nb::object* function() const { return home_ == nullptr ? nullptr : home_->function(); }
 
  private:
   std::shared_ptr<PythonHome> home_;
@@ -109,14 +109,35 @@ class PyTable {
 
   Table& operator*() { return *table_; }
   Table* operator->() { return &*table_; }
-  /// The Python function that makes its rows, or null; Python's garbage collector must see it.
-  nb::object* initializer() const {
+  /// The Python function that makes its rows, or null; see FunctionSlots.
+  nb::object* function() const {
     const auto* custom = table_->config().initializer.callback.target<PythonInitializer>();
     return custom == nullptr ? nullptr : custom->function.get();
   }
 
  private:
   std::optional<Table> table_;
+};
+
+/// Shows Python's garbage collector the function of a handle: it may refer to what refers to the
+/// handle.
+template <typename Handle>
+struct FunctionSlots {
+  static int traverse(PyObject* self, visitproc visit, void* arg) {
+    Py_VISIT(Py_TYPE(self));
+    if (!nb::inst_ready(self)) return 0;
+    const nb::object* function = nb::inst_ptr<Handle>(self)->function();
+    if (function != nullptr) Py_VISIT(function->ptr());
+    return 0;
+  }
+  static int clear(PyObject* self) {
+    nb::object* function = nb::inst_ptr<Handle>(self)->function();
+    if (function != nullptr) *function = nb::none();
+    return 0;
+  }
+  static inline PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse)},
+                                       {Py_tp_clear, reinterpret_cast<void*>(clear)},
+                                       {0, nullptr}};
 };
 
 /// A cut. Its end waits for the table's locks, whose holder may wait for the GIL.
