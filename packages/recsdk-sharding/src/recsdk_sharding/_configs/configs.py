@@ -62,8 +62,32 @@ DTYPES: dict[DataType, DType] = {
 """The engine's names of the types in which rows are stored."""
 
 
-class HashTableConfig:
+@dataclass
+class _Settings:
     """The fields that both configs of hash tables have beside torchrec's."""
+
+    seed: int = 0
+    """Drives the values of new rows, with the table's name; 0 to 2**64 - 1."""
+    max_rows: int | None = None
+    """Rows of the whole table, over all ranks; `on_full` says what becomes of further ids. None: no
+    limit."""
+    on_full: OnFull = "refuse"
+    """What happens to ids that find no row free, because of `max_rows` or, on a device, of its
+    memory: they are refused and read zeros ("refuse"), or the step raises CapacityError on the rank
+    that is full, and PeerError on the others, before anything is trained ("raise")."""
+    accumulate_steps: int = 1
+    """Backwards whose gradients are added up and applied as one optimizer update, which advances
+    the update count by one. The rows that these batches make are seen by readers after it."""
+    initializer: init.Initializer | None = None
+    """How new rows get their values; None: by `init_fn`."""
+    on_nonfinite: NonFinite = "apply"
+    """What happens to a row's summed gradient that is infinite or not a number: it is applied, as
+    torch does ("apply"), the backward raises NonFiniteError before that table changes ("raise",
+    which on a device waits for it), or that row is left as it is ("skip"). Counted in `stats()`."""
+
+
+class HashTableConfig(_Settings):
+    """What both configs of hash tables check and make."""
 
     name: str
     num_embeddings: int
@@ -71,12 +95,6 @@ class HashTableConfig:
     feature_names: list[str]
     data_type: DataType
     init_fn: Any
-    seed: int
-    max_rows: int | None
-    on_full: OnFull
-    accumulate_steps: int
-    initializer: init.Initializer | None
-    on_nonfinite: NonFinite
 
     if TYPE_CHECKING:
 
@@ -246,25 +264,6 @@ class HashEmbeddingBagConfig(HashTableConfig, EmbeddingBagConfig):  # type: igno
     Uniform(low=-0.001, high=0.001)
     """
 
-    seed: int = 0
-    """Drives the values of new rows, with the table's name; 0 to 2**64 - 1."""
-    max_rows: int | None = None
-    """Rows of the whole table, over all ranks; `on_full` says what becomes of further ids. None: no
-    limit."""
-    on_full: OnFull = "refuse"
-    """What happens to ids that find no row free, because of `max_rows` or, on a device, of its
-    memory: they are refused and read zeros ("refuse"), or the step raises CapacityError on the rank
-    that is full, and PeerError on the others, before anything is trained ("raise")."""
-    accumulate_steps: int = 1
-    """Backwards whose gradients are added up and applied as one optimizer update, which advances
-    the update count by one. The rows that these batches make are seen by readers after it."""
-    initializer: init.Initializer | None = None
-    """How new rows get their values; None: by `init_fn`."""
-    on_nonfinite: NonFinite = "apply"
-    """What happens to a row's summed gradient that is infinite or not a number: it is applied, as
-    torch does ("apply"), the backward raises NonFiniteError before that table changes ("raise",
-    which on a device waits for it), or that row is left as it is ("skip"). Counted in `stats()`."""
-
     def _check_kinds(self) -> None:
         super()._check_kinds()
         if not isinstance(self.pooling, PoolingType):
@@ -283,22 +282,3 @@ class HashEmbeddingConfig(HashTableConfig, EmbeddingConfig):  # type: ignore[mis
     ...     name="item", embedding_dim=16, num_embeddings=1_000_000, feature_names=["history"]
     ... )
     """
-
-    seed: int = 0
-    """Drives the values of new rows, with the table's name; 0 to 2**64 - 1."""
-    max_rows: int | None = None
-    """Rows of the whole table, over all ranks; `on_full` says what becomes of further ids. None: no
-    limit."""
-    on_full: OnFull = "refuse"
-    """What happens to ids that find no row free, because of `max_rows` or, on a device, of its
-    memory: they are refused and read zeros ("refuse"), or the step raises CapacityError on the rank
-    that is full, and PeerError on the others, before anything is trained ("raise")."""
-    accumulate_steps: int = 1
-    """Backwards whose gradients are added up and applied as one optimizer update, which advances
-    the update count by one. The rows that these batches make are seen by readers after it."""
-    initializer: init.Initializer | None = None
-    """How new rows get their values; None: by `init_fn`."""
-    on_nonfinite: NonFinite = "apply"
-    """What happens to a row's summed gradient that is infinite or not a number: it is applied, as
-    torch does ("apply"), the backward raises NonFiniteError before that table changes ("raise",
-    which on a device waits for it), or that row is left as it is ("skip"). Counted in `stats()`."""

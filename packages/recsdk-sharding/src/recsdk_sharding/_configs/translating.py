@@ -88,7 +88,7 @@ def _translated(table: BaseEmbeddingConfig, kind: type[C]) -> C:
     """The config itself if it is of that kind; else a config of that kind with the same fields."""
     if isinstance(table, kind):
         return table
-    taken = {field.name for field in fields(kind)} | {"pooling"}  # type: ignore[arg-type]
+    taken = {field.name for field in fields(kind)} | {"pooling"}
     unknown = [field.name for field in fields(table) if field.name not in taken]
     if unknown:
         raise TypeError(
