@@ -6,7 +6,7 @@
 namespace recsdk::internal {
 namespace {
 
-// The places of each run's vectors, one run after the other.
+// The positions of each run's vectors, one run after the other.
 struct Runs {
   std::vector<std::int64_t> places;
   std::vector<std::int64_t> begins;  // one more than there are runs

@@ -22,7 +22,7 @@ struct SumStep {
 /// From the gradients of keys to one gradient a row.
 struct RunSum {
   std::vector<std::int64_t> rows;   ///< distinct; the order of the result
-  std::vector<std::int64_t> order;  ///< of the keys' gradients, to begin with
+  std::vector<std::int64_t> order;  ///< which key's gradient stands where at first
   std::vector<SumStep> steps;
 };
 

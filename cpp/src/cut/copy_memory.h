@@ -1,10 +1,10 @@
 // Memory for the copies of rows that an open cut still needs.
 //
-// Whoever is about to change rows copies them while training waits, and what costs there is fresh
-// memory, not copying. So the thread that writes the cut touches memory ahead, and what it has
-// written is used again: copies of neighbouring rows (a band) lie in chunks of their own, which are
-// free once all rows of the band have been written. Small pages and few calls to the system: huge
-// pages may have to be made of others first, and all threads wait for a mapping.
+// An update copies rows before it changes them, while training waits. Fresh memory costs more there
+// than copying. So the thread that writes the cut touches memory ahead, and memory is used again
+// once its rows are written: copies of neighbouring rows (a band) lie in chunks of their own, which
+// are free when all rows of the band have been written. Pages are small, since huge ones may have
+// to be made of others first; calls to the system are few, since all threads wait for a mapping.
 #pragma once
 
 #include <atomic>

@@ -51,7 +51,7 @@ class CutMemory {
   /// none. Best effort. Takes hold_off_fork(), which the caller must not hold.
   void ready_some(std::int64_t num_rows) noexcept;
 
-  /// Gives away what is kept and forgets what was taken: the table has other rows from now on, or
+  /// Returns what is kept and forgets what was taken: the table has other rows from now on, or
   /// there was no memory for a cut.
   Parts forget() noexcept;
 

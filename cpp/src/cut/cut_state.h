@@ -3,9 +3,9 @@
 // A row belongs to the cut from when it is marked until the reader passes it. Whoever is about to
 // change a row copies it first (preserve_rows, plan), the reader takes rows in ascending order from
 // records or copies (read). Records are read and copied under this object's mutex, and written only
-// while the row is no longer pending, so that insertions into rows used before, which hold
-// the index's lock only, are covered as well as updates, which hold rows_mutex. An update that
-// copies holds the mutex to its end.
+// once the row is no longer pending. That covers updates, which hold rows_mutex, and insertions
+// into rows used before, which hold the index's lock only. An update that copies holds the mutex to
+// its end.
 #pragma once
 
 #include <atomic>
@@ -84,9 +84,9 @@ class CutState {
 
   class UpdateCopies;
   /// Memory for copies of the pending rows among sorted items, which the update then copies piece
-  /// by piece as it goes, while they are in the processor's cache. Does not wait: what must find
-  /// room first is for wait_for_room without the locks of rows. Throws std::bad_alloc, which does
-  /// no harm.
+  /// by piece as it goes, while they are in the processor's cache. Does not wait: if bytes must
+  /// find room first, nothing is planned, and wait_for_room is to be called without the locks of
+  /// rows. Throws std::bad_alloc, which does no harm.
   UpdateCopies plan(const SortedGradients& gradients, int max_threads);
   void wait_for_room(std::int64_t num_bytes, CopyWaits& waits);
 
@@ -98,7 +98,7 @@ class CutState {
   bool is_read() const noexcept { return position_.load() >= end_row_; }
 
   /// Readies a piece of the memory for the copies of two updates as large as the largest so far;
-  /// before any, of a large one. False if there is no need. For the thread that reads.
+  /// before the first update, of a large one. False if there is no need. For the thread that reads.
   bool stock() noexcept;
   bool has_copied() const noexcept { return max_copied_bytes_.load() > 0; }
 

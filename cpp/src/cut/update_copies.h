@@ -52,7 +52,7 @@ class CutState::UpdateCopies {
   UpdateCopies() = default;
 
   bool is_empty() const noexcept { return segments_.empty(); }
-  /// Not 0: nothing was planned, so many bytes must find room first.
+  /// If not 0, nothing was planned: so many bytes must find room first.
   std::int64_t bytes_to_wait_for() const noexcept { return bytes_to_wait_for_; }
 
   /// Copies the rows of one piece of the update, kUpdateGrain items. Different pieces may be copied

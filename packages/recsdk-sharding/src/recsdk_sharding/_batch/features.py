@@ -187,8 +187,8 @@ def _weights_of(kjt: KeyedJaggedTensor, num_keys: int) -> torch.Tensor:
 def mean_divisor(features: Features, is_mean: Sequence[bool]) -> torch.Tensor:
     """What to divide sums by, float32 (G,): the mean's count or sum of weights, else 1.
 
-    Infinite where that is 0, so that both the mean and its gradient are 0. Has the autograd graph
-    of the weights.
+    Infinite where that is 0, so that both the mean and its gradient are 0. It carries the autograd
+    graph of the weights.
     """
     divisor_G = features.lengths_G.to(torch.float32)
     if features.weights_N is not None:

@@ -89,7 +89,7 @@ class HeldShard(Protocol):
 
     @property
     def index(self) -> recsdk_core.Table | recsdk_core.Index:
-        """What maps keys to row numbers."""
+        """Maps the shard's keys to row numbers; a table of the engine does so itself."""
 
     def check_idle(self) -> None:
         """Raises BusyError while batches are in flight, so that rows cannot be replaced."""

@@ -116,7 +116,7 @@ class SavedShard:
         }
 
     def new_rows(self) -> NewRows:
-        """What a table of the engine is given."""
+        """The rows in the form in which homes take them."""
         return NewRows(
             keys=self.keys,
             weights=self.weight,

@@ -380,7 +380,7 @@ class DeviceTable:
         self._rows.forget()
 
     def empty_host_table(self) -> recsdk_core.Table:
-        """An empty table of the engine's of the same configuration."""
+        """An empty table of the engine with the same configuration."""
         table = self._config.make_table(self._optimizer, self.max_rows, self._columns)
         table._position = self.position
         return table

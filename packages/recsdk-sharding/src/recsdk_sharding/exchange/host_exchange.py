@@ -56,9 +56,9 @@ _SECONDS_AT_EXIT = 1.0
 class ExchangeJob(ABC, Generic[T]):
     """The host work of one batch and sharding group, cut where the ranks have to agree.
 
-    The methods are called on the exchange's thread, in the order below, once each; each is given
-    what the one before it made. What `prepare` or `finish` raises is raised by the job's future,
-    and reported to the other ranks.
+    The exchange calls the methods on its thread, in the order below, until one fails; each gets
+    what the one before it made. The job's future raises what `prepare` or `finish` raises, and the
+    other ranks are told of it.
     """
 
     training: bool
