@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,7 +33,7 @@ from recsdk_sharding._batch.late_weights import LateWeights
 from recsdk_sharding._batch.outcomes import outcomes_of_features
 from recsdk_sharding._batch.routing import Requests
 from recsdk_sharding._batch.sequences import without_duplicates
-from recsdk_sharding._rows.home import MappedBatch, ShardBags
+from recsdk_sharding._rows.home import MappedBatch, PoolRequest, ShardBags
 from recsdk_sharding.exchange import Splits
 
 __all__ = ["Alone", "Mapped", "Prepared", "Received", "map_keys", "prepare"]
@@ -92,7 +91,9 @@ class Alone:
             self.arrived.bags_of(shard, rows, outcomes)
             for shard, (rows, outcomes, _) in zip(self.config.routed, found, strict=True)
         ]
-        batch = _planned(self.config, self.order, bags, found, shape=self.arrived.shape)
+        batch = _planned(
+            self.config, self.order, bags, found, PoolRequest(shape=self.arrived.shape)
+        )
         return batch, Remainder(step, self.arrived.features)
 
     def answer(
@@ -229,8 +230,8 @@ class Received:
             bags, shared = bags_of_all_ranks(
                 prepared.whole, which, arrived, starts, pairs, config.rank
             )
-            shape = prepared.whole.shape
-            batch = _planned(config, self.order, bags, found, shape=shape, shared=shared)
+            request = PoolRequest(shape=prepared.whole.shape, shared=shared)
+            batch = _planned(config, self.order, bags, found, request)
             return batch, Remainder(step, prepared.features)
         bags = [
             arrived.mapped_bags_of(*pair, of_shard)
@@ -280,15 +281,8 @@ class Received:
             pooled = range(first, first + num_values[config.rank])
         if self.prepared.is_late:
             weight_starts = [self.arrived.weight_starts_of(shard) for shard in config.routed]
-        return _planned(
-            config,
-            self.order,
-            bags,
-            found,
-            num_values=sum(num_values),
-            weight_starts=weight_starts,
-            pooled=pooled,
-        )
+        request = PoolRequest(sum(num_values), weight_starts, pooled=pooled)
+        return _planned(config, self.order, bags, found, request)
 
     def answer(
         self, group: dist.ProcessGroup, splits: Sequence[Splits], found: Sequence[torch.Tensor]
@@ -366,16 +360,14 @@ def _planned(
     order: Order,
     bags: Sequence[list[FeatureBags]],
     found: Sequence[MappedKeys],
-    *,
-    num_values: int = 0,
-    **options: Any,
+    request: PoolRequest,
 ) -> MappedBatch:
-    """The mapped bags of each shard as their home takes them; `options` as of `RowHome.plan`."""
+    """The mapped bags of each shard as their home takes them."""
     mapped = [
         ShardBags(own.held, features, lease, own.accumulation)
         for own, features, (_, _, lease) in zip(config.shards, bags, found, strict=True)
     ]
-    return config.home.plan(mapped, num_values, training=order.training, **options)
+    return config.home.plan(mapped, request, training=order.training)
 
 
 def _swap_numbers(group: dist.ProcessGroup, own: Sequence[int]) -> list[int]:

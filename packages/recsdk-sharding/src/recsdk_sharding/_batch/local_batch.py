@@ -14,7 +14,7 @@ from torchrec.modules.embedding_configs import PoolingType
 
 from recsdk_core.nn.function import FeatureBags
 from recsdk_sharding._batch.features import Features, map_under_leases, mean_divisor
-from recsdk_sharding._rows.home import ShardBags
+from recsdk_sharding._rows.home import PoolRequest, ShardBags
 from recsdk_sharding._rows.rows import TableRows, anchor_of
 
 __all__ = ["LocalBatch"]
@@ -139,13 +139,9 @@ class LocalBatch:
     def _pool(self, starts: Sequence[int], shape: tuple[int, int] | None = None) -> torch.Tensor:
         """The vectors of all bags, those of a feature from its start on, or in its columns."""
         weights = self._learning_weights()
-        batch = self._home.plan(
-            self._placed(starts),
-            starts[-1],
-            training=self._step is not None,
-            weight_starts=None if weights is None else self._weight_starts(),
-            shape=shape,
-        )
+        weight_starts = None if weights is None else self._weight_starts()
+        request = PoolRequest(starts[-1], weight_starts, shape)
+        batch = self._home.plan(self._placed(starts), request, training=self._step is not None)
         batch.open()
         if weights is not None:
             batch.take_weights(weights.to(self._home.device))

@@ -16,9 +16,9 @@ from torchrec.streamable import Multistreamable
 
 from recsdk_core import CapacityError, Outcome, Table, optim
 from recsdk_core.checkpoint.replacing import NewRows, replace_rows, stage_rows
-from recsdk_core.nn.function import SharedTraining, TableBags, pack_features, pool_features
+from recsdk_core.nn.function import TableBags, pack_features, pool_features
 from recsdk_sharding._configs.configs import HashTableConfig
-from recsdk_sharding._rows.home import Guard, ShardBags
+from recsdk_sharding._rows.home import Guard, PoolRequest, ShardBags
 from recsdk_sharding.placement.layout import Shard
 
 __all__ = ["EngineBatch", "EngineHome", "EngineShard"]
@@ -59,15 +59,7 @@ class EngineHome:
         replace_rows([(held.table, rows) for held, rows in changes])
 
     def plan(
-        self,
-        mapped: Sequence[ShardBags],
-        num_values: int,
-        *,
-        training: bool,
-        weight_starts: Sequence[Sequence[int]] | None = None,
-        shape: tuple[int, int] | None = None,
-        pooled: range | None = None,
-        shared: SharedTraining | None = None,
+        self, mapped: Sequence[ShardBags], request: PoolRequest, *, training: bool
     ) -> EngineBatch:
         """The mapped bags as they are."""
         tables = [
@@ -79,7 +71,7 @@ class EngineHome:
             )
             for each in mapped
         ]
-        return EngineBatch(tables, num_values, weight_starts, shape, pooled, shared)
+        return EngineBatch(tables, request)
 
 
 @dataclass(frozen=True)
@@ -131,21 +123,12 @@ class EngineBatch(Multistreamable):  # type: ignore[misc]
     """The bags that this rank pools, mapped to rows of the engine."""
 
     tables: list[TableBags]
-    num_values: int
-    """Numbers that are pooled."""
-    weight_starts: Sequence[Sequence[int]] | None = None
-    """Per table and feature: where its weights begin among those that come late; None: none do."""
-    shape: tuple[int, int] | None = None
-    """(B, C) of the matrix of results, if bags are pooled straight into it."""
-    pooled: range | None = None
-    """Which numbers are read; None: all."""
-    shared: SharedTraining | None = None
-    """What is trained; None: the bags that are pooled."""
+    request: PoolRequest
 
     def take_weights(self, weights_M: torch.Tensor) -> None:
         """Takes the weights that came late."""
-        assert self.weight_starts is not None
-        for entry, starts in zip(self.tables, self.weight_starts, strict=True):
+        assert self.request.weight_starts is not None
+        for entry, starts in zip(self.tables, self.request.weight_starts, strict=True):
             for feature, start in zip(entry.features, starts, strict=True):
                 feature.weights = weights_M.narrow(0, start, len(feature.rows))
 
@@ -154,9 +137,10 @@ class EngineBatch(Multistreamable):  # type: ignore[misc]
 
     def pool(self, anchor: torch.Tensor, guard: Guard) -> torch.Tensor:
         """The vectors as one autograd node: float32 (num_values,), or of the `shape`."""
-        if self.shape is not None:
-            return pool_features(self.tables, *self.shape, anchor, self.shared, guard)
-        return pack_features(self.tables, self.num_values, anchor, guard, self.pooled)
+        to = self.request
+        if to.shape is not None:
+            return pool_features(self.tables, *to.shape, anchor, to.shared, guard)
+        return pack_features(self.tables, to.num_values, anchor, guard, to.pooled)
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Does nothing: all of it is on the host."""

@@ -26,7 +26,7 @@ from recsdk_core.nn.function import FeatureBags, SharedTraining
 from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding.placement.layout import Shard
 
-__all__ = ["Guard", "HeldShard", "MappedBatch", "RowHome", "RowTable", "ShardBags"]
+__all__ = ["Guard", "HeldShard", "MappedBatch", "PoolRequest", "RowHome", "RowTable", "ShardBags"]
 
 Guard: TypeAlias = Callable[[], AbstractContextManager[None]]
 """Makes the context manager that a backward runs in."""
@@ -121,6 +121,24 @@ class ShardBags:
     """Collects the gradients of several backwards; None: each is an update."""
 
 
+@dataclass(frozen=True)
+class PoolRequest:
+    """How the bags of a batch are pooled."""
+
+    num_values: int = 0
+    """Numbers that are pooled."""
+    weight_starts: Sequence[Sequence[int]] | None = None
+    """Per shard and feature: where its weights begin among those that come late; None: none do."""
+    shape: tuple[int, int] | None = None
+    """(B, C) of the matrix of results, if bags are pooled straight into it. The `column` of a
+    feature is the first number of its vectors, or with a `shape` their first column."""
+    pooled: range | None = None
+    """Which numbers are read; None: all. A feature that begins elsewhere is trained all the same.
+    """
+    shared: SharedTraining | None = None
+    """What is trained; None: the bags that are pooled."""
+
+
 class MappedBatch(Protocol):
     """The bags that this rank pools, mapped to rows."""
 
@@ -183,22 +201,6 @@ class RowHome(Protocol):
         """
 
     def plan(
-        self,
-        mapped: Sequence[ShardBags],
-        num_values: int,
-        *,
-        training: bool,
-        weight_starts: Sequence[Sequence[int]] | None = None,
-        shape: tuple[int, int] | None = None,
-        pooled: range | None = None,
-        shared: SharedTraining | None = None,
+        self, mapped: Sequence[ShardBags], request: PoolRequest, *, training: bool
     ) -> MappedBatch:
-        """A mapped batch of these shards, to be pooled; runs in the background.
-
-        `num_values`: numbers that are pooled. `shape`: (B, C) of the matrix of results, if bags are
-        pooled straight into it. The `column` of a feature is the first number of its vectors, or
-        with a `shape` their first column. `weight_starts`: for each shard and feature, where its
-        weights begin among those that come late; None: no weights come late. `pooled`: which
-        numbers are read; None: all. A feature that begins elsewhere is trained all the same.
-        `shared`: what is trained; None: the bags that are pooled.
-        """
+        """A mapped batch of these shards, to be pooled; runs in the background."""

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 import recsdk_core
 from recsdk_core import ExportBatch, optim
 from recsdk_core.checkpoint.replacing import NewRows
-from recsdk_core.nn.function import SharedTraining
 from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding.device.batch import plan_batch
 from recsdk_sharding.device.pooling import DeviceBatch
@@ -86,22 +85,14 @@ class DeviceHome:
         for held, rows in changes:
             held.replace_rows(rows)
 
-    def plan(
-        self,
-        mapped: Sequence[Any],
-        num_values: int,
-        *,
-        training: bool,
-        weight_starts: Sequence[Sequence[int]] | None = None,
-        shape: tuple[int, int] | None = None,
-        pooled: range | None = None,
-        shared: SharedTraining | None = None,
-    ) -> DeviceBatch:
+    def plan(self, mapped: Sequence[Any], request: Any, *, training: bool) -> DeviceBatch:
         """Plans which rows are added up in which order."""
-        assert shape is None, "results are put together from what is pooled"
-        assert shared is None, "only what goes to the results at once is trained by other sums"
-        parcel, plans = plan_batch(mapped, training, weight_starts, pooled)
-        return DeviceBatch(self.device, parcel, plans, num_values, training)
+        assert request.shape is None, "results are put together from what is pooled"
+        assert request.shared is None, (
+            "only what goes to the results at once is trained by other sums"
+        )
+        parcel, plans = plan_batch(mapped, training, request.weight_starts, request.pooled)
+        return DeviceBatch(self.device, parcel, plans, request.num_values, training)
 
 
 def _shape_of(config: HashTableConfig, shard: Shard) -> tuple[int, int]:
