@@ -429,6 +429,17 @@ TEST_P(DeviceTables, ABatchInFlightIsHiddenFromReaders) {
   EXPECT_EQ(outcomes, (Outcomes{kFound}));
 }
 
+TEST_P(DeviceTables, NoRowLiesBeyondTheDeviceWhileALeaseKeepsRowsBack) {
+  DeviceTable table(config_of(2), options(2));
+  insert(table, {0, 1});
+  const Lease lease = table.lease();
+  table.erase(std::vector<Key>{0});
+  const std::vector<float> values(2);
+  EXPECT_THROW(insert(table, {10}), Error);
+  EXPECT_THROW(table.upsert(std::vector<Key>{10}, values.data()), Error);
+  table.check_invariants();
+}
+
 TEST_P(DeviceTables, ALeaseMayOutliveItsTable) {
   Lease lease;
   {

@@ -114,7 +114,17 @@ DeviceTable::Impl::~Impl() {
   }
 }
 
+// The limit of the index counts keys; rows that leases keep back are taken too.
+void DeviceTable::Impl::require_room() const {
+  if (index.numbers.end() <= options.max_device_rows) return;
+  throw Error(ErrorCode::kCapacity,
+              index.title +
+                  ": leases keep rows of erased keys back, and the device has no others; "
+                  "release leases before inserting");
+}
+
 void DeviceTable::Impl::make(const NewRows& added) {
+  require_room();
   constexpr std::size_t kPiece = 8192;  // rows whose values the host holds at a time
   const std::span<const std::uint32_t> row_numbers = added.rows();
   std::vector<Key> new_keys;

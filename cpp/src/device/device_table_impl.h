@@ -37,6 +37,8 @@ struct DeviceTable::Impl final : RowHome {
 
   /// Runs under the index's lock.
   void make(const NewRows& added) override;
+  /// Throws Error(kCapacity) if keys got row numbers that the device has no rows for.
+  void require_room() const;
   /// Row numbers with the default row in place of none.
   std::vector<RowNumber> or_default(std::span<const RowNumber> row_numbers,
                                     std::span<const Outcome> outcomes) const;

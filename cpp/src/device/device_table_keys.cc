@@ -132,6 +132,7 @@ void DeviceTable::upsert(std::span<const Key> keys, const float* values, const f
   try {
     index.find_or_insert(keys, found.rows.data(), found.outcomes.data(), RowState::kVisible,
                          insertion);
+    impl_->require_room();
     const LastValues kept =
         last_values(found, values, impl_->config.dim, state, impl_->layout.state_width());
     const std::unique_lock rows_lock(impl_->rows_mutex);
