@@ -10,6 +10,7 @@
 #include <new>
 #include <numeric>
 #include <optional>
+#include <stdexcept>
 #include <vector>
 
 #include "allocation_failure_helpers.h"
@@ -202,6 +203,31 @@ TEST_F(AllocationFailureTest, ErasingAndClearing) {
 
 TEST_F(AllocationFailureTest, Reserving) {
   fail_each(kLived, [](Subject& s) { s.table.reserve(2'000'000); });
+}
+
+TEST_F(AllocationFailureTest, OnlyRowsThatATableHasRoomForAreCounted) {
+  Table table(config_);
+  table.index().reserve(1000);
+  EXPECT_EQ(table.stats().row_bytes, 0);
+  table.reserve(1000);
+  EXPECT_EQ(table.stats().row_bytes, 1000 * table.layout().row_bytes());
+}
+
+// Memory that is backed ahead and is not there would end the process.
+TEST_F(AllocationFailureTest, ReservingMoreThanThereIsTakesNoPage) {
+  constexpr std::int64_t kRows = 4'000'000'000;
+  const std::optional<std::uint64_t> available = internal::available_memory();
+  if (!available || *available > 30 * static_cast<std::uint64_t>(kRows))
+    GTEST_SKIP() << "there is memory for so many rows, or nobody knows";
+  Index index({.name = "large"});
+  internal::set_page_allocation_hook(
+      [](std::size_t) { throw std::logic_error("a page was asked for"); });
+  try {
+    index.reserve(kRows);
+    ADD_FAILURE() << "there cannot be so much memory";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory);
+  }
 }
 
 TEST_F(AllocationFailureTest, LookingUp) {

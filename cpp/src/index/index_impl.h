@@ -133,7 +133,10 @@ struct Index::Impl {
   void require_alone(const char* call) const;
   void erase(std::span<const Key> keys, Outcome* outcomes);  // or null
   void clear();
-  void reserve(std::int64_t num_rows);
+  /// `record_bytes`: what each row takes elsewhere, to be reserved next.
+  void reserve(std::int64_t num_rows, std::int64_t record_bytes);
+  /// Throws Error(kOutOfMemory) if the system has less memory than that will take.
+  void require_memory(std::int64_t num_rows, std::int64_t record_bytes) const;
   void count(const internal::OutcomeCounts& counts) const noexcept {
     internal::add_counts(outcome_counts, counts);
   }

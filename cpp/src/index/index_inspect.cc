@@ -1,12 +1,14 @@
 // What an index tells about itself: size, statistics, its keys, invariants.
 #include <algorithm>
 #include <mutex>
+#include <optional>
 #include <shared_mutex>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "index/index_impl.h"
+#include "util/memory.h"
 
 namespace recsdk {
 
@@ -66,7 +68,24 @@ void Index::Impl::check_invariants() const {
     broken(title, "there are more rows than max_rows");
 }
 
-void Index::Impl::reserve(std::int64_t num_rows) {
+// Memory that is backed ahead and is not there would end the process rather than throw.
+void Index::Impl::require_memory(std::int64_t num_rows, std::int64_t record_bytes) const {
+  if (num_rows > internal::kMaxRows) return;  // too many row numbers, which says so
+  const std::int64_t more = std::max<std::int64_t>(num_rows - numbers.end(), 0);
+  constexpr double kBesideRecord = 30.0;  // bytes a row of index and metadata
+  const double needed =
+      static_cast<double>(more) * (static_cast<double>(record_bytes) + kBesideRecord);
+  const std::optional<std::uint64_t> available = internal::available_memory();
+  if (!available || needed <= static_cast<double>(*available)) return;
+  throw Error(ErrorCode::kOutOfMemory,
+              title + ": reserving " + std::to_string(num_rows) + " rows needs about " +
+                  std::to_string(static_cast<std::uint64_t>(needed / 1048576.0)) +
+                  " MiB more, and " + std::to_string(*available / 1048576) +
+                  " MiB are available; reserve fewer rows");
+}
+
+void Index::Impl::reserve(std::int64_t num_rows, std::int64_t record_bytes) {
+  require_memory(num_rows, record_bytes);
   numbers.reserve(num_rows);
   key_map.reserve(num_rows);
 }
@@ -112,7 +131,7 @@ void Index::reserve(std::int64_t num_rows) {
                                 " rows; pass 0 or more");
   }
   const std::unique_lock lock(impl_->mutex);
-  impl_->reserve(num_rows);
+  impl_->reserve(num_rows, 0);
 }
 
 void Index::check_invariants() const {

@@ -23,6 +23,8 @@ class RowStore {
     records_.grow(count);
     num_records_ = count;
   }
+  /// Records that can be addressed.
+  std::int64_t num_records() const noexcept { return num_records_; }
   RowAddresses records() const noexcept { return records_.addresses(); }
   /// Bytes of a row's record.
   std::int64_t row_bytes() const noexcept { return records_.row_bytes(); }
@@ -45,7 +47,7 @@ class RowStore {
   static constexpr std::int64_t kSlabBytes = std::int64_t{64} << 20;
 
   Slabs records_;
-  std::int64_t num_records_ = 0;  // that can be addressed
+  std::int64_t num_records_ = 0;
 };
 
 }  // namespace recsdk::internal

@@ -12,26 +12,6 @@ namespace recsdk {
 
 using internal::RowState;
 
-namespace {
-
-// Memory that is backed ahead and is not there would end the process rather than throw.
-void require_memory(const Table::Impl& table, std::int64_t num_rows) {
-  if (num_rows > std::int64_t{1} << 32) return;  // the row store refuses that
-  const std::int64_t more = std::max<std::int64_t>(num_rows - table.index.numbers.end(), 0);
-  constexpr double kBesideRecord = 30.0;  // bytes a row of index and metadata
-  const double needed =
-      static_cast<double>(more) * (static_cast<double>(table.layout.row_bytes()) + kBesideRecord);
-  const std::optional<std::uint64_t> available = internal::available_memory();
-  if (!available || needed <= static_cast<double>(*available)) return;
-  throw Error(ErrorCode::kOutOfMemory,
-              table.title() + ": reserving " + std::to_string(num_rows) + " rows needs about " +
-                  std::to_string(static_cast<std::uint64_t>(needed / 1048576.0)) +
-                  " MiB more, and " + std::to_string(*available / 1048576) +
-                  " MiB are available; reserve fewer rows");
-}
-
-}  // namespace
-
 std::int64_t Table::size() const { return impl_->keys.size(); }
 
 TableStats Table::stats() const {
@@ -43,7 +23,8 @@ TableStats Table::stats() const {
   stats.nonfinite = impl_->num_nonfinite.load();
   const std::shared_lock lock(impl_->index.mutex);
   impl_->index.add_stats(stats);
-  stats.row_bytes = impl_->index.numbers.num_prepared() * impl_->rows.row_bytes();
+  stats.row_bytes = std::min(impl_->index.numbers.num_prepared(), impl_->rows.num_records()) *
+                    impl_->rows.row_bytes();
   stats.tracking_bytes += impl_->cut_memory.bytes();
   if (impl_->open_cut != nullptr) {
     stats.tracking_bytes += impl_->open_cut->spare_bytes();
@@ -93,9 +74,8 @@ void Table::reserve(std::int64_t num_rows) {
   }
   Impl& t = *impl_;
   const std::unique_lock lock(t.index.mutex);
-  require_memory(t, num_rows);
   const RowNumber old_end = t.index.numbers.end();
-  t.index.reserve(num_rows);
+  t.index.reserve(num_rows, t.layout.row_bytes());
   t.rows.grow(t.index.numbers.num_prepared());
   t.rows.populate(old_end, t.index.numbers.num_prepared());
 }
