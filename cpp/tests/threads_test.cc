@@ -99,6 +99,21 @@ class ThreadsTest : public testing::Test {
   int threads_before_ = num_threads();
 };
 
+TEST_F(ThreadsTest, OneOfThemFinishesACutOfAnIndex) {
+  Index index({});
+  index.cut().finish(true);
+  std::vector<RowNumber> rows(1);
+  std::vector<Outcome> outcomes(1);
+  for (Key key = 0; key < 100; ++key) {
+    index.map(Keys{key}, rows, outcomes, {.insert = true});
+    IndexCut cut = index.cut(true);
+    std::thread other([&] { cut.finish(false); });
+    cut.finish(false);
+    other.join();
+  }
+  EXPECT_EQ(index.cut(true).keys().size(), 100U);
+}
+
 TEST_F(ThreadsTest, ResultsDoNotDependOnTheNumberOfThreads) {
   constexpr std::size_t kKeys = 40'000;  // several pieces of every parallel loop
   std::vector<Exported> results;

@@ -339,7 +339,8 @@ typedef struct recsdk_index recsdk_index;
 
 /// Gives new rows (n,) their initial values, for keys (n,) that a call is about to insert. Any
 /// result but 0 fails that call with RECSDK_ERROR_INTERNAL, and the index is unchanged. It runs
-/// under the index's lock, on the calling thread, and must not call the index.
+/// under the index's lock and must not call the index; it may run on any thread, and for several
+/// indexes at the same time.
 typedef int (*recsdk_make_rows_callback)(void* user_data, const int64_t* keys, const uint32_t* rows,
                                          int64_t num_rows);
 
@@ -348,7 +349,7 @@ typedef struct recsdk_index_config {
   size_t struct_size;
   const char* name;                     ///< for messages, not empty; default "index"
   uint64_t hash_seed;                   ///< no result depends on it; default absent: random
-  int64_t max_rows;                     ///< >= 0, see on_full; default absent: no limit
+  int64_t max_rows;                     ///< >= 0, see recsdk::IndexConfig; default absent: no limit
   recsdk_make_rows_callback make_rows;  ///< null, the default: outcomes say which rows are new
   void* user_data;      ///< handed to make_rows, may be null; must live as long as the index
   int32_t num_threads;  ///< >= 1, of this index's calls; default absent: the pool's size

@@ -32,7 +32,9 @@ enum class OnFull : std::uint8_t {
 struct IndexConfig {
   std::string name = "index";                             ///< for messages; not empty
   std::optional<std::uint64_t> hash_seed = std::nullopt;  ///< random if absent; alters no result
-  std::optional<std::int64_t> max_rows = std::nullopt;    ///< >= 0, see on_full; absent: no limit
+  /// >= 0, of keys, see on_full; absent: no limit. Row numbers may lie beyond it while leases keep
+  /// back rows of keys that left.
+  std::optional<std::int64_t> max_rows = std::nullopt;
   OnFull on_full = OnFull::kRefuse;
   std::optional<int> num_threads = std::nullopt;  ///< >= 1, of its calls; absent: the pool's size
 };
@@ -110,8 +112,10 @@ class RECSDK_API NewRows {
   std::span<const std::uint32_t> rows_;
 };
 
-/// Who keeps the rows of an index. Called under the index's lock, by the thread that inserts: it
-/// must not call the index (Error(kBusy)). What it throws takes the insertion back.
+/// Who keeps the rows of an index. Called under the index's lock, by the thread that inserts, of
+/// map_indexes one of the pool's: it must not call the index (Error(kBusy)). Who keeps the rows of
+/// several indexes may be called for them at the same time. What it throws takes the insertion
+/// back.
 class RECSDK_API RowHome {
  public:
   RowHome() = default;
@@ -128,7 +132,7 @@ class RECSDK_API RowHome {
 
 /// The keys of an index at one moment: all of them, or those that came and left since the last cut
 /// that was finished as durable. Reading it needs no lock. Movable; finishes itself as not durable
-/// when destroyed. Not thread-safe.
+/// when destroyed. May be read and finished from any thread.
 class RECSDK_API IndexCut {
  public:
   IndexCut(IndexCut&& other) noexcept;

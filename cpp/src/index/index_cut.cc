@@ -1,5 +1,6 @@
 // Cuts of an index, tracking of changes, and replacing all keys.
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <numeric>
 #include <shared_mutex>
@@ -18,7 +19,7 @@ struct IndexCut::Impl {
   std::shared_ptr<Index::Impl> index;
   std::unique_ptr<ChangeTracker> before;  // changes up to the cut, or null
   bool changes_only = false;
-  bool is_finished = false;
+  std::atomic<bool> is_finished{false};
   std::vector<Key> keys;
   std::vector<RowNumber> rows;
   std::vector<Key> left;
@@ -164,7 +165,7 @@ std::span<const Key> IndexCut::left() const noexcept { return impl_->left; }
 
 // A garbage collector may drop a cut while a callback makes rows, under the lock.
 void IndexCut::finish(bool durable) noexcept {
-  if (impl_ == nullptr || std::exchange(impl_->is_finished, true)) return;
+  if (impl_ == nullptr || impl_->is_finished.exchange(true)) return;
   Index::Impl& index = *impl_->index;
   std::unique_ptr<ChangeTracker> of_no_use;  // freed without the lock
   std::unique_lock lock(index.mutex, std::defer_lock);

@@ -22,14 +22,14 @@ void check_distinct(std::span<const Call> calls, const Member& member, const Tit
   all.reserve(calls.size());
   for (const Call& call : calls) {
     if (member(call) == nullptr)
-      throw std::invalid_argument("a call over many tables has no table in one part; set it");
+      throw std::invalid_argument("a part of a call over many has no table or index; set it");
     all.push_back(member(call));
   }
   std::sort(all.begin(), all.end());
   const auto twice = std::adjacent_find(all.begin(), all.end());
   if (twice == all.end()) return;
   throw std::invalid_argument(title(**twice) +
-                              " occurs twice in a call over many tables; put its parts together");
+                              " occurs twice in a call over many; put its parts together");
 }
 
 /// Runs all calls on the threads of the pool; throws the first error after the others have ended.

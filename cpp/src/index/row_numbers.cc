@@ -20,7 +20,7 @@ void RowNumbers::prepare_allocate(std::int64_t count) {
       end_ + std::max<std::int64_t>(count - static_cast<std::int64_t>(free_.size()), 0);
   if (needed > num_prepared_) {
     if (needed > kMaxRows) {
-      throw Error(ErrorCode::kCapacity, "a table holds at most 2^32 - 1 rows, and " +
+      throw Error(ErrorCode::kCapacity, "an index or table holds at most 2^32 - 1 rows, and " +
                                             std::to_string(needed) +
                                             " are needed; shard it over more ranks");
     }

@@ -53,7 +53,7 @@ Pooling pooling_of(nb::handle name) {
 const Lease* lease_of(PyLease* lease) {
   if (lease == nullptr) return nullptr;
   if (lease->get().is_released())
-    throw nb::value_error("lease is released; take a new one with table.lease()");
+    throw nb::value_error("lease is released; take a new one with lease()");
   return &lease->get();
 }
 

@@ -60,11 +60,12 @@ class Index(Keyed):
         """Makes an empty index; it takes no memory until the first insertion.
 
         At `max_rows` keys (None: no limit) further keys are refused, or under `on_full="raise"` the
-        call that brings them raises CapacityError and changes nothing. Each call that inserts keys
-        calls `make_rows` with them and their row numbers, in the order of the call, before anybody
-        sees them. It runs under the index's lock and must not call the index (BusyError). What it
-        raises takes the insertion back. Without it the outcomes say which rows are new. `name` is
-        for messages. `num_threads`, 1 to 1024, limits the threads of this index's calls (None: the
+        call that brings them raises CapacityError and changes nothing. Row numbers may lie beyond
+        `max_rows` while leases keep back rows of keys that left. Each call that inserts keys calls
+        `make_rows` with them and their row numbers, in the order of the call, before anybody sees
+        them. It runs under the index's lock and must not call the index (BusyError). What it raises
+        takes the insertion back. Without it the outcomes say which rows are new. `name` is for
+        messages. `num_threads`, 1 to 1024, limits the threads of this index's calls (None: the
         pool's size). No result depends on `hash_seed` (None: random).
 
         Raises ValueError or TypeError naming the argument that is wrong.
