@@ -126,7 +126,7 @@ class PoolRequest:
     """How the bags of a batch are pooled."""
 
     num_values: int = 0
-    """Numbers that are pooled."""
+    """Numbers that are pooled; not used with a `shape`."""
     weight_starts: Sequence[Sequence[int]] | None = None
     """Per shard and feature: where its weights begin among those that come late; None: none do."""
     shape: tuple[int, int] | None = None
@@ -149,7 +149,7 @@ class MappedBatch(Protocol):
         """Takes the weights that came late, with their graph."""
 
     def pool(self, anchor: torch.Tensor, guard: Guard) -> torch.Tensor:
-        """The pooled bags as one autograd node: float32 (num_values,), or of the plan's `shape`.
+        """The pooled bags as one autograd node: float32 (num_values,), or of the request's `shape`.
 
         Its backward runs in what `guard` makes. It gives each table one optimizer update, even for
         an empty batch, and then ends the batch's leases; a second one raises RuntimeError. A table

@@ -148,7 +148,7 @@ def plan_batch(
     weight_starts: Sequence[Sequence[int]] | None = None,
     pooled: range | None = None,
 ) -> tuple[Parcel, list[TablePlan]]:
-    """As `RowHome.plan`."""
+    """A sealed parcel and a plan for each table; arguments as the fields of `PoolRequest`."""
     keys = [_MappedKeys.of_features(entry.features, pooled) for entry in mapped]
     late: Sequence[Sequence[int] | None] = weight_starts or [None] * len(keys)
     parcel = Parcel()
