@@ -207,26 +207,25 @@ class HashTableConfig(_Settings):
         native = native_initializer(self.init_fn)
         return native or per_key_initializer(self.init_fn, self.seed, self.name)
 
+    def initializer_of(self, columns: tuple[int, int]) -> init.Initializer:
+        """Makes those columns of the whole table's initial rows."""
+        whole, dim = self.row_initializer(), self.embedding_dim
+        if columns == (0, dim):
+            return whole
+        return column_initializer(whole, self.seed, self.name, dim, columns)
+
     def make_table(
         self,
         optimizer: recsdk_core.optim.Optimizer,
         max_rows: int | None,
         columns: tuple[int, int],
     ) -> recsdk_core.Table:
-        """An empty table for a shard: some of the columns, and its rank's share of `max_rows`.
-
-        Its initial rows are those columns of the whole table's initial rows.
-        """
-        initializer = self.row_initializer()
-        if columns != (0, self.embedding_dim):
-            initializer = column_initializer(
-                initializer, self.seed, self.name, self.embedding_dim, columns
-            )
+        """An empty table for a shard: some of the columns, and its rank's share of `max_rows`."""
         return recsdk_core.Table(
             columns[1] - columns[0],
             name=self.name,
             optimizer=optimizer,
-            initializer=initializer,
+            initializer=self.initializer_of(columns),
             seed=self.seed,
             max_rows=max_rows,
             on_full=self.on_full,

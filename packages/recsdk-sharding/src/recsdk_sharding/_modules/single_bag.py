@@ -27,7 +27,6 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 import recsdk_core
 from recsdk_core.nn import HashEmbeddingBag, bag_offsets
 from recsdk_sharding._configs.configs import DTYPES, HashEmbeddingBagConfig
-from recsdk_sharding._configs.initializers import column_initializer
 from recsdk_sharding._modules.sharded_common import Results
 from recsdk_sharding._modules.unsharded import HashEmbeddingBagCollection
 from recsdk_sharding._rows.optimizers import RowOptimizer
@@ -53,16 +52,11 @@ class _TableConfig(HashEmbeddingBagConfig):
     ) -> recsdk_core.Table:
         """An empty table for a shard."""
         assert self.template is not None
-        initializer = self.template.initializer
-        if columns != (0, self.embedding_dim):
-            initializer = column_initializer(
-                initializer, self.seed, self.name, self.embedding_dim, columns
-            )
         return self.template.empty_copy(
             dim=columns[1] - columns[0],
             optimizer=optimizer,
             max_rows=max_rows,
-            initializer=initializer,
+            initializer=self.initializer_of(columns),
         )
 
 

@@ -32,7 +32,56 @@ from recsdk_sharding.placement.devices import check_device
 __all__ = ["HashEmbeddingBagCollection", "HashEmbeddingCollection"]
 
 
-class HashEmbeddingBagCollection(KeepsOutcomes, EmbeddingBagCollection):  # type: ignore[misc]
+class _Unsharded(KeepsOutcomes):
+    """What both collections have in common; mixed into torchrec's."""
+
+    training: bool
+    device: torch.device
+    _num_steps = 0
+
+    def _rows(self) -> list[TableRows]:
+        raise NotImplementedError
+
+    def tables(self) -> dict[str, RowTable]:
+        """The tables by name: export, len, stats."""
+        return {rows.config.name: rows.shards[0].table for rows in self._rows()}
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Rows and optimizer state move with the module."""
+        super()._apply(fn, recurse)  # type: ignore[misc]
+        self._device = self._rows()[0].weight.device
+        return self
+
+    def reset_parameters(self) -> None:
+        """Does nothing: rows are made when their ids first show up."""
+
+    def _map(self, batch: Features, *, is_sequence: bool) -> LocalBatch:
+        """Maps a batch, as a step if the module trains."""
+        step = None
+        if self.training:
+            for each in self._rows():
+                each.check_trainable()
+            self._num_steps += 1
+            step = self._num_steps
+        return LocalBatch(self._rows(), batch, step=step, is_sequence=is_sequence)
+
+    def _check_usable(self) -> None:
+        kind = type(self).__name__
+        if self.device.type == "meta":
+            raise RuntimeError(
+                f"this {kind} was built on the meta device: shard it with "
+                "DistributedModelParallel, or build it with device=torch.device('cpu')"
+            )
+        num_ranks = active_data_parallel_size()
+        if num_ranks > 1:
+            raise RuntimeError(
+                f"an unsharded {kind} in DistributedDataParallel over "
+                f"{num_ranks} ranks would train other rows on each rank: shard it with "
+                "DistributedModelParallel and get_default_hybrid_sharders"
+            )
+
+
+class HashEmbeddingBagCollection(_Unsharded, EmbeddingBagCollection):  # type: ignore[misc]
     """torchrec's `EmbeddingBagCollection` over raw 64-bit ids.
 
     A drop-in: it has the same configs, inputs (`KeyedJaggedTensor`), outputs (`KeyedTensor` of
@@ -96,11 +145,6 @@ class HashEmbeddingBagCollection(KeepsOutcomes, EmbeddingBagCollection):  # type
         self._lengths_per_embedding = [
             config.embedding_dim for config in configs for _ in config.feature_names
         ]
-        self._num_steps = 0
-
-    def tables(self) -> dict[str, RowTable]:
-        """The tables by name: export, len, stats."""
-        return {rows.config.name: rows.shards[0].table for rows in self._rows()}
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Pools the bags of every feature: a `KeyedTensor` of float32 (B, C).
@@ -108,10 +152,10 @@ class HashEmbeddingBagCollection(KeepsOutcomes, EmbeddingBagCollection):  # type
         `features` may have further features, in any order. Raises TypeError or ValueError for a
         batch that does not fit; RuntimeError in training without an optimizer.
         """
-        _check_usable(self)
+        self._check_usable()
         names = [name for table in self._feature_names for name in table]
         batch = read_features(features_on_host(features), names, self._is_weighted)
-        mapped = _map(self, self._rows(), batch, is_sequence=False)
+        mapped = self._map(batch, is_sequence=False)
         self._note_outcomes(
             self._embedding_names, mapped.outcomes() if self._keeps_outcomes else None
         )
@@ -124,17 +168,8 @@ class HashEmbeddingBagCollection(KeepsOutcomes, EmbeddingBagCollection):  # type
     def _rows(self) -> list[TableRows]:
         return list(self.embedding_bags.values())
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Rows and optimizer state move with the module."""
-        super()._apply(fn, recurse)
-        self._device = self._rows()[0].weight.device
-        return self
 
-    def reset_parameters(self) -> None:
-        """Does nothing: rows are made when their ids first show up."""
-
-
-class HashEmbeddingCollection(KeepsOutcomes, EmbeddingCollection):  # type: ignore[misc]
+class HashEmbeddingCollection(_Unsharded, EmbeddingCollection):  # type: ignore[misc]
     """torchrec's `EmbeddingCollection` over raw 64-bit ids: a vector for every id of a sequence.
 
     A drop-in: the same configs, inputs (`KeyedJaggedTensor`), outputs (a dictionary of
@@ -182,11 +217,6 @@ class HashEmbeddingCollection(KeepsOutcomes, EmbeddingCollection):  # type: igno
         self._embedding_dim = widths.pop()
         self._feature_names = [config.feature_names for config in configs]
         self._embedding_names_by_table = get_embedding_names_by_table(configs)
-        self._num_steps = 0
-
-    def tables(self) -> dict[str, RowTable]:
-        """The tables by name: export, len, stats."""
-        return {rows.config.name: rows.shards[0].table for rows in self._rows()}
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """The vectors of every feature's ids, in their order, by name of the embedding.
@@ -194,11 +224,11 @@ class HashEmbeddingCollection(KeepsOutcomes, EmbeddingCollection):  # type: igno
         `features` may have further features, in any order. Raises as
         `HashEmbeddingBagCollection.forward`.
         """
-        _check_usable(self)
+        self._check_usable()
         names = [name for table in self._feature_names for name in table]
         batch = read_features(features_on_host(features), names, is_weighted=False)
         every = without_duplicates(batch, drops_duplicates=False)
-        mapped = _map(self, self._rows(), every, is_sequence=True)
+        mapped = self._map(every, is_sequence=True)
         keys = [name for table in self._embedding_names_by_table for name in table]
         outcomes = mapped.outcomes() if self._keeps_outcomes else None
         vectors = mapped.separate()
@@ -213,41 +243,3 @@ class HashEmbeddingCollection(KeepsOutcomes, EmbeddingCollection):  # type: igno
 
     def _rows(self) -> list[TableRows]:
         return list(self.embeddings.values())
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Rows and optimizer state move with the module."""
-        super()._apply(fn, recurse)
-        self._device = self._rows()[0].weight.device
-        return self
-
-    def reset_parameters(self) -> None:
-        """Does nothing: rows are made when their ids first show up."""
-
-
-def _map(
-    module: Any, rows: Sequence[TableRows], batch: Features, *, is_sequence: bool
-) -> LocalBatch:
-    """Maps a batch of an unsharded module, as a step if it trains."""
-    step = None
-    if module.training:
-        for each in rows:
-            each.check_trainable()
-        module._num_steps += 1
-        step = module._num_steps
-    return LocalBatch(rows, batch, step=step, is_sequence=is_sequence)
-
-
-def _check_usable(module: Any) -> None:
-    kind = type(module).__name__
-    if module.device.type == "meta":
-        raise RuntimeError(
-            f"this {kind} was built on the meta device: shard it with "
-            "DistributedModelParallel, or build it with device=torch.device('cpu')"
-        )
-    num_ranks = active_data_parallel_size()
-    if num_ranks > 1:
-        raise RuntimeError(
-            f"an unsharded {kind} in DistributedDataParallel over "
-            f"{num_ranks} ranks would train other rows on each rank: shard it with "
-            "DistributedModelParallel and get_default_hybrid_sharders"
-        )
