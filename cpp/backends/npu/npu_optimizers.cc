@@ -2,7 +2,6 @@
 // and starts at an aligned address; nothing is read that an operator beside it writes.
 #include "backends/npu/npu_run.h"
 #include "backends/npu/npu_stream.h"
-#include "recsdk/error.h"
 
 namespace recsdk::internal {
 

@@ -4,7 +4,6 @@
 
 #include "backends/npu/npu_device.h"
 #include "backends/npu/npu_run.h"
-#include "recsdk/error.h"
 
 namespace recsdk::internal {
 

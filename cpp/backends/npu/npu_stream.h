@@ -1,7 +1,6 @@
 // A stream of an NPU: copies, and rows by operators of aclnn.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 

@@ -2,7 +2,6 @@
 #include "recsdk/c_api.h"
 
 #include <algorithm>
-#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>

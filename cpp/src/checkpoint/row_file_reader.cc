@@ -1,6 +1,5 @@
 #include "recsdk/row_file.h"
 
-#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <exception>

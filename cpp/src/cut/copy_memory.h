@@ -7,7 +7,6 @@
 // to be made of others first; calls to the system are few, since all threads wait for a mapping.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>

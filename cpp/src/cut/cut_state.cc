@@ -6,7 +6,6 @@
 #include <bit>
 #include <chrono>
 #include <cstring>
-#include <new>
 #include <utility>
 
 #include "cut/update_copies.h"

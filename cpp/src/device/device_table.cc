@@ -1,8 +1,6 @@
 #include "recsdk/device_table.h"
 
 #include <algorithm>
-#include <array>
-#include <limits>
 #include <mutex>
 #include <shared_mutex>
 #include <stdexcept>

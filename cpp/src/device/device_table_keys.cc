@@ -4,7 +4,6 @@
 #include <shared_mutex>
 #include <stdexcept>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "device/device_table_impl.h"

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
-#include <numeric>
 #include <shared_mutex>
 #include <stdexcept>
 #include <string>

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <ctime>
 #include <mutex>
-#include <optional>
 #include <shared_mutex>
 #include <stdexcept>
 #include <string>

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <mutex>
 #include <string>
-#include <vector>
 
 #include "recsdk/table.h"
 #include "rows/row_values.h"

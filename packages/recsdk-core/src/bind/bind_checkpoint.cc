@@ -8,7 +8,6 @@
 #include <mutex>
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include "array.h"
 #include "bindings.h"
