@@ -18,6 +18,8 @@ enum { DIM = 2, MAX_ROWS = 3, NUM_KEYS = 4 };
     }                                                                  \
   } while (0)
 
+/* No lease is taken here: while one is open, rows of ids that left are kept back, and the numbers
+ * of new ones may go beyond max_rows. */
 static float rows_of_ids[MAX_ROWS][DIM];
 
 /* Runs under the index's lock, before anybody sees the new ids. */

@@ -229,6 +229,11 @@ def test_a_full_table_refuses_and_goes_on(npus: RankPool) -> None:
             assert not any(row), f"{name}: the row that refused keys read has been written to"
 
 
+def test_no_row_lies_beyond_the_store_while_a_lease_keeps_rows_back(npus: RankPool) -> None:
+    (error,) = npus.run(1, on_npus.insert_beside_a_lease)
+    assert "leases keep rows of erased keys back" in error
+
+
 def test_random_operations_are_those_of_the_cpu(npus: RankPool) -> None:
     seeds = range(NUM_MACHINES)
     found = npus.run(2, device_machine.run_machines, list(seeds), NUM_OPERATIONS)

@@ -41,11 +41,12 @@ from worlds import (
     unwrapped,
 )
 
-from recsdk_core import BackendUnavailable
-from recsdk_sharding import Saver, get_default_hybrid_sharders
+from recsdk_core import BackendUnavailable, CapacityError, optim
+from recsdk_sharding import HashEmbeddingBagConfig, Saver, get_default_hybrid_sharders
 from recsdk_sharding._compat.private import PIPELINE_STREAMS
 from recsdk_sharding.device import kernels
 from recsdk_sharding.device.parcel import Parcel
+from recsdk_sharding.device.table import DeviceTable
 
 
 def abandon(setup: Setup, sizes: list[list[int]]) -> Any:
@@ -88,6 +89,28 @@ def fill_up(num_rows: int) -> dict[str, Any]:
         "refused": {name: table.stats().outcomes[2] for name, table in tables.items()},
         "spare": spare,
     }
+
+
+def insert_beside_a_lease() -> str:
+    """What a full table says to keys for which only rows that a lease keeps back would be left."""
+    config = HashEmbeddingBagConfig(
+        name="full", embedding_dim=4, num_embeddings=2, feature_names=["f"]
+    )
+    table = DeviceTable(config, torch.zeros(3, 4, device="npu"), optim.SGD(), None, (0, 4))
+    table.find_or_insert(np.array([0, 1]))
+    said = ""
+    with table.index.lease():
+        table.erase(np.array([0]))
+        try:
+            table.find_or_insert(np.array([10]))
+        except CapacityError as error:
+            said = str(error)
+    assert 10 not in table.index
+    assert not table.lookup(np.array([7])).any()
+    table.find_or_insert(np.array([10]))
+    assert len(table) == 2
+    table.check_invariants()
+    return said
 
 
 def train_unsharded(setup: Setup, num_steps: int) -> dict[str, Any]:

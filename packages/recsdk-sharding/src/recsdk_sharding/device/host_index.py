@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recsdk_core import Index, initial_rows
+from recsdk_core import CapacityError, Index, initial_rows
 from recsdk_sharding._configs.configs import HashTableConfig
 
 __all__ = ["HostIndex", "NumberedRows"]
@@ -29,12 +29,17 @@ class HostIndex:
     One thread may map while another, the one that trains, calls all else.
     """
 
-    def __init__(self, config: HashTableConfig, max_rows: int, columns: tuple[int, int]) -> None:
+    def __init__(
+        self, config: HashTableConfig, capacity: int, max_rows: int, columns: tuple[int, int]
+    ) -> None:
         """`columns`: the first of the config's columns that rows have, and the one after the last.
 
-        Beyond `max_rows` the config's `on_full` says what becomes of keys.
+        Beyond `max_rows` keys the config's `on_full` says what becomes of more. The device has
+        `capacity` rows: a call that would need more, because leases keep rows of erased keys back,
+        raises CapacityError.
         """
         self._config = config
+        self._capacity = capacity
         self._columns = columns
         self._initializer = config.row_initializer()
         self.index = Index(
@@ -51,8 +56,13 @@ class HostIndex:
     def _make_rows(self, keys: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
         """Makes the rows of new keys; the index calls it before anybody sees the keys.
 
-        An error of a custom initializer undoes the insertion.
+        What it raises undoes the insertion: CapacityError, and errors of a custom initializer.
         """
+        if rows.max() >= self._capacity:
+            raise CapacityError(
+                f"table {self.index.name!r}: leases keep rows of erased keys back, and the device "
+                "has no others; release leases before inserting"
+            )
         if self._has_rows:
             return
         config, (first, last) = self._config, self._columns

@@ -67,7 +67,7 @@ class DeviceTable:
         self._config = config
         self._columns = columns
         limit = capacity if max_rows is None else min(capacity, max_rows)
-        self._keys = HostIndex(config, limit, columns)
+        self._keys = HostIndex(config, capacity, limit, columns)
         self.index = self._keys.index
         """From keys to row numbers."""
         self.position: Position | None = None

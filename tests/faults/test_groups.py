@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGES = Path(__file__).resolve().parents[2]
+PACKAGES = Path(__file__).resolve().parents[2] / "packages"
 SOURCES = sorted(
     path for part in ("src", "examples") for path in PACKAGES.glob(f"recsdk-*/{part}/**/*.py")
 )
