@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
@@ -35,8 +35,9 @@ __all__ = ["HashEmbeddingBagCollection", "HashEmbeddingCollection"]
 class _Unsharded(KeepsOutcomes):
     """What both collections have in common; mixed into torchrec's."""
 
-    training: bool
-    device: torch.device
+    if TYPE_CHECKING:  # torch.jit.script would read annotations of the class
+        training: bool
+        device: torch.device
     _num_steps = 0
 
     def _rows(self) -> list[TableRows]:
