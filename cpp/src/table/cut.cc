@@ -13,7 +13,6 @@
 
 namespace recsdk {
 
-using internal::ChangeTracker;
 using internal::FairMutex;
 
 namespace {
