@@ -190,7 +190,10 @@ Index::Index(IndexConfig config, std::shared_ptr<RowHome> home) {
   impl_ = std::make_shared<Impl>(std::move(config), std::move(title), std::move(home));
 }
 Index::Index(Adopt /*adopt*/, std::shared_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
-Index::~Index() = default;
+
+// Leases and cuts outlive the index, and the home may hold some of them: it must not be kept by
+// them in turn.
+Index::~Index() { impl_->home.reset(); }
 
 const IndexConfig& Index::config() const noexcept { return impl_->config; }
 

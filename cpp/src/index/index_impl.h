@@ -91,7 +91,7 @@ struct Index::Impl {
   const IndexConfig config;
   const std::string title;  // "table 'user_id'", the start of every message
   const std::uint64_t hash_seed;
-  const std::shared_ptr<RowHome> home;  // or null
+  std::shared_ptr<RowHome> home;  // or null; as long as the index itself lives
 
   mutable internal::FairMutex mutex;
   internal::KeyMap key_map;
