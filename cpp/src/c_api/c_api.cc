@@ -2,7 +2,6 @@
 #include "recsdk/c_api.h"
 
 #include <algorithm>
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -151,13 +150,7 @@ int recsdk_table_field(const recsdk_table* table, int64_t index, recsdk_row_fiel
 }
 
 int recsdk_table_lease(recsdk_table* table, int has_step, int64_t step, recsdk_lease** lease) {
-  return guarded([&] {
-    recsdk::Table& of = table_of(table);
-    deref(lease, "lease");
-    auto made = std::make_unique<recsdk_lease>();
-    made->lease = has_step != 0 ? of.lease(step) : of.lease();
-    *lease = made.release();
-  });
+  return guarded([&] { recsdk::c_api::take_lease(table_of(table), has_step, step, lease); });
 }
 
 int recsdk_lease_step(const recsdk_lease* lease, int* has_step, int64_t* step) {

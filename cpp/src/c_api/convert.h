@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -85,6 +87,15 @@ void write_struct(T* to, T value, const char* type) {
 
 inline const Lease* lease_of(const recsdk_lease* lease) {
   return lease == nullptr ? nullptr : &lease->lease;
+}
+
+/// Gives *lease a lease of a table or an index.
+template <typename Keyed>
+void take_lease(Keyed& from, int has_step, std::int64_t step, recsdk_lease** lease) {
+  deref(lease, "lease");
+  auto taken = std::make_unique<recsdk_lease>();
+  taken->lease = from.lease(has_step != 0 ? std::optional(step) : std::nullopt);
+  *lease = taken.release();
 }
 
 recsdk_optimizer_config optimizer_defaults(std::int32_t kind);

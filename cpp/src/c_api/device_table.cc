@@ -3,8 +3,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <memory>
-#include <optional>
 #include <utility>
 
 #include "c_api/convert.h"
@@ -86,13 +84,7 @@ int recsdk_device_table_stream(const recsdk_device_table* table, void** stream) 
 
 int recsdk_device_table_lease(recsdk_device_table* table, int has_step, int64_t step,
                               recsdk_lease** lease) {
-  return guarded([&] {
-    deref(lease, "lease");
-    const std::optional<int64_t> wanted = has_step != 0 ? std::optional(step) : std::nullopt;
-    auto taken = std::make_unique<recsdk_lease>();
-    taken->lease = table_of(table).lease(wanted);
-    *lease = taken.release();
-  });
+  return guarded([&] { recsdk::c_api::take_lease(table_of(table), has_step, step, lease); });
 }
 
 int recsdk_device_table_map(recsdk_device_table* table, const int64_t* keys, int64_t num_keys,

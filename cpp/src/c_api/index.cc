@@ -2,7 +2,6 @@
 #include "recsdk/index.h"
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -71,13 +70,7 @@ int recsdk_index_create(const recsdk_index_config* config, recsdk_index** index)
 void recsdk_index_destroy(recsdk_index* index) { delete index; }
 
 int recsdk_index_lease(recsdk_index* index, int has_step, int64_t step, recsdk_lease** lease) {
-  return guarded([&] {
-    deref(lease, "lease");
-    const std::optional<int64_t> wanted = has_step != 0 ? std::optional(step) : std::nullopt;
-    auto taken = std::make_unique<recsdk_lease>();
-    taken->lease = index_of(index).lease(wanted);
-    *lease = taken.release();
-  });
+  return guarded([&] { recsdk::c_api::take_lease(index_of(index), has_step, step, lease); });
 }
 
 int recsdk_index_map(recsdk_index* index, const int64_t* keys, int64_t num_keys, int insert,

@@ -1,6 +1,7 @@
 // Cuts of an index, tracking of changes, and replacing all keys.
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <mutex>
 #include <shared_mutex>
 #include <stdexcept>
@@ -12,6 +13,8 @@
 namespace recsdk {
 
 using internal::ChangeTracker;
+using internal::kWordRows;
+using internal::RowBits;
 using internal::RowState;
 
 struct IndexCut::Impl {
@@ -75,11 +78,16 @@ IndexCut Index::cut(bool changes_only) {
                                 "keys as durable first");
   }
   fresh->grow(index.numbers.end());
-  for (RowNumber row = 0; row < index.numbers.end(); ++row) {
-    if (index.numbers.state(row) != RowState::kVisible) continue;
-    if (changes_only && !index.tracker->changed().test(row)) continue;
-    cut->keys.push_back(index.numbers.key(row));
-    cut->rows.push_back(row);
+  const RowBits& visible = index.numbers.visible();
+  const std::int64_t num_words = (index.numbers.end() + kWordRows - 1) / kWordRows;
+  for (std::int64_t i = 0; i < num_words; ++i) {
+    std::uint64_t bits = visible.word(i);
+    if (changes_only) bits &= index.tracker->changed().word(i);
+    for (; bits != 0; bits &= bits - 1) {
+      const RowNumber row = i * kWordRows + std::countr_zero(bits);
+      cut->keys.push_back(index.numbers.key(row));
+      cut->rows.push_back(row);
+    }
   }
   if (changes_only) cut->left = index.tracker->left();
   std::sort(cut->left.begin(), cut->left.end());
