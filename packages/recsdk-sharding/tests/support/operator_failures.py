@@ -56,9 +56,8 @@ def train(ebc: HashEmbeddingBagCollection, *numbers: int) -> Failing:
 def content(ebc: HashEmbeddingBagCollection) -> dict[str, Any]:
     """All that a table says of itself."""
     (table,) = ebc.tables().values()
-    changed = np.concatenate(
-        [np.zeros(0, np.int64), *(b.keys for b in table.export_changed(np.zeros(0, np.int64)))]
-    )
+    with table.cut(changes_only=True) as cut:
+        changed = cut.keys
     return {
         "rows": rows_of(ebc.tables()),
         "counts": [table.update_count, table.log_decay, table.stats().nonfinite, len(table)],
@@ -78,6 +77,7 @@ def _trained(optimizer: Any) -> HashEmbeddingBagCollection:
     ebc = collection(optimizer)
     train(ebc)
     (table,) = ebc.tables().values()
+    table.cut(changes_only=False).finish(True)
     table.track_updates()
     return ebc
 

@@ -22,24 +22,26 @@ __all__ = ["DeviceCut", "take_saved_rows"]
 class DeviceCut:
     """What a table holds between two steps, until `finish`: a `ShardCut`.
 
-    Rows are read when they are written, so the table must not train before that.
+    Which keys is settled at once; their rows are read when they are written, so the table must not
+    train before that.
     """
 
     def __init__(self, table: DeviceTable, host: recsdk_core.Table, is_delta: bool) -> None:
         """`is_delta`: only what changed. `host` describes the table, and is told its position."""
         self._table, self._host, self._is_delta = table, host, is_delta
         self.update_count, self.log_decay = table.update_count, table.log_decay
-        self._cut = table.index.cut(changes_only=is_delta)
+        self._cut = table.cut(changes_only=is_delta)
+        self._keys, self._numbers, self._left = self._cut.keys, self._cut.rows, self._cut.left
 
     @property
     def num_rows(self) -> int:
-        """Keys in the table; of changes those that came, not those whose rows were updated."""
-        return len(self._cut.keys)
+        """Rows that are written."""
+        return len(self._keys)
 
     @property
     def num_erased(self) -> int:
         """Keys that left."""
-        return len(self._cut.left)
+        return len(self._left)
 
     def write(
         self, target: Target, token: bytes, codec: Codec, progress: Progress | None
@@ -57,11 +59,10 @@ class DeviceCut:
         )
 
     def _blocks(self) -> Iterator[_ext.RowBlock]:
-        table, cut = self._table, self._cut
-        for batch in table.export_changed(cut.keys) if self._is_delta else table.export():
+        for batch in self._table.rows_of_cut(self._keys, self._numbers):
             yield _ext.RowBlock.rows(batch.keys, {"weight": batch.weights, **batch.state})
-        if len(cut.left):
-            yield _ext.RowBlock.erased(cut.left)
+        if len(self._left):
+            yield _ext.RowBlock.erased(self._left)
 
     def finish(self, durable: bool) -> None:
         """Ends the cut. Durable: changes count from it. Else it is as if it had never been."""

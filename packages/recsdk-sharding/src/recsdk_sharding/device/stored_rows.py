@@ -183,10 +183,10 @@ class StoredRows:
         else:
             self._is_updated_R.zero_()
 
-    def were_updated(self, rows_n: torch.Tensor) -> NDArray[np.bool_]:
-        """Which rows were updated since `track_updates`."""
+    def updated(self) -> NDArray[np.int64]:
+        """The rows that were updated since `track_updates`, ascending (n,)."""
         assert self._is_updated_R is not None
-        return array_of(self._is_updated_R.index_select(0, rows_n)).astype(np.bool_)
+        return array_of(self._is_updated_R.nonzero().flatten())
 
     def read(self, rows_n: torch.Tensor) -> NDArray[np.float32]:
         """Rows by number, (n, D)."""

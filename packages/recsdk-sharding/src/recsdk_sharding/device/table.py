@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torchrec.modules.embedding_configs import DataType
 
 import recsdk_core
-from recsdk_core import ExportBatch, NonFiniteError, optim
+from recsdk_core import ExportBatch, IndexCut, NonFiniteError, optim
 from recsdk_core.checkpoint import Position
 from recsdk_core.table import DType
 from recsdk_sharding._configs.configs import HashTableConfig
@@ -287,34 +287,43 @@ class DeviceTable:
     def export(self, batch_size: int | None = None, *, state: bool = True) -> Iterator[ExportBatch]:
         """As `recsdk_core.Table.export`."""
         if batch_size is None:
-            width = self.dim + sum(width for _, width in self.state_fields)
-            batch_size = min(max(_EXPORT_BYTES // (8 + 4 * width), 1), _EXPORT_ROWS)
+            batch_size = self._rows_per_batch()
         if batch_size < 1:
             raise ValueError(f"DeviceTable.export: batch_size must be at least 1, got {batch_size}")
         return self._export(batch_size, state)
 
+    def _rows_per_batch(self) -> int:
+        width = self.dim + sum(width for _, width in self.state_fields)
+        return min(max(_EXPORT_BYTES // (8 + 4 * width), 1), _EXPORT_ROWS)
+
     @torch.no_grad()
     def _export(self, batch_size: int, state: bool) -> Iterator[ExportBatch]:
-        for keys, rows_n in self._pieces(batch_size):
-            yield self._rows_of(keys, rows_n, state)
-
-    def _pieces(self, size: int) -> Iterator[tuple[NDArray[np.int64], torch.Tensor]]:
-        """Visible keys, and their rows on the device, which are written."""
-        for keys, numbers in self.index.export(size):
+        for keys, numbers in self.index.export(batch_size):
             self._write_new_rows()  # keys may have come until now, not later
-            yield keys, torch.from_numpy(numbers).to(self.device)
+            yield self._rows_of(keys, torch.from_numpy(numbers).to(self.device), state)
 
     @torch.no_grad()
-    def export_changed(self, keys: NDArray[np.int64]) -> Iterator[ExportBatch]:
-        """The visible rows among `keys`, and those updated since `track_updates`, as `export`."""
-        for some, rows_n in self._pieces(_EXPORT_ROWS):
-            is_changed_n = self._rows.were_updated(rows_n) | np.isin(some, keys)
-            if is_changed_n.any():
-                changed_n = torch.from_numpy(np.flatnonzero(is_changed_n)).to(self.device)
-                yield self._rows_of(some[is_changed_n], rows_n[changed_n], state=True)
+    def cut(self, *, changes_only: bool) -> IndexCut:
+        """A cut of the index: of changes, the rows updated since `track_updates` are among them."""
+        self._write_new_rows()
+        if changes_only:
+            updated = self._rows.updated()
+            self.index.note_changed(updated[updated < self.index.end_row])
+        return self.index.cut(changes_only=changes_only)
+
+    @torch.no_grad()
+    def rows_of_cut(
+        self, keys: NDArray[np.int64], numbers: NDArray[np.int64]
+    ) -> Iterator[ExportBatch]:
+        """The rows of keys (n,) of a cut, whose row numbers are (n,), as `export`."""
+        self._write_new_rows()
+        size = self._rows_per_batch()
+        for begin in range(0, len(keys), size):
+            some = slice(begin, begin + size)
+            yield self._rows_of(keys[some], torch.from_numpy(numbers[some]).to(self.device), True)
 
     def track_updates(self) -> None:
-        """Notes from here on which rows are updated, for `export_changed`."""
+        """Notes from here on which rows are updated, for `cut`."""
         self._rows.track_updates()
 
     def note_saved(self, position: Position | None) -> None:
