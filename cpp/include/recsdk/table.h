@@ -121,18 +121,12 @@ class RECSDK_API Table {
   Index& index() noexcept;
   const Index& index() const noexcept;
 
-  /// Opens a batch. Throws std::invalid_argument if `step` is below that of a lease taken before.
+  /// As Index's. What a custom initializer throws takes an insertion back.
   Lease lease(std::optional<std::int64_t> step = std::nullopt);
-
-  /// Finds the rows of keys (N,), and with options.insert gives a row to each unseen one.
-  /// rows (N,) and outcomes (N,) are written; a key without a row has an unspecified row number.
-  /// Of a new key that occurs several times the first is kInserted, the rest kFound. Row numbers
-  /// and refusals are decided in input order. Empty input is fine. Throws Error(kBusy) when
-  /// inserting without a step while leases with a step are open, Error(kCapacity) under
-  /// OnFull::kRaise, Error(kOutOfMemory), and what a custom initializer throws. Cost: one cache
-  /// line per key, plus one row per insertion.
   void map(std::span<const Key> keys, std::span<RowNumber> rows, std::span<Outcome> outcomes,
            const MapOptions& options = {});
+  void erase(std::span<const Key> keys, std::span<Outcome> outcomes = {});
+  void clear();
 
   /// Copies the rows of keys (N,) to values (N, D); a key without a row reads the default value.
   /// outcomes (N,) may be empty.
@@ -147,14 +141,6 @@ class RECSDK_API Table {
   /// with a step are open.
   void upsert(std::span<const Key> keys, const float* values, const float* state = nullptr,
               std::span<Outcome> outcomes = {});
-
-  /// Takes keys (N,) out. The first of duplicates is kFound, the rest kMissing. A row is given to
-  /// another key only when no lease taken before is open. Throws Error(kBusy) while leases with a
-  /// step are open.
-  void erase(std::span<const Key> keys, std::span<Outcome> outcomes = {});
-
-  /// Removes every key. Same conditions as erase.
-  void clear();
 
   /// One optimizer update with gradients (N, D) of keys (N,); those of equal keys are added in
   /// order. Keys without a row are kMissing and not inserted. An empty call advances t too.

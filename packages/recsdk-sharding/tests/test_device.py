@@ -234,6 +234,10 @@ def test_no_row_lies_beyond_the_store_while_a_lease_keeps_rows_back(npus: RankPo
     assert "leases keep rows of erased keys back" in error
 
 
+def test_keys_mapped_beside_an_upsert_get_their_initial_rows(npus: RankPool) -> None:
+    assert npus.run(1, on_npus.map_beside_an_upsert) == [True]
+
+
 def test_random_operations_are_those_of_the_cpu(npus: RankPool) -> None:
     seeds = range(NUM_MACHINES)
     found = npus.run(2, device_machine.run_machines, list(seeds), NUM_OPERATIONS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 from functools import partial
 from typing import Any
 
@@ -111,6 +112,23 @@ def insert_beside_a_lease() -> str:
     assert len(table) == 2
     table.check_invariants()
     return said
+
+
+def map_beside_an_upsert() -> bool:
+    """Whether keys that another thread maps during an upsert get their initial rows."""
+    config = HashEmbeddingBagConfig(
+        name="user", embedding_dim=4, num_embeddings=10, feature_names=["f"]
+    )
+    table, alone = (
+        DeviceTable(config, torch.zeros(11, 4, device="npu"), optim.SGD(), None, (0, 4))
+        for _ in range(2)
+    )
+    mapped = np.array([5, 6])
+    with table._keys.given_rows():
+        thread = threading.Thread(target=lambda: table.index.map(mapped, insert=True))
+        thread.start()
+        thread.join()
+    return bool((table.lookup(mapped) == alone.find_or_insert(mapped)).all())
 
 
 def train_unsharded(setup: Setup, num_steps: int) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class HostIndex:
         """From keys to row numbers."""
         self._lock = threading.Lock()
         self._unwritten: list[NumberedRows] = []
-        self._has_rows = False
+        self._given = threading.local()
 
     def _make_rows(self, keys: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
         """Makes the rows of new keys; the index calls it before anybody sees the keys.
@@ -63,7 +63,7 @@ class HostIndex:
                 f"table {self.index.name!r}: leases keep rows of erased keys back, and the device "
                 "has no others; release leases before inserting"
             )
-        if self._has_rows:
+        if getattr(self._given, "rows", False):
             return
         config, (first, last) = self._config, self._columns
         made_nD = initial_rows(
@@ -80,12 +80,12 @@ class HostIndex:
 
     @contextmanager
     def given_rows(self) -> Iterator[None]:
-        """Inside, new keys get their rows from elsewhere; nobody else may map."""
-        self._has_rows = True
+        """Inside, new keys that this thread maps get their rows from elsewhere."""
+        self._given.rows = True
         try:
             yield
         finally:
-            self._has_rows = False
+            self._given.rows = False
 
     def take_new_rows(self) -> list[NumberedRows]:
         """The rows to be written to the device, in this order."""
