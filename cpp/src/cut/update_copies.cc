@@ -35,9 +35,9 @@ CutState::UpdateCopies CutState::plan(const SortedGradients& gradients, int max_
     if (num_pending.load() == 0 || copies.bytes_to_wait_for_ > 0) return copies;
   }
   const std::int64_t held = copied_bytes_.load();
-  copies.segments_.resize(static_cast<std::size_t>((num_items + kUpdateGrain - 1) / kUpdateGrain));
+  copies.blocks_.resize(static_cast<std::size_t>((num_items + kUpdateGrain - 1) / kUpdateGrain));
   for_pieces([&](std::int64_t piece, std::int64_t begin, std::int64_t end) {
-    make_blocks(items, begin, end, copies.segments_[static_cast<std::size_t>(piece)]);
+    make_blocks(items, begin, end, copies.blocks_[static_cast<std::size_t>(piece)]);
   });
   const std::int64_t planned = copied_bytes_.load() - held;
   if (planned == 0) return {};
@@ -81,18 +81,18 @@ CutState::UpdateCopies::Piece::Piece(const UpdateCopies& copies, std::int64_t pi
     : cut_(*copies.cut_),
       items_(copies.items_),
       end_(end),
-      segment_(copies.segments_[static_cast<std::size_t>(piece)].data()) {}
+      block_(copies.blocks_[static_cast<std::size_t>(piece)].data()) {}
 
 void CutState::UpdateCopies::Piece::copy(std::int64_t begin, std::int64_t end) noexcept {
   for (std::int64_t i = begin; i < end; ++i) {
     const std::int64_t ahead = i + kRowsAhead;
     if (ahead < end_ && begins_row(items_, begin, ahead)) cut_.fetch(items_[ahead].row);
     if (!begins_row(items_, begin, i) || !cut_.is_pending(items_[i].row)) continue;
-    CopyBlock& block = **segment_;
+    CopyBlock& block = **block_;
     cut_.fill(block, num_filled_++, items_[i].row);
     if (num_filled_ < block.count) continue;
     cut_.publish(block);
-    ++segment_;
+    ++block_;
     num_filled_ = 0;
   }
 }

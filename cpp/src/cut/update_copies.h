@@ -51,7 +51,7 @@ class CutState::UpdateCopies {
   /// There is nothing to copy.
   UpdateCopies() = default;
 
-  bool is_empty() const noexcept { return segments_.empty(); }
+  bool is_empty() const noexcept { return blocks_.empty(); }
   /// If not 0, nothing was planned: so many bytes must find room first.
   std::int64_t bytes_to_wait_for() const noexcept { return bytes_to_wait_for_; }
 
@@ -69,7 +69,7 @@ class CutState::UpdateCopies {
     CutState& cut_;
     const GradItem* const items_;
     const std::int64_t end_;
-    CopyBlock* const* segment_;
+    CopyBlock* const* block_;
     std::int64_t num_filled_ = 0;
   };
 
@@ -79,7 +79,7 @@ class CutState::UpdateCopies {
   std::unique_lock<std::mutex> lock_;
   CutState* cut_ = nullptr;
   const GradItem* items_ = nullptr;
-  std::vector<std::vector<CopyBlock*>> segments_;  // of each piece, in the order of rows
+  std::vector<std::vector<CopyBlock*>> blocks_;  // of each piece, in the order of rows
   std::int64_t bytes_to_wait_for_ = 0;
 };
 
