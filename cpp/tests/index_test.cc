@@ -183,7 +183,7 @@ TEST(Index, ATableIsAnIndexWithRows) {
   table.index().erase(std::vector<Key>{5});
   EXPECT_EQ(table.size(), 1);
   EXPECT_THROW(table.index().assign({}), std::invalid_argument);
-  EXPECT_THROW(table.index().check_assignable(), std::invalid_argument);
+  table.index().check_idle();
   EXPECT_THROW(static_cast<void>(table.index().cut()), std::invalid_argument);
   table.check_invariants();
 }
@@ -274,7 +274,7 @@ TEST(Index, AssignReplacesAllKeysOrNone) {
   {
     const Lease lease = index.lease();
     EXPECT_THROW(index.assign(std::vector<Key>{5}), Error);
-    EXPECT_THROW(index.check_assignable(), Error);
+    EXPECT_THROW(index.check_idle(), Error);
   }
   home->fails_to_prepare = true;
   EXPECT_THROW(index.assign(std::vector<Key>{5}), std::runtime_error);

@@ -764,8 +764,8 @@ RECSDK_API int recsdk_index_erase(recsdk_index* index, const int64_t* keys, int6
 RECSDK_API int recsdk_index_clear(recsdk_index* index);
 /// Replaces all keys by distinct keys (N,), which get the rows 0 to N - 1; make_rows is not called.
 RECSDK_API int recsdk_index_assign(recsdk_index* index, const int64_t* keys, int64_t num_keys);
-/// Fails as an assign of no key would fail now.
-RECSDK_API int recsdk_index_check_assignable(const recsdk_index* index);
+/// Fails with RECSDK_ERROR_BUSY while leases or a cut are open.
+RECSDK_API int recsdk_index_check_idle(const recsdk_index* index);
 RECSDK_API int recsdk_index_size(const recsdk_index* index, int64_t* size);
 /// One past the highest row number that was ever given.
 RECSDK_API int recsdk_index_end_row(const recsdk_index* index, int64_t* end_row);

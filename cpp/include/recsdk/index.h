@@ -207,8 +207,8 @@ class RECSDK_API Index {
   /// cut are open, Error(kCapacity) beyond max_rows, std::invalid_argument if a key comes twice or
   /// the index is a table's: the index is then as it was.
   void assign(std::span<const Key> keys);
-  /// Throws what assign of no key would throw now.
-  void check_assignable() const;
+  /// Throws Error(kBusy) while leases or a cut are open, so that keys and rows cannot be replaced.
+  void check_idle() const;
 
   /// Number of visible keys.
   std::int64_t size() const;

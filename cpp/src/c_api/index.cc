@@ -105,8 +105,8 @@ int recsdk_index_assign(recsdk_index* index, const int64_t* keys, int64_t num_ke
   return guarded([&] { index_of(index).assign(array(keys, num_keys, "keys")); });
 }
 
-int recsdk_index_check_assignable(const recsdk_index* index) {
-  return guarded([&] { index_of(index).check_assignable(); });
+int recsdk_index_check_idle(const recsdk_index* index) {
+  return guarded([&] { index_of(index).check_idle(); });
 }
 
 int recsdk_index_size(const recsdk_index* index, int64_t* size) {

@@ -114,10 +114,9 @@ void Index::note_changed(std::span<const RowNumber> rows) {
   for (const RowNumber row : rows) impl_->tracker->note_changed(row);
 }
 
-void Index::check_assignable() const {
-  impl_->require_alone("other keys");
+void Index::check_idle() const {
   const std::shared_lock lock(impl_->mutex);
-  impl_->require_idle("replacing all keys");
+  impl_->require_idle("replacing rows");
 }
 
 void Index::assign(std::span<const Key> keys) {

@@ -147,7 +147,7 @@ def test_assign_replaces_all_keys_or_none() -> None:
     with index.lease(), pytest.raises(BusyError):
         index.assign(np.array([5]))
     with index.lease(), pytest.raises(BusyError):
-        index.check_assignable()
+        index.check_idle()
     assert index.keys_and_rows()[0].tolist() == [1, 2]
     index.assign(np.array([9, -9, 0]))
     keys, rows = index.keys_and_rows()

@@ -197,7 +197,7 @@ void bind_index(nb::module_& module) {
           "clear", [](PyIndex& index) { index->clear(); }, without_gil)
       .def("assign", &assign, nb::arg("keys").none())
       .def(
-          "check_assignable", [](PyIndex& index) { index->check_assignable(); }, without_gil)
+          "check_idle", [](PyIndex& index) { index->check_idle(); }, without_gil)
       .def(
           "cut", [](PyIndex& index, bool only) { return PyIndexCut(index->cut(only)); },
           nb::arg("changes_only"), without_gil)

@@ -324,6 +324,8 @@ void bind_table(nb::module_& module) {
       .def(
           "reserve", [](PyTable& table, std::int64_t num_rows) { table->reserve(num_rows); },
           nb::arg("num_rows"), without_gil)
+      .def(
+          "check_idle", [](PyTable& table) { table->index().check_idle(); }, without_gil)
       .def("check_invariants", [](PyTable& table) { table->check_invariants(); }, without_gil);
 }
 

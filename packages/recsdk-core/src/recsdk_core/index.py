@@ -104,10 +104,6 @@ class Index(Keyed):
         """
         self._engine.assign(keys)
 
-    def check_assignable(self) -> None:
-        """Raises BusyError where `assign` would."""
-        self._engine.check_assignable()
-
     def keys_and_rows(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Visible keys int64 (n,) and their rows int64 (n,), in ascending order of row number.
 

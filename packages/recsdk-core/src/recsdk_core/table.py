@@ -441,7 +441,7 @@ class Table(Keyed, SavesAndLoads):
         thread uses the table. Cost: all rows are copied, and held twice until the end.
         """
         try:
-            _ext.Restore(self._engine).check(0, 0.0)
+            self.check_idle()
         except BusyError as error:
             raise BusyError(
                 f"table {self._name!r}: its optimizer cannot be set while batches are in flight or "

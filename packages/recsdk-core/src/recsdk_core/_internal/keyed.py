@@ -118,6 +118,10 @@ class Keyed:
         require_int(f"{type(self).__name__}.reserve", 0, INT64, num_rows=num_rows)
         self._engine.reserve(num_rows)
 
+    def check_idle(self) -> None:
+        """Raises BusyError while leases or a save are open, so that rows cannot be replaced."""
+        self._engine.check_idle()
+
     def check_invariants(self) -> None:
         """Raises RecsdkError naming the first broken invariant. Reads the whole index."""
         self._engine.check_invariants()

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torchrec.streamable import Multistreamable
 
 from recsdk_core import CapacityError, Outcome, Table, optim
-from recsdk_core.checkpoint.replacing import NewRows, replace_rows, stage_rows
+from recsdk_core.checkpoint.replacing import NewRows, replace_rows
 from recsdk_core.nn.function import TableBags, pack_features, pool_features
 from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding._rows.home import Guard, PoolRequest, ShardBags
@@ -87,12 +87,7 @@ class EngineShard:
 
     def check_idle(self) -> None:
         """Raises BusyError while batches are in flight, so that rows cannot be replaced."""
-        table = self.table
-        state = {name: np.zeros((0, width), np.float32) for name, width in table.state_fields}
-        nothing = NewRows(
-            keys=np.zeros(0, np.int64), weights=np.zeros((0, table.dim), np.float32), state=state
-        )
-        stage_rows(table, nothing).check(0)
+        self.table.check_idle()
 
     def check_room(self, keys: NDArray[np.int64]) -> None:
         """Raises CapacityError unless keys (n,) without a row can have one."""

@@ -397,7 +397,7 @@ class DeviceTable:
     def check_idle(self) -> None:
         """Raises BusyError while batches are in flight, so that rows cannot be replaced."""
         try:
-            self.index.check_assignable()
+            self.index.check_idle()
         except recsdk_core.BusyError as error:
             raise recsdk_core.BusyError(
                 f"table {self.name!r}: its rows cannot be replaced while batches are in flight or "
