@@ -24,7 +24,7 @@ from recsdk_core.checkpoint.local_store import LocalStore
 from recsdk_core.checkpoint.participants import OneRank
 from recsdk_core.checkpoint.place_lock import lock_place
 from recsdk_core.checkpoint.reading import position_of
-from recsdk_core.checkpoint.saving import Part, SaveOptions, save_parts
+from recsdk_core.checkpoint.saving import SaveOptions, ShardFile, save_shards
 from recsdk_core.checkpoint.stores import Store, open_store
 
 
@@ -291,10 +291,12 @@ def test_of_two_saves_one_inside_the_other_one_wins(place: str, was_there: bool)
         inner.append(outcome_of(lambda: save(path, b"inner", overwrite=True)))
         return done
 
-    part = Part(entry=table_entry(), write=write_and_save)
+    shard = ShardFile(entry=table_entry(), write=write_and_save)
     for user_state in (None, b"written after the other save"):
         told = SaveOptions(overwrite=True, user_state=user_state)
-        outer = outcome_of(lambda told=told: save_parts(open_store(path), OneRank(), [part], told))
+        outer = outcome_of(
+            lambda told=told: save_shards(open_store(path), OneRank(), [shard], told)
+        )
         if "://" in place:
             assert "another save to this path has begun or committed meanwhile" in outer
             assert inner.pop() == ""
@@ -315,9 +317,9 @@ def test_a_save_whose_files_were_removed_replaces_nothing(place: str) -> None:
         getattr(files, "fs", files).rm(folder, recursive=True)
         return done
 
-    part = Part(entry=table_entry(), write=write_and_lose)
+    shard = ShardFile(entry=table_entry(), write=write_and_lose)
     with pytest.raises(CheckpointError, match="one: (its files were removed|another)"):
-        save_parts(open_store(path), OneRank(), [part], SaveOptions(overwrite=True))
+        save_shards(open_store(path), OneRank(), [shard], SaveOptions(overwrite=True))
     save(path, b"next")
     assert content_of(path) == b"next"
 
@@ -347,9 +349,9 @@ def test_where_there_are_no_locks_saves_go_on_without(
         save(path, b"other", overwrite=True)
         return done
 
-    part = Part(entry=table_entry(), write=write_and_lose)
+    shard = ShardFile(entry=table_entry(), write=write_and_lose)
     with pytest.raises(CheckpointError, match="another save to this path has begun or committed"):
-        save_parts(open_store(path), OneRank(), [part], SaveOptions(overwrite=True))
+        save_shards(open_store(path), OneRank(), [shard], SaveOptions(overwrite=True))
     assert content_of(path) == b"other"
 
 
@@ -362,8 +364,8 @@ def test_a_manifest_whose_inode_changes_is_no_other_save(tmp_path: Path) -> None
         (tmp_path / "copy").rename(path / "manifest.json")
         return _writer(b"new")(target, b"", "none", None)
 
-    part = Part(entry=table_entry(), write=write_and_change)
-    save_parts(open_store(path), OneRank(), [part], SaveOptions(overwrite=True))
+    shard = ShardFile(entry=table_entry(), write=write_and_change)
+    save_shards(open_store(path), OneRank(), [shard], SaveOptions(overwrite=True))
     assert content_of(path) == b"new"
 
 
@@ -455,10 +457,10 @@ class TwoStores:
 @pytest.mark.parametrize("kind", ["local", "memory"])
 def test_ranks_must_see_one_store(tmp_path: Path, kind: str) -> None:
     start = str(tmp_path) if kind == "local" else "memory://two"
-    part = Part(entry=table_entry(), write=_writer(b"x"))
+    shard = ShardFile(entry=table_entry(), write=_writer(b"x"))
     ranks = TwoStores(open_store(f"{start}/other/one"))
     with pytest.raises(CheckpointError, match="rank 1 failed.* does not see"):
-        save_parts(open_store(f"{start}/one"), ranks, [part], SaveOptions())
+        save_shards(open_store(f"{start}/one"), ranks, [shard], SaveOptions())
     with pytest.raises(CheckpointError, match="there is no checkpoint"):
         open_checkpoint(f"{start}/one")
 
@@ -501,9 +503,9 @@ def failing_store() -> FsspecStore:
 
 
 def save_failing(content: bytes, overwrite: bool) -> None:
-    part = Part(entry=table_entry(), write=_writer(content))
+    shard = ShardFile(entry=table_entry(), write=_writer(content))
     options = SaveOptions(overwrite=overwrite, user_state=b"x")
-    save_parts(failing_store(), OneRank(), [part], options)
+    save_shards(failing_store(), OneRank(), [shard], options)
 
 
 @pytest.mark.parametrize("does_it", [False, True])

@@ -25,7 +25,7 @@ from recsdk_core.checkpoint.manifest import (
 )
 from recsdk_core.checkpoint.participants import OneRank
 from recsdk_core.checkpoint.reading import Position
-from recsdk_core.checkpoint.saving import Part, SaveOptions, save_parts
+from recsdk_core.checkpoint.saving import SaveOptions, ShardFile, save_shards
 from recsdk_core.checkpoint.stores import Store, open_store
 
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -88,8 +88,10 @@ def sealed(value: dict[str, Any]) -> bytes:
 
 def save(path: Any, content: bytes = b"rows", **options: Any) -> Position:
     """Saves one table whose file of rows is `content`."""
-    part = Part(entry=table_entry(), write=_writer(content), position=options.pop("after", None))
-    return save_parts(open_store(path), OneRank(), [part], SaveOptions(**options))
+    shard = ShardFile(
+        entry=table_entry(), write=_writer(content), position=options.pop("after", None)
+    )
+    return save_shards(open_store(path), OneRank(), [shard], SaveOptions(**options))
 
 
 def _writer(content: bytes) -> Any:

@@ -137,9 +137,9 @@ class RowsEntry(FileEntry):
     """Keys in it that left the table; 0 in a snapshot."""
 
     @staticmethod
-    def path_of(token: str, table: int, part: int) -> str:
+    def path_of(token: str, table: int, shard: int) -> str:
         """Where the file of a shard lies."""
-        return f"{token}/tables/{table:04d}/rank_{part:05d}.rows"
+        return f"{token}/tables/{table:04d}/rank_{shard:05d}.rows"
 
     @staticmethod
     def _read(fields: Fields) -> RowsEntry:

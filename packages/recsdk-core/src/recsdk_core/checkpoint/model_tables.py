@@ -26,11 +26,11 @@ from recsdk_core.checkpoint.replacing import NewRows, stage_rows
 from recsdk_core.checkpoint.restoring import check_table, stage
 from recsdk_core.checkpoint.saving import (
     Codec,
-    Part,
     SaveOptions,
+    ShardFile,
     describe,
     fields_of,
-    save_parts,
+    save_shards,
 )
 from recsdk_core.checkpoint.stores import Store, Target, open_store
 from recsdk_core.errors import CapacityError, CheckpointError
@@ -89,7 +89,7 @@ class ShardCut(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """One rank's part of a table."""
+    """One rank's shard of a table."""
 
     table: Table
     """The rows; if there is a `cut`, what describes them."""
@@ -128,14 +128,14 @@ class Cuts:
         """`one_thread`: saving takes one thread, not two: for saving beside training."""
         self._shards = shards
         self.cuts: list[Any] = []  # `_ext.Cut` each, or what the shard's `cut` gives
-        self.parts: list[Part] = []
-        """The shards as `save_parts` takes them."""
+        self.files: list[ShardFile] = []
+        """The shards as `save_shards` takes them."""
         with ExitStack() as undo:
             undo.callback(self.finish, None)
             for shard in shards:
                 cut = _cut(shard, is_delta, max_copy_bytes)
                 self.cuts.append(cut)
-                self.parts.append(_part(shard, cut, is_delta, one_thread))
+                self.files.append(_shard_file(shard, cut, is_delta, one_thread))
             undo.pop_all()
 
     @property
@@ -161,7 +161,7 @@ class Cuts:
         """Saves and ends the cuts; if that fails, their changes still count for the next delta."""
         position = None
         try:
-            position = save_parts(store, ranks, self.parts, options)
+            position = save_shards(store, ranks, self.files, options)
         finally:
             self.finish(position)
         return position
@@ -191,7 +191,9 @@ def _cut(shard: Shard, is_delta: bool, max_copy_bytes: int | None) -> _ext.Cut |
     return shard.table._engine.cut(is_delta, max_copy_bytes)
 
 
-def _part(shard: Shard, cut: _ext.Cut | ShardCut, is_delta: bool, one_thread: bool) -> Part:
+def _shard_file(
+    shard: Shard, cut: _ext.Cut | ShardCut, is_delta: bool, one_thread: bool
+) -> ShardFile:
     def write(
         target: Target, token: bytes, codec: Codec, progress: Progress | None
     ) -> _ext.RowFileSummary:
@@ -208,11 +210,11 @@ def _part(shard: Shard, cut: _ext.Cut | ShardCut, is_delta: bool, one_thread: bo
             in_background=not one_thread,
         )
 
-    return Part(
+    return ShardFile(
         entry=entry_of(shard, cut, shard.owner.sharding),
         write=write,
         index=shard.owner.rank,
-        num_parts=shard.owner.world_size,
+        num_shards=shard.owner.world_size,
         position=shard.table._position if is_delta else None,
     )
 
@@ -274,19 +276,19 @@ class _Found:
 
     table: str
     index: int
-    num_parts: int
+    num_shards: int
     num_rows: int
 
 
 def _check_found(found: Sequence[_Found], snapshot: Checkpoint) -> None:
     """Raises if rows of a table belong to no rank, such as keys in the files of other ranks."""
-    of_parts: dict[tuple[str, int], dict[int, int]] = {}
+    of_shards: dict[tuple[str, int], dict[int, int]] = {}
     for one in found:
-        of_parts.setdefault((one.table, one.num_parts), {})[one.index] = one.num_rows
-    for (name, num_parts), counts in of_parts.items():
+        of_shards.setdefault((one.table, one.num_shards), {})[one.index] = one.num_rows
+    for (name, num_shards), counts in of_shards.items():
         _, entry = snapshot.table(name)
         total = sum(counts.values())
-        if len(counts) == num_parts and total != entry.num_rows:
+        if len(counts) == num_shards and total != entry.num_rows:
             raise CheckpointError(
                 f"{snapshot.location}: table {name!r} has {entry.num_rows} rows, but the ranks "
                 f"found {total} by its sharding rule; whatever wrote it mixed up its ranks"

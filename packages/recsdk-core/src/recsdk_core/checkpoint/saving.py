@@ -29,7 +29,7 @@ from recsdk_core.checkpoint.stores import Store, Target, open_store
 from recsdk_core.checkpoint.user_state import PackedState, UserFile, pack
 from recsdk_core.errors import CheckpointError
 
-__all__ = ["Codec", "Part", "SaveOptions", "WriteRows", "describe", "fields_of", "save_parts"]
+__all__ = ["Codec", "ShardFile", "SaveOptions", "WriteRows", "describe", "fields_of", "save_shards"]
 
 Codec: TypeAlias = Literal["none", "zstd"]
 WriteRows: TypeAlias = "Callable[[Target, bytes, Codec, Progress | None], _ext.RowFileSummary]"
@@ -40,7 +40,7 @@ _REMEDY = "shard it, or give each rank's a name of its own"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class ShardFile:
     """One file of a table to save: a shard of its rows."""
 
     entry: TableEntry
@@ -49,7 +49,7 @@ class Part:
     """Writes the rows."""
     index: int = 0
     """Which of the table's shards this is, by its sharding rule."""
-    num_parts: int = 1
+    num_shards: int = 1
     """How many there are, on all ranks."""
     position: Position | None = None
     """For a delta: the checkpoint that its changes are counted from; equal for all shards."""
@@ -99,7 +99,9 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def save_parts(store: Store, ranks: Ranks, parts: Sequence[Part], options: SaveOptions) -> Position:
+def save_shards(
+    store: Store, ranks: Ranks, shards: Sequence[ShardFile], options: SaveOptions
+) -> Position:
     """Saves the shards of all ranks; all ranks must call it. Returns where the checkpoint stands.
 
     If several ranks have a shard, the first of them writes it. The others compute what they would
@@ -109,14 +111,14 @@ def save_parts(store: Store, ranks: Ranks, parts: Sequence[Part], options: SaveO
     prepared: list[PackedState] = []
     together(ranks, lambda: prepared.append(pack(options.user_state)))
     [packed] = prepared
-    plan = _plan(store, ranks, parts, options)
+    plan = _plan(store, ranks, shards, options)
     share(ranks, lambda: _check_chain(store, plan.position, options.overwrite))
     token = share(ranks, lambda: secrets.token_hex(16))
     try:
         share(ranks, lambda: store.begin(token, options.overwrite))
         together(ranks, lambda: store.join(token))
         written = together(
-            ranks, lambda: _write_parts(store, ranks.rank, token, parts, plan, options)
+            ranks, lambda: _write_shards(store, ranks.rank, token, shards, plan, options)
         )
         refuse_different([of_rank.copies for of_rank in written], _REMEDY)
         files = {place: file for of_rank in written for place, file in of_rank.files.items()}
@@ -198,14 +200,14 @@ class _Offer:
 
     entry: TableEntry
     index: int
-    num_parts: int
+    num_shards: int
     position: Position | None
 
 
-def _plan(store: Store, ranks: Ranks, parts: Sequence[Part], options: SaveOptions) -> _Plan:
+def _plan(store: Store, ranks: Ranks, shards: Sequence[ShardFile], options: SaveOptions) -> _Plan:
     """The same on all ranks, or the same error."""
     offers = ranks.gather(
-        [_Offer(part.entry, part.index, part.num_parts, part.position) for part in parts]
+        [_Offer(shard.entry, shard.index, shard.num_shards, shard.position) for shard in shards]
     )
     every = [(rank, offer) for rank, of_rank in enumerate(offers) for offer in of_rank]
     plan = _Plan(_common_position([o for _, o in every]) if options.is_delta else None)
@@ -213,9 +215,9 @@ def _plan(store: Store, ranks: Ranks, parts: Sequence[Part], options: SaveOption
         plan.add(rank, offer)
     for _, offer in every:
         holders = plan.holders[plan.tables[offer.entry.name]]
-        if sorted(holders) != list(range(offer.num_parts)):
+        if sorted(holders) != list(range(offer.num_shards)):
             raise CheckpointError(
-                f"{store.location}: table {offer.entry.name!r} is cut into {offer.num_parts} "
+                f"{store.location}: table {offer.entry.name!r} is cut into {offer.num_shards} "
                 f"shards, but the ranks have only {sorted(holders)}; every rank must save the model"
             )
     return plan
@@ -290,24 +292,24 @@ class _Written:
     """By table, if other ranks have it too: the checksum of what it wrote or would have written."""
 
 
-def _write_parts(
+def _write_shards(
     store: Store,
     rank: int,
     token: str,
-    parts: Sequence[Part],
+    shards: Sequence[ShardFile],
     plan: _Plan,
     options: SaveOptions,
 ) -> _Written:
     """Writes this rank's share of the shards, and computes the checksums of others' shares."""
     written = _Written()
-    for part in parts:
-        table = plan.tables[part.entry.name]
-        holders = plan.holders[table][part.index]
-        path = RowsEntry.path_of(token, table, part.index)
+    for shard in shards:
+        table = plan.tables[shard.entry.name]
+        holders = plan.holders[table][shard.index]
+        path = RowsEntry.path_of(token, table, shard.index)
         if holders[0] == rank:
             with store.create(token, path) as target:
-                done = part.write(target, bytes.fromhex(token), options.codec, options.progress)
-            written.files[table, part.index] = RowsEntry(
+                done = shard.write(target, bytes.fromhex(token), options.codec, options.progress)
+            written.files[table, shard.index] = RowsEntry(
                 path=path,
                 num_bytes=done.num_bytes,
                 checksum=done.checksum,
@@ -316,10 +318,10 @@ def _write_parts(
             )
         else:
             nowhere = Target(lambda _: None, path)
-            done = part.write(nowhere, bytes.fromhex(token), options.codec, None)
+            done = shard.write(nowhere, bytes.fromhex(token), options.codec, None)
         if len(holders) > 1:
-            label = "" if part.num_parts == 1 else f", part {part.index}"
-            written.copies[part.entry.name + label] = done.checksum
+            label = "" if shard.num_shards == 1 else f", shard {shard.index}"
+            written.copies[shard.entry.name + label] = done.checksum
     return written
 
 

@@ -15,7 +15,7 @@ from recsdk_core.checkpoint.merging import Rows, merged_rows
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.participants import OneRank
 from recsdk_core.checkpoint.reading import Checkpoint, Position, Progress, chain_of
-from recsdk_core.checkpoint.saving import Codec, Part, SaveOptions, save_parts
+from recsdk_core.checkpoint.saving import Codec, SaveOptions, ShardFile, save_shards
 from recsdk_core.checkpoint.stores import Target, open_store
 
 __all__ = ["compact", "reshard", "write_snapshot"]
@@ -88,13 +88,13 @@ def _rewrite(
     last = chain[-1]
     _refuse_source(path, chain)
     told = replace(options, step=last.manifest.step, user_state=last.user_state())
-    parts = []
+    shards = []
     for entry in last.manifest.tables:
-        num_parts, sharding = layouts[entry.name]
+        num_shards, sharding = layouts[entry.name]
         rows_of = partial(merged_rows, chain)
         bare = replace(entry, sharding=sharding, files=())
-        parts += [_part(bare, rows_of, index, num_parts) for index in range(num_parts)]
-    return save_parts(open_store(path), OneRank(), parts, told)
+        shards += [_shard_file(bare, rows_of, index, num_shards) for index in range(num_shards)]
+    return save_shards(open_store(path), OneRank(), shards, told)
 
 
 def _refuse_source(path: Any, chain: Sequence[Checkpoint]) -> None:
@@ -108,19 +108,21 @@ def write_snapshot(
 ) -> Position:
     """Writes rows that are in no table as a snapshot of `options.world_size` ranks."""
     world_size = options.world_size or 1
-    parts = [
-        _part(entry, rows_of, index, world_size) for entry in entries for index in range(world_size)
+    shards = [
+        _shard_file(entry, rows_of, index, world_size)
+        for entry in entries
+        for index in range(world_size)
     ]
-    return save_parts(open_store(path), OneRank(), parts, replace(options, world_size=world_size))
+    return save_shards(open_store(path), OneRank(), shards, replace(options, world_size=world_size))
 
 
-def _part(entry: TableEntry, rows_of: RowsOf, index: int, num_parts: int) -> Part:
+def _shard_file(entry: TableEntry, rows_of: RowsOf, index: int, num_shards: int) -> ShardFile:
     fields = [(field.name, field.dtype, field.width) for field in entry.fields]
 
     def write(
         target: Target, token: bytes, codec: Codec, progress: Progress | None
     ) -> _ext.RowFileSummary:
-        owner = Owner(index, num_parts, entry.sharding)
+        owner = Owner(index, num_shards, entry.sharding)
         return _ext.write_row_file(
             target.write,
             kind="snapshot",
@@ -132,7 +134,7 @@ def _part(entry: TableEntry, rows_of: RowsOf, index: int, num_parts: int) -> Par
             name=target.name,
         )
 
-    return Part(entry=entry, write=write, index=index, num_parts=num_parts)
+    return ShardFile(entry=entry, write=write, index=index, num_shards=num_shards)
 
 
 def _block(rows: Rows) -> _ext.RowBlock:
