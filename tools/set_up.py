@@ -65,7 +65,12 @@ PROFILES = {
         npu_headers=True,
     ),
     "cpp": Profile(requirements=("build",), headers=debian.TEST_HEADERS, packages=False),
-    "bench": Profile(requirements=("run", "build", "bench"), headers=debian.BENCH_HEADERS),
+    "bench": Profile(
+        requirements=("run", "build", "bench"),
+        headers=debian.BENCH_HEADERS,
+        simulated_npu=True,
+        npu_headers=True,
+    ),
     "all": Profile(
         requirements=("run", "build", "test", "lint"),
         headers=debian.TEST_HEADERS,

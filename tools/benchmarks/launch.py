@@ -1,4 +1,4 @@
-"""Runs a case of `benchmarks.steps` on ranks of this machine."""
+"""Runs a case of a benchmark on ranks of this machine."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.steps import Case
 
@@ -30,23 +31,29 @@ class Outcome:
 
 def run_case(num_ranks: int, case: Case, environment: Mapping[str, str] | None = None) -> Outcome:
     """Each rank has one thread, and the threads of its process groups and pipelines."""
-    print("$ steps", f"{num_ranks} ranks", case, " ".join(environment or ()), flush=True)
-    ranks = ["--standalone", "--nproc-per-node", str(num_ranks), "-m", "benchmarks.steps"]
+    found = launch("steps", num_ranks, asdict(case), environment)
+    return Outcome(found["milliseconds"], tuple(found["bytes_sent"]), found["errors"])
+
+
+def launch(
+    module: str,
+    num_ranks: int,
+    case: Mapping[str, Any],
+    environment: Mapping[str, str] | None = None,
+) -> Any:
+    """Runs a module of this package on ranks; returns the JSON object that the first prints."""
+    told = {**ONE_THREAD, **(environment or {})}
+    print("$", module, f"{num_ranks} ranks", case, " ".join(environment or ()), flush=True)
+    ranks = ["--standalone", "--nproc-per-node", str(num_ranks), "-m", f"benchmarks.{module}"]
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *ranks, json.dumps(asdict(case))],
-        env={
-            **os.environ,
-            **ONE_THREAD,
-            **(environment or {}),
-            "PYTHONPATH": str(ROOT / "tools"),
-        },
+        [sys.executable, "-m", "torch.distributed.run", *ranks, json.dumps(case)],
+        env={**os.environ, **told, "PYTHONPATH": str(ROOT / "tools")},
         check=False,
         capture_output=True,
         text=True,
     )
     if done.returncode:
         tail = "\n".join(done.stderr.splitlines()[-60:])
-        raise SystemExit(f"{tail}\nbenchmarks.steps ended with exit status {done.returncode}")
+        raise SystemExit(f"{tail}\nbenchmarks.{module} ended with exit status {done.returncode}")
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    found = json.loads(line)
-    return Outcome(found["milliseconds"], tuple(found["bytes_sent"]), found["errors"])
+    return json.loads(line)

@@ -1,0 +1,40 @@
+"""The way of a batch to rows in device memory, as far as it can be measured on a simulated device.
+
+The host job is timed beside the engine's `map` of the same ids. A simulated device says nothing
+about speed: its operators, copies and waits are counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+from benchmarks.host_job import MAP, HostCase
+from benchmarks.launch import launch
+from benchmarks.records import Record, record_of
+from benchmarks.steps import OURS
+
+SIMULATED = {"RECSDK_SIM_NPU": "1"}
+LOADS = {
+    "26tables_1id": HostCase(),
+    "26tables_20ids": HostCase(bag_size=20, batch_size=4096),
+    "200tables_1id": HostCase(num_tables=200, num_rows=20_000, batch_size=1024),
+}
+LEFT_OUT_IF_QUICK = ("26tables_20ids",)
+
+
+def run(quick: bool) -> list[Record]:
+    return [
+        host_record(name, replace(load, home=home, turns=7 if quick else 21), ranks, threads)
+        for name, load in LOADS.items()
+        if not quick or name not in LEFT_OUT_IF_QUICK
+        for home in ("npu", "cpu")
+        for ranks, threads in ((1, 1), (1, 2), (2, 1))
+        if not quick or (ranks, threads) != (1, 2)
+    ]
+
+
+def host_record(name: str, case: HostCase, ranks: int, threads: int) -> Record:
+    environment = {**SIMULATED, "RECSDK_NUM_THREADS": str(threads)}
+    found = launch("host_job", ranks, asdict(case), environment)["milliseconds"]
+    workload = f"{name}_{case.home}_{ranks}ranks_{threads}threads"
+    return record_of(workload, "host_job", "ms", OURS, {OURS: found[OURS], MAP: found[MAP]})

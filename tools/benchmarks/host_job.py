@@ -1,0 +1,171 @@
+"""The host work of a batch on one of several ranks: from ids to a mapped batch, beside `map` alone.
+
+    torchrun ... -m benchmarks.host_job CASE        CASE: a `HostCase` as JSON
+
+All rows exist beforehand. Two ranks share the processors, so their figure is processor time, which
+leaves out waiting for the other; on one rank it is elapsed time. The first rank prints one JSON
+object.
+
+Shape letters: F features, B samples.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import cycle
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+from torchrec.distributed.types import ShardingEnv
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+import recsdk_core as rc
+from benchmarks.steps import (
+    OURS,
+    Case,
+    TablesOnly,
+    bags,
+    collection,
+    indexes_of,
+    our_tables,
+    raw_ids,
+)
+from recsdk_sharding import get_default_hybrid_sharders
+
+NUM_BATCHES = 4
+MAP = "map_tables alone"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostCase:
+    """One load."""
+
+    home: str = "cpu"
+    """The type of device that has the rows."""
+    num_tables: int = 26
+    num_rows: int = 100_000
+    batch_size: int = 8192
+    """Of each rank."""
+    bag_size: int = 1
+    turns: int = 9
+
+    def as_case(self) -> Case:
+        return Case(
+            part="sparse",
+            num_tables=self.num_tables,
+            num_rows=self.num_rows,
+            batch_size=self.batch_size,
+            bag_size=self.bag_size,
+        )
+
+
+def sharded_tables(case: HostCase) -> Any:
+    """The tables of the case over all ranks, every row there."""
+    load, device = case.as_case(), torch.device(case.home)
+    if device.type != "cpu":
+        device = torch.device(case.home, 0)
+    model = TablesOnly(collection(load, OURS))
+    apply_optimizer_in_backward(RowWiseAdagrad, model.parameters(), {"lr": 0.05})
+    host = ShardingEnv(dist.get_world_size(), dist.get_rank(), dist.new_group(backend="gloo"))
+    sharders = get_default_hybrid_sharders(host_env=host)
+    only = ParameterConstraints(sharding_types=["row_wise"])
+    planner = EmbeddingShardingPlanner(
+        topology=Topology(
+            world_size=dist.get_world_size(),
+            local_world_size=dist.get_world_size(),
+            compute_device=case.home,
+        ),
+        constraints={f"table_{feature}": only for feature in load.features()},
+    )
+    plan = planner.collective_plan(model, sharders, dist.GroupMember.WORLD)
+    tables = our_tables(
+        DistributedModelParallel(model, device=device, plan=plan, sharders=sharders)
+    )
+    fill(case, tables)
+    return tables
+
+
+def fill(case: HostCase, tables: Any) -> None:
+    """Gives every index of every table its row."""
+    load, world_size = case.as_case(), dist.get_world_size()
+    mine = torch.arange(dist.get_rank(), case.num_rows, world_size)
+    chunk = max(1, (1 << 20) // case.num_tables)
+    for number in range(-(-case.num_rows // (chunk * world_size))):
+        ids = raw_ids(mine[number * chunk : (number + 1) * chunk]).repeat(case.num_tables)
+        values = tables(bags(load, ids, len(ids) // case.num_tables)).values()
+        torch.autograd.backward(values, torch.zeros_like(values))
+
+
+def host_job(tables: Any, batch: KeyedJaggedTensor) -> Callable[[], None]:
+    """From ids to a mapped batch, as a pipeline has it done ahead; returns the rest of the step."""
+    context = tables.create_context()
+    mapped = tables.input_dist(context, batch).wait().wait()
+
+    def rest() -> None:
+        values = tables.compute_and_output_dist(context, mapped).wait().values()
+        torch.autograd.backward(values, torch.zeros_like(values))
+
+    return rest
+
+
+def contestants(case: HostCase, tables: Any) -> dict[str, Callable[[], object]]:
+    """The host job of a training batch, and mapping as many ids by the engine alone."""
+    load = case.as_case()
+    batches = [raw_ids(indexes_of(load, seed)) for seed in range(NUM_BATCHES)]
+    jobs = cycle([bags(load, ids, case.batch_size) for ids in batches])
+    indexes = [rc.Index(name=f"index_{number}") for number in range(case.num_tables)]
+    everything = raw_ids(torch.arange(case.num_rows))
+    for index in indexes:
+        index.map(everything, insert=True)
+    calls = cycle([list(zip(indexes, ids.chunk(case.num_tables), strict=True)) for ids in batches])
+    return {
+        "recsdk": lambda: host_job(tables, next(jobs)),
+        MAP: lambda: rc.map_tables(next(calls), True),
+    }
+
+
+def race(case: HostCase, runs: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
+    """Milliseconds of every turn, the first not counted."""
+    clock = time.perf_counter if dist.get_world_size() == 1 else time.process_time
+    samples: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(-2, case.turns):
+        for name, run in runs.items():
+            dist.barrier()
+            start = clock()
+            rest = run()
+            milliseconds = (clock() - start) * 1e3
+            if callable(rest):
+                rest()
+            if turn >= 0:
+                samples[name].append(milliseconds)
+    return samples
+
+
+def main(arguments: Sequence[str]) -> None:
+    warnings.filterwarnings("ignore")
+    case = HostCase(**json.loads(arguments[0]))
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=120))
+    try:
+        samples = race(case, contestants(case, sharded_tables(case)))
+        if dist.get_rank() == 0:
+            print(json.dumps({"milliseconds": samples}), flush=True)
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
