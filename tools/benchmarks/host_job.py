@@ -157,7 +157,8 @@ def main(arguments: Sequence[str]) -> None:
     warnings.filterwarnings("ignore")
     case = HostCase(**json.loads(arguments[0]))
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    dist.init_process_group("gloo", timeout=timedelta(seconds=120))
+    backend = "gloo" if case.home == "cpu" else "cpu:gloo,npu:hccl"
+    dist.init_process_group(backend, timeout=timedelta(seconds=120))
     try:
         samples = race(case, contestants(case, sharded_tables(case)))
         if dist.get_rank() == 0:
