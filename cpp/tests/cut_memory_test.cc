@@ -128,7 +128,7 @@ TEST_F(CutMemoryTest, AnUpdateReadiesASixteenthOfWhatItCopies) {
   EXPECT_GT(before, bits);
 }
 
-// An emulator has page faults of its own, and so have the sanitizers: shadow memory of what is used.
+// An emulator has page faults of its own, and so have the sanitizers, by their shadow memory.
 #if !defined(RECSDK_TEST_EMULATED) && !defined(__SANITIZE_THREAD__) && \
     !defined(__SANITIZE_ADDRESS__)
 std::int64_t num_page_faults() {

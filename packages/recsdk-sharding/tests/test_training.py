@@ -18,6 +18,8 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from worlds import Setup, merged
 
 TOLERANCE = {"rtol": 2e-5, "atol": 2e-5}
+STATE_TOLERANCE = {"rtol": 1e-4, "atol": 2e-5}
+"""Sums of squared gradients: a square doubles what earlier steps left, and they may grow."""
 
 SETUPS = {
     "sgd": Setup(torch.optim.SGD, {"lr": 0.1}),
@@ -42,7 +44,7 @@ def assert_rows_close(rows: dict[str, Any], expected: dict[str, Any]) -> None:
             other, other_state = expected[name][key]
             np.testing.assert_allclose(weight, other, **TOLERANCE)
             for field, value in state.items():
-                np.testing.assert_allclose(value, other_state[field], **TOLERANCE)
+                np.testing.assert_allclose(value, other_state[field], **STATE_TOLERANCE)
 
 
 def assert_outputs_close(results: list[dict[str, Any]], expected: list[list[Any]]) -> None:
