@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "alias.h"
+#include "counts.h"
 #include "generator.h"
 #include "streams.h"
 
@@ -144,6 +145,7 @@ void run_on_cpu(const c10::OperatorHandle& op, Stack* stack) {
   for (std::size_t i = first; i < stack->size(); ++i) call.to_cpu((*stack)[i]);
   call.check_devices();
   fill_in_generator(op, stack, first, call.device().index());
+  count_operator(op.schema().name());
   const c10::DeviceGuard guard(call.device());
   drain_current_stream(call.device().index());
   {

@@ -12,9 +12,11 @@
 
 #include <cstring>
 #include <optional>
+#include <string>
 #include <tuple>
 
 #include "alias.h"
+#include "counts.h"
 #include "generator.h"
 #include "memory.h"
 #include "streams.h"
@@ -77,7 +79,17 @@ void copy_later(const at::Tensor& from, const at::Tensor& to) {
        });
 }
 
+void count_copy_of(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
+  if (is_device(from) == is_device(to)) {
+    count_operator("aten::copy_");
+    return;
+  }
+  count_copy(from.nbytes(), is_device(to));
+  if (is_device(from) && !non_blocking) count_wait();
+}
+
 at::Tensor copy_from(const at::Tensor& self, const at::Tensor& target, bool non_blocking) {
+  count_copy_of(self, target, non_blocking);
   if (is_async() && non_blocking && can_run_later(self, target)) {
     copy_later(self, target);
     return target;
@@ -96,6 +108,7 @@ at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& target
 }
 
 at::Scalar local_scalar(const at::Tensor& self) {
+  count_wait();
   drain_current_stream(self.device().index());
   return at::native::_local_scalar_dense_cpu(alias_on_cpu(self));
 }
@@ -131,6 +144,14 @@ std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t> counts(std::i
   return {number(found.allocated), number(found.reserved), number(found.peak), number(found.limit)};
 }
 
+std::tuple<c10::Dict<std::string, std::int64_t>, std::int64_t, std::int64_t, std::int64_t>
+counted_so_far() {
+  const Counts found = counted();
+  c10::Dict<std::string, std::int64_t> operators;
+  for (const auto& [name, count] : found.operators) operators.insert(name, count);
+  return {operators, found.waits, found.bytes_to_device, found.bytes_to_host};
+}
+
 void reset_peak_of(std::int64_t device) { reset_peak(static_cast<c10::DeviceIndex>(device)); }
 
 void seed(std::int64_t device, std::int64_t value) {
@@ -156,6 +177,8 @@ TORCH_LIBRARY(npusim, library) {
   library.def("is_async() -> bool", is_async);
   library.def("device_count() -> int", [] { return std::int64_t{device_count()}; });
   library.def("memory_counts(int device) -> (int, int, int, int)", counts);
+  library.def("start_counting(bool is_wanted) -> ()", start_counting);
+  library.def("counted() -> (Dict(str, int), int, int, int)", counted_so_far);
   library.def("reset_peak(int device) -> ()", reset_peak_of);
   library.def("empty_cache() -> ()", empty_cache);
   library.def("seed(int device, int value) -> ()", seed);

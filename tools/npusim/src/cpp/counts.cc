@@ -1,0 +1,50 @@
+#include "counts.h"
+
+#include <array>
+#include <atomic>
+#include <mutex>
+
+namespace npusim {
+namespace {
+
+std::atomic<bool> counts_now{false};
+std::mutex mutex;
+Counts counts;
+
+/// Their result has a size that only the device knows, so the host waits for it.
+constexpr std::array kReadBack = {"aten::nonzero", "aten::masked_select", "aten::_unique2",
+                                  "aten::unique_consecutive", "aten::unique_dim"};
+
+}  // namespace
+
+void start_counting(bool is_wanted) {
+  const std::lock_guard lock(mutex);
+  counts = {};
+  counts_now = is_wanted;
+}
+
+Counts counted() {
+  const std::lock_guard lock(mutex);
+  return counts;
+}
+
+void count_operator(const std::string& name) {
+  if (!counts_now) return;
+  const std::lock_guard lock(mutex);
+  ++counts.operators[name];
+  for (const char* each : kReadBack) counts.waits += name == each ? 1 : 0;
+}
+
+void count_wait() {
+  if (!counts_now) return;
+  const std::lock_guard lock(mutex);
+  ++counts.waits;
+}
+
+void count_copy(std::size_t bytes, bool to_device) {
+  if (!counts_now) return;
+  const std::lock_guard lock(mutex);
+  (to_device ? counts.bytes_to_device : counts.bytes_to_host) += static_cast<std::int64_t>(bytes);
+}
+
+}  // namespace npusim
