@@ -29,7 +29,7 @@ def test_an_update_is_done_or_not_whichever_operator_fails(npus: RankPool) -> No
     assert set(found) == set(CASES)
     for name, counts in found.items():
         assert counts["before"] > 10, name
-        # Beside the rows: the fields of state, the number of bad gradients, and what is to save.
+        # Beside the rows: the fields of state, what is to save, and the spare row's zeros.
         assert counts["after"] == counts["fields"] + 2, name
 
 
@@ -110,6 +110,4 @@ def test_an_interruption_is_a_failure_to_write() -> None:
         writes.commit(calls)
     with pytest.raises(KeyboardInterrupt):
         writes.finish()
-    writes.forget()
-    writes.finish()
     assert journal.done == [0]

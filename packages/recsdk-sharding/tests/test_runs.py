@@ -9,8 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsdk_sharding.device.kernels import GradientIndex, sum_gradients
-from recsdk_sharding.device.runs import Runs, plan_runs
+from recsdk_sharding.device.runs import Runs, plan_runs, run_sums
 from recsdk_sharding.placement.devices import row_budget
 
 _BESIDE = Path(__file__).parent / "support" / "run_sums.txt"
@@ -27,8 +26,7 @@ def test_sums_are_those_of_the_items(lengths: list[int]) -> None:
         [(torch.from_numpy(a), torch.from_numpy(b)) for a, b in plan.steps],
         None if plan.firsts is None else torch.from_numpy(plan.firsts),
     )
-    every = torch.arange(total)
-    found = sum_gradients(items, GradientIndex(every, every, None, runs))
+    found = run_sums(items.clone(), runs)
     expected = [part.sum(0) for part in items.split(lengths)]
     assert torch.equal(found, torch.stack(expected) if lengths else items)
 

@@ -20,7 +20,7 @@ from recsdk_core.nn import function
 from recsdk_sharding import Saver, failing_together
 from recsdk_sharding._batch import lookup, output_dist
 from recsdk_sharding._compat.private import default_store, process_groups
-from recsdk_sharding.device import table as device_table
+from recsdk_sharding.device import pooling as device_pooling
 from recsdk_sharding.exchange import failure_store, failures
 
 BAD_STEP = 2
@@ -68,7 +68,7 @@ def _before_the_tables_backward(model: Any, optimizer: Any) -> None:
 
 def _in_the_tables_backward(model: Any, optimizer: Any) -> None:
     function.update_tables = trouble
-    device_table.DeviceTable.update = trouble
+    device_pooling.train_set = trouble
 
 
 def _in_optimizer(model: Any, optimizer: Any) -> None:
@@ -107,7 +107,7 @@ def fail(
         failures._SECONDS_FOR_OTHERS = 0.1
     is_guilty = dist.get_rank() in guilty
     first = 0 if place == "before the first step" else step
-    kept = function.update_tables, device_table.DeviceTable.update
+    kept = function.update_tables, device_pooling.train_set
     at_exit: list[Any] = []
     failure_store.atexit = SimpleNamespace(register=lambda *call: at_exit.append(call))
     num_done = 0
@@ -125,7 +125,7 @@ def fail(
     try:
         found = _ending_of(train, is_guarded)
     finally:
-        function.update_tables, device_table.DeviceTable.update = kept
+        function.update_tables, device_pooling.train_set = kept
         failures._SECONDS_FOR_OTHERS = SECONDS_FOR_OTHERS
         failure_store.atexit = atexit
     again = _ending_of(lambda: dist.all_reduce(torch.zeros(1, device=device)))
@@ -157,7 +157,7 @@ def fail_in_an_unsharded_model(device: str) -> Any:
     model.over.to(device)
     (batch, *_) = own_batches([[4] * dist.get_world_size()], False)
     loss, _ = model(batch.to(torch.device(device)))
-    kept = function.update_tables, device_table.DeviceTable.update
+    kept = function.update_tables, device_pooling.train_set
     is_guilty = dist.get_rank() == dist.get_world_size() - 1
     if is_guilty:
         _in_the_tables_backward(model, None)
@@ -166,7 +166,7 @@ def fail_in_an_unsharded_model(device: str) -> Any:
             loss.backward()
             assert not is_guilty
     finally:
-        function.update_tables, device_table.DeviceTable.update = kept
+        function.update_tables, device_pooling.train_set = kept
     return _ending_of(lambda: dist.all_reduce(torch.zeros(1, device=device)))
 
 

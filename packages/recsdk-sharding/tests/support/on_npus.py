@@ -290,7 +290,7 @@ def use_registered_kernels(setup: Setup, sizes: list[list[int]]) -> dict[str, An
 
     from recsdk_sharding.device.optimizers import update_rows
 
-    calls = dict.fromkeys(("pool_rows", "sum_gradients", "update_rows"), 0)
+    calls = dict.fromkeys(("pool_rows", "plan_rows", "sum_gradients", "update_rows"), 0)
 
     def counted(operation: str, function: Any, *args: Any) -> Any:
         calls[operation] += 1
@@ -300,7 +300,7 @@ def use_registered_kernels(setup: Setup, sizes: list[list[int]]) -> dict[str, An
         for write in update_rows(*args):
             write()
 
-    functions = (kernels.pool_rows, kernels.sum_gradients, write_updates)
+    functions = (kernels.pool_rows, kernels.plan_rows, kernels.sum_gradients, write_updates)
     try:
         for operation, function in zip(calls, functions, strict=True):
             kernels.register_kernel("npu", operation, partial(counted, operation, function))

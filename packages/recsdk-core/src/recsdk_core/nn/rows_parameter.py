@@ -37,6 +37,13 @@ class RowsParameter(nn.Parameter):
         made.table_name = name
         return made
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickles its own numbers, though it may be a part of a larger store."""
+        make, (data, *rest), *more = super().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+        if data.untyped_storage().nbytes() > data.nbytes:
+            data = data.clone()
+        return make, (data, *rest), *more
+
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]
         """The shape; raises ValueError for functions of `torch.nn.init` (kaiming_normal_)."""

@@ -19,7 +19,6 @@ import torch
 from torch.autograd.function import once_differentiable
 from torchrec.distributed.comm_ops import get_gradient_division
 
-from recsdk_sharding.device.kernels import run_sums
 from recsdk_sharding.device.parcel import (
     Item,
     Parcel,
@@ -28,7 +27,7 @@ from recsdk_sharding.device.parcel import (
     put_optional,
     put_runs,
 )
-from recsdk_sharding.device.runs import Runs, plan_runs
+from recsdk_sharding.device.runs import Runs, plan_runs, run_sums
 from recsdk_sharding.exchange.failures import failing_together
 
 if TYPE_CHECKING:
@@ -140,7 +139,7 @@ class LateWeights:
     def summed(self, grad_S: torch.Tensor) -> torch.Tensor:
         """The gradient of the group's weights, (N,): the sum of those of all copies."""
         copies = grad_S.index_select(0, self._parcel.get(self._order))[:, None]
-        return run_sums(copies, None, get_runs(self._parcel, self._copies)).squeeze(1)
+        return run_sums(copies, get_runs(self._parcel, self._copies)).squeeze(1)
 
     def divisors(self, weights_N: torch.Tensor) -> list[torch.Tensor | None]:
         """What to divide each feature's sums by, float32 (G,); None: by nothing.
@@ -217,7 +216,7 @@ class _RunSums(torch.autograd.Function):
         ctx: Any, values_N: torch.Tensor, runs: Runs[torch.Tensor], run_N: torch.Tensor
     ) -> torch.Tensor:
         ctx.run_N = run_N
-        return run_sums(values_N.clone()[:, None], None, runs).squeeze(1)
+        return run_sums(values_N.clone()[:, None], runs).squeeze(1)
 
     @staticmethod
     @once_differentiable

@@ -47,6 +47,10 @@ class LocalBatch:
         ]
         counts = features.num_bags if is_sequence else features.counts()
         self._is_sequence = is_sequence
+        is_late = self._learning_weights() is not None
+        home = self._home
+        self._averages = home.averages_late_weights if is_late else home.pools_to_results
+        """Whether means are taken where rows are pooled."""
         self._mapped = self._map(counts)
 
     def _map(self, counts: list[int]) -> list[ShardBags]:
@@ -91,7 +95,7 @@ class LocalBatch:
             weights = None  # the batch takes them with their graph
         made = []
         for number, (rows, outcomes, count) in enumerate(parts, start=first):
-            averages = self._is_mean[number] and self._home.pools_to_results
+            averages = self._is_mean[number] and self._averages
             made.append(
                 FeatureBags(
                     rows=rows,
@@ -118,7 +122,8 @@ class LocalBatch:
     def pooled(self) -> torch.Tensor:
         """The pooled vectors of all samples, float32 (B, C)."""
         bags = self._features.bag_of_sample
-        if bags is None and self._home.pools_to_results:
+        is_whole = self._averages or not any(self._is_mean)
+        if bags is None and is_whole and self._home.pools_to_results:
             starts = list(accumulate(self._widths, initial=0))
             return self._pool(starts, shape=(self._features.batch_size, starts[-1]))
         parts = self.separate()
@@ -133,7 +138,7 @@ class LocalBatch:
         starts = list(accumulate((count * width for count, width in sizes), initial=0))
         sizes_of = [end - start for start, end in pairwise(starts)]
         parts = self._shaped(self._pool(starts).split_with_sizes(sizes_of))
-        is_left = any(self._is_mean) and not self._home.pools_to_results
+        is_left = any(self._is_mean) and not self._averages
         return self._divided(parts) if is_left else parts
 
     def _pool(self, starts: Sequence[int], shape: tuple[int, int] | None = None) -> torch.Tensor:

@@ -59,11 +59,13 @@ class HashOutputDist(BaseEmbeddingDist[Any, Any, Any]):  # type: ignore[misc]
         codecs: QuantizedCommCodecs | None,
         *,
         is_replicated: bool,
+        may_combine: bool,
     ) -> None:
+        """`may_combine`: whether other ranks may send gradients of combined keys."""
         super().__init__()
         self._make = _Replication if is_replicated else _AllToAll
         own = None if is_replicated else codecs
-        self._wire = _Wire(group, dist.get_rank(group), own)
+        self._wire = _Wire(group, dist.get_rank(group), own, may_combine)
         self._exact_wire = replace(self._wire, codecs=None)
 
     def stats_with(self, id_bytes: int) -> ExchangeStats:
@@ -105,6 +107,8 @@ class _Wire:
     group: dist.ProcessGroup
     rank: int
     codecs: QuantizedCommCodecs | None
+    may_combine: bool
+    """Whether other ranks may send gradients of combined keys."""
     bytes_sent: dict[str, int] = field(default_factory=lambda: {"forward": 0, "backward": 0})
     """To other ranks."""
 
@@ -211,7 +215,7 @@ class _Replication(Transfer):
         return own
 
     def start_back(self, grads: torch.Tensor) -> Callable[[], torch.Tensor]:
-        if grads.device.type == "cpu":  # where other ranks may send combined keys
+        if self._wire.may_combine:
             return partial(self._wire.swap, grads, self._sends)
         world_size = len(self._sends)
         sends = [len(grads)] * world_size

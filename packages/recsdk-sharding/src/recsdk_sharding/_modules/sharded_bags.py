@@ -58,7 +58,9 @@ class ShardedHashEmbeddingBagCollection(
     def _pool_in_place(self) -> None:
         """Makes results in place, if all tables are sharded alike."""
         config = self._input_dists[0].config
-        if len(self._input_dists) != 1 or not config.home.pools_to_results:
+        home, is_alone = config.home, self._host.ranks.world_size == 1
+        can = home.pools_to_results if is_alone else home.trains_with_all_gradients
+        if len(self._input_dists) != 1 or not can:
             return
         *starts, width = accumulate(self._widths, initial=0)
         columns = [starts[position] for position in self._groups.positions[0]]

@@ -117,12 +117,11 @@ class HashSharding:
     def make_rows(self, device: torch.device | None) -> dict[str, TableRows]:
         """This rank's shards of the group's tables, by name; it may have none of some tables."""
         own = self.layout.shards_of(self._host.exchange.rank)
-        self._rows = [
-            TableRows(
-                config, [placed.shard for table, placed in own if table.name == config.name], device
-            )
+        shards = [
+            [placed.shard for table, placed in own if table.name == config.name]
             for config in self._configs
         ]
+        self._rows = TableRows.of_tables(self._configs, shards, device)
         return {rows.config.name: rows for rows in self._rows}
 
     def drop_duplicates(self, is_wanted: bool) -> None:
@@ -163,7 +162,13 @@ class HashSharding:
     def create_output_dist(self, device: torch.device | None = None) -> HashOutputDist:
         """The output dist, which returns vectors to the ranks that asked for them."""
         group: dist.ProcessGroup = self._env.process_group  # type: ignore[attr-defined]
-        return HashOutputDist(group, self._codecs(), is_replicated=self.layout.is_replicated)
+        home = self._rows[0].home
+        return HashOutputDist(
+            group,
+            self._codecs(),
+            is_replicated=self.layout.is_replicated,
+            may_combine=home.trains_with_all_gradients,
+        )
 
     def _codecs(self) -> QuantizedCommCodecs | None:
         if self.layout.is_replicated:

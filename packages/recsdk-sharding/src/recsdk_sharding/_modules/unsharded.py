@@ -139,7 +139,8 @@ class HashEmbeddingBagCollection(_Unsharded, EmbeddingBagCollection):  # type: i
         super().__init__(tables=[], is_weighted=is_weighted, device=made)
         for config in configs:
             config.feature_names = config.feature_names or [config.name]
-            self.embedding_bags[config.name] = TableRows(config, device=made)
+        for rows in TableRows.of_tables(configs, None, made):
+            self.embedding_bags[rows.config.name] = rows
         self._embedding_bag_configs = configs
         self._feature_names = [config.feature_names for config in configs]
         self._embedding_names = list(chain.from_iterable(get_embedding_names_by_table(configs)))
@@ -213,7 +214,8 @@ class HashEmbeddingCollection(_Unsharded, EmbeddingCollection):  # type: ignore[
         super().__init__(tables=[], device=made, need_indices=need_indices)
         for config in configs:
             config.feature_names = config.feature_names or [config.name]
-            self.embeddings[config.name] = TableRows(config, device=made)
+        for rows in TableRows.of_tables(configs, None, made):
+            self.embeddings[rows.config.name] = rows
         self._embedding_configs = configs
         self._embedding_dim = widths.pop()
         self._feature_names = [config.feature_names for config in configs]

@@ -30,11 +30,15 @@ class EngineHome:
 
     device: torch.device
     pools_to_results = True
+    averages_late_weights = True
+    trains_with_all_gradients = True
     copies_tables = True
 
-    def make_store(self, config: HashTableConfig, shards: Sequence[Shard]) -> torch.Tensor:
-        """A handle without rows, (0, D)."""
-        return torch.empty(0, config.embedding_dim, device=self.device)
+    def make_stores(
+        self, tables: Sequence[tuple[HashTableConfig, Sequence[Shard]]]
+    ) -> list[torch.Tensor]:
+        """Handles without rows, (0, D)."""
+        return [torch.empty(0, config.embedding_dim, device=self.device) for config, _ in tables]
 
     def make_shards(
         self,

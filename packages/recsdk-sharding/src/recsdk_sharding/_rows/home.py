@@ -176,11 +176,22 @@ class RowHome(Protocol):
         """
 
     @property
+    def averages_late_weights(self) -> bool:
+        """Whether those means may be of weights that come late."""
+
+    @property
+    def trains_with_all_gradients(self) -> bool:
+        """Whether a batch may have `shared`: tables that all ranks have, trained with the gradients
+        of all ranks' results."""
+
+    @property
     def copies_tables(self) -> bool:
         """Whether tables can be copied and pickled; else their rows are, and go into new ones."""
 
-    def make_store(self, config: HashTableConfig, shards: Sequence[Shard]) -> torch.Tensor:
-        """The tensor that becomes the parameter of a table."""
+    def make_stores(
+        self, tables: Sequence[tuple[HashTableConfig, Sequence[Shard]]]
+    ) -> Sequence[torch.Tensor]:
+        """The tensor that becomes the parameter of each table, for its shards."""
 
     def make_shards(
         self,
@@ -189,7 +200,7 @@ class RowHome(Protocol):
         store: torch.Tensor,
         optimizer: optim.Optimizer,
     ) -> Sequence[HeldShard]:
-        """The shards, empty; `store` as `make_store` makes it."""
+        """The shards, empty; `store` as `make_stores` makes it."""
 
     def check_dtype(self, table: str, dtype: torch.dtype) -> None:
         """Raises ValueError if the parameter of a table cannot be converted to this type."""

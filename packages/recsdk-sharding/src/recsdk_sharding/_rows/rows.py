@@ -5,6 +5,7 @@ Shape letters: n rows, D row width.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -91,8 +92,12 @@ class TableRows(nn.Module):
         config: HashTableConfig,
         shards: Sequence[Shard] | None = None,
         device: torch.device | None = None,
+        store: torch.Tensor | None = None,
     ) -> None:
-        """`shards`: what this process owns; None: all of the table."""
+        """`shards`: what this process owns; None: all of the table.
+
+        `store`: as the home makes it; None: it makes one for this table.
+        """
         super().__init__()
         self.config = config
         self._is_planned = shards is not None
@@ -104,8 +109,27 @@ class TableRows(nn.Module):
         self._accumulations: list[Accumulation[Any] | None] = []
         self.home: RowHome = home_of(device)
         """Where the rows are."""
-        store = self.home.make_store(config, self._shards)
+        if store is None:
+            [store] = self.home.make_stores([(config, self._shards)])
         self.weight = RowsParameter.of_table(config.name, store)
+        self._siblings: list[weakref.ref[TableRows]] = []
+
+    @staticmethod
+    def of_tables(
+        configs: Sequence[HashTableConfig],
+        shards: Sequence[Sequence[Shard]] | None,
+        device: torch.device | None,
+    ) -> list[TableRows]:
+        """Tables that are used together, so that their home may keep them in common stores."""
+        own = shards or [[Shard.whole(config.embedding_dim)] for config in configs]
+        stores = home_of(device).make_stores(list(zip(configs, own, strict=True)))
+        made = [
+            TableRows(config, None if shards is None else own[number], device, stores[number])
+            for number, config in enumerate(configs)
+        ]
+        for each in made:
+            each._siblings = [weakref.ref(other) for other in made]
+        return made
 
     @property
     def shards(self) -> list[OwnedShard]:
@@ -126,6 +150,10 @@ class TableRows(nn.Module):
     def _made(self) -> Sequence[HeldShard]:
         if self._held is None:
             self._held = self._make()
+            for other in filter(None, (sibling() for sibling in self._siblings)):
+                # So that the home knows all tables of its stores. Optimizers may come later.
+                if other._held is None and hasattr(other.weight, _ATTACHED[0]):
+                    other._held = other._make()
         elif self._optimizer is None:
             self._adopt_optimizer(self._held)
         elif self._lost_state:
@@ -279,6 +307,7 @@ class TableRows(nn.Module):
             self._made()
         # Copies of a parameter lose its attributes, so they travel beside it.
         state = {**self.__dict__, "_attached_to_weight": self._attached(), "_saved": None}
+        state["_siblings"] = []  # a copy has a store of its own
         state["_accumulations"] = [  # their gradients stay with the original
             None if each is None else Accumulation(each.num_backwards)
             for each in self._accumulations

@@ -1,297 +1,276 @@
-"""A mapped batch as the device needs it: which rows to add up to which bags, and back.
+"""A mapped batch as it goes to the device: the rows of all tables' keys, bag after bag.
 
-All of it is computed on the host, in the background, and goes to the device in one copy.
+The host only puts arrays one behind the other; what follows from them is found on the device. A key
+takes four bytes on the way, eight in a store of 2^31 rows and more; a bag takes as many, unless
+each of a batch has one key.
 
-Shape letters: N keys, B bags of a table, U distinct rows or bags.
+Shape letters: N keys, B bags, M weights that come late.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recsdk_core import Lease, Outcome
-from recsdk_core.nn.accumulation import Accumulation
+from recsdk_core import Outcome
 from recsdk_core.nn.function import FeatureBags
-from recsdk_sharding.device.kernels import BagIndex, GradientIndex
-from recsdk_sharding.device.parcel import (
-    Item,
-    Parcel,
-    get_optional,
-    get_runs,
-    put_optional,
-    put_runs,
-)
-from recsdk_sharding.device.runs import Runs, plan_runs
+from recsdk_sharding.device.parcel import Item, Parcel, put_optional
 
 if TYPE_CHECKING:
     from recsdk_sharding.device.table import DeviceTable
 
-__all__ = [
-    "RowGradients",
-    "TablePlan",
-    "has_row",
-    "plan_batch",
-    "plan_joined",
-]
+__all__ = ["BagItems", "Block", "TableSet", "has_row", "plan_batch"]
 
 
 @dataclass(frozen=True)
-class _BagItems:
+class Block:
+    """Bags of a set that lie side by side, and whose vectors do."""
+
+    first: int
+    """The first bag."""
+    count: int
+    start: int
+    """Where the first vector begins in the results: a number, or a column of their matrix."""
+
+
+@dataclass(frozen=True)
+class BagItems:
     """A `BagIndex` in a parcel."""
 
     rows_N: Item
+    offsets: Item | None
     weights_N: Item | None
-    runs: Runs[Item]
-    filled_U: Item | None
+
+
+@dataclass(frozen=True)
+class ReadBags:
+    """Bags of a set that lie side by side."""
+
+    first: int
+    count: int
+    first_key: int
+    bags: BagItems
+
+
+@dataclass(frozen=True)
+class TableSet:
+    """Tables of one store that are pooled as one, and trained by one update if they are alike."""
+
+    tables: list[DeviceTable]
+    shards: list[Any]
+    """Their `ShardBags`."""
+    spare_row: int
+    """What keys without a row read: zeros. Of the store."""
+    bags: BagItems
     num_bags: int
+    read: ReadBags | None
+    """The bags that are read; None: all are."""
+    blocks: list[Block]
+    divisors_B: Item | None
+    """What sums are divided by, float32 (B,); None: by nothing."""
+    places_N: Item | None
+    """Where each key's weight is among those that come late, int64 (N,); None: none do."""
 
-
-@dataclass(frozen=True)
-class _GradientItems:
-    """A `GradientIndex` in a parcel."""
-
-    rows_U: Item
-    host_rows_U: NDArray[np.int64]
-    bags_N: Item
-    weights_N: Item | None
-    runs: Runs[Item]
-
-
-@dataclass(frozen=True)
-class _WeightItems:
-    """Where the weights of a table's keys are, if they come late."""
-
-    places_N: Item
-    """For each key, bag after bag: the position of its weight among those of all tables."""
-    order_N: Item
-    """The positions of the keys that have gradients, row after row, as in `_GradientItems`."""
-    bag_N: Item
-    """The bag of each key."""
-
-
-RowGradients: TypeAlias = tuple[NDArray[np.int64], torch.Tensor]
-"""Distinct rows (U,) on the host, and their gradients (U, D) on the device."""
-
-
-@dataclass(frozen=True)
-class TablePlan:
-    """One table's part of a batch."""
-
-    table: DeviceTable
-    blocks: list[tuple[int, int]]
-    """Bags that lie together: how many, and the first number of their vectors in the result."""
-    lease: Lease | None
-    accumulation: Accumulation[Any] | None
-    """Collects `RowGradients`."""
-    bags: _BagItems
-    gradients: _GradientItems | None
-    """None: the batch is not trained."""
-    weights: _WeightItems | None = None
-    """None: weights came with the ids, if there are any."""
-
-    def bag_index(self, parcel: Parcel, weights_M: torch.Tensor | None = None) -> BagIndex:
-        """What the forward needs, on the device; `weights_M`: those that came late."""
-        bags = self.bags
-        return BagIndex(
-            rows_N=parcel.get(bags.rows_N),
-            weights_N=self._weights(parcel, bags.weights_N, weights_M),
-            runs=get_runs(parcel, bags.runs),
-            filled_U=get_optional(parcel, bags.filled_U),
-            num_bags=bags.num_bags,
-        )
-
-    def gradient_index(
-        self, parcel: Parcel, weights_M: torch.Tensor | None = None
-    ) -> GradientIndex:
-        """What the backward needs, on the device; `weights_M`: those that came late."""
-        gradients = self.gradients
-        assert gradients is not None
-        weights_N = self._weights(parcel, gradients.weights_N, weights_M)
-        if self.weights is not None and weights_N is not None:
-            weights_N = weights_N.index_select(0, parcel.get(self.weights.order_N))
-        return GradientIndex(
-            rows_U=parcel.get(gradients.rows_U),
-            bags_N=parcel.get(gradients.bags_N),
-            weights_N=weights_N,
-            runs=get_runs(parcel, gradients.runs),
-        )
-
-    def _weights(
-        self, parcel: Parcel, early: Item | None, weights_M: torch.Tensor | None
-    ) -> torch.Tensor | None:
-        if self.weights is None or weights_M is None:
-            return get_optional(parcel, early)
-        return weights_M.index_select(0, parcel.get(self.weights.places_N))
-
-    def put_weight_grads(
-        self, parcel: Parcel, store_RD: torch.Tensor, grad_BD: torch.Tensor, grad_M: torch.Tensor
-    ) -> None:
-        """Adds the gradient of each late weight: the dot product of its bag's gradient and its row.
-
-        Column ranges of a table on one rank share their weights.
-        """
-        assert self.weights is not None
-        rows_ND = store_RD.index_select(0, parcel.get(self.bags.rows_N))
-        grads_ND = grad_BD.index_select(0, parcel.get(self.weights.bag_N))
-        grad_M.index_add_(0, parcel.get(self.weights.places_N), (rows_ND * grads_ND).sum(1))
+    @property
+    def dim(self) -> int:
+        """Row width D."""
+        return self.tables[0].dim
 
 
 def plan_batch(
-    mapped: Sequence[Any],
-    training: bool,
-    weight_starts: Sequence[Sequence[int]] | None = None,
-    pooled: range | None = None,
-) -> tuple[Parcel, list[TablePlan]]:
-    """A sealed parcel and a plan for each table; arguments as the fields of `PoolRequest`."""
-    keys = [_MappedKeys.of_features(entry.features, pooled) for entry in mapped]
-    late: Sequence[Sequence[int] | None] = weight_starts or [None] * len(keys)
+    mapped: Sequence[Any], request: Any, *, training: bool
+) -> tuple[Parcel, list[TableSet]]:
+    """A sealed parcel, and what of it each set of tables needs.
+
+    `mapped`, `request`: `ShardBags` and `PoolRequest` of `recsdk_sharding._rows.home`.
+    """
     parcel = Parcel()
-    plans = [
-        TablePlan(
-            table=entry.held.table,
-            blocks=_joined_blocks(entry.features, entry.held.table.dim),
-            lease=entry.lease,
-            accumulation=entry.accumulation,
-            # The gradients of late weights read the rows of all keys, so no bag is left out then.
-            bags=_plan_bags(
-                parcel,
-                own.read_only() if starts is None else own,
-                entry.held.table.spare_row,
-            ),
-            gradients=_plan_gradients(parcel, own) if training else None,
-            weights=None if starts is None else _plan_weights(parcel, own, entry.features, starts),
-        )
-        for entry, own, starts in zip(mapped, keys, late, strict=True)
-    ]
+    late = request.weight_starts or [None] * len(mapped)
+    sets: dict[Any, list[tuple[Any, Sequence[int] | None]]] = {}
+    for shard, starts in zip(mapped, late, strict=True):
+        sets.setdefault(_set_of(shard, training), []).append((shard, starts))
+    plans = [_plan_set(parcel, members, request) for members in sets.values()]
     parcel.seal()
     return parcel, plans
 
 
-def plan_joined(parcel: Parcel, rows: Sequence[NDArray[np.int64]]) -> Callable[[], GradientIndex]:
-    """Puts into a parcel how the gradients of several batches' rows are added up.
+def _set_of(shard: Any, training: bool) -> Any:
+    """What the tables of a set have in common; a table that accumulates is alone."""
+    table: DeviceTable = shard.held.table
+    if not training:
+        return id(table.store)
+    if shard.accumulation is not None:
+        return id(table)
+    return id(table.store), table.settings
 
-    Returns a function that gives the index once the parcel is sent.
-    """
-    rows_N = np.concatenate(rows)
-    order_N = np.argsort(rows_N, kind="stable")
-    rows_U, lengths_U = np.unique(rows_N, return_counts=True)
-    touched, order = parcel.put(rows_U), parcel.put(order_N)
-    runs = put_runs(parcel, plan_runs(lengths_U))
-    return lambda: GradientIndex(
-        parcel.get(touched), parcel.get(order), None, get_runs(parcel, runs)
+
+def _plan_set(
+    parcel: Parcel, members: Sequence[tuple[Any, Sequence[int] | None]], request: Any
+) -> TableSet:
+    shards = [shard for shard, _ in members]
+    bags = _SetBags.of_members(members)
+    store = shards[0].held.table.store
+    spare_row = max(shard.held.table.spare_row_of_store for shard in shards)
+    items = bags.put(parcel, spare_row, _type_of(len(store.weight_RD)))
+    pooled: range | None = request.pooled
+    read = None
+    if pooled is not None:
+        first, last = bags.bags_within(pooled)
+        part, first_key = bags.part(first, last)
+        of_part = part.put(parcel, spare_row, _type_of(len(store.weight_RD)))
+        read = ReadBags(first, last - first, first_key, of_part)
+    dim = shards[0].held.table.dim
+    return TableSet(
+        tables=[shard.held.table for shard in shards],
+        shards=shards,
+        spare_row=spare_row,
+        bags=items,
+        num_bags=len(bags.lengths_B),
+        read=read,
+        blocks=bags.blocks(dim, is_matrix=request.shape is not None),
+        divisors_B=put_optional(parcel, bags.divisors()),
+        places_N=put_optional(parcel, bags.places_N),
     )
 
 
-def _joined_blocks(features: Sequence[FeatureBags], dim: int) -> list[tuple[int, int]]:
-    """The features' bags and where their vectors begin; neighbours are one block."""
-    blocks: list[tuple[int, int]] = []
-    for feature in features:
-        count, start = _num_bags(feature), feature.column
-        if blocks and blocks[-1][1] + blocks[-1][0] * dim == start:
-            count, start = count + blocks[-1][0], blocks.pop()[1]
-        blocks.append((count, start))
-    return blocks
-
-
-def _num_bags(feature: FeatureBags) -> int:
-    return len(feature.rows) if feature.offsets is None else len(feature.offsets) - 1
+def _type_of(num_rows: int) -> type[np.int32] | type[np.int64]:
+    return np.int32 if num_rows < 2**31 else np.int64
 
 
 @dataclass(frozen=True)
-class _MappedKeys:
-    """The keys of all features of a table, feature after feature."""
+class _SetBags:
+    """The bags of a set's features, in the order of their vectors."""
 
+    features: list[FeatureBags]
     rows_N: NDArray[np.int64]
-    outcomes_N: NDArray[np.uint8]
-    weights_N: NDArray[np.float32] | None
+    """Of the store; of keys without a row any."""
+    has_row_N: NDArray[np.bool_]
     lengths_B: NDArray[np.int64]
-    is_read_B: NDArray[np.bool_]
-    """Whether a bag's vector is read; it is trained in any case."""
+    num_bags: list[int]
+    """Of each feature."""
+    weights_N: NDArray[np.float32] | None
+    places_N: NDArray[np.int64] | None
 
     @staticmethod
-    def of_features(features: Sequence[FeatureBags], pooled: range | None) -> _MappedKeys:
-        weights = [f.weights for f in features if f.weights is not None]
-        return _MappedKeys(
-            rows_N=torch.cat([f.rows for f in features]).numpy(),
-            outcomes_N=torch.cat([f.outcomes for f in features]).numpy(),
-            weights_N=torch.cat(weights).numpy() if weights else None,
-            lengths_B=torch.cat([_lengths(f) for f in features]).numpy(),
-            is_read_B=np.repeat(
-                np.array([pooled is None or f.column in pooled for f in features]),
-                list(map(_num_bags, features)),
-            ),
+    def of_members(members: Sequence[tuple[Any, Sequence[int] | None]]) -> _SetBags:
+        entries = [
+            (feature, shard.held.table.first_row, None if starts is None else starts[number])
+            for shard, starts in members
+            for number, feature in enumerate(shard.features)
+        ]
+        entries.sort(key=lambda entry: entry[0].column)
+        features = [feature for feature, _, _ in entries]
+        counts = [len(feature.rows) for feature in features]
+        firsts = np.array([first for _, first, _ in entries], np.int64)
+        rows_N = torch.cat([feature.rows for feature in features]).numpy()
+        outcomes_N = torch.cat([feature.outcomes for feature in features]).numpy()
+        weights = [feature.weights for feature in features if feature.weights is not None]
+        lengths_B, num_bags = _lengths_of(features)
+        return _SetBags(
+            features=features,
+            rows_N=rows_N + np.repeat(firsts, counts) if firsts.any() else rows_N,
+            has_row_N=has_row(outcomes_N),
+            lengths_B=lengths_B,
+            num_bags=num_bags,
+            weights_N=torch.cat(weights).detach().numpy() if weights else None,
+            places_N=_places(counts, [starts for _, _, starts in entries]),
         )
 
-    def read_only(self) -> _MappedKeys:
-        """The same for the forward: bags that nobody reads are empty."""
-        if self.is_read_B.all():
-            return self
-        is_read_N = np.repeat(self.is_read_B, self.lengths_B)
-        return replace(
-            self,
-            rows_N=self.rows_N[is_read_N],
-            outcomes_N=self.outcomes_N[is_read_N],
-            weights_N=None if self.weights_N is None else self.weights_N[is_read_N],
-            lengths_B=np.where(self.is_read_B, self.lengths_B, 0),
+    def put(self, parcel: Parcel, spare_row: int, type_: Any) -> BagItems:
+        """Puts them into a parcel."""
+        rows_N = np.where(self.has_row_N, self.rows_N, spare_row).astype(type_)
+        offsets = None
+        if not (self.lengths_B == 1).all():
+            offsets = np.zeros(len(self.lengths_B) + 1, type_)
+            np.cumsum(self.lengths_B, out=offsets[1:])
+        return BagItems(
+            parcel.put(rows_N),
+            None if offsets is None else parcel.put(offsets),
+            put_optional(parcel, self.weights_N),
         )
+
+    def bags_within(self, pooled: range) -> tuple[int, int]:
+        """The bags of features that begin in a range, which lie side by side: first and last."""
+        ends = list(accumulate(self.num_bags, initial=0))
+        wanted = [number for number, f in enumerate(self.features) if f.column in pooled]
+        return (ends[wanted[0]], ends[wanted[-1] + 1]) if wanted else (0, 0)
+
+    def part(self, first: int, last: int) -> tuple[_SetBags, int]:
+        """Some of the bags, with what goes over for them, and their first key."""
+        before = int(self.lengths_B[:first].sum())
+        keys = slice(before, before + int(self.lengths_B[first:last].sum()))
+        found = _SetBags(
+            features=[],
+            rows_N=self.rows_N[keys],
+            has_row_N=self.has_row_N[keys],
+            lengths_B=self.lengths_B[first:last],
+            num_bags=[],
+            weights_N=None if self.weights_N is None else self.weights_N[keys],
+            places_N=None,
+        )
+        return found, before
+
+    def blocks(self, dim: int, *, is_matrix: bool) -> list[Block]:
+        """Where the vectors go; features whose vectors lie side by side are one block."""
+        blocks: list[Block] = []
+        first = 0
+        for feature, count in zip(self.features, self.num_bags, strict=True):
+            block = Block(first, count, feature.column)
+            first += count
+            last = blocks[-1] if blocks else None
+            if last is not None and not is_matrix and last.start + last.count * dim == block.start:
+                blocks[-1] = Block(last.first, last.count + count, last.start)
+            else:
+                blocks.append(block)
+        return blocks
+
+    def divisors(self) -> NDArray[np.float32] | None:
+        """What sums are divided by to be means: the count, or the sum of weights.
+
+        Infinite where that is 0, so that both the mean and its gradient are 0.
+        """
+        is_mean = np.array([feature.pooling == "mean" for feature in self.features])
+        if not is_mean.any():
+            return None
+        divisors_B = self.lengths_B.astype(np.float32)
+        if self.weights_N is not None:
+            bag_N = np.repeat(np.arange(len(self.lengths_B)), self.lengths_B)
+            sums_B = np.bincount(bag_N, self.weights_N, len(self.lengths_B))
+            divisors_B = sums_B.astype(np.float32)
+        divisors_B[divisors_B == 0] = np.inf
+        divisors_B[~np.repeat(is_mean, self.num_bags)] = 1.0
+        return divisors_B
+
+
+def _lengths_of(features: Sequence[FeatureBags]) -> tuple[NDArray[np.int64], list[int]]:
+    """The lengths of all bags, and how many bags each feature has."""
+    if all(feature.offsets is None for feature in features):
+        num_bags = [len(feature.rows) for feature in features]
+        return np.ones(sum(num_bags), np.int64), num_bags
+    lengths = [
+        torch.ones(len(feature.rows), dtype=torch.int64)
+        if feature.offsets is None
+        else feature.offsets.diff()
+        for feature in features
+    ]
+    return torch.cat(lengths).numpy(), list(map(len, lengths))
+
+
+def _places(counts: Sequence[int], starts: Sequence[int | None]) -> NDArray[np.int64] | None:
+    if not starts or starts[0] is None:
+        return None
+    ends = np.cumsum(counts)
+    shifts = np.array(starts, np.int64) - (ends - counts)
+    return np.arange(int(ends[-1])) + np.repeat(shifts, counts)
 
 
 def has_row(outcomes_N: NDArray[np.uint8]) -> NDArray[np.bool_]:
     """Which keys have a row."""
     is_row: NDArray[np.bool_] = (outcomes_N == Outcome.FOUND) | (outcomes_N == Outcome.INSERTED)
     return is_row
-
-
-def _lengths(feature: FeatureBags) -> torch.Tensor:
-    if feature.offsets is None:
-        return torch.ones(len(feature.rows), dtype=torch.int64)
-    return feature.offsets.diff()
-
-
-def _plan_bags(parcel: Parcel, keys: _MappedKeys, spare_row: int) -> _BagItems:
-    filled_U = np.flatnonzero(keys.lengths_B)
-    is_full = len(filled_U) == len(keys.lengths_B)
-    return _BagItems(
-        rows_N=parcel.put(np.where(has_row(keys.outcomes_N), keys.rows_N, spare_row)),
-        weights_N=put_optional(parcel, keys.weights_N),
-        runs=put_runs(parcel, plan_runs(keys.lengths_B[filled_U])),
-        filled_U=None if is_full else parcel.put(filled_U),
-        num_bags=len(keys.lengths_B),
-    )
-
-
-def _plan_gradients(parcel: Parcel, keys: _MappedKeys) -> _GradientItems:
-    order_N = _in_order_of_rows(keys)
-    rows_U, lengths_U = np.unique(keys.rows_N[order_N], return_counts=True)
-    bag_N = np.repeat(np.arange(len(keys.lengths_B)), keys.lengths_B)
-    return _GradientItems(
-        rows_U=parcel.put(rows_U),
-        host_rows_U=rows_U,
-        bags_N=parcel.put(bag_N[order_N]),
-        weights_N=put_optional(parcel, None if keys.weights_N is None else keys.weights_N[order_N]),
-        runs=put_runs(parcel, plan_runs(lengths_U)),
-    )
-
-
-def _in_order_of_rows(keys: _MappedKeys) -> NDArray[np.int64]:
-    """The keys that have a row, row after row."""
-    with_row = np.flatnonzero(has_row(keys.outcomes_N))
-    return with_row[np.argsort(keys.rows_N[with_row], kind="stable")]
-
-
-def _plan_weights(
-    parcel: Parcel, keys: _MappedKeys, features: Sequence[FeatureBags], starts: Sequence[int]
-) -> _WeightItems:
-    counts = [len(feature.rows) for feature in features]
-    places = [start + np.arange(n) for start, n in zip(starts, counts, strict=True)]
-    return _WeightItems(
-        places_N=parcel.put(np.concatenate(places)),
-        order_N=parcel.put(_in_order_of_rows(keys)),
-        bag_N=parcel.put(np.repeat(np.arange(len(keys.lengths_B)), keys.lengths_B)),
-    )

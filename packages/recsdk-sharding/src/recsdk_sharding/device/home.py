@@ -30,22 +30,36 @@ __all__ = ["DeviceHome", "DeviceShard"]
 class DeviceHome:
     """Keeps rows and optimizer state in tensors on a device, and their keys on the host.
 
-    The parameter of a table is the store of its shard's rows, float32 (row budget + 1, columns);
-    the last row stays zero. The stores of several shards lie one after the other in one dimension.
+    The parameter of a table has its shard's rows, float32 (row budget + 1, columns); the last row
+    stays zero. Those of several shards lie one after the other in one dimension. Tables that are
+    made together, and whose shards have one width, lie in one store.
     """
 
     device: torch.device
-    pools_to_results = False
+    pools_to_results = True
+    averages_late_weights = False
+    trains_with_all_gradients = False
     copies_tables = False  # their rows are the parameter's
 
-    def make_store(self, config: HashTableConfig, shards: Sequence[Shard]) -> torch.Tensor:
-        """All the memory that the rows ever take."""
-        shapes = [_shape_of(config, shard) for shard in shards]
-        if not shapes:
-            return torch.empty(0, config.embedding_dim, device=self.device)
-        if len(shapes) == 1:
-            return torch.zeros(*shapes[0], device=self.device)
-        return torch.zeros(sum(map(math.prod, shapes)), device=self.device)
+    def make_stores(
+        self, tables: Sequence[tuple[HashTableConfig, Sequence[Shard]]]
+    ) -> list[torch.Tensor]:
+        """All the memory that the rows ever take; tables of one width lie in one store."""
+        sizes: dict[Any, int] = {}
+        places: list[tuple[Any, int, int]] = []
+        for number, (config, shards) in enumerate(tables):
+            widths = {shard.width for shard in shards}
+            store = widths.pop() if len(widths) == 1 else ("alone", number)
+            count = sum(math.prod(_shape_of(config, shard)) for shard in shards)
+            places.append((store, sizes.get(store, 0), count))
+            sizes[store] = sizes.get(store, 0) + count
+        memory = {store: torch.zeros(size, device=self.device) for store, size in sizes.items()}
+        made = []
+        for (config, shards), (store, first, count) in zip(tables, places, strict=True):
+            flat = memory[store].narrow(0, first, count)
+            width = config.embedding_dim if not shards else shards[0].width
+            made.append(flat if len(shards) > 1 else flat.view(-1, width))
+        return made
 
     def make_shards(
         self,
@@ -56,6 +70,7 @@ class DeviceHome:
     ) -> list[DeviceShard]:
         """Empty tables, whose rows are contiguous views of the store."""
         shapes = [_shape_of(config, shard) for shard in shards]
+        is_joint = len({shard.width for shard in shards}) == 1
         flat = store.detach().view(-1).split_with_sizes([math.prod(shape) for shape in shapes])
         return [
             DeviceShard(
@@ -65,6 +80,7 @@ class DeviceHome:
                     optimizer,
                     shard.share_of(config.max_rows),
                     shard.columns,
+                    is_joint=is_joint,
                 )
             )
             for own, shape, shard in zip(flat, shapes, shards, strict=True)
@@ -86,13 +102,10 @@ class DeviceHome:
             held.replace_rows(rows)
 
     def plan(self, mapped: Sequence[Any], request: Any, *, training: bool) -> DeviceBatch:
-        """Plans which rows are added up in which order."""
-        assert request.shape is None, "results are put together from what is pooled"
-        assert request.shared is None, (
-            "only what goes to the results at once is trained by other sums"
-        )
-        parcel, plans = plan_batch(mapped, training, request.weight_starts, request.pooled)
-        return DeviceBatch(self.device, parcel, plans, request.num_values, training)
+        """Puts together what goes to the device."""
+        assert request.shared is None, "replicas on devices train with the vectors' gradients"
+        parcel, sets = plan_batch(mapped, request, training=training)
+        return DeviceBatch(self.device, parcel, sets, request.num_values, request.shape, training)
 
 
 def _shape_of(config: HashTableConfig, shard: Shard) -> tuple[int, int]:

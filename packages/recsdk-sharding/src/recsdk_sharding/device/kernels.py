@@ -1,6 +1,10 @@
 """What runs on the device: torch's operators, or faster kernels registered in their place.
 
-Shape letters: R rows of the store, N keys, B bags, U distinct rows or bags, D row width.
+No size here depends on a number that only the device knows, so nothing waits for it: what is found
+there, how many rows are distinct, stays there, and buffers have room for the most there can be.
+
+Shape letters: R rows of the store, N keys, B bags, L distinct rows, with room for the most there
+can be, D row width.
 """
 
 from __future__ import annotations
@@ -11,20 +15,20 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 
-from recsdk_sharding.device.runs import Runs
-
 __all__ = [
     "BagIndex",
-    "GradientIndex",
     "Operation",
+    "RowIndex",
+    "bags_of_keys",
+    "join_gradients",
     "kernel",
+    "plan_rows",
     "pool_rows",
     "register_kernel",
-    "run_sums",
     "sum_gradients",
 ]
 
-Operation: TypeAlias = Literal["pool_rows", "sum_gradients", "update_rows"]
+Operation: TypeAlias = Literal["pool_rows", "plan_rows", "sum_gradients", "update_rows"]
 
 
 @dataclass(frozen=True)
@@ -32,54 +36,112 @@ class BagIndex:
     """Which rows are pooled to which bags."""
 
     rows_N: torch.Tensor
-    """Row numbers, int64 (N,), bag after bag."""
+    """Row numbers, int32 or int64 (N,), bag after bag."""
+    offsets: torch.Tensor | None
+    """Where bags begin, and N: of the type of the rows, (B + 1,). None: every key is a bag."""
     weights_N: torch.Tensor | None
     """float32 (N,), if weighted."""
-    runs: Runs[torch.Tensor]
-    """The bags that have keys."""
-    filled_U: torch.Tensor | None
-    """The numbers of those bags, int64 (U,); None: every bag has keys."""
-    num_bags: int
-    """B."""
 
 
 @dataclass(frozen=True)
-class GradientIndex:
+class RowIndex:
     """Which bags' gradients go to which rows."""
 
-    rows_U: torch.Tensor
-    """Distinct row numbers, int64 (U,)."""
-    bags_N: torch.Tensor
-    """The bag of each key, int64 (N,), row after row; keys of a row in the order of the batch."""
-    weights_N: torch.Tensor | None
-    """float32 (N,), if weighted."""
-    runs: Runs[torch.Tensor]
-    """The rows."""
+    rows_L: torch.Tensor
+    """Distinct row numbers in ascending order, int64 (L,); behind the last the spare row's."""
+    run_N: torch.Tensor
+    """Of each key, in the order of rows: which of `rows_L` is its row. int64 (N,), ascending."""
+    order_N: torch.Tensor
+    """Which key that is, int64 (N,); keys of a row are in the order of the batch."""
+    bag_N: torch.Tensor
+    """Its bag, of the type of offsets, else int64 (N,)."""
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All of them."""
+        return [self.rows_L, self.run_N, self.order_N, self.bag_N]
 
 
 def pool_rows(store_RD: torch.Tensor, index: BagIndex) -> torch.Tensor:
     """The sums of the rows of each bag, float32 (B, D); an empty bag gives zeros."""
-    sums_UD = run_sums(store_RD.index_select(0, index.rows_N), index.weights_N, index.runs)
-    if index.filled_U is None:
-        return sums_UD
-    pooled_BD = store_RD.new_zeros(index.num_bags, store_RD.shape[1])
-    return pooled_BD.index_copy_(0, index.filled_U, sums_UD)
+    if index.offsets is None:
+        rows_ND = store_RD.index_select(0, index.rows_N)
+        return rows_ND if index.weights_N is None else rows_ND.mul_(index.weights_N[:, None])
+    if len(index.rows_N) == 0:
+        return store_RD.new_zeros(len(index.offsets) - 1, store_RD.shape[1])
+    sums: torch.Tensor = torch.ops.aten._embedding_bag_forward_only(
+        store_RD,
+        index.rows_N,
+        index.offsets,
+        False,
+        0,  # sums
+        False,
+        index.weights_N,
+        True,  # offsets end with N
+        -1,
+    )[0]
+    return sums
 
 
-def sum_gradients(grad_BD: torch.Tensor, index: GradientIndex) -> torch.Tensor:
-    """The gradient of each distinct row, float32 (U, D), from the gradients of bags (B, D)."""
-    return run_sums(grad_BD.index_select(0, index.bags_N), index.weights_N, index.runs)
+def plan_rows(index: BagIndex, num_rows: int, spare_row: int) -> RowIndex:
+    """Sorts the keys of a batch by row; `num_rows`: of the store."""
+    sorted_N, order_N = torch.sort(index.rows_N, stable=True)
+    rows_L, run_N = _runs_of(sorted_N, num_rows, spare_row)
+    bag_N = order_N
+    if index.offsets is not None:
+        bag_N = bags_of_keys(index.offsets, len(order_N)).index_select(0, order_N)
+    return RowIndex(rows_L, run_N, order_N, bag_N)
 
 
-def run_sums(
-    items_ND: torch.Tensor, weights_N: torch.Tensor | None, runs: Runs[torch.Tensor]
+def _runs_of(
+    sorted_N: torch.Tensor, num_rows: int, spare_row: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The distinct rows (L,) among sorted ones, and which of them each is, (N,)."""
+    is_next_N = torch.zeros(len(sorted_N), dtype=torch.int64, device=sorted_N.device)
+    torch.ne(sorted_N[1:], sorted_N[:-1], out=is_next_N[1:])
+    run_N = is_next_N.cumsum(0)
+    shape = (min(len(sorted_N), num_rows),)
+    rows_L = torch.full(shape, spare_row, dtype=torch.int64, device=sorted_N.device)
+    return rows_L.scatter_(0, run_N, sorted_N.to(torch.int64)), run_N
+
+
+def bags_of_keys(offsets: torch.Tensor, num_keys: int) -> torch.Tensor:
+    """The bag of each key, of the type of `offsets` (B + 1,), where bags begin: (N,)."""
+    return torch.repeat_interleave(offsets.diff(), output_size=num_keys)
+
+
+def sum_gradients(
+    grad_BD: torch.Tensor, index: RowIndex, weights_N: torch.Tensor | None
 ) -> torch.Tensor:
-    """The sums of runs of items times their weights, float32 (U, D); writes to `items_ND`."""
+    """The gradient of each distinct row, float32 (L, D), from those of bags (B, D).
+
+    `weights_N`: of the keys, in the order of the batch. Behind the last row they are zeros.
+    """
+    grad_ND = grad_BD.index_select(0, index.bag_N)
     if weights_N is not None:
-        items_ND.mul_(weights_N[:, None])
-    for targets_P, sources_P in runs.steps:
-        items_ND.index_add_(0, targets_P, items_ND.index_select(0, sources_P))
-    return items_ND if runs.firsts is None else items_ND.index_select(0, runs.firsts)
+        grad_ND.mul_(weights_N.index_select(0, index.order_N)[:, None])
+    return _sums_of_runs(grad_ND, index.run_N, len(index.rows_L))
+
+
+def join_gradients(
+    rows: list[torch.Tensor], grads: list[torch.Tensor], num_rows: int, spare_row: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Adds up the gradients of several batches' rows: distinct rows (L,), gradients (L, D)."""
+    sorted_N, order_N = torch.sort(torch.cat(rows), stable=True)
+    rows_L, run_N = _runs_of(sorted_N, num_rows, spare_row)
+    grad_ND = torch.cat(grads).index_select(0, order_N)
+    return rows_L, _sums_of_runs(grad_ND, run_N, len(rows_L))
+
+
+def _sums_of_runs(items_ND: torch.Tensor, run_N: torch.Tensor, num_runs: int) -> torch.Tensor:
+    """The sums of the items of each run, (L, D).
+
+    An operator that sorts and never adds atomically, so that the result is the same every time.
+    """
+    sums: torch.Tensor = torch.ops.aten.embedding_dense_backward(
+        items_ND, run_N, num_runs, -1, False
+    )
+    return sums
 
 
 _registered: dict[tuple[str, Operation], Callable[..., Any]] = {}
@@ -91,11 +153,11 @@ def register_kernel(
     """Makes tables on a type of device run an operation with the caller's kernel.
 
     `function` takes and returns what this module's function of that name does ("update_rows":
-    `recsdk_sharding.device.optimizers.update_rows`, with any of the engine's optimizers); it may
-    call that function for what it does not handle. "update_rows" returns the writes that make the
-    update, or makes them itself and returns None; if it raises it must have written nothing. None
-    as `function` restores torch's operators. The next run of the operation uses it, also for a
-    batch in flight. Raises ValueError for an unknown operation.
+    `recsdk_sharding.device.optimizers.update_rows`, with any of the engine's optimizers), for all
+    tables of a store at once; it may call that function for what it does not handle. "update_rows"
+    returns the writes that make the update, or makes them itself and returns None; if it raises it
+    must have written nothing. None as `function` restores torch's operators. The next run of the
+    operation uses it, also for a batch in flight. Raises ValueError for an unknown operation.
     """
     if operation not in get_args(Operation):
         raise ValueError(f"operation must be one of {get_args(Operation)}, got {operation!r}")

@@ -65,35 +65,27 @@ def update_rows(
     state: State,
     rows_U: torch.Tensor,
     grad_UD: torch.Tensor,
-    is_kept_U: torch.Tensor | None = None,
+    places_U: torch.Tensor | None = None,
 ) -> list[Write]:
-    """One optimizer update of the rows `rows_U`, which are distinct: what is to be written.
+    """One optimizer update of the rows `rows_U`: what is to be written.
 
-    Rows where `is_kept_U` (bool) is True stay as they are. Everything is computed here, nothing is
-    written: the writes that are returned only copy, which needs no memory.
+    The rows are distinct, but for one that may come again and again: it gets any values.
+    `places_U`: their rows of the state; None: the same numbers. Everything is computed here,
+    nothing is written: the writes that are returned only copy, which needs no memory.
     """
+    places_U = rows_U if places_U is None else places_U
     rows = _Rows(
         weight_UD=store_RD.index_select(0, rows_U),
         grad_UD=_clipped(step.optimizer, grad_UD),
-        state={name: field.index_select(0, rows_U) for name, field in state.items()},
+        state={name: field.index_select(0, places_U) for name, field in state.items()},
         count=step.count,
     )
-    before = None if is_kept_U is None else (rows.weight_UD.clone(), _copied(rows.state))
     _decay(step, rows)
     _UPDATES[type(step.optimizer)](step.optimizer, rows)
-    if before is not None:
-        assert is_kept_U is not None
-        is_kept_U1 = is_kept_U[:, None]
-        rows.weight_UD = torch.where(is_kept_U1, before[0], rows.weight_UD)
-        rows.state = {n: torch.where(is_kept_U1, before[1][n], v) for n, v in rows.state.items()}
     return [
         partial(store_RD.index_copy_, 0, rows_U, rows.weight_UD),
-        *(partial(state[name].index_copy_, 0, rows_U, each) for name, each in rows.state.items()),
+        *(partial(state[name].index_copy_, 0, places_U, each) for name, each in rows.state.items()),
     ]
-
-
-def _copied(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: field.clone() for name, field in state.items()}
 
 
 def _clipped(optimizer: Any, grad_UD: torch.Tensor) -> torch.Tensor:

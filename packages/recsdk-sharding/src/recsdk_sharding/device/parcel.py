@@ -15,7 +15,11 @@ __all__ = ["Item", "Parcel", "get_optional", "get_runs", "put_optional", "put_ru
 Item: TypeAlias = tuple[torch.dtype, int]
 """Stands for one array of a parcel."""
 
-_TYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.float32): torch.float32}
+_TYPES = {
+    np.dtype(np.int32): torch.int32,
+    np.dtype(np.int64): torch.int64,
+    np.dtype(np.float32): torch.float32,
+}
 
 
 class Parcel:
@@ -30,7 +34,7 @@ class Parcel:
         self._parts: dict[torch.dtype, tuple[torch.Tensor, ...]] = {}
 
     def put(self, array: NDArray[Any]) -> Item:
-        """Adds an array (n,) of int64 or float32."""
+        """Adds an array (n,) of int32, int64 or float32."""
         dtype = _TYPES[array.dtype]
         arrays = self._arrays.setdefault(dtype, [])
         arrays.append(array)

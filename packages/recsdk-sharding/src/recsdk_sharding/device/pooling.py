@@ -1,13 +1,14 @@
 """Pooling a batch of rows on a device, and training them in backward.
 
-Shape letters: B bags of a table, M weights that come late, D row width.
+Shape letters: B bags of a set of tables or samples, C columns, M weights that come late, D row
+width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -15,8 +16,18 @@ from torch.autograd.function import once_differentiable
 from torchrec.streamable import Multistreamable
 
 from recsdk_core.nn.scaled_losses import refuse_scaled_loss
-from recsdk_sharding.device.batch import TablePlan
-from recsdk_sharding.device.parcel import Parcel
+from recsdk_sharding.device.batch import BagItems, Block, TableSet
+from recsdk_sharding.device.kernels import (
+    BagIndex,
+    RowIndex,
+    bags_of_keys,
+    kernel,
+    plan_rows,
+    pool_rows,
+)
+from recsdk_sharding.device.parcel import Parcel, get_optional
+from recsdk_sharding.device.table import write_new_rows
+from recsdk_sharding.device.training import train_set
 
 __all__ = ["DeviceBatch"]
 
@@ -29,31 +40,57 @@ class DeviceBatch(Multistreamable):  # type: ignore[misc]
 
     device: torch.device
     parcel: Parcel
-    tables: list[TablePlan]
+    sets: list[TableSet]
     num_values: int
-    """Numbers that are pooled."""
+    """Numbers that are pooled; not used with a `shape`."""
+    shape: tuple[int, int] | None
+    """(B, C) of the matrix of results, if bags are pooled straight into it."""
     training: bool
     weights_M: torch.Tensor | None = None
     """Those that came late."""
+    indexes: list[RowIndex | None] = field(default_factory=list)
+    """Of each set that is trained, once the batch is open; None: it has no keys."""
 
     def take_weights(self, weights_M: torch.Tensor) -> None:
         """Takes the weights that came late."""
         self.weights_M = weights_M
 
+    @torch.no_grad()
     def open(self) -> None:
-        """Starts the copies on the current stream."""
+        """Starts the copies, and finds what belongs to which row, on the current stream."""
         self.parcel.send(self.device)
+        if not self.training or self.indexes:
+            return
+        plan = kernel(self.device.type, "plan_rows", plan_rows)
+        for each in self.sets:
+            index = self.bag_index(each.bags)
+            num_rows = len(each.tables[0].store.weight_RD)
+            is_empty = len(index.rows_N) == 0
+            self.indexes.append(None if is_empty else plan(index, num_rows, each.spare_row))
+
+    def bag_index(self, items: BagItems, weights_N: torch.Tensor | None = None) -> BagIndex:
+        """Keys of a set, on the device; `weights_N`: theirs, if they came late."""
+        own = get_optional(self.parcel, items.weights_N) if weights_N is None else weights_N
+        return BagIndex(
+            rows_N=self.parcel.get(items.rows_N),
+            offsets=get_optional(self.parcel, items.offsets),
+            weights_N=own,
+        )
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tells the allocator that work on the stream uses the device memory."""
         self.parcel.record_stream(stream)
+        for index in self.indexes:
+            for tensor in [] if index is None else index.tensors:
+                if tensor.device.type != "cpu":
+                    tensor.record_stream(stream)
 
     def variable_stride_per_key(self) -> bool:
         """False, in torchrec's words: every feature has the same batch size."""
         return False
 
     def pool(self, anchor: torch.Tensor, guard: _Guard) -> torch.Tensor:
-        """The sums of the bags of all tables as one autograd node: float32 (num_values,).
+        """The bags of all tables as one autograd node: float32 (num_values,), or of the `shape`.
 
         The vectors of the bags lie where their plans say; there may be no tables.
         """
@@ -80,21 +117,34 @@ class _Node:
     @property
     def names(self) -> list[str]:
         """Of the tables."""
-        return [plan.table.name for plan in self._batch.tables]
+        return [table.name for each in self._batch.sets for table in each.tables]
 
+    @torch.no_grad()
     def pool(self) -> torch.Tensor:
-        """float32 (num_values,)."""
+        """float32 (num_values,), or of the shape."""
         batch = self._batch
-        pooled = torch.zeros(batch.num_values, device=batch.device)
-        for plan in batch.tables:
-            table = plan.table
-            pooled_BD = table.pool(plan, batch.parcel, batch.weights_M)
-            first = 0
-            for count, start in plan.blocks:
-                block = pooled_BD.narrow(0, first, count)
-                pooled.narrow(0, start, count * table.dim).copy_(block.flatten())
-                first += count
-        return pooled
+        write_new_rows([table for each in batch.sets for table in each.tables])
+        pooled = [self._pool_set(each) for each in batch.sets]
+        if batch.shape is not None:
+            return _as_matrix(batch.sets, pooled, batch.shape, batch.device)
+        return _in_a_row(batch.sets, pooled, batch.num_values, batch.device)
+
+    def _pool_set(self, plan: TableSet) -> torch.Tensor:
+        """The vectors of a set's bags, float32 (B, D); those that nobody reads are left out."""
+        batch = self._batch
+        run = kernel(batch.device.type, "pool_rows", pool_rows)
+        late = _late_weights(plan, batch)
+        if plan.read is None:
+            index = batch.bag_index(plan.bags, late)
+        else:
+            index = batch.bag_index(plan.read.bags)
+            if late is not None:
+                own = late.narrow(0, plan.read.first_key, len(index.rows_N))
+                index = replace(index, weights_N=own)
+        pooled_BD: torch.Tensor = run(plan.tables[0].store.weight_RD, index)
+        if plan.divisors_B is not None:
+            pooled_BD = pooled_BD / batch.parcel.get(plan.divisors_B)[:, None]
+        return pooled_BD
 
     def gradients(
         self, grad: torch.Tensor, *, trains: bool, wants_weights: bool
@@ -121,36 +171,144 @@ class _Node:
         try:
             self._train(grad, grad_M, trains=trains)
         except BaseException:
-            for plan in batch.tables:  # else some tables would be a backward ahead of others
-                if plan.accumulation is not None:
-                    plan.accumulation.drop()
+            for shard in _shards_of(batch):  # else some tables would be a backward ahead of others
+                if shard.accumulation is not None:
+                    shard.accumulation.drop()
             raise
         self._is_accumulated = trains
         return grad_M
 
+    @torch.no_grad()
     def _train(self, grad: torch.Tensor, grad_M: torch.Tensor | None, *, trains: bool) -> None:
         """Fills `grad_M` if it is given; updates the tables if `trains`."""
         batch = self._batch
-        for plan in batch.tables:
-            table = plan.table
-            blocks = [grad.narrow(0, start, n * table.dim) for n, start in plan.blocks]
-            grad_BD = (torch.cat(blocks) if len(blocks) != 1 else blocks[0]).view(-1, table.dim)
+        for number, plan in enumerate(batch.sets):
+            grad_BD = _gradients_of(plan, grad)
+            if plan.divisors_B is not None:
+                grad_BD = grad_BD / batch.parcel.get(plan.divisors_B)[:, None]
+            weights_N = _late_weights(plan, batch)
             if grad_M is not None:
-                table.weight_grads(plan, batch.parcel, grad_BD, grad_M)
+                self._add_weight_grads(plan, grad_BD, grad_M)
             if trains:
-                table.update(plan, batch.parcel, grad_BD, batch.weights_M)
+                early = get_optional(batch.parcel, plan.bags.weights_N)
+                own = early if weights_N is None else weights_N
+                train_set(plan, batch.indexes[number], grad_BD, own)
+
+    def _add_weight_grads(
+        self, plan: TableSet, grad_BD: torch.Tensor, grad_M: torch.Tensor
+    ) -> None:
+        """Adds the gradient of each late weight: the dot product of its bag's gradient and its row.
+
+        Column ranges of a table share their weights, so places may come again: they are added up
+        without atomic operations.
+        """
+        batch, store = self._batch, plan.tables[0].store
+        assert plan.places_N is not None
+        store.settle()
+        index = batch.bag_index(plan.bags)
+        if len(index.rows_N) == 0:
+            return
+        grads_ND = grad_BD
+        if index.offsets is not None:
+            grads_ND = grad_BD.index_select(0, bags_of_keys(index.offsets, len(index.rows_N)))
+        rows_ND = store.weight_RD.index_select(0, index.rows_N)
+        dots_N1 = (rows_ND * grads_ND).sum(1, keepdim=True)
+        places_N = batch.parcel.get(plan.places_N)
+        grad_M += torch.ops.aten.embedding_dense_backward(
+            dots_N1, places_N, len(grad_M), -1, False
+        ).squeeze(1)
 
     def end(self) -> None:
         """Releases the leases: the rows' work is queued, in order."""
-        for plan in self._batch.tables:
-            is_kept = plan.accumulation is not None and self._is_accumulated
-            if plan.lease is not None and not is_kept:
-                plan.lease.release()
+        for shard in _shards_of(self._batch):
+            is_kept = shard.accumulation is not None and self._is_accumulated
+            if shard.lease is not None and not is_kept:
+                shard.lease.release()
         self._batch = _NOTHING  # the graph may live on: a loss that is kept, say
         self._is_spent = True
 
 
-_NOTHING = DeviceBatch(torch.device("cpu"), Parcel(), [], 0, training=False)
+_NOTHING = DeviceBatch(torch.device("cpu"), Parcel(), [], 0, None, training=False)
+
+
+def _shards_of(batch: DeviceBatch) -> list[Any]:
+    return [shard for each in batch.sets for shard in each.shards]
+
+
+def _late_weights(plan: TableSet, batch: DeviceBatch) -> torch.Tensor | None:
+    if plan.places_N is None or batch.weights_M is None:
+        return None
+    return batch.weights_M.detach().index_select(0, batch.parcel.get(plan.places_N))
+
+
+# ---- where vectors lie --------------------------------------------------------------------------
+
+
+def _as_matrix(
+    sets: Sequence[TableSet],
+    pooled: Sequence[torch.Tensor],
+    shape: tuple[int, int],
+    device: torch.device,
+) -> torch.Tensor:
+    """The features' vectors side by side, (B, C)."""
+    parts = sorted(
+        (
+            (block, vectors)
+            for each, vectors in zip(sets, pooled, strict=True)
+            for block in each.blocks
+        ),
+        key=lambda part: part[0].start,
+    )
+    if not parts:
+        return torch.zeros(shape, device=device)
+    return torch.cat([vectors.narrow(0, b.first, b.count) for b, vectors in parts], dim=1)
+
+
+def _in_a_row(
+    sets: Sequence[TableSet],
+    pooled: Sequence[torch.Tensor],
+    num_values: int,
+    device: torch.device,
+) -> torch.Tensor:
+    """The features' vectors one after the other, (num_values,); zeros between them."""
+    found: list[tuple[int, torch.Tensor]] = []
+    for each, vectors in zip(sets, pooled, strict=True):
+        first, count = 0, each.num_bags
+        if each.read is not None:
+            first, count = each.read.first, each.read.count
+        for block in each.blocks:
+            begin, end = max(block.first, first), min(block.first + block.count, first + count)
+            if begin < end:
+                own = vectors.narrow(0, begin - first, end - begin)
+                found.append((block.start + (begin - block.first) * each.dim, own.flatten()))
+    found.sort(key=lambda part: part[0])
+    gaps, end = [], 0
+    for start, values in found:
+        gaps.append(start - end)
+        end = start + len(values)
+    gaps.append(num_values - end)
+    if not found:
+        return torch.zeros(num_values, device=device)
+    if not any(gaps):
+        return found[0][1] if len(found) == 1 else torch.cat([values for _, values in found])
+    zeros = torch.zeros(max(gaps), device=device)
+    parts = [zeros.narrow(0, 0, gaps[0])]
+    for (_, values), gap in zip(found, gaps[1:], strict=True):
+        parts += [values, zeros.narrow(0, 0, gap)]
+    return torch.cat(parts)
+
+
+def _gradients_of(plan: TableSet, grad: torch.Tensor) -> torch.Tensor:
+    """The gradients of a set's bags, (B, D), from those of all results."""
+    dim = plan.dim
+    parts = [_part_of(block, grad, dim) for block in plan.blocks]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _part_of(block: Block, grad: torch.Tensor, dim: int) -> torch.Tensor:
+    if grad.dim() == 2:
+        return grad.narrow(1, block.start, dim)
+    return grad.narrow(0, block.start, block.count * dim).view(-1, dim)
 
 
 class _PoolTables(torch.autograd.Function):

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-__all__ = ["Runs", "plan_runs"]
+__all__ = ["Runs", "plan_runs", "run_sums"]
 
 ArrayT = TypeVar("ArrayT")
 
@@ -52,3 +53,10 @@ def _counting_up(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     total = int(ends[-1]) if len(ends) else 0
     numbers: NDArray[np.int64] = np.arange(total) - np.repeat(ends - counts, counts)
     return numbers
+
+
+def run_sums(items_ND: torch.Tensor, runs: Runs[torch.Tensor]) -> torch.Tensor:
+    """The sums of runs of items, float32 (U, D); writes to `items_ND`."""
+    for targets_P, sources_P in runs.steps:
+        items_ND.index_add_(0, targets_P, items_ND.index_select(0, sources_P))
+    return items_ND if runs.firsts is None else items_ND.index_select(0, runs.firsts)

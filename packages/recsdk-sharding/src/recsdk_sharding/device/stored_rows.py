@@ -1,4 +1,4 @@
-"""The rows and optimizer state of a table, as tensors on a device.
+"""The rows and optimizer state of one table, in a store on a device: read and written by number.
 
 Shape letters: R rows of the store, n or U rows by number, D row width.
 """
@@ -14,114 +14,76 @@ import torch
 from numpy.typing import NDArray
 
 from recsdk_core import optim
-from recsdk_sharding.device.kernels import kernel
-from recsdk_sharding.device.optimizers import Step, initial_state, update_rows
+from recsdk_sharding.device.store import DeviceStore, Fields
 from recsdk_sharding.device.writes import Write, Writes
 
 __all__ = ["StoredRows", "array_of"]
 
 
 class StoredRows:
-    """Weights and optimizer state, read, updated and written by row number.
+    """Weights and optimizer state of a table, read and written by row number of the table.
 
-    `update` and `write` write all or nothing, as `Writes`. Call `settle` before the tensors are
-    read. All calls belong to one thread and its current stream.
+    `write` writes all or nothing, as `Writes`. Call `settle` before the tensors are read. All calls
+    belong to one thread and its current stream.
     """
 
     def __init__(
         self,
         table: str,
         weight_RD: torch.Tensor,
-        fields: Sequence[tuple[str, int]],
         optimizer: optim.Optimizer,
+        fields: Fields,
+        *,
+        is_joint: bool,
     ) -> None:
-        """`table`: its name, for messages; `fields`: name and width of each of the state."""
-        like = weight_RD.detach()
-        self.weight_RD = weight_RD
-        self.state = {name: like.new_zeros(len(like), width) for name, width in fields}
-        """Fields of optimizer state by name, float32 (R, width)."""
+        """`table`: its name, for messages; `weight_RD`, `is_joint`: as `DeviceStore.holding`.
+
+        `fields`: name and width of each of the state.
+        """
+        self.weight_RD = weight_RD.detach()
+        self.store, first = DeviceStore.holding(weight_RD, is_joint=is_joint)
+        """Where they are, with those of other tables."""
+        self.stored = self.store.add(first, len(self.weight_RD), optimizer, fields)
+        """Which of the store's tables this is."""
         self._table = table
-        self._fresh = {name: initial_state(optimizer, name) for name in self.state}
-        self._num_nonfinite = like.new_zeros(1, dtype=torch.int64)
         self._is_updated_R: torch.Tensor | None = None  # uint8; 1: since `track_updates`
-        self._writes = Writes()
 
     @property
     def device(self) -> torch.device:
         """Where they are."""
         return self.weight_RD.device
 
+    @property
+    def state(self) -> dict[str, torch.Tensor]:
+        """Fields of optimizer state by name, float32 (R, width)."""
+        return self.store.block_of(self.stored).rows_of(self.stored)
+
     def set_optimizer(
-        self, optimizer: optim.Optimizer, fields: Sequence[tuple[str, int]], numbers: NDArray[Any]
+        self, optimizer: optim.Optimizer, fields: Fields, numbers: NDArray[Any]
     ) -> None:
         """The fields of another optimizer, fresh for the rows of these numbers (n,)."""
-        like = self.weight_RD.detach()
-        fresh = {name: initial_state(optimizer, name) for name, _ in fields}
-        state = {name: like.new_zeros(len(like), width) for name, width in fields}
-        rows_n = torch.from_numpy(numbers).to(self.device)
-        for name, field in state.items():
-            field.index_fill_(0, rows_n, fresh[name])
-        self.state, self._fresh = state, fresh
+        self.stored.set_optimizer(optimizer, fields)
+        if len(numbers):
+            self._reset_state(torch.from_numpy(numbers).to(self.device))
 
     @property
     def num_bytes(self) -> int:
-        """Device memory that they take."""
-        return sum(each.numel() * each.element_size() for each in self._tensors())
-
-    def _tensors(self) -> list[torch.Tensor]:
-        return [self.weight_RD, *self.state.values()]
+        """Device memory that they take, or will once the table is trained."""
+        width = self.weight_RD.shape[1] + sum(width for _, width in self.stored.fields)
+        return len(self.weight_RD) * width * self.weight_RD.element_size()
 
     @property
     def num_nonfinite(self) -> int:
         """Gradients of rows that were not finite, counted so far; waits for the device."""
-        self.settle()
-        return int(self._num_nonfinite)
+        return self.store.nonfinite_of(self.stored)
 
     def settle(self) -> None:
         """Completes a write that failed half-way; raises if that fails again."""
-        self._writes.finish()
-
-    def forget(self) -> None:
-        """Drops what `settle` would complete: nobody reads those rows any more."""
-        self._writes.forget()
-
-    def update(
-        self,
-        step: Step,
-        rows_U: torch.Tensor,
-        grad_UD: torch.Tensor,
-        *,
-        num_bad: torch.Tensor,
-        is_kept_U: torch.Tensor | None,
-        note: Write,
-    ) -> None:
-        """One optimizer update of distinct rows, and `note` along with it.
-
-        `num_bad`: how many gradients are not finite, int64 (); `is_kept_U`: rows to leave alone. If
-        it raises, nothing has changed.
-        """
-        run = kernel(self.device.type, "update_rows", update_rows)
-        along: list[Write] = [
-            note,
-            partial(self._num_nonfinite.copy_, self._num_nonfinite + num_bad),
-        ]
-        if self._is_updated_R is not None:
-            along.append(partial(self._is_updated_R.index_fill_, 0, rows_U, 1))
-        writes = run(step, self.weight_RD, self.state, rows_U, grad_UD, is_kept_U)
-        if writes is None:  # a kernel that has made them
-            self._writes.commit(along, has_begun=True)
-        else:
-            self._writes.commit([*writes[:1], *along, *writes[1:]])
-
-    def write_new(self, numbers_n: torch.Tensor, values_nD: torch.Tensor) -> None:
-        """Writes rows from pinned memory, with fresh state. If it raises, do it again."""
-        rows_n = numbers_n.to(self.device, non_blocking=True)
-        self.weight_RD.index_copy_(0, rows_n, values_nD.to(self.device, non_blocking=True))
-        self._reset_state(rows_n)
+        self.store.settle()
 
     def _reset_state(self, rows_n: torch.Tensor) -> None:
         for name, field in self.state.items():
-            field.index_fill_(0, rows_n, self._fresh[name])
+            field.index_fill_(0, rows_n, self.stored.fresh[name])
 
     def write(
         self,
@@ -158,7 +120,7 @@ class StoredRows:
         writes: list[Write] = [partial(into.index_copy_, 0, rows_n, rows) for into, rows in pairs]
         if state is None:
             writes.append(partial(self._reset_state, rows_n))
-        return RoomForRows(rows_n, writes, self._writes)
+        return RoomForRows(rows_n, writes, self.store.writes)
 
     def _on_device(
         self, what: str, array: NDArray[Any], *, num_rows: int, width: int
@@ -177,11 +139,7 @@ class StoredRows:
 
     def track_updates(self) -> None:
         """Notes from here on which rows are updated."""
-        if self._is_updated_R is None:
-            shape = len(self.weight_RD)
-            self._is_updated_R = self.weight_RD.detach().new_zeros(shape, dtype=torch.uint8)
-        else:
-            self._is_updated_R.zero_()
+        self._is_updated_R = self.store.track_updates(self.stored)
 
     def updated(self) -> NDArray[np.int64]:
         """The rows that were updated since `track_updates`, ascending (n,)."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,18 +15,17 @@ from numpy.typing import NDArray
 from torchrec.modules.embedding_configs import DataType
 
 import recsdk_core
-from recsdk_core import ExportBatch, IndexCut, NonFiniteError, optim
+from recsdk_core import ExportBatch, IndexCut, optim
 from recsdk_core.checkpoint import Position
 from recsdk_core.table import DType
 from recsdk_sharding._configs.configs import HashTableConfig
-from recsdk_sharding.device.batch import TablePlan, has_row, plan_joined
-from recsdk_sharding.device.host_index import HostIndex
-from recsdk_sharding.device.kernels import kernel, pool_rows, sum_gradients
+from recsdk_sharding.device.batch import has_row
+from recsdk_sharding.device.host_index import HostIndex, NumberedRows
 from recsdk_sharding.device.optimizers import Step, check_optimizer
-from recsdk_sharding.device.parcel import Parcel
+from recsdk_sharding.device.store import DeviceStore, StoredTable
 from recsdk_sharding.device.stored_rows import StoredRows
 
-__all__ = ["DeviceTable"]
+__all__ = ["DeviceTable", "write_new_rows"]
 
 _EXPORT_ROWS, _EXPORT_BYTES = 65_536, 2**24  # of a batch, by default; at least a row
 
@@ -50,10 +48,14 @@ class DeviceTable:
         optimizer: optim.Optimizer,
         max_rows: int | None,
         columns: tuple[int, int],
+        *,
+        is_joint: bool = True,
     ) -> None:
         """Makes an empty table; `max_rows`: this rank's share of the config's, if it has one.
 
         `columns`: the first of the config's columns that it has, and the one after the last.
+        `store_RD`, `is_joint`: its rows, which may lie in a store with others, as
+        `DeviceStore.holding`.
 
         Raises ValueError for an optimizer that cannot run on a device, and for 16-bit rows.
         """
@@ -75,7 +77,9 @@ class DeviceTable:
         shape = recsdk_core.Table(store_RD.shape[1], optimizer=optimizer)
         self.state_fields: tuple[tuple[str, int], ...] = shape.state_fields
         """(name, width) of each field of optimizer state that a row has."""
-        self._rows = StoredRows(config.name, store_RD, self.state_fields, optimizer)
+        self._rows = StoredRows(
+            config.name, store_RD, optimizer, self.state_fields, is_joint=is_joint
+        )
         self.update_count = 0
         """Optimizer updates so far, empty ones included; set it when restoring a table."""
         self.log_decay = 0.0
@@ -118,6 +122,36 @@ class DeviceTable:
     def spare_row(self) -> int:
         """The row that keys without one read: zeros."""
         return self._rows.weight_RD.shape[0] - 1
+
+    @property
+    def store(self) -> DeviceStore:
+        """Where the rows are, with those of other tables."""
+        return self._rows.store
+
+    @property
+    def stored(self) -> StoredTable:
+        """What the store knows of this table."""
+        return self._rows.stored
+
+    @property
+    def first_row(self) -> int:
+        """The table's first row in the store."""
+        return self.stored.first_row
+
+    @property
+    def spare_row_of_store(self) -> int:
+        """The spare row, as the store counts."""
+        return self.stored.spare_row
+
+    @property
+    def on_nonfinite(self) -> str:
+        """What becomes of gradients that are not finite: as in the config."""
+        return self._config.on_nonfinite
+
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        """What tables that are updated at once have in common."""
+        return type(self._optimizer), repr(self._optimizer), self.on_nonfinite
 
     @property
     def optimizer(self) -> optim.Optimizer:
@@ -171,90 +205,17 @@ class DeviceTable:
 
     # ---- training, on the device ---------------------------------------------------------------
 
-    @torch.no_grad()
-    def pool(
-        self, plan: TablePlan, parcel: Parcel, weights_M: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """The sums of the rows of each bag, float32 (B, D); `weights_M`: those that came late."""
-        self._write_new_rows()
-        run = kernel(self.device.type, "pool_rows", pool_rows)
-        pooled_BD: torch.Tensor = run(self._rows.weight_RD, plan.bag_index(parcel, weights_M))
-        return pooled_BD
+    def next_step(self) -> Step:
+        """The next update."""
+        return Step(self._optimizer, self.update_count + 1, self.log_decay)
 
-    @torch.no_grad()
-    def weight_grads(
-        self, plan: TablePlan, parcel: Parcel, grad_BD: torch.Tensor, grad_M: torch.Tensor
-    ) -> None:
-        """Writes the gradients of the weights that came late; before `update` changes the rows."""
-        self._rows.settle()
-        plan.put_weight_grads(parcel, self._rows.weight_RD, grad_BD, grad_M)
-
-    @torch.no_grad()
-    def update(
-        self,
-        plan: TablePlan,
-        parcel: Parcel,
-        grad_BD: torch.Tensor,
-        weights_M: torch.Tensor | None = None,
-    ) -> None:
-        """One optimizer update with the gradients of bags (B, D), or its share if it accumulates.
-
-        If it raises, no row, state or count has changed.
-        """
-        self._rows.settle()
-        run = kernel(self.device.type, "sum_gradients", sum_gradients)
-        index = plan.gradient_index(parcel, weights_M)
-        grad_UD = run(grad_BD, index)
-        if plan.accumulation is None:
-            self._update_rows(index.rows_U, grad_UD)
-            return
-        assert plan.gradients is not None
-        parts = plan.accumulation.add([(plan.gradients.host_rows_U, grad_UD)], plan.lease)
-        if parts is None:
-            return
-        try:
-            joined = Parcel()
-            index_of = plan_joined(joined, [rows for rows, _ in parts])
-            joined.seal()
-            joined.send(self.device)
-            index = index_of()
-            self._update_rows(index.rows_U, run(torch.cat([grad for _, grad in parts]), index))
-        finally:
-            plan.accumulation.drop()
-
-    def _update_rows(self, rows_U: torch.Tensor, grad_UD: torch.Tensor) -> None:
-        is_bad_U = grad_UD.isfinite().all(1).logical_not_()
-        num_bad = is_bad_U.sum()
-        how = self._config.on_nonfinite
-        if how == "raise" and int(num_bad):
-            raise NonFiniteError(
-                f"table {self.name!r}: the gradient of {int(num_bad)} rows is infinite or not a "
-                "number; lower the learning rate, clip gradients, or set on_nonfinite to skip"
-            )
-        step = Step(self._optimizer, self.update_count + 1, self.log_decay)
-        self._rows.update(
-            step,
-            rows_U,
-            grad_UD,
-            num_bad=num_bad,
-            is_kept_U=is_bad_U if how == "skip" else None,
-            note=partial(self._count, step),
-        )
-
-    def _count(self, step: Step) -> None:
+    def count_update(self, step: Step) -> None:
+        """Notes that the update was made."""
         self.update_count, self.log_decay = step.count, step.next_log_decay()
 
-    @torch.no_grad()
     def _write_new_rows(self) -> None:
         """Writes the initial rows of all batches mapped by now; nothing reads them before."""
-        self._rows.settle()
-        entries = self._keys.take_new_rows()
-        try:
-            for numbers, values in entries:
-                self._rows.write_new(numbers, values)
-        except BaseException:
-            self._keys.put_back(entries)
-            raise
+        write_new_rows([self])
 
     # ---- rows in and out -----------------------------------------------------------------------
 
@@ -386,7 +347,6 @@ class DeviceTable:
         """Removes every key."""
         self.index.clear()
         self._keys.forget_new_rows()
-        self._rows.forget()
 
     def empty_host_table(self) -> recsdk_core.Table:
         """An empty table of the engine with the same configuration."""
@@ -421,7 +381,6 @@ class DeviceTable:
         self.index.assign(np.concatenate([np.zeros(0, np.int64), *(b.keys for b in batches)]))
         self.position = None
         self._keys.forget_new_rows()
-        self._rows.forget()
         begin = 0
         try:
             for batch in batches:
@@ -432,3 +391,64 @@ class DeviceTable:
         except BaseException:
             self.clear()
             raise
+
+
+@torch.no_grad()
+def write_new_rows(tables: Sequence[DeviceTable]) -> None:
+    """Writes the initial rows of all batches that tables have mapped by now.
+
+    Those of a store at once. If it raises, they are written later.
+    """
+    stores: dict[int, list[DeviceTable]] = {}
+    for table in tables:
+        stores.setdefault(id(table.store), []).append(table)
+    for own in stores.values():
+        own[0].store.settle()
+        taken = [(table, table._keys.take_new_rows()) for table in own]
+        try:
+            _write_to_store([(table, entries) for table, entries in taken if entries])
+        except BaseException:
+            for table, entries in taken:
+                table._keys.put_back(entries)
+            raise
+
+
+def _write_to_store(taken: Sequence[tuple[DeviceTable, list[NumberedRows]]]) -> None:
+    """Writes new rows of tables of one store, with fresh state; doing it again does no harm."""
+    if not taken:
+        return
+    store = taken[0][0].store
+    rows = [numbers + table.first_row for table, entries in taken for numbers, _ in entries]
+    values = [each for _, entries in taken for _, each in entries]
+    rows_n = _joined(rows).to(store.device, non_blocking=True)
+    values_nD = _joined(values).to(store.device, non_blocking=True)
+    store.weight_RD.index_copy_(0, rows_n, values_nD)
+    _make_fresh(taken, rows_n)
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One tensor in pinned memory."""
+    if len(parts) == 1:
+        return parts[0] if parts[0].is_pinned() else parts[0].pin_memory()
+    joined = parts[0].new_empty((sum(map(len, parts)), *parts[0].shape[1:]), pin_memory=True)
+    return torch.cat(list(parts), out=joined)
+
+
+def _make_fresh(
+    taken: Sequence[tuple[DeviceTable, list[NumberedRows]]], rows_n: torch.Tensor
+) -> None:
+    """Gives new rows of the store fresh state; runs of tables that begin alike are one."""
+    end = 0
+    alike: list[tuple[Any, int, int]] = []
+    for table, entries in taken:
+        begin, end = end, end + sum(len(numbers) for numbers, _ in entries)
+        block = table.store.block_of(table.stored)
+        same = alike and alike[-1][0][0] is block and alike[-1][0][1] == table.stored.fresh
+        if same:
+            alike[-1] = (alike[-1][0], alike[-1][1], end)
+        else:
+            alike.append(((block, table.stored.fresh), begin, end))
+    for (block, fresh), first, last in alike:
+        places_n = block.places(rows_n.narrow(0, first, last - first))
+        for name, field in block.state.items():
+            field.index_fill_(0, places_n, fresh[name])

@@ -47,7 +47,3 @@ class Writes:
         while self._left:
             self._left[0]()
             del self._left[0]
-
-    def forget(self) -> None:
-        """Drops what is left: other values take its place."""
-        self._left = []

@@ -1,0 +1,206 @@
+"""The rows and optimizer state of all tables of one width, in one store on a device.
+
+A store is one tensor of rows. Each table has the rows from its first one on, of which the last
+stays zero: its spare row. So a batch of many tables is pooled, and trained, as if of one table.
+
+Shape letters: R rows of the store, L rows by number, T tables (2T: two numbers for each), D row
+width.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+
+from recsdk_core import optim
+from recsdk_sharding.device.optimizers import initial_state
+from recsdk_sharding.device.writes import Writes
+
+__all__ = ["DeviceStore", "Fields", "StateBlock", "StoredTable"]
+
+Fields: TypeAlias = tuple[tuple[str, int], ...]
+"""Name and width of each field of optimizer state that a row has."""
+
+
+@dataclass(eq=False)
+class StoredTable:
+    """What a store knows of one of its tables."""
+
+    first_row: int
+    """Of the store."""
+    num_rows: int
+    """Of the store, the spare one included."""
+    fields: Fields
+    fresh: dict[str, float]
+    """What each field of a new row begins with."""
+    block: StateBlock | None = None
+    """Where its optimizer state is; None: nowhere yet."""
+
+    @property
+    def spare_row(self) -> int:
+        """The row of the store that keys without a row read: zeros."""
+        return self.first_row + self.num_rows - 1
+
+    def set_optimizer(self, optimizer: optim.Optimizer, fields: Fields) -> None:
+        """Takes the fields of another optimizer; their numbers are made when they are wanted."""
+        self.fields, self.block = fields, None
+        self.fresh = {name: initial_state(optimizer, name) for name, _ in fields}
+
+
+@dataclass(eq=False)
+class StateBlock:
+    """The optimizer state of tables with the same fields; a row of the block for each of theirs."""
+
+    tables: Sequence[StoredTable]
+    """In the order of their rows."""
+    state: Mapping[str, torch.Tensor]
+    """float32 (rows of the block, width)."""
+    shift: int | torch.Tensor | None = None
+    """How far its rows are behind those of the store; of each table, int64 (2, T), with one past
+    its last row, where that differs. None: not known yet."""
+
+    def rows_of(self, table: StoredTable) -> dict[str, torch.Tensor]:
+        """One table's state, as views (rows of the table, width)."""
+        before = self.tables[: self.tables.index(table)]
+        first = sum(each.num_rows for each in before)
+        return {name: each.narrow(0, first, table.num_rows) for name, each in self.state.items()}
+
+    def places(self, rows_L: torch.Tensor) -> torch.Tensor:
+        """The rows of the block of these rows of the store, which are of its tables."""
+        if self.shift is None:
+            self.shift = self._make_shift(rows_L.device)
+        if isinstance(self.shift, int):
+            return rows_L if self.shift == 0 else rows_L - self.shift
+        ends_T, shifts_T = self.shift.unbind()
+        which_L = torch.bucketize(rows_L, ends_T, right=True)
+        return rows_L - shifts_T.index_select(0, which_L)
+
+    def _make_shift(self, device: torch.device) -> int | torch.Tensor:
+        shifts, end = [], 0
+        for each in self.tables:
+            shifts.append(each.first_row - end)
+            end += each.num_rows
+        if len(set(shifts)) == 1:
+            return shifts[0]
+        ends = [each.first_row + each.num_rows for each in self.tables]
+        return torch.tensor([ends, shifts]).to(device)
+
+
+@dataclass(eq=False)
+class DeviceStore:
+    """Rows of equal width, and what their tables share.
+
+    All calls belong to the thread that trains, and its current stream.
+    """
+
+    weight_RD: torch.Tensor
+    """float32; the memory of the parameters that users see."""
+    tables: list[StoredTable] = field(default_factory=list)
+    """In the order of their rows."""
+    writes: Writes = field(default_factory=Writes)
+    """Updates happen in all of their tables, or in none. Finish them before tensors are read."""
+    nonfinite_2T: torch.Tensor | None = None
+    """Gradients of rows that were not finite, int64, by table; behind each table's those of its
+    spare row, which are not looked at. None: there were no gradients."""
+    is_updated_R: torch.Tensor | None = None
+    """uint8; 1: updated since the table's updates are tracked. None: no table's are."""
+    ends_2T: torch.Tensor | None = None
+    """Each table's spare row, and one past it; None: not on the device yet."""
+
+    @staticmethod
+    def holding(rows: torch.Tensor, *, is_joint: bool) -> tuple[DeviceStore, int]:
+        """The store that has these rows (n, D), which are contiguous, and the first's number.
+
+        `is_joint`: all memory that they were cut from has rows of their width. Else it is theirs
+        alone.
+        """
+        width, first = rows.shape[1], 0
+        whole = rows.detach()
+        if is_joint:
+            count = rows.untyped_storage().nbytes() // (rows.element_size() * width)
+            whole = whole.as_strided((count, width), (width, 1), 0)
+            first = rows.storage_offset() // width
+        place = whole.device, whole.data_ptr(), width
+        found = _stores.get(place)
+        if found is None or found.weight_RD.shape != whole.shape:
+            found = _stores[place] = DeviceStore(whole)
+        return found, first
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.weight_RD.device
+
+    def add(
+        self, first: int, num_rows: int, optimizer: optim.Optimizer, fields: Fields
+    ) -> StoredTable:
+        """A table that has the rows from `first` on; one that had them before is gone."""
+        table = StoredTable(first, num_rows, (), {})
+        table.set_optimizer(optimizer, fields)
+        others = [each for each in self.tables if each.first_row != first]
+        counts = {id(each): self.nonfinite_of(each) for each in others}
+        self.tables = sorted([*others, table], key=lambda each: each.first_row)
+        if self.nonfinite_2T is not None:
+            kept = [[counts.get(id(each), 0), 0] for each in self.tables]
+            self.nonfinite_2T = torch.tensor(kept).flatten().to(self.device)
+        self.ends_2T = None
+        return table
+
+    def settle(self) -> None:
+        """Completes a write that failed half-way; raises if that fails again."""
+        self.writes.finish()
+
+    def block_of(self, table: StoredTable) -> StateBlock:
+        """Where a table's state is; made for all tables with the same fields that have none yet.
+
+        Until they are trained or written to, tables have no state.
+        """
+        if table.block is None:
+            alike = [each for each in self.tables if each.block is None]
+            alike = [each for each in alike if each.fields == table.fields]
+            num_rows = sum(each.num_rows for each in alike)
+            state = {
+                name: self.weight_RD.new_zeros(num_rows, width) for name, width in table.fields
+            }
+            made = StateBlock(alike, state)
+            for each in alike:
+                each.block = made
+        assert table.block is not None
+        return table.block
+
+    def places_of(self, rows_L: torch.Tensor) -> torch.Tensor:
+        """Twice the number of each row's table, and one more for spare rows: int64 (L,)."""
+        if self.ends_2T is None:
+            ends = [[each.spare_row, each.spare_row + 1] for each in self.tables]
+            self.ends_2T = torch.tensor(ends).flatten().to(self.device)
+        return torch.bucketize(rows_L, self.ends_2T, right=True)
+
+    def counts_with(self, places_L: torch.Tensor, is_bad_L: torch.Tensor) -> torch.Tensor:
+        """The counts of gradients that were not finite with these, int64 (2T,)."""
+        counts_2T = self.nonfinite_2T
+        if counts_2T is None:
+            counts_2T = torch.zeros(2 * len(self.tables), dtype=torch.int64, device=self.device)
+        return counts_2T.index_add(0, places_L, is_bad_L.to(torch.int64))
+
+    def nonfinite_of(self, table: StoredTable) -> int:
+        """Gradients of a table's rows that were not finite so far; waits for the device."""
+        self.settle()
+        if self.nonfinite_2T is None:
+            return 0
+        return int(self.nonfinite_2T[2 * self.tables.index(table)])
+
+    def track_updates(self, table: StoredTable) -> torch.Tensor:
+        """Notes from here on which rows of a table are updated: uint8 (rows of the table,)."""
+        if self.is_updated_R is None:
+            self.is_updated_R = self.weight_RD.new_zeros(len(self.weight_RD), dtype=torch.uint8)
+        own = self.is_updated_R.narrow(0, table.first_row, table.num_rows)
+        return own.zero_()
+
+
+_stores: weakref.WeakValueDictionary[tuple[torch.device, int, int], DeviceStore] = (
+    weakref.WeakValueDictionary()
+)

@@ -1,0 +1,134 @@
+"""One optimizer update of the tables of a set, with the gradients of their bags.
+
+Shape letters: N keys, B bags, L distinct rows with room for the most there can be, T tables (2T:
+two numbers for each), D row width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from recsdk_core import NonFiniteError
+from recsdk_sharding.device.batch import TableSet
+from recsdk_sharding.device.kernels import RowIndex, join_gradients, kernel, sum_gradients
+from recsdk_sharding.device.optimizers import update_rows
+from recsdk_sharding.device.writes import Write
+
+if TYPE_CHECKING:
+    from recsdk_sharding.device.table import DeviceTable
+
+__all__ = ["train_set"]
+
+
+def train_set(
+    plan: TableSet,
+    index: RowIndex | None,
+    grad_BD: torch.Tensor,
+    weights_N: torch.Tensor | None,
+) -> None:
+    """One update, or its share if the set's table accumulates; `index`: None without keys.
+
+    If it raises, no row, state or count of the tables has changed.
+    """
+    store = plan.tables[0].store
+    store.settle()
+    found = None
+    if index is not None:
+        sums = kernel(store.device.type, "sum_gradients", sum_gradients)
+        found = index.rows_L, sums(grad_BD, index, weights_N)
+    shard = plan.shards[0]  # one that accumulates is alone
+    accumulation = shard.accumulation
+    if accumulation is None:
+        _update(plan, found)
+        return
+    parts = accumulation.add([] if found is None else [found], shard.lease)
+    if parts is None:
+        return
+    try:
+        if len(parts) > 1:
+            rows, grads = zip(*parts, strict=True)
+            found = join_gradients(list(rows), list(grads), len(store.weight_RD), plan.spare_row)
+        else:
+            found = parts[0] if parts else None
+        _update(plan, found)
+    finally:
+        accumulation.drop()
+
+
+def _update(plan: TableSet, found: tuple[torch.Tensor, torch.Tensor] | None) -> None:
+    """Updates tables that are alike at once."""
+    alike: dict[Any, list[DeviceTable]] = {}
+    for table in plan.tables:
+        place = table.settings, table.update_count, table.log_decay
+        alike.setdefault((id(table.store.block_of(table.stored)), place), []).append(table)
+    for tables in alike.values():
+        if found is None:
+            for table in tables:
+                table.count_update(table.next_step())
+        else:
+            _update_alike(plan, tables, *found)
+
+
+def _update_alike(
+    plan: TableSet, tables: Sequence[DeviceTable], rows_L: torch.Tensor, grad_LD: torch.Tensor
+) -> None:
+    """One update of some of a set's tables. The spare row takes what must not be written."""
+    first = tables[0]
+    store, step, how = first.store, first.next_step(), first.on_nonfinite
+    spare_row = max(table.spare_row_of_store for table in tables)
+    places_L = store.places_of(rows_L)
+    # The largest number of a row's gradient is none if one of them is none.
+    is_bad_L = (torch.linalg.vector_norm(grad_LD, torch.inf, dim=1) < torch.inf).logical_not_()
+    written_L = rows_L
+    if len(tables) < len(plan.tables):
+        is_other_L = _is_of_others(store.tables, tables, places_L)
+        is_bad_L &= is_other_L.logical_not()
+        written_L = torch.where(is_other_L | (rows_L == plan.spare_row), spare_row, written_L)
+    counts_2T = store.counts_with(places_L, is_bad_L)
+    if how == "raise":
+        _require_finite(tables, counts_2T, store.nonfinite_2T)
+    if how == "skip":
+        written_L = torch.where(is_bad_L, spare_row, written_L)
+    block = store.block_of(first.stored)
+    run = kernel(store.device.type, "update_rows", update_rows)
+    writes = run(step, store.weight_RD, block.state, written_L, grad_LD, block.places(written_L))
+    along: list[Write] = [
+        *(partial(table.count_update, step) for table in tables),
+        partial(setattr, store, "nonfinite_2T", counts_2T),
+    ]
+    if store.is_updated_R is not None:
+        along.append(partial(store.is_updated_R.index_fill_, 0, written_L, 1))
+    along.append(store.weight_RD[spare_row].zero_)
+    if writes is None:  # a kernel that has made them
+        store.writes.commit(along, has_begun=True)
+    else:
+        store.writes.commit([*writes[:1], *along, *writes[1:]])
+
+
+def _is_of_others(
+    stored: Sequence[Any], tables: Sequence[DeviceTable], places_L: torch.Tensor
+) -> torch.Tensor:
+    """Which rows are of other tables than these, bool (L,); `places_L`: as `places_of`."""
+    own = {id(table.stored) for table in tables}
+    is_other_T = torch.tensor([id(each) not in own for each in stored])
+    is_other_2T = is_other_T.repeat_interleave(2).to(places_L.device)
+    return is_other_2T.index_select(0, places_L)
+
+
+def _require_finite(
+    tables: Sequence[DeviceTable], counts_2T: torch.Tensor, before_2T: torch.Tensor | None
+) -> None:
+    """Raises NonFiniteError for gradients that came on top; waits for the device."""
+    found = counts_2T if before_2T is None else counts_2T - before_2T
+    counts = found.tolist()
+    for table in tables:
+        number = counts[2 * table.store.tables.index(table.stored)]
+        if number:
+            raise NonFiniteError(
+                f"table {table.name!r}: the gradient of {number} rows is infinite or not a number; "
+                "lower the learning rate, clip gradients, or set on_nonfinite to skip"
+            )

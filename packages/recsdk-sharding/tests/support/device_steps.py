@@ -1,0 +1,183 @@
+"""What the tests of whole steps run on a device; each function returns plain values."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from worlds import host_env, rows_of
+
+from recsdk_core import RecsdkError, optim
+from recsdk_npusim.counting import counting
+from recsdk_sharding import (
+    HashEmbeddingBagCollection,
+    HashEmbeddingBagConfig,
+    RowOptimizer,
+    get_default_hybrid_sharders,
+)
+
+BATCH = 16
+
+
+def _configs(num_tables: int, dim: int = 8, **options: Any) -> list[HashEmbeddingBagConfig]:
+    return [
+        HashEmbeddingBagConfig(
+            name=f"t{number}",
+            embedding_dim=dim,
+            num_embeddings=70,
+            feature_names=[f"f{number}"],
+            **options,
+        )
+        for number in range(num_tables)
+    ]
+
+
+def _batch(seed: int, num_tables: int, longest: int) -> KeyedJaggedTensor:
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(min(longest, 2) - 1, longest + 1, num_tables * BATCH)
+    if longest == 1:
+        lengths[:] = 1
+    ids = rng.integers(-30, 30, int(lengths.sum()))
+    names = [f"f{number}" for number in range(num_tables)]
+    return KeyedJaggedTensor(names, torch.from_numpy(ids), lengths=torch.from_numpy(lengths))
+
+
+def count_a_step(num_tables: int, longest: int) -> dict[str, Any]:
+    """What a step hands to the device whose rows are all there, by its part."""
+    model = nn.ModuleDict(
+        {"ebc": HashEmbeddingBagCollection(_configs(num_tables), device=torch.device("meta"))}
+    )
+    apply_optimizer_in_backward(RowWiseAdagrad, model.parameters(), {"lr": 0.1})
+    sharders = get_default_hybrid_sharders(host_env())
+    planner = EmbeddingShardingPlanner(topology=Topology(world_size=1, compute_device="npu"))
+    plan = planner.plan(model, sharders)
+    sharded = DistributedModelParallel(
+        model, device=torch.device("npu"), plan=plan, sharders=sharders
+    )
+    ebc, batch = sharded.module["ebc"], _batch(0, num_tables, longest)
+    ebc(batch).values().sum().backward()
+    context = ebc.create_context()
+    with counting() as ahead:
+        mapped = ebc.input_dist(context, batch).wait().wait()
+    with counting() as forward:
+        values = ebc.compute_and_output_dist(context, mapped).wait().values()
+    grad = torch.ones_like(values)
+    with counting() as backward:
+        values.backward(grad)
+    parts = (ahead, forward, backward)
+    return {
+        "forward": ahead.num_operators + forward.num_operators,
+        "backward": backward.num_operators,
+        "waits": sum(each.waits for each in parts),
+        "bytes": sum(each.bytes_to_device for each in parts),
+        "ids": len(batch.values()),
+    }
+
+
+OPTIMIZERS = [
+    optim.SGD(lr=0.1),
+    optim.Adagrad(lr=0.1, eps=1e-3),
+    optim.Adagrad(lr=0.1, eps=1e-3, initial_accumulator_value=0.5),
+    optim.RowwiseAdagrad(lr=0.1, eps=1e-3),
+    optim.Adam(lr=0.02),
+]
+
+
+def train_unlike_tables(seed: int) -> str:
+    """Trains tables of one width that differ in all that an update depends on, beside the cpu.
+
+    Returns what differed.
+    """
+    rng = random.Random(seed)
+    num_tables = rng.randint(1, 6)
+    configs = _configs(num_tables)
+    for config in configs:
+        config.accumulate_steps = rng.choice([1, 1, 1, 2])
+        config.on_nonfinite = rng.choice(["apply", "skip", "raise"])
+        config.max_rows = rng.choice([None, 7])
+    both = [HashEmbeddingBagCollection(list(configs), device=d) for d in ("cpu", "npu")]
+    chosen = [rng.choice(OPTIMIZERS) for _ in configs]
+    late = rng.random() < 0.3  # the optimizer comes when the tables are there already
+    for ebc in both:
+        if late:
+            ebc.eval()(_batch(seed, num_tables, 3))
+            ebc.train()
+        for rows, settings in zip(ebc.embedding_bags.values(), chosen, strict=True):
+            apply_optimizer_in_backward(RowOptimizer, [rows.weight], {"settings": settings})
+    for step in range(6):
+        batch = _batch(1000 * seed + step, num_tables, rng.choice([1, 3]))
+        outputs = [ebc(batch).values() for ebc in both]
+        if not torch.allclose(outputs[1].cpu(), outputs[0], rtol=1e-4, atol=1e-4):
+            return f"step {step}: outputs"
+        if rng.random() < 0.4:  # once the batch is planned
+            name, rate = f"t{rng.randrange(num_tables)}", rng.choice([0.01, 0.05])
+            for ebc in both:
+                ebc.tables()[name].learning_rate = rate
+        grad = torch.linspace(-1, 1, outputs[0].numel()).view_as(outputs[0])
+        said = [_backward(out, grad.to(out.device)) for out in outputs]
+        if said[0] != said[1]:
+            return f"step {step}: {said}"
+        if rng.random() < 0.3:
+            key = np.array([rng.randint(-30, 30)])
+            said = [_said(partial(ebc.tables()["t0"].erase, key)) for ebc in both]
+            if said[0] != said[1]:
+                return f"step {step}: erase {said}"
+        found = [rows_of(ebc.tables()) for ebc in both]
+        for name, rows in found[0].items():
+            if set(rows) != set(found[1][name]):
+                return f"step {step}: keys of {name}"
+            for key, (weight, state) in rows.items():
+                other, other_state = found[1][name][key]
+                pairs = [(weight, other), *((state[f], other_state[f]) for f in state)]
+                if not all(np.allclose(*pair, rtol=1e-3, atol=1e-4) for pair in pairs):
+                    return f"step {step}: row {key} of {name}"
+    counts = [{n: t.update_count for n, t in ebc.tables().items()} for ebc in both]
+    spare = [bool(rows.weight[-1].any()) for rows in both[1].embedding_bags.values()]
+    return "" if counts[0] == counts[1] and not any(spare) else f"{counts} {spare}"
+
+
+def _backward(out: torch.Tensor, grad: torch.Tensor) -> str:
+    return _said(lambda: out.backward(grad))
+
+
+def _said(call: Any) -> str:
+    try:
+        call()
+    except RecsdkError as error:
+        return type(error).__name__
+    return ""
+
+
+def pickle_tables(num_tables: int) -> tuple[int, int]:
+    """Bytes of a pickled module, and of the rows and state that it has."""
+    ebc = HashEmbeddingBagCollection(_configs(num_tables, dim=64), device="npu")
+    apply_optimizer_in_backward(RowOptimizer, ebc.parameters(), {"settings": OPTIMIZERS[0]})
+    ebc(_batch(0, num_tables, 3)).values().sum().backward()
+    size = len(pickle.dumps(ebc))
+    return size, sum(p.numel() * p.element_size() for p in ebc.parameters())
+
+
+def stores_of(num_tables: int) -> dict[str, int]:
+    """How many stores tables of two widths have: new, moved, sharded copies, and reloaded."""
+    configs = [
+        replace(c, embedding_dim=4 + 4 * (i % 2)) for i, c in enumerate(_configs(num_tables))
+    ]
+    ebc = HashEmbeddingBagCollection(configs, device="npu")
+    apply_optimizer_in_backward(RowOptimizer, ebc.parameters(), {"settings": OPTIMIZERS[1]})
+    tables = ebc.tables()
+    found = {"new": len({id(table.store) for table in tables.values()})}
+    state = ebc.state_dict()
+    ebc.load_state_dict(state)
+    blocks = {id(table.store.block_of(table.stored)) for table in ebc.tables().values()}
+    return {**found, "blocks": len(blocks)}

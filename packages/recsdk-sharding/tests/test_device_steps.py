@@ -1,0 +1,135 @@
+"""A step on a device: a fixed number of operators for all tables of a width, and no wait.
+
+A simulated device says nothing about speed; what it is handed can be counted.
+"""
+
+from __future__ import annotations
+
+import os
+
+import device_steps
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from rank_pool import RankPool
+
+from recsdk_sharding.device.kernels import (
+    BagIndex,
+    join_gradients,
+    plan_rows,
+    pool_rows,
+    sum_gradients,
+)
+
+NUM_MODELS = 200 if os.environ.get("RECSDK_TEST_PROFILE") == "full" else 25
+MOST_FORWARD, MOST_BACKWARD = 12, 20
+NUM_ROWS, DIM = 9, 2
+SPARE = NUM_ROWS - 1
+
+
+@pytest.mark.parametrize("longest", [1, 4])
+def test_a_step_is_as_many_operators_for_any_number_of_tables(npus: RankPool, longest: int) -> None:
+    found = {}
+    for number in (1, 2, 26, 200):
+        (found[number],) = npus.run(1, device_steps.count_a_step, number, longest)
+    for number, counts in found.items():
+        assert counts["waits"] == 0, (number, counts)
+        assert counts["bytes"] <= 8 * counts["ids"] + 4, (number, counts)
+        assert counts["forward"] <= MOST_FORWARD
+        assert counts["backward"] <= MOST_BACKWARD
+    of_some = [(found[n]["forward"], found[n]["backward"]) for n in (2, 26, 200)]
+    assert len(set(of_some)) == 1, of_some
+    # One table has no neighbours, so nothing is put side by side.
+    assert found[1]["backward"] in (of_some[0][1], of_some[0][1] - 1)
+
+
+def test_unlike_tables_of_a_store_train_as_on_the_cpu(npus: RankPool) -> None:
+    for seed in range(NUM_MODELS):
+        (said,) = npus.run(1, device_steps.train_unlike_tables, seed)
+        assert said == "", f"seed {seed}"
+
+
+def test_a_pickled_module_has_its_rows_once(npus: RankPool) -> None:
+    ((size, rows),) = npus.run(1, device_steps.pickle_tables, 12)
+    assert size < 4 * rows
+
+
+def test_tables_of_one_width_share_a_store(npus: RankPool) -> None:
+    (found,) = npus.run(1, device_steps.stores_of, 6)
+    assert found == {"new": 2, "blocks": 2}
+
+
+# ---- the kernels beside a plain model -----------------------------------------------------------
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[list[list[int]], bool]:
+    """The rows of bags, and whether they are weighted."""
+    one_each = draw(st.booleans())
+    row = st.integers(0, SPARE)
+    bag = st.lists(row, min_size=1, max_size=1) if one_each else st.lists(row, max_size=5)
+    return draw(st.lists(bag, max_size=8)), draw(st.booleans())
+
+
+def index_of(bags: list[list[int]], is_weighted: bool) -> BagIndex:
+    lengths = [len(bag) for bag in bags]
+    rows_N = torch.tensor([row for bag in bags for row in bag], dtype=torch.int32)
+    offsets = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
+    is_one_each = all(length == 1 for length in lengths)
+    return BagIndex(
+        rows_N,
+        None if is_one_each else offsets,
+        torch.arange(1.0, len(rows_N) + 1) if is_weighted else None,
+    )
+
+
+@given(batches())
+@example(([[]], False))
+@example(([[SPARE, SPARE], []], True))
+def test_pooling_is_a_sum(batch: tuple[list[list[int]], bool]) -> None:
+    bags, is_weighted = batch
+    store = torch.arange(1.0, NUM_ROWS * DIM + 1).view(NUM_ROWS, DIM)
+    index = index_of(bags, is_weighted)
+    weights = iter(range(1, 1000)) if is_weighted else iter([1] * 1000)
+    expected = torch.zeros(len(bags), DIM)
+    for number, bag in enumerate(bags):
+        for row in bag:
+            expected[number] += store[row] * next(weights)
+    assert torch.equal(pool_rows(store, index), expected)
+
+
+@given(batches())
+@example(([[SPARE, 0, SPARE], [0]], True))
+def test_gradients_are_summed_by_row(batch: tuple[list[list[int]], bool]) -> None:
+    bags, is_weighted = batch
+    index = index_of(bags, is_weighted)
+    if len(index.rows_N) == 0:
+        return
+    grad_BD = torch.arange(1.0, len(bags) * DIM + 1).view(len(bags), DIM)
+    plan = plan_rows(index, NUM_ROWS, SPARE)
+    sums_LD = sum_gradients(grad_BD, plan, index.weights_N)
+    weights = iter(range(1, 1000)) if is_weighted else iter([1] * 1000)
+    expected: dict[int, torch.Tensor] = {}
+    for number, bag in enumerate(bags):
+        for row in bag:
+            before = expected.get(row, torch.zeros(DIM))
+            expected[row] = before + grad_BD[number] * next(weights)
+    check_sums(plan.rows_L, sums_LD, expected)
+    twice = join_gradients([plan.rows_L] * 2, [sums_LD] * 2, NUM_ROWS, SPARE)
+    check_sums(*twice, {row: 2 * value for row, value in expected.items()})
+
+
+def check_sums(
+    rows_L: torch.Tensor, sums_LD: torch.Tensor, expected: dict[int, torch.Tensor]
+) -> None:
+    """The rows in ascending order, each once; behind them the spare row, without a gradient."""
+    assert len(rows_L) <= NUM_ROWS
+    rows = sorted(expected)
+    assert rows_L[: len(rows)].tolist() == rows
+    for row, found in zip(rows, sums_LD, strict=False):
+        assert torch.equal(found, expected[row])
+    if set(rows_L[len(rows) :].tolist()) - {SPARE}:
+        raise AssertionError(rows_L)
+    assert not sums_LD[len(rows) :].any()
