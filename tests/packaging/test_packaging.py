@@ -28,6 +28,7 @@ TEST_TOOLS = (
     "fsspec",
     "pyarrow",
     "safetensors",
+    "torchdata",
     "xxhash",
 )
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
-from recsdk_pipeline.data import IdBags, Share, category_key
+from recsdk_pipeline.data import IdBags, Share, category_keys
 
 Int64s = npt.NDArray[np.int64]
 TOP = 10
@@ -133,7 +133,7 @@ def log_of(users: Int64s, items: Int64s, seconds: Int64s) -> Log:
 def _raw_ids(feature: str, numbers: Int64s) -> Int64s:
     """Arbitrary 64-bit ids, as production logs have them."""
     distinct, which = np.unique(numbers, return_inverse=True)
-    return np.array([category_key(feature, str(n)) for n in distinct], np.int64)[which]
+    return category_keys(feature, [str(n) for n in distinct])[which]
 
 
 def shuffled_batches(count: int, size: int, seed: int, share: Share) -> Iterator[Int64s]:

@@ -20,7 +20,10 @@ class ClickBatch(Pipelineable):  # type: ignore[misc]
     """One bag of raw int64 ids per feature and example; bags may be empty."""
 
     labels: torch.Tensor
-    """(B,) float32, 1 for a click and 0 for none."""
+    """(B,) float32, 1 for a click and 0 for none; of several label columns (B, L)."""
+
+    timestamps: torch.Tensor | None = None
+    """int64, one beside each of `sparse.values()`, 0 where a feature has none; or None."""
 
     def __len__(self) -> int:
         """Number of examples B; 0 is legal."""
@@ -32,6 +35,9 @@ class ClickBatch(Pipelineable):  # type: ignore[misc]
             dense=self.dense.to(device=device, non_blocking=non_blocking),
             sparse=self.sparse.to(device=device, non_blocking=non_blocking),
             labels=self.labels.to(device=device, non_blocking=non_blocking),
+            timestamps=None
+            if self.timestamps is None
+            else self.timestamps.to(device=device, non_blocking=non_blocking),
         )
 
     def pin_memory(self) -> ClickBatch:
@@ -40,6 +46,7 @@ class ClickBatch(Pipelineable):  # type: ignore[misc]
             dense=self.dense.pin_memory(),
             sparse=self.sparse.pin_memory(),
             labels=self.labels.pin_memory(),
+            timestamps=None if self.timestamps is None else self.timestamps.pin_memory(),
         )
 
     def record_stream(self, stream: torch.Stream) -> None:
@@ -47,3 +54,5 @@ class ClickBatch(Pipelineable):  # type: ignore[misc]
         self.dense.record_stream(stream)
         self.sparse.record_stream(stream)
         self.labels.record_stream(stream)
+        if self.timestamps is not None:
+            self.timestamps.record_stream(stream)

@@ -17,7 +17,7 @@ import numpy as np
 from recsdk_core.files import file_to_read
 from recsdk_pipeline.data.examples import Examples, IdBags
 from recsdk_pipeline.data.held_out_split import HeldOutSplit
-from recsdk_pipeline.data.keys import category_key
+from recsdk_pipeline.data.keys import category_keys
 from recsdk_pipeline.data.lines import (
     BadLines,
     Line,
@@ -38,7 +38,8 @@ _MOST_DIGITS = 16
 class _Click:
     label: float
     numbers: list[float]
-    categories: list[list[int]]
+    categories: list[str]
+    """"" for a missing one."""
 
 
 def read_criteo(
@@ -77,13 +78,11 @@ def _parse(line: Line) -> _Click:
     return _Click(label, numbers, [_category(line, name) for name in CATEGORIES])
 
 
-def _category(line: Line, column: str) -> list[int]:
+def _category(line: Line, column: str) -> str:
     value = line.fields[column]
-    if not value:
-        return []
     if len(value) > _MOST_DIGITS or not _HEXADECIMAL.issuperset(value):
         raise line.bad(column, f"{value!r} is not a hexadecimal category")
-    return [category_key(column, value)]
+    return value
 
 
 def _examples(clicks: list[_Click]) -> Examples:
@@ -93,7 +92,12 @@ def _examples(clicks: list[_Click]) -> Examples:
         labels=np.array([click.label for click in clicks], dtype=np.float32),
         dense=(np.sign(numbers) * np.log1p(np.abs(numbers))).astype(np.float32),
         bags={
-            name: IdBags.of_lists([click.categories[c] for click in clicks])
+            name: _bags(name, [click.categories[c] for click in clicks])
             for c, name in enumerate(CATEGORIES)
         },
     )
+
+
+def _bags(name: str, values: list[str]) -> IdBags:
+    lengths = np.fromiter(map(bool, values), np.int64, len(values))
+    return IdBags.of_lengths(category_keys(name, list(filter(None, values))), lengths)

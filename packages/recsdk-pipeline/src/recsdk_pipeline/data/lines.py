@@ -24,17 +24,19 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 class BadLine(RecsdkError, ValueError):
-    """A line that cannot be read; the message names file, line and column."""
+    """A line or row that cannot be read; the message names file, line and column."""
 
     def __init__(
         self,
-        path: Path,
+        path: Path | str,
         line: int,
         column: str,
         problem: str,
         fields: Mapping[str, str] | None = None,
+        *,
+        noun: str = "line",
     ) -> None:
-        super().__init__(f"{path}, line {line}, column {column}: {problem}")
+        super().__init__(f"{path}, {noun} {line}, column {column}: {problem}")
         self.path = path
         self.line = line
         self.column = column

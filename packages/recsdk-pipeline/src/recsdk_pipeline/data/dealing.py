@@ -1,0 +1,173 @@
+"""Which rows each rank and worker reads, and in which windows: pure functions of numbers.
+
+A *group* is a row group of a file. The groups are dealt to ranks, and a rank's to its workers. A
+stream, what one worker of one rank reads, is cut into windows, whose rows are shuffled together.
+Rows are named as they lie in the files, before any filter.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+import numpy as np
+
+from recsdk_pipeline.data.keys import Int64s
+
+Position = tuple[int, int]
+"""(window, offset): the next row of a stream is row `offset` of what `window` yields."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Size of a row group."""
+
+    rows: int
+    bytes: int
+    """At most what the columns in use take in memory."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The rows start..stop of a group."""
+
+    group: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Window:
+    """Pieces that are in memory together."""
+
+    pieces: tuple[Piece, ...]
+    skip: int = 0
+    """How many of the rows that it yields were yielded before."""
+
+    @property
+    def rows(self) -> int:
+        """Rows that are left, before any filter; at least 0."""
+        return max(0, sum(piece.stop - piece.start for piece in self.pieces) - self.skip)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How many streams there are: `num_workers` for each rank."""
+
+    world_size: int
+    num_workers: int
+
+    @property
+    def streams(self) -> int:
+        """Their number; stream s is worker s % num_workers of rank s // num_workers."""
+        return self.world_size * self.num_workers
+
+
+@dataclass(frozen=True)
+class Layer:
+    """An earlier run: how it was laid out, and how far each stream came."""
+
+    layout: Layout
+    positions: tuple[Position, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What the windows follow from."""
+
+    groups: tuple[Group, ...]
+    window_bytes: int
+    seed: int
+    epoch: int
+    shuffle: bool
+
+    def streams(self, layers: Iterable[Layer], layout: Layout) -> list[list[Window]]:
+        """The windows of each stream of `layout`, without what the earlier `layers` read.
+
+        What is left is dealt so that the rows of two ranks, and of two workers of one rank, differ
+        by no more than the largest row group (or window, if an earlier run began one).
+        """
+        order = self._order()
+        items = [Window((Piece(g, 0, self.groups[g].rows),)) for g in order if self.groups[g].rows]
+        rank_of = {group: rank for rank, group in enumerate(order)}
+        for layer in layers:
+            left = _left(self._dealt(items, layer.layout), layer.positions)
+            items = sorted(left, key=lambda item: rank_of[item.pieces[0].group])
+        return self._dealt(items, layout)
+
+    def permutation(self, window: Window, num_rows: int) -> Int64s:
+        """The order of the rows of a window; windows of one epoch have their own each."""
+        first = window.pieces[0]
+        keys = [self.seed, self.epoch, first.group, first.start]
+        return np.random.default_rng(keys).permutation(num_rows)
+
+    def _order(self) -> list[int]:
+        if not self.shuffle:
+            return list(range(len(self.groups)))
+        generator = np.random.default_rng([self.seed, self.epoch])
+        return [int(group) for group in generator.permutation(len(self.groups))]
+
+    def _dealt(self, items: Sequence[Window], layout: Layout) -> list[list[Window]]:
+        ranks = _deal(items, layout.world_size)
+        streams = chain.from_iterable(_deal(rank, layout.num_workers) for rank in ranks)
+        return [self._cut(stream) for stream in streams]
+
+    def _cut(self, items: Iterable[Window]) -> list[Window]:
+        """Windows of at most `window_bytes`, or one row; windows that were begun stay whole."""
+        items = list(items)
+        windows = [item for item in items if item.skip]
+        pieces: list[Piece] = []
+        room = self.window_bytes
+        for piece in chain.from_iterable(item.pieces for item in items if not item.skip):
+            start, row = piece.start, self._row_bytes(piece.group)
+            while start < piece.stop:
+                if room < row and pieces:
+                    windows.append(Window(tuple(pieces)))
+                    pieces, room = [], self.window_bytes
+                stop = min(piece.stop, start + max(1, room // row))
+                pieces.append(Piece(piece.group, start, stop))
+                room -= (stop - start) * row
+                start = stop
+        return [*windows, Window(tuple(pieces))] if pieces else windows
+
+    def _row_bytes(self, group: int) -> int:
+        return max(1, -(-self.groups[group].bytes // self.groups[group].rows))
+
+
+def _deal(items: Iterable[Window], num: int) -> list[list[Window]]:
+    """Each item to whoever has the fewest rows, the first of these."""
+    hands: list[list[Window]] = [[] for _ in range(num)]
+    loads = [(0, hand) for hand in range(num)]
+    for item in items:
+        load, hand = loads[0]
+        hands[hand].append(item)
+        heapq.heapreplace(loads, (load + item.rows, hand))
+    return hands
+
+
+def _left(streams: list[list[Window]], positions: Sequence[Position]) -> list[Window]:
+    """What was not read: windows that were begun, and whole stretches of groups."""
+    begun: list[Window] = []
+    pieces: list[Piece] = []
+    for windows, (index, offset) in zip(streams, positions, strict=True):
+        for number, window in enumerate(windows[index:]):
+            skip = max(window.skip, offset if number == 0 else 0)
+            if skip:
+                begun.append(replace(window, skip=skip))
+            else:
+                pieces += window.pieces
+    return [*begun, *(Window((piece,)) for piece in _joined(pieces))]
+
+
+def _joined(pieces: list[Piece]) -> list[Piece]:
+    """The same rows in as few pieces as may be."""
+    joined: list[Piece] = []
+    for piece in sorted(pieces, key=lambda each: (each.group, each.start)):
+        last = joined[-1] if joined else None
+        if last is not None and (last.group, last.stop) == (piece.group, piece.start):
+            joined[-1] = replace(last, stop=piece.stop)
+        else:
+            joined.append(piece)
+    return joined

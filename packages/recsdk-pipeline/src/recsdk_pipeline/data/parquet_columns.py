@@ -1,0 +1,69 @@
+"""Which columns of Parquet files a batch is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdColumn:
+    """A feature, and the columns that its ids come from."""
+
+    name: str
+    """Of the feature in batches."""
+
+    column: str | None = None
+    """int or uint of up to 64 bits, strings or bytes, one or a list of them a row; a null is an
+    empty bag. Default: `name`."""
+
+    weight: str | None = None
+    """A column of numbers, one beside each id. Default: none, which means 1."""
+
+    timestamp: str | None = None
+    """A column of integers, kept as they are, or of timestamps, which become microseconds since
+    1970; one beside each id. Default: none."""
+
+    space: str | None = None
+    """Strings and bytes become `category_keys(space, ...)`; equal ones of one space get one id.
+    Default: `name`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mapping:
+    """All columns in use."""
+
+    ids: tuple[IdColumn, ...]
+    dense: tuple[str, ...]
+    labels: tuple[str, ...]
+    missing: float | None
+    """What a null in a dense column reads as; None: it is malformed."""
+
+    @classmethod
+    def of(
+        cls,
+        ids: Sequence[str | IdColumn],
+        dense: Sequence[str],
+        labels: str | Sequence[str],
+        missing: float | None,
+    ) -> Mapping:
+        """What the arguments of `ParquetData` mean; ValueError for features of one name."""
+        for what, given in (("ids", ids), ("dense", dense)):
+            if isinstance(given, str):
+                raise TypeError(f"{what} is the string {given!r}; pass a list of columns")
+        features = [IdColumn(name=each) if isinstance(each, str) else each for each in ids]
+        names = [each.name for each in features]
+        if len(set(names)) < len(names) or not all(names):
+            raise ValueError(f"the features are {names}; each needs a name of its own")
+        named = (labels,) if isinstance(labels, str) else tuple(labels)
+        if not named:
+            raise ValueError("labels is empty; name at least one column")
+        filled = tuple(replace(each, column=each.column or each.name) for each in features)
+        return cls(ids=filled, dense=tuple(dense), labels=named, missing=missing)
+
+    def columns(self) -> list[str]:
+        """All columns, each once."""
+        found = [*self.labels, *self.dense]
+        for each in self.ids:
+            found += filter(None, (each.column, each.weight, each.timestamp))
+        return list(dict.fromkeys(found))

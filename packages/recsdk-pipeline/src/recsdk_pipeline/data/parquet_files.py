@@ -1,0 +1,188 @@
+"""Parquet files behind fsspec URLs: their row groups, and the record batches of pieces of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.fs as pafs
+
+from recsdk_pipeline.data.dealing import Group, Piece
+
+KEEP = "__recsdk_keep"
+_CHUNK_ROWS = 1 << 15
+_MOST_OPENED_AT_ONCE = 16
+_FORMAT = ds.ParquetFileFormat()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a group lies."""
+
+    path: str
+    row_group: int
+    first_row: int
+    """Its first row's number in the file."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """What was found once; it is the same in every process, and can be pickled."""
+
+    groups: tuple[Group, ...]
+    places: tuple[Place, ...]
+    schema: pa.Schema
+
+
+def find_files(
+    source: str | Sequence[str], columns: Sequence[str], where: Any, options: Mapping[str, Any]
+) -> Files:
+    """The row groups of all files of `source` whose statistics do not rule out the filter."""
+    paths = [path for url in _urls(source) for path in _expanded(url, options)]
+    if not paths:
+        raise FileNotFoundError(f"{source}: holds no Parquet file")
+    with ThreadPoolExecutor(_MOST_OPENED_AT_ONCE) as pool:
+        found = list(pool.map(lambda path: _one_file(path, columns, where, options), paths))
+    schema = found[0][1]
+    for path, (_, other) in zip(paths, found, strict=True):
+        for name in set(columns) & set(schema.names):
+            theirs = other.field(name).type if name in other.names else "absent"
+            if theirs != schema.field(name).type:
+                raise ValueError(
+                    f"{path}: column {name!r} is {theirs}; in {paths[0]} it is "
+                    f"{schema.field(name).type}; convert the files to one type"
+                )
+    groups = [group for listed, _ in found for group in listed]
+    return Files(tuple(g for g, _ in groups), tuple(p for _, p in groups), schema)
+
+
+def _urls(source: str | Sequence[str]) -> list[str]:
+    return [source] if isinstance(source, str) else [str(each) for each in source]
+
+
+def _expanded(url: str, options: Mapping[str, Any]) -> list[str]:
+    """The files that a URL of a file, a folder or a pattern names, in order."""
+    fs, path = fsspec.core.url_to_fs(url, **options)
+    if any(character in path for character in "*?["):
+        found = sorted(fs.glob(path))
+    elif fs.isdir(path):
+        found = sorted(each for each in fs.find(path) if _is_data(each[len(path) :]))
+    else:
+        found = [path]
+    return [fs.unstrip_protocol(each) for each in found]
+
+
+def _is_data(path: str) -> bool:
+    return not any(part.startswith(("_", ".")) for part in path.split("/"))
+
+
+def _opened(url: str, options: Mapping[str, Any]) -> tuple[str, Any]:
+    if url.startswith("file://"):
+        return url[len("file://") :], pafs.LocalFileSystem()
+    fs, path = fsspec.core.url_to_fs(url, **options)
+    return path, pafs.PyFileSystem(pafs.FSSpecHandler(fs))
+
+
+def _one_file(
+    url: str, columns: Sequence[str], where: Any, options: Mapping[str, Any]
+) -> tuple[list[tuple[Group, Place]], pa.Schema]:
+    path, fs = _opened(url, options)
+    try:
+        fragment = _FORMAT.make_fragment(path, fs)
+        schema, metadata = fragment.physical_schema, fragment.metadata
+        kept = fragment if where is None else fragment.split_by_row_group(where)
+        chosen = (
+            set(range(metadata.num_row_groups))
+            if where is None
+            else {group.id for part in kept for group in part.row_groups}
+        )
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{url}: there is no such file") from error
+    except pa.ArrowException as error:
+        raise ValueError(f"{url}: cannot be read as Parquet, or the filter: {error}") from error
+    found, first = [], 0
+    for index in range(metadata.num_row_groups):
+        group = metadata.row_group(index)
+        if index in chosen:
+            size = Group(rows=group.num_rows, bytes=_bytes(group, columns))
+            found.append((size, Place(url, index, first)))
+        first += group.num_rows
+    return found, schema
+
+
+def _bytes(group: Any, columns: Sequence[str]) -> int:
+    """Eight bytes a value, and eight a row for the offsets of bags."""
+    chunks = [group.column(index) for index in range(group.num_columns)]
+    used = [chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in columns]
+    return sum(8 * (chunk.num_values + group.num_rows) for chunk in used)
+
+
+class Reader:
+    """Reads pieces of groups; goes on in an open row group if the next piece follows."""
+
+    def __init__(
+        self,
+        files: Files,
+        columns: Sequence[str],
+        where: Any,
+        options: Mapping[str, Any],
+        *,
+        threads: bool,
+    ) -> None:
+        self._files = files
+        self._options = options
+        self._projection = {name: ds.field(name) for name in columns}
+        if where is not None:
+            self._projection[KEEP] = where
+        self._threads = threads
+        self._group = -1
+        self._next = 0
+        self._batches: Iterator[Any] = iter(())
+        self._rest: Any = None
+
+    def read(self, piece: Piece) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield (number of the first row in its file, record batch)."""
+        place = self._files.places[piece.group]
+        try:
+            if self._group != piece.group or self._next > piece.start:
+                self._begin(piece.group)
+            while self._next < piece.stop:
+                start = self._next
+                batch = self._take(piece.start, piece.stop)
+                if batch is not None:
+                    yield place.first_row + start, batch
+        except (pa.ArrowException, OSError) as error:
+            raise OSError(
+                f"{place.path}, row group {place.row_group}: cannot be read; was the file "
+                f"changed or cut off? {error}"
+            ) from error
+
+    def _begin(self, group: int) -> None:
+        place = self._files.places[group]
+        path, fs = _opened(place.path, self._options)
+        fragment = _FORMAT.make_fragment(path, fs, row_groups=[place.row_group])
+        self._batches = fragment.to_batches(
+            schema=self._files.schema,
+            columns=self._projection,
+            batch_size=_CHUNK_ROWS,
+            batch_readahead=2,
+            use_threads=self._threads,
+        )
+        self._group, self._next, self._rest = group, 0, None
+
+    def _take(self, start: int, stop: int) -> pa.RecordBatch | None:
+        """The next rows of the open group that lie in start..stop; None if before it."""
+        batch = next(self._batches, None) if self._rest is None else self._rest
+        if batch is None:
+            raise OSError(f"it ended after {self._next} rows")
+        wanted = stop if self._next >= start else start
+        taken = batch.slice(0, wanted - self._next)
+        self._rest = batch.slice(len(taken)) if len(taken) < len(batch) else None
+        is_wanted = self._next >= start
+        self._next += len(taken)
+        return taken if is_wanted else None
