@@ -38,9 +38,9 @@ class ParquetData(IterableDataset[ClickBatch]):
     the rows in a window are shuffled. `where`, a `pyarrow.dataset` expression, skips row groups by
     their statistics and then rows; only columns in use are decoded.
 
-    Memory: at most two windows of `window_bytes` (default 64 MiB, in the main process; one in a
-    worker), a batch, and what Arrow decodes at a time of one row group. A shuffled window is copied
-    once. A DataLoader worker decodes on one thread.
+    Memory: at most three windows of `window_bytes` (default 64 MiB; one in use, and one read and
+    shuffled; in a worker two), a batch, and what Arrow decodes at a time of one row group. A
+    DataLoader worker decodes on one thread.
 
     Malformed rows (a number that is missing or not finite; a null in a bag; weights or timestamps
     of another length than the ids) go to `bad`; by default the first is raised as `BadLine`, whose
@@ -217,7 +217,8 @@ class ParquetData(IterableDataset[ClickBatch]):
         windows = plan.streams(self._layers, layout)[stream]
         first, offset = self._position
         room = self.batch_size
-        for index, (rows, found) in enumerate(self._windows(plan, windows[first:]), start=first):
+        loaded = self._windows(plan, windows[first:])
+        for index, (rows, found) in enumerate(loaded, start=first):
             before = self.bad.count
             for error in found:
                 self.bad.add(error)

@@ -15,7 +15,7 @@ import pyarrow.fs as pafs
 from recsdk_pipeline.data.dealing import Group, Piece
 
 KEEP = "__recsdk_keep"
-_CHUNK_ROWS = 1 << 15
+_CHUNK_ROWS = 1 << 17
 _MOST_OPENED_AT_ONCE = 16
 _FORMAT = ds.ParquetFileFormat()
 

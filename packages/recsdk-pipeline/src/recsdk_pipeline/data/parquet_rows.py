@@ -6,7 +6,7 @@ Shapes: N rows, K ids of one feature, C dense columns, L label columns.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,22 +32,38 @@ _MICROSECONDS = pa.timestamp("us")
 class Bags:
     """The ids of one feature, and what stands beside each."""
 
-    ids: IdBags
+    values: Int64s
+    """(K,)"""
+    offsets: Int64s | None = None
+    """(N + 1,) bag n is values[offsets[n]:offsets[n + 1]]; None: each row has one id."""
     weights: Float32s | None = None
     """(K,)"""
     timestamps: Int64s | None = None
     """(K,)"""
 
-    def pick(self, how: Callable[[IdBags], IdBags]) -> Bags:
-        """The bags that `how` picks, with what stands beside their ids."""
-        beside = (None if x is None else how(self._as(x)).values for x in self._beside())
-        return Bags(how(self.ids), *beside)  # type: ignore[arg-type]
+    def take(self, rows: Int64s) -> Bags:
+        """The bags of the rows `rows`, in that order."""
+        if self.offsets is None:
+            return self._of(lambda items: items.take(rows), None)
+        places = IdBags(values=np.arange(len(self.values)), offsets=self.offsets).take(rows)
+        return self._of(lambda items: items.take(places.values), places.offsets)
 
-    def _beside(self) -> tuple[Any, Any]:
-        return self.weights, self.timestamps
+    def part(self, start: int, stop: int) -> Bags:
+        """The bags of the rows start..stop, without a copy of the ids."""
+        if self.offsets is None:
+            return self._of(lambda items: items[start:stop], None)
+        offsets = self.offsets[start : stop + 1]
+        first, last = int(offsets[0]), int(offsets[-1])
+        return self._of(lambda items: items[first:last], offsets - first)
 
-    def _as(self, values: Any) -> IdBags:
-        return IdBags(values=values, offsets=self.ids.offsets)
+    def lengths(self, num_rows: int) -> Int64s:
+        """(N,)"""
+        return np.ones(num_rows, np.int64) if self.offsets is None else np.diff(self.offsets)
+
+    def _of(self, pick: Callable[[Any], Any], offsets: Int64s | None) -> Bags:
+        weights = None if self.weights is None else pick(self.weights)
+        times = None if self.timestamps is None else pick(self.timestamps)
+        return Bags(pick(self.values), offsets, weights, times)
 
 
 @dataclass(frozen=True)
@@ -65,12 +81,12 @@ class Rows:
 
     def take(self, rows: Int64s) -> Rows:
         """The rows `rows`, in that order."""
-        bags = {name: each.pick(lambda b: _take(b, rows)) for name, each in self.bags.items()}
-        return Rows(self.labels[rows], self.dense[rows], bags)
+        bags = {name: each.take(rows) for name, each in self.bags.items()}
+        return Rows(self.labels.take(rows, axis=0), self.dense.take(rows, axis=0), bags)
 
     def part(self, start: int, stop: int) -> Rows:
         """The rows start..stop, without a copy of the ids."""
-        bags = {n: each.pick(lambda b: b.part(start, stop)) for n, each in self.bags.items()}
+        bags = {name: each.part(start, stop) for name, each in self.bags.items()}
         return Rows(self.labels[start:stop], self.dense[start:stop], bags)
 
     def batch(self) -> ClickBatch:
@@ -80,8 +96,8 @@ class Rows:
         has_times = any(each.timestamps is not None for each in bags)
         sparse = KeyedJaggedTensor(
             keys=list(self.bags),
-            values=_tensor([each.ids.values for each in bags], np.int64),
-            lengths=_tensor([each.ids.lengths for each in bags], np.int64),
+            values=_tensor([each.values for each in bags], np.int64),
+            lengths=_tensor([each.lengths(len(self)) for each in bags], np.int64),
             weights=_tensor([_or(b, b.weights, 1.0) for b in bags], np.float32)
             if has_weights
             else None,
@@ -103,7 +119,7 @@ def joined(parts: Sequence[Rows]) -> Rows:
     return Rows(
         np.concatenate([part.labels for part in parts]),
         np.concatenate([part.dense for part in parts]),
-        {name: _joined([part.bags[name] for part in parts]) for name in parts[0].bags},
+        {name: _joined(parts, name) for name in parts[0].bags},
     )
 
 
@@ -262,11 +278,11 @@ def _items(array: Any) -> Any:
 def _bags(batch: pa.RecordBatch, spec: IdColumn) -> Bags:
     array = batch.column(spec.column)
     ids = _keys(_items(array), spec.space or spec.name)
-    is_plain = not _is_list(array.type) and not array.null_count
-    bags = IdBags.single(ids) if is_plain else IdBags.of_lengths(ids, _lengths(array))
+    is_single = not _is_list(array.type) and not array.null_count
+    offsets = None if is_single else IdBags.of_lengths(ids, _lengths(array)).offsets
     weights = None if spec.weight is None else _floats(_items(batch.column(spec.weight)), None)
     times = None if spec.timestamp is None else _times(_items(batch.column(spec.timestamp)))
-    return Bags(bags, weights, times)
+    return Bags(ids, offsets, weights, times)
 
 
 def _times(array: Any) -> Int64s:
@@ -291,24 +307,26 @@ def _keys(array: Any, space: str) -> Int64s:
     return hash_bytes(characters, ends, seed=feature_seed(space))
 
 
-def _take(bags: IdBags, rows: Int64s) -> IdBags:
-    if len(bags.values) == len(bags.offsets) - 1 and (bags.lengths == 1).all():
-        return IdBags.single(bags.values[rows])
-    return bags.take(rows)
+def _joined(parts: Sequence[Rows], name: str) -> Bags:
+    bags = [part.bags[name] for part in parts]
+    offsets = None
+    if any(each.offsets is not None for each in bags):
+        lengths = [each.lengths(len(part)) for each, part in zip(bags, parts, strict=True)]
+        offsets = IdBags.of_lengths(bags[0].values, np.concatenate(lengths)).offsets
+    return Bags(
+        np.concatenate([each.values for each in bags]),
+        offsets,
+        _concatenated([each.weights for each in bags]),
+        _concatenated([each.timestamps for each in bags]),
+    )
 
 
-def _joined(parts: Sequence[Bags]) -> Bags:
-    lengths = np.concatenate([part.ids.lengths for part in parts])
-    columns: list[Any] = []
-    for field in fields(Bags)[1:]:
-        values = [getattr(part, field.name) for part in parts]
-        columns.append(None if values[0] is None else np.concatenate(values))
-    ids = IdBags.of_lengths(np.concatenate([part.ids.values for part in parts]), lengths)
-    return Bags(ids, *columns)
+def _concatenated(arrays: list[Any]) -> Any:
+    return None if arrays[0] is None else np.concatenate(arrays)
 
 
 def _or(bags: Bags, values: Any, default: float) -> Any:
-    return np.full(len(bags.ids.values), default) if values is None else values
+    return np.full(len(bags.values), default) if values is None else values
 
 
 def _tensor(parts: Sequence[Any], dtype: Any) -> torch.Tensor:
