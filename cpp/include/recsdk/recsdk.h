@@ -9,6 +9,7 @@
 #include "recsdk/index.h"         // IWYU pragma: export
 #include "recsdk/initializer.h"   // IWYU pragma: export
 #include "recsdk/optimizer.h"     // IWYU pragma: export
+#include "recsdk/routing.h"       // IWYU pragma: export
 #include "recsdk/row_file.h"      // IWYU pragma: export
 #include "recsdk/row_layout.h"    // IWYU pragma: export
 #include "recsdk/runtime.h"       // IWYU pragma: export

@@ -7,6 +7,7 @@
 
 #include "io/checksum.h"
 #include "io/codec.h"
+#include "util/hash.h"
 
 namespace recsdk {
 namespace {
@@ -107,10 +108,8 @@ void RowFileHeader::validate() const {
 }
 
 std::uint32_t virtual_shard(Key key) {
-  std::uint64_t x = static_cast<std::uint64_t>(key) + 0x9E3779B97F4A7C15U;
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9U;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBU;
-  return static_cast<std::uint32_t>((x ^ (x >> 31)) & (kNumVirtualShards - 1));
+  return static_cast<std::uint32_t>(internal::virtual_shard_hash(static_cast<std::uint64_t>(key)) &
+                                    (kNumVirtualShards - 1));
 }
 
 namespace internal {

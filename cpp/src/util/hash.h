@@ -24,6 +24,11 @@ inline std::uint64_t mix64(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
+/// The hash whose low 16 bits are a key's virtual shard; it never changes.
+inline std::uint64_t virtual_shard_hash(std::uint64_t key) {
+  return mix64(key + 0x9E3779B97F4A7C15U);
+}
+
 /// Two rounds of multiply_fold under secrets that are drawn from a seed.
 class SeededHash {
  public:

@@ -28,6 +28,7 @@ from recsdk_core.errors import (  # noqa: E402
 from recsdk_core.index import Index, IndexCut  # noqa: E402
 from recsdk_core.outcome import Outcome  # noqa: E402
 from recsdk_core.records import ExportBatch, IndexStats, TableStats  # noqa: E402
+from recsdk_core.routing import ArrivedBags, CutBags, cut_bags, read_bags  # noqa: E402
 from recsdk_core.runtime import (  # noqa: E402
     available_isas,
     isa,
@@ -41,12 +42,14 @@ from recsdk_core.tables import Bags, map_tables, pool_tables, update_tables  # n
 from recsdk_core.vectors import pack_vectors, unpack_vectors  # noqa: E402
 
 __all__ = [
+    "ArrivedBags",
     "BackendUnavailable",
     "Bags",
     "BusyError",
     "CapacityError",
     "CheckpointError",
     "CombineBlock",
+    "CutBags",
     "ExportBatch",
     "Index",
     "IndexCut",
@@ -62,6 +65,7 @@ __all__ = [
     "available_isas",
     "checkpoint",
     "combine_gradients",
+    "cut_bags",
     "distinct_keys",
     "init",
     "initial_rows",
@@ -71,6 +75,7 @@ __all__ = [
     "optim",
     "pack_vectors",
     "pool_tables",
+    "read_bags",
     "set_isa",
     "set_num_threads",
     "unpack_vectors",

@@ -349,6 +349,19 @@ def update_tables(calls: Sequence[tuple[_table.Table, Sequence[tuple[Any, ...]]]
 def distinct_keys(keys: Any) -> tuple[Any, Any]: ...
 def combine_gradients(blocks: Sequence[tuple[Any, ...]], packed: Any) -> None: ...
 
+# routing.h
+def cut_bags(
+    keys: Any,
+    lengths: Any,
+    num_bags: Sequence[int],
+    num_shards: int,
+    by_modulo: bool,
+    wants_places: bool,
+) -> tuple[Any, Any, Any, list[int], list[int], list[int]]: ...
+def read_bags(
+    words: Any, num_features: int, every_key_is_a_bag: bool
+) -> tuple[int, list[int], list[int], Any]: ...
+
 # vectors.h
 def unpack_vectors(packed: Any, blocks: Sequence[tuple[Any, ...]]) -> None: ...
 def pack_vectors(blocks: Sequence[tuple[Any, ...]], packed: Any, divisor: float) -> None: ...

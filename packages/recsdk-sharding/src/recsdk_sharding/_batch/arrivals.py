@@ -9,15 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-import numpy as np
 import torch
 
+from recsdk_core import read_bags
 from recsdk_core.nn.function import FeatureBags
 from recsdk_sharding._batch.assembly import padded
 from recsdk_sharding._batch.context import RoutedShard
 from recsdk_sharding._batch.features import MappedKeys
 from recsdk_sharding._batch.outcomes import highest
-from recsdk_sharding._batch.routing import Ints
 from recsdk_sharding.placement.layout import Route
 
 __all__ = ["Arrivals", "ArrivedBags", "Starts"]
@@ -175,21 +174,16 @@ class Arrivals:
 def _read(words: torch.Tensor, routes: Sequence[Route], *, is_sequence: bool) -> _OfRank:
     """What one rank sent; `routes` are those that this rank is on."""
     found: _OfRank = {}
-    start = 0
     for route in routes:
-        num_features = len(route.features)
-        num_bags: list[int] = words[start : start + num_features].tolist()
-        start += num_features
-        counts, offsets = num_bags, None
-        if not is_sequence:
-            lengths_G = words[start : start + sum(num_bags)].numpy()
-            counts, offsets = _offsets_of(lengths_G, num_bags)
-            start += len(lengths_G)
-        keys = words[start : start + sum(counts)].split_with_sizes(counts)
-        start += sum(counts)
-        for index, position in enumerate(route.features):
-            bag_ends = None if offsets is None else offsets[index]
-            found[route.ranks, position] = ArrivedBags(keys[index], bag_ends)
+        own = read_bags(words, len(route.features), every_key_is_a_bag=is_sequence)
+        first_key = own.num_words - sum(own.num_keys)
+        keys = words[first_key : own.num_words].split_with_sizes(own.num_keys)
+        words = words[own.num_words :]
+        offsets: Sequence[torch.Tensor | None] = [None] * len(keys)
+        if own.offsets is not None:
+            offsets = own.offsets.split_with_sizes([count + 1 for count in own.num_filled])
+        for position, of_bags, bag_ends in zip(route.features, keys, offsets, strict=True):
+            found[route.ranks, position] = ArrivedBags(of_bags, bag_ends)
     return found
 
 
@@ -198,18 +192,3 @@ def _weighted(found: _OfRank, weights: torch.Tensor) -> _OfRank:
     pieces = weights.split_with_sizes([len(bags.keys) for bags in found.values()])
     pairs = zip(found.items(), pieces, strict=True)
     return {feature: replace(bags, weights=piece) for (feature, bags), piece in pairs}
-
-
-def _offsets_of(lengths_G: Ints, num_bags: Sequence[int]) -> tuple[list[int], list[torch.Tensor]]:
-    """Keys of each feature, and the offsets of its bags that have keys."""
-    ends_G = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths_G)])
-    filled = np.flatnonzero(lengths_G)
-    bag_ends = np.cumsum(np.array(num_bags, np.int64))
-    cuts = [0, *np.searchsorted(filled, bag_ends).tolist()]
-    key_ends = ends_G[np.concatenate([np.zeros(1, np.int64), bag_ends])]
-    ends = np.concatenate([ends_G[:1], ends_G[filled + 1]])  # after each bag that has keys
-    offsets = []
-    for index in range(len(num_bags)):
-        own = ends[cuts[index] : cuts[index + 1] + 1] - key_ends[index]
-        offsets.append(torch.from_numpy(own))
-    return np.diff(key_ends).tolist(), offsets

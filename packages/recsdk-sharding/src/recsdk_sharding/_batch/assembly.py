@@ -68,8 +68,7 @@ def plan_stretches(
             found = requests.bags_on(placed.ranks, placed.shard.index)
             is_first = placed.shard.index == 0
             for feature in table.features:
-                of_feature = found[feature]
-                bags = None if of_feature is None else torch.from_numpy(of_feature)
+                bags = found[feature]
                 count = num_bags[feature] if bags is None else len(bags)
                 sent[placed.rank].append(
                     Stretch(feature, placed.shard.columns, bags, count, is_first)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, TypeAlias
 
@@ -48,8 +49,22 @@ class Features:
     key_spans: list[slice] | None = None
     """Where each feature's keys were in the batch; None: as they are here."""
 
+    @cached_property
+    def has_one_key_each(self) -> bool:
+        """Whether every bag has one key."""
+        lengths_G = self.lengths_G
+        if len(self.keys_N) != len(lengths_G):
+            return False
+        if not len(lengths_G):
+            return True
+        lowest, highest = lengths_G.aminmax()
+        return int(lowest) == int(highest) == 1
+
+    @cached_property
     def counts(self) -> list[int]:
         """Keys of each feature."""
+        if self.has_one_key_each:
+            return self.num_bags
         if len(set(self.num_bags)) == 1:
             counts: list[int] = self.lengths_G.view(len(self.num_bags), -1).sum(1).tolist()
             return counts
@@ -82,11 +97,12 @@ def read_features(source: Any, names: Sequence[str], is_weighted: bool) -> Featu
     keys_N = _keys_of(kjt)
     batch = Features(
         keys_N=keys_N,
-        lengths_G=_lengths_of(kjt, len(keys_N), num_bags),
+        lengths_G=_lengths_of(kjt, num_bags),
         num_bags=num_bags,
         weights_N=_weights_of(kjt, len(keys_N)) if is_weighted else None,
         batch_size=kjt.stride(),
     )
+    _check_lengths(batch)
     if positions != list(range(len(num_bags))):
         batch = _select(batch, positions)
     return _with_samples(batch, kjt, names) if varies else batch
@@ -109,7 +125,7 @@ def _positions(kjt: KeyedJaggedTensor, names: Sequence[str]) -> list[int]:
 
 
 def _select(batch: Features, positions: Sequence[int]) -> Features:
-    keys = list(accumulate(batch.counts(), initial=0))
+    keys = list(accumulate(batch.counts, initial=0))
     bags = list(accumulate(batch.num_bags, initial=0))
     key_spans = [slice(keys[i], keys[i + 1]) for i in positions]
     weights_N = batch.weights_N
@@ -156,20 +172,26 @@ def _keys_of(kjt: KeyedJaggedTensor) -> torch.Tensor:
     return values.to(torch.int64)
 
 
-def _lengths_of(kjt: KeyedJaggedTensor, num_keys: int, num_bags: list[int]) -> torch.Tensor:
+def _lengths_of(kjt: KeyedJaggedTensor, num_bags: list[int]) -> torch.Tensor:
     lengths: torch.Tensor = kjt.lengths().to(torch.int64)
     if lengths.numel() != sum(num_bags):
         raise ValueError(
             f"lengths must have a number for each of {sum(num_bags)} bags of {len(num_bags)} "
             f"features, got {lengths.numel()} numbers"
         )
-    total, lowest = int(lengths.sum()), int(lengths.min()) if lengths.numel() else 0
+    return lengths.flatten()
+
+
+def _check_lengths(batch: Features) -> None:
+    if batch.has_one_key_each:
+        return
+    num_keys, lengths_G = len(batch.keys_N), batch.lengths_G
+    total, lowest = (sum(batch.counts), int(lengths_G.min())) if len(lengths_G) else (0, 0)
     if total != num_keys or lowest < 0:
         raise ValueError(
             f"lengths must not be negative and add up to the {num_keys} ids, got a sum of {total} "
             f"and a least of {lowest}"
         )
-    return lengths.flatten()
 
 
 def _weights_of(kjt: KeyedJaggedTensor, num_keys: int) -> torch.Tensor:

@@ -35,7 +35,8 @@ class WholeBags:
         """Of the results, (B, C)."""
         self.results = results
         """Which columns they have."""
-        self._keys = list(accumulate(features.counts(), initial=0))
+        self._keys = list(accumulate(features.counts, initial=0))
+        self._offsets = _offsets_of(features)
 
     def keys_of(self, shard: RoutedShard) -> torch.Tensor:
         """The keys of a shard, int64 (N,)."""
@@ -57,7 +58,7 @@ class WholeBags:
             FeatureBags(
                 rows=own_rows,
                 outcomes=own_outcomes,
-                offsets=self._offsets(number),
+                offsets=self._offsets[number],
                 weights=self._weights(number),
                 pooling="mean" if self.results.is_mean[number] else "sum",
                 column=self.results.columns[number] + shard.columns[0],
@@ -85,17 +86,24 @@ class WholeBags:
     def _span(self, number: int) -> slice:
         return slice(self._keys[number], self._keys[number + 1])
 
-    def _offsets(self, number: int) -> torch.Tensor | None:
-        """None if every bag has one key."""
-        size = self.features.batch_size
-        lengths = self.features.lengths_G.narrow(0, number * size, size)
-        if self._keys[number + 1] - self._keys[number] == size and bool(lengths.eq(1).all()):
-            return None
-        return torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
-
     def _weights(self, number: int) -> torch.Tensor | None:
         weights_N = self.features.weights_N
         return None if weights_N is None else weights_N.detach()[self._span(number)]
+
+
+def _offsets_of(features: Features) -> list[torch.Tensor | None]:
+    """The offsets of each feature's bags, int64 (B + 1,); None where each has one key."""
+    count = len(features.num_bags)
+    if features.has_one_key_each or not count:
+        return [None] * count
+    lengths_FB = features.lengths_G.view(count, -1)
+    offsets = torch.zeros(count, features.batch_size + 1, dtype=torch.int64)
+    torch.cumsum(lengths_FB, 1, out=offsets[:, 1:])
+    has_one_key_each = lengths_FB.eq(1).all(1).tolist()
+    return [
+        None if is_single else own
+        for is_single, own in zip(has_one_key_each, offsets.unbind(), strict=True)
+    ]
 
 
 def bags_of_all_ranks(

@@ -45,7 +45,7 @@ class LocalBatch:
             for r in rows
             for _ in r.config.feature_names
         ]
-        counts = features.num_bags if is_sequence else features.counts()
+        counts = features.num_bags if is_sequence else features.counts
         self._is_sequence = is_sequence
         is_late = self._learning_weights() is not None
         home = self._home
@@ -84,7 +84,7 @@ class LocalBatch:
     ) -> list[FeatureBags]:
         """The bags of a table's features, which are those from `first` on."""
         weights = self._features.weights_N
-        before = sum(self._features.counts()[:first]) if weights is not None else 0
+        before = sum(self._features.counts[:first]) if weights is not None else 0
         parts = zip(
             rows_N.split_with_sizes(counts),
             outcomes_N.split_with_sizes(counts),
@@ -159,7 +159,7 @@ class LocalBatch:
 
     def _weight_starts(self) -> list[list[int]]:
         """Where the weights of each table's features begin."""
-        starts = accumulate(self._features.counts(), initial=0)
+        starts = accumulate(self._features.counts, initial=0)
         return [[next(starts) for _ in rows.config.feature_names] for rows in self._rows]
 
     def _shaped(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:

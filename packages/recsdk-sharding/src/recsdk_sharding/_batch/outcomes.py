@@ -66,7 +66,7 @@ def outcomes_of_features(
 
     Of a sequence, `bag_of_sample` says which of the keys that were sent each key is.
     """
-    counts = sent.num_bags if is_sequence else sent.counts()
+    counts = sent.num_bags if is_sequence else sent.counts
     outcomes_N = torch.zeros(sum(counts), dtype=torch.uint8)
     pieces = outcomes_N.scatter_reduce_(0, positions, outcomes, "amax").split_with_sizes(counts)
     if not is_sequence or sent.bag_of_sample is None:

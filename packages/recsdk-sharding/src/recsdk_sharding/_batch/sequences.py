@@ -24,7 +24,7 @@ def without_duplicates(features: Features, drops_duplicates: bool) -> Features:
     `bag_of_sample` says which of them each of the N original keys is. Likewise if samples share
     bags: then `lengths_G` are those of the samples, and N counts the keys of all samples.
     """
-    counts = features.counts()
+    counts = features.counts
     keys_N = features.keys_N
     which: list[torch.Tensor] | None = None
     if drops_duplicates:

@@ -1,0 +1,89 @@
+// A batch on its way between processes: cut by the shard that each key belongs to, and read where
+// it arrives.
+//
+// What goes to a shard is one run of 64-bit words: how many bags each feature has (F), how many
+// keys of the shard each bag has (G), and those keys, in the order of the batch. If every key is a
+// bag, the lengths are left out, and a feature has as many bags as it has keys there.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "recsdk/export.h"
+#include "recsdk/types.h"
+
+namespace recsdk {
+
+/// Which shard of W owns a key. Fixed for ever: checkpoints and placements depend on it.
+enum class OwnerRule : std::uint8_t {
+  kVirtualShard = 0,  ///< virtual_shard(key) * W / kNumVirtualShards
+  kModulo = 1,        ///< the key as an unsigned number, modulo W
+};
+
+/// The bags of F features, feature by feature.
+struct FeatureBatch {
+  std::span<const Key> keys;               ///< (N,), bag by bag
+  std::span<const std::int64_t> lengths;   ///< (G,), keys of each bag; not used if each is one
+  std::span<const std::int64_t> num_bags;  ///< (F,), bags of each feature; they add up to G
+  bool every_key_is_a_bag = false;
+};
+
+/// A batch whose keys are known by shard, ready to be written. Refers to the batch's arrays.
+class RECSDK_API BagCutter {
+ public:
+  /// Finds each key's owner among `num_shards`, 1 to 65,536. Throws std::invalid_argument for a
+  /// batch whose parts do not fit each other, std::bad_alloc. Cost: one pass over the keys.
+  BagCutter(const FeatureBatch& batch, std::int64_t num_shards, OwnerRule rule);
+
+  std::span<const std::int64_t> num_keys() const { return num_keys_; }    ///< of each shard, (W,)
+  std::span<const std::int64_t> num_words() const { return num_words_; }  ///< to each shard, (W,)
+  /// Bags of each shard and feature that have keys there, (W, F).
+  std::span<const std::int64_t> num_filled() const { return num_filled_; }
+
+  /// Writes the words of all shards, shard by shard, and for each key that is sent its place in the
+  /// batch, unless `places` is empty. `filled`: of each shard, which bags have keys there, counted
+  /// from 0 within their feature, in ascending order. Throws std::invalid_argument for results of
+  /// another size than the counts say.
+  void write(std::span<std::int64_t> words, std::span<std::int64_t> places,
+             std::span<std::int64_t> filled) const;
+
+ private:
+  struct Heads;
+  void make_pieces();
+  void count_piece(std::int64_t piece);
+  void write_piece(const Heads& heads, std::int64_t piece) const;
+
+  FeatureBatch batch_;
+  std::int64_t num_shards_;
+  OwnerRule rule_;
+  std::vector<std::int64_t> first_bag_;  // of each feature, (F + 1,)
+  std::vector<std::int64_t> piece_feature_;
+  std::vector<std::int64_t> piece_bag_;     // the first, (pieces + 1,)
+  std::vector<std::int64_t> piece_key_;     // the first, (pieces + 1,)
+  std::vector<std::int64_t> piece_keys_;    // how many of each shard, (pieces, W)
+  std::vector<std::int64_t> piece_filled_;  // bags with keys of each shard, (pieces, W)
+  std::vector<std::uint16_t> owners_;       // (N,), of several shards
+  std::vector<std::int64_t> num_keys_;
+  std::vector<std::int64_t> num_words_;
+  std::vector<std::int64_t> num_filled_;
+};
+
+/// What the words of one batch say, at their beginning.
+struct ArrivedBags {
+  std::int64_t num_words = 0;            ///< that belong to the batch
+  std::vector<std::int64_t> num_keys;    ///< of each feature; the keys are the last words
+  std::vector<std::int64_t> num_filled;  ///< bags of each feature that have keys
+};
+
+/// Reads what a BagCutter wrote for one shard. Throws std::invalid_argument for words that do not
+/// fit each other: they are too few, or a number is negative. Cost: one pass over the lengths.
+RECSDK_API ArrivedBags read_bags(std::span<const std::int64_t> words, std::int64_t num_features,
+                                 bool every_key_is_a_bag);
+
+/// Writes the ends of all bags that have keys: of each feature num_filled + 1 offsets, from 0 on.
+/// `words` and `arrived` as of `read_bags`, which found bags with lengths.
+RECSDK_API void write_offsets(std::span<const std::int64_t> words, const ArrivedBags& arrived,
+                              std::span<std::int64_t> offsets);
+
+}  // namespace recsdk

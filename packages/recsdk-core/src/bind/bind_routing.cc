@@ -1,0 +1,86 @@
+// routing.h: a batch cut by the shards of its keys, and read where it arrives.
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <numeric>
+#include <optional>
+#include <vector>
+
+#include "array.h"
+#include "bindings.h"
+#include "recsdk/routing.h"
+
+namespace recsdk::bind {
+namespace {
+
+std::int64_t sum(std::span<const std::int64_t> numbers) {
+  return std::accumulate(numbers.begin(), numbers.end(), std::int64_t{0});
+}
+
+std::vector<std::int64_t> listed(std::span<const std::int64_t> numbers) {
+  return {numbers.begin(), numbers.end()};
+}
+
+std::span<std::int64_t> span_of(const Result& result, std::int64_t size) {
+  return row_span(result, static_cast<std::size_t>(size));
+}
+
+nb::tuple cut(nb::handle keys_object, nb::handle lengths_object,
+              const std::vector<std::int64_t>& num_bags, std::int64_t num_shards, bool by_modulo,
+              bool wants_places) {
+  const Keys keys(keys_object);
+  const Integers lengths(lengths_object, "lengths");
+  const FeatureBatch batch{keys.span(), lengths.span(), num_bags, lengths_object.is_none()};
+  const OwnerRule rule = by_modulo ? OwnerRule::kModulo : OwnerRule::kVirtualShard;
+  std::optional<BagCutter> cutter;
+  {
+    const nb::gil_scoped_release without_gil;
+    cutter.emplace(batch, num_shards, rule);
+  }
+  const std::int64_t num_words = sum(cutter->num_words());
+  const std::int64_t num_filled = sum(cutter->num_filled());
+  const auto num_places = wants_places ? sum(cutter->num_keys()) : 0;
+  Result words = make_rows(keys.framework(), num_words);
+  Result places = make_rows(keys.framework(), num_places);
+  Result filled = make_rows(keys.framework(), num_filled);
+  {
+    const nb::gil_scoped_release without_gil;
+    cutter->write(span_of(words, num_words), span_of(places, num_places),
+                  span_of(filled, num_filled));
+  }
+  return nb::make_tuple(std::move(words.object), std::move(places.object), std::move(filled.object),
+                        listed(cutter->num_words()), listed(cutter->num_keys()),
+                        listed(cutter->num_filled()));
+}
+
+nb::tuple read(nb::handle words_object, std::int64_t num_features, bool every_key_is_a_bag) {
+  const Integers words(words_object, "words");
+  ArrivedBags found;
+  {
+    const nb::gil_scoped_release without_gil;
+    found = read_bags(words.span(), num_features, every_key_is_a_bag);
+  }
+  nb::object offsets = nb::none();
+  if (!every_key_is_a_bag && found.num_filled != found.num_keys) {
+    const std::int64_t size = sum(found.num_filled) + num_features;
+    Result made = make_rows(words.framework(), size);
+    {
+      const nb::gil_scoped_release without_gil;
+      write_offsets(words.span(), found, span_of(made, size));
+    }
+    offsets = std::move(made.object);
+  }
+  return nb::make_tuple(found.num_words, found.num_keys, found.num_filled, std::move(offsets));
+}
+
+}  // namespace
+
+void bind_routing(nb::module_& module) {
+  module.def("cut_bags", &cut, nb::arg("keys").none(), nb::arg("lengths").none(),
+             nb::arg("num_bags"), nb::arg("num_shards"), nb::arg("by_modulo"),
+             nb::arg("wants_places"));
+  module.def("read_bags", &read, nb::arg("words").none(), nb::arg("num_features"),
+             nb::arg("every_key_is_a_bag"));
+}
+
+}  // namespace recsdk::bind

@@ -1,0 +1,97 @@
+"""A batch on its way between processes: cut by the shards of its keys, read where it arrives.
+
+What goes to a shard is one run of int64 words: how many bags each feature has, how many keys of the
+shard each bag has, and those keys. If every key is a bag, lengths are left out.
+
+Shape letters: N keys, F features, G bags of all features, W shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from recsdk_core import _ext
+
+__all__ = ["ArrivedBags", "CutBags", "cut_bags", "read_bags"]
+
+Array: TypeAlias = Any
+"""A numpy array, a torch CPU tensor, or any DLPack CPU array."""
+
+_RULES = ("virtual_shard", "modulo")
+
+
+@dataclass(frozen=True)
+class CutBags:
+    """A batch, shard by shard; within a shard its keys keep their order."""
+
+    words: Array
+    """int64, what goes to each shard, one after the other."""
+    num_words: list[int]
+    """Words for each shard, W."""
+    num_keys: list[int]
+    """Keys of each shard, W."""
+    places: Array | None
+    """int64 (N,), where in the batch each of those keys was; None if that was not wanted."""
+    filled: Array
+    """int64, which bags have keys on a shard, from 0 within their feature, in ascending order;
+    shard by shard, feature by feature."""
+    num_filled: list[int]
+    """How many these are: W times F numbers, shard by shard."""
+
+
+def cut_bags(
+    keys: Array,
+    lengths: Array | None,
+    num_bags: Sequence[int],
+    num_shards: int,
+    *,
+    rule: str = "virtual_shard",
+    wants_places: bool = False,
+) -> CutBags:
+    """Cuts the bags of F features by the shard that owns each key.
+
+    `keys`: int64, uint64 or int32 (N,), feature by feature, bag by bag. `lengths`: keys of each
+    bag, int64 (G,); None: every key is a bag. `num_bags`: bags of each feature, F numbers.
+    `num_shards`: 1 to 65,536. `rule`: "virtual_shard", or "modulo" of the key as an unsigned
+    number. Raises TypeError or ValueError for parts that do not fit each other. Cost: two passes
+    over the keys, on the threads of `set_num_threads`; the result does not depend on them.
+    """
+    if rule not in _RULES:
+        raise ValueError(f"rule must be one of {_RULES}, got {rule!r}")
+    words, places, filled, num_words, num_keys, num_filled = _ext.cut_bags(
+        keys, lengths, num_bags, num_shards, rule == "modulo", wants_places
+    )
+    return CutBags(
+        words=words,
+        num_words=num_words,
+        num_keys=num_keys,
+        places=places if wants_places else None,
+        filled=filled,
+        num_filled=num_filled,
+    )
+
+
+@dataclass(frozen=True)
+class ArrivedBags:
+    """What the words of a batch say."""
+
+    num_words: int
+    """Words that belong to the batch; the keys are the last of them, feature by feature."""
+    num_keys: list[int]
+    """Keys of each feature, F."""
+    num_filled: list[int]
+    """Bags of each feature that have keys, F."""
+    offsets: Array | None
+    """int64, of the bags that have keys: `num_filled` + 1 for each feature, from 0 on; None: each
+    of them has one key."""
+
+
+def read_bags(words: Array, num_features: int, *, every_key_is_a_bag: bool) -> ArrivedBags:
+    """Reads what `cut_bags` made for one shard; more words may follow.
+
+    `words`: int64. `every_key_is_a_bag`: whether it was cut without lengths. Raises ValueError for
+    words that do not fit each other. Cost: two passes over the lengths.
+    """
+    return ArrivedBags(*_ext.read_bags(words, num_features, every_key_is_a_bag))

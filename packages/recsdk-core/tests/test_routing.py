@@ -1,0 +1,168 @@
+"""Cutting a batch by the shards of its keys, and reading it, against plain lists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from recsdk_core import cut_bags, num_threads, read_bags, set_num_threads
+from recsdk_core.testing import keys
+from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS, virtual_shards
+
+Features = list[list[list[int]]]
+BAGS = st.lists(st.lists(st.one_of(st.integers(-3, 3), keys()), max_size=4), max_size=6)
+
+
+def owner_of(key: int, num_shards: int, rule: str) -> int:
+    if rule == "modulo":
+        return (key % 2**64) % num_shards
+    return int(virtual_shards(np.array([key]))[0]) * num_shards // NUM_VIRTUAL_SHARDS
+
+
+def split(features: Features, num_shards: int, rule: str, is_sequence: bool) -> list[Any]:
+    """Of each shard: words, places, and the bags of each feature that have keys."""
+    found = []
+    for shard in range(num_shards):
+        counts, lengths, sent, places, filled = [], [], [], [], []
+        place = 0
+        for bags in features:
+            of_bags = []
+            for bag in bags:
+                mine = [key for key in bag if owner_of(key, num_shards, rule) == shard]
+                own = (place + i for i, key in enumerate(bag) if key in mine)
+                places += list(own)
+                place += len(bag)
+                of_bags.append(len(mine))
+                sent += mine
+            filled.append([i for i, count in enumerate(of_bags) if count])
+            counts.append(sum(of_bags) if is_sequence else len(bags))
+            lengths += [] if is_sequence else of_bags
+        found.append((counts + lengths + sent, places, filled))
+    return found
+
+
+@given(
+    features=st.lists(BAGS, max_size=4),
+    num_shards=st.sampled_from([1, 2, 3, 7]),
+    rule=st.sampled_from(["virtual_shard", "modulo"]),
+    is_sequence=st.booleans(),
+)
+@example(features=[[], [[]], [[5, 5], [], [6]]], num_shards=2, rule="modulo", is_sequence=False)
+def test_a_batch_is_cut_as_lists_are(
+    features: Features, num_shards: int, rule: str, is_sequence: bool
+) -> None:
+    if is_sequence:
+        features = [[[key] for bag in bags for key in bag] for bags in features]
+    array = np.array([key for bags in features for bag in bags for key in bag], np.int64)
+    lengths = np.array([len(bag) for bags in features for bag in bags], np.int64)
+    found = cut_bags(
+        array,
+        None if is_sequence else lengths,
+        [len(bags) for bags in features],
+        num_shards,
+        rule=rule,
+        wants_places=True,
+    )
+    expected = split(features, num_shards, rule, is_sequence)
+    assert found.places is not None
+    assert found.words.tolist() == [word for words, _, _ in expected for word in words]
+    assert found.num_words == [len(words) for words, _, _ in expected]
+    assert found.places.tolist() == [place for _, places, _ in expected for place in places]
+    assert found.num_keys == [len(places) for _, places, _ in expected]
+    assert found.filled.tolist() == [bag for *_, f in expected for bags in f for bag in bags]
+    assert found.num_filled == [len(bags) for *_, filled in expected for bags in filled]
+    check_arrivals(found, expected, len(features), is_sequence)
+
+
+def check_arrivals(found: Any, expected: list[Any], num_features: int, is_sequence: bool) -> None:
+    ends = np.cumsum([0, *found.num_words])
+    for shard, (words, places, filled) in enumerate(expected):
+        behind = np.append(found.words[ends[shard] : ends[shard + 1]], [-1, 7])
+        arrived = read_bags(behind, num_features, every_key_is_a_bag=is_sequence)
+        assert arrived.num_words == len(words)
+        assert sum(arrived.num_keys) == len(places)
+        assert arrived.num_filled == list(map(len, filled))
+        lengths = [n for n in words[num_features : len(words) - len(places)] if n]
+        if arrived.offsets is None:
+            assert arrived.num_filled == arrived.num_keys
+            assert set(lengths) <= {1}
+            continue
+        parts = np.split(arrived.offsets, np.cumsum([n + 1 for n in arrived.num_filled]))
+        assert [length for part in parts for length in np.diff(part).tolist()] == lengths
+        assert [int(part[-1]) for part in parts[:-1]] == arrived.num_keys
+        assert all(part[0] == 0 for part in parts[:-1])
+
+
+def test_threads_give_equal_results() -> None:
+    random = np.random.default_rng(3)
+    lengths = random.integers(0, 4, 60_000)
+    array = random.integers(-(2**63), 2**63 - 1, int(lengths.sum()))
+    num_bags = [20_000, 0, 39_999, 1]
+    before, results = num_threads(), []
+    try:
+        for threads in (1, 2, 5):
+            set_num_threads(threads)
+            results.append(cut_bags(array, lengths, num_bags, 5, wants_places=True))
+    finally:
+        set_num_threads(before)
+    for other in results[1:]:
+        assert other.num_filled == results[0].num_filled
+        for name in ("words", "places", "filled"):
+            np.testing.assert_array_equal(getattr(other, name), getattr(results[0], name))
+    np.testing.assert_array_equal(np.sort(results[0].places), np.arange(len(array)))
+
+
+def test_results_are_of_the_keys_framework() -> None:
+    torch = pytest.importorskip("torch")
+    found = cut_bags(torch.tensor([4, 9]), torch.tensor([2, 0]), [2], 1)
+    assert found.words.tolist() == [2, 2, 0, 4, 9]
+    assert isinstance(found.words, torch.Tensor)
+    assert found.places is None
+    arrived = read_bags(found.words, 1, every_key_is_a_bag=False)
+    assert arrived.offsets.tolist() == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "num_bags", "num_shards", "rule", "message"),
+    [
+        ([1, 1], [2], 0, "modulo", "1 to 65536 shards, got 0"),
+        ([1, 1], [2], 65537, "modulo", "1 to 65536 shards, got 65537"),
+        ([1, 1], [3], 2, "modulo", "num_bags must not be negative, nor more"),
+        ([1, 1], [1], 2, "modulo", "num_bags adds up to 1 bags, but there are 2"),
+        ([1, 2], [2], 2, "modulo", "lengths add up to 3 keys, but there are 2"),
+        ([3, -1], [2], 2, "modulo", "lengths must not be negative"),
+        ([2**62, 2**62], [2], 2, "modulo", "nor more than all 2 keys"),
+        (None, [1], 2, "modulo", "num_bags adds up to 1 bags, but there are 2"),
+        ([1, 1], [2], 2, "hash", "rule must be one of"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    lengths: Any, num_bags: list[int], num_shards: int, rule: str, message: str
+) -> None:
+    given_lengths = None if lengths is None else np.array(lengths, np.int64)
+    with pytest.raises(ValueError, match=message):
+        cut_bags(np.array([1, 2]), given_lengths, num_bags, num_shards, rule=rule)
+
+
+@pytest.mark.parametrize(
+    ("words", "num_features", "message"),
+    [
+        ([], 1, "the numbers of bags are not all there"),
+        ([1], -1, "the numbers of bags are not all there"),
+        ([-1], 1, "-1 bags do not fit"),
+        ([2, 1], 1, "2 bags do not fit"),
+        ([2**62, 2**62, 1], 2, "bags do not fit"),
+        ([1, 2, 5], 1, "the keys are not all there"),
+        ([1, -2, 5], 1, "a bag of -2 keys does not fit"),
+        ([2, 2**62, 2**62, 5], 1, "keys does not fit"),
+    ],
+)
+def test_words_that_do_not_fit_are_refused(
+    words: list[int], num_features: int, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_bags(np.array(words, np.int64), num_features, every_key_is_a_bag=False)
