@@ -5,7 +5,7 @@
 PYTHON ?= python3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-npu-hardware torchrec-matrix lint format asan tsan fuzz clean
+.PHONY: help setup demo test test-full test-versions test-npu-hardware torchrec-matrix lint format asan tsan fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,6 +22,9 @@ test: ## set up, then run every test; combinatorial ones as a seeded sample
 
 test-full: ## the same with every combination and long runs
 	@RECSDK_TEST_PROFILE=full $(PYTHON) tools/run_tests.py $(ARGS)
+
+test-versions: ## sharding and pipelines with the older torch and torchrec, in venvs in build/
+	@$(PYTHON) tools/test_versions.py $(ARGS)
 
 test-npu-hardware: ## the tests of devices on an Ascend NPU of this machine; needs CANN
 	@$(PYTHON) tools/set_up.py cpp

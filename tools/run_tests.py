@@ -76,7 +76,7 @@ def pytest(name: str, folder: str, *, after: str = "") -> Suite:
 
 
 # The long ones first, so that none is left to run by itself at the end.
-SUITES = (
+SUITES: tuple[Suite, ...] = (
     script("cpp", "tools/cpp_tests.py"),
     pytest("pipeline", "packages/recsdk-pipeline/tests"),
     pytest("sharding", "packages/recsdk-sharding/tests"),
@@ -86,6 +86,9 @@ SUITES = (
     pytest("npusim", "tools/npusim/tests"),
     script("consumer", "tools/test_cpp_consumer.py", writes_junit=False, after="cpp"),
 )
+
+if os.environ.get("RECSDK_TEST_PROFILE") == "full":
+    SUITES += (script("versions", "tools/test_versions.py", writes_junit=False, after="sharding"),)
 
 
 def counts_of_junit(path: Path) -> Counts:

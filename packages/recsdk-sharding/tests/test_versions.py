@@ -21,15 +21,18 @@ FITTING = {"recsdk-core": "0.1.3", "torch": "2.13.1+cpu", "torchrec": "1.8.0"}
 def test_versions_that_fit_pass() -> None:
     check_requirements(FITTING.get)
     check_requirements()
+    for torch, torchrec in (("2.11.0+cu130", "1.6.1"), ("2.12.1", "1.7.0"), ("2.11.0", "1.8.0")):
+        check_requirements({**FITTING, "torch": torch, "torchrec": torchrec}.get)
 
 
 @pytest.mark.parametrize(
     ("name", "version", "text"),
     [
         ("recsdk-core", "0.2.0", r"needs recsdk-core>=0.1,<0.2; found 0.2.0; install it with: pip"),
-        ("torch", "2.12.0", r'found 2.12.0; install it with: pip install "torch==2.13.\*"'),
-        ("torch", "3.0.0", "found 3.0.0"),
-        ("torchrec", "1.9.0", 'found 1.9.0; install it with: pip install "torchrec>=1.8,<1.9"'),
+        ("torch", "2.10.0", r'found 2.10.0; install it with: pip install "torch==2.13.\*"'),
+        ("torch", "3.0.0", "needs torch>=2.11,<2.14; found 3.0.0"),
+        ("torchrec", "1.5.1", "needs torchrec>=1.6,<1.9; found 1.5.1"),
+        ("torchrec", "1.9.0", r'found 1.9.0; install it with: pip install "torchrec==1.8.\*"'),
         ("torchrec", None, "it is not installed; install it with: pip install"),
     ],
 )

@@ -34,8 +34,10 @@ PACKAGES = (
     "torch-npu",
     "recsdk-npusim",
 )
-TRIPLE = {"torch": "2.13", "torchrec": "1.8", "fbgemm": "1.8"}
-"""The versions that recsdk-sharding works with."""
+FBGEMM_OF_TORCH = {"2.11": "1.6", "2.12": "1.7", "2.13": "1.8"}
+"""The releases of torch that recsdk-sharding works with, and the fbgemm that fits each."""
+TORCHRECS = ("1.6", "1.7", "1.8")
+"""The releases of torchrec that recsdk-sharding works with."""
 INSTALL_CPU = 'pip install "torch==2.13.*" "torchrec==1.8.*" "fbgemm-gpu-cpu==1.8.*"'
 INSTALL_CUDA = 'pip install "torch==2.13.*" "torchrec==1.8.*" "fbgemm-gpu==1.8.*"'
 ACL_LIBRARY = "libascendcl.so"
@@ -171,12 +173,16 @@ def mismatches(packages: Mapping[str, str | None], has_cuda: bool) -> list[str]:
     if packages.get("recsdk-sharding") is None and found["torchrec"] is None:
         return []
     problems = []
-    for name, wanted in TRIPLE.items():
+    release = ".".join((found["torch"] or "").split(".")[:2])
+    wanted_fbgemm = FBGEMM_OF_TORCH.get(release, FBGEMM_OF_TORCH["2.13"])
+    wanted = {"torch": tuple(FBGEMM_OF_TORCH), "torchrec": TORCHRECS, "fbgemm": (wanted_fbgemm,)}
+    for name, releases in wanted.items():
         got = found[name]
         if got is None:
-            problems.append(f"{name} {wanted} is missing; run: {install}")
-        elif not (got + ".").startswith(wanted + "."):
-            problems.append(f"{name} {got} does not fit, {wanted} is needed; run: {install}")
+            problems.append(f"{name} {releases[-1]} is missing; run: {install}")
+        elif ".".join(got.split(".")[:2]) not in releases:
+            fitting = " or ".join(releases)
+            problems.append(f"{name} {got} does not fit, {fitting} is needed; run: {install}")
     cuda_build = packages.get("fbgemm-gpu")
     if fbgemm and not packages.get("fbgemm-gpu-cpu") and cuda_build and not has_cuda:
         problems.append(
@@ -212,7 +218,7 @@ def _notes(report: Report) -> list[str]:
             f"as root: echo madvise > {HUGE_PAGES}"
         )
     if report.npu and find_spec("torch_npu") is None:
-        notes.append('an NPU is here without torch_npu; run: pip install "torch_npu==2.13.*"')
+        notes.append('an NPU is here without torch_npu; run: pip install "torch_npu>=2.11,<2.14"')
     return notes
 
 

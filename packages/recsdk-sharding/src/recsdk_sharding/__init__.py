@@ -17,6 +17,7 @@ from recsdk_sharding._compat.private import check_private_interfaces  # noqa: E4
 
 check_private_interfaces()
 
+from recsdk_sharding._adapt.data_parallel import adapt_data_parallel  # noqa: E402
 from recsdk_sharding._adapt.dense_collections import adapt_dense_collections  # noqa: E402
 from recsdk_sharding._adapt.hand_plans import adapt_hand_plans  # noqa: E402
 from recsdk_sharding._adapt.npu import adapt_torchrec  # noqa: E402
@@ -69,6 +70,7 @@ adapt_torchrec()
 adapt_kernels()
 adapt_hand_plans()
 adapt_quantization()
+adapt_data_parallel()
 adapt_dense_collections()
 adapt_pipelines()
 adapt_load_planner()

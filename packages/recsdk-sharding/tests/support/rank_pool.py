@@ -127,9 +127,10 @@ def _serve(rank: int, pipe: Connection) -> None:
 
 def _warm_up() -> None:
     import torch.distributed as dist
-    from torchrec.distributed.collective_utils import init_collective_validation
+    from torchrec.distributed import collective_utils
 
-    init_collective_validation(dist.GroupMember.WORLD)
+    if hasattr(collective_utils, "init_collective_validation"):  # torchrec 1.6 has none
+        collective_utils.init_collective_validation(dist.GroupMember.WORLD)
 
 
 def _enter(rank: int, world: tuple[int, str, str], was_in_one: bool) -> None:

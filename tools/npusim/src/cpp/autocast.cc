@@ -9,6 +9,8 @@
 namespace npusim {
 namespace {
 
+using at::DimnameList;  // torch 2.11 and 2.12 name it without its namespace
+
 using at::IntArrayRef;
 using at::Scalar;
 using at::ScalarType;

@@ -28,6 +28,7 @@ from torchrec.distributed import (
     sharding_plan,
 )
 from torchrec.distributed.planner import constants, planners
+from torchrec.distributed.planner import utils as planner_utils
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.types import KernelConfig, ShardEstimator, Stats, Topology
 from torchrec.distributed.sharding.dp_sharding import BaseDpEmbeddingSharding
@@ -48,14 +49,17 @@ from torchrec.distributed.train_pipeline.train_pipelines import (
     TrainPipelineFusedSparseDist,
     TrainPipelineSparseDist,
 )
+from torchrec.distributed.types import ModuleSharder
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 __all__ = [
     "PIPELINE_STREAMS",
+    "TORCHREC",
     "active_data_parallel_size",
     "check_private_interfaces",
     "default_store",
     "process_groups",
+    "sharder_data",
     "timeout_of",
 ]
 
@@ -118,7 +122,27 @@ class _Member:
 _HAVE_CONTEXT_OF_BASE = (TrainPipelineFusedSparseDist, PrefetchTrainPipelineSparseDist)
 _SHARDED = embeddingbag.ShardedEmbeddingBagCollection
 _SEQUENCES = embedding.ShardedEmbeddingCollection
+TORCHREC: tuple[int, ...] = tuple(int(part) for part in torchrec.__version__.split(".")[:2])
+"""The release of torchrec that was found, as (1, 8)."""
+
+_OF_RELEASE: tuple[_Method | _Attribute | _Member, ...] = (
+    (
+        _Method(_SEQUENCES, "_initialize_torch_state", ()),
+        _Method(ShardEstimator, "estimate", ("sharding_options", "sharder_map")),
+        _Method(planner_utils, "build_sharder_data", ("sharder",)),
+        _Member(embeddingbag, "DistributedDataParallel"),
+        _Member(embedding, "DistributedDataParallel"),
+    )
+    if TORCHREC < (1, 7)
+    else (
+        _Method(_SEQUENCES, "_initialize_torch_state", ("skip_registering",)),
+        _Method(_SHARDED, "init_data_parallel", ()),
+        _Method(_SEQUENCES, "init_data_parallel", ()),
+        _Method(ShardEstimator, "estimate", ("sharding_options", "sharder_data_map")),
+    )
+)
 _INTERFACES: tuple[_Method | _Attribute | _Member, ...] = (
+    *_OF_RELEASE,
     _Method(
         _SHARDED,
         "__init__",
@@ -136,7 +160,6 @@ _INTERFACES: tuple[_Method | _Attribute | _Member, ...] = (
     ),
     _Method(_SHARDED, "_initialize_torch_state", ("skip_registering",)),
     _Method(_SHARDED, "_create_output_dist", ()),
-    _Method(_SHARDED, "init_data_parallel", ()),
     _Method(_SHARDED, "input_dist", ("ctx", "features")),
     _Method(_SHARDED, "output_dist", ("ctx", "output")),
     _Method(_SHARDED, "compute_and_output_dist", ("ctx", "input")),
@@ -167,10 +190,8 @@ _INTERFACES: tuple[_Method | _Attribute | _Member, ...] = (
         "create_embedding_sharding",
         ("sharding_type", "sharding_infos", "env", "device", "qcomm_codecs_registry"),
     ),
-    _Method(_SEQUENCES, "_initialize_torch_state", ("skip_registering",)),
     _Method(_SEQUENCES, "_create_output_dist", ()),
     _Method(_SEQUENCES, "_generate_permute_indices_per_feature", ()),
-    _Method(_SEQUENCES, "init_data_parallel", ()),
     _Method(_SEQUENCES, "input_dist", ("ctx", "features")),
     _Method(_SEQUENCES, "output_dist", ("ctx", "output")),
     _Method(_SEQUENCES, "compute_and_output_dist", ("ctx", "input")),
@@ -231,7 +252,6 @@ _INTERFACES: tuple[_Method | _Attribute | _Member, ...] = (
         "kernel_bw_lookup",
         ("compute_device", "compute_kernel", "hbm_mem_bw", "ddr_mem_bw", "hbm_to_ddr_mem_bw"),
     ),
-    _Method(ShardEstimator, "estimate", ("sharding_options", "sharder_data_map")),
     _Method(Stats, "log", ("sharding_plan", "topology", "batch_size")),
     _Method(AsyncCollectiveTensor, "wait", ()),
     _Method(DTensor, "__create_chunk_list__", ()),
@@ -286,6 +306,11 @@ def timeout_of(group: ProcessGroup) -> timedelta:
 def default_store(prefix: str) -> Any:
     """The store by which the ranks of the default group found each other; `prefix` for its keys."""
     return _distributed_c10d.PrefixStore(prefix, distributed_c10d._get_default_store())
+
+
+def sharder_data(entry: Any) -> Any:
+    """What torchrec's planner says of a sharder: 1.6 hands out the sharder itself."""
+    return planner_utils.build_sharder_data(entry) if isinstance(entry, ModuleSharder) else entry
 
 
 def process_groups() -> list[Any]:

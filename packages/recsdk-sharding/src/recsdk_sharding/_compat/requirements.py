@@ -31,8 +31,8 @@ class Requirement:
 
 REQUIREMENTS = (
     Requirement("recsdk-core", (0, 1), (0, 2), 'pip install "recsdk-core>=0.1,<0.2"'),
-    Requirement("torch", (2, 13), (2, 14), 'pip install "torch==2.13.*"'),
-    Requirement("torchrec", (1, 8), (1, 9), 'pip install "torchrec>=1.8,<1.9"'),
+    Requirement("torch", (2, 11), (2, 14), 'pip install "torch==2.13.*"'),
+    Requirement("torchrec", (1, 6), (1, 9), 'pip install "torchrec==1.8.*"'),
 )
 
 

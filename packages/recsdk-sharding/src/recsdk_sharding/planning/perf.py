@@ -21,6 +21,7 @@ from torchrec.distributed.planner.types import (
 )
 from torchrec.distributed.types import ShardingType
 
+from recsdk_sharding._compat.private import sharder_data
 from recsdk_sharding._modules.sharding_types import comm_op_of
 from recsdk_sharding.planning.memory import record_bytes
 from recsdk_sharding.planning.planned_tables import (
@@ -80,7 +81,7 @@ class HashPerfEstimator(ShardEstimator):  # type: ignore[misc]
             if table is None:
                 others.append(option)
                 continue
-            data = (sharder_data_map or {}).get(option.module_type_key)
+            data = sharder_data((sharder_data_map or {}).get(option.module_type_key))
             step = self._step(option, table, getattr(data, "qcomm_dtype_sizes", {}))
             for shard in option.shards:
                 shard.perf = self._perf(step, table, shard.size[1])

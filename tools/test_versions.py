@@ -1,0 +1,149 @@
+"""Runs tests of sharding and pipelines with older releases of torch and torchrec.
+
+    python3 tools/test_versions.py [--only 2.11 ...]
+
+Each pair has a venv in build/versions/, made once and kept. $TORCH_INDEX is where torch comes from,
+as in set_up.py; plain pip brings its CUDA build, 3 GB each. The compiled part of recsdk-core is one
+wheel for all: it knows nothing of torch. The simulated NPU is built for each. Ends with one line,
+`N passed, M failed`. Standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import run_tests
+import set_up
+
+FOLDER = set_up.BUILD / "versions"
+WHEELS = FOLDER / "wheels"
+PINS_OF_PAIR = ("torch", "torchrec", "fbgemm-gpu-cpu", "torch_npu")
+NEEDS = (
+    *("numpy", "tensordict", "torchmetrics==1.0.3", "tqdm", "pyre-extensions", "iopath"),
+    *("click", "nanobind-backend", "hypothesis", "pytest", "pytest-timeout", "packaging"),
+    *("safetensors", "xxhash", "zstandard", "pyarrow", "fsspec"),
+    *("hatchling", "editables", "scikit-build-core", "cmake", "ninja"),
+)
+"""What torchrec, the packages, their tests and their build need besides torch."""
+SAMPLES = {
+    "recsdk-sharding": (
+        *("test_versions.py", "test_sharding.py", "test_types.py", "test_planning.py"),
+        *("test_training.py", "test_modules.py", "test_pipelines.py", "test_device_steps.py"),
+    ),
+    "recsdk-pipeline": ("test_plain.py", "test_pipeline_on_ranks.py"),
+}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Releases that fit each other."""
+
+    torch: str
+    torchrec: str
+    fbgemm: str
+
+    @property
+    def venv(self) -> Path:
+        return FOLDER / f"torch-{self.torch}-torchrec-{self.torchrec}"
+
+    @property
+    def python(self) -> str:
+        return str(self.venv / "bin" / "python")
+
+    def pip(self, *args: str) -> None:
+        set_up.run([self.python, "-m", "pip", "install", *args])
+
+
+PAIRS = (Pair("2.11.0", "1.6.1", "1.6.0"), Pair("2.12.0", "1.7.0", "1.7.0"))
+
+
+def constraints() -> Path:
+    """The pins of the repository but for those of a pair."""
+    path = FOLDER / "constraints.txt"
+    lines = (set_up.ROOT / set_up.CONSTRAINTS).read_text().splitlines()
+    path.write_text("\n".join(line for line in lines if line.split("==")[0] not in PINS_OF_PAIR))
+    return path
+
+
+def build_core() -> None:
+    """The one wheel of recsdk-core."""
+    flags = ["--no-build-isolation", "--no-deps", "--wheel-dir", str(WHEELS)]
+    settings = [f"build-dir={FOLDER / 'core'}", f"cmake.define.recsdk_DIR={set_up.ENGINE}"]
+    given = [f"--config-settings={setting}" for setting in settings]
+    command = [str(set_up.VENV / "bin" / "python"), "-m", "pip", "wheel", *flags, *given]
+    set_up.run([*command, "packages/recsdk-core"])
+
+
+def make(pair: Pair) -> None:
+    """Makes the venv of a pair, if it is not there, and brings our packages up to date."""
+    stamp = pair.venv / "complete"
+    if not stamp.exists():
+        set_up.say(f"making {pair.venv.relative_to(set_up.ROOT)}")
+        set_up.run([sys.executable, "-m", "venv", "--clear", str(pair.venv)])
+        index = os.environ.get("TORCH_INDEX", "")
+        source = ["--index-url", index] if index else []
+        pair.pip(set_up.pinned("pip"))
+        pair.pip(*source, f"torch=={pair.torch}")
+        releases = (f"torchrec=={pair.torchrec}", f"fbgemm-gpu-cpu=={pair.fbgemm}")
+        pair.pip("--no-deps", *releases)
+        pair.pip("--constraint", str(constraints()), *NEEDS)
+        stamp.touch()
+    own = ["--no-deps", "--no-build-isolation"]
+    pair.pip(*own, "--force-reinstall", *map(str, WHEELS.glob("recsdk_core-*.whl")))
+    pair.pip(*own, "-e", "packages/recsdk-sharding", "-e", "packages/recsdk-pipeline")
+    build = f"--config-settings=build-dir={pair.venv / 'npusim'}"
+    pair.pip(*own, "--force-reinstall", build, "tools/npusim")
+
+
+def run(pair: Pair, package: str) -> run_tests.Counts:
+    """Runs a package's sample with a pair."""
+    junit = FOLDER / f"{pair.venv.name}-{package}.xml"
+    junit.unlink(missing_ok=True)
+    print(f"==== {package}: torch {pair.torch}, torchrec {pair.torchrec}", flush=True)
+    flags = ["-q", "-ra", f"--timeout={run_tests.SECONDS_PER_TEST}", f"--junitxml={junit}"]
+    files = [f"tests/{name}" for name in SAMPLES[package]]
+    folder = set_up.ROOT / "packages" / package
+    command = [pair.python, "-m", "pytest", *flags, *files]
+    status = subprocess.run(command, cwd=folder, check=False).returncode
+    counts = run_tests.counts_of_junit(junit)
+    is_told = counts.failed or not (status or counts.passed == 0)
+    return counts if is_told else counts + run_tests.Counts(failed=1)
+
+
+def test_pairs(pairs: list[Pair]) -> run_tests.Counts:
+    """Makes the venvs and runs the samples."""
+    WHEELS.mkdir(parents=True, exist_ok=True)
+    build_core()
+    total = run_tests.Counts()
+    for pair in pairs:
+        make(pair)
+        for package in SAMPLES:
+            total += run(pair, package)
+    return total
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    releases = [pair.torch.rpartition(".")[0] for pair in PAIRS]
+    parser.add_argument("--only", nargs="+", choices=releases, default=releases, help="of torch")
+    only = parser.parse_args().only
+    found: list[run_tests.Counts] = []
+
+    def act() -> None:
+        set_up.set_up("test")
+        chosen = [p for p in PAIRS if p.torch.rpartition(".")[0] in only]
+        found.append(test_pairs(chosen))
+
+    status = set_up.report_errors(act)
+    total = found[0] if found else run_tests.Counts(failed=1)
+    print(f"{total.passed} passed, {total.failed} failed")
+    return status or int(total.failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
