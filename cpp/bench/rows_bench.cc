@@ -1,7 +1,7 @@
 // Rows: pooling and updates beside what memory allows, with one and two threads, over many tables,
 // and at several fill levels.
 //
-//   rows_bench --workload pool|threads|many|fill --keys N [--dim D] [--reps R] [--seed S]
+//   rows_bench --workload pool|threads|many|fill|insert --keys N [--dim D] [--reps R] [--seed S]
 //
 // Prints one JSON object per operation on a line of its own, as maps_bench does.
 #include <functional>
@@ -261,6 +261,52 @@ void run_fill(const Options& o) {
   }
 }
 
+// Millions of new keys a second into as many empty tables, in calls of 16 batches over all of them.
+double insertion_rate(const Options& o, int num_threads, std::uint64_t num_tables) {
+  const std::int64_t batch = 16 * kBatch / static_cast<std::int64_t>(num_tables);
+  const std::int64_t num_calls = std::max<std::int64_t>(o.keys / (16 * kBatch), 1);
+  TableConfig config;
+  config.dim = o.dim;
+  config.num_threads = num_threads;
+  std::vector<std::unique_ptr<Table>> tables;
+  std::vector<Batch> batches(num_tables);
+  for (Batch& b : batches) {
+    tables.push_back(std::make_unique<Table>(config));
+    b.keys.resize(static_cast<std::size_t>(batch));
+    b.rows.resize(b.keys.size());
+    b.outcomes.resize(b.keys.size());
+  }
+  set_num_threads(num_threads);
+  double seconds = 0;
+  for (std::uint64_t call = 0, next = 0; call < static_cast<std::uint64_t>(num_calls); ++call) {
+    std::vector<MapCall> calls;
+    for (std::size_t t = 0; t < num_tables; ++t) {
+      for (Key& key : batches[t].keys) key = static_cast<Key>(scramble(++next));
+      calls.push_back({tables[t].get(), batches[t].keys, batches[t].rows, batches[t].outcomes,
+                       MapOptions{true, nullptr}});
+    }
+    const double start = now();
+    map_tables(calls);
+    seconds += now() - start;
+  }
+  return static_cast<double>(batch * num_calls) * static_cast<double>(num_tables) / seconds / 1e6;
+}
+
+// New keys with one and two threads in turns, into one table and into 26.
+void run_insert(const Options& o) {
+  for (const std::uint64_t num_tables : {1U, 26U}) {
+    std::vector<Rates> all = {{"1 thread", {}}, {"2 threads", {}}};
+    for (int rep = -1; rep < o.reps; ++rep) {
+      for (int threads = 1; threads <= 2; ++threads) {
+        const double rate = insertion_rate(o, threads, num_tables);
+        if (rep >= 0) all[static_cast<std::size_t>(threads - 1)].values.push_back(rate);
+      }
+    }
+    print_record("insert_tables" + std::to_string(num_tables) + "_dim" + std::to_string(o.dim),
+                 "insert_new", "Mkeys/s", all);
+  }
+}
+
 }  // namespace
 }  // namespace recsdk::bench
 
@@ -275,6 +321,8 @@ int main(int argc, char** argv) {
     run_many(options);
   else if (options.workload == "fill")
     run_fill(options);
+  else if (options.workload == "insert")
+    run_insert(options);
   else
-    fail("unknown workload " + options.workload + "; choose pool, threads, many or fill");
+    fail("unknown workload " + options.workload + "; choose pool, threads, many, fill or insert");
 }

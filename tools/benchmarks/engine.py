@@ -91,6 +91,7 @@ PARTS = [
     alone("rows_bench", "threads", "1e6", 15, 64),
     alone("rows_bench", "threads", "1e7", 15, 64),
     alone("rows_bench", "many", "1e6", 15, 64),
+    alone("rows_bench", "insert", "4e6", 5, 16),
     *(alone("rows_bench", "fill", "1e6", 9, dim) for dim in (8, 32, 64)),
 ]
 

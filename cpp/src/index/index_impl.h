@@ -12,6 +12,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <new>
 #include <optional>
 #include <span>
 #include <string>
@@ -46,9 +47,16 @@ struct LeaseRecord {
   AtomicCounts outcomes{};               // to be counted when the batch becomes visible
 };
 
+/// Leaves plain values that a vector adds unset: their pages come when threads write to them.
+template <typename T>
+struct UnsetAllocator : std::allocator<T> {
+  void construct(T* place) noexcept { ::new (static_cast<void*>(place)) T; }
+  void construct(T* place, T value) noexcept { *place = value; }
+};
+
 /// Rows that one call gave to keys, so that it can take them back.
 struct Insertion {
-  std::vector<std::uint32_t> rows;
+  std::vector<std::uint32_t, UnsetAllocator<std::uint32_t>> rows;
   RowNumber old_end = 0;
 
   /// Makes room for `count` more rows: doubling, as push_back would.
@@ -141,7 +149,7 @@ struct Index::Impl {
     internal::add_counts(outcome_counts, counts);
   }
   void end(internal::LeaseRecord& record) noexcept;
-  void note_visible(const std::vector<std::uint32_t>& row_numbers) noexcept;
+  void note_visible(std::span<const std::uint32_t> row_numbers) noexcept;
   /// Exchanges all keys and what tells changes, which are tracked from here on.
   void replace(internal::KeyMap& other_map, internal::RowNumbers& other_numbers,
                std::unique_ptr<internal::ChangeTracker>& other_tracker) noexcept;
@@ -165,6 +173,10 @@ struct Index::Impl {
   void check_rows(std::size_t num_keys, std::size_t num_rows) const;
 
  private:
+  int shard_bits_for(std::size_t num_keys) const;
+  std::size_t piece_of(int shard_bits) const;
+  void insert_sharded(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
+                      internal::RowState state, internal::Insertion& insertion, int shard_bits);
   bool append_new(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                   internal::RowState state, internal::Insertion& insertion);
   void insert_missing(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,

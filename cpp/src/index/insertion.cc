@@ -1,11 +1,13 @@
 // How keys come in: the rows that they get, and what takes an insertion back.
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <limits>
 #include <numeric>
 #include <string>
 
 #include "index/index_impl.h"
+#include "index/sharded_insertion.h"
 
 namespace recsdk {
 
@@ -13,6 +15,7 @@ using internal::Insertion;
 using internal::LeaseRecord;
 using internal::OutcomeCounts;
 using internal::RowState;
+using internal::ShardedInsertion;
 
 namespace {
 
@@ -59,12 +62,14 @@ void Index::Impl::find_or_insert(std::span<const Key> keys, RowNumber* rows_out,
   if (key_map.size() == 0) is_mostly_new = true;
   for (std::size_t begin = 0; begin < keys.size();) {
     const std::size_t left = keys.size() - begin;
-    // One thread inserts piece by piece, while the buckets that it has looked at are in its cache.
-    const std::size_t piece =
-        max_threads() == 1 || is_mostly_new ? std::min(kInsertGrain, left) : left;
+    const int shard_bits = shard_bits_for(left);
+    const std::size_t piece = std::min(piece_of(shard_bits), left);
     const std::size_t old_count = insertion.rows.size();
     const auto part = keys.subspan(begin, piece);
-    if (!is_mostly_new || !append_new(part, rows_out + begin, outcomes + begin, state, insertion)) {
+    if (shard_bits > 0) {
+      insert_sharded(part, rows_out + begin, outcomes + begin, state, insertion, shard_bits);
+    } else if (!is_mostly_new ||
+               !append_new(part, rows_out + begin, outcomes + begin, state, insertion)) {
       find(part, rows_out + begin, outcomes + begin);
       insert_missing(part, rows_out + begin, outcomes + begin, state, insertion);
     }
@@ -73,6 +78,51 @@ void Index::Impl::find_or_insert(std::span<const Key> keys, RowNumber* rows_out,
     is_mostly_new = 2 * num_new >= piece;
     if (is_mostly_new)
       key_map.expect(static_cast<std::int64_t>(num_new * (keys.size() - begin) / piece));
+  }
+}
+
+// More than 0 if all threads are to insert the next of so many keys: into as many shards, by bits.
+int Index::Impl::shard_bits_for(std::size_t num_keys) const {
+  constexpr std::size_t kKeysOfAShard = 2048;
+  if (max_threads() == 1 || num_keys < ShardedInsertion::kFewestKeys) return 0;
+  const std::size_t piece = std::min(num_keys, ShardedInsertion::kMostKeys);
+  const auto wanted = static_cast<int>(std::bit_width(piece / (2 * kKeysOfAShard)));
+  const int bits = key_map.shard_bits(std::max(wanted, ShardedInsertion::kFewestShardBits));
+  return bits < ShardedInsertion::kFewestShardBits ? 0 : bits;
+}
+
+// How many keys are found, then inserted, at a time.
+std::size_t Index::Impl::piece_of(int shard_bits) const {
+  constexpr std::size_t kGrownGrain = std::size_t{1} << 18;  // the table may be large enough then
+  if (shard_bits > 0 && !is_mostly_new) return ShardedInsertion::kMostKeys;
+  // New ones take memory beside the map, which is to stay in caches.
+  if (shard_bits > 0) return ShardedInsertion::kMostKeys / 4;
+  // One thread inserts piece by piece, while the buckets that it has looked at are in its cache.
+  if (max_threads() == 1 || is_mostly_new) return kInsertGrain;
+  return key_map.can_insert() ? kGrownGrain : std::numeric_limits<std::size_t>::max();
+}
+
+// As find and insert_missing, on all threads.
+void Index::Impl::insert_sharded(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
+                                 RowState state, Insertion& insertion, int shard_bits) {
+  ShardedInsertion sharded(key_map, numbers, keys, rows_out, outcomes, shard_bits, max_threads());
+  if (sharded.num_missing() < static_cast<std::int64_t>(ShardedInsertion::kFewestKeys / 4))
+    return insert_missing(keys, rows_out, outcomes, state, insertion);
+  const std::int64_t num_distinct = sharded.tell_apart();
+  const std::int64_t limit = config.max_rows.value_or(std::numeric_limits<std::int64_t>::max());
+  const std::int64_t admissible =
+      std::min(num_distinct, std::max<std::int64_t>(limit - key_map.size(), 0));
+  const std::size_t old_count = insertion.rows.size();
+  insertion.make_room(static_cast<std::size_t>(admissible));
+  numbers.prepare_allocate(admissible);
+  prepare_missing(admissible);
+  if (admissible < num_distinct && config.on_full == OnFull::kRaise) throw_full(title, limit);
+  insertion.rows.resize(old_count + static_cast<std::size_t>(admissible));
+  try {
+    sharded.insert(state, std::span(insertion.rows).subspan(old_count));
+  } catch (...) {
+    insertion.rows.resize(old_count);
+    throw;
   }
 }
 
@@ -214,7 +264,7 @@ void Index::Impl::map_inserting(std::span<const Key> keys, RowNumber* rows_out, 
   num_in_flight += static_cast<std::int64_t>(insertion.rows.size());
 }
 
-void Index::Impl::note_visible(const std::vector<std::uint32_t>& row_numbers) noexcept {
+void Index::Impl::note_visible(std::span<const std::uint32_t> row_numbers) noexcept {
   if (tracker == nullptr) return;
   for (const std::uint32_t row : row_numbers) tracker->note_visible(row, numbers.key(row));
 }

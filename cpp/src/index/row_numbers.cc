@@ -80,6 +80,16 @@ void RowNumbers::append(std::span<const Key> keys, const Outcome* outcomes,
   num_prepared_ = std::max(num_prepared_, next);
 }
 
+void RowNumbers::allocate_all(std::span<const std::uint32_t> rows, RowState state) noexcept {
+  const std::size_t num_reused = std::min(rows.size(), free_.size());
+  for (const std::uint32_t row : rows.first(num_reused)) set_state(row, state);
+  free_.resize(free_.size() - num_reused);
+  const RowNumber next = end() + static_cast<RowNumber>(rows.size() - num_reused);
+  if (state == RowState::kVisible) visible_.set_all_alone(end(), next);
+  if (state == RowState::kInFlight) in_flight_.set_all_alone(end(), next);
+  end_.store(next, std::memory_order_relaxed);
+}
+
 void RowNumbers::undo_allocate(std::uint32_t row, RowNumber old_end) noexcept {
   set_state(row, RowState::kFree);
   if (row >= old_end) {

@@ -42,6 +42,16 @@ class RowNumbers {
   bool prepare_append(std::int64_t count);
   /// New rows for the keys (N,) whose outcome is kInserted, one after the other from end() on.
   void append(std::span<const Key> keys, const Outcome* outcomes, RowState state) noexcept;
+  /// The row that the i-th call of allocate from now on gives.
+  std::uint32_t to_allocate(std::int64_t i) const noexcept {
+    const auto num_free = static_cast<std::int64_t>(free_.size());
+    return i < num_free ? free_[static_cast<std::size_t>(num_free - 1 - i)]
+                        : static_cast<std::uint32_t>(end() + (i - num_free));
+  }
+  /// Says whose such a row will be; from any thread.
+  void set_key(std::uint32_t row, Key key) const noexcept { *keys_.at<Key>(row) = key; }
+  /// As one call of allocate for each of these rows, which are the next ones and have keys.
+  void allocate_all(std::span<const std::uint32_t> rows, RowState state) noexcept;
   /// Takes back the latest allocation that has not been taken back; `old_end` is end() from before
   /// the first of them.
   void undo_allocate(std::uint32_t row, RowNumber old_end) noexcept;
@@ -70,6 +80,10 @@ class RowNumbers {
   void reserve(std::int64_t count);
   /// Backs with memory a huge page that new rows will need soon. False if there is none.
   bool populate_ahead() noexcept { return keys_.populate_ahead(end()); }
+  /// Backs what is kept of the next `count` new rows with memory, on several threads.
+  void populate(std::int64_t count, int max_threads) const {
+    keys_.populate_pages(end(), end() + count, max_threads);
+  }
   /// Rows that were needed or reserved so far; they can be addressed.
   std::int64_t num_prepared() const noexcept { return num_prepared_; }
   std::int64_t metadata_bytes() const noexcept;

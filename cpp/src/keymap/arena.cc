@@ -65,14 +65,19 @@ Arena::Chunk& Arena::add_chunk(std::size_t bytes) {
   return *chunks_.insert(place, Chunk{std::move(pages), 0, 0, std::move(free_lengths)});
 }
 
+// The newest chunk, with so many bytes that were never used. Throws as add_chunk.
+Arena::Chunk& Arena::chunk_with(std::size_t bytes) {
+  Chunk* const chunk = newest_ == nullptr ? nullptr : &chunk_of(newest_);
+  return chunk == nullptr || chunk->pages.size() - chunk->used < bytes ? add_chunk(bytes) : *chunk;
+}
+
 // Makes a free run of memory that was never used. Throws as add_chunk.
 Arena::Chunk& Arena::cut_off(std::size_t bytes) {
-  Chunk* chunk = newest_ == nullptr ? nullptr : &chunk_of(newest_);
-  if (chunk == nullptr || chunk->pages.size() - chunk->used < bytes) chunk = &add_chunk(bytes);
-  const auto unit = static_cast<std::uint32_t>(chunk->used / kUnit);
-  chunk->used += bytes;
-  release(*chunk, unit, static_cast<std::uint32_t>(bytes / kUnit));
-  return *chunk;
+  Chunk& chunk = chunk_with(bytes);
+  const auto unit = static_cast<std::uint32_t>(chunk.used / kUnit);
+  chunk.used += bytes;
+  release(chunk, unit, static_cast<std::uint32_t>(bytes / kUnit));
+  return chunk;
 }
 
 // A run of an acceptable length, the nearest to `units` first; else the shortest that is longer,
@@ -91,11 +96,29 @@ Arena::FreeRun* Arena::find_run(std::uint32_t units, std::uint32_t less) const n
 }
 
 std::byte* Arena::allocate(std::uint32_t& units, std::uint32_t less) {
-  FreeRun* run = find_run(units, less);
-  if (run == nullptr) {
+  std::byte* block = allocate_used(units, less);
+  if (block == nullptr) {
     cut_off(units * kUnit);
-    run = find_run(units, less);
+    block = allocate_used(units, less);
   }
+  return block;
+}
+
+std::byte* Arena::take_fresh(std::uint32_t& units) {
+  const std::size_t bytes = units * kUnit;
+  Chunk& chunk = chunk_with(bytes);
+  std::byte* const block = chunk.pages.data() + chunk.used;
+  // The first chunk lies on small pages.
+  const bool is_huge = chunk.pages.size() >= kHugePage;
+  const std::size_t end = chunk.used + bytes;
+  chunk.used = is_huge ? std::min(next_huge_page(end), chunk.pages.size()) : end;
+  units += static_cast<std::uint32_t>((chunk.used - end) / kUnit);
+  return block;
+}
+
+std::byte* Arena::allocate_used(std::uint32_t& units, std::uint32_t less) noexcept {
+  FreeRun* const run = find_run(units, less);
+  if (run == nullptr) return nullptr;
   auto* const block = reinterpret_cast<std::byte*>(run);
   Chunk& chunk = chunk_of(block);
   const std::size_t unit = unit_of(chunk, block);

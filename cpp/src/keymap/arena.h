@@ -25,6 +25,12 @@ class Arena {
   std::byte* allocate(std::uint32_t& units, std::uint32_t less = 0);
   /// Takes back what allocate(units) gave.
   void free(std::byte* block, std::uint32_t units) noexcept;
+  /// The same from what was used before; null if there is no such run.
+  std::byte* allocate_used(std::uint32_t& units, std::uint32_t less) noexcept;
+  /// Memory that was never given out, `units` or more of it: up to the next huge page, so that
+  /// those who take some each touch pages of their own. `units` is set to how many they are; free
+  /// takes back any part. Throws as allocate.
+  std::byte* take_fresh(std::uint32_t& units);
   /// Whether so many calls of allocate(units) would be served from what was used before.
   bool has_runs(std::uint32_t units, std::uint32_t count) const noexcept;
   /// A used block between two free runs that make one of `units` or more once the block is moved to
@@ -71,6 +77,7 @@ class Arena {
   static std::size_t unit_of(const Chunk& chunk, const void* block);
   Chunk& chunk_of(const std::byte* block) noexcept;
   Chunk& add_chunk(std::size_t bytes);
+  Chunk& chunk_with(std::size_t bytes);
   Chunk& cut_off(std::size_t bytes);
   void release(Chunk& chunk, std::size_t unit, std::uint32_t units) noexcept;
   void link(Chunk& chunk, std::size_t unit, std::uint32_t units) noexcept;

@@ -54,6 +54,16 @@ class KeyMap {
     hashed_.insert(keys, next_row, rows, outcomes, num_done);
   }
 
+  /// Insertion by several threads at once, while there are no dense pages: each inserts the keys of
+  /// shards of its own. See SegmentedHash.
+  int shard_bits(int most) const noexcept { return can_insert() ? hashed_.shard_bits(most) : 0; }
+  std::uint64_t hash(Key key) const { return hashed_.hash(key); }
+  void begin_sharing(std::int64_t num_new) { hashed_.begin_sharing(num_new); }
+  void insert_absent(std::span<const Key> keys, const std::uint32_t* rows, std::size_t& num_done) {
+    hashed_.insert_absent(keys, rows, num_done);
+  }
+  void end_sharing(std::int64_t num_done) noexcept { hashed_.end_sharing(num_done); }
+
   /// Takes the key out; returns its row number. Allocates nothing.
   std::optional<std::uint32_t> erase(Key key) noexcept;
 

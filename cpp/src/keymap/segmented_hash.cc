@@ -262,6 +262,28 @@ void SegmentedHash::insert(std::span<const Key> keys, std::uint32_t next_row, Ro
   }
 }
 
+void SegmentedHash::insert_absent(std::span<const Key> keys, const std::uint32_t* rows,
+                                  std::size_t& num_done) {
+  constexpr std::size_t kAhead = 16;
+  HashParts ahead[kAhead];
+  const auto stage = [&](std::size_t i) {
+    ahead[i % kAhead] = parts(keys[i]);
+    prefetch(ahead[i % kAhead]);
+  };
+  for (std::size_t i = 0; i < std::min(kAhead, keys.size()); ++i) stage(i);
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    const HashParts p = ahead[i % kAhead];
+    if (i + kAhead < keys.size()) stage(i + kAhead);
+    const Entry e = entry(p);  // the segment may have moved since
+    Bucket& home = e.segment()->buckets()[p.bucket_in(e.num_buckets())];
+    if (!put_at_once(*e.segment(), home, p, keys[i], rows[i])) {
+      make_room(p);
+      put(*entry(p).segment(), p, keys[i], rows[i]);
+    }
+    num_done = i + 1;
+  }
+}
+
 std::optional<std::uint32_t> SegmentedHash::erase(Key key) noexcept {
   if (directory_.empty()) return std::nullopt;
   const HashParts p = parts(key);

@@ -8,12 +8,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
 #include "keymap/arena.h"
 #include "keymap/bucket.h"
+#include "keymap/shared_arena.h"
 #include "recsdk/types.h"
 #include "util/hash.h"
 
@@ -30,7 +32,8 @@ struct SegmentStats {
   std::uint64_t splits = 0;
 };
 
-/// Not thread-safe by itself: any number of readers or one writer.
+/// Not thread-safe by itself: any number of readers or one writer, or several writers between
+/// begin_sharing and end_sharing.
 class SegmentedHash {
  public:
   explicit SegmentedHash(std::uint64_t seed) : hash_(seed) {}
@@ -54,6 +57,19 @@ class SegmentedHash {
   /// Throws as find_or_insert; `num_done` says how many keys are done, then as well.
   void insert(std::span<const Key> keys, std::uint32_t next_row, RowNumber* rows, Outcome* outcomes,
               std::size_t& num_done);
+
+  /// Keys of different shards lie in different segments: how many of the top bits of the hash, up
+  /// to `most`, tell shards apart. 0 before the first key.
+  int shard_bits(int most) const noexcept;
+  std::uint64_t hash(Key key) const { return hash_(key); }
+  /// Up to end_sharing, threads may call insert_absent at the same time, each for keys of shards of
+  /// its own, and nothing else; `num_new` keys in all. Throws as find_or_insert.
+  void begin_sharing(std::int64_t num_new);
+  /// Inserts keys (N,) that are distinct and not there. Throws as find_or_insert; `num_done` says
+  /// how many are done, then as well.
+  void insert_absent(std::span<const Key> keys, const std::uint32_t* rows, std::size_t& num_done);
+  /// `num_done` keys were inserted.
+  void end_sharing(std::int64_t num_done) noexcept;
 
   /// Takes the key out; returns its row number. Allocates nothing.
   std::optional<std::uint32_t> erase(Key key) noexcept;
@@ -173,6 +189,8 @@ class SegmentedHash {
   static bool put_at_once(Segment& segment, Bucket& home, HashParts p, Key key, std::uint32_t row);
   static bool is_stale(const Segment& segment);
   void make_room(HashParts p);
+  int most_depth() const;
+  void double_directory();
   std::uint32_t least_units(std::uint32_t num_keys, std::uint32_t num_units) const;
   Segment* make_segment(std::uint32_t num_units, std::uint32_t at_least, int depth,
                         std::uint64_t prefix);
@@ -209,6 +227,10 @@ class SegmentedHash {
   std::uint32_t next_serial_ = 0;
   std::uint64_t splits_ = 0;
   bool has_others_segments_ = false;  // in the arena
+  // While threads insert at the same time: serials and splits are counted by atomic additions, the
+  // directory stays as long as it is, and size_ is what it will be in the end.
+  std::unique_ptr<SharedArena> shared_arena_;
+  std::int64_t size_before_sharing_ = 0;
 };
 
 }  // namespace recsdk::internal

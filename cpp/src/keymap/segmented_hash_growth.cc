@@ -1,5 +1,6 @@
 // How a SegmentedHash grows: steps of its segments, splits, the directory.
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstring>
 #include <span>
@@ -100,11 +101,12 @@ void SegmentedHash::make_room(HashParts p) {
   for (;;) {
     Segment* segment = entry(p).segment();
     if (segment->num_keys >= segment->limit) {
-      const bool may_split = segment->depth < std::min(kMaxDepth, expected_depth() + 2);
+      const bool may_split = segment->depth < most_depth();
       const bool splits = may_split && segment->num_units >= segment->split_units;
       const std::uint32_t num_keys = splits ? segment->num_keys / 2 : segment->num_keys;
+      const std::uint32_t serial = std::atomic_ref(next_serial_).load(std::memory_order_relaxed);
       const std::uint32_t num_units = splits ? units_for(num_keys, kHalfUnits, kRoomyPercent)
-                                             : next_size(segment->num_units, next_serial_, size_);
+                                             : next_size(segment->num_units, serial, size_);
       if (join_free_runs(least_units(num_keys, num_units), splits ? 2 : 1))
         segment = entry(p).segment();
       splits ? split(segment) : rebuild(segment, num_units);
@@ -121,6 +123,12 @@ void SegmentedHash::make_room(HashParts p) {
 int SegmentedHash::expected_depth() const {
   return static_cast<int>(std::bit_width(static_cast<std::uint64_t>(size_) /
                                          (buckets_of(kLargestSplit) * kBucketSlots * 4 / 5)));
+}
+
+// Up to which depth segments split.
+int SegmentedHash::most_depth() const {
+  const int most = std::min(kMaxDepth, expected_depth() + 2);
+  return shared_arena_ == nullptr ? most : std::min(most, depth_);
 }
 
 // The smallest size, in units, that `num_keys` fill to `percent` or less.
@@ -144,10 +152,13 @@ std::uint32_t SegmentedHash::least_units(std::uint32_t num_keys, std::uint32_t n
 SegmentedHash::Segment* SegmentedHash::make_segment(std::uint32_t num_units, std::uint32_t at_least,
                                                     int depth, std::uint64_t prefix) {
   if (num_units > kMaxUnits) throw_flooded(num_units);
-  std::byte* const block = arena_.allocate(num_units, num_units - std::min(num_units, at_least));
+  const std::uint32_t less = num_units - std::min(num_units, at_least);
+  std::byte* const block = shared_arena_ == nullptr ? arena_.allocate(num_units, less)
+                                                    : shared_arena_->allocate(num_units, less);
   std::memset(block, 0, num_units * Arena::kUnit);
   auto* const segment = reinterpret_cast<Segment*>(block);
-  const std::uint32_t serial = next_serial_++;
+  const std::uint32_t serial =
+      std::atomic_ref(next_serial_).fetch_add(1, std::memory_order_relaxed);
   segment->num_units = num_units;
   segment->depth = depth;
   segment->prefix = prefix;
@@ -159,7 +170,7 @@ SegmentedHash::Segment* SegmentedHash::make_segment(std::uint32_t num_units, std
 // Before new memory is taken for so many segments: moves others that lie between two free runs, so
 // that those become one that is long enough, where such are found soon. False if nothing has moved.
 bool SegmentedHash::join_free_runs(std::uint32_t num_units, std::uint32_t count) noexcept {
-  if (size_ < kSmallTable || has_others_segments_) return false;
+  if (size_ < kSmallTable || has_others_segments_ || shared_arena_ != nullptr) return false;
   const auto units_of = [](const std::byte* block) {
     return reinterpret_cast<const Segment*>(block)->num_units;
   };
@@ -174,7 +185,12 @@ bool SegmentedHash::join_free_runs(std::uint32_t num_units, std::uint32_t count)
 }
 
 void SegmentedHash::free_segment(Segment* segment) noexcept {
-  arena_.free(reinterpret_cast<std::byte*>(segment), segment->num_units);
+  auto* const block = reinterpret_cast<std::byte*>(segment);
+  if (shared_arena_ == nullptr) {
+    arena_.free(block, segment->num_units);
+  } else {
+    shared_arena_->free(block, segment->num_units);
+  }
 }
 
 void SegmentedHash::set_entries(Segment* segment) noexcept {
@@ -249,13 +265,15 @@ void SegmentedHash::rebuild(Segment* segment, std::uint32_t num_units) {
   free_segment(segment);
 }
 
+void SegmentedHash::double_directory() {
+  std::vector<Entry> doubled(directory_.size() * 2);
+  for (std::size_t i = 0; i < doubled.size(); ++i) doubled[i] = directory_[i / 2];
+  directory_.swap(doubled);
+  ++depth_;
+}
+
 void SegmentedHash::split(Segment* segment) {
-  if (segment->depth == depth_) {
-    std::vector<Entry> doubled(directory_.size() * 2);
-    for (std::size_t i = 0; i < doubled.size(); ++i) doubled[i] = directory_[i / 2];
-    directory_.swap(doubled);
-    ++depth_;
-  }
+  if (segment->depth == depth_) double_directory();
   const int depth = segment->depth + 1;
   std::uint32_t num_high = 0;
   for (std::uint32_t b = 0; b < segment->num_buckets(); ++b) {
@@ -282,7 +300,37 @@ void SegmentedHash::split(Segment* segment) {
   set_entries(low);
   set_entries(high);
   free_segment(segment);
-  ++splits_;
+  std::atomic_ref(splits_).fetch_add(1, std::memory_order_relaxed);
+}
+
+// A segment of less depth than this covers the starts of two shards.
+int SegmentedHash::shard_bits(int most) const noexcept {
+  if (directory_.empty()) return 0;
+  const int tried = std::min(most, depth_);
+  int bits = tried;
+  for (std::size_t shard = 0; shard < std::size_t{1} << tried; ++shard)
+    bits = std::min(bits, directory_[shard << (depth_ - tried)].segment()->depth);
+  return bits;
+}
+
+// The directory gets the length that splits of as many uniform keys lead to. Segments that would
+// need a longer one grow instead, and split later.
+void SegmentedHash::begin_sharing(std::int64_t num_new) {
+  auto shared = std::make_unique<SharedArena>(arena_);
+  const std::int64_t old_size = std::exchange(size_, size_ + num_new);
+  try {
+    while (depth_ < std::min(kMaxDepth, expected_depth() + 1)) double_directory();
+  } catch (...) {
+    size_ = old_size;
+    throw;
+  }
+  size_before_sharing_ = old_size;
+  shared_arena_ = std::move(shared);
+}
+
+void SegmentedHash::end_sharing(std::int64_t num_done) noexcept {
+  shared_arena_.reset();
+  size_ = size_before_sharing_ + num_done;
 }
 
 // Equal segments for so many uniform keys. In a large table they are as large as they get, for

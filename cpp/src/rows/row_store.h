@@ -31,9 +31,10 @@ class RowStore {
 
   /// Backs the records of rows [begin, end) with memory, on this thread.
   void populate(RowNumber begin, RowNumber end) const noexcept { records_.populate(begin, end); }
-  /// The same on several threads, a huge page at a time. Without it, threads that write side by
-  /// side would each clear the page on which they meet.
-  void populate_pages(RowNumber begin, RowNumber end, int max_threads) const;
+  /// The same on several threads, see Slabs.
+  void populate_pages(RowNumber begin, RowNumber end, int max_threads) const {
+    records_.populate_pages(begin, end, max_threads);
+  }
   /// Rows [0, end) are used: backs with memory a huge page that new rows will need soon. False if
   /// there is none.
   bool populate_ahead(RowNumber end) noexcept { return records_.populate_ahead(end); }

@@ -4,6 +4,8 @@
 #include <bit>
 #include <utility>
 
+#include "util/thread_pool.h"
+
 namespace recsdk::internal {
 namespace {
 
@@ -50,6 +52,16 @@ void Slabs::populate(std::int64_t begin, std::int64_t end) const noexcept {
     if (scalar_stride_ > 0) populate(stride_ << shift_, scalar_stride_);
     i = last;
   }
+}
+
+void Slabs::populate_pages(std::int64_t begin, std::int64_t end, int max_threads) const {
+  const auto grain = std::max<std::int64_t>(static_cast<std::int64_t>(kHugePage) / row_bytes(), 1);
+  const std::int64_t first_page = begin / grain;
+  const std::int64_t num_pages = (end + grain - 1) / grain - first_page;
+  parallel_for(num_pages, 1, max_threads, [&](std::int64_t page, std::int64_t end_page) {
+    populate(std::max(begin, (first_page + page) * grain),
+             std::min(end, (first_page + end_page) * grain));
+  });
 }
 
 bool Slabs::populate_ahead(std::int64_t count) noexcept {

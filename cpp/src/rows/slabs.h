@@ -25,6 +25,10 @@ class Slabs {
   /// Backs records [begin, end) with memory now.
   void populate(std::int64_t begin, std::int64_t end) const noexcept;
 
+  /// The same on several threads, a huge page at a time. Without it, threads that write side by
+  /// side would each clear the page on which they meet.
+  void populate_pages(std::int64_t begin, std::int64_t end, int max_threads) const;
+
   /// In a large array of which `count` records are used: backs the next huge page with memory, once
   /// half of the one before is used. False if there is nothing to do.
   bool populate_ahead(std::int64_t count) noexcept;

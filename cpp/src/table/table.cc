@@ -75,41 +75,54 @@ void Table::Impl::prepare(RowNumber end, std::span<const std::uint32_t> reused) 
   if (open_cut != nullptr) open_cut->preserve_rows(reused, copy_waits);
 }
 
+// Threads write pieces side by side, so fresh pages are backed first, each by one thread.
 void Table::Impl::make(const NewRows& added) {
-  const std::uint32_t* const numbers = added.rows().data();
+  constexpr auto kManyBytes = 2 * static_cast<std::int64_t>(internal::kHugePage);
+  const RowNumber end = index.numbers.end();
+  if (added.size() * layout.row_bytes() >= kManyBytes)
+    rows.populate_pages(std::max<RowNumber>(end - added.size(), 0), end, index.max_threads());
   if (config.initializer.kind == InitializerKind::kCustom) {
-    std::vector<Key> new_keys(added.rows().size());
-    added.copy_keys(0, new_keys);
-    std::vector<float> weights(new_keys.size() * static_cast<std::size_t>(config.dim));
-    config.initializer.callback(new_keys, weights.data());
-    for (std::int64_t i = 0; i < added.size(); ++i)
-      internal::write_weights(layout, rows.records(), numbers[i], weights.data() + i * config.dim);
+    initialize_custom(added);
   } else {
-    const auto initialize = [&](std::int64_t begin, std::int64_t end) {
-      constexpr std::int64_t kPiece = 256;
-      std::array<Key, kPiece> piece;
-      for (; begin < end; begin += kPiece) {
-        const std::int64_t count = std::min(kPiece, end - begin);
-        added.copy_keys(begin, std::span(piece).first(static_cast<std::size_t>(count)));
-        internal::kernels().initialize({&config.initializer, config.seed, table_hash, config.dim,
-                                        piece.data(), count, rows.records(), config.weight_dtype,
-                                        numbers + begin, nullptr});
-      }
-    };
-    internal::parallel_for(added.size(), kRowGrain, index.max_threads(), initialize);
+    internal::parallel_for(
+        added.size(), kRowGrain, index.max_threads(),
+        [&](std::int64_t begin, std::int64_t piece_end) { initialize(added, begin, piece_end); });
   }
-  initialize_state(added);
   populate_ahead(added.size());
 }
 
-void Table::Impl::initialize_state(const NewRows& added) {
+void Table::Impl::initialize(const NewRows& added, std::int64_t begin, std::int64_t end) {
+  constexpr std::int64_t kPiece = 256;
+  std::array<Key, kPiece> piece;
+  const std::uint32_t* const numbers = added.rows().data();
+  for (; begin < end; begin += kPiece) {
+    const std::int64_t count = std::min(kPiece, end - begin);
+    added.copy_keys(begin, std::span(piece).first(static_cast<std::size_t>(count)));
+    internal::kernels().initialize({&config.initializer, config.seed, table_hash, config.dim,
+                                    piece.data(), count, rows.records(), config.weight_dtype,
+                                    numbers + begin, nullptr});
+    initialize_state(added, begin, begin + count);
+  }
+}
+
+void Table::Impl::initialize_custom(const NewRows& added) {
+  std::vector<Key> new_keys(added.rows().size());
+  added.copy_keys(0, new_keys);
+  std::vector<float> weights(new_keys.size() * static_cast<std::size_t>(config.dim));
+  config.initializer.callback(new_keys, weights.data());
+  internal::parallel_for(
+      added.size(), kRowGrain, index.max_threads(), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i)
+          internal::write_weights(layout, rows.records(), added.rows()[static_cast<std::size_t>(i)],
+                                  weights.data() + i * config.dim);
+        initialize_state(added, begin, end);
+      });
+}
+
+void Table::Impl::initialize_state(const NewRows& added, std::int64_t begin, std::int64_t end) {
   if (layout.fields.size() < 2) return;
-  internal::parallel_for(added.size(), kRowGrain, index.max_threads(),
-                         [&](std::int64_t begin, std::int64_t end) {
-                           for (; begin < end; ++begin)
-                             internal::reset_state(layout, rows.records(),
-                                                   added.rows()[static_cast<std::size_t>(begin)]);
-                         });
+  for (; begin < end; ++begin)
+    internal::reset_state(layout, rows.records(), added.rows()[static_cast<std::size_t>(begin)]);
 }
 
 // As Index::Impl::populate_ahead, for records.

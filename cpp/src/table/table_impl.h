@@ -75,7 +75,9 @@ struct Table::Impl final : RowHome {
   // What the index asks of its rows' home; index.mutex is held alone.
   void prepare(RowNumber end, std::span<const std::uint32_t> reused) override;
   void make(const NewRows& added) override;
-  void initialize_state(const NewRows& added);
+  void initialize(const NewRows& added, std::int64_t begin, std::int64_t end);
+  void initialize_custom(const NewRows& added);
+  void initialize_state(const NewRows& added, std::int64_t begin, std::int64_t end);
   void populate_ahead(std::int64_t num_new) noexcept;
   void preserve_found(const internal::Found& found);
 
