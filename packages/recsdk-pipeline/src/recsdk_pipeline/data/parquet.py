@@ -246,7 +246,8 @@ class ParquetData(IterableDataset[ClickBatch]):
         if is_worker:
             yield from (self._load(reader, plan, window) for window in windows)
             return
-        with ThreadPoolExecutor(1, thread_name_prefix="recsdk-parquet") as pool:
+        pool = ThreadPoolExecutor(1, thread_name_prefix="recsdk-parquet")
+        try:
             ahead = [pool.submit(self._load, reader, plan, window) for window in windows[:1]]
             for window in [*windows[1:], None]:
                 loaded = ahead.pop().result() if ahead else None
@@ -254,6 +255,9 @@ class ParquetData(IterableDataset[ClickBatch]):
                     ahead.append(pool.submit(self._load, reader, plan, window))
                 if loaded is not None:
                     yield loaded
+        finally:
+            # Without waiting: an iterator left behind may be collected inside threading's locks.
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _load(self, reader: Reader, plan: Plan, window: Window) -> _Loaded:
         from recsdk_pipeline.data.parquet_rows import joined
