@@ -131,7 +131,7 @@ def _plan_set(
         shards=shards,
         spare_row=spare_row,
         bags=items,
-        num_bags=len(bags.lengths_B),
+        num_bags=sum(bags.num_bags),
         read=read,
         blocks=bags.blocks(dim, is_matrix=request.shape is not None),
         divisors_B=put_optional(parcel, bags.divisors()),
@@ -151,7 +151,8 @@ class _SetBags:
     rows_N: NDArray[np.int64]
     """Of the store; of keys without a row any."""
     has_row_N: NDArray[np.bool_]
-    lengths_B: NDArray[np.int64]
+    lengths_B: NDArray[np.int64] | None
+    """None: each bag has one key."""
     num_bags: list[int]
     """Of each feature."""
     weights_N: NDArray[np.float32] | None
@@ -186,7 +187,7 @@ class _SetBags:
         """Puts them into a parcel."""
         rows_N = np.where(self.has_row_N, self.rows_N, spare_row).astype(type_)
         offsets = None
-        if not (self.lengths_B == 1).all():
+        if self.lengths_B is not None:
             offsets = np.zeros(len(self.lengths_B) + 1, type_)
             np.cumsum(self.lengths_B, out=offsets[1:])
         return BagItems(
@@ -203,13 +204,16 @@ class _SetBags:
 
     def part(self, first: int, last: int) -> tuple[_SetBags, int]:
         """Some of the bags, with what goes over for them, and their first key."""
-        before = int(self.lengths_B[:first].sum())
-        keys = slice(before, before + int(self.lengths_B[first:last].sum()))
+        before, after = first, last
+        if self.lengths_B is not None:
+            before = int(self.lengths_B[:first].sum())
+            after = before + int(self.lengths_B[first:last].sum())
+        keys = slice(before, after)
         found = _SetBags(
             features=[],
             rows_N=self.rows_N[keys],
             has_row_N=self.has_row_N[keys],
-            lengths_B=self.lengths_B[first:last],
+            lengths_B=None if self.lengths_B is None else self.lengths_B[first:last],
             num_bags=[],
             weights_N=None if self.weights_N is None else self.weights_N[keys],
             places_N=None,
@@ -238,28 +242,37 @@ class _SetBags:
         is_mean = np.array([feature.pooling == "mean" for feature in self.features])
         if not is_mean.any():
             return None
-        divisors_B = self.lengths_B.astype(np.float32)
-        if self.weights_N is not None:
-            bag_N = np.repeat(np.arange(len(self.lengths_B)), self.lengths_B)
-            sums_B = np.bincount(bag_N, self.weights_N, len(self.lengths_B))
-            divisors_B = sums_B.astype(np.float32)
+        if self.lengths_B is None and self.weights_N is None:
+            return None
+        divisors_B = self._totals()
         divisors_B[divisors_B == 0] = np.inf
         divisors_B[~np.repeat(is_mean, self.num_bags)] = 1.0
         return divisors_B
 
+    def _totals(self) -> NDArray[np.float32]:
+        """The keys of each bag, or the sum of their weights."""
+        if self.lengths_B is None:
+            assert self.weights_N is not None
+            return self.weights_N.copy()
+        if self.weights_N is None:
+            return self.lengths_B.astype(np.float32)
+        bag_N = np.repeat(np.arange(len(self.lengths_B)), self.lengths_B)
+        sums_B = np.bincount(bag_N, self.weights_N, len(self.lengths_B))
+        return sums_B.astype(np.float32)
 
-def _lengths_of(features: Sequence[FeatureBags]) -> tuple[NDArray[np.int64], list[int]]:
-    """The lengths of all bags, and how many bags each feature has."""
+
+def _lengths_of(features: Sequence[FeatureBags]) -> tuple[NDArray[np.int64] | None, list[int]]:
+    """The lengths of all bags (None: each has one key), and how many bags each feature has."""
     if all(feature.offsets is None for feature in features):
-        num_bags = [len(feature.rows) for feature in features]
-        return np.ones(sum(num_bags), np.int64), num_bags
+        return None, [len(feature.rows) for feature in features]
     lengths = [
         torch.ones(len(feature.rows), dtype=torch.int64)
         if feature.offsets is None
         else feature.offsets.diff()
         for feature in features
     ]
-    return torch.cat(lengths).numpy(), list(map(len, lengths))
+    lengths_B = torch.cat(lengths).numpy()
+    return None if (lengths_B == 1).all() else lengths_B, list(map(len, lengths))
 
 
 def _places(counts: Sequence[int], starts: Sequence[int | None]) -> NDArray[np.int64] | None:

@@ -25,7 +25,7 @@ from recsdk_sharding._compat.private import sharder_data
 from recsdk_sharding._modules.sharding_types import comm_op_of
 from recsdk_sharding.planning.memory import record_bytes
 from recsdk_sharding.planning.planned_tables import (
-    INDEX_BYTES_ON_DEVICE,
+    COPIED_BYTES,
     PlannedTable,
     has_device_rows,
     table_of_option,
@@ -134,7 +134,7 @@ class HashPerfEstimator(ShardEstimator):  # type: ignore[misc]
         mapping = traffic.ids / self._host_ids_per_ms
         if not has_device_rows(self._topology):
             return mapping
-        copied = traffic.ids * INDEX_BYTES_ON_DEVICE
+        copied = traffic.ids * COPIED_BYTES
         return mapping + copied / float(self._topology.hbm_to_ddr_mem_bw)
 
 

@@ -14,6 +14,7 @@ from recsdk_sharding._rows.rows import TableRows
 from recsdk_sharding.planning.traffic import Traffic, num_row_shards
 
 __all__ = [
+    "COPIED_BYTES",
     "INDEX_BYTES_ON_DEVICE",
     "PlannedTable",
     "has_device_rows",
@@ -23,9 +24,12 @@ __all__ = [
     "weight_bytes_of",
 ]
 
-INDEX_BYTES_ON_DEVICE = 3 * 8
-"""Bytes of an id in a batch for a device: its row, its bag, and its place among ids of equal
-rows."""
+COPIED_BYTES = 2 * 4
+"""Bytes of an id that are copied to a device: its row, and at most as many for its bag."""
+
+INDEX_BYTES_ON_DEVICE = COPIED_BYTES + 4 * 8
+"""Bytes of an id in a batch on a device: those, and what is found there (`device.kernels`'s
+`RowIndex`)."""
 
 _WEIGHT_BYTES = 4
 
