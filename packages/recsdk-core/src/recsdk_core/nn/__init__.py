@@ -14,11 +14,13 @@ from recsdk_core.nn.function import (  # noqa: E402
     pool_features,
 )
 from recsdk_core.nn.modules import HashEmbedding, HashEmbeddingBag, bag_offsets  # noqa: E402
+from recsdk_core.nn.row_optimizer import RowOptimizer  # noqa: E402
 
 __all__ = [
     "FeatureBags",
     "HashEmbedding",
     "HashEmbeddingBag",
+    "RowOptimizer",
     "SharedTraining",
     "TableBags",
     "bag_offsets",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from recsdk_core.combine import CombineBlock, combine_gradients
 from recsdk_core.nn.accumulation import Accumulation
+from recsdk_core.nn.row_gradients import RowGradients
 from recsdk_core.nn.scaled_losses import refuse_scaled_loss
 from recsdk_core.table import Lease, Table
 from recsdk_core.tables import Bags, pool_tables, update_tables
@@ -70,6 +71,9 @@ class TableBags:
     under `accumulation` after the update."""
     accumulation: Accumulation[Any] | None = None
     """Collects the gradients of several backwards; None: each backward is an update."""
+    gradients: RowGradients | None = None
+    """Where gradients wait for a `RowOptimizer`, which then makes the update; None: backward
+    does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,11 +109,23 @@ class SharedTraining:
 class _Block:
     """Where the bags of one feature lie in the output, or in one of the gradients."""
 
-    bags: Bags
     feature: FeatureBags
     first_bag: int
     column: int
     gradient: int = 0
+    weights: torch.Tensor | None = field(init=False)
+    bags: Bags = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Backward reads the weights again, and by then the caller may have reused their memory.
+        given = self.feature.weights
+        self.weights = None if given is None else given.detach().clone()
+        self.bags = self.mapped(self.feature.rows)
+
+    def mapped(self, rows: torch.Tensor) -> Bags:
+        """The bags with other numbers for their keys' rows, int64 (N,)."""
+        of = self.feature
+        return Bags(rows, of.outcomes, of.offsets, self.weights, of.pooling)
 
     def place_in(self, matrix: torch.Tensor, width: int) -> tuple[torch.Tensor, int]:
         """The matrix that begins with the block's first bag, and the block's first column."""
@@ -133,6 +149,7 @@ class _Node:
         self.tables = [entry.table for entry in tables]
         self.leases = [entry.lease for entry in tables]
         self.accumulations = [entry.accumulation for entry in tables]
+        self.waiting = [entry.gradients for entry in tables]
         self.pooled = pooled  # of each table
         self.trained = pooled if shared is None else _blocks(shared.bags, len(shared.sizes))
         self.is_spent = False
@@ -142,7 +159,7 @@ class _Node:
         for lease in self.leases:
             if lease is not None:
                 lease.release()
-        self.tables, self.leases, self.accumulations = [], [], []
+        self.tables, self.leases, self.accumulations, self.waiting = [], [], [], []
         self.pooled, self.trained, self.shared = [], [], None
         self.is_spent = True
 
@@ -191,9 +208,8 @@ def gather_features(tables: Sequence[TableBags], anchor: torch.Tensor) -> torch.
     for entry in tables:
         blocks.append([])
         for feature in entry.features:
-            bags = _bags(feature)
-            blocks[-1].append(_Block(bags, feature, total, 0))
-            total += bags.num_bags
+            blocks[-1].append(_Block(feature, total, 0))
+            total += blocks[-1][-1].bags.num_bags
     return _forward(_Node(tables, blocks), (total, widths.pop()), anchor)
 
 
@@ -222,15 +238,9 @@ def _blocks(
 ) -> list[list[_Block]]:
     """Of each table the features' blocks, each of which begins at the feature's column."""
     return [
-        [_Block(_bags(f), f, 0, f.column, i % num_gradients) for i, f in enumerate(of_table)]
+        [_Block(f, 0, f.column, i % num_gradients) for i, f in enumerate(of_table)]
         for of_table in features
     ]
-
-
-def _bags(feature: FeatureBags) -> Bags:
-    # Backward reads the weights again, and by then the caller may have reused their memory.
-    weights = None if feature.weights is None else feature.weights.detach().clone()
-    return Bags(feature.rows, feature.outcomes, feature.offsets, weights, feature.pooling)
 
 
 def _forward(
@@ -296,7 +306,11 @@ class _PoolFeatures(torch.autograd.Function):
             )
         try:
             if trains:
-                refuse_scaled_loss(table.name for table in node.tables)
+                refuse_scaled_loss(
+                    table.name
+                    for table, waiting in zip(node.tables, node.waiting, strict=True)
+                    if waiting is None
+                )
             make_grads = _update if trains else _weights_grads
             own = grad.contiguous()
             grads = [own] if node.shared is None else node.shared.gradients(own)
@@ -317,13 +331,20 @@ def _update(
     calls = []
     ended = []
     for index, (table, part) in enumerate(zip(node.tables, node.trained, strict=True)):
-        accumulation = node.accumulations[index]
+        accumulation, waiting = node.accumulations[index], node.waiting[index]
         parts: list[_Part] = []
         for block in part:
-            grad, is_early = given[block.gradient], accumulation is not None
+            grad = given[block.gradient]
+            is_early = accumulation is not None or waiting is not None
             made, of_weights = _part(table, block, grad, next(is_wanted), is_early)
             parts.append(made)
             grads.append(of_weights)
+            if waiting is not None:
+                waiting.add(block.feature, block.mapped, *block.place_in(grad, table.dim))
+        if waiting is not None:
+            waiting.keep(node.leases[index])
+            node.leases[index] = None
+            continue
         if accumulation is not None:
             lease, node.leases[index] = node.leases[index], None
             due = accumulation.add(parts, lease)

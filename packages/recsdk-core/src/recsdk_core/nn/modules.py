@@ -16,6 +16,7 @@ from torch import nn
 from recsdk_core.init import Initializer, Uniform
 from recsdk_core.nn._state import load_table, save_table
 from recsdk_core.nn.function import FeatureBags, TableBags, gather_features, pool_features
+from recsdk_core.nn.row_gradients import RowGradients
 from recsdk_core.nn.rows_parameter import RowsParameter
 from recsdk_core.optim import SGD, Optimizer, from_torch
 from recsdk_core.table import DType, OnFull, Rounding, Table
@@ -28,7 +29,9 @@ class _TableModule(nn.Module):
 
     Rows, optimizer and optimizer state belong to the table. Each backward through a forward applies
     one update with the fused optimizer, so no torch optimizer is needed. `weight` is an empty
-    (0, D) parameter that makes outputs require gradients and never gets a `.grad`.
+    (0, D) parameter that makes outputs require gradients and never gets a `.grad`. After a
+    `RowOptimizer` has taken the table, backward updates nothing, and `weight.grad` has the
+    gradients of the touched rows until its `step` applies them.
     `weight.requires_grad_(False)` freezes the table. Functions of torch.nn.init and other writes in
     place to it raise ValueError: `initializer` makes new rows, `table.upsert` writes rows.
     """
@@ -38,7 +41,7 @@ class _TableModule(nn.Module):
         dim: int,
         *,
         name: str = "table",
-        optimizer: Optimizer | type = SGD(),
+        optimizer: Optimizer | type | None = None,
         optimizer_kwargs: Mapping[str, Any] | None = None,
         initializer: Initializer = Uniform(low=-0.01, high=0.01),
         seed: int = 0,
@@ -54,7 +57,7 @@ class _TableModule(nn.Module):
         self.table = Table(
             dim,
             name=name,
-            optimizer=_optimizer(optimizer, optimizer_kwargs),
+            optimizer=_optimizer(SGD() if optimizer is None else optimizer, optimizer_kwargs),
             initializer=initializer,
             seed=seed,
             max_rows=max_rows,
@@ -66,20 +69,35 @@ class _TableModule(nn.Module):
             num_threads=num_threads,
         )
         self.weight = RowsParameter.of_table(name, torch.empty(0, dim))
+        self._gradients = RowGradients(is_fused=optimizer is not None)
+        self._attach()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self.weight.__class__ = RowsParameter  # a pickled one is plain; optimizers may have it too
         self.weight.table_name = self.table.name
+        self._attach()
+
+    def _attach(self) -> None:
+        """Ties table and parameter to where gradients wait, in a copy too."""
+        self._gradients.table = self.table
+        self.weight.gradients = self._gradients
 
     def _map(self, keys: torch.Tensor) -> TableBags:
         """Maps keys (N,) under a lease, inserting in training mode, as the only feature."""
         _refuse_ddp(self)
         self.check_optimizer()
+        if self._gradients.waits and self.weight.requires_grad and torch.is_grad_enabled():
+            self._gradients.check_owner()
         lease = self.table.lease()
         rows, outcomes = self.table.map(keys, self.training, lease=lease)
         feature = FeatureBags(rows=rows, outcomes=outcomes)
-        return TableBags(table=self.table, features=[feature], lease=lease)
+        return TableBags(
+            table=self.table,
+            features=[feature],
+            lease=lease,
+            gradients=self._gradients if self._gradients.waits else None,
+        )
 
     def check_optimizer(self) -> None:
         """Raises ValueError if `weight` was given an optimizer for backward: it would not run."""
@@ -126,8 +144,9 @@ class HashEmbedding(_TableModule):
     RuntimeError. A forward in evaluation mode changes nothing but the counters in `table.stats()`.
 
     `optimizer` is one of recsdk_core.optim, or a torch or torchrec optimizer class with its
-    `optimizer_kwargs`. Other arguments are those of `Table`. `state_dict()` holds keys, weights,
-    optimizer state and update count; deepcopy and pickle copy the rows.
+    `optimizer_kwargs`; leave it out if a `RowOptimizer` trains the table in the loop's `step`
+    (without either, SGD with lr 1e-3). Other arguments are those of `Table`. `state_dict()` holds
+    keys, weights, optimizer state and update count; deepcopy and pickle copy the rows.
     torch.distributed.checkpoint saves the module once for all ranks, and refuses if ranks have
     different rows; it loads into a module with any rows. Raises ValueError if
     `apply_optimizer_in_backward` was called for `weight`, and RuntimeError under

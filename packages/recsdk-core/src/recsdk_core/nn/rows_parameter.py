@@ -9,8 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from recsdk_core.nn.row_gradients import RowGradients
+
 __all__ = ["RowsParameter"]
 
+_torch_grad: Any = torch.Tensor.grad
 _KEEP_VALUES = {"requires_grad_", "detach_", "share_memory_", "rename_"}
 _WRITES = [
     *(n for n in dir(torch.Tensor) if n.endswith("_") and n[0] != "_" and n not in _KEEP_VALUES),
@@ -29,6 +32,8 @@ class RowsParameter(nn.Parameter):
 
     table_name: str = ""
     """The table, in messages."""
+    gradients: RowGradients | None = None
+    """Of a plain module: where gradients wait for a `RowOptimizer`."""
 
     @classmethod
     def of_table(cls, name: str, store: torch.Tensor, requires_grad: bool = True) -> RowsParameter:
@@ -36,6 +41,27 @@ class RowsParameter(nn.Parameter):
         made = cls(store.detach(), requires_grad)
         made.table_name = name
         return made
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        """With a `RowOptimizer` the gradients (U, D) of the touched rows, else torch's own."""
+        if self.gradients is None or not self.gradients.waits:
+            own: torch.Tensor | None = _torch_grad.__get__(self)
+            return own
+        return self.gradients.values
+
+    @grad.setter
+    def grad(self, value: torch.Tensor | None) -> None:
+        if self.gradients is None or not self.gradients.waits:
+            _torch_grad.__set__(self, value)
+        elif value is None:
+            self.gradients.drop()
+        else:
+            self.gradients.replace(value)
+
+    @grad.deleter
+    def grad(self) -> None:
+        self.grad = None
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickles its own numbers, though it may be a part of a larger store."""

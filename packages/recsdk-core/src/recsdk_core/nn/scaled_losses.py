@@ -25,16 +25,17 @@ _scaler_of_pass: dict[int, Any] = {}
 def refuse_scaled_loss(tables: Iterable[str]) -> None:
     """Raises RuntimeError if the running backward pass began at a scaled loss.
 
-    `tables` are names for the message. It does not notice the backward of a reentrant checkpoint,
-    which is a pass of its own, nor one under compiled autograd.
+    `tables` are names of those that train in backward. It does not notice the backward of a
+    reentrant checkpoint, which is a pass of its own, nor one under compiled autograd.
     """
     scaler = _scaler_of_pass.get(torch._C._current_graph_task_id())
-    if scaler is not None:
+    names = sorted(tables)
+    if scaler is not None and names:
         raise RuntimeError(
-            f"a GradScaler has scaled the loss that trains tables {sorted(tables)}: its scale is "
+            f"a GradScaler has scaled the loss that trains tables {names}: its scale is "
             f"{scaler.get_scale():g}, and rows are updated in backward, before a scaler can "
-            "unscale: train under torch.autocast with bfloat16, which needs no scaler, or pass "
-            "enabled=False to the GradScaler"
+            "unscale: train plain modules by a RowOptimizer, or under torch.autocast with "
+            "bfloat16, which needs no scaler, or pass enabled=False to the GradScaler"
         )
 
 
