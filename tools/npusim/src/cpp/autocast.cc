@@ -1,6 +1,7 @@
 // What autocast does on the device: torch's own lists of operators, by torch's own casts.
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
+#include <torch/headeronly/version.h>
 #include <torch/library.h>
 
 #include <cstdint>
@@ -9,8 +10,9 @@
 namespace npusim {
 namespace {
 
-using at::DimnameList;  // torch 2.11 and 2.12 name it without its namespace
-
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 13
+using at::DimnameList;  // named without its namespace there; later ones have it no more
+#endif
 using at::IntArrayRef;
 using at::Scalar;
 using at::ScalarType;

@@ -251,14 +251,16 @@ class _SetBags:
 
     def _totals(self) -> NDArray[np.float32]:
         """The keys of each bag, or the sum of their weights."""
+        totals_B: NDArray[np.float32]
         if self.lengths_B is None:
             assert self.weights_N is not None
-            return self.weights_N.copy()
-        if self.weights_N is None:
-            return self.lengths_B.astype(np.float32)
-        bag_N = np.repeat(np.arange(len(self.lengths_B)), self.lengths_B)
-        sums_B = np.bincount(bag_N, self.weights_N, len(self.lengths_B))
-        return sums_B.astype(np.float32)
+            totals_B = self.weights_N.copy()
+            return totals_B
+        totals_B = self.lengths_B.astype(np.float32)
+        if self.weights_N is not None:
+            bag_N = np.repeat(np.arange(len(self.lengths_B)), self.lengths_B)
+            totals_B[:] = np.bincount(bag_N, self.weights_N, len(self.lengths_B))
+        return totals_B
 
 
 def _lengths_of(features: Sequence[FeatureBags]) -> tuple[NDArray[np.int64] | None, list[int]]:
