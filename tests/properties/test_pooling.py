@@ -81,7 +81,9 @@ def test_forward_and_backward_equal_embedding_bag(batch: Any, dim: int, mode: Mo
 def test_weighted_sum_equals_embedding_bag_gradients_of_weights_too(batch: Any, dim: int) -> None:
     keys, offsets, weights = as_tensors(batch)
     assert weights is not None
-    module = HashEmbeddingBag(dim, include_last_offset=True, initializer=init.Normal())
+    module = HashEmbeddingBag(
+        dim, include_last_offset=True, initializer=init.Normal(), optimizer=optim.SGD()
+    )
     peer, index = torch_bag(module, keys)
     mine, theirs = weights.clone().requires_grad_(), weights.clone().requires_grad_()
     out, expected = module(keys, offsets, mine), peer(index, offsets, theirs)
@@ -97,7 +99,9 @@ def test_weighted_sum_equals_embedding_bag_gradients_of_weights_too(batch: Any, 
 def test_weighted_mean_divides_by_the_sum_of_weights(batch: Any, dim: int) -> None:
     keys, offsets, weights = as_tensors(batch)
     assert weights is not None
-    module = HashEmbeddingBag(dim, mode="mean", include_last_offset=True, initializer=init.Normal())
+    module = HashEmbeddingBag(
+        dim, mode="mean", include_last_offset=True, initializer=init.Normal(), optimizer=optim.SGD()
+    )
     out = module(keys, offsets, weights)
     for b, (begin, end) in enumerate(pairwise(offsets)):
         rows_ND, part = module.table.lookup(keys[begin:end]), weights[begin:end]
@@ -108,7 +112,7 @@ def test_weighted_mean_divides_by_the_sum_of_weights(batch: Any, dim: int) -> No
 
 @given(drawn=st.lists(st.tuples(*[st.integers(-9, 9)] * 3), max_size=4))
 def test_two_dimensional_keys_are_bags_of_equal_length(drawn: list[tuple[int, int, int]]) -> None:
-    module = HashEmbeddingBag(4, mode="mean")
+    module = HashEmbeddingBag(4, mode="mean", optimizer=optim.SGD())
     keys = torch.tensor(drawn, dtype=torch.int64).reshape(-1, 3)
     offsets = torch.arange(len(keys)) * 3
     assert torch.equal(module(keys), module(keys.reshape(-1), offsets))
@@ -120,9 +124,12 @@ def test_features_of_mixed_widths_in_one_node_equal_modules_of_their_own(
 ) -> None:
     num_bags = min(len(offsets) - 1 for _, offsets, _ in batches)
     dims = [data.draw(DIMS) for _ in batches]
-    together = [HashEmbedding(dim, name=f"t{i}") for i, dim in enumerate(dims)]
+    together = [
+        HashEmbedding(dim, name=f"t{i}", optimizer=optim.SGD()) for i, dim in enumerate(dims)
+    ]
     apart = [
-        HashEmbeddingBag(dim, name=f"t{i}", include_last_offset=True) for i, dim in enumerate(dims)
+        HashEmbeddingBag(dim, name=f"t{i}", include_last_offset=True, optimizer=optim.SGD())
+        for i, dim in enumerate(dims)
     ]
     entries, expected, column = [], [], 0
     for batch, dim, module, own in zip(batches, dims, together, apart, strict=True):
@@ -149,7 +156,7 @@ def test_features_of_mixed_widths_in_one_node_equal_modules_of_their_own(
 @given(batch=bags(weighted=False), dim=DIMS)
 def test_gathered_bags_equal_pooled_bags(batch: Any, dim: int) -> None:
     keys, offsets, _ = as_tensors(batch)
-    module = HashEmbedding(dim)
+    module = HashEmbedding(dim, optimizer=optim.SGD())
     rows, outcomes = module.table.map(keys, True)
     feature = FeatureBags(rows=rows, outcomes=outcomes, offsets=offsets, pooling="mean")
     twice = TableBags(table=module.table, features=[feature, feature])

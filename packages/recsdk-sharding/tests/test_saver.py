@@ -199,7 +199,7 @@ class Mixed(torch.nn.Module):
         adagrad = {"optimizer": torch.optim.Adagrad, "optimizer_kwargs": {"lr": 0.1}}
         self.collection = new_model(ADAM, "cpu")
         self.bag = HashEmbeddingBag(4, name="bag", **adagrad)
-        self.embedding = HashEmbedding(3, name="embedding", dtype="bfloat16")
+        self.embedding = HashEmbedding(3, name="embedding", dtype="bfloat16", **adagrad)
 
     def train_on(self, seed: int) -> None:
         ids = torch.randint(-9, 9, (7,), generator=torch.Generator().manual_seed(seed))

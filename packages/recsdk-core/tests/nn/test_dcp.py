@@ -29,7 +29,9 @@ class Model(nn.Module):
         decaying = optim.Adam(weight_decay=0.1, weight_decay_mode="decoupled", catch_up=True)
         self.user = HashEmbedding(3, name="user", optimizer=torch.optim.Adagrad)
         self.item = HashEmbeddingBag(2, name="item", optimizer=decaying, dtype="bfloat16")
-        self.state = HashEmbedding(1, name="state")  # as a table's own entries are named
+        self.state = HashEmbedding(
+            1, name="state", optimizer=optim.SGD()
+        )  # as a table's own entries are named
         self.dense = nn.Linear(6, 1)
 
     def train_on(self, first: int, num_keys: int) -> Model:

@@ -14,13 +14,14 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from recsdk_core import optim
 from recsdk_core.nn import HashEmbedding
 
 
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.embedding = HashEmbedding(2)
+        self.embedding = HashEmbedding(2, optimizer=optim.SGD())
         self.dense = nn.Linear(2, 1)
 
     def forward(self, keys: torch.Tensor) -> torch.Tensor:

@@ -52,7 +52,7 @@ def test_training_mode_inserts_and_evaluation_mode_does_not() -> None:
 
 
 def test_evaluation_is_bit_equal_and_changes_nothing() -> None:
-    module = HashEmbeddingBag(4)
+    module = HashEmbeddingBag(4, optimizer=optim.SGD())
     module(KEYS.reshape(2, 2)).sum().backward()
     before = rows_of(module)
     module.eval()
@@ -80,7 +80,7 @@ def test_a_frozen_module_inserts_but_does_not_train() -> None:
 
 
 def test_one_update_per_backward() -> None:
-    module = HashEmbedding(2)
+    module = HashEmbedding(2, optimizer=optim.SGD())
     loss = module(KEYS).sum()
     assert module.table.update_count == 0
     loss.backward()
@@ -100,7 +100,7 @@ def test_forwards_without_backward_hold_no_rows_back() -> None:
 
 
 def test_the_parameter_is_an_empty_handle_that_gets_no_gradient() -> None:
-    module = HashEmbedding(3)
+    module = HashEmbedding(3, optimizer=optim.SGD())
     assert [name for name, _ in module.named_parameters()] == ["weight"]
     assert module.weight.shape == (0, 3)
     module(KEYS).sum().backward()
@@ -137,7 +137,7 @@ def test_optimizer_kwargs_need_a_class() -> None:
 
 
 def test_weight_gradients_reach_per_sample_weights() -> None:
-    module = HashEmbeddingBag(2, initializer=init.Constant(value=2.0))
+    module = HashEmbeddingBag(2, initializer=init.Constant(value=2.0), optimizer=optim.SGD())
     weights = torch.ones(1, 2, requires_grad=True)
     module(torch.tensor([[1, 2]]), per_sample_weights=weights).sum().backward()
     assert weights.grad is not None
@@ -172,7 +172,7 @@ def test_keys_of_a_wrong_dtype() -> None:
 
 
 def test_a_batch_may_be_empty() -> None:
-    module = HashEmbeddingBag(3)
+    module = HashEmbeddingBag(3, optimizer=optim.SGD())
     out = module(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
     assert out.shape == (0, 3)
     out.sum().backward()
@@ -259,7 +259,10 @@ class TestStateDict:
         assert rows_of(fresh["user"]) == rows_of(model["user"])  # type: ignore[arg-type]
 
     def test_rows_of_16_bits_are_saved_as_float32_without_loss(self) -> None:
-        module, restored = (HashEmbedding(2, dtype="bfloat16", rounding="nearest") for _ in "12")
+        module, restored = (
+            HashEmbedding(2, dtype="bfloat16", rounding="nearest", optimizer=optim.SGD())
+            for _ in "12"
+        )
         module(KEYS).sum().backward()
         restored.load_state_dict(module.state_dict())
         assert (restored.table.dtype, restored.table.rounding) == ("bfloat16", "nearest")

@@ -72,8 +72,8 @@ class TableBags:
     accumulation: Accumulation[Any] | None = None
     """Collects the gradients of several backwards; None: each backward is an update."""
     gradients: RowGradients | None = None
-    """Where gradients wait for a `RowOptimizer`, which then makes the update; None: backward
-    does."""
+    """Of a module without an optimizer of its own: where gradients wait for a `RowOptimizer`, if
+    there is one. None: backward makes the update."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,10 +306,12 @@ class _PoolFeatures(torch.autograd.Function):
             )
         try:
             if trains:
+                for waiting in filter(None, node.waiting):
+                    waiting.check_trained()
                 refuse_scaled_loss(
                     table.name
                     for table, waiting in zip(node.tables, node.waiting, strict=True)
-                    if waiting is None
+                    if waiting is None or not waiting.waits
                 )
             make_grads = _update if trains else _weights_grads
             own = grad.contiguous()
@@ -332,6 +334,8 @@ def _update(
     ended = []
     for index, (table, part) in enumerate(zip(node.tables, node.trained, strict=True)):
         accumulation, waiting = node.accumulations[index], node.waiting[index]
+        if waiting is not None and not waiting.waits:
+            waiting = None  # the table was given an optimizer after its module was made
         parts: list[_Part] = []
         for block in part:
             grad = given[block.gradient]

@@ -78,6 +78,10 @@ class _TableModule(nn.Module):
         self.weight.table_name = self.table.name
         self._attach()
 
+    def __prepare_scriptable__(self) -> Any:
+        """What torch.jit.script asks for."""
+        raise _not_compiled(self, "torch.jit.script")
+
     def _attach(self) -> None:
         """Ties table and parameter to where gradients wait, in a copy too."""
         self._gradients.table = self.table
@@ -85,6 +89,8 @@ class _TableModule(nn.Module):
 
     def _map(self, keys: torch.Tensor) -> TableBags:
         """Maps keys (N,) under a lease, inserting in training mode, as the only feature."""
+        if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+            raise _not_compiled(self, "torch.jit.trace")
         _refuse_ddp(self)
         self.check_optimizer()
         if self._gradients.waits and self.weight.requires_grad and torch.is_grad_enabled():
@@ -96,7 +102,7 @@ class _TableModule(nn.Module):
             table=self.table,
             features=[feature],
             lease=lease,
-            gradients=self._gradients if self._gradients.waits else None,
+            gradients=None if self._gradients.is_fused else self._gradients,
         )
 
     def check_optimizer(self) -> None:
@@ -144,13 +150,14 @@ class HashEmbedding(_TableModule):
     RuntimeError. A forward in evaluation mode changes nothing but the counters in `table.stats()`.
 
     `optimizer` is one of recsdk_core.optim, or a torch or torchrec optimizer class with its
-    `optimizer_kwargs`; leave it out if a `RowOptimizer` trains the table in the loop's `step`
-    (without either, SGD with lr 1e-3). Other arguments are those of `Table`. `state_dict()` holds
-    keys, weights, optimizer state and update count; deepcopy and pickle copy the rows.
-    torch.distributed.checkpoint saves the module once for all ranks, and refuses if ranks have
-    different rows; it loads into a module with any rows. Raises ValueError if
+    `optimizer_kwargs`; leave it out if a `RowOptimizer` trains the table in the loop's `step`.
+    Without either a backward raises RuntimeError. Other arguments are those of `Table`.
+    `state_dict()` holds keys, weights, optimizer state and update count; deepcopy and pickle copy
+    the rows. torch.distributed.checkpoint saves the module once for all ranks, and refuses if ranks
+    have different rows; it loads into a module with any rows. Raises ValueError if
     `apply_optimizer_in_backward` was called for `weight`, and RuntimeError under
-    DistributedDataParallel with more than one rank.
+    DistributedDataParallel with more than one rank, under `torch.jit.trace`, for `torch.jit.script`
+    and for `share_memory`.
 
     >>> import torch
     >>> from recsdk_core.nn import HashEmbedding
@@ -262,6 +269,13 @@ def _require_tensor(name: str, value: object) -> None:
         raise TypeError(
             f"{name} must be a torch.Tensor, got {type(value).__name__}; pass torch.as_tensor of it"
         )
+
+
+def _not_compiled(module: nn.Module, what: str) -> RuntimeError:
+    return RuntimeError(
+        f"{what} cannot record {type(module).__name__}, whose rows are found by key while it runs; "
+        "use torch.compile without fullgraph, or compile the part of the model behind it"
+    )
 
 
 def _optimizer(optimizer: Optimizer | type, kwargs: Mapping[str, Any] | None) -> Optimizer:

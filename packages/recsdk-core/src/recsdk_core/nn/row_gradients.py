@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from recsdk_core.combine import CombineBlock, combine_gradients, distinct_keys
+from recsdk_core.optim import SGD
 from recsdk_core.outcome import Outcome
 from recsdk_core.table import Lease, Table
 from recsdk_core.tables import Bags
@@ -46,6 +47,16 @@ class RowGradients:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _copy_of, (self.is_fused, self.waits)
+
+    def check_trained(self) -> None:
+        """Raises RuntimeError unless somebody said how the table is trained."""
+        if self.waits or self.is_fused or self.table is None or self.table.optimizer != SGD():
+            return
+        raise RuntimeError(
+            f"table {self.table.name!r}: nobody said how to train it: pass optimizer= to its "
+            "module, which then updates rows in backward, or make a RowOptimizer over the model, "
+            "whose step the loop calls; requires_grad_(False) freezes it"
+        )
 
     def check_owner(self) -> None:
         """Raises RuntimeError in a copy, which no optimizer would train."""

@@ -14,9 +14,9 @@ from recsdk_core.nn.row_gradients import RowGradients
 __all__ = ["RowsParameter"]
 
 _torch_grad: Any = torch.Tensor.grad
-_KEEP_VALUES = {"requires_grad_", "detach_", "share_memory_", "rename_"}
+_OWN = {"requires_grad_", "detach_", "share_memory_", "rename_"}
 _WRITES = [
-    *(n for n in dir(torch.Tensor) if n.endswith("_") and n[0] != "_" and n not in _KEEP_VALUES),
+    *(n for n in dir(torch.Tensor) if n.endswith("_") and n[0] != "_" and n not in _OWN),
     *("__iadd__", "__isub__", "__imul__", "__itruediv__", "__setitem__"),
 ]
 
@@ -76,6 +76,14 @@ class RowsParameter(nn.Parameter):
         _refuse_to_initialize(self)
         size: torch.Size = self.size()
         return size
+
+    def share_memory_(self) -> RowsParameter:
+        """Refused with RuntimeError: keys, and rows of the engine, are this process's own."""
+        raise RuntimeError(
+            f"table {self.table_name!r}: its rows are in this process's memory, and share_memory "
+            "cannot share them; send the model's state_dict to the other process, or shard the "
+            "table over processes with recsdk-sharding"
+        )
 
     def numel(self) -> int:
         """The count; raises ValueError for functions of `torch.nn.init` (orthogonal_)."""
