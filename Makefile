@@ -24,7 +24,7 @@ test-full: ## the same with every combination and long runs
 	@RECSDK_TEST_PROFILE=full $(PYTHON) tools/run_tests.py $(ARGS)
 
 test-versions: ## sharding and pipelines with the older torch and torchrec, in venvs in build/
-	@$(PYTHON) tools/test_versions.py $(ARGS)
+	@$(PYTHON) tools/older_versions.py $(ARGS)
 
 test-npu-hardware: ## the tests of devices on an Ascend NPU of this machine; needs CANN
 	@$(PYTHON) tools/set_up.py cpp

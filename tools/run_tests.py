@@ -88,7 +88,7 @@ SUITES: tuple[Suite, ...] = (
 )
 
 if os.environ.get("RECSDK_TEST_PROFILE") == "full":
-    SUITES += (script("versions", "tools/test_versions.py", writes_junit=False, after="sharding"),)
+    SUITES += (script("versions", "tools/older_versions.py", writes_junit=False, after="sharding"),)
 
 
 def counts_of_junit(path: Path) -> Counts:

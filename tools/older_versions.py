@@ -1,6 +1,6 @@
 """Runs tests of sharding and pipelines with older releases of torch and torchrec.
 
-    python3 tools/test_versions.py [--only 2.11 ...]
+    python3 tools/older_versions.py [--only 2.11 ...]
 
 Each pair has a venv in build/versions/, made once and kept. $TORCH_INDEX is where torch comes from,
 as in set_up.py; plain pip brings its CUDA build, 3 GB each. The compiled part of recsdk-core is one
@@ -111,11 +111,11 @@ def run(pair: Pair, package: str) -> run_tests.Counts:
     command = [pair.python, "-m", "pytest", *flags, *files]
     status = subprocess.run(command, cwd=folder, check=False).returncode
     counts = run_tests.counts_of_junit(junit)
-    is_told = counts.failed or not (status or counts.passed == 0)
-    return counts if is_told else counts + run_tests.Counts(failed=1)
+    is_silent = counts.failed == 0 and (status != 0 or counts.passed == 0)  # it crashed, say
+    return counts + run_tests.Counts(failed=1) if is_silent else counts
 
 
-def test_pairs(pairs: list[Pair]) -> run_tests.Counts:
+def run_pairs(pairs: list[Pair]) -> run_tests.Counts:
     """Makes the venvs and runs the samples."""
     WHEELS.mkdir(parents=True, exist_ok=True)
     build_core()
@@ -137,7 +137,7 @@ def main() -> int:
     def act() -> None:
         set_up.set_up("test")
         chosen = [p for p in PAIRS if p.torch.rpartition(".")[0] in only]
-        found.append(test_pairs(chosen))
+        found.append(run_pairs(chosen))
 
     status = set_up.report_errors(act)
     total = found[0] if found else run_tests.Counts(failed=1)
