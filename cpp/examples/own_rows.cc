@@ -18,7 +18,7 @@ struct Clicks {
 };
 
 /// The rows. The index calls it under its lock, before anybody sees a new id.
-class ClickRows : public recsdk::RowHome {
+class ClickRows : public recsdk::RowMaker {
  public:
   void prepare(recsdk::RowNumber end, std::span<const std::uint32_t> /*reused*/) override {
     if (static_cast<std::size_t>(end) > rows.size()) rows.resize(static_cast<std::size_t>(end));
@@ -35,7 +35,7 @@ struct Events {
   std::vector<bool> clicked;
 };
 
-void count(recsdk::Index& index, ClickRows& home, const Events& events) {
+void count(recsdk::Index& index, ClickRows& kept, const Events& events) {
   std::vector<recsdk::RowNumber> rows(events.ads.size());
   std::vector<recsdk::Outcome> outcomes(events.ads.size());
   const recsdk::Lease lease = index.lease();  // no row is given to another id until it ends
@@ -44,7 +44,7 @@ void count(recsdk::Index& index, ClickRows& home, const Events& events) {
   for (std::size_t i = 0; i < rows.size(); ++i) {
     if (!recsdk::has_row(outcomes[i])) continue;  // where the index is full
     changed.push_back(rows[i]);
-    Clicks& ad = home.rows[static_cast<std::size_t>(rows[i])];
+    Clicks& ad = kept.rows[static_cast<std::size_t>(rows[i])];
     ++ad.shown;
     if (events.clicked[i]) ++ad.clicked;
   }
@@ -52,10 +52,10 @@ void count(recsdk::Index& index, ClickRows& home, const Events& events) {
 }
 
 /// Prints what a file of changes would hold.
-void save_changes(recsdk::Index& index, const ClickRows& home) {
+void save_changes(recsdk::Index& index, const ClickRows& kept) {
   recsdk::IndexCut cut = index.cut(index.is_tracking());
   for (std::size_t i = 0; i < cut.keys().size(); ++i) {
-    const Clicks& ad = home.rows[static_cast<std::size_t>(cut.rows()[i])];
+    const Clicks& ad = kept.rows[static_cast<std::size_t>(cut.rows()[i])];
     std::printf("ad %lld: %lld of %lld\n", static_cast<long long>(cut.keys()[i]),
                 static_cast<long long>(ad.clicked), static_cast<long long>(ad.shown));
   }
@@ -64,14 +64,14 @@ void save_changes(recsdk::Index& index, const ClickRows& home) {
 }
 
 int run() {
-  const auto home = std::make_shared<ClickRows>();
-  recsdk::Index index({.name = "ads"}, home);
-  count(index, *home, {{-7, 42, -7}, {true, false, false}});
-  save_changes(index, *home);
+  const auto kept = std::make_shared<ClickRows>();
+  recsdk::Index index({.name = "ads"}, kept);
+  count(index, *kept, {{-7, 42, -7}, {true, false, false}});
+  save_changes(index, *kept);
   index.erase(std::vector<recsdk::Key>{42});
-  count(index, *home, {{9000000000000000001}, {true}});
+  count(index, *kept, {{9000000000000000001}, {true}});
   std::puts("since then:");
-  save_changes(index, *home);
+  save_changes(index, *kept);
   return index.size() == 2 ? 0 : 1;
 }
 

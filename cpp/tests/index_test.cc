@@ -1,5 +1,5 @@
-// An index without a table: against a plain model, with homes that fail, and what it tells of
-// changes.
+// An index without a table: against a plain model, with makers of rows that fail, and what it tells
+// of changes.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -39,7 +39,7 @@ Mapped map(Index& index, const std::vector<Key>& keys, bool insert, const Lease*
 std::vector<Key> to_vector(std::span<const Key> keys) { return {keys.begin(), keys.end()}; }
 
 /// Rows of its own: the key that each was made for.
-class KeptKeys : public RowHome {
+class KeptKeys : public RowMaker {
  public:
   void prepare(RowNumber end, std::span<const std::uint32_t> reused) override {
     if (fails_to_prepare) throw std::runtime_error("no room");
@@ -92,48 +92,48 @@ TEST(Index, AFullOneRefusesOrRaises) {
 }
 
 TEST(Index, ItsHomeMakesNewRowsOnly) {
-  const auto home = std::make_shared<KeptKeys>();
-  Index index({}, home);
+  const auto maker = std::make_shared<KeptKeys>();
+  Index index({}, maker);
   const Mapped first = map(index, {10, 20}, true);
   const Mapped second = map(index, {20, 30, 30}, true);
-  EXPECT_EQ(home->num_calls, 2);
+  EXPECT_EQ(maker->num_calls, 2);
   for (const Mapped* mapped : {&first, &second}) {
     for (std::size_t i = 0; i < mapped->rows.size(); ++i)
-      EXPECT_EQ(home->keys.at(static_cast<std::size_t>(mapped->rows[i])),
+      EXPECT_EQ(maker->keys.at(static_cast<std::size_t>(mapped->rows[i])),
                 mapped == &first ? (i == 0 ? 10 : 20) : (i == 0 ? 20 : 30));
   }
   map(index, {10, 20}, true);
   map(index, {99}, false);
-  EXPECT_EQ(home->num_calls, 2);
+  EXPECT_EQ(maker->num_calls, 2);
 }
 
 TEST(Index, WhatItsHomeThrowsTakesTheInsertionBack) {
-  const auto home = std::make_shared<KeptKeys>();
-  Index index({}, home);
+  const auto maker = std::make_shared<KeptKeys>();
+  Index index({}, maker);
   map(index, {1, 2, 3}, true);
   index.erase(std::vector<Key>{2});
-  home->fails_at = 6;
+  maker->fails_at = 6;
   EXPECT_THROW(map(index, {4, 5, 6, 7}, true), std::runtime_error);
-  home->fails_at.reset();
-  home->fails_to_prepare = true;
+  maker->fails_at.reset();
+  maker->fails_to_prepare = true;
   EXPECT_THROW(map(index, {8}, true), std::runtime_error);
-  home->fails_to_prepare = false;
+  maker->fails_to_prepare = false;
   index.check_invariants();
   EXPECT_EQ(index.size(), 2);
   const Mapped again = map(index, {4, 5}, true);
   EXPECT_EQ(again.rows, (std::vector<RowNumber>{1, 3}));
-  EXPECT_EQ(home->announced, (std::vector<std::uint32_t>{1}));
+  EXPECT_EQ(maker->announced, (std::vector<std::uint32_t>{1}));
   EXPECT_EQ(index.stats().outcomes[static_cast<int>(kInserted)], 5U);
 }
 
 TEST(Index, ItsHomeMustNotCallIt) {
-  struct Calling : RowHome {
+  struct Calling : RowMaker {
     void make(const NewRows&) override { index->size(); }
     Index* index = nullptr;
   };
-  const auto home = std::make_shared<Calling>();
-  Index index({}, home);
-  home->index = &index;
+  const auto maker = std::make_shared<Calling>();
+  Index index({}, maker);
+  maker->index = &index;
   EXPECT_THROW(map(index, {1}, true), Error);
   EXPECT_EQ(index.size(), 0);
 }
@@ -146,15 +146,15 @@ TEST(Index, AHomeThatReleasesALeaseHearsOfTheRowsThatAreUsedAgain) {
     }
     std::optional<Lease> lease;
   };
-  const auto home = std::make_shared<Releasing>();
-  Index index({}, home);
+  const auto maker = std::make_shared<Releasing>();
+  Index index({}, maker);
   map(index, {1, 2}, true);
   map(index, {1, 2, 1}, true);  // few are new: rows used before are used again
-  home->lease = index.lease();
+  maker->lease = index.lease();
   index.erase(std::vector<Key>{1});
   const Mapped mapped = map(index, {2, 2, 3}, true);
   EXPECT_EQ(mapped.rows[2], 0);
-  EXPECT_EQ(home->announced, (std::vector<std::uint32_t>{0}));
+  EXPECT_EQ(maker->announced, (std::vector<std::uint32_t>{0}));
   index.check_invariants();
 }
 
@@ -266,8 +266,8 @@ TEST(Index, NoteChangedChecksRows) {
 // ---- other keys --------------------------------------------------------------------------------
 
 TEST(Index, AssignReplacesAllKeysOrNone) {
-  const auto home = std::make_shared<KeptKeys>();
-  Index index({.max_rows = 3}, home);
+  const auto maker = std::make_shared<KeptKeys>();
+  Index index({.max_rows = 3}, maker);
   map(index, {1, 2}, true);
   EXPECT_THROW(index.assign(std::vector<Key>{5, 6, 5}), std::invalid_argument);
   EXPECT_THROW(index.assign(std::vector<Key>{5, 6, 7, 8}), Error);
@@ -276,14 +276,14 @@ TEST(Index, AssignReplacesAllKeysOrNone) {
     EXPECT_THROW(index.assign(std::vector<Key>{5}), Error);
     EXPECT_THROW(index.check_idle(), Error);
   }
-  home->fails_to_prepare = true;
+  maker->fails_to_prepare = true;
   EXPECT_THROW(index.assign(std::vector<Key>{5}), std::runtime_error);
-  home->fails_to_prepare = false;
+  maker->fails_to_prepare = false;
   EXPECT_EQ(map(index, {1, 2, 5}, false).outcomes, (Outcomes{kFound, kFound, kMissing}));
   index.assign(std::vector<Key>{9, -9, 0});
   EXPECT_EQ(map(index, {9, -9, 0, 1}, false).rows[2], 2);
-  EXPECT_EQ(home->num_calls, 1);
-  EXPECT_EQ(home->keys.size(), 3U);
+  EXPECT_EQ(maker->num_calls, 1);
+  EXPECT_EQ(maker->keys.size(), 3U);
   EXPECT_EQ(index.cut(true).keys().size(), 0U);  // changes count from here on
   index.check_invariants();
 }

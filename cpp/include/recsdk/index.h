@@ -112,16 +112,16 @@ class RECSDK_API NewRows {
   std::span<const std::uint32_t> rows_;
 };
 
-/// Who keeps the rows of an index. Called under the index's lock, by the thread that inserts, of
-/// map_indexes one of the pool's: it must not call the index (Error(kBusy)). Who keeps the rows of
-/// several indexes may be called for them at the same time. What it throws takes the insertion
+/// Makes the rows of an index's new keys. Called under the index's lock, by the thread that
+/// inserts, of map_indexes one of the pool's: it must not call the index (Error(kBusy)). A maker
+/// for several indexes may be called for them at the same time. What it throws takes the insertion
 /// back.
-class RECSDK_API RowHome {
+class RECSDK_API RowMaker {
  public:
-  RowHome() = default;
-  RowHome(const RowHome&) = delete;
-  RowHome& operator=(const RowHome&) = delete;
-  virtual ~RowHome();
+  RowMaker() = default;
+  RowMaker(const RowMaker&) = delete;
+  RowMaker& operator=(const RowMaker&) = delete;
+  virtual ~RowMaker();
 
   /// Called before keys are inserted. Their rows will be below `end`, and may be any of `reused`,
   /// rows whose keys have left. By default does nothing.
@@ -172,9 +172,9 @@ class RECSDK_API IndexCut {
 /// that it does not have, and waits for ever.
 class RECSDK_API Index {
  public:
-  /// `home` keeps the rows; null: the caller does, and sees by the outcomes which are new.
+  /// `maker` makes new rows; null: the caller does, and sees by the outcomes which are new.
   /// Throws std::invalid_argument for a bad config. Cost: no memory until the first insertion.
-  explicit Index(IndexConfig config, std::shared_ptr<RowHome> home = nullptr);
+  explicit Index(IndexConfig config, std::shared_ptr<RowMaker> maker = nullptr);
   Index(const Index&) = delete;
   Index& operator=(const Index&) = delete;
   ~Index();
@@ -189,7 +189,7 @@ class RECSDK_API Index {
   /// Of a new key that occurs several times the first is kInserted, the rest kFound. Row numbers
   /// and refusals are decided in input order. Empty input is fine. Throws Error(kBusy) when
   /// inserting without a step while leases with a step are open, Error(kCapacity) under
-  /// OnFull::kRaise, Error(kOutOfMemory), and what the home throws. Cost: one cache line per key,
+  /// OnFull::kRaise, Error(kOutOfMemory), and what the maker throws. Cost: one cache line per key,
   /// plus one row per insertion.
   void map(std::span<const Key> keys, std::span<RowNumber> rows, std::span<Outcome> outcomes,
            const MapOptions& options = {});
@@ -202,7 +202,7 @@ class RECSDK_API Index {
   /// Removes every key. Same conditions as erase.
   void clear();
 
-  /// Replaces all keys by distinct keys (N,), which get the rows 0 to N - 1; the home prepares
+  /// Replaces all keys by distinct keys (N,), which get the rows 0 to N - 1; the maker prepares
   /// them, and makes none. Changes are tracked from here on. Throws Error(kBusy) while leases or a
   /// cut are open, Error(kCapacity) beyond max_rows, std::invalid_argument if a key comes twice or
   /// the index is a table's: the index is then as it was.

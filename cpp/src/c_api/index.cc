@@ -30,9 +30,9 @@ recsdk::Index& index_of(recsdk_index* index) { return deref(index, "index").inde
 const recsdk::Index& index_of(const recsdk_index* index) { return deref(index, "index").index; }
 
 /// Rows that a callback makes.
-class CallbackHome : public recsdk::RowHome {
+class CallbackMaker : public recsdk::RowMaker {
  public:
-  CallbackHome(recsdk_make_rows_callback call, void* user_data)
+  CallbackMaker(recsdk_make_rows_callback call, void* user_data)
       : call_(call), user_data_(user_data) {}
 
   void make(const recsdk::NewRows& added) override {
@@ -61,9 +61,9 @@ int recsdk_index_create(const recsdk_index_config* config, recsdk_index** index)
     deref(index, "index");
     const recsdk_index_config c =
         read_struct(config, recsdk::c_api::index_defaults(), "recsdk_index_config");
-    std::shared_ptr<recsdk::RowHome> home;
-    if (c.make_rows != nullptr) home = std::make_shared<CallbackHome>(c.make_rows, c.user_data);
-    *index = new recsdk_index{recsdk::Index(recsdk::c_api::index_config(c), std::move(home))};
+    std::shared_ptr<recsdk::RowMaker> maker;
+    if (c.make_rows != nullptr) maker = std::make_shared<CallbackMaker>(c.make_rows, c.user_data);
+    *index = new recsdk_index{recsdk::Index(recsdk::c_api::index_config(c), std::move(maker))};
   });
 }
 

@@ -26,12 +26,12 @@ namespace {
 
 // Keys beyond either limit are refused.
 std::shared_ptr<Index::Impl> make_index(const TableConfig& config, const DeviceOptions& options,
-                                        RowHome& home) {
+                                        RowMaker& maker) {
   const std::int64_t limit =
       std::min(config.max_rows.value_or(options.max_device_rows), options.max_device_rows);
   return std::make_shared<Index::Impl>(
       IndexConfig{config.name, config.hash_seed, limit, config.on_full, config.num_threads},
-      "table '" + config.name + "'", std::shared_ptr<RowHome>(std::shared_ptr<void>(), &home));
+      "table '" + config.name + "'", std::shared_ptr<RowMaker>(std::shared_ptr<void>(), &maker));
 }
 
 void check_options(const TableConfig& config, const DeviceOptions& options) {

@@ -17,7 +17,7 @@
 
 namespace recsdk {
 
-struct DeviceTable::Impl final : RowHome {
+struct DeviceTable::Impl final : RowMaker {
   Impl(TableConfig table_config, DeviceOptions device_options);
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;

@@ -78,15 +78,15 @@ OutcomeCounts count_outcomes(const Outcome* outcomes, std::int64_t n) {
 
 }  // namespace internal
 
-RowHome::~RowHome() = default;
-void RowHome::prepare(RowNumber /*end*/, std::span<const std::uint32_t> /*reused*/) {}
+RowMaker::~RowMaker() = default;
+void RowMaker::prepare(RowNumber /*end*/, std::span<const std::uint32_t> /*reused*/) {}
 
 Index::Impl::Impl(IndexConfig index_config, std::string title_of_messages,
-                  std::shared_ptr<RowHome> home_of_rows)
+                  std::shared_ptr<RowMaker> maker_of_rows)
     : config(validated(std::move(index_config), title_of_messages)),
       title(std::move(title_of_messages)),
       hash_seed(config.hash_seed ? *config.hash_seed : random_seed()),
-      home(std::move(home_of_rows)),
+      maker(std::move(maker_of_rows)),
       key_map(hash_seed) {}
 
 int Index::Impl::max_threads() const {
@@ -185,15 +185,15 @@ void Index::Impl::clear() {
   release_kept_rows();
 }
 
-Index::Index(IndexConfig config, std::shared_ptr<RowHome> home) {
+Index::Index(IndexConfig config, std::shared_ptr<RowMaker> maker) {
   std::string title = "index '" + config.name + "'";
-  impl_ = std::make_shared<Impl>(std::move(config), std::move(title), std::move(home));
+  impl_ = std::make_shared<Impl>(std::move(config), std::move(title), std::move(maker));
 }
 Index::Index(Adopt /*adopt*/, std::shared_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
 
-// Leases and cuts outlive the index, and the home may hold some of them: it must not be kept by
+// Leases and cuts outlive the index, and the maker may hold some of them: it must not be kept by
 // them in turn.
-Index::~Index() { impl_->home.reset(); }
+Index::~Index() { impl_->maker.reset(); }
 
 const IndexConfig& Index::config() const noexcept { return impl_->config; }
 

@@ -144,9 +144,9 @@ void Index::assign(std::span<const Key> keys) {
   map.adapt(count);
   const std::unique_lock lock(impl_->mutex);
   impl_->require_idle("replacing all keys");
-  if (impl_->home != nullptr) {
+  if (impl_->maker != nullptr) {
     const internal::FairMutex::CallbackScope scope(impl_->mutex);
-    impl_->home->prepare(count, {});
+    impl_->maker->prepare(count, {});
   }
   impl_->replace(map, numbers, tracker);
 }

@@ -1,7 +1,7 @@
 // The state behind an Index, its lock, and the steps that its calls are made of.
 //
 // `mutex` guards all of it. Mapping with insertion, erasing and releasing a lease hold it alone.
-// Finding shares it. A home of rows may have locks of its own, which are taken after it.
+// Finding shares it. A maker of rows may have locks of its own, which are taken after it.
 #pragma once
 
 #include <algorithm>
@@ -94,12 +94,12 @@ struct Lease::Impl {
 
 struct Index::Impl {
   Impl(IndexConfig index_config, std::string title_of_messages,
-       std::shared_ptr<RowHome> home_of_rows);
+       std::shared_ptr<RowMaker> maker_of_rows);
 
   const IndexConfig config;
   const std::string title;  // "table 'user_id'", the start of every message
   const std::uint64_t hash_seed;
-  std::shared_ptr<RowHome> home;  // or null; as long as the index itself lives
+  std::shared_ptr<RowMaker> maker;  // or null; as long as the index itself lives
 
   mutable internal::FairMutex mutex;
   internal::KeyMap key_map;
@@ -192,7 +192,7 @@ struct Index::Impl {
   void release_kept_rows() noexcept;
 };
 
-/// Lets homes of rows, and calls over many indexes, reach what an Index hides.
+/// Lets makers of rows, and calls over many indexes, reach what an Index hides.
 struct IndexAccess {
   static Index make(std::shared_ptr<Index::Impl> impl) { return {Index::Adopt{}, std::move(impl)}; }
   static Index::Impl& impl(const Index& index) { return *index.impl_; }

@@ -38,12 +38,12 @@ void NewRows::copy_keys(std::int64_t begin, std::span<Key> keys) const noexcept 
 
 void Index::Impl::prepare(RowNumber end, std::span<const std::uint32_t> reused) {
   if (tracker != nullptr) tracker->grow(end);
-  if (home == nullptr) return;
+  if (maker == nullptr) return;
   const internal::FairMutex::CallbackScope scope(mutex);
-  home->prepare(end, reused);
+  maker->prepare(end, reused);
 }
 
-// A home that releases a lease meanwhile frees more rows, and is then told of those too.
+// A maker that releases a lease meanwhile frees more rows, and is then told of those too.
 void Index::Impl::prepare_missing(std::int64_t count) {
   std::size_t num_free = 0;
   do {
@@ -241,9 +241,9 @@ void Index::Impl::map_inserting(std::span<const Key> keys, RowNumber* rows_out, 
       const std::size_t needed = known.size() + insertion.rows.size();
       if (known.capacity() < needed) known.reserve(std::max(needed, 2 * known.capacity()));
     }
-    if (home != nullptr && !insertion.rows.empty()) {
+    if (maker != nullptr && !insertion.rows.empty()) {
       const internal::FairMutex::CallbackScope scope(mutex);
-      home->make({numbers, insertion.rows});
+      maker->make({numbers, insertion.rows});
     }
     if (then) then();
     require_open(record);  // what makes rows may have released it

@@ -47,7 +47,7 @@ class CountedIn {
 
 }  // namespace internal
 
-struct Table::Impl final : RowHome {
+struct Table::Impl final : RowMaker {
   explicit Impl(TableConfig table_config);
 
   const TableConfig config;
@@ -72,7 +72,7 @@ struct Table::Impl final : RowHome {
 
   const std::string& title() const noexcept { return index.title; }
 
-  // What the index asks of its rows' home; index.mutex is held alone.
+  // What the index asks of its rows' maker; index.mutex is held alone.
   void prepare(RowNumber end, std::span<const std::uint32_t> reused) override;
   void make(const NewRows& added) override;
   void initialize(const NewRows& added, std::int64_t begin, std::int64_t end);

@@ -121,11 +121,11 @@ void note_changed(PyIndex& index, nb::handle rows_object) {
 void make_index(PyIndex* place, std::string name, std::optional<std::uint64_t> hash_seed,
                 std::optional<std::int64_t> max_rows, OnFull on_full, nb::object make_rows_function,
                 std::optional<int> num_threads) {
-  std::shared_ptr<PythonHome> home;
+  std::shared_ptr<PythonMaker> maker;
   if (!make_rows_function.is_none())
-    home = std::make_shared<PythonHome>(std::move(make_rows_function));
+    maker = std::make_shared<PythonMaker>(std::move(make_rows_function));
   new (place)
-      PyIndex({std::move(name), hash_seed, max_rows, on_full, num_threads}, std::move(home));
+      PyIndex({std::move(name), hash_seed, max_rows, on_full, num_threads}, std::move(maker));
 }
 
 void bind_lease(nb::module_& module) {
@@ -152,10 +152,10 @@ void bind_cut(nb::module_& module) {
 
 }  // namespace
 
-PythonHome::PythonHome(nb::object python_function)
+PythonMaker::PythonMaker(nb::object python_function)
     : function_(new nb::object(std::move(python_function)), release_python) {}
 
-void PythonHome::make(const NewRows& added) {
+void PythonMaker::make(const NewRows& added) {
   const nb::gil_scoped_acquire gil;
   const Result keys = bind::make_rows(Framework::kNumpy, added.size());
   const Result rows = bind::make_rows(Framework::kNumpy, added.size());

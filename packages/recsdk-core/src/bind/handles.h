@@ -37,9 +37,9 @@ class PyLease {
 void release_python(nb::object* held);
 
 /// The rows of an index, made by function(keys, rows) on arrays of Python's own.
-class PythonHome : public RowHome {
+class PythonMaker : public RowMaker {
  public:
-  explicit PythonHome(nb::object python_function);
+  explicit PythonMaker(nb::object python_function);
   void make(const NewRows& added) override;
   nb::object* function() const { return function_.get(); }
 
@@ -50,8 +50,8 @@ class PythonHome : public RowHome {
 /// An index. Giving its memory back takes a while.
 class PyIndex {
  public:
-  PyIndex(IndexConfig config, std::shared_ptr<PythonHome> home)
-      : home_(std::move(home)), index_(std::in_place, std::move(config), home_) {}
+  PyIndex(IndexConfig config, std::shared_ptr<PythonMaker> maker)
+      : maker_(std::move(maker)), index_(std::in_place, std::move(config), maker_) {}
   PyIndex(const PyIndex&) = delete;
   ~PyIndex() {
     const nb::gil_scoped_release without_gil;
@@ -61,10 +61,10 @@ class PyIndex {
   Index& operator*() { return *index_; }
   Index* operator->() { return &*index_; }
   /// The Python function that makes its rows, or null; see FunctionSlots.
-  nb::object* function() const { return home_ == nullptr ? nullptr : home_->function(); }
+  nb::object* function() const { return maker_ == nullptr ? nullptr : maker_->function(); }
 
  private:
-  std::shared_ptr<PythonHome> home_;
+  std::shared_ptr<PythonMaker> maker_;
   std::optional<Index> index_;
 };
 
