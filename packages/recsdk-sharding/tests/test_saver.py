@@ -221,9 +221,11 @@ def test_modules_of_the_core_are_saved_too(tmp_path: Path) -> None:
         Saver().load(other, tmp_path / str(number), incremental=number > 0)
         assert_identical(other.rows(), model.rows())
     Saver().save(other.bag, tmp_path / "bag")
-    two = torch.nn.ModuleList([HashEmbedding(3), HashEmbedding(3)])
-    with pytest.raises(ValueError, match="two tables of the module are named 'table'"):
+    two = torch.nn.ModuleList([HashEmbedding(3, name="item") for _ in range(2)])
+    with pytest.raises(ValueError, match="two tables of the module are named 'item'"):
         Saver().save(two, tmp_path / "two")
+    with pytest.raises(ValueError, match="'unnamed_.*was given no name.*pass name= where its Hash"):
+        Saver().save(HashEmbedding(3), tmp_path / "unnamed")
 
 
 def test_gradients_that_wait_for_an_update_do_not_keep_a_model_from_loading(tmp_path: Path) -> None:

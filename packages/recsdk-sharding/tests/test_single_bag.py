@@ -15,7 +15,7 @@ from test_training import TOLERANCE, assert_rows_close
 from torch.distributed.optim import _apply_optimizer_in_backward
 from worlds import merged, whole_rows
 
-from recsdk_core.nn import HashEmbeddingBag
+from recsdk_core.nn import HashEmbeddingBag, RowOptimizer
 from recsdk_sharding._modules.single_bag import HashEmbeddingBagSharder
 
 SPECS: dict[str, Any] = {
@@ -102,7 +102,7 @@ def test_ranks_that_look_up_bags_in_another_order_are_told(ranks: RankPool) -> N
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({}, "table 'table': a HashEmbeddingBag needs max_rows to be sharded on a device"),
+        ({}, "table 'user': a HashEmbeddingBag needs max_rows to be sharded on a device"),
         ({"max_rows": 9, "default_value": 1.0}, "default_value must be 0.0 for rows on a device"),
     ],
 )
@@ -111,8 +111,26 @@ def test_what_devices_do_not_have_is_refused(options: dict[str, Any], text: str)
         qcomm_codecs_registry = None
 
     sharder = HashEmbeddingBagSharder(Sharder())
+    bag = HashEmbeddingBag(4, name="user", optimizer=torch.optim.SGD, **options)
     with pytest.raises(ValueError, match=text):
-        sharder.shard(HashEmbeddingBag(4, **options), {}, None, torch.device("cuda", 0))  # type: ignore[arg-type]
+        sharder.shard(bag, {}, None, torch.device("cuda", 0))  # type: ignore[arg-type]
+
+
+def test_a_bag_that_would_train_by_nobodys_choice_is_refused() -> None:
+    class Sharder:
+        qcomm_codecs_registry = None
+
+    sharder = HashEmbeddingBagSharder(Sharder())
+    untold, waiting = (HashEmbeddingBag(4, name="user") for _ in range(2))
+    RowOptimizer(waiting, torch.optim.SGD)
+    unnamed = HashEmbeddingBag(4, optimizer=torch.optim.SGD)
+    for bag, text in (
+        (untold, "'user': nobody said how to train it: pass optimizer="),
+        (waiting, "'user': its RowOptimizer cannot train rows that lie on other ranks"),
+        (unnamed, "'unnamed_.* was given no name.*: pass name="),
+    ):
+        with pytest.raises(ValueError, match=text):
+            sharder.shard(bag, {}, None, torch.device("cpu"))  # type: ignore[arg-type]
 
 
 def test_an_optimizer_on_its_parameter_is_refused() -> None:

@@ -440,18 +440,34 @@ class Table(Keyed, SavesAndLoads):
         a save are open, and OutOfMemoryError; then nothing has changed. Call it while no other
         thread uses the table. Cost: all rows are copied, and held twice until the end.
         """
-        try:
-            self.check_idle()
-        except BusyError as error:
-            raise BusyError(
-                f"table {self._name!r}: its optimizer cannot be set while batches are in flight or "
-                "a save is under way; finish them, and let go of outputs of earlier forwards"
-            ) from error
+        self.check_replaceable("optimizer")
         made = self.empty_copy(optimizer=optimizer)
         for batch in self.export(state=False):
             made.upsert(batch.keys, batch.weights)
         made.update_count = self.update_count
         self._engine, self._optimizer, self._position = made._engine, optimizer, None
+
+    def rename(self, name: str) -> None:
+        """Gives the table another name, so keys that are new from now on get other first rows.
+
+        Rows and their optimizer state stay. The next save must be full, and the counters of
+        `stats()` begin anew with the rows as inserted. Errors, thread safety and cost are those of
+        `set_optimizer`.
+        """
+        self.check_replaceable("name")
+        config = {**self._config(), "name": name}
+        made = _restore(config, self.export(), self.update_count, self.log_decay)
+        self._engine, self._name, self._position = made._engine, name, None
+
+    def check_replaceable(self, what: str) -> None:
+        """Raises BusyError, naming `what`, while the table's engine cannot become another."""
+        try:
+            self.check_idle()
+        except BusyError as error:
+            raise BusyError(
+                f"table {self._name!r}: its {what} cannot be set while batches are in flight or "
+                "a save is under way; finish them, and let go of outputs of earlier forwards"
+            ) from error
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles configuration, visible rows, their optimizer state and the update count."""

@@ -252,6 +252,7 @@ class TestStateDict:
             "user.weight": (torch.float32, (3, 2)),
             "user.state.sum": (torch.float32, (3, 2)),
             "user.update_count": (torch.int64, ()),
+            "user.drawn_name": (torch.int64, ()),
         }
         assert state["user.update_count"].item() == 1
         fresh = nn.ModuleDict({"user": HashEmbedding(2, optimizer=optim.Adagrad())})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -47,9 +49,13 @@ def test_a_table_that_nobody_trains_says_both_ways() -> None:
         vectors.sum().backward()
     del vectors
     assert torch.equal(module.table.lookup(KEYS.reshape(-1)), before)
-    module.table.set_optimizer(optim.SGD(lr=0.5))
-    module(KEYS).sum().backward()
-    assert module.table.update_count == 1
+    module.table.set_optimizer(optim.SGD())  # what it would be by default, but said
+    for each in (module, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        each(KEYS).sum().backward()
+        assert each.table.update_count == 1
+    for untold in (HashEmbedding(4), copy.deepcopy(HashEmbedding(4))):
+        with pytest.raises(RuntimeError, match="nobody said how to train it"):
+            pickle.loads(pickle.dumps(untold))(KEYS).sum().backward()
 
 
 def test_a_frozen_table_needs_no_optimizer() -> None:

@@ -31,7 +31,7 @@ from recsdk_core.errors import CheckpointError
 
 __all__ = ["MakeRoom", "before_loading", "holder_of", "saved_tensors"]
 
-_NAME = re.compile(r"keys|weight|update_count|log_decay|seed|ranks|state\.[^.]+")
+_NAME = re.compile(r"keys|weight|update_count|log_decay|drawn_name|seed|ranks|state\.[^.]+")
 _ALWAYS = {"keys", "weight", "update_count"}
 _HOLDERS = (Mapping, list, tuple)
 _BATCH_BYTES = 2**22

@@ -15,6 +15,7 @@ from torch import nn
 
 from recsdk_core.init import Initializer, Uniform
 from recsdk_core.nn._state import load_table, save_table
+from recsdk_core.nn.drawn_names import DRAWN_NAME, draw_name, is_drawn, name_of, named_since
 from recsdk_core.nn.function import FeatureBags, TableBags, gather_features, pool_features
 from recsdk_core.nn.row_gradients import RowGradients
 from recsdk_core.nn.rows_parameter import RowsParameter
@@ -40,7 +41,7 @@ class _TableModule(nn.Module):
         self,
         dim: int,
         *,
-        name: str = "table",
+        name: str | None = None,
         optimizer: Optimizer | type | None = None,
         optimizer_kwargs: Mapping[str, Any] | None = None,
         initializer: Initializer = Uniform(low=-0.01, high=0.01),
@@ -54,6 +55,10 @@ class _TableModule(nn.Module):
         num_threads: int | None = None,
     ) -> None:
         super().__init__()
+        self._drawn_name: int | None = None
+        if name is None:
+            self._drawn_name = draw_name()
+            name = name_of(self._drawn_name)
         self.table = Table(
             dim,
             name=name,
@@ -68,7 +73,7 @@ class _TableModule(nn.Module):
             rounding=rounding,
             num_threads=num_threads,
         )
-        self.weight = RowsParameter.of_table(name, torch.empty(0, dim))
+        self.weight = RowsParameter.of_table(self.table.name, torch.empty(0, dim))
         self._gradients = RowGradients(is_fused=optimizer is not None)
         self._attach()
 
@@ -84,7 +89,7 @@ class _TableModule(nn.Module):
 
     def _attach(self) -> None:
         """Ties table and parameter to where gradients wait, in a copy too."""
-        self._gradients.table = self.table
+        self._gradients.attach(self.table)
         self.weight.gradients = self._gradients
 
     def _map(self, keys: torch.Tensor) -> TableBags:
@@ -116,6 +121,32 @@ class _TableModule(nn.Module):
                 "parameter out"
             )
 
+    def check_named(self) -> None:
+        """Raises ValueError if the table was given no name, by which others would find it."""
+        if self._drawn_name is not None:
+            raise ValueError(
+                f"table {self.table.name!r} was given no name, and another process may draw "
+                f"another one: pass name= where its {type(self).__name__} is made"
+            )
+
+    def check_trains_in_backward(self) -> None:
+        """Raises ValueError unless backward updates the rows, or they are frozen.
+
+        For what spreads the table over ranks: a `RowOptimizer` cannot reach rows on other ranks.
+        """
+        self.check_optimizer()
+        name, remedy = self.table.name, "pass optimizer= where the module is made"
+        if self._gradients.waits:
+            raise ValueError(
+                f"table {name!r}: its RowOptimizer cannot train rows that lie on other ranks: "
+                f"leave it out, and {remedy}"
+            )
+        if self.weight.requires_grad and not self._gradients.is_told:
+            raise ValueError(
+                f"table {name!r}: nobody said how to train it: {remedy}, or freeze it with "
+                "requires_grad_(False)"
+            )
+
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
@@ -123,6 +154,8 @@ class _TableModule(nn.Module):
         if "torch.distributed.checkpoint" in sys.modules or _has_ranks():
             importlib.import_module("recsdk_core.nn.dcp")
         destination.update(save_table(self.table, prefix))
+        if self._drawn_name is not None:
+            destination[prefix + DRAWN_NAME] = torch.tensor(self._drawn_name)
 
     def _load_from_state_dict(
         self,
@@ -134,7 +167,22 @@ class _TableModule(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        load_table(self.table, state_dict, prefix, missing_keys, unexpected_keys, error_msgs)
+        given, known = dict(state_dict), self._drawn_name
+        drawn = given.pop(prefix + DRAWN_NAME, None)
+        if drawn is not None and known is None:
+            unexpected_keys.append(named_since(self.table, prefix))
+        elif drawn is not None and not is_drawn(drawn):
+            error_msgs.append(f"{prefix}{DRAWN_NAME}: must be an int64 number, got {drawn!r}")
+            return
+        is_other = not (drawn is None or known is None or known == int(drawn))
+        if is_other:
+            self.table.check_replaceable("name")
+        num_errors = len(error_msgs)
+        load_table(self.table, given, prefix, missing_keys, unexpected_keys, error_msgs)
+        if is_other and len(error_msgs) == num_errors:
+            self._drawn_name = int(drawn)
+            self.table.rename(name_of(self._drawn_name))  # so new keys get the saved one's rows
+            self.weight.table_name = self.table.name
 
     def extra_repr(self) -> str:
         return repr(self.table)
@@ -149,15 +197,21 @@ class HashEmbedding(_TableModule):
     forward found, as torch trains its own modules. A second backward through one forward raises
     RuntimeError. A forward in evaluation mode changes nothing but the counters in `table.stats()`.
 
+    `name` and `seed` identify the first rows of ids: modules with equal ones have equal first rows.
+    Without a name the module draws one from torch's generator, as nn.Embedding draws its rows: no
+    two such modules have equal rows, and `torch.manual_seed` repeats them. The draw is in the
+    `state_dict`, and loading one takes it over. What goes by names, sharding and recsdk-sharding's
+    Saver, refuses a drawn one.
+
     `optimizer` is one of recsdk_core.optim, or a torch or torchrec optimizer class with its
     `optimizer_kwargs`; leave it out if a `RowOptimizer` trains the table in the loop's `step`.
-    Without either a backward raises RuntimeError. Other arguments are those of `Table`.
-    `state_dict()` holds keys, weights, optimizer state and update count; deepcopy and pickle copy
-    the rows. torch.distributed.checkpoint saves the module once for all ranks, and refuses if ranks
-    have different rows; it loads into a module with any rows. Raises ValueError if
-    `apply_optimizer_in_backward` was called for `weight`, and RuntimeError under
-    DistributedDataParallel with more than one rank, under `torch.jit.trace`, for `torch.jit.script`
-    and for `share_memory`.
+    Without either, or `table.set_optimizer`, a backward raises RuntimeError. Other arguments are
+    those of `Table`. `state_dict()` holds keys, weights, optimizer state and update count; deepcopy
+    and pickle copy the rows, and torch's AveragedModel averages them. torch.distributed.checkpoint
+    saves the module once for all ranks, and refuses if ranks have different rows; it loads into a
+    module with any rows. Raises ValueError if `apply_optimizer_in_backward` was called for
+    `weight`, and RuntimeError under DistributedDataParallel with more than one rank, under
+    `torch.jit.trace`, for `torch.jit.script` and for `share_memory`.
 
     >>> import torch
     >>> from recsdk_core.nn import HashEmbedding

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from recsdk_core.combine import CombineBlock, combine_gradients, distinct_keys
-from recsdk_core.optim import SGD
+from recsdk_core.optim import Optimizer
 from recsdk_core.outcome import Outcome
 from recsdk_core.table import Lease, Table
 from recsdk_core.tables import Bags
@@ -31,9 +31,16 @@ class RowGradients:
     """
 
     def __init__(
-        self, table: Table | None = None, *, is_fused: bool = False, waits: bool = False
+        self,
+        table: Table | None = None,
+        *,
+        is_fused: bool = False,
+        waits: bool = False,
+        is_told: bool = False,
     ) -> None:
         self.table = table
+        self._is_told = is_told
+        self._default: Optimizer | None = None
         self.is_fused = is_fused
         """Whether the module was given an optimizer of its own."""
         self.waits = waits
@@ -46,12 +53,25 @@ class RowGradients:
         self._leases: list[Lease] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _copy_of, (self.is_fused, self.waits)
+        return _copy_of, (self.is_fused, self.waits, self.is_told)
+
+    def attach(self, table: Table) -> None:
+        """Takes a table, whose optimizer is nobody's choice so far unless `is_told`."""
+        self.table = table
+        self._default = table.optimizer
+
+    @property
+    def is_told(self) -> bool:
+        """Whether somebody said how the table is trained; a learning rate that is set says it."""
+        if self.waits or self.is_fused or self._is_told or self.table is None:
+            return True
+        return self.table.optimizer is not self._default  # whoever sets one brings another object
 
     def check_trained(self) -> None:
         """Raises RuntimeError unless somebody said how the table is trained."""
-        if self.waits or self.is_fused or self.table is None or self.table.optimizer != SGD():
+        if self.is_told:
             return
+        assert self.table is not None
         raise RuntimeError(
             f"table {self.table.name!r}: nobody said how to train it: pass optimizer= to its "
             "module, which then updates rows in backward, or make a RowOptimizer over the model, "
@@ -134,5 +154,5 @@ class RowGradients:
         self._rows = self._rows.new_empty(0)
 
 
-def _copy_of(is_fused: bool, waits: bool) -> RowGradients:
-    return RowGradients(is_fused=is_fused, waits=waits)
+def _copy_of(is_fused: bool, waits: bool, is_told: bool) -> RowGradients:
+    return RowGradients(is_fused=is_fused, waits=waits, is_told=is_told)

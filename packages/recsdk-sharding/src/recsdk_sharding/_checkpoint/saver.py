@@ -208,6 +208,7 @@ def _held_by(module: nn.Module) -> list[_Held]:
         if isinstance(each, TableRows):
             name, held = each.config.name, _held_of_rows(each)
         elif isinstance(each, (HashEmbedding, HashEmbeddingBag)):
+            each.check_named()
             name, held = each.table.name, [_whole(each.table)]
         else:
             continue

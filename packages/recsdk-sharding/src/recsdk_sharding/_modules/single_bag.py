@@ -223,7 +223,8 @@ class HashEmbeddingBagSharder(BaseEmbeddingSharder[HashEmbeddingBag]):  # type: 
         module_fqn: str | None = None,
     ) -> ShardedHashEmbeddingBag:
         """The sharded module. Raises ValueError for a plan, device or group that does not fit."""
-        module.check_optimizer()
+        module.check_named()
+        module.check_trains_in_backward()
         table = module.table
         if device is not None and device.type != "cpu":
             _check_for_device(table)
