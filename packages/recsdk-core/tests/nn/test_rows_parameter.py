@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.nn.init import kaiming_normal_ as bound_early
 
@@ -58,3 +59,61 @@ def test_writes_in_place_are_refused_by_copies_too(how: str, kind: str) -> None:
     for write in (module.weight.zero_, module.weight.normal_):
         with pytest.raises(ValueError, match=SAID):
             write()
+
+
+X, IDS = torch.ones(2, 4), torch.tensor([[1, 2]])
+COMPUTING: dict[str, Callable[[Any], Any]] = {
+    "norm": lambda weight: weight.norm(p=2),
+    "torch.norm": torch.norm,
+    "linalg.norm": torch.linalg.norm,
+    "pow": lambda weight: weight**2,
+    "sum": lambda weight: weight.sum(),
+    "torch.sum": torch.sum,
+    "abs": lambda weight: weight.abs(),
+    "square": torch.square,
+    "mean": lambda weight: weight.mean(),
+    "times": lambda weight: 2 * weight,
+    "embedding": lambda weight: F.embedding(IDS, weight),
+    "embedding_bag": lambda weight: F.embedding_bag(IDS, weight),
+    "linear": lambda weight: F.linear(X, weight),
+    "matmul": lambda weight: X @ weight.t(),
+    "transposed": lambda weight: X @ weight.T,
+    "mT": lambda weight: X @ weight.mT,
+    "einsum": lambda weight: torch.einsum("bd,nd->bn", X, weight),
+    "mse": lambda weight: F.mse_loss(weight, weight),
+    "row": lambda weight: weight[0],
+    "rows": list,
+    "index_select": lambda weight: torch.index_select(weight, 0, IDS[0]),
+    "foreach": lambda weight: torch._foreach_norm([weight]),
+    "data": lambda weight: weight.data.normal_(),
+    "init of data": lambda weight: nn.init.normal_(weight.data),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", COMPUTING)
+def test_what_computes_with_weight_is_refused(how: str, kind: str) -> None:
+    for module in (KINDS[kind](4, name="item"), copy.deepcopy(KINDS[kind](4, name="item"))):
+        with pytest.raises(ValueError, match=r"table 'item': .* (cannot compute|cannot set)"):
+            COMPUTING[how](module.weight)
+
+
+def test_what_loops_do_with_parameters_goes_on() -> None:
+    hashed = HashEmbedding(4, name="item", optimizer=torch.optim.SGD)
+    model = nn.Sequential(hashed, nn.Linear(4, 1, bias=False))
+    model(IDS).sum().backward()
+    weight = model[0].weight
+    for optimizer in (torch.optim.Adam(model.parameters()), torch.optim.SGD([weight], lr=1.0)):
+        optimizer.step()
+        optimizer.load_state_dict(optimizer.state_dict())
+    assert nn.utils.clip_grad_norm_(model.parameters(), 1.0) > 0
+    nn.utils.clip_grad_value_(model.parameters(), 1.0, foreach=True)
+    assert torch.isfinite(weight).all()
+    assert torch.equal(weight, weight)
+    assert (weight.detach().shape, weight.dim(), weight.numel()) == ((0, 4), 2, 0)
+    assert sum(each.numel() * each.element_size() for each in model.parameters()) == 16
+    assert type(weight.data.clone()) is torch.Tensor
+    assert torch.isfinite(weight.data).all()
+    assert model.to(torch.bfloat16).float().double().float()[0].weight is weight
+    assert model.to("meta")[0].weight.is_meta
+    assert "RowsParameter" in repr(weight)

@@ -6,6 +6,7 @@ from recsdk_core._internal.extras import require
 
 require("torch", extra="torch", user="recsdk_core.nn")
 
+import recsdk_core.nn.row_averages  # noqa: E402, F401
 from recsdk_core.nn.function import (  # noqa: E402
     FeatureBags,
     SharedTraining,

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
+from recsdk_core.nn.computing import computes
 from recsdk_core.nn.row_gradients import RowGradients
 
 __all__ = ["RowsParameter"]
 
+_INIT = "a function of torch.nn.init"
+_torch_data: Any = torch.Tensor.data
 _torch_grad: Any = torch.Tensor.grad
 _OWN = {"requires_grad_", "detach_", "share_memory_", "rename_"}
 _WRITES = [
@@ -21,14 +24,44 @@ _WRITES = [
 ]
 
 
+class _RowsData(torch.Tensor):
+    """`weight.data` of a plain module, which refuses what the parameter refuses."""
+
+    table_name: str = ""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        values = (*args, *(kwargs or {}).values())
+        if computes(func):
+            _refuse_to_compute(_name_of(func), values)
+        name = func.__name__
+        if name in _WRITES and args and isinstance(args[0], _RowsData):
+            raise _error(args[0], f"{name} of its parameter")
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
 class RowsParameter(nn.Parameter):
     """Carries a table's optimizer and `requires_grad`; its numbers are the table's own.
 
     On the cpu it has no numbers, so functions of `torch.nn.init` would do nothing to it; on a
     device they would overwrite rows of ids. So they raise ValueError, as do methods that write in
-    place. A copy has no name, and pickling gives a plain parameter, so a copied module wraps its
-    parameter again.
+    place, and for a plain module whatever computes with it: a sum, a norm, a product, F.embedding.
+    What loops do with any parameter (copies, moves, comparisons, optimizers) goes on. A copy has no
+    name, and pickling gives a plain parameter, so a copied module wraps its parameter again.
     """
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Calls the function as for any parameter; refuses, unless compiled, to compute with it."""
+        if not torch.compiler.is_compiling() and computes(func):
+            _refuse_to_compute(_name_of(func), (*args, *(kwargs or {}).values()))
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
 
     table_name: str = ""
     """The table, in messages."""
@@ -41,6 +74,20 @@ class RowsParameter(nn.Parameter):
         made = cls(store.detach(), requires_grad)
         made.table_name = name
         return made
+
+    @property
+    def data(self) -> torch.Tensor:
+        """The parameter's memory; of a plain module it refuses what the parameter refuses."""
+        own: torch.Tensor = _torch_data.__get__(self)
+        if self.gradients is None or torch.compiler.is_compiling():
+            return own
+        made = own.as_subclass(_RowsData)
+        made.table_name = self.table_name
+        return made
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        _torch_data.__set__(self, value.as_subclass(torch.Tensor))
 
     @property
     def grad(self) -> torch.Tensor | None:
@@ -66,6 +113,7 @@ class RowsParameter(nn.Parameter):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickles its own numbers, though it may be a part of a larger store."""
         make, (data, *rest), *more = super().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+        data = data.as_subclass(torch.Tensor)
         if data.untyped_storage().nbytes() > data.nbytes:
             data = data.clone()
         return make, (data, *rest), *more
@@ -91,12 +139,35 @@ class RowsParameter(nn.Parameter):
         return super().numel()
 
 
+def _name_of(func: Any) -> str:
+    is_init = getattr(func, "__module__", None) == "torch.nn.init"
+    name: str = _INIT if is_init else func.__name__
+    return name
+
+
+def _refuse_to_compute(what: str, values: Iterable[Any]) -> None:
+    for each in values:
+        if isinstance(each, (list, tuple)):
+            _refuse_to_compute(what, each)
+        elif isinstance(each, _RowsData) or (
+            isinstance(each, RowsParameter) and each.gradients is not None
+        ):
+            if what == _INIT:
+                raise _error(each, _INIT)
+            raise ValueError(
+                f"table {each.table_name!r}: {what} cannot compute with `weight` of its "
+                "module, which has no row in it: call the module for the vectors of ids, add "
+                "recsdk_core.nn.l2(module) to the loss for a penalty, give initializer= for first "
+                "values, or read rows by module.table.lookup(ids)"
+            )
+
+
 def _refuse_to_initialize(parameter: RowsParameter) -> None:
     if sys._getframe(2).f_globals.get("__name__") == "torch.nn.init":
-        raise _error(parameter, "a function of torch.nn.init")
+        raise _error(parameter, _INIT)
 
 
-def _error(parameter: RowsParameter, what: str) -> ValueError:
+def _error(parameter: RowsParameter | _RowsData, what: str) -> ValueError:
     return ValueError(
         f"table {parameter.table_name!r}: {what} cannot set its rows, which come as their ids "
         "show up; give the config init_fn or initializer, or the module an initializer, write rows "
@@ -111,5 +182,18 @@ def _refusing(name: str) -> Callable[..., Any]:
     return refuse
 
 
+def _refusing_part(name: str) -> property:
+    own = getattr(torch.Tensor, name)
+
+    def read(self: RowsParameter) -> Any:
+        if not torch.compiler.is_compiling():
+            _refuse_to_compute(name, (self,))
+        return own.__get__(self)
+
+    return property(read)
+
+
+for _name in ("T", "mT", "H", "mH"):
+    setattr(RowsParameter, _name, _refusing_part(_name))
 for _name in _WRITES:
     setattr(RowsParameter, _name, _refusing(_name))
