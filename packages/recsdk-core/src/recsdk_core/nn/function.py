@@ -120,12 +120,8 @@ class _Block:
         # Backward reads the weights again, and by then the caller may have reused their memory.
         given = self.feature.weights
         self.weights = None if given is None else given.detach().clone()
-        self.bags = self.mapped(self.feature.rows)
-
-    def mapped(self, rows: torch.Tensor) -> Bags:
-        """The bags with other numbers for their keys' rows, int64 (N,)."""
         of = self.feature
-        return Bags(rows, of.outcomes, of.offsets, self.weights, of.pooling)
+        self.bags = Bags(of.rows, of.outcomes, of.offsets, self.weights, of.pooling)
 
     def place_in(self, matrix: torch.Tensor, width: int) -> tuple[torch.Tensor, int]:
         """The matrix that begins with the block's first bag, and the block's first column."""
@@ -325,8 +321,8 @@ def _update(
     node: _Node, given: Sequence[torch.Tensor], wanted: Sequence[bool]
 ) -> list[torch.Tensor | None]:
     """One update per table; returns the gradients of the weights that want one."""
-    waits = any(accumulation is not None for accumulation in node.accumulations)
-    if waits and node.shared is None:
+    waits = [*node.accumulations, *(each for each in node.waiting if each and each.waits)]
+    if any(each is not None for each in waits) and node.shared is None:
         given = [grad.clone() for grad in given]  # the caller may reuse its own meanwhile
     is_wanted = iter(wanted)
     grads: list[torch.Tensor | None] = []
@@ -344,7 +340,9 @@ def _update(
             parts.append(made)
             grads.append(of_weights)
             if waiting is not None:
-                waiting.add(block.feature, block.mapped, *block.place_in(grad, table.dim))
+                matrix, column = block.place_in(grad, table.dim)
+                own = matrix[: block.bags.num_bags, column : column + table.dim]
+                waiting.add(block.feature, block.weights, own)
         if waiting is not None:
             waiting.keep(node.leases[index])
             node.leases[index] = None

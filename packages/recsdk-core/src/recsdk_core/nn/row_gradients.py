@@ -1,11 +1,13 @@
 """Gradients of a table's rows that wait for the step of a `RowOptimizer`.
 
-Shape letters: N keys, U distinct rows, D row width.
+Shape letters: N keys, B bags, U distinct rows, D row width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,13 +24,38 @@ if TYPE_CHECKING:
 __all__ = ["RowGradients"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """Mapped bags with their gradients, as a backward left them."""
+
+    rows: torch.Tensor
+    outcomes: torch.Tensor
+    offsets: torch.Tensor | None = None
+    weights: torch.Tensor | None = None
+    pooling: str = "sum"
+    grad_BD: torch.Tensor
+
+    def bags(self, rows: torch.Tensor) -> Bags:
+        """The bags, with these numbers for their keys' rows, int64 (N,)."""
+        return Bags(rows, self.outcomes, self.offsets, self.weights, self.pooling)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it keeps, less offsets and weights."""
+        return self.rows.nbytes + self.outcomes.nbytes + self.grad_BD.nbytes
+
+
 class RowGradients:
     """The gradient of each row that backwards have touched, added up; not thread-safe.
 
-    It keeps the leases of their batches, so that no other key gets a row that has a gradient here.
-    Memory: D numbers and a row number for each touched row. A copy has no gradients and no
-    optimizer, but waits for one if this one does.
+    Backwards are kept as they come, and added up when `values` is read or when they need more than
+    `most_bytes` and more than the sums; the bits do not depend on when. It keeps the leases of
+    their batches, so that no other key gets a row that has a gradient here. A copy has no gradients
+    and no optimizer, but waits for one if this one does.
     """
+
+    most_bytes = 1 << 26
+    """Of gradients that are not added up yet."""
 
     def __init__(
         self,
@@ -47,9 +74,8 @@ class RowGradients:
         """Whether backwards leave gradients here, in place of updating the rows themselves."""
         self.owner: object | None = None
         """What the optimizer that applies them holds too."""
-        self.values: torch.Tensor | None = None
-        """float32 (U, D), what is `weight.grad`; None: no backward has left any."""
-        self._rows = torch.empty(0, dtype=torch.int64)
+        self._sums: _Part | None = None
+        self._parts: list[_Part] = []  # came after the sums
         self._leases: list[Lease] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -93,65 +119,120 @@ class RowGradients:
             self._leases.append(lease)
 
     def add(
-        self,
-        feature: FeatureBags,
-        mapped: Callable[[torch.Tensor], Bags],
-        grad: torch.Tensor,
-        column: int,
+        self, feature: FeatureBags, weights: torch.Tensor | None, grad_BD: torch.Tensor
     ) -> None:
-        """Adds the gradients of a feature's bags, from `column` on of each row of `grad`.
+        """Adds the gradients of a feature's bags, with its keys' weights (N,).
 
-        `mapped` makes its bags with other row numbers.
+        Nobody may write to `weights` and `grad_BD` afterwards.
         """
-        assert self.table is not None
-        has_row = feature.outcomes <= Outcome.INSERTED
-        rows, which = distinct_keys(feature.rows[has_row])
-        made = torch.zeros(len(rows), self.table.dim)
-        if len(rows):
-            which_N = torch.zeros_like(feature.rows)
-            which_N[has_row] = which
-            block = CombineBlock(
-                bags=mapped(which_N),
-                column=column,
-                width=self.table.dim,
-                start=0,
-                num_sums=len(rows),
-            )
-            combine_gradients([block], grad, made.view(-1))
-        self._merge(rows, made)
+        offsets = feature.offsets
+        part = _Part(
+            rows=feature.rows,
+            outcomes=feature.outcomes,
+            offsets=None if offsets is None else offsets.clone(),  # it may be the caller's buffer
+            weights=weights,
+            pooling=feature.pooling,
+            grad_BD=grad_BD,
+        )
+        self._parts.append(part)
+        sums = 0 if self._sums is None else self._sums.num_bytes
+        waiting = sum(each.num_bytes for each in self._parts)
+        if len(self._parts) > 1 and waiting > max(self.most_bytes, sums):
+            self._add_up()
 
-    def _merge(self, rows: torch.Tensor, made: torch.Tensor) -> None:
-        if self.values is None:
-            self._rows, self.values = rows, made
-            return
-        old = len(self._rows)
-        self._rows, which = distinct_keys(torch.cat([self._rows, rows]))
-        # Distinct rows come in order of first occurrence, so those from before stay in front.
-        merged = made.new_zeros(len(self._rows), made.shape[1])
-        merged[:old] = self.values
-        self.values = merged.index_add_(0, which[old:], made)
+    @property
+    def is_empty(self) -> bool:
+        """Whether no backward has left gradients."""
+        return self._sums is None and not self._parts
+
+    @property
+    def values(self) -> torch.Tensor | None:
+        """float32 (U, D), what is `weight.grad`; None: no backward has left any."""
+        self._add_up()
+        return None if self._sums is None else self._sums.grad_BD
+
+    def _add_up(self) -> None:
+        """Makes one sum for each row. Gradients are added in the order in which they came."""
+        # Sums are bags of one key, so they have the same mean as sum.
+        for _, parts in itertools.groupby(self._parts, lambda part: part.pooling):
+            before = [] if self._sums is None else [self._sums]
+            self._sums = _sums_of(_joined([*before, *parts]))
+        self._parts = []
 
     def replace(self, values: torch.Tensor) -> None:
         """Sets the gradients of the same rows; raises ValueError for another shape or dtype."""
-        shape = None if self.values is None else self.values.shape
-        if values.shape != shape or values.dtype != torch.float32 or values.is_sparse:
+        own = self.values
+        shape = None if own is None else own.shape
+        if (
+            self._sums is None
+            or values.shape != shape
+            or values.dtype != torch.float32
+            or values.is_sparse
+        ):
             raise ValueError(
                 f"weight.grad of a table takes None, or float32 of the shape that it has, {shape}; "
                 f"got {values.dtype} {tuple(values.shape)}"
             )
-        self.values = values.detach()
+        rows = self._sums.rows
+        self._sums = _part_of_sums(rows, values.detach().contiguous())
 
-    def bags(self) -> Bags:
-        """The rows of `values`, each a bag of one key."""
-        outcomes = torch.full(self._rows.shape, int(Outcome.FOUND), dtype=torch.uint8)
-        return Bags(self._rows, outcomes, None, None, "sum")
+    def blocks(self) -> list[tuple[Bags, torch.Tensor, int]]:
+        """All gradients, as `update_tables` takes them."""
+        parts = self._parts if self._sums is None else [self._sums, *self._parts]
+        return [(part.bags(part.rows), part.grad_BD, 0) for part in parts]
 
     def drop(self) -> None:
         """Forgets the gradients and releases the leases."""
         for lease in self._leases:
             lease.release()
-        self.values, self._leases = None, []
-        self._rows = self._rows.new_empty(0)
+        self._sums, self._parts, self._leases = None, [], []
+
+
+def _part_of_sums(rows: torch.Tensor, sums_UD: torch.Tensor) -> _Part:
+    outcomes = torch.full(rows.shape, int(Outcome.FOUND), dtype=torch.uint8)
+    return _Part(rows=rows, outcomes=outcomes, grad_BD=sums_UD)
+
+
+def _sums_of(part: _Part) -> _Part:
+    """One gradient for each row, in order of first occurrence."""
+    has_row = part.outcomes <= Outcome.INSERTED
+    rows, which = distinct_keys(part.rows[has_row])
+    width = part.grad_BD.shape[1]
+    sums_UD = torch.empty(len(rows), width)
+    if len(rows):
+        which_N = torch.zeros_like(part.rows)
+        which_N[has_row] = which
+        bags = part.bags(which_N)
+        block = CombineBlock(bags=bags, column=0, width=width, start=0, num_sums=len(rows))
+        combine_gradients([block], part.grad_BD, sums_UD.view(-1))
+    return _part_of_sums(rows, sums_UD)
+
+
+def _joined(parts: Sequence[_Part]) -> _Part:
+    """The bags of all parts, one after the other; their pooling is that of the last."""
+    if len(parts) == 1:
+        return parts[0]
+    weights = None
+    if any(part.weights is not None for part in parts):
+        ones = [torch.ones(part.rows.shape) for part in parts]
+        given = [part.weights for part in parts]
+        weights = torch.cat([one if w is None else w for one, w in zip(ones, given, strict=True)])
+    starts = itertools.accumulate((len(part.rows) for part in parts), initial=0)
+    ends = [_ends_of_bags(part) + start for part, start in zip(parts, starts)]  # noqa: B905
+    return _Part(
+        rows=torch.cat([part.rows for part in parts]),
+        outcomes=torch.cat([part.outcomes for part in parts]),
+        offsets=torch.cat([torch.zeros(1, dtype=torch.int64), *ends]),
+        weights=weights,
+        pooling=parts[-1].pooling,
+        grad_BD=torch.cat([part.grad_BD for part in parts]),
+    )
+
+
+def _ends_of_bags(part: _Part) -> torch.Tensor:
+    if part.offsets is None:
+        return torch.arange(1, len(part.rows) + 1)
+    return part.offsets[1:].to(torch.int64)
 
 
 def _copy_of(is_fused: bool, waits: bool, is_told: bool) -> RowGradients:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -18,23 +19,27 @@ __all__ = ["RowOptimizer"]
 
 
 class RowOptimizer(torch.optim.Optimizer):
-    """Trains the tables of plain modules by the loop's own `backward`, `step` and `zero_grad`.
+    """Trains tables of plain modules, and dense parameters, by the loop's own `step`.
 
-    `params`: a model, of which it takes the tables, or parameters or groups of them, all of which
-    must be `weight` of a `HashEmbedding` or `HashEmbeddingBag`. `optimizer_class` is one that
+    `params`: a model, or parameters or groups of them as every torch optimizer takes; at least one
+    is `weight` of a `HashEmbedding` or `HashEmbeddingBag`, and the others are dense parameters,
+    which an `optimizer_class` of its own inside trains. `optimizer_class` is one that
     `recsdk_core.optim.from_torch` takes, with its arguments as `kwargs`.
 
     From then on a backward through these modules updates no row. It adds its gradients up per row
     in `weight.grad`, float32 (U, D) of the U rows touched since the last `zero_grad`, which
     GradScaler and the functions clip_grad_norm_ and clip_grad_value_ read and scale as they do
-    others. `step` gives each table with gradients one update, in the engine. A scheduler may change
-    `lr`; another option that changes makes `step` raise ValueError. Rows and their optimizer state
-    are in the model's `state_dict`, not in this one's; make the optimizer before loading them.
+    others. `step` gives each table with gradients one update, in the engine, then the dense
+    parameters theirs. A scheduler may change `lr`; another option that changes for a group with a
+    table makes `step` raise ValueError. Rows and their optimizer state are in the model's
+    `state_dict`, the dense parameters' state is in this one's; make the optimizer before loading
+    them.
 
-    Making it gives each table this optimizer with fresh state. Raises ValueError for a parameter
-    that is no table, a module that was given an `optimizer` of its own, and an argument that the
-    engine does not know; BusyError while outputs of earlier forwards live, or gradients of
-    another RowOptimizer wait. Cost of a backward: the rows touched since `zero_grad`.
+    Making it gives each table this optimizer with fresh state. Raises ValueError without a table,
+    for a module that was given an `optimizer` of its own, and an argument that the engine does not
+    know; BusyError while outputs of earlier forwards live, or gradients of another RowOptimizer
+    wait. Cost of a backward: a copy of its gradients; they are added up once, in `step` or when
+    `weight.grad` is read. Memory: the touched rows', plus as much again or 64 MiB, and a backward.
 
     >>> import torch
     >>> from recsdk_core.nn import HashEmbedding, RowOptimizer
@@ -50,24 +55,46 @@ class RowOptimizer(torch.optim.Optimizer):
     def __init__(self, params: nn.Module | Iterable[Any], optimizer_class: type, **kwargs: Any):
         self._kind = optimizer_class
         self._mark = object()
-        defaults = {"lr": from_torch(optimizer_class, kwargs).lr, **kwargs}
+        defaults = _defaults_of(optimizer_class, kwargs)
         self._options = list(defaults)
-        super().__init__(_tables_of(params), defaults)
+        super().__init__(params.parameters() if isinstance(params, nn.Module) else params, defaults)
         self._is_made = True
-        gradients = [(each, group) for group in self.param_groups for each in _rows(group)]
-        for each, _ in gradients:
-            each.table.check_idle()  # type: ignore[union-attr]
-        for each, group in gradients:
+        taken = [(each, group) for group in self.param_groups for each in _tables_of(group)]
+        if not taken:
+            raise ValueError(
+                f"RowOptimizer found no table of a HashEmbedding or HashEmbeddingBag in what it "
+                f"was given, {_shown(params)}; give it a model that has one, or use "
+                f"{optimizer_class.__name__} itself"
+            )
+        self._dense = self._optimizer_of_dense()
+        for each, _ in taken:
+            _table(each).check_idle()
+        for each, group in taken:
             self._take(each, group)
 
+    def _optimizer_of_dense(self) -> torch.optim.Optimizer | None:
+        """Trains the dense parameters, in a group for each of ours; None: there are none."""
+        dense = [_dense_of(group) for group in self.param_groups]
+        if not any(dense):
+            return None
+        groups = [
+            {"params": params, **self._options_of(group)}
+            for params, group in zip(dense, self.param_groups, strict=True)
+        ]
+        made: torch.optim.Optimizer = self._kind(groups)
+        self.state = made.state
+        return made
+
     def _take(self, gradients: RowGradients, group: dict[str, Any]) -> None:
-        assert gradients.table is not None
         gradients.drop()
-        gradients.table.set_optimizer(self._settings(group))
+        _table(gradients).set_optimizer(self._settings(group))
         gradients.waits, gradients.owner = True, self._mark
 
+    def _options_of(self, group: dict[str, Any]) -> dict[str, Any]:
+        return {name: group[name] for name in self._options}
+
     def _settings(self, group: dict[str, Any]) -> Optimizer:
-        return from_torch(self._kind, {name: group[name] for name in self._options})
+        return from_torch(self._kind, self._options_of(group))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused once the optimizer is made."""
@@ -75,20 +102,23 @@ class RowOptimizer(torch.optim.Optimizer):
             raise ValueError(
                 "RowOptimizer takes no further group; make another RowOptimizer for these tables"
             )
-        _check_group(param_group)
         super().add_param_group(param_group)
+        for each in self.param_groups[-1]["params"]:
+            _check(each)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drops all gradients; with `set_to_none=False` too, since a row takes memory."""
+        """Drops all gradients; those of rows with `set_to_none=False` too: they take memory."""
         for group in self.param_groups:
-            for each in _rows(group):
+            for each in _tables_of(group):
                 each.drop()
+        if self._dense is not None:
+            self._dense.zero_grad(set_to_none)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update of each table that has gradients; calls `closure` first, returns its result.
+        """One update of what has gradients; calls `closure` first, returns its result.
 
-        Raises ValueError for an option that changed, other than lr, and RuntimeError if another
-        RowOptimizer has taken a table; then no row has changed.
+        Raises ValueError for an option of a table's that changed, other than lr, and RuntimeError
+        if another RowOptimizer has taken a table; then no row has changed.
         """
         loss = None
         if closure is not None:
@@ -97,19 +127,27 @@ class RowOptimizer(torch.optim.Optimizer):
         calls: list[Any] = []
         rates: list[tuple[RowGradients, float]] = []
         for group in self.param_groups:
-            for each in _rows(group):
-                rates.append((each, self._check(each, group).lr))
-                if each.values is not None:
-                    calls.append((each.table, [(each.bags(), each.values.contiguous(), 0)]))
+            for each in _tables_of(group):
+                rates.append((each, self._check_group(each, group).lr))
+                if not each.is_empty:
+                    calls.append((each.table, each.blocks()))
         for each, rate in rates:
-            each.table.learning_rate = rate  # type: ignore[union-attr]
+            _table(each).learning_rate = rate
         update_tables(calls)
+        self._step_dense()
         return loss
 
-    def _check(self, each: RowGradients, group: dict[str, Any]) -> Optimizer:
+    def _step_dense(self) -> None:
+        if self._dense is None:
+            return
+        self._dense.state = self.state  # load_state_dict may have made another
+        for own, group in zip(self._dense.param_groups, self.param_groups, strict=True):
+            own.update(self._options_of(group))
+        self._dense.step()
+
+    def _check_group(self, each: RowGradients, group: dict[str, Any]) -> Optimizer:
         """What the group asks for; raises unless the table has it but for the learning rate."""
-        table = each.table
-        assert table is not None
+        table = _table(each)
         if each.owner is not self._mark:
             raise RuntimeError(
                 f"table {table.name!r}: another RowOptimizer trains it since; step that one"
@@ -124,32 +162,40 @@ class RowOptimizer(torch.optim.Optimizer):
         return asked
 
 
-def _rows(group: dict[str, Any]) -> list[RowGradients]:
-    return [parameter.gradients for parameter in group["params"]]
+def _defaults_of(kind: type, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """All options of an optimizer class, so that a group may set each; checks `kwargs`."""
+    given = inspect.signature(kind).parameters.values()
+    defaults = {each.name: each.default for each in given if each.default is not each.empty}
+    return {"lr": from_torch(kind, kwargs).lr, **defaults, **kwargs}
 
 
-def _tables_of(params: Any) -> Any:
-    if not isinstance(params, nn.Module):
-        return params
-    found = [each for each in params.parameters() if isinstance(each, RowsParameter)]
-    if not found:
-        raise ValueError(f"RowOptimizer found no table in {type(params).__name__}")
-    return found
+def _tables_of(group: dict[str, Any]) -> list[RowGradients]:
+    return [each.gradients for each in group["params"] if isinstance(each, RowsParameter)]  # type: ignore[misc]
 
 
-def _check_group(group: dict[str, Any]) -> None:
-    params = group["params"]
-    params = [params] if isinstance(params, torch.Tensor) else list(params)
-    for each in params:
-        gradients = getattr(each, "gradients", None)
-        if gradients is None:
-            raise ValueError(
-                f"RowOptimizer takes weights of HashEmbedding and HashEmbeddingBag, got "
-                f"{type(each).__name__} {tuple(each.size())}; give it a torch optimizer of its own"
-            )
-        if gradients.is_fused:
-            raise ValueError(
-                f"table {each.table_name!r} was given an optimizer where its module is made, "
-                "which updates rows in backward; leave that out, or the RowOptimizer"
-            )
-    group["params"] = params
+def _dense_of(group: dict[str, Any]) -> list[torch.Tensor]:
+    return [each for each in group["params"] if not isinstance(each, RowsParameter)]
+
+
+def _table(gradients: RowGradients) -> Any:
+    assert gradients.table is not None
+    return gradients.table
+
+
+def _shown(params: Any) -> str:
+    return type(params).__name__
+
+
+def _check(parameter: torch.Tensor) -> None:
+    if not isinstance(parameter, RowsParameter):
+        return
+    if parameter.gradients is None:
+        raise ValueError(
+            f"table {parameter.table_name!r} is not of a HashEmbedding or HashEmbeddingBag; "
+            "RowOptimizer trains these only: give it apply_optimizer_in_backward"
+        )
+    if parameter.gradients.is_fused:
+        raise ValueError(
+            f"table {parameter.table_name!r} was given an optimizer where its module is made, "
+            "which updates rows in backward; leave that out, or the RowOptimizer"
+        )

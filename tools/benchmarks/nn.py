@@ -1,0 +1,187 @@
+"""A step of the plain modules, fused and by RowOptimizer, beside nn.EmbeddingBag(sparse=True).
+
+A step drops gradients, looks up a batch of bags, and trains with a given gradient. Ours takes raw
+64-bit ids. The peer cannot, so there are two of it: "dense indexes" is given the index of each id
+for free, and is what our rows are checked against; "modulo" makes indexes from the raw ids by the
+remainder, so that ids share rows. All use as many threads as they do by default.
+
+Shape letters: N keys, B bags, D row width.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from benchmarks import records
+from benchmarks.draws import draw_indexes, scramble
+from recsdk_core.nn import HashEmbeddingBag, RowOptimizer
+
+LEARNING_RATE = 0.01
+NUM_BATCHES = 8
+SEED = 1
+OPTIMIZERS: dict[str, tuple[type, type]] = {
+    "adam": (torch.optim.Adam, torch.optim.SparseAdam),
+    "adagrad": (torch.optim.Adagrad, torch.optim.Adagrad),
+    "sgd": (torch.optim.SGD, torch.optim.SGD),
+}
+DENSE, MODULO = "dense indexes", "modulo"
+OURS = ("fused", "row_optimizer", "row_optimizer_clip")
+
+
+@dataclass(kw_only=True)
+class Batch:
+    """Bags: raw keys, and the dense indexes that a peer gets."""
+
+    keys_N: torch.Tensor
+    indexes_N: torch.Tensor
+    offsets: torch.Tensor
+    grad_BD: torch.Tensor
+
+
+@dataclass(kw_only=True)
+class Workload:
+    """Batches over the ids of a table, and the first rows of it."""
+
+    num_rows: int
+    num_bags: int
+    mean_length: int
+    dim: int
+
+    def __post_init__(self) -> None:
+        random = np.random.default_rng(SEED)
+        self.ids = scramble(np.arange(1, self.num_rows + 1))
+        self.weights = torch.from_numpy(
+            random.normal(size=(self.num_rows, self.dim)).astype(np.float32)
+        )
+        self.batches = [self._draw(random) for _ in range(NUM_BATCHES)]
+
+    def _draw(self, random: np.random.Generator) -> Batch:
+        lengths = random.poisson(self.mean_length, self.num_bags)
+        indexes = draw_indexes(random, self.num_rows, int(lengths.sum()), "zipf")
+        grad_BD = random.normal(size=(self.num_bags, self.dim)).astype(np.float32)
+        return Batch(
+            keys_N=torch.from_numpy(self.ids[indexes]),
+            indexes_N=torch.from_numpy(indexes),
+            offsets=torch.from_numpy(np.concatenate([[0], lengths.cumsum()])),
+            grad_BD=torch.from_numpy(grad_BD),
+        )
+
+    @property
+    def name(self) -> str:
+        rows = f"{self.num_rows:.0e}".replace("e+0", "e")
+        return f"zipf1.05_{rows}_dim{self.dim}_bags{self.num_bags}x{self.mean_length}"
+
+
+@dataclass(kw_only=True)
+class Contestant:
+    """A module and how it is trained."""
+
+    module: Any
+    forward: Callable[[Batch], torch.Tensor]
+    optimizer: torch.optim.Optimizer | None = None
+    clips: bool = False
+
+    def step(self, batch: Batch) -> None:
+        if self.optimizer is not None:
+            self.optimizer.zero_grad()
+        self.forward(batch).backward(batch.grad_BD)  # type: ignore[no-untyped-call]
+        if self.clips:
+            nn.utils.clip_grad_norm_(self.module.parameters(), 1e9)
+        if self.optimizer is not None:
+            self.optimizer.step()
+
+
+def our(workload: Workload, name: str, kind: type, is_compiled: bool) -> Contestant:
+    options = {"lr": LEARNING_RATE}
+    given: Any = {"optimizer": kind, "optimizer_kwargs": options} if name == "fused" else {}
+    module: Any = HashEmbeddingBag(workload.dim, include_last_offset=True, name="bench", **given)
+    optimizer = None if given else RowOptimizer(module.parameters(), kind, **options)
+    module.table.upsert(torch.from_numpy(workload.ids), workload.weights)
+    call = torch.compile(module) if is_compiled else module
+    return Contestant(
+        module=module,
+        forward=lambda batch: call(batch.keys_N, batch.offsets),
+        optimizer=optimizer,
+        clips=name.endswith("clip"),
+    )
+
+
+def peer(workload: Workload, name: str, kind: Any, is_compiled: bool) -> Contestant:
+    num_rows = workload.num_rows
+    module: Any = nn.EmbeddingBag(
+        num_rows, workload.dim, mode="sum", include_last_offset=True, sparse=True
+    )
+    module.weight.data.copy_(workload.weights)
+    call = torch.compile(module) if is_compiled else module
+
+    def forward(batch: Batch) -> torch.Tensor:
+        indexes = batch.indexes_N if name == DENSE else batch.keys_N.remainder(num_rows)
+        pooled: torch.Tensor = call(indexes, batch.offsets)
+        return pooled
+
+    optimizer = kind(module.parameters(), lr=LEARNING_RATE)
+    return Contestant(module=module, forward=forward, optimizer=optimizer)
+
+
+def check_rows(workload: Workload, contestants: dict[str, Contestant]) -> None:
+    """Raises unless each of ours has the rows of the peer after a step of each batch."""
+    for contestant in contestants.values():
+        for batch in workload.batches:
+            contestant.step(batch)
+    expected = contestants[DENSE].module.weight.detach()
+    for name in OURS:
+        rows = contestants[name].module.table.lookup(torch.from_numpy(workload.ids))
+        # Adam divides gradients by their size, so where one nearly cancels its rounding shows.
+        num_off = torch.isclose(rows, expected, rtol=1e-4, atol=1e-5).logical_not().sum().item()
+        if num_off > 1e-5 * rows.numel():
+            worst = (rows - expected).abs().max().item()
+            raise SystemExit(f"{workload.name} {name}: {num_off} numbers differ, by up to {worst}")
+
+
+def turns(workload: Workload, contestant: Contestant) -> Callable[[], None]:
+    """Takes the next batch in every turn."""
+    count = iter(range(1 << 30))
+    return lambda: contestant.step(workload.batches[next(count) % NUM_BATCHES])
+
+
+def compare(
+    workload: Workload, optimizer: str, is_compiled: bool, repetitions: int
+) -> list[records.Record]:
+    our_kind, peer_kind = OPTIMIZERS[optimizer]
+    how = "compiled" if is_compiled else "eager"
+    contestants = {name: our(workload, name, our_kind, is_compiled) for name in OURS}
+    contestants |= {name: peer(workload, name, peer_kind, is_compiled) for name in (DENSE, MODULO)}
+    check_rows(workload, contestants)
+    samples = records.race({n: turns(workload, c) for n, c in contestants.items()}, repetitions)
+    return [record_of(workload.name, f"{optimizer}_{how}_{name}", name, samples) for name in OURS]
+
+
+def record_of(workload: str, op: str, ours: str, samples: dict[str, list[float]]) -> records.Record:
+    """Ratios are medians over pairs: ours and a peer's in one turn."""
+    taken = {name: samples[name] for name in (ours, DENSE, MODULO)}
+    made = records.record_of(workload, op, "ms", ours, taken)
+    ratios = {
+        name: float(np.median(np.divide(samples[name], samples[ours]))) for name in (DENSE, MODULO)
+    }
+    return replace(made, ratio=ratios)
+
+
+def run(quick: bool) -> list[records.Record]:
+    print(f"load {os.getloadavg()[0]:.2f}, {torch.get_num_threads()} threads of torch")
+    shapes = [(1_000_000, 2048, 10, 64), (1_000_000, 2048, 10, 16)]
+    if not quick:
+        shapes += [(100_000, 2048, 10, 64), (1_000_000, 8192, 10, 64), (1_000_000, 512, 2, 16)]
+    found = []
+    for num_rows, num_bags, mean_length, dim in shapes:
+        workload = Workload(num_rows=num_rows, num_bags=num_bags, mean_length=mean_length, dim=dim)
+        for optimizer in OPTIMIZERS:
+            for is_compiled in (False, True):
+                found += compare(workload, optimizer, is_compiled, 20 if quick else 60)
+    return found
