@@ -87,7 +87,8 @@ SUITES: tuple[Suite, ...] = (
     script("consumer", "tools/test_cpp_consumer.py", writes_junit=False, after="cpp"),
 )
 
-if os.environ.get("RECSDK_TEST_PROFILE") == "full":
+IS_FULL = os.environ.get("RECSDK_TEST_PROFILE") == "full"
+if IS_FULL:
     SUITES += (script("versions", "tools/older_versions.py", writes_junit=False, after="sharding"),)
 
 
@@ -196,7 +197,7 @@ def main() -> int:
     if args.list:
         print("\n".join(f"{suite.name:10} {' '.join(suite.command)}" for suite in SUITES))
         return 0
-    if status := set_up.report_errors(lambda: set_up.set_up("test")):
+    if status := set_up.report_errors(lambda: set_up.set_up("test-full" if IS_FULL else "test")):
         return status
     RESULTS.mkdir(parents=True, exist_ok=True)
     print(f"profile: {os.environ.get('RECSDK_TEST_PROFILE', 'ci')}", flush=True)

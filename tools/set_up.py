@@ -1,6 +1,6 @@
 """Sets up .venv: torch, what the packages run on, the tools, and the three packages from source.
 
-    python3 tools/set_up.py PROFILE        demo | test | cpp | bench | all
+    python3 tools/set_up.py PROFILE        demo | test | test-full | cpp | bench | all
 
 Every step leaves a stamp of what it was made from, so that a second run does only what changed,
 and an interrupted run goes on where it stopped. Standard library only: this runs before anything
@@ -60,6 +60,12 @@ PROFILES = {
     "demo": Profile(requirements=("run", "build")),
     "test": Profile(
         requirements=("run", "build", "test"),
+        headers=debian.TEST_HEADERS,
+        simulated_npu=True,
+        npu_headers=True,
+    ),
+    "test-full": Profile(
+        requirements=("run", "build", "test", "loops"),
         headers=debian.TEST_HEADERS,
         simulated_npu=True,
         npu_headers=True,

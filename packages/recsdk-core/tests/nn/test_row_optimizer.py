@@ -375,3 +375,33 @@ def test_resume_continues_as_if_never_stopped() -> None:
         train(*each)
     assert torch.equal(rows_of(whole[0]), rows_of(resumed[0]))
     assert resumed[0].table.learning_rate == 0.05
+
+
+@pytest.mark.parametrize("how", [lambda module: module, copy.deepcopy])
+def test_state_that_is_loaded_first_waits_for_the_optimizer(how: Any) -> None:
+    def make() -> Any:
+        return nn.Sequential(HashEmbedding(2, name="item"), nn.Linear(2, 1))
+
+    def train(model: Any, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        model(KEYS).square().sum().backward()
+        optimizer.step()
+
+    model = make()
+    optimizer = RowOptimizer(model, torch.optim.Adam, lr=0.1)
+    train(model, optimizer)
+    states = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    resumed = make()
+    resumed.load_state_dict(states[0])
+    with pytest.raises(ValueError, match=r"'item': state \{'exp_avg': 2.*which has \{'sum': 2\}"):
+        RowOptimizer(resumed, torch.optim.Adagrad)
+    resumed = how(resumed)
+    resumed[0].table.erase(torch.tensor([3]))  # what is gone does not come back
+    model[0].table.erase(torch.tensor([3]))
+    resumed[0](torch.tensor([77]))
+    second = RowOptimizer(resumed, torch.optim.Adam, lr=0.1)
+    second.load_state_dict(states[1])
+    for each in ((model, optimizer), (resumed, second)):
+        train(*each)
+    assert torch.equal(rows_of(resumed[0]), rows_of(model[0]))
+    assert torch.equal(resumed[1].weight, model[1].weight)

@@ -15,7 +15,7 @@ from recsdk_core.table import Table
 
 _INT64 = 2**63
 
-__all__ = ["load_table", "save_table"]
+__all__ = ["load_table", "save_table", "take_state"]
 
 
 def save_table(table: Table, prefix: str) -> dict[str, torch.Tensor]:
@@ -55,6 +55,29 @@ def load_table(
         error_msgs.extend(prefix + problem for problem in problems)
         return
     _replace_rows(table, given)
+
+
+def take_state(given: dict[str, Any], prefix: str) -> dict[str, torch.Tensor]:
+    """Takes optimizer state out of a state_dict, for a table that has no optimizer yet.
+
+    Returns `keys` (n,) and by its name what is float32 (n, width); leaves what is not. Empty if
+    there is none.
+    """
+    start = prefix + STATE
+    keys = given.get(prefix + "keys")
+    if not isinstance(keys, torch.Tensor) or keys.dim() != 1:
+        return {}
+    names = [
+        name
+        for name, each in given.items()
+        if name.startswith(start)
+        and isinstance(each, torch.Tensor)
+        and each.dtype == torch.float32
+        and each.dim() == 2
+        and len(each) == len(keys)
+    ]
+    taken = {name[len(start) :]: given.pop(name) for name in names}
+    return {"keys": keys, **taken} if taken else {}
 
 
 def _unused(table: Table, prefix: str, name: str) -> str:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from recsdk_core.init import Initializer, Uniform
-from recsdk_core.nn._state import load_table, save_table
+from recsdk_core.nn._state import load_table, save_table, take_state
 from recsdk_core.nn.drawn_names import DRAWN_NAME, draw_name, is_drawn, name_of, named_since
 from recsdk_core.nn.function import FeatureBags, TableBags, gather_features, pool_features
 from recsdk_core.nn.row_gradients import RowGradients
@@ -178,8 +178,12 @@ class _TableModule(nn.Module):
         if is_other:
             self.table.check_replaceable("name")
         num_errors = len(error_msgs)
+        loaded = {} if self._gradients.is_told else take_state(given, prefix)
         load_table(self.table, given, prefix, missing_keys, unexpected_keys, error_msgs)
-        if is_other and len(error_msgs) == num_errors:
+        if len(error_msgs) > num_errors:
+            return
+        self._gradients.loaded = loaded
+        if is_other:
             self._drawn_name = int(drawn)
             self.table.rename(name_of(self._drawn_name))  # so new keys get the saved one's rows
             self.weight.table_name = self.table.name

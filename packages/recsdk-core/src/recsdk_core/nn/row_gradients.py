@@ -68,6 +68,9 @@ class RowGradients:
         self.table = table
         self._is_told = is_told
         self._default: Optimizer | None = None
+        self.loaded: dict[str, torch.Tensor] = {}
+        """`keys` (n,) and optimizer state (n, width) that were loaded before anybody said how to
+        train, for the optimizer that comes; it holds their memory until then."""
         self.is_fused = is_fused
         """Whether the module was given an optimizer of its own."""
         self.waits = waits
@@ -79,7 +82,7 @@ class RowGradients:
         self._leases: list[Lease] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _copy_of, (self.is_fused, self.waits, self.is_told)
+        return _copy_of, (self.is_fused, self.waits, self.is_told, self.loaded)
 
     def attach(self, table: Table) -> None:
         """Takes a table, whose optimizer is nobody's choice so far unless `is_told`."""
@@ -112,6 +115,33 @@ class RowGradients:
                 "no optimizer itself: make a RowOptimizer for the copy, or freeze it with "
                 "requires_grad_(False)"
             )
+
+    def check_loaded(self, optimizer: Optimizer) -> None:
+        """Raises ValueError if state was loaded that is not of this optimizer."""
+        if not self.loaded or self.table is None:
+            return
+        loaded = {name: each.shape[1] for name, each in self.loaded.items() if name != "keys"}
+        wanted = dict(self.table.empty_copy(optimizer=optimizer).state_fields)
+        if loaded != wanted:
+            raise ValueError(
+                f"table {self.table.name!r}: state {loaded} was loaded before its optimizer was "
+                f"made, which has {wanted}: make the optimizer that was saved, or make this one "
+                "before load_state_dict(..., strict=False), which then leaves that state out"
+            )
+
+    def restore_loaded(self) -> None:
+        """Gives rows the state that was loaded, if they are still there, once the table has room.
+
+        Cost: one upsert of these rows.
+        """
+        if not self.loaded or self.table is None:
+            return
+        state, self.loaded = self.loaded, {}
+        keys = state.pop("keys")
+        weights, outcomes = self.table.lookup(keys, return_outcomes=True)
+        is_there = outcomes == Outcome.FOUND
+        found = {name: each[is_there].contiguous() for name, each in state.items()}
+        self.table.upsert(keys[is_there], weights[is_there], found)
 
     def keep(self, lease: Lease | None) -> None:
         """Keeps a batch's lease until `drop`."""
@@ -235,5 +265,9 @@ def _ends_of_bags(part: _Part) -> torch.Tensor:
     return part.offsets[1:].to(torch.int64)
 
 
-def _copy_of(is_fused: bool, waits: bool, is_told: bool) -> RowGradients:
-    return RowGradients(is_fused=is_fused, waits=waits, is_told=is_told)
+def _copy_of(
+    is_fused: bool, waits: bool, is_told: bool, loaded: dict[str, torch.Tensor]
+) -> RowGradients:
+    made = RowGradients(is_fused=is_fused, waits=waits, is_told=is_told)
+    made.loaded = loaded
+    return made

@@ -32,10 +32,10 @@ class RowOptimizer(torch.optim.Optimizer):
     others. `step` gives each table with gradients one update, in the engine, then the dense
     parameters theirs. A scheduler may change `lr`; another option that changes for a group with a
     table makes `step` raise ValueError. Rows and their optimizer state are in the model's
-    `state_dict`, the dense parameters' state is in this one's; make the optimizer before loading
-    them.
+    `state_dict`, the dense parameters' state is in this one's.
 
-    Making it gives each table this optimizer with fresh state. Raises ValueError without a table,
+    Making it gives each table this optimizer with fresh state, or with that which the model loaded
+    while nobody had said how to train it. Raises ValueError without a table,
     for a module that was given an `optimizer` of its own, and an argument that the engine does not
     know; BusyError while outputs of earlier forwards live, or gradients of another RowOptimizer
     wait. Cost of a backward: a copy of its gradients; they are added up once, in `step` or when
@@ -67,8 +67,9 @@ class RowOptimizer(torch.optim.Optimizer):
                 f"{optimizer_class.__name__} itself"
             )
         self._dense = self._optimizer_of_dense()
-        for each, _ in taken:
+        for each, group in taken:
             _table(each).check_idle()
+            each.check_loaded(self._settings(group))
         for each, group in taken:
             self._take(each, group)
 
@@ -88,6 +89,7 @@ class RowOptimizer(torch.optim.Optimizer):
     def _take(self, gradients: RowGradients, group: dict[str, Any]) -> None:
         gradients.drop()
         _table(gradients).set_optimizer(self._settings(group))
+        gradients.restore_loaded()
         gradients.waits, gradients.owner = True, self._mark
 
     def _options_of(self, group: dict[str, Any]) -> dict[str, Any]:
