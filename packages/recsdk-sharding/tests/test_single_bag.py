@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,13 +125,17 @@ def test_a_bag_that_would_train_by_nobodys_choice_is_refused() -> None:
     untold, waiting = (HashEmbeddingBag(4, name="user") for _ in range(2))
     RowOptimizer(waiting, torch.optim.SGD)
     unnamed = HashEmbeddingBag(4, optimizer=torch.optim.SGD)
-    for bag, text in (
+    bag = partial(HashEmbeddingBag, 4, name="user", optimizer=torch.optim.SGD)
+    for refused, text in (
         (untold, "'user': nobody said how to train it: pass optimizer="),
         (waiting, "'user': its RowOptimizer cannot train rows that lie on other ranks"),
         (unnamed, "'unnamed_.* was given no name.*: pass name="),
+        (bag(padding_idx=0), "'user': padding_idx is of modules on one process"),
+        (bag(scale_grad_by_freq=True), "'user': scale_grad_by_freq is of modules on one"),
+        (bag(mode="max"), "'user': mode='max' is of modules on one process"),
     ):
         with pytest.raises(ValueError, match=text):
-            sharder.shard(bag, {}, None, torch.device("cpu"))  # type: ignore[arg-type]
+            sharder.shard(refused, {}, None, torch.device("cpu"))  # type: ignore[arg-type]
 
 
 def test_an_optimizer_on_its_parameter_is_refused() -> None:
@@ -152,3 +157,5 @@ def test_it_is_planned_by_its_limit() -> None:
     assert planned.shape == (9, 4)
     (planned,) = sharder.shardable_parameters(HashEmbeddingBag(4)).values()
     assert planned.shape == (1_000_000, 4)
+    (planned,) = sharder.shardable_parameters(HashEmbeddingBag(50, 4, max_rows=9)).values()
+    assert planned.shape == (50, 4)

@@ -162,8 +162,8 @@ def test_bad_bags_raise_and_insert_nothing(args: tuple[Any, ...], message: str) 
 
 
 def test_bad_mode() -> None:
-    with pytest.raises(ValueError, match="'sum' or 'mean', got 'max'"):
-        HashEmbeddingBag(2, mode="max")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="'sum', 'mean' or 'max', got 'min'"):
+        HashEmbeddingBag(2, mode="min")  # type: ignore[arg-type]
 
 
 def test_keys_of_a_wrong_dtype() -> None:

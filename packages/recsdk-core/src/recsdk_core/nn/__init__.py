@@ -15,6 +15,7 @@ from recsdk_core.nn.function import (  # noqa: E402
     pool_features,
 )
 from recsdk_core.nn.modules import HashEmbedding, HashEmbeddingBag, bag_offsets  # noqa: E402
+from recsdk_core.nn.penalties import l2  # noqa: E402
 from recsdk_core.nn.row_optimizer import RowOptimizer  # noqa: E402
 
 __all__ = [
@@ -26,5 +27,6 @@ __all__ = [
     "TableBags",
     "bag_offsets",
     "gather_features",
+    "l2",
     "pool_features",
 ]

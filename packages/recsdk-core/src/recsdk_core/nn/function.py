@@ -100,7 +100,7 @@ class SharedTraining:
 
     def gradients(self, grad: torch.Tensor) -> Sequence[torch.Tensor]:
         """The gradients of all processes; `grad` is that of this one's pooled output."""
-        own = torch.empty(self.sizes[self.process])
+        own = torch.empty(self.sizes[self.process], dtype=torch.float32)
         combine_gradients(self.sums, grad, own)
         return self.swap(own, self.sizes)
 
@@ -403,7 +403,8 @@ def _weights_grad(table: Table, block: _Block, grad: torch.Tensor) -> torch.Tens
         dot_N: torch.Tensor = (rows_ND * grad_BD[bag_N]).sum(1)
         return dot_N
     pooled_BD = table.pool_rows(block.bags)
-    total_B = torch.zeros(len(grad_BD)).index_add_(0, bag_N, feature.weights.detach())
+    weights_N = feature.weights.detach()
+    total_B = weights_N.new_zeros(len(grad_BD)).index_add_(0, bag_N, weights_N)
     dot_N = ((rows_ND - pooled_BD[bag_N]) * grad_BD[bag_N]).sum(1)
     return torch.where(total_B[bag_N] == 0, 0.0, dot_N / total_B[bag_N])
 

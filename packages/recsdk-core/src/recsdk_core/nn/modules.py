@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -16,11 +16,27 @@ from torch import nn
 from recsdk_core.init import Initializer, Uniform
 from recsdk_core.nn._state import load_table, save_table, take_state
 from recsdk_core.nn.drawn_names import DRAWN_NAME, draw_name, is_drawn, name_of, named_since
+from recsdk_core.nn.embedding_arguments import (
+    check_accumulation,
+    check_ends,
+    left_out,
+    map_without,
+    padding_among,
+    pool_in_torch,
+    refuse_others,
+    scaled_by_frequency,
+    sizes_of,
+    word_of_padding,
+)
 from recsdk_core.nn.function import FeatureBags, TableBags, gather_features, pool_features
 from recsdk_core.nn.row_gradients import RowGradients
 from recsdk_core.nn.rows_parameter import RowsParameter
 from recsdk_core.optim import SGD, Optimizer, from_torch
+from recsdk_core.outcome import Outcome
 from recsdk_core.table import DType, OnFull, Rounding, Table
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["HashEmbedding", "HashEmbeddingBag", "bag_offsets"]
 
@@ -39,11 +55,15 @@ class _TableModule(nn.Module):
 
     def __init__(
         self,
-        dim: int,
-        *,
+        *sizes: int,
+        num_embeddings: int | None = None,
+        embedding_dim: int | None = None,
+        padding_idx: int | None = None,
+        scale_grad_by_freq: bool = False,
         name: str | None = None,
         optimizer: Optimizer | type | None = None,
         optimizer_kwargs: Mapping[str, Any] | None = None,
+        accumulate_steps: int = 1,
         initializer: Initializer = Uniform(low=-0.01, high=0.01),
         seed: int = 0,
         max_rows: int | None = None,
@@ -53,14 +73,24 @@ class _TableModule(nn.Module):
         dtype: DType = "float32",
         rounding: Rounding = "stochastic",
         num_threads: int | None = None,
+        **others: Any,
     ) -> None:
         super().__init__()
+        kind = type(self).__name__
+        refuse_others(kind, others)
+        self.num_embeddings, self.embedding_dim = sizes_of(
+            kind, sizes, num_embeddings, embedding_dim
+        )
+        self.padding_idx, self._padding = padding_idx, word_of_padding(kind, padding_idx)
+        self.scale_grad_by_freq = bool(scale_grad_by_freq)
+        check_accumulation(kind, accumulate_steps, optimizer is not None)
+        self.accumulate_steps = accumulate_steps
         self._drawn_name: int | None = None
         if name is None:
             self._drawn_name = draw_name()
             name = name_of(self._drawn_name)
         self.table = Table(
-            dim,
+            self.embedding_dim,
             name=name,
             optimizer=_optimizer(SGD() if optimizer is None else optimizer, optimizer_kwargs),
             initializer=initializer,
@@ -73,9 +103,44 @@ class _TableModule(nn.Module):
             rounding=rounding,
             num_threads=num_threads,
         )
-        self.weight = RowsParameter.of_table(self.table.name, torch.empty(0, dim))
-        self._gradients = RowGradients(is_fused=optimizer is not None)
+        self.weight = RowsParameter.of_table(self.table.name, torch.empty(0, self.embedding_dim))
+        self._gradients = RowGradients(
+            is_fused=optimizer is not None, accumulate_steps=accumulate_steps
+        )
         self._attach()
+
+    @classmethod
+    def from_pretrained(
+        cls, keys: torch.Tensor, weights: torch.Tensor, freeze: bool = True, **options: Any
+    ) -> Self:
+        """A module with rows `weights`, float32 (N, D), of keys (N,); unless `freeze` it trains.
+
+        `options` are those of the constructor. New keys still get rows of their own in training
+        mode. Raises ValueError for keys that repeat, are `padding_idx` or exceed `max_rows`.
+        """
+        if weights.dim() != 2 or len(weights) != keys.numel():
+            raise ValueError(
+                f"{cls.__name__}: weights must be a matrix with a row for each of "
+                f"{keys.numel()} keys, got {tuple(weights.shape)}"
+            )
+        made = cls(weights.shape[1], **options)
+        made._write(keys.reshape(-1).contiguous(), weights.detach().float().contiguous())
+        made.weight.requires_grad_(not freeze)
+        return made
+
+    def _write(self, keys: torch.Tensor, weights: torch.Tensor) -> None:
+        is_padding = padding_among(keys, self._padding)
+        if is_padding is not None and bool(is_padding.any()):
+            raise ValueError(
+                f"{type(self).__name__}: padding_idx {self.padding_idx} has no row; leave it out "
+                "of keys"
+            )
+        outcomes = self.table.upsert(keys, weights, return_outcomes=True)
+        if bool((outcomes != int(Outcome.INSERTED)).any()):
+            raise ValueError(
+                f"{type(self).__name__}: {len(keys)} keys made {len(self.table)} rows; pass keys "
+                "that do not repeat, and max_rows that holds them"
+            )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -101,12 +166,15 @@ class _TableModule(nn.Module):
         if self._gradients.waits and self.weight.requires_grad and torch.is_grad_enabled():
             self._gradients.check_owner()
         lease = self.table.lease()
-        rows, outcomes = self.table.map(keys, self.training, lease=lease)
+        rows, outcomes = map_without(self.table, keys, self._padding, self.training, lease)
+        if self.training:
+            self._gradients.last_keys = keys.clone()  # the caller may reuse their memory
         feature = FeatureBags(rows=rows, outcomes=outcomes)
         return TableBags(
             table=self.table,
             features=[feature],
             lease=lease,
+            accumulation=self._gradients.accumulation,
             gradients=None if self._gradients.is_fused else self._gradients,
         )
 
@@ -129,13 +197,23 @@ class _TableModule(nn.Module):
                 f"another one: pass name= where its {type(self).__name__} is made"
             )
 
-    def check_trains_in_backward(self) -> None:
-        """Raises ValueError unless backward updates the rows, or they are frozen.
+    def check_shardable(self) -> None:
+        """Raises ValueError for what ranks cannot do, and unless backward updates the rows.
 
         For what spreads the table over ranks: a `RowOptimizer` cannot reach rows on other ranks.
         """
         self.check_optimizer()
         name, remedy = self.table.name, "pass optimizer= where the module is made"
+        asked = {
+            "padding_idx": self.padding_idx is not None,
+            "scale_grad_by_freq": self.scale_grad_by_freq,
+        }
+        for argument, is_asked in asked.items():
+            if is_asked:
+                raise ValueError(
+                    f"table {name!r}: {argument} is of modules on one process; leave it out to "
+                    "spread the table over ranks"
+                )
         if self._gradients.waits:
             raise ValueError(
                 f"table {name!r}: its RowOptimizer cannot train rows that lie on other ranks: "
@@ -183,6 +261,7 @@ class _TableModule(nn.Module):
         if len(error_msgs) > num_errors:
             return
         self._gradients.loaded = loaded
+        self._gradients.forget()
         if is_other:
             self._drawn_name = int(drawn)
             self.table.rename(name_of(self._drawn_name))  # so new keys get the saved one's rows
@@ -201,6 +280,13 @@ class HashEmbedding(_TableModule):
     forward found, as torch trains its own modules. A second backward through one forward raises
     RuntimeError. A forward in evaluation mode changes nothing but the counters in `table.stats()`.
 
+    `HashEmbedding(D)` and `HashEmbedding(num_embeddings, D)` are the same module: num_embeddings is
+    what a planner is told, and limits nothing (`max_rows` does). `padding_idx`, any key, reads
+    zeros, never gets a row and is never trained; bags are pooled without it. `scale_grad_by_freq`
+    divides the gradient of a key by how often it is in the forward. Outputs have the dtype of
+    `weight`, float32 until `module.to` changes it, while rows stay as `dtype` says. Arguments of
+    nn.Embedding that cannot be honoured (max_norm, sparse, device) raise ValueError and say why.
+
     `name` and `seed` identify the first rows of ids: modules with equal ones have equal first rows.
     Without a name the module draws one from torch's generator, as nn.Embedding draws its rows: no
     two such modules have equal rows, and `torch.manual_seed` repeats them. The draw is in the
@@ -208,14 +294,16 @@ class HashEmbedding(_TableModule):
     Saver, refuses a drawn one.
 
     `optimizer` is one of recsdk_core.optim, or a torch or torchrec optimizer class with its
-    `optimizer_kwargs`; leave it out if a `RowOptimizer` trains the table in the loop's `step`.
-    Without either, or `table.set_optimizer`, a backward raises RuntimeError. Other arguments are
-    those of `Table`. `state_dict()` holds keys, weights, optimizer state and update count; deepcopy
-    and pickle copy the rows, and torch's AveragedModel averages them. torch.distributed.checkpoint
-    saves the module once for all ranks, and refuses if ranks have different rows; it loads into a
-    module with any rows. Raises ValueError if `apply_optimizer_in_backward` was called for
-    `weight`, and RuntimeError under DistributedDataParallel with more than one rank, under
-    `torch.jit.trace`, for `torch.jit.script` and for `share_memory`.
+    `optimizer_kwargs`, and applies the gradients of `accumulate_steps` backwards as one update (no
+    `state_dict` has those since the last one); leave it out if a `RowOptimizer` trains the table in
+    the loop's `step`. Without either, or `table.set_optimizer`, a backward raises RuntimeError.
+    Other arguments are those of `Table`. `state_dict()` holds keys, weights, optimizer state and
+    update count; deepcopy and pickle copy the rows, and torch's AveragedModel averages them.
+    torch.distributed.checkpoint saves the module once for all ranks, and refuses if ranks have
+    different rows; it loads into a module with any rows. Raises ValueError if
+    `apply_optimizer_in_backward` was called for `weight`, and RuntimeError under
+    DistributedDataParallel with more than one rank, under `torch.jit.trace`, for `torch.jit.script`
+    and for `share_memory`.
 
     >>> import torch
     >>> from recsdk_core.nn import HashEmbedding
@@ -228,19 +316,26 @@ class HashEmbedding(_TableModule):
     # Its work is on tables, which a compiler does not see.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, keys: torch.Tensor) -> torch.Tensor:
-        """keys of any shape, int64 -> float32 (*shape, D)."""
+        """keys of any shape, int64 -> (*shape, D) in the dtype of `weight`."""
         _require_tensor("keys", keys)
         mapped = self._map(keys.reshape(-1).contiguous())
         vectors_ND = gather_features([mapped], self.weight)
-        return vectors_ND.view(*keys.shape, self.table.dim)
+        vectors = vectors_ND.view(*keys.shape, self.table.dim)
+        is_padding = padding_among(keys, self._padding)
+        if is_padding is not None:
+            vectors = vectors.masked_fill(is_padding.unsqueeze(-1), 0.0)
+        if self.scale_grad_by_freq:
+            vectors = scaled_by_frequency(vectors, keys)
+        return vectors.to(self.weight.dtype)
 
 
 class HashEmbeddingBag(_TableModule):
     """Pools bags of raw keys, as nn.EmbeddingBag does for dense indexes.
 
-    `mode` is "sum" or "mean"; the mean divides by the number of keys of the bag, or by the sum of
-    its weights. With `include_last_offset` offsets are (B + 1,), else (B,), as in torch. An empty
-    bag pools to zeros. Otherwise as `HashEmbedding`.
+    `mode` is "sum", the default, "mean" or "max". The mean divides by the number of keys of the
+    bag, or by the sum of its weights. "max" and `scale_grad_by_freq` pool in torch, which costs a
+    vector for each key, and take weights with "sum" only. With `include_last_offset` offsets are
+    (B + 1,), else (B,), as in torch. An empty bag pools to zeros. Otherwise as `HashEmbedding`.
 
     >>> import torch
     >>> from recsdk_core.nn import HashEmbeddingBag
@@ -251,16 +346,20 @@ class HashEmbeddingBag(_TableModule):
 
     def __init__(
         self,
-        dim: int,
-        *,
-        mode: Literal["sum", "mean"] = "sum",
+        *sizes: int,
+        mode: Literal["sum", "mean", "max"] = "sum",
         include_last_offset: bool = False,
         **kwargs: Any,
     ) -> None:
         """`kwargs` are the keyword arguments of `HashEmbedding`."""
-        if mode not in ("sum", "mean"):
-            raise ValueError(f"mode must be 'sum' or 'mean', got {mode!r}")
-        super().__init__(dim, **kwargs)
+        if mode not in ("sum", "mean", "max"):
+            raise ValueError(f"mode must be 'sum', 'mean' or 'max', got {mode!r}")
+        super().__init__(*sizes, **kwargs)
+        if mode == "max" and self.scale_grad_by_freq:
+            raise ValueError(
+                "HashEmbeddingBag: mode='max' does not go with scale_grad_by_freq; as in "
+                "nn.EmbeddingBag, take one of them"
+            )
         self.mode = mode
         self.include_last_offset = include_last_offset
 
@@ -272,21 +371,54 @@ class HashEmbeddingBag(_TableModule):
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """keys (N,) with offsets, or (B, L) without, and weights of the same shape -> (B, D)."""
-        offsets = bag_offsets(keys, offsets, self.include_last_offset).contiguous()
+        ends = bag_offsets(keys, offsets, self.include_last_offset).contiguous()
         if per_sample_weights is not None:
-            _require_tensor("per_sample_weights", per_sample_weights)
-        if per_sample_weights is not None and per_sample_weights.shape != keys.shape:
-            raise ValueError(
-                f"per_sample_weights must have the shape of keys, {tuple(keys.shape)}, got "
-                f"{tuple(per_sample_weights.shape)}"
-            )
+            _check_weights(per_sample_weights, keys)
+        if self.mode == "max" or self.scale_grad_by_freq:
+            return self._pool_vectors(keys.reshape(-1), ends, per_sample_weights)
+        is_padding, weights = padding_among(keys, self._padding), per_sample_weights
+        if is_padding is not None:
+            # What has no weight is left out of a sum, and of what a mean divides by.
+            given = torch.ones(keys.shape, dtype=torch.float32) if weights is None else weights
+            weights = given.masked_fill(is_padding, 0.0)
+        return self._pool(keys, ends, weights, self.mode).to(self.weight.dtype)
+
+    def _pool(
+        self, keys: torch.Tensor, ends: torch.Tensor, weights: torch.Tensor | None, pooling: str
+    ) -> torch.Tensor:
         mapped = self._map(keys.reshape(-1).contiguous())
         [feature] = mapped.features
-        feature.offsets = offsets
-        feature.pooling = self.mode
-        if per_sample_weights is not None:
-            feature.weights = per_sample_weights.reshape(-1).contiguous()
-        return pool_features([mapped], len(offsets) - 1, self.table.dim, self.weight)
+        feature.offsets = ends
+        feature.pooling = pooling
+        if weights is not None:
+            feature.weights = weights.reshape(-1).float().contiguous()
+        return pool_features([mapped], len(ends) - 1, self.table.dim, self.weight)
+
+    def _pool_vectors(
+        self, keys: torch.Tensor, ends: torch.Tensor, weights: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Pools in torch what the engine gives as a vector for each key."""
+        if weights is not None and self.mode != "sum":
+            raise ValueError(
+                "per_sample_weights go with mode='sum' where mode is 'max' or scale_grad_by_freq "
+                f"is set, as in nn.EmbeddingBag; got mode={self.mode!r}"
+            )
+        check_ends(ends, len(keys))
+        keys, ends, weights = left_out(keys, ends, weights, self._padding)
+        one_each = torch.arange(len(keys) + 1)
+        vectors_ND = self._pool(keys, one_each, None, "sum")
+        if self.scale_grad_by_freq:
+            vectors_ND = scaled_by_frequency(vectors_ND, keys)
+        return pool_in_torch(vectors_ND, ends, weights, self.mode).to(self.weight.dtype)
+
+
+def _check_weights(weights: torch.Tensor, keys: torch.Tensor) -> None:
+    _require_tensor("per_sample_weights", weights)
+    if weights.shape != keys.shape:
+        raise ValueError(
+            f"per_sample_weights must have the shape of keys, {tuple(keys.shape)}, got "
+            f"{tuple(weights.shape)}"
+        )
 
 
 def bag_offsets(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from recsdk_core.combine import CombineBlock, combine_gradients, distinct_keys
+from recsdk_core.nn.accumulation import Accumulation
 from recsdk_core.optim import Optimizer
 from recsdk_core.outcome import Outcome
 from recsdk_core.table import Lease, Table
@@ -64,6 +65,7 @@ class RowGradients:
         is_fused: bool = False,
         waits: bool = False,
         is_told: bool = False,
+        accumulate_steps: int = 1,
     ) -> None:
         self.table = table
         self._is_told = is_told
@@ -71,6 +73,12 @@ class RowGradients:
         self.loaded: dict[str, torch.Tensor] = {}
         """`keys` (n,) and optimizer state (n, width) that were loaded before anybody said how to
         train, for the optimizer that comes; it holds their memory until then."""
+        self._accumulate_steps = accumulate_steps
+        self.accumulation: Accumulation[Any] | None = None
+        """Where gradients of a fused optimizer wait for `accumulate_steps` backwards."""
+        self.last_keys: torch.Tensor | None = None
+        """Those of the last forward in training mode, for penalties."""
+        self.forget()
         self.is_fused = is_fused
         """Whether the module was given an optimizer of its own."""
         self.waits = waits
@@ -82,7 +90,25 @@ class RowGradients:
         self._leases: list[Lease] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _copy_of, (self.is_fused, self.waits, self.is_told, self.loaded)
+        steps = self._accumulate_steps
+        return _copy_of, (self.is_fused, self.waits, self.is_told, steps, self.loaded)
+
+    def keys_of_last_batch(self) -> torch.Tensor:
+        """`last_keys`; raises RuntimeError if there was no such forward."""
+        if self.last_keys is None:
+            name = "" if self.table is None else self.table.name
+            raise RuntimeError(
+                f"table {name!r} had no forward in training mode, so it has no last batch; call "
+                "the module first, or pass last_batch=False for all rows"
+            )
+        return self.last_keys
+
+    def forget(self) -> None:
+        """Drops what a fused optimizer has accumulated, since other rows come."""
+        if self.accumulation is not None:
+            self.accumulation.drop()
+        if self._accumulate_steps > 1:
+            self.accumulation = Accumulation(self._accumulate_steps)
 
     def attach(self, table: Table) -> None:
         """Takes a table, whose optimizer is nobody's choice so far unless `is_told`."""
@@ -228,7 +254,7 @@ def _sums_of(part: _Part) -> _Part:
     has_row = part.outcomes <= Outcome.INSERTED
     rows, which = distinct_keys(part.rows[has_row])
     width = part.grad_BD.shape[1]
-    sums_UD = torch.empty(len(rows), width)
+    sums_UD = torch.empty(len(rows), width, dtype=torch.float32)
     if len(rows):
         which_N = torch.zeros_like(part.rows)
         which_N[has_row] = which
@@ -244,7 +270,7 @@ def _joined(parts: Sequence[_Part]) -> _Part:
         return parts[0]
     weights = None
     if any(part.weights is not None for part in parts):
-        ones = [torch.ones(part.rows.shape) for part in parts]
+        ones = [torch.ones(part.rows.shape, dtype=torch.float32) for part in parts]
         given = [part.weights for part in parts]
         weights = torch.cat([one if w is None else w for one, w in zip(ones, given, strict=True)])
     starts = itertools.accumulate((len(part.rows) for part in parts), initial=0)
@@ -266,8 +292,14 @@ def _ends_of_bags(part: _Part) -> torch.Tensor:
 
 
 def _copy_of(
-    is_fused: bool, waits: bool, is_told: bool, loaded: dict[str, torch.Tensor]
+    is_fused: bool,
+    waits: bool,
+    is_told: bool,
+    accumulate_steps: int,
+    loaded: dict[str, torch.Tensor],
 ) -> RowGradients:
-    made = RowGradients(is_fused=is_fused, waits=waits, is_told=is_told)
+    made = RowGradients(
+        is_fused=is_fused, waits=waits, is_told=is_told, accumulate_steps=accumulate_steps
+    )
     made.loaded = loaded
     return made

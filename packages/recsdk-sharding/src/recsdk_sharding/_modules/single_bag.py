@@ -67,12 +67,13 @@ def _collection_of(bag: HashEmbeddingBag) -> HashEmbeddingBagCollection:
     config = _TableConfig(
         name=table.name,
         embedding_dim=table.dim,
-        num_embeddings=_planned_rows(table),
+        num_embeddings=_planned_rows(bag),
         feature_names=[_FEATURE],
         pooling=PoolingType.MEAN if bag.mode == "mean" else PoolingType.SUM,
         data_type=data_types[table.dtype],
         seed=table.seed,
         max_rows=table.max_rows,
+        accumulate_steps=bag.accumulate_steps,
         on_full=table.on_full,
         initializer=table.initializer,
         on_nonfinite=table.on_nonfinite,
@@ -90,8 +91,10 @@ def _collection_of(bag: HashEmbeddingBag) -> HashEmbeddingBagCollection:
     return made
 
 
-def _planned_rows(table: recsdk_core.Table) -> int:
-    return max(1, _PLANNED_ROWS if table.max_rows is None else table.max_rows)
+def _planned_rows(bag: HashEmbeddingBag) -> int:
+    if bag.num_embeddings is not None:
+        return bag.num_embeddings
+    return max(1, _PLANNED_ROWS if bag.table.max_rows is None else bag.table.max_rows)
 
 
 class ShardedHashEmbeddingBag(
@@ -205,7 +208,8 @@ def _lengths(
 class HashEmbeddingBagSharder(BaseEmbeddingSharder[HashEmbeddingBag]):  # type: ignore[misc]
     """Shards a `recsdk_core.nn.HashEmbeddingBag`, by any sharding type of its collection.
 
-    It is planned under the name of its table, with `max_rows` rows, or a million without a limit.
+    It is planned under the name of its table, with `num_embeddings` rows if it has that, else with
+    `max_rows`, or a million without a limit.
     It keeps the rows that it has. On a device it needs `max_rows`, which sets its memory.
     """
 
@@ -224,7 +228,12 @@ class HashEmbeddingBagSharder(BaseEmbeddingSharder[HashEmbeddingBag]):  # type: 
     ) -> ShardedHashEmbeddingBag:
         """The sharded module. Raises ValueError for a plan, device or group that does not fit."""
         module.check_named()
-        module.check_trains_in_backward()
+        module.check_shardable()
+        if module.mode == "max":
+            raise ValueError(
+                f"table {module.table.name!r}: mode='max' is of modules on one process; take 'sum' "
+                "or 'mean' to spread the table over ranks"
+            )
         table = module.table
         if device is not None and device.type != "cpu":
             _check_for_device(table)
@@ -256,7 +265,7 @@ class HashEmbeddingBagSharder(BaseEmbeddingSharder[HashEmbeddingBag]):  # type: 
 def planned_parameter(module: HashEmbeddingBag) -> dict[str, nn.Parameter]:
     """A meta tensor (planned rows, D), by the table's name, as if it were trained."""
     table = module.table
-    planned = nn.Parameter(torch.empty(_planned_rows(table), table.dim, device="meta"))
+    planned = nn.Parameter(torch.empty(_planned_rows(module), table.dim, device="meta"))
     planned.__dict__["_in_backward_optimizers"] = []  # for plans made by hand
     return {table.name: planned}
 

@@ -1,0 +1,186 @@
+"""What nn.Embedding and nn.EmbeddingBag take and a table does not know.
+
+Shape letters: N keys, B bags, D row width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from recsdk_core._internal.checks import require_int
+from recsdk_core.outcome import Outcome
+from recsdk_core.table import Lease, Table
+
+__all__ = [
+    "check_accumulation",
+    "check_ends",
+    "left_out",
+    "map_without",
+    "padding_among",
+    "pool_in_torch",
+    "refuse_others",
+    "scaled_by_frequency",
+    "sizes_of",
+    "word_of_padding",
+]
+
+_INT64, _UINT64 = 2**63, 2**64
+_WRITES = (
+    "it would write rows in forward, and evaluation never writes: give the optimizer clip_norm, or "
+    "add recsdk_core.nn.l2(module) to the loss"
+)
+_PRETRAINED = "use from_pretrained(keys, weights, freeze=...)"
+_REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "max_norm": ((None,), _WRITES),
+    "norm_type": ((2, 2.0), f"it goes with max_norm: {_WRITES}"),
+    "sparse": ((False,), "gradients are of the touched rows in any case; leave it out"),
+    "device": (
+        (None, "cpu", torch.device("cpu")),
+        "rows lie in the memory of the host; recsdk-sharding has tables on devices",
+    ),
+    "_weight": ((None,), _PRETRAINED),
+    "_freeze": ((False,), _PRETRAINED),
+}
+"""Arguments of torch's modules: the values that ask for nothing, and why no other is taken."""
+
+
+def refuse_others(kind: str, others: Mapping[str, Any]) -> None:
+    """Raises for arguments that would be ignored: ValueError with the reason, or TypeError."""
+    for name, value in others.items():
+        if name not in _REFUSED:
+            raise TypeError(f"{kind} has no argument {name!r}; see the docstring of HashEmbedding")
+        neutral, reason = _REFUSED[name]
+        if value not in neutral:
+            raise ValueError(f"{kind}: {name}={value!r} is not supported: {reason}")
+
+
+def sizes_of(
+    kind: str, sizes: tuple[int, ...], num_embeddings: int | None, embedding_dim: int | None
+) -> tuple[int | None, int]:
+    """(num_embeddings, embedding_dim), of `(dim)`, `(num_embeddings, dim)` or keywords."""
+    given: dict[str, Any] = {"num_embeddings": num_embeddings, "embedding_dim": embedding_dim}
+    is_width = len(sizes) == 1 and embedding_dim is None
+    names = ["embedding_dim"] if is_width else ["num_embeddings", "embedding_dim"]
+    if len(sizes) > len(names) or any(given[name] is not None for name in names[: len(sizes)]):
+        raise TypeError(
+            f"{kind} takes (embedding_dim) or (num_embeddings, embedding_dim), each once, and all "
+            f"else by name; got {sizes} and { {n: v for n, v in given.items() if v is not None} }"
+        )
+    given.update(zip(names, sizes, strict=False))
+    if given["embedding_dim"] is None:
+        raise TypeError(f"{kind} needs embedding_dim, the width of its rows")
+    if given["num_embeddings"] is not None:
+        require_int(kind, 1, _INT64, num_embeddings=given["num_embeddings"])
+    require_int(kind, 1, _INT64, embedding_dim=given["embedding_dim"])
+    return given["num_embeddings"], given["embedding_dim"]
+
+
+def check_accumulation(kind: str, accumulate_steps: int, is_fused: bool) -> None:
+    """Raises ValueError or TypeError unless an optimizer of the module can accumulate so."""
+    require_int(kind, 1, _INT64, accumulate_steps=accumulate_steps)
+    if accumulate_steps > 1 and not is_fused:
+        raise ValueError(
+            f"{kind}: accumulate_steps={accumulate_steps} goes with optimizer=; a RowOptimizer "
+            "accumulates until the loop calls its step"
+        )
+
+
+# ---- padding -----------------------------------------------------------------------------------
+
+
+def word_of_padding(kind: str, padding_idx: int | None) -> int | None:
+    """The key that stands for nothing, as a signed number."""
+    if padding_idx is None:
+        return None
+    require_int(kind, -_INT64, _UINT64, padding_idx=padding_idx)
+    return padding_idx - _UINT64 if padding_idx >= _INT64 else padding_idx
+
+
+def padding_among(keys: torch.Tensor, padding: int | None) -> torch.Tensor | None:
+    """Which keys are padding, bool of their shape; None if no key can be."""
+    if padding is None:
+        return None
+    return _words(keys) == padding
+
+
+def _words(keys: torch.Tensor) -> torch.Tensor:
+    return keys.view(torch.int64) if keys.dtype == torch.uint64 else keys
+
+
+def map_without(
+    table: Table, keys: torch.Tensor, padding: int | None, insert: bool, lease: Lease
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Maps keys (N,), of which padding is MISSING whatever rows there are."""
+    is_padding = padding_among(keys, padding)
+    if is_padding is None or not bool(is_padding.any()):
+        mapped: tuple[torch.Tensor, torch.Tensor] = table.map(keys, insert, lease=lease)
+        return mapped
+    kept = ~is_padding
+    rows_N = torch.zeros(keys.shape, dtype=torch.int64)
+    outcomes_N = torch.full(keys.shape, int(Outcome.MISSING), dtype=torch.uint8)
+    rows_N[kept], outcomes_N[kept] = table.map(keys[kept], insert, lease=lease)
+    return rows_N, outcomes_N
+
+
+def left_out(
+    keys: torch.Tensor, ends: torch.Tensor, weights: torch.Tensor | None, padding: int | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Bags without their padding: keys (N,), ends (B + 1,), weights (N,) or None."""
+    weights = None if weights is None else weights.reshape(-1)
+    is_padding = padding_among(keys, padding)
+    if is_padding is None:
+        return keys, ends, weights
+    kept = ~is_padding
+    num_before = functional.pad(kept.cumsum(0), (1, 0))
+    return keys[kept], num_before[ends.long()], None if weights is None else weights[kept]
+
+
+# ---- what torch does with vectors --------------------------------------------------------------
+
+
+class _Scaled(torch.autograd.Function):
+    """Its vectors, whose gradients it multiplies."""
+
+    @staticmethod
+    def forward(ctx: Any, vectors: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(factors)
+        return vectors.view_as(vectors)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        [factors] = ctx.saved_tensors
+        return grad * factors.unsqueeze(-1), None
+
+
+def scaled_by_frequency(vectors: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """The vectors (*, D) of keys (*), each gradient divided by how often its key is there."""
+    _, which, counts = torch.unique(_words(keys), return_inverse=True, return_counts=True)
+    scaled: torch.Tensor = _Scaled.apply(vectors, 1.0 / counts.float()[which])  # type: ignore[no-untyped-call]
+    return scaled
+
+
+def check_ends(ends: torch.Tensor, num_keys: int) -> None:
+    """Raises ValueError unless bags run from the first key to the last."""
+    if not len(ends) or ends[0] != 0 or ends[-1] != num_keys or bool((ends.diff() < 0).any()):
+        raise ValueError(
+            f"offsets must ascend from 0 to the number of keys, {num_keys}; got {ends.tolist()}"
+        )
+
+
+def pool_in_torch(
+    vectors_ND: torch.Tensor, ends: torch.Tensor, weights: torch.Tensor | None, mode: str
+) -> torch.Tensor:
+    """Bags of vectors side by side, (B, D)."""
+    pooled: torch.Tensor = functional.embedding_bag(
+        torch.arange(len(vectors_ND)),
+        vectors_ND,
+        ends.long(),
+        mode=mode,
+        per_sample_weights=None if weights is None else weights.float(),
+        include_last_offset=True,
+    )
+    return pooled
