@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from pages import python_of
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
@@ -20,19 +22,6 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)#:]+)(?:#[^)]*)?\)")
 
 def name_of(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
-
-
-def python_of(page: Path) -> str:
-    """The page's blocks of Python, on the lines where they stand, so that errors name them."""
-    is_python = False
-    lines = []
-    for line in page.read_text().splitlines():
-        if line.startswith("```"):
-            is_python = line == "```python" and not is_python
-            lines.append("")
-        else:
-            lines.append(line if is_python else "")
-    return "\n".join(lines)
 
 
 PAGES_WITH_SESSIONS = [page for page in PAGES if ">>> " in page.read_text()]
