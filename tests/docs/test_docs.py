@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from pages import python_of
+from warm_scripts import start_scripts, statuses_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -17,6 +17,7 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "packages").glob("*/README.md")),
 ]
+SECONDS_TO_END = 600
 LINK = re.compile(r"\[[^\]]*\]\(([^)#:]+)(?:#[^)]*)?\)")
 
 
@@ -42,16 +43,11 @@ def test_the_sessions_of_a_page_print_what_it_says(page: Path, tmp_path: Path) -
     run_python(page, ["-m", "doctest", str(page)], tmp_path)
 
 
-def run_python(page: Path, arguments: list[str], folder: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        check=False,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    assert done.returncode == 0, f"{name_of(page)}, same line numbers:\n{done.stdout}"
+def run_python(page: Path, arguments: Sequence[str], folder: Path) -> None:
+    output = folder / "printed"
+    [status] = statuses_of(start_scripts(arguments, output, [{}], folder=folder), SECONDS_TO_END)
+    text = output.read_text(errors="replace")
+    assert status == 0, f"{name_of(page)}, same line numbers:\n{text}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -2,83 +2,82 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
-from pipeline_support.launch import TESTS, environment
+from pipeline_support.launch import TESTS
+from pipeline_support.warm_ranks import start_ranks, statuses_of
+
+from rank_templates import Rank
 
 NUM_RANKS = 2
 GROUP_TIMEOUT_SECONDS = 8
+SECONDS_TO_START = 300
 SECONDS_TO_NOTICE = 120  # of which the group takes its own; the rest is for a busy machine
 
 
-def start_ranks(then: str) -> list[subprocess.Popen[str]]:
-    """Ranks without torchrun, which would end the others by itself."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
-    shared = {
-        **environment(),
-        "MASTER_ADDR": "localhost",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(NUM_RANKS),
-        "GROUP_TIMEOUT_SECONDS": str(GROUP_TIMEOUT_SECONDS),
-    }
-    return [
-        subprocess.Popen(
-            [sys.executable, str(TESTS / "scripts" / "train_forever.py"), then],
-            env={**shared, "RANK": str(rank)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(NUM_RANKS)
-    ]
+@dataclass
+class Training:
+    """Ranks that train on and on, without torchrun, which would end the others by itself."""
+
+    ranks: list[Rank]
+    output: Path
+    line: Path
+    """A named pipe, for the line that a rank waits for."""
+
+    def wait_until_under_way(self) -> None:
+        deadline = time.monotonic() + SECONDS_TO_START
+        while len(self.printed().split(" is under way\n")) <= NUM_RANKS:
+            assert not any(rank.pipe.poll() for rank in self.ranks), self.printed()
+            assert time.monotonic() < deadline, self.printed()
+            time.sleep(0.05)
+
+    def printed(self) -> str:
+        return self.output.read_text(errors="replace") if self.output.exists() else ""
+
+    def status_of(self, rank: Rank) -> int | None:
+        """Its exit status; None if it dies or does not end."""
+        return statuses_of([rank], SECONDS_TO_NOTICE)[0]
 
 
 @pytest.fixture
-def ranks(request: pytest.FixtureRequest) -> Iterator[list[subprocess.Popen[str]]]:
-    started = start_ranks(getattr(request, "param", "train"))
-    for rank, process in enumerate(started):
-        lines = []
-        for line in process.stdout:
-            lines.append(line)
-            if line == f"rank {rank} is under way\n":
-                break
-        assert process.poll() is None, "".join(lines)
+def training(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Training]:
+    line, output = tmp_path / "line", tmp_path / "output"
+    os.mkfifo(line)
+    command = [str(TESTS / "scripts" / "train_forever.py"), getattr(request, "param", "train")]
+    variables = {"GROUP_TIMEOUT_SECONDS": str(GROUP_TIMEOUT_SECONDS)}
+    ranks = start_ranks(NUM_RANKS, [*command, str(line)], output, variables)
+    started = Training(ranks, output, line)
+    started.wait_until_under_way()
     yield started
-    for process in started:
-        process.kill()
-        process.communicate()
+    for rank in ranks:
+        rank.end()
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_others_end_when_a_rank_is_lost(
-    ranks: list[subprocess.Popen[str]], how: signal.Signals
-) -> None:
-    lost, other = ranks
-    lost.send_signal(how)
-    start = time.monotonic()
-    output, _ = other.communicate(timeout=SECONDS_TO_NOTICE)
-    assert time.monotonic() - start < SECONDS_TO_NOTICE
-    assert other.returncode > 0  # an exception, not a signal
-    assert "Error" in output
+def test_others_end_when_a_rank_is_lost(training: Training, how: signal.Signals) -> None:
+    lost, other = training.ranks
+    os.kill(lost.pid, how)
+    status = training.status_of(other)
+    assert status == 1, training.printed()  # an exception, not a signal
+    assert "Error" in training.printed()
 
 
-@pytest.mark.parametrize("ranks", ["save"], indirect=True)
+@pytest.mark.parametrize("training", ["save"], indirect=True)
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_others_end_when_a_rank_is_lost_before_the_first_save(
-    ranks: list[subprocess.Popen[str]], how: signal.Signals
+    training: Training, how: signal.Signals
 ) -> None:
-    other, lost = ranks  # the first serves torch's store, as torchrun itself does elsewhere
-    lost.send_signal(how)
-    output, _ = other.communicate(input="go on\n", timeout=SECONDS_TO_NOTICE)
-    assert other.returncode > 0
-    assert "Error" in output
-    assert "in save" in output
+    other, lost = training.ranks  # the first serves torch's store, as torchrun does elsewhere
+    os.kill(lost.pid, how)
+    with training.line.open("w") as line:
+        line.write("go on\n")
+    status = training.status_of(other)
+    assert status == 1, training.printed()
+    assert "Error" in training.printed()
+    assert "in save" in training.printed()

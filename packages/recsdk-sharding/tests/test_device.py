@@ -190,7 +190,7 @@ def test_initial_rows_are_those_of_the_cpu(npus: RankPool, name: str, run: Any) 
 @pytest.mark.parametrize("is_sequence", [False, True])
 def test_every_optimizer_accumulates(npus: RankPool, is_sequence: bool) -> None:
     like = on_npu(with_room(Setup(is_sequence=is_sequence)))
-    assert_equals_large_batches(npus, every_optimizer(like))
+    assert_equals_large_batches(npus, every_optimizer(like, is_odd=not is_sequence))
 
 
 @pytest.mark.parametrize("name", CLASSES)

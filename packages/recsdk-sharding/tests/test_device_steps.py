@@ -23,7 +23,9 @@ from recsdk_sharding.device.kernels import (
     sum_gradients,
 )
 
-NUM_MODELS = 200 if os.environ.get("RECSDK_TEST_PROFILE") == "full" else 25
+IS_FULL = os.environ.get("RECSDK_TEST_PROFILE") == "full"
+NUM_MODELS = 200 if IS_FULL else 25
+MOST_TABLES = 200 if IS_FULL else 60
 MOST_FORWARD, MOST_BACKWARD = 12, 20
 NUM_ROWS, DIM = 9, 2
 SPARE = NUM_ROWS - 1
@@ -32,14 +34,14 @@ SPARE = NUM_ROWS - 1
 @pytest.mark.parametrize("longest", [1, 4])
 def test_a_step_is_as_many_operators_for_any_number_of_tables(npus: RankPool, longest: int) -> None:
     found = {}
-    for number in (1, 2, 26, 200):
+    for number in (1, 2, 26, MOST_TABLES):
         (found[number],) = npus.run(1, device_steps.count_a_step, number, longest)
     for number, counts in found.items():
         assert counts["waits"] == 0, (number, counts)
         assert counts["bytes"] <= 8 * counts["ids"] + 4, (number, counts)
         assert counts["forward"] <= MOST_FORWARD
         assert counts["backward"] <= MOST_BACKWARD
-    of_some = [(found[n]["forward"], found[n]["backward"]) for n in (2, 26, 200)]
+    of_some = [(found[n]["forward"], found[n]["backward"]) for n in (2, 26, MOST_TABLES)]
     assert len(set(of_some)) == 1, of_some
     # One table has no neighbours, so nothing is put side by side.
     assert found[1]["backward"] in (of_some[0][1], of_some[0][1] - 1)

@@ -16,9 +16,10 @@ from typing import Any
 import failures_on_ranks
 import pytest
 from failures_on_ranks import PLACES
-from rank_pool import RankPool
+from rank_pool import MODULES, RankPool
 
 from recsdk_sharding.exchange.watcher import Watcher
+from warm_scripts import start_scripts, statuses_of
 
 SECONDS_TO_END = 120
 LOOPS = ["plain", "TrainPipelineSparseDist"]
@@ -200,21 +201,24 @@ for _ in range(2):
 """
 
 
-def test_a_rank_that_is_alone_or_has_left_its_group_asks_nobody() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", ALONE], check=False, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+def test_a_rank_that_is_alone_or_has_left_its_group_asks_nobody(tmp_path: Path) -> None:
+    script, output = tmp_path / "script.py", tmp_path / "output"
+    script.write_text(ALONE)
+    output.touch()
+    started = start_scripts([str(script)], output, [{}], modules=MODULES)
+    assert statuses_of(started, SECONDS_TO_END) == [0], output.read_text()
 
 
 SCRIPT = """
-import socket, sys
+import os, socket, sys
 from datetime import timedelta
 import torch, torch.distributed as dist
 from recsdk_sharding import failing_together
-rank, backend, ending = int(sys.argv[1]), sys.argv[3], sys.argv[4]
+dist.set_debug_level_from_env()  # as torch does when it is imported
+port, backend, ending = sys.argv[1:]
+rank = int(os.environ["RANK"])
 dist.init_process_group(
-    backend, init_method="tcp://localhost:" + sys.argv[2], rank=rank, world_size=2,
+    backend, init_method="tcp://localhost:" + port, rank=rank, world_size=2,
     timeout=timedelta(minutes=30),
 )
 dist.new_group(backend="gloo")
@@ -226,21 +230,29 @@ with failing_together():
     dist.all_reduce(torch.zeros(1, device="cpu" if backend == "gloo" else "npu"))
 if ending == "destroys":
     dist.destroy_process_group()
-    assert rank or socket.socket().connect_ex(("localhost", int(sys.argv[2]))), "in use"
+    assert rank or socket.socket().connect_ex(("localhost", int(port))), "in use"
 """
 
 
-def run_script(backend: str, ending: str, **variables: str) -> list[tuple[int, str]]:
-    """The status and last words of two processes without torchrun."""
+def variables_of(rank: int, backend: str, **variables: str) -> dict[str, str]:
+    """What a rank has in its environment. Its NPU is that of the fixture `npus`."""
+    simulated = {"RECSDK_SIM_NPU": "1", "RECSDK_SIM_NPU_ASYNC": "1"} if backend == "hccl" else {}
+    return {"RANK": str(rank), **simulated, **variables}
+
+
+def free_port() -> str:
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
-        port = str(probe.getsockname()[1])
-    if backend == "hccl":
-        variables["RECSDK_SIM_NPU"] = "1"
+        return str(probe.getsockname()[1])
+
+
+def run_script(backend: str, ending: str) -> list[tuple[int, str]]:
+    """The status and last words of two processes that are started anew, and end as Python does."""
+    command = [sys.executable, "-c", SCRIPT, free_port(), backend, ending]
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(rank), port, backend, ending],
-            env={**os.environ, **variables},
+            command,
+            env={**os.environ, **variables_of(rank, backend)},
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -254,24 +266,48 @@ def run_script(backend: str, ending: str, **variables: str) -> list[tuple[int, s
     return [(process.returncode, text) for process, text in zip(started, errors, strict=True)]
 
 
-@pytest.mark.parametrize("backend", ["gloo", "hccl"])
-def test_processes_end_although_the_store_is_in_the_one_that_failed(backend: str) -> None:
-    (first, error), (second, told) = run_script(backend, "fails")
+def run_warm_script(
+    folder: Path, backend: str, ending: str, **variables: str
+) -> tuple[list[int | None], str]:
+    """The statuses of two forked processes, and what they printed."""
+    script, output = folder / "script.py", folder / "output"
+    script.write_text(SCRIPT)
+    output.touch()
+    of_each = [variables_of(rank, backend, **variables) for rank in range(2)]
+    command = [str(script), free_port(), backend, ending]
+    started = start_scripts(command, output, of_each, modules=MODULES)
+    statuses = statuses_of(started, SECONDS_TO_END)
+    return statuses, output.read_text()
+
+
+def test_processes_end_although_the_store_is_in_the_one_that_failed() -> None:
+    (first, error), (second, told) = run_script("gloo", "fails")
     assert (first, second) == (1, 1)
     assert error.rstrip().endswith("ValueError: the first rank has the store")
     assert "PeerError: rank 0 failed: ValueError: the first rank has the store" in told
 
 
-def test_processes_end_where_torch_checks_collectives() -> None:
-    (first, told), (second, _) = run_script("gloo", "last fails", TORCH_DISTRIBUTED_DEBUG="DETAIL")
-    assert (first, second) == (1, 1)
-    assert "PeerError: rank 1 failed: ValueError: this rank is awaited" in told
+def test_ranks_of_npus_end_although_the_store_is_in_the_one_that_failed(tmp_path: Path) -> None:
+    statuses, text = run_warm_script(tmp_path, "hccl", "fails")
+    assert statuses == [1, 1]
+    assert "\nValueError: the first rank has the store" in text
+    assert "PeerError: rank 0 failed: ValueError: the first rank has the store" in text
+
+
+def test_ranks_end_where_torch_checks_collectives(tmp_path: Path) -> None:
+    statuses, text = run_warm_script(
+        tmp_path, "gloo", "last fails", TORCH_DISTRIBUTED_DEBUG="DETAIL"
+    )
+    assert statuses == [1, 1]
+    assert "PeerError: rank 1 failed: ValueError: this rank is awaited" in text
 
 
 @pytest.mark.parametrize("backend", ["gloo", "hccl"])
-def test_the_port_of_the_store_is_free_when_the_groups_are_destroyed(backend: str) -> None:
-    for status, errors in run_script(backend, "destroys"):
-        assert status == 0, errors
+def test_the_port_of_the_store_is_free_when_the_groups_are_destroyed(
+    backend: str, tmp_path: Path
+) -> None:
+    statuses, text = run_warm_script(tmp_path, backend, "destroys")
+    assert statuses == [0, 0], text
 
 
 def test_processes_with_a_watching_thread_end_in_good_order() -> None:

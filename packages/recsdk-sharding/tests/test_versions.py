@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import types
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from rank_pool import MODULES
 from torch import __version__ as torch_version
 
 from recsdk_sharding._compat.private import _Attribute, _Method, check_private_interfaces
 from recsdk_sharding._compat.requirements import REQUIREMENTS, check_requirements
+from warm_scripts import start_scripts, statuses_of
 
 FITTING = {"recsdk-core": "0.1.3", "torch": "2.13.1+cpu", "torchrec": "1.8.0"}
 
@@ -118,18 +118,13 @@ print("a model with the defaults is sharded")
 """
 
 
-def test_the_rules_for_npu() -> None:
-    command = [sys.executable, "-c", NPU_SCRIPT]
-    done = subprocess.run(
-        command,
-        env={**os.environ, "RECSDK_SIM_NPU": "1"},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stdout.splitlines() if line]
+def test_the_rules_for_npu(tmp_path: Path) -> None:
+    script, output = tmp_path / "script.py", tmp_path / "output"
+    script.write_text(NPU_SCRIPT)
+    simulated = {"RECSDK_SIM_NPU": "1", "RECSDK_SIM_NPU_ASYNC": "1"}  # as in the fixture `npus`
+    [status] = statuses_of(start_scripts([str(script)], output, [simulated], modules=MODULES), 400)
+    lines = [line for line in output.read_text().splitlines() if line]
+    assert status == 0, lines
     rule = "DistributedModelParallel on npu: "
     expected = [
         "rank:0/npu:0",

@@ -1,6 +1,6 @@
 """Trains on endless batches; says when it is under way. Started once per rank by a test.
 
-With the argument "save" it then waits for a line of input and saves.
+Its arguments: "train", or "save" to wait then for a line in a named pipe, and save; that pipe.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ def main() -> None:
         pipeline.progress(endless)
         if step == STEPS_UNDER_WAY:
             print(f"rank {rank} is under way", flush=True)
-            if sys.argv[1:] == ["save"]:
-                sys.stdin.readline()
+            if sys.argv[1] == "save":
+                with open(sys.argv[2]) as line:
+                    line.readline()
                 Saver().save(model, f"{tempfile.gettempdir()}/never_{os.getpid()}")
 
 

@@ -1,0 +1,99 @@
+"""Scripts in processes that are forked from templates: as if started, but without the imports."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import runpy
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from rank_templates import Rank, start_rank
+
+MODULES = ("recsdk_sharding", "recsdk_pipeline.hybrid_pipeline", "recsdk_pipeline.data")
+OF_TEMPLATES = ("RECSDK_SIM_NPU", "RECSDK_SIM_NPU_ASYNC")  # what counts when torch is imported
+SECONDS_TO_ABORT = 10
+
+
+def start_scripts(
+    command: Sequence[str],
+    output: Path,
+    variables_of_each: Sequence[Mapping[str, str]],
+    *,
+    folder: Path | None = None,
+    modules: Sequence[str] = MODULES,
+) -> list[Rank]:
+    """Starts `command`, a script or -m module with arguments, in a process for each mapping.
+
+    Each has those variables beside those of this process, and has imported `modules`. All append
+    to `output`, and run in `folder`, by default here. None begins before all are there: a template
+    may take longer to import than one waits for the other.
+    """
+    started = []
+    for rank, variables in enumerate(variables_of_each):
+        early = {name: variables[name] for name in OF_TEMPLATES if name in variables}
+        started.append(start_rank(_run, rank, early, modules))
+    for each, variables in zip(started, variables_of_each, strict=True):
+        each.pipe.send((tuple(command), str(output), dict(variables), str(folder or Path.cwd())))
+    return started
+
+
+def statuses_of(started: Sequence[Rank], seconds: float) -> list[int | None]:
+    """The scripts' exit statuses, once all have ended; None for one that died or was aborted.
+
+    Scripts that don't end in time are aborted, all of them; each prints where its threads stand.
+    """
+    deadline = time.monotonic() + seconds
+    statuses = [_status_of(each, deadline) for each in started]
+    for each in started:
+        each.end()
+    return statuses
+
+
+def _status_of(started: Rank, deadline: float) -> int | None:
+    if not started.pipe.poll(max(0.0, deadline - time.monotonic())):
+        os.kill(started.pid, signal.SIGABRT)
+        started.pipe.poll(SECONDS_TO_ABORT)
+        return None
+    try:
+        status: int = started.pipe.recv()
+    except EOFError:
+        return None
+    return status
+
+
+def _run(rank: int, pipe: Connection) -> None:
+    """What the process does: the command that comes through the pipe; its status goes back."""
+    command, output, variables, folder = pipe.recv()
+    os.environ.update(variables)
+    os.chdir(folder)
+    with open(output, "ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    faulthandler.enable()
+    status = _status_of_script(list(command))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pipe.send(status)
+
+
+def _status_of_script(command: list[str]) -> int:
+    try:
+        if command[0] == "-m":
+            sys.argv = command[1:]
+            runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = command
+            sys.path.insert(0, str(Path(command[0]).parent))
+            runpy.run_path(command[0], run_name="__main__")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
