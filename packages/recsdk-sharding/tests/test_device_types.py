@@ -13,6 +13,7 @@ import on_ranks
 import pytest
 import random_models
 import reference
+import repeats_on_ranks
 import test_pipelines
 import test_single_bag
 from hypothesis import Phase, example, given, settings
@@ -21,7 +22,7 @@ from random_models import Case, TableSpec
 from rank_pool import RankPool
 from test_device import STOCK_PIPELINES, on_npu, with_room
 from test_pipelines import assert_identical
-from test_random_models import assert_same, cases
+from test_random_models import TABLES, assert_same, cases
 from test_types import (
     ADAGRAD,
     CASES,
@@ -118,3 +119,27 @@ def test_a_single_bag_trains_as_unsharded(
 def test_any_collection_trains_as_dictionaries_of_rows(npus: RankPool, case: Case) -> None:
     results = npus.run(case.world_size, random_models.train_sharded, replace(case, device="npu"))
     assert_same(case, results)
+
+
+SHARED: dict[str, dict[str, Any]] = {
+    "samples that share bags": {"batches_vary": True},
+    "samples that share weighted bags": {"batches_vary": True, "is_weighted": True},
+    "weights that learn": {"batches_vary": True, "is_weighted": True, "learns_weights": True},
+    "sequences that share bags": {"batches_vary": True, "is_sequence": True},
+    "duplicates dropped": {"drops_duplicates": True, "is_sequence": True},
+    "shared and dropped": {"batches_vary": True, "drops_duplicates": True, "is_sequence": True},
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize("is_sharded", [True, False])
+@pytest.mark.parametrize("device", ["npu", "cpu"])
+def test_what_samples_share_gets_the_same_bits_every_time(
+    ranks: RankPool, npus: RankPool, name: str, is_sharded: bool, device: str
+) -> None:
+    pool = npus if device == "npu" else ranks
+    specs = (("column_wise", [(3, 1), (5, 0)]), ("row_wise",), ("table_wise", 1))
+    case = Case(TABLES, specs, ((70, 50),) * 3, device=device, **SHARED[name])
+    first, *others = (pool.run(2, repeats_on_ranks.train, case, is_sharded) for _ in range(3))
+    for other in others:
+        assert_identical(other, first)

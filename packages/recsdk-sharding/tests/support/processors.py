@@ -1,6 +1,6 @@
 """Feature processors: what makes the weights of ids.
 
-Shape letters: N ids of a feature.
+Shape letters: B bags, N ids of a feature.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ class Attention(FeatureProcessor):
             self.score.copy_(torch.linspace(-1, 1, LONGEST))
 
     def forward(self, features: JaggedTensor) -> JaggedTensor:
-        bag_N, position_N = places(features.lengths(), len(features.values()))
-        score_N = self.score[position_N].exp()
-        total = score_N.new_zeros(len(features.lengths())).index_add(0, bag_N, score_N)
+        _, position_N = places(features.lengths(), len(features.values()))
+        score_N = nn.functional.embedding(position_N, self.score[:, None]).squeeze(1).exp()
+        is_in_BN = in_bags(features.lengths())
+        total_N = (is_in_BN @ score_N) @ is_in_BN
         return JaggedTensor(
-            values=features.values(), lengths=features.lengths(), weights=score_N / total[bag_N]
+            values=features.values(), lengths=features.lengths(), weights=score_N / total_N
         )
 
 
@@ -77,6 +78,16 @@ class Backwards(FeatureProcessorsCollection):
             weights=torch.cat([weights[i] for i in order]),
             lengths=torch.cat([lengths[i] for i in order]),
         )
+
+
+def in_bags(lengths_B: torch.Tensor) -> torch.Tensor:
+    """1 where a bag has an id, else 0, float32 (B, N).
+
+    A product with it adds up bags, forward and backward, without atomic operations.
+    """
+    bag_N = torch.repeat_interleave(lengths_B)
+    bag_B1 = torch.arange(len(lengths_B), device=lengths_B.device)[:, None]
+    return (bag_B1 == bag_N).to(torch.float32)
 
 
 def places(lengths: torch.Tensor, num_ids: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from plans import Spec, module_plan
-from processors import PROCESSORS, processed
+from processors import PROCESSORS, in_bags, processed
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torchrec.distributed import comm
@@ -187,11 +187,7 @@ class SequenceModel(nn.Module):
 @torch.fx.wrap
 def sums_of(sequences: dict[str, Any]) -> torch.Tensor:
     """The sum of each sample's vectors, feature beside feature."""
-    parts = []
-    for jagged in sequences.values():
-        bag_N = torch.repeat_interleave(jagged.lengths())
-        zeros = jagged.values().new_zeros(len(jagged.lengths()), jagged.values().shape[1])
-        parts.append(zeros.index_add(0, bag_N, jagged.values()))
+    parts = [in_bags(jagged.lengths()) @ jagged.values() for jagged in sequences.values()]
     return torch.cat(parts, dim=1)
 
 

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "alias.h"
+#include "atomic_order.h"
 #include "counts.h"
 #include "generator.h"
 #include "streams.h"
@@ -150,6 +151,7 @@ void run_on_cpu(const c10::OperatorHandle& op, Stack* stack) {
   drain_current_stream(call.device().index());
   {
     const at::AutoDispatchBelowAutograd below;
+    shuffle_repeated_positions(op.schema().name(), stack->data() + first);
     op.callBoxed(stack);
   }
   call.aliases().carry_over();

@@ -14,6 +14,7 @@ from torchrec.modules.embedding_configs import PoolingType
 
 from recsdk_core.nn.function import FeatureBags
 from recsdk_sharding._batch.features import Features, map_under_leases, mean_divisor
+from recsdk_sharding._batch.repeats import of_samples
 from recsdk_sharding._rows.home import PoolRequest, ShardBags
 from recsdk_sharding._rows.rows import TableRows, anchor_of
 
@@ -127,10 +128,7 @@ class LocalBatch:
             starts = list(accumulate(self._widths, initial=0))
             return self._pool(starts, shape=(self._features.batch_size, starts[-1]))
         parts = self.separate()
-        if bags is not None:
-            pairs = zip(parts, bags, strict=True)
-            parts = [part.index_select(0, bag.to(part.device)) for part, bag in pairs]
-        return torch.cat(parts, dim=1)
+        return torch.cat(parts if bags is None else of_samples(parts, bags), dim=1)
 
     def separate(self) -> list[torch.Tensor]:
         """The vectors of each feature's bags, float32 (G, D)."""

@@ -33,6 +33,7 @@ from recsdk_sharding._batch.output_dist import (
     Transfer,
     return_results,
 )
+from recsdk_sharding._batch.repeats import of_samples
 from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding._modules.sharding_types import HashSharding, make_sharding
 from recsdk_sharding._modules.unsharded import HashEmbeddingBagCollection, HashEmbeddingCollection
@@ -336,15 +337,13 @@ class ShardedTables(KeepsOutcomes):
     ) -> list[torch.Tensor]:
         """The vectors of each feature's samples, or of their ids: float32 (G, D)."""
         groups, like = self._groups, transfers[0].numbers
-        bags = bags_of_samples(groups, contexts, like.device)
+        bags = bags_of_samples(groups, contexts)
         divisors = late_divisors(groups, contexts)
         parts = return_results(transfers, _separate(groups, contexts, self._widths, like))
         if divisors is not None:
             pairs = zip(parts, divisors, strict=True)
             parts = [part if each is None else part / each[:, None] for part, each in pairs]
-        if bags is None:
-            return parts
-        return [part.index_select(0, bag) for part, bag in zip(parts, bags, strict=True)]
+        return parts if bags is None else of_samples(parts, bags)
 
     def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
         """Pools, and starts the return of the results."""
@@ -381,14 +380,13 @@ def _separate(
 
 
 def bags_of_samples(
-    groups: HashGroups, contexts: Sequence[HashShardingContext], device: torch.device
+    groups: HashGroups, contexts: Sequence[HashShardingContext]
 ) -> list[torch.Tensor] | None:
     """For each feature the bag of each sample (None: the one with the sample's number)."""
     found = [context.done.features.bag_of_sample for context in contexts]
     if any(of_group is None for of_group in found):
         return None
-    joined = groups.of_features([of_group or [] for of_group in found])
-    return [bags.to(device) for bags in joined]
+    return groups.of_features([of_group or [] for of_group in found])
 
 
 def late_divisors(

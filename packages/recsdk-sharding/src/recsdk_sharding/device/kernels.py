@@ -25,6 +25,7 @@ __all__ = [
     "plan_rows",
     "pool_rows",
     "register_kernel",
+    "sum_by_position",
     "sum_gradients",
 ]
 
@@ -120,7 +121,7 @@ def sum_gradients(
     grad_ND = grad_BD.index_select(0, index.bag_N)
     if weights_N is not None:
         grad_ND.mul_(weights_N.index_select(0, index.order_N)[:, None])
-    return _sums_of_runs(grad_ND, index.run_N, len(index.rows_L))
+    return sum_by_position(grad_ND, index.run_N, len(index.rows_L))
 
 
 def join_gradients(
@@ -130,16 +131,18 @@ def join_gradients(
     sorted_N, order_N = torch.sort(torch.cat(rows), stable=True)
     rows_L, run_N = _runs_of(sorted_N, num_rows, spare_row)
     grad_ND = torch.cat(grads).index_select(0, order_N)
-    return rows_L, _sums_of_runs(grad_ND, run_N, len(rows_L))
+    return rows_L, sum_by_position(grad_ND, run_N, len(rows_L))
 
 
-def _sums_of_runs(items_ND: torch.Tensor, run_N: torch.Tensor, num_runs: int) -> torch.Tensor:
-    """The sums of the items of each run, (L, D).
+def sum_by_position(
+    items_ND: torch.Tensor, position_N: torch.Tensor, num_positions: int
+) -> torch.Tensor:
+    """The sums of the items of each position, (num_positions, D); zeros where there are none.
 
     An operator that sorts and never adds atomically, so that the result is the same every time.
     """
     sums: torch.Tensor = torch.ops.aten.embedding_dense_backward(
-        items_ND, run_N, num_runs, -1, False
+        items_ND, position_N, num_positions, -1, False
     )
     return sums
 

@@ -24,6 +24,7 @@ from recsdk_sharding.device.kernels import (
     kernel,
     plan_rows,
     pool_rows,
+    sum_by_position,
 )
 from recsdk_sharding.device.parcel import Parcel, get_optional
 from recsdk_sharding.device.table import write_new_rows
@@ -214,9 +215,7 @@ class _Node:
         rows_ND = store.weight_RD.index_select(0, index.rows_N)
         dots_N1 = (rows_ND * grads_ND).sum(1, keepdim=True)
         places_N = batch.parcel.get(plan.places_N)
-        grad_M += torch.ops.aten.embedding_dense_backward(
-            dots_N1, places_N, len(grad_M), -1, False
-        ).squeeze(1)
+        grad_M += sum_by_position(dots_N1, places_N, len(grad_M)).squeeze(1)
 
     def end(self) -> None:
         """Releases the leases: the rows' work is queued, in order."""
