@@ -20,9 +20,30 @@ LOADS = {
     "200tables_1id": HostCase(num_tables=200, num_rows=20_000, batch_size=1024),
 }
 LEFT_OUT_IF_QUICK = ("26tables_20ids",)
+COUNTED = {
+    f"{num_tables}tables_{bag_size}ids": HostCase(
+        home="npu", num_tables=num_tables, num_rows=1000, batch_size=256, bag_size=bag_size
+    )
+    for num_tables in (1, 26, 200)
+    for bag_size in (1, 20)
+}
 
 
 def run(quick: bool) -> list[Record]:
+    counted = [record for name, case in COUNTED.items() for record in counted_records(name, case)]
+    return counted + timed_records(quick)
+
+
+def counted_records(name: str, case: HostCase) -> list[Record]:
+    """What a step of one rank hands to the device."""
+    found = launch("device_counts", 1, asdict(case), SIMULATED)
+    unit_of = {name: "bytes" if name.startswith("bytes") else "count" for name in found}
+    return [
+        Record(workload=name, op=op, unit=unit_of[op], ours=figure) for op, figure in found.items()
+    ]
+
+
+def timed_records(quick: bool) -> list[Record]:
     return [
         host_record(name, replace(load, home=home, turns=7 if quick else 21), ranks, threads)
         for name, load in LOADS.items()
