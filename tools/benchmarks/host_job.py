@@ -2,9 +2,10 @@
 
     torchrun ... -m benchmarks.host_job CASE        CASE: a `HostCase` as JSON
 
-All rows exist beforehand. Two ranks share the processors, so their figure is processor time, which
-leaves out waiting for the other; on one rank it is elapsed time. The first rank prints one JSON
-object.
+All rows exist beforehand. The figure is processor time of the threads that work for a batch: it
+leaves out waiting for the other rank, which has the same processors, and the threads of the wire.
+If the engine has several threads, it is elapsed time. What a simulated device computes and copies
+is taken off. The first rank prints one JSON object.
 
 Shape letters: F features, B samples.
 """
@@ -14,12 +15,15 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import cycle
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -138,19 +142,39 @@ def contestants(case: HostCase, tables: Any) -> dict[str, Callable[[], object]]:
 
 def race(case: HostCase, runs: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
     """Milliseconds of every turn, the first not counted."""
-    clock = time.perf_counter if dist.get_world_size() == 1 else time.process_time
+    clock = time.perf_counter if rc.num_threads() > 1 else _seconds_of_threads
+    device = _nothing_counted if case.home == "cpu" else _counted_on_device()
     samples: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(-2, case.turns):
         for name, run in runs.items():
             dist.barrier()
-            start = clock()
-            rest = run()
-            milliseconds = (clock() - start) * 1e3
+            with device() as counts:
+                start = clock()
+                rest = run()
+                seconds = clock() - start
             if callable(rest):
                 rest()
             if turn >= 0:
-                samples[name].append(milliseconds)
+                samples[name].append((seconds - counts.seconds) * 1e3)
     return samples
+
+
+def _seconds_of_threads() -> float:
+    """Processor time of the threads of Python: the one that trains, and that of the host jobs."""
+    threads = [thread.ident for thread in threading.enumerate()]
+    clocks = [time.pthread_getcpuclockid(ident) for ident in threads if ident is not None]
+    return sum(map(time.clock_gettime, clocks))
+
+
+def _counted_on_device() -> Callable[[], AbstractContextManager[Any]]:
+    from recsdk_npusim.counting import counting
+
+    return counting
+
+
+@contextmanager
+def _nothing_counted() -> Iterator[SimpleNamespace]:
+    yield SimpleNamespace(seconds=0.0)
 
 
 def main(arguments: Sequence[str]) -> None:

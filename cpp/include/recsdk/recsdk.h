@@ -8,6 +8,7 @@
 #include "recsdk/export.h"        // IWYU pragma: export
 #include "recsdk/index.h"         // IWYU pragma: export
 #include "recsdk/initializer.h"   // IWYU pragma: export
+#include "recsdk/join_rows.h"     // IWYU pragma: export
 #include "recsdk/optimizer.h"     // IWYU pragma: export
 #include "recsdk/routing.h"       // IWYU pragma: export
 #include "recsdk/row_file.h"      // IWYU pragma: export

@@ -2,8 +2,10 @@
 // it arrives.
 //
 // What goes to a shard is one run of 64-bit words: how many bags each feature has (F), how many
-// keys of the shard each bag has (G), and those keys, in the order of the batch. If every key is a
-// bag, the lengths are left out, and a feature has as many bags as it has keys there.
+// bytes a length takes (1), how many keys of the shard each bag has (G lengths, one behind the
+// other, filled up to a whole word), and those keys, in the order of the batch. A length takes 1,
+// 2, 4 or 8 bytes: as many as the batch's longest bag needs. If every key is a bag, the lengths and
+// their size are left out, and a feature has as many bags as it has keys there.
 #pragma once
 
 #include <cstdint>
@@ -52,11 +54,18 @@ class RECSDK_API BagCutter {
   struct Heads;
   void make_pieces();
   void count_piece(std::int64_t piece);
+  std::int64_t words_before_keys() const;
   void write_piece(const Heads& heads, std::int64_t piece) const;
+  template <typename Length>
+  void write_bags(const Heads& heads, std::int64_t piece) const;
+  template <typename Length>
+  void write_single_keys(const Heads& heads, std::int64_t piece) const;
 
   FeatureBatch batch_;
   std::int64_t num_shards_;
   OwnerRule rule_;
+  std::int64_t length_bytes_ = 1;        // of each length that is sent
+  bool has_single_keys_ = true;          // whether each bag has one key
   std::vector<std::int64_t> first_bag_;  // of each feature, (F + 1,)
   std::vector<std::int64_t> piece_feature_;
   std::vector<std::int64_t> piece_bag_;     // the first, (pieces + 1,)
@@ -72,6 +81,7 @@ class RECSDK_API BagCutter {
 /// What the words of one batch say, at their beginning.
 struct ArrivedBags {
   std::int64_t num_words = 0;            ///< that belong to the batch
+  std::int64_t length_bytes = 0;         ///< of each length; 0: there are none
   std::vector<std::int64_t> num_keys;    ///< of each feature; the keys are the last words
   std::vector<std::int64_t> num_filled;  ///< bags of each feature that have keys
 };

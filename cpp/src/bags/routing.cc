@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <limits>
 #include <numeric>
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "recsdk/runtime.h"
@@ -18,6 +21,7 @@ namespace {
 
 constexpr std::int64_t kMaxShards = 65536;
 constexpr std::int64_t kBagsOfPiece = 4096;
+constexpr std::int64_t kWordBytes = 8;
 
 std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
@@ -25,11 +29,111 @@ std::int64_t sum(std::span<const std::int64_t> numbers) {
   return std::accumulate(numbers.begin(), numbers.end(), std::int64_t{0});
 }
 
+// ---- lengths as they travel ---------------------------------------------------------------------
+
+/// How many bytes a length takes that has no more bits than `longest`.
+std::int64_t bytes_for(std::int64_t longest) {
+  if (longest <= std::numeric_limits<std::uint8_t>::max()) return 1;
+  if (longest <= std::numeric_limits<std::uint16_t>::max()) return 2;
+  return longest <= std::numeric_limits<std::uint32_t>::max() ? 4 : 8;
+}
+
+/// How many words `count` lengths take.
+std::int64_t words_of_lengths(std::int64_t count, std::int64_t bytes) {
+  const std::int64_t of_word = kWordBytes / bytes;
+  return (count / of_word) + static_cast<std::int64_t>(count % of_word != 0);
+}
+
+/// Calls use(Length{}) for the type of lengths that take so many bytes.
+template <typename Use>
+auto with_length(std::int64_t bytes, const Use& use) {
+  switch (bytes) {
+    case 1:
+      return use(std::uint8_t{});
+    case 2:
+      return use(std::uint16_t{});
+    case 4:
+      return use(std::uint32_t{});
+    default:
+      return use(std::uint64_t{});
+  }
+}
+
+/// Lengths that lie in words.
+template <typename Length>
+class Lengths {
+ public:
+  explicit Lengths(const std::int64_t* words) : bytes_(reinterpret_cast<const char*>(words)) {}
+
+  Length operator[](std::int64_t i) const {
+    Length length;
+    std::memcpy(&length, bytes_ + i * static_cast<std::int64_t>(sizeof(Length)), sizeof(Length));
+    return length;
+  }
+
+ private:
+  const char* bytes_;
+};
+
+/// The same, to be written.
+template <typename Length>
+class WrittenLengths {
+ public:
+  explicit WrittenLengths(std::int64_t* words) : bytes_(reinterpret_cast<char*>(words)) {}
+
+  void clear(std::int64_t begin, std::int64_t end) const {
+    std::memset(place(begin), 0, at(end - begin) * sizeof(Length));
+  }
+
+  void set(std::int64_t i, Length length) const { std::memcpy(place(i), &length, sizeof(Length)); }
+
+  void increment(std::int64_t i) const {
+    Length length;
+    std::memcpy(&length, place(i), sizeof(Length));
+    set(i, static_cast<Length>(length + 1));
+  }
+
+ private:
+  char* place(std::int64_t i) const {
+    return bytes_ + i * static_cast<std::int64_t>(sizeof(Length));
+  }
+
+  char* bytes_;
+};
+
+// ---- what is refused ----------------------------------------------------------------------------
+
 [[noreturn]] void refuse(const std::string& what) {
   throw std::invalid_argument("cutting a batch by shards: " + what);
 }
 
-void check(const FeatureBatch& batch, std::int64_t num_shards) {
+/// What the lengths of a batch's bags have in common.
+struct LengthBits {
+  std::int64_t any = 0;  // bits that some length has: as many as the longest
+  bool are_all_one = true;
+};
+
+LengthBits read_lengths(std::span<const std::int64_t> lengths, std::int64_t num_keys) {
+  std::uint64_t any = 0;
+  std::uint64_t every = 1;
+  std::uint64_t total = 0;
+  for (const std::int64_t length : lengths) {
+    const auto bits = static_cast<std::uint64_t>(length);
+    any |= bits;
+    every &= bits;
+    total += bits;
+  }
+  // None above the number of keys, so that the total is right.
+  if (any > static_cast<std::uint64_t>(num_keys) &&
+      std::ranges::any_of(lengths, [&](auto n) { return n < 0 || n > num_keys; }))
+    refuse("lengths must not be negative, nor more than all " + std::to_string(num_keys) + " keys");
+  if (total != static_cast<std::uint64_t>(num_keys))
+    refuse("lengths add up to " + std::to_string(total) + " keys, but there are " +
+           std::to_string(num_keys));
+  return {static_cast<std::int64_t>(any), any <= 1 && every == 1};
+}
+
+LengthBits check(const FeatureBatch& batch, std::int64_t num_shards) {
   if (num_shards < 1 || num_shards > kMaxShards)
     refuse("there are 1 to 65536 shards, got " + std::to_string(num_shards));
   const auto num_keys = static_cast<std::int64_t>(batch.keys.size());
@@ -42,25 +146,36 @@ void check(const FeatureBatch& batch, std::int64_t num_shards) {
   if (num_bags != wanted)
     refuse("num_bags adds up to " + std::to_string(num_bags) + " bags, but there are " +
            std::to_string(wanted));
-  if (batch.every_key_is_a_bag) return;
-  if (std::ranges::any_of(batch.lengths, [&](auto n) { return n < 0 || n > num_keys; }))
-    refuse("lengths must not be negative, nor more than all " + std::to_string(num_keys) + " keys");
-  if (const std::int64_t total = sum(batch.lengths); total != num_keys)
-    refuse("lengths add up to " + std::to_string(total) + " keys, but there are " +
-           std::to_string(num_keys));
+  return batch.every_key_is_a_bag ? LengthBits{} : read_lengths(batch.lengths, num_keys);
 }
 
-/// Calls found(i, owner) for the keys [begin, end).
-template <typename Found>
-void find_owners(std::span<const Key> keys, std::int64_t begin, std::int64_t end,
-                 std::int64_t num_shards, OwnerRule rule, const Found& found) {
+// ---- owners -------------------------------------------------------------------------------------
+
+/// Writes the owner of each key, and adds to how many each owner has.
+template <typename OwnerOf>
+void count_owners(std::span<const Key> keys, std::span<std::uint16_t> owners,
+                  std::int64_t num_shards, std::int64_t* counts, const OwnerOf& owner_of) {
+  for (std::size_t i = 0; i < keys.size(); ++i)
+    owners[i] = static_cast<std::uint16_t>(owner_of(static_cast<std::uint64_t>(keys[i])));
+  if (num_shards == 2) {  // a sum, where a count for each owner would wait for the one before
+    std::int64_t seconds = 0;
+    for (const std::uint16_t owner : owners) seconds += owner;
+    counts[0] += static_cast<std::int64_t>(owners.size()) - seconds;
+    counts[1] += seconds;
+    return;
+  }
+  for (const std::uint16_t owner : owners) ++counts[owner];
+}
+
+void count_owners(std::span<const Key> keys, std::span<std::uint16_t> owners,
+                  std::int64_t num_shards, OwnerRule rule, std::int64_t* counts) {
   const auto count = static_cast<std::uint64_t>(num_shards);
-  for (std::int64_t i = begin; i < end; ++i) {
-    const auto key = static_cast<std::uint64_t>(keys[at(i)]);
-    const std::uint64_t owner = rule == OwnerRule::kModulo
-                                    ? key % count
-                                    : ((internal::virtual_shard_hash(key) & 0xFFFFU) * count) >> 16;
-    found(i, static_cast<std::int64_t>(owner));
+  if (rule == OwnerRule::kModulo) {
+    count_owners(keys, owners, num_shards, counts, [=](std::uint64_t key) { return key % count; });
+  } else {
+    count_owners(keys, owners, num_shards, counts, [=](std::uint64_t key) {
+      return ((internal::virtual_shard_hash(key) & 0xFFFFU) * count) >> 16;
+    });
   }
 }
 
@@ -79,7 +194,9 @@ struct BagCutter::Heads {
 
 BagCutter::BagCutter(const FeatureBatch& batch, std::int64_t num_shards, OwnerRule rule)
     : batch_(batch), num_shards_(num_shards), rule_(rule) {
-  check(batch_, num_shards_);
+  const LengthBits lengths = check(batch_, num_shards_);
+  length_bytes_ = bytes_for(lengths.any);
+  has_single_keys_ = lengths.are_all_one;
   make_pieces();
   const auto num_pieces = static_cast<std::int64_t>(piece_feature_.size());
   const auto num_features = static_cast<std::int64_t>(batch_.num_bags.size());
@@ -98,10 +215,16 @@ BagCutter::BagCutter(const FeatureBatch& batch, std::int64_t num_shards, OwnerRu
       num_filled_[at(shard * num_features + piece_feature_[at(piece)])] += piece_filled_[of_piece];
     }
   }
-  const auto num_lengths =
-      batch_.every_key_is_a_bag ? 0 : static_cast<std::int64_t>(batch_.lengths.size());
   num_words_ = num_keys_;
-  for (std::int64_t& words : num_words_) words += num_features + num_lengths;
+  for (std::int64_t& words : num_words_) words += words_before_keys();
+}
+
+/// Words to a shard that are not keys.
+std::int64_t BagCutter::words_before_keys() const {
+  const auto num_features = static_cast<std::int64_t>(batch_.num_bags.size());
+  if (batch_.every_key_is_a_bag) return num_features;
+  const auto num_lengths = static_cast<std::int64_t>(batch_.lengths.size());
+  return num_features + 1 + words_of_lengths(num_lengths, length_bytes_);
 }
 
 /// Pieces are bags of one feature that lie side by side.
@@ -116,8 +239,7 @@ void BagCutter::make_pieces() {
       piece_bag_.push_back(bag);
       piece_key_.push_back(key);
       const std::int64_t next = std::min(end, bag + kBagsOfPiece);
-      key += batch_.every_key_is_a_bag ? next - bag
-                                       : sum(batch_.lengths.subspan(at(bag), at(next - bag)));
+      key += has_single_keys_ ? next - bag : sum(batch_.lengths.subspan(at(bag), at(next - bag)));
       bag = next;
     }
   }
@@ -134,13 +256,10 @@ void BagCutter::count_piece(std::int64_t piece) {
   if (num_shards_ == 1) {
     keys[0] = end - begin;
   } else {
-    find_owners(batch_.keys, begin, end, num_shards_, rule_,
-                [&](std::int64_t i, std::int64_t owner) {
-                  owners_[at(i)] = static_cast<std::uint16_t>(owner);
-                  ++keys[owner];
-                });
+    const auto owners = std::span(owners_).subspan(at(begin), at(end - begin));
+    count_owners(batch_.keys.subspan(at(begin), at(end - begin)), owners, num_shards_, rule_, keys);
   }
-  if (batch_.every_key_is_a_bag) {
+  if (has_single_keys_) {
     std::copy_n(keys, num_shards_, filled);
     return;
   }
@@ -177,6 +296,10 @@ void BagCutter::write(std::span<std::int64_t> words, std::span<std::int64_t> pla
                                       ? num_filled_[at(shard * num_features + feature)]
                                       : batch_.num_bags[at(feature)];
     }
+    if (!batch_.every_key_is_a_bag) {
+      words[at(word + num_features)] = length_bytes_;
+      if (!batch_.lengths.empty()) words[at(word + words_before_keys() - 1)] = 0;  // also its end
+    }
     std::int64_t keys = 0;
     for (std::int64_t piece = 0; piece < num_pieces; ++piece) {
       const std::size_t of_piece = at(piece * num_shards_ + shard);
@@ -194,9 +317,18 @@ void BagCutter::write(std::span<std::int64_t> words, std::span<std::int64_t> pla
 }
 
 void BagCutter::write_piece(const Heads& heads, std::int64_t piece) const {
+  with_length(length_bytes_, [&](auto length) {
+    using Length = decltype(length);
+    if (has_single_keys_)
+      write_single_keys<Length>(heads, piece);
+    else
+      write_bags<Length>(heads, piece);
+  });
+}
+
+template <typename Length>
+void BagCutter::write_bags(const Heads& heads, std::int64_t piece) const {
   const auto num_features = static_cast<std::int64_t>(batch_.num_bags.size());
-  const auto num_lengths =
-      batch_.every_key_is_a_bag ? 0 : static_cast<std::int64_t>(batch_.lengths.size());
   const std::int64_t first_bag = first_bag_[at(piece_feature_[at(piece)])];
   const std::int64_t bags_begin = piece_bag_[at(piece)];
   const std::int64_t bags_end = piece_bag_[at(piece + 1)];
@@ -204,21 +336,23 @@ void BagCutter::write_piece(const Heads& heads, std::int64_t piece) const {
   std::vector<std::int64_t> next_key(of_piece, of_piece + num_shards_);
   const auto fills = heads.fills.begin() + piece * num_shards_;
   std::vector<std::int64_t> next_fill(fills, fills + num_shards_);
-  std::vector<std::int64_t*> lengths(at(num_shards_));
+  std::vector<std::int64_t*> keys;
+  std::vector<WrittenLengths<Length>> lengths;
   std::vector<std::int64_t> last(at(num_shards_), -1);
-  for (std::int64_t shard = 0; shard < num_shards_; ++shard) {
-    lengths[at(shard)] = heads.words.data() + heads.first_word[at(shard)] + num_features;
-    if (num_lengths > 0)
-      std::fill(lengths[at(shard)] + bags_begin, lengths[at(shard)] + bags_end, 0);
+  for (const std::int64_t first : heads.first_word) {
+    std::int64_t* const words = heads.words.data() + first;
+    keys.push_back(words + words_before_keys());
+    lengths.emplace_back(words + num_features + 1);
+    lengths.back().clear(bags_begin, bags_end);
   }
   std::int64_t key = piece_key_[at(piece)];
   for (std::int64_t bag = bags_begin; bag < bags_end; ++bag) {
-    const std::int64_t after = key + (num_lengths > 0 ? batch_.lengths[at(bag)] : 1);
+    const std::int64_t after = key + batch_.lengths[at(bag)];
     for (; key < after; ++key) {
       const std::size_t owner = num_shards_ == 1 ? 0 : owners_[at(key)];
       const std::int64_t place = next_key[owner]++;
-      lengths[owner][num_lengths + place] = batch_.keys[at(key)];
-      if (num_lengths > 0) ++lengths[owner][bag];
+      keys[owner][place] = batch_.keys[at(key)];
+      lengths[owner].increment(bag);
       if (!heads.places.empty()) heads.places[at(heads.first_key[owner] + place)] = key;
       if (last[owner] != bag) heads.filled[at(next_fill[owner]++)] = bag - first_bag;
       last[owner] = bag;
@@ -226,39 +360,133 @@ void BagCutter::write_piece(const Heads& heads, std::int64_t piece) const {
   }
 }
 
+/// As `write_bags`; the bag of a key has the key's number.
+template <typename Length>
+void BagCutter::write_single_keys(const Heads& heads, std::int64_t piece) const {
+  const auto num_features = static_cast<std::int64_t>(batch_.num_bags.size());
+  const std::int64_t first_bag = first_bag_[at(piece_feature_[at(piece)])];
+  const std::int64_t begin = piece_bag_[at(piece)];
+  const std::int64_t end = piece_bag_[at(piece + 1)];
+  struct Head {
+    std::int64_t* key;
+    std::int64_t* filled;
+    std::int64_t* place;
+    WrittenLengths<Length> lengths;
+  };
+  std::vector<Head> next;
+  for (std::int64_t shard = 0; shard < num_shards_; ++shard) {
+    const std::size_t of_piece = at(piece * num_shards_ + shard);
+    std::int64_t* const words = heads.words.data() + heads.first_word[at(shard)];
+    std::int64_t* const places =
+        heads.places.data() + (heads.places.empty() ? 0 : heads.first_key[at(shard)]);
+    next.push_back({words + words_before_keys() + heads.keys[of_piece],
+                    heads.filled.data() + heads.fills[of_piece],
+                    heads.places.empty() ? nullptr : places + heads.keys[of_piece],
+                    WrittenLengths<Length>(words + num_features + 1)});
+    if (!batch_.every_key_is_a_bag) next.back().lengths.clear(begin, end);
+  }
+  for (std::int64_t key = begin; key < end; ++key) {
+    Head& head = next[num_shards_ == 1 ? 0 : owners_[at(key)]];
+    *head.key++ = batch_.keys[at(key)];
+    *head.filled++ = key - first_bag;
+    if (head.place != nullptr) *head.place++ = key;
+    if (!batch_.every_key_is_a_bag) head.lengths.set(key, 1);
+  }
+}
+
+// ---- reading ------------------------------------------------------------------------------------
+
+namespace {
+
+[[noreturn]] void reject(std::span<const std::int64_t> words, std::int64_t num_features,
+                         const std::string& what) {
+  throw std::invalid_argument("reading a batch of " + std::to_string(num_features) +
+                              " features from " + std::to_string(words.size()) + " words: " + what);
+}
+
+/// What the lengths of some bags add up to.
+struct LengthSums {
+  std::uint64_t num_keys = 0;
+  std::uint64_t num_filled = 0;
+  std::uint64_t longest = 0;
+};
+
+template <typename Length>
+LengthSums sums_of(const Lengths<Length>& lengths, std::int64_t begin, std::int64_t end) {
+  using Sum = std::conditional_t<sizeof(Length) <= 2, std::uint32_t, std::uint64_t>;
+  constexpr std::int64_t kBlock = 1 << 15;  // of which a sum of the longest bags fits
+  LengthSums found;
+  for (std::int64_t first = begin; first < end; first += kBlock) {
+    const std::int64_t last = std::min(end, first + kBlock);
+    Sum num_keys = 0;
+    Sum num_filled = 0;
+    Length longest = 0;
+    for (std::int64_t bag = first; bag < last; ++bag) {
+      const Length length = lengths[bag];
+      num_keys += length;
+      num_filled += static_cast<Sum>(length > 0);
+      longest = std::max(longest, length);
+    }
+    found.num_keys += num_keys;
+    found.num_filled += num_filled;
+    found.longest = std::max(found.longest, static_cast<std::uint64_t>(longest));
+  }
+  return found;
+}
+
+/// Counts the keys of each feature, and its bags that have some.
+template <typename Length>
+void count_arrived(std::span<const std::int64_t> words, std::int64_t num_features,
+                   ArrivedBags& found) {
+  const auto size = static_cast<std::uint64_t>(words.size());
+  const Lengths<Length> lengths(words.data() + num_features + 1);
+  std::int64_t bag = 0;
+  for (const std::int64_t count : words.first(at(num_features))) {
+    const LengthSums sums = sums_of(lengths, bag, bag + count);
+    bag += count;
+    if (sums.longest > size || sums.num_keys > size)  // sums of such lengths do not overflow
+      reject(words, num_features,
+             "a bag of " + std::to_string(sums.longest) + " keys does not fit");
+    found.num_keys.push_back(static_cast<std::int64_t>(sums.num_keys));
+    found.num_filled.push_back(static_cast<std::int64_t>(sums.num_filled));
+  }
+}
+
+}  // namespace
+
 ArrivedBags read_bags(std::span<const std::int64_t> words, std::int64_t num_features,
                       bool every_key_is_a_bag) {
   const auto size = static_cast<std::int64_t>(words.size());
-  const auto reject = [&](const std::string& what) {
-    throw std::invalid_argument("reading a batch of " + std::to_string(num_features) +
-                                " features from " + std::to_string(size) + " words: " + what);
-  };
-  if (num_features < 0 || num_features > size) reject("the numbers of bags are not all there");
+  if (num_features < 0 || num_features > size)
+    reject(words, num_features, "the numbers of bags are not all there");
   ArrivedBags found;
-  std::int64_t room = size - num_features;
-  std::int64_t bag = num_features;  // the word with its length
-  for (const std::int64_t count : words.first(at(num_features))) {
-    if (count < 0 || count > room) reject(std::to_string(count) + " bags do not fit");
-    room -= count;
-    std::int64_t num_keys = count;
-    std::int64_t num_filled = count;
-    if (!every_key_is_a_bag) {
-      const auto lengths = words.subspan(at(bag), at(count));
-      bag += count;
-      num_keys = num_filled = 0;
-      for (const std::int64_t length : lengths) {
-        if (length < 0 || length > size - num_keys)
-          reject("a bag of " + std::to_string(length) + " keys does not fit");
-        num_keys += length;
-        num_filled += static_cast<std::int64_t>(length > 0);
-      }
-    }
-    found.num_keys.push_back(num_keys);
-    found.num_filled.push_back(num_filled);
+  found.num_words = num_features;
+  const auto num_bags = words.first(at(num_features));
+  const std::int64_t room = (size - num_features) * kWordBytes;
+  std::int64_t num_all_bags = 0;
+  for (const std::int64_t count : num_bags) {
+    if (count < 0 || count > room - num_all_bags)
+      reject(words, num_features, std::to_string(count) + " bags do not fit");
+    num_all_bags += count;
   }
-  found.num_words = bag;
+  if (every_key_is_a_bag) {
+    found.num_keys.assign(num_bags.begin(), num_bags.end());
+    found.num_filled = found.num_keys;
+  } else {
+    if (num_features == size) reject(words, num_features, "the size of lengths is not there");
+    const std::int64_t bytes = words[at(num_features)];
+    if (bytes != 1 && bytes != 2 && bytes != 4 && bytes != 8)
+      reject(words, num_features,
+             "a length takes 1, 2, 4 or 8 bytes, not " + std::to_string(bytes));
+    found.length_bytes = bytes;
+    found.num_words += 1 + words_of_lengths(num_all_bags, bytes);
+    if (found.num_words > size)
+      reject(words, num_features, std::to_string(num_all_bags) + " bags do not fit");
+    with_length(bytes,
+                [&](auto length) { count_arrived<decltype(length)>(words, num_features, found); });
+  }
   for (const std::int64_t count : found.num_keys) {
-    if (count > size - found.num_words) reject("the keys are not all there");
+    if (count > size - found.num_words) reject(words, num_features, "the keys are not all there");
     found.num_words += count;
   }
   return found;
@@ -273,21 +501,24 @@ void write_offsets(std::span<const std::int64_t> words, const ArrivedBags& arriv
     throw std::invalid_argument("write_offsets: there is room for " +
                                 std::to_string(offsets.size()) + " offsets; pass room for " +
                                 std::to_string(wanted));
-  const std::int64_t* length = words.data() + num_features;
-  std::int64_t* next = offsets.data();
-  for (std::int64_t feature = 0; feature < num_features; ++feature) {
-    *next++ = 0;
-    std::int64_t end = 0;
-    std::int64_t left = words[at(feature)];
-    std::int64_t* const after = next + arrived.num_filled[at(feature)];
-    for (; left > 0 && next < after; --left) {
-      end += *length;
-      *next = end;
-      next += static_cast<std::int64_t>(*length > 0);
-      ++length;
+  with_length(arrived.length_bytes, [&](auto type) {
+    const Lengths<decltype(type)> lengths(words.data() + num_features + 1);
+    std::int64_t bag = 0;
+    std::int64_t* next = offsets.data();
+    for (std::int64_t feature = 0; feature < num_features; ++feature) {
+      *next++ = 0;
+      std::int64_t end = 0;
+      const std::int64_t bags_end = bag + words[at(feature)];
+      std::int64_t* const after = next + arrived.num_filled[at(feature)];
+      for (; bag < bags_end && next < after; ++bag) {
+        const auto length = static_cast<std::int64_t>(lengths[bag]);
+        end += length;
+        *next = end;
+        next += static_cast<std::int64_t>(length > 0);
+      }
+      bag = bags_end;  // empty bags after the last that has keys
     }
-    length += left;  // empty bags after the last that has keys
-  }
+  });
 }
 
 }  // namespace recsdk

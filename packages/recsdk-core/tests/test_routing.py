@@ -23,9 +23,17 @@ def owner_of(key: int, num_shards: int, rule: str) -> int:
     return int(virtual_shards(np.array([key]))[0]) * num_shards // NUM_VIRTUAL_SHARDS
 
 
+def packed(lengths: list[int], longest: int) -> list[int]:
+    """The words that lengths are sent as."""
+    size = next(size for size in (1, 2, 4, 8) if longest < 256**size)
+    found = np.array(lengths, f"<u{size}").tobytes()
+    return [size, *np.frombuffer(found + bytes(-len(found) % 8), "<i8").tolist()]
+
+
 def split(features: Features, num_shards: int, rule: str, is_sequence: bool) -> list[Any]:
-    """Of each shard: words, places, and the bags of each feature that have keys."""
+    """Of each shard: words, places, the bags of each feature that have keys, and all lengths."""
     found = []
+    longest = max((len(bag) for bags in features for bag in bags), default=0)
     for shard in range(num_shards):
         counts, lengths, sent, places, filled = [], [], [], [], []
         place = 0
@@ -40,8 +48,9 @@ def split(features: Features, num_shards: int, rule: str, is_sequence: bool) -> 
                 sent += mine
             filled.append([i for i, count in enumerate(of_bags) if count])
             counts.append(sum(of_bags) if is_sequence else len(bags))
-            lengths += [] if is_sequence else of_bags
-        found.append((counts + lengths + sent, places, filled))
+            lengths += of_bags
+        head = counts if is_sequence else counts + packed(lengths, longest)
+        found.append((head + sent, places, filled, lengths))
     return found
 
 
@@ -52,6 +61,10 @@ def split(features: Features, num_shards: int, rule: str, is_sequence: bool) -> 
     is_sequence=st.booleans(),
 )
 @example(features=[[], [[]], [[5, 5], [], [6]]], num_shards=2, rule="modulo", is_sequence=False)
+@example(features=[[[3]] * 9, [[4], [5]]], num_shards=3, rule="modulo", is_sequence=False)
+@example(features=[[[3] * 255], []], num_shards=2, rule="modulo", is_sequence=False)
+@example(features=[[[3] * 256, [1]], [[]]], num_shards=2, rule="modulo", is_sequence=False)
+@example(features=[[[3] * 65_536, [2]]], num_shards=2, rule="modulo", is_sequence=False)
 def test_a_batch_is_cut_as_lists_are(
     features: Features, num_shards: int, rule: str, is_sequence: bool
 ) -> None:
@@ -69,24 +82,24 @@ def test_a_batch_is_cut_as_lists_are(
     )
     expected = split(features, num_shards, rule, is_sequence)
     assert found.places is not None
-    assert found.words.tolist() == [word for words, _, _ in expected for word in words]
-    assert found.num_words == [len(words) for words, _, _ in expected]
-    assert found.places.tolist() == [place for _, places, _ in expected for place in places]
-    assert found.num_keys == [len(places) for _, places, _ in expected]
-    assert found.filled.tolist() == [bag for *_, f in expected for bags in f for bag in bags]
-    assert found.num_filled == [len(bags) for *_, filled in expected for bags in filled]
+    assert found.words.tolist() == [word for words, *_ in expected for word in words]
+    assert found.num_words == [len(words) for words, *_ in expected]
+    assert found.places.tolist() == [place for _, places, *_ in expected for place in places]
+    assert found.num_keys == [len(places) for _, places, *_ in expected]
+    assert found.filled.tolist() == [bag for *_, f, _ in expected for bags in f for bag in bags]
+    assert found.num_filled == [len(bags) for *_, filled, _ in expected for bags in filled]
     check_arrivals(found, expected, len(features), is_sequence)
 
 
 def check_arrivals(found: Any, expected: list[Any], num_features: int, is_sequence: bool) -> None:
     ends = np.cumsum([0, *found.num_words])
-    for shard, (words, places, filled) in enumerate(expected):
+    for shard, (words, places, filled, all_lengths) in enumerate(expected):
         behind = np.append(found.words[ends[shard] : ends[shard + 1]], [-1, 7])
         arrived = read_bags(behind, num_features, every_key_is_a_bag=is_sequence)
         assert arrived.num_words == len(words)
         assert sum(arrived.num_keys) == len(places)
         assert arrived.num_filled == list(map(len, filled))
-        lengths = [n for n in words[num_features : len(words) - len(places)] if n]
+        lengths = [n for n in all_lengths if n]
         if arrived.offsets is None:
             assert arrived.num_filled == arrived.num_keys
             assert set(lengths) <= {1}
@@ -119,7 +132,7 @@ def test_threads_give_equal_results() -> None:
 def test_results_are_of_the_keys_framework() -> None:
     torch = pytest.importorskip("torch")
     found = cut_bags(torch.tensor([4, 9]), torch.tensor([2, 0]), [2], 1)
-    assert found.words.tolist() == [2, 2, 0, 4, 9]
+    assert found.words.tolist() == [2, 1, 2, 4, 9]
     assert isinstance(found.words, torch.Tensor)
     assert found.places is None
     arrived = read_bags(found.words, 1, every_key_is_a_bag=False)
@@ -156,9 +169,14 @@ def test_what_does_not_fit_is_refused(
         ([-1], 1, "-1 bags do not fit"),
         ([2, 1], 1, "2 bags do not fit"),
         ([2**62, 2**62, 1], 2, "bags do not fit"),
-        ([1, 2, 5], 1, "the keys are not all there"),
-        ([1, -2, 5], 1, "a bag of -2 keys does not fit"),
-        ([2, 2**62, 2**62, 5], 1, "keys does not fit"),
+        ([9, 1, 0], 1, "9 bags do not fit"),
+        ([2, 8, 1], 1, "2 bags do not fit"),
+        ([0], 1, "the size of lengths is not there"),
+        ([1, 0, 2], 1, "a length takes 1, 2, 4 or 8 bytes, not 0"),
+        ([1, 3, 2], 1, "a length takes 1, 2, 4 or 8 bytes, not 3"),
+        ([1, 1, 2, 5], 1, "the keys are not all there"),
+        ([1, 8, -2, 5], 1, "keys does not fit"),
+        ([2, 8, 2**62, 2**62, 5], 1, "keys does not fit"),
     ],
 )
 def test_words_that_do_not_fit_are_refused(

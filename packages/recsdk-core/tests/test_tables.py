@@ -6,8 +6,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from recsdk_core import Bags, Outcome, Table, init, map_tables, optim, pool_tables, update_tables
+from recsdk_core import (
+    Bags,
+    Outcome,
+    Table,
+    init,
+    join_rows,
+    map_tables,
+    optim,
+    pool_tables,
+    update_tables,
+)
 
 KEYS = np.array([3, 4, 3])
 OFFSETS = np.array([0, 2, 3])
@@ -139,3 +151,41 @@ def test_one_tables_failure_leaves_the_others_done_whole() -> None:
     assert [len(table) for table in tables] == [2, 0, 2]
     for table in tables:
         table.check_invariants()
+
+
+@given(data=st.data(), number=st.sampled_from([np.int32, np.int64]))
+def test_rows_of_tables_are_joined_as_lists_are(data: Any, number: Any) -> None:
+    sizes = data.draw(st.lists(st.sampled_from([0, 1, 5, 20_000]), max_size=4))
+    random = np.random.default_rng(data.draw(st.integers(0, 99)))
+    parts, expected = [], []
+    for first, size in enumerate(sizes):
+        rows = random.integers(-5, 10, size)
+        outcomes = random.integers(0, 5, size).astype(np.uint8)
+        rows[outcomes <= Outcome.INSERTED] = np.abs(rows[outcomes <= Outcome.INSERTED])
+        parts.append((rows, outcomes, 100 * first))
+        expected += [
+            row + 100 * first if outcome <= Outcome.INSERTED else 77
+            for row, outcome in zip(rows.tolist(), outcomes.tolist(), strict=True)
+        ]
+    out = np.full(sum(sizes), -1, number)
+    join_rows(parts, 77, out)
+    assert out.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("rows", "outcomes", "out", "error", "message"),
+    [
+        ([1, 2], [0, 0], np.zeros(3, np.int32), ValueError, "room for 3 numbers; pass room for 2"),
+        ([1, 2], [0], np.zeros(2, np.int32), ValueError, "outcomes"),
+        ([1, 2**31], [0, 0], np.zeros(2, np.int32), ValueError, "0 to 2147483647; pass int64"),
+        ([-1], [0], np.zeros(1, np.int64), ValueError, "must be 0 to"),
+        ([1], [0], np.zeros(1, np.float32), TypeError, "int32 or int64"),
+        ([1, 2], [0, 0], np.zeros(4, np.int32)[::2], ValueError, "contiguous"),
+    ],
+)
+def test_rows_that_cannot_be_joined_are_refused(
+    rows: list[int], outcomes: list[int], out: Any, error: type[Exception], message: str
+) -> None:
+    part = np.array(rows), np.array(outcomes, np.uint8), 0
+    with pytest.raises(error, match=message):
+        join_rows([part], 0, out)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 
 from recsdk_npusim.counting import counting
@@ -40,6 +42,17 @@ def test_bytes_that_go_over_are_counted() -> None:
         torch.arange(3).to(NPU)
     assert found.bytes_to_device == 5 * 4 + 3 * 8
     assert found.waits == 0
+
+
+def test_the_time_of_operators_is_counted_and_that_of_views_is_not() -> None:
+    data = torch.rand(200_000, device=NPU)
+    with counting() as views:
+        data.view(2, -1)
+    with counting() as found:
+        data.sort()
+        data.cpu()
+    assert views.seconds == 0
+    assert 0 < found.seconds <= time.process_time()
 
 
 def test_nothing_is_counted_outside() -> None:

@@ -1,4 +1,4 @@
-// table.h: Bags, and the calls over many tables at once.
+// table.h, join_rows.h: Bags, and the calls over many tables at once.
 #include <nanobind/stl/optional.h>
 
 #include <deque>
@@ -6,6 +6,7 @@
 #include "bindings.h"
 #include "calls.h"
 #include "handles.h"
+#include "recsdk/join_rows.h"
 #include "recsdk/table.h"
 
 namespace recsdk::bind {
@@ -126,6 +127,38 @@ nb::list map_all(nb::handle calls, bool insert, nb::handle leases_object) {
   return results;
 }
 
+template <typename Number>
+std::span<Number> numbers_of(const Array& array) {
+  return {static_cast<Number*>(array.data), static_cast<std::size_t>(array.shape[0])};
+}
+
+void join(nb::handle parts_object, std::int64_t spare_row, nb::handle out_object) {
+  Array out = resolve(out_object, "out");
+  if (out.rank != 1 || (out.scalar != Scalar::kInt32 && out.scalar != Scalar::kInt64))
+    throw nb::type_error("out must be an array (N,) of int32 or int64");
+  if (out.shape[0] > 1 && out.strides[0] != 1) throw nb::value_error("out must be contiguous");
+  require_writable(out);
+  std::vector<nb::tuple> kept;
+  std::deque<Integers> rows;
+  std::vector<Array> all_outcomes;
+  std::vector<MappedRows> parts;
+  for (const nb::handle object : nb::borrow<nb::iterable>(parts_object)) {
+    const nb::tuple& items_of =
+        kept.emplace_back(items(object, 3, 3, "a part (rows, outcomes, first_row)"));
+    const auto own = rows.emplace_back(items_of[0], "rows").span();
+    const auto count = static_cast<std::int64_t>(own.size());
+    const Array& found = all_outcomes.emplace_back(outcomes(items_of[1], "outcomes", count));
+    parts.push_back({own,
+                     {static_cast<const Outcome*>(found.data), own.size()},
+                     integer(items_of[2], "first_row")});
+  }
+  const nb::gil_scoped_release without_gil;
+  if (out.scalar == Scalar::kInt32)
+    join_rows(parts, spare_row, numbers_of<std::int32_t>(out));
+  else
+    join_rows(parts, spare_row, numbers_of<std::int64_t>(out));
+}
+
 }  // namespace
 
 void bind_tables(nb::module_& module) {
@@ -142,6 +175,8 @@ void bind_tables(nb::module_& module) {
       .def_prop_ro("num_keys", &PyBags::num_keys);
   module.def("map_tables", &map_all, nb::arg("calls").none(), nb::arg("insert"),
              nb::arg("leases").none());
+  module.def("join_rows", &join, nb::arg("parts").none(), nb::arg("spare_row"),
+             nb::arg("out").none());
   module.def("pool_tables", &pool_all, nb::arg("calls").none());
   module.def("update_tables", &update_all, nb::arg("calls").none());
 }

@@ -38,7 +38,13 @@ from recsdk_core.runtime import (  # noqa: E402
     version,
 )
 from recsdk_core.table import Lease, Table  # noqa: E402
-from recsdk_core.tables import Bags, map_tables, pool_tables, update_tables  # noqa: E402
+from recsdk_core.tables import (  # noqa: E402
+    Bags,
+    join_rows,
+    map_tables,
+    pool_tables,
+    update_tables,
+)
 from recsdk_core.vectors import pack_vectors, unpack_vectors  # noqa: E402
 
 __all__ = [
@@ -70,6 +76,7 @@ __all__ = [
     "init",
     "initial_rows",
     "isa",
+    "join_rows",
     "map_tables",
     "num_threads",
     "optim",

@@ -1,7 +1,9 @@
 """A batch on its way between processes: cut by the shards of its keys, read where it arrives.
 
-What goes to a shard is one run of int64 words: how many bags each feature has, how many keys of the
-shard each bag has, and those keys. If every key is a bag, lengths are left out.
+What goes to a shard is one run of int64 words: how many bags each feature has, how many bytes a
+length takes, how many keys of the shard each bag has, and those keys. Lengths lie one behind the
+other, filled up to a whole word; they take 1, 2, 4 or 8 bytes, as many as the batch's longest bag
+needs. If every key is a bag, the lengths and their size are left out.
 
 Shape letters: N keys, F features, G bags of all features, W shards.
 """

@@ -1,5 +1,7 @@
 #include "counts.h"
 
+#include <ctime>
+
 #include <array>
 #include <atomic>
 #include <mutex>
@@ -14,6 +16,12 @@ Counts counts;
 /// Their result has a size that only the device knows, so the host waits for it.
 constexpr std::array kReadBack = {"aten::nonzero", "aten::masked_select", "aten::_unique2",
                                   "aten::unique_consecutive", "aten::unique_dim"};
+
+double thread_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
 
 }  // namespace
 
@@ -45,6 +53,15 @@ void count_copy(std::size_t bytes, bool to_device) {
   if (!counts_now) return;
   const std::lock_guard lock(mutex);
   (to_device ? counts.bytes_to_device : counts.bytes_to_host) += static_cast<std::int64_t>(bytes);
+}
+
+TimedWork::TimedWork() : begin_(counts_now ? thread_seconds() : 0) {}
+
+TimedWork::~TimedWork() {
+  if (begin_ == 0) return;
+  const double seconds = thread_seconds() - begin_;
+  const std::lock_guard lock(mutex);
+  counts.seconds += seconds;
 }
 
 }  // namespace npusim

@@ -13,6 +13,7 @@ struct Counts {
   std::int64_t waits = 0;                         ///< of the host for what a device computes
   std::int64_t bytes_to_device = 0;
   std::int64_t bytes_to_host = 0;
+  double seconds = 0;  ///< of processors, spent in the devices' place
 };
 
 /// Forgets what was counted, and counts from here on, or not.
@@ -22,5 +23,17 @@ Counts counted();
 void count_operator(const std::string& name);
 void count_wait();
 void count_copy(std::size_t bytes, bool to_device);
+
+/// Counts the processor time of this thread while it lives: a device would have done the work.
+class TimedWork {
+ public:
+  TimedWork();
+  ~TimedWork();
+  TimedWork(const TimedWork&) = delete;
+  TimedWork& operator=(const TimedWork&) = delete;
+
+ private:
+  double begin_;
+};
 
 }  // namespace npusim

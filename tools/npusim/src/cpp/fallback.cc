@@ -140,6 +140,7 @@ void fill_in_generator(const c10::OperatorHandle& op, Stack* stack, std::size_t 
 }
 
 void run_on_cpu(const c10::OperatorHandle& op, Stack* stack) {
+  const TimedWork timed;
   const std::size_t first = stack->size() - op.schema().arguments().size();
   check_gradient(op, *stack, first);
   Call call(op);

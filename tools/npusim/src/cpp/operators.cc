@@ -98,6 +98,7 @@ at::Tensor copy_from(const at::Tensor& self, const at::Tensor& target, bool non_
     if (is_device(*each)) drain_current_stream(each->device().index());
   }
   at::Tensor to = on_cpu(target);
+  const TimedWork timed;
   to.copy_(on_cpu(self));
   return target;
 }
@@ -144,12 +145,12 @@ std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t> counts(std::i
   return {number(found.allocated), number(found.reserved), number(found.peak), number(found.limit)};
 }
 
-std::tuple<c10::Dict<std::string, std::int64_t>, std::int64_t, std::int64_t, std::int64_t>
+std::tuple<c10::Dict<std::string, std::int64_t>, std::int64_t, std::int64_t, std::int64_t, double>
 counted_so_far() {
   const Counts found = counted();
   c10::Dict<std::string, std::int64_t> operators;
   for (const auto& [name, count] : found.operators) operators.insert(name, count);
-  return {operators, found.waits, found.bytes_to_device, found.bytes_to_host};
+  return {operators, found.waits, found.bytes_to_device, found.bytes_to_host, found.seconds};
 }
 
 void reset_peak_of(std::int64_t device) { reset_peak(static_cast<c10::DeviceIndex>(device)); }
@@ -178,7 +179,7 @@ TORCH_LIBRARY(npusim, library) {
   library.def("device_count() -> int", [] { return std::int64_t{device_count()}; });
   library.def("memory_counts(int device) -> (int, int, int, int)", counts);
   library.def("start_counting(bool is_wanted) -> ()", start_counting);
-  library.def("counted() -> (Dict(str, int), int, int, int)", counted_so_far);
+  library.def("counted() -> (Dict(str, int), int, int, int, float)", counted_so_far);
   library.def("reset_peak(int device) -> ()", reset_peak_of);
   library.def("empty_cache() -> ()", empty_cache);
   library.def("seed(int device, int value) -> ()", seed);

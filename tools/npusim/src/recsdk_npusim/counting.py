@@ -21,6 +21,9 @@ class Counts:
     """How often the host waited for a number, a copy or a size that a device computed."""
     bytes_to_device: int = 0
     bytes_to_host: int = 0
+    seconds: float = 0.0
+    """Processor time of the operators and copies: what a program of the host does not take where
+    there is a device. It says nothing about the speed of one."""
 
     @property
     def num_operators(self) -> int:
@@ -38,4 +41,5 @@ def counting() -> Iterator[Counts]:
     finally:
         counted = _compiled.counted()
         _compiled.start_counting(False)
-        found.operators, found.waits, found.bytes_to_device, found.bytes_to_host = counted
+        found.operators, found.waits, found.bytes_to_device, *rest = counted
+        found.bytes_to_host, found.seconds = rest

@@ -20,7 +20,7 @@ from recsdk_core.vectors import Block, Part
 from recsdk_sharding._batch.routing import Requests
 from recsdk_sharding.placement.layout import GroupLayout
 
-__all__ = ["Assembly", "Stretch", "padded", "plan_stretches"]
+__all__ = ["Assembly", "Plan", "Stretch", "padded"]
 
 
 @dataclass(frozen=True)
@@ -33,17 +33,12 @@ class Stretch:
     """Which columns of the feature's vectors."""
     bags: torch.Tensor | None
     """Which bags, int64, in ascending order; None: all."""
-    num_bags: int
-    """Number of vectors."""
+    num_values: int
+    """Numbers in the stretch."""
+    start: int
+    """The first number among those of all ranks."""
     is_first: bool
     """Whether no stretch before it has the same feature and columns."""
-    start: int = 0
-    """The first number among those of all ranks."""
-
-    @property
-    def num_values(self) -> int:
-        """Numbers in the stretch."""
-        return self.num_bags * (self.columns[1] - self.columns[0])
 
     def read(self, flat: torch.Tensor) -> torch.Tensor:
         """The stretch's vectors, a view (bags, columns) of what was received."""
@@ -56,24 +51,46 @@ class Stretch:
         return results[self.feature][:, first:last]
 
 
-def plan_stretches(
-    layout: GroupLayout, requests: Requests, num_bags: Sequence[int], rank: int
-) -> list[list[Stretch]]:
-    """What each rank will send to `rank`, in the order in which it lies there."""
-    sent: list[list[Stretch]] = [[] for _ in range(layout.world_size)]
-    for table in layout.tables:
-        for placed in table.shards:
-            if layout.is_replicated and placed.rank != rank:
-                continue
-            found = requests.bags_on(placed.ranks, placed.shard.index)
-            is_first = placed.shard.index == 0
-            for feature in table.features:
-                bags = found[feature]
-                count = num_bags[feature] if bags is None else len(bags)
-                sent[placed.rank].append(
-                    Stretch(feature, placed.shard.columns, bags, count, is_first)
-                )
-    return sent
+@dataclass(frozen=True)
+class Plan:
+    """What all ranks send to one."""
+
+    stretches: list[Stretch]
+    """In the order in which they lie there."""
+    num_values: list[int]
+    """Numbers that each rank sends, with those that fill up: W."""
+    has_padding: bool
+    """Whether there are numbers that fill up."""
+
+    @staticmethod
+    def of_requests(
+        layout: GroupLayout,
+        requests: Requests,
+        num_bags: Sequence[int],
+        *,
+        rank: int,
+        multiple: int,
+    ) -> Plan:
+        """What the ranks send to `rank`, each filled up to a `multiple`."""
+        stretches: list[Stretch] = []
+        num_values: list[int] = []
+        begin = end = 0
+        has_padding = False
+        for sender in range(layout.world_size):
+            is_left_out = layout.is_replicated and sender != rank
+            for table, placed in [] if is_left_out else layout.shards_of(sender):
+                found = requests.bags[placed.ranks, placed.shard.index]
+                columns, is_first = placed.shard.columns, placed.shard.index == 0
+                for feature in table.features:
+                    bags = found[feature]
+                    count = num_bags[feature] if bags is None else len(bags)
+                    size = count * (columns[1] - columns[0])
+                    stretches.append(Stretch(feature, columns, bags, size, end, is_first))
+                    end += size
+            num_values.append(padded(end - begin, multiple))
+            has_padding |= begin + num_values[-1] > end
+            begin = end = begin + num_values[-1]
+        return Plan(stretches, num_values, has_padding)
 
 
 class Assembly:
@@ -82,31 +99,14 @@ class Assembly:
     A result for each feature: (G, D), views of what `put` and `take` are given.
     """
 
-    def __init__(
-        self,
-        sent: Sequence[Sequence[Stretch]],
-        divisors: Sequence[torch.Tensor] | None,
-        multiple: int,
-    ) -> None:
-        """`sent`: what each rank sends, whose numbers are padded to a `multiple`.
-
-        `divisors`: what each feature's vectors are divided by, float32 (G,); None: by nothing.
-        """
+    def __init__(self, plan: Plan, divisors: Sequence[torch.Tensor] | None) -> None:
+        """`divisors`: what each feature's vectors are divided by, float32 (G,); None: nothing."""
         self._divisors = divisors
         self._bags: torch.Tensor | None = None  # of all stretches, on a device
-        self.num_values: list[int] = []
+        self.num_values = plan.num_values
         """Numbers that each rank sends, W."""
-        self._stretches: list[Stretch] = []
-        self._has_padding = False
-        begin = 0
-        for of_rank in sent:
-            end = begin
-            for stretch in of_rank:
-                self._stretches.append(replace(stretch, start=end))
-                end += stretch.num_values
-            self.num_values.append(padded(end - begin, multiple))
-            begin += self.num_values[-1]
-            self._has_padding |= begin > end
+        self._stretches = plan.stretches
+        self._has_padding = plan.has_padding
 
     def put(self, received: torch.Tensor, results: Sequence[torch.Tensor]) -> None:
         """Fills the features' results with what was received from all ranks."""

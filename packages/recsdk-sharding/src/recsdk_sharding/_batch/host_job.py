@@ -19,7 +19,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recsdk_core.nn.function import FeatureBags
 from recsdk_sharding._batch.arrivals import Arrivals
-from recsdk_sharding._batch.assembly import Assembly, plan_stretches
+from recsdk_sharding._batch.assembly import Assembly, Plan
 from recsdk_sharding._batch.context import HostDistConfig, Order, Remainder
 from recsdk_sharding._batch.features import (
     Features,
@@ -252,10 +252,14 @@ class Received:
         divisors = None
         if any(config.is_mean) and not self.prepared.is_late:
             divisors = mean_divisor(features, config.is_mean).split_with_sizes(features.num_bags)
-        stretches = plan_stretches(
-            config.layout, self.prepared.requests, features.num_bags, config.rank
+        plan = Plan.of_requests(
+            config.layout,
+            self.prepared.requests,
+            features.num_bags,
+            rank=config.rank,
+            multiple=config.multiple,
         )
-        return Assembly(stretches, divisors, config.multiple)
+        return Assembly(plan, divisors)
 
     def _late_weights(self) -> LateWeights:
         config, prepared = self.config, self.prepared

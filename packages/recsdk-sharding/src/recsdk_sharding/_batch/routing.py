@@ -22,7 +22,7 @@ from recsdk_sharding.placement.layout import GroupLayout, Route
 
 __all__ = ["Requests"]
 
-_BagsOfShard: TypeAlias = "tuple[Route, list[torch.Tensor | None]]"
+_BagsOfShard: TypeAlias = dict[int, torch.Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Requests:
     num_keys: list[int]
     """Keys for each rank."""
     bags: dict[tuple[tuple[int, ...], int], _BagsOfShard]
-    """By ranks of a route and number of the row shard: the bags of each of its features that
-    have keys there, int64; None: all bags."""
+    """By ranks of a route and number of the row shard: for the position of each of its features,
+    the bags that have keys there, int64; None: all bags."""
 
     @staticmethod
     def of_features(
@@ -58,16 +58,11 @@ class Requests:
             else None,
             num_keys=_by_rank([(cut.route, cut.bags.num_keys) for cut in cuts], layout),
             bags={
-                (cut.route.ranks, index): (cut.route, filled)
+                (cut.route.ranks, index): dict(zip(cut.route.features, filled, strict=True))
                 for cut in cuts
                 for index, filled in enumerate(cut.filled())
             },
         )
-
-    def bags_on(self, ranks: tuple[int, ...], index: int) -> dict[int, torch.Tensor | None]:
-        """The bags that have keys on a row shard, by position of the feature."""
-        route, bags = self.bags[ranks, index]
-        return dict(zip(route.features, bags, strict=True))
 
 
 @dataclass(frozen=True)

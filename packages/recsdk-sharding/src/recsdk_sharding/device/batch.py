@@ -11,21 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recsdk_core import Outcome
+from recsdk_core import join_rows
 from recsdk_core.nn.function import FeatureBags
 from recsdk_sharding.device.parcel import Item, Parcel, put_optional
 
 if TYPE_CHECKING:
     from recsdk_sharding.device.table import DeviceTable
 
-__all__ = ["BagItems", "Block", "TableSet", "has_row", "plan_batch"]
+__all__ = ["BagItems", "Block", "TableSet", "plan_batch"]
 
 
 @dataclass(frozen=True)
@@ -114,17 +113,16 @@ def _plan_set(
     parcel: Parcel, members: Sequence[tuple[Any, Sequence[int] | None]], request: Any
 ) -> TableSet:
     shards = [shard for shard, _ in members]
-    bags = _SetBags.of_members(members)
+    bags = _SetBags.of_entries(_entries_of(members))
     store = shards[0].held.table.store
     spare_row = max(shard.held.table.spare_row_of_store for shard in shards)
-    items = bags.put(parcel, spare_row, _type_of(len(store.weight_RD)))
-    pooled: range | None = request.pooled
+    number = _type_of(len(store.weight_RD))
+    items = bags.put(parcel, spare_row, number)
     read = None
-    if pooled is not None:
-        first, last = bags.bags_within(pooled)
-        part, first_key = bags.part(first, last)
-        of_part = part.put(parcel, spare_row, _type_of(len(store.weight_RD)))
-        read = ReadBags(first, last - first, first_key, of_part)
+    if request.pooled is not None:
+        part, first, first_key = bags.within(request.pooled)
+        of_part = part.put(parcel, spare_row, number)
+        read = ReadBags(first, sum(part.num_bags), first_key, of_part)
     dim = shards[0].held.table.dim
     return TableSet(
         tables=[shard.held.table for shard in shards],
@@ -139,18 +137,31 @@ def _plan_set(
     )
 
 
-def _type_of(num_rows: int) -> type[np.int32] | type[np.int64]:
-    return np.int32 if num_rows < 2**31 else np.int64
+def _type_of(num_rows: int) -> np.dtype[Any]:
+    return np.dtype(np.int32 if num_rows < 2**31 else np.int64)
+
+
+_Entry: TypeAlias = tuple[FeatureBags, int, int | None]
+"""A feature, the first row of its table in the store, and where its late weights begin."""
+
+
+def _entries_of(members: Sequence[tuple[Any, Sequence[int] | None]]) -> list[_Entry]:
+    """The features of a set, in the order of their vectors."""
+    entries: list[_Entry] = []
+    for shard, starts in members:
+        first_row = shard.held.table.first_row
+        for number, feature in enumerate(shard.features):
+            entries.append((feature, first_row, None if starts is None else starts[number]))
+    return sorted(entries, key=lambda entry: entry[0].column)
 
 
 @dataclass(frozen=True)
 class _SetBags:
     """The bags of a set's features, in the order of their vectors."""
 
-    features: list[FeatureBags]
-    rows_N: NDArray[np.int64]
-    """Of the store; of keys without a row any."""
-    has_row_N: NDArray[np.bool_]
+    entries: list[_Entry]
+    counts: list[int]
+    """Keys of each feature."""
     lengths_B: NDArray[np.int64] | None
     """None: each bag has one key."""
     num_bags: list[int]
@@ -159,66 +170,47 @@ class _SetBags:
     places_N: NDArray[np.int64] | None
 
     @staticmethod
-    def of_members(members: Sequence[tuple[Any, Sequence[int] | None]]) -> _SetBags:
-        entries = [
-            (feature, shard.held.table.first_row, None if starts is None else starts[number])
-            for shard, starts in members
-            for number, feature in enumerate(shard.features)
-        ]
-        entries.sort(key=lambda entry: entry[0].column)
+    def of_entries(entries: list[_Entry]) -> _SetBags:
         features = [feature for feature, _, _ in entries]
         counts = [len(feature.rows) for feature in features]
-        firsts = np.array([first for _, first, _ in entries], np.int64)
-        rows_N = torch.cat([feature.rows for feature in features]).numpy()
-        outcomes_N = torch.cat([feature.outcomes for feature in features]).numpy()
         weights = [feature.weights for feature in features if feature.weights is not None]
         lengths_B, num_bags = _lengths_of(features)
         return _SetBags(
-            features=features,
-            rows_N=rows_N + np.repeat(firsts, counts) if firsts.any() else rows_N,
-            has_row_N=has_row(outcomes_N),
+            entries=entries,
+            counts=counts,
             lengths_B=lengths_B,
             num_bags=num_bags,
             weights_N=torch.cat(weights).detach().numpy() if weights else None,
             places_N=_places(counts, [starts for _, _, starts in entries]),
         )
 
-    def put(self, parcel: Parcel, spare_row: int, type_: Any) -> BagItems:
+    @property
+    def features(self) -> list[FeatureBags]:
+        """The features alone."""
+        return [feature for feature, _, _ in self.entries]
+
+    def put(self, parcel: Parcel, spare_row: int, number: np.dtype[Any]) -> BagItems:
         """Puts them into a parcel."""
-        rows_N = np.where(self.has_row_N, self.rows_N, spare_row).astype(type_)
+        parts = [(feature.rows, feature.outcomes, first) for feature, first, _ in self.entries]
+        rows_N = parcel.put_made(
+            sum(self.counts), number, lambda out: join_rows(parts, spare_row, out)
+        )
         offsets = None
         if self.lengths_B is not None:
-            offsets = np.zeros(len(self.lengths_B) + 1, type_)
-            np.cumsum(self.lengths_B, out=offsets[1:])
-        return BagItems(
-            parcel.put(rows_N),
-            None if offsets is None else parcel.put(offsets),
-            put_optional(parcel, self.weights_N),
-        )
+            lengths_B = self.lengths_B
+            offsets = parcel.put_made(
+                len(lengths_B) + 1, number, lambda out: _write_offsets(lengths_B, out)
+            )
+        return BagItems(rows_N, offsets, put_optional(parcel, self.weights_N))
 
-    def bags_within(self, pooled: range) -> tuple[int, int]:
-        """The bags of features that begin in a range, which lie side by side: first and last."""
-        ends = list(accumulate(self.num_bags, initial=0))
-        wanted = [number for number, f in enumerate(self.features) if f.column in pooled]
-        return (ends[wanted[0]], ends[wanted[-1] + 1]) if wanted else (0, 0)
-
-    def part(self, first: int, last: int) -> tuple[_SetBags, int]:
-        """Some of the bags, with what goes over for them, and their first key."""
-        before, after = first, last
-        if self.lengths_B is not None:
-            before = int(self.lengths_B[:first].sum())
-            after = before + int(self.lengths_B[first:last].sum())
-        keys = slice(before, after)
-        found = _SetBags(
-            features=[],
-            rows_N=self.rows_N[keys],
-            has_row_N=self.has_row_N[keys],
-            lengths_B=None if self.lengths_B is None else self.lengths_B[first:last],
-            num_bags=[],
-            weights_N=None if self.weights_N is None else self.weights_N[keys],
-            places_N=None,
-        )
-        return found, before
+    def within(self, pooled: range) -> tuple[_SetBags, int, int]:
+        """The features that begin in a range, which lie side by side; the first bag and key."""
+        wanted = [n for n, (feature, _, _) in enumerate(self.entries) if feature.column in pooled]
+        first = wanted[0] if wanted else 0
+        # Late weights are found by the first key: these need no places.
+        entries = [self.entries[number][:2] for number in wanted]
+        part = _SetBags.of_entries([(feature, row, None) for feature, row in entries])
+        return part, sum(self.num_bags[:first]), sum(self.counts[:first])
 
     def blocks(self, dim: int, *, is_matrix: bool) -> list[Block]:
         """Where the vectors go; features whose vectors lie side by side are one block."""
@@ -285,7 +277,6 @@ def _places(counts: Sequence[int], starts: Sequence[int | None]) -> NDArray[np.i
     return np.arange(int(ends[-1])) + np.repeat(shifts, counts)
 
 
-def has_row(outcomes_N: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Which keys have a row."""
-    is_row: NDArray[np.bool_] = (outcomes_N == Outcome.FOUND) | (outcomes_N == Outcome.INSERTED)
-    return is_row
+def _write_offsets(lengths_B: NDArray[np.int64], out: NDArray[Any]) -> None:
+    out[0] = 0
+    np.cumsum(lengths_B, out=out[1:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,6 +15,9 @@ __all__ = ["Item", "Parcel", "get_optional", "get_runs", "put_optional", "put_ru
 
 Item: TypeAlias = tuple[torch.dtype, int]
 """Stands for one array of a parcel."""
+
+_Entry: TypeAlias = tuple[int, Callable[[NDArray[Any]], None]]
+"""Size of an array, and what writes it."""
 
 _TYPES = {
     np.dtype(np.int32): torch.int32,
@@ -28,26 +32,34 @@ class Parcel:
     def __init__(self, *, is_pinned: bool = True) -> None:
         """`is_pinned`: False for arrays that stay on the host."""
         self._is_pinned = is_pinned
-        self._arrays: dict[torch.dtype, list[NDArray[Any]]] = {}
+        self._entries: dict[torch.dtype, list[_Entry]] = {}
         self._buffers: dict[torch.dtype, torch.Tensor] = {}
         self._sizes: dict[torch.dtype, list[int]] = {}
         self._parts: dict[torch.dtype, tuple[torch.Tensor, ...]] = {}
 
     def put(self, array: NDArray[Any]) -> Item:
         """Adds an array (n,) of int32, int64 or float32."""
-        dtype = _TYPES[array.dtype]
-        arrays = self._arrays.setdefault(dtype, [])
-        arrays.append(array)
-        return dtype, len(arrays) - 1
+        return self.put_made(len(array), array.dtype, lambda out: np.copyto(out, array))
+
+    def put_made(
+        self, size: int, dtype: np.dtype[Any], write: Callable[[NDArray[Any]], None]
+    ) -> Item:
+        """Adds an array (size,) that is written in its place when the parcel is sealed."""
+        type_ = _TYPES[dtype]
+        entries = self._entries.setdefault(type_, [])
+        entries.append((size, write))
+        return type_, len(entries) - 1
 
     def seal(self) -> None:
-        """Copies the arrays to one buffer; none can be added afterwards."""
-        for dtype, arrays in self._arrays.items():
-            self._sizes[dtype] = [len(array) for array in arrays]
-            buffer = torch.empty(sum(self._sizes[dtype]), dtype=dtype, pin_memory=self._is_pinned)
-            np.concatenate(arrays, out=buffer.numpy())
+        """Writes the arrays to one buffer; none can be added afterwards."""
+        for dtype, entries in self._entries.items():
+            sizes = self._sizes[dtype] = [size for size, _ in entries]
+            buffer = torch.empty(sum(sizes), dtype=dtype, pin_memory=self._is_pinned)
+            parts = np.split(buffer.numpy(), np.cumsum(sizes)[:-1])
+            for part, (_, write) in zip(parts, entries, strict=True):
+                write(part)
             self._buffers[dtype] = buffer
-        self._arrays = {}
+        self._entries = {}
 
     def send(self, device: torch.device) -> None:
         """Starts the copies on the current stream; a second call does nothing."""

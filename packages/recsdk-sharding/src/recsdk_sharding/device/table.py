@@ -19,7 +19,6 @@ from recsdk_core import ExportBatch, IndexCut, optim
 from recsdk_core.checkpoint import Position
 from recsdk_core.table import DType
 from recsdk_sharding._configs.configs import HashTableConfig
-from recsdk_sharding.device.batch import has_row
 from recsdk_sharding.device.host_index import HostIndex, NumberedRows
 from recsdk_sharding.device.optimizers import Step, check_optimizer
 from recsdk_sharding.device.store import DeviceStore, StoredTable
@@ -151,7 +150,7 @@ class DeviceTable:
     @property
     def settings(self) -> tuple[Any, ...]:
         """What tables that are updated at once have in common."""
-        return type(self._optimizer), repr(self._optimizer), self.on_nonfinite
+        return self._optimizer, self.on_nonfinite
 
     @property
     def optimizer(self) -> optim.Optimizer:
@@ -241,8 +240,9 @@ class DeviceTable:
         self, rows_N: NDArray[np.int64], outcomes_N: NDArray[np.uint8], return_outcomes: bool
     ) -> Any:
         self._write_new_rows()
-        readable_N = torch.from_numpy(np.where(has_row(outcomes_N), rows_N, self.spare_row))
-        values = self._rows.read(readable_N.to(self.device))
+        readable_N = np.empty(len(rows_N), np.int64)
+        recsdk_core.join_rows([(rows_N, outcomes_N, 0)], self.spare_row, readable_N)
+        values = self._rows.read(torch.from_numpy(readable_N).to(self.device))
         return (values, outcomes_N) if return_outcomes else values
 
     def export(self, batch_size: int | None = None, *, state: bool = True) -> Iterator[ExportBatch]:

@@ -120,12 +120,15 @@ class GroupLayout:
 
     def shards_of(self, rank: int) -> list[tuple[TableLayout, PlacedShard]]:
         """What a rank holds, in the order of the tables and columns."""
-        return [
-            (table, placed)
-            for table in self.tables
-            for placed in table.shards
-            if placed.rank == rank
-        ]
+        return self._shards_by_rank[rank]
+
+    @cached_property
+    def _shards_by_rank(self) -> list[list[tuple[TableLayout, PlacedShard]]]:
+        found: list[list[tuple[TableLayout, PlacedShard]]] = [[] for _ in range(self.world_size)]
+        for table in self.tables:
+            for placed in table.shards:
+                found[placed.rank].append((table, placed))
+        return found
 
     @cached_property
     def routes(self) -> tuple[Route, ...]:

@@ -1,0 +1,28 @@
+// The row numbers of a batch's keys, of many tables, as one array: what a device takes that keeps
+// the rows of these tables in one store.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "recsdk/export.h"
+#include "recsdk/types.h"
+
+namespace recsdk {
+
+/// Keys of one table, mapped.
+struct MappedRows {
+  std::span<const RowNumber> rows;    ///< (N,), as `map` gave them
+  std::span<const Outcome> outcomes;  ///< (N,)
+  std::int64_t first_row = 0;         ///< where the table's rows begin in the store
+};
+
+/// Writes the store's number of each key's row, part by part; `spare_row` for keys without a row.
+/// The result does not depend on the number of threads. Throws std::invalid_argument, with `out`
+/// unspecified, if its size is not that of the parts, or a number is negative or too large for it.
+RECSDK_API void join_rows(std::span<const MappedRows> parts, std::int64_t spare_row,
+                          std::span<std::int32_t> out);
+RECSDK_API void join_rows(std::span<const MappedRows> parts, std::int64_t spare_row,
+                          std::span<std::int64_t> out);
+
+}  // namespace recsdk

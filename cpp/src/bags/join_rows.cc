@@ -1,0 +1,93 @@
+#include "recsdk/join_rows.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "recsdk/runtime.h"
+#include "util/thread_pool.h"
+
+namespace recsdk {
+namespace {
+
+constexpr std::int64_t kKeysOfPiece = 16384;
+
+/// Keys of one part that lie side by side.
+struct Piece {
+  std::span<const RowNumber> rows;
+  std::span<const Outcome> outcomes;
+  std::int64_t first_row;
+  std::size_t place;  // of its first number in the result
+};
+
+std::vector<Piece> pieces_of(std::span<const MappedRows> parts, std::size_t size) {
+  std::vector<Piece> pieces;
+  std::size_t place = 0;
+  for (const MappedRows& part : parts) {
+    if (part.outcomes.size() != part.rows.size())
+      throw std::invalid_argument("join_rows: a part has " + std::to_string(part.rows.size()) +
+                                  " rows and " + std::to_string(part.outcomes.size()) +
+                                  " outcomes; pass one for each key");
+    for (std::size_t begin = 0; begin < part.rows.size(); begin += kKeysOfPiece) {
+      const std::size_t count = std::min<std::size_t>(kKeysOfPiece, part.rows.size() - begin);
+      pieces.push_back({part.rows.subspan(begin, count), part.outcomes.subspan(begin, count),
+                        part.first_row, place + begin});
+    }
+    place += part.rows.size();
+  }
+  if (place != size)
+    throw std::invalid_argument("join_rows: there is room for " + std::to_string(size) +
+                                " numbers; pass room for " + std::to_string(place));
+  return pieces;
+}
+
+/// Returns whether all numbers fit.
+template <typename Number>
+bool write(const Piece& piece, std::int64_t spare_row, Number* out) {
+  std::uint64_t bits = 0;
+  for (std::size_t i = 0; i < piece.rows.size(); ++i) {
+    const bool is_there = has_row(piece.outcomes[i]);
+    const std::int64_t row = is_there ? piece.rows[i] + piece.first_row : spare_row;
+    bits |= static_cast<std::uint64_t>(row);
+    out[i] = static_cast<Number>(row);
+  }
+  return bits <= static_cast<std::uint64_t>(std::numeric_limits<Number>::max());
+}
+
+template <typename Number>
+void join(std::span<const MappedRows> parts, std::int64_t spare_row, std::span<Number> out) {
+  const std::vector<Piece> pieces = pieces_of(parts, out.size());
+  std::atomic<bool> all_fit = true;
+  internal::parallel_for(static_cast<std::int64_t>(pieces.size()), 1, num_threads(),
+                         [&](std::int64_t begin, std::int64_t end) {
+                           for (std::int64_t i = begin; i < end; ++i) {
+                             const Piece& piece = pieces[static_cast<std::size_t>(i)];
+                             if (!write(piece, spare_row, out.data() + piece.place))
+                               all_fit = false;
+                           }
+                         });
+  if (!all_fit)
+    throw std::invalid_argument("join_rows: row numbers must be 0 to " +
+                                std::to_string(std::numeric_limits<Number>::max()) +
+                                "; pass int64 for a larger store");
+}
+
+}  // namespace
+
+void join_rows(std::span<const MappedRows> parts, std::int64_t spare_row,
+               std::span<std::int32_t> out) {
+  join(parts, spare_row, out);
+}
+
+void join_rows(std::span<const MappedRows> parts, std::int64_t spare_row,
+               std::span<std::int64_t> out) {
+  join(parts, spare_row, out);
+}
+
+}  // namespace recsdk
