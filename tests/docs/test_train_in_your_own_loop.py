@@ -1,0 +1,417 @@
+"""Rows of the page for loops of one's own, beside nn.Embedding and the loop's own optimizer."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.optim.swa_utils import AveragedModel
+
+from claims import Page, assert_all_are_held, holds
+from recsdk_core import optim
+from recsdk_core.nn import HashEmbedding, HashEmbeddingBag, RowOptimizer, l2
+
+HERE = Path(__file__).parent
+PAGE = Page(HERE.parents[1] / "docs" / "howto" / "train_in_your_own_loop.md")
+HABITS, ARGUMENTS = "Habits", "Arguments of nn.Embedding and nn.EmbeddingBag"
+NUM_KEYS, DIM = 6, 3
+KEYS = torch.arange(NUM_KEYS)
+RATE = 0.1
+
+
+def test_every_row_is_held_by_a_test() -> None:
+    assert_all_are_held(PAGE, [Path(__file__)])
+
+
+class Twin:
+    """An embedding, its optimizer, and what loops do with both."""
+
+    def __init__(self, module: Any, optimizer: torch.optim.Optimizer) -> None:
+        self.module, self.optimizer = module, optimizer
+
+    def rows(self) -> torch.Tensor:
+        if isinstance(self.module, nn.Embedding):
+            return self.module.weight.detach().clone()
+        found: torch.Tensor = self.module.table.lookup(KEYS)
+        return found
+
+    def loss(self, *keys: int) -> torch.Tensor:
+        loss: torch.Tensor = (self.module(torch.tensor(keys)) - 0.5).square().sum()
+        return loss
+
+
+def twins(kind: Any = torch.optim.Adagrad, **options: Any) -> tuple[Twin, Twin]:
+    """A table that a RowOptimizer trains, and a dense one with equal rows."""
+    hashed, dense = HashEmbedding(DIM), nn.Embedding(NUM_KEYS, DIM)
+    hashed.table.upsert(KEYS, dense.weight.detach().clone())
+    return (
+        Twin(hashed, RowOptimizer(hashed, kind, lr=RATE, **options)),
+        Twin(dense, kind(dense.parameters(), lr=RATE, **options)),
+    )
+
+
+def fused(**options: Any) -> HashEmbedding:
+    """A table whose optimizer is in backward."""
+    settings = {"optimizer": torch.optim.SGD, "optimizer_kwargs": {"lr": RATE}, **options}
+    return HashEmbedding(DIM, **settings)
+
+
+def assert_equal(loop: Callable[[Twin], None], **options: Any) -> None:
+    """Both twins have equal rows after the same loop."""
+    pair = twins(**options)
+    before = pair[0].rows()
+    for twin in pair:
+        loop(twin)
+    torch.testing.assert_close(pair[0].rows(), pair[1].rows(), rtol=1e-5, atol=1e-6)
+    assert not torch.equal(pair[0].rows(), before)
+
+
+@holds(HABITS, "same", "several backwards before a step")
+def test_accumulation() -> None:
+    def loop(twin: Twin) -> None:
+        for _ in range(3):
+            for keys in ([0, 1], [1, 1], [5]):
+                twin.loss(*keys).backward()
+            twin.optimizer.step()
+            twin.optimizer.zero_grad()
+
+    assert_equal(loop)
+    module, one = fused(), fused(accumulate_steps=2)
+    for _ in range(2):
+        module(KEYS).sum().backward()
+        one(KEYS).sum().backward()
+    assert (module.table.update_count, one.table.update_count) == (2, 1)
+
+
+@holds(HABITS, "same", "one table looked up twice in a forward")
+def test_two_lookups() -> None:
+    def loop(twin: Twin) -> None:
+        (twin.loss(0, 1) * twin.loss(1, 2)).backward()
+        twin.optimizer.step()
+
+    assert_equal(loop)
+    module = fused()
+    (module(KEYS[:2]).sum() + module(KEYS).sum()).backward()
+    assert module.table.update_count == 2
+
+
+@holds(HABITS, "same", "GradScaler")
+def test_scaler() -> None:
+    def loop(twin: Twin) -> None:
+        scaler = torch.amp.GradScaler("cpu", init_scale=65536.0)
+        for factor in (1.0, 1e38, 1.0):
+            twin.optimizer.zero_grad()
+            scaler.scale(twin.loss(0, 0, 3) * factor).backward()
+            scaler.step(twin.optimizer)
+            scaler.update()
+        assert scaler.get_scale() == 32768.0
+
+    assert_equal(loop)
+    loss = torch.amp.GradScaler("cpu").scale(fused()(KEYS).sum())
+    with pytest.raises(RuntimeError, match="GradScaler has scaled"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("clip", [nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_])
+@holds(HABITS, "same", "clip_grad_norm_", "clip_grad_value_")
+def test_clipping(clip: Callable[..., Any]) -> None:
+    def loop(twin: Twin) -> None:
+        twin.loss(0, 0, 3).backward()
+        clip(twin.module.parameters(), 0.01)
+        twin.optimizer.step()
+
+    assert_equal(loop, kind=torch.optim.SGD)
+    module = fused(optimizer=optim.SGD(lr=1.0, clip_norm=0.5), optimizer_kwargs=None)
+    first = module(KEYS).detach()
+    (module(KEYS) * 100).sum().backward()
+    assert nn.utils.clip_grad_norm_(module.parameters(), 1.0) == 0
+    moved = (first - module(KEYS).detach()).norm(dim=1)
+    torch.testing.assert_close(moved, torch.full((NUM_KEYS,), 0.5))
+
+
+@holds(HABITS, "same", "a scheduler of the learning rate")
+def test_schedulers() -> None:
+    def loop(twin: Twin) -> None:
+        scheduler = torch.optim.lr_scheduler.StepLR(twin.optimizer, 1, gamma=0.1)
+        for _ in range(3):
+            twin.optimizer.zero_grad()
+            twin.loss(0, 4).backward()
+            twin.optimizer.step()
+            scheduler.step()
+
+    assert_equal(loop)
+    module = fused()
+    module.table.learning_rate = 0.25
+    assert module.table.optimizer == optim.SGD(lr=0.25)
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@holds(HABITS, "refused", "a scheduler of momentum or betas")
+def test_schedulers_of_momentum() -> None:
+    module = HashEmbedding(DIM)
+    optimizer = RowOptimizer(module, torch.optim.SGD, lr=RATE, momentum=0.9)
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=9)
+    with pytest.raises(PAGE.error(HABITS, "a scheduler of momentum or betas"), match="only lr may"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@holds(HABITS, "same", "zero_grad")
+def test_zero_grad(set_to_none: bool) -> None:
+    def loop(twin: Twin) -> None:
+        twin.loss(0, 1).backward()
+        twin.optimizer.zero_grad(set_to_none)
+        twin.loss(0, 4).backward()
+        twin.optimizer.step()
+
+    assert_equal(loop, kind=torch.optim.SGD)
+
+
+@holds(HABITS, "differs", "weight decay of the optimizer")
+def test_weight_decay_is_of_touched_rows() -> None:
+    pair = twins(torch.optim.SGD, weight_decay=0.5)
+    before = pair[0].rows()
+    for twin in pair:
+        twin.loss(0, 1).backward()
+        twin.optimizer.step()
+    hashed, dense = (twin.rows() for twin in pair)
+    torch.testing.assert_close(hashed[:2], dense[:2])
+    assert torch.equal(hashed[2:], before[2:])
+    torch.testing.assert_close(dense[2:], before[2:] * (1 - RATE * 0.5))
+
+
+@holds(HABITS, "same", "a penalty on all rows")
+def test_penalties() -> None:
+    def loop(twin: Twin) -> None:
+        dense = isinstance(twin.module, nn.Embedding)
+        for _ in range(3):
+            twin.optimizer.zero_grad()
+            penalty = twin.module.weight.square().sum() if dense else l2(twin.module, False)
+            (twin.loss(0, 1) + 0.2 * penalty).backward()
+            twin.optimizer.step()
+
+    assert_equal(loop)
+    module = fused()
+    module(KEYS)
+    with pytest.raises(PAGE.error(HABITS, "a penalty on all rows"), match="weight_decay"):
+        l2(module)
+    twin, _ = twins()
+    twin.loss(0, 1)
+    torch.testing.assert_close(l2(twin.module).detach(), twin.rows()[:2].square().sum())
+
+
+@holds(HABITS, "same", "AveragedModel")
+def test_averages() -> None:
+    pair = twins()
+    averages = [AveragedModel(twin.module) for twin in pair]
+    for number in range(3):
+        for twin, average in zip(pair, averages, strict=True):
+            twin.optimizer.zero_grad()
+            twin.loss(number, 4).backward()
+            twin.optimizer.step()
+            average.update_parameters(twin.module)
+    rows = averages[0].module.table.lookup(KEYS)
+    torch.testing.assert_close(rows, averages[1].module.weight.detach(), rtol=1e-5, atol=1e-6)
+    assert not torch.equal(rows, pair[0].rows())
+
+
+@holds(HABITS, "differs", "an average of `parameters()` or a `state_dict` made by hand")
+def test_averages_by_hand_do_not_see_rows() -> None:
+    twin, _ = twins()
+    copied = copy.deepcopy(twin.module)
+    before = twin.rows()
+    twin.loss(0, 1).backward()
+    twin.optimizer.step()
+    for mine, theirs in zip(copied.parameters(), twin.module.parameters(), strict=True):
+        assert mine.detach().copy_(theirs.detach()).numel() == 0
+    for name, value in copied.state_dict().items():
+        value.copy_(twin.module.state_dict()[name])
+    assert torch.equal(copied.table.lookup(KEYS), before)
+
+
+COMPUTING = "computing with `weight`: norms, sums, products, `F.embedding`"
+INITIALIZING = "first values by `torch.nn.init` or `weight.data`"
+
+
+@pytest.mark.parametrize("is_fused", [True, False])
+@holds(HABITS, "refused", COMPUTING)
+def test_computing_with_weight(is_fused: bool) -> None:
+    weight = (fused() if is_fused else twins()[0].module).weight
+    calls: list[Callable[[], Any]] = [
+        weight.norm,
+        lambda: weight.pow(2).sum(),
+        lambda: torch.ones(1, DIM) @ weight.T,
+        lambda: functional.embedding(KEYS, weight),
+    ]
+    for call in calls:
+        with pytest.raises(PAGE.error(HABITS, COMPUTING), match="cannot compute with `weight`"):
+            call()
+
+
+@holds(HABITS, "refused", INITIALIZING)
+def test_first_values() -> None:
+    weight = HashEmbedding(DIM).weight
+    calls: list[Callable[[], Any]] = [
+        lambda: nn.init.xavier_uniform_(weight),
+        lambda: weight.data.normal_(),
+    ]
+    for call in calls:
+        with pytest.raises(PAGE.error(HABITS, INITIALIZING), match="cannot set its rows"):
+            call()
+
+
+@holds(HABITS, "same", "two modules without `name=`")
+def test_two_modules_without_names() -> None:
+    for one, other in (
+        [HashEmbedding(DIM)(KEYS) for _ in range(2)],
+        [nn.Embedding(NUM_KEYS, DIM)(KEYS) for _ in range(2)],
+    ):
+        assert not (one == other).any()
+
+
+@holds(HABITS, "refused", "no optimizer at all")
+def test_no_optimizer() -> None:
+    loss = HashEmbedding(DIM)(KEYS).sum()
+    with pytest.raises(PAGE.error(HABITS, "no optimizer at all"), match="optimizer=.*RowOptimizer"):
+        loss.backward()
+
+
+@holds(HABITS, "differs", "copy.deepcopy")
+def test_copies() -> None:
+    twin, _ = twins()
+    with pytest.raises(RuntimeError, match="make a RowOptimizer for the copy"):
+        copy.deepcopy(twin.module)(KEYS)
+    copied = copy.deepcopy(fused())
+    copied(KEYS).sum().backward()
+    assert copied.table.update_count == 1
+
+
+@holds(HABITS, "same", "model.to(torch.bfloat16)")
+def test_models_in_16_bits() -> None:
+    twin, dense = twins()
+    for each in (twin, dense):
+        assert each.module.to(torch.bfloat16)(KEYS).dtype == torch.bfloat16
+    twin.loss(0, 1).backward()
+    assert twin.module.weight.grad.dtype == twin.rows().dtype == torch.float32
+
+
+@holds(HABITS, "refused", "torch.jit.trace", "torch.jit.script", "share_memory")
+def test_what_cannot_be_recorded_or_shared() -> None:
+    calls: dict[str, Callable[[], Any]] = {
+        "torch.jit.trace": lambda: torch.jit.trace(fused(), (KEYS,)),
+        "torch.jit.script": lambda: torch.jit.script(fused()),
+        "share_memory": fused().share_memory,
+    }
+    for name, call in calls.items():
+        with pytest.raises(PAGE.error(HABITS, name)):
+            call()
+
+
+# ---- arguments ---------------------------------------------------------------------------------
+
+
+def bags_of(dense: nn.EmbeddingBag, **options: Any) -> HashEmbeddingBag:
+    """A bag with the rows of a dense one."""
+    made = HashEmbeddingBag(NUM_KEYS, DIM, **options)
+    made.table.upsert(KEYS, dense.weight.detach().clone())
+    return made
+
+
+@holds(ARGUMENTS, "looser", "num_embeddings", "embedding_dim")
+def test_sizes() -> None:
+    made, dense = HashEmbedding(2, DIM), nn.Embedding(2, DIM)
+    assert made.num_embeddings == dense.num_embeddings
+    assert made.embedding_dim == dense.embedding_dim == HashEmbedding(DIM).embedding_dim
+    made(KEYS)
+    assert len(made.table) == NUM_KEYS > 2
+    limited = HashEmbedding(DIM, max_rows=2)
+    limited(KEYS)
+    assert len(limited.table) == 2
+
+
+@holds(ARGUMENTS, "looser", "padding_idx")
+def test_padding() -> None:
+    module = HashEmbedding(DIM, padding_idx=-1)
+    assert (module(torch.tensor([-1, NUM_KEYS])) == 0).all(dim=1).tolist() == [True, False]
+    assert -1 not in module.table
+    dense = nn.EmbeddingBag(NUM_KEYS, DIM, padding_idx=2, mode="mean")
+    keys = torch.tensor([[0, 2, 1], [2, 2, 2]])
+    torch.testing.assert_close(bags_of(dense, padding_idx=2, mode="mean")(keys), dense(keys))
+
+
+@holds(ARGUMENTS, "same", "scale_grad_by_freq")
+def test_scaled_gradients() -> None:
+    keys = torch.tensor([0, 0, 0, 5])
+    hashed = HashEmbedding(DIM, scale_grad_by_freq=True)
+    RowOptimizer(hashed, torch.optim.SGD, lr=RATE)
+    dense = nn.Embedding(NUM_KEYS, DIM, scale_grad_by_freq=True)
+    for module in (hashed, dense):
+        module(keys).sum().backward()
+    assert dense.weight.grad is not None
+    torch.testing.assert_close(hashed.weight.grad, dense.weight.grad[[0, 5]])
+
+
+@holds(ARGUMENTS, "differs", "mode")
+def test_modes() -> None:
+    dense = nn.EmbeddingBag(NUM_KEYS, DIM)
+    assert (HashEmbeddingBag(DIM).mode, dense.mode) == ("sum", "mean")
+    keys = torch.tensor([[0, 2, 1], [4, 4, 2]])
+    for mode in ("sum", "mean", "max"):
+        dense.mode = mode
+        torch.testing.assert_close(bags_of(dense, mode=mode)(keys), dense(keys))
+
+
+@holds(ARGUMENTS, "same", "include_last_offset")
+def test_last_offsets() -> None:
+    dense = nn.EmbeddingBag(NUM_KEYS, DIM, mode="sum", include_last_offset=True)
+    offsets = torch.tensor([0, 2, 2, 6])
+    hashed = bags_of(dense, include_last_offset=True)
+    torch.testing.assert_close(hashed(KEYS, offsets), dense(KEYS, offsets))
+
+
+@holds(ARGUMENTS, "looser", "per_sample_weights")
+def test_weights() -> None:
+    dense = nn.EmbeddingBag(NUM_KEYS, DIM, mode="sum")
+    weights = torch.tensor([[1.0, 3.0]])
+    summed = dense(KEYS[:2].reshape(1, 2), per_sample_weights=weights)
+    for mode, divisor in (("sum", 1.0), ("mean", 4.0)):
+        made = bags_of(dense, mode=mode)(KEYS[:2].reshape(1, 2), per_sample_weights=weights)
+        torch.testing.assert_close(made, summed / divisor)
+
+
+@holds(ARGUMENTS, "refused", "max_norm", "norm_type", "sparse", "device")
+def test_refused_arguments() -> None:
+    asked = {"max_norm": 1.0, "norm_type": 1.0, "sparse": True, "device": "meta"}
+    for name, value in asked.items():
+        with pytest.raises(PAGE.error(ARGUMENTS, name), match=f"{name}=.* is not supported"):
+            HashEmbedding(DIM, **{name: value})  # type: ignore[arg-type]
+    HashEmbedding(DIM, device="cpu", sparse=False)
+
+
+@holds(ARGUMENTS, "differs", "dtype")
+def test_dtypes() -> None:
+    module = HashEmbedding(DIM, dtype="bfloat16")
+    assert module(KEYS).dtype == module.weight.dtype == torch.float32
+    rows = module.table.lookup(KEYS)
+    assert torch.equal(rows, rows.bfloat16().float())
+
+
+@holds(ARGUMENTS, "differs", "from_pretrained")
+def test_pretrained() -> None:
+    rows = torch.rand(NUM_KEYS, DIM)
+    dense, hashed = nn.Embedding.from_pretrained(rows), HashEmbedding.from_pretrained(KEYS, rows)
+    assert torch.equal(dense(KEYS), hashed(KEYS))
+    assert not dense.weight.requires_grad
+    assert not hashed.weight.requires_grad
+
+
+def test_habits_say_it_in_the_words_that_the_page_explains() -> None:
+    habits = {claim.here for claim in PAGE.claims if claim.table == HABITS}
+    assert habits == set(re.findall(r"\*\*([a-z]+)\*\*", PAGE.path.read_text()))
