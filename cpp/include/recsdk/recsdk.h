@@ -14,6 +14,7 @@
 #include "recsdk/row_file.h"      // IWYU pragma: export
 #include "recsdk/row_layout.h"    // IWYU pragma: export
 #include "recsdk/runtime.h"       // IWYU pragma: export
+#include "recsdk/strings.h"       // IWYU pragma: export
 #include "recsdk/table.h"         // IWYU pragma: export
 #include "recsdk/types.h"         // IWYU pragma: export
 #include "recsdk/vectors.h"       // IWYU pragma: export

@@ -1,33 +1,49 @@
-"""Arrays of strings are hashed as xxHash's own library does."""
+"""Keys of categories are the documented ones, however the values are given."""
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
 import xxhash
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from recsdk_pipeline.data import category_key, category_keys
-from recsdk_pipeline.data.hashing import hash_bytes
 
 
 def signed(number: int) -> int:
     return number - ((number >> 63) << 64)
 
 
-@given(st.lists(st.binary(max_size=150)), st.integers(0, 2**64 - 1), st.binary(max_size=9))
-@example([b"", b"x" * 31, b"y" * 32, b"z" * 33, b"", b"\xff" * 64], 2**64 - 1, b"")
-def test_hashes_are_xxh64(strings: list[bytes], seed: int, before: bytes) -> None:
-    lengths = [len(before), *map(len, strings)]
-    offsets = np.cumsum(lengths, dtype=np.int64)
-    data = np.frombuffer(before + b"".join(strings), np.uint8)
-    expected = [signed(xxhash.xxh64_intdigest(each, seed=seed)) for each in strings]
-    assert hash_bytes(data, offsets, seed=seed).tolist() == expected
-
-
-@given(st.text(max_size=12), st.lists(st.text(max_size=12)))
-def test_category_keys_are_the_documented_ones(feature: str, values: list[str]) -> None:
+def expected_of(feature: str, values: list[str]) -> list[int]:
     seed = xxhash.xxh64_intdigest(feature.encode())
-    expected = [signed(xxhash.xxh64_intdigest(each.encode(), seed=seed)) for each in values]
-    assert category_keys(feature, values).tolist() == expected
+    return [signed(xxhash.xxh64_intdigest(each.encode(), seed=seed)) for each in values]
+
+
+FORMS: dict[str, Callable[[list[str]], Any]] = {
+    "list": lambda values: values,
+    "string": lambda values: pa.array(values, pa.string()),
+    "large string": lambda values: pa.array(values, pa.large_string()),
+    "bytes": lambda values: pa.array([each.encode() for each in values], pa.binary()),
+    "view": lambda values: pa.array(values, pa.string_view()),
+    "slice": lambda values: pa.array(["before", *values, "after"])[1:-1],
+    "chunks": lambda values: pa.chunked_array([values[:2], values[2:]], pa.string()),
+}
+
+
+@given(st.text(max_size=12), st.lists(st.text(max_size=12)), st.sampled_from(sorted(FORMS)))
+@example("city", ["K\u00f6ln", "", "Bonn"], "list")
+def test_category_keys_are_the_documented_ones(feature: str, values: list[str], form: str) -> None:
+    expected = expected_of(feature, values)
+    assert category_keys(feature, FORMS[form](values)).tolist() == expected
     assert [category_key(feature, each) for each in values] == expected
+
+
+def test_what_is_no_array_of_strings() -> None:
+    with pytest.raises(ValueError, match="1 of 2 values are null"):
+        category_keys("city", pa.array(["Bonn", None]))
+    with pytest.raises(TypeError, match="values are int64; pass strings or bytes"):
+        category_keys("city", pa.array([1]))

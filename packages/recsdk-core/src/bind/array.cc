@@ -475,6 +475,14 @@ Array floats(nb::handle object, const char* name, std::int64_t n, std::int64_t w
   return array;
 }
 
+Array bytes(nb::handle object, const char* name) {
+  Array array = resolve(object, name);
+  if (array.scalar != Scalar::kUint8) throw_bad_dtype(array, "uint8", "uint8");
+  require_rank(array, 1, "one dimension");
+  require_contiguous(array);
+  return array;
+}
+
 Array outcomes(nb::handle object, const char* name, std::int64_t n) {
   Array array = resolve(object, name);
   if (array.scalar != Scalar::kUint8) throw_bad_dtype(array, "uint8", "uint8");

@@ -86,6 +86,8 @@ Array floats(nb::handle object, const char* name, std::int64_t n);
 /// The same of any length.
 Array floats(nb::handle object, const char* name);
 Array floats(nb::handle object, const char* name, std::int64_t n, std::int64_t width);
+/// Contiguous uint8 of any length.
+Array bytes(nb::handle object, const char* name);
 /// Outcomes, contiguous uint8 (n,).
 Array outcomes(nb::handle object, const char* name, std::int64_t n);
 /// A float32 matrix, contiguous within each row, with at least `bags` rows and the columns

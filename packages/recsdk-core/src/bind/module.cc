@@ -20,6 +20,7 @@ NB_MODULE(_ext, module) {
   bind_tables(module);
   bind_combine(module);
   bind_routing(module);
+  bind_strings(module);
   bind_vectors(module);
   bind_checkpoint(module);
 }

@@ -37,6 +37,7 @@ from recsdk_core.runtime import (  # noqa: E402
     set_num_threads,
     version,
 )
+from recsdk_core.strings import hash_strings  # noqa: E402
 from recsdk_core.table import Lease, Table  # noqa: E402
 from recsdk_core.tables import (  # noqa: E402
     Bags,
@@ -73,6 +74,7 @@ __all__ = [
     "combine_gradients",
     "cut_bags",
     "distinct_keys",
+    "hash_strings",
     "init",
     "initial_rows",
     "isa",

@@ -17,8 +17,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recsdk_pipeline.data.batch import ClickBatch
 from recsdk_pipeline.data.examples import Float32s, IdBags
-from recsdk_pipeline.data.hashing import hash_bytes
-from recsdk_pipeline.data.keys import Int64s, feature_seed
+from recsdk_pipeline.data.keys import Int64s, category_keys
 from recsdk_pipeline.data.parquet_columns import IdColumn, Mapping
 
 _TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
@@ -300,11 +299,7 @@ def _keys(array: Any, space: str) -> Int64s:
         numbers = array.to_numpy(zero_copy_only=False)
         ids: Int64s = numbers.view(np.int64) if numbers.itemsize == 8 else numbers.astype(np.int64)
         return ids
-    packed = pc.cast(array, pa.large_binary())
-    _, offsets, data = packed.buffers()
-    ends = np.frombuffer(offsets, np.int64)[packed.offset : packed.offset + len(packed) + 1]
-    characters = np.frombuffer(data or b"", np.uint8)
-    return hash_bytes(characters, ends, seed=feature_seed(space))
+    return category_keys(space, array)
 
 
 def _joined(parts: Sequence[Rows], name: str) -> Bags:
