@@ -1,7 +1,8 @@
-"""Reading Parquet: ParquetData beside pyarrow alone, which decodes the same columns and no more.
+"""Reading files: ours beside pyarrow alone, which decodes the same columns and no more.
 
-The files are Criteo's in shape: 26 ids, 13 numbers and a label a row, packed by snappy, ids drawn
-by power law. Both read all rows; ours also hashes strings, shuffles and makes batches of tensors.
+The Parquet files are Criteo's in shape: 26 ids, 13 numbers and a label a row, packed by snappy, ids
+drawn by power law. Both read all rows; ours also hashes strings, shuffles and makes batches of
+tensors. The text files are in Criteo's and MovieLens's formats, each beside pyarrow.csv.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pv
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from torch.utils.data import DataLoader
 
 from benchmarks import records
-from recsdk_pipeline.data import ParquetData
+from recsdk_pipeline.data import CriteoData, MovieLensData, ParquetData
 
 NUM_IDS, NUM_DENSE = 26, 13
 IDS = [f"C{n}" for n in range(1, NUM_IDS + 1)]
@@ -73,9 +75,71 @@ def loader(source: str, num_workers: int) -> Any:
     )
 
 
+def write_criteo(path: Path, num_rows: int) -> str:
+    """Tab-separated lines: a tenth of the numbers and a fifth of the ids are missing."""
+    generator = np.random.default_rng(0)
+    columns = [generator.integers(0, 2, num_rows).astype(str)]
+    for _ in DENSE:
+        numbers = generator.geometric(0.01, num_rows).astype(str)
+        columns.append(np.where(generator.random(num_rows) < 0.1, "", numbers))
+    for _ in IDS:
+        ids = generator.zipf(1.2, num_rows).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        names = np.array([f"{each >> 32:08x}" for each in ids.tolist()])
+        columns.append(np.where(generator.random(num_rows) < 0.2, "", names))
+    path.write_text("".join("\t".join(row) + "\n" for row in zip(*columns, strict=True)))
+    return str(path)
+
+
+def write_movielens(folder: Path, num_rows: int) -> str:
+    """Ratings of 943 users and 1682 items."""
+    generator = np.random.default_rng(0)
+    flags = "|".join(["0"] * 18 + ["1"])
+    users = "".join(f"{user}|{user % 80}|M|writer|{user:05}\n" for user in range(1, 944))
+    items = "".join(f"{item}|Film|01-Jan-1995||x|{flags}\n" for item in range(1, 1683))
+    ratings = np.stack(
+        [
+            generator.integers(1, 944, num_rows),
+            generator.integers(1, 1683, num_rows),
+            generator.integers(1, 6, num_rows),
+            generator.integers(874_724_710, 893_286_638, num_rows),
+        ],
+        axis=1,
+    )
+    (folder / "u.user").write_text(users)
+    (folder / "u.item").write_text(items)
+    np.savetxt(folder / "u.data", ratings, "%d", delimiter="\t")
+    return str(folder)
+
+
+def pyarrow_csv(path: str) -> Callable[[], None]:
+    def run() -> None:
+        options = pv.ReadOptions(autogenerate_column_names=True)
+        for _ in pv.open_csv(path, options, pv.ParseOptions(delimiter="\t")):
+            pass
+
+    return run
+
+
+def run_text(quick: bool) -> list[records.Record]:
+    num_rows = 200_000 if quick else 1_000_000
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        clicks = write_criteo(Path(folder, "clicks"), num_rows)
+        ratings = write_movielens(Path(folder), num_rows)
+        for name, data, path in (
+            ("criteo", CriteoData(clicks, batch_size=BATCH_SIZE), clicks),
+            ("movielens", MovieLensData(ratings, batch_size=BATCH_SIZE), f"{ratings}/u.data"),
+        ):
+            contestants = {"ours": read(data), "pyarrow.csv": pyarrow_csv(path)}
+            times = records.race(contestants, 3 if quick else REPETITIONS)
+            workload = f"{name}_text_{num_rows}"
+            found.append(records.record_of(workload, "read", "ms", "ours", times))
+    return found
+
+
 def run(quick: bool) -> list[records.Record]:
     num_rows = 400_000 if quick else 2_000_000
-    found = []
+    found = run_text(quick)
     for kind, as_text in (("int64", False), ("text", True)):
         with tempfile.TemporaryDirectory() as folder:
             source = write(Path(folder), num_rows, as_text=as_text)

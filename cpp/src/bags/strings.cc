@@ -84,10 +84,9 @@ void check(std::size_t num_bytes, std::span<const std::int64_t> offsets, std::si
                                 " offsets for " + std::to_string(num_keys) +
                                 " strings; give one more than strings");
   if (offsets.front() < 0 || offsets.back() > static_cast<std::int64_t>(num_bytes))
-    throw std::invalid_argument("hashing strings: offsets are from " +
-                                std::to_string(offsets.front()) + " to " +
-                                std::to_string(offsets.back()) + ", but there are " +
-                                std::to_string(num_bytes) + " bytes");
+    throw std::invalid_argument(
+        "hashing strings: offsets are from " + std::to_string(offsets.front()) + " to " +
+        std::to_string(offsets.back()) + ", but there are " + std::to_string(num_bytes) + " bytes");
   if (std::ranges::adjacent_find(offsets, std::greater<>()) != offsets.end())
     throw std::invalid_argument("hashing strings: offsets must never fall");
 }

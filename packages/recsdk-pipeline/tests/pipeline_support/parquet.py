@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from recsdk_pipeline.data import ParquetData
 
-WORKER = "recsdk_pipeline.data.parquet.get_worker_info"
+WORKER = "recsdk_pipeline.data.stream.get_worker_info"
 
 
 def write(folder: Path, columns: dict[str, Any], row_groups: Sequence[Sequence[int]]) -> str:

@@ -58,7 +58,9 @@ class Progress:
         if missing:
             raise ValueError(
                 f"the pipeline's state lacks {missing}; it has {sorted(state)}; with another "
-                "number of ranks or other data, say where each rank goes on by yourself"
+                "number of ranks, merge the states of all ranks by ParquetData.merge, and load the "
+                "result into the data before the pipeline is made; with other data, say where each "
+                "rank goes on by yourself"
             )
         num_batches = int(state["num_batches_trained"])
         if self._data is not None:

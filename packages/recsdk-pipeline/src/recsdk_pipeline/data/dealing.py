@@ -1,8 +1,9 @@
 """Which rows each rank and worker reads, and in which windows: pure functions of numbers.
 
-A *group* is a row group of a file. The groups are dealt to ranks, and a rank's to its workers. A
-stream, what one worker of one rank reads, is cut into windows, whose rows are shuffled together.
-Rows are named as they lie in the files, before any filter.
+A *group* is a row group of a Parquet file, or a block of a text file, which counts as one row. The
+groups are dealt to ranks, and a rank's to its workers. A stream, what one worker of one rank reads,
+is cut into windows, whose rows are shuffled together. Rows are named as they lie in the files,
+before any filter.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class Group:
     rows: int
     bytes: int
     """At most what the columns in use take in memory."""
+    run: int | None = None
+    """Neighbours of one run keep together in their order, and are best read from front to back."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +109,14 @@ class Plan:
     def _order(self) -> list[int]:
         if not self.shuffle:
             return list(range(len(self.groups)))
+        runs: list[list[int]] = []
+        for index, group in enumerate(self.groups):
+            if group.run is not None and runs and self.groups[runs[-1][-1]].run == group.run:
+                runs[-1].append(index)
+            else:
+                runs.append([index])
         generator = np.random.default_rng([self.seed, self.epoch])
-        return [int(group) for group in generator.permutation(len(self.groups))]
+        return [group for run in generator.permutation(len(runs)) for group in runs[run]]
 
     def _dealt(self, items: Sequence[Window], layout: Layout) -> list[list[Window]]:
         ranks = _deal(items, layout.world_size)

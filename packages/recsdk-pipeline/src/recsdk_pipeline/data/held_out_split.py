@@ -8,6 +8,7 @@ import numpy as np
 
 from recsdk_pipeline.data.batch import ClickBatch
 from recsdk_pipeline.data.examples import Examples, Share
+from recsdk_pipeline.data.rows import Rows
 
 _FEWEST_EXAMPLES = 10
 
@@ -18,7 +19,9 @@ class HeldOutSplit:
     The split and the orders are pure functions of `seed`. It keeps a copy of the examples.
     """
 
-    def __init__(self, features: tuple[str, ...], examples: Examples, *, seed: int = 0) -> None:
+    def __init__(
+        self, features: tuple[str, ...], examples: Examples | Rows, *, seed: int = 0
+    ) -> None:
         if len(examples) < _FEWEST_EXAMPLES:
             raise ValueError(
                 f"{len(examples)} examples are too few to hold out a tenth; "

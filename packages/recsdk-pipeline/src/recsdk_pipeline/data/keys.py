@@ -24,8 +24,8 @@ def category_key(feature: str, value: str) -> int:
 
     The id is XXH64, read as a signed number, of `value` in UTF-8, whose seed is XXH64 (of seed 0)
     of `feature` in UTF-8: the same on every machine, in every process and for every run. Equal
-    values of different features get different ids, so features may share a table. Some microseconds;
-    values seen lately are remembered. `category_keys` is for many. Thread-safe.
+    values of different features get different ids, so features may share a table. Some
+    microseconds; values seen lately are remembered. `category_keys` is for many. Thread-safe.
 
     >>> category_key("occupation", "writer")
     -5407461855750617976
@@ -48,7 +48,9 @@ def category_keys(feature: str, values: Sequence[str] | Any) -> Int64s:
     is_ascii = len(data) == len(text)
     lengths = map(len, values if is_ascii else (value.encode() for value in values))
     ends = np.cumsum(np.fromiter(lengths, np.int64, len(values)))
-    return _hashed(np.frombuffer(data, np.uint8), np.concatenate([np.zeros(1, np.int64), ends]), seed)
+    return _hashed(
+        np.frombuffer(data, np.uint8), np.concatenate([np.zeros(1, np.int64), ends]), seed
+    )
 
 
 def _of_arrow(array: Any, seed: int) -> Int64s:

@@ -2,31 +2,34 @@
 
 Source: F. Maxwell Harper and Joseph A. Konstan, "The MovieLens Datasets: History and Context",
 ACM Transactions on Interactive Intelligent Systems 5(4), 2015. The files are not part of recsdk.
+
+Shapes: N ratings, U users, M items.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import islice
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recsdk_core.files import file_to_read, local_path
-from recsdk_pipeline.data.examples import Examples, IdBags
+from recsdk_core.checkpoint.stores import is_url
+from recsdk_core.files import local_path
+from recsdk_pipeline.data.examples import Float32s, IdBags
 from recsdk_pipeline.data.held_out_split import HeldOutSplit
-from recsdk_pipeline.data.keys import category_key, category_keys
-from recsdk_pipeline.data.lines import (
-    BadLine,
-    BadLines,
-    Line,
-    TextFormat,
-    open_lines,
-    parse_lines,
-    read_lines,
-)
+from recsdk_pipeline.data.keys import Int64s, category_key, category_keys
+from recsdk_pipeline.data.lines import BadLine, BadLines
+from recsdk_pipeline.data.rows import Bags, Rows
+from recsdk_pipeline.data.stream import FileData, Options
+from recsdk_pipeline.data.text import Parsed, TextSource, held_out, needing_pyarrow
+
+if TYPE_CHECKING:
+    from recsdk_pipeline.data.text_files import TextFormat
+    from recsdk_pipeline.data.text_rows import Lines
 
 GENRES = (
     "unknown",
@@ -51,41 +54,76 @@ GENRES = (
 )
 """The genres of u.item's flags, in their order."""
 
+FEATURES = ("user", "item", "age", "gender", "occupation", "zip_code", "genres", "hour")
 LOWEST_POSITIVE_RATING = 4
+_OF_USERS = ("user", "age", "gender", "occupation", "zip_code")
 _SECONDS_AN_HOUR = 3600
 _HOURS_A_DAY = 24
+_WINDOW_BYTES = 64 << 20
+_RATING_COLUMNS = ("user_id", "item_id", "rating", "timestamp")
+_USER_COLUMNS = ("user_id", "age", "gender", "occupation", "zip_code")
+_ITEM_COLUMNS = ("item_id", "movie_title", "release_date", "video_date", "url", *GENRES)
 
 
-@dataclass(frozen=True)
-class _User:
-    age: int
-    gender: str
-    occupation: str
-    zip_code: str
+class MovieLensData(FileData):
+    """Batches of a MovieLens 100K folder, a part for each rank and DataLoader worker.
+
+    `folder`, files and features are those of `read_movielens`; the rest is that of `CriteoData`.
+    Users and items are held in memory, ratings are streamed. Malformed lines of users and items
+    are counted when this is made.
+    """
+
+    def __init__(
+        self,
+        folder: Any,
+        *,
+        batch_size: int,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        window_bytes: int = _WINDOW_BYTES,
+        bad: BadLines | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        bad = bad if bad is not None else BadLines()
+        checked = Options(
+            batch_size=batch_size,
+            window_bytes=window_bytes,
+            seed=seed,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            bad=bad,
+            rank=rank,
+            world_size=world_size,
+        )
+        super().__init__(_source(folder, window_bytes, options, bad), checked)
 
 
-@dataclass(frozen=True)
-class _Rating:
-    user: str
-    item: str
-    label: float
-    hour: int
+def read_movielens(
+    folder: Any,
+    *,
+    most: int | None = None,
+    seed: int = 0,
+    bad: BadLines | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> HeldOutSplit:
+    """Read the first `most` ratings of a MovieLens 100K folder as clicks; all by default.
 
-
-@dataclass(frozen=True)
-class _Known:
-    """Ids of users or items that ratings may refer to."""
-
-    read: Collection[str]
-    skipped: Collection[str]
-    """Ids whose own lines are malformed."""
-
-    def has(self, line: Line, column: str, kind: str) -> bool:
-        """Whether the id was read; False if its line was skipped, else the line is malformed."""
-        value = line.fields[column]
-        if value not in self.read and value not in self.skipped:
-            raise line.bad(column, f"{kind} {value!r} is not in the list of {kind}s")
-        return value in self.read
+    A rating of 4 or 5 is a click. `folder` (str, bytes, os.PathLike, or an fsspec URL, to which
+    `options` go) holds either u.data, u.user and u.item, or ml-100k.inter, ml-100k.user and
+    ml-100k.item (tab-separated, with a header of typed columns), each plain or packed by gzip as
+    NAME.gz. The features are user, item, age, gender, occupation, zip_code, genres (a bag) and hour
+    (of day, UTC); the dense column is age / 100. Malformed lines go to `bad`; by default the first
+    one is raised as `BadLine`. Ratings of users and items whose own lines were skipped are left
+    out, and do not count as malformed. Raises FileNotFoundError for a folder with neither,
+    NotADirectoryError for a file, another OSError for what cannot be read, TypeError or ValueError
+    for what is no path or has fewer than ten ratings, ImportError without pyarrow and fsspec.
+    """
+    bad = bad if bad is not None else BadLines()
+    source = _source(folder, _WINDOW_BYTES, options, bad)
+    return held_out(source, most=most, seed=seed, bad=bad)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,151 +133,282 @@ class _Files:
     ratings: str
     users: str
     items: str
-    typed: bool
-
-    def lines(self, path: Path, text: TextFormat, bad: BadLines) -> Iterator[Line]:
-        if not self.typed:
-            return read_lines(path, text, bad)
-        tabbed = TextFormat(columns=_header(path), separator="\t")
-        missing = sorted(set(text.columns) - set(tabbed.columns))
-        if missing:
-            found = ", ".join(tabbed.columns)
-            raise BadLine(path, 1, missing[0], f"no such column in the header; it has {found}")
-        return read_lines(path, tabbed, bad, skip=1)
+    is_typed: bool
 
 
-_ORIGINAL = _Files(ratings="u.data", users="u.user", items="u.item", typed=False)
-_TYPED = _Files(ratings="ml-100k.inter", users="ml-100k.user", items="ml-100k.item", typed=True)
-
-_RATING_COLUMNS = ("user_id", "item_id", "rating", "timestamp")
-_USER_COLUMNS = ("user_id", "age", "gender", "occupation", "zip_code")
-_RATINGS = TextFormat(columns=_RATING_COLUMNS, separator="\t")
-_USERS = TextFormat(columns=_USER_COLUMNS, separator="|")
-_FLAGGED_ITEMS = TextFormat(
-    columns=("item_id", "movie_title", "release_date", "video_date", "url", *GENRES),
-    separator="|",
-    encoding="latin-1",
-)
-_TYPED_ITEMS = TextFormat(columns=("item_id", "class"), separator="\t")
+_ORIGINAL = _Files(ratings="u.data", users="u.user", items="u.item", is_typed=False)
+_TYPED = _Files(ratings="ml-100k.inter", users="ml-100k.user", items="ml-100k.item", is_typed=True)
 
 
-FEATURES = ("user", "item", "age", "gender", "occupation", "zip_code", "genres", "hour")
+class _Folder:
+    """A folder, local or behind an fsspec URL."""
 
+    def __init__(self, folder: Any, options: Mapping[str, Any]) -> None:
+        text = os.fsdecode(folder) if isinstance(folder, str | bytes | os.PathLike) else ""
+        self.options = options
+        self._url = text.rstrip("/") if is_url(text) else None
+        self._path = Path() if self._url else local_path(folder)
 
-def read_movielens(
-    folder: Any, *, most: int | None = None, seed: int = 0, bad: BadLines | None = None
-) -> HeldOutSplit:
-    """Read the first `most` ratings of a MovieLens 100K folder as clicks; all by default.
+    def __str__(self) -> str:
+        return self._url or str(self._path)
 
-    A rating of 4 or 5 is a click. `folder` (str, bytes or os.PathLike) holds either u.data, u.user
-    and u.item, or ml-100k.inter, ml-100k.user and ml-100k.item (tab-separated, with a header of
-    typed columns), each plain or packed by gzip as NAME.gz. The features are user, item, age,
-    gender, occupation, zip_code, genres (a bag) and hour (of day, UTC); the dense column is age /
-    100. Malformed lines go to `bad`; by default the first one is raised as `BadLine`. Ratings of
-    users and items whose own lines were skipped are left out, and do not count as malformed. Raises
-    FileNotFoundError for a folder with neither, NotADirectoryError for a file, another OSError for
-    what cannot be read, and TypeError or ValueError for what is no local path or has fewer than ten
-    ratings.
-    """
-    examples = _read(local_path(folder), most, bad if bad is not None else BadLines())
-    return HeldOutSplit(FEATURES, examples, seed=seed)
+    def find(self, name: str) -> str:
+        """A file of it, plain or else packed by gzip."""
+        packed = f"{name}.gz"
+        return self._place(packed if not self.has(name) and self.has(packed) else name)
 
+    def has(self, name: str) -> bool:
+        """Whether the file is there."""
+        if self._url is None:
+            return (self._path / name).exists()
+        import fsspec
 
-def _read(folder: Path, most: int | None, bad: BadLines) -> Examples:
-    files = next((f for f in (_TYPED, _ORIGINAL) if _find(folder, f.ratings).is_file()), None)
-    if files is None and folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(
-            f"{folder}: is a file; pass the folder that holds {_ORIGINAL.ratings}, unpacked"
-        )
-    if files is None:
+        fs, path = fsspec.core.url_to_fs(self._place(name), **self.options)
+        return bool(fs.exists(path))
+
+    def files(self) -> _Files:
+        """The layout that it has."""
+        for files in (_TYPED, _ORIGINAL):
+            if self.has(files.ratings) or self.has(f"{files.ratings}.gz"):
+                return files
+        if self._url is None and self._path.exists() and not self._path.is_dir():
+            raise NotADirectoryError(
+                f"{self}: is a file; pass the folder that holds {_ORIGINAL.ratings}, unpacked"
+            )
         names = f"{_ORIGINAL.ratings} or {_TYPED.ratings}"
-        raise FileNotFoundError(f"{folder} holds no {names}; pass the folder that holds it")
-    with bad.noting("user_id") as lost_users:
-        users = _read_users(file_to_read(_find(folder, files.users)), files, bad)
-    with bad.noting("item_id") as lost_items:
-        genres = _read_genres(file_to_read(_find(folder, files.items)), files, bad)
-    lines = files.lines(file_to_read(_find(folder, files.ratings)), _RATINGS, bad)
-    parse = _rating_parser(_Known(users, lost_users), _Known(genres, lost_items))
-    ratings = list(islice(filter(None, parse_lines(lines, parse, bad)), most))
-    return _examples(ratings, users, genres)
+        raise FileNotFoundError(f"{self} holds no {names}; pass the folder that holds it")
+
+    def _place(self, name: str) -> str:
+        return f"{self._url}/{name}" if self._url else str(self._path / name)
 
 
-def _find(folder: Path, name: str) -> Path:
-    """The path of a file, plain or else packed by gzip."""
-    packed = folder / f"{name}.gz"
-    return packed if not (folder / name).exists() and packed.exists() else folder / name
+def _source(
+    folder: Any, window_bytes: int, options: Mapping[str, Any] | None, bad: BadLines
+) -> TextSource:
+    place = _Folder(folder, dict(options or {}))
+    files = place.files()
+    try:
+        from recsdk_pipeline.data.text_files import find_text
+    except ImportError as error:
+        raise needing_pyarrow("read_movielens") from error
+    users = _read_users(_lines(place, files.users, _Columns(_USER_COLUMNS, "|", files)), bad)
+    items = ("item_id", "class") if files.is_typed else _ITEM_COLUMNS
+    films = _read_items(_lines(place, files.items, _Columns(items, "|", files)), files, bad)
+    found = find_text(
+        [place.find(files.ratings)],
+        _Columns(_RATING_COLUMNS, "\t", files),
+        window_bytes=window_bytes,
+        options=place.options,
+    )
+    return TextSource(found, MovieLensParser(users, films))
 
 
-def _header(path: Path) -> tuple[str, ...]:
-    with open_lines(path) as file:
-        names = file.readline().decode("utf-8", "replace").rstrip("\r\n").split("\t")
-    return tuple(name.partition(":")[0] for name in names)
+@dataclass(frozen=True)
+class _Columns:
+    """The format of one of the files."""
+
+    wanted: tuple[str, ...]
+    separator: str
+    files: _Files
+
+    def __call__(self, path: str, first_line: str) -> TextFormat:
+        from recsdk_pipeline.data.text_files import TextFormat
+
+        if not self.files.is_typed:
+            return TextFormat(columns=self.wanted, separator=self.separator)
+        columns = tuple(name.partition(":")[0] for name in first_line.split("\t"))
+        missing = sorted(set(self.wanted) - set(columns))
+        if missing:
+            found = ", ".join(columns)
+            raise BadLine(path, 1, missing[0], f"no such column in the header; it has {found}")
+        return TextFormat(columns=columns, separator="\t", has_header=True)
 
 
-def _read_users(path: Path, files: _Files, bad: BadLines) -> dict[str, _User]:
-    def parse(line: Line) -> tuple[str, _User]:
-        age = line.integer("age")
-        if not 0 <= age <= 150:
-            raise line.bad("age", f"{age} is not an age")
-        gender = line.one_of("gender", ("M", "F"))
-        fields = line.fields
-        return fields["user_id"], _User(age, gender, fields["occupation"], fields["zip_code"])
-
-    return dict(parse_lines(files.lines(path, _USERS, bad), parse, bad))
+_Read = tuple["Lines", list[BadLine]]
 
 
-def _read_genres(path: Path, files: _Files, bad: BadLines) -> dict[str, list[int]]:
-    def parse_typed(line: Line) -> tuple[str, list[int]]:
-        names = line.fields["class"].split()
-        return line.fields["item_id"], [category_key("genres", name) for name in names]
+def _lines(place: _Folder, name: str, format_of: _Columns) -> Any:
+    """A whole file as (lines, a function that gives the errors noted in them)."""
+    from recsdk_pipeline.data.text_files import Block, find_text, lines_of, opened
+    from recsdk_pipeline.data.text_rows import bad_lines, read_exactly
 
-    def parse_flags(line: Line) -> tuple[str, list[int]]:
-        names = [name for name in GENRES if line.one_of(name, ("0", "1")) == "1"]
-        return line.fields["item_id"], [category_key("genres", name) for name in names]
-
-    text, parse = (_TYPED_ITEMS, parse_typed) if files.typed else (_FLAGGED_ITEMS, parse_flags)
-    return dict(parse_lines(files.lines(path, text, bad), parse, bad))
-
-
-def _rating_parser(users: _Known, items: _Known) -> Callable[[Line], _Rating | None]:
-    def parse(line: Line) -> _Rating | None:
-        user, item = line.fields["user_id"], line.fields["item_id"]
-        has_user, has_item = users.has(line, "user_id", "user"), items.has(line, "item_id", "item")
-        stars, seconds = line.number_of("rating"), line.number_of("timestamp")
-        if not 1 <= stars <= 5:
-            raise line.bad("rating", f"{line.fields['rating']!r} is not from 1 to 5")
-        if seconds < 0:
-            raise line.bad("timestamp", f"{line.fields['timestamp']!r} is negative")
-        if not (has_user and has_item):
-            return None
-        hour = int(seconds) // _SECONDS_AN_HOUR % _HOURS_A_DAY
-        return _Rating(user, item, float(stars >= LOWEST_POSITIVE_RATING), hour)
-
-    return parse
+    path = place.find(name)
+    found = find_text([path], format_of, window_bytes=_WINDOW_BYTES, options=place.options)
+    if not found.blocks:
+        raise ValueError(f"{path}: has no line but its header")
+    file = found.blocks[0].file
+    whole = Block(file, file.start, file.size)
+    with opened(path, file.packing, place.options) as opened_file:
+        begin, data = lines_of(opened_file, whole)
+    lines = read_exactly(data, file.format)
+    return lines, lambda: bad_lines(whole, begin, lines, place.options)
 
 
-def _examples(
-    ratings: list[_Rating], users: dict[str, _User], genres: dict[str, list[int]]
-) -> Examples:
-    who = [users[rating.user] for rating in ratings]
-    singles = {
-        "user": [rating.user for rating in ratings],
-        "item": [rating.item for rating in ratings],
-        "age": [str(user.age) for user in who],
-        "gender": [user.gender for user in who],
-        "occupation": [user.occupation for user in who],
-        "zip_code": [user.zip_code for user in who],
-        "hour": [str(rating.hour) for rating in ratings],
+@dataclass(frozen=True)
+class _Known:
+    """Ids of users or items that ratings may refer to, and what goes with each."""
+
+    ids: Any
+    """Bytes (U,)."""
+    skipped: Any
+    """Bytes, the ids whose own lines are malformed."""
+    keys: Mapping[str, Int64s]
+    """Of each feature (U,)."""
+    ages: Float32s
+    """(U,) age / 100; of items empty."""
+    bags: Mapping[str, IdBags]
+
+
+def _read_users(found: Any, bad: BadLines) -> _Known:
+    lines, errors = found
+    from recsdk_pipeline.data.text_rows import WHOLE
+
+    ages = lines.require("age", WHOLE, "a whole number")
+    numbers = _floats(ages)
+    is_no_age = (numbers < 0) | (numbers > 150)
+    lines.refuse("age", is_no_age, lambda value: f"{int(value)} is not an age")
+    lines.require("gender", r"\A[MF]\z", "one of F, M")
+    lines.require_text("occupation", "zip_code")
+    is_good, table, skipped = _good(lines, errors, "user_id", bad)
+    numbers = numbers[is_good]
+    keys = {
+        "user": category_keys("user", _text(table, "user_id")),
+        "age": category_keys("age", [str(int(age)) for age in numbers]),
+        **{name: category_keys(name, _text(table, name)) for name in _OF_USERS[2:]},
     }
-    bags = {name: _single(name, values) for name, values in singles.items()}
-    bags["genres"] = IdBags.of_lists([genres[rating.item] for rating in ratings])
-    ages = np.array([user.age for user in who], dtype=np.float32)
-    return Examples(
-        labels=np.array([rating.label for rating in ratings], dtype=np.float32),
-        dense=(ages[:, None] / 100).astype(np.float32),
-        bags={name: bags[name] for name in FEATURES},
+    shares = (numbers / 100).astype(np.float32)
+    return _Known(_text(table, "user_id"), skipped, keys, shares, {})
+
+
+def _read_items(found: Any, files: _Files, bad: BadLines) -> _Known:
+    lines, errors = found
+    keys_of = {name: category_key("genres", name) for name in GENRES}
+    if not files.is_typed:
+        for name in GENRES:
+            lines.require(name, r"\A[01]\z", "one of 0, 1")
+    else:
+        lines.require_text("class")
+    _, table, skipped = _good(lines, errors, "item_id", bad)
+    if files.is_typed:
+        names = [each.decode().split() for each in _text(table, "class").to_pylist()]
+        bags = [[category_key("genres", name) for name in each] for each in names]
+    else:
+        flags = np.array([_text(table, name).to_pylist() for name in GENRES]) == b"1"
+        bags = [[keys_of[GENRES[g]] for g in np.flatnonzero(each)] for each in flags.T]
+    ids = _text(table, "item_id")
+    genres = {"genres": IdBags.of_lists(bags)}
+    return _Known(
+        ids, skipped, {"item": category_keys("item", ids)}, np.empty(0, np.float32), genres
     )
 
 
-def _single(feature: str, values: list[str]) -> IdBags:
-    return IdBags.single(category_keys(feature, values))
+def _good(lines: Lines, errors: Any, column: str, bad: BadLines) -> tuple[Any, Any, Any]:
+    """(mask, rows) of the lines that are well-formed; the ids of the others."""
+    import pyarrow as pa
+
+    for error in errors():
+        bad.add(error)
+    lost = [fields.get(column, "").encode() for _, _, fields in lines.problems.values()]
+    is_good, table = lines.good()
+    return is_good, table, pa.array(lost, pa.binary())
+
+
+def _text(table: Any, name: str) -> Any:
+    import pyarrow as pa
+
+    found = table.column(name).combine_chunks()
+    return found if isinstance(found, pa.Array) else pa.array([], pa.binary())
+
+
+def _floats(values: Any) -> Any:
+    import pyarrow as pa
+
+    return values.cast(pa.string()).cast(pa.float64()).to_numpy(zero_copy_only=False)
+
+
+def _not_listed(column: str, value: str) -> str:
+    kind = column.removesuffix("_id")
+    return f"{kind} {value!r} is not in the list of {kind}s"
+
+
+@dataclass(frozen=True)
+class MovieLensParser:
+    """Rows of lines of ratings."""
+
+    users: _Known
+    items: _Known
+    features: tuple[str, ...] = FEATURES
+    num_dense: int = 1
+
+    def __call__(self, data: bytes, text: TextFormat, *, threads: bool) -> Parsed:
+        """The rows of whole lines."""
+        import pyarrow as pa
+
+        from recsdk_pipeline.data import text_rows
+
+        types = dict.fromkeys(("user_id", "item_id"), pa.binary())
+        types |= dict.fromkeys(("rating", "timestamp"), pa.float64())
+        table = text_rows.read_quickly(data, text, types, threads=threads)
+        batches = [] if table is None else table.to_batches()
+        parts = [self._rows_if_sound(batch) for batch in batches]
+        rows = [part for part in parts if part is not None]
+        if parts and len(rows) == len(parts):
+            return Parsed(rows)
+        return self._exactly(text_rows.read_exactly(data, text))
+
+    def _rows_if_sound(self, batch: Any) -> Rows | None:
+        """The rows of a record batch, None if any is odd or left out."""
+        which = [self._places(known, batch.column(c)) for known, c in self._sides()]
+        numbers = [batch.column(name) for name in ("rating", "timestamp")]
+        if any(array.null_count for array in (*which, *numbers)):
+            return None
+        stars, seconds = (array.to_numpy(zero_copy_only=False) for array in numbers)
+        is_sound = (stars >= 1) & (stars <= 5) & (seconds >= 0) & (seconds < np.inf)
+        if not is_sound.all():
+            return None
+        users, items = (array.to_numpy(zero_copy_only=False) for array in which)
+        return self._rows(users, items, stars, seconds)
+
+    def _exactly(self, lines: Lines) -> Parsed:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        places, is_left_out = [], np.zeros(len(lines.numbers), bool)
+        for known, column in self._sides():
+            ids = lines.column(column)
+            found = self._places(known, ids)
+            is_skipped = pc.is_in(ids, known.skipped).to_numpy(zero_copy_only=False)
+            is_absent = found.is_null().to_numpy(zero_copy_only=False)
+            lines.refuse(column, is_absent & ~is_skipped, partial(_not_listed, column))
+            is_left_out |= is_absent
+            places.append(pc.fill_null(found, 0).to_numpy(zero_copy_only=False))
+        stars, seconds = (lines.floats(name, pa.float64()) for name in ("rating", "timestamp"))
+        is_odd = ~((stars >= 1) & (stars <= 5))
+        lines.refuse("rating", is_odd, lambda value: f"{value!r} is not from 1 to 5")
+        lines.refuse("timestamp", seconds < 0, lambda value: f"{value!r} is negative")
+        is_good = lines.good()[0] & ~is_left_out
+        users, items = (each[is_good] for each in places)
+        rows = self._rows(users, items, stars[is_good], seconds[is_good])
+        return Parsed([rows], lines, is_good)
+
+    def _sides(self) -> tuple[tuple[_Known, str], ...]:
+        return (self.users, "user_id"), (self.items, "item_id")
+
+    def _places(self, known: _Known, ids: Any) -> Any:
+        import pyarrow.compute as pc
+
+        return pc.index_in(ids, known.ids)
+
+    def _rows(self, users: Any, items: Any, stars: Any, seconds: Any) -> Rows:
+        of_hours = np.array([category_key("hour", str(hour)) for hour in range(_HOURS_A_DAY)])
+        hours = seconds.astype(np.int64) // _SECONDS_AN_HOUR % _HOURS_A_DAY
+        bags = {name: Bags(self.users.keys[name].take(users)) for name in _OF_USERS}
+        bags["item"] = Bags(self.items.keys["item"].take(items))
+        bags["hour"] = Bags(of_hours.take(hours))
+        genres = self.items.bags["genres"].take(items)
+        bags["genres"] = Bags(genres.values, genres.offsets)
+        return Rows(
+            (stars >= LOWEST_POSITIVE_RATING).astype(np.float32).reshape(-1, 1),
+            self.users.ages.take(users).reshape(-1, 1),
+            {name: bags[name] for name in FEATURES},
+        )

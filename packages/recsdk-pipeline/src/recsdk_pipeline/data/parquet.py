@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-import torch.distributed as dist
-from torch.utils.data import IterableDataset, get_worker_info
-
-from recsdk_pipeline.data.batch import ClickBatch
-from recsdk_pipeline.data.dealing import Layer, Layout, Plan, Position, Window
+from recsdk_pipeline.data.dealing import Group, Piece
 from recsdk_pipeline.data.lines import BadLine, BadLines
 from recsdk_pipeline.data.parquet_columns import IdColumn
 from recsdk_pipeline.data.parquet_columns import Mapping as Columns
-from recsdk_pipeline.data.parquet_state import KIND, layer_of, layers_of, merged
-
-if TYPE_CHECKING:
-    from recsdk_pipeline.data.parquet_files import Reader
-    from recsdk_pipeline.data.parquet_rows import Rows
-
-_Loaded = tuple["Rows", list[BadLine]]
+from recsdk_pipeline.data.stream import FileData, Loaded, Options
 
 
-class ParquetData(IterableDataset[ClickBatch]):
+class ParquetData(FileData):
     """Batches of Parquet files, a part of the row groups for each rank and DataLoader worker.
 
     `source` is a file, folder or pattern, local or by fsspec URL, or a list of them; `options` go
@@ -71,245 +60,77 @@ class ParquetData(IterableDataset[ClickBatch]):
         world_size: int | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        _check(batch_size=batch_size, window_bytes=window_bytes)
-        if seed < 0:
-            raise ValueError(f"seed is {seed}; it must not be negative")
-        self._columns = Columns.of(ids, dense, labels, missing_dense)
-        self.features = tuple(each.name for each in self._columns.ids)
-        self.num_dense = len(self._columns.dense)
-        self._rank, self._world_size = _rank_of(rank, world_size)
-        self.batch_size, self._drop_last = batch_size, drop_last
-        self._where, self._options = where, dict(options or {})
-        self.bad = bad if bad is not None else BadLines()
-        self._files = self._find(source)
-        self._setting = (window_bytes, seed, shuffle)
-        self._name = self._fingerprint()
-        self._epoch = 0
-        self._layers: tuple[Layer, ...] = ()
-        self._position: Position = (0, 0)
-        self._bad_before = 0
-        self._is_pending = False
+        checked = Options(
+            batch_size=batch_size,
+            window_bytes=window_bytes,
+            seed=seed,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            bad=bad,
+            rank=rank,
+            world_size=world_size,
+        )
+        columns = Columns.of(ids, dense, labels, missing_dense)
+        files = _find(source, columns, where, dict(options or {}))
+        super().__init__(_ParquetSource(files, columns, where, dict(options or {})), checked)
 
     @property
     def num_rows(self) -> int:
         """Rows of all ranks' row groups that `where` does not rule out by their statistics."""
-        return sum(group.rows for group in self._files.groups)
+        return sum(group.rows for group in self._source.groups)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Have the next iterators read epoch `epoch` (0 at first) from its start.
 
-        Workers that live longer than an epoch (`persistent_workers`) do not see it.
-        """
-        if epoch < 0:
-            raise ValueError(f"epoch is {epoch}; it must not be negative")
-        self._epoch, self._layers, self._position = epoch, (), (0, 0)
-        self._is_pending = False
+@dataclass(frozen=True)
+class _ParquetSource:
+    files: Any
+    columns: Columns
+    where: Any
+    options: dict[str, Any]
 
-    def __iter__(self) -> Iterator[ClickBatch]:
-        """Read the epoch from its start, or once from where `load_state_dict` says."""
-        if not self._is_pending:
-            self._layers, self._position, self._bad_before = (), (0, 0), self.bad.count
-        self._is_pending = False
-        return self._batches()
+    @property
+    def features(self) -> tuple[str, ...]:
+        return tuple(each.name for each in self.columns.ids)
 
-    def state_dict(self) -> dict[str, Any]:
-        """How far this rank and worker has read, to the batch: numbers, strings and lists."""
-        layout, stream = self._here()
-        return {
-            "kind": KIND,
-            "data": self._name,
-            "epoch": self._epoch,
-            "layers": [layer_of(layer) for layer in self._layers],
-            "layout": [layout.world_size, layout.num_workers],
-            "stream": stream,
-            "position": list(self._position),
-            "bad": self._bad_before,
-        }
+    @property
+    def num_dense(self) -> int:
+        return len(self.columns.dense)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Have the next iterator go on after the last batch before `state_dict`.
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        groups: tuple[Group, ...] = self.files.groups
+        return groups
 
-        `state` is of the same data, rank, number of ranks and worker, or made by `merge`. Raises
-        ValueError for any other; the batch size may be another.
-        """
-        if state.get("kind") != KIND:
-            raise ValueError(f"this is no state of ParquetData: {sorted(state)}")
-        if state["data"] != self._name:
-            raise ValueError(
-                "the state is of other files, columns, filter, window_bytes, seed or shuffle; "
-                "pass those that it was saved with"
-            )
-        layout, stream = self._here()
-        if state["stream"] is not None:
-            asked = [*state["layout"], state["stream"]]
-            found = [layout.world_size, layout.num_workers, stream]
-            if asked != found:
-                raise ValueError(
-                    f"the state is of (ranks, workers, stream) {asked}, this is {found}; merge the "
-                    "states of all by ParquetData.merge and load the result on every rank"
-                )
-        self._epoch, self._layers = int(state["epoch"]), layers_of(state["layers"])
-        window, offset = state["position"]
-        self._position = (int(window), int(offset))
-        self._bad_before = self.bad.count = int(state["bad"])
-        self._is_pending = True
+    def name(self) -> str:
+        sizes = [(group.rows, group.bytes) for group in self.groups]
+        return json.dumps([sizes, repr(self.columns), str(self.where)])
 
-    @staticmethod
-    def merge(states: Iterable[Any]) -> dict[str, Any]:
-        """One state for any number of ranks and workers, from those of all ranks and workers.
-
-        Each of `states` is a `state_dict` of ParquetData, of a StatefulDataLoader that reads one,
-        or of a pipeline with either as `data`. Load the result into each rank's ParquetData before
-        the loader is made. Rows that were read are not read again, and none is left out. Raises
-        ValueError if a state is missing, there twice, or of another run or epoch.
-        """
-        return merged(states)
-
-    def _find(self, source: str | Sequence[str]) -> Any:
-        try:
-            from recsdk_pipeline.data.parquet_files import find_files
-            from recsdk_pipeline.data.parquet_rows import check_types
-        except ImportError as error:
-            raise ImportError(
-                'ParquetData needs pyarrow and fsspec; run pip install "recsdk-pipeline[data]"'
-            ) from error
-        files = find_files(source, self._columns.columns(), self._where, self._options)
-        check_types(files.schema, self._columns)
-        return files
-
-    def _fingerprint(self) -> str:
-        sizes = [(group.rows, group.bytes) for group in self._files.groups]
-        text = json.dumps([sizes, self._setting, repr(self._columns), str(self._where)])
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-    def _here(self) -> tuple[Layout, int]:
-        """The layout, and the number of this process's stream."""
-        worker = get_worker_info()
-        workers = 1 if worker is None else worker.num_workers
-        number = 0 if worker is None else worker.id
-        return Layout(self._world_size, workers), self._rank * workers + number
-
-    def _batches(self) -> Iterator[ClickBatch]:
-        from recsdk_pipeline.data.parquet_rows import joined
-
-        parts: list[Rows] = []
-        for rows, after in self._stretches():
-            parts.append(rows)
-            if sum(map(len, parts)) == self.batch_size:
-                whole, parts = joined(parts), []
-                self._position, self._bad_before = after
-                yield whole.batch()
-        if parts and not self._drop_last:
-            self._position, self._bad_before = after
-            yield joined(parts).batch()
-
-    def _stretches(self) -> Iterator[tuple[Rows, tuple[Position, int]]]:
-        """Rows of one window and batch each, with the position and bad rows after them."""
-        window_bytes, seed, shuffle = self._setting
-        plan = Plan(
-            groups=self._files.groups,
-            window_bytes=window_bytes,
-            seed=seed,
-            epoch=self._epoch,
-            shuffle=shuffle,
-        )
-        layout, stream = self._here()
-        windows = plan.streams(self._layers, layout)[stream]
-        first, offset = self._position
-        room = self.batch_size
-        loaded = self._windows(plan, windows[first:])
-        for index, (rows, found) in enumerate(loaded, start=first):
-            before = self.bad.count
-            for error in found:
-                self.bad.add(error)
-            start = max(windows[index].skip, offset if index == first else 0)
-            while start < len(rows):
-                stop = min(len(rows), start + room)
-                ends = stop == len(rows)
-                position = (index + 1, 0) if ends else (index, stop)
-                yield rows.part(start, stop), (position, self.bad.count if ends else before)
-                room = self.batch_size if stop - start == room else room - (stop - start)
-                start = stop
-
-    def _windows(self, plan: Plan, windows: Sequence[Window]) -> Iterator[_Loaded]:
-        """The rows of each window; in the main process the next is read meanwhile."""
+    def reader(self, *, threads: bool) -> Callable[[Piece], Iterator[Loaded]]:
         from recsdk_pipeline.data.parquet_files import Reader
+        from recsdk_pipeline.data.parquet_rows import good_rows
 
-        is_worker = get_worker_info() is not None
         reader = Reader(
-            self._files,
-            self._columns.columns(),
-            self._where,
-            self._options,
-            threads=not is_worker,
+            self.files, self.columns.columns(), self.where, self.options, threads=threads
         )
-        if is_worker:
-            yield from (self._load(reader, plan, window) for window in windows)
-            return
-        pool = ThreadPoolExecutor(1, thread_name_prefix="recsdk-parquet")
-        try:
-            ahead = [pool.submit(self._load, reader, plan, window) for window in windows[:1]]
-            for window in [*windows[1:], None]:
-                loaded = ahead.pop().result() if ahead else None
-                if window is not None:
-                    ahead.append(pool.submit(self._load, reader, plan, window))
-                if loaded is not None:
-                    yield loaded
-        finally:
-            # Without waiting: an iterator left behind may be collected inside threading's locks.
-            pool.shutdown(wait=False, cancel_futures=True)
 
-    def _load(self, reader: Reader, plan: Plan, window: Window) -> _Loaded:
-        from recsdk_pipeline.data.parquet_rows import joined
-
-        parts: list[Rows] = []
-        bad: list[BadLine] = []
-        for piece in window.pieces:
-            path = self._files.places[piece.group].path
+        def read(piece: Piece) -> Iterator[Loaded]:
+            path = self.files.places[piece.group].path
             for start, batch in reader.read(piece):
-                parts.append(_good_rows(batch, self._columns, path, start, bad))
-        rows = joined(parts)
-        return (rows.take(plan.permutation(window, len(rows))) if plan.shuffle else rows), bad
+                bad: list[BadLine] = []
+                yield good_rows(batch, self.columns, path, start, bad), bad
+
+        return read
 
 
-def _good_rows(batch: Any, columns: Columns, path: str, start: int, bad: list[BadLine]) -> Rows:
-    """The rows that pass the filter and have no problem; the others' errors go to `bad`."""
-    import numpy as np
-
-    from recsdk_pipeline.data.parquet_files import KEEP
-    from recsdk_pipeline.data.parquet_rows import problems_of, rows_of
-
-    numbers: Any = range(start, start + len(batch))
-    if KEEP in batch.schema.names:
-        keep = batch.column(KEEP).fill_null(False)
-        numbers = start + np.flatnonzero(keep.to_numpy(zero_copy_only=False))
-        batch = batch.filter(keep)
-    problems = sorted(problems_of(batch, columns))
-    if problems:
-        import pyarrow as pa
-
-        is_good = np.ones(len(batch), bool)
-        is_good[[row for row, _, _ in problems]] = False
-        bad += [
-            BadLine(path, int(numbers[row]), column, problem, noun="row")
-            for row, column, problem in problems
-        ]
-        batch = batch.filter(pa.array(is_good))
-    return rows_of(batch, columns)
-
-
-def _check(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} is {size}; it must be at least 1")
-
-
-def _rank_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    if (rank is None) != (world_size is None):
-        raise ValueError("pass both rank and world_size, or neither")
-    if rank is None or world_size is None:
-        is_one_of_many = dist.is_available() and dist.is_initialized()
-        return (dist.get_rank(), dist.get_world_size()) if is_one_of_many else (0, 1)
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank {rank} is not one of {world_size} ranks, counted from 0")
-    return rank, world_size
+def _find(
+    source: str | Sequence[str], columns: Columns, where: Any, options: dict[str, Any]
+) -> Any:
+    try:
+        from recsdk_pipeline.data.parquet_files import find_files
+        from recsdk_pipeline.data.parquet_rows import check_types
+    except ImportError as error:
+        raise ImportError(
+            'ParquetData needs pyarrow and fsspec; run pip install "recsdk-pipeline[data]"'
+        ) from error
+    files = find_files(source, columns.columns(), where, options)
+    check_types(files.schema, columns)
+    return files

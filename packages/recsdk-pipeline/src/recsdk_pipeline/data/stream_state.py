@@ -1,4 +1,4 @@
-"""States of ParquetData, and one state made of those of all ranks and workers."""
+"""States of data in files, and one state made of those of all ranks and workers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from recsdk_pipeline._internal.plain import from_plain
 from recsdk_pipeline.data.dealing import Layer, Layout
 
-KIND = "recsdk.ParquetData/1"
+KIND = "recsdk.FileData/1"
 _POSITION = "data.rank_"
 
 
@@ -27,10 +27,10 @@ def layers_of(plain: Iterable[Any]) -> tuple[Layer, ...]:
 
 
 def merged(states: Iterable[Any]) -> dict[str, Any]:
-    """See `ParquetData.merge`."""
+    """See `FileData.merge`."""
     found = [state for each in states for state in _states_in(each)]
     if not found:
-        raise ValueError("there is no state of ParquetData in what was given")
+        raise ValueError("there is no state of data in files in what was given")
     if any(state["stream"] is None for state in found):
         raise ValueError("a state that was merged is among them; load it as it is")
     same = ("data", "epoch", "layers", "layout")
@@ -56,7 +56,7 @@ def merged(states: Iterable[Any]) -> dict[str, Any]:
 
 
 def _states_in(value: Any) -> Iterator[dict[str, Any]]:
-    """The states of ParquetData anywhere in a state of a loader or a pipeline."""
+    """The states of data in files anywhere in a state of a loader or a pipeline."""
     if isinstance(value, Mapping):
         if value.get("kind") == KIND:
             yield dict(value)

@@ -1,0 +1,258 @@
+"""What all readers of files share: shares of ranks and workers, windows, batches, states."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch.distributed as dist
+from torch.utils.data import IterableDataset, get_worker_info
+
+from recsdk_pipeline.data.batch import ClickBatch
+from recsdk_pipeline.data.dealing import Group, Layer, Layout, Piece, Plan, Position, Window
+from recsdk_pipeline.data.lines import BadLine, BadLines
+from recsdk_pipeline.data.rows import Rows, joined
+from recsdk_pipeline.data.stream_state import KIND, layer_of, layers_of, merged
+
+Loaded = tuple[Rows, list[BadLine]]
+"""Good rows, and the errors of the bad ones between them."""
+
+
+class Source(Protocol):
+    """Files, and how rows are made of them. It goes to other processes by pickle."""
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Of batches, in order."""
+        ...
+
+    @property
+    def num_dense(self) -> int:
+        """Dense columns."""
+        ...
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The parts that are dealt; the same in every process."""
+        ...
+
+    def name(self) -> str:
+        """What the rows follow from, as text."""
+        ...
+
+    def reader(self, *, threads: bool) -> Callable[[Piece], Iterable[Loaded]]:
+        """A function that reads the rows of a piece, in order; one thread at a time calls it."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The arguments that all readers have, checked."""
+
+    batch_size: int
+    window_bytes: int
+    seed: int
+    shuffle: bool
+    drop_last: bool
+    bad: BadLines | None
+    rank: int | None
+    world_size: int | None
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "window_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.seed < 0:
+            raise ValueError(f"seed is {self.seed}; it must not be negative")
+        _rank_of(self.rank, self.world_size)
+
+
+class FileData(IterableDataset[ClickBatch]):
+    """Batches of files, a part of them for each rank and DataLoader worker.
+
+    What `ParquetData`, `CriteoData` and `MovieLensData` share; they make it.
+    """
+
+    def __init__(self, source: Source, options: Options) -> None:
+        self._source = source
+        self.features, self.num_dense = source.features, source.num_dense
+        self._rank, self._world_size = _rank_of(options.rank, options.world_size)
+        self.batch_size, self._drop_last = options.batch_size, options.drop_last
+        self.bad = options.bad if options.bad is not None else BadLines()
+        self._options = options
+        settings = (options.window_bytes, options.seed, options.shuffle)
+        text = f"{source.name()} {settings}"
+        self._name = hashlib.blake2b(
+            text.encode(errors="surrogatepass"), digest_size=16
+        ).hexdigest()
+        self._epoch = 0
+        self._layers: tuple[Layer, ...] = ()
+        self._position: Position = (0, 0)
+        self._bad_before = 0
+        self._is_pending = False
+
+    def set_epoch(self, epoch: int) -> None:
+        """Have the next iterators read epoch `epoch` (0 at first) from its start.
+
+        Workers that live longer than an epoch (`persistent_workers`) do not see it.
+        """
+        if epoch < 0:
+            raise ValueError(f"epoch is {epoch}; it must not be negative")
+        self._epoch, self._layers, self._position = epoch, (), (0, 0)
+        self._is_pending = False
+
+    def __iter__(self) -> Iterator[ClickBatch]:
+        """Read the epoch from its start, or once from where `load_state_dict` says."""
+        return (rows.batch() for rows in self._parts())
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far this rank and worker has read, to the batch: numbers, strings and lists."""
+        layout, stream = self._here()
+        return {
+            "kind": KIND,
+            "data": self._name,
+            "epoch": self._epoch,
+            "layers": [layer_of(layer) for layer in self._layers],
+            "layout": [layout.world_size, layout.num_workers],
+            "stream": stream,
+            "position": list(self._position),
+            "bad": self._bad_before,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Have the next iterator go on after the last batch before `state_dict`.
+
+        `state` is of the same data, rank, number of ranks and worker, or made by `merge`. Raises
+        ValueError for any other; the batch size may be another.
+        """
+        if state.get("kind") != KIND:
+            raise ValueError(f"this is no state of {type(self).__name__}: {sorted(state)}")
+        if state["data"] != self._name:
+            raise ValueError(
+                "the state is of other files, columns, filter, window_bytes, seed or shuffle; "
+                "pass those that it was saved with"
+            )
+        layout, stream = self._here()
+        if state["stream"] is not None:
+            asked = [*state["layout"], state["stream"]]
+            found = [layout.world_size, layout.num_workers, stream]
+            if asked != found:
+                raise ValueError(
+                    f"the state is of (ranks, workers, stream) {asked}, this is {found}; merge the "
+                    f"states of all by {type(self).__name__}.merge and load the result on every "
+                    "rank"
+                )
+        self._epoch, self._layers = int(state["epoch"]), layers_of(state["layers"])
+        window, offset = state["position"]
+        self._position = (int(window), int(offset))
+        self._bad_before = self.bad.count = int(state["bad"])
+        self._is_pending = True
+
+    @staticmethod
+    def merge(states: Iterable[Any]) -> dict[str, Any]:
+        """One state for any number of ranks and workers, from those of all ranks and workers.
+
+        Each of `states` is a `state_dict` of this class, of a StatefulDataLoader that reads one,
+        or of a pipeline with either as `data`. Load the result into each rank's data before the
+        loader is made. Rows that were read are not read again, and none is left out. Raises
+        ValueError if a state is missing, there twice, or of another run or epoch.
+        """
+        return merged(states)
+
+    def _here(self) -> tuple[Layout, int]:
+        """The layout, and the number of this process's stream."""
+        worker = get_worker_info()
+        workers = 1 if worker is None else worker.num_workers
+        number = 0 if worker is None else worker.id
+        return Layout(self._world_size, workers), self._rank * workers + number
+
+    def _parts(self) -> Iterator[Rows]:
+        """The rows of each batch."""
+        if not self._is_pending:
+            self._layers, self._position, self._bad_before = (), (0, 0), self.bad.count
+        self._is_pending = False
+        return self._cut()
+
+    def _cut(self) -> Iterator[Rows]:
+        parts: list[Rows] = []
+        for rows, after in self._stretches():
+            parts.append(rows)
+            if sum(map(len, parts)) == self.batch_size:
+                whole, parts = joined(parts), []
+                self._position, self._bad_before = after
+                yield whole
+        if parts and not self._drop_last:
+            self._position, self._bad_before = after
+            yield joined(parts)
+
+    def _stretches(self) -> Iterator[tuple[Rows, tuple[Position, int]]]:
+        """Rows of one window and batch each, with the position and bad rows after them."""
+        plan = Plan(
+            groups=self._source.groups,
+            window_bytes=self._options.window_bytes,
+            seed=self._options.seed,
+            epoch=self._epoch,
+            shuffle=self._options.shuffle,
+        )
+        layout, stream = self._here()
+        windows = plan.streams(self._layers, layout)[stream]
+        first, offset = self._position
+        room = self.batch_size
+        loaded = self._windows(plan, windows[first:])
+        for index, (rows, found) in enumerate(loaded, start=first):
+            before = self.bad.count
+            for error in found:
+                self.bad.add(error)
+            start = max(windows[index].skip, offset if index == first else 0)
+            while start < len(rows):
+                stop = min(len(rows), start + room)
+                ends = stop == len(rows)
+                position = (index + 1, 0) if ends else (index, stop)
+                yield rows.part(start, stop), (position, self.bad.count if ends else before)
+                room = self.batch_size if stop - start == room else room - (stop - start)
+                start = stop
+
+    def _windows(self, plan: Plan, windows: Sequence[Window]) -> Iterator[Loaded]:
+        """The rows of each window; in the main process the next is read meanwhile."""
+        is_worker = get_worker_info() is not None
+        read = self._source.reader(threads=not is_worker)
+        if is_worker:
+            yield from (_load(read, plan, window) for window in windows)
+            return
+        pool = ThreadPoolExecutor(1, thread_name_prefix="recsdk-data")
+        try:
+            ahead = [pool.submit(_load, read, plan, window) for window in windows[:1]]
+            for window in [*windows[1:], None]:
+                loaded = ahead.pop().result() if ahead else None
+                if window is not None:
+                    ahead.append(pool.submit(_load, read, plan, window))
+                if loaded is not None:
+                    yield loaded
+        finally:
+            # Without waiting: an iterator left behind may be collected inside threading's locks.
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _load(read: Callable[[Piece], Iterable[Loaded]], plan: Plan, window: Window) -> Loaded:
+    parts: list[Rows] = []
+    bad: list[BadLine] = []
+    for piece in window.pieces:
+        for rows, errors in read(piece):
+            parts.append(rows)
+            bad += errors
+    rows = joined(parts)
+    return (rows.take(plan.permutation(window, len(rows))) if plan.shuffle else rows), bad
+
+
+def _rank_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    if (rank is None) != (world_size is None):
+        raise ValueError("pass both rank and world_size, or neither")
+    if rank is None or world_size is None:
+        is_one_of_many = dist.is_available() and dist.is_initialized()
+        return (dist.get_rank(), dist.get_world_size()) if is_one_of_many else (0, 1)
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank {rank} is not one of {world_size} ranks, counted from 0")
+    return rank, world_size
