@@ -14,10 +14,11 @@ from rank_pool import RankPool
 from test_pipelines import assert_identical
 from test_training import TOLERANCE, assert_rows_close
 from torch.distributed.optim import _apply_optimizer_in_backward
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import merged, whole_rows
 
 from recsdk_core.nn import HashEmbeddingBag, RowOptimizer
-from recsdk_sharding._modules.single_bag import HashEmbeddingBagSharder
+from recsdk_sharding._modules.single_bag import HashEmbeddingBagSharder, _collection_of
 
 SPECS: dict[str, Any] = {
     "planned": None,
@@ -146,6 +147,19 @@ def test_an_optimizer_on_its_parameter_is_refused() -> None:
     _apply_optimizer_in_backward(torch.optim.Adam, bag.parameters(), {"lr": 0.1})
     with pytest.raises(ValueError, match=r"'user'.*gave \['Adam'\].*SGD.*pass optimizer=Adam"):
         HashEmbeddingBagSharder(Sharder()).shard(bag, {}, None, torch.device("cpu"))  # type: ignore[arg-type]
+
+
+def test_its_backwards_accumulate_as_before() -> None:
+    bag = HashEmbeddingBag(4, name="user", optimizer=torch.optim.SGD, accumulate_steps=2)
+    collection = _collection_of(bag)
+    keys = KeyedJaggedTensor(
+        ["keys"], torch.tensor([3, 5]), torch.ones(2), lengths=torch.tensor([1, 1])
+    )
+    counts = []
+    for _ in range(4):
+        collection(keys).values().sum().backward()
+        counts.append(collection.tables()["user"].update_count)
+    assert counts == [0, 1, 1, 2]
 
 
 def test_it_is_planned_by_its_limit() -> None:
