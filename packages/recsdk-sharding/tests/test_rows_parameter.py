@@ -14,6 +14,7 @@ import torch
 from rank_pool import RankPool
 from torch import nn
 from torch.nn.init import kaiming_normal_ as bound_early
+from torch.optim.swa_utils import AveragedModel
 
 from recsdk_sharding import (
     HashEmbeddingBagCollection,
@@ -94,6 +95,19 @@ def test_what_does_not_write_goes_on_as_with_any_parameter() -> None:
         module.share_memory()
     assert module.to("cpu").double() is module
     assert parameter.detach().clone().fill_(1.0).shape == (0, 4)
+
+
+@pytest.mark.parametrize("kind", ["bags", "sequences"])
+def test_averages_of_collections_are_refused_unless_frozen(kind: str) -> None:
+    model = nn.Sequential(collection(kind), nn.Linear(4, 1))
+    average = AveragedModel(model)
+    with pytest.raises(RuntimeError, match="'user': AveragedModel averages rows of HashEmbedding"):
+        average.update_parameters(model)
+    assert average.n_averaged == 0
+    model[0].requires_grad_(False)
+    average.module[0].requires_grad_(False)
+    average.update_parameters(model)
+    assert average.n_averaged == 1
 
 
 def test_rows_on_a_device_are_not_overwritten(npus: RankPool) -> None:
