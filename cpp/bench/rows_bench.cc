@@ -228,6 +228,7 @@ void run_fill(const Options& o) {
     config.dim = o.dim;
     config.num_threads = 1;
     config.max_rows = o.keys;
+    config.eviction_groups = 1;  // so that all rows can be used
     Table table(config);
     const Ids ids(false, o.keys * 4);
     std::vector<float> values(static_cast<std::size_t>(kBatch * o.dim), 0.25F);

@@ -50,7 +50,7 @@ int main(void) {
   recsdk_index* index = NULL;
   CHECK(recsdk_index_create(&config, &index));
 
-  const int64_t keys[NUM_KEYS] = {-7, 0, 42, 9000000000000000001};
+  const int64_t keys[NUM_KEYS] = {9000000000000000001, 0, 42, -7};
   int64_t rows[NUM_KEYS];
   uint8_t outcomes[NUM_KEYS];
   CHECK(recsdk_index_map(index, keys, NUM_KEYS, 1, NULL, rows, outcomes));

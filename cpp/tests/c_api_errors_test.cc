@@ -126,6 +126,14 @@ TEST(CApiConfigErrorsTest, BadFieldsAreNamed) {
   expect_bad_config("name is null", [](T t, O, I) { t.name = nullptr; });
   expect_bad_config("name", [](T t, O, I) { t.name = ""; });
   expect_bad_config("max_rows", [](T t, O, I) { t.has_max_rows = 1, t.max_rows = -1; });
+  expect_bad_config("eviction_groups is 3", [](T t, O, I) {
+    t.has_max_rows = t.has_eviction_groups = 1;
+    t.max_rows = 9, t.eviction_groups = 3;
+  });
+  expect_bad_config("owned_groups is [1, 0)", [](T t, O, I) {
+    t.has_max_rows = t.has_owned_groups = 1;
+    t.max_rows = 9, t.owned_begin = 1, t.owned_end = 0;
+  });
   expect_bad_config("num_threads", [](T t, O, I) { t.has_num_threads = 1, t.num_threads = 0; });
   expect_bad_config("weight_dtype is 3", [](T t, O, I) { t.weight_dtype = 3; });
   expect_bad_config("rounding is 2", [](T t, O, I) { t.rounding = 2; });

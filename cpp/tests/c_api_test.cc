@@ -71,7 +71,7 @@ TEST(CApiRuntimeTest, TellsVersions) {
 // that a field at the end always makes it larger.
 static_assert(sizeof(void*) != 8 || RECSDK_ABI_VERSION != 1 ||
               (sizeof(recsdk_initializer_config) == 48 && sizeof(recsdk_optimizer_config) == 120 &&
-               sizeof(recsdk_table_config) == 104 && sizeof(recsdk_bags) == 56 &&
+               sizeof(recsdk_table_config) == 136 && sizeof(recsdk_bags) == 56 &&
                sizeof(recsdk_pool_block) == 72 && sizeof(recsdk_grad_block) == 80 &&
                sizeof(recsdk_map_call) == 56 && sizeof(recsdk_pool_call) == 24 &&
                sizeof(recsdk_update_call) == 24 && sizeof(recsdk_row_layout) == 48 &&
@@ -160,7 +160,7 @@ TEST(CApiConfigTest, PresentValuesCount) {
   config.hash_seed = 12345;
   config.default_value = 7.0F;
   const TableHandle table = make_table(config);
-  const Keys keys = {1, 2};
+  const Keys keys = {2, 1};
   Floats values(2);
   Bytes outcomes(2);
   ASSERT_EQ(recsdk_table_find_or_insert(table.get(), keys.data(), 2, nullptr, values.data(),

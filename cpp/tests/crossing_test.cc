@@ -159,6 +159,8 @@ TEST(Crossing, ATableIsTheSumOfSmallOnes) {
     Combination row = made_of(choices);
     const IsaScope isa(row.isa);
     row.table.max_rows.reset();
+    row.table.eviction_groups.reset();
+    row.table.owned_groups.reset();
     const bool raises = row.table.on_nonfinite == NonFinite::kRaise;
     const Round round(row.table.dim, 5);
     std::vector<std::size_t> all(round.keys.size());

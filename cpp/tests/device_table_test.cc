@@ -295,7 +295,7 @@ TEST_P(DeviceTables, KeysWithoutARowReadTheDefaultAndTakeNoGradient) {
   TableConfig config = config_of(4);
   config.default_value = 0.5F;
   DeviceTable table(config, options(1));
-  const Mapped<DeviceTable> mapped(table, {1, 2}, true);
+  const Mapped<DeviceTable> mapped(table, {2, 1}, true);
   EXPECT_EQ(mapped.outcomes, (Outcomes{kInserted, kRefused}));
   const DeviceBuffer gradients = copies.up(std::vector<float>(8, 1.0F));
   table.update(mapped.rows, mapped.outcomes, gradients.as<float>());
@@ -338,12 +338,12 @@ TEST_P(DeviceTables, ArraysOfTheDeviceAreChecked) {
 
 TEST_P(DeviceTables, AFullDeviceRefusesUntilKeysLeave) {
   DeviceTable table(config_of(4), options(3));
-  const Mapped<DeviceTable> first(table, {1, 2, 3, 4, 4, 1}, true);
+  const Mapped<DeviceTable> first(table, {1, 2, 4, 3, 3, 1}, true);
   EXPECT_EQ(first.outcomes,
             (Outcomes{kInserted, kInserted, kInserted, kRefused, kRefused, kFound}));
   EXPECT_EQ(table.size(), 3);
   table.erase(std::vector<Key>{2});
-  EXPECT_EQ(Mapped<DeviceTable>(table, {4, 2}, true).outcomes, (Outcomes{kInserted, kRefused}));
+  EXPECT_EQ(Mapped<DeviceTable>(table, {2, 3}, true).outcomes, (Outcomes{kInserted, kRefused}));
   const DeviceTableStats stats = table.stats();
   EXPECT_EQ(stats.outcomes[static_cast<int>(kRefused)], 3U);
   table.clear();
@@ -355,10 +355,10 @@ TEST_P(DeviceTables, MaxRowsBelowTheBudgetRefuses) {
   TableConfig config = config_of(4);
   config.max_rows = 1;
   DeviceTable table(config, options(3));
-  EXPECT_EQ(Mapped<DeviceTable>(table, {1, 2}, true).outcomes, (Outcomes{kInserted, kRefused}));
+  EXPECT_EQ(Mapped<DeviceTable>(table, {2, 1}, true).outcomes, (Outcomes{kInserted, kRefused}));
   std::vector<float> values(8);
   Outcomes outcomes(2);
-  table.find_or_insert(std::vector<Key>{1, 2}, values.data(), outcomes);
+  table.find_or_insert(std::vector<Key>{2, 1}, values.data(), outcomes);
   EXPECT_EQ(outcomes, (Outcomes{kFound, kRefused}));
   EXPECT_EQ(table.stats().outcomes[static_cast<int>(kRefused)], 2U);
 }

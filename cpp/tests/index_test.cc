@@ -81,10 +81,22 @@ TEST(Index, BadConfigsAreRefusedByName) {
   EXPECT_THROW(Index({.num_threads = 0}), std::invalid_argument);
 }
 
+TEST(Index, BadGroupsAreRefusedByName) {
+  EXPECT_THROW(Index({.eviction_groups = 1}), std::invalid_argument);
+  EXPECT_THROW(Index({.owned_groups = GroupRange{0, 1}}), std::invalid_argument);
+  for (const std::int64_t groups : {-2, 0, 3, 16, 131'072})
+    EXPECT_THROW(Index({.max_rows = 15, .eviction_groups = groups}), std::invalid_argument);
+  for (const GroupRange owned : {GroupRange{-1, 1}, GroupRange{2, 1}, GroupRange{0, 5}}) {
+    EXPECT_THROW(Index({.max_rows = 15, .eviction_groups = 4, .owned_groups = owned}),
+                 std::invalid_argument);
+  }
+}
+
 TEST(Index, AFullOneRefusesOrRaises) {
+  // By the fixed hash key 3 is the lowest of the three.
+  const Outcomes expected = {kInserted, kRefused, kInserted, kFound, kRefused};
   Index refusing({.max_rows = 2});
-  EXPECT_EQ(map(refusing, {1, 2, 3, 1, 3}, true).outcomes,
-            (Outcomes{kInserted, kInserted, kRefused, kFound, kRefused}));
+  EXPECT_EQ(map(refusing, {1, 3, 2, 1, 3}, true).outcomes, expected);
   Index raising({.max_rows = 2, .on_full = OnFull::kRaise});
   EXPECT_THROW(map(raising, {1, 2, 3}, true), Error);
   EXPECT_EQ(raising.size(), 0);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "recsdk/recsdk.h"
+#include "support/room_model.h"
 #include "util/hash.h"
 
 namespace recsdk {
@@ -29,12 +30,13 @@ class Model {
 
   Answer map(const std::vector<Key>& keys) {
     Answer answer(keys.size());
+    const auto refused = test::refused_keys(keys, rows_, max_rows_);
     for (std::size_t i = 0; i < keys.size(); ++i) {
       const auto known = rows_.find(keys[i]);
       if (known != rows_.end()) {
         answer.outcomes[i] = Outcome::kFound;
         answer.rows[i] = known->second;
-      } else if (max_rows_ && std::ssize(rows_) >= *max_rows_) {
+      } else if (refused.contains(keys[i])) {
         answer.outcomes[i] = Outcome::kRefused;
       } else {
         answer.outcomes[i] = Outcome::kInserted;
@@ -146,6 +148,7 @@ class FullTable : public testing::TestWithParam<int> {
     TableConfig config;
     config.dim = 2;
     config.max_rows = max_rows;
+    config.eviction_groups = 1;
     config.on_full = OnFull::kRaise;
     config.num_threads = GetParam();
     return config;

@@ -391,7 +391,7 @@ def test_a_full_table_refuses() -> None:
     module = optimized(bags(bag_config(max_rows=1)))
     pooled = module(batch([7, 8], [1, 1])).values()
     pooled.sum().backward()
-    assert pooled[1].tolist() == [0.0] * 4
+    assert pooled[0].tolist() == [0.0] * 4
     assert module.tables()["user"].stats().outcomes[Outcome.REFUSED] == 1
     raising = optimized(bags(bag_config(max_rows=1, on_full="raise")))
     with pytest.raises(PAGE.error(HABITS, "a device table that is full raises")):

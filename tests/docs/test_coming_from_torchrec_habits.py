@@ -303,7 +303,7 @@ def test_plans_are_changed_by_saving_and_loading(world: None) -> None:
 def test_full_tables_refuse() -> None:
     module = optimized(bags(bag_config(max_rows=1)))
     pooled = module(batch([7, 8], [1, 1])).values()
-    assert pooled[1].tolist() == [0.0] * 4
+    assert pooled[0].tolist() == [0.0] * 4
     pooled.sum().backward()
     [table] = module.tables().values()
     assert table.stats().outcomes[Outcome.REFUSED] == 1

@@ -52,13 +52,16 @@ class TableMachine(RuleBasedStateMachine):
         dim=st.sampled_from([1, 3, 4, 16, 19]),
         optimizer=st.sampled_from(OPTIMIZERS),
         initializer=st.sampled_from(INITIALIZERS),
-        max_rows=st.sampled_from([None, None, None, 0, 5, 20]),
+        room=st.sampled_from([(None, None)] * 3 + [(0, None), (5, None), (20, None), (20, 8)]),
         on_full=st.sampled_from(["refuse", "raise"]),
         on_nonfinite=st.sampled_from(["apply", "raise", "skip"]),
         hash_seed=st.integers(0, 2**64 - 1),
     )
-    def make_tables(self, dim: int, hash_seed: int, **config: Any) -> None:
+    def make_tables(
+        self, dim: int, hash_seed: int, room: tuple[int | None, int | None], **config: Any
+    ) -> None:
         config = {"name": "machine", "seed": 11, "default_value": 0.25, **config}
+        config["max_rows"], config["eviction_groups"] = room
         self.table = Table(dim, hash_seed=hash_seed, **config)
         self.model = ReferenceTable(dim, **config)
         self.dim = dim

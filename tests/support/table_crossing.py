@@ -51,6 +51,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "seed": {"0": 0, "largest": 2**64 - 1},
     "max_rows": {"none": None, "few": 45},
+    "eviction_groups": {"none": None, "4": 4},
+    "owned_groups": {"none": None, "all": (0, 4)},
     "on_full": {name: name for name in ("refuse", "raise")},
     "default_value": {"0": 0.0, "other": -1.5},
     "on_nonfinite": {name: name for name in ("apply", "raise", "skip")},
@@ -266,8 +268,10 @@ def _export(saving: Saving) -> Table:
 
 
 def _state_dict(saving: Saving) -> Table:
-    options = {name: value for name, value in saving.config.items() if name != "hash_seed"}
-    modules = HashEmbedding(**options), HashEmbedding(**options)
+    apart = ("dim", "hash_seed", "owned_groups")
+    options = {name: value for name, value in saving.config.items() if name not in apart}
+    dim = saving.config["dim"]
+    modules = HashEmbedding(dim, **options), HashEmbedding(dim, **options)
     modules[0].table, modules[1].table = saving.table, saving.target()
     file = io.BytesIO()
     torch.save(modules[0].state_dict(), file)
@@ -304,6 +308,12 @@ def is_legal(row: Mapping[str, str]) -> bool:
     if into != "new" and way in COPIES:
         return False
     if into == "itself" and way in ("export", "state_dict", "save_async beside updates"):
+        return False
+    if row.get("eviction_groups") == "4" and row.get("max_rows") == "none":
+        return False
+    if row.get("owned_groups") == "all" and (
+        row.get("eviction_groups") == "none" or row.get("max_rows") == "none"
+    ):
         return False
     optimizer = FORMS[row["optimizer"]] if "optimizer" in row else None
     options = DECAYS[row.get("decay", "")]

@@ -129,7 +129,7 @@ enum recsdk_nonfinite {
 
 /// What happens to a call that would need more than `max_rows` rows.
 enum recsdk_on_full {
-  RECSDK_ON_FULL_REFUSE = 0,  ///< the keys that find no room, in input order, are refused
+  RECSDK_ON_FULL_REFUSE = 0,  ///< the keys that find no room are refused, see recsdk::OnFull
   RECSDK_ON_FULL_RAISE = 1,   ///< the call fails with RECSDK_ERROR_CAPACITY and changes nothing
 };
 
@@ -228,7 +228,12 @@ typedef struct recsdk_table_config {
   int32_t weight_dtype;  ///< enum recsdk_dtype, of stored rows; default float32
   int32_t rounding;      ///< enum recsdk_rounding, of updates to 16-bit rows; default stochastic
   int32_t on_full;       ///< enum recsdk_on_full; default refuse
-  int32_t reserved;      ///< must be 0
+  int32_t has_eviction_groups;
+  int64_t eviction_groups;  ///< see recsdk::IndexConfig; default absent: follows from max_rows
+  int64_t owned_begin;      ///< first of the groups whose keys may come; default absent: all
+  int64_t owned_end;        ///< the one after the last
+  int32_t has_owned_groups;
+  int32_t reserved;  ///< must be 0
 } recsdk_table_config;
 
 /// Bags of keys that were mapped before.
@@ -356,7 +361,12 @@ typedef struct recsdk_index_config {
   int32_t has_hash_seed;
   int32_t has_max_rows;
   int32_t has_num_threads;
-  int32_t on_full;   ///< enum recsdk_on_full; default refuse
+  int32_t on_full;  ///< enum recsdk_on_full; default refuse
+  int32_t has_eviction_groups;
+  int64_t eviction_groups;  ///< see recsdk::IndexConfig; default absent: follows from max_rows
+  int64_t owned_begin;      ///< first of the groups whose keys may come; default absent: all
+  int64_t owned_end;        ///< the one after the last
+  int32_t has_owned_groups;
   int32_t reserved;  ///< must be 0
 } recsdk_index_config;
 

@@ -14,6 +14,7 @@
 
 #include "recsdk/error.h"
 #include "recsdk/export.h"
+#include "recsdk/policy.h"
 #include "recsdk/types.h"
 
 namespace recsdk {
@@ -24,7 +25,7 @@ class RowNumbers;
 
 /// What happens to a call that would need more than `max_rows` rows.
 enum class OnFull : std::uint8_t {
-  kRefuse = 0,  ///< the keys that find no room, in input order, are kRefused
+  kRefuse = 0,  ///< the keys that find no room are kRefused: the lowest by a fixed hash
   kRaise = 1,   ///< the call throws Error(kCapacity) and changes nothing
 };
 
@@ -35,6 +36,11 @@ struct IndexConfig {
   /// >= 0, of keys, see on_full; absent: no limit. Row numbers may lie beyond it while leases keep
   /// back rows of keys that left.
   std::optional<std::int64_t> max_rows = std::nullopt;
+  /// Groups of keys that have an equal part of max_rows each, a power of two up to max_rows and
+  /// kMaxEvictionGroups; 1: only the whole counts. Absent: default_eviction_groups(max_rows).
+  std::optional<std::int64_t> eviction_groups = std::nullopt;
+  /// The groups whose keys may come, if others have the rest; absent: all.
+  std::optional<GroupRange> owned_groups = std::nullopt;
   OnFull on_full = OnFull::kRefuse;
   std::optional<int> num_threads = std::nullopt;  ///< >= 1, of its calls; absent: the pool's size
 };
@@ -187,7 +193,9 @@ class RECSDK_API Index {
   /// Finds the rows of keys (N,), and with options.insert gives a row to each unseen one.
   /// rows (N,) and outcomes (N,) are written; a key without a row has an unspecified row number.
   /// Of a new key that occurs several times the first is kInserted, the rest kFound. Row numbers
-  /// and refusals are decided in input order. Empty input is fine. Throws Error(kBusy) when
+  /// are given in input order. Which keys find no room depends on the call's keys and not on their
+  /// order: in each group of keys, see IndexConfig, the lowest by a fixed hash do not. Empty input
+  /// is fine. Throws Error(kBusy) when
   /// inserting without a step while leases with a step are open, Error(kCapacity) under
   /// OnFull::kRaise, Error(kOutOfMemory), and what the maker throws. Cost: one cache line per key,
   /// plus one row per insertion.

@@ -10,6 +10,7 @@
 #include "recsdk/initializer.h"   // IWYU pragma: export
 #include "recsdk/join_rows.h"     // IWYU pragma: export
 #include "recsdk/optimizer.h"     // IWYU pragma: export
+#include "recsdk/policy.h"        // IWYU pragma: export
 #include "recsdk/routing.h"       // IWYU pragma: export
 #include "recsdk/row_file.h"      // IWYU pragma: export
 #include "recsdk/row_layout.h"    // IWYU pragma: export

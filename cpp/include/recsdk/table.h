@@ -25,9 +25,11 @@ struct TableConfig {
   std::string name = "table";  ///< part of the identity of initial rows; not empty
   OptimizerConfig optimizer;
   InitializerConfig initializer;
-  std::uint64_t seed = 0;                  ///< drives initial rows, and nothing else
-  std::optional<std::uint64_t> hash_seed;  ///< random if absent; alters no result
-  std::optional<std::int64_t> max_rows;    ///< >= 0, see on_full; absent: no limit
+  std::uint64_t seed = 0;                       ///< drives initial rows, and nothing else
+  std::optional<std::uint64_t> hash_seed;       ///< random if absent; alters no result
+  std::optional<std::int64_t> max_rows;         ///< >= 0, see on_full; absent: no limit
+  std::optional<std::int64_t> eviction_groups;  ///< see IndexConfig
+  std::optional<GroupRange> owned_groups;       ///< see IndexConfig
   OnFull on_full = OnFull::kRefuse;
   float default_value = 0.0F;  ///< what every column of a refused or missing key reads
   NonFinite on_nonfinite = NonFinite::kApply;

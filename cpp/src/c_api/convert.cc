@@ -208,6 +208,8 @@ TableConfig table_config(const recsdk_table_config* given) {
   config.seed = c.seed;
   if (c.has_hash_seed != 0) config.hash_seed = c.hash_seed;
   if (c.has_max_rows != 0) config.max_rows = c.max_rows;
+  if (c.has_eviction_groups != 0) config.eviction_groups = c.eviction_groups;
+  if (c.has_owned_groups != 0) config.owned_groups = GroupRange{c.owned_begin, c.owned_end};
   config.default_value = c.default_value;
   config.on_nonfinite =
       checked_enum(c.on_nonfinite, NonFinite::kSkip, "recsdk_table_config.on_nonfinite");
@@ -225,6 +227,8 @@ IndexConfig index_config(const recsdk_index_config& c) {
   config.name = &deref(c.name, "recsdk_index_config.name");
   if (c.has_hash_seed != 0) config.hash_seed = c.hash_seed;
   if (c.has_max_rows != 0) config.max_rows = c.max_rows;
+  if (c.has_eviction_groups != 0) config.eviction_groups = c.eviction_groups;
+  if (c.has_owned_groups != 0) config.owned_groups = GroupRange{c.owned_begin, c.owned_end};
   if (c.has_num_threads != 0) config.num_threads = c.num_threads;
   config.on_full = checked_enum(c.on_full, OnFull::kRaise, "recsdk_index_config.on_full");
   check_reserved(c.reserved, "recsdk_index_config.reserved");

@@ -184,6 +184,7 @@ void Restore::Impl::check(std::uint64_t update_count, double log_decay) const {
                                           std::to_string(*table->config.max_rows) +
                                           "; raise max_rows, or load into more ranks");
   }
+  table->index.check_room(staged->numbers);
 }
 
 void Restore::Impl::commit(std::uint64_t update_count, double log_decay) {

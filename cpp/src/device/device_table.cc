@@ -24,13 +24,17 @@ namespace {
   throw std::invalid_argument("device table '" + name + "': " + what);
 }
 
-// Keys beyond either limit are refused.
+// Keys beyond either limit are refused. The device's own limit does not divide over groups: all its
+// rows can be used.
 std::shared_ptr<Index::Impl> make_index(const TableConfig& config, const DeviceOptions& options,
                                         RowMaker& maker) {
   const std::int64_t limit =
       std::min(config.max_rows.value_or(options.max_device_rows), options.max_device_rows);
+  std::optional<std::int64_t> groups = config.eviction_groups;
+  if (!groups && limit == options.max_device_rows) groups = 1;
   return std::make_shared<Index::Impl>(
-      IndexConfig{config.name, config.hash_seed, limit, config.on_full, config.num_threads},
+      IndexConfig{config.name, config.hash_seed, limit, groups, config.owned_groups, config.on_full,
+                  config.num_threads},
       "table '" + config.name + "'", std::shared_ptr<RowMaker>(std::shared_ptr<void>(), &maker));
 }
 

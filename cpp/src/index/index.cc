@@ -3,6 +3,7 @@
 #include "recsdk/index.h"
 
 #include <algorithm>
+#include <bit>
 #include <mutex>
 #include <random>
 #include <shared_mutex>
@@ -24,12 +25,36 @@ namespace {
 
 constexpr std::int64_t kFindGrain = 4096;  // keys a piece of a parallel find
 
+// Groups mean nothing without rows to divide.
+void check_groups(const IndexConfig& config, const std::string& title) {
+  if (!config.max_rows && (config.eviction_groups || config.owned_groups)) {
+    throw std::invalid_argument(title +
+                                ": eviction_groups and owned_groups divide max_rows; set it too");
+  }
+  if (!config.max_rows) return;
+  const std::int64_t groups =
+      config.eviction_groups.value_or(default_eviction_groups(*config.max_rows));
+  const bool is_power = groups > 0 && std::has_single_bit(static_cast<std::uint64_t>(groups));
+  if (!is_power || groups > kMaxEvictionGroups ||
+      groups > std::max<std::int64_t>(*config.max_rows, 1)) {
+    throw std::invalid_argument(title + ": eviction_groups is " + std::to_string(groups) +
+                                "; pass a power of two up to max_rows and 65536");
+  }
+  const GroupRange owned = config.owned_groups.value_or(GroupRange{0, groups});
+  if (owned.begin < 0 || owned.begin > owned.end || owned.end > groups) {
+    throw std::invalid_argument(title + ": owned_groups is [" + std::to_string(owned.begin) + ", " +
+                                std::to_string(owned.end) + "); pass a range within [0, " +
+                                std::to_string(groups) + ")");
+  }
+}
+
 IndexConfig validated(IndexConfig config, const std::string& title) {
   if (config.name.empty()) throw std::invalid_argument("an index's name is empty; give it one");
   if (config.max_rows && *config.max_rows < 0) {
     throw std::invalid_argument(title + ": max_rows is " + std::to_string(*config.max_rows) +
                                 "; pass 0 or more, or leave it out for no limit");
   }
+  check_groups(config, title);
   if (config.num_threads && *config.num_threads < 1) {
     throw std::invalid_argument(title + ": num_threads is " + std::to_string(*config.num_threads) +
                                 "; pass 1 or more, or leave it out for all threads of the pool");
@@ -87,7 +112,12 @@ Index::Impl::Impl(IndexConfig index_config, std::string title_of_messages,
       title(std::move(title_of_messages)),
       hash_seed(config.hash_seed ? *config.hash_seed : random_seed()),
       maker(std::move(maker_of_rows)),
-      key_map(hash_seed) {}
+      key_map(hash_seed) {
+  if (!config.max_rows) return;
+  capacity.emplace(*config.max_rows,
+                   config.eviction_groups.value_or(default_eviction_groups(*config.max_rows)),
+                   config.owned_groups);
+}
 
 int Index::Impl::max_threads() const {
   return config.num_threads ? *config.num_threads : num_threads();
@@ -152,6 +182,7 @@ Outcome Index::Impl::erase_one(Key key) noexcept {
   const auto row = key_map.erase(key);
   if (!row) return Outcome::kMissing;
   numbers.free(*row, next_epoch);
+  if (capacity) capacity->remove(key);
   ++num_erased;
   return Outcome::kFound;
 }
@@ -182,6 +213,7 @@ void Index::Impl::clear() {
   }
   num_erased += static_cast<std::uint64_t>(key_map.size());
   key_map.clear();
+  if (capacity) capacity->clear();
   release_kept_rows();
 }
 

@@ -33,6 +33,18 @@ void Index::Impl::replace(internal::KeyMap& other_map, internal::RowNumbers& oth
   numbers.swap(other_numbers);
   tracker.swap(other_tracker);
   has_parent = true;
+  if (capacity) capacity->recount(numbers);
+}
+
+void Index::Impl::check_room(const internal::RowNumbers& other_numbers) const {
+  if (!capacity) return;
+  const auto full = capacity->find_overfull(other_numbers);
+  if (!full) return;
+  throw Error(ErrorCode::kCapacity, title + ": the keys to be taken in are too many for group " +
+                                        std::to_string(full->group) + " of " +
+                                        std::to_string(capacity->num_groups()) + ", which has " +
+                                        std::to_string(full->quota) +
+                                        " rows; raise max_rows, or set fewer eviction_groups");
 }
 
 std::unique_ptr<ChangeTracker> Index::Impl::begin_cut(
@@ -142,6 +154,7 @@ void Index::assign(std::span<const Key> keys) {
     numbers.allocate(key, RowState::kVisible);
   }
   map.adapt(count);
+  impl_->check_room(numbers);
   const std::unique_lock lock(impl_->mutex);
   impl_->require_idle("replacing all keys");
   if (impl_->maker != nullptr) {

@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "index/capacity.h"
 #include "index/change_tracker.h"
 #include "index/row_numbers.h"
 #include "keymap/key_map.h"
@@ -104,6 +105,7 @@ struct Index::Impl {
   mutable internal::FairMutex mutex;
   internal::KeyMap key_map;
   internal::RowNumbers numbers;
+  std::optional<internal::Capacity> capacity;  // with max_rows
   bool is_mostly_new = false;  // half or more of the keys inserted last had no row yet
   std::uint64_t next_epoch = 0;
   std::optional<std::int64_t> last_step;
@@ -153,6 +155,8 @@ struct Index::Impl {
   /// Exchanges all keys and what tells changes, which are tracked from here on.
   void replace(internal::KeyMap& other_map, internal::RowNumbers& other_numbers,
                std::unique_ptr<internal::ChangeTracker>& other_tracker) noexcept;
+  /// Throws Error(kCapacity) if the keys that have these rows find no room.
+  void check_room(const internal::RowNumbers& other_numbers) const;
   /// From here on `fresh` tells changes; returns what told them before.
   std::unique_ptr<internal::ChangeTracker> begin_cut(
       std::unique_ptr<internal::ChangeTracker> fresh) noexcept;
@@ -175,15 +179,20 @@ struct Index::Impl {
  private:
   int shard_bits_for(std::size_t num_keys) const;
   std::size_t piece_of(int shard_bits) const;
+  void insert_fitting(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
+                      internal::RowState state, internal::Insertion& insertion);
+  void insert_limited(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
+                      internal::RowState state, internal::Insertion& insertion);
+  void insert_alone(std::span<const Key> keys, std::size_t num_missing, RowNumber* rows_out,
+                    Outcome* outcomes, internal::RowState state, internal::Insertion& insertion);
   void insert_sharded(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                       internal::RowState state, internal::Insertion& insertion, int shard_bits);
   bool append_new(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                   internal::RowState state, internal::Insertion& insertion);
   void insert_missing(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                       internal::RowState state, internal::Insertion& insertion);
-  void insert_chunk(const Key* keys, std::span<const std::uint16_t> missing, std::int64_t limit,
-                    RowNumber* rows_out, Outcome* outcomes, internal::RowState state,
-                    internal::Insertion& insertion);
+  void insert_chunk(const Key* keys, std::span<const std::uint16_t> missing, RowNumber* rows_out,
+                    Outcome* outcomes, internal::RowState state, internal::Insertion& insertion);
   void prepare(RowNumber end, std::span<const std::uint32_t> reused);
   void prepare_missing(std::int64_t count);
   void populate_ahead(std::int64_t num_new) noexcept;

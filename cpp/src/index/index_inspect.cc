@@ -39,7 +39,7 @@ void Index::Impl::add_stats(IndexStats& stats) const {
   stats.index_probes = map.hashed.probes;
   stats.index_dense_keys = map.dense_keys;
   stats.index_dense_pages = map.dense_pages;
-  stats.metadata_bytes = numbers.metadata_bytes();
+  stats.metadata_bytes = numbers.metadata_bytes() + (capacity ? capacity->bytes() : 0);
   if (tracker != nullptr) stats.tracking_bytes += tracker->bytes();
 }
 
@@ -66,6 +66,9 @@ void Index::Impl::check_invariants() const {
     broken(title, "a row is free twice");
   if (config.max_rows && used > *config.max_rows)
     broken(title, "there are more rows than max_rows");
+  if (!capacity) return;
+  if (!capacity->is_right(numbers)) broken(title, "a group's count of keys is wrong");
+  if (capacity->find_overfull(numbers)) broken(title, "a group has more rows than its quota");
 }
 
 // Memory that is backed ahead and is not there would end the process rather than throw.

@@ -5,12 +5,15 @@
 #include <limits>
 #include <numeric>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "index/index_impl.h"
 #include "index/sharded_insertion.h"
 
 namespace recsdk {
 
+using internal::Capacity;
 using internal::Insertion;
 using internal::LeaseRecord;
 using internal::OutcomeCounts;
@@ -21,11 +24,18 @@ namespace {
 
 constexpr std::size_t kInsertGrain = 4096;  // keys that are found, then inserted, at a time
 
-[[noreturn, gnu::cold]] void throw_full(const std::string& title, std::int64_t max_rows) {
-  throw Error(ErrorCode::kCapacity, title + " is full: " + std::to_string(max_rows) + " of " +
-                                        std::to_string(max_rows) +
-                                        " rows are used; raise max_rows, erase keys, or set "
-                                        "on_full to refuse");
+[[noreturn, gnu::cold]] void throw_full(const std::string& title, const Capacity& capacity,
+                                        const Capacity::FullGroup& full) {
+  const std::string quota = std::to_string(full.quota);
+  const bool is_whole = capacity.num_groups() == 1;
+  const std::string group = "group " + std::to_string(full.group) + " of its " +
+                            std::to_string(capacity.num_groups()) + " groups of keys has ";
+  throw Error(ErrorCode::kCapacity,
+              title + " is full: " +
+                  (is_whole ? quota + " of " + quota + " rows are used"
+                            : group + "too few of its " + quota + " rows left") +
+                  "; raise max_rows, erase keys, " +
+                  (is_whole ? "" : "set fewer eviction_groups, ") + "or set on_full to refuse");
 }
 
 }  // namespace
@@ -60,6 +70,56 @@ void Index::Impl::find_or_insert(std::span<const Key> keys, RowNumber* rows_out,
                                  RowState state, Insertion& insertion) {
   insertion.old_end = numbers.end();
   if (key_map.size() == 0) is_mostly_new = true;
+  const bool fits = !capacity || capacity->has_room_for(keys.size()) ||
+                    (is_mostly_new && capacity->has_room_for(keys));
+  if (fits) {
+    insert_fitting(keys, rows_out, outcomes, state, insertion);
+  } else {
+    insert_limited(keys, rows_out, outcomes, state, insertion);
+  }
+}
+
+// The call decides as a whole who finds no room; the others are inserted.
+void Index::Impl::insert_limited(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
+                                 RowState state, Insertion& insertion) {
+  find(keys, rows_out, outcomes);
+  const std::optional<Capacity::FullGroup> full = capacity->refuse(keys, outcomes);
+  if (full && config.on_full == OnFull::kRaise) throw_full(title, *capacity, *full);
+  const auto num_missing =
+      static_cast<std::size_t>(std::count(outcomes, outcomes + keys.size(), Outcome::kMissing));
+  is_mostly_new = 2 * num_missing >= keys.size();
+  if (shard_bits_for(num_missing) == 0)
+    return insert_missing(keys, rows_out, outcomes, state, insertion);
+  insert_alone(keys, num_missing, rows_out, outcomes, state, insertion);
+}
+
+// The keys left kMissing are inserted as a batch of their own, by all threads.
+void Index::Impl::insert_alone(std::span<const Key> keys, std::size_t num_missing,
+                               RowNumber* rows_out, Outcome* outcomes, RowState state,
+                               Insertion& insertion) {
+  std::vector<std::size_t> places;
+  std::vector<Key> missing;
+  places.reserve(num_missing);
+  missing.reserve(num_missing);
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    if (outcomes[i] != Outcome::kMissing) continue;
+    places.push_back(i);
+    missing.push_back(keys[i]);
+  }
+  std::vector<RowNumber> rows(num_missing);
+  std::vector<Outcome> kinds(num_missing);
+  const bool was_mostly_new = std::exchange(is_mostly_new, true);
+  insert_fitting(missing, rows.data(), kinds.data(), state, insertion);
+  is_mostly_new = was_mostly_new;
+  for (std::size_t j = 0; j < num_missing; ++j) {
+    rows_out[places[j]] = rows[j];
+    outcomes[places[j]] = kinds[j];
+  }
+}
+
+// For keys that find room, however many of them are new.
+void Index::Impl::insert_fitting(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
+                                 RowState state, Insertion& insertion) {
   for (std::size_t begin = 0; begin < keys.size();) {
     const std::size_t left = keys.size() - begin;
     const int shard_bits = shard_bits_for(left);
@@ -109,15 +169,11 @@ void Index::Impl::insert_sharded(std::span<const Key> keys, RowNumber* rows_out,
   if (sharded.num_missing() < static_cast<std::int64_t>(ShardedInsertion::kFewestKeys / 4))
     return insert_missing(keys, rows_out, outcomes, state, insertion);
   const std::int64_t num_distinct = sharded.tell_apart();
-  const std::int64_t limit = config.max_rows.value_or(std::numeric_limits<std::int64_t>::max());
-  const std::int64_t admissible =
-      std::min(num_distinct, std::max<std::int64_t>(limit - key_map.size(), 0));
   const std::size_t old_count = insertion.rows.size();
-  insertion.make_room(static_cast<std::size_t>(admissible));
-  numbers.prepare_allocate(admissible);
-  prepare_missing(admissible);
-  if (admissible < num_distinct && config.on_full == OnFull::kRaise) throw_full(title, limit);
-  insertion.rows.resize(old_count + static_cast<std::size_t>(admissible));
+  insertion.make_room(static_cast<std::size_t>(num_distinct));
+  numbers.prepare_allocate(num_distinct);
+  prepare_missing(num_distinct);
+  insertion.rows.resize(old_count + static_cast<std::size_t>(num_distinct));
   try {
     sharded.insert(state, std::span(insertion.rows).subspan(old_count));
   } catch (...) {
@@ -131,7 +187,6 @@ void Index::Impl::insert_sharded(std::span<const Key> keys, RowNumber* rows_out,
 bool Index::Impl::append_new(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                              RowState state, Insertion& insertion) {
   const auto count = static_cast<std::int64_t>(keys.size());
-  if (config.max_rows && *config.max_rows - key_map.size() < count) return false;
   if (!key_map.can_insert() || !numbers.prepare_append(count)) return false;
   insertion.make_room(keys.size());
   prepare(numbers.end() + count, {});
@@ -156,13 +211,12 @@ bool Index::Impl::append_new(std::span<const Key> keys, RowNumber* rows_out, Out
 // Gives rows to the keys that find has left kMissing.
 void Index::Impl::insert_missing(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                                  RowState state, Insertion& insertion) {
-  const std::int64_t num_missing = std::count(outcomes, outcomes + keys.size(), Outcome::kMissing);
-  const std::int64_t limit = config.max_rows.value_or(std::numeric_limits<std::int64_t>::max());
-  const std::int64_t admissible =
-      std::min(num_missing, std::max<std::int64_t>(limit - key_map.size(), 0));
-  insertion.make_room(static_cast<std::size_t>(admissible));
-  numbers.prepare_allocate(admissible);
-  prepare_missing(admissible);
+  std::int64_t num_missing = std::count(outcomes, outcomes + keys.size(), Outcome::kMissing);
+  // Its maker may have no more rows than that, and some of these keys may be duplicates.
+  if (capacity) num_missing = std::min(num_missing, capacity->max_rows() - key_map.size());
+  insertion.make_room(static_cast<std::size_t>(num_missing));
+  numbers.prepare_allocate(num_missing);
+  prepare_missing(num_missing);
 
   constexpr std::int64_t kChunk = 1024;
   std::array<std::uint16_t, kChunk> missing;
@@ -173,28 +227,21 @@ void Index::Impl::insert_missing(std::span<const Key> keys, RowNumber* rows_out,
       missing[count] = static_cast<std::uint16_t>(i - begin);
       count += static_cast<std::size_t>(outcomes[i] == Outcome::kMissing);
     }
-    insert_chunk(keys.data() + begin, {missing.data(), count}, limit, rows_out + begin,
-                 outcomes + begin, state, insertion);
+    insert_chunk(keys.data() + begin, {missing.data(), count}, rows_out + begin, outcomes + begin,
+                 state, insertion);
   }
 }
 
 void Index::Impl::insert_chunk(const Key* keys, std::span<const std::uint16_t> missing,
-                               std::int64_t limit, RowNumber* rows_out, Outcome* outcomes,
-                               RowState state, Insertion& insertion) {
+                               RowNumber* rows_out, Outcome* outcomes, RowState state,
+                               Insertion& insertion) {
   constexpr std::size_t kAhead = 16;
   for (std::size_t j = 0; j < std::min(kAhead, missing.size()); ++j)
     key_map.prefetch(keys[missing[j]]);
   for (std::size_t j = 0; j < missing.size(); ++j) {
     if (j + kAhead < missing.size()) key_map.prefetch(keys[missing[j + kAhead]]);
     const std::size_t i = missing[j];
-    // A key may have been inserted by this very call.
-    if (key_map.size() >= limit) {
-      const auto row = key_map.find_one(keys[i]);
-      if (!row && config.on_full == OnFull::kRaise) throw_full(title, limit);
-      outcomes[i] = row ? Outcome::kFound : Outcome::kRefused;
-      if (row) rows_out[i] = *row;
-      continue;
-    }
+    // The key may have been inserted by this very call.
     const std::uint32_t next = numbers.next_to_allocate();
     const std::uint32_t row = key_map.find_or_insert(keys[i], next);
     rows_out[i] = row;
@@ -222,6 +269,7 @@ void Index::Impl::populate_ahead(std::int64_t num_new) noexcept {
 }
 
 void Index::Impl::settle(const Insertion& insertion) noexcept {
+  if (capacity) capacity->add(insertion.rows, numbers);
   key_map.adapt(static_cast<std::int64_t>(insertion.rows.size()));
   populate_ahead(static_cast<std::int64_t>(insertion.rows.size()));
 }

@@ -179,12 +179,7 @@ void ShardedInsertion::give_rows(std::int64_t chunk, std::span<std::uint32_t> ne
     const std::uint32_t first = firsts_[next[shard]++];
     if (first != next_first[shard]) continue;  // answered later
     ++next_first[shard];
-    const bool is_refused = rank >= new_rows.size();
-    outcomes[i] = is_refused ? Outcome::kRefused : Outcome::kInserted;
-    if (is_refused) {
-      rows_of_dealt_[first] = kNoRow;
-      continue;
-    }
+    outcomes[i] = Outcome::kInserted;
     const std::uint32_t row = numbers_.to_allocate(static_cast<std::int64_t>(rank));
     rows_of_dealt_[first] = row;
     rows[i] = row;
@@ -193,7 +188,6 @@ void ShardedInsertion::give_rows(std::int64_t chunk, std::span<std::uint32_t> ne
   }
 }
 
-// Refused keys are the last ones of their shard.
 void ShardedInsertion::insert_shards() {
   std::vector<std::size_t> num_done(num_shards_);
   map_.begin_sharing(num_distinct_);
@@ -205,9 +199,8 @@ void ShardedInsertion::insert_shards() {
     for_shards([&](std::size_t shard) {
       const Key* const keys = dealt_.get() + begins_[shard];
       const std::uint32_t* const rows = rows_of_dealt_.get() + begins_[shard];
-      const std::uint32_t* const end = rows + num_distinct_in_[shard];
-      const auto count = static_cast<std::size_t>(std::find(rows, end, kNoRow) - rows);
-      map_.insert_absent({keys, count}, rows, num_done[shard]);
+      map_.insert_absent({keys, static_cast<std::size_t>(num_distinct_in_[shard])}, rows,
+                         num_done[shard]);
     });
   } catch (...) {
     map_.end_sharing(all_done());
@@ -229,9 +222,8 @@ void ShardedInsertion::answer_duplicates(std::int64_t chunk) noexcept {
     if (outcomes[i] == Outcome::kFound) continue;
     const std::uint32_t k = next[shard_of(keys[i])]++;
     if (outcomes[i] != Outcome::kMissing) continue;
-    const std::uint32_t row = rows_of_dealt_[firsts_[k]];
-    outcomes[i] = row == kNoRow ? Outcome::kRefused : Outcome::kFound;
-    if (row != kNoRow) rows[i] = row;
+    outcomes[i] = Outcome::kFound;
+    rows[i] = rows_of_dealt_[firsts_[k]];
   }
 }
 

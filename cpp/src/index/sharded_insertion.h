@@ -6,8 +6,7 @@
 // 1. By chunks of the input: keys are found, and those that are missing are dealt to shards, which
 //    are ranges of the hash with segments of their own. A shard keeps the order of the input.
 // 2. By shards: which missing keys are the first of their kind in this call. Others are duplicates.
-// 3. By chunks: the first ones get row numbers, counted through by a prefix sum over chunks; those
-//    beyond the limit are refused.
+// 3. By chunks: the first ones get row numbers, counted through by a prefix sum over chunks.
 // 4. By shards: keys go into the map. This alone may fail half-way, and is taken back then.
 // 5. By chunks: duplicates get the answers of the first ones.
 //
@@ -44,9 +43,8 @@ class ShardedInsertion {
   /// Tells first keys from duplicates; returns how many distinct keys are missing. Changes nothing;
   /// throws std::bad_alloc.
   std::int64_t tell_apart();
-  /// Inserts the first `num_rows` of them, for which rows are prepared, and refuses the others;
-  /// writes the row numbers to `new_rows` (num_rows,), in input order. Throws as
-  /// KeyMap::find_or_insert; then nothing has changed but rows and outcomes.
+  /// Inserts them; their rows are prepared. Writes the row numbers to `new_rows`, one for each, in
+  /// input order. Throws as KeyMap::find_or_insert; then nothing has changed but rows and outcomes.
   void insert(RowState state, std::span<std::uint32_t> new_rows);
 
  private:

@@ -50,8 +50,8 @@ TableConfig validated(TableConfig config) {
 // Its rows' maker is the table, which lives as long as anybody inserts.
 std::shared_ptr<Index::Impl> make_index(const TableConfig& config, RowMaker& maker) {
   auto index = std::make_shared<Index::Impl>(
-      IndexConfig{config.name, config.hash_seed, config.max_rows, config.on_full,
-                  config.num_threads},
+      IndexConfig{config.name, config.hash_seed, config.max_rows, config.eviction_groups,
+                  config.owned_groups, config.on_full, config.num_threads},
       "table '" + config.name + "'", std::shared_ptr<RowMaker>(std::shared_ptr<void>(), &maker));
   index->is_of_table = true;
   return index;

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "recsdk/table.h"
+#include "support/room_model.h"
 
 namespace recsdk::test {
 
@@ -90,7 +91,11 @@ class TableModel {
   std::vector<Outcome> insert(std::span<const Key> keys, const ModelBatchPtr& batch) {
     const bool is_hidden = batch != nullptr && batch->step.has_value();
     std::vector<Outcome> result;
-    for (const Key key : keys) result.push_back(insert_one(key, is_hidden ? batch : nullptr));
+    const auto refused = refused_keys(keys, rows, config_.max_rows);
+    for (const Key key : keys) {
+      result.push_back(refused.contains(key) ? Outcome::kRefused
+                                             : insert_one(key, is_hidden ? batch : nullptr));
+    }
     count(result, is_hidden ? batch->outcomes : outcomes);
     return result;
   }
@@ -191,7 +196,6 @@ class TableModel {
 
   Outcome insert_one(Key key, const ModelBatchPtr& hidden_by) {
     if (rows.contains(key)) return Outcome::kFound;
-    if (config_.max_rows && std::ssize(rows) >= *config_.max_rows) return Outcome::kRefused;
     ModelRow& row = rows[key];
     for (std::int64_t c = 0; c < config_.dim; ++c) row.weights.push_back(initial_weight(key, c));
     row.state = fresh_state();

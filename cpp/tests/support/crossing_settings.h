@@ -147,9 +147,23 @@ inline Values initializers() {
           {"custom", set_custom}};
 }
 
+/// Groups have room for all keys of a round, since the first calls must fit.
+inline Values rooms() {
+  const auto in_groups = [](Combination& row) {
+    row.table.max_rows = 4 * kFewRows;
+    row.table.eviction_groups = 4;
+  };
+  return {{"none", [](Combination&) {}},
+          {"few", [](Combination& row) { row.table.max_rows = kFewRows; }},
+          {"groups", in_groups},
+          {"owned", [=](Combination& row) {
+             in_groups(row);
+             row.table.owned_groups = GroupRange{0, 4};
+           }}};
+}
+
 /// In the order in which they are to be set.
 inline const std::vector<Setting>& settings() {
-  using Limit = std::optional<std::int64_t>;
   using Threads = std::optional<int>;
   using HashSeed = std::optional<std::uint64_t>;
   constexpr std::uint64_t kLargestSeed = std::numeric_limits<std::uint64_t>::max();
@@ -164,8 +178,7 @@ inline const std::vector<Setting>& settings() {
        assigned([](auto& r) -> auto& { return r.table.seed; }, {std::uint64_t{0}, kLargestSeed})},
       {"hash_seed",
        assigned([](auto& r) -> auto& { return r.table.hash_seed; }, {HashSeed(), HashSeed(7)})},
-      {"max_rows",
-       assigned([](auto& r) -> auto& { return r.table.max_rows; }, {Limit(), Limit(kFewRows)})},
+      {"room", rooms()},
       {"on_full", assigned([](auto& r) -> auto& { return r.table.on_full; },
                            {OnFull::kRefuse, OnFull::kRaise})},
       {"default_value",
@@ -224,7 +237,7 @@ inline bool is_of_devices(const TableConfig& config) {
                         c.kind == OptimizerKind::kRowwiseAdagrad || c.kind == OptimizerKind::kAdam;
   return is_known && c.bias_correction == BiasCorrection::kTable && c.dampening == 0.0 &&
          !c.catch_up && !c.clip_value && !c.clip_norm && config.weight_dtype == DType::kFloat32 &&
-         config.on_nonfinite == NonFinite::kApply;
+         config.on_nonfinite == NonFinite::kApply && !config.eviction_groups;
 }
 
 inline std::vector<Choices> combinations(const std::function<bool(const TableConfig&)>& rule) {
@@ -240,10 +253,11 @@ inline std::vector<Choices> combinations(const std::function<bool(const TableCon
 // ---- the fields: one that is new breaks the build here, and then the test that each is crossed --
 
 inline auto fields_of(const TableConfig& config) {
-  const auto& [dim, name, optimizer, initializer, seed, hash_seed, max_rows, on_full, default_value,
-               on_nonfinite, weight_dtype, rounding, num_threads] = config;
-  return std::make_tuple(dim, name, seed, hash_seed, max_rows, on_full, default_value, on_nonfinite,
-                         weight_dtype, rounding, num_threads);
+  const auto& [dim, name, optimizer, initializer, seed, hash_seed, max_rows, eviction_groups,
+               owned_groups, on_full, default_value, on_nonfinite, weight_dtype, rounding,
+               num_threads] = config;
+  return std::make_tuple(dim, name, seed, hash_seed, max_rows, eviction_groups, owned_groups,
+                         on_full, default_value, on_nonfinite, weight_dtype, rounding, num_threads);
 }
 
 inline auto fields_of(const OptimizerConfig& config) {

@@ -436,7 +436,8 @@ def test_threads_and_capacity_of_the_table_do_not_matter(tmp_path: Path) -> None
     table = new_table(num_threads=1)
     train(table, np.arange(20_000) * 7)
     table.save(tmp_path / "one")
-    for options in ({"num_threads": 1}, {"num_threads": 3}, {"max_rows": 20_000}):
+    room = {"max_rows": 20_000, "eviction_groups": 1}
+    for options in ({"num_threads": 1}, {"num_threads": 3}, room):
         other = new_table(**options)
         other.load(tmp_path / "one")
         assert whole(other) == whole(table)

@@ -2,6 +2,7 @@
 #include "recsdk/index.h"
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
@@ -49,6 +50,12 @@ nb::object erase(Index& index, nb::handle keys_object, bool return_outcomes) {
     index.erase(keys.span(), span_of(kinds, keys.size()));
   }
   return outcomes_or_none(std::move(kinds));
+}
+
+std::optional<GroupRange> group_range(
+    const std::optional<std::pair<std::int64_t, std::int64_t>>& given) {
+  if (!given) return std::nullopt;
+  return GroupRange{given->first, given->second};
 }
 
 nb::dict stats_of(const IndexStats& found) {
@@ -119,13 +126,15 @@ void note_changed(PyIndex& index, nb::handle rows_object) {
 }
 
 void make_index(PyIndex* place, std::string name, std::optional<std::uint64_t> hash_seed,
-                std::optional<std::int64_t> max_rows, OnFull on_full, nb::object make_rows_function,
-                std::optional<int> num_threads) {
+                std::optional<std::int64_t> max_rows, std::optional<std::int64_t> eviction_groups,
+                const std::optional<std::pair<std::int64_t, std::int64_t>>& owned_groups,
+                OnFull on_full, nb::object make_rows_function, std::optional<int> num_threads) {
   std::shared_ptr<PythonMaker> maker;
   if (!make_rows_function.is_none())
     maker = std::make_shared<PythonMaker>(std::move(make_rows_function));
-  new (place)
-      PyIndex({std::move(name), hash_seed, max_rows, on_full, num_threads}, std::move(maker));
+  new (place) PyIndex({std::move(name), hash_seed, max_rows, eviction_groups,
+                       group_range(owned_groups), on_full, num_threads},
+                      std::move(maker));
 }
 
 void bind_lease(nb::module_& module) {
@@ -173,7 +182,8 @@ void bind_index(nb::module_& module) {
   const nb::call_guard<nb::gil_scoped_release> without_gil;
   nb::class_<PyIndex>(module, "Index", nb::type_slots(FunctionSlots<PyIndex>::slots))
       .def("__init__", &make_index, nb::arg("name"), nb::arg("hash_seed").none(),
-           nb::arg("max_rows").none(), nb::arg("on_full"), nb::arg("make_rows").none(),
+           nb::arg("max_rows").none(), nb::arg("eviction_groups").none(),
+           nb::arg("owned_groups").none(), nb::arg("on_full"), nb::arg("make_rows").none(),
            nb::arg("num_threads").none())
       .def(
           "lease",

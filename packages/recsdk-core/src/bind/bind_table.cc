@@ -2,6 +2,7 @@
 #include "recsdk/table.h"
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
@@ -237,11 +238,13 @@ nb::dict stats(PyTable& table) {
 void make_table(PyTable* place, std::int64_t dim, std::string name,
                 const OptimizerConfig& optimizer, const InitializerConfig& initializer,
                 std::uint64_t seed, std::optional<std::uint64_t> hash_seed,
-                std::optional<std::int64_t> max_rows, OnFull on_full, float default_value,
-                NonFinite on_nonfinite, DType weight_dtype, Rounding rounding,
-                std::optional<int> num_threads) {
+                std::optional<std::int64_t> max_rows, std::optional<std::int64_t> eviction_groups,
+                const std::optional<std::pair<std::int64_t, std::int64_t>>& owned_groups,
+                OnFull on_full, float default_value, NonFinite on_nonfinite, DType weight_dtype,
+                Rounding rounding, std::optional<int> num_threads) {
   new (place) PyTable({dim, std::move(name), optimizer, initializer, seed, hash_seed, max_rows,
-                       on_full, default_value, on_nonfinite, weight_dtype, rounding, num_threads});
+                       eviction_groups, group_range(owned_groups), on_full, default_value,
+                       on_nonfinite, weight_dtype, rounding, num_threads});
 }
 
 }  // namespace
@@ -251,7 +254,8 @@ void bind_table(nb::module_& module) {
   nb::class_<PyTable>(module, "Table", nb::type_slots(FunctionSlots<PyTable>::slots))
       .def("__init__", &make_table, nb::arg("dim"), nb::arg("name"), nb::arg("optimizer"),
            nb::arg("initializer"), nb::arg("seed"), nb::arg("hash_seed").none(),
-           nb::arg("max_rows").none(), nb::arg("on_full"), nb::arg("default_value"),
+           nb::arg("max_rows").none(), nb::arg("eviction_groups").none(),
+           nb::arg("owned_groups").none(), nb::arg("on_full"), nb::arg("default_value"),
            nb::arg("on_nonfinite"), nb::arg("weight_dtype"), nb::arg("rounding"),
            nb::arg("num_threads").none())
       .def("state_fields", [](PyTable& table) { return state_fields(table->layout()); })

@@ -3,7 +3,9 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstdint>
 #include <optional>
+#include <utility>
 
 #include "array.h"
 #include "handles.h"
@@ -19,6 +21,9 @@ std::span<Outcome> span_of(const std::optional<Result>& outcomes, std::size_t n)
 nb::tuple map(Index& index, nb::handle keys, bool insert, PyLease* lease);
 /// Outcomes, or None.
 nb::object erase(Index& index, nb::handle keys, bool return_outcomes);
+/// Groups of keys from (begin, end).
+std::optional<GroupRange> group_range(
+    const std::optional<std::pair<std::int64_t, std::int64_t>>& given);
 /// What an index tells, by name.
 nb::dict stats_of(const IndexStats& stats);
 

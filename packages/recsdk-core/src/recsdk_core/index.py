@@ -37,11 +37,11 @@ class Index(Keyed):
     >>> import numpy as np
     >>> from recsdk_core import Index
     >>> index = Index(name="user", max_rows=2)
-    >>> rows, outcomes = index.map(np.array([70, -1, 70, 8]), insert=True)
+    >>> rows, outcomes = index.map(np.array([8, -1, 8, 70]), insert=True)
     >>> rows[:3].tolist(), outcomes.tolist()
     ([0, 1, 0], [1, 1, 0, 2])
-    >>> index.erase(np.array([70]))
-    >>> index.map(np.array([8]), insert=True)[0].tolist()
+    >>> index.erase(np.array([8]))
+    >>> index.map(np.array([70]), insert=True)[0].tolist()
     [0]
     """
 
@@ -52,6 +52,8 @@ class Index(Keyed):
         *,
         name: str = "index",
         max_rows: int | None = None,
+        eviction_groups: int | None = None,
+        owned_groups: tuple[int, int] | None = None,
         on_full: OnFull = "refuse",
         make_rows: MakeRows | None = None,
         num_threads: int | None = None,
@@ -60,25 +62,40 @@ class Index(Keyed):
         """Makes an empty index; it takes no memory until the first insertion.
 
         At `max_rows` keys (None: no limit) further keys are refused, or under `on_full="raise"` the
-        call that brings them raises CapacityError and changes nothing. Row numbers may lie beyond
-        `max_rows` while leases keep back rows of keys that left. Each call that inserts keys calls
-        `make_rows` with them and their row numbers, in the order of the call, before anybody sees
-        them. It runs under the index's lock and must not call the index (BusyError). What it raises
-        takes the insertion back. Without it the outcomes say which rows are new. `name` is for
-        messages. `num_threads`, 1 to 1024, limits the threads of this index's calls (None: the
-        pool's size). No result depends on `hash_seed` (None: random).
+        call that brings them raises CapacityError and changes nothing. `eviction_groups` and
+        `owned_groups` say how `max_rows` divides over groups of keys, see Table. Row numbers may
+        lie beyond `max_rows` while leases keep back rows of keys that left. Each call that inserts
+        keys calls `make_rows` with them and their row numbers, in the order of the call, before
+        anybody sees them. It runs under the index's lock and must not call the index (BusyError).
+        What it raises takes the insertion back. Without it the outcomes say which rows are new.
+        `name` is for messages. `num_threads`, 1 to 1024, limits the threads of this index's calls
+        (None: the pool's size). No result depends on `hash_seed` (None: random).
 
         Raises ValueError or TypeError naming the argument that is wrong.
         """
         require_keyed(
-            "Index", name=name, max_rows=max_rows, num_threads=num_threads, hash_seed=hash_seed
+            "Index",
+            name=name,
+            max_rows=max_rows,
+            eviction_groups=eviction_groups,
+            owned_groups=owned_groups,
+            num_threads=num_threads,
+            hash_seed=hash_seed,
         )
         if make_rows is not None and not callable(make_rows):
             raise TypeError(f"Index: make_rows must be callable, got {type(make_rows).__name__}")
         self._engine = _ext.Index(
-            name, hash_seed, max_rows, engine_on_full(on_full), make_rows, num_threads
+            name,
+            hash_seed,
+            max_rows,
+            eviction_groups,
+            owned_groups,
+            engine_on_full(on_full),
+            make_rows,
+            num_threads,
         )
         self._name, self._max_rows, self._on_full = name, max_rows, on_full
+        self._eviction_groups, self._owned_groups = eviction_groups, owned_groups
 
     @property
     def name(self) -> str:

@@ -84,6 +84,8 @@ class Table(Keyed, SavesAndLoads):
         initializer: Initializer = Uniform(low=-0.01, high=0.01),
         seed: int = 0,
         max_rows: int | None = None,
+        eviction_groups: int | None = None,
+        owned_groups: tuple[int, int] | None = None,
         on_full: OnFull = "refuse",
         default_value: float = 0.0,
         on_nonfinite: Literal["apply", "raise", "skip"] = "apply",
@@ -97,7 +99,12 @@ class Table(Keyed, SavesAndLoads):
         `dim` is the row width D, at least 1. `name` and `seed` (0 to 2**64 - 1) identify initial
         rows: a new row is a function of seed, name, key and column only. Beyond `max_rows` rows
         (None: no limit) keys are refused; with `on_full="raise"` the call that brings them raises
-        CapacityError and changes nothing. Every column of a refused or missing key reads
+        CapacityError and changes nothing. `max_rows` divides evenly over `eviction_groups` groups
+        of keys, a power of two; 1: only the whole counts. None: as many as leave each 4,096 rows,
+        but no fewer than 64 where that leaves 16, at most 65,536. A key's group follows from its
+        virtual shard, so what is refused depends on no order, thread or rank. A table that has a
+        part of the groups, from `owned_groups[0]` to below `owned_groups[1]`, has their part of
+        `max_rows`, and refuses keys of others. Every column of a refused or missing key reads
         `default_value`. `on_nonfinite` says what happens to a summed gradient that is infinite or
         not a number: it is applied as torch does ("apply"), the update raises NonFiniteError
         ("raise"), or that key's update is left out ("skip"). Weights are stored as `dtype`:
@@ -114,7 +121,13 @@ class Table(Keyed, SavesAndLoads):
         require_int("Table", 1, INT64, dim=dim)
         require_int("Table", 0, UINT64, seed=seed)
         require_keyed(
-            "Table", name=name, max_rows=max_rows, num_threads=num_threads, hash_seed=hash_seed
+            "Table",
+            name=name,
+            max_rows=max_rows,
+            eviction_groups=eviction_groups,
+            owned_groups=owned_groups,
+            num_threads=num_threads,
+            hash_seed=hash_seed,
         )
         require_finite("Table", default_value=default_value)
         self._engine = _ext.Table(
@@ -125,6 +138,8 @@ class Table(Keyed, SavesAndLoads):
             seed,
             hash_seed,
             max_rows,
+            eviction_groups,
+            owned_groups,
             engine_on_full(on_full),
             default_value,
             engine_nonfinite(on_nonfinite),
@@ -138,6 +153,8 @@ class Table(Keyed, SavesAndLoads):
         self._initializer = initializer
         self._seed = seed
         self._max_rows = max_rows
+        self._eviction_groups = eviction_groups
+        self._owned_groups = owned_groups
         self._on_full: OnFull = on_full
         self._default_value = default_value
         self._on_nonfinite = on_nonfinite
@@ -415,6 +432,8 @@ class Table(Keyed, SavesAndLoads):
             "initializer": self._initializer,
             "seed": self._seed,
             "max_rows": self._max_rows,
+            "eviction_groups": self._eviction_groups,
+            "owned_groups": self._owned_groups,
             "on_full": self._on_full,
             "default_value": self._default_value,
             "on_nonfinite": self._on_nonfinite,

@@ -12,6 +12,7 @@ import numpy as np
 
 from recsdk_core import _ext
 from recsdk_core._internal.checks import require_int
+from recsdk_core._internal.groups import default_eviction_groups, require_groups
 from recsdk_core.outcome import Outcome
 
 __all__ = ["INT64", "UINT64", "Array", "Keyed", "OnFull", "require_keyed"]
@@ -31,12 +32,15 @@ def require_keyed(
     *,
     name: str,
     max_rows: int | None,
+    eviction_groups: int | None,
+    owned_groups: tuple[int, int] | None,
     num_threads: int | None,
     hash_seed: int | None,
 ) -> None:
     """Raises ValueError or TypeError naming the constructor's argument that is wrong."""
     if max_rows is not None:
         require_int(kind, 0, INT64, max_rows=max_rows)
+    require_groups(kind, max_rows, eviction_groups, owned_groups)
     if num_threads is not None:
         require_int(kind, 1, _MAX_THREADS + 1, num_threads=num_threads)
     if hash_seed is not None:
@@ -51,12 +55,26 @@ class Keyed:
     _engine: _ext.Table | _ext.Index
     _name: str
     _max_rows: int | None
+    _eviction_groups: int | None
+    _owned_groups: tuple[int, int] | None
     _on_full: OnFull
 
     @property
     def max_rows(self) -> int | None:
         """Keys beyond this number find no room; None: no limit."""
         return self._max_rows
+
+    @property
+    def eviction_groups(self) -> int | None:
+        """Groups of keys that have an equal part of `max_rows` each; None: no limit."""
+        if self._max_rows is None or self._eviction_groups is not None:
+            return self._eviction_groups
+        return default_eviction_groups(self._max_rows)
+
+    @property
+    def owned_groups(self) -> tuple[int, int] | None:
+        """The first group whose keys may come, and the one after the last; None: all may."""
+        return self._owned_groups
 
     @property
     def on_full(self) -> OnFull:
@@ -86,7 +104,9 @@ class Keyed:
 
         Returns (rows int64 (N,), outcomes uint8 (N,)); a key without a row has an unspecified row
         number. Of a new key that occurs several times the first is INSERTED, the rest FOUND. Row
-        numbers and refusals are decided in input order. Empty input is fine.
+        numbers are given in input order. Which keys are REFUSED depends on the keys of the call,
+        not on their order: in a group of keys that has too little room, those that are lowest by a
+        fixed hash. Empty input is fine.
 
         Raises BusyError when inserting without a step while leases with a step are open,
         CapacityError under `on_full="raise"`, OutOfMemoryError, and what a custom initializer or

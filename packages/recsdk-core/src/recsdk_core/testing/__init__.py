@@ -9,6 +9,7 @@ from recsdk_core._internal.extras import require
 
 require("hypothesis", extra="testing", user="recsdk_core.testing")
 
+from recsdk_core.testing._room import Room  # noqa: E402
 from recsdk_core.testing.profiles import register_profiles  # noqa: E402
 from recsdk_core.testing.reference import ReferenceLease, ReferenceTable  # noqa: E402
 from recsdk_core.testing.strategies import (  # noqa: E402
@@ -26,6 +27,7 @@ __all__ = [
     "Operation",
     "ReferenceLease",
     "ReferenceTable",
+    "Room",
     "bags",
     "key_arrays",
     "keys",

@@ -20,6 +20,7 @@ from recsdk_core.outcome import Outcome
 from recsdk_core.table import ExportBatch, OnFull, TableStats
 from recsdk_core.testing import _arithmetic, _optimizers
 from recsdk_core.testing._initial_rows import initial_rows
+from recsdk_core.testing._room import Room
 from recsdk_core.testing._rounding import random_halves, round_nearest, round_stochastic
 
 __all__ = ["ReferenceLease", "ReferenceTable"]
@@ -85,6 +86,8 @@ class ReferenceTable:
         initializer: Initializer = Uniform(low=-0.01, high=0.01),
         seed: int = 0,
         max_rows: int | None = None,
+        eviction_groups: int | None = None,
+        owned_groups: tuple[int, int] | None = None,
         on_full: OnFull = "refuse",
         default_value: float = 0.0,
         on_nonfinite: Literal["apply", "raise", "skip"] = "apply",
@@ -95,6 +98,7 @@ class ReferenceTable:
         self.name = name
         self.seed = seed
         self.max_rows = max_rows
+        self._room = None if max_rows is None else Room(max_rows, eviction_groups, owned_groups)
         self.on_full = on_full
         self.default_value = default_value
         self.initializer = initializer
@@ -214,12 +218,10 @@ class ReferenceTable:
     def _admitted(self, keys: list[int]) -> list[int]:
         """The keys without a row for which there is room, each once."""
         new = [key for key in dict.fromkeys(keys) if key not in self._rows]
-        if self.max_rows is None:
-            return new
-        room = self.max_rows - len(self._rows)
-        if self.on_full == "raise" and len(new) > room:
+        refused = self._room.refused(new, self._rows) if self._room else set()
+        if self.on_full == "raise" and refused:
             raise CapacityError(f"table {self.name!r} is full: {self.max_rows} rows")
-        return new[:room]
+        return [key for key in new if key not in refused]
 
     def _add(self, key: int, weights: Floats, *, is_in_flight: bool = False) -> _Row:
         if self._free:
@@ -262,12 +264,12 @@ class ReferenceTable:
     ) -> Any:
         """Writes values (N, D) as the weights of keys (N,)."""
         self._require_no_steps()
-        self._admitted(_as_ints(keys))
+        admitted = set(self._admitted(_as_ints(keys)))
         outcomes = []
         for i, key in enumerate(_as_ints(keys)):
             row = self._rows.get(key)
             outcomes.append(Outcome.INSERTED if row is None else Outcome.FOUND)
-            if row is None and self.max_rows is not None and len(self._rows) >= self.max_rows:
+            if row is None and key not in admitted:
                 outcomes[-1] = Outcome.REFUSED
                 continue
             row = row or self._add(key, np.zeros(self.dim, F32))

@@ -228,6 +228,7 @@ class HashTableConfig(_Settings):
             initializer=self.initializer_of(columns),
             seed=self.seed,
             max_rows=max_rows,
+            eviction_groups=None if max_rows is None else 1,
             on_full=self.on_full,
             on_nonfinite=self.on_nonfinite,
             dtype=self.dtype,

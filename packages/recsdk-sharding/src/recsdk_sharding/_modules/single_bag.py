@@ -56,6 +56,7 @@ class _TableConfig(HashEmbeddingBagConfig):
             dim=columns[1] - columns[0],
             optimizer=optimizer,
             max_rows=max_rows,
+            eviction_groups=None if max_rows is None else 1,
             initializer=self.initializer_of(columns),
         )
 

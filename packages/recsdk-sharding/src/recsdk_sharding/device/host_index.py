@@ -45,6 +45,7 @@ class HostIndex:
         self.index = Index(
             name=config.name,
             max_rows=max_rows,
+            eviction_groups=1,
             on_full=config.on_full,
             make_rows=self._make_rows,
         )

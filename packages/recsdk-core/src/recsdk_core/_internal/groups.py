@@ -1,0 +1,53 @@
+"""How `max_rows` divides over groups of keys."""
+
+from __future__ import annotations
+
+from recsdk_core._internal.checks import require_int
+from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS
+
+__all__ = ["default_eviction_groups", "require_groups"]
+
+_ROWS = 4096
+_FEWEST_GROUPS = 64
+_FEWEST_ROWS = 16
+
+
+def default_eviction_groups(max_rows: int) -> int:
+    """How many groups a table of so many rows has unless told otherwise.
+
+    A power of two: as many as leave each at least 4,096 rows, but no fewer than 64 where that
+    leaves 16, and at most 65,536.
+    """
+    wanted = max(max_rows // _ROWS, 1)
+    groups = min(1 << (wanted.bit_length() - 1), NUM_VIRTUAL_SHARDS)
+    if max_rows // _FEWEST_GROUPS >= _FEWEST_ROWS:
+        groups = max(groups, _FEWEST_GROUPS)
+    return int(groups)
+
+
+def require_groups(
+    kind: str,
+    max_rows: int | None,
+    eviction_groups: int | None,
+    owned_groups: tuple[int, int] | None,
+) -> None:
+    """Raises ValueError or TypeError naming the argument that is wrong."""
+    if max_rows is None:
+        for name, value in (("eviction_groups", eviction_groups), ("owned_groups", owned_groups)):
+            if value is not None:
+                raise ValueError(f"{kind}: {name} divides max_rows; set max_rows too")
+        return
+    if eviction_groups is not None:
+        require_int(kind, 1, NUM_VIRTUAL_SHARDS + 1, eviction_groups=eviction_groups)
+        if eviction_groups & (eviction_groups - 1) or eviction_groups > max(max_rows, 1):
+            raise ValueError(
+                f"{kind}: eviction_groups must be a power of two up to max_rows, {max_rows}, got "
+                f"{eviction_groups}"
+            )
+    if owned_groups is None:
+        return
+    num_groups = eviction_groups or default_eviction_groups(max_rows)
+    begin, end = owned_groups
+    require_int(kind, 0, num_groups + 1, **{"owned_groups[0]": begin, "owned_groups[1]": end})
+    if begin > end:
+        raise ValueError(f"{kind}: owned_groups must be (begin, end), got {owned_groups}")
