@@ -82,7 +82,7 @@ class CriteoData(FileData):
             rank=rank,
             world_size=world_size,
         )
-        super().__init__(_source(source, window_bytes, options), checked)
+        super().__init__(criteo_source(source, window_bytes, options), checked)
 
 
 def read_criteo(
@@ -104,10 +104,11 @@ def read_criteo(
     ImportError without pyarrow and fsspec.
     """
     bad = bad if bad is not None else BadLines()
-    return held_out(_source(source, _WINDOW_BYTES, options), most=most, seed=seed, bad=bad)
+    return held_out(criteo_source(source, _WINDOW_BYTES, options), most=most, seed=seed, bad=bad)
 
 
-def _source(source: Any, window_bytes: int, options: Mapping[str, Any] | None) -> TextSource:
+def criteo_source(source: Any, window_bytes: int, options: Mapping[str, Any] | None) -> TextSource:
+    """The files of `CriteoData`."""
     try:
         from recsdk_pipeline.data.text_files import find_text
     except ImportError as error:

@@ -98,7 +98,7 @@ class MovieLensData(FileData):
             rank=rank,
             world_size=world_size,
         )
-        super().__init__(_source(folder, window_bytes, options, bad), checked)
+        super().__init__(movielens_source(folder, window_bytes, options, bad), checked)
 
 
 def read_movielens(
@@ -122,7 +122,7 @@ def read_movielens(
     for what is no path or has fewer than ten ratings, ImportError without pyarrow and fsspec.
     """
     bad = bad if bad is not None else BadLines()
-    source = _source(folder, _WINDOW_BYTES, options, bad)
+    source = movielens_source(folder, _WINDOW_BYTES, options, bad)
     return held_out(source, most=most, seed=seed, bad=bad)
 
 
@@ -182,9 +182,10 @@ class _Folder:
         return f"{self._url}/{name}" if self._url else str(self._path / name)
 
 
-def _source(
+def movielens_source(
     folder: Any, window_bytes: int, options: Mapping[str, Any] | None, bad: BadLines
 ) -> TextSource:
+    """The files of `MovieLensData`; malformed lines of users and items go to `bad`."""
     place = _Folder(folder, dict(options or {}))
     files = place.files()
     try:

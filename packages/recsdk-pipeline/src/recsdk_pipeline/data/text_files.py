@@ -123,7 +123,7 @@ def _expanded(place: Any, options: Mapping[str, Any]) -> list[str]:
 def _look(
     path: str, format_of: Callable[[str, str], TextFormat], options: Mapping[str, Any]
 ) -> TextFile:
-    packing = _packing(path, options)
+    packing = packing_of(path, options)
     with opened(path, packing, options) as file:
         first = line_at(file, 0)
         size = file.size()
@@ -132,7 +132,8 @@ def _look(
     return TextFile(path, packing, size, start, line_format)
 
 
-def _packing(path: str, options: Mapping[str, Any]) -> str | None:
+def packing_of(path: str, options: Mapping[str, Any]) -> str | None:
+    """The codec that packed a file; None: it is plain. Raises ValueError for an empty one."""
     try:
         with opened(path, None, options) as file:
             magic = file.read_at(0, 4)

@@ -1,0 +1,1 @@
+"""`recsdk data`: files of training data."""

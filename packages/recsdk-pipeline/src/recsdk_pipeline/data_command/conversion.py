@@ -1,0 +1,152 @@
+"""Text files as one Parquet file, written row group by row group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pv
+import pyarrow.parquet as pq
+
+from recsdk_core.files import local_path
+from recsdk_pipeline.data.criteo import NUMBERS, criteo_source
+from recsdk_pipeline.data.lines import BadLines
+from recsdk_pipeline.data.movielens import movielens_source
+from recsdk_pipeline.data.rows import Bags, Rows
+from recsdk_pipeline.data.text import TextSource
+from recsdk_pipeline.data.text_files import opened, packing_of, paths_of
+
+_WINDOW_BYTES = 64 << 20
+
+Pieces = Iterator[tuple[pa.Table, int]]
+"""Tables in order, each with the bytes of text read after it."""
+
+
+@dataclass
+class Conversion:
+    """One run of `recsdk data convert`."""
+
+    total_bytes: int
+    """Of text, unpacked."""
+    pieces: Callable[[], Pieces]
+    bad: BadLines = field(default_factory=BadLines)
+    num_rows: int = 0
+    """Written so far."""
+
+    def write(self, target: Any, rows_a_group: int, progress: Callable[[int], None]) -> None:
+        """Write all rows; memory holds a row group and a block of text."""
+        path = local_path(target)
+        part = path.with_name(f".{path.name}.part")
+        try:
+            self._write(part, rows_a_group, progress)
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _write(self, path: Path, rows_a_group: int, progress: Callable[[int], None]) -> None:
+        held: list[pa.Table] = []
+        writer = None
+        try:
+            for table, done in self.pieces():
+                writer = writer or pq.ParquetWriter(path, table.schema)
+                held.append(table)
+                if sum(map(len, held)) >= rows_a_group:
+                    whole = pa.concat_tables(held)
+                    end = len(whole) - len(whole) % rows_a_group
+                    writer.write_table(whole.slice(0, end), row_group_size=rows_a_group)
+                    held = [whole.slice(end)]
+                self.num_rows += len(table)
+                progress(done)
+            if writer is None:
+                raise ValueError("the source has no rows")
+            if sum(map(len, held)):
+                writer.write_table(pa.concat_tables(held), row_group_size=rows_a_group)
+        finally:
+            if writer is not None:
+                writer.close()
+
+
+def conversion(kind: str, source: str, delimiter: str, max_bad_lines: int) -> Conversion:
+    """What `recsdk data convert` is asked to do."""
+    bad = BadLines(limit=max_bad_lines)
+    dense: tuple[str, ...] = NUMBERS
+    lists: tuple[str, ...] = ()
+    if kind == "csv":
+        paths = paths_of(source, {})
+        total = sum(_bytes_of(path) for path in paths)
+        return Conversion(total, partial(_of_csv, paths, delimiter))
+    if kind == "criteo":
+        rows = criteo_source(source, _WINDOW_BYTES, None)
+    else:
+        rows = movielens_source(source, _WINDOW_BYTES, None, bad)
+        dense, lists = ("age_share",), ("genres",)
+    total = sum(block.stop - block.start for block in rows.files.blocks)
+    return Conversion(total, partial(_of_rows, rows, dense, lists, bad), bad)
+
+
+def _bytes_of(path: str) -> int:
+    with opened(path, None, {}) as file:
+        return int(file.size())
+
+
+def _of_csv(paths: Sequence[str], delimiter: str) -> Pieces:
+    done, types = 0, None
+    for path in paths:
+        packing = packing_of(path, {})
+        with fsspec.open(path, "rb") as raw:
+            file: Any = pa.PythonFile(raw, mode="r")
+            file = file if packing is None else pa.CompressedInputStream(file, packing)
+            try:
+                batches = pv.open_csv(
+                    file,
+                    parse_options=pv.ParseOptions(delimiter=delimiter),
+                    convert_options=pv.ConvertOptions(column_types=types),
+                )
+                types = types or batches.schema
+                for batch in batches:
+                    yield pa.Table.from_batches([batch]).select(types.names), done + raw.tell()
+            except (pa.ArrowException, KeyError) as error:
+                raise ValueError(f"{path}: cannot be read as csv: {error}") from error
+            done += raw.tell()
+
+
+def _of_rows(
+    source: TextSource, dense: Sequence[str], lists: Sequence[str], bad: BadLines
+) -> Pieces:
+    done = 0
+    for block, found in zip(source.files.blocks, source.parsed(threads=True), strict=True):
+        parsed, errors = found
+        for error in errors:
+            bad.add(error)
+        done += block.stop - block.start
+        for part in parsed.parts:
+            yield _table(part, dense, lists), done
+
+
+def _table(rows: Rows, dense: Sequence[str], lists: Sequence[str]) -> pa.Table:
+    columns: dict[str, Any] = {"label": rows.labels[:, 0]}
+    columns |= {name: rows.dense[:, index] for index, name in enumerate(dense)}
+    columns |= {
+        name: _lists(bags, len(rows)) if name in lists else _singles(bags, len(rows))
+        for name, bags in rows.bags.items()
+    }
+    return pa.table(columns)
+
+
+def _lists(bags: Bags, num_rows: int) -> Any:
+    offsets = np.concatenate([[0], np.cumsum(bags.lengths(num_rows))])
+    return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(bags.values))
+
+
+def _singles(bags: Bags, num_rows: int) -> Any:
+    """One id a row, or null."""
+    is_there = bags.lengths(num_rows) > 0
+    values = np.zeros(num_rows, np.int64)
+    values[is_there] = bags.values
+    return pa.array(values, mask=~is_there)
