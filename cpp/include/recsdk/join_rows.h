@@ -13,7 +13,7 @@ namespace recsdk {
 /// Keys of one table, mapped.
 struct MappedRows {
   std::span<const RowNumber> rows;    ///< (N,), as `map` gave them
-  std::span<const Outcome> outcomes;  ///< (N,)
+  std::span<const Outcome> outcomes;  ///< (N,); empty: every key has a row
   std::int64_t first_row = 0;         ///< where the table's rows begin in the store
 };
 

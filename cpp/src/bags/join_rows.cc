@@ -30,13 +30,15 @@ std::vector<Piece> pieces_of(std::span<const MappedRows> parts, std::size_t size
   std::vector<Piece> pieces;
   std::size_t place = 0;
   for (const MappedRows& part : parts) {
-    if (part.outcomes.size() != part.rows.size())
+    const bool has_outcomes = !part.outcomes.empty();
+    if (has_outcomes && part.outcomes.size() != part.rows.size())
       throw std::invalid_argument("join_rows: a part has " + std::to_string(part.rows.size()) +
                                   " rows and " + std::to_string(part.outcomes.size()) +
                                   " outcomes; pass one for each key");
     for (std::size_t begin = 0; begin < part.rows.size(); begin += kKeysOfPiece) {
       const std::size_t count = std::min<std::size_t>(kKeysOfPiece, part.rows.size() - begin);
-      pieces.push_back({part.rows.subspan(begin, count), part.outcomes.subspan(begin, count),
+      pieces.push_back({part.rows.subspan(begin, count),
+                        has_outcomes ? part.outcomes.subspan(begin, count) : part.outcomes,
                         part.first_row, place + begin});
     }
     place += part.rows.size();
@@ -51,8 +53,9 @@ std::vector<Piece> pieces_of(std::span<const MappedRows> parts, std::size_t size
 template <typename Number>
 bool write(const Piece& piece, std::int64_t spare_row, Number* out) {
   std::uint64_t bits = 0;
+  const bool has_outcomes = !piece.outcomes.empty();
   for (std::size_t i = 0; i < piece.rows.size(); ++i) {
-    const bool is_there = has_row(piece.outcomes[i]);
+    const bool is_there = !has_outcomes || has_row(piece.outcomes[i]);
     const std::int64_t row = is_there ? piece.rows[i] + piece.first_row : spare_row;
     bits |= static_cast<std::uint64_t>(row);
     out[i] = static_cast<Number>(row);

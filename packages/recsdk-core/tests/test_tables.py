@@ -156,13 +156,16 @@ def test_one_tables_failure_leaves_the_others_done_whole() -> None:
 @given(data=st.data(), number=st.sampled_from([np.int32, np.int64]))
 def test_rows_of_tables_are_joined_as_lists_are(data: Any, number: Any) -> None:
     sizes = data.draw(st.lists(st.sampled_from([0, 1, 5, 20_000]), max_size=4))
+    has_outcomes = data.draw(st.booleans())
     random = np.random.default_rng(data.draw(st.integers(0, 99)))
     parts, expected = [], []
     for first, size in enumerate(sizes):
         rows = random.integers(-5, 10, size)
         outcomes = random.integers(0, 5, size).astype(np.uint8)
         rows[outcomes <= Outcome.INSERTED] = np.abs(rows[outcomes <= Outcome.INSERTED])
-        parts.append((rows, outcomes, 100 * first))
+        if not has_outcomes:
+            rows, outcomes = np.abs(rows), np.zeros(size, np.uint8)
+        parts.append((rows, outcomes if has_outcomes else None, 100 * first))
         expected += [
             row + 100 * first if outcome <= Outcome.INSERTED else 77
             for row, outcome in zip(rows.tolist(), outcomes.tolist(), strict=True)

@@ -27,6 +27,7 @@ IS_FULL = os.environ.get("RECSDK_TEST_PROFILE") == "full"
 NUM_MODELS = 200 if IS_FULL else 25
 MOST_TABLES = 200 if IS_FULL else 60
 MOST_FORWARD, MOST_BACKWARD = 12, 20
+MOST_PUT_TOGETHER = 4  # on several ranks, each way
 NUM_ROWS, DIM = 9, 2
 SPARE = NUM_ROWS - 1
 
@@ -45,6 +46,28 @@ def test_a_step_is_as_many_operators_for_any_number_of_tables(npus: RankPool, lo
     assert len(set(of_some)) == 1, of_some
     # One table has no neighbours, so nothing is put side by side.
     assert found[1]["backward"] in (of_some[0][1], of_some[0][1] - 1)
+
+
+@pytest.mark.parametrize(
+    ("sharding_type", "pooling", "longest"),
+    [("row_wise", "SUM", 1), ("row_wise", "MEAN", 4), ("column_wise", "SUM", 4)],
+)
+def test_a_step_of_two_ranks_is_as_many_operators_for_any_number_of_tables(
+    npus: RankPool, sharding_type: str, pooling: str, longest: int
+) -> None:
+    found = {}
+    for number in (2, 26, 200):
+        of_ranks = npus.run(2, device_steps.count_a_step, number, longest, sharding_type, pooling)
+        for counts in of_ranks:
+            assert counts["waits"] == 0, (number, counts)
+            assert counts["forward"] <= MOST_FORWARD + MOST_PUT_TOGETHER, (number, counts)
+            assert counts["backward"] <= MOST_BACKWARD + MOST_PUT_TOGETHER, (number, counts)
+        if longest == 1:
+            num_ids = sum(counts["ids"] for counts in of_ranks)
+            assert sum(counts["bytes"] for counts in of_ranks) <= 8 * num_ids, of_ranks
+        found[number] = of_ranks[0]
+    both = {(counts["forward"], counts["backward"]) for counts in found.values()}
+    assert len(both) == 1, found
 
 
 def test_unlike_tables_of_a_store_train_as_on_the_cpu(npus: RankPool) -> None:

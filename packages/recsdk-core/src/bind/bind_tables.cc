@@ -147,10 +147,10 @@ void join(nb::handle parts_object, std::int64_t spare_row, nb::handle out_object
         kept.emplace_back(items(object, 3, 3, "a part (rows, outcomes, first_row)"));
     const auto own = rows.emplace_back(items_of[0], "rows").span();
     const auto count = static_cast<std::int64_t>(own.size());
+    MappedRows& part = parts.emplace_back(MappedRows{own, {}, integer(items_of[2], "first_row")});
+    if (nb::handle(items_of[1]).is_none()) continue;
     const Array& found = all_outcomes.emplace_back(outcomes(items_of[1], "outcomes", count));
-    parts.push_back({own,
-                     {static_cast<const Outcome*>(found.data), own.size()},
-                     integer(items_of[2], "first_row")});
+    part.outcomes = {static_cast<const Outcome*>(found.data), own.size()};
   }
   const nb::gil_scoped_release without_gil;
   if (out.scalar == Scalar::kInt32)

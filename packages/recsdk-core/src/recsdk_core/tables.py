@@ -69,13 +69,14 @@ def update_tables(
     _ext.update_tables(calls)
 
 
-def join_rows(parts: Sequence[tuple[Array, Array, int]], spare_row: int, out: Array) -> None:
+def join_rows(parts: Sequence[tuple[Array, Array | None, int]], spare_row: int, out: Array) -> None:
     """Writes the rows of many tables' keys as numbers of one store that has all their rows.
 
     Each part is (rows int64 (n,), outcomes uint8 (n,), first row of the table in the store), with
-    rows and outcomes as `map` gave them. `out`: int32 or int64 (N,), the keys of all parts one
-    after the other; a key without a row gets `spare_row`. Raises ValueError, with `out`
-    unspecified, if its size is not that of the parts, or a number is negative or too large for it.
-    Cost: one pass over the keys, on the threads of `set_num_threads`.
+    rows and outcomes as `map` gave them; outcomes None: every key has a row. `out`: int32 or int64
+    (N,), the keys of all parts one after the other; a key without a row gets `spare_row`. Raises
+    ValueError, with `out` unspecified, if its size is not that of the parts, or a number is
+    negative or too large for it. Cost: one pass over the keys, on the threads of
+    `set_num_threads`.
     """
     _ext.join_rows(parts, spare_row, out)

@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+from torchrec.modules.embedding_configs import PoolingType
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -53,19 +55,24 @@ def _batch(seed: int, num_tables: int, longest: int) -> KeyedJaggedTensor:
     return KeyedJaggedTensor(names, torch.from_numpy(ids), lengths=torch.from_numpy(lengths))
 
 
-def count_a_step(num_tables: int, longest: int) -> dict[str, Any]:
-    """What a step hands to the device whose rows are all there, by its part."""
-    model = nn.ModuleDict(
-        {"ebc": HashEmbeddingBagCollection(_configs(num_tables), device=torch.device("meta"))}
-    )
+def count_a_step(
+    num_tables: int, longest: int, sharding_type: str = "row_wise", pooling: str = "SUM"
+) -> dict[str, Any]:
+    """What a step hands to this rank's device, whose rows are all there, by its part."""
+    configs = _configs(num_tables, pooling=PoolingType[pooling])
+    model = nn.ModuleDict({"ebc": HashEmbeddingBagCollection(configs, device=torch.device("meta"))})
     apply_optimizer_in_backward(RowWiseAdagrad, model.parameters(), {"lr": 0.1})
     sharders = get_default_hybrid_sharders(host_env())
-    planner = EmbeddingShardingPlanner(topology=Topology(world_size=1, compute_device="npu"))
-    plan = planner.plan(model, sharders)
-    sharded = DistributedModelParallel(
-        model, device=torch.device("npu"), plan=plan, sharders=sharders
+    size, rank = dist.get_world_size(), dist.get_rank()
+    only = ParameterConstraints(sharding_types=[sharding_type], min_partition=4)
+    planner = EmbeddingShardingPlanner(
+        topology=Topology(world_size=size, local_world_size=size, compute_device="npu"),
+        constraints=None if size == 1 else {config.name: only for config in configs},
     )
-    ebc, batch = sharded.module["ebc"], _batch(0, num_tables, longest)
+    plan = planner.collective_plan(model, sharders, dist.GroupMember.WORLD)
+    device = torch.device("npu", rank % torch.npu.device_count())
+    sharded = DistributedModelParallel(model, device=device, plan=plan, sharders=sharders)
+    ebc, batch = sharded.module["ebc"], _batch(rank, num_tables, longest)
     ebc(batch).values().sum().backward()
     context = ebc.create_context()
     with counting() as ahead:

@@ -37,7 +37,7 @@ from worlds import (
 
 from recsdk_core import Outcome, RecsdkError
 from recsdk_sharding import get_default_hybrid_sharders
-from recsdk_sharding._batch.assembly import Assembly
+from recsdk_sharding._batch.assembly import HostAssembly
 from recsdk_sharding._batch.host_job import Received
 from recsdk_sharding.exchange import EndOfData, exchanges_of
 
@@ -474,7 +474,7 @@ def keep_losses(num_steps: int) -> int:
         losses[-1].backward()
     gc.collect()
     assert len(losses) == num_steps
-    return sum(type(made) is Assembly for made in gc.get_objects())
+    return sum(type(made) is HostAssembly for made in gc.get_objects())
 
 
 def keep_rows() -> dict[str, Any]:

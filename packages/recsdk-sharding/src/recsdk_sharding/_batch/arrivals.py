@@ -120,27 +120,25 @@ class Arrivals:
             for of_rank, found in zip(by_rank, self._arrived, strict=True)
         ]
 
-    def starts_of(self, shards: Sequence[RoutedShard], multiple: int) -> Starts:
-        """Lays out the vectors: rank by rank, then shard by shard, feature by feature."""
-        by_rank: list[list[list[int]]] = []
+    def starts_of(
+        self, shards: Sequence[RoutedShard], order: Sequence[int], multiple: int
+    ) -> Starts:
+        """Lays out the vectors: rank by rank, then shard by shard in an order, then by feature."""
+        of_shards: list[list[list[int]]] = [[[] for _ in shard.features] for shard in shards]
         num_values: list[int] = []
         start = 0
         for found in self._arrived:
             begin = start
-            by_rank.append([])
-            for shard in shards:
-                of_shard = []
-                for feature in shard.features:
-                    of_shard.append(start)
-                    start += found[shard.route.ranks, feature].num_bags * shard.width
-                by_rank[-1].append(of_shard)
+            for number in order:
+                shard = shards[number]
+                ranks, width = shard.route.ranks, shard.width
+                for starts, feature in zip(of_shards[number], shard.features, strict=True):
+                    starts.append(start)
+                    start += found[ranks, feature].num_bags * width
             start = begin + padded(start - begin, multiple)
             num_values.append(start - begin)
-        of_shards = [
-            [of_rank[number][index] for index in range(len(shard.features)) for of_rank in by_rank]
-            for number, shard in enumerate(shards)
-        ]
-        return Starts(of_shards, num_values)
+        joined = [[start for of_feature in each for start in of_feature] for each in of_shards]
+        return Starts(joined, num_values)
 
     def mapped_bags_of(
         self,

@@ -6,7 +6,7 @@ Shape letters: N keys, C columns.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -150,12 +150,11 @@ class Remainder:
     outcomes: list[torch.Tensor] | None = None
     """What became of the ids of each of the group's features, uint8 (N,), if it was wanted."""
 
-    def to(self, device: torch.device) -> Remainder:
-        """The same with its tensors on a device; starts copies on the current stream."""
-        assembly = None if self.assembly is None else self.assembly.to(device)
-        if self.late_weights is not None:
-            self.late_weights.open()
-        return replace(self, assembly=assembly)
+    def open(self) -> None:
+        """Makes it usable for work on the current stream; starts copies on it."""
+        for part in (self.assembly, self.late_weights):
+            if part is not None:
+                part.open()
 
 
 @dataclass

@@ -21,6 +21,7 @@ from recsdk_core.nn.function import FeatureBags
 from recsdk_sharding._batch.arrivals import Arrivals
 from recsdk_sharding._batch.assembly import Assembly, Plan
 from recsdk_sharding._batch.context import HostDistConfig, Order, Remainder
+from recsdk_sharding._batch.device_assembly import assembly_on
 from recsdk_sharding._batch.features import (
     Features,
     MappedKeys,
@@ -222,7 +223,8 @@ class Received:
     def mapped(self, step: int, found: Sequence[MappedKeys]) -> tuple[MappedBatch, Remainder]:
         """The batch with its keys mapped, shard by shard."""
         config, prepared, arrived = self.config, self.prepared, self.arrived
-        starts = arrived.starts_of(config.routed, config.multiple)
+        order = config.layout.sending_order(config.rank)
+        starts = arrived.starts_of(config.routed, order, config.multiple)
         pairs = list(zip(config.routed, found, strict=True))
         if prepared.whole is not None:
             which = prepared.sent.bag_of_sample
@@ -259,7 +261,7 @@ class Received:
             rank=config.rank,
             multiple=config.multiple,
         )
-        return Assembly(plan, divisors)
+        return assembly_on(config.home.device, plan, divisors)
 
     def _late_weights(self) -> LateWeights:
         config, prepared = self.config, self.prepared

@@ -135,6 +135,7 @@ class _MappedAwaitable(Awaitable[MappedBatch]):  # type: ignore[misc]
     def _wait_impl(self) -> MappedBatch:
         batch, remainder = self._future.result()
         batch.open()
-        self._context.remainder = remainder.to(self._device)
+        remainder.open()
+        self._context.remainder = remainder
         self._context.copied = mark_of(self._device)
         return batch

@@ -22,7 +22,7 @@ from torchrec.distributed.comm_ops import get_gradient_division
 from torchrec.distributed.embedding_sharding import BaseEmbeddingDist
 from torchrec.distributed.types import Awaitable, NoWait, QuantizedCommCodecs
 
-from recsdk_sharding._batch.assembly import Assembly
+from recsdk_sharding._batch.assembly import Assembly, Results
 from recsdk_sharding._batch.context import HashShardingContext
 from recsdk_sharding.exchange.failures import failing_together
 
@@ -222,30 +222,32 @@ class _Replication(Transfer):
         return self._wire.start(grads.repeat(world_size), sends, self._sends, "backward")
 
 
-def return_results(
-    transfers: Sequence[Transfer], make: Callable[[], tuple[list[torch.Tensor], Any]]
-) -> list[torch.Tensor]:
+def return_results(transfers: Sequence[Transfer], results: Results) -> list[torch.Tensor]:
     """The results of all groups, as one autograd node.
 
-    `make` makes the tensors to return, and a function that gives each group's features their parts
-    of such tensors. In backward every rank gets the gradients of what it sent, divided by W as
-    in torchrec (unless its gradient division is off), so that the loss is the mean over the ranks.
+    In backward every rank gets the gradients of what it sent, divided by W as in torchrec (unless
+    its gradient division is off), so that the loss is the mean over the ranks.
     """
     apply: Callable[..., tuple[torch.Tensor, ...]] = _Return.apply
-    return list(apply(transfers, make, *(transfer.numbers for transfer in transfers)))
+    return list(apply(transfers, results, *(transfer.numbers for transfer in transfers)))
 
 
 class _Return(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, transfers: Sequence[Transfer], make: Any, *numbers: torch.Tensor
+        ctx: Any, transfers: Sequence[Transfer], results: Results, *numbers: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        results, parts_of = make()
+        ctx.transfers, ctx.results = transfers, results
+        if not all(transfer.assembly.fills_results for transfer in transfers):
+            with failing_together():
+                apart = not results.takes_views
+                made = [t.assembly.made_of(t.receive(), apart=apart) for t in transfers]
+                return tuple(results.joined(made))
+        filled = results.empty()
         with failing_together():
-            for transfer, parts in zip(transfers, parts_of(results), strict=True):
+            for transfer, parts in zip(transfers, results.parts_of(filled), strict=True):
                 transfer.assembly.put(transfer.receive(), parts)
-        ctx.transfers, ctx.parts_of = transfers, parts_of
-        return tuple(results)
+        return tuple(filled)
 
     @staticmethod
     @once_differentiable
@@ -255,8 +257,8 @@ class _Return(torch.autograd.Function):
                 "this forward's backward has run already, whether it ended or raised: each forward "
                 "takes one backward; run forward again"
             )
-        transfers, parts_of = ctx.transfers, ctx.parts_of
-        ctx.transfers = ctx.parts_of = None  # the graph may live on: a loss that is kept, say
+        transfers, parts_of = ctx.transfers, ctx.results.parts_of
+        ctx.transfers = ctx.results = None  # the graph may live on: a loss that is kept, say
         started = []
         with failing_together():
             dense = [grad.contiguous() for grad in grads]

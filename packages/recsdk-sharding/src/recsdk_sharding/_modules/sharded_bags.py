@@ -5,7 +5,8 @@ Shape letters: B batch, C columns, G bags of a feature, D width of its vectors.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -25,7 +26,7 @@ from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from recsdk_sharding._batch.context import ResultColumns
 from recsdk_sharding._batch.output_dist import Transfer, return_results
-from recsdk_sharding._modules.sharded_common import Results, ShardedTables
+from recsdk_sharding._modules.sharded_common import HashGroups, Results, ShardedTables
 from recsdk_sharding._modules.sharding_types import HashSharding
 from recsdk_sharding._modules.unsharded import HashEmbeddingBagCollection
 
@@ -102,16 +103,36 @@ class ShardedHashEmbeddingBagCollection(
         if not is_plain or contexts[0].done.features.bag_of_sample is not None:
             return torch.cat(self._separate_results(contexts, transfers), dim=1)
 
-        def parts_of(tensors: Any) -> list[list[torch.Tensor]]:
-            return groups.parts_of(tensors[0].split_with_sizes(self._widths, dim=1))
-
-        def make() -> tuple[list[torch.Tensor], Callable[[Any], list[list[torch.Tensor]]]]:
-            shape = contexts[0].done.features.batch_size, sum(self._widths)
-            return [like.new_empty(*shape)], parts_of
-
-        return return_results(transfers, make)[0]
+        shape = contexts[0].done.features.batch_size, sum(self._widths)
+        return return_results(transfers, _Matrix(groups, self._widths, shape, like))[0]
 
     @property
     def unsharded_module_type(self) -> type[HashEmbeddingBagCollection]:
         """The type of the unsharded module."""
         return HashEmbeddingBagCollection
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """The vectors of all features side by side: one result (B, C)."""
+
+    groups: HashGroups
+    widths: Sequence[int]
+    """D of each feature."""
+    shape: tuple[int, int]
+    like: torch.Tensor
+    """On its device."""
+
+    def empty(self) -> list[torch.Tensor]:
+        """What is to be filled."""
+        return [self.like.new_empty(*self.shape)]
+
+    takes_views = True
+
+    def joined(self, parts: list[list[torch.Tensor]]) -> list[torch.Tensor]:
+        """The features' vectors, side by side."""
+        return [torch.cat(self.groups.of_features(parts), dim=1)]
+
+    def parts_of(self, tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+        """The columns of each group's features."""
+        return self.groups.parts_of(tensors[0].split_with_sizes(list(self.widths), dim=1))

@@ -339,7 +339,7 @@ class ShardedTables(KeepsOutcomes):
         groups, like = self._groups, transfers[0].numbers
         bags = bags_of_samples(groups, contexts)
         divisors = late_divisors(groups, contexts)
-        parts = return_results(transfers, _separate(groups, contexts, self._widths, like))
+        parts = return_results(transfers, _Separate.of_batch(groups, contexts, self._widths, like))
         if divisors is not None:
             pairs = zip(parts, divisors, strict=True)
             parts = [part if each is None else part / each[:, None] for part, each in pairs]
@@ -362,21 +362,39 @@ def wait_for_copies(contexts: Sequence[HashShardingContext]) -> None:
         wait_for(context.copied)
 
 
-Make = Callable[[], tuple[list[torch.Tensor], Callable[[Any], list[list[torch.Tensor]]]]]
-"""Makes results, and a function that gives each group's features their parts of such tensors."""
-
-
-def _separate(
-    groups: HashGroups, contexts: Sequence[HashShardingContext], widths: Sequence[int], like: Any
-) -> Make:
+@dataclass(frozen=True)
+class _Separate:
     """A result (G, D) for each feature."""
-    counts = groups.of_features([context.done.features.num_bags for context in contexts])
 
-    def make() -> tuple[list[torch.Tensor], Callable[[Any], list[list[torch.Tensor]]]]:
-        shapes = zip(counts, widths, strict=True)
-        return [like.new_empty(*shape) for shape in shapes], groups.parts_of
+    groups: HashGroups
+    shapes: list[tuple[int, int]]
+    like: torch.Tensor
+    """On its device."""
 
-    return make
+    @staticmethod
+    def of_batch(
+        groups: HashGroups,
+        contexts: Sequence[HashShardingContext],
+        widths: Sequence[int],
+        like: torch.Tensor,
+    ) -> _Separate:
+        """Those of a batch; `widths`: D of each feature."""
+        counts = groups.of_features([context.done.features.num_bags for context in contexts])
+        return _Separate(groups, list(zip(counts, widths, strict=True)), like)
+
+    def empty(self) -> list[torch.Tensor]:
+        """What is to be filled."""
+        return [self.like.new_empty(*shape) for shape in self.shapes]
+
+    takes_views = False  # as each may be changed in place by who gets it
+
+    def joined(self, parts: list[list[torch.Tensor]]) -> list[torch.Tensor]:
+        """The same, in the order of the module's features."""
+        return self.groups.of_features(parts)
+
+    def parts_of(self, tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+        """Those of each group's features."""
+        return self.groups.parts_of(tensors)
 
 
 def bags_of_samples(

@@ -130,6 +130,17 @@ class GroupLayout:
                 found[placed.rank].append((table, placed))
         return found
 
+    def sending_order(self, rank: int) -> list[int]:
+        """The order in which a rank's vectors travel: which of `shards_of`, by width of table."""
+        return self._sending_orders[rank]
+
+    @cached_property
+    def _sending_orders(self) -> list[list[int]]:
+        return [
+            sorted(range(len(held)), key=lambda number, held=held: held[number][0].dim)  # type: ignore[misc]
+            for held in self._shards_by_rank
+        ]
+
     @cached_property
     def routes(self) -> tuple[Route, ...]:
         """Where keys go; a rank gets a table's keys once, however many shards it holds."""
