@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
+from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from recsdk_core.combine import CombineBlock, combine_gradients
 from recsdk_core.nn.accumulation import Accumulation
@@ -34,6 +36,7 @@ __all__ = [
     "pool_features",
 ]
 
+_unpack_dual: Callable[[torch.Tensor], Any] = forward_ad.unpack_dual
 _Guard: TypeAlias = Callable[[], AbstractContextManager[None]]
 _Part: TypeAlias = tuple[Bags, torch.Tensor, int, torch.Tensor | None]
 """Bags, the matrix with their gradients, its first column, and the array for their weights'."""
@@ -130,16 +133,18 @@ class _Block:
         return (matrix[self.first_bag :] if self.first_bag else matrix), self.column
 
 
-class _Node:
+class Node:
     """What one autograd node owns from its forward to its backward."""
 
     def __init__(
         self,
+        shape: tuple[int, ...],
         tables: Sequence[TableBags],
         pooled: list[list[_Block]],
         shared: SharedTraining | None = None,
         guard: _Guard = nullcontext,
     ) -> None:
+        self.shape = shape
         self.shared = shared
         self.guard = guard
         self.tables = [entry.table for entry in tables]
@@ -186,7 +191,7 @@ def pool_features(
     The backward runs inside the context that `guard` makes.
     """
     pooled = _blocks([entry.features for entry in tables])
-    return _forward(_Node(tables, pooled, shared, guard), (num_bags, num_columns), anchor)
+    return run(Node((num_bags, num_columns), tables, pooled, shared, guard), anchor)
 
 
 def gather_features(tables: Sequence[TableBags], anchor: torch.Tensor) -> torch.Tensor:
@@ -196,6 +201,11 @@ def gather_features(tables: Sequence[TableBags], anchor: torch.Tensor) -> torch.
     key is a bag, which gives the sequence of its rows. All tables have equal D. Otherwise as
     `pool_features`.
     """
+    return run(gathering(tables), anchor)
+
+
+def gathering(tables: Sequence[TableBags]) -> Node:
+    """The node of `gather_features`, before it is read."""
     widths = {entry.table.dim for entry in tables}
     if len(widths) != 1:
         raise ValueError(f"gather_features: all tables need one width, got {sorted(widths)}")
@@ -206,7 +216,12 @@ def gather_features(tables: Sequence[TableBags], anchor: torch.Tensor) -> torch.
         for feature in entry.features:
             blocks[-1].append(_Block(feature, total, 0))
             total += blocks[-1][-1].bags.num_bags
-    return _forward(_Node(tables, blocks), (total, widths.pop()), anchor)
+    return Node((total, widths.pop()), tables, blocks)
+
+
+def pooling(tables: Sequence[TableBags], num_bags: int, num_columns: int) -> Node:
+    """The node of `pool_features`, before it is read."""
+    return Node((num_bags, num_columns), tables, _blocks([entry.features for entry in tables]))
 
 
 def pack_features(
@@ -226,7 +241,10 @@ def pack_features(
     zeros.
     """
     blocks = _blocks([entry.features for entry in tables])
-    return _forward(_Node(tables, blocks, guard=guard), (num_values,), anchor, pooled)
+    node = Node((num_values,), tables, blocks, guard=guard)
+    if pooled is not None:
+        node.pooled = [[block for block in part if block.column in pooled] for part in node.pooled]
+    return run(node, anchor)
 
 
 def _blocks(
@@ -239,29 +257,32 @@ def _blocks(
     ]
 
 
-def _forward(
-    node: _Node, shape: tuple[int, ...], anchor: torch.Tensor, pooled: range | None = None
-) -> torch.Tensor:
-    if pooled is not None:
-        node.pooled = [[block for block in part if block.column in pooled] for part in node.pooled]
+def run(node: Node, anchor: torch.Tensor) -> torch.Tensor:
+    """Reads the node's vectors, as one autograd node if a backward may follow; else it ends."""
     weights = [block.feature.weights for part in node.trained for block in part]
+    if any(w is not None and _unpack_dual(w).tangent is not None for w in weights):
+        raise RuntimeError(
+            "forward-mode differentiation does not reach a lookup's weights; use backward"
+        )
     wants_grad = anchor.requires_grad or any(w is not None and w.requires_grad for w in weights)
     if torch.is_grad_enabled() and wants_grad:
-        out: torch.Tensor = _PoolFeatures.apply(node, shape, anchor, *weights)  # type: ignore[no-untyped-call]
+        out: torch.Tensor = _PoolFeatures.apply(node, anchor, *weights)  # type: ignore[no-untyped-call]
         return out
-    out = _pool(node, shape)
+    out = read(node)
     node.end()
     return out
 
 
-def _pool(node: _Node, shape: tuple[int, ...]) -> torch.Tensor:
+def read(node: Node) -> torch.Tensor:
+    """The vectors, float32 of the node's shape; what no feature fills is zero."""
+    _check_runs()
     filled = sum(
         block.bags.num_bags * table.dim
         for table, part in zip(node.tables, node.pooled, strict=True)
         for block in part
     )
-    make = torch.empty if filled == math.prod(shape) else torch.zeros
-    out = make(shape, dtype=torch.float32)
+    make = torch.empty if filled == math.prod(node.shape) else torch.zeros
+    out = make(node.shape, dtype=torch.float32, device="cpu")
     calls = [
         (table, [(block.bags, *block.place_in(out, table.dim)) for block in part])
         for table, part in zip(node.tables, node.pooled, strict=True)
@@ -270,31 +291,41 @@ def _pool(node: _Node, shape: tuple[int, ...]) -> torch.Tensor:
     return out
 
 
+def _check_runs() -> None:
+    """Raises RuntimeError where torch only records: it would see memory, but not who fills it."""
+    is_traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    if is_traced or (torch._C._len_torch_dispatch_stack() and get_proxy_mode() is not None):
+        raise RuntimeError(
+            "a tracer cannot record a lookup of rows that were mapped before, since they are found "
+            "by key while it runs; give HashEmbedding or HashEmbeddingBag to torch.export"
+        )
+
+
 class _PoolFeatures(torch.autograd.Function):
-    """Inputs of forward: the node, the output's shape, the anchor, the features' weights."""
+    """Inputs of forward: the node, the anchor, the features' weights."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        node: _Node,
-        shape: tuple[int, ...],
-        anchor: torch.Tensor,
-        *weights: torch.Tensor | None,
+        ctx: Any, node: Node, anchor: torch.Tensor, *weights: torch.Tensor | None
     ) -> torch.Tensor:
         ctx.node = node
-        return _pool(node, shape)
+        return read(node)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        node: _Node = ctx.node
-        with node.guard():
-            return _PoolFeatures._backward(node, grad, *ctx.needs_input_grad[2:])
+        _, trains, *wanted = ctx.needs_input_grad
+        return (None, None, *train(ctx.node, grad, trains, wanted))
 
-    @staticmethod
-    def _backward(
-        node: _Node, grad: torch.Tensor, trains: bool, *wanted: bool
-    ) -> tuple[torch.Tensor | None, ...]:
+
+def train(
+    node: Node, grad: torch.Tensor, trains: bool, wanted: Sequence[bool]
+) -> list[torch.Tensor | None]:
+    """The node's only backward; returns the gradients of the features' weights that are `wanted`.
+
+    `grad` is that of what `read` gave. It updates rows only if it `trains`.
+    """
+    with node.guard():
         if node.is_spent:
             raise RuntimeError(
                 "this forward's backward has run already, whether it ended or raised: each forward "
@@ -302,23 +333,26 @@ class _PoolFeatures(torch.autograd.Function):
             )
         try:
             if trains:
-                for waiting in filter(None, node.waiting):
-                    waiting.check_trained()
-                refuse_scaled_loss(
-                    table.name
-                    for table, waiting in zip(node.tables, node.waiting, strict=True)
-                    if waiting is None or not waiting.waits
-                )
-            make_grads = _update if trains else _weights_grads
+                _check_trained(node)
             own = grad.contiguous()
             grads = [own] if node.shared is None else node.shared.gradients(own)
-            return (None, None, None, *make_grads(node, grads, wanted))
+            return (_update if trains else _weights_grads)(node, grads, wanted)
         finally:
             node.end()
 
 
+def _check_trained(node: Node) -> None:
+    for waiting in filter(None, node.waiting):
+        waiting.check_trained()
+    refuse_scaled_loss(
+        table.name
+        for table, waiting in zip(node.tables, node.waiting, strict=True)
+        if waiting is None or not waiting.waits
+    )
+
+
 def _update(
-    node: _Node, given: Sequence[torch.Tensor], wanted: Sequence[bool]
+    node: Node, given: Sequence[torch.Tensor], wanted: Sequence[bool]
 ) -> list[torch.Tensor | None]:
     """One update per table; returns the gradients of the weights that want one."""
     waits = [*node.accumulations, *(each for each in node.waiting if each and each.waits)]
@@ -380,7 +414,7 @@ def _part(
 
 
 def _weights_grads(
-    node: _Node, given: Sequence[torch.Tensor], wanted: Sequence[bool]
+    node: Node, given: Sequence[torch.Tensor], wanted: Sequence[bool]
 ) -> list[torch.Tensor | None]:
     """The gradients of the weights that want one, for frozen tables."""
     is_wanted = iter(wanted)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch import nn
@@ -28,7 +28,8 @@ from recsdk_core.nn.embedding_arguments import (
     sizes_of,
     word_of_padding,
 )
-from recsdk_core.nn.function import FeatureBags, TableBags, gather_features, pool_features
+from recsdk_core.nn.function import FeatureBags, Node, TableBags, gathering, pooling, run
+from recsdk_core.nn.operators import CAN_RECORD, is_recorded, leaf, lookup, number_of, pool
 from recsdk_core.nn.row_gradients import RowGradients
 from recsdk_core.nn.rows_parameter import RowsParameter
 from recsdk_core.optim import SGD, Optimizer, from_torch
@@ -39,6 +40,17 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["HashEmbedding", "HashEmbeddingBag", "bag_offsets"]
+
+_Forward = TypeVar("_Forward", bound=Callable[..., torch.Tensor])
+
+
+def _uncompiled(forward: _Forward) -> _Forward:
+    return torch.compiler.disable(forward)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _seen_by_compilers(forward: _Forward) -> _Forward:
+    """An older torch cannot keep the order of calls, so its compiler stops before a lookup."""
+    return forward if CAN_RECORD else _uncompiled(forward)
 
 
 class _TableModule(nn.Module):
@@ -150,6 +162,22 @@ class _TableModule(nn.Module):
         self.weight.table_name = self.table.name
         self._attach()
 
+    @property
+    def kind(self) -> str:
+        """What it makes of a table's rows, in programs for other processes."""
+        name = type(self).__name__
+        return name if self._padding is None else f"{name}(padding_idx={self._padding})"
+
+    @_uncompiled
+    def _run_eagerly(self, *args: Any) -> torch.Tensor:
+        if is_recorded(args[0]):
+            raise RuntimeError(
+                f"{type(self).__name__}: mode='max' and scale_grad_by_freq ask for the numbers of "
+                "keys, which a tracer does not have: export and trace the model without them"
+            )
+        made: torch.Tensor = self.forward(*args)
+        return made
+
     def __prepare_scriptable__(self) -> Any:
         """What torch.jit.script asks for."""
         raise _not_compiled(self, "torch.jit.script")
@@ -158,18 +186,22 @@ class _TableModule(nn.Module):
         """Ties table and parameter to where gradients wait, in a copy too."""
         self._gradients.attach(self.table)
         self.weight.gradients = self._gradients
+        self.number = number_of(self)
+        # What compiled code takes.
+        self.number_1 = torch.tensor([self.number], device="cpu")
+        self.anchor = torch.empty(0, self.embedding_dim, requires_grad=True, device="cpu")
 
-    def _map(self, keys: torch.Tensor) -> TableBags:
-        """Maps keys (N,) under a lease, inserting in training mode, as the only feature."""
+    def _map(self, keys: torch.Tensor, insert: bool, trains: bool) -> TableBags:
+        """Maps keys (N,) under a lease as the only feature; `trains`: a backward may follow."""
         if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             raise _not_compiled(self, "torch.jit.trace")
         _refuse_ddp(self)
         self.check_optimizer()
-        if self._gradients.waits and self.weight.requires_grad and torch.is_grad_enabled():
+        if trains and self._gradients.waits:
             self._gradients.check_owner()
         lease = self.table.lease()
-        rows, outcomes = map_without(self.table, keys, self._padding, self.training, lease)
-        if self.training:
+        rows, outcomes = map_without(self.table, keys, self._padding, insert, lease)
+        if insert:
             self._gradients.last_keys = keys.clone()  # the caller may reuse their memory
         feature = FeatureBags(rows=rows, outcomes=outcomes)
         return TableBags(
@@ -315,20 +347,31 @@ class HashEmbedding(_TableModule):
     2
     """
 
-    # Its work is on tables, which a compiler does not see.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @_seen_by_compilers
     def forward(self, keys: torch.Tensor) -> torch.Tensor:
         """keys of any shape, int64 -> (*shape, D) in the dtype of `weight`."""
+        if isinstance(keys, torch.fx.Proxy):
+            return leaf(self, keys)
         _require_tensor("keys", keys)
-        mapped = self._map(keys.reshape(-1).contiguous())
-        vectors_ND = gather_features([mapped], self.weight)
-        vectors = vectors_ND.view(*keys.shape, self.table.dim)
+        weight, is_seen = self.weight, is_recorded(keys)
+        if is_seen and self.scale_grad_by_freq:
+            return self._run_eagerly(keys)
+        if is_seen:
+            vectors = lookup(self, keys)
+        else:
+            trains = weight.requires_grad and torch.is_grad_enabled()
+            node = self.begin(keys, insert=self.training, trains=trains)
+            vectors = run(node, weight).view(*keys.shape, self.table.dim)
         is_padding = padding_among(keys, self._padding)
         if is_padding is not None:
             vectors = vectors.masked_fill(is_padding.unsqueeze(-1), 0.0)
         if self.scale_grad_by_freq:
             vectors = scaled_by_frequency(vectors, keys)
-        return vectors.to(self.weight.dtype)
+        return vectors.to(weight.dtype)
+
+    def begin(self, keys: torch.Tensor, *, insert: bool, trains: bool) -> Node:
+        """Maps the keys; the node gives one vector for each of them."""
+        return gathering([self._map(keys.reshape(-1).contiguous(), insert, trains)])
 
 
 class HashEmbeddingBag(_TableModule):
@@ -365,7 +408,14 @@ class HashEmbeddingBag(_TableModule):
         self.mode = mode
         self.include_last_offset = include_last_offset
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @property
+    def kind(self) -> str:
+        """What it makes of a table's rows, in programs for other processes."""
+        name, has_last = type(self).__name__, self.include_last_offset
+        padding = "" if self._padding is None else f", padding_idx={self._padding}"
+        return f"{name}(mode={self.mode!r}, include_last_offset={has_last}{padding})"
+
+    @_seen_by_compilers
     def forward(
         self,
         keys: torch.Tensor,
@@ -373,28 +423,83 @@ class HashEmbeddingBag(_TableModule):
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """keys (N,) with offsets, or (B, L) without, and weights of the same shape -> (B, D)."""
+        if isinstance(keys, torch.fx.Proxy):
+            return leaf(self, keys, offsets, per_sample_weights)
+        is_seen = is_recorded(keys)
+        if is_seen and self._pools_in_torch:
+            return self._run_eagerly(keys, offsets, per_sample_weights)
+        if is_seen:
+            return self._pool_recorded(keys, offsets, per_sample_weights)
         ends = bag_offsets(keys, offsets, self.include_last_offset).contiguous()
         if per_sample_weights is not None:
             _check_weights(per_sample_weights, keys)
-        if self.mode == "max" or self.scale_grad_by_freq:
+        if self._pools_in_torch:
             return self._pool_vectors(keys.reshape(-1), ends, per_sample_weights)
-        is_padding, weights = padding_among(keys, self._padding), per_sample_weights
-        if is_padding is not None:
-            # What has no weight is left out of a sum, and of what a mean divides by.
-            given = torch.ones(keys.shape, dtype=torch.float32) if weights is None else weights
-            weights = given.masked_fill(is_padding, 0.0)
+        weights = self._without_padding(keys, per_sample_weights)
         return self._pool(keys, ends, weights, self.mode).to(self.weight.dtype)
 
-    def _pool(
-        self, keys: torch.Tensor, ends: torch.Tensor, weights: torch.Tensor | None, pooling: str
+    @property
+    def _pools_in_torch(self) -> bool:
+        return self.mode == "max" or self.scale_grad_by_freq
+
+    def _without_padding(
+        self, keys: torch.Tensor, weights: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        is_padding = padding_among(keys, self._padding)
+        if is_padding is None:
+            return weights
+        # What has no weight is left out of a sum, and of what a mean divides by.
+        given = torch.ones(keys.shape, dtype=torch.float32) if weights is None else weights
+        return given.masked_fill(is_padding, 0.0)
+
+    def _pool_recorded(
+        self, keys: torch.Tensor, offsets: torch.Tensor | None, weights: torch.Tensor | None
     ) -> torch.Tensor:
-        mapped = self._map(keys.reshape(-1).contiguous())
+        _check_bags(keys, offsets)
+        if weights is not None:
+            _check_weights(weights, keys)
+        of_bags = keys if offsets is None else offsets
+        num_bags = of_bags.shape[0] - (offsets is not None and self.include_last_offset)
+        weights = self._without_padding(keys, weights)
+        weights = None if weights is None else weights.float()
+        return pool(self, keys, offsets, weights, num_bags).to(self.weight.dtype)
+
+    def _pool(
+        self, keys: torch.Tensor, ends: torch.Tensor, weights: torch.Tensor | None, mode: str
+    ) -> torch.Tensor:
+        anchor = self.weight
+        trains = anchor.requires_grad and torch.is_grad_enabled()
+        return run(self._bags(keys, ends, weights, mode, self.training, trains), anchor)
+
+    def _bags(
+        self,
+        keys: torch.Tensor,
+        ends: torch.Tensor,
+        weights: torch.Tensor | None,
+        mode: str,
+        insert: bool,
+        trains: bool,
+    ) -> Node:
+        mapped = self._map(keys.reshape(-1).contiguous(), insert, trains)
         [feature] = mapped.features
         feature.offsets = ends
-        feature.pooling = pooling
+        feature.pooling = mode
         if weights is not None:
             feature.weights = weights.reshape(-1).float().contiguous()
-        return pool_features([mapped], len(ends) - 1, self.table.dim, self.weight)
+        return pooling([mapped], len(ends) - 1, self.table.dim)
+
+    def begin(
+        self,
+        keys: torch.Tensor,
+        offsets: torch.Tensor | None,
+        weights: torch.Tensor | None,
+        *,
+        insert: bool,
+        trains: bool,
+    ) -> Node:
+        """Maps the keys; the node gives one vector for each bag."""
+        ends = bag_offsets(keys, offsets, self.include_last_offset).contiguous()
+        return self._bags(keys, ends, weights, self.mode, insert, trains)
 
     def _pool_vectors(
         self, keys: torch.Tensor, ends: torch.Tensor, weights: torch.Tensor | None
@@ -414,15 +519,6 @@ class HashEmbeddingBag(_TableModule):
         return pool_in_torch(vectors_ND, ends, weights, self.mode).to(self.weight.dtype)
 
 
-def _check_weights(weights: torch.Tensor, keys: torch.Tensor) -> None:
-    _require_tensor("per_sample_weights", weights)
-    if weights.shape != keys.shape:
-        raise ValueError(
-            f"per_sample_weights must have the shape of keys, {tuple(keys.shape)}, got "
-            f"{tuple(weights.shape)}"
-        )
-
-
 def bag_offsets(
     keys: torch.Tensor, offsets: torch.Tensor | None, include_last_offset: bool
 ) -> torch.Tensor:
@@ -431,29 +527,42 @@ def bag_offsets(
     Takes what `HashEmbeddingBag.forward` takes. Raises ValueError for shapes that do not fit,
     TypeError for what is no tensor and for offsets that are not int64 or int32.
     """
+    _check_bags(keys, offsets)
+    if offsets is None:
+        bags, length = keys.shape
+        return torch.arange(bags + 1, device=keys.device) * length
+    if include_last_offset:
+        return offsets
+    return torch.cat([offsets, offsets.new_tensor([len(keys)])])
+
+
+def _check_bags(keys: torch.Tensor, offsets: torch.Tensor | None) -> None:
     _require_tensor("keys", keys)
     if offsets is not None:
         _require_tensor("offsets", offsets)
-    if offsets is not None and offsets.dtype not in (torch.int64, torch.int32):
-        raise TypeError(
-            f"offsets must be int64 or int32, got {offsets.dtype}; pass offsets.to(torch.int64)"
-        )
-    if offsets is not None and offsets.dim() != 1:
-        raise ValueError(f"offsets must have one dimension, got shape {tuple(offsets.shape)}")
-    if keys.dim() == 2:
-        if offsets is not None:
+        if offsets.dtype not in (torch.int64, torch.int32):
+            raise TypeError(
+                f"offsets must be int64 or int32, got {offsets.dtype}; pass offsets.to(torch.int64)"
+            )
+        if offsets.dim() != 1:
+            raise ValueError(f"offsets must have one dimension, got shape {tuple(offsets.shape)}")
+        if keys.dim() == 2:
             raise ValueError("offsets must be None if keys have two dimensions")
-        bags, length = keys.shape
-        return torch.arange(bags + 1, device=keys.device) * length
-    if keys.dim() != 1 or offsets is None:
+    if keys.dim() != (2 if offsets is None else 1):
         got = "no offsets" if offsets is None else f"offsets {tuple(offsets.shape)}"
         raise ValueError(
             "keys must have shape (B, L), or (N,) together with offsets; got shape "
             f"{tuple(keys.shape)} and {got}"
         )
-    if include_last_offset:
-        return offsets
-    return torch.cat([offsets, offsets.new_tensor([len(keys)])])
+
+
+def _check_weights(weights: torch.Tensor, keys: torch.Tensor) -> None:
+    _require_tensor("per_sample_weights", weights)
+    if weights.shape != keys.shape:
+        raise ValueError(
+            f"per_sample_weights must have the shape of keys, {tuple(keys.shape)}, got "
+            f"{tuple(weights.shape)}"
+        )
 
 
 def _require_tensor(name: str, value: object) -> None:
@@ -466,7 +575,7 @@ def _require_tensor(name: str, value: object) -> None:
 def _not_compiled(module: nn.Module, what: str) -> RuntimeError:
     return RuntimeError(
         f"{what} cannot record {type(module).__name__}, whose rows are found by key while it runs; "
-        "use torch.compile without fullgraph, or compile the part of the model behind it"
+        "use torch.compile or torch.export"
     )
 
 

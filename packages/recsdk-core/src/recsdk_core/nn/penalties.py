@@ -17,6 +17,8 @@ from recsdk_core.outcome import Outcome
 __all__ = ["l2"]
 
 
+# It reads keys that a compiled forward has not noted where compilers see it.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def l2(module: nn.Module, last_batch: bool = True) -> torch.Tensor:
     """The sum of squares of rows of a model's plain modules, to add to a loss: float32, a scalar.
 

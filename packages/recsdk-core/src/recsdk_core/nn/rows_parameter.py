@@ -95,6 +95,8 @@ class RowsParameter(nn.Parameter):
         if self.gradients is None or not self.gradients.waits:
             own: torch.Tensor | None = _torch_grad.__get__(self)
             return own
+        if _calling_module(2) == "torch._subclasses.meta_utils":
+            return None  # a compiler copies the parameter, and a gradient must have its shape
         return self.gradients.values
 
     @grad.setter
@@ -163,8 +165,13 @@ def _refuse_to_compute(what: str, values: Iterable[Any]) -> None:
 
 
 def _refuse_to_initialize(parameter: RowsParameter) -> None:
-    if sys._getframe(2).f_globals.get("__name__") == "torch.nn.init":
+    if _calling_module(3) == "torch.nn.init":
         raise _error(parameter, _INIT)
+
+
+def _calling_module(depth: int) -> Any:
+    """The module whose code runs `depth` frames above."""
+    return sys._getframe(depth).f_globals.get("__name__")
 
 
 def _error(parameter: RowsParameter | _RowsData, what: str) -> ValueError:

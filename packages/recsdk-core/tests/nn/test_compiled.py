@@ -1,0 +1,401 @@
+"""Compiled modules against eager ones, bit for bit: outputs, gradients, rows and counts."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo.compiled_autograd
+from torch import nn
+from torch.utils import checkpoint
+
+from recsdk_core import init, optim
+from recsdk_core.nn import HashEmbedding, HashEmbeddingBag, RowOptimizer
+
+KEYS = torch.tensor([[5, 6], [-1, 5]])
+
+
+@pytest.fixture(autouse=True)
+def _no_compiled_code() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(model: Any, backend: str = "aot_eager", **kwargs: Any) -> Any:
+    return torch.compile(model, fullgraph=True, backend=backend, **kwargs)
+
+
+def embedding(dim: int = 4, **kwargs: Any) -> HashEmbedding:
+    kwargs = {"optimizer": optim.Adagrad(lr=0.5), "name": "item", **kwargs}
+    return HashEmbedding(dim, initializer=init.Normal(), **kwargs)
+
+
+def bag(dim: int = 4, **kwargs: Any) -> HashEmbeddingBag:
+    kwargs = {"optimizer": optim.Adagrad(lr=0.5), "name": "bag", **kwargs}
+    return HashEmbeddingBag(dim, initializer=init.Normal(), **kwargs)
+
+
+def state(module: nn.Module) -> dict[str, Any]:
+    """All that a table has: rows, optimizer state and counts."""
+    found: dict[str, Any] = {}
+    for name, each in module.named_modules():
+        if isinstance(each, HashEmbedding | HashEmbeddingBag):
+            found[name] = {
+                "update_count": each.table.update_count,
+                "outcomes": dict(each.table.stats().outcomes),
+                **{
+                    key: [row.tolist(), *(values[i].tolist() for values in batch.state.values())]
+                    for batch in each.table.export()
+                    for i, (key, row) in enumerate(
+                        zip(batch.keys.tolist(), batch.weights, strict=True)
+                    )
+                },
+            }
+    assert found
+    return found
+
+
+class Model(nn.Module):
+    """Looks up each table twice, so that the order of updates shows in Adagrad's rows."""
+
+    def __init__(self, mode: Any = "sum", has_last: bool = False, **kwargs: Any) -> None:
+        super().__init__()
+        self.items = embedding(**kwargs)
+        self.bags = bag(mode=mode, include_last_offset=has_last, **kwargs)
+        self.scale = nn.Parameter(torch.full((4,), 0.5))
+
+    def forward(
+        self, keys: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        items = self.items(keys).sum(1) * self.scale
+        again = self.items(keys.flip(0) + 1)
+        pooled = self.bags(keys, per_sample_weights=weights)
+        by_offsets = self.bags(keys.reshape(-1), offsets, weights.reshape(-1) * 2)
+        unweighted = self.bags(keys.reshape(-1) + 1, offsets)
+        return items + again[:, 0] + pooled + (by_offsets + unweighted).sum(0)
+
+
+def batches(has_last: bool) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Of several sizes, with equal keys, empty bags, and all that comes of a generator's seed."""
+    made = torch.Generator().manual_seed(3)
+    for num_bags, length in ((3, 2), (5, 3), (4, 2), (2, 4)):
+        keys = torch.randint(-4, 4, (num_bags, length), generator=made)
+        ends = torch.tensor([0, 1, 1, 4, *([keys.numel()] if has_last else [])])
+        weights = torch.randint(-4, 4, keys.shape, generator=made) / 4
+        yield keys, ends, weights
+
+
+def step(model: Any, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Runs forward and backward; returns the output and the gradient of the weights."""
+    keys, offsets, weights = batch
+    weights = weights.clone().requires_grad_()
+    out = model(keys, offsets, weights)
+    out.square().sum().backward()
+    assert weights.grad is not None
+    return [out.detach(), weights.grad]
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("has_last", [False, True])
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_training_and_evaluation(mode: str, has_last: bool, is_fused: bool) -> None:
+    """Two backwards make one step of a RowOptimizer."""
+    model = Model(mode, has_last, **({} if is_fused else {"optimizer": None}))
+    twin = copy.deepcopy(model)
+    fast = compiled(twin, dynamic=True)
+    optimizers = (
+        []
+        if is_fused
+        else [RowOptimizer([each.items.weight, each.bags.weight], torch.optim.Adagrad, lr=0.5)]
+        for each in (model, twin)
+    )
+    steps = list(zip((model, fast), optimizers, strict=True))
+    for number, batch in enumerate(batches(has_last)):
+        results = []
+        for each, of_each in steps:
+            results.append(step(each, batch))
+            for optimizer in of_each if number % 2 else []:
+                optimizer.step()
+                optimizer.zero_grad()
+        assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+        assert model.scale.grad is not None
+        assert torch.equal(model.scale.grad, twin.scale.grad)
+        assert state(model) == state(twin)
+    assert model.items.table.update_count == (8 if is_fused else 2)
+    before = state(twin)
+    for each in (model, twin):
+        each.eval()
+    for keys, offsets, weights in batches(has_last):
+        with torch.no_grad():
+            asked = (keys + 2, offsets, weights)
+            assert torch.equal(model(*asked), fast(*asked))
+    assert [list(of.items())[2:] for of in state(twin).values()] == [
+        list(of.items())[2:] for of in before.values()
+    ]
+    assert state(model) == state(twin)
+
+
+def test_inductor() -> None:
+    """Sums of small numbers of quarters, so that no order of additions can round."""
+
+    class Exact(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            kwargs: dict[str, Any] = {"optimizer": optim.SGD(lr=0.25)}
+            self.items, self.bags = embedding(**kwargs), bag(**kwargs)
+            for table in (self.items.table, self.bags.table):
+                keys = torch.arange(-4, 5)
+                table.upsert(keys, (keys[:, None] * torch.ones(4)).float())
+
+        def forward(self, keys: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            pooled = self.bags(keys, per_sample_weights=weights)
+            return self.items(keys).sum(1) * 2 + pooled + self.items(keys + 1)[:, 0]
+
+    model = Exact()
+    twin = copy.deepcopy(model)
+    fast = compiled(twin, "inductor", dynamic=True)
+    for keys, _, weights in batches(False):
+        results = []
+        for each in (model, fast):
+            given = weights.clone().requires_grad_()
+            out = each(keys, given)
+            (out * 0.5).sum().backward()
+            results.append((out.detach(), given.grad))
+        assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+        assert state(model) == state(twin)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0,), (2, 0), (2, 1, 2)])
+def test_keys_of_any_shape(shape: tuple[int, ...]) -> None:
+    module, twin = embedding(), embedding()
+    keys = torch.arange(24)[: torch.Size(shape).numel()].reshape(shape)
+    out, expected = compiled(twin)(keys), module(keys)
+    assert out.shape == (*shape, 4)
+    assert torch.equal(out, expected)
+    for each in (out, expected):
+        each.sum().backward()
+    assert state(module) == state(twin)
+
+
+def test_one_compiled_function_serves_many_modules() -> None:
+    modules = [embedding(name=f"table {i}") for i in range(12)]
+    counted = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    call = torch.compile(lambda module, keys: module(keys), fullgraph=True, backend=counted)
+    for module in modules:
+        twin = embedding(name=module.table.name)
+        assert torch.equal(call(module, KEYS), twin(KEYS))
+    assert counted.frame_count == 1
+
+
+def test_a_second_backward_raises() -> None:
+    module = embedding()
+    out = compiled(module)(KEYS).sum()
+    out.backward(retain_graph=True)
+    before = state(module)
+    with pytest.raises(RuntimeError, match="each forward takes one backward"):
+        out.backward()
+    assert state(module) == before
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_forward_without_backward_leaks_no_lease(backend: str) -> None:
+    module = embedding()
+    fast = compiled(module, backend)
+    for _ in range(3):
+        out = fast(KEYS)
+    del out
+    gc.collect()
+    module.table.check_idle()
+
+
+def test_a_call_whose_vectors_nobody_reads_inserts() -> None:
+    module = embedding()
+
+    def call(keys: torch.Tensor) -> torch.Tensor:
+        module(keys)
+        module(keys)
+        return keys + 1
+
+    compiled(call)(KEYS)
+    assert len(module.table) == 3
+    assert sum(module.table.stats().outcomes.values()) == 8
+
+
+def test_freezing_and_modes_are_followed() -> None:
+    module = embedding()
+    fast = compiled(module)
+    fast(KEYS).sum().backward()
+    module.weight.requires_grad_(False)
+    assert not fast(KEYS).requires_grad
+    module.weight.requires_grad_(True)
+    module.eval()
+    fast(KEYS + 20).sum().backward()
+    assert len(module.table) == 3
+    assert module.table.update_count == 2
+
+
+def test_a_table_that_nobody_trains_raises() -> None:
+    module = embedding(optimizer=None)
+    with pytest.raises(RuntimeError, match="pass optimizer= to its module"):
+        compiled(module)(KEYS).sum().backward()
+
+
+def test_a_scaled_loss_is_refused() -> None:
+    module = embedding()
+    with pytest.raises(RuntimeError, match="a GradScaler has scaled the loss"):
+        torch.amp.GradScaler("cpu").scale(compiled(module)(KEYS).sum()).backward()
+    assert module.table.update_count == 0
+
+
+def test_under_autocast() -> None:
+    model = nn.Sequential(embedding(), nn.Linear(4, 4))
+    twin = copy.deepcopy(model)
+    for each in (model, compiled(twin)):
+        with torch.autocast("cpu", torch.bfloat16):
+            out = each(KEYS)
+        assert out.dtype == torch.bfloat16
+        out.float().square().sum().backward()
+    assert state(model) == state(twin)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, is_checkpointed: bool = True, **kwargs: Any) -> None:
+        super().__init__()
+        self.items, self.kwargs, self.is_checkpointed = embedding(), kwargs, is_checkpointed
+        self.scale = nn.Parameter(torch.full((4,), 0.5))
+
+    def forward(self, keys: torch.Tensor) -> torch.Tensor:
+        def vectors(keys: torch.Tensor) -> torch.Tensor:
+            return (self.items(keys) * self.scale).sin() + self.items(keys + 1)
+
+        if not self.is_checkpointed:
+            return vectors(keys)
+        out: torch.Tensor = checkpoint.checkpoint(vectors, keys, use_reentrant=False, **self.kwargs)
+        return out
+
+
+def rows_of(module: nn.Module) -> list[dict[str, Any]]:
+    """All that the tables have but for counts of outcomes."""
+    return [
+        {name: value for name, value in of_table.items() if name != "outcomes"}
+        for of_table in state(module).values()
+    ]
+
+
+def test_a_checkpoint_in_a_compiled_model() -> None:
+    """What was looked up is kept, not looked up again."""
+    model, plain = Checkpointed(), Checkpointed(is_checkpointed=False)
+    fast = compiled(model)
+    for keys in (KEYS, KEYS + 1):
+        for each in (plain, fast):
+            each(keys).sum().backward()
+    assert state(model) == state(plain)
+
+
+def test_a_checkpoint_around_a_compiled_model() -> None:
+    module, plain = embedding(), embedding()
+    fast = compiled(module)
+    for keys in (KEYS, KEYS + 1):
+        checkpoint.checkpoint(fast, keys, use_reentrant=False).square().sum().backward()
+        plain(keys).square().sum().backward()
+    assert rows_of(module) == rows_of(plain)
+    module.table.check_idle()
+
+
+def test_a_selective_checkpoint() -> None:
+    def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
+        return checkpoint.CheckpointPolicy.PREFER_RECOMPUTE
+
+    contexts = functools.partial(checkpoint.create_selective_checkpoint_contexts, policy)
+    model, plain = Checkpointed(context_fn=contexts), Checkpointed(is_checkpointed=False)
+    for each in (model, plain):
+        each(KEYS).sum().backward()
+    assert rows_of(model) == rows_of(plain)
+
+
+@pytest.mark.parametrize("is_forward_compiled", [False, True])
+def test_compiled_autograd_updates_rows(is_forward_compiled: bool) -> None:
+    """It breaks its graph at an operator with effects, and must not drop it."""
+    model = nn.Sequential(embedding(), nn.Linear(4, 1))
+    twin = copy.deepcopy(model)
+    fast = compiled(twin) if is_forward_compiled else twin
+    for keys in (KEYS, KEYS + 1):
+        model(keys).sum().backward()
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
+            fast(keys).sum().backward()
+    assert state(model) == state(twin)
+
+
+def test_copies_are_compiled_for_themselves() -> None:
+    fast = compiled(embedding())
+    copied = copy.deepcopy(fast)
+    fast(KEYS).sum().backward()
+    copied(KEYS + 50)
+    assert (len(fast.table), len(copied.table)) == (3, 3)
+    assert copied.table.update_count == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((KEYS[0], torch.tensor([0, 5])), "table 'bag': offsets descend"),
+        ((KEYS.float(), None), r"keys.to\(torch.int64\)"),
+    ],
+)
+def test_bad_numbers_raise_as_they_do_eagerly(args: tuple[Any, ...], message: str) -> None:
+    module = bag()
+    with pytest.raises((ValueError, TypeError), match=message):
+        compiled(module)(*args)
+    assert module.table.update_count == 0
+
+
+def test_bad_shapes_raise_as_they_do_eagerly() -> None:
+    module = bag()
+    fast = torch.compile(module, backend="aot_eager")
+    for args, message in (
+        ((KEYS[0],), "together with offsets; got shape .2,. and no offsets"),
+        ((KEYS, torch.tensor([0])), "offsets must be None"),
+        ((KEYS, None, torch.ones(3)), "per_sample_weights must have the shape"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fast(*args)
+    assert len(module.table) == 0
+
+
+@pytest.mark.parametrize("kwargs", [{"padding_idx": 5}, {"mode": "mean", "padding_idx": -1}])
+def test_padding(kwargs: dict[str, Any]) -> None:
+    made: Any = bag if "mode" in kwargs else embedding
+    module = made(**kwargs)
+    twin = copy.deepcopy(module)
+    for each in (module, compiled(twin, dynamic=True)):
+        for keys in (KEYS, KEYS.repeat(2, 1) + 1):
+            each(keys).sum().backward()
+    assert state(module) == state(twin)
+    assert kwargs["padding_idx"] not in module.table
+
+
+@pytest.mark.parametrize("kwargs", [{"mode": "max"}, {"scale_grad_by_freq": True}])
+def test_what_asks_for_numbers_of_keys_breaks_the_graph(kwargs: dict[str, Any]) -> None:
+    module = bag(**kwargs)
+    twin = copy.deepcopy(module)
+    for each in (module, torch.compile(twin, backend="aot_eager")):
+        each(KEYS).square().sum().backward()
+    assert state(module) == state(twin)
+    with pytest.raises(RuntimeError, match="export and trace the model without them"):
+        torch.export.export(module, (KEYS,))
+
+
+def test_accumulated_backwards() -> None:
+    model, twin = embedding(accumulate_steps=2), embedding(accumulate_steps=2)
+    fast = compiled(twin)
+    for keys in (KEYS, KEYS + 1, KEYS, KEYS):
+        for each in (model, fast):
+            each(keys).square().sum().backward()
+    assert state(model) == state(twin)
+    assert twin.table.update_count == 2
