@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from recsdk_core.errors import BusyError
 from recsdk_core.nn import HashEmbedding, HashEmbeddingBag, RowOptimizer
@@ -26,6 +27,15 @@ OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "adamw": (torch.optim.AdamW, {"lr": 0.1}),
     "rmsprop": (torch.optim.RMSprop, {"lr": 0.01, "momentum": 0.5, "centered": True}),
 }
+HABITS = [
+    "",
+    "scaler",
+    "clip",
+    "clip_value scheduler",
+    "scaler clip",
+    "ema",
+    "scaler clip scheduler ema",
+]
 TOLERANCE: dict[str, float] = {"rtol": 2e-5, "atol": 2e-6}
 
 
@@ -55,6 +65,8 @@ class Loop:
         self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14, enabled="scaler" in habits)
         gamma = 0.8 if "scheduler" in habits else 1.0
         self.scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma)
+        average = get_ema_multi_avg_fn(0.8)
+        self.average = AveragedModel(module, multi_avg_fn=average) if "ema" in habits else None
 
     def step(self, micro_batches: list[list[torch.Tensor]], factor: float = 1.0) -> None:
         """Each micro-batch is the keys of its lookups."""
@@ -64,6 +76,23 @@ class Loop:
             loss = torch.stack(sums).sum() * factor / len(micro_batches)
             self.scaler.scale(loss).backward()
         self.scaler.unscale_(self.optimizer)
+        self._finish()
+
+    def train_model(self, micro_batches: list[Any], what: str, is_evaluated: bool) -> None:
+        """Each micro-batch is what a forward of a `Model` takes."""
+        for lookups in micro_batches:
+            factor = 1e38 if what == "overflow" else 0.1
+            self.scaler.scale(self.module(lookups) * factor).backward()
+            if is_evaluated:
+                self.module.eval()
+                self.module(lookups)
+                self.module.train()
+        if what != "skip":
+            self.scaler.unscale_(self.optimizer)
+            self._finish()
+            self.optimizer.zero_grad()
+
+    def _finish(self) -> None:
         if "clip" in self.habits:
             nn.utils.clip_grad_norm_(self.module.parameters(), 0.5)
         if "clip_value" in self.habits:
@@ -71,6 +100,8 @@ class Loop:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.scheduler.step()
+        if self.average is not None:
+            self.average.update_parameters(self.module)
 
 
 def make_loops(name: str, habits: set[str], is_bag: bool = False) -> tuple[Loop, Loop]:
@@ -83,7 +114,7 @@ def make_loops(name: str, habits: set[str], is_bag: bool = False) -> tuple[Loop,
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
-@pytest.mark.parametrize("habits", ["", "scaler", "clip", "clip_value scheduler", "scaler clip"])
+@pytest.mark.parametrize("habits", HABITS)
 @pytest.mark.parametrize("num_micro_batches", [1, 4])
 @pytest.mark.parametrize("is_bag", [False, True])
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -99,6 +130,9 @@ def test_equals_the_dense_twin(
         for loop in loops:
             loop.step(drawn, factor)
         torch.testing.assert_close(rows_of(loops[0].module), rows_of(loops[1].module), **TOLERANCE)
+        if "ema" in habits:
+            averages = [rows_of(loop.average.module) for loop in loops]  # type: ignore[union-attr]
+            torch.testing.assert_close(*averages, **TOLERANCE)
     expected = 6 - ("scaler" in habits)
     assert loops[0].module.table.update_count == expected
 
@@ -128,6 +162,69 @@ def test_any_loop_equals_the_dense_twin(drawn: Any, name: str, clips: bool) -> N
                 loop.optimizer.step()
                 loop.optimizer.zero_grad()
         torch.testing.assert_close(rows_of(loops[0].module), rows_of(loops[1].module), **TOLERANCE)
+
+
+class Model(nn.Module):
+    """Two tables and a dense layer behind both; a forward looks up either, any number of times."""
+
+    def __init__(self, tables: list[Any]) -> None:
+        super().__init__()
+        self.tables, self.head = nn.ModuleList(tables), nn.Linear(DIM, 2)
+        with torch.no_grad():
+            self.head.weight.copy_(torch.linspace(-1, 1, 2 * DIM).view(2, DIM))
+            self.head.bias.fill_(0.1)
+
+    def forward(self, looked_up: list[tuple[int, list[int]]]) -> torch.Tensor:
+        keys = [(table, torch.tensor(each, dtype=torch.int64)) for table, each in looked_up]
+        vectors = torch.cat([self.tables[table](each) for table, each in keys])
+        return self.head(vectors).square().sum() + (vectors - 0.3).square().sum()  # type: ignore[no-any-return]
+
+
+key_lists = st.lists(st.integers(0, NUM_KEYS - 1), max_size=5)
+forwards = st.lists(st.tuples(st.integers(0, 1), key_lists), min_size=1, max_size=4)
+model_steps = st.lists(
+    st.tuples(
+        st.lists(forwards, min_size=1, max_size=4),
+        st.sampled_from(["step", "step", "skip", "overflow"]),
+        st.booleans(),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(
+    model_steps,
+    st.sampled_from(["sgd", "adagrad"]),
+    st.sets(st.sampled_from(["clip", "scheduler"])),
+)
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+def test_any_loop_over_a_model_equals_the_dense_twin(
+    drawn: Any, name: str, habits: set[str]
+) -> None:
+    """Tables shared by lookups, accumulated and skipped steps, evaluation in between, averages.
+
+    A step that is left out keeps its gradients; one that overflows is skipped by the scaler.
+    """
+    kind, options = OPTIMIZERS[name]
+    tables = [make_pair() for _ in range(2)]
+    hashed, dense = (Model([pair[i] for pair in tables]) for i in range(2))
+    loops = [
+        Loop(hashed, RowOptimizer(hashed, kind, **options), {*habits, "scaler", "ema"}),
+        Loop(dense, kind(dense.parameters(), **options), {*habits, "scaler", "ema"}),
+    ]
+    for micro_batches, what, is_evaluated in drawn:
+        for loop in loops:
+            loop.train_model(micro_batches, what, is_evaluated)
+        for index in range(2):
+            own, other = (loop.module.tables[index] for loop in loops)
+            torch.testing.assert_close(rows_of(own), rows_of(other), **TOLERANCE)
+    averages: list[Any] = [loop.average.module for loop in loops]  # type: ignore[union-attr]
+    for index in range(2):
+        own, other = (average.tables[index] for average in averages)
+        torch.testing.assert_close(rows_of(own), rows_of(other), **TOLERANCE)
+    for own, other in zip(hashed.head.parameters(), dense.head.parameters(), strict=True):
+        torch.testing.assert_close(own, other, **TOLERANCE)
 
 
 def test_the_gradient_has_the_touched_rows_only_and_the_rows_wait() -> None:

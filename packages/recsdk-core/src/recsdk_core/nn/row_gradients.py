@@ -251,13 +251,16 @@ def _part_of_sums(rows: torch.Tensor, sums_UD: torch.Tensor) -> _Part:
 
 def _sums_of(part: _Part) -> _Part:
     """One gradient for each row, in order of first occurrence."""
-    has_row = part.outcomes <= Outcome.INSERTED
-    rows, which = distinct_keys(part.rows[has_row])
+    # By numpy: torch spreads these over threads, which cost more than they save.
+    has_row = part.outcomes.numpy() <= int(Outcome.INSERTED)
+    has_all = bool(has_row.all())
+    rows, which = distinct_keys(part.rows if has_all else part.rows[torch.from_numpy(has_row)])
     width = part.grad_BD.shape[1]
     sums_UD = torch.empty(len(rows), width, dtype=torch.float32)
     if len(rows):
-        which_N = torch.zeros_like(part.rows)
-        which_N[has_row] = which
+        which_N = which if has_all else torch.zeros_like(part.rows)
+        if not has_all:
+            which_N[torch.from_numpy(has_row)] = which
         bags = part.bags(which_N)
         block = CombineBlock(bags=bags, column=0, width=width, start=0, num_sums=len(rows))
         combine_gradients([block], part.grad_BD, sums_UD.view(-1))
