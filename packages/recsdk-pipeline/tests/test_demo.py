@@ -51,6 +51,7 @@ def test_demo_learns_from_ids_and_writes_a_summary(tmp_path: Path) -> None:
     assert summary["world_size"] == 2
     assert summary["steps"] == 59
     assert summary["examples_per_second"] > 0
+    assert 0 < summary["stall_share"] < 1
     assert summary["seconds"] > 0
     assert set(summary["rows"]) == {"user", "item", "site", "tags", "words"}
     assert min(summary["rows"].values()) > 500
@@ -154,6 +155,7 @@ def summary_of(**fields: Any) -> Summary:
         "auc_generator": None,
         "auc_without_ids": None,
         "examples_per_second": 1.0,
+        "stall_share": 0.0,
         "rows": {"user": 2},
         "world_size": 2,
         "steps": 3,

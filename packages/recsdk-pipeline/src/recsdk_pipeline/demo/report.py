@@ -55,6 +55,8 @@ class Summary:
     """AUC of the same model with every id replaced by one constant."""
     examples_per_second: float
     """Over all ranks, while training."""
+    stall_share: float
+    """Part of the training that went into waiting for data, 0 to 1; mean over ranks."""
     rows: Mapping[str, int]
     """Rows of each table over all ranks."""
     world_size: int
@@ -157,6 +159,7 @@ def _lines(summary: Summary) -> list[tuple[str, str]]:
         ]
     lines += [
         ("examples per second", f"{summary.examples_per_second:,.0f}"),
+        ("waiting for data", f"{summary.stall_share:.1%}"),
         ("ranks", str(summary.world_size)),
         ("steps", f"{summary.steps:,}"),
         ("malformed lines skipped", f"{summary.bad_lines:,}"),

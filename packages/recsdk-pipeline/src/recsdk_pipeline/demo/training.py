@@ -26,6 +26,24 @@ _EVALUATION_BATCH = 4096
 _BATCHES_A_REPORT = 2
 
 
+class _Timed:
+    """Batches, and how long was waited for them."""
+
+    def __init__(self, batches: Iterator[ClickBatch]) -> None:
+        self._batches = batches
+        self.seconds = 0.0
+
+    def __iter__(self) -> _Timed:
+        return self
+
+    def __next__(self) -> ClickBatch:
+        start = time.monotonic()
+        try:
+            return next(self._batches)
+        finally:
+            self.seconds += time.monotonic() - start
+
+
 class Training:
     """Trains a model that is spread over all ranks; each rank has one."""
 
@@ -41,6 +59,7 @@ class Training:
         )
         self.num_steps = recipe.epochs * -(-data.num_train // recipe.batch_size)
         self._seconds = 0.0
+        self._waited = 0.0
         self._examples = 0
 
     @property
@@ -52,6 +71,12 @@ class Training:
     def examples_per_second(self) -> float:
         """Over all ranks, while training."""
         return self._examples / max(self._seconds, 1e-9)
+
+    def stall_share(self) -> float:
+        """Part of the training that went into waiting for data, mean over ranks; all must call."""
+        share = torch.tensor(self._waited / max(self._seconds, 1e-9))
+        dist.all_reduce(share)
+        return float(share) / self._rank.share.world_size
 
     def run(self, screen: Screen) -> None:
         """Train all epochs, evaluating on a part of the held-out examples now and then."""
@@ -91,10 +116,11 @@ class Training:
         """Train, yielding the loss of each step on this rank."""
         size, share = self._recipe.batch_size, self._rank.share
         for epoch in range(self._recipe.epochs):
-            batches = self._data.train(epoch=epoch, batch_size=size, share=share)
+            batches = _Timed(self._data.train(epoch=epoch, batch_size=size, share=share))
             start = time.monotonic()
             for step, (_, losses) in enumerate(self._steps(batches)):
                 self._seconds += time.monotonic() - start
+                self._waited, batches.seconds = self._waited + batches.seconds, 0.0
                 self._examples += min(size, self._data.num_train - step * size)
                 yield losses[0].detach()
                 start = time.monotonic()

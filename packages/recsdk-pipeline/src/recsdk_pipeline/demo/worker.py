@@ -102,6 +102,7 @@ def _summary(settings: Settings, training: Training, data: ClickData, bad: BadLi
         auc_generator=best,
         auc_without_ids=aucs.get(BASELINE),
         examples_per_second=training.examples_per_second,
+        stall_share=training.stall_share(),
         rows=training.rows(),
         world_size=settings.world_size,
         steps=training.steps,
