@@ -56,10 +56,14 @@ void Capacity::find_least_room() noexcept {
   num_added_ = 0;
 }
 
+bool Capacity::has_room_for(std::size_t num_keys) noexcept {
+  if (num_keys > least_room_ && num_added_ > quotas_.size()) find_least_room();
+  return num_keys == 0 || (owns_all_ && num_keys <= least_room_);
+}
+
 bool Capacity::has_room_for(std::span<const Key> keys) noexcept {
   if (has_room_for(keys.size())) return true;
-  if (num_added_ > quotas_.size()) find_least_room();
-  if (has_room_for(keys.size()) || least_room_ == 0) return least_room_ > 0;
+  if (least_room_ == 0) return false;
   std::size_t n = 0;
   bool fits = true;
   for (; fits && n < keys.size(); ++n) {

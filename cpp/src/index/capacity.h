@@ -27,10 +27,8 @@ class Capacity {
   /// True if these keys find room, however many of them are new. Cost: a few nanoseconds a key, or
   /// none where every group has room for all.
   bool has_room_for(std::span<const Key> keys) noexcept;
-  /// True if every group has room for so many keys.
-  bool has_room_for(std::size_t num_keys) const noexcept {
-    return owns_all_ && num_keys <= least_room_;
-  }
+  /// True if every group has room for so many keys. Cost: next to nothing.
+  bool has_room_for(std::size_t num_keys) noexcept;
 
   /// A group that has too little room.
   struct FullGroup {

@@ -83,10 +83,16 @@ void Index::Impl::find_or_insert(std::span<const Key> keys, RowNumber* rows_out,
 void Index::Impl::insert_limited(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                                  RowState state, Insertion& insertion) {
   find(keys, rows_out, outcomes);
-  const std::optional<Capacity::FullGroup> full = capacity->refuse(keys, outcomes);
-  if (full && config.on_full == OnFull::kRaise) throw_full(title, *capacity, *full);
-  const auto num_missing =
-      static_cast<std::size_t>(std::count(outcomes, outcomes + keys.size(), Outcome::kMissing));
+  const auto count_missing = [&] {
+    return static_cast<std::size_t>(
+        std::count(outcomes, outcomes + keys.size(), Outcome::kMissing));
+  };
+  std::size_t num_missing = count_missing();
+  if (!capacity->has_room_for(num_missing)) {
+    const std::optional<Capacity::FullGroup> full = capacity->refuse(keys, outcomes);
+    if (full && config.on_full == OnFull::kRaise) throw_full(title, *capacity, *full);
+    num_missing = count_missing();
+  }
   is_mostly_new = 2 * num_missing >= keys.size();
   if (shard_bits_for(num_missing) == 0)
     return insert_missing(keys, rows_out, outcomes, state, insertion);
