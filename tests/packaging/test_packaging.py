@@ -21,16 +21,8 @@ from environments import Environment, find_interpreter, link_distributions
 
 LAYERS = release.LAYERS
 CPP = set_up.ROOT / "cpp"
-TEST_TOOLS = (
-    "pytest",
-    "pytest-timeout",
-    "hypothesis",
-    "fsspec",
-    "pyarrow",
-    "safetensors",
-    "torchdata",
-    "xxhash",
-)
+TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis", "fsspec", "pyarrow", "safetensors")
+TEST_TOOLS_OF_UPPER_LAYERS = ("torchdata", "xxhash")  # torchdata brings torch
 
 
 @pytest.fixture(scope="session")
@@ -138,7 +130,10 @@ def test_the_command_works_without_torch(core_only: Environment, tmp_path: Path)
 def test_core_passes_its_own_tests_without_torch(
     core_only: Environment, dist: Path, tmp_path: Path
 ) -> None:
-    core_only.install(*TEST_TOOLS)
+    link_distributions(TEST_TOOLS, core_only.site_packages(tmp_path))
+    core_only.run(
+        "-c", "import importlib.util as u; assert u.find_spec('torch') is None", cwd=tmp_path
+    )
     home = unpack_tests(dist, "core", tmp_path)
     run_own_tests(core_only, home, "--ignore=tests/nn")
 
@@ -158,7 +153,8 @@ def all_layers(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Environm
     """The three wheels on top of the pinned torch, torchrec and fbgemm, and the test tools."""
     folder = tmp_path_factory.mktemp("all_layers")
     environment = Environment(folder)
-    wanted = ["torch", "torchrec", "fbgemm-gpu", set_up.SIMULATED_NPU, *TEST_TOOLS]
+    wanted = ["torch", "torchrec", "fbgemm-gpu", set_up.SIMULATED_NPU]
+    wanted += [*TEST_TOOLS, *TEST_TOOLS_OF_UPPER_LAYERS]
     link_distributions(wanted, environment.site_packages(folder))
     environment.install("--find-links", dist, *(wheel_of(dist, layer) for layer in LAYERS))
     environment.pip("check")
