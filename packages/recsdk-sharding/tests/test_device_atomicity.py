@@ -62,6 +62,17 @@ def test_an_upsert_that_does_not_fit_changes_nothing(npus: RankPool) -> None:
         assert text.startswith(start), text
 
 
+def test_rows_of_all_shards_are_replaced_or_none_whichever_operator_fails(npus: RankPool) -> None:
+    (counts,) = npus.run(1, operator_failures.fail_replacements, ADAM)
+    assert counts["before"] > 20
+    assert counts["after"] >= 1
+
+
+def test_rows_that_one_shard_refuses_change_no_other(npus: RankPool) -> None:
+    (said,) = npus.run(1, operator_failures.refuse_replacements, ADAM)
+    assert "key 9 comes twice" in said
+
+
 class Journal:
     """Writes that are noted, of which some fail."""
 

@@ -6,6 +6,7 @@ A call that raises must have changed nothing, one that returns must have done al
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,11 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import rows_of
 
 from recsdk_core import RecsdkError
+from recsdk_core.checkpoint.replacing import NewRows
 from recsdk_sharding import HashEmbeddingBagCollection, HashEmbeddingBagConfig, RowOptimizer
+from recsdk_sharding.device.home import DeviceHome, DeviceShard
+from recsdk_sharding.placement.layout import Shard
+from recsdk_sharding.placement.ranks import RankMap
 
 DIM = 3
 
@@ -202,3 +207,63 @@ def refuse_upserts(optimizer: Any) -> list[str]:
             said.append(f"{type(error).__name__}: {error}")
         assert is_same(content(ebc), before)
     return said
+
+
+def _two_shards(optimizer: Any) -> tuple[DeviceHome, list[DeviceShard]]:
+    """The two column shards of a table on a device, with rows that were trained."""
+    config = HashEmbeddingBagConfig(
+        name="a", embedding_dim=2 * DIM, num_embeddings=20, feature_names=["a"]
+    )
+    home, ranks = DeviceHome(torch.device("npu")), RankMap(1)
+    shards = [Shard(ranks, 0, (0, DIM)), Shard(ranks, 0, (DIM, 2 * DIM))]
+    [store] = home.make_stores([(config, shards)])
+    made = home.make_shards(config, shards, store, optimizer)
+    home.replace_rows([(each, _new_rows(each, 7 + n, 5)) for n, each in enumerate(made)])
+    return home, made
+
+
+def _new_rows(held: DeviceShard, first: int, count: int) -> NewRows:
+    return NewRows(
+        keys=np.arange(first, first + count),
+        weights=np.full((count, DIM), first, np.float32),
+        state={n: np.full((count, w), 0.5, np.float32) for n, w in held.table.state_fields},
+        update_count=first,
+    )
+
+
+def _content_of(made: list[DeviceShard]) -> Any:
+    rows = rows_of({str(n): each.table for n, each in enumerate(made)})
+    return rows, [each.table.update_count for each in made]
+
+
+def fail_replacements(optimizer: Any) -> dict[str, int]:
+    """How often replacing the rows of two shards left both as they were, and replaced both."""
+    counts = {"before": 0, "after": 0}
+    for number in range(1000):
+        home, made = _two_shards(optimizer)
+        before = _content_of(made)
+        with Failing([number]) as failing:
+            try:
+                home.replace_rows([(each, _new_rows(each, 9, 6)) for each in made])
+                name = "after"
+            except torch.OutOfMemoryError:
+                name = "before"
+        assert (_content_of(made)[1] == [9, 9]) == (name == "after"), number
+        assert name == "after" or is_same(_content_of(made), before), number
+        counts[name] += 1
+        if not failing.num_failed:
+            return counts
+    raise AssertionError("it never ended")
+
+
+def refuse_replacements(optimizer: Any) -> str:
+    """What is said of a key that the second shard has twice; neither shard changes."""
+    home, made = _two_shards(optimizer)
+    before = _content_of(made)
+    twice = replace(_new_rows(made[1], 9, 2), keys=np.array([9, 9]))
+    try:
+        home.replace_rows([(made[0], _new_rows(made[0], 9, 6)), (made[1], twice)])
+    except ValueError as error:
+        assert is_same(_content_of(made), before)
+        return str(error)
+    return ""

@@ -208,7 +208,8 @@ class RowHome(Protocol):
     def replace_rows(self, changes: Sequence[tuple[HeldShard, NewRows]]) -> None:
         """Gives each shard rows in place of all that it has. The next save of each must be full.
 
-        Raises BusyError while batches are in flight; then nothing has changed.
+        Raises BusyError while batches are in flight. If it raises, every shard has the rows that it
+        had.
         """
 
     def plan(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -95,11 +96,18 @@ class DeviceHome:
             )
 
     def replace_rows(self, changes: Sequence[tuple[Any, NewRows]]) -> None:
-        """Gives each shard its rows, one after the other, once all can take theirs."""
+        """Gives each shard its rows, one after the other; if one fails all get back what they had.
+
+        What they had is on the host meanwhile. The next save of a shard that got it back must be
+        full. A shard that cannot get it back, since the device fails once more, is empty.
+        """
         for held, _ in changes:
             held.check_idle()
-        for held, rows in changes:
-            held.replace_rows(rows)
+        with ExitStack() as put_back:
+            for held, rows in changes:
+                put_back.callback(held.keep())
+                held.replace_rows(rows)
+            put_back.pop_all()
 
     def plan(self, mapped: Sequence[Any], request: Any, *, training: bool) -> DeviceBatch:
         """Puts together what goes to the device."""
@@ -131,8 +139,19 @@ class DeviceShard:
         """Raises CapacityError unless keys (n,) without a row can have one."""
         self.table.check_room(keys)
 
+    def keep(self) -> Callable[[], None]:
+        """Copies its rows to the host; returns what puts them back."""
+        table = self.table
+        batches, count, decay = list(table.export()), table.update_count, table.log_decay
+
+        def put_back() -> None:
+            table.replace_rows(batches)
+            table.update_count, table.log_decay = count, decay
+
+        return put_back
+
     def replace_rows(self, rows: NewRows) -> None:
-        """Takes these rows in place of all that it has."""
+        """Takes these rows in place of all that it has. If that fails it is empty."""
         table, state = self.table, dict(rows.state)
         table.replace_rows([ExportBatch(keys=rows.keys, weights=rows.weights, state=state)])
         table.update_count, table.log_decay = rows.update_count, rows.log_decay
