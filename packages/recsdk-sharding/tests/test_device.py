@@ -47,6 +47,9 @@ from recsdk_sharding.device.table import DeviceTable
 
 NUM_MACHINES = 500 if os.environ.get("RECSDK_TEST_PROFILE") == "full" else 20
 NUM_OPERATIONS = 25
+NUM_STEPS_APART = 40
+ROUNDINGS_APART = 8
+"""Of the largest weight, after those steps; with gradients that depend on rows they multiply."""
 
 
 def on_npu(setup: Setup) -> Setup:
@@ -105,6 +108,20 @@ def test_training_equals_the_cpu(npus: RankPool, name: str, world_size: int) -> 
         assert_dense_close(result["dense"], expected["dense"])
         assert result["has_grad"] == []
         assert set(result["counts"].values()) == {len(sizes)}
+
+
+@pytest.mark.parametrize("name", ["rowwise_adagrad", "adagrad", "adam", "sgd"])
+def test_without_feedback_nothing_drifts_from_the_cpu(npus: RankPool, name: str) -> None:
+    setup = replace(SETUPS[name], options={"num_rows": 4000})
+    both = [
+        npus.run(1, on_npus.train_with_fixed_gradients, each, NUM_STEPS_APART)[0]
+        for each in (setup, on_npu(setup))
+    ]
+    for table, rows in both[0].items():
+        largest = max(float(np.abs(weight).max()) for weight, _ in rows.values())
+        for key, (weight, _) in rows.items():
+            apart = np.abs(both[1][table][key][0] - weight) / (largest * np.finfo(np.float32).eps)
+            assert apart.max() <= ROUNDINGS_APART, (table, key)
 
 
 STOCK_PIPELINES = {

@@ -12,7 +12,11 @@ from rank_pool import MODULES
 from torch import __version__ as torch_version
 
 from recsdk_sharding._compat.private import _Attribute, _Method, check_private_interfaces
-from recsdk_sharding._compat.requirements import REQUIREMENTS, check_requirements
+from recsdk_sharding._compat.requirements import (
+    REQUIREMENTS,
+    check_requirements,
+    say_what_was_found,
+)
 from warm_scripts import start_scripts, statuses_of
 
 FITTING = {"recsdk-core": "0.1.3", "torch": "2.13.1+cpu", "torchrec": "1.8.0"}
@@ -39,6 +43,15 @@ def test_versions_that_fit_pass() -> None:
 def test_versions_that_do_not_fit(name: str, version: str | None, text: str) -> None:
     with pytest.raises(ImportError, match=text):
         check_requirements({**FITTING, name: version}.get)
+
+
+def test_what_was_found_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "recsdk_sharding"):
+        say_what_was_found()
+    [said] = caplog.messages
+    for name in (*FITTING, "fbgemm-gpu-cpu"):
+        assert f"{name} {metadata.version(name)}" in said
+    assert "fbgemm-gpu " not in said
 
 
 def test_every_dependency_is_checked() -> None:

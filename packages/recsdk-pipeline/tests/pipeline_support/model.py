@@ -16,7 +16,7 @@ from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterCons
 from torchrec.distributed.types import ShardingEnv
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
+from torchrec.modules.feature_processor_ import FeatureProcessorsCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
@@ -66,14 +66,43 @@ def hash_tables() -> nn.Module:
     )
 
 
+class Positions(FeatureProcessorsCollection):
+    """Weighs ids by a parameter of their place in the bag.
+
+    torchrec's `PositionWeightedModule` would, but on a device its gradient is added atomically.
+    """
+
+    def __init__(self, longest: int) -> None:
+        super().__init__()
+        self.position_weight = nn.Parameter(torch.ones(longest))
+
+    def reset_parameters(self) -> None:
+        with torch.no_grad():
+            self.position_weight.fill_(1)
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        lengths = features.lengths()
+        first_N = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
+        place_N = torch.arange(len(first_N), device=first_N.device) - first_N
+        weight_of_place = self.position_weight[:, None]
+        weights_N = nn.functional.embedding(
+            place_N.remainder(len(weight_of_place)), weight_of_place
+        )
+        return KeyedJaggedTensor(
+            keys=features.keys(),
+            values=features.values(),
+            weights=weights_N.squeeze(1),
+            lengths=lengths,
+        )
+
+
 def processed_tables() -> nn.Module:
     """The same two tables behind weights of positions."""
     tables = hash_tables()
     weighted = HashEmbeddingBagCollection(
         tables.embedding_bag_configs(), is_weighted=True, device=torch.device("meta")
     )
-    positions = PositionWeightedModuleCollection(dict.fromkeys(FEATURES, 4))
-    return FeatureProcessedEmbeddingBagCollection(weighted, positions)
+    return FeatureProcessedEmbeddingBagCollection(weighted, Positions(4))
 
 
 def stock_tables() -> nn.Module:

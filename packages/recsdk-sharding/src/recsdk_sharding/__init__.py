@@ -7,7 +7,7 @@ from recsdk_sharding import (
 
 from __future__ import annotations
 
-from recsdk_sharding._compat.requirements import check_requirements
+from recsdk_sharding._compat.requirements import check_requirements, say_what_was_found
 
 __version__ = "0.1.0"
 
@@ -16,6 +16,7 @@ check_requirements()
 from recsdk_sharding._compat.private import check_private_interfaces  # noqa: E402
 
 check_private_interfaces()
+say_what_was_found()
 
 from recsdk_sharding._adapt.data_parallel import adapt_data_parallel  # noqa: E402
 from recsdk_sharding._adapt.dense_collections import adapt_dense_collections  # noqa: E402

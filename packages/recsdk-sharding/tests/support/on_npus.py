@@ -162,6 +162,17 @@ def train_unsharded(setup: Setup, num_steps: int) -> dict[str, Any]:
     }
 
 
+def train_with_fixed_gradients(setup: Setup, num_steps: int) -> Any:
+    """Rows after steps whose gradients do not depend on the rows."""
+    ebc = new_model(setup, setup.device).ebc
+    for step in range(num_steps):
+        batch = make_batch(100 * step, 8).to(torch.device(setup.device))
+        pooled = ebc(batch.sparse).values()
+        grad = np.random.default_rng(step).normal(size=tuple(pooled.shape)).astype(np.float32)
+        pooled.backward(torch.from_numpy(grad).to(pooled.device))
+    return rows_of(ebc.tables())
+
+
 def rates_of_copies(setup: Setup) -> dict[str, set[float]]:
     """The learning rates of tables made from ones whose rate was changed."""
     model = new_model(setup, setup.device).to(torch.device(setup.device))

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-__all__ = ["Requirement", "check_requirements"]
+__all__ = ["Requirement", "check_requirements", "say_what_was_found"]
+
+_log = logging.getLogger("recsdk_sharding")
+_FBGEMM = ("fbgemm-gpu-cpu", "fbgemm-gpu")
+"""Distributions of fbgemm; where the first is, the second is an empty one."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,16 @@ def check_requirements(found: Callable[[str], str | None] | None = None) -> None
         problem = requirement.problem(look_up(requirement.name))
         if problem is not None:
             raise ImportError(problem)
+
+
+def say_what_was_found() -> None:
+    """Logs, at level INFO, the versions of what this package builds on."""
+    names = [requirement.name for requirement in REQUIREMENTS]
+    found = {name: _installed_version(name) for name in (*names, *_FBGEMM)}
+    if found[_FBGEMM[0]] is not None:
+        del found[_FBGEMM[1]]
+    known = [f"{name} {number}" for name, number in found.items() if number is not None]
+    _log.info("recsdk_sharding runs with %s", ", ".join(known))
 
 
 def _installed_version(name: str) -> str | None:
