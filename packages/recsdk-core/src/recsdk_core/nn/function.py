@@ -42,7 +42,7 @@ _Part: TypeAlias = tuple[Bags, torch.Tensor, int, torch.Tensor | None]
 """Bags, the matrix with their gradients, its first column, and the array for their weights'."""
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class FeatureBags:
     """The bags of one feature, mapped to rows of its table."""
 

@@ -6,8 +6,8 @@ Shape letters: N keys, G bags of a route's features, W ranks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 import torch
 
@@ -32,21 +32,19 @@ class Starts:
     """Numbers for each rank."""
 
 
-@dataclass(frozen=True)
-class ArrivedBags:
+class ArrivedBags(NamedTuple):
     """What one rank sent of one feature."""
 
     keys: torch.Tensor
     """int64 (N,)."""
+    num_keys: int
+    """N."""
+    num_bags: int
+    """Bags that have keys."""
     offsets: torch.Tensor | None
     """int64, of the bags that have keys; None: every key is a bag."""
     weights: torch.Tensor | None = None
     """float32 (N,)."""
-
-    @property
-    def num_bags(self) -> int:
-        """Bags that have keys."""
-        return len(self.keys) if self.offsets is None else len(self.offsets) - 1
 
 
 _OfRank: TypeAlias = dict[tuple[tuple[int, ...], int], ArrivedBags]
@@ -71,7 +69,7 @@ class Arrivals:
     @property
     def num_keys(self) -> list[int]:
         """Keys that each rank sent."""
-        return [sum(len(bags.keys) for bags in found.values()) for found in self._arrived]
+        return [sum(bags.num_keys for bags in found.values()) for found in self._arrived]
 
     def add_weights(self, weights: Sequence[torch.Tensor | None]) -> None:
         """Adds the weights of the keys that each rank sent; None: that rank's have none."""
@@ -88,13 +86,18 @@ class Arrivals:
             starts.append({})
             for feature, bags in found.items():
                 starts[-1][feature] = start
-                start += len(bags.keys)
+                start += bags.num_keys
         ranks = shard.route.ranks
         return [of_rank[ranks, f] for f in shard.features for of_rank in starts]
 
-    def keys_of(self, shard: RoutedShard) -> torch.Tensor:
-        """The keys of a shard, int64 (N,): feature by feature, rank by rank."""
-        return torch.cat([bags.keys for bags in self._bags_of(shard)])
+    def keys_of(self, shards: Sequence[RoutedShard]) -> Sequence[torch.Tensor]:
+        """The keys of each shard, int64 (N,): feature by feature, rank by rank."""
+        of_shards = [self._bags_of(shard) for shard in shards]
+        pieces = [bags.keys for of_shard in of_shards for bags in of_shard]
+        if not pieces:
+            return [torch.zeros(0, dtype=torch.int64)] * len(shards)
+        counts = [sum(bags.num_keys for bags in of_shard) for of_shard in of_shards]
+        return torch.cat(pieces).split_with_sizes(counts)
 
     def _bags_of(self, shard: RoutedShard) -> list[ArrivedBags]:
         return [found[shard.route.ranks, f] for f in shard.features for found in self._arrived]
@@ -109,7 +112,7 @@ class Arrivals:
         """
         by_rank: list[dict[tuple[tuple[int, ...], int], torch.Tensor]] = [{} for _ in self._arrived]
         for shard, of_shard in zip(shards, outcomes, strict=True):
-            counts = [len(bags.keys) for bags in self._bags_of(shard)]
+            counts = [bags.num_keys for bags in self._bags_of(shard)]
             for number, of_bags in enumerate(of_shard.split_with_sizes(counts)):
                 index, rank = divmod(number, len(self._arrived))
                 feature = shard.route.ranks, shard.features[index]
@@ -148,7 +151,7 @@ class Arrivals:
     ) -> list[FeatureBags]:
         """The bags of a shard, mapped: feature by feature, rank by rank."""
         arrived = self._bags_of(shard)
-        counts = [len(bags.keys) for bags in arrived]
+        counts = [bags.num_keys for bags in arrived]
         rows, outcomes, _ = mapped
         pieces = zip(
             arrived,
@@ -180,13 +183,14 @@ def _read(words: torch.Tensor, routes: Sequence[Route], *, is_sequence: bool) ->
         offsets: Sequence[torch.Tensor | None] = [None] * len(keys)
         if own.offsets is not None:
             offsets = own.offsets.split_with_sizes([count + 1 for count in own.num_filled])
-        for position, of_bags, bag_ends in zip(route.features, keys, offsets, strict=True):
-            found[route.ranks, position] = ArrivedBags(of_bags, bag_ends)
+        pieces = zip(route.features, keys, own.num_keys, own.num_filled, offsets, strict=True)
+        for position, of_bags, num_keys, num_filled, bag_ends in pieces:
+            found[route.ranks, position] = ArrivedBags(of_bags, num_keys, num_filled, bag_ends)
     return found
 
 
 def _weighted(found: _OfRank, weights: torch.Tensor) -> _OfRank:
     """What one rank sent, with the weights of its keys."""
-    pieces = weights.split_with_sizes([len(bags.keys) for bags in found.values()])
+    pieces = weights.split_with_sizes([bags.num_keys for bags in found.values()])
     pairs = zip(found.items(), pieces, strict=True)
-    return {feature: replace(bags, weights=piece) for (feature, bags), piece in pairs}
+    return {feature: bags._replace(weights=piece) for (feature, bags), piece in pairs}

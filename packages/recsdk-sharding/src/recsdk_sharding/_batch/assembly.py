@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -23,8 +23,7 @@ from recsdk_sharding.placement.layout import GroupLayout
 __all__ = ["Assembly", "HostAssembly", "Plan", "Results", "Stretch", "padded"]
 
 
-@dataclass(frozen=True)
-class Stretch:
+class Stretch(NamedTuple):
     """The vectors that one shard sends for one feature, one after the other."""
 
     feature: int
@@ -74,7 +73,7 @@ class Plan:
                 columns = placed.shard.columns
                 for feature in table.features:
                     bags = found[feature]
-                    count = num_bags[feature] if bags is None else len(bags)
+                    count = num_bags[feature] if bags is None else bags.shape[0]
                     size = count * (columns[1] - columns[0])
                     stretches[-1].append(Stretch(feature, columns, bags, size, end))
                     end += size

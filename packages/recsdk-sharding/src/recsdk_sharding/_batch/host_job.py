@@ -350,7 +350,8 @@ class Mapped:
 def map_keys(received: Alone | Received, step: int) -> Mapped:
     """Maps the keys of this rank's shards; if the batch is trained, new keys get a row."""
     training, shards = received.order.training, received.config.routed
-    calls = [(shard.owned.held.index, received.arrived.keys_of(shard)) for shard in shards]
+    indexes = [shard.owned.held.index for shard in shards]
+    calls = list(zip(indexes, received.arrived.keys_of(shards), strict=True))
     found = map_under_leases(calls, insert=training, step=step if training else None)
     try:
         batch, remainder = received.mapped(step, found)

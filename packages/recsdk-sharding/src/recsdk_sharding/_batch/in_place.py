@@ -38,8 +38,11 @@ class WholeBags:
         self._keys = list(accumulate(features.counts, initial=0))
         self._offsets = _offsets_of(features)
 
-    def keys_of(self, shard: RoutedShard) -> torch.Tensor:
-        """The keys of a shard, int64 (N,)."""
+    def keys_of(self, shards: Sequence[RoutedShard]) -> Sequence[torch.Tensor]:
+        """The keys of each shard, int64 (N,)."""
+        return [self._keys_of(shard) for shard in shards]
+
+    def _keys_of(self, shard: RoutedShard) -> torch.Tensor:
         pieces = [self.features.keys_N[self._span(number)] for number in shard.features]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
