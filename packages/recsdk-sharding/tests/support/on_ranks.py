@@ -520,6 +520,7 @@ def overfill(device: str) -> dict[str, Any]:
             break
     after = {name: (len(table), table.update_count) for name, table in tables.items()}
     counts = [table.stats().outcomes[Outcome.REFUSED] for table in tables.values()]
+    exchanges_of(model)[0].reset()
     return {"errors": errors, "before": before, "after": after, "refused": sum(counts)}
 
 
