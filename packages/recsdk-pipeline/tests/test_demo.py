@@ -12,11 +12,18 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from pipeline_support.launch import environment, run_ranks
 
+from recsdk_pipeline.data import Share
+from recsdk_pipeline.data.criteo import CATEGORIES
+from recsdk_pipeline.data_command.command import convert
 from recsdk_pipeline.demo.command import demo
+from recsdk_pipeline.demo.parquet_clicks import NotAClick, parquet_clicks
 from recsdk_pipeline.demo.report import Screen, Summary, prepare_folder
 from recsdk_pipeline.demo.settings import Settings
 
@@ -91,6 +98,97 @@ def test_demo_reads_movielens_and_skips_bad_lines(tmp_path: Path) -> None:
     assert summary["auc_generator"] is None
 
 
+@pytest.fixture(scope="module")
+def parquet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """3,000 clicks in Criteo's format, converted; C1 says whether it was one."""
+    folder = tmp_path_factory.mktemp("parquet")
+    generator = np.random.default_rng(0)
+    lines = []
+    for _ in range(3000):
+        click = int(generator.integers(0, 2))
+        numbers = ["" if n < 20 else str(n) for n in generator.integers(0, 100, 13)]
+        ids = ["" if n < 50 else f"{n:08x}" for n in generator.integers(0, 1 << 9, 25)]
+        tells = f"{2 * generator.integers(0, 10) + click:08x}"
+        lines.append("\t".join([str(click), *numbers, tells, *ids]))
+    (folder / "clicks.tsv").write_text("\n".join(lines))
+    arguments = ["criteo", str(folder / "clicks.tsv"), str(folder / "clicks.parquet")]
+    done = CliRunner().invoke(convert, [*arguments, "--rows-a-group", "130"])
+    assert done.exit_code == 0, done.output
+    return folder / "clicks.parquet"
+
+
+def test_demo_streams_converted_parquet(tmp_path: Path, parquet: Path) -> None:
+    options = ("--batch-size", "128", "--epochs", "4", "--output", str(tmp_path))
+    done = run_demo_warm("--parquet", parquet.as_uri(), *options)
+    assert done.returncode == 0, done.stdout
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert set(summary["rows"]) == set(CATEGORIES)
+    assert summary["rows"]["C1"] == 20
+    # Of 23 row groups and a small one, three are held out; the fuller of two ranks has 1310 rows.
+    assert summary["steps"] == 4 * -(-1310 // 64)
+    assert summary["auc"] > 0.9
+    assert 0 <= summary["stall_share"] < 1
+    assert summary["bad_lines"] == 0
+    assert "waiting for data" in done.stdout
+
+
+def test_demo_skips_bad_rows_of_parquet_once_each(tmp_path: Path, parquet: Path) -> None:
+    table = pq.read_table(parquet, columns=["label", "C1", "C2"])
+    labels = table.column("label").to_pylist()
+    labels[7::500] = [None] * 6
+    table = table.set_column(0, "clicked", pa.array(labels))
+    source = tmp_path / "bad.parquet"
+    pq.write_table(table, source, row_group_size=100)
+    options = ("--parquet", str(source), "--label", "clicked", "--ids", "C1,C2")
+    epochs = ("--epochs", "3", "--output", str(tmp_path))
+    done = run_demo_warm(*options, *epochs, "--max-bad-lines", "6")
+    assert done.returncode == 0, done.stdout
+    assert json.loads((tmp_path / "summary.json").read_text())["bad_lines"] == 6
+    refused = run_demo_warm(*options, *epochs)
+    unnamed = run_demo_warm("--parquet", str(source), "--output", str(tmp_path))
+    assert refused.returncode == 1
+    assert "column clicked: the number is missing" in refused.stdout
+    assert "Traceback" not in refused.stdout
+    assert unnamed.returncode == 1
+    assert "there is no column 'label'; name the label with --label" in unnamed.stdout
+
+
+def test_parquet_is_cut_into_the_same_number_of_batches_on_each_rank(parquet: Path) -> None:
+    clicks = parquet_clicks(Settings(parquet=str(parquet), examples=1000))
+    assert (clicks.num_train, clicks.num_held_out) == (7 * 130, 130)
+    share = Share(rank=0, world_size=1)
+    sizes = [len(b) for b in clicks.train(epoch=0, batch_size=100, share=share)]
+    assert sizes == [100] * 9 + [10]
+    assert clicks.num_steps(0, 100) == 10
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ids": "C1,C99"}, "there is no column 'C99'"),
+        ({"dense": "C1", "ids": ""}, "no column holds ids"),
+        ({"label": "I14"}, "there is no column 'I14'"),
+    ],
+)
+def test_columns_that_are_not_there(parquet: Path, options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parquet_clicks(Settings(parquet=str(parquet), **options))
+
+
+def test_one_row_group_holds_nothing_out(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"label": [0.0, 1.0], "user": [1, 2]}), tmp_path / "one.parquet")
+    with pytest.raises(ValueError, match="1 row groups are too few"):
+        parquet_clicks(Settings(parquet=str(tmp_path / "one.parquet")))
+
+
+def test_labels_of_no_click_are_refused(tmp_path: Path) -> None:
+    table = pa.table({"label": [3, 3], "user": [1, 2]})
+    pq.write_table(table, tmp_path / "stars.parquet", row_group_size=1)
+    clicks = parquet_clicks(Settings(parquet=str(tmp_path / "stars.parquet")))
+    with pytest.raises(NotAClick, match="a label is 3; labels are 0 or 1"):
+        list(clicks.train(epoch=0, batch_size=1, share=Share()))
+
+
 @pytest.mark.parametrize("whom", ["launcher", "all"])
 def test_ctrl_c_ends_all_ranks(tmp_path: Path, whom: str) -> None:
     process = subprocess.Popen(
@@ -137,6 +235,12 @@ def test_two_sources_of_data_are_refused(tmp_path: Path) -> None:
     result = CliRunner().invoke(demo, ["--movielens", str(tmp_path), "--criteo", str(file)])
     assert result.exit_code == 2
     assert re.search("pass one", result.output)
+
+
+def test_columns_without_parquet_are_refused() -> None:
+    result = CliRunner().invoke(demo, ["--ids", "user"])
+    assert result.exit_code == 2
+    assert "--ids names columns of --parquet" in result.output
 
 
 def test_output_that_cannot_be_written_is_found_before_training(tmp_path: Path) -> None:

@@ -213,6 +213,39 @@ def test_a_filter_skips_row_groups_by_their_statistics(tmp_path: Path) -> None:
     assert found.tolist() == list(range(8, 20))
 
 
+def test_parts_have_the_row_groups_that_they_name(tmp_path: Path) -> None:
+    source = parquet.write(tmp_path, {"user": range(9), "label": [0.0] * 9}, [[2, 3], [4]])
+    options: dict[str, Any] = {"batch_size": 9, "shuffle": False}
+    data = ParquetData(source, ids=["user"], labels="label", **options)
+    assert data.row_groups == (2, 3, 4)
+    ids = [batch.sparse.values().tolist() for batch in data.part([2, 0])]
+    assert ids == [[5, 6, 7, 8, 0, 1]]
+    part = data.part([2, 0]).part([1])
+    assert (part.num_rows, part.features) == (2, ("user",))
+    assert [batch.sparse.values().tolist() for batch in part] == [[0, 1]]
+    assert part.bad is data.bad
+    with pytest.raises(IndexError, match="no row group 3 of 3"):
+        data.part([3])
+    with pytest.raises(ValueError, match="not different ones"):
+        data.part([1, 1])
+    with pytest.raises(ValueError, match="of other files"):
+        data.part([1]).load_state_dict(data.part([2]).state_dict())
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_rows_of_ranks_are_those_that_they_read(tmp_path: Path, world_size: int) -> None:
+    source = parquet.write(
+        tmp_path, {"user": range(40), "label": [0.0] * 40}, [[9, 1, 5], [11, 6, 8]]
+    )
+    for rank in range(world_size):
+        data = ParquetData(
+            source, ids=["user"], labels="label", batch_size=7, rank=rank, world_size=world_size
+        )
+        for epoch in range(3):
+            data.set_epoch(epoch)
+            assert data.rows_of_ranks(epoch)[rank] == sum(len(batch) for batch in data)
+
+
 def test_last_batch_may_be_left_out(tmp_path: Path) -> None:
     source = spoiled(tmp_path, {})
     assert [len(batch) for batch in reading(source)] == [3] * 6 + [2]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from recsdk_pipeline.data.dealing import Group, Piece
+from recsdk_pipeline.data.dealing import Group, Layout, Piece
 from recsdk_pipeline.data.lines import BadLine, BadLines
 from recsdk_pipeline.data.parquet_columns import IdColumn
 from recsdk_pipeline.data.parquet_columns import Mapping as Columns
@@ -77,7 +77,39 @@ class ParquetData(FileData):
     @property
     def num_rows(self) -> int:
         """Rows of all ranks' row groups that `where` does not rule out by their statistics."""
-        return sum(group.rows for group in self._source.groups)
+        return sum(self.row_groups)
+
+    @property
+    def row_groups(self) -> tuple[int, ...]:
+        """Rows of each row group of all ranks, in the order of the files, as `num_rows` counts."""
+        return tuple(group.rows for group in self._source.groups)
+
+    def part(self, row_groups: Sequence[int]) -> ParquetData:
+        """Return data of some of the row groups, numbered as in `row_groups`, from epoch 0.
+
+        For a part that is held out, say. Files, columns and options are the same, and so is `bad`.
+        Opens no file. Raises IndexError for a number that is not there, ValueError for one that is
+        there twice.
+        """
+        numbers = list(row_groups)
+        for number in numbers:
+            if not 0 <= number < len(self.row_groups):
+                raise IndexError(f"there is no row group {number} of {len(self.row_groups)}")
+        if len(set(numbers)) < len(numbers):
+            raise ValueError(f"the row groups {numbers} are not different ones")
+        source = self._source
+        assert isinstance(source, _ParquetSource)
+        data = ParquetData.__new__(ParquetData)
+        FileData.__init__(data, source.part(numbers), replace(self._options, bad=self.bad))
+        return data
+
+    def rows_of_ranks(self, epoch: int) -> tuple[int, ...]:
+        """Return how many rows each rank is dealt in `epoch`, bad ones and filtered ones too.
+
+        Every rank returns the same. Costs a pass over the numbers of the row groups.
+        """
+        streams = self._plan(epoch).streams((), Layout(self._world_size, 1))
+        return tuple(sum(window.rows for window in stream) for stream in streams)
 
 
 @dataclass(frozen=True)
@@ -86,6 +118,8 @@ class _ParquetSource:
     columns: Columns
     where: Any
     options: dict[str, Any]
+    chosen: tuple[int, ...] | None = None
+    """Which row groups of the files; None: all."""
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -102,7 +136,14 @@ class _ParquetSource:
 
     def name(self) -> str:
         sizes = [(group.rows, group.bytes) for group in self.groups]
-        return json.dumps([sizes, repr(self.columns), str(self.where)])
+        chosen = [] if self.chosen is None else [self.chosen]
+        return json.dumps([sizes, repr(self.columns), str(self.where), *chosen])
+
+    def part(self, numbers: Sequence[int]) -> _ParquetSource:
+        """Some of the row groups."""
+        before = range(len(self.groups)) if self.chosen is None else self.chosen
+        chosen = tuple(before[number] for number in numbers)
+        return replace(self, files=self.files.part(numbers), chosen=chosen)
 
     def reader(self, *, threads: bool) -> Callable[[Piece], Iterator[Loaded]]:
         from recsdk_pipeline.data.parquet_files import Reader

@@ -38,6 +38,11 @@ class Files:
     places: tuple[Place, ...]
     schema: pa.Schema
 
+    def part(self, numbers: Sequence[int]) -> Files:
+        """Some of the groups."""
+        groups, places = [self.groups[n] for n in numbers], [self.places[n] for n in numbers]
+        return Files(tuple(groups), tuple(places), self.schema)
+
 
 def find_files(
     source: str | Sequence[str], columns: Sequence[str], where: Any, options: Mapping[str, Any]

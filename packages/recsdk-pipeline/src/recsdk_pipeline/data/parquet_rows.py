@@ -94,6 +94,16 @@ def _check_ids(schema: pa.Schema, ids: IdColumn) -> None:
             raise TypeError(f"columns {column!r} and {beside!r} must both be lists or neither")
 
 
+def holds_floats(kind: Any) -> bool:
+    """Whether a column of this type holds floating or decimal numbers."""
+    return bool(pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def holds_ids(kind: Any) -> bool:
+    """Whether a column of this type may be ids: integers, strings, bytes, or lists of them."""
+    return _is_ids(kind)
+
+
 def _require(schema: pa.Schema, column: str, fits: Callable[[Any], bool], what: str) -> None:
     kind = schema.field(column).type
     if not fits(kind):

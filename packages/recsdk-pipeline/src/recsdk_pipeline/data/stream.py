@@ -162,6 +162,15 @@ class FileData(IterableDataset[ClickBatch]):
         """
         return merged(states)
 
+    def _plan(self, epoch: int) -> Plan:
+        return Plan(
+            groups=self._source.groups,
+            window_bytes=self._options.window_bytes,
+            seed=self._options.seed,
+            epoch=epoch,
+            shuffle=self._options.shuffle,
+        )
+
     def _here(self) -> tuple[Layout, int]:
         """The layout, and the number of this process's stream."""
         worker = get_worker_info()
@@ -190,13 +199,7 @@ class FileData(IterableDataset[ClickBatch]):
 
     def _stretches(self) -> Iterator[tuple[Rows, tuple[Position, int]]]:
         """Rows of one window and batch each, with the position and bad rows after them."""
-        plan = Plan(
-            groups=self._source.groups,
-            window_bytes=self._options.window_bytes,
-            seed=self._options.seed,
-            epoch=self._epoch,
-            shuffle=self._options.shuffle,
-        )
+        plan = self._plan(self._epoch)
         layout, stream = self._here()
         windows = plan.streams(self._layers, layout)[stream]
         first, offset = self._position

@@ -56,11 +56,23 @@ _AT_LEAST_ONE = click.IntRange(min=1)
     help="Train on a file in Criteo's format, as it is or packed by gzip.",
 )
 @click.option(
+    "--parquet",
+    metavar="PATH_OR_URL",
+    help="Train on Parquet files: a file, folder or pattern, local or by fsspec URL.",
+)
+@click.option("--label", metavar="COLUMN", help="Of --parquet, 0 or 1. Default: label.")
+@click.option(
+    "--ids", metavar="COLUMNS", help="Of --parquet, with commas. Default: integers, text and lists."
+)
+@click.option(
+    "--dense", metavar="COLUMNS", help="Of --parquet, with commas. Default: floating numbers."
+)
+@click.option(
     "--max-bad-lines",
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="Malformed lines to skip before giving up.",
+    help="Malformed lines to skip before giving up; of --parquet rows, on each rank.",
 )
 def demo(**options: Any) -> None:
     """Train a DLRM on raw 64-bit ids over several ranks.
@@ -68,11 +80,19 @@ def demo(**options: Any) -> None:
     By default on a synthetic click stream, drawn from --seed. Needs no data and, with two cores,
     less than two minutes.
     """
-    if options["movielens"] and options["criteo"]:
-        raise click.UsageError("--movielens and --criteo are two sources of data; pass one")
+    _check_sources(options)
     settings = Settings(**options, started_at=time.time())
     click.echo(f"recsdk demo: starting {settings.world_size} ranks")
     raise SystemExit(_run_ranks(settings))
+
+
+def _check_sources(options: dict[str, Any]) -> None:
+    named = [f"--{each}" for each in ("movielens", "criteo", "parquet") if options[each]]
+    if len(named) > 1:
+        raise click.UsageError(f"{' and '.join(named)} are {len(named)} sources of data; pass one")
+    for each in ("label", "ids", "dense"):
+        if options[each] is not None and not options["parquet"]:
+            raise click.UsageError(f"--{each} names columns of --parquet; pass that too")
 
 
 def _run_ranks(settings: Settings) -> int:

@@ -34,6 +34,9 @@ RECIPES = {
     "criteo": Recipe(
         epochs=1, examples=1_000_000, batch_size=2048, learning_rate=0.05, weight_decay=0.0
     ),
+    "parquet": Recipe(
+        epochs=1, examples=1_000_000, batch_size=2048, learning_rate=0.05, weight_decay=0.0
+    ),
 }
 
 
@@ -46,6 +49,10 @@ class Settings:
     output: str = "build/demo"
     movielens: str | None = None
     criteo: str | None = None
+    parquet: str | None = None
+    label: str | None = None
+    ids: str | None = None
+    dense: str | None = None
     max_bad_lines: int = 0
     epochs: int | None = None
     examples: int | None = None
@@ -58,6 +65,8 @@ class Settings:
         """Which recipe applies."""
         if self.movielens is not None:
             return "movielens"
+        if self.parquet is not None:
+            return "parquet"
         return "synthetic" if self.criteo is None else "criteo"
 
     def recipe(self) -> Recipe:

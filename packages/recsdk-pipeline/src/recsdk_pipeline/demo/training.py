@@ -48,7 +48,14 @@ class Training:
     """Trains a model that is spread over all ranks; each rank has one."""
 
     def __init__(
-        self, model: nn.Module, optimizer: Any, *, data: ClickData, rank: Rank, recipe: Recipe
+        self,
+        model: nn.Module,
+        optimizer: Any,
+        *,
+        data: ClickData,
+        rank: Rank,
+        recipe: Recipe,
+        num_steps: int,
     ) -> None:
         self._model = model
         self._data = data
@@ -57,7 +64,7 @@ class Training:
         self._pipeline: HybridTrainPipelineSparseDist[ClickBatch, Any] = (
             HybridTrainPipelineSparseDist(model, optimizer, CPU, return_loss=True)
         )
-        self.num_steps = recipe.epochs * -(-data.num_train // recipe.batch_size)
+        self.num_steps = num_steps
         self._seconds = 0.0
         self._waited = 0.0
         self._examples = 0
@@ -121,7 +128,7 @@ class Training:
             for step, (_, losses) in enumerate(self._steps(batches)):
                 self._seconds += time.monotonic() - start
                 self._waited, batches.seconds = self._waited + batches.seconds, 0.0
-                self._examples += min(size, self._data.num_train - step * size)
+                self._examples += max(0, min(size, self._data.num_train - step * size))
                 yield losses[0].detach()
                 start = time.monotonic()
 

@@ -16,28 +16,38 @@ from torchrec.distributed.collective_utils import invoke_on_rank_and_broadcast_r
 
 from recsdk_pipeline.data import BadLine, BadLines, ClickData, SyntheticClicks
 from recsdk_pipeline.demo.model import ClickModels, ConstantIds, Dlrm, HashedIds
+from recsdk_pipeline.demo.parquet_clicks import BadRows, NotAClick, ParquetClicks
 from recsdk_pipeline.demo.report import Screen, Summary, prepare_folder
 from recsdk_pipeline.demo.settings import Settings
-from recsdk_pipeline.demo.source import click_data
+from recsdk_pipeline.demo.source import click_data, num_steps
 from recsdk_pipeline.demo.spreading import Rank, joined_ranks, spread
 from recsdk_pipeline.demo.training import BASELINE, MODEL, Training
-from recsdk_sharding import failing_together
+from recsdk_sharding import PeerError, failing_together
 
 
 def run_rank(settings: Settings) -> int:
     """Train and report as told; return the exit status."""
     _hush()
     bad = BadLines(limit=settings.max_bad_lines)
-    with joined_ranks() as rank, failing_together():
+    with joined_ranks() as rank:
         try:
-            data = _prepare(settings, bad)
-        except (BadLine, ValueError, OSError) as error:
-            return _failed(error, rank)
-        summary = _train(settings, data, rank, bad)
-        try:
-            _report(settings, summary, rank)
-        except OSError as error:
-            return _failed(error, rank)
+            with failing_together():
+                return _run(settings, rank, bad)
+        except (BadLine, NotAClick, PeerError) as error:  # in what one rank streamed
+            print(f"recsdk demo: {error}", file=sys.stderr)
+            raise SystemExit(1) from None
+
+
+def _run(settings: Settings, rank: Rank, bad: BadLines) -> int:
+    try:
+        data = _prepare(settings, bad)
+    except (BadLine, ValueError, TypeError, ImportError, OSError) as error:
+        return _failed(error, rank)
+    summary = _train(settings, data, rank, bad)
+    try:
+        _report(settings, summary, rank)
+    except OSError as error:
+        return _failed(error, rank)
     return 0
 
 
@@ -70,7 +80,14 @@ def _failed(error: Exception, rank: Rank) -> int:
 def _train(settings: Settings, data: ClickData, rank: Rank, bad: BadLines) -> Summary:
     torch.manual_seed(settings.seed)
     model, optimizer = spread(_models(data, settings.seed), rank, settings.recipe())
-    training = Training(model, optimizer, data=data, rank=rank, recipe=settings.recipe())
+    training = Training(
+        model,
+        optimizer,
+        data=data,
+        rank=rank,
+        recipe=settings.recipe(),
+        num_steps=num_steps(data, settings),
+    )
     screen = Screen(num_steps=training.num_steps, is_shown=rank.is_first)
     with screen:
         training.run(screen)
@@ -97,6 +114,7 @@ def _summary(settings: Settings, training: Training, data: ClickData, bad: BadLi
     aucs = training.evaluate()
     is_defined = aucs[MODEL] is not None
     best = _generator_auc(data) if is_defined and isinstance(data, SyntheticClicks) else None
+    bad = _of_all_ranks(data.bad) if isinstance(data, ParquetClicks) else bad
     return Summary(
         auc=aucs[MODEL],
         auc_generator=best,
@@ -110,6 +128,15 @@ def _summary(settings: Settings, training: Training, data: ClickData, bad: BadLi
         first_bad_line=bad.first[0] if bad.first else None,
         seconds=time.time() - settings.started_at,
     )
+
+
+def _of_all_ranks(bad: BadRows) -> BadLines:
+    """What all ranks met; in another epoch another rank may have met it again."""
+    found: list[dict[tuple[str, int], str]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(found, bad.seen)
+    seen = {place: text for each in found for place, text in each.items()}
+    first = [text for _, text in sorted(seen.items())[:10]]
+    return BadLines(limit=bad.limit, count=len(seen), first=first)
 
 
 def _generator_auc(data: SyntheticClicks) -> float:
