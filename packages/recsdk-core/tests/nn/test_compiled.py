@@ -399,3 +399,24 @@ def test_accumulated_backwards() -> None:
             each(keys).square().sum().backward()
     assert state(model) == state(twin)
     assert twin.table.update_count == 2
+
+
+def test_a_compiled_step_of_the_optimizer() -> None:
+    model = nn.Sequential(embedding(optimizer=None), nn.Linear(4, 1))
+    eager = copy.deepcopy(model)
+    optimizer = RowOptimizer(model, torch.optim.Adagrad, lr=0.5)
+    eagerly = RowOptimizer(eager, torch.optim.Adagrad, lr=0.5)
+
+    @torch.compile(backend="eager")
+    def train() -> None:
+        optimizer.zero_grad()
+        model(KEYS).square().mean().backward()
+        optimizer.step()
+
+    for _ in range(2):
+        train()
+        eagerly.zero_grad()
+        eager(KEYS).square().mean().backward()
+        eagerly.step()
+    assert state(model) == state(eager)
+    assert torch.equal(model[1].weight, eager[1].weight)

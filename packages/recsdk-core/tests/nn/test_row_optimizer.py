@@ -414,13 +414,24 @@ def test_a_copy_needs_an_optimizer_of_its_own(how: Any) -> None:
     with pytest.raises(RuntimeError, match=r"'item' is a copy.*make a RowOptimizer"):
         copied(KEYS)
     copied.eval()
-    with torch.no_grad():
-        copied(KEYS)
+    vectors = copied(KEYS)
+    assert torch.equal(vectors, module.table.lookup(KEYS))
+    with pytest.raises(RuntimeError, match=r"'item' is a copy.*make a RowOptimizer"):
+        vectors.sum().backward()
     optimizer = RowOptimizer(copied.train(), torch.optim.SGD, lr=1.0)
     copied(KEYS).sum().backward()
     optimizer.step()
     assert copied.table.update_count == 1
     assert module.table.update_count == 0
+
+
+def test_another_modules_table_is_refused() -> None:
+    one, other = HashEmbedding(2, name="one"), HashEmbedding(2, name="other")
+    other.table = one.table
+    RowOptimizer(nn.ModuleList([one, other]), torch.optim.SGD)
+    with pytest.raises(ValueError, match=r"'one' was put into a module.* 'other'"):
+        other(KEYS)
+    assert len(one.table) == 0
 
 
 def test_what_is_refused() -> None:

@@ -344,6 +344,8 @@ def train(
 def _check_trained(node: Node) -> None:
     for waiting in filter(None, node.waiting):
         waiting.check_trained()
+        if waiting.waits:
+            waiting.check_owner()
     refuse_scaled_loss(
         table.name
         for table, waiting in zip(node.tables, node.waiting, strict=True)

@@ -197,7 +197,8 @@ class _TableModule(nn.Module):
             raise _not_compiled(self, "torch.jit.trace")
         _refuse_ddp(self)
         self.check_optimizer()
-        if trains and self._gradients.waits:
+        self._gradients.check_table(self.table)
+        if trains and insert and self._gradients.waits:
             self._gradients.check_owner()
         lease = self.table.lease()
         rows, outcomes = map_without(self.table, keys, self._padding, insert, lease)

@@ -115,6 +115,15 @@ class RowGradients:
         self.table = table
         self._default = table.optimizer
 
+    def check_table(self, table: Table) -> None:
+        """Raises ValueError for another table than the one that gets the gradients."""
+        if table is not self.table and self.table is not None:
+            raise ValueError(
+                f"table {table.name!r} was put into a module that was made with table "
+                f"{self.table.name!r}, which would get its gradients: use the module of the table "
+                "itself in both places, or load_state_dict its rows"
+            )
+
     @property
     def is_told(self) -> bool:
         """Whether somebody said how the table is trained; a learning rate that is set says it."""

@@ -116,6 +116,8 @@ class RowOptimizer(torch.optim.Optimizer):
         if self._dense is not None:
             self._dense.zero_grad(set_to_none)
 
+    # A compiler takes the tables' parameters for plain ones, and would leave their rows out.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update of what has gradients; calls `closure` first, returns its result.
 
