@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.init import kaiming_normal_ as bound_early
 
-from recsdk_core.nn import HashEmbedding, HashEmbeddingBag
+from recsdk_core.nn import HashEmbedding, HashEmbeddingBag, RowOptimizer
 
 KINDS: dict[str, type[HashEmbedding | HashEmbeddingBag]] = {
     "HashEmbedding": HashEmbedding,
@@ -117,3 +117,41 @@ def test_what_loops_do_with_parameters_goes_on() -> None:
     assert model.to(torch.bfloat16).float().double().float()[0].weight is weight
     assert model.to("meta")[0].weight.is_meta
     assert "RowsParameter" in repr(weight)
+
+
+def by_meta_device(optimizer: Any) -> HashEmbedding:
+    with torch.device("meta"):
+        module = HashEmbedding(4, name="item", optimizer=optimizer)
+    return module.to_empty(device="cpu").bfloat16()
+
+
+def by_new_parameters(optimizer: Any) -> HashEmbedding:
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    try:
+        return HashEmbedding(4, name="item", optimizer=optimizer).bfloat16()
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(False)
+
+
+def by_swapped_tensors(optimizer: Any) -> HashEmbedding:
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        return HashEmbedding(4, name="item", optimizer=optimizer).bfloat16()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+@pytest.mark.parametrize("is_fused", [False, True])
+@pytest.mark.parametrize("make", [by_meta_device, by_new_parameters, by_swapped_tensors])
+def test_a_converted_weight_still_stands_for_the_rows(make: Any, is_fused: bool) -> None:
+    module = make(torch.optim.SGD if is_fused else None)
+    with pytest.raises(ValueError, match=SAID):
+        nn.init.ones_(module.weight)
+    optimizer = None if is_fused else RowOptimizer(module, torch.optim.SGD)
+    vectors = module(torch.tensor([7]))
+    assert vectors.dtype == torch.bfloat16
+    vectors.sum().backward()
+    if optimizer is not None:
+        assert module.weight.grad.tolist() == [[1.0] * 4]
+        optimizer.step()
+    assert module.table.update_count == 1

@@ -158,9 +158,19 @@ class _TableModule(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self.weight.__class__ = RowsParameter  # a pickled one is plain; optimizers may have it too
-        self.weight.table_name = self.table.name
+        self._wrap_weight()
         self._attach()
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Self:
+        super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
+        self._wrap_weight()  # to_empty, and torch.__future__'s ways of conversion, make another
+        return self
+
+    def _wrap_weight(self) -> None:
+        # A pickled or converted one is plain; optimizers may have it too.
+        self.weight.__class__ = RowsParameter
+        self.weight.table_name = self.table.name
+        self.weight.gradients = self._gradients
 
     @property
     def kind(self) -> str:
