@@ -50,7 +50,7 @@ INSTANTIATE_TEST_SUITE_P(Backends, CDeviceTables, ::testing::ValuesIn(device_cas
 TEST_P(CDeviceTables, TrainByKey) {
   EXPECT_EQ(recsdk_require_backend(GetParam().backend), RECSDK_OK);
   const DeviceTableHandle table = make(2, 3);
-  const std::int64_t keys[4] = {10, 11, 12, 13};
+  const std::int64_t keys[4] = {13, 11, 12, 10};  // 10 has the lowest hash: no room for it
   float values[8];
   std::uint8_t outcomes[4];
   ASSERT_EQ(recsdk_device_table_find_or_insert(table.get(), keys, 4, nullptr, values, outcomes),
