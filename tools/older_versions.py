@@ -26,7 +26,7 @@ PINS_OF_PAIR = ("torch", "torchrec", "fbgemm-gpu-cpu", "torch_npu")
 NEEDS = (
     *("numpy", "tensordict", "torchmetrics==1.0.3", "tqdm", "pyre-extensions", "iopath"),
     *("click", "nanobind-backend", "hypothesis", "pytest", "pytest-timeout", "packaging"),
-    *("safetensors", "xxhash", "zstandard", "pyarrow", "fsspec"),
+    *("safetensors", "xxhash", "zstandard", "pyarrow", "fsspec", "matplotlib"),
     *("hatchling", "editables", "scikit-build-core", "cmake", "ninja"),
 )
 """What torchrec, the packages, their tests and their build need besides torch."""

@@ -22,7 +22,7 @@ from environments import Environment, find_interpreter, link_distributions
 LAYERS = release.LAYERS
 CPP = set_up.ROOT / "cpp"
 TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis", "fsspec", "pyarrow", "safetensors")
-TEST_TOOLS_OF_UPPER_LAYERS = ("torchdata", "xxhash")  # torchdata brings torch
+TEST_TOOLS_OF_UPPER_LAYERS = ("matplotlib", "torchdata", "xxhash")  # torchdata brings torch
 
 
 @pytest.fixture(scope="session")

@@ -52,7 +52,7 @@ def rows_of(batch: pa.RecordBatch, mapping: Mapping) -> Rows:
     return Rows(
         _matrix(batch, mapping.labels, None),
         _matrix(batch, mapping.dense, mapping.missing),
-        {each.name: _bags(batch, each) for each in mapping.ids},
+        {each.name: bags_of(batch, each) for each in mapping.ids},
     )
 
 
@@ -102,6 +102,11 @@ def holds_floats(kind: Any) -> bool:
 def holds_ids(kind: Any) -> bool:
     """Whether a column of this type may be ids: integers, strings, bytes, or lists of them."""
     return _is_ids(kind)
+
+
+def holds_bags(kind: Any) -> bool:
+    """Whether a row of a column of this type has any number of items."""
+    return _is_list(kind)
 
 
 def _require(schema: pa.Schema, column: str, fits: Callable[[Any], bool], what: str) -> None:
@@ -209,7 +214,8 @@ def _items(array: Any) -> Any:
     return array.drop_null() if array.null_count else array
 
 
-def _bags(batch: pa.RecordBatch, spec: IdColumn) -> Bags:
+def bags_of(batch: pa.RecordBatch, spec: IdColumn) -> Bags:
+    """The ids of a feature, whose `column` is given; a bag has no null."""
     array = batch.column(spec.column)
     ids = _keys(_items(array), spec.space or spec.name)
     is_single = not _is_list(array.type) and not array.null_count

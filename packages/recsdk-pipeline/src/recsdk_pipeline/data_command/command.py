@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from recsdk_core.files import local_path
+
+if TYPE_CHECKING:
+    from recsdk_pipeline.data_command.description import Column, Description
+
+_NEEDED = 'recsdk data needs pyarrow and fsspec; run pip install "recsdk-pipeline[data]"'
 
 
 @click.group()
 def data() -> None:
-    """Convert files of training data."""
+    """Convert and describe files of training data."""
 
 
 @data.command()
@@ -45,8 +56,7 @@ def convert(kind: str, source: str, target: str, **options: Any) -> None:
     try:
         from recsdk_pipeline.data_command.conversion import conversion
     except ImportError as error:
-        text = 'recsdk data needs pyarrow and fsspec; run pip install "recsdk-pipeline[data]"'
-        raise click.ClickException(text) from error
+        raise click.ClickException(_NEEDED) from error
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -68,3 +78,67 @@ def convert(kind: str, source: str, target: str, **options: Any) -> None:
         raise click.ClickException(str(error)) from error
     lines = f", {job.bad.count} malformed lines skipped" if job.bad.count else ""
     click.echo(f"{target}: {job.num_rows:,} rows, {os.path.getsize(target):,} bytes{lines}")
+
+
+@data.command()
+@click.argument("source")
+@click.option("--json", "target", metavar="FILE", help="Write JSON there; - is standard output.")
+@click.option("--png", metavar="FILE", help="Draw it; needs matplotlib.")
+def describe(source: str, target: str | None, png: str | None) -> None:
+    """Say what the Parquet files SOURCE hold: rows, and of each column its ids.
+
+    SOURCE is a file, folder or pattern, local or by fsspec URL; it is read once, in bounded memory.
+    Columns of integers, text, or lists of them count as ids: how many different ones there are
+    (exact up to 65,536, then within a standard error of 0.5 %), the exponent of Zipf's law, and the
+    lengths of bags.
+    """
+    try:
+        from recsdk_pipeline.data_command.description import describe_files
+    except ImportError as error:
+        raise click.ClickException(_NEEDED) from error
+    try:
+        if png is not None:
+            from recsdk_pipeline.data_command.drawing import draw
+    except ImportError as error:
+        text = '--png needs matplotlib; run pip install "recsdk-pipeline[plot]"'
+        raise click.ClickException(text) from error
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    try:
+        with bar:
+            task = bar.add_task("reading", total=None)
+            found = describe_files(
+                source, lambda rows, total: bar.update(task, completed=rows, total=total)
+            )
+        if target not in (None, "-"):
+            local_path(target).write_text(json.dumps(found.as_json(), indent=2) + "\n")
+        if png is not None:
+            draw(found, Path(local_path(png)))
+    except (OSError, ValueError, TypeError, ImportError) as error:
+        raise click.ClickException(str(error)) from error
+    if target == "-":
+        click.echo(json.dumps(found.as_json(), indent=2))
+    else:
+        click.echo(f"{source}: {found.rows:,} rows, {found.row_groups:,} row groups")
+        Console(highlight=False).print(_table(found))
+
+
+def _table(found: Description) -> Table:
+    table = Table()
+    for name in ("column", "type", "nulls", "ids", "different", "Zipf", "bags: mean, 50, 90, 99 %"):
+        table.add_column(name, justify="left" if name in ("column", "type") else "right")
+    for column in found.columns:
+        table.add_row(*map(escape, _cells(column)))
+    return table
+
+
+def _cells(column: Column) -> list[str]:
+    cells = [column.name, column.type, f"{column.nulls:,}"]
+    ids = column.ids
+    if ids is None:
+        return cells
+    about = "" if ids.standard_error == 0 else "~"
+    cells += [f"{ids.num_ids:,}", f"{about}{ids.num_distinct:,}"]
+    cells.append("" if ids.zipf is None else f"{ids.zipf.exponent:.2f}")
+    bags = ids.bag_lengths
+    return cells + ([f"{bags.mean:.2f}, {bags.p50}, {bags.p90}, {bags.p99}"] if bags else [])

@@ -1,0 +1,180 @@
+"""What Parquet files hold, column by column, in one pass and bounded memory.
+
+Shapes: N rows, K ids of one column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from recsdk_pipeline.data.dealing import Piece
+from recsdk_pipeline.data.parquet_columns import IdColumn, Mapping
+from recsdk_pipeline.data.parquet_files import Reader, find_files
+from recsdk_pipeline.data.parquet_rows import bags_of, holds_bags, holds_ids, problems_of
+from recsdk_pipeline.data_command.id_sketch import IdSketch, ZipfFit, fit_zipf
+
+FORMAT = "recsdk.data.describe/1"
+_LONGEST = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class BagLengths:
+    """How many ids a row has; a null is an empty bag."""
+
+    mean: float
+    p50: int
+    p90: int
+    p99: int
+    max: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ids:
+    """The ids of a column."""
+
+    num_ids: int
+    num_distinct: int
+    standard_error: float
+    """Of `num_distinct`, relative; 0: it is exact."""
+    zipf: ZipfFit | None
+    """None: too few ids come often enough for a fit."""
+    bag_lengths: BagLengths | None
+    """None: no lists."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One column."""
+
+    name: str
+    type: str
+    """As Arrow writes it."""
+    nulls: int
+    """Rows without a value."""
+    malformed: int
+    """Rows whose bag has a null; what else they hold is not counted."""
+    ids: Ids | None
+    """None: the column can be no ids."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """What `recsdk data describe` found."""
+
+    source: str
+    rows: int
+    row_groups: int
+    columns: list[Column]
+    curves: dict[str, tuple[Any, int]]
+    """By column of ids: how often each sampled id came, the largest first, and for how many
+    different ids each stands."""
+
+    def as_json(self) -> dict[str, Any]:
+        """What is written as JSON."""
+        columns = [asdict(each) for each in self.columns]
+        return {
+            "format": FORMAT,
+            "source": self.source,
+            "rows": self.rows,
+            "row_groups": self.row_groups,
+            "columns": columns,
+        }
+
+
+def describe_files(source: str, progress: Callable[[int, int], None]) -> Description:
+    """Read all of `source` once; `progress` hears of rows read and of all rows.
+
+    Memory: 5 MiB a column of ids, half a MiB more for one of bags, 32 MiB at work on one, and what
+    Arrow decodes at a time. Raises FileNotFoundError, OSError or ValueError for what cannot be
+    read.
+    """
+    names = list(dict.fromkeys(find_files(source, (), None, {}).schema.names))
+    files = find_files(source, names, None, {})
+    seen = [_Seen(field) for field in files.schema]
+    reader = Reader(files, names, None, {}, threads=True)
+    rows, total = 0, sum(group.rows for group in files.groups)
+    for number, group in enumerate(files.groups):
+        for _, batch in reader.read(Piece(number, 0, group.rows)):
+            for each in seen:
+                each.add(batch)
+            rows += len(batch)
+            progress(rows, total)
+    return Description(
+        source=source,
+        rows=rows,
+        row_groups=len(files.groups),
+        columns=[each.column() for each in seen],
+        curves={each.name: each.curve() for each in seen if each.has_ids},
+    )
+
+
+class _Seen:
+    """What was seen of a column."""
+
+    def __init__(self, field: Any) -> None:
+        self.name, self._type = field.name, field.type
+        self.has_ids, self._has_bags = holds_ids(field.type), holds_bags(field.type)
+        self._ids_of = IdColumn(name=self.name, column=self.name)
+        self._mapping = Mapping(ids=(self._ids_of,), dense=(), labels=(), missing=None)
+        self._nulls = self._malformed = self._num_ids = self._longest = 0
+        self._sketch = IdSketch()
+        # Bags by length; the last are those of _LONGEST or more.
+        self._bags = np.zeros(_LONGEST + 1 if self._has_bags else 0, np.int64)
+
+    def add(self, batch: Any) -> None:
+        self._nulls += batch.column(self.name).null_count
+        if not self.has_ids:
+            return
+        wrong = [row for row, _, _ in problems_of(batch, self._mapping)]
+        if wrong:
+            self._malformed += len(wrong)
+            batch = batch.take(pa.array(np.delete(np.arange(len(batch)), wrong)))
+        bags = bags_of(batch, self._ids_of)
+        self._num_ids += len(bags.values)
+        self._sketch.add(bags.values)
+        if self._has_bags and len(batch):
+            lengths = bags.lengths(len(batch))
+            self._longest = max(self._longest, int(lengths.max()))
+            self._bags += np.bincount(np.minimum(lengths, _LONGEST), minlength=_LONGEST + 1)
+
+    def column(self) -> Column:
+        return Column(
+            name=self.name,
+            type=str(self._type),
+            nulls=self._nulls,
+            malformed=self._malformed,
+            ids=self._ids() if self.has_ids else None,
+        )
+
+    def curve(self) -> tuple[Any, int]:
+        return self._sketch.counts(), self._sketch.ids_a_sample
+
+    def _ids(self) -> Ids:
+        return Ids(
+            num_ids=self._num_ids,
+            num_distinct=self._sketch.num_distinct,
+            standard_error=self._sketch.standard_error,
+            zipf=fit_zipf(self._sketch.counts()),
+            bag_lengths=self._lengths() if self._has_bags and self._bags.any() else None,
+        )
+
+    def _lengths(self) -> BagLengths:
+        up_to = np.cumsum(self._bags)
+        num = int(up_to[-1])
+
+        def percentile(percent: int) -> int:
+            found = int(np.searchsorted(up_to, -(-num * percent // 100)))
+            return found if found < _LONGEST else self._longest
+
+        return BagLengths(
+            mean=self._num_ids / num,
+            p50=percentile(50),
+            p90=percentile(90),
+            p99=percentile(99),
+            max=self._longest,
+        )

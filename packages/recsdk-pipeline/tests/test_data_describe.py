@@ -1,0 +1,225 @@
+"""`recsdk data describe`: what it says of files against what is known of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recsdk_core.cli import main
+from recsdk_pipeline.data_command.description import describe_files
+from recsdk_pipeline.data_command.id_sketch import IdSketch, fit_zipf
+
+WITHIN = 4  # standard errors
+
+batches = st.lists(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 9), max_size=40))
+
+
+def describe(*arguments: Any) -> Any:
+    return CliRunner().invoke(main, ["data", "describe", *map(str, arguments)])
+
+
+def column_of(path: Path, name: str) -> dict[str, Any]:
+    done = describe(path, "--json", "-")
+    assert done.exit_code == 0, done.output
+    found = {each["name"]: each for each in json.loads(done.stdout)["columns"]}
+    column: dict[str, Any] = found[name]
+    return column
+
+
+def zipf_ids(exponent: float, num_ids: int, num_draws: int) -> Any:
+    generator = np.random.default_rng(3)
+    shares = np.arange(1, num_ids + 1) ** -exponent
+    up_to = np.cumsum(shares / shares.sum())
+    ranks = np.minimum(np.searchsorted(up_to, generator.random(num_draws)), num_ids - 1)
+    return generator.integers(-(2**63), 2**63 - 1, num_ids)[ranks]
+
+
+@given(batches, st.integers(1, 200))
+@settings(deadline=None)
+def test_a_sample_has_exact_counts(batches: list[list[int]], most: int) -> None:
+    sketch = IdSketch(most)
+    for batch in batches:
+        sketch.add(np.array(batch, np.int64))
+    ids, counts = np.unique(np.array([i for b in batches for i in b], np.int64), return_counts=True)
+    sampled = sketch.counts()
+    assert len(sampled) <= most
+    assert sketch.num_distinct == len(sampled) * sketch.ids_a_sample
+    assert not set(sampled.tolist()) - set(counts.tolist())
+    if len(ids) <= most:
+        assert sketch.standard_error == 0
+        assert sampled.tolist() == sorted(counts.tolist(), reverse=True)
+    else:
+        assert sketch.standard_error > 0
+
+
+@pytest.mark.parametrize("num_ids", [65_536, 65_537, 300_000, 1_000_000])
+def test_many_ids_are_told_within_the_stated_error(num_ids: int) -> None:
+    sketch = IdSketch()
+    for start in range(0, num_ids, 100_000):  # the worst for a weak hash: ids that are counters
+        part = np.arange(start, min(start + 100_000, num_ids))
+        sketch.add(part)
+        sketch.add(part[::2])
+    error = sketch.num_distinct / num_ids - 1
+    assert abs(error) <= WITHIN * sketch.standard_error
+    assert (sketch.standard_error == 0) == (num_ids == 65_536)
+    assert set(sketch.counts().tolist()) == {1, 2}
+
+
+def test_errors_are_of_the_stated_size() -> None:
+    errors = []
+    for seed in range(200):
+        sketch = IdSketch(256)
+        sketch.add(np.random.default_rng(seed).integers(-(2**63), 2**63 - 1, 10_000))
+        errors.append(sketch.num_distinct / 10_000 - 1)
+    spread = float(np.std(errors))
+    assert 0.6 * sketch.standard_error < spread < 1.3 * sketch.standard_error
+    assert abs(np.mean(errors)) < WITHIN * sketch.standard_error / np.sqrt(200)
+
+
+@pytest.mark.parametrize("exponent", [0.7, 0.9, 1.05, 1.3])
+@pytest.mark.parametrize("num_ids", [5_000, 500_000])
+def test_zipf_exponent_is_found(exponent: float, num_ids: int) -> None:
+    sketch = IdSketch()
+    sketch.add(zipf_ids(exponent, num_ids, 2_000_000))
+    fit = fit_zipf(sketch.counts())
+    assert fit is not None
+    assert fit.exponent == pytest.approx(exponent, abs=0.08)
+
+
+def test_memory_is_bounded() -> None:
+    sketch, generator = IdSketch(), np.random.default_rng(0)
+    tracemalloc.start()
+    try:
+        for _ in range(40):
+            ids = generator.integers(-(2**63), 2**63 - 1, 100_000)
+            sketch.add(ids)
+        del ids
+        held, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 5 << 20
+    assert most < 32 << 20
+
+
+def test_ids_that_come_alike_are_far_from_zipf() -> None:
+    fit = fit_zipf(np.random.default_rng(0).poisson(100, 10_000))
+    assert fit is not None
+    assert fit.exponent < 0.1
+
+
+@pytest.mark.parametrize("counts", [[], [9] * 99, [5] * 1000])
+def test_too_few_ids_have_no_exponent(counts: list[int]) -> None:
+    assert fit_zipf(np.array(counts, np.int64)) is None
+
+
+def test_columns(tmp_path: Path) -> None:
+    path = tmp_path / "clicks.parquet"
+    columns = {
+        "user": pa.array([1, 2, None, 2**64 - 1, 1, 1], pa.uint64()),
+        "city": pa.array(["Bonn", "Oslo", None, "Bonn", "", "Rom"]).dictionary_encode(),
+        "seen": pa.array([[1, 2, 3], [], None, [2], [4, None], [3]], pa.list_(pa.int64())),
+        "age": [1.5, None, None, 4.0, 5.0, 6.0],
+    }
+    pq.write_table(pa.table(columns), path, row_group_size=2)
+    found = describe_files(str(path), lambda rows, total: None)
+    assert (found.rows, found.row_groups) == (6, 3)
+    user, city, seen, age = found.columns
+    assert [each.nulls for each in found.columns] == [1, 1, 1, 2]
+    assert user.ids is not None
+    assert (user.ids.num_ids, user.ids.num_distinct, user.ids.standard_error) == (5, 3, 0)
+    assert user.ids.bag_lengths is None
+    assert city.ids is not None
+    assert (city.ids.num_ids, city.ids.num_distinct) == (5, 4)
+    assert age.ids is None
+    assert seen.malformed == 1
+    assert seen.ids is not None
+    assert (seen.ids.num_ids, seen.ids.num_distinct) == (5, 3)
+    assert seen.ids.bag_lengths is not None
+    assert seen.ids.bag_lengths.mean == 1.0
+    assert (seen.ids.bag_lengths.p50, seen.ids.bag_lengths.max) == (1, 3)
+
+
+def test_percentiles_of_bag_lengths(tmp_path: Path) -> None:
+    lengths = np.random.default_rng(0).permutation(np.r_[np.arange(1, 100), 70_000])
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    bags = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(np.zeros(offsets[-1], "i8")))
+    pq.write_table(pa.table({"seen": bags}), tmp_path / "bags.parquet", row_group_size=30)
+    found = column_of(tmp_path, "seen")["ids"]["bag_lengths"]
+    assert found == {"mean": lengths.mean(), "p50": 50, "p90": 90, "p99": 99, "max": 70_000}
+
+
+def test_json_and_table(tmp_path: Path) -> None:
+    path, target = tmp_path / "clicks.parquet", tmp_path / "found.json"
+    pq.write_table(pa.table({"user": [7, 7, 8], "[x]": ["a", "b", None]}), path)
+    done = describe(path, "--json", target)
+    assert done.exit_code == 0, done.output
+    found = json.loads(target.read_text())
+    assert (found["format"], found["rows"]) == ("recsdk.data.describe/1", 3)
+    assert found["columns"][0] == {
+        "name": "user",
+        "type": "int64",
+        "nulls": 0,
+        "malformed": 0,
+        "ids": {
+            "num_ids": 3,
+            "num_distinct": 2,
+            "standard_error": 0.0,
+            "zipf": None,
+            "bag_lengths": None,
+        },
+    }
+    for shown in ("3 rows", "user", "int64", "[x]"):
+        assert shown in done.stdout
+
+
+@pytest.mark.parametrize("num_groups", [0, 1])
+def test_files_without_rows(tmp_path: Path, num_groups: int) -> None:
+    path = tmp_path / "none.parquet"
+    empty = pa.table({"user": pa.array([], pa.int64()), "seen": pa.array([], pa.list_(pa.int64()))})
+    with pq.ParquetWriter(path, empty.schema) as writer:
+        for _ in range(num_groups):
+            writer.write_table(empty)
+    assert column_of(path, "user")["ids"]["num_distinct"] == 0
+    assert column_of(path, "seen")["ids"]["bag_lengths"] is None
+    assert describe(path, "--png", tmp_path / "none.png").exit_code == 0
+
+
+def test_what_cannot_be_described(tmp_path: Path) -> None:
+    (tmp_path / "text.parquet").write_text("no Parquet")
+    (tmp_path / "empty.parquet").write_text("")
+    for name, problem in {
+        "absent.parquet": "there is no such file",
+        "text.parquet": "cannot be read as Parquet",
+        "empty.parquet": "cannot be read as Parquet",
+    }.items():
+        done = describe(tmp_path / name)
+        assert done.exit_code == 1
+        assert f"{name}: {problem}" in done.stderr
+
+
+def test_a_picture(tmp_path: Path) -> None:
+    path, target = tmp_path / "clicks.parquet", tmp_path / "clicks.png"
+    columns = {f"c{n}": zipf_ids(0.5 + n / 20, 1000, 5000) for n in range(12)}
+    pq.write_table(pa.table({**columns, "one": [1] * 5000, "x": [0.5] * 5000}), path)
+    done = describe(path, "--png", target)
+    assert done.exit_code == 0, done.output
+    assert target.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "recsdk_pipeline.data_command.drawing", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    done = describe(tmp_path / "clicks.parquet", "--png", tmp_path / "clicks.png")
+    assert done.exit_code == 1
+    assert 'pip install "recsdk-pipeline[plot]"' in done.stderr
