@@ -85,6 +85,12 @@ COMPUTING: dict[str, Callable[[Any], Any]] = {
     "rows": list,
     "index_select": lambda weight: torch.index_select(weight, 0, IDS[0]),
     "foreach": lambda weight: torch._foreach_norm([weight]),
+    "view": lambda weight: weight.view(-1).norm(),
+    "flatten": lambda weight: torch.flatten(weight).norm(),
+    "reshape": lambda weight: weight.reshape(-1).norm(),
+    "cat": lambda weight: torch.cat([X, weight]).norm(),
+    "stack": lambda weight: torch.stack([weight, weight]).norm(),
+    "vector": lambda weight: nn.utils.parameters_to_vector([weight]).norm(),
     "data": lambda weight: weight.data.normal_(),
     "init of data": lambda weight: nn.init.normal_(weight.data),
 }

@@ -1,6 +1,6 @@
 """Which functions of torch compute with the numbers of a tensor, so that an empty one misleads.
 
-Others are left alone: attributes, copies, moves, comparisons, views, and whatever is new in torch.
+Others are left alone: attributes, copies, moves, comparisons, and whatever is new in torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _PRODUCTS = (
 )
 _PARTS = (
     "__getitem__ __iter__ embedding embedding_bag gather index_select masked_select permute select "
-    "sort swapaxes swapdims t take take_along_dim topk transpose unbind"
+    "sort swapaxes swapdims t take take_along_dim topk transpose unbind "
+    "cat concat concatenate flatten hstack ravel reshape stack view vstack"
 )
 _NUMBERS = (
     "__abs__ __add__ __div__ __mul__ __neg__ __pow__ __radd__ __rdiv__ __rmul__ __rpow__ __rsub__ "
