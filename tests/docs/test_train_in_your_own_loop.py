@@ -236,7 +236,7 @@ def test_averages_by_hand_do_not_see_rows() -> None:
     assert torch.equal(copied.table.lookup(KEYS), before)
 
 
-COMPUTING = "computing with `weight`: norms, sums, products, `F.embedding`"
+COMPUTING = "computing with `weight`: norms, sums, products, views, `F.embedding`"
 INITIALIZING = "first values by `torch.nn.init` or `weight.data`"
 
 
@@ -248,6 +248,7 @@ def test_computing_with_weight(is_fused: bool) -> None:
         weight.norm,
         lambda: weight.pow(2).sum(),
         lambda: torch.ones(1, DIM) @ weight.T,
+        lambda: torch.cat([weight.view(-1)]).norm(),
         lambda: functional.embedding(KEYS, weight),
     ]
     for call in calls:
