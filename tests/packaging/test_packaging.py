@@ -21,8 +21,16 @@ from environments import Environment, find_interpreter, link_distributions
 
 LAYERS = release.LAYERS
 CPP = set_up.ROOT / "cpp"
-TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis", "fsspec", "pyarrow", "safetensors")
-TEST_TOOLS_OF_UPPER_LAYERS = ("matplotlib", "torchdata", "xxhash")  # torchdata brings torch
+TEST_TOOLS = (
+    "pytest",
+    "pytest-timeout",
+    "hypothesis",
+    "fsspec",
+    "pyarrow",
+    "safetensors",
+    "xxhash",
+)
+TEST_TOOLS_OF_UPPER_LAYERS = ("matplotlib", "torchdata")  # torchdata brings torch
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 import xxhash
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -48,6 +47,7 @@ def test_hashes_do_not_depend_on_threads() -> None:
 
 
 def test_tensors_give_a_tensor() -> None:
+    torch = pytest.importorskip("torch")
     keys = hash_strings(torch.tensor([97], dtype=torch.uint8), torch.tensor([0, 1]))
     assert keys.tolist() == [signed(xxhash.xxh64_intdigest(b"a"))]
     assert keys.dtype == torch.int64
