@@ -4,8 +4,9 @@
 
 All rows exist beforehand. The figure is processor time of the threads that work for a batch: it
 leaves out waiting for the other rank, which has the same processors, and the threads of the wire.
-If the engine has several threads, it is elapsed time. What a simulated device computes and copies
-is taken off. The first rank prints one JSON object.
+If the engine has several threads, it is elapsed time. The whole time of a simulated device's
+operators and copies is taken off, so what they would cost the host to launch is not in it:
+`device_counts` says how many they are. The first rank prints one JSON object.
 
 Shape letters: F features, B samples.
 """

@@ -70,6 +70,12 @@ def test_a_step_of_two_ranks_is_as_many_operators_for_any_number_of_tables(
     assert len(both) == 1, found
 
 
+def test_vectors_are_put_together_on_a_device_as_by_the_engine(npus: RankPool) -> None:
+    for seed in range(4 * NUM_MODELS):
+        (said,) = npus.run(1, device_steps.put_together, seed)
+        assert said == "", f"seed {seed}"
+
+
 def test_unlike_tables_of_a_store_train_as_on_the_cpu(npus: RankPool) -> None:
     for seed in range(NUM_MODELS):
         (said,) = npus.run(1, device_steps.train_unlike_tables, seed)

@@ -28,6 +28,8 @@ from recsdk_sharding import (
     RowOptimizer,
     get_default_hybrid_sharders,
 )
+from recsdk_sharding._batch.assembly import HostAssembly, Plan, Stretch, padded
+from recsdk_sharding._batch.device_assembly import DeviceAssembly
 
 BATCH = 16
 
@@ -188,3 +190,58 @@ def stores_of(num_tables: int) -> dict[str, int]:
     ebc.load_state_dict(state)
     blocks = {id(table.store.block_of(table.stored)) for table in ebc.tables().values()}
     return {**found, "blocks": len(blocks)}
+
+
+def put_together(seed: int) -> str:
+    """Puts vectors together, and takes gradients apart, on a device and by the engine.
+
+    Returns what differed.
+    """
+    rng, torch_rng = random.Random(seed), torch.Generator().manual_seed(seed)
+    widths = [rng.choice([2, 4, 6]) for _ in range(rng.randint(1, 4))]
+    num_bags = [rng.randint(0, 5) for _ in widths]
+    plan = _plan_of(rng, widths, num_bags, multiple=rng.choice([1, 4]))
+    divisors = None
+    if rng.random() < 0.5:
+        divisors = [torch.randint(1, 4, (count,)).float() for count in num_bags]
+    host, device = HostAssembly(plan, divisors), torch.device("npu")
+    other = DeviceAssembly(device, plan, divisors)
+    other.open()
+    received = torch.randn(sum(plan.num_values), generator=torch_rng)
+    expected = [torch.empty(shape) for shape in zip(num_bags, widths, strict=True)]
+    host.put(received, expected)
+    found = other.made_of(received.to(device), apart=rng.random() < 0.5)
+    if not all(torch.equal(a.cpu(), b) for a, b in zip(found, expected, strict=True)):
+        return f"results of {plan}"
+    taken = other.take([each.to(device) for each in expected], 2.0).cpu()
+    return "" if torch.equal(taken, host.take(expected, 2.0)) else f"gradients of {plan}"
+
+
+def _plan_of(rng: random.Random, widths: list[int], num_bags: list[int], *, multiple: int) -> Plan:
+    """What some ranks send; of each column somebody sends something."""
+    num_ranks, end = rng.randint(1, 3), 0
+    ranges = [[(0, w)] if rng.random() < 0.5 else [(0, 2), (2, w)][: w // 2] for w in widths]
+    sends = {
+        (feature, columns): {rng.randrange(num_ranks), rng.randrange(num_ranks)}
+        for feature, of_feature in enumerate(ranges)
+        for columns in of_feature
+    }
+    stretches: list[list[Stretch]] = []
+    num_values = []
+    for rank in range(num_ranks):
+        begin = end
+        stretches.append([])
+        for feature, columns in sorted(sends, key=lambda each: (widths[each[0]], each)):
+            if rank not in sends[feature, columns]:
+                continue
+            bags = None
+            if rng.random() < 0.7:
+                chosen = [bag for bag in range(num_bags[feature]) if rng.random() < 0.6]
+                bags = torch.tensor(chosen, dtype=torch.int64)
+            count = num_bags[feature] if bags is None else len(bags)
+            size = count * (columns[1] - columns[0])
+            stretches[-1].append(Stretch(feature, columns, bags, size, end))
+            end += size
+        num_values.append(padded(end - begin, multiple))
+        end = begin + num_values[-1]
+    return Plan(stretches, num_values, num_bags, widths)
