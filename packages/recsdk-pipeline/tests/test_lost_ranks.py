@@ -32,7 +32,7 @@ class Training:
 
     def wait_until_under_way(self) -> None:
         deadline = time.monotonic() + SECONDS_TO_START
-        while len(self.printed().split(" is under way\n")) <= NUM_RANKS:
+        while self.printed().count(" is under way") < NUM_RANKS:  # lines may mix
             assert not any(rank.pipe.poll() for rank in self.ranks), self.printed()
             assert time.monotonic() < deadline, self.printed()
             time.sleep(0.05)

@@ -1,6 +1,7 @@
 """Trains on endless batches; says when it is under way. Started once per rank by a test.
 
-Its arguments: "train", or "save" to wait then for a line in a named pipe, and save; that pipe.
+Its arguments: "train", or "save", and a named pipe. To "save", rank 0 waits then for a line in
+the pipe, and saves.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import logging
 import os
 import sys
 import tempfile
+import time
 import warnings
 from datetime import timedelta
 
@@ -21,6 +23,14 @@ from recsdk_pipeline import HybridTrainPipelineSparseDist
 from recsdk_sharding import Saver
 
 STEPS_UNDER_WAY = 20
+
+
+def wait_for_a_line(rank: int, pipe: str) -> None:
+    """Rank 0 waits for a line; the others until the test ends them, lest they take the line."""
+    while rank > 0:
+        time.sleep(1)
+    with open(pipe) as line:
+        line.readline()
 
 
 def main() -> None:
@@ -39,8 +49,7 @@ def main() -> None:
         if step == STEPS_UNDER_WAY:
             print(f"rank {rank} is under way", flush=True)
             if sys.argv[1] == "save":
-                with open(sys.argv[2]) as line:
-                    line.readline()
+                wait_for_a_line(rank, sys.argv[2])
                 Saver().save(model, f"{tempfile.gettempdir()}/never_{os.getpid()}")
 
 
