@@ -5,7 +5,7 @@
 PYTHON ?= python3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-versions test-npu-hardware torchrec-matrix lint format asan tsan fuzz clean
+.PHONY: help setup demo test test-full test-versions test-npu-hardware torchrec-matrix lint format docs asan tsan fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,10 @@ lint: ## check style, types, import directions and the tree
 format: ## rewrite Python and C++ sources in the project's format
 	@$(PYTHON) tools/set_up.py all
 	@.venv/bin/python tools/lint.py --fix
+
+docs: ## the site of the documentation, into build/site; links and names are checked
+	@$(PYTHON) tools/set_up.py docs
+	@.venv/bin/python tools/build_docs.py
 
 torchrec-matrix: ## torchrec's test models with our modules and its own; writes the page in docs/
 	@$(PYTHON) tools/set_up.py all

@@ -75,6 +75,11 @@ TEST_HEADERS = ("gtest/gtest.h",)
 BENCH_HEADERS = ("absl/container/flat_hash_map.h", "boost/unordered/unordered_flat_map.hpp")
 
 
+def program(name: str, *, purpose: str) -> Need:
+    """A program that a Debian package of the same name brings."""
+    return Need(package=name, purpose=purpose, is_present=lambda: shutil.which(name) is not None)
+
+
 def cross_needs() -> list[Need]:
     """What it takes to build for 64-bit Arm and to run what was built."""
 

@@ -1,6 +1,6 @@
 """Sets up .venv: torch, what the packages run on, the tools, and the three packages from source.
 
-    python3 tools/set_up.py PROFILE        demo | test | test-full | cpp | bench | all
+    python3 tools/set_up.py PROFILE        demo | test | test-full | cpp | bench | docs | all
 
 Every step leaves a stamp of what it was made from, so that a second run does only what changed,
 and an interrupted run goes on where it stopped. Standard library only: this runs before anything
@@ -77,8 +77,9 @@ PROFILES = {
         simulated_npu=True,
         npu_headers=True,
     ),
+    "docs": Profile(requirements=("run", "build", "test", "docs")),
     "all": Profile(
-        requirements=("run", "build", "test", "lint"),
+        requirements=("run", "build", "test", "lint", "docs"),
         headers=debian.TEST_HEADERS,
         simulated_npu=True,
         npu_headers=True,

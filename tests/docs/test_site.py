@@ -1,0 +1,23 @@
+"""The navigation of the site names every page, and every page that it names is there."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+ENTRY = re.compile(r"^ +- .+: (\S+\.md)$", re.M)
+
+
+def test_the_navigation_has_every_page_once() -> None:
+    _, _, navigation = (
+        (ROOT / "tools" / "docs_site" / "mkdocs.yml").read_text().partition("\nnav:\n")
+    )
+    named = Counter(ENTRY.findall(navigation))
+    pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
+    assert {"README.md", "design/architecture.md"} <= pages
+    assert set(named) - pages == set(), "no such pages"
+    assert pages - set(named) == set(), "add these pages to nav in tools/docs_site/mkdocs.yml"
+    assert [page for page, times in named.items() if times > 1] == []
