@@ -35,6 +35,7 @@ MODULES = (
     "recsdk_sharding.exchange",
     "recsdk_pipeline",
     "recsdk_pipeline.data",
+    "recsdk_pipeline.telemetry",
 )
 """Those that are meant to be imported by users."""
 

@@ -15,7 +15,11 @@ MODULES = (
     "pipeline_support.cases_of_failing",
     "pipeline_support.cases_of_random_numbers",
 )
-MODULES_ON_CPU = (*MODULES, "pipeline_support.cases_of_resuming")
+MODULES_ON_CPU = (
+    *MODULES,
+    "pipeline_support.cases_of_resuming",
+    "pipeline_support.cases_of_telemetry",
+)
 
 
 def cases_of(modules: Sequence[str]) -> list[str]:

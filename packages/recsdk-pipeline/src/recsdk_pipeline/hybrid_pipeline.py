@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
-from contextlib import ExitStack, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from itertools import islice
 from numbers import Integral
 from typing import Any, Generic, TypeVar
@@ -22,6 +22,7 @@ from recsdk_pipeline._internal.slot import Slot
 from recsdk_pipeline._internal.streams import SideStream
 from recsdk_sharding import failing_together
 from recsdk_sharding.exchange import EndOfData, HostExchange, exchanges_of
+from recsdk_sharding.exchange.parts import Parts, shown
 
 In = TypeVar("In", bound=Pipelineable)
 Out = TypeVar("Out")
@@ -88,6 +89,8 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
         self._queues: list[Queue] = []
         self._current: Queue | None = None
         self._progress_made = Progress(data)
+        self._parts = {True: Parts(), False: Parts()}  # of training, of evaluation
+        self._watchers: list[Callable[[torch.Tensor, Out], None]] = []
 
     @property
     def num_batches_trained(self) -> int:
@@ -138,7 +141,7 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
         rank alone, with nothing sharded or in torch's DDP or FSDP, tells nobody.
         """
         try:
-            with self._guard():
+            with self._guard(), shown("step"):
                 self._take_turn()
                 return self._progress(self._queue_of(dataloader_iter))
         except StopIteration:
@@ -171,7 +174,7 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
         slot = queue.slots.popleft()
         if self._learned is not None and self._learned.can_look_ahead:
             self._fill(queue, self._depth)
-        slot.settle(self._stream)
+        self._settle(slot)
         if slot.error is None:
             return self._run(slot, queue)
         if isinstance(slot.error, EndOfData):
@@ -183,19 +186,34 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
         is_training = self._model.training
         slot.check_mode(is_training)
         if is_training:
-            self._optimizer.zero_grad()
-        with torch.set_grad_enabled(is_training):
+            with self._part("update"):
+                self._optimizer.zero_grad()
+        with self._part("forward"), torch.set_grad_enabled(is_training):
             losses, output = self._forward(slot)
         if is_training:
             if not isinstance(losses, torch.Tensor):
                 raise TypeError(f"losses must be a torch.Tensor, got {type(losses).__name__}")
-            losses.sum().backward()  # type: ignore[no-untyped-call]
+            with self._part("backward"):
+                losses.sum().backward()  # type: ignore[no-untyped-call]
         if queue.slots:
-            queue.slots[0].settle(self._stream)
+            self._settle(queue.slots[0])
         if is_training:
-            self._optimizer.step()
+            with self._part("update"):
+                self._optimizer.step()
             self._progress_made.advance(slot.position)
+            if self._watchers:
+                with self._part("telemetry"):
+                    for watch in self._watchers:
+                        watch(losses, output)
         return (output, losses) if self._return_loss else output
+
+    def _part(self, name: str) -> AbstractContextManager[None]:
+        """Inside, time is that part's: of training, or of evaluation."""
+        return self._parts[self._model.training].part(name)
+
+    def _settle(self, slot: Slot) -> None:
+        with self._part("waiting"):
+            slot.settle(self._stream)
 
     def _forward(self, slot: Slot) -> tuple[torch.Tensor, Out]:
         slot.hand_over(self._stream)
@@ -209,22 +227,25 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
 
     def _fill(self, queue: Queue, wanted: int) -> None:
         """Fetch batches until `wanted` are in flight, and start their host work."""
-        for slot in queue.slots:
-            slot.get_under_way()
-        for slot in islice(queue.slots, _STARTED_AHEAD):
-            slot.start_stock(self._stream)
+        with self._part("waiting"):
+            for slot in queue.slots:
+                slot.get_under_way()
+            for slot in islice(queue.slots, _STARTED_AHEAD):
+                slot.start_stock(self._stream)
         while len(queue.slots) < wanted and not queue.is_exhausted:
             self._fetch(queue)
 
     def _fetch(self, queue: Queue) -> None:
         """Fetch one batch and start its host work; a failure takes the batch's place."""
         try:
-            host_batch = queue.next_batch()
+            with self._part("reading"):
+                host_batch = queue.next_batch()
             if host_batch is END:
                 self._tell_end(queue)
             else:
                 position = self._progress_made.of_data() if queue.is_training else None
-                queue.slots.append(self._start(host_batch))
+                with self._part("start"):
+                    queue.slots.append(self._start(host_batch))
                 queue.slots[-1].position = position
         except Exception as error:
             queue.is_exhausted = True

@@ -32,6 +32,11 @@ class SavesAndLoads:
     _position: Position | None = None
     _handle: SaveHandle | None = None
 
+    @property
+    def position(self) -> Position | None:
+        """Where its last save or load stands; None: there was none, or its rows were replaced."""
+        return self._position
+
     def save(
         self,
         path: Any,

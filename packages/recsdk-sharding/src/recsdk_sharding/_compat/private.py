@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torchrec
 from torch._C import _distributed_c10d
+from torch.autograd import profiler
 from torch.distributed import ProcessGroup, ProcessGroupGloo, distributed_c10d
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
@@ -58,6 +59,7 @@ __all__ = [
     "active_data_parallel_size",
     "check_private_interfaces",
     "default_store",
+    "is_profiling",
     "process_groups",
     "sharder_data",
     "timeout_of",
@@ -269,6 +271,7 @@ _INTERFACES: tuple[_Method | _Attribute | _Member, ...] = (
     _Member(distributed_c10d, "_world"),
     _Member(_distributed_c10d, "_register_work"),
     _Member(_distributed_c10d, "_resolve_process_group"),
+    _Member(profiler, "_is_profiler_enabled"),
     _Method(torch.random, "_manual_seed_impl", ("seed",)),
     *(_Method(torch.random, name, ()) for name in ("get_rng_state", "initial_seed", "seed")),
     _Method(torch.random, "set_rng_state", ("new_state",)),
@@ -311,6 +314,11 @@ def default_store(prefix: str) -> Any:
 def sharder_data(entry: Any) -> Any:
     """What torchrec's planner says of a sharder: 1.6 hands out the sharder itself."""
     return planner_utils.build_sharder_data(entry) if isinstance(entry, ModuleSharder) else entry
+
+
+def is_profiling() -> bool:
+    """Whether torch's profiler records, on whatever threads."""
+    return bool(profiler._is_profiler_enabled)
 
 
 def process_groups() -> list[Any]:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 import recsdk_core
 from recsdk_core import ExportBatch, optim
+from recsdk_core.checkpoint import Position
 from recsdk_core.checkpoint.model_tables import ShardCut
 from recsdk_core.checkpoint.replacing import NewRows
 from recsdk_core.nn.accumulation import Accumulation
@@ -53,6 +54,8 @@ class RowTable(Protocol):
     def optimizer(self) -> optim.Optimizer: ...
     @property
     def state_fields(self) -> tuple[tuple[str, int], ...]: ...
+    @property
+    def position(self) -> Position | None: ...
 
     def __len__(self) -> int: ...
     def __contains__(self, key: object) -> bool: ...

@@ -23,6 +23,7 @@ from recsdk_sharding.device.host_index import HostIndex, NumberedRows
 from recsdk_sharding.device.optimizers import Step, check_optimizer
 from recsdk_sharding.device.store import DeviceStore, StoredTable
 from recsdk_sharding.device.stored_rows import StoredRows
+from recsdk_sharding.exchange.parts import shown
 
 __all__ = ["DeviceTable", "write_new_rows"]
 
@@ -406,7 +407,8 @@ def write_new_rows(tables: Sequence[DeviceTable]) -> None:
         own[0].store.settle()
         taken = [(table, table._keys.take_new_rows()) for table in own]
         try:
-            _write_to_store([(table, entries) for table, entries in taken if entries])
+            with shown("new_rows"):
+                _write_to_store([(table, entries) for table, entries in taken if entries])
         except BaseException:
             for table, entries in taken:
                 table._keys.put_back(entries)

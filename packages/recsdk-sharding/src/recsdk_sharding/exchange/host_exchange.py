@@ -36,6 +36,7 @@ from recsdk_sharding.exchange.agreement import (
 )
 from recsdk_sharding.exchange.errors import EndOfData, PeerError, known
 from recsdk_sharding.exchange.failures import failure_of_peer
+from recsdk_sharding.exchange.parts import Parts, shown
 from recsdk_sharding.exchange.worker import Worker
 
 __all__ = [
@@ -151,6 +152,9 @@ class HostExchange:
         self._is_broken = False
         self.depth = 0
         """Batches that the pipeline which submits looks ahead; all ranks must have the same."""
+        self.parts = Parts()
+        """Where the time of the jobs went: `prepare`, `exchange` (until all ranks have answered),
+        `mapping`."""
 
     @property
     def state(self) -> Literal["open", "ended", "failed"]:
@@ -246,7 +250,8 @@ class HostExchange:
 
     def _run(self, job: ExchangeJob[T], has_batch: bool, depth: int) -> T:
         try:
-            return self._result_of(job, has_batch, depth)
+            with shown("host_job"):
+                return self._result_of(job, has_batch, depth)
         finally:
             with self._lock:
                 self._num_pending -= 1
@@ -256,7 +261,8 @@ class HostExchange:
         if self._latched is not None and (self._is_broken or not isinstance(job, _Meeting)):
             raise self._latched()
         step = job.step()
-        prepared, error = attempt(job.prepare)
+        with self.parts.part("prepare"):
+            prepared, error = attempt(job.prepare)
         splits, batch = prepared or (Splits(), None)
         own = Header(
             has_batch=has_batch,
@@ -273,7 +279,8 @@ class HostExchange:
         told = [h.splits for h in headers]
         self._check_batch_sizes([each.batch_size for each in told], job.equal_batches)
         received = self._communicate(lambda: job.transfer(self.group, told, batch), step)
-        found, error = attempt(lambda: job.finish(received))
+        with self.parts.part("mapping"):
+            found, error = attempt(lambda: job.finish(received))
         try:
             lengths = self._gather([len(_message_of(error))], step)
             self._raise_failures([row[0] for row in lengths], error, step)
@@ -335,7 +342,8 @@ class HostExchange:
 
     def _communicate(self, call: Callable[[], T], step: int) -> T:
         try:
-            return call()
+            with self.parts.part("exchange"):
+                return call()
         except Exception as error:
             told = failure_of_peer()
             if told is None:

@@ -1,0 +1,23 @@
+"""What a training does, told to TensorBoard, Prometheus, OpenTelemetry or a file of JSON lines."""
+
+from __future__ import annotations
+
+from recsdk_pipeline.telemetry.json_lines import JsonLines
+from recsdk_pipeline.telemetry.metrics import METRICS, Metric, Report
+from recsdk_pipeline.telemetry.open_telemetry import OpenTelemetry
+from recsdk_pipeline.telemetry.prometheus import Prometheus
+from recsdk_pipeline.telemetry.sink import Sink
+from recsdk_pipeline.telemetry.telemetry import Telemetry
+from recsdk_pipeline.telemetry.tensorboard import TensorBoard
+
+__all__ = [
+    "METRICS",
+    "JsonLines",
+    "Metric",
+    "OpenTelemetry",
+    "Prometheus",
+    "Report",
+    "Sink",
+    "Telemetry",
+    "TensorBoard",
+]

@@ -1,0 +1,145 @@
+"""What one rank knows of its training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from time import perf_counter
+from typing import Any
+
+from torch import nn
+
+from recsdk_core.nn import HashEmbedding, HashEmbeddingBag
+from recsdk_pipeline.telemetry.metrics import Values
+from recsdk_sharding import (
+    HashEmbeddingBagCollection,
+    HashEmbeddingCollection,
+    ShardedHashEmbeddingBagCollection,
+    ShardedHashEmbeddingCollection,
+)
+from recsdk_sharding.exchange import exchanges_of
+from recsdk_sharding.exchange.parts import Parts
+
+__all__ = ["Collector", "replicated_tables"]
+
+_SHARDED = (ShardedHashEmbeddingBagCollection, ShardedHashEmbeddingCollection)
+_COLLECTIONS = (*_SHARDED, HashEmbeddingBagCollection, HashEmbeddingCollection)
+_NUMBERS = {
+    "num_rows": "recsdk_table_rows",
+    "num_rows_in_flight": "recsdk_table_rows_in_flight",
+    "erased": "recsdk_table_erased_total",
+    "updates": "recsdk_table_updates_total",
+    "nonfinite": "recsdk_table_nonfinite_total",
+    "checkpoint_copied_bytes": "recsdk_save_copied_bytes_total",
+    "checkpoint_waits": "recsdk_save_waits_total",
+    "checkpoint_wait_seconds": "recsdk_save_wait_seconds_total",
+}
+
+
+class Collector:
+    """Reads tables, exchanges and the pipeline's clock."""
+
+    def __init__(self, model: nn.Module, parts: Parts) -> None:
+        """`parts`: of the training thread."""
+        self._model = model
+        self._parts = parts
+        self._exchanges = exchanges_of(model)
+        self._start = self._last = perf_counter()
+        self._before = sum(parts.seconds.values())
+        self._rows: dict[str, float] = {}
+        self._positions: dict[str, Any] = {}
+        self._saved_at = self._start
+        self._note_saves(dict(tables_of(model)))
+        self._growth(dict(tables_of(model)))
+
+    def values(self) -> Values:
+        """Everything that this rank counts by itself."""
+        found: Values = {}
+        tables = dict(tables_of(self._model))
+        for name, table in tables.items():
+            _add_stats(found, name, table.stats())
+        found["recsdk_table_growth_rows_per_second"] = self._growth(tables)
+        self._note_saves(tables)
+        found["recsdk_save_age_seconds"] = {(): perf_counter() - self._saved_at}
+        found["recsdk_step_seconds_total"] = self._of_step()
+        found["recsdk_host_seconds_total"] = self._of_host()
+        found["recsdk_sent_bytes_total"] = self._sent()
+        return found
+
+    def _of_step(self) -> dict[tuple[str, ...], float]:
+        seconds = dict(self._parts.seconds)
+        known = sum(seconds.values()) - self._before
+        elsewhere = max(0.0, perf_counter() - self._start - known)
+        return {(part,): spent for part, spent in {**seconds, "elsewhere": elsewhere}.items()}
+
+    def _of_host(self) -> dict[tuple[str, ...], float]:
+        found: dict[tuple[str, ...], float] = {}
+        for exchange in self._exchanges:
+            for part, spent in dict(exchange.parts.seconds).items():
+                found[part,] = found.get((part,), 0.0) + spent
+        return found
+
+    def _sent(self) -> dict[tuple[str, ...], float]:
+        found: dict[tuple[str, ...], float] = {}
+        for module in self._model.modules():
+            for sharding, sent in module.stats().items() if isinstance(module, _SHARDED) else ():
+                kinds = {
+                    "ids": sent.id_bytes,
+                    "vectors": sent.forward_bytes,
+                    "gradients": sent.backward_bytes,
+                }
+                for kind, number in kinds.items():
+                    found[sharding, kind] = found.get((sharding, kind), 0) + number
+        return found
+
+    def _growth(self, tables: Mapping[str, Any]) -> dict[tuple[str, ...], float]:
+        """In rows a second since it was asked before."""
+        now, before = perf_counter(), self._rows
+        elapsed, self._last = max(now - self._last, 1e-9), now
+        self._rows = {name: float(len(table)) for name, table in tables.items()}
+        return {
+            (name,): (number - before.get(name, 0.0)) / elapsed
+            for name, number in self._rows.items()
+        }
+
+    def _note_saves(self, tables: Mapping[str, Any]) -> None:
+        positions = {name: table.position for name, table in tables.items()}
+        if positions != self._positions:
+            self._saved_at = perf_counter()
+        self._positions = positions
+
+
+def tables_of(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """This rank's shards of a model's hash tables, by name."""
+    for module in model.modules():
+        if isinstance(module, _COLLECTIONS):
+            yield from module.tables().items()
+        elif isinstance(module, HashEmbedding | HashEmbeddingBag):
+            yield str(module.table.name), module.table
+
+
+def replicated_tables(model: nn.Module) -> set[str]:
+    """The tables of which every rank has a copy."""
+    return {
+        name
+        for module in model.modules()
+        if isinstance(module, _SHARDED)
+        for name, planned in module.module_sharding_plan.items()
+        if planned.sharding_type == "data_parallel"
+    }
+
+
+def _add_stats(found: Values, table: str, stats: Any) -> None:
+    """Adds what a table counts: numbers that have a name, memory, and counts by cause."""
+    for field in fields(stats):
+        name, value = field.name, getattr(stats, field.name)
+        if name in _NUMBERS:
+            found.setdefault(_NUMBERS[name], {})[table,] = value
+        elif name.endswith("_bytes"):
+            part = name.removesuffix("_bytes")
+            found.setdefault("recsdk_table_bytes", {})[table, part] = value
+        elif isinstance(value, Mapping):
+            metric = "keys" if name == "outcomes" else name
+            counts = found.setdefault(f"recsdk_table_{metric}_total", {})
+            for cause, number in value.items():
+                counts[table, str(getattr(cause, "name", cause)).lower()] = number

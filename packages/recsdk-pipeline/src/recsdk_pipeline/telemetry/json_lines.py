@@ -1,0 +1,62 @@
+"""Reports as lines of JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, TextIO
+
+from recsdk_core.files import local_path
+from recsdk_pipeline.telemetry.metrics import Report
+
+__all__ = ["JsonLines"]
+
+
+class JsonLines:
+    """Appends each report to a file, as a line of JSON.
+
+    A line has `time`, `step`, `rank` (null: all ranks), `num_ranks`, and by the metric's name a
+    number, or objects within objects by the values of its labels: `{"recsdk_table_rows": {"user":
+    12}}`. Counters are told as they stand, from the start of the process. With ranks="each", rank r
+    writes `<stem>.rank_<r><suffix>`.
+    """
+
+    def __init__(self, path: Any) -> None:
+        """`path`: of the file, whose folder is made if it is not there."""
+        self.path = Path(local_path(path))
+        """Where it writes."""
+        self._file: TextIO | None = None
+
+    def open(self, rank: int | None) -> None:
+        """Opens the file. Raises OSError."""
+        if rank is not None:
+            self.path = self.path.with_name(f"{self.path.stem}.rank_{rank}{self.path.suffix}")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self.path.open("a")
+
+    def write(self, report: Report) -> None:
+        """Writes a line, whole, so that others can read it at once."""
+        assert self._file is not None
+        line: dict[str, Any] = {
+            "time": report.time,
+            "step": report.step,
+            "rank": report.rank,
+            "num_ranks": report.num_ranks,
+        }
+        for name, values in report.values.items():
+            for labels, number in values.items():
+                _put(line, (name, *labels), number)
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            self._file.close()
+
+
+def _put(whole: dict[str, Any], way: tuple[str, ...], number: float) -> None:
+    *outer, last = way
+    for name in outer:
+        whole = whole.setdefault(name, {})
+    whole[last] = number

@@ -1,0 +1,120 @@
+"""Reports for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from recsdk_pipeline.telemetry.metrics import Report, metric_of
+from recsdk_pipeline.telemetry.sink import needing
+
+__all__ = ["Prometheus"]
+
+_SECONDS_TO_PUSH = 10
+
+
+class Prometheus:
+    """Shows the last report on a port for Prometheus to scrape, or pushes it to a gateway.
+
+    With ranks="each", rank r listens on `port + r`, and its numbers have the label `rank`. Another
+    thread pushes; while one report is under way, only the last of the later ones follows. What goes
+    wrong is raised by the next call. Needs prometheus-client.
+    """
+
+    def __init__(
+        self,
+        port: int | None = None,
+        *,
+        address: str = "127.0.0.1",
+        push: str | None = None,
+        job: str = "recsdk",
+    ) -> None:
+        """Pass either `port` (0: any free one) or `push`, the gateway's `host:port`.
+
+        `address`: of this machine, to listen on; "0.0.0.0" for all. `job`: under which to push.
+        """
+        if (port is None) == (push is None):
+            raise ValueError(f"pass either port or push, got port={port!r} and push={push!r}")
+        if port is not None and not 0 <= port <= 65535:
+            raise ValueError(f"port is {port}; pass 0 (any free one) to 65535")
+        try:
+            import prometheus_client.core
+        except ImportError as error:
+            raise needing("Prometheus", "prometheus-client", "prometheus") from error
+        self._client: Any = prometheus_client
+        self.port = port
+        """Where it listens; once it is open, never 0."""
+        self._address, self._gateway, self._job = address, push, job
+        self._report: Report | None = None
+        self._registry = prometheus_client.CollectorRegistry()
+        self._server: Any = None
+        self._grouping: dict[str, str] = {}
+        self._pushing: Future[None] | None = None
+        self._is_pushed = True  # or about to be
+        self._thread: ThreadPoolExecutor | None = None
+
+    def open(self, rank: int | None) -> None:
+        """Starts to listen. Raises OSError if the port is taken."""
+        self._registry.register(self)  # calls `collect`
+        if self.port is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="recsdk-telemetry-push")
+            self._grouping = {} if rank is None else {"rank": str(rank)}
+            return
+        port = self.port + (rank or 0) if self.port else 0
+        try:
+            self._server, _ = self._client.start_http_server(port, self._address, self._registry)
+        except OSError as error:
+            raise OSError(
+                error.errno, f"cannot listen on {self._address}:{port} for Prometheus: {error}"
+            ) from error
+        self.port = self._server.server_port
+
+    def write(self, report: Report) -> None:
+        """Shows the report from now on."""
+        self._report = report
+        if self._thread is None:
+            return
+        self._is_pushed = self._pushing is None or self._pushing.done()
+        if self._is_pushed:
+            pushed, self._pushing = self._pushing, self._thread.submit(self._push)
+            if pushed is not None:
+                pushed.result()
+
+    def collect(self) -> Iterator[Any]:
+        """The last report, in the words of prometheus_client, which calls it."""
+        report = self._report
+        if report is None:
+            return
+        core = self._client.core
+        kinds = {"counter": core.CounterMetricFamily, "gauge": core.GaugeMetricFamily}
+        is_of_rank = report.rank is not None and self._server is not None
+        more = (str(report.rank),) if is_of_rank else ()
+        for name, values in report.values.items():
+            metric = metric_of(name)
+            labels = (*metric.labels, *(("rank",) if is_of_rank else ()))
+            family = kinds[metric.kind](name, metric.text, labels=labels)
+            for own, number in values.items():
+                family.add_metric((*own, *more), number)
+            yield family
+
+    def close(self) -> None:
+        """Stops to listen; waits until the last report is pushed."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+        if self._thread is not None:
+            if not self._is_pushed:
+                self._pushing = self._thread.submit(self._push)
+            self._thread.shutdown()
+            if self._pushing is not None:
+                self._pushing.result()
+
+    def _push(self) -> None:
+        self._client.push_to_gateway(
+            self._gateway,
+            job=self._job,
+            registry=self._registry,
+            grouping_key=self._grouping,
+            timeout=_SECONDS_TO_PUSH,
+        )

@@ -1,0 +1,226 @@
+"""Tells what a training does, every so many steps."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from recsdk_pipeline.hybrid_pipeline import HybridTrainPipelineSparseDist
+from recsdk_pipeline.telemetry.collecting import Collector, replicated_tables
+from recsdk_pipeline.telemetry.merging import merged, skew
+from recsdk_pipeline.telemetry.metrics import Report, Values
+from recsdk_pipeline.telemetry.sink import Sink
+from recsdk_pipeline.telemetry.window import Figures, Predictions, Window
+from recsdk_sharding.exchange import exchanges_of
+from recsdk_sharding.exchange.agreement import Agreement
+from recsdk_sharding.exchange.groups import group_beside
+
+__all__ = ["Telemetry"]
+
+
+class Telemetry:
+    """Tells sinks what a training does, every `every` steps of its pipeline, until `close`.
+
+    Tables (rows, memory, keys by outcome), where the time of a step goes, bytes sent, how evenly
+    ranks are used, loss, saves: docs/reference/telemetry.md lists all names. `predictions` takes
+    the model's output and returns its probabilities (B,), 0 to 1, and labels (B,), 0 or 1; with it
+    there are AUC and calibration too.
+
+    With ranks="together" (the default) the first rank reports all ranks as one. With "each" every
+    rank reports its own numbers; those of the window and the skew are of all ranks either way. All
+    ranks must make it, with the same arguments, between the same steps. A report is one exchange
+    between the ranks of the hash tables, over a group of its own; a model without sharded hash
+    tables has none, and each rank is the first. If opening a sink fails on one rank, all raise.
+
+    Not thread-safe. Raises TypeError or ValueError for other arguments. Also a context manager::
+
+        with Telemetry(model, pipeline, every=100, to=[Prometheus(port=9400)]):
+            train(pipeline)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        pipeline: HybridTrainPipelineSparseDist[Any, Any],
+        every: int = 100,
+        to: Sequence[Sink] = (),
+        *,
+        ranks: Literal["together", "each"] = "together",
+        predictions: Predictions | None = None,
+    ) -> None:
+        _check(model, pipeline, every, to, ranks)
+        self._pipeline = pipeline
+        self._every = every
+        self._is_each = ranks == "each"
+        self._peers = _Peers(model)
+        self._sinks = list(to) if self._is_each or self._peers.rank == 0 else []
+        self._opened: list[Sink] = []
+        self._open_on_all_ranks()
+        self._replicated = replicated_tables(model)
+        self._window = Window(predictions)
+        self._collector = Collector(model, pipeline._parts[True])
+        self._has_predictions = predictions is not None
+        self._num_examples = self._num_bad = self._num_ids = 0.0
+        self._is_closed = False
+        pipeline._watchers.append(self._watch)
+
+    def report(self) -> None:
+        """Reports now; all ranks must call it between the same steps.
+
+        Raises RuntimeError after `close`.
+        """
+        if self._is_closed:
+            raise RuntimeError("this telemetry is closed; make another one")
+        sums = self._window.take()
+        own = Figures(sums)
+        figures = Figures(self._peers.added(sums)) if self._peers.size > 1 else own
+        self._num_examples += own.num_examples
+        self._num_bad += figures.num_bad
+        values = self._collector.values()
+        values["recsdk_steps_total"] = {(): self._pipeline.num_batches_trained}
+        if self._has_predictions:
+            values["recsdk_examples_total"] = {(): self._num_examples}
+            values["recsdk_bad_predictions_total"] = {(): self._num_bad}
+        of_ranks = self._peers.gathered((values, self._ids_since(values)))
+        for name in ("loss", "auc", "calibration"):
+            figure = getattr(figures, name)
+            if figure is not None:
+                values[f"recsdk_{name}"] = {(): figure}
+        told = values if self._is_each else merged([each for each, _ in of_ranks], self._replicated)
+        for name in ("recsdk_loss", "recsdk_auc", "recsdk_calibration"):
+            told.update({name: values[name]} if name in values else {})
+        told["recsdk_rank_skew"] = {
+            ("ids",): skew([ids for _, ids in of_ranks]),
+            ("rows",): skew([_num_rows(each) for each, _ in of_ranks]),
+        }
+        self._write(told)
+
+    def close(self) -> None:
+        """Reports no more, and closes the sinks; a second call does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._pipeline._watchers.remove(self._watch)
+        for sink in self._opened:
+            _does(sink, sink.close)
+
+    def __enter__(self) -> Telemetry:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _watch(self, losses: torch.Tensor, output: Any) -> None:
+        self._window.add(losses, output)
+        if self._pipeline.num_batches_trained % self._every == 0:
+            self.report()
+
+    def _open_on_all_ranks(self) -> None:
+        try:
+            self._peers.together(self._open)
+        except BaseException:
+            for sink in self._opened:
+                _does(sink, sink.close)
+            raise
+
+    def _open(self) -> None:
+        for sink in self._sinks:
+            sink.open(self._peers.rank if self._is_each else None)
+            self._opened.append(sink)
+
+    def _write(self, values: Values) -> None:
+        report = Report(
+            time=time.time(),
+            step=self._pipeline.num_batches_trained,
+            rank=self._peers.rank if self._is_each else None,
+            num_ranks=self._peers.size,
+            values=values,
+        )
+        self._sinks = [sink for sink in self._sinks if _does(sink, partial(sink.write, report))]
+
+    def _ids_since(self, values: Values) -> float:
+        """Keys that this rank has mapped since it was asked before."""
+        keys = sum(values.get("recsdk_table_keys_total", {}).values())
+        since, self._num_ids = keys - self._num_ids, keys
+        return since
+
+
+class _Peers:
+    """The ranks of a model's hash tables, over a group of their own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        exchanges = exchanges_of(model)
+        self.rank, self.size = 0, 1
+        self._group: dist.ProcessGroup | None = None
+        if exchanges and exchanges[0].world_size > 1:
+            exchanges[0].meet()
+            self._group = group_beside(exchanges[0].group)
+            self.rank, self.size = exchanges[0].rank, exchanges[0].world_size
+            self._agreement = Agreement(exchanges[0].group)
+
+    def together(self, call: Any) -> None:
+        """Calls it on all ranks; if it raises on one, all raise."""
+        if self._group is None:
+            call()
+        else:
+            self._agreement.together(call, None)
+
+    def added(self, numbers: torch.Tensor) -> torch.Tensor:
+        """The sums over all ranks, in place."""
+        dist.all_reduce(numbers, group=self._group)
+        return numbers
+
+    def gathered(self, value: Any) -> list[Any]:
+        """Those of all ranks."""
+        found = [value] * self.size
+        if self._group is not None:
+            dist.all_gather_object(found, value, group=self._group)
+        return found
+
+
+def _does(sink: Sink, call: Callable[[], None]) -> bool:
+    """Makes a call of a sink; whether that went well, or else a warning tells."""
+    try:
+        call()
+    except Exception as error:
+        text = f"{type(sink).__name__} gets no more telemetry: {error!r}"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        return False
+    return True
+
+
+def _num_rows(values: Values) -> float:
+    return sum(values.get("recsdk_table_rows", {}).values())
+
+
+def _check(model: Any, pipeline: Any, every: Any, to: Any, ranks: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if not isinstance(pipeline, HybridTrainPipelineSparseDist):
+        raise TypeError(
+            f"pipeline must be a HybridTrainPipelineSparseDist, got {type(pipeline).__name__}"
+        )
+    if isinstance(every, bool) or not isinstance(every, int):
+        raise TypeError(f"every is {every!r}; pass a whole number of steps")
+    if every < 1:
+        raise ValueError(f"every is {every}; pass a number of steps, 1 or more")
+    if ranks not in ("together", "each"):
+        raise ValueError(f"ranks is {ranks!r}; pass 'together' or 'each'")
+    if not isinstance(to, Sequence) or not to:
+        raise ValueError(f"to is {to!r}; pass a list of sinks, such as [JsonLines('run.jsonl')]")
+    for sink in to:
+        if not isinstance(sink, Sink):
+            raise TypeError(f"to has a {type(sink).__name__}; a sink has open, write and close")

@@ -1,0 +1,58 @@
+"""Reports for TensorBoard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from recsdk_core.files import local_path
+from recsdk_pipeline.telemetry.metrics import Labels, Report, metric_of
+from recsdk_pipeline.telemetry.sink import needing
+
+__all__ = ["TensorBoard"]
+
+
+class TensorBoard:
+    """Writes scalars for TensorBoard, by step: `recsdk_table_rows/user`.
+
+    A counter is written as its growth a step since the report before: `recsdk_step_seconds/forward`
+    is how long forward takes. With ranks="each", rank r writes into the folder's `rank_<r>`. Needs
+    tensorboard.
+    """
+
+    def __init__(self, folder: Any) -> None:
+        """`folder`: local; it is made if it is not there."""
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise needing("TensorBoard", "tensorboard", "tensorboard") from error
+        self._make = SummaryWriter
+        self._folder = Path(local_path(folder))
+        self._writer: Any = None
+        self._last: dict[tuple[str, Labels], float] = {}
+        self._step = 0
+
+    def open(self, rank: int | None) -> None:
+        """Opens the file of events. Raises OSError."""
+        folder = self._folder if rank is None else self._folder / f"rank_{rank}"
+        self._writer = self._make(str(folder))
+
+    def write(self, report: Report) -> None:
+        """Writes the scalars of a report."""
+        steps = max(1, report.step - self._step)
+        for name, values in report.values.items():
+            is_counter = metric_of(name).kind == "counter"
+            for labels, number in values.items():
+                shown = number
+                if is_counter:
+                    shown = (number - self._last.get((name, labels), 0.0)) / steps
+                    self._last[name, labels] = number
+                tag = "/".join((name.removesuffix("_total"), *labels))
+                self._writer.add_scalar(tag, shown, report.step, report.time)
+        self._step = report.step
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Closes the file of events."""
+        if self._writer is not None:
+            self._writer.close()

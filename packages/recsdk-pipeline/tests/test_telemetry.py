@@ -1,0 +1,356 @@
+"""Telemetry without ranks: the figures of a window, and what each sink makes of a report."""
+
+from __future__ import annotations
+
+import dataclasses
+import http.server
+import json
+import re
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torchmetrics.functional.classification import binary_auroc
+
+from recsdk_core import Table, TableStats
+from recsdk_pipeline.telemetry import (
+    METRICS,
+    JsonLines,
+    OpenTelemetry,
+    Prometheus,
+    Report,
+    Telemetry,
+    TensorBoard,
+)
+from recsdk_pipeline.telemetry.collecting import _add_stats
+from recsdk_pipeline.telemetry.merging import merged, skew
+from recsdk_pipeline.telemetry.metrics import Values, metric_of
+from recsdk_pipeline.telemetry.window import Figures, Window
+
+# Logits this far apart fall into different ranges.
+LOGITS = st.integers(-1900, 1900).map(lambda n: n / 100)
+PAIRS = st.lists(st.tuples(LOGITS, st.booleans()), max_size=30)
+
+
+def auc_of(pairs: list[tuple[float, bool]]) -> float | None:
+    """By its definition: over all pairs of a positive and a negative."""
+    positives = [logit for logit, is_click in pairs if is_click]
+    negatives = [logit for logit, is_click in pairs if not is_click]
+    wins = [(p > n) + (p == n) / 2 for p in positives for n in negatives]
+    return sum(wins) / len(wins) if wins else None
+
+
+@given(st.lists(PAIRS, max_size=4))
+def test_figures_of_a_window(steps: list[list[tuple[float, bool]]]) -> None:
+    window = Window(lambda output: output)
+    for number, pairs in enumerate(steps):
+        logits = torch.tensor([logit for logit, _ in pairs], dtype=torch.float64)
+        labels = torch.tensor([float(is_click) for _, is_click in pairs])
+        window.add(torch.tensor([number, 1.0]), (torch.sigmoid(logits), labels))
+    figures = Figures(window.take())
+    every = [pair for pairs in steps for pair in pairs]
+    expected = auc_of([(round(logit, 2), is_click) for logit, is_click in every])
+    assert figures.auc == (None if expected is None else pytest.approx(expected))
+    clicks = sum(is_click for _, is_click in every)
+    total = sum(1 / (1 + np.exp(-logit)) for logit, _ in every)
+    assert figures.calibration == (pytest.approx(total / clicks) if clicks else None)
+    assert figures.num_examples == len(every)
+    assert figures.num_bad == 0
+    mean = sum(range(1, len(steps) + 1)) / len(steps) if steps else None
+    assert figures.loss == (None if mean is None else pytest.approx(mean))
+    again = Figures(window.take())
+    assert (again.auc, again.calibration, again.loss, again.num_examples) == (None, None, None, 0)
+
+
+def test_many_predictions_are_counted_as_they_come() -> None:
+    generator = torch.Generator().manual_seed(0)
+    probabilities = torch.rand(100_000, generator=generator) / 50
+    labels = (torch.rand(100_000, generator=generator) < probabilities).float()
+    window = Window(lambda output: output)
+    for place in range(0, 100_000, 1000):
+        part = slice(place, place + 1000)
+        window.add(torch.tensor(0.0), (probabilities[part], labels[part]))
+    figures = Figures(window.take())
+    assert figures.num_examples == 100_000
+    expected = float(binary_auroc(probabilities, labels.int()))
+    assert figures.auc == pytest.approx(expected, abs=1e-4)
+    assert figures.calibration == pytest.approx(float(probabilities.sum() / labels.sum()), rel=1e-5)
+
+
+def test_bad_predictions_are_counted_and_left_out() -> None:
+    window = Window(lambda output: output)
+    probabilities = torch.tensor([0.0, 1.0, float("nan"), 1.5, -0.1, float("inf"), -0.0])
+    labels = torch.tensor([0.0, 1.0, 1.0, 1.0, 0.0, 1.0, 0.0])
+    window.add(torch.tensor(0.5), (probabilities, labels))
+    figures = Figures(window.take())
+    assert (figures.auc, figures.calibration) == (1.0, 1.0)
+    assert (figures.num_bad, figures.num_examples) == (4, 7)
+    with pytest.raises(ValueError, match=r"shape \(2,\) and labels of shape \(3,\)"):
+        window.add(torch.tensor(0.5), (torch.zeros(2), torch.zeros(3)))
+
+
+def test_ranks_are_merged_as_each_metric_says() -> None:
+    ranks: list[Values] = [
+        {
+            "recsdk_steps_total": {(): 7},
+            "recsdk_table_rows": {("user",): 3 + r, ("item",): 5},
+            "recsdk_table_bytes": {("item", "row"): 100},
+            "recsdk_table_updates_total": {("user",): 7},
+            "recsdk_step_seconds_total": {("forward",): 1.0 + r},
+            "recsdk_table_evicted_total": {("user", "stale"): 2},
+            **({"recsdk_table_rows_in_flight": {("ad",): 4}} if r else {}),
+        }
+        for r in range(2)
+    ]
+    assert merged(ranks, {"item"}) == {
+        "recsdk_steps_total": {(): 7},
+        "recsdk_table_rows": {("user",): 7, ("item",): 5},
+        "recsdk_table_bytes": {("item", "row"): 200},
+        "recsdk_table_updates_total": {("user",): 7},
+        "recsdk_step_seconds_total": {("forward",): 1.5},
+        "recsdk_table_evicted_total": {("user", "stale"): 4},
+        "recsdk_table_rows_in_flight": {("ad",): 4},
+    }
+    assert (skew([3, 1]), skew([0, 0])) == (1.5, 1.0)
+
+
+def test_counts_by_cause_are_told_without_knowing_them() -> None:
+    stats = Table(dim=4).stats()
+    made = dataclasses.make_dataclass(
+        "Stats",
+        [("evicted", dict[str, int]), ("disk_bytes", int)],
+        bases=(TableStats,),
+        frozen=True,
+    )
+    found: Values = {}
+    _add_stats(found, "user", made(**vars(stats), evicted={"stale": 3, "full": 1}, disk_bytes=9))
+    counts = {("user", "stale"): 3, ("user", "full"): 1}
+    assert found["recsdk_table_evicted_total"] == counts
+    assert found["recsdk_table_bytes"]["user", "disk"] == 9
+    assert metric_of("recsdk_table_evicted_total").labels == ("table", "cause")
+
+
+def test_every_name_has_its_row_in_the_reference() -> None:
+    page = Path(__file__).parents[3] / "docs" / "reference" / "telemetry.md"
+    if not page.exists():
+        pytest.skip("the page is not part of the package")
+    rows = re.findall(r"^\| `(recsdk_\w+)` \| (.*) \|$", page.read_text(), re.M)
+    expected = [
+        (m.name, " | ".join([m.kind, f"`{m.unit}`", ", ".join(m.labels), m.over_ranks, m.text]))
+        for m in METRICS.values()
+    ]
+    assert rows == expected
+
+
+def report_of(step: int, rank: int | None = None) -> Report:
+    return Report(
+        time=1.7e9 + step,
+        step=step,
+        rank=rank,
+        num_ranks=2,
+        values={
+            "recsdk_steps_total": {(): step},
+            "recsdk_loss": {(): 0.5},
+            "recsdk_table_rows": {("user",): 10 * step, ("a b/\"'\\c",): 1},
+            "recsdk_step_seconds_total": {("forward",): 0.25 * step},
+            "recsdk_table_evicted_total": {("user", "stale"): 3 * step},
+        },
+    )
+
+
+def test_json_lines_hold_counters_as_they_stand(tmp_path: Path) -> None:
+    sink = JsonLines(tmp_path / "new" / "run.jsonl")
+    sink.open(None)
+    sink.write(report_of(1))
+    sink.write(report_of(2))
+    lines = [json.loads(line) for line in sink.path.read_text().splitlines()]
+    assert lines[1] == {
+        "time": 1.7e9 + 2,
+        "step": 2,
+        "rank": None,
+        "num_ranks": 2,
+        "recsdk_steps_total": 2,
+        "recsdk_loss": 0.5,
+        "recsdk_table_rows": {"user": 20, "a b/\"'\\c": 1},
+        "recsdk_step_seconds_total": {"forward": 0.5},
+        "recsdk_table_evicted_total": {"user": {"stale": 6}},
+    }
+    sink.close()
+    again = JsonLines(tmp_path / "new" / "run.jsonl")
+    again.open(None)
+    again.write(report_of(3))
+    again.close()
+    assert len(sink.path.read_text().splitlines()) == 3
+
+
+def scraped(port: int | None) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    parser = pytest.importorskip("prometheus_client.parser")
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        text = answer.read().decode()
+    families = parser.text_string_to_metric_families(text)
+    samples = [sample for family in families for sample in family.samples]
+    return {(s.name, tuple(sorted(s.labels.items()))): s.value for s in samples}
+
+
+@pytest.mark.parametrize("rank", [None, 1])
+def test_prometheus_scrapes_the_last_report(rank: int | None) -> None:
+    pytest.importorskip("prometheus_client")
+    sink = Prometheus(port=0)
+    sink.open(rank)
+    assert scraped(sink.port) == {}
+    sink.write(report_of(1, rank))
+    sink.write(report_of(2, rank))
+    own = () if rank is None else (("rank", "1"),)
+    assert scraped(sink.port) == {
+        ("recsdk_steps_total", own): 2,
+        ("recsdk_loss", own): 0.5,
+        ("recsdk_table_rows", (*own, ("table", "user"))): 20,
+        ("recsdk_table_rows", (*own, ("table", "a b/\"'\\c"))): 1,
+        ("recsdk_step_seconds_total", (("part", "forward"), *own)): 0.5,
+        ("recsdk_table_evicted_total", (("cause", "stale"), *own, ("table", "user"))): 6,
+    }
+    taken = Prometheus(port=sink.port)
+    if rank is None:
+        with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{sink.port}"):
+            taken.open(None)
+    sink.close()
+    with pytest.raises(OSError, match="refused"):
+        scraped(sink.port)
+
+
+@pytest.fixture
+def gateway() -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """A gateway that keeps what is pushed: its address, and paths with bodies."""
+    pushed: list[tuple[str, str]] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            pushed.append(
+                (self.path, self.rfile.read(int(self.headers["Content-Length"])).decode())
+            )
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"127.0.0.1:{server.server_port}", pushed
+        server.shutdown()
+        thread.join()
+
+
+def test_prometheus_pushes_to_a_gateway(gateway: tuple[str, list[tuple[str, str]]]) -> None:
+    pytest.importorskip("prometheus_client")
+    address, pushed = gateway
+    sink = Prometheus(push=address, job="clicks")
+    sink.open(1)
+    sink.write(report_of(4, rank=1))
+    sink.close()
+    [(path, body)] = pushed
+    assert path == "/metrics/job/clicks/rank/1"
+    assert 'recsdk_table_rows{table="user"} 40.0' in body
+    refused = Prometheus(push="127.0.0.1:1")
+    refused.open(None)
+    refused.write(report_of(1))
+    with pytest.raises(OSError, match="refused"):
+        refused.close()
+
+
+def test_opentelemetry_reads_the_last_report() -> None:
+    pytest.importorskip("opentelemetry.sdk.metrics")
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+    reader = InMemoryMetricReader()
+    sink = OpenTelemetry(MeterProvider([reader]).get_meter("test"))
+    sink.open(1)
+    sink.write(report_of(1, rank=1))
+    sink.write(report_of(2, rank=1))
+    [resource] = reader.get_metrics_data().resource_metrics
+    [scope] = resource.scope_metrics
+    found = {
+        (each.name, each.unit, *sorted(map(str, point.attributes.values()))): point.value
+        for each in scope.metrics
+        for point in each.data.data_points
+    }
+    assert found == {
+        ("recsdk.steps", "{step}", "1"): 2,
+        ("recsdk.loss", "1", "1"): 0.5,
+        ("recsdk.table_rows", "{row}", "1", "user"): 20,
+        ("recsdk.table_rows", "{row}", "1", "a b/\"'\\c"): 1,
+        ("recsdk.step_seconds", "s", "1", "forward"): 0.5,
+        ("recsdk.table_evicted", "1", "1", "stale", "user"): 6,
+    }
+
+
+def test_tensorboard_gets_counters_a_step(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    sink = TensorBoard(tmp_path)
+    sink.open(0)
+    sink.write(report_of(4, rank=0))
+    sink.write(report_of(10, rank=0))
+    sink.close()
+    events = EventAccumulator(str(tmp_path / "rank_0")).Reload()
+    assert "recsdk_table_rows/user" in events.Tags()["scalars"]
+    [first, second] = events.Scalars("recsdk_step_seconds/forward")
+    assert (first.step, first.value, second.step, second.value) == (4, 0.25, 10, 0.25)
+    assert [each.value for each in events.Scalars("recsdk_table_rows/user")] == [40, 100]
+    assert [each.value for each in events.Scalars("recsdk_table_evicted/user/stale")] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("module", "make", "extra"),
+    [
+        ("prometheus_client", lambda: Prometheus(port=0), "prometheus"),
+        ("opentelemetry", OpenTelemetry, "opentelemetry"),
+        ("torch.utils.tensorboard", lambda: TensorBoard("unused"), "tensorboard"),
+    ],
+)
+def test_a_missing_package_is_named(
+    monkeypatch: pytest.MonkeyPatch, module: str, make: Any, extra: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=rf'needs .*run pip install "recsdk-pipeline\[{extra}\]"'):
+        make()
+
+
+@pytest.mark.parametrize("arguments", [{}, {"port": 1, "push": "gateway:9091"}, {"port": 65536}])
+def test_prometheus_refuses_other_arguments(arguments: Any) -> None:
+    with pytest.raises(ValueError, match="port"):
+        Prometheus(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"model": 3}, TypeError, "model must be a torch.nn.Module, got int"),
+        ({"pipeline": 3}, TypeError, "pipeline must be a HybridTrainPipelineSparseDist, got int"),
+        ({"every": 0}, ValueError, "every is 0; pass a number of steps, 1 or more"),
+        ({"every": 1.5}, TypeError, "every is 1.5; pass a whole number of steps"),
+        ({"ranks": "all"}, ValueError, "ranks is 'all'; pass 'together' or 'each'"),
+        ({"to": []}, ValueError, "pass a list of sinks"),
+        ({"to": ["run.jsonl"]}, TypeError, "to has a str; a sink has open, write and close"),
+    ],
+)
+def test_other_arguments_are_refused(changed: Any, error: type[Exception], message: str) -> None:
+    from recsdk_pipeline import HybridTrainPipelineSparseDist
+
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    pipeline = HybridTrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
+    given = {"model": model, "pipeline": pipeline, "every": 1, "to": [JsonLines("unused")]}
+    with pytest.raises(error, match=message):
+        Telemetry(**{**given, **changed})
