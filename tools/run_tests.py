@@ -26,7 +26,8 @@ import set_up
 RESULTS = set_up.BUILD / "results"
 SECONDS_PER_TEST = 1500
 # Not more on a machine with many cores: a suite may start ten processes of half a gigabyte each.
-AT_ONCE = 2
+GIGABYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+AT_ONCE = 3 if GIGABYTES > 15 else 2
 NUM_SLOWEST = 10
 
 
