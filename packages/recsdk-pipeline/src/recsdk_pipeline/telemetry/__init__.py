@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from recsdk_pipeline.telemetry.grafana import dashboard
 from recsdk_pipeline.telemetry.json_lines import JsonLines
 from recsdk_pipeline.telemetry.metrics import METRICS, Metric, Report
 from recsdk_pipeline.telemetry.open_telemetry import OpenTelemetry
@@ -20,4 +21,5 @@ __all__ = [
     "Sink",
     "Telemetry",
     "TensorBoard",
+    "dashboard",
 ]
