@@ -229,20 +229,41 @@ bool SegmentedHash::put_at_once(Segment& segment, Bucket& home, HashParts p, Key
   return true;
 }
 
+// Keys to be put in, each hashed and its lines asked for 16 keys before its turn.
+class SegmentedHash::Window {
+ public:
+  /// There must be a segment. `keys` are kept as they are given.
+  Window(const SegmentedHash& hash, std::span<const Key> keys) : hash_(hash), keys_(keys) {
+    for (std::size_t i = 0; i < std::min(kAhead, keys.size()); ++i) stage(i);
+  }
+
+  /// The parts of key i. All keys have to be asked for in turn, from 0 on.
+  HashParts next(std::size_t i) {
+    const HashParts p = ahead_[i % kAhead];
+    if (i + kAhead < keys_.size()) stage(i + kAhead);
+    return p;
+  }
+
+ private:
+  static constexpr std::size_t kAhead = 16;
+
+  void stage(std::size_t i) {
+    ahead_[i % kAhead] = hash_.parts(keys_[i]);
+    hash_.prefetch(ahead_[i % kAhead]);
+  }
+
+  const SegmentedHash& hash_;
+  const std::span<const Key> keys_;
+  HashParts ahead_[kAhead];
+};
+
 void SegmentedHash::insert(std::span<const Key> keys, std::uint32_t next_row, RowNumber* rows,
                            Outcome* outcomes, std::size_t& num_done) {
-  constexpr std::size_t kAhead = 16;
-  HashParts ahead[kAhead];
-  const auto stage = [&](std::size_t i) {
-    ahead[i % kAhead] = parts(keys[i]);
-    prefetch(ahead[i % kAhead]);
-  };
   if (keys.empty()) return;
   if (directory_.empty()) make_room(parts(keys[0]));
-  for (std::size_t i = 0; i < std::min(kAhead, keys.size()); ++i) stage(i);
+  Window window(*this, keys);
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    const HashParts p = ahead[i % kAhead];
-    if (i + kAhead < keys.size()) stage(i + kAhead);
+    const HashParts p = window.next(i);
     const Entry e = entry(p);  // the segment may have moved since
     Bucket& home = e.segment()->buckets()[p.bucket_in(e.num_buckets())];
     const std::uint32_t match = home.match(keys[i]);
@@ -264,16 +285,9 @@ void SegmentedHash::insert(std::span<const Key> keys, std::uint32_t next_row, Ro
 
 void SegmentedHash::insert_absent(std::span<const Key> keys, const std::uint32_t* rows,
                                   std::size_t& num_done) {
-  constexpr std::size_t kAhead = 16;
-  HashParts ahead[kAhead];
-  const auto stage = [&](std::size_t i) {
-    ahead[i % kAhead] = parts(keys[i]);
-    prefetch(ahead[i % kAhead]);
-  };
-  for (std::size_t i = 0; i < std::min(kAhead, keys.size()); ++i) stage(i);
+  Window window(*this, keys);
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    const HashParts p = ahead[i % kAhead];
-    if (i + kAhead < keys.size()) stage(i + kAhead);
+    const HashParts p = window.next(i);
     const Entry e = entry(p);  // the segment may have moved since
     Bucket& home = e.segment()->buckets()[p.bucket_in(e.num_buckets())];
     if (!put_at_once(*e.segment(), home, p, keys[i], rows[i])) {

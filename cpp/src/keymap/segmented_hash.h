@@ -179,6 +179,7 @@ class SegmentedHash {
   void prefetch(HashParts p) const;
   struct Block;
   struct Pending;
+  class Window;
   static std::uint32_t compare_homes(const Block& block, const Key* keys, RowNumber* rows,
                                      Outcome* outcomes);
   void find_chunk(const Key* keys, std::int64_t count, RowNumber* rows, Outcome* outcomes) const;
