@@ -30,16 +30,16 @@ COUNTED = {
 
 
 def run(quick: bool) -> list[Record]:
-    counted = [record for name, case in COUNTED.items() for record in counted_records(name, case)]
-    return counted + timed_records(quick)
+    return counted_records() + timed_records(quick)
 
 
-def counted_records(name: str, case: HostCase) -> list[Record]:
-    """What a step of one rank hands to the device."""
-    found = launch("device_counts", 1, asdict(case), SIMULATED)
-    unit_of = {name: "bytes" if name.startswith("bytes") else "count" for name in found}
+def counted_records() -> list[Record]:
+    """What a step of one rank hands to the device, in one process for all cases."""
+    cases = {name: asdict(case) for name, case in COUNTED.items()}
     return [
-        Record(workload=name, op=op, unit=unit_of[op], ours=figure) for op, figure in found.items()
+        Record(workload=name, op=op, unit="bytes" if op.startswith("bytes") else "count", ours=n)
+        for name, found in launch("device_counts", 1, cases, SIMULATED).items()
+        for op, n in found.items()
     ]
 
 

@@ -1,8 +1,8 @@
 """What a step hands to a simulated device, by its parts: operators, waits of the host, bytes.
 
-    torchrun ... -m benchmarks.device_counts CASE        CASE: a `HostCase` as JSON
+    torchrun ... -m benchmarks.device_counts CASES       CASES: `HostCase`s by name, as JSON
 
-All rows exist beforehand. The first rank prints one JSON object.
+All rows exist beforehand. The first rank prints one JSON object: the figures of each case.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def main(argv: list[str]) -> None:
     warnings.filterwarnings("ignore")
     dist.init_process_group("gloo")
     try:
-        found = count(HostCase(**json.loads(argv[0])))
+        cases = {name: HostCase(**case) for name, case in json.loads(argv[0]).items()}
+        found = {name: count(case) for name, case in cases.items()}
         if dist.get_rank() == 0:
             print(json.dumps(found), flush=True)
     finally:
