@@ -15,6 +15,7 @@ from recsdk_core import (
     Table,
     init,
     join_rows,
+    map_joined,
     map_tables,
     optim,
     pool_tables,
@@ -156,22 +157,27 @@ def test_one_tables_failure_leaves_the_others_done_whole() -> None:
 @given(data=st.data(), number=st.sampled_from([np.int32, np.int64]))
 def test_rows_of_tables_are_joined_as_lists_are(data: Any, number: Any) -> None:
     sizes = data.draw(st.lists(st.sampled_from([0, 1, 5, 20_000]), max_size=4))
+    order = data.draw(st.permutations(range(len(sizes))))
     has_outcomes = data.draw(st.booleans())
     random = np.random.default_rng(data.draw(st.integers(0, 99)))
-    parts, expected = [], []
-    for first, size in enumerate(sizes):
-        rows = random.integers(-5, 10, size)
-        outcomes = random.integers(0, 5, size).astype(np.uint8)
-        rows[outcomes <= Outcome.INSERTED] = np.abs(rows[outcomes <= Outcome.INSERTED])
-        if not has_outcomes:
-            rows, outcomes = np.abs(rows), np.zeros(size, np.uint8)
-        parts.append((rows, outcomes if has_outcomes else None, 100 * first))
-        expected += [
-            row + 100 * first if outcome <= Outcome.INSERTED else 77
-            for row, outcome in zip(rows.tolist(), outcomes.tolist(), strict=True)
-        ]
-    out = np.full(sum(sizes), -1, number)
-    join_rows(parts, 77, out)
+    rows = random.integers(-5, 10, sum(sizes))
+    outcomes = random.integers(0, 5, len(rows)).astype(np.uint8)
+    rows[outcomes <= Outcome.INSERTED] = np.abs(rows[outcomes <= Outcome.INSERTED])
+    if not has_outcomes:
+        rows, outcomes = np.abs(rows), np.zeros(len(rows), np.uint8)
+    begins = np.cumsum([0, *sizes])[order]
+    expected = [
+        row + 100 * table if outcome <= Outcome.INSERTED else 77
+        for table in order
+        for row, outcome in zip(
+            *(np.split(array, np.cumsum(sizes))[table].tolist() for array in (rows, outcomes)),
+            strict=True,
+        )
+    ]
+    out = np.full(len(rows), -1, number)
+    counts = np.array([sizes[table] for table in order], np.int64)
+    parts = begins.astype(np.int64), counts, 100 * np.array(order, np.int64)
+    join_rows(rows, outcomes if has_outcomes else None, parts, 77, out)
     assert out.tolist() == expected
 
 
@@ -189,6 +195,40 @@ def test_rows_of_tables_are_joined_as_lists_are(data: Any, number: Any) -> None:
 def test_rows_that_cannot_be_joined_are_refused(
     rows: list[int], outcomes: list[int], out: Any, error: type[Exception], message: str
 ) -> None:
-    part = np.array(rows), np.array(outcomes, np.uint8), 0
+    parts = tuple(np.array([number]) for number in (0, len(rows), 0))
     with pytest.raises(error, match=message):
-        join_rows([part], 0, out)
+        join_rows(np.array(rows), np.array(outcomes, np.uint8), parts, 0, out)
+
+
+@pytest.mark.parametrize(
+    ("begins", "counts"), [([0, 1], [1, 3]), ([-1], [1]), ([0], [-1]), ([4], [1]), ([0], [1, 2])]
+)
+def test_parts_outside_of_the_rows_are_refused(begins: list[int], counts: list[int]) -> None:
+    parts = np.array(begins), np.array(counts), np.zeros(len(begins), np.int64)
+    with pytest.raises(ValueError, match="part"):
+        join_rows(np.arange(3), None, parts, 0, np.zeros(3, np.int64))
+
+
+@given(data=st.data())
+def test_keys_one_after_the_other_are_mapped_as_apart(data: Any) -> None:
+    keys = data.draw(st.lists(st.lists(st.integers(0, 9), max_size=6), max_size=4))
+    apart, joined = ([make(1, f"{i}") for i in range(len(keys))] for _ in range(2))
+    for insert in (False, True, False):
+        calls = list(zip(apart, [np.array(part, np.int64) for part in keys], strict=True))
+        expected = map_tables(calls, insert, [None] * len(calls))
+        flat = np.array([key for part in keys for key in part], np.int64)
+        counts = np.array([len(part) for part in keys], np.int64)
+        leases = [table.lease() for table in joined]
+        rows, outcomes = map_joined(joined, flat, counts, insert, leases)
+        assert outcomes.tolist() == [o for _, part in expected for o in part.tolist()]
+        has_row = outcomes <= Outcome.INSERTED
+        numbers = np.array([row for part, _ in expected for row in part.tolist()], np.int64)
+        assert (rows[has_row] == numbers[has_row]).all()
+
+
+@pytest.mark.parametrize("counts", [[1], [1, 1], [4, -1], [1, 3], [1, 1, 1]])
+def test_counts_that_do_not_fit_the_keys_are_refused(counts: list[int]) -> None:
+    tables = [make(1, "a"), make(1, "b")]
+    with pytest.raises(ValueError, match="counts must"):
+        map_joined(tables, KEYS, np.array(counts), True)
+    assert [len(table) for table in tables] == [0, 0]

@@ -85,7 +85,15 @@ void update_all(nb::handle calls) {
   update_tables(made);
 }
 
-/// The lease at `i` of None or a sequence of leases and Nones.
+/// The items of a list or tuple, one for each of `count` calls.
+nb::tuple items_for(nb::handle object, std::size_t count, const char* message) {
+  nb::tuple found = nb::steal<nb::tuple>(PySequence_Tuple(object.ptr()));
+  if (!found.is_valid()) nb::raise_python_error();
+  if (found.size() != count) throw nb::value_error(message);
+  return found;
+}
+
+/// The lease at `i` of None or a tuple of leases and Nones.
 const Lease* lease_at(nb::handle leases, std::size_t i) {
   if (leases.is_none()) return nullptr;
   const nb::object lease = leases[i];
@@ -95,14 +103,15 @@ const Lease* lease_at(nb::handle leases, std::size_t i) {
   return lease_of(nb::inst_ptr<PyLease>(lease));
 }
 
+nb::object leases_for(nb::handle leases, std::size_t count) {
+  if (leases.is_none()) return nb::borrow(leases);
+  return items_for(leases, count, "leases must have one item for each call");
+}
+
 nb::list map_all(nb::handle calls, bool insert, nb::handle leases_object) {
-  const nb::object leases = leases_object.is_none()
-                                ? nb::borrow(leases_object)
-                                : nb::object(nb::steal(PySequence_Tuple(leases_object.ptr())));
   const nb::tuple all = nb::steal<nb::tuple>(PySequence_Tuple(calls.ptr()));
-  if (!all.is_valid() || !leases.is_valid()) nb::raise_python_error();
-  if (!leases.is_none() && nb::len(leases) != all.size())
-    throw nb::value_error("leases must have one item for each call");
+  if (!all.is_valid()) nb::raise_python_error();
+  const nb::object leases = leases_for(leases_object, all.size());
   std::vector<nb::tuple> kept;
   std::deque<Keys> keys;
   std::vector<IndexMapCall> made;
@@ -127,30 +136,80 @@ nb::list map_all(nb::handle calls, bool insert, nb::handle leases_object) {
   return results;
 }
 
+nb::tuple map_joined(nb::handle tables_object, nb::handle keys_object, nb::handle counts_object,
+                     bool insert, nb::handle leases_object) {
+  const Keys keys(keys_object);
+  const Integers counts(counts_object, "counts");
+  const std::size_t size = counts.span().size();
+  const nb::tuple tables = items_for(tables_object, size, "counts must have one for each table");
+  const nb::object leases = leases_for(leases_object, size);
+  const auto total = static_cast<std::int64_t>(keys.size());
+  const Result rows = make_rows(keys.framework(), total);
+  const Result outcomes = make_outcomes(keys.framework(), total);
+  std::vector<IndexMapCall> made;
+  std::size_t begin = 0;
+  for (std::size_t i = 0; i < size; ++i) {
+    const std::int64_t count = counts.span()[i];
+    if (count < 0 || count > total - static_cast<std::int64_t>(begin))
+      throw nb::value_error("counts must not be negative, and add up to the keys");
+    const auto n = static_cast<std::size_t>(count);
+    made.push_back({&index_of(tables[i]),
+                    keys.span().subspan(begin, n),
+                    row_span(rows, keys.size()).subspan(begin, n),
+                    outcome_span(outcomes, keys.size()).subspan(begin, n),
+                    {insert, lease_at(leases, i)}});
+    begin += n;
+  }
+  if (begin != keys.size())
+    throw nb::value_error("counts must not be negative, and add up to the keys");
+  {
+    const nb::gil_scoped_release without_gil;
+    map_indexes(made);
+  }
+  return nb::make_tuple(rows.object, outcomes.object);
+}
+
 template <typename Number>
 std::span<Number> numbers_of(const Array& array) {
   return {static_cast<Number*>(array.data), static_cast<std::size_t>(array.shape[0])};
 }
 
-void join(nb::handle parts_object, std::int64_t spare_row, nb::handle out_object) {
-  Array out = resolve(out_object, "out");
+Array numbers_to_fill(nb::handle object) {
+  Array out = resolve(object, "out");
   if (out.rank != 1 || (out.scalar != Scalar::kInt32 && out.scalar != Scalar::kInt64))
     throw nb::type_error("out must be an array (N,) of int32 or int64");
   if (out.shape[0] > 1 && out.strides[0] != 1) throw nb::value_error("out must be contiguous");
   require_writable(out);
-  std::vector<nb::tuple> kept;
-  std::deque<Integers> rows;
-  std::vector<Array> all_outcomes;
+  return out;
+}
+
+void join(nb::handle rows_object, nb::handle outcomes_object, nb::handle parts_object,
+          std::int64_t spare_row, nb::handle out_object) {
+  const Array out = numbers_to_fill(out_object);
+  const Integers rows(rows_object, "rows");
+  const auto total = static_cast<std::int64_t>(rows.span().size());
+  std::span<const Outcome> found;
+  if (!outcomes_object.is_none()) {
+    const Array array = outcomes(outcomes_object, "outcomes", total);
+    found = {static_cast<const Outcome*>(array.data), rows.span().size()};
+  }
+  const nb::tuple numbers = items(parts_object, 3, 3, "parts (begins, counts, first_rows)");
+  const Integers begins(numbers[0], "begins");
+  const Integers counts(numbers[1], "counts");
+  const Integers first_rows(numbers[2], "first_rows");
+  const std::size_t size = begins.span().size();
+  if (counts.span().size() != size || first_rows.span().size() != size)
+    throw nb::value_error("begins, counts and first_rows must have one number for each part");
   std::vector<MappedRows> parts;
-  for (const nb::handle object : nb::borrow<nb::iterable>(parts_object)) {
-    const nb::tuple& items_of =
-        kept.emplace_back(items(object, 3, 3, "a part (rows, outcomes, first_row)"));
-    const auto own = rows.emplace_back(items_of[0], "rows").span();
-    const auto count = static_cast<std::int64_t>(own.size());
-    MappedRows& part = parts.emplace_back(MappedRows{own, {}, integer(items_of[2], "first_row")});
-    if (nb::handle(items_of[1]).is_none()) continue;
-    const Array& found = all_outcomes.emplace_back(outcomes(items_of[1], "outcomes", count));
-    part.outcomes = {static_cast<const Outcome*>(found.data), own.size()};
+  for (std::size_t i = 0; i < size; ++i) {
+    const std::int64_t begin = begins.span()[i];
+    const std::int64_t count = counts.span()[i];
+    if (begin < 0 || count < 0 || begin > total || count > total - begin)
+      throw nb::value_error("each part must lie within rows");
+    const auto first = static_cast<std::size_t>(begin);
+    const auto n = static_cast<std::size_t>(count);
+    parts.push_back({rows.span().subspan(first, n), found.empty() ? found : found.subspan(first, n),
+                     first_rows.span()[i]});
   }
   const nb::gil_scoped_release without_gil;
   if (out.scalar == Scalar::kInt32)
@@ -175,8 +234,10 @@ void bind_tables(nb::module_& module) {
       .def_prop_ro("num_keys", &PyBags::num_keys);
   module.def("map_tables", &map_all, nb::arg("calls").none(), nb::arg("insert"),
              nb::arg("leases").none());
-  module.def("join_rows", &join, nb::arg("parts").none(), nb::arg("spare_row"),
-             nb::arg("out").none());
+  module.def("map_joined", &map_joined, nb::arg("tables").none(), nb::arg("keys").none(),
+             nb::arg("counts").none(), nb::arg("insert"), nb::arg("leases").none());
+  module.def("join_rows", &join, nb::arg("rows").none(), nb::arg("outcomes").none(),
+             nb::arg("parts").none(), nb::arg("spare_row"), nb::arg("out").none());
   module.def("pool_tables", &pool_all, nb::arg("calls").none());
   module.def("update_tables", &update_all, nb::arg("calls").none());
 }

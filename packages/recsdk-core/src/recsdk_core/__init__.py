@@ -42,6 +42,7 @@ from recsdk_core.table import Lease, Table  # noqa: E402
 from recsdk_core.tables import (  # noqa: E402
     Bags,
     join_rows,
+    map_joined,
     map_tables,
     pool_tables,
     update_tables,
@@ -79,6 +80,7 @@ __all__ = [
     "initial_rows",
     "isa",
     "join_rows",
+    "map_joined",
     "map_tables",
     "num_threads",
     "optim",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from recsdk_core.index import Index
     from recsdk_core.table import Table
 
-__all__ = ["Bags", "join_rows", "map_tables", "pool_tables", "update_tables"]
+__all__ = ["Bags", "join_rows", "map_joined", "map_tables", "pool_tables", "update_tables"]
 
 Array: TypeAlias = Any
 """A numpy array, a torch CPU tensor, or any DLPack CPU array."""
@@ -38,6 +38,22 @@ def map_tables(
     ended. Otherwise as `Table.map`.
     """
     return _ext.map_tables(calls, insert, leases)
+
+
+def map_joined(
+    tables: Sequence[Table | Index],
+    keys: Array,
+    counts: Array,
+    insert: bool,
+    leases: Sequence[Lease | None] | None = None,
+) -> tuple[Array, Array]:
+    """As `map_tables`, for keys of many tables that lie one after the other.
+
+    `keys` (N,): those of the first table, then those of the second. `counts`: of each table, int64
+    (T,). Returns (rows int64 (N,), outcomes uint8 (N,)). With many tables it takes less time, as
+    there are fewer arrays. Raises ValueError for counts that do not fit the tables or the keys.
+    """
+    return _ext.map_joined(tables, keys, counts, insert, leases)
 
 
 def pool_tables(
@@ -69,14 +85,21 @@ def update_tables(
     _ext.update_tables(calls)
 
 
-def join_rows(parts: Sequence[tuple[Array, Array | None, int]], spare_row: int, out: Array) -> None:
+def join_rows(
+    rows: Array,
+    outcomes: Array | None,
+    parts: tuple[Array, Array, Array],
+    spare_row: int,
+    out: Array,
+) -> None:
     """Writes the rows of many tables' keys as numbers of one store that has all their rows.
 
-    Each part is (rows int64 (n,), outcomes uint8 (n,), first row of the table in the store), with
-    rows and outcomes as `map` gave them; outcomes None: every key has a row. `out`: int32 or int64
-    (N,), the keys of all parts one after the other; a key without a row gets `spare_row`. Raises
-    ValueError, with `out` unspecified, if its size is not that of the parts, or a number is
-    negative or too large for it. Cost: one pass over the keys, on the threads of
-    `set_num_threads`.
+    `rows` int64 (N,), `outcomes` uint8 (N,): as `map_joined` gave them; outcomes None: every key
+    has a row. `parts`: (begins, counts, first rows), int64 (P,) each: part p is `counts[p]` keys
+    from `begins[p]` on, of a table whose first row in the store is `first_rows[p]`. `out`: int32 or
+    int64 (M,), the keys of all parts one after the other; a key without a row gets `spare_row`.
+    Raises ValueError, with `out` unspecified, if its size is not that of the parts, a part does not
+    lie within `rows`, or a number is negative or too large for `out`. Cost: one pass over the keys,
+    on the threads of `set_num_threads`.
     """
-    _ext.join_rows(parts, spare_row, out)
+    _ext.join_rows(rows, outcomes, parts, spare_row, out)

@@ -28,8 +28,9 @@ from recsdk_sharding import (
     RowOptimizer,
     get_default_hybrid_sharders,
 )
-from recsdk_sharding._batch.assembly import HostAssembly, Plan, Stretch, padded
+from recsdk_sharding._batch.assembly import HostAssembly, Plan, lay_out
 from recsdk_sharding._batch.device_assembly import DeviceAssembly
+from recsdk_sharding.placement.layout import ShardFeatures
 
 BATCH = 16
 
@@ -219,29 +220,35 @@ def put_together(seed: int) -> str:
 
 def _plan_of(rng: random.Random, widths: list[int], num_bags: list[int], *, multiple: int) -> Plan:
     """What some ranks send; of each column somebody sends something."""
-    num_ranks, end = rng.randint(1, 3), 0
+    num_ranks = rng.randint(1, 3)
     ranges = [[(0, w)] if rng.random() < 0.5 else [(0, 2), (2, w)][: w // 2] for w in widths]
     sends = {
         (feature, columns): {rng.randrange(num_ranks), rng.randrange(num_ranks)}
         for feature, of_feature in enumerate(ranges)
         for columns in of_feature
     }
-    stretches: list[list[Stretch]] = []
-    num_values = []
+    found, filled = [], []
     for rank in range(num_ranks):
-        begin = end
-        stretches.append([])
         for feature, columns in sorted(sends, key=lambda each: (widths[each[0]], each)):
             if rank not in sends[feature, columns]:
                 continue
-            bags = None
-            if rng.random() < 0.7:
-                chosen = [bag for bag in range(num_bags[feature]) if rng.random() < 0.6]
-                bags = torch.tensor(chosen, dtype=torch.int64)
-            count = num_bags[feature] if bags is None else len(bags)
-            size = count * (columns[1] - columns[0])
-            stretches[-1].append(Stretch(feature, columns, bags, size, end))
-            end += size
-        num_values.append(padded(end - begin, multiple))
-        end = begin + num_values[-1]
-    return Plan(stretches, num_values, num_bags, widths)
+            is_all = rng.random() < 0.3
+            bags = [bag for bag in range(num_bags[feature]) if is_all or rng.random() < 0.6]
+            found.append((rank, feature, *columns, len(filled), 0))
+            filled.append(bags)
+    sent = ShardFeatures(*np.array(found, np.int64).reshape(-1, 6).T)
+    order = rng.sample(range(len(filled)), len(filled))  # cuts lie in another one
+    sent = replace(sent, cuts_S=np.argsort(order))
+    num_filled = np.array([len(filled[cut]) for cut in order], np.int64)
+    sizes = num_filled[sent.cuts_S] * sent.widths_S
+    starts, num_values, has_padding = lay_out(sizes, sent.ranks_S, num_ranks, multiple)
+    return Plan(
+        sent=sent,
+        filled=torch.tensor([bag for cut in order for bag in filled[cut]], dtype=torch.int64),
+        num_filled=num_filled,
+        starts_S=starts,
+        num_values=num_values,
+        has_padding=has_padding,
+        num_bags=num_bags,
+        widths=widths,
+    )

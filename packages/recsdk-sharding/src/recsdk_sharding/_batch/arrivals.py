@@ -1,54 +1,41 @@
 """What all ranks sent of one batch to this rank, as bags of the shards that it has.
 
-Shape letters: N keys, G bags of a route's features, W ranks.
+Shape letters: N keys, A features of the routes that this rank is on, S features of its shards, P
+pieces: what each of W ranks sent of each of those, feature by feature.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from recsdk_core import read_bags
-from recsdk_core.nn.function import FeatureBags
-from recsdk_sharding._batch.assembly import padded
-from recsdk_sharding._batch.context import RoutedShard
+from recsdk_sharding._batch.assembly import lay_out
 from recsdk_sharding._batch.features import MappedKeys
 from recsdk_sharding._batch.outcomes import highest
-from recsdk_sharding.placement.layout import Route
+from recsdk_sharding._rows.home import GroupBags, MappedShard
+from recsdk_sharding.placement.layout import Route, ShardFeatures
 
-__all__ = ["Arrivals", "ArrivedBags", "Starts"]
-
-
-@dataclass(frozen=True)
-class Starts:
-    """Where vectors lie among the numbers that this rank sends."""
-
-    of_shards: list[list[int]]
-    """Of each shard: of each feature and rank, in that order."""
-    num_values: list[int]
-    """Numbers for each rank."""
+__all__ = ["Arrivals"]
 
 
-class ArrivedBags(NamedTuple):
-    """What one rank sent of one feature."""
+@dataclass
+class _OfRank:
+    """What one rank sent: of each feature, A in all."""
 
-    keys: torch.Tensor
-    """int64 (N,)."""
-    num_keys: int
-    """N."""
-    num_bags: int
+    keys: list[torch.Tensor]
+    """int64."""
+    num_keys: list[int]
+    num_filled: list[int]
     """Bags that have keys."""
-    offsets: torch.Tensor | None
+    offsets: list[torch.Tensor | None]
     """int64, of the bags that have keys; None: every key is a bag."""
-    weights: torch.Tensor | None = None
-    """float32 (N,)."""
-
-
-_OfRank: TypeAlias = dict[tuple[tuple[int, ...], int], ArrivedBags]
-"""By the ranks of the route and the position of the feature."""
+    weights: Sequence[torch.Tensor | None]
+    """float32, of the keys."""
 
 
 class Arrivals:
@@ -61,136 +48,120 @@ class Arrivals:
         every_key_is_a_bag: Sequence[bool],
     ) -> None:
         """`words`: what each rank sent, of the routes that this rank is on."""
-        self._arrived = [
+        self._ranks = [
             _read(of_rank, routes, is_sequence=is_sequence)
             for of_rank, is_sequence in zip(words, every_key_is_a_bag, strict=True)
         ]
+        self._num_keys_WA = np.array([each.num_keys for each in self._ranks], np.int64)
+        self._num_filled_WA = np.array([each.num_filled for each in self._ranks], np.int64)
+
+    @property
+    def num_senders(self) -> int:
+        """Pieces that each feature of a shard has: the number of ranks."""
+        return len(self._ranks)
 
     @property
     def num_keys(self) -> list[int]:
         """Keys that each rank sent."""
-        return [sum(bags.num_keys for bags in found.values()) for found in self._arrived]
+        return self._num_keys_WA.sum(1).tolist()  # type: ignore[no-any-return]
 
     def add_weights(self, weights: Sequence[torch.Tensor | None]) -> None:
         """Adds the weights of the keys that each rank sent; None: that rank's have none."""
-        pairs = zip(self._arrived, weights, strict=True)
-        self._arrived = [
-            found if of_rank is None else _weighted(found, of_rank) for found, of_rank in pairs
-        ]
+        for of_rank, own, counts in zip(self._ranks, weights, self._num_keys_WA, strict=True):
+            if own is not None:
+                of_rank.weights = own.split_with_sizes(counts.tolist())
 
-    def weight_starts_of(self, shard: RoutedShard) -> list[int]:
-        """Where the weights of each feature's keys of each rank lie, among those of all keys."""
-        starts: list[dict[tuple[tuple[int, ...], int], int]] = []
-        start = 0
-        for found in self._arrived:
-            starts.append({})
-            for feature, bags in found.items():
-                starts[-1][feature] = start
-                start += bags.num_keys
-        ranks = shard.route.ranks
-        return [of_rank[ranks, f] for f in shard.features for of_rank in starts]
+    def weight_starts_of(self, placed: ShardFeatures) -> NDArray[np.int64]:
+        """Where the weights of each piece's keys lie, among those of all keys, (P,)."""
+        ends_WA = self._num_keys_WA.cumsum().reshape(self._num_keys_WA.shape)
+        return _pieces(ends_WA - self._num_keys_WA, placed)
 
-    def keys_of(self, shards: Sequence[RoutedShard]) -> Sequence[torch.Tensor]:
-        """The keys of each shard, int64 (N,): feature by feature, rank by rank."""
-        of_shards = [self._bags_of(shard) for shard in shards]
-        pieces = [bags.keys for of_shard in of_shards for bags in of_shard]
-        if not pieces:
-            return [torch.zeros(0, dtype=torch.int64)] * len(shards)
-        counts = [sum(bags.num_keys for bags in of_shard) for of_shard in of_shards]
-        return torch.cat(pieces).split_with_sizes(counts)
+    def num_keys_of(self, placed: ShardFeatures) -> NDArray[np.int64]:
+        """Keys of each piece, (P,)."""
+        return _pieces(self._num_keys_WA, placed)
 
-    def _bags_of(self, shard: RoutedShard) -> list[ArrivedBags]:
-        return [found[shard.route.ranks, f] for f in shard.features for found in self._arrived]
+    def keys_of(self, placed: ShardFeatures) -> torch.Tensor:
+        """The keys of all pieces, int64 (N,)."""
+        pieces = [of_rank.keys[a] for a in placed.arrivals_S.tolist() for of_rank in self._ranks]
+        return torch.cat([torch.zeros(0, dtype=torch.int64), *pieces])
 
-    def outcomes_of(
-        self, shards: Sequence[RoutedShard], outcomes: Sequence[torch.Tensor]
-    ) -> list[torch.Tensor]:
+    def outcomes_of(self, placed: ShardFeatures, outcomes_N: torch.Tensor) -> list[torch.Tensor]:
         """What became of the keys that each rank sent, uint8 (N,), in the order of its keys.
 
-        `outcomes`: of each shard those of what `keys_of` gives; shards of some columns may have
-        the same keys.
+        `outcomes_N`: of what `keys_of` gives; shards of some columns may have the same keys.
         """
-        by_rank: list[dict[tuple[tuple[int, ...], int], torch.Tensor]] = [{} for _ in self._arrived]
-        for shard, of_shard in zip(shards, outcomes, strict=True):
-            counts = [bags.num_keys for bags in self._bags_of(shard)]
-            for number, of_bags in enumerate(of_shard.split_with_sizes(counts)):
-                index, rank = divmod(number, len(self._arrived))
-                feature = shard.route.ranks, shard.features[index]
-                by_rank[rank][feature] = highest(by_rank[rank].get(feature), of_bags)
+        found: list[dict[int, torch.Tensor]] = [{} for _ in self._ranks]
+        pieces = iter(outcomes_N.split_with_sizes(self.num_keys_of(placed).tolist()))
+        for arrival in placed.arrivals_S.tolist():
+            for of_rank in found:
+                of_rank[arrival] = highest(of_rank.get(arrival), next(pieces))
         nothing = torch.zeros(0, dtype=torch.uint8)
         return [
-            torch.cat([nothing, *(of_rank[feature] for feature in found)])
-            for of_rank, found in zip(by_rank, self._arrived, strict=True)
+            torch.cat([nothing, *(of_rank[arrival] for arrival in sorted(of_rank))])
+            for of_rank in found
         ]
 
     def starts_of(
-        self, shards: Sequence[RoutedShard], order: Sequence[int], multiple: int
-    ) -> Starts:
-        """Lays out the vectors: rank by rank, then shard by shard in an order, then by feature."""
-        of_shards: list[list[list[int]]] = [[[] for _ in shard.features] for shard in shards]
-        num_values: list[int] = []
-        start = 0
-        for found in self._arrived:
-            begin = start
-            for number in order:
-                shard = shards[number]
-                ranks, width = shard.route.ranks, shard.width
-                for starts, feature in zip(of_shards[number], shard.features, strict=True):
-                    starts.append(start)
-                    start += found[ranks, feature].num_bags * width
-            start = begin + padded(start - begin, multiple)
-            num_values.append(start - begin)
-        joined = [[start for of_feature in each for start in of_feature] for each in of_shards]
-        return Starts(joined, num_values)
+        self, placed: ShardFeatures, order_S: NDArray[np.int64], multiple: int
+    ) -> tuple[NDArray[np.int64], list[int]]:
+        """Where the vectors of each piece begin, (P,), and how many numbers each rank gets.
 
-    def mapped_bags_of(
+        They lie rank by rank, in an order of the shards' features, each rank's filled up to a
+        `multiple`.
+        """
+        sizes_WS = self._num_filled_WA[:, placed.arrivals_S] * placed.widths_S
+        world_size = len(sizes_WS)
+        ranks = np.repeat(np.arange(world_size), sizes_WS.shape[1])
+        starts, num_values, _ = lay_out(sizes_WS[:, order_S].ravel(), ranks, world_size, multiple)
+        starts_WS = np.empty_like(sizes_WS)
+        starts_WS[:, order_S] = starts.reshape(sizes_WS.shape)
+        return starts_WS.T.ravel(), num_values
+
+    def bags_of(
         self,
-        shard: RoutedShard,
-        mapped: MappedKeys,
-        starts: Sequence[int],
-    ) -> list[FeatureBags]:
-        """The bags of a shard, mapped: feature by feature, rank by rank."""
-        arrived = self._bags_of(shard)
-        counts = [bags.num_keys for bags in arrived]
-        rows, outcomes, _ = mapped
-        pieces = zip(
-            arrived,
-            rows.split_with_sizes(counts),
-            outcomes.split_with_sizes(counts),
-            starts,
-            strict=True,
+        placed: ShardFeatures,
+        shards: Sequence[MappedShard],
+        num_features: Sequence[int],
+        found: MappedKeys,
+        starts_P: NDArray[np.int64],
+    ) -> GroupBags:
+        """The bags of the shards, mapped."""
+        arrivals = placed.arrivals_S.tolist()
+        offsets = [of_rank.offsets[a] for a in arrivals for of_rank in self._ranks]
+        weights = [of_rank.weights[a] for a in arrivals for of_rank in self._ranks]
+        return GroupBags(
+            shards=shards,
+            num_pieces=[count * len(self._ranks) for count in num_features],
+            rows_N=found.rows_N,
+            outcomes_N=found.outcomes_N,
+            num_keys_P=self.num_keys_of(placed),
+            starts_P=starts_P,
+            offsets=offsets,
+            weights=weights,
         )
-        return [
-            FeatureBags(
-                rows=own_rows,
-                outcomes=own_outcomes,
-                offsets=bags.offsets,
-                weights=bags.weights,
-                column=start,
-            )
-            for bags, own_rows, own_outcomes, start in pieces
-        ]
 
 
 def _read(words: torch.Tensor, routes: Sequence[Route], *, is_sequence: bool) -> _OfRank:
     """What one rank sent; `routes` are those that this rank is on."""
-    found: _OfRank = {}
+    keys: list[torch.Tensor] = []
+    num_keys: list[int] = []
+    num_filled: list[int] = []
+    offsets: list[torch.Tensor | None] = []
     for route in routes:
         own = read_bags(words, len(route.features), every_key_is_a_bag=is_sequence)
         first_key = own.num_words - sum(own.num_keys)
-        keys = words[first_key : own.num_words].split_with_sizes(own.num_keys)
+        keys += words[first_key : own.num_words].split_with_sizes(own.num_keys)
         words = words[own.num_words :]
-        offsets: Sequence[torch.Tensor | None] = [None] * len(keys)
-        if own.offsets is not None:
-            offsets = own.offsets.split_with_sizes([count + 1 for count in own.num_filled])
-        pieces = zip(route.features, keys, own.num_keys, own.num_filled, offsets, strict=True)
-        for position, of_bags, num_keys, num_filled, bag_ends in pieces:
-            found[route.ranks, position] = ArrivedBags(of_bags, num_keys, num_filled, bag_ends)
-    return found
+        num_keys += own.num_keys
+        num_filled += own.num_filled
+        if own.offsets is None:
+            offsets += [None] * len(own.num_filled)
+        else:
+            offsets += own.offsets.split_with_sizes([count + 1 for count in own.num_filled])
+    return _OfRank(keys, num_keys, num_filled, offsets, [None] * len(keys))
 
 
-def _weighted(found: _OfRank, weights: torch.Tensor) -> _OfRank:
-    """What one rank sent, with the weights of its keys."""
-    pieces = weights.split_with_sizes([bags.num_keys for bags in found.values()])
-    pairs = zip(found.items(), pieces, strict=True)
-    return {feature: bags._replace(weights=piece) for (feature, bags), piece in pairs}
+def _pieces(numbers_WA: NDArray[np.int64], placed: ShardFeatures) -> NDArray[np.int64]:
+    """Of each piece, (P,)."""
+    pieces_P: NDArray[np.int64] = numbers_WA[:, placed.arrivals_S].T.ravel()
+    return pieces_P

@@ -4,48 +4,44 @@ Every shard sends, for each feature of its table, the vectors of the bags that h
 stretch of numbers. Stretches of other columns lie side by side, those of other rows are added in
 the order of ranks, so that the result is the same every time.
 
-Shape letters: B samples, C columns, D width of a feature's vectors, G bags of a feature.
+Shape letters: B samples, C columns, D width of a feature's vectors, G bags of a feature, S
+stretches, W ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from recsdk_core import pack_vectors, unpack_vectors
 from recsdk_core.vectors import Block, Part
 from recsdk_sharding._batch.routing import Requests
-from recsdk_sharding.placement.layout import GroupLayout
+from recsdk_sharding.placement.layout import GroupLayout, ShardFeatures
 
-__all__ = ["Assembly", "HostAssembly", "Plan", "Results", "Stretch", "padded"]
-
-
-class Stretch(NamedTuple):
-    """The vectors that one shard sends for one feature, one after the other."""
-
-    feature: int
-    """Position of the feature."""
-    columns: tuple[int, int]
-    """Which columns of the feature's vectors."""
-    bags: torch.Tensor | None
-    """Which bags, int64, in ascending order; None: all."""
-    num_values: int
-    """Numbers in the stretch."""
-    start: int
-    """The first number among those of all ranks."""
+__all__ = ["Assembly", "HostAssembly", "Plan", "Results", "lay_out"]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What all ranks send to one."""
+    """What all ranks send to one: S stretches of vectors, each of one feature of a shard."""
 
-    stretches: list[list[Stretch]]
-    """Of each rank, in the order in which they lie there."""
+    sent: ShardFeatures
+    """Whose they are, in the order in which they lie there."""
+    filled: torch.Tensor
+    """As in `Requests`: which bags have keys on each row shard of a feature."""
+    num_filled: NDArray[np.int64]
+    """How many; `cuts_S` of what is sent says which of them a stretch has."""
+    starts_S: NDArray[np.int64]
+    """The first number of each stretch among those of all ranks."""
     num_values: list[int]
     """Numbers that each rank sends, with those that fill up: W."""
+    has_padding: bool
+    """Whether there are numbers that fill up."""
     num_bags: list[int]
     """Of each feature."""
     widths: list[int]
@@ -61,34 +57,48 @@ class Plan:
         multiple: int,
     ) -> Plan:
         """What the ranks send to `rank`, each filled up to a `multiple`."""
-        stretches: list[list[Stretch]] = []
-        num_values: list[int] = []
-        begin = end = 0
-        for sender in range(layout.world_size):
-            stretches.append([])
-            is_left_out = layout.is_replicated and sender != rank
-            for number in [] if is_left_out else layout.sending_order(sender):
-                table, placed = layout.shards_of(sender)[number]
-                found = requests.bags[placed.ranks, placed.shard.index]
-                columns = placed.shard.columns
-                for feature in table.features:
-                    bags = found[feature]
-                    count = num_bags[feature] if bags is None else bags.shape[0]
-                    size = count * (columns[1] - columns[0])
-                    stretches[-1].append(Stretch(feature, columns, bags, size, end))
-                    end += size
-            num_values.append(padded(end - begin, multiple))
-            begin = end = begin + num_values[-1]
-        widths = [table.dim for table in layout.tables for _ in table.features]
-        return Plan(stretches, num_values, list(num_bags), widths)
-
-    @property
-    def has_padding(self) -> bool:
-        """Whether there are numbers that fill up."""
-        return any(
-            sum(stretch.num_values for stretch in of_rank) < count
-            for of_rank, count in zip(self.stretches, self.num_values, strict=True)
+        sent = layout.sent
+        if layout.is_replicated:
+            sent = sent.at(np.flatnonzero(sent.ranks_S == rank))
+        sizes_S = requests.num_filled[sent.cuts_S] * sent.widths_S
+        starts_S, num_values, has_padding = lay_out(
+            sizes_S, sent.ranks_S, layout.world_size, multiple
         )
+        return Plan(
+            sent=sent,
+            filled=requests.filled,
+            num_filled=requests.num_filled,
+            starts_S=starts_S,
+            num_values=num_values,
+            has_padding=has_padding,
+            num_bags=list(num_bags),
+            widths=[table.dim for table in layout.tables for _ in table.features],
+        )
+
+    def bags(self) -> list[torch.Tensor | None]:
+        """Which bags each stretch has, int64, in ascending order; None: all of its feature's."""
+        parts = self.filled.split_with_sizes(self.num_filled.tolist())
+        pairs = zip(self.sent.features_S.tolist(), self.sent.cuts_S.tolist(), strict=True)
+        return [
+            None if len(parts[cut]) == self.num_bags[feature] else parts[cut]
+            for feature, cut in pairs
+        ]
+
+
+def lay_out(
+    sizes_S: NDArray[np.int64], ranks_S: NDArray[np.int64], world_size: int, multiple: int
+) -> tuple[NDArray[np.int64], list[int], bool]:
+    """Where stretches of sizes begin that lie rank by rank, each rank's filled up to a `multiple`.
+
+    Also the numbers of each rank, and whether any fill up. `ranks_S` ascend.
+    """
+    ends = np.concatenate([[0], sizes_S.cumsum()])
+    first_W1 = ends[np.searchsorted(ranks_S, np.arange(world_size + 1))]
+    totals_W = np.diff(first_W1)
+    num_values_W = -(-totals_W // multiple) * multiple
+    shifts_W = num_values_W.cumsum() - num_values_W - first_W1[:-1]
+    has_padding = bool((num_values_W != totals_W).any())
+    return ends[:-1] + shifts_W[ranks_S], num_values_W.tolist(), has_padding
 
 
 class Results(Protocol):
@@ -151,8 +161,7 @@ class HostAssembly:
         self._divisors = divisors
         self.num_values = plan.num_values
         """Numbers that each rank sends, W."""
-        self._stretches = [stretch for of_rank in plan.stretches for stretch in of_rank]
-        self._has_padding = plan.has_padding
+        self._plan = plan
 
     def put(self, received: torch.Tensor, results: Sequence[torch.Tensor]) -> None:
         """Fills the features' results with what was received from all ranks."""
@@ -170,20 +179,27 @@ class HostAssembly:
         if self._divisors is not None:
             pairs = zip(grads, self._divisors, strict=True)
             grads = [grad / divisor_G[:, None] for grad, divisor_G in pairs]
-        make = torch.zeros if self._has_padding else torch.empty
+        make = torch.zeros if self._plan.has_padding else torch.empty
         flat = make(sum(self.num_values), dtype=grads[0].dtype)
         pack_vectors(self._blocks(grads), flat, divisor)
         return flat
 
     def _blocks(self, tensors: Sequence[torch.Tensor]) -> list[Block]:
         """The columns of features' results or gradients, with the stretches that they have."""
-        parts: dict[tuple[int, tuple[int, int]], list[Part]] = {}
-        for stretch in self._stretches:
-            columns = stretch.feature, stretch.columns
-            parts.setdefault(columns, []).append((stretch.start, stretch.bags))
+        sent, parts = self._plan.sent, dict[tuple[int, int, int], list[Part]]()
+        stretches = zip(
+            sent.features_S.tolist(),
+            sent.first_columns_S.tolist(),
+            sent.widths_S.tolist(),
+            self._plan.starts_S.tolist(),
+            self._plan.bags(),
+            strict=True,
+        )
+        for feature, first, width, start, bags in stretches:
+            parts.setdefault((feature, first, width), []).append((start, bags))
         return [
-            (tensors[feature], first, last - first, found)
-            for (feature, (first, last)), found in parts.items()
+            (tensors[feature], first, width, found)
+            for (feature, first, width), found in parts.items()
         ]
 
     def open(self) -> None:
@@ -191,8 +207,3 @@ class HostAssembly:
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Does nothing: all of it is on the host."""
-
-
-def padded(count: int, multiple: int) -> int:
-    """The least multiple that is not below a count."""
-    return -(-count // multiple) * multiple

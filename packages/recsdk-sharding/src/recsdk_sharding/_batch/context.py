@@ -1,6 +1,6 @@
 """What the host work of batches takes, and what it leaves for the results of a batch.
 
-Shape letters: N keys, C columns.
+Shape letters: N keys, F features, C columns.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torchrec.distributed.embedding_sharding import EmbeddingShardingContext
 
 from recsdk_sharding._batch.assembly import Assembly
@@ -19,7 +21,7 @@ from recsdk_sharding._batch.late_weights import LateWeights
 from recsdk_sharding._rows.home import RowHome
 from recsdk_sharding._rows.rows import OwnedShard
 from recsdk_sharding.exchange import HostExchange
-from recsdk_sharding.placement.layout import GroupLayout, Route
+from recsdk_sharding.placement.layout import GroupLayout, ShardFeatures
 from recsdk_sharding.placement.ranks import RankMap
 
 __all__ = [
@@ -29,7 +31,6 @@ __all__ = [
     "Order",
     "Remainder",
     "ResultColumns",
-    "RoutedShard",
 ]
 
 
@@ -41,22 +42,6 @@ class HostGroup:
     """Where the host jobs run."""
     ranks: RankMap
     """How many ranks there are, and the rule that spreads keys."""
-
-
-@dataclass(frozen=True)
-class RoutedShard:
-    """A shard that this rank has, and the features whose keys come to it."""
-
-    owned: OwnedShard
-    """The shard."""
-    route: Route
-    """The way of its keys."""
-    features: tuple[int, ...]
-    """Positions of its features in the group's."""
-    columns: tuple[int, int]
-    """First column, and the one after the last."""
-    width: int
-    """Number of columns."""
 
 
 @dataclass(frozen=True)
@@ -88,30 +73,30 @@ class HostDistConfig:
         return self.group.exchange.rank
 
     @cached_property
-    def routed(self) -> list[RoutedShard]:
-        """The shards, and which keys come to them."""
-        layout = self.layout
-        return [
-            RoutedShard(
-                owned=owned,
-                route=layout.route_of(placed),
-                features=table.features,
-                columns=placed.shard.columns,
-                width=placed.shard.width,
-            )
-            for owned, (table, placed) in zip(self.shards, layout.shards_of(self.rank), strict=True)
-        ]
+    def features(self) -> ShardFeatures:
+        """The features of the shards, shard by shard."""
+        return self.layout.features_on(self.rank)
+
+    @cached_property
+    def sending_order_S(self) -> NDArray[np.int64]:
+        """The order in which their vectors travel."""
+        return self.layout.sending_order(self.features)
+
+    @cached_property
+    def num_features(self) -> list[int]:
+        """Of each shard."""
+        return [len(table.features) for table, _ in self.layout.shards_of(self.rank)]
 
 
 @dataclass(frozen=True)
 class ResultColumns:
     """Where the vectors of one group's features go, if it is a module's only one."""
 
-    columns: list[int]
+    columns_F: NDArray[np.int64]
     """First column of each of the group's features."""
     num_columns: int
     """C."""
-    is_mean: list[bool]
+    is_mean_F: NDArray[np.bool_]
     """Whether each feature's bags are averaged."""
     swap: Callable[[torch.Tensor, Sequence[int]], list[torch.Tensor]]
     """Gives the gradients of all ranks for this one's, where every rank has the tables."""

@@ -10,10 +10,8 @@ Shape letters: D width of a feature's vectors, G bags of a feature, P cells that
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,8 +19,9 @@ import torch
 from numpy.typing import NDArray
 
 from recsdk_core import join_rows
-from recsdk_sharding._batch.assembly import Assembly, HostAssembly, Plan, Stretch
+from recsdk_sharding._batch.assembly import Assembly, HostAssembly, Plan
 from recsdk_sharding.device.parcel import Item, Parcel, get_optional
+from recsdk_sharding.placement.layout import ShardFeatures
 
 __all__ = ["DeviceAssembly", "assembly_on"]
 
@@ -153,27 +152,20 @@ class DeviceAssembly:
 def _plan_width(
     parcel: Parcel, plan: Plan, dim: int, divisors: Sequence[torch.Tensor] | None
 ) -> _Width:
-    features = [feature for feature, width in enumerate(plan.widths) if width == dim]
-    own = [
-        [stretch for stretch in of_rank if plan.widths[stretch.feature] == dim]
-        for of_rank in plan.stretches
-    ]
-    cell = dim
-    for of_rank in own:
-        for stretch in of_rank:
-            cell = math.gcd(cell, *stretch.columns)
-    num_bags = [plan.num_bags[feature] for feature in features]
-    first_bags = dict(zip(features, np.cumsum([0, *num_bags]).tolist(), strict=False))
-    parts = [
-        _cells_of(stretch, first_bags[stretch.feature], plan.num_bags, dim, cell)
-        for of_rank in own
-        for stretch in of_rank
-    ]
-    spans = [
-        (of_rank[0].start if of_rank else 0, sum(each.num_values for each in of_rank) // cell)
-        for of_rank in own
-    ]
-    is_large = sum(num_bags) * (dim // cell) >= 2**31
+    is_of_width_F = np.array(plan.widths) == dim
+    features = np.flatnonzero(is_of_width_F).tolist()
+    num_bags_F = np.where(is_of_width_F, plan.num_bags, 0)
+    own_S = np.flatnonzero(is_of_width_F[plan.sent.features_S])
+    sent = plan.sent.at(own_S)
+    cell = int(np.gcd.reduce([dim, *sent.first_columns_S, *sent.last_columns_S]))
+    rows, counts_S, begins_S = _cells_of(plan, sent, cell)
+    first_cells_F = (num_bags_F.cumsum() - num_bags_F) * (dim // cell)
+    parts = begins_S, counts_S, first_cells_F[sent.features_S]
+    ranks = np.arange(len(plan.num_values) + 1)
+    at = np.searchsorted(sent.ranks_S, ranks)
+    cells_W = np.diff(np.concatenate([[0], counts_S.cumsum()])[at])
+    starts = np.concatenate([plan.starts_S[own_S], [0]])[at[:-1]]
+    is_large = int(num_bags_F.sum()) * (dim // cell) >= 2**31
     divided = None
     if divisors is not None:
         divided = parcel.put(torch.cat([divisors[feature] for feature in features]).numpy())
@@ -181,31 +173,40 @@ def _plan_width(
         dim=dim,
         cell=cell,
         features=features,
-        num_bags=num_bags,
-        spans=spans,
+        num_bags=[plan.num_bags[feature] for feature in features],
+        spans=list(zip(starts.tolist(), cells_W.tolist(), strict=True)),
         places_P=parcel.put_made(
-            sum(count for _, count in spans),
+            int(cells_W.sum()),
             np.dtype(np.int64 if is_large else np.int32),
-            partial(_write_places, parts),
+            lambda out: join_rows(rows, None, parts, 0, out),
         ),
         divisors=divided,
     )
 
 
 def _cells_of(
-    stretch: Stretch, first_bag: int, num_bags: Sequence[int], dim: int, cell: int
-) -> tuple[Any, None, int]:
-    """The cells of a stretch, as `join_rows` takes them: numbers, and what to add to them."""
-    bags = stretch.bags
-    if bags is None:
-        bags = torch.arange(num_bags[stretch.feature])
-    first, last = stretch.columns
-    of_bag = dim // cell
-    if of_bag > 1:
-        inside = torch.arange(first // cell, last // cell)
-        bags = (bags[:, None] * of_bag + inside).view(-1)
-    return bags, None, first_bag * of_bag
+    plan: Plan, sent: ShardFeatures, cell: int
+) -> tuple[torch.Tensor, NDArray[np.int64], NDArray[np.int64]]:
+    """Which cells of their features stretches of one width have, how many, and where they begin.
 
-
-def _write_places(parts: Sequence[tuple[Any, None, int]], out: NDArray[Any]) -> None:
-    join_rows(parts, 0, out)
+    Cells are counted within a feature, bag by bag.
+    """
+    counts = plan.num_filled
+    begins = counts.cumsum() - counts
+    dims_S = np.array(plan.widths, np.int64)[sent.features_S]
+    if (dims_S == cell).all():
+        return plan.filled, counts[sent.cuts_S], begins[sent.cuts_S]
+    parts = plan.filled.split_with_sizes(counts.tolist())
+    stretches = zip(
+        sent.cuts_S.tolist(),
+        (dims_S // cell).tolist(),
+        (sent.first_columns_S // cell).tolist(),
+        (sent.last_columns_S // cell).tolist(),
+        strict=True,
+    )
+    cells = [
+        (parts[cut][:, None] * of_bag + torch.arange(first, last)).view(-1)
+        for cut, of_bag, first, last in stretches
+    ]
+    counts_S = np.array(list(map(len, cells)), np.int64)
+    return torch.cat(cells), counts_S, counts_S.cumsum() - counts_S

@@ -10,13 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
-from recsdk_core import Index, Lease, Table, map_tables
+from recsdk_core import Index, Lease, Table, map_joined
 
 __all__ = [
     "Features",
@@ -25,6 +27,7 @@ __all__ = [
     "map_under_leases",
     "mean_divisor",
     "read_features",
+    "sums_of",
 ]
 
 _KEY_TYPES = (torch.int64, torch.int32, torch.uint64)
@@ -221,26 +224,46 @@ def mean_divisor(features: Features, is_mean: Sequence[bool]) -> torch.Tensor:
     return divisor_G.masked_fill(~is_mean_G, 1.0)
 
 
-MappedKeys: TypeAlias = tuple[torch.Tensor, torch.Tensor, Lease]
-"""Row numbers int64 (N,), outcomes uint8 (N,), and the lease that they are under."""
+class MappedKeys(NamedTuple):
+    """Keys of many tables, mapped: those of each table one after the other."""
+
+    rows_N: torch.Tensor
+    """Row numbers int64 (N,)."""
+    outcomes_N: torch.Tensor
+    """Outcomes uint8 (N,)."""
+    leases: list[Lease]
+    """What each table's keys are under."""
+
+    def release(self) -> None:
+        """Ends the leases."""
+        for lease in self.leases:
+            lease.release()
 
 
 def map_under_leases(
-    calls: Sequence[tuple[Table | Index, torch.Tensor]], *, insert: bool, step: int | None
-) -> list[MappedKeys]:
-    """Maps the keys (N,) of tables, each table under a lease of its own.
+    tables: Sequence[Table | Index],
+    keys_N: torch.Tensor,
+    num_keys: NDArray[np.int64],
+    *,
+    insert: bool,
+    step: int | None,
+) -> MappedKeys:
+    """Maps the keys (N,) of tables, `num_keys` of each, each table under a lease of its own.
 
     A key without a row gets one with `insert`. If it raises, all leases are released.
     """
-    if not calls:
-        return []
     leases: list[Lease] = []
     try:
-        for table, _ in calls:
-            leases.append(table.lease(step))
-        mapped = map_tables(calls, insert, leases)
+        leases.extend(table.lease(step) for table in tables)
+        return MappedKeys(*map_joined(tables, keys_N, num_keys, insert, leases), leases)
     except BaseException:
-        for lease in leases:
+        for lease in leases:  # the traceback would keep them open
             lease.release()
         raise
-    return [(*found, lease) for found, lease in zip(mapped, leases, strict=True)]
+
+
+def sums_of(numbers: NDArray[np.int64], sizes: Sequence[int]) -> NDArray[np.int64]:
+    """The sums of parts of `numbers`, which are `sizes` long."""
+    ends = np.cumsum([0, *sizes])
+    totals: NDArray[np.int64] = np.diff(np.concatenate([[0], np.cumsum(numbers)])[ends])
+    return totals

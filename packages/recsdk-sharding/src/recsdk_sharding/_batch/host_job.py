@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recsdk_core.nn.function import FeatureBags
 from recsdk_sharding._batch.arrivals import Arrivals
 from recsdk_sharding._batch.assembly import Assembly, Plan
 from recsdk_sharding._batch.context import HostDistConfig, Order, Remainder
@@ -28,13 +27,14 @@ from recsdk_sharding._batch.features import (
     map_under_leases,
     mean_divisor,
     read_features,
+    sums_of,
 )
 from recsdk_sharding._batch.in_place import WholeBags, bags_of_all_ranks
 from recsdk_sharding._batch.late_weights import LateWeights
 from recsdk_sharding._batch.outcomes import outcomes_of_features
 from recsdk_sharding._batch.routing import Requests
 from recsdk_sharding._batch.sequences import without_duplicates
-from recsdk_sharding._rows.home import MappedBatch, PoolRequest, ShardBags
+from recsdk_sharding._rows.home import MappedBatch, MappedShard, PoolRequest
 from recsdk_sharding.exchange import Splits
 
 __all__ = ["Alone", "Mapped", "Prepared", "Received", "map_keys", "prepare"]
@@ -86,24 +86,27 @@ class Alone:
         """The same."""
         return self
 
-    def mapped(self, step: int, found: Sequence[MappedKeys]) -> tuple[MappedBatch, Remainder]:
-        """The batch with its keys mapped, shard by shard."""
-        bags = [
-            self.arrived.bags_of(shard, rows, outcomes)
-            for shard, (rows, outcomes, _) in zip(self.config.routed, found, strict=True)
-        ]
-        batch = _planned(
-            self.config, self.order, bags, found, PoolRequest(shape=self.arrived.shape)
+    def mapped(self, step: int, found: MappedKeys) -> tuple[MappedBatch, Remainder]:
+        """The batch with its keys mapped."""
+        config, arrived = self.config, self.arrived
+        bags = arrived.bags_of(
+            config.features,
+            _mapped_shards(config, found),
+            config.num_features,
+            found.rows_N,
+            found.outcomes_N,
         )
-        return batch, Remainder(step, self.arrived.features)
+        request = PoolRequest(shape=arrived.shape)
+        batch = config.home.plan(bags, request, training=self.order.training)
+        return batch, Remainder(step, arrived.features)
 
     def answer(
-        self, group: dist.ProcessGroup, splits: Sequence[Splits], found: Sequence[torch.Tensor]
+        self, group: dist.ProcessGroup, splits: Sequence[Splits], outcomes_N: torch.Tensor
     ) -> tuple[list[torch.Tensor] | None, int]:
         """What became of the keys of each feature, if wanted; no bytes are sent for it."""
         if not self.order.wants_outcomes:
             return None, 0
-        return self.arrived.outcomes_of(self.config.routed, found), 0
+        return self.arrived.outcomes_of(self.config.features, outcomes_N), 0
 
 
 @dataclass(frozen=True)
@@ -174,7 +177,7 @@ class Prepared:
         words = _all_to_all(group, sent.words, sent.num_words, num_words)
         arrived = Arrivals(
             words.split_with_sizes(num_words),
-            [route for route in config.layout.routes if config.rank in route.ranks],
+            config.layout.routes_to(config.rank),
             [config.is_sequence or of_rank for of_rank in combines],
         )
         num_bytes = 8 * (sum(sent.num_words) - sent.num_words[config.rank])
@@ -220,33 +223,32 @@ class Received:
         """What was wanted."""
         return self.prepared.order
 
-    def mapped(self, step: int, found: Sequence[MappedKeys]) -> tuple[MappedBatch, Remainder]:
-        """The batch with its keys mapped, shard by shard."""
-        config, prepared, arrived = self.config, self.prepared, self.arrived
-        order = config.layout.sending_order(config.rank)
-        starts = arrived.starts_of(config.routed, order, config.multiple)
-        pairs = list(zip(config.routed, found, strict=True))
+    def mapped(self, step: int, found: MappedKeys) -> tuple[MappedBatch, Remainder]:
+        """The batch with its keys mapped."""
+        config, prepared, placed = self.config, self.prepared, self.config.features
+        starts_P, num_values = self.arrived.starts_of(
+            placed, config.sending_order_S, config.multiple
+        )
+        shards = _mapped_shards(config, found)
+        bags = self.arrived.bags_of(placed, shards, config.num_features, found, starts_P)
+        training = self.order.training
         if prepared.whole is not None:
             which = prepared.sent.bag_of_sample
             assert which is not None
-            bags, shared = bags_of_all_ranks(
-                prepared.whole, which, arrived, starts, pairs, config.rank
+            pooled, shared = bags_of_all_ranks(
+                prepared.whole, which, bags, num_values, placed, config.rank
             )
             request = PoolRequest(shape=prepared.whole.shape, shared=shared)
-            batch = _planned(config, self.order, bags, found, request)
+            batch = config.home.plan(pooled, request, training=training)
             return batch, Remainder(step, prepared.features)
-        bags = [
-            arrived.mapped_bags_of(*pair, of_shard)
-            for pair, of_shard in zip(pairs, starts.of_shards, strict=True)
-        ]
         remainder = Remainder(
             step,
             prepared.features,
             assembly=self._assembly(),
-            num_values_sent=starts.num_values,
+            num_values_sent=num_values,
             late_weights=self._late_weights() if prepared.is_late else None,
         )
-        return self._batch(bags, found, starts.num_values), remainder
+        return config.home.plan(bags, self._request(num_values), training=training), remainder
 
     def _assembly(self) -> Assembly:
         """How this rank's results are made of what all ranks pool."""
@@ -274,28 +276,22 @@ class Received:
             device=config.home.device,
         )
 
-    def _batch(
-        self,
-        bags: Sequence[list[FeatureBags]],
-        found: Sequence[MappedKeys],
-        num_values: Sequence[int],
-    ) -> MappedBatch:
+    def _request(self, num_values: Sequence[int]) -> PoolRequest:
         """`num_values`: that are pooled for each rank."""
-        config, pooled, weight_starts = self.config, None, None
+        config, pooled, weight_starts_P = self.config, None, None
         if config.layout.is_replicated:
             first = sum(num_values[: config.rank])
             pooled = range(first, first + num_values[config.rank])
         if self.prepared.is_late:
-            weight_starts = [self.arrived.weight_starts_of(shard) for shard in config.routed]
-        request = PoolRequest(sum(num_values), weight_starts, pooled=pooled)
-        return _planned(config, self.order, bags, found, request)
+            weight_starts_P = self.arrived.weight_starts_of(config.features)
+        return PoolRequest(sum(num_values), weight_starts_P, pooled=pooled)
 
     def answer(
-        self, group: dist.ProcessGroup, splits: Sequence[Splits], found: Sequence[torch.Tensor]
+        self, group: dist.ProcessGroup, splits: Sequence[Splits], outcomes_N: torch.Tensor
     ) -> tuple[list[torch.Tensor] | None, int]:
         """What became of the keys of each feature, if wanted, and the bytes that were sent.
 
-        `found`: what became of the keys of each shard.
+        `outcomes_N`: what became of the keys that arrived.
         """
         wanted = [entry.wants_outcomes for entry in splits]
         if not any(wanted):
@@ -303,7 +299,7 @@ class Received:
         rank = self.config.rank
         if self.config.layout.is_replicated:  # each rank knows what became of its own keys
             wanted = [is_wanted and other == rank for other, is_wanted in enumerate(wanted)]
-        pairs = zip(self.arrived.outcomes_of(self.config.routed, found), wanted, strict=True)
+        pairs = zip(self.arrived.outcomes_of(self.config.features, outcomes_N), wanted, strict=True)
         sent = [outcomes if is_wanted else outcomes[:0] for outcomes, is_wanted in pairs]
         positions = self._positions_of_answers()
         numbers = [list(map(len, sent)), list(map(len, positions))]
@@ -334,47 +330,41 @@ class Mapped:
     """A batch whose keys are mapped."""
 
     received: Alone | Received
-    outcomes: list[torch.Tensor]
-    """What became of the keys of each shard."""
+    outcomes_N: torch.Tensor
+    """What became of the keys that arrived."""
     batch: MappedBatch
     remainder: Remainder
 
     @torch.no_grad()
     def answer(self, group: dist.ProcessGroup, splits: Sequence[Splits]) -> tuple[Remainder, int]:
         """Tells the ranks what became of their keys, if they want to know; with the bytes sent."""
-        outcomes, num_bytes = self.received.answer(group, splits, self.outcomes)
+        outcomes, num_bytes = self.received.answer(group, splits, self.outcomes_N)
         return replace(self.remainder, outcomes=outcomes), num_bytes
 
 
 @torch.no_grad()
 def map_keys(received: Alone | Received, step: int) -> Mapped:
     """Maps the keys of this rank's shards; if the batch is trained, new keys get a row."""
-    training, shards = received.order.training, received.config.routed
-    indexes = [shard.owned.held.index for shard in shards]
-    calls = list(zip(indexes, received.arrived.keys_of(shards), strict=True))
-    found = map_under_leases(calls, insert=training, step=step if training else None)
+    training, config, arrived = received.order.training, received.config, received.arrived
+    sizes = [count * arrived.num_senders for count in config.num_features]
+    found = map_under_leases(
+        [own.held.index for own in config.shards],
+        arrived.keys_of(config.features),
+        sums_of(arrived.num_keys_of(config.features), sizes),
+        insert=training,
+        step=step if training else None,
+    )
     try:
         batch, remainder = received.mapped(step, found)
     except BaseException:
-        for _, _, lease in found:  # the traceback would keep them open
-            lease.release()
+        found.release()  # the traceback would keep them open
         raise
-    return Mapped(received, [outcomes for _, outcomes, _ in found], batch, remainder)
+    return Mapped(received, found.outcomes_N, batch, remainder)
 
 
-def _planned(
-    config: HostDistConfig,
-    order: Order,
-    bags: Sequence[list[FeatureBags]],
-    found: Sequence[MappedKeys],
-    request: PoolRequest,
-) -> MappedBatch:
-    """The mapped bags of each shard as their home takes them."""
-    mapped = [
-        ShardBags(own.held, features, lease, own.accumulation)
-        for own, features, (_, _, lease) in zip(config.shards, bags, found, strict=True)
-    ]
-    return config.home.plan(mapped, request, training=order.training)
+def _mapped_shards(config: HostDistConfig, found: MappedKeys) -> list[MappedShard]:
+    pairs = zip(config.shards, found.leases, strict=True)
+    return [MappedShard(own.held, lease, own.accumulation) for own, lease in pairs]
 
 
 def _swap_numbers(group: dist.ProcessGroup, own: Sequence[int]) -> list[int]:

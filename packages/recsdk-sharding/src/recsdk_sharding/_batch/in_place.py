@@ -4,23 +4,25 @@ So it is on a rank that is alone, and with tables that every rank has: each vect
 columns in the matrix of results, and neither the forward nor the backward copies what it could read
 or write there.
 
-Shape letters: B samples, C columns.
+Shape letters: B samples, C columns, N keys, S features of the shards.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from itertools import accumulate
+from dataclasses import replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from recsdk_core import Bags, CombineBlock
 from recsdk_core.nn.function import FeatureBags, SharedTraining
-from recsdk_sharding._batch.arrivals import Arrivals, Starts
-from recsdk_sharding._batch.context import ResultColumns, RoutedShard
-from recsdk_sharding._batch.features import Features, MappedKeys
+from recsdk_sharding._batch.context import ResultColumns
+from recsdk_sharding._batch.features import Features
 from recsdk_sharding._batch.outcomes import highest
+from recsdk_sharding._rows.home import GroupBags, MappedShard
+from recsdk_sharding.placement.layout import ShardFeatures
 
 __all__ = ["WholeBags", "bags_of_all_ranks"]
 
@@ -35,70 +37,71 @@ class WholeBags:
         """Of the results, (B, C)."""
         self.results = results
         """Which columns they have."""
-        self._keys = list(accumulate(features.counts, initial=0))
+        self._counts = np.array(features.counts, np.int64)
         self._offsets = _offsets_of(features)
 
-    def keys_of(self, shards: Sequence[RoutedShard]) -> Sequence[torch.Tensor]:
-        """The keys of each shard, int64 (N,)."""
-        return [self._keys_of(shard) for shard in shards]
+    num_senders = 1
+    """Pieces that each feature of a shard has."""
 
-    def _keys_of(self, shard: RoutedShard) -> torch.Tensor:
-        pieces = [self.features.keys_N[self._span(number)] for number in shard.features]
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+    def num_keys_of(self, placed: ShardFeatures) -> NDArray[np.int64]:
+        """Keys of each feature of the shards, (S,)."""
+        return self._counts[placed.features_S]
+
+    def keys_of(self, placed: ShardFeatures) -> torch.Tensor:
+        """Those keys, int64 (N,)."""
+        return self._of_shards(self.features.keys_N, placed)
+
+    def _of_shards(self, of_keys_N: torch.Tensor, placed: ShardFeatures) -> torch.Tensor:
+        """What each key of the shards has, of what each of the batch has."""
+        if np.array_equal(placed.features_S, np.arange(len(self._counts))):
+            return of_keys_N
+        parts = of_keys_N.split_with_sizes(self._counts.tolist())
+        return torch.cat([of_keys_N[:0], *(parts[i] for i in placed.features_S.tolist())])
 
     def bags_of(
-        self, shard: RoutedShard, rows: torch.Tensor, outcomes: torch.Tensor
-    ) -> list[FeatureBags]:
-        """The bags of a shard's features, mapped."""
-        counts = self._counts_of(shard)
-        pieces = zip(
-            shard.features,
-            rows.split_with_sizes(counts),
-            outcomes.split_with_sizes(counts),
-            strict=True,
+        self,
+        placed: ShardFeatures,
+        shards: Sequence[MappedShard],
+        num_features: Sequence[int],
+        rows_N: torch.Tensor,
+        outcomes_N: torch.Tensor,
+    ) -> GroupBags:
+        """The bags of the shards' features, mapped."""
+        numbers = placed.features_S
+        weights_N, weights = self.features.weights_N, None
+        if weights_N is not None:
+            of_features = weights_N.detach().split_with_sizes(self._counts.tolist())
+            weights = [of_features[number] for number in numbers.tolist()]
+        offsets = self._offsets
+        return GroupBags(
+            shards=shards,
+            num_pieces=num_features,
+            rows_N=rows_N,
+            outcomes_N=outcomes_N,
+            num_keys_P=self.num_keys_of(placed),
+            starts_P=self.results.columns_F[numbers] + placed.first_columns_S,
+            offsets=None if offsets is None else [offsets[number] for number in numbers.tolist()],
+            weights=weights,
+            is_mean_P=self.results.is_mean_F[numbers],
         )
-        return [
-            FeatureBags(
-                rows=own_rows,
-                outcomes=own_outcomes,
-                offsets=self._offsets[number],
-                weights=self._weights(number),
-                pooling="mean" if self.results.is_mean[number] else "sum",
-                column=self.results.columns[number] + shard.columns[0],
-            )
-            for number, own_rows, own_outcomes in pieces
-        ]
 
-    def outcomes_of(
-        self, shards: Sequence[RoutedShard], outcomes: Sequence[torch.Tensor]
-    ) -> list[torch.Tensor]:
+    def outcomes_of(self, placed: ShardFeatures, outcomes_N: torch.Tensor) -> list[torch.Tensor]:
         """What became of each feature's keys, uint8 (N,); arguments as of `Arrivals.outcomes_of`.
 
         Copies: backward reads its own.
         """
         found: dict[int, torch.Tensor] = {}
-        for shard, of_shard in zip(shards, outcomes, strict=True):
-            pieces = of_shard.clone().split_with_sizes(self._counts_of(shard))
-            for number, piece in zip(shard.features, pieces, strict=True):
-                found[number] = highest(found.get(number), piece)
+        pieces = outcomes_N.clone().split_with_sizes(self.num_keys_of(placed).tolist())
+        for number, piece in zip(placed.features_S.tolist(), pieces, strict=True):
+            found[number] = highest(found.get(number), piece)
         return [found[number] for number in range(len(found))]
 
-    def _counts_of(self, shard: RoutedShard) -> list[int]:
-        return [self._keys[number + 1] - self._keys[number] for number in shard.features]
 
-    def _span(self, number: int) -> slice:
-        return slice(self._keys[number], self._keys[number + 1])
-
-    def _weights(self, number: int) -> torch.Tensor | None:
-        weights_N = self.features.weights_N
-        return None if weights_N is None else weights_N.detach()[self._span(number)]
-
-
-def _offsets_of(features: Features) -> list[torch.Tensor | None]:
+def _offsets_of(features: Features) -> list[torch.Tensor | None] | None:
     """The offsets of each feature's bags, int64 (B + 1,); None where each has one key."""
     count = len(features.num_bags)
     if features.has_one_key_each or not count:
-        return [None] * count
+        return None
     lengths_FB = features.lengths_G.view(count, -1)
     offsets = torch.zeros(count, features.batch_size + 1, dtype=torch.int64)
     torch.cumsum(lengths_FB, 1, out=offsets[:, 1:])
@@ -112,35 +115,39 @@ def _offsets_of(features: Features) -> list[torch.Tensor | None]:
 def bags_of_all_ranks(
     whole: WholeBags,
     which: Sequence[torch.Tensor],
-    arrived: Arrivals,
-    starts: Starts,
-    shards: Sequence[tuple[RoutedShard, MappedKeys]],
+    arrived: GroupBags,
+    num_values: Sequence[int],
+    placed: ShardFeatures,
     rank: int,
-) -> tuple[list[list[FeatureBags]], SharedTraining]:
-    """The bags of this rank, by shard, which are pooled; and those of all ranks, which train.
+) -> tuple[GroupBags, SharedTraining]:
+    """The bags of this rank, which are pooled; and those of all ranks, which train.
 
     A rank that combined keys trains with a bag for each distinct key, else with its bags. `which`:
     for each feature, which of the keys that this rank sent each of its keys is, int64 (N,).
-    `starts`: where the vector of each bag begins, rank by rank.
+    `num_values`: numbers in the gradient of each rank; the bags that arrived start among those of
+    all ranks.
     """
-    begins = list(accumulate(starts.num_values, initial=0))
-    pooled: list[list[FeatureBags]] = []
-    trained: list[list[FeatureBags]] = []
-    sums: list[CombineBlock] = []
-    for (shard, mapped), of_shard in zip(shards, starts.of_shards, strict=True):
-        trained.append(arrived.mapped_bags_of(shard, mapped, of_shard))
-        for number, bags in enumerate(trained[-1]):
-            bags.column -= begins[number % len(starts.num_values)]
-        sent = trained[-1][rank :: len(starts.num_values)]
-        which_of = [which[number] for number in shard.features]
-        pairs = list(zip(sent, which_of, strict=True))
-        rows = torch.cat([bags.rows[which_N] for bags, which_N in pairs])
-        outcomes = torch.cat([bags.outcomes[which_N] for bags, which_N in pairs])
-        pooled.append(whole.bags_of(shard, rows, outcomes))
-        sums += map(partial(_sums, shard.width), pooled[-1], sent, which_of)
+    world_size, numbers = len(num_values), placed.features_S.tolist()
+    begins = np.cumsum([0, *num_values[:-1]])
+    trained = replace(arrived, starts_P=arrived.starts_P - np.tile(begins, len(numbers))).features
+    sent = [bags for of_shard in trained for bags in of_shard][rank::world_size]
+    pairs = [(bags, which[number]) for bags, number in zip(sent, numbers, strict=True)]
+    rows = [bags.rows[which_N] for bags, which_N in pairs]
+    outcomes = [bags.outcomes[which_N] for bags, which_N in pairs]
+    pooled = whole.bags_of(
+        placed,
+        arrived.shards,
+        [count // world_size for count in arrived.num_pieces],
+        torch.cat([arrived.rows_N[:0], *rows]),
+        torch.cat([arrived.outcomes_N[:0], *outcomes]),
+    )
+    own = [bags for of_shard in pooled.features for bags in of_shard]
     return pooled, SharedTraining(
-        sums=sums,
-        sizes=starts.num_values,
+        sums=[
+            _sums(width, bags, *pair)
+            for width, bags, pair in zip(placed.widths_S.tolist(), own, pairs, strict=True)
+        ],
+        sizes=num_values,
         process=rank,
         swap=whole.results.swap,
         bags=trained,

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
+import numpy as np
 import torch
 from torchrec.modules.embedding_configs import PoolingType
 
-from recsdk_core.nn.function import FeatureBags
-from recsdk_sharding._batch.features import Features, map_under_leases, mean_divisor
+from recsdk_sharding._batch.features import Features, map_under_leases, mean_divisor, sums_of
 from recsdk_sharding._batch.repeats import of_samples
-from recsdk_sharding._rows.home import PoolRequest, ShardBags
+from recsdk_sharding._rows.home import GroupBags, MappedShard, PoolRequest
 from recsdk_sharding._rows.rows import TableRows, anchor_of
 
 __all__ = ["LocalBatch"]
@@ -54,71 +55,48 @@ class LocalBatch:
         """Whether means are taken where rows are pooled."""
         self._mapped = self._map(counts)
 
-    def _map(self, counts: list[int]) -> list[ShardBags]:
-        keys = self._features.keys_N.split_with_sizes(counts)
-        spans = list(accumulate((len(r.config.feature_names) for r in self._rows), initial=0))
+    def _map(self, counts: list[int]) -> GroupBags:
+        """The bags of all features, which begin nowhere yet."""
         shards = [rows.shards[0] for rows in self._rows]
-        calls = [
-            (shard.held.index, torch.cat(keys[first:last]))
-            for shard, first, last in zip(shards, spans[:-1], spans[1:], strict=True)
-        ]
-        mapped = map_under_leases(calls, insert=self._step is not None, step=self._step)
-        try:
-            return [
-                ShardBags(
-                    shard.held,
-                    self._bags(rows, outcomes, counts[first:last], first),
-                    lease,
-                    shard.accumulation,
-                )
-                for shard, (rows, outcomes, lease), first, last in zip(
-                    shards, mapped, spans[:-1], spans[1:], strict=True
-                )
-            ]
-        except BaseException:
-            for _, _, lease in mapped:  # the traceback would keep them open
-                lease.release()
-            raise
-
-    def _bags(
-        self, rows_N: torch.Tensor, outcomes_N: torch.Tensor, counts: list[int], first: int
-    ) -> list[FeatureBags]:
-        """The bags of a table's features, which are those from `first` on."""
-        weights = self._features.weights_N
-        before = sum(self._features.counts[:first]) if weights is not None else 0
-        parts = zip(
-            rows_N.split_with_sizes(counts),
-            outcomes_N.split_with_sizes(counts),
-            counts,
-            strict=True,
+        num_features = [len(rows.config.feature_names) for rows in self._rows]
+        num_keys = np.array(counts, np.int64)
+        mapped = map_under_leases(
+            [shard.held.index for shard in shards],
+            self._features.keys_N,
+            sums_of(num_keys, num_features),
+            insert=self._step is not None,
+            step=self._step,
         )
+        weights = self._features.weights_N
         if self._learning_weights() is not None:
             weights = None  # the batch takes them with their graph
-        made = []
-        for number, (rows, outcomes, count) in enumerate(parts, start=first):
-            averages = self._is_mean[number] and self._averages
-            made.append(
-                FeatureBags(
-                    rows=rows,
-                    outcomes=outcomes,
-                    offsets=self._offsets(number),
-                    weights=None if weights is None else weights[before : before + count],
-                    pooling="mean" if averages else "sum",
-                )
+        try:
+            return GroupBags(
+                shards=[
+                    MappedShard(shard.held, lease, shard.accumulation)
+                    for shard, lease in zip(shards, mapped.leases, strict=True)
+                ],
+                num_pieces=num_features,
+                rows_N=mapped.rows_N,
+                outcomes_N=mapped.outcomes_N,
+                num_keys_P=num_keys,
+                starts_P=np.zeros(len(counts), np.int64),
+                offsets=None if self._is_sequence else self._offsets(),
+                weights=None if weights is None else weights.split_with_sizes(counts),
+                is_mean_P=np.array(self._is_mean) if self._averages else None,
             )
-            before += count
-        return made
+        except BaseException:
+            mapped.release()  # the traceback would keep them open
+            raise
 
-    def _offsets(self, number: int) -> torch.Tensor | None:
-        if self._is_sequence:
-            return None
-        first = sum(self._features.num_bags[:number])
-        lengths = self._features.lengths_G.narrow(0, first, self._features.num_bags[number])
-        return torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+    def _offsets(self) -> list[torch.Tensor]:
+        of_features = self._features.lengths_G.split_with_sizes(self._features.num_bags)
+        return [torch.nn.functional.pad(lengths.cumsum(0), (1, 0)) for lengths in of_features]
 
     def outcomes(self) -> list[torch.Tensor]:
         """What became of each feature's keys, uint8 (N,): copies, as backward reads its own."""
-        return [feature.outcomes.clone() for table in self._mapped for feature in table.features]
+        counts = self._mapped.num_keys_P.tolist()
+        return list(self._mapped.outcomes_N.clone().split_with_sizes(counts))
 
     def pooled(self) -> torch.Tensor:
         """The pooled vectors of all samples, float32 (B, C)."""
@@ -142,9 +120,11 @@ class LocalBatch:
     def _pool(self, starts: Sequence[int], shape: tuple[int, int] | None = None) -> torch.Tensor:
         """The vectors of all bags, those of a feature from its start on, or in its columns."""
         weights = self._learning_weights()
-        weight_starts = None if weights is None else self._weight_starts()
-        request = PoolRequest(starts[-1], weight_starts, shape)
-        batch = self._home.plan(self._placed(starts), request, training=self._step is not None)
+        num_keys = self._mapped.num_keys_P
+        weight_starts_P = None if weights is None else num_keys.cumsum() - num_keys
+        request = PoolRequest(starts[-1], weight_starts_P, shape)
+        bags = replace(self._mapped, starts_P=np.array(starts[:-1], np.int64))
+        batch = self._home.plan(bags, request, training=self._step is not None)
         batch.open()
         if weights is not None:
             batch.take_weights(weights.to(self._home.device))
@@ -155,11 +135,6 @@ class LocalBatch:
         weights_N = self._features.weights_N
         return weights_N if weights_N is not None and weights_N.requires_grad else None
 
-    def _weight_starts(self) -> list[list[int]]:
-        """Where the weights of each table's features begin."""
-        starts = accumulate(self._features.counts, initial=0)
-        return [[next(starts) for _ in rows.config.feature_names] for rows in self._rows]
-
     def _shaped(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [part.view(-1, width) for part, width in zip(parts, self._widths, strict=True)]
 
@@ -167,10 +142,3 @@ class LocalBatch:
         divisor = mean_divisor(self._features, self._is_mean).to(self._home.device)
         divisors = divisor.split_with_sizes(self._features.num_bags)
         return [part / each[:, None] for part, each in zip(parts, divisors, strict=True)]
-
-    def _placed(self, starts: Sequence[int]) -> list[ShardBags]:
-        """The mapped bags, their vectors to begin at `starts`."""
-        features = [feature for table in self._mapped for feature in table.features]
-        for feature, start in zip(features, starts, strict=False):
-            feature.column = start
-        return self._mapped

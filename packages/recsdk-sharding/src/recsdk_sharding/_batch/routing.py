@@ -12,17 +12,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from recsdk_core import CutBags, cut_bags
 from recsdk_sharding._batch.features import Features
 from recsdk_sharding.placement.layout import GroupLayout, Route
 
 __all__ = ["Requests"]
-
-_BagsOfShard: TypeAlias = dict[int, torch.Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -37,9 +36,11 @@ class Requests:
     """int64, which of the batch's keys each one sent is; None if nobody needs it."""
     num_keys: list[int]
     """Keys for each rank."""
-    bags: dict[tuple[tuple[int, ...], int], _BagsOfShard]
-    """By ranks of a route and number of the row shard: for the position of each of its features,
-    the bags that have keys there, int64; None: all bags."""
+    filled: torch.Tensor
+    """int64, which bags have keys, counted within their feature: route by route, row shard by row
+    shard, feature by feature."""
+    num_filled: NDArray[np.int64]
+    """How many these are, each time."""
 
     @staticmethod
     def of_features(
@@ -57,11 +58,10 @@ class Requests:
             if notes_positions
             else None,
             num_keys=_by_rank([(cut.route, cut.bags.num_keys) for cut in cuts], layout),
-            bags={
-                (cut.route.ranks, index): dict(zip(cut.route.features, filled, strict=True))
-                for cut in cuts
-                for index, filled in enumerate(cut.filled())
-            },
+            filled=cuts[0].bags.filled
+            if len(cuts) == 1
+            else torch.cat([torch.zeros(0, dtype=torch.int64), *(cut.bags.filled for cut in cuts)]),
+            num_filled=np.array([count for cut in cuts for count in cut.bags.num_filled], np.int64),
         )
 
 
@@ -70,8 +70,6 @@ class _RouteCut:
     """The features of one route, cut by its row shards."""
 
     route: Route
-    num_bags: list[int]
-    """Bags of each feature."""
     bags: CutBags
     positions: torch.Tensor | None
     """Which of the batch's keys each one sent is, int64 (N,); None if nobody needs it."""
@@ -100,19 +98,7 @@ class _RouteCut:
         positions = cut.places
         if positions is not None and keys is not None:
             positions = _taken(torch.arange(len(features.keys_N)), keys)[positions]
-        return _RouteCut(route, num_bags, cut, positions)
-
-    def filled(self) -> list[list[torch.Tensor | None]]:
-        """By row shard: the bags of each feature that have keys there; None: all bags."""
-        counts = self.bags.num_filled
-        parts = self.bags.filled.split_with_sizes(counts)
-        every = self.num_bags * len(self.route.ranks)
-        found = [
-            None if count == num_bags else part
-            for part, count, num_bags in zip(parts, counts, every, strict=True)
-        ]
-        size = len(self.num_bags)
-        return [found[index * size : (index + 1) * size] for index in range(len(self.route.ranks))]
+        return _RouteCut(route, cut, positions)
 
 
 def _joined(parts: Sequence[tuple[Route, torch.Tensor | None, list[int]]]) -> torch.Tensor:

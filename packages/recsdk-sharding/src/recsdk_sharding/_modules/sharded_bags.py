@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo
 from torchrec.distributed.embeddingbag import (
@@ -64,9 +65,9 @@ class ShardedHashEmbeddingBagCollection(
         if len(self._input_dists) != 1 or not can:
             return
         *starts, width = accumulate(self._widths, initial=0)
-        columns = [starts[position] for position in self._groups.positions[0]]
+        columns = np.array(starts, np.int64)[self._groups.positions[0]]
         [own], [output] = self._input_dists, self._output_dists
-        own.results = ResultColumns(columns, width, config.is_mean, output.share)
+        own.results = ResultColumns(columns, width, np.array(config.is_mean), output.share)
 
     def create_embedding_bag_sharding(
         self,

@@ -18,7 +18,7 @@ from recsdk_core import CapacityError, Outcome, Table, optim
 from recsdk_core.checkpoint.replacing import NewRows, replace_rows
 from recsdk_core.nn.function import TableBags, pack_features, pool_features
 from recsdk_sharding._configs.configs import HashTableConfig
-from recsdk_sharding._rows.home import Guard, PoolRequest, ShardBags
+from recsdk_sharding._rows.home import GroupBags, Guard, PoolRequest
 from recsdk_sharding.placement.layout import Shard
 
 __all__ = ["EngineBatch", "EngineHome", "EngineShard"]
@@ -62,18 +62,16 @@ class EngineHome:
         """Gives each shard its rows, or none."""
         replace_rows([(held.table, rows) for held, rows in changes])
 
-    def plan(
-        self, mapped: Sequence[ShardBags], request: PoolRequest, *, training: bool
-    ) -> EngineBatch:
+    def plan(self, bags: GroupBags, request: PoolRequest, *, training: bool) -> EngineBatch:
         """The mapped bags as they are."""
         tables = [
             TableBags(
                 table=each.held.table,
-                features=each.features,
+                features=features,
                 lease=each.lease,
                 accumulation=each.accumulation,
             )
-            for each in mapped
+            for each, features in zip(bags.shards, bags.features, strict=True)
         ]
         return EngineBatch(tables, request)
 
@@ -126,10 +124,10 @@ class EngineBatch(Multistreamable):  # type: ignore[misc]
 
     def take_weights(self, weights_M: torch.Tensor) -> None:
         """Takes the weights that came late."""
-        assert self.request.weight_starts is not None
-        for entry, starts in zip(self.tables, self.request.weight_starts, strict=True):
-            for feature, start in zip(entry.features, starts, strict=True):
-                feature.weights = weights_M.narrow(0, start, len(feature.rows))
+        assert self.request.weight_starts_P is not None
+        features = [feature for entry in self.tables for feature in entry.features]
+        for feature, start in zip(features, self.request.weight_starts_P.tolist(), strict=True):
+            feature.weights = weights_M.narrow(0, start, len(feature.rows))
 
     def open(self) -> None:
         """Does nothing: all of it is on the host."""

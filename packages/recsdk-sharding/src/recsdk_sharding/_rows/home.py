@@ -3,7 +3,7 @@
 The engine is one (`engine`), device memory another (`recsdk_sharding.device.home`); `homes` says
 which one a table has. Callers never ask which one it is.
 
-Shape letters: n or N keys, M weights that come late, D row width.
+Shape letters: n or N keys, P pieces, M weights that come late, D row width.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -27,7 +29,16 @@ from recsdk_core.nn.function import FeatureBags, SharedTraining
 from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding.placement.layout import Shard
 
-__all__ = ["Guard", "HeldShard", "MappedBatch", "PoolRequest", "RowHome", "RowTable", "ShardBags"]
+__all__ = [
+    "GroupBags",
+    "Guard",
+    "HeldShard",
+    "MappedBatch",
+    "MappedShard",
+    "PoolRequest",
+    "RowHome",
+    "RowTable",
+]
 
 Guard: TypeAlias = Callable[[], AbstractContextManager[None]]
 """Makes the context manager that a backward runs in."""
@@ -111,17 +122,69 @@ class HeldShard(Protocol):
 
 
 @dataclass(frozen=True)
-class ShardBags:
-    """The mapped bags of one shard."""
+class MappedShard:
+    """One shard whose keys were mapped."""
 
     held: Any
     """The shard, a `HeldShard` of the home that is given this."""
-    features: list[FeatureBags]
-    """Gradients of a key are added in this order."""
     lease: recsdk_core.Lease
     """The batch that the keys were mapped under."""
     accumulation: Accumulation[Any] | None
     """Collects the gradients of several backwards; None: each is an update."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupBags:
+    """The mapped bags of all shards of a group, in one array of each kind.
+
+    They are P pieces, one after the other: shard by shard, and in a shard in the order in which
+    gradients of a key are added. A piece is a feature's bags, or those that one rank sent of it.
+    """
+
+    shards: Sequence[MappedShard]
+    num_pieces: Sequence[int]
+    """Of each shard."""
+    rows_N: torch.Tensor
+    """Row numbers, int64, as `map_joined` gave them."""
+    outcomes_N: torch.Tensor
+    """Outcomes, uint8, as `map_joined` gave them."""
+    num_keys_P: NDArray[np.int64]
+    starts_P: NDArray[np.int64]
+    """Where the vectors of each piece begin: a number, or a column of the matrix of results."""
+    offsets: Sequence[torch.Tensor | None] | None = None
+    """Of each piece, int64 (its bags + 1,); None: each of its keys is a bag."""
+    weights: Sequence[torch.Tensor | None] | None = None
+    """Of each piece, float32 (its keys,); None: it has none."""
+    is_mean_P: NDArray[np.bool_] | None = None
+    """Whether bags are averaged; None: none are."""
+
+    @cached_property
+    def features(self) -> list[list[FeatureBags]]:
+        """The pieces of each shard as the core takes them."""
+        counts = self.num_keys_P.tolist()
+        none = [None] * len(counts)
+        pieces = zip(
+            self.rows_N.split_with_sizes(counts),
+            self.outcomes_N.split_with_sizes(counts),
+            self.offsets or none,
+            self.weights or none,
+            none if self.is_mean_P is None else self.is_mean_P.tolist(),
+            self.starts_P.tolist(),
+            strict=True,
+        )
+        made = [
+            FeatureBags(
+                rows=rows,
+                outcomes=outcomes,
+                offsets=offsets,
+                weights=weights,
+                pooling="mean" if is_mean else "sum",
+                column=start,
+            )
+            for rows, outcomes, offsets, weights, is_mean, start in pieces
+        ]
+        ends = accumulate(self.num_pieces, initial=0)
+        return [made[begin:end] for begin, end in pairwise(ends)]
 
 
 @dataclass(frozen=True)
@@ -130,14 +193,13 @@ class PoolRequest:
 
     num_values: int = 0
     """Numbers that are pooled; not used with a `shape`."""
-    weight_starts: Sequence[Sequence[int]] | None = None
-    """Per shard and feature: where its weights begin among those that come late; None: none do."""
+    weight_starts_P: NDArray[np.int64] | None = None
+    """Where the weights of each piece begin among those that come late; None: none do."""
     shape: tuple[int, int] | None = None
-    """(B, C) of the matrix of results, if bags are pooled straight into it. The `column` of a
-    feature is the first number of its vectors, or with a `shape` their first column."""
+    """(B, C) of the matrix of results, if bags are pooled straight into it. Pieces then start at
+    one of its columns."""
     pooled: range | None = None
-    """Which numbers are read; None: all. A feature that begins elsewhere is trained all the same.
-    """
+    """Which numbers are read; None: all. A piece that begins elsewhere is trained all the same."""
     shared: SharedTraining | None = None
     """What is trained; None: the bags that are pooled."""
 
@@ -175,7 +237,7 @@ class RowHome(Protocol):
     def pools_to_results(self) -> bool:
         """Whether bags may be pooled straight into the matrix of results, means included.
 
-        Only then may `FeatureBags` have the pooling "mean", and a batch a `shape`.
+        Only then may bags be averaged, and a batch have a `shape`.
         """
 
     @property
@@ -215,7 +277,5 @@ class RowHome(Protocol):
         had.
         """
 
-    def plan(
-        self, mapped: Sequence[ShardBags], request: PoolRequest, *, training: bool
-    ) -> MappedBatch:
-        """A mapped batch of these shards, to be pooled; runs in the background."""
+    def plan(self, bags: GroupBags, request: PoolRequest, *, training: bool) -> MappedBatch:
+        """A mapped batch, to be pooled; runs in the background."""

@@ -4,21 +4,20 @@ The host only puts arrays one behind the other; what follows from them is found 
 takes four bytes on the way, eight in a store of 2^31 rows and more; a bag takes as many, unless
 each of a batch has one key.
 
-Shape letters: N keys, B bags, M weights that come late.
+Shape letters: N keys, P pieces of a set, B bags, M weights that come late.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from recsdk_core import join_rows
-from recsdk_core.nn.function import FeatureBags
 from recsdk_sharding.device.parcel import Item, Parcel, put_optional
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ class TableSet:
 
     tables: list[DeviceTable]
     shards: list[Any]
-    """Their `ShardBags`."""
+    """Their `MappedShard`s."""
     spare_row: int
     """What keys without a row read: zeros. Of the store."""
     bags: BagItems
@@ -82,19 +81,16 @@ class TableSet:
         return self.tables[0].dim
 
 
-def plan_batch(
-    mapped: Sequence[Any], request: Any, *, training: bool
-) -> tuple[Parcel, list[TableSet]]:
+def plan_batch(bags: Any, request: Any, *, training: bool) -> tuple[Parcel, list[TableSet]]:
     """A sealed parcel, and what of it each set of tables needs.
 
-    `mapped`, `request`: `ShardBags` and `PoolRequest` of `recsdk_sharding._rows.home`.
+    `bags`, `request`: `GroupBags` and `PoolRequest` of `recsdk_sharding._rows.home`.
     """
     parcel = Parcel()
-    late = request.weight_starts or [None] * len(mapped)
-    sets: dict[Any, list[tuple[Any, Sequence[int] | None]]] = {}
-    for shard, starts in zip(mapped, late, strict=True):
-        sets.setdefault(_set_of(shard, training), []).append((shard, starts))
-    plans = [_plan_set(parcel, members, request) for members in sets.values()]
+    sets: dict[Any, list[int]] = {}
+    for number, shard in enumerate(bags.shards):
+        sets.setdefault(_set_of(shard, training), []).append(number)
+    plans = [_plan_set(parcel, bags, members, request) for members in sets.values()]
     parcel.seal()
     return parcel, plans
 
@@ -109,31 +105,30 @@ def _set_of(shard: Any, training: bool) -> Any:
     return id(table.store), table.settings
 
 
-def _plan_set(
-    parcel: Parcel, members: Sequence[tuple[Any, Sequence[int] | None]], request: Any
-) -> TableSet:
-    shards = [shard for shard, _ in members]
-    bags = _SetBags.of_entries(_entries_of(members))
-    store = shards[0].held.table.store
-    spare_row = max(shard.held.table.spare_row_of_store for shard in shards)
+def _plan_set(parcel: Parcel, bags: Any, members: Sequence[int], request: Any) -> TableSet:
+    """`members`: which of the group's shards the set has."""
+    shards = [bags.shards[number] for number in members]
+    tables = [shard.held.table for shard in shards]
+    own = _SetBags.of_shards(bags, members, [table.first_row for table in tables])
+    store = tables[0].store
+    spare_row = max(table.spare_row_of_store for table in tables)
     number = _type_of(len(store.weight_RD))
-    items = bags.put(parcel, spare_row, number)
+    items = own.put(parcel, spare_row, number)
     read = None
     if request.pooled is not None:
-        part, first, first_key = bags.within(request.pooled)
+        part, first, first_key = own.within(request.pooled)
         of_part = part.put(parcel, spare_row, number)
-        read = ReadBags(first, sum(part.num_bags), first_key, of_part)
-    dim = shards[0].held.table.dim
+        read = ReadBags(first, int(part.num_bags_P.sum()), first_key, of_part)
     return TableSet(
-        tables=[shard.held.table for shard in shards],
+        tables=tables,
         shards=shards,
         spare_row=spare_row,
         bags=items,
-        num_bags=sum(bags.num_bags),
+        num_bags=int(own.num_bags_P.sum()),
         read=read,
-        blocks=bags.blocks(dim, is_matrix=request.shape is not None),
-        divisors_B=put_optional(parcel, bags.divisors()),
-        places_N=put_optional(parcel, bags.places_N),
+        blocks=own.blocks(tables[0].dim, is_matrix=request.shape is not None),
+        divisors_B=put_optional(parcel, own.divisors()),
+        places_N=put_optional(parcel, own.places_in(request.weight_starts_P)),
     )
 
 
@@ -141,59 +136,64 @@ def _type_of(num_rows: int) -> np.dtype[Any]:
     return np.dtype(np.int32 if num_rows < 2**31 else np.int64)
 
 
-_Entry: TypeAlias = tuple[FeatureBags, int, int | None]
-"""A feature, the first row of its table in the store, and where its late weights begin."""
-
-
-def _entries_of(members: Sequence[tuple[Any, Sequence[int] | None]]) -> list[_Entry]:
-    """The features of a set, in the order of their vectors."""
-    entries: list[_Entry] = []
-    for shard, starts in members:
-        first_row = shard.held.table.first_row
-        for number, feature in enumerate(shard.features):
-            entries.append((feature, first_row, None if starts is None else starts[number]))
-    return sorted(entries, key=lambda entry: entry[0].column)
-
-
 @dataclass(frozen=True)
 class _SetBags:
-    """The bags of a set's features, in the order of their vectors."""
+    """The pieces of a set, in the order of their vectors."""
 
-    entries: list[_Entry]
-    counts: list[int]
-    """Keys of each feature."""
+    group: Any
+    """The `GroupBags` that have them."""
+    pieces_P: NDArray[np.int64]
+    """Which of the group's they are."""
+    first_rows_P: NDArray[np.int64]
+    """The first row of each one's table in the store."""
     lengths_B: NDArray[np.int64] | None
     """None: each bag has one key."""
-    num_bags: list[int]
-    """Of each feature."""
+    num_bags_P: NDArray[np.int64]
     weights_N: NDArray[np.float32] | None
-    places_N: NDArray[np.int64] | None
 
     @staticmethod
-    def of_entries(entries: list[_Entry]) -> _SetBags:
-        features = [feature for feature, _, _ in entries]
-        counts = [len(feature.rows) for feature in features]
-        weights = [feature.weights for feature in features if feature.weights is not None]
-        lengths_B, num_bags = _lengths_of(features)
-        return _SetBags(
-            entries=entries,
-            counts=counts,
-            lengths_B=lengths_B,
-            num_bags=num_bags,
-            weights_N=torch.cat(weights).detach().numpy() if weights else None,
-            places_N=_places(counts, [starts for _, _, starts in entries]),
-        )
+    def of_shards(group: Any, members: Sequence[int], first_rows: Sequence[int]) -> _SetBags:
+        """Those of some shards, the first row of each in the store."""
+        first_row_of = np.full(len(group.shards), -1)
+        first_row_of[members] = first_rows
+        first_rows_P = np.repeat(first_row_of, group.num_pieces)
+        own_P = np.flatnonzero(first_rows_P >= 0)
+        pieces_P = own_P[np.argsort(group.starts_P[own_P], kind="stable")]
+        return _SetBags.of_pieces(group, pieces_P, first_rows_P[pieces_P])
+
+    @staticmethod
+    def of_pieces(
+        group: Any, pieces_P: NDArray[np.int64], first_rows_P: NDArray[np.int64]
+    ) -> _SetBags:
+        """Some pieces of a group."""
+        pieces = pieces_P.tolist()
+        weights = [] if group.weights is None else [group.weights[piece] for piece in pieces]
+        given = [of_piece for of_piece in weights if of_piece is not None]
+        lengths_B, num_bags_P = _lengths_of(group, pieces_P)
+        weights_N = torch.cat(given).detach().numpy() if given else None
+        return _SetBags(group, pieces_P, first_rows_P, lengths_B, num_bags_P, weights_N)
 
     @property
-    def features(self) -> list[FeatureBags]:
-        """The features alone."""
-        return [feature for feature, _, _ in self.entries]
+    def num_keys_P(self) -> NDArray[np.int64]:
+        """Keys of each."""
+        counts_P: NDArray[np.int64] = self.group.num_keys_P[self.pieces_P]
+        return counts_P
+
+    @property
+    def starts_P(self) -> NDArray[np.int64]:
+        """Where the vectors of each begin."""
+        starts_P: NDArray[np.int64] = self.group.starts_P[self.pieces_P]
+        return starts_P
 
     def put(self, parcel: Parcel, spare_row: int, number: np.dtype[Any]) -> BagItems:
         """Puts them into a parcel."""
-        parts = [(feature.rows, feature.outcomes, first) for feature, first, _ in self.entries]
+        group = self.group
+        begins = group.num_keys_P.cumsum() - group.num_keys_P
+        parts = begins[self.pieces_P], self.num_keys_P, self.first_rows_P
         rows_N = parcel.put_made(
-            sum(self.counts), number, lambda out: join_rows(parts, spare_row, out)
+            int(self.num_keys_P.sum()),
+            number,
+            lambda out: join_rows(group.rows_N, group.outcomes_N, parts, spare_row, out),
         )
         offsets = None
         if self.lengths_B is not None:
@@ -204,41 +204,38 @@ class _SetBags:
         return BagItems(rows_N, offsets, put_optional(parcel, self.weights_N))
 
     def within(self, pooled: range) -> tuple[_SetBags, int, int]:
-        """The features that begin in a range, which lie side by side; the first bag and key."""
-        wanted = [n for n, (feature, _, _) in enumerate(self.entries) if feature.column in pooled]
-        first = wanted[0] if wanted else 0
-        # Late weights are found by the first key: these need no places.
-        entries = [self.entries[number][:2] for number in wanted]
-        part = _SetBags.of_entries([(feature, row, None) for feature, row in entries])
-        return part, sum(self.num_bags[:first]), sum(self.counts[:first])
+        """The pieces that begin in a range, which lie side by side; the first bag and key."""
+        starts_P = self.starts_P
+        wanted = np.flatnonzero((starts_P >= pooled.start) & (starts_P < pooled.stop))
+        first = int(wanted[0]) if len(wanted) else 0
+        part = _SetBags.of_pieces(self.group, self.pieces_P[wanted], self.first_rows_P[wanted])
+        before = self.num_bags_P[:first].sum(), self.num_keys_P[:first].sum()
+        return part, int(before[0]), int(before[1])
 
     def blocks(self, dim: int, *, is_matrix: bool) -> list[Block]:
-        """Where the vectors go; features whose vectors lie side by side are one block."""
-        blocks: list[Block] = []
-        first = 0
-        for feature, count in zip(self.features, self.num_bags, strict=True):
-            block = Block(first, count, feature.column)
-            first += count
-            last = blocks[-1] if blocks else None
-            if last is not None and not is_matrix and last.start + last.count * dim == block.start:
-                blocks[-1] = Block(last.first, last.count + count, last.start)
-            else:
-                blocks.append(block)
-        return blocks
+        """Where the vectors go; pieces whose vectors lie side by side are one block."""
+        num_bags_P, starts_P = self.num_bags_P, self.starts_P
+        firsts_P = num_bags_P.cumsum() - num_bags_P
+        begins_P = np.ones(len(starts_P), np.bool_)
+        if not is_matrix:
+            begins_P[1:] = starts_P[:-1] + num_bags_P[:-1] * dim != starts_P[1:]
+        at = np.flatnonzero(begins_P)
+        counts = np.add.reduceat(num_bags_P, at) if len(at) else at
+        return list(map(Block, firsts_P[at].tolist(), counts.tolist(), starts_P[at].tolist()))
 
     def divisors(self) -> NDArray[np.float32] | None:
         """What sums are divided by to be means: the count, or the sum of weights.
 
         Infinite where that is 0, so that both the mean and its gradient are 0.
         """
-        is_mean = np.array([feature.pooling == "mean" for feature in self.features])
-        if not is_mean.any():
+        if self.group.is_mean_P is None or (self.lengths_B is None and self.weights_N is None):
             return None
-        if self.lengths_B is None and self.weights_N is None:
+        is_mean_P = self.group.is_mean_P[self.pieces_P]
+        if not is_mean_P.any():
             return None
         divisors_B = self._totals()
         divisors_B[divisors_B == 0] = np.inf
-        divisors_B[~np.repeat(is_mean, self.num_bags)] = 1.0
+        divisors_B[~np.repeat(is_mean_P, self.num_bags_P)] = 1.0
         return divisors_B
 
     def _totals(self) -> NDArray[np.float32]:
@@ -254,27 +251,30 @@ class _SetBags:
             totals_B[:] = np.bincount(bag_N, self.weights_N, len(self.lengths_B))
         return totals_B
 
+    def places_in(self, starts_P: NDArray[np.int64] | None) -> NDArray[np.int64] | None:
+        """Where each key's weight is, if those of the group's pieces start there."""
+        if starts_P is None:
+            return None
+        counts_P = self.num_keys_P
+        shifts_P = starts_P[self.pieces_P] - (counts_P.cumsum() - counts_P)
+        return np.arange(int(counts_P.sum())) + np.repeat(shifts_P, counts_P)
 
-def _lengths_of(features: Sequence[FeatureBags]) -> tuple[NDArray[np.int64] | None, list[int]]:
-    """The lengths of all bags (None: each has one key), and how many bags each feature has."""
-    if all(feature.offsets is None for feature in features):
-        return None, [len(feature.rows) for feature in features]
+
+def _lengths_of(
+    group: Any, pieces_P: NDArray[np.int64]
+) -> tuple[NDArray[np.int64] | None, NDArray[np.int64]]:
+    """The lengths of all bags (None: each has one key), and how many bags each piece has."""
+    num_keys_P: NDArray[np.int64] = group.num_keys_P[pieces_P]
+    offsets = [None] if group.offsets is None else [group.offsets[p] for p in pieces_P.tolist()]
+    if all(of_piece is None for of_piece in offsets):
+        return None, num_keys_P
     lengths = [
-        torch.ones(len(feature.rows), dtype=torch.int64)
-        if feature.offsets is None
-        else feature.offsets.diff()
-        for feature in features
+        torch.ones(count, dtype=torch.int64) if of_piece is None else of_piece.diff()
+        for of_piece, count in zip(offsets, num_keys_P.tolist(), strict=True)
     ]
+    num_bags_P = np.array(list(map(len, lengths)), np.int64)
     lengths_B = torch.cat(lengths).numpy()
-    return None if (lengths_B == 1).all() else lengths_B, list(map(len, lengths))
-
-
-def _places(counts: Sequence[int], starts: Sequence[int | None]) -> NDArray[np.int64] | None:
-    if not starts or starts[0] is None:
-        return None
-    ends = np.cumsum(counts)
-    shifts = np.array(starts, np.int64) - (ends - counts)
-    return np.arange(int(ends[-1])) + np.repeat(shifts, counts)
+    return None if (lengths_B == 1).all() else lengths_B, num_bags_P
 
 
 def _write_offsets(lengths_B: NDArray[np.int64], out: NDArray[Any]) -> None:

@@ -109,10 +109,10 @@ class DeviceHome:
                 held.replace_rows(rows)
             put_back.pop_all()
 
-    def plan(self, mapped: Sequence[Any], request: Any, *, training: bool) -> DeviceBatch:
+    def plan(self, bags: Any, request: Any, *, training: bool) -> DeviceBatch:
         """Puts together what goes to the device."""
         assert request.shared is None, "replicas on devices train with the vectors' gradients"
-        parcel, sets = plan_batch(mapped, request, training=training)
+        parcel, sets = plan_batch(bags, request, training=training)
         return DeviceBatch(self.device, parcel, sets, request.num_values, request.shape, training)
 
 

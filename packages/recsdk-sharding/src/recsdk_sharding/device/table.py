@@ -242,7 +242,8 @@ class DeviceTable:
     ) -> Any:
         self._write_new_rows()
         readable_N = np.empty(len(rows_N), np.int64)
-        recsdk_core.join_rows([(rows_N, outcomes_N, 0)], self.spare_row, readable_N)
+        whole = np.zeros(1, np.int64), np.array([len(rows_N)], np.int64), np.zeros(1, np.int64)
+        recsdk_core.join_rows(rows_N, outcomes_N, whole, self.spare_row, readable_N)
         values = self._rows.read(torch.from_numpy(readable_N).to(self.device))
         return (values, outcomes_N) if return_outcomes else values
 

@@ -3,18 +3,22 @@
 A table is cut into column ranges, and each range by rows: every shard is on one rank. torchrec's
 sharding classes decide which; this is what they decided, in the words of the exchange.
 
-Shape letters: D row width, F features, W ranks.
+Shape letters: D row width, F features, S features of shards, W ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from recsdk_sharding.placement.ranks import RankMap, RankRule
 
-__all__ = ["GroupLayout", "PlacedShard", "Route", "Shard", "TableLayout"]
+__all__ = ["GroupLayout", "PlacedShard", "Route", "Shard", "ShardFeatures", "TableLayout"]
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,32 @@ class Route:
 
 
 @dataclass(frozen=True)
+class ShardFeatures:
+    """The features of shards, S in all: arrays int64 (S,)."""
+
+    ranks_S: NDArray[np.int64]
+    """The rank that holds the shard, ascending."""
+    features_S: NDArray[np.int64]
+    """Positions of the features."""
+    first_columns_S: NDArray[np.int64]
+    last_columns_S: NDArray[np.int64]
+    """Those after the last."""
+    cuts_S: NDArray[np.int64]
+    """Which of the features of all routes and their row shards it is, in that order."""
+    arrivals_S: NDArray[np.int64]
+    """Which of the features of the routes that the rank is on it is, in that order."""
+
+    @cached_property
+    def widths_S(self) -> NDArray[np.int64]:
+        """Numbers of columns."""
+        return self.last_columns_S - self.first_columns_S
+
+    def at(self, places: NDArray[Any]) -> ShardFeatures:
+        """Some of them."""
+        return ShardFeatures(*(getattr(self, each.name)[places] for each in fields(self)))
+
+
+@dataclass(frozen=True)
 class GroupLayout:
     """The tables of one sharding group."""
 
@@ -130,16 +160,46 @@ class GroupLayout:
                 found[placed.rank].append((table, placed))
         return found
 
-    def sending_order(self, rank: int) -> list[int]:
-        """The order in which a rank's vectors travel: which of `shards_of`, by width of table."""
-        return self._sending_orders[rank]
+    @cached_property
+    def shard_features(self) -> ShardFeatures:
+        """The features of all shards: rank by rank, and in the order of `shards_of`."""
+        cuts: dict[tuple[tuple[int, ...], int, int], int] = {}
+        for route in self.routes:
+            for index in range(len(route.ranks)):
+                for feature in route.features:
+                    cuts[route.ranks, index, feature] = len(cuts)
+        found: list[tuple[int, ...]] = []
+        for rank, held in enumerate(self._shards_by_rank):
+            arriving = [
+                (route.ranks, feature)
+                for route in self.routes_to(rank)
+                for feature in route.features
+            ]
+            places = {each: place for place, each in enumerate(arriving)}
+            for table, placed in held:
+                for feature in table.features:
+                    cut = cuts[placed.ranks, placed.shard.index, feature]
+                    arrival = places[placed.ranks, feature]
+                    found.append((rank, feature, *placed.shard.columns, cut, arrival))
+        return ShardFeatures(*np.array(found, np.int64).reshape(-1, 6).T)
+
+    def features_on(self, rank: int) -> ShardFeatures:
+        """The features of the shards that a rank holds, in the order of `shards_of`."""
+        return self.shard_features.at(np.flatnonzero(self.shard_features.ranks_S == rank))
+
+    def sending_order(self, features: ShardFeatures) -> NDArray[np.int64]:
+        """The order in which vectors travel: rank by rank, and by width of table."""
+        dims = np.array([table.dim for table in self.tables for _ in table.features], np.int64)
+        return np.lexsort([dims[features.features_S], features.ranks_S])
 
     @cached_property
-    def _sending_orders(self) -> list[list[int]]:
-        return [
-            sorted(range(len(held)), key=lambda number, held=held: held[number][0].dim)  # type: ignore[misc]
-            for held in self._shards_by_rank
-        ]
+    def sent(self) -> ShardFeatures:
+        """What all ranks send, in the order in which it travels."""
+        return self.shard_features.at(self.sending_order(self.shard_features))
+
+    def routes_to(self, rank: int) -> list[Route]:
+        """The routes that a rank is on."""
+        return [route for route in self.routes if rank in route.ranks]
 
     @cached_property
     def routes(self) -> tuple[Route, ...]:
@@ -149,10 +209,6 @@ class GroupLayout:
             for ranks in dict.fromkeys(placed.ranks for placed in table.shards):
                 found.setdefault(ranks, []).extend(table.features)
         return tuple(Route(ranks, tuple(features)) for ranks, features in found.items())
-
-    def route_of(self, placed: PlacedShard) -> Route:
-        """The route that a table's keys take to a shard."""
-        return next(route for route in self.routes if route.ranks == placed.ranks)
 
 
 def _shards(
