@@ -58,6 +58,12 @@ def _counter(name: str, unit: str, text: str, *labels: str, over: str = "sum") -
 
 
 _ALL = (
+    _gauge(
+        "recsdk_report_timestamp_seconds",
+        "s",
+        "When the report was made, since 1970.",
+        over="largest",
+    ),
     _counter("recsdk_steps", "{step}", "Batches trained.", over="same"),
     _counter("recsdk_examples", "{example}", "Examples trained; with `predictions` only."),
     _counter(

@@ -142,8 +142,10 @@ class Telemetry:
             self._opened.append(sink)
 
     def _write(self, values: Values) -> None:
+        now = time.time()
+        values["recsdk_report_timestamp_seconds"] = {(): now}
         report = Report(
-            time=time.time(),
+            time=now,
             step=self._pipeline.num_batches_trained,
             rank=self._peers.rank if self._is_each else None,
             num_ranks=self._peers.size,

@@ -1,0 +1,1 @@
+"""`recsdk top`: a running training in the terminal."""

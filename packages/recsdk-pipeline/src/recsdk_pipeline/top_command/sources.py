@@ -1,0 +1,122 @@
+"""Where `recsdk top` reads: ports that Prometheus would scrape, and files of JSON lines."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from recsdk_pipeline.telemetry.metrics import Labels, Values, metric_of
+
+__all__ = ["FileSource", "PortSource", "Sample", "Source", "source_of"]
+
+_TIME = "recsdk_report_timestamp_seconds"
+_SECONDS_TO_ANSWER = 5
+_STATED = ("time", "step", "rank", "num_ranks")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One report as it was read."""
+
+    time: float
+    """Seconds since 1970."""
+    rank: str | None
+    """Whose numbers these are; None: those of all ranks."""
+    values: Values
+    """Numbers by the metric's name and labels."""
+
+
+class Source(Protocol):
+    """Something to read reports from."""
+
+    name: str
+    """As the user has it."""
+
+    def read(self) -> list[Sample]:
+        """The reports since it was read before, oldest first; OSError or ValueError if it fails."""
+
+
+class FileSource:
+    """A file of JSON lines that may still grow."""
+
+    def __init__(self, path: str) -> None:
+        self.name = path
+        self._path = Path(path)
+        self._offset = 0
+
+    def read(self) -> list[Sample]:
+        """The lines since it was read before; one that is not whole yet comes later."""
+        with self._path.open("rb") as file:
+            if file.seek(0, 2) < self._offset:  # another run has begun
+                self._offset = 0
+            file.seek(self._offset)
+            found = file.read()
+        whole = found[: found.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return [self._sample_of(line) for line in whole.splitlines()]
+
+    def _sample_of(self, line: bytes) -> Sample:
+        try:
+            told = json.loads(line)
+            values = {name: told[name] for name in told if name not in _STATED}
+            rank = told["rank"]
+            return Sample(
+                time=float(told["time"]),
+                rank=None if rank is None else str(rank),
+                values={name: dict(_flat(value)) for name, value in values.items()},
+            )
+        except (ValueError, TypeError, KeyError) as error:
+            text = line[:60].decode(errors="replace")
+            raise ValueError(f"{self.name}: no line of telemetry: {text!r}") from error
+
+
+class PortSource:
+    """A port on which a training shows its last report to Prometheus."""
+
+    def __init__(self, name: str, url: str) -> None:
+        """Raises ImportError without prometheus-client."""
+        from prometheus_client.parser import text_string_to_metric_families
+
+        self.name = name
+        self._url = url
+        self._parse: Any = text_string_to_metric_families
+
+    def read(self) -> list[Sample]:
+        """The report that is shown now, if there is one."""
+        with urllib.request.urlopen(self._url, timeout=_SECONDS_TO_ANSWER) as answer:
+            text = answer.read().decode()
+        values: Values = {}
+        rank = None
+        for family in self._parse(text):
+            for sample in family.samples:
+                if not sample.name.startswith("recsdk_"):
+                    continue
+                labels = dict(sample.labels)
+                rank = labels.pop("rank", rank)
+                own = metric_of(sample.name).labels
+                values.setdefault(sample.name, {})[tuple(labels[k] for k in own)] = sample.value
+        if _TIME not in values:
+            return []
+        return [Sample(time=values[_TIME][()], rank=rank, values=values)]
+
+
+def source_of(text: str) -> Source:
+    """A port (`9400`), a `host:port`, a URL, or else the path of a file."""
+    if text.startswith(("http://", "https://")):
+        return PortSource(text, text)
+    host, _, port = text.rpartition(":")
+    if port.isdigit() and not Path(text).exists():
+        return PortSource(text, f"http://{host or '127.0.0.1'}:{port}/metrics")
+    return FileSource(text)
+
+
+def _flat(value: Any, labels: Labels = ()) -> Iterator[tuple[Labels, float]]:
+    if isinstance(value, dict):
+        for label, inner in value.items():
+            yield from _flat(inner, (*labels, label))
+    else:
+        yield labels, float(value)
