@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from pipeline_support.launch import TESTS, run_ranks
@@ -33,3 +34,46 @@ def test_retrieval_beats_popularity(name: str, epochs: int, num_ranks: int) -> N
     output = run_example(num_ranks, name, "--users", "400", "--epochs", str(epochs))
     (popular,) = figures(output, "recall@10 of the most popular items:")
     assert figures(output, ", recall@10")[-1] > 2 * popular > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "needs", "figure", "at_least"),
+    [
+        ("retrieval.py", "faiss", "held-out items found", 0.9),
+        ("sasrec.py", "", "recall@10", 0.9),
+        ("dlrm_parquet.py", "pyarrow", "held-out AUC", 0.72),
+    ],
+)
+def test_small_examples_learn(
+    name: str, needs: str, figure: str, at_least: float, tmp_path: Path
+) -> None:
+    if needs:
+        pytest.importorskip(needs, reason=f"{needs} is not installed")
+    [reached] = figures(run_example(1, name, str(tmp_path)), figure)
+    assert reached > at_least
+
+
+def test_lightning_trains_rows_and_layers() -> None:
+    pytest.importorskip("lightning", reason="Lightning is not installed")
+    output = run_example(1, "with_lightning.py")
+    assert figures(output, "after")[0] < figures(output, "before")[0] / 2
+    assert "300 users and 200 items have rows" in output
+
+
+def test_accelerate_resumes_as_if_never_stopped(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="Accelerate is not installed")
+    output = run_example(1, "with_accelerate.py", str(tmp_path))
+    [first], [_, last] = figures(output, "loss"), figures(output, "then")
+    assert last < first / 2
+    assert "the resumed run's loss is the same" in output
+
+
+def test_a_job_whose_rank_dies_ends_as_if_it_had_not(tmp_path: Path) -> None:
+    example, elastic = str(EXAMPLES / "resumable.py"), str(TESTS / "scripts" / "elastic.py")
+    ended = "to 40: loss"
+    whole = figures(run_example(2, "resumable.py", str(tmp_path / "whole")), ended)
+    variables = {"DIE_AT_STEP": "25", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    done = run_ranks(1, elastic, "2", "1", example, str(tmp_path / "stopped"), **variables)
+    assert done.returncode == 0, done.stdout
+    assert f"from step 20 {ended}" in done.stdout
+    assert figures(done.stdout, ended) == whole
