@@ -30,6 +30,8 @@ MAY_INCLUDE: dict[str, set[str]] = {
     "device": {"util", "index", "kernels", "bags", "backends"},
     "checkpoint": {"util", "io", "keymap", "index", "kernels", "rows", "table"},
     "c_api": set(),
+    "serving": {"util", "io", "kernels"},
+    "freeze": {"util", "io", "kernels", "serving"},
 }
 PUBLIC = "include"
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)

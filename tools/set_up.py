@@ -287,7 +287,7 @@ def build_engine() -> None:
     """The engine's static library, incrementally."""
     configure = ["cmake", "-S", "cpp", "-B", str(ENGINE), "-G", "Ninja"]
     run([*configure, "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=OFF"])
-    run(["cmake", "--build", str(ENGINE), "--target", "recsdk"])
+    run(["cmake", "--build", str(ENGINE), "--target", "recsdk", "recsdk_serving"])
 
 
 def install_package(package: str) -> None:

@@ -2,10 +2,11 @@
 
     python3 tools/test_cpp_consumer.py [--build-dir DIR]
 
-Installs the static library of the C++ tests, and a shared one of the same objects. Moves the
-installed tree, and there: builds and runs examples/c_minimal.c with the flags of recsdk.pc, builds
-and runs examples/embed with find_package(recsdk), compiles every header alone, and looks at what a
-shared library shows.
+Installs the static libraries of the C++ tests, and shared ones of the same objects. Moves the
+installed tree, and there: builds and runs examples/c_minimal.c with the flags of recsdk.pc, and
+examples/serve.c with those of recsdk_serving.pc, builds and runs examples/embed with
+find_package(recsdk), and a program with find_package(recsdk_serving), compiles every header alone,
+and looks at what the shared libraries show and how large the one for serving is.
 Ends with one line, `N passed, M failed`. Standard library only; needs what the C++ tests need.
 """
 
@@ -31,6 +32,8 @@ ROOT = Path(__file__).resolve().parent.parent
 CPP = ROOT / "cpp"
 CC = shlex.split(os.environ.get("CC", "cc"))
 CXX = shlex.split(os.environ.get("CXX", "c++"))
+LIBRARIES = ("recsdk", "recsdk_serving")
+MOST_SERVING_BYTES = 10**6
 STRICT = ["-Wall", "-Wextra", "-Werror", "-pedantic"]
 # What a shared library may show: the interface, and templates and typeinfo of the standard library,
 # which every program shares. The members of an Impl go with their class; nobody can name its type.
@@ -79,7 +82,9 @@ class Installed:
 
     @property
     def headers(self) -> list[Path]:
-        return sorted((self.prefix / "include" / "recsdk").glob("*.h"))
+        """All headers, by their paths below the folder that programs include them from."""
+        include = self.prefix / "include"
+        return sorted(path.relative_to(include) for path in include.rglob("*.h"))
 
     @property
     def library_path(self) -> dict[str, str]:
@@ -90,8 +95,9 @@ class Installed:
 def take_objects(built: Path, folder: Path) -> None:
     """Starts a build from another's objects; ninja compiles those whose command is not the same."""
     shutil.rmtree(folder, ignore_errors=True)
-    objects = Path("CMakeFiles", "recsdk.dir")
-    shutil.copytree(built / objects, folder / objects)
+    for library in LIBRARIES:
+        objects = Path("CMakeFiles", f"{library}.dir")
+        shutil.copytree(built / objects, folder / objects)
     for name in (".ninja_log", ".ninja_deps"):
         shutil.copy2(built / name, folder)
 
@@ -111,7 +117,7 @@ def build(kind: str, folder: Path) -> Path:
     else:
         folder = tests.path
     run(*configure, env=set_up.environment())
-    run("cmake", "--build", folder, "--target", "recsdk", env=set_up.environment())
+    run("cmake", "--build", folder, "--target", *LIBRARIES, env=set_up.environment())
     return folder
 
 
@@ -146,19 +152,61 @@ def check_c_program(tree: Installed) -> None:
     run(program, env=tree.library_path)
 
 
+def check_server(tree: Installed) -> None:
+    """The example of serving, with nothing of what trains."""
+    program = tree.scratch / "serve"
+    flags = package_flags(tree.one("lib*/**/recsdk_serving.pc"), static=tree.kind == "static")
+    run(*CC, "-std=c11", *STRICT, CPP / "examples" / "serve.c", "-o", program, *flags)
+    printed = run(program, CPP / "tests" / "data" / "version_1.frozen", env=tree.library_path)
+    if "table items, 3 rows of width 2" not in printed:
+        raise CheckFailed(f"the server says:\n{printed}")
+
+
+def check_serving_project(tree: Installed) -> None:
+    """find_package(recsdk_serving), from C++."""
+    source = tree.scratch / "serving_project"
+    source.mkdir()
+    (source / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.20)\nproject(serving LANGUAGES CXX)\n"
+        "find_package(recsdk_serving 0.1 REQUIRED)\nadd_executable(main main.cc)\n"
+        "target_link_libraries(main PRIVATE recsdk::serving)\n",
+        encoding="ascii",
+    )
+    (source / "main.cc").write_text(
+        '#include "recsdk/serving/serving_table.h"\n'
+        "int main() { return recsdk::serving_shard(5, 1) == 0 ? 0 : 1; }\n",
+        encoding="ascii",
+    )
+    run("cmake", "-S", source, "-B", source / "build", f"-DCMAKE_PREFIX_PATH={tree.prefix}")
+    run("cmake", "--build", source / "build")
+    run(source / "build" / "main", env=tree.library_path)
+
+
+def check_serving_size(tree: Installed) -> None:
+    """A shared library for serving is small, and knows no table that trains."""
+    library = tree.one("lib*/**/librecsdk_serving.so").resolve()
+    size = library.stat().st_size
+    print(f"     (librecsdk_serving.so has {size} bytes)")
+    if size >= MOST_SERVING_BYTES:
+        raise CheckFailed(f"librecsdk_serving.so has {size} bytes; {MOST_SERVING_BYTES} are many")
+    if "recsdk5Table" in run("nm", "-C", "-D", library) or "thread_pool" in run("nm", library):
+        raise CheckFailed("librecsdk_serving.so has parts of what trains")
+
+
 def check_pkg_config(tree: Installed) -> None:
     """The real pkg-config, where there is one, reads the same."""
     tool = shutil.which("pkg-config")
     if tool is None:
-        print("     (no pkg-config here: recsdk.pc was read by this script only)")
+        print("     (no pkg-config here: its files were read by this script only)")
         return
     env = {"PKG_CONFIG_PATH": str(tree.package_config.parent)}
-    run(tool, "--validate", "recsdk", env=env)
-    # The last -l of the static flags is found only if every line was understood.
-    printed = run(tool, "--cflags", "--libs", "--static", "recsdk", env=env).split()
-    wanted = package_flags(tree.package_config, static=True)
-    if [os.path.normpath(word) for word in printed] != [os.path.normpath(word) for word in wanted]:
-        raise CheckFailed(f"pkg-config prints {printed}, and {wanted} is expected")
+    for library in LIBRARIES:
+        run(tool, "--validate", library, env=env)
+        # The last -l of the static flags is found only if every line was understood.
+        printed = run(tool, "--cflags", "--libs", "--static", library, env=env).split()
+        wanted = package_flags(tree.one(f"lib*/**/{library}.pc"), static=True)
+        if list(map(os.path.normpath, printed)) != list(map(os.path.normpath, wanted)):
+            raise CheckFailed(f"pkg-config prints {printed}, and {wanted} is expected")
 
 
 def check_cmake_project(tree: Installed) -> None:
@@ -187,9 +235,12 @@ def check_other_minor_version(tree: Installed) -> None:
 
 def check_shown_names(tree: Installed) -> None:
     """A shared library shows the interface and nothing of the inside."""
-    library = tree.one("lib*/**/librecsdk.so")
     names = [
-        line.split()[0] for line in run("nm", "-D", "-P", "--defined-only", library).splitlines()
+        line.split()[0]
+        for library in LIBRARIES
+        for line in run(
+            "nm", "-D", "-P", "--defined-only", tree.one(f"lib*/**/lib{library}.so")
+        ).splitlines()
     ]
     inside = [name for name in names if INSIDE.match(name) or not SHARED_NAMES.match(name)]
     if inside:
@@ -199,8 +250,8 @@ def check_shown_names(tree: Installed) -> None:
 def check_header(tree: Installed, compiler: list[str], standard: str, header: Path) -> None:
     """The header compiles alone, and twice in one file."""
     language = "c++" if "++" in standard else "c"
-    include = f'#include "recsdk/{header.name}"\n'
-    source = tree.scratch / f"{header.stem}.{language}"
+    include = f'#include "{header}"\n'
+    source = tree.scratch / f"{header.as_posix().replace('/', '_')}.{language}"
     # C forbids a file without a declaration.
     source.write_text(f"{include}{include}extern int something;\n", encoding="ascii")
     flags = [f"-std={standard}", *STRICT, "-fsyntax-only", f"-I{tree.prefix / 'include'}"]
@@ -210,16 +261,18 @@ def check_header(tree: Installed, compiler: list[str], standard: str, header: Pa
 def checks_of(tree: Installed) -> Iterator[tuple[str, Callable[[], None]]]:
     yield "c_minimal.c", partial(check_c_program, tree)
     yield "recsdk.pc", partial(check_pkg_config, tree)
+    yield "serve.c", partial(check_server, tree)
     yield "embed", partial(check_cmake_project, tree)
+    yield "serving project", partial(check_serving_project, tree)
     yield "version", partial(check_other_minor_version, tree)
     if tree.kind == "shared":
         yield "shown names", partial(check_shown_names, tree)
+        yield "size of serving", partial(check_serving_size, tree)
         return  # the headers are those of the static tree
     for header in tree.headers:
-        yield f"{header.name} as C++20", partial(check_header, tree, CXX, "c++20", header)
-    for name in ("c_api.h", "export.h"):
-        path = tree.prefix / "include" / "recsdk" / name
-        yield f"{name} as C11", partial(check_header, tree, CC, "c11", path)
+        yield f"{header} as C++20", partial(check_header, tree, CXX, "c++20", header)
+    for name in ("c_api.h", "export.h", "serving/c_api.h"):
+        yield f"{name} as C11", partial(check_header, tree, CC, "c11", Path("recsdk", name))
 
 
 def passes(name: str, check: Callable[[], object]) -> bool:

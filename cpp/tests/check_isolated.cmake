@@ -10,7 +10,7 @@ foreach(object IN LISTS OBJECTS)
   execute_process(COMMAND ${NM} --demangle --defined-only --extern-only ${object}
     OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
   string(REGEX MATCHALL "[^\n]+" lines "${symbols}")
-  list(FILTER lines EXCLUDE REGEX " [A-Z] recsdk::internal::k(Kernels|Xxh3)[A-Za-z0-9]+$")
+  list(FILTER lines EXCLUDE REGEX " [A-Z] recsdk::internal::k(Kernels|ServingKernels|Xxh3)[A-Za-z0-9]+$")
   # What sanitizers add; none of it is code.
   list(FILTER lines EXCLUDE REGEX " (DW\\.ref\\.|__odr_asan)")
   if(lines)

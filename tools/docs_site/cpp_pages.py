@@ -22,15 +22,16 @@ Element = ET.Element
 
 
 def page_of(header: str) -> str:
-    """The path in the site of the page of a header, as `table.h`."""
-    return f"reference/cpp/{header.replace('.', '_')}.md"
+    """The path in the site of the page of a header, as `table.h` or `serving/c_api.h`."""
+    return f"reference/cpp/{header.replace('.', '_').replace('/', '_')}.md"
 
 
 def pages() -> dict[str, str]:
     """Markdown by path in the site: a page for each header."""
     subprocess.run(["doxygen", "tools/docs_site/Doxyfile"], cwd=ROOT, check=True)
     entries = by_header(sorted(XML.glob("*.xml")))
-    headers = [path.name for path in sorted((ROOT / HEADERS).glob("*.h"))]
+    home = ROOT / HEADERS
+    headers = [path.relative_to(home).as_posix() for path in sorted(home.rglob("*.h"))]
     return {page_of(h): page(h, entries[h]) for h in headers if h not in IS_NOT_SHOWN}
 
 
@@ -40,9 +41,10 @@ def by_header(files: Iterable[Path]) -> dict[str, list[Element]]:
     for file in files:
         for element in entries_of(ET.parse(file).getroot()):
             location = element.find("location")
-            path = Path(location.get("file", "") if location is not None else "")
-            if path.parent.as_posix().endswith(HEADERS):
-                found[path.name].setdefault(element.get("id", ""), element)
+            path = location.get("file", "") if location is not None else ""
+            _, is_header, name = path.partition(f"{HEADERS}/")
+            if is_header:
+                found[name].setdefault(element.get("id", ""), element)
     return {header: sorted(each.values(), key=line_of) for header, each in found.items()}
 
 

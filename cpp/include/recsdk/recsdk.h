@@ -6,6 +6,7 @@
 #include "recsdk/device_table.h"  // IWYU pragma: export
 #include "recsdk/error.h"         // IWYU pragma: export
 #include "recsdk/export.h"        // IWYU pragma: export
+#include "recsdk/freeze.h"        // IWYU pragma: export
 #include "recsdk/index.h"         // IWYU pragma: export
 #include "recsdk/initializer.h"   // IWYU pragma: export
 #include "recsdk/join_rows.h"     // IWYU pragma: export

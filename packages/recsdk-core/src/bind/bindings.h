@@ -22,6 +22,7 @@ void bind_routing(nb::module_& module);
 void bind_row_file(nb::module_& module);
 void bind_row_layout(nb::module_& module);
 void bind_runtime(nb::module_& module);
+void bind_serving(nb::module_& module);
 void bind_strings(nb::module_& module);
 void bind_table(nb::module_& module);
 void bind_tables(nb::module_& module);

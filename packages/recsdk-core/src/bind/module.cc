@@ -23,4 +23,5 @@ NB_MODULE(_ext, module) {
   bind_strings(module);
   bind_vectors(module);
   bind_checkpoint(module);
+  bind_serving(module);
 }

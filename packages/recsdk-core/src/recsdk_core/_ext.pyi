@@ -383,6 +383,43 @@ def hash_strings(bytes: Any, offsets: Any, seed: int) -> Any: ...
 def unpack_vectors(packed: Any, blocks: Sequence[tuple[Any, ...]]) -> None: ...
 def pack_vectors(blocks: Sequence[tuple[Any, ...]], packed: Any, divisor: float) -> None: ...
 
+# freeze.h, serving/serving_table.h
+FROZEN_VERSION: int
+
+@final
+class FrozenWriter:
+    def __init__(
+        self,
+        name: str,
+        dim: int,
+        dtype: str,
+        default_value: float,
+        num_shards: int,
+        expected_rows: int,
+        token: bytes,
+        table: int,
+        hash_seed: int,
+        scratch_folder: bytes,
+    ) -> None: ...
+    def add(self, keys: Any, weights: Any, dim: int) -> None: ...
+    @property
+    def num_rows(self) -> int: ...
+    def write_shard(self, shard: int, descriptor: int, name: str) -> tuple[int, int, int]:
+        """(rows, bytes, checksum of the header) of the file."""
+
+@final
+class ServingTable:
+    def __init__(self, files: list[bytes]) -> None: ...
+    def info(self) -> dict[str, Any]: ...
+    def verify(self) -> None: ...
+    def preload(self) -> None: ...
+    def lookup(self, keys: Any, return_outcomes: bool) -> Any: ...
+    def pool(
+        self, keys: Any, offsets: Any, weights: Any, pooling: str, return_outcomes: bool
+    ) -> Any: ...
+
+def pool_serving(calls: Sequence[tuple[Any, ...]]) -> None: ...
+
 # checkpoint.h
 @final
 class Cut:

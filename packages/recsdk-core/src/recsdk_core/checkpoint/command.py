@@ -30,7 +30,7 @@ from recsdk_core.checkpoint.saving import SaveOptions
 from recsdk_core.checkpoint.stores import is_url
 from recsdk_core.errors import CheckpointError, RecsdkError
 
-__all__ = ["ckpt"]
+__all__ = ["ckpt", "progress_bar"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -104,7 +104,7 @@ _CODEC = click.option(
 
 
 @contextmanager
-def _bar(total: int, label: str) -> Iterator[Progress]:
+def progress_bar(total: int, label: str) -> Iterator[Progress]:
     """A progress bar on a terminal's standard error; nothing elsewhere."""
     if not sys.stderr.isatty():
         yield lambda num_bytes: None
@@ -215,7 +215,7 @@ def _lines_of(found: Checkpoint) -> list[str]:
 def verify(sources: tuple[str, ...], alone: bool, as_json: bool) -> None:
     """Read every byte of a checkpoint and its chain, and compare it with its checksums."""
     chain = [open_checkpoint(one) for one in sources] if alone else _sources(sources)
-    with _bar(sum(one.manifest.num_bytes for one in chain), "verifying") as progress:
+    with progress_bar(sum(one.manifest.num_bytes for one in chain), "verifying") as progress:
         for one in chain:
             one.verify(progress)
     value = {"checkpoints": [{"location": one.location, "hash": one.hash} for one in chain]}
@@ -239,7 +239,7 @@ def diff(a: str, b: str, examples: int, as_json: bool) -> None:
     """
     chains = chain_of(a), chain_of(b)
     total = sum(c.manifest.num_bytes for chain in chains for c in chain)
-    with _bar(total, "comparing") as progress:
+    with progress_bar(total, "comparing") as progress:
         found = comparing.diff(*chains, num_examples=examples, progress=progress)
     lines = []
     for table in found:
@@ -295,7 +295,7 @@ def top(source: str, table: str | None, count: int, by: str, smallest: bool, as_
     """Show the keys whose field has the largest L2 norm."""
     chain = chain_of(source)
     name = _table_of(chain, table)
-    with _bar(bytes_to_read(chain, [name], [Owner()]), "reading") as progress:
+    with progress_bar(bytes_to_read(chain, [name], [Owner()]), "reading") as progress:
         found = comparing.top_rows(
             chain, name, count=count, by=by, smallest=smallest, progress=progress
         )
@@ -308,7 +308,7 @@ def _write(
     chain: list[Checkpoint], target: str, label: str, as_json: bool, write: Callable[..., Position]
 ) -> None:
     names = [entry.name for entry in chain[-1].manifest.tables]
-    with _bar(bytes_to_read(chain, names, [Owner()]), label) as progress:
+    with progress_bar(bytes_to_read(chain, names, [Owner()]), label) as progress:
         position = write([one.location for one in chain], target, progress=progress)
     made = open_checkpoint(target)
     value = {
@@ -374,7 +374,7 @@ def export(source: str, target: str, table: str | None, form: str | None, as_jso
         raise click.UsageError(f"--format: say one of {', '.join(tabular.FORMATS)}")
     chain = chain_of(source)
     name = _table_of(chain, table)
-    with _bar(bytes_to_read(chain, [name], [Owner()]), "exporting") as progress:
+    with progress_bar(bytes_to_read(chain, [name], [Owner()]), "exporting") as progress:
         num_rows = tabular.export_table(chain, name, target, form, progress)
     value = {"location": target, "table": name, "num_rows": num_rows}
     _print(as_json, value, [f"{target}: {num_rows} rows of table {name!r}"])

@@ -1,0 +1,103 @@
+// Frozen tables: rows by raw 64-bit keys, read only, mapped from files. Link recsdk_serving, which
+// has none of what trains.
+//
+// Shape letters: N keys, B bags, D row width, W shards.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "recsdk/error.h"
+#include "recsdk/export.h"
+#include "recsdk/serving/frozen.h"
+#include "recsdk/types.h"
+
+namespace recsdk {
+
+/// Bags of raw keys.
+struct ServingBags {
+  std::span<const Key> keys;              ///< (N,)
+  std::span<const std::int64_t> offsets;  ///< (B + 1,), from 0 to N; empty: a bag per key, B = N
+  std::span<const float> weights;         ///< (N,) or empty
+  Pooling pooling = Pooling::kSum;
+
+  std::int64_t num_bags() const {
+    return static_cast<std::int64_t>(offsets.empty() ? keys.size() : offsets.size() - 1);
+  }
+};
+
+/// Where the vectors of some bags go, and what became of their keys.
+struct ServingBlock {
+  ServingBags bags;
+  float* out = nullptr;         ///< bag b to out[b * stride], D floats
+  std::int64_t stride = 0;      ///< in floats, >= D
+  std::span<Outcome> outcomes;  ///< (N,) or empty
+};
+
+struct ServingCall;
+
+/// A table that is only read: one frozen file a shard, mapped into memory.
+///
+/// Opening reads a header a file, so it takes the same time whatever the size. Processes that open
+/// the same files share their pages. Rows are read with bounds checked, so a damaged file gives
+/// wrong numbers at worst; `verify` compares all bytes with their checksums. A file must not be
+/// changed or cut short while it is open: replace it by a rename.
+///
+/// Thread safety: every method may be called from any thread and at once; reads take no lock and
+/// allocate nothing. A call that throws has changed nothing; its outputs may be written in part.
+class RECSDK_API ServingTable {
+ public:
+  /// Opens the files of one table in any order: all W shards, or some of them, and then a key of
+  /// another shard is refused. Throws Error(kCheckpoint), which names file and reason, for a file
+  /// that is missing, cut short, damaged in its header, or of another table;
+  /// std::invalid_argument for no file, or the same shard twice.
+  explicit ServingTable(std::span<const std::string> files);
+  ~ServingTable();
+  ServingTable(ServingTable&&) noexcept;
+  ServingTable& operator=(ServingTable&&) noexcept;
+
+  const FrozenInfo& info() const noexcept;
+  /// Number of rows.
+  std::int64_t size() const noexcept;
+  /// Whether all W shards are open.
+  bool is_whole() const noexcept;
+
+  /// Reads every byte and compares it with its checksum. Throws Error(kCheckpoint) naming file and
+  /// part.
+  void verify() const;
+  /// Has the system read all files into memory, so that no later call waits for a disk. What it
+  /// cannot do is left out.
+  void preload() const noexcept;
+
+  /// Copies the rows of keys (N,) to values (N, D) as float32; a missing key reads the default
+  /// value. outcomes (N,) may be empty: kFound or kMissing. Throws std::invalid_argument for arrays
+  /// that do not fit, and for a key whose shard is not open.
+  void lookup(std::span<const Key> keys, float* values, std::span<Outcome> outcomes = {}) const;
+
+  /// Pools bags, with the sums of Table::pool, bit for bit. An empty bag gives zeros. Mean divides
+  /// by the number of keys of the bag, weighted mean by the sum of its weights (0 gives zeros). A
+  /// missing key adds the default value. Throws as lookup.
+  void pool(const ServingBlock& block) const;
+
+ private:
+  friend RECSDK_API void pool_serving(std::span<const ServingCall> calls);
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Bags of one table within a call over many.
+struct ServingCall {
+  const ServingTable* table = nullptr;
+  ServingBlock block;
+};
+
+/// ServingTable::pool over many tables, one after the other on this thread. All calls are checked
+/// before the first is read.
+RECSDK_API void pool_serving(std::span<const ServingCall> calls);
+
+/// The shard of a key: floor(v * num_shards / 65536) of its virtual shard v. For routers.
+RECSDK_API std::int64_t serving_shard(Key key, std::int64_t num_shards);
+
+}  // namespace recsdk

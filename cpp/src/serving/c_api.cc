@@ -1,0 +1,180 @@
+// The C interface of serving: exceptions end here and become a status and a message.
+#include "recsdk/serving/c_api.h"
+
+#include <cstring>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "recsdk/serving/serving_table.h"
+
+struct recsdk_serving_table {
+  recsdk::ServingTable table;
+};
+
+namespace recsdk {
+namespace {
+
+constexpr std::size_t kMessageBytes = 1024;
+thread_local char last_message[kMessageBytes] = "";
+
+int fail(int status, const char* message) noexcept {
+  std::strncpy(last_message, message, kMessageBytes - 1);
+  return status;
+}
+
+template <typename Body>
+int guarded(const Body& body) noexcept {
+  try {
+    body();
+    return RECSDK_SERVING_OK;
+  } catch (const Error& error) {
+    return fail(error.code() == ErrorCode::kCheckpoint ? RECSDK_SERVING_ERROR_FILE
+                                                       : RECSDK_SERVING_ERROR_INTERNAL,
+                error.what());
+  } catch (const std::invalid_argument& error) {
+    return fail(RECSDK_SERVING_ERROR_INVALID_ARGUMENT, error.what());
+  } catch (const std::bad_alloc&) {
+    return fail(RECSDK_SERVING_ERROR_OUT_OF_MEMORY, "out of memory; free some");
+  } catch (const std::exception& error) {
+    return fail(RECSDK_SERVING_ERROR_INTERNAL, error.what());
+  } catch (...) {
+    return fail(RECSDK_SERVING_ERROR_INTERNAL, "something was thrown that is no std::exception");
+  }
+}
+
+template <typename T>
+T& deref(T* pointer, const char* name) {
+  if (pointer == nullptr) throw std::invalid_argument(std::string(name) + " must not be null");
+  return *pointer;
+}
+
+template <typename T>
+std::span<T> array(T* data, std::int64_t count, const char* name) {
+  if (count < 0) {
+    throw std::invalid_argument("the number of " + std::string(name) +
+                                " must not be negative, got " + std::to_string(count));
+  }
+  if (count > 0) deref(data, name);
+  return {data, static_cast<std::size_t>(count)};
+}
+
+std::span<Outcome> outcomes_of(std::uint8_t* data, std::int64_t count) {
+  if (data == nullptr) return {};
+  return {reinterpret_cast<Outcome*>(data), static_cast<std::size_t>(count)};
+}
+
+Pooling pooling_of(std::int32_t value) {
+  if (value != RECSDK_SERVING_SUM && value != RECSDK_SERVING_MEAN) {
+    throw std::invalid_argument("pooling must be RECSDK_SERVING_SUM or RECSDK_SERVING_MEAN, got " +
+                                std::to_string(value));
+  }
+  return static_cast<Pooling>(value);
+}
+
+ServingBags bags_of(const recsdk_serving_call& call) {
+  ServingBags bags;
+  bags.keys = array(call.keys, call.num_keys, "keys");
+  if (call.offsets != nullptr) {
+    if (call.num_bags < 0) array(call.offsets, call.num_bags, "bags");
+    bags.offsets = {call.offsets, static_cast<std::size_t>(call.num_bags) + 1};
+  } else if (call.num_bags != call.num_keys) {
+    throw std::invalid_argument("num_bags must be num_keys, " + std::to_string(call.num_keys) +
+                                ", without offsets; got " + std::to_string(call.num_bags));
+  }
+  if (call.weights != nullptr) bags.weights = array(call.weights, call.num_keys, "weights");
+  bags.pooling = pooling_of(call.pooling);
+  return bags;
+}
+
+ServingCall call_of(const recsdk_serving_call& call) {
+  ServingCall made;
+  made.table = &deref(call.table, "table").table;
+  made.block.bags = bags_of(call);
+  if (made.block.bags.num_bags() > 0) deref(call.out, "out");
+  made.block.out = call.out;
+  made.block.stride = call.stride;
+  made.block.outcomes = outcomes_of(call.outcomes, call.num_keys);
+  return made;
+}
+
+recsdk_serving_info info_of(const ServingTable& table) {
+  const FrozenInfo& info = table.info();
+  return {sizeof(recsdk_serving_info),
+          info.name.c_str(),
+          info.dim,
+          info.num_rows,
+          info.row_bytes,
+          info.num_bytes,
+          info.num_shards,
+          static_cast<std::int32_t>(info.dtype),
+          info.default_value,
+          table.is_whole() ? 1 : 0,
+          0};
+}
+
+}  // namespace
+}  // namespace recsdk
+
+int recsdk_serving_abi_version(void) { return RECSDK_SERVING_ABI_VERSION; }
+
+const char* recsdk_serving_last_error_message(void) { return recsdk::last_message; }
+
+int recsdk_serving_open(const char* const* files, int64_t num_files, recsdk_serving_table** table) {
+  return recsdk::guarded([&] {
+    recsdk::deref(table, "table");
+    std::vector<std::string> paths;
+    for (const char* const file : recsdk::array(files, num_files, "files"))
+      paths.emplace_back(&recsdk::deref(file, "a file"));
+    *table = new recsdk_serving_table{recsdk::ServingTable(paths)};
+  });
+}
+
+void recsdk_serving_close(recsdk_serving_table* table) { delete table; }
+
+int recsdk_serving_get_info(const recsdk_serving_table* table, recsdk_serving_info* info) {
+  return recsdk::guarded([&] {
+    const std::size_t size = recsdk::deref(info, "info").struct_size;
+    if (size <= sizeof(size) || size > sizeof(*info) || size % alignof(recsdk_serving_info) != 0) {
+      throw std::invalid_argument("info: struct_size is " + std::to_string(size) +
+                                  ", and this library knows up to " +
+                                  std::to_string(sizeof(*info)) + "; set it to sizeof the struct");
+    }
+    recsdk_serving_info known = recsdk::info_of(recsdk::deref(table, "table").table);
+    known.struct_size = size;
+    std::memcpy(info, &known, size);
+  });
+}
+
+int recsdk_serving_verify(const recsdk_serving_table* table) {
+  return recsdk::guarded([&] { recsdk::deref(table, "table").table.verify(); });
+}
+
+int recsdk_serving_preload(const recsdk_serving_table* table) {
+  return recsdk::guarded([&] { recsdk::deref(table, "table").table.preload(); });
+}
+
+int recsdk_serving_lookup(const recsdk_serving_table* table, const int64_t* keys, int64_t num_keys,
+                          float* values, uint8_t* outcomes) {
+  return recsdk::guarded([&] {
+    const recsdk::ServingTable& found = recsdk::deref(table, "table").table;
+    if (num_keys > 0) recsdk::deref(values, "values");
+    found.lookup(recsdk::array(keys, num_keys, "keys"), values,
+                 recsdk::outcomes_of(outcomes, num_keys));
+  });
+}
+
+int recsdk_serving_pool(const recsdk_serving_call* calls, int64_t num_calls) {
+  return recsdk::guarded([&] {
+    std::vector<recsdk::ServingCall> made;
+    for (const recsdk_serving_call& call : recsdk::array(calls, num_calls, "calls"))
+      made.push_back(recsdk::call_of(call));
+    recsdk::pool_serving(made);
+  });
+}
+
+int recsdk_serving_shard(int64_t key, int64_t num_shards, int64_t* shard) {
+  return recsdk::guarded(
+      [&] { recsdk::deref(shard, "shard") = recsdk::serving_shard(key, num_shards); });
+}

@@ -1,0 +1,117 @@
+#include "serving/find.h"
+
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
+#include <algorithm>
+#include <bit>
+
+#include "util/prefetch.h"
+
+namespace recsdk::internal {
+namespace {
+
+// Lines are fetched a block of keys ahead.
+constexpr std::size_t kBlock = 32;
+
+// Bit i: tag i of the line is this one. Also of tags beyond the line's count.
+std::uint32_t equal_tags(const FrozenLine& line, std::uint16_t tag) {
+#if defined(__x86_64__)
+  const __m128i wanted = _mm_set1_epi16(static_cast<short>(tag));
+  const auto* const p = reinterpret_cast<const __m128i*>(&line);
+  const auto equal = [&](int i) { return _mm_cmpeq_epi16(_mm_load_si128(p + i), wanted); };
+  const auto low =
+      static_cast<std::uint32_t>(_mm_movemask_epi8(_mm_packs_epi16(equal(0), equal(1))));
+  const auto high =
+      static_cast<std::uint32_t>(_mm_movemask_epi8(_mm_packs_epi16(equal(2), equal(3))));
+  return (low | high << 16) >> (32 - FrozenLine::kTags);  // the first 8 bytes are no tags
+#else
+  std::uint32_t found = 0;
+  for (int i = 0; i < FrozenLine::kTags; ++i)
+    found |= static_cast<std::uint32_t>(line.tags[i] == tag) << i;
+  return found;
+#endif
+}
+
+std::uint32_t tags_below(int count) {
+  return count >= 32 ? ~0U : (1U << static_cast<unsigned>(count)) - 1U;
+}
+
+// Records that the file has of those a line claims: a damaged line may claim any.
+int records_of(const FrozenView& view, const FrozenLine& line) {
+  const std::int64_t there = view.num_rows - line.begin();
+  return static_cast<int>(std::clamp<std::int64_t>(there, 0, line.count()));
+}
+
+const std::byte* record_at(const FrozenView& view, std::int64_t number) {
+  return view.records + number * view.record_bytes;
+}
+
+const std::byte* candidate(const FrozenView& view, const FrozenLine& line, std::uint16_t tag) {
+  const int count = records_of(view, line);
+  const std::uint32_t found = equal_tags(line, tag) & tags_below(count);
+  if (found != 0) return record_at(view, line.begin() + std::countr_zero(found));
+  // Those without a tag: find_record looks at them, if the first of them is not the one.
+  if (count > FrozenLine::kTags) return record_at(view, line.begin() + FrozenLine::kTags);
+  return nullptr;
+}
+
+struct Sought {
+  const FrozenView* view;
+  const FrozenLine* line;
+  std::uint16_t tag;
+};
+
+void seek(const FrozenShards& shards, const Key* keys, std::size_t count, Sought* sought) {
+  for (std::size_t i = 0; i < count; ++i) {
+    const FrozenView* const view = shards.of(keys[i]);
+    const std::uint64_t hash = frozen_hash(keys[i], view->hash_seed);
+    const FrozenLine* const line = view->lines + frozen_line(hash, view->num_lines);
+    prefetch_line(line);
+    sought[i] = {view, line, frozen_tag(hash)};
+  }
+}
+
+bool has_key(const std::byte* record, Key key) {
+  return std::memcmp(record, &key, sizeof(key)) == 0;
+}
+
+}  // namespace
+
+void find_candidates(const FrozenShards& shards, std::span<const Key> keys,
+                     const std::byte** records) {
+  Sought sought[2][kBlock];
+  const std::size_t n = keys.size();
+  std::size_t ahead = std::min(kBlock, n);
+  seek(shards, keys.data(), ahead, sought[0]);
+  for (std::size_t done = 0, turn = 0; done < n; turn ^= 1) {
+    const std::size_t end = ahead;
+    const std::size_t next = std::min(kBlock, n - ahead);
+    seek(shards, keys.data() + ahead, next, sought[turn ^ 1]);
+    ahead += next;
+    for (std::size_t i = 0; done < end; ++i, ++done) {
+      const Sought& s = sought[turn][i];
+      records[done] = candidate(*s.view, *s.line, s.tag);
+    }
+  }
+}
+
+const std::byte* find_record(const void* context, Key key) {
+  const FrozenView& view = *static_cast<const FrozenShards*>(context)->of(key);
+  const std::uint64_t hash = frozen_hash(key, view.hash_seed);
+  const FrozenLine& line = view.lines[frozen_line(hash, view.num_lines)];
+  const int count = records_of(view, line);
+  std::uint32_t found = equal_tags(line, frozen_tag(hash)) & tags_below(count);
+  for (; found != 0; found &= found - 1) {
+    const std::byte* const record = record_at(view, line.begin() + std::countr_zero(found));
+    if (has_key(record, key)) return record;
+  }
+  for (int i = FrozenLine::kTags; i < count; ++i) {
+    const std::byte* const record = record_at(view, line.begin() + i);
+    if (has_key(record, key)) return record;
+  }
+  return nullptr;
+}
+
+}  // namespace recsdk::internal

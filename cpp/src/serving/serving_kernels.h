@@ -1,0 +1,63 @@
+// The loops over records of frozen files, written once in serving_kernels.inc and compiled for each
+// instruction set, as those of kernels/kernels.h: all give the same bits. They read nothing outside
+// a record, allocate nothing, take no lock and do not throw.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "recsdk/serving/frozen.h"
+#include "recsdk/types.h"
+
+namespace recsdk::internal {
+
+/// Candidates for the records of keys [begin, end) of a call: one whose tag is equal, and whose key
+/// is compared when its row is read; null for a missing key. Entry 0 is of key `begin`.
+struct Candidates {
+  const Key* keys;  // of the whole call
+  std::int64_t begin;
+  std::int64_t end;
+  const std::byte** records;
+  std::int64_t record_bytes;
+  Outcome* outcomes;  // of the whole call, or null
+  /// The record of a key after a tag that was another's; null if there is none.
+  const std::byte* (*find_again)(const void* context, Key key);
+  const void* context;
+};
+
+struct FrozenRows {
+  FrozenDType dtype;
+  std::int64_t dim;
+  float default_value;
+};
+
+/// Copies the rows of candidates: of key i to values + i * dim.
+struct ServingGatherArgs {
+  Candidates candidates;
+  FrozenRows rows;
+  float* values;
+};
+
+/// Adds the rows of candidates to their bags. Sums of a bag that goes on beyond `end` stay in
+/// `out`, and are taken up by the call for the keys behind.
+struct ServingPoolArgs {
+  Candidates candidates;
+  FrozenRows rows;
+  const std::int64_t* offsets;  // (B + 1,), or null: a bag per key
+  const float* weights;         // (N,) or null
+  Pooling pooling;
+  std::int64_t num_bags;
+  float* out;
+  std::int64_t stride;
+  std::int64_t next_bag;  // in: the first bag that is not done; out: the same behind this call
+};
+
+struct ServingKernels {
+  void (*gather)(const ServingGatherArgs&);
+  void (*pool)(ServingPoolArgs&);
+};
+
+extern const ServingKernels kServingKernelsBaseline;
+extern const ServingKernels kServingKernelsAvx2;
+
+}  // namespace recsdk::internal

@@ -1,0 +1,230 @@
+#include "recsdk/serving/serving_table.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "serving/find.h"
+#include "serving/frozen_file.h"
+#include "serving/serving_kernels.h"
+#include "util/isa.h"
+
+namespace recsdk {
+namespace {
+
+using internal::FrozenFile;
+using internal::FrozenHeader;
+using internal::FrozenView;
+
+// Keys found at a time; their candidates lie on the stack.
+constexpr std::int64_t kChunk = 2048;
+
+const internal::ServingKernels& kernels() {
+#if defined(RECSDK_HAVE_AVX2)
+  if (internal::current_isa() != internal::Isa::kBaseline) return internal::kServingKernelsAvx2;
+#endif
+  return internal::kServingKernelsBaseline;
+}
+
+// What the headers of two files of one table share.
+bool is_of_one_table(const FrozenHeader& a, const FrozenHeader& b) {
+  return a.table == b.table && a.dtype == b.dtype && a.dim == b.dim &&
+         a.num_shards == b.num_shards && a.name_bytes == b.name_bytes &&
+         std::bit_cast<std::uint32_t>(a.default_value) ==
+             std::bit_cast<std::uint32_t>(b.default_value) &&
+         std::memcmp(a.token, b.token, sizeof(a.token)) == 0 &&
+         std::memcmp(a.name, b.name, a.name_bytes) == 0;
+}
+
+}  // namespace
+
+struct ServingTable::Impl {
+  std::vector<FrozenFile> files;
+  std::vector<const FrozenView*> views;  // (W,), null where a shard is not open
+  FrozenInfo info;
+
+  explicit Impl(std::span<const std::string> paths);
+  void add(FrozenFile file);
+  bool is_whole() const { return std::ssize(files) == info.num_shards; }
+  internal::FrozenShards shards() const { return {views}; }
+  std::string title() const { return "serving table '" + info.name + "'"; }
+
+  void check_keys(std::span<const Key> keys, std::span<const Outcome> outcomes) const;
+  void check(const ServingBlock& block) const;
+  void lookup(std::span<const Key> keys, float* values, std::span<Outcome> outcomes) const;
+  void pool(const ServingBlock& block) const;
+  /// Calls use(candidates) for a chunk of keys after the other; once if there is none.
+  template <class Use>
+  void for_chunks(std::span<const Key> keys, std::span<Outcome> outcomes, const Use& use) const;
+};
+
+ServingTable::Impl::Impl(std::span<const std::string> paths) {
+  if (paths.empty())
+    throw std::invalid_argument("a serving table of no file; pass the files of its shards");
+  files.reserve(paths.size());
+  for (const std::string& path : paths) add(FrozenFile(path));
+}
+
+void ServingTable::Impl::add(FrozenFile file) {
+  const FrozenHeader& head = file.header();
+  if (files.empty()) {
+    info.name = file.table_name();
+    info.dim = head.dim;
+    info.dtype = static_cast<FrozenDType>(head.dtype);
+    info.default_value = head.default_value;
+    info.row_bytes = head.row_bytes;
+    info.num_shards = head.num_shards;
+    views.resize(head.num_shards);
+  } else if (!is_of_one_table(files.front().header(), head)) {
+    throw Error(ErrorCode::kCheckpoint,
+                file.path() + ": is of another table, or another freeze, than " +
+                    files.front().path() + "; open the files of one table together");
+  }
+  if (views[head.shard] != nullptr) {
+    throw std::invalid_argument(file.path() + ": shard " + std::to_string(head.shard) +
+                                " is given twice; pass each file once");
+  }
+  info.num_rows += head.num_rows;
+  info.num_bytes += head.file_bytes;
+  const std::uint32_t shard = head.shard;
+  files.push_back(std::move(file));
+  views[shard] = &files.back().view();  // reserved: files do not move
+}
+
+void ServingTable::Impl::check_keys(std::span<const Key> keys,
+                                    std::span<const Outcome> outcomes) const {
+  if (!outcomes.empty() && outcomes.size() != keys.size()) {
+    throw std::invalid_argument(title() + ": outcomes has " + std::to_string(outcomes.size()) +
+                                " elements for " + std::to_string(keys.size()) +
+                                " keys; pass one per key, or none");
+  }
+  if (is_whole()) return;
+  for (const Key key : keys) {
+    if (shards().of(key) != nullptr) continue;
+    throw std::invalid_argument(title() + ": key " + std::to_string(key) + " is of shard " +
+                                std::to_string(serving_shard(key, info.num_shards)) + " of " +
+                                std::to_string(info.num_shards) +
+                                ", which is not open here; open its file, or send the key to "
+                                "where it is");
+  }
+}
+
+void ServingTable::Impl::check(const ServingBlock& block) const {
+  const ServingBags& bags = block.bags;
+  const auto num_keys = static_cast<std::int64_t>(bags.keys.size());
+  check_keys(bags.keys, block.outcomes);
+  if (!bags.weights.empty() && bags.weights.size() != bags.keys.size()) {
+    throw std::invalid_argument(title() + ": weights has " + std::to_string(bags.weights.size()) +
+                                " elements for " + std::to_string(num_keys) +
+                                " keys; pass one per key, or none");
+  }
+  if (block.stride < info.dim) {
+    throw std::invalid_argument(title() + ": stride must be at least the row width, " +
+                                std::to_string(info.dim) + ", got " + std::to_string(block.stride));
+  }
+  if (bags.offsets.empty()) return;
+  if (bags.offsets.front() != 0 || bags.offsets.back() != num_keys) {
+    throw std::invalid_argument(
+        title() + ": offsets run from " + std::to_string(bags.offsets.front()) + " to " +
+        std::to_string(bags.offsets.back()) +
+        "; pass B + 1 offsets from 0 to the number of keys, " + std::to_string(num_keys));
+  }
+  if (!std::is_sorted(bags.offsets.begin(), bags.offsets.end())) {
+    throw std::invalid_argument(title() +
+                                ": offsets descend somewhere; pass them in ascending order");
+  }
+}
+
+template <class Use>
+void ServingTable::Impl::for_chunks(std::span<const Key> keys, std::span<Outcome> outcomes,
+                                    const Use& use) const {
+  std::array<const std::byte*, static_cast<std::size_t>(kChunk)> records;
+  const internal::FrozenShards all = shards();
+  const auto n = static_cast<std::int64_t>(keys.size());
+  std::int64_t begin = 0;
+  do {
+    const std::int64_t end = std::min(begin + kChunk, n);
+    internal::find_candidates(
+        all, keys.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin)),
+        records.data());
+    use(internal::Candidates{
+        keys.data(), begin, end, records.data(), internal::kKeyBytes + info.row_bytes,
+        outcomes.empty() ? nullptr : outcomes.data(), &internal::find_record, &all});
+    begin = end;
+  } while (begin < n);
+}
+
+void ServingTable::Impl::lookup(std::span<const Key> keys, float* values,
+                                std::span<Outcome> outcomes) const {
+  const internal::FrozenRows rows{info.dtype, info.dim, info.default_value};
+  for_chunks(keys, outcomes, [&](const internal::Candidates& candidates) {
+    kernels().gather({candidates, rows, values});
+  });
+}
+
+void ServingTable::Impl::pool(const ServingBlock& block) const {
+  const ServingBags& bags = block.bags;
+  internal::ServingPoolArgs args{{},
+                                 {info.dtype, info.dim, info.default_value},
+                                 bags.offsets.empty() ? nullptr : bags.offsets.data(),
+                                 bags.weights.empty() ? nullptr : bags.weights.data(),
+                                 bags.pooling,
+                                 bags.num_bags(),
+                                 block.out,
+                                 block.stride,
+                                 0};
+  for_chunks(bags.keys, block.outcomes, [&](const internal::Candidates& candidates) {
+    args.candidates = candidates;
+    kernels().pool(args);
+  });
+}
+
+ServingTable::ServingTable(std::span<const std::string> files)
+    : impl_(std::make_unique<Impl>(files)) {}
+ServingTable::~ServingTable() = default;
+ServingTable::ServingTable(ServingTable&&) noexcept = default;
+ServingTable& ServingTable::operator=(ServingTable&&) noexcept = default;
+
+const FrozenInfo& ServingTable::info() const noexcept { return impl_->info; }
+std::int64_t ServingTable::size() const noexcept { return impl_->info.num_rows; }
+bool ServingTable::is_whole() const noexcept { return impl_->is_whole(); }
+
+void ServingTable::verify() const {
+  for (const FrozenFile& file : impl_->files) file.verify();
+}
+
+void ServingTable::preload() const noexcept {
+  for (const FrozenFile& file : impl_->files) file.preload();
+}
+
+void ServingTable::lookup(std::span<const Key> keys, float* values,
+                          std::span<Outcome> outcomes) const {
+  impl_->check_keys(keys, outcomes);
+  impl_->lookup(keys, values, outcomes);
+}
+
+void ServingTable::pool(const ServingBlock& block) const {
+  impl_->check(block);
+  impl_->pool(block);
+}
+
+void pool_serving(std::span<const ServingCall> calls) {
+  for (const ServingCall& call : calls) {
+    if (call.table == nullptr)
+      throw std::invalid_argument("pool_serving: a call has no table; give each one");
+    call.table->impl_->check(call.block);
+  }
+  for (const ServingCall& call : calls) call.table->impl_->pool(call.block);
+}
+
+std::int64_t serving_shard(Key key, std::int64_t num_shards) {
+  if (num_shards < 1 || num_shards > internal::kMaxFrozenShards) {
+    throw std::invalid_argument("num_shards must be 1 to 65536, got " + std::to_string(num_shards));
+  }
+  return internal::frozen_shard(key, static_cast<std::uint32_t>(num_shards));
+}
+
+}  // namespace recsdk

@@ -1,0 +1,138 @@
+// Frozen tables in temporary files, and what they must answer, computed plainly.
+#pragma once
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "io/checksum.h"
+#include "kernels/half.h"
+#include "recsdk/freeze.h"
+#include "recsdk/serving/serving_table.h"
+#include "serving/format.h"
+
+namespace recsdk::test {
+
+using Rows = std::map<Key, std::vector<float>>;
+
+/// A folder that is removed at the end.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() : path_(testing::TempDir() + "recsdk_frozen_XXXXXX") {
+    if (mkdtemp(path_.data()) == nullptr) throw std::runtime_error("no folder for a test");
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  ~TemporaryFolder() { std::filesystem::remove_all(path_); }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+inline Rows random_rows(std::size_t count, std::int64_t dim, std::mt19937_64& random) {
+  std::normal_distribution<float> normal;
+  Rows rows;
+  const Key extremes[] = {0, -1, INT64_MIN, INT64_MAX};
+  while (rows.size() < count) {
+    const Key key =
+        rows.size() < 4 ? extremes[rows.size()] : static_cast<Key>(random() >> (random() % 60));
+    std::vector<float>& row = rows[key];
+    row.resize(static_cast<std::size_t>(dim));
+    for (float& x : row) x = normal(random);
+  }
+  return rows;
+}
+
+/// Writes the files of a table; returns their paths, by shard.
+inline std::vector<std::string> freeze(const Rows& rows, const FreezeConfig& config) {
+  FrozenWriter writer(config);
+  for (const auto& [key, row] : rows) writer.add({&key, 1}, row.data());
+  std::vector<std::string> paths;
+  for (std::int64_t shard = 0; shard < config.num_shards; ++shard) {
+    paths.push_back(config.scratch_folder + "/" + std::to_string(shard) + ".frozen");
+    const int file = open(paths.back().c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    const FrozenFileSummary summary = writer.write_shard(shard, file, paths.back());
+    EXPECT_EQ(lseek(file, 0, SEEK_END), summary.num_bytes);
+    close(file);
+  }
+  return paths;
+}
+
+/// The columns of a stored row, one by one, as docs/reference/frozen.md says.
+inline std::vector<float> stored_values(FrozenDType dtype, const std::vector<float>& row) {
+  const std::size_t dim = row.size();
+  std::vector<std::byte> bytes(
+      static_cast<std::size_t>(frozen_row_bytes(dtype, static_cast<std::int64_t>(dim))));
+  EXPECT_TRUE(quantize_row(dtype, row, bytes.data()));
+  const auto half_at = [&](std::size_t at) {
+    std::uint16_t half = 0;
+    std::memcpy(&half, bytes.data() + at, sizeof(half));
+    return half;
+  };
+  const auto float_at = [&](std::size_t at) {
+    float value = 0.0F;
+    std::memcpy(&value, bytes.data() + at, sizeof(value));
+    return value;
+  };
+  std::vector<float> values(dim);
+  for (std::size_t i = 0; i < dim; ++i) {
+    switch (dtype) {
+      case FrozenDType::kFloat32:
+        values[i] = float_at(4 * i);
+        break;
+      case FrozenDType::kBFloat16:
+        values[i] = internal::widen_bfloat16(half_at(2 * i));
+        break;
+      case FrozenDType::kFloat16:
+        values[i] = internal::widen_float16(half_at(2 * i));
+        break;
+      case FrozenDType::kInt8: {
+        const float scaled = static_cast<float>(bytes[i]) * float_at(dim);
+        values[i] = scaled + float_at(dim + 4);
+        break;
+      }
+      case FrozenDType::kInt4: {
+        const int both = static_cast<int>(bytes[i / 2]);
+        const std::size_t scalars = (dim + 1) / 2;
+        const float scaled = static_cast<float>(i % 2 == 0 ? both & 15 : both >> 4) *
+                             internal::widen_float16(half_at(scalars));
+        values[i] = scaled + internal::widen_float16(half_at(scalars + 2));
+        break;
+      }
+    }
+  }
+  return values;
+}
+
+inline std::vector<std::byte> content_of(const std::string& path) {
+  std::ifstream stream(path, std::ios::binary);
+  const std::string text((std::istreambuf_iterator<char>(stream)),
+                         std::istreambuf_iterator<char>());
+  std::vector<std::byte> bytes(text.size());
+  std::memcpy(bytes.data(), text.data(), text.size());
+  return bytes;
+}
+
+inline void put_content(const std::string& path, const std::vector<std::byte>& bytes) {
+  std::ofstream stream(path, std::ios::binary | std::ios::trunc);
+  stream.write(reinterpret_cast<const char*>(bytes.data()),
+               static_cast<std::streamsize>(bytes.size()));
+}
+
+/// Makes the checksum of a header fit again.
+inline void seal(std::vector<std::byte>& file) {
+  const std::size_t end = offsetof(internal::FrozenHeader, checksum);
+  const std::uint64_t checksum = internal::checksum64(std::span(file).first(end));
+  std::memcpy(file.data() + end, &checksum, sizeof(checksum));
+}
+
+}  // namespace recsdk::test

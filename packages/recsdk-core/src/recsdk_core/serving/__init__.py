@@ -1,0 +1,27 @@
+"""Frozen tables: rows by raw keys, read only, mapped from files that many processes share.
+
+`freeze` makes them of any checkpoint; `ServingTable` reads them. docs/reference/frozen.md describes
+the files byte by byte.
+"""
+
+from __future__ import annotations
+
+from recsdk_core.serving.freezing import freeze
+from recsdk_core.serving.manifest import (
+    FrozenFileEntry,
+    FrozenManifest,
+    FrozenSource,
+    FrozenTableEntry,
+)
+from recsdk_core.serving.table import ServingTable, open_frozen, pool_serving
+
+__all__ = [
+    "FrozenFileEntry",
+    "FrozenManifest",
+    "FrozenSource",
+    "FrozenTableEntry",
+    "ServingTable",
+    "freeze",
+    "open_frozen",
+    "pool_serving",
+]

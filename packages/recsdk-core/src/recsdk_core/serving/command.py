@@ -1,0 +1,85 @@
+"""`recsdk freeze`: makes of a checkpoint what servers read."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from recsdk_core.checkpoint.command import progress_bar
+from recsdk_core.checkpoint.merging import bytes_to_read
+from recsdk_core.checkpoint.owners import Owner
+from recsdk_core.checkpoint.reading import chain_of
+from recsdk_core.errors import RecsdkError
+from recsdk_core.serving.freezing import MAX_SHARDS
+from recsdk_core.serving.freezing import freeze as freeze_tables
+from recsdk_core.serving.manifest import DTYPES
+
+__all__ = ["freeze"]
+
+
+@click.command()
+@click.argument("source", metavar="CHECKPOINT")
+@click.argument("target", metavar="TARGET")
+@click.option(
+    "--dtype",
+    type=click.Choice(DTYPES),
+    default="float32",
+    show_default=True,
+    help="How rows are stored.",
+)
+@click.option(
+    "--shards",
+    type=click.IntRange(1, MAX_SHARDS),
+    default=1,
+    show_default=True,
+    help="Files for each table.",
+)
+@click.option("--max-rows", type=click.IntRange(0), help="A table of more rows is an error.")
+@click.option("--overwrite", is_flag=True, help="Replace a frozen checkpoint at TARGET.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def freeze(
+    source: str,
+    target: str,
+    dtype: Any,
+    shards: int,
+    max_rows: int | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Freeze CHECKPOINT, or the chain that it ends, for serving: TARGET is a local folder.
+
+    The exit status is 0 if all is well, 1 if something is wrong with a file, 2 for a command line
+    that is wrong.
+    """
+    try:
+        chain = chain_of(source)
+        names = [entry.name for entry in chain[-1].manifest.tables]
+        with progress_bar(bytes_to_read(chain, names, [Owner()]), "freezing") as progress:
+            manifest = freeze_tables(
+                source,
+                target,
+                dtype=dtype,
+                num_shards=shards,
+                max_rows=max_rows,
+                overwrite=overwrite,
+                progress=progress,
+            )
+    except (RecsdkError, ValueError, OSError, ImportError) as error:
+        raise click.ClickException(str(error).replace("overwrite=True", "--overwrite")) from error
+    if as_json:
+        tables = {
+            entry.name: {"num_rows": entry.num_rows, "num_bytes": entry.num_bytes}
+            for entry in manifest.tables
+        }
+        value = {"location": target, "token": manifest.token, "tables": tables}
+        json.dump(value, sys.stdout, indent=2)
+        click.echo()
+        return
+    for entry in manifest.tables:
+        click.echo(
+            f"{entry.name}: {entry.num_rows} rows of width {entry.dim}, {entry.dtype}, "
+            f"{entry.num_bytes} bytes in {len(entry.files)} files"
+        )
