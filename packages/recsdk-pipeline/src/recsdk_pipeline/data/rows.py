@@ -16,6 +16,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recsdk_pipeline.data.batch import ClickBatch
 from recsdk_pipeline.data.examples import Float32s, IdBags
 from recsdk_pipeline.data.keys import Int64s
+from recsdk_pipeline.data.memory import concatenated, taken
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,11 @@ class Bags:
     def take(self, rows: Int64s) -> Bags:
         """The bags of the rows `rows`, in that order."""
         if self.offsets is None:
-            return self._of(lambda items: items.take(rows), None)
+            return self._of(lambda items: taken(items, rows), None)
         if len(self.values) < len(self.offsets) and not (np.diff(self.offsets) > 1).any():
             return self._take_single(rows)
         places = IdBags(values=np.arange(len(self.values)), offsets=self.offsets).take(rows)
-        return self._of(lambda items: items.take(places.values), places.offsets)
+        return self._of(lambda items: taken(items, places.values), places.offsets)
 
     def _take_single(self, rows: Int64s) -> Bags:
         """`take` where no bag has more than one id."""
@@ -47,7 +48,7 @@ class Bags:
         places = starts[starts < stops]
         offsets = np.zeros(len(rows) + 1, np.int64)
         np.cumsum(stops - starts, out=offsets[1:])
-        return self._of(lambda items: items.take(places), offsets)
+        return self._of(lambda items: taken(items, places), offsets)
 
     def part(self, start: int, stop: int) -> Bags:
         """The bags of the rows start..stop, without a copy of the ids."""
@@ -83,7 +84,7 @@ class Rows:
     def take(self, rows: Int64s) -> Rows:
         """The rows `rows`, in that order."""
         bags = {name: each.take(rows) for name, each in self.bags.items()}
-        return Rows(self.labels.take(rows, axis=0), self.dense.take(rows, axis=0), bags)
+        return Rows(taken(self.labels, rows), taken(self.dense, rows), bags)
 
     def part(self, start: int, stop: int) -> Rows:
         """The rows start..stop, without a copy of the ids."""
@@ -98,7 +99,7 @@ class Rows:
         sparse = KeyedJaggedTensor(
             keys=list(self.bags),
             values=_tensor([each.values for each in bags], np.int64),
-            lengths=_tensor([each.lengths(len(self)) for each in bags], np.int64),
+            lengths=self._lengths(),
             weights=_tensor([_or(b, b.weights, 1.0) for b in bags], np.float32)
             if has_weights
             else None,
@@ -112,14 +113,20 @@ class Rows:
             timestamps=times,
         )
 
+    def _lengths(self) -> torch.Tensor:
+        """Of all bags, one feature after the other (F * N,)."""
+        if all(each.offsets is None for each in self.bags.values()):
+            return torch.ones(len(self.bags) * len(self), dtype=torch.int64)
+        return _tensor([each.lengths(len(self)) for each in self.bags.values()], np.int64)
+
 
 def joined(parts: Sequence[Rows]) -> Rows:
     """The rows of all parts, at least one, one part after the other."""
     if len(parts) == 1:
         return parts[0]
     return Rows(
-        np.concatenate([part.labels for part in parts]),
-        np.concatenate([part.dense for part in parts]),
+        concatenated([part.labels for part in parts]),
+        concatenated([part.dense for part in parts]),
         {name: _joined(parts, name) for name in parts[0].bags},
     )
 
@@ -131,7 +138,7 @@ def _joined(parts: Sequence[Rows], name: str) -> Bags:
         lengths = [each.lengths(len(part)) for each, part in zip(bags, parts, strict=True)]
         offsets = IdBags.of_lengths(bags[0].values, np.concatenate(lengths)).offsets
     return Bags(
-        np.concatenate([each.values for each in bags]),
+        concatenated([each.values for each in bags]),
         offsets,
         _concatenated([each.weights for each in bags]),
         _concatenated([each.timestamps for each in bags]),
@@ -139,7 +146,7 @@ def _joined(parts: Sequence[Rows], name: str) -> Bags:
 
 
 def _concatenated(arrays: list[Any]) -> Any:
-    return None if arrays[0] is None else np.concatenate(arrays)
+    return None if arrays[0] is None else concatenated(arrays)
 
 
 def _or(bags: Bags, values: Any, default: float) -> Any:
@@ -147,5 +154,5 @@ def _or(bags: Bags, values: Any, default: float) -> Any:
 
 
 def _tensor(parts: Sequence[Any], dtype: Any) -> torch.Tensor:
-    whole = np.concatenate(parts) if parts else np.empty(0)
+    whole = concatenated(parts) if parts else np.empty(0)
     return torch.from_numpy(whole.astype(dtype, copy=False))
