@@ -70,6 +70,14 @@ def test_a_step_of_two_ranks_is_as_many_operators_for_any_number_of_tables(
     assert len(both) == 1, found
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_bags_that_samples_share_go_to_the_device_without_a_wait(
+    npus: RankPool, num_ranks: int
+) -> None:
+    for counts in npus.run(num_ranks, device_steps.count_a_step, 12, None):
+        assert counts["waits"] == 0, counts
+
+
 def test_vectors_are_put_together_on_a_device_as_by_the_engine(npus: RankPool) -> None:
     for seed in range(4 * NUM_MODELS):
         (said,) = npus.run(1, device_steps.put_together, seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,7 @@ from recsdk_sharding import (
     RowOptimizer,
     get_default_hybrid_sharders,
 )
-from recsdk_sharding._batch.assembly import HostAssembly, Plan, lay_out
+from recsdk_sharding._batch.assembly import HostAssembly, Plan, ResultRoom, lay_out
 from recsdk_sharding._batch.device_assembly import DeviceAssembly
 from recsdk_sharding.placement.layout import ShardFeatures
 
@@ -58,10 +58,27 @@ def _batch(seed: int, num_tables: int, longest: int) -> KeyedJaggedTensor:
     return KeyedJaggedTensor(names, torch.from_numpy(ids), lengths=torch.from_numpy(lengths))
 
 
+def _shared_batch(seed: int, num_tables: int) -> KeyedJaggedTensor:
+    """A batch in which samples share bags."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(0, 4, num_tables * BATCH)
+    names = [f"f{number}" for number in range(num_tables)]
+    return KeyedJaggedTensor(
+        names,
+        torch.from_numpy(rng.integers(-30, 30, int(lengths.sum()))),
+        lengths=torch.from_numpy(lengths),
+        stride_per_key_per_rank=[[BATCH]] * num_tables,
+        inverse_indices=(names, torch.from_numpy(rng.integers(0, BATCH, (num_tables, 2 * BATCH)))),
+    )
+
+
 def count_a_step(
-    num_tables: int, longest: int, sharding_type: str = "row_wise", pooling: str = "SUM"
+    num_tables: int, longest: int | None, sharding_type: str = "row_wise", pooling: str = "SUM"
 ) -> dict[str, Any]:
-    """What a step hands to this rank's device, whose rows are all there, by its part."""
+    """What a step hands to this rank's device, whose rows are all there, by its part.
+
+    `longest`: keys of the longest bag; None: samples share bags.
+    """
     configs = _configs(num_tables, pooling=PoolingType[pooling])
     model = nn.ModuleDict({"ebc": HashEmbeddingBagCollection(configs, device=torch.device("meta"))})
     apply_optimizer_in_backward(RowWiseAdagrad, model.parameters(), {"lr": 0.1})
@@ -75,7 +92,10 @@ def count_a_step(
     plan = planner.collective_plan(model, sharders, dist.GroupMember.WORLD)
     device = torch.device("npu", rank % torch.npu.device_count())
     sharded = DistributedModelParallel(model, device=device, plan=plan, sharders=sharders)
-    ebc, batch = sharded.module["ebc"], _batch(rank, num_tables, longest)
+    ebc = sharded.module["ebc"]
+    batch = (
+        _shared_batch(rank, num_tables) if longest is None else _batch(rank, num_tables, longest)
+    )
     ebc(batch).values().sum().backward()
     context = ebc.create_context()
     with counting() as ahead:
@@ -209,13 +229,32 @@ def put_together(seed: int) -> str:
     other = DeviceAssembly(device, plan, divisors)
     other.open()
     received = torch.randn(sum(plan.num_values), generator=torch_rng)
-    expected = [torch.empty(shape) for shape in zip(num_bags, widths, strict=True)]
-    host.put(received, expected)
-    found = other.made_of(received.to(device), apart=rng.random() < 0.5)
+    room = ResultRoom(_Apart([*zip(num_bags, widths, strict=True)], rng.random() < 0.5))
+    found = other.put(received.to(device), room, 0)
+    expected = host.put(received, room, 0)
+    if not all(map(torch.equal, room.taken([found]), expected)):
+        return f"the room of {plan}"
     if not all(torch.equal(a.cpu(), b) for a, b in zip(found, expected, strict=True)):
         return f"results of {plan}"
     taken = other.take([each.to(device) for each in expected], 2.0).cpu()
     return "" if torch.equal(taken, host.take(expected, 2.0)) else f"gradients of {plan}"
+
+
+@dataclass(frozen=True)
+class _Apart:
+    """Results of one group, a tensor for each feature."""
+
+    shapes: list[tuple[int, int]]
+    takes_views: bool
+
+    def empty(self) -> list[torch.Tensor]:
+        return [torch.empty(shape) for shape in self.shapes]
+
+    def joined(self, parts: Any) -> Any:
+        raise AssertionError("results were filled")
+
+    def parts_of(self, tensors: Any) -> Any:
+        return [tensors]
 
 
 def _plan_of(rng: random.Random, widths: list[int], num_bags: list[int], *, multiple: int) -> Plan:

@@ -10,7 +10,7 @@ namespace npusim {
 
 struct Counts {
   std::map<std::string, std::int64_t> operators;  ///< by name; copies on a device are some
-  std::int64_t waits = 0;                         ///< of the host for what a device computes
+  std::int64_t waits = 0;                         ///< of the host for a device
   std::int64_t bytes_to_device = 0;
   std::int64_t bytes_to_host = 0;
   double seconds = 0;  ///< of processors, spent in the devices' place

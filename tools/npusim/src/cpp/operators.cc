@@ -85,7 +85,7 @@ void count_copy_of(const at::Tensor& from, const at::Tensor& to, bool non_blocki
     return;
   }
   count_copy(from.nbytes(), is_device(to));
-  if (is_device(from) && !non_blocking) count_wait();
+  if (!non_blocking) count_wait();
 }
 
 at::Tensor copy_from(const at::Tensor& self, const at::Tensor& target, bool non_blocking) {

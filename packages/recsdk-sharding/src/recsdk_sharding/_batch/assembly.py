@@ -23,7 +23,7 @@ from recsdk_core.vectors import Block, Part
 from recsdk_sharding._batch.routing import Requests
 from recsdk_sharding.placement.layout import GroupLayout, ShardFeatures
 
-__all__ = ["Assembly", "HostAssembly", "Plan", "Results", "lay_out"]
+__all__ = ["Assembly", "HostAssembly", "Plan", "ResultRoom", "Results", "lay_out"]
 
 
 @dataclass(frozen=True)
@@ -111,11 +111,31 @@ class Results(Protocol):
     def takes_views(self) -> bool:
         """Whether `joined` copies what it is given."""
 
-    def joined(self, parts: list[list[torch.Tensor]]) -> list[torch.Tensor]:
+    def joined(self, parts: list[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
         """What is made, on a device, of the vectors (G, D) of each group's features."""
 
     def parts_of(self, tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
         """The vectors of each group's features, as views of results or of their gradients."""
+
+
+class ResultRoom:
+    """Where the results of one forward go: filled in their place, or made of parts."""
+
+    def __init__(self, results: Results) -> None:
+        self._results = results
+        self._filled: list[torch.Tensor] | None = None
+        self.is_apart = not results.takes_views
+        """Whether vectors that are made need memory of their own."""
+
+    def of_group(self, group: int) -> list[torch.Tensor]:
+        """The vectors (G, D) of a group's features, to be filled in their place."""
+        if self._filled is None:
+            self._filled = self._results.empty()
+        return self._results.parts_of(self._filled)[group]
+
+    def taken(self, parts: list[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+        """The results, once every group's vectors are filled or made."""
+        return self._results.joined(parts) if self._filled is None else self._filled
 
 
 class Assembly(Protocol):
@@ -125,17 +145,11 @@ class Assembly(Protocol):
     def num_values(self) -> list[int]:
         """Numbers that each rank sends, W."""
 
-    @property
-    def fills_results(self) -> bool:
-        """Whether results are filled in their place."""
+    def put(self, received: torch.Tensor, room: ResultRoom, group: int) -> Sequence[torch.Tensor]:
+        """The features' results (G, D) of what was received from all ranks.
 
-    def put(self, received: torch.Tensor, results: Sequence[torch.Tensor]) -> None:
-        """Fills the features' results (G, D) with what was received from all ranks."""
-
-    def made_of(self, received: torch.Tensor, *, apart: bool) -> list[torch.Tensor]:
-        """The features' results, made of what was received, if they are not filled.
-
-        `apart`: each in memory of its own.
+        They are the room's for this `group`, filled, or made: then in memory of their own if the
+        room wants them apart.
         """
 
     def take(self, grads: Sequence[torch.Tensor], divisor: float = 1.0) -> torch.Tensor:
@@ -154,8 +168,6 @@ class Assembly(Protocol):
 class HostAssembly:
     """Puts vectors together on the cpu, by the engine."""
 
-    fills_results = True
-
     def __init__(self, plan: Plan, divisors: Sequence[torch.Tensor] | None) -> None:
         """`divisors`: what each feature's vectors are divided by, float32 (G,); None: nothing."""
         self._divisors = divisors
@@ -163,16 +175,14 @@ class HostAssembly:
         """Numbers that each rank sends, W."""
         self._plan = plan
 
-    def put(self, received: torch.Tensor, results: Sequence[torch.Tensor]) -> None:
-        """Fills the features' results with what was received from all ranks."""
+    def put(self, received: torch.Tensor, room: ResultRoom, group: int) -> Sequence[torch.Tensor]:
+        """The room's results for this group, filled."""
+        results = room.of_group(group)
         unpack_vectors(received, self._blocks(results))
         if self._divisors is not None:
             for result, divisor_G in zip(results, self._divisors, strict=True):
                 result /= divisor_G[:, None]
-
-    def made_of(self, received: torch.Tensor, *, apart: bool) -> list[torch.Tensor]:
-        """Not used: results are filled."""
-        raise NotImplementedError
+        return results
 
     def take(self, grads: Sequence[torch.Tensor], divisor: float = 1.0) -> torch.Tensor:
         """The gradients of everything that was received, from those of the features' results."""

@@ -18,6 +18,7 @@ from torchrec.distributed.embedding_sharding import EmbeddingShardingContext
 from recsdk_sharding._batch.assembly import Assembly
 from recsdk_sharding._batch.features import Features
 from recsdk_sharding._batch.late_weights import LateWeights
+from recsdk_sharding._batch.repeats import SampleBags
 from recsdk_sharding._rows.home import RowHome
 from recsdk_sharding._rows.rows import OwnedShard
 from recsdk_sharding.exchange import HostExchange
@@ -132,14 +133,25 @@ class Remainder:
     """Numbers that this rank sends to each rank."""
     late_weights: LateWeights | None = None
     """How weights travel when the batch is looked up; None: they came with the ids, if any."""
+    samples: SampleBags | None = None
+    """The bag of each sample; None: bag b is that of sample b."""
     outcomes: list[torch.Tensor] | None = None
     """What became of the ids of each of the group's features, uint8 (N,), if it was wanted."""
 
     def open(self) -> None:
         """Makes it usable for work on the current stream; starts copies on it."""
-        for part in (self.assembly, self.late_weights):
-            if part is not None:
-                part.open()
+        for part in self._sent():
+            part.open()
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Tells the allocator that work on the stream uses the device memory."""
+        for part in self._sent():
+            part.record_stream(stream)
+
+    def _sent(self) -> list[Assembly | LateWeights | SampleBags]:
+        """The parts that go to the device."""
+        parts = (self.assembly, self.late_weights, self.samples)
+        return [part for part in parts if part is not None]
 
 
 @dataclass
@@ -163,8 +175,5 @@ class HashShardingContext(EmbeddingShardingContext):  # type: ignore[misc]
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tells the allocator that work on the stream uses the device memory."""
-        remainder = self.remainder
-        if remainder is not None and remainder.assembly is not None:
-            remainder.assembly.record_stream(stream)
-        if remainder is not None and remainder.late_weights is not None:
-            remainder.late_weights.record_stream(stream)
+        if self.remainder is not None:
+            self.remainder.record_stream(stream)

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from recsdk_core import join_rows
-from recsdk_sharding._batch.assembly import Assembly, HostAssembly, Plan
+from recsdk_sharding._batch.assembly import Assembly, HostAssembly, Plan, ResultRoom
 from recsdk_sharding.device.parcel import Item, Parcel, get_optional
 from recsdk_sharding.placement.layout import ShardFeatures
 
@@ -66,8 +66,6 @@ class _Width:
 class DeviceAssembly:
     """The results of one group for this rank's samples, on a device."""
 
-    fills_results = False
-
     def __init__(
         self, device: torch.device, plan: Plan, divisors: Sequence[torch.Tensor] | None
     ) -> None:
@@ -91,12 +89,8 @@ class DeviceAssembly:
         """Tells the allocator that work on the stream uses the device memory."""
         self._parcel.record_stream(stream)
 
-    def put(self, received: torch.Tensor, results: Sequence[torch.Tensor]) -> None:
-        """Not used: results are made."""
-        raise NotImplementedError
-
-    def made_of(self, received: torch.Tensor, *, apart: bool) -> list[torch.Tensor]:
-        """The features' results, views of one matrix for each width unless they are `apart`."""
+    def put(self, received: torch.Tensor, room: ResultRoom, group: int) -> Sequence[torch.Tensor]:
+        """The features' results, views of one matrix for each width unless they are apart."""
         found: dict[int, torch.Tensor] = {}
         for width in self._widths:
             cells = received.new_zeros(width.num_cells, width.cell)
@@ -105,7 +99,7 @@ class DeviceAssembly:
                     numbers = received.narrow(0, start, count * width.cell)
                     cells.index_add_(0, places, numbers.view(-1, width.cell))
             vectors = self._divided(width, cells.view(-1, width.dim))
-            split: Any = torch.split_with_sizes_copy if apart else torch.split_with_sizes
+            split: Any = torch.split_with_sizes_copy if room.is_apart else torch.split_with_sizes
             found.update(zip(width.features, split(vectors, width.num_bags), strict=True))
         return [found[feature] for feature in range(self._num_features)]
 

@@ -32,6 +32,7 @@ from recsdk_sharding._batch.features import (
 from recsdk_sharding._batch.in_place import WholeBags, bags_of_all_ranks
 from recsdk_sharding._batch.late_weights import LateWeights
 from recsdk_sharding._batch.outcomes import outcomes_of_features
+from recsdk_sharding._batch.repeats import SampleBags
 from recsdk_sharding._batch.routing import Requests
 from recsdk_sharding._batch.sequences import without_duplicates
 from recsdk_sharding._rows.home import MappedBatch, MappedShard, PoolRequest
@@ -247,6 +248,7 @@ class Received:
             assembly=self._assembly(),
             num_values_sent=num_values,
             late_weights=self._late_weights() if prepared.is_late else None,
+            samples=self._samples(),
         )
         return config.home.plan(bags, self._request(num_values), training=training), remainder
 
@@ -264,6 +266,10 @@ class Received:
             multiple=config.multiple,
         )
         return assembly_on(config.home.device, plan, divisors)
+
+    def _samples(self) -> SampleBags | None:
+        bags = self.prepared.features.bag_of_sample
+        return None if bags is None else SampleBags(bags, self.config.home.device)
 
     def _late_weights(self) -> LateWeights:
         config, prepared = self.config, self.prepared

@@ -15,7 +15,7 @@ import torch
 from torchrec.modules.embedding_configs import PoolingType
 
 from recsdk_sharding._batch.features import Features, map_under_leases, mean_divisor, sums_of
-from recsdk_sharding._batch.repeats import of_samples
+from recsdk_sharding._batch.repeats import SampleBags, of_samples
 from recsdk_sharding._rows.home import GroupBags, MappedShard, PoolRequest
 from recsdk_sharding._rows.rows import TableRows, anchor_of
 
@@ -106,7 +106,7 @@ class LocalBatch:
             starts = list(accumulate(self._widths, initial=0))
             return self._pool(starts, shape=(self._features.batch_size, starts[-1]))
         parts = self.separate()
-        return torch.cat(parts if bags is None else of_samples(parts, bags), dim=1)
+        return torch.cat(parts if bags is None else self.of_samples(parts, bags), dim=1)
 
     def separate(self) -> list[torch.Tensor]:
         """The vectors of each feature's bags, float32 (G, D)."""
@@ -116,6 +116,14 @@ class LocalBatch:
         parts = self._shaped(self._pool(starts).split_with_sizes(sizes_of))
         is_left = any(self._is_mean) and not self._averages
         return self._divided(parts) if is_left else parts
+
+    def of_samples(
+        self, parts: Sequence[torch.Tensor], bags: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """For each feature the vectors of samples, of those of its bags; `bags`: on the host."""
+        samples = SampleBags(bags, self._home.device)
+        samples.open()
+        return of_samples(parts, samples.of_features())
 
     def _pool(self, starts: Sequence[int], shape: tuple[int, int] | None = None) -> torch.Tensor:
         """The vectors of all bags, those of a feature from its start on, or in its columns."""

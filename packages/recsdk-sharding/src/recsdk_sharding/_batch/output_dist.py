@@ -22,7 +22,7 @@ from torchrec.distributed.comm_ops import get_gradient_division
 from torchrec.distributed.embedding_sharding import BaseEmbeddingDist
 from torchrec.distributed.types import Awaitable, NoWait, QuantizedCommCodecs
 
-from recsdk_sharding._batch.assembly import Assembly, Results
+from recsdk_sharding._batch.assembly import Assembly, ResultRoom, Results
 from recsdk_sharding._batch.context import HashShardingContext
 from recsdk_sharding.exchange.failures import failing_together
 
@@ -238,16 +238,13 @@ class _Return(torch.autograd.Function):
         ctx: Any, transfers: Sequence[Transfer], results: Results, *numbers: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         ctx.transfers, ctx.results = transfers, results
-        if not all(transfer.assembly.fills_results for transfer in transfers):
-            with failing_together():
-                apart = not results.takes_views
-                made = [t.assembly.made_of(t.receive(), apart=apart) for t in transfers]
-                return tuple(results.joined(made))
-        filled = results.empty()
+        room = ResultRoom(results)
         with failing_together():
-            for transfer, parts in zip(transfers, results.parts_of(filled), strict=True):
-                transfer.assembly.put(transfer.receive(), parts)
-        return tuple(filled)
+            parts = [
+                transfer.assembly.put(transfer.receive(), room, group)
+                for group, transfer in enumerate(transfers)
+            ]
+            return tuple(room.taken(parts))
 
     @staticmethod
     @once_differentiable

@@ -130,7 +130,7 @@ class _Matrix:
 
     takes_views = True
 
-    def joined(self, parts: list[list[torch.Tensor]]) -> list[torch.Tensor]:
+    def joined(self, parts: list[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
         """The features' vectors, side by side."""
         return [torch.cat(self.groups.of_features(parts), dim=1)]
 

@@ -388,7 +388,7 @@ class _Separate:
 
     takes_views = False  # as each may be changed in place by who gets it
 
-    def joined(self, parts: list[list[torch.Tensor]]) -> list[torch.Tensor]:
+    def joined(self, parts: list[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
         """The same, in the order of the module's features."""
         return self.groups.of_features(parts)
 
@@ -400,11 +400,10 @@ class _Separate:
 def bags_of_samples(
     groups: HashGroups, contexts: Sequence[HashShardingContext]
 ) -> list[torch.Tensor] | None:
-    """For each feature the bag of each sample (None: the one with the sample's number)."""
-    found = [context.done.features.bag_of_sample for context in contexts]
-    if any(of_group is None for of_group in found):
-        return None
-    return groups.of_features([of_group or [] for of_group in found])
+    """For each feature the bag of each sample, where the vectors are; None: bag b has sample b."""
+    found = [context.done.samples for context in contexts]
+    samples = [of_group.of_features() for of_group in found if of_group is not None]
+    return groups.of_features(samples) if len(samples) == len(found) else None
 
 
 def late_divisors(

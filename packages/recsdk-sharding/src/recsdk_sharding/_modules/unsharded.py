@@ -21,7 +21,6 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 from recsdk_sharding._batch.features import Features, features_on_host, read_features
 from recsdk_sharding._batch.local_batch import LocalBatch
 from recsdk_sharding._batch.outcomes import KeepsOutcomes, of_repeated
-from recsdk_sharding._batch.repeats import of_samples
 from recsdk_sharding._batch.sequences import jagged_tensors, lengths_and_keys, without_duplicates
 from recsdk_sharding._compat.private import active_data_parallel_size
 from recsdk_sharding._configs.configs import HashEmbeddingBagConfig, HashEmbeddingConfig
@@ -237,7 +236,7 @@ class HashEmbeddingCollection(_Unsharded, EmbeddingCollection):  # type: ignore[
         outcomes = mapped.outcomes() if self._keeps_outcomes else None
         vectors = mapped.separate()
         if every.bag_of_sample is not None:
-            vectors = of_samples(vectors, every.bag_of_sample)
+            vectors = mapped.of_samples(vectors, every.bag_of_sample)
             if outcomes is not None:
                 repeated = zip(outcomes, every.bag_of_sample, strict=True)
                 outcomes = [of_repeated(*pair) for pair in repeated]
