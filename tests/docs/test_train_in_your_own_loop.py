@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel
+from torch.utils.checkpoint import checkpoint
 
 from claims import Page, assert_all_are_held, holds
 from recsdk_core import optim
@@ -325,6 +327,63 @@ def bags_of(dense: nn.EmbeddingBag, **options: Any) -> HashEmbeddingBag:
     return made
 
 
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@holds(HABITS, "same", "torch.utils.checkpoint")
+def test_checkpoints(use_reentrant: bool) -> None:
+    def loop(twin: Twin) -> None:
+        factor = torch.ones(DIM, requires_grad=True)
+        for _ in range(2):
+            twin.optimizer.zero_grad()
+            losses = [
+                checkpoint(
+                    lambda keys, by: (twin.module(keys) * by).exp().sum(),
+                    KEYS[begin:],
+                    factor,
+                    use_reentrant=use_reentrant,
+                )
+                for begin in (0, 2)
+            ]
+            sum(losses).backward()  # type: ignore[union-attr]
+            twin.optimizer.step()
+
+    assert_equal(loop)
+    module, factor = fused(), torch.ones(DIM, requires_grad=True)
+
+    def squares(by: torch.Tensor) -> torch.Tensor:
+        total: torch.Tensor = (module(KEYS) * by).square().sum()
+        return total
+
+    losses = [checkpoint(squares, factor, use_reentrant=use_reentrant) for _ in range(2)]
+    with pytest.raises(RuntimeError, match="a checkpoint looks it up again"):
+        sum(losses).backward()
+
+
+@holds(HABITS, "same", "get_state_dict", "set_state_dict")
+def test_states_of_model_and_optimizer() -> None:
+    def loop(twin: Twin) -> None:
+        for number in range(2):
+            twin.optimizer.zero_grad()
+            twin.loss(0, 0, 3).backward()
+            twin.optimizer.step()
+            if number == 0:
+                rows, state = get_state_dict(twin.module, twin.optimizer)
+                saved = copy.deepcopy((rows, state))
+                twin.loss(4).backward()
+                twin.optimizer.step()
+                set_state_dict(
+                    twin.module,
+                    twin.optimizer,
+                    model_state_dict=saved[0],
+                    optim_state_dict=saved[1],
+                )
+
+    assert_equal(loop)
+    module = fused()
+    module(KEYS)
+    rows, _ = get_state_dict(module, [])
+    assert rows["keys"].tolist() == KEYS.tolist()
+
+
 @holds(ARGUMENTS, "looser", "num_embeddings", "embedding_dim")
 def test_sizes() -> None:
     made, dense = HashEmbedding(2, DIM), nn.Embedding(2, DIM)
@@ -387,9 +446,30 @@ def test_weights() -> None:
         torch.testing.assert_close(made, summed / divisor)
 
 
-@holds(ARGUMENTS, "refused", "max_norm", "norm_type", "sparse", "device")
+@holds(ARGUMENTS, "differs", "max_norm", "norm_type")
+def test_limited_norms() -> None:
+    limit = {"max_norm": 0.5, "norm_type": 1.0}
+    hashed, dense = HashEmbedding(DIM, **limit), nn.Embedding(NUM_KEYS, DIM, **limit)
+    hashed.table.upsert(KEYS, dense.weight.detach().clone())
+    optimizers = [
+        RowOptimizer(hashed, torch.optim.SGD, lr=RATE),
+        torch.optim.SGD(dense.parameters(), lr=RATE),
+    ]
+    for module, optimizer in zip((hashed, dense), optimizers, strict=True):
+        module(KEYS[:3]).square().sum().backward()
+        optimizer.step()
+    torch.testing.assert_close(hashed.table.lookup(KEYS), dense.weight.detach())
+    before, read = hashed.table.lookup(KEYS), hashed.eval()(KEYS)
+    torch.testing.assert_close(read, dense.eval()(KEYS))
+    assert torch.equal(hashed.table.lookup(KEYS), before)
+    assert not torch.equal(read, before)
+    read.sum().backward()
+    torch.testing.assert_close(hashed.table.lookup(KEYS), read.detach())
+
+
+@holds(ARGUMENTS, "refused", "sparse", "device")
 def test_refused_arguments() -> None:
-    asked = {"max_norm": 1.0, "norm_type": 1.0, "sparse": True, "device": "meta"}
+    asked = {"sparse": True, "device": "meta"}
     for name, value in asked.items():
         with pytest.raises(PAGE.error(ARGUMENTS, name), match=f"{name}=.* is not supported"):
             HashEmbedding(DIM, **{name: value})  # type: ignore[arg-type]

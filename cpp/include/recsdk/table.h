@@ -93,6 +93,12 @@ struct GradBlock {
   float* weights_grad = nullptr;  ///< (N,) or null: gradient of bags.weights
 };
 
+/// The largest p-norm that rows are to have.
+struct NormLimit {
+  double max_norm = 0.0;   ///< >= 0
+  double norm_type = 2.0;  ///< p > 0; infinite: the largest size of a column
+};
+
 /// Learned values of up to `capacity` rows, in ascending order of row number.
 struct ExportBuffer {
   std::int64_t capacity = 0;
@@ -163,6 +169,17 @@ class RECSDK_API Table {
   /// One optimizer update with the gradients of pooled bags, over all blocks together.
   /// Gradients of a row are added in the order of blocks, then of keys. Advances t.
   void update(std::span<const GradBlock> blocks);
+
+  /// Multiplies each row of keys (N,) that exceeds the limit by max_norm / (norm + 1e-7), once;
+  /// returns how many did. State and t stay. The caller holds the rows by a lease, as for an
+  /// update. Throws std::invalid_argument for a row number or limit out of range. Cost: reading
+  /// these rows; if some exceed, reading them again while insertion waits.
+  std::int64_t limit_norms(std::span<const RowNumber> rows, std::span<const Outcome> outcomes,
+                           const NormLimit& limit);
+  /// By what limit_norms would multiply: factors (N,), 1 for a row within the limit, and for a key
+  /// without a row. Throws as limit_norms.
+  void norm_factors(std::span<const RowNumber> rows, std::span<const Outcome> outcomes,
+                    const NormLimit& limit, float* factors) const;
 
   float learning_rate() const;
   void set_learning_rate(float learning_rate);

@@ -84,6 +84,7 @@ struct Table::Impl final : RowMaker {
   // By row number; rows_mutex is held (alone where not const).
   void gather(const internal::Found& found, float* values) const;
   void write(const internal::Found& found, const float* values, const float* state);
+  std::vector<std::uint32_t> rows_beyond(const Bags& mapped, const NormLimit& limit) const;
   void pool(std::span<const PoolBlock> blocks) const;
   // index.mutex is held too. `outcomes` (N,) or null.
   void pool_keys(const KeyBags& bags, float* out, std::int64_t stride, Outcome* outcomes) const;

@@ -200,6 +200,24 @@ void update_rows(PyTable& table, const PyBags& bags, nb::handle grad_object,
   table->update({&block, 1});
 }
 
+/// float32 (N,)
+nb::object norm_factors(PyTable& table, const PyBags& bags, double max_norm, double norm_type) {
+  Result factors = make_floats(bags.framework(), bags.num_keys());
+  const Bags& mapped = bags.get();
+  {
+    const nb::gil_scoped_release without_gil;
+    table->norm_factors(mapped.rows, mapped.outcomes, {max_norm, norm_type},
+                        static_cast<float*>(factors.data));
+  }
+  return std::move(factors.object);
+}
+
+std::int64_t limit_norms(PyTable& table, const PyBags& bags, double max_norm, double norm_type) {
+  const Bags& mapped = bags.get();
+  const nb::gil_scoped_release without_gil;
+  return table->limit_norms(mapped.rows, mapped.outcomes, {max_norm, norm_type});
+}
+
 /// (where to go on, keys (n,), weights (n, D), state (n, S) or None)
 nb::tuple export_rows(PyTable& table, RowNumber begin, std::int64_t capacity, bool with_state) {
   const std::int64_t width = with_state ? table->layout().state_width() : 0;
@@ -303,6 +321,9 @@ void bind_table(nb::module_& module) {
       .def("pool_rows", &pool_rows, nb::arg("bags"))
       .def("update_rows", &update_rows, nb::arg("bags"), nb::arg("grad").none(),
            nb::arg("weights_grad").none())
+      .def("limit_norms", &limit_norms, nb::arg("bags"), nb::arg("max_norm"), nb::arg("norm_type"))
+      .def("norm_factors", &norm_factors, nb::arg("bags"), nb::arg("max_norm"),
+           nb::arg("norm_type"))
       .def("export_rows", &export_rows, nb::arg("begin"), nb::arg("capacity"),
            nb::arg("with_state"))
       .def(

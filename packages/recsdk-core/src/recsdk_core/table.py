@@ -378,6 +378,34 @@ class Table(Keyed, SavesAndLoads):
         """
         self._engine.update_rows(bags, grad, weights_grad)
 
+    def limit_norms(self, bags: Bags, max_norm: float, norm_type: float = 2.0) -> int:
+        """Scales rows of keys that were mapped before back to a norm; returns how many it scaled.
+
+        A row whose `norm_type`-norm exceeds `max_norm` is multiplied by max_norm / (norm + 1e-7),
+        as torch's embedding_renorm_ does, once however often its key is there. Optimizer state and
+        update count stay; 16-bit rows are rounded to the nearest. Of `bags` only rows and outcomes
+        matter, which a lease must hold. Raises ValueError unless max_norm is 0 or more and
+        norm_type above 0, infinity included. Cost: reading these rows; if some exceed, reading them
+        again while insertion waits. May be called from any thread.
+
+        >>> import numpy as np
+        >>> from recsdk_core import Bags, Table
+        >>> table = Table(dim=2)
+        >>> _ = table.upsert(np.array([4]), np.array([[3.0, 4.0]], np.float32))
+        >>> table.limit_norms(Bags(*table.map(np.array([4]), False)), max_norm=1.0)
+        1
+        >>> table.lookup(np.array([4])).round(3)
+        array([[0.6, 0.8]], dtype=float32)
+        """
+        return self._engine.limit_norms(bags, max_norm, norm_type)
+
+    def norm_factors(self, bags: Bags, max_norm: float, norm_type: float = 2.0) -> Any:
+        """By what `limit_norms` would multiply the row of each key: float32 (N,); it writes none.
+
+        1 for a row within the limit, and for a key without a row.
+        """
+        return self._engine.norm_factors(bags, max_norm, norm_type)
+
     def export(self, batch_size: int | None = None, *, state: bool = True) -> Iterator[ExportBatch]:
         """Visible rows in batches of up to `batch_size`, in ascending order of row number.
 

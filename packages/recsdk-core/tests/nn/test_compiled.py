@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils import checkpoint
 
 from recsdk_core import init, optim
-from recsdk_core.nn import HashEmbedding, HashEmbeddingBag, RowOptimizer
+from recsdk_core.nn import HashEmbedding, HashEmbeddingBag, RowOptimizer, l2
 
 KEYS = torch.tensor([[5, 6], [-1, 5]])
 
@@ -232,7 +232,11 @@ def test_freezing_and_modes_are_followed() -> None:
     fast = compiled(module)
     fast(KEYS).sum().backward()
     module.weight.requires_grad_(False)
-    assert not fast(KEYS).requires_grad
+    out = fast(KEYS)
+    if out.requires_grad:  # torch 2.11
+        with pytest.raises(RuntimeError, match="a table was frozen after its lookup was compiled"):
+            out.sum().backward()
+    assert module.table.update_count == 1
     module.weight.requires_grad_(True)
     module.eval()
     fast(KEYS + 20).sum().backward()
@@ -319,6 +323,53 @@ def test_a_selective_checkpoint() -> None:
     assert rows_of(model) == rows_of(plain)
 
 
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_two_lookups_in_one_checkpoint(is_compiled: bool, use_reentrant: bool) -> None:
+    """The first update comes before anything else in the checkpoint asks for what it saved."""
+    model, plain = embedding(), embedding()
+    start = torch.ones(4, requires_grad=True)
+
+    def vectors(keys: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = (call(keys) * start).exp() + call(keys.flip(0))
+        return out
+
+    for number in range(2):
+        for call in (compiled(model) if is_compiled else model, plain):
+            if call is plain:
+                out = vectors(KEYS + number, start)
+            else:
+                out = checkpoint.checkpoint(
+                    vectors, KEYS + number, start, use_reentrant=use_reentrant
+                )
+            out.sum().backward()
+        assert rows_of(model) == rows_of(plain)
+    model.table.check_idle()
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_a_checkpoint_after_an_update_is_refused(is_fused: bool, use_reentrant: bool) -> None:
+    """What it would look up again is no longer what it looked up; with a RowOptimizer it is."""
+    module = embedding(**({} if is_fused else {"optimizer": None}))
+    if not is_fused:
+        RowOptimizer(module, torch.optim.SGD, lr=0.5)
+    start = torch.ones(4, requires_grad=True)
+
+    def vectors(keys: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = (module(keys) * start).exp()
+        return out
+
+    first = checkpoint.checkpoint(vectors, KEYS, start, use_reentrant=use_reentrant)
+    total = (first + checkpoint.checkpoint(vectors, KEYS, start, use_reentrant=use_reentrant)).sum()
+    if is_fused:
+        with pytest.raises(RuntimeError, match="table 'item': a checkpoint looks it up again"):
+            total.backward()
+    else:
+        total.backward()
+    module(KEYS).sum().backward()  # another pass
+
+
 @pytest.mark.parametrize("is_forward_compiled", [False, True])
 def test_compiled_autograd_updates_rows(is_forward_compiled: bool) -> None:
     """It breaks its graph at an operator with effects, and must not drop it."""
@@ -344,7 +395,7 @@ def test_copies_are_compiled_for_themselves() -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ((KEYS[0], torch.tensor([0, 5])), "table 'bag': offsets descend"),
+        ((KEYS[0], torch.tensor([0, 5])), "offsets must ascend from 0 to the number of keys, 2"),
         ((KEYS.float(), None), r"keys.to\(torch.int64\)"),
     ],
 )
@@ -352,7 +403,7 @@ def test_bad_numbers_raise_as_they_do_eagerly(args: tuple[Any, ...], message: st
     module = bag()
     with pytest.raises((ValueError, TypeError), match=message):
         compiled(module)(*args)
-    assert module.table.update_count == 0
+    assert (module.table.update_count, len(module.table)) == (0, 0)
 
 
 def test_bad_shapes_raise_as_they_do_eagerly() -> None:
@@ -380,15 +431,46 @@ def test_padding(kwargs: dict[str, Any]) -> None:
     assert kwargs["padding_idx"] not in module.table
 
 
-@pytest.mark.parametrize("kwargs", [{"mode": "max"}, {"scale_grad_by_freq": True}])
-def test_what_asks_for_numbers_of_keys_breaks_the_graph(kwargs: dict[str, Any]) -> None:
-    module = bag(**kwargs)
-    twin = copy.deepcopy(module)
-    for each in (module, torch.compile(twin, backend="aot_eager")):
-        each(KEYS).square().sum().backward()
-    assert state(module) == state(twin)
-    with pytest.raises(RuntimeError, match="export and trace the model without them"):
-        torch.export.export(module, (KEYS,))
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"mode": "max", "padding_idx": 5},
+        {"mode": "mean", "scale_grad_by_freq": True, "padding_idx": 5},
+        {"mode": "mean", "max_norm": 0.5},
+        {"max_norm": 0.5, "norm_type": 1.0, "scale_grad_by_freq": True},
+    ],
+    ids=["max", "frequency", "norm", "both"],
+)
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_arguments_of_nn_embedding(kwargs: dict[str, Any], is_fused: bool) -> None:
+    """Also a penalty on the rows of the batch, where a RowOptimizer trains."""
+    make: Any = bag if "mode" in kwargs else embedding
+    model = make(**kwargs, **({} if is_fused else {"optimizer": None}))
+    twin = copy.deepcopy(model)
+    steps = []
+    for module in (model, twin):
+
+        def loss(keys: torch.Tensor, module: Any = module) -> torch.Tensor:
+            total: torch.Tensor = (module(keys) - 0.5).pow(3).sum()
+            return total if is_fused or not module.training else total + 0.3 * l2(module)
+
+        optimizer = None if is_fused else RowOptimizer(module, torch.optim.Adagrad, lr=0.5)
+        steps.append((loss if module is model else compiled(loss, dynamic=True), optimizer))
+    for number, keys in enumerate((KEYS, KEYS.repeat(2, 2) + 1, KEYS.repeat(3, 1))):
+        for module in (model, twin):
+            module.train(number != 2)
+        losses = []
+        for loss, optimizer in steps:
+            losses.append(loss(keys))
+            losses[-1].backward()
+            if optimizer is not None:
+                optimizer.step()
+                optimizer.zero_grad()
+        assert torch.equal(*losses)
+        assert state(model) == state(twin)
+    assert model.table.update_count == 3
+    model.table.check_idle()
+    twin.table.check_idle()
 
 
 def test_accumulated_backwards() -> None:

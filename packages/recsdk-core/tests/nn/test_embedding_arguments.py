@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -13,12 +13,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
-from recsdk_core import init
+from recsdk_core import Bags, Table, init, optim
 from recsdk_core.nn import HashEmbedding, HashEmbeddingBag, RowOptimizer
 
 NUM_KEYS, DIM = 6, 3
 KEYS = torch.arange(NUM_KEYS)
 TOLERANCE: dict[str, float] = {"rtol": 1e-5, "atol": 1e-6}
+limits = st.sampled_from(
+    [{}, {"max_norm": 0.7}, {"max_norm": 1.2, "norm_type": 1.0}]
+    + [{"max_norm": 0.6, "norm_type": each} for each in (3.0, float("inf"))]
+)
 keys_of_bag = st.lists(st.integers(0, NUM_KEYS - 1), max_size=5)
 
 
@@ -85,11 +89,14 @@ def assert_rows_equal(modules: Any, kept: list[int]) -> None:
     st.lists(keys_of_bag, min_size=1, max_size=4),
     st.sampled_from([None, 0, 4]),
     st.booleans(),
+    limits,
 )
-@example([[4, 4], []], 4, True)
-def test_embedding(batches: list[list[int]], padding: int | None, is_scaled: bool) -> None:
+@example([[4, 4], []], 4, True, {"max_norm": 0.7})
+def test_embedding(
+    batches: list[list[int]], padding: int | None, is_scaled: bool, limit: dict[str, float]
+) -> None:
     modules, optimizers, kept = make_pair(
-        "Embedding", padding, torch.float32, scale_grad_by_freq=is_scaled
+        "Embedding", padding, torch.float32, scale_grad_by_freq=is_scaled, **limit
     )
     for keys in batches:
         made = []
@@ -105,12 +112,20 @@ def test_embedding(batches: list[list[int]], padding: int | None, is_scaled: boo
     st.sampled_from([None, 0, 4]),
     st.sampled_from(["sum", "mean", "max"]),
     st.sampled_from(["", "scaled", "weighted", "last_offset"]),
+    limits,
     st.randoms(use_true_random=False),
 )
-@example([[4, 4], [], [1, 1, 4]], 4, "max", "", Random(0))
-@example([[4, 4], [], [1, 1, 4]], 4, "mean", "scaled", Random(0))
+@example([[4, 4], [], [1, 1, 4]], 4, "max", "", {"max_norm": 0.7}, Random(0))
+@example([[4, 4], [], [1, 1, 4]], 4, "mean", "scaled", {}, Random(0))
+@example([[4, 4], [], [1, 1, 4]], 4, "mean", "", {"max_norm": 0.7}, Random(0))
+@example([[0, 4], [], [1, 1, 4]], None, "sum", "weighted", {"max_norm": 0.7}, Random(0))
 def test_embedding_bag(
-    bags: list[list[int]], padding: int | None, mode: str, extra: str, random: Any
+    bags: list[list[int]],
+    padding: int | None,
+    mode: str,
+    extra: str,
+    limit: dict[str, float],
+    random: Any,
 ) -> None:
     """Also the gradient of weights, and again in evaluation."""
     if (mode == "max" and extra == "scaled") or (mode != "sum" and extra == "weighted"):
@@ -122,6 +137,7 @@ def test_embedding_bag(
         mode=mode,
         scale_grad_by_freq=extra == "scaled",
         include_last_offset=extra == "last_offset",
+        **limit,
     )
     flat = [key for bag in bags for key in bag]
     ends = torch.tensor([0, *map(len, bags)]).cumsum(0)
@@ -194,10 +210,8 @@ def test_sizes() -> None:
 
 @pytest.mark.parametrize("kind", [HashEmbedding, HashEmbeddingBag])
 def test_what_cannot_be_honoured_is_refused_with_the_reason(kind: Any) -> None:
-    kind(4, max_norm=None, norm_type=2.0, sparse=False, device="cpu")
+    kind(4, max_norm=None, norm_type=2, sparse=False, device="cpu")
     for name, value, reason in [
-        ("max_norm", 1.0, "evaluation never writes"),
-        ("norm_type", 1.0, "goes with max_norm"),
         ("sparse", True, "touched rows in any case"),
         ("device", "meta", "memory of the host"),
         ("_weight", torch.ones(1, 4), "from_pretrained"),
@@ -205,6 +219,13 @@ def test_what_cannot_be_honoured_is_refused_with_the_reason(kind: Any) -> None:
     ]:
         with pytest.raises(ValueError, match=f"{name}=.* is not supported: .*{reason}"):
             kind(4, **{name: value})
+    for wrong, error, text in [
+        ({"max_norm": -1.0}, ValueError, "max_norm must be 0 or more, got -1.0"),
+        ({"max_norm": "x"}, TypeError, "max_norm must be a number"),
+        ({"max_norm": 1.0, "norm_type": 0}, ValueError, "norm_type must be above 0"),
+    ]:
+        with pytest.raises(error, match=text):
+            kind(4, **wrong)
     with pytest.raises(TypeError, match="no argument 'colour'"):
         kind(4, colour=1)
     with pytest.raises(TypeError, match="padding_idx must be an int"):
@@ -232,12 +253,98 @@ def test_modes_that_torch_refuses() -> None:
         assert len(module.table) == 0
 
 
+@pytest.mark.parametrize("options", [{}, {"mode": "max"}, {"max_norm": 1.0}])
 @pytest.mark.parametrize("offsets", [[1], [0, 3], [0, 2, 1]])
-def test_bad_offsets_insert_nothing(offsets: list[int]) -> None:
-    module = HashEmbeddingBag(2, mode="max")
-    with pytest.raises(ValueError, match="offsets must ascend from 0"):
+def test_bad_offsets_insert_nothing(offsets: list[int], options: Any) -> None:
+    module = HashEmbeddingBag(2, **options)
+    with pytest.raises(ValueError, match="offsets must ascend from 0") as caught:
         module(torch.tensor([1, 2]), torch.tensor(offsets))
     assert len(module.table) == 0
+    module.table.check_idle()  # though the error and its traceback are still there
+    assert caught.traceback
+
+
+class TestMaxNorm:
+    options: ClassVar[Any] = {"max_norm": 0.7, "norm_type": 2.0}
+
+    @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adagrad])
+    def test_rows_that_backward_updates(self, kind: Any) -> None:
+        dense = nn.Embedding(NUM_KEYS, DIM, **self.options)
+        hashed = HashEmbedding(
+            DIM, optimizer=kind, optimizer_kwargs={"lr": 0.5}, name="item", **self.options
+        )
+        hashed.table.upsert(KEYS, dense.weight.detach().clone())
+        optimizer = kind(dense.parameters(), lr=0.5)
+        for keys in ([0, 1, 1], [5, 0], [1, 2, 0]):
+            hashed(torch.tensor(keys)).square().sum().backward()
+            step_of_dense = dense(torch.tensor(keys)).square().sum()
+            optimizer.zero_grad()
+            step_of_dense.backward()
+            optimizer.step()
+            torch.testing.assert_close(hashed.table.lookup(KEYS), dense.weight.detach())
+
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_evaluation_reads_scaled_rows_and_writes_none(self, dtype: Any) -> None:
+        module = HashEmbedding(DIM, dtype=dtype, default_value=9.0, **self.options).eval()
+        rows = torch.linspace(-2.0, 2.0, 2 * DIM).reshape(2, DIM).contiguous()
+        module.table.upsert(KEYS[:2], rows)
+        before = module.table.lookup(KEYS[:2])
+        read = module(KEYS[:3]).detach()
+        assert torch.equal(module.table.lookup(KEYS[:2]), before)
+        torch.testing.assert_close(read[:2].norm(dim=1), torch.full((2,), 0.7))
+        assert read[2].tolist() == [9.0] * DIM
+        written = module.train()(KEYS[:2]).detach()
+        assert torch.equal(module.table.lookup(KEYS[:2]), written)
+        tolerance = {"rtol": 1e-2, "atol": 1e-2} if dtype == "bfloat16" else {"rtol": 0, "atol": 0}
+        torch.testing.assert_close(written, read[:2], **tolerance)
+
+    def test_a_frozen_table_is_scaled_in_training_as_a_dense_one_is(self) -> None:
+        module = HashEmbedding(DIM, **self.options).requires_grad_(False)
+        module.table.upsert(KEYS, torch.ones(NUM_KEYS, DIM))
+        module(KEYS[:1])
+        assert module.table.lookup(KEYS).norm(dim=1).gt(0.71).tolist() == [False] + [True] * 5
+
+    def test_weights_of_a_frozen_table_in_evaluation(self) -> None:
+        """Their gradient is of the rows that were read."""
+        hashed, dense = HashEmbeddingBag(DIM, **self.options), nn.EmbeddingBag(6, DIM, mode="sum")
+        rows = torch.linspace(-2.0, 2.0, NUM_KEYS * DIM).reshape(NUM_KEYS, DIM)
+        hashed.table.upsert(KEYS, rows)
+        norms = rows.norm(dim=1, keepdim=True)
+        dense.weight.data = torch.where(norms > 0.7, rows * 0.7 / norms, rows)
+        grads = []
+        for module in (hashed, dense):
+            module.requires_grad_(False).eval()
+            weights = torch.ones(2, 3, requires_grad=True)
+            module(KEYS.reshape(2, 3), per_sample_weights=weights).square().sum().backward()
+            grads.append(weights.grad)
+        torch.testing.assert_close(*grads)
+
+    @given(
+        st.lists(st.integers(0, 8), max_size=8),
+        st.floats(0.0, 3.0),
+        st.sampled_from([0.5, 1.0, 2.0, 3.5, float("inf")]),
+    )
+    def test_limit_norms_equals_torch(self, keys: list[int], most: float, norm_type: float) -> None:
+        rows = torch.linspace(-2.0, 2.0, NUM_KEYS * DIM).reshape(NUM_KEYS, DIM).contiguous()
+        table = Table(DIM, optimizer=optim.Adagrad(lr=0.5))
+        table.upsert(KEYS, rows)
+        table.apply_gradients(KEYS, torch.ones(NUM_KEYS, DIM))
+        expected, state = table.lookup(KEYS), next(iter(table.export())).state["sum"]
+        mapped = Bags(*table.map(torch.tensor(keys, dtype=torch.int64), False))
+        factors = table.norm_factors(mapped, most, norm_type)
+        known = torch.tensor([key for key in keys if key < NUM_KEYS], dtype=torch.int64)
+        before = expected.clone()
+        torch.embedding_renorm_(expected, known, most, norm_type)
+        num_scaled = int((expected != before).any(1).sum())
+        assert table.limit_norms(mapped, most, norm_type) == num_scaled or most == 0.0
+        torch.testing.assert_close(table.lookup(KEYS), expected)
+        for key, factor in zip(keys, factors, strict=True):
+            if key < NUM_KEYS:
+                torch.testing.assert_close(expected[key], before[key] * factor)
+            else:
+                assert factor == 1.0
+        assert next(iter(table.export())).state["sum"].tolist() == state.tolist()
+        assert table.update_count == 1
 
 
 class TestFromPretrained:

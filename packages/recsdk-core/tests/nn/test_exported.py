@@ -16,7 +16,7 @@ from torch import nn
 from torch.export import Dim, ExportedProgram, export
 
 from recsdk_core import init, optim
-from recsdk_core.nn import HashEmbedding, HashEmbeddingBag
+from recsdk_core.nn import HashEmbedding, HashEmbeddingBag, RowOptimizer, l2
 
 KEYS = torch.tensor([[5, 6, 7], [-1, 5, 2**62]])
 WEIGHTS = torch.tensor([[1.0, 2.0, 0.5], [-1.0, 0.0, 3.0]])
@@ -63,6 +63,35 @@ def test_a_program_reads_the_rows_and_writes_none(strict: bool, mode: str) -> No
     for each in (program, program.run_decompositions()):
         assert equal(each.module()(*OTHER), model(*OTHER))
     assert len(model.items.table) == 5
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_programs_with_arguments_of_nn_embedding(strict: bool) -> None:
+    """One that pools by the largest numbers, limits norms and weights by frequency; and l2."""
+
+    class Asked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bags = HashEmbeddingBag(4, name="max", mode="max", max_norm=0.004, padding_idx=7)
+            self.items = HashEmbedding(4, name="often", scale_grad_by_freq=True)
+            RowOptimizer(self, torch.optim.SGD, lr=0.5)
+
+        def forward(self, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.bags(keys) + self.items(keys).sum(1), l2(self)
+
+    model = Asked()
+    model(KEYS)
+    shapes = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},)
+    program = export(model, (KEYS,), dynamic_shapes=shapes, strict=strict)
+    asked = OTHER[0]
+    found = program.module()(asked)
+    assert equal(tuple(each.detach() for each in found), tuple(e.detach() for e in model(asked)))
+    sum(each.sum() for each in found).backward()
+    once = [each.weight.grad for each in (model.bags, model.items)]
+    model.bags.weight.grad = model.items.weight.grad = None
+    sum(each.sum() for each in model(asked)).backward()
+    again = [each.weight.grad for each in (model.bags, model.items)]
+    assert all(torch.equal(*pair) for pair in zip(once, again, strict=True))
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,15 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from recsdk_core import BusyError, init, optim
-from recsdk_core.nn import FeatureBags, HashEmbedding, HashEmbeddingBag, TableBags, pool_features
+from recsdk_core.nn import (
+    FeatureBags,
+    HashEmbedding,
+    HashEmbeddingBag,
+    RowOptimizer,
+    TableBags,
+    l2,
+    pool_features,
+)
 
 KEYS = torch.tensor([[5, 6], [-1, 5]])
 FLAT, OFFSETS = KEYS.reshape(-1), torch.tensor([0, 1, 1])
@@ -60,11 +69,25 @@ class TestOpcheck:
         assert set(result.values()) == {"SUCCESS"}
         assert (module.table.update_count > 0) == trains
 
-    @pytest.mark.parametrize("mode", ["sum", "mean"])
     @pytest.mark.parametrize("trains", [False, True])
-    @pytest.mark.parametrize("weighted", ["no", "constant", "learned"])
+    @pytest.mark.parametrize("last_batch", [False, True])
+    def test_l2(self, last_batch: bool, trains: bool) -> None:
+        module = embedding(optimizer=None)
+        RowOptimizer(module, torch.optim.SGD, lr=0.0)
+        module(KEYS)
+        anchor = torch.empty(0, 4, requires_grad=trains)
+        args = (anchor, last_batch, None, module.number_1, module.kind, trains)
+        assert set(torch.library.opcheck(OPS.l2.default, args).values()) == {"SUCCESS"}
+        assert torch.equal(OPS.l2(*args)[0].detach(), l2(module, last_batch).detach())
+
+    @pytest.mark.parametrize(
+        ("mode", "weighted"),
+        [*itertools.product(["sum", "mean"], ["no", "constant", "learned"]), ("max", "no")],
+    )
+    @pytest.mark.parametrize("trains", [False, True])
     def test_pool(self, mode: Any, trains: bool, weighted: str) -> None:
-        module = bag(mode=mode, optimizer=optim.SGD(lr=0.0))
+        limit = {"max_norm": 0.5} if mode == "max" else {}
+        module = bag(mode=mode, optimizer=optim.SGD(lr=0.0), **limit)
         anchor = torch.empty(0, 4, requires_grad=trains)
         weights = None
         if weighted != "no":
@@ -112,6 +135,14 @@ class TestTickets:
         del ticket
         with pytest.raises(RuntimeError, match="what the forward saved was copied"):
             OPS.update(torch.ones_like(vectors), copied, True, None)
+        assert module.table.update_count == 0
+
+    def test_a_table_that_was_frozen_since_is_not_trained(self) -> None:
+        module = embedding()
+        vectors, ticket = OPS.lookup(torch.empty(0, 4), KEYS, *place(module))
+        frozen(module)
+        with pytest.raises(RuntimeError, match="a table was frozen after its lookup was compiled"):
+            OPS.update(torch.ones_like(vectors), ticket, True, None)
         assert module.table.update_count == 0
 
     def test_two_tickets_differ_though_they_compare_as_close(self) -> None:
@@ -262,6 +293,12 @@ class TestFx:
     def test_a_module_by_itself_is_refused(self) -> None:
         with pytest.raises(TypeError, match="trace the model around it"):
             torch.fx.symbolic_trace(embedding())
+
+    def test_a_penalty_is_refused(self) -> None:
+        module = embedding().requires_grad_(False)
+        module(KEYS)
+        with pytest.raises(RuntimeError, match="torch.fx cannot trace l2"):
+            torch.fx.symbolic_trace(lambda scale: scale * l2(module))
 
 
 def test_the_old_onnx_exporter_is_refused() -> None:

@@ -513,3 +513,30 @@ def test_state_that_is_loaded_first_waits_for_the_optimizer(how: Any) -> None:
         train(*each)
     assert torch.equal(rows_of(resumed[0]), rows_of(model[0]))
     assert torch.equal(resumed[1].weight, model[1].weight)
+
+
+@pytest.mark.parametrize("norm_type", [2.0, float("inf")])
+@pytest.mark.parametrize("num_backwards", [0, 1])
+def test_a_step_of_empty_batches_only(num_backwards: int, norm_type: float) -> None:
+    """Clipping and unscaling find nothing, as in a dense table whose gradient is zeros."""
+    hashed, dense = HashEmbedding(DIM), nn.Embedding(NUM_KEYS, DIM)
+    hashed.table.upsert(KEYS, dense.weight.detach().clone())
+    optimizers = [
+        RowOptimizer(hashed, torch.optim.Adagrad, lr=0.1),
+        torch.optim.Adagrad(dense.parameters(), lr=0.1),
+    ]
+    nothing, norms = torch.empty(0, dtype=torch.int64), []
+    for module, optimizer in zip((hashed, dense), optimizers, strict=True):
+        scaler = torch.amp.GradScaler("cpu")
+        for _ in range(num_backwards):
+            scaler.scale(module(nothing).sum()).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_value_(module.parameters(), 0.5)
+        norms.append(nn.utils.clip_grad_norm_(module.parameters(), 1.0, norm_type))
+        optimizer.step()
+    assert norms[0] == norms[1] == 0.0
+    assert torch.equal(hashed.table.lookup(KEYS), dense.weight.detach())
+    assert hashed.table.update_count == num_backwards
+    (hashed(KEYS[:2]).sum() + hashed(nothing).sum()).backward()
+    assert hashed.weight.grad is not None
+    assert hashed.weight.grad.shape == (2, DIM)

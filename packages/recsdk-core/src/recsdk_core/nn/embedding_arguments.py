@@ -18,25 +18,18 @@ from recsdk_core.table import Lease, Table
 __all__ = [
     "check_accumulation",
     "check_ends",
+    "check_norms",
     "left_out",
     "map_without",
     "padding_among",
-    "pool_in_torch",
     "refuse_others",
-    "scaled_by_frequency",
     "sizes_of",
     "word_of_padding",
 ]
 
 _INT64, _UINT64 = 2**63, 2**64
-_WRITES = (
-    "it would write rows in forward, and evaluation never writes: give the optimizer clip_norm, or "
-    "add recsdk_core.nn.l2(module) to the loss"
-)
 _PRETRAINED = "use from_pretrained(keys, weights, freeze=...)"
 _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "max_norm": ((None,), _WRITES),
-    "norm_type": ((2, 2.0), f"it goes with max_norm: {_WRITES}"),
     "sparse": ((False,), "gradients are of the touched rows in any case; leave it out"),
     "device": (
         (None, "cpu", torch.device("cpu")),
@@ -89,6 +82,19 @@ def check_accumulation(kind: str, accumulate_steps: int, is_fused: bool) -> None
         )
 
 
+def check_norms(kind: str, max_norm: float | None, norm_type: float) -> None:
+    """Raises ValueError or TypeError unless rows can have such a largest norm."""
+    for name, value in (("max_norm", max_norm), ("norm_type", norm_type)):
+        if name == "max_norm" and value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TypeError(f"{kind}: {name} must be a number, got {value!r}")
+    if max_norm is not None and not max_norm >= 0:
+        raise ValueError(f"{kind}: max_norm must be 0 or more, got {max_norm}; None: no limit")
+    if not norm_type > 0:
+        raise ValueError(f"{kind}: norm_type must be above 0, got {norm_type}")
+
+
 # ---- padding -----------------------------------------------------------------------------------
 
 
@@ -116,7 +122,7 @@ def map_without(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Maps keys (N,), of which padding is MISSING whatever rows there are."""
     is_padding = padding_among(keys, padding)
-    if is_padding is None or not bool(is_padding.any()):
+    if is_padding is None or not is_padding.numpy().any():
         mapped: tuple[torch.Tensor, torch.Tensor] = table.map(keys, insert, lease=lease)
         return mapped
     kept = ~is_padding
@@ -127,60 +133,25 @@ def map_without(
 
 
 def left_out(
-    keys: torch.Tensor, ends: torch.Tensor, weights: torch.Tensor | None, padding: int | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Bags without their padding: keys (N,), ends (B + 1,), weights (N,) or None."""
-    weights = None if weights is None else weights.reshape(-1)
+    keys: torch.Tensor, ends: torch.Tensor, padding: int | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Bags without their padding: keys (N,), ends (B + 1,)."""
     is_padding = padding_among(keys, padding)
     if is_padding is None:
-        return keys, ends, weights
+        return keys, ends
     kept = ~is_padding
     num_before = functional.pad(kept.cumsum(0), (1, 0))
-    return keys[kept], num_before[ends.long()], None if weights is None else weights[kept]
-
-
-# ---- what torch does with vectors --------------------------------------------------------------
-
-
-class _Scaled(torch.autograd.Function):
-    """Its vectors, whose gradients it multiplies."""
-
-    @staticmethod
-    def forward(ctx: Any, vectors: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(factors)
-        return vectors.view_as(vectors)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        [factors] = ctx.saved_tensors
-        return grad * factors.unsqueeze(-1), None
-
-
-def scaled_by_frequency(vectors: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """The vectors (*, D) of keys (*), each gradient divided by how often its key is there."""
-    _, which, counts = torch.unique(_words(keys), return_inverse=True, return_counts=True)
-    scaled: torch.Tensor = _Scaled.apply(vectors, 1.0 / counts.float()[which])  # type: ignore[no-untyped-call]
-    return scaled
+    return keys[kept], num_before[ends.long()]
 
 
 def check_ends(ends: torch.Tensor, num_keys: int) -> None:
     """Raises ValueError unless bags run from the first key to the last."""
-    if not len(ends) or ends[0] != 0 or ends[-1] != num_keys or bool((ends.diff() < 0).any()):
-        raise ValueError(
-            f"offsets must ascend from 0 to the number of keys, {num_keys}; got {ends.tolist()}"
-        )
-
-
-def pool_in_torch(
-    vectors_ND: torch.Tensor, ends: torch.Tensor, weights: torch.Tensor | None, mode: str
-) -> torch.Tensor:
-    """Bags of vectors side by side, (B, D)."""
-    pooled: torch.Tensor = functional.embedding_bag(
-        torch.arange(len(vectors_ND)),
-        vectors_ND,
-        ends.long(),
-        mode=mode,
-        per_sample_weights=None if weights is None else weights.float(),
-        include_last_offset=True,
+    words = ends.numpy()
+    if len(words) and words[0] == 0 and words[-1] == num_keys and (words[1:] >= words[:-1]).all():
+        return
+    got = f"{words[0]} to {words[-1]}" if len(words) else "none"
+    is_sorted = bool((words[1:] >= words[:-1]).all())
+    raise ValueError(
+        f"offsets must ascend from 0 to the number of keys, {num_keys}; got {got}"
+        f"{'' if is_sorted else ', and they descend in between'}"
     )
-    return pooled

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch.autograd import forward_ad
@@ -36,6 +36,7 @@ __all__ = [
     "pool_features",
 ]
 
+_saved_tensors_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
 _unpack_dual: Callable[[torch.Tensor], Any] = forward_ad.unpack_dual
 _Guard: TypeAlias = Callable[[], AbstractContextManager[None]]
 _Part: TypeAlias = tuple[Bags, torch.Tensor, int, torch.Tensor | None]
@@ -108,8 +109,16 @@ class SharedTraining:
         return self.swap(own, self.sizes)
 
 
+class Reduction(Protocol):
+    """What a node makes of its vectors before it gives them, and of that one's gradient."""
+
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor: ...
+
+    def backward(self, grad: torch.Tensor) -> torch.Tensor: ...
+
+
 @dataclass
-class _Block:
+class Block:
     """Where the bags of one feature lie in the output, or in one of the gradients."""
 
     feature: FeatureBags
@@ -140,7 +149,7 @@ class Node:
         self,
         shape: tuple[int, ...],
         tables: Sequence[TableBags],
-        pooled: list[list[_Block]],
+        pooled: list[list[Block]],
         shared: SharedTraining | None = None,
         guard: _Guard = nullcontext,
     ) -> None:
@@ -153,6 +162,9 @@ class Node:
         self.waiting = [entry.gradients for entry in tables]
         self.pooled = pooled  # of each table
         self.trained = pooled if shared is None else _blocks(shared.bags, len(shared.sizes))
+        self.reduction: Reduction | None = None
+        self.before_training: Callable[[], Any] | None = None
+        self.noted: RowGradients | None = None  # of a module: notes passes that update its rows
         self.is_spent = False
 
     def end(self) -> None:
@@ -162,6 +174,7 @@ class Node:
                 lease.release()
         self.tables, self.leases, self.accumulations, self.waiting = [], [], [], []
         self.pooled, self.trained, self.shared = [], [], None
+        self.reduction = self.before_training = self.noted = None
         self.is_spent = True
 
 
@@ -209,12 +222,12 @@ def gathering(tables: Sequence[TableBags]) -> Node:
     widths = {entry.table.dim for entry in tables}
     if len(widths) != 1:
         raise ValueError(f"gather_features: all tables need one width, got {sorted(widths)}")
-    blocks: list[list[_Block]] = []
+    blocks: list[list[Block]] = []
     total = 0
     for entry in tables:
         blocks.append([])
         for feature in entry.features:
-            blocks[-1].append(_Block(feature, total, 0))
+            blocks[-1].append(Block(feature, total, 0))
             total += blocks[-1][-1].bags.num_bags
     return Node((total, widths.pop()), tables, blocks)
 
@@ -247,12 +260,10 @@ def pack_features(
     return run(node, anchor)
 
 
-def _blocks(
-    features: Sequence[Sequence[FeatureBags]], num_gradients: int = 1
-) -> list[list[_Block]]:
+def _blocks(features: Sequence[Sequence[FeatureBags]], num_gradients: int = 1) -> list[list[Block]]:
     """Of each table the features' blocks, each of which begins at the feature's column."""
     return [
-        [_Block(f, 0, f.column, i % num_gradients) for i, f in enumerate(of_table)]
+        [Block(f, 0, f.column, i % num_gradients) for i, f in enumerate(of_table)]
         for of_table in features
     ]
 
@@ -274,7 +285,18 @@ def run(node: Node, anchor: torch.Tensor) -> torch.Tensor:
 
 
 def read(node: Node) -> torch.Tensor:
-    """The vectors, float32 of the node's shape; what no feature fills is zero."""
+    """What the node gives: float32 of its shape, where what no feature fills is zero, reduced.
+
+    The node ends if this raises.
+    """
+    try:
+        return _read(node)
+    except BaseException:
+        node.end()
+        raise
+
+
+def _read(node: Node) -> torch.Tensor:
     _check_runs()
     filled = sum(
         block.bags.num_bags * table.dim
@@ -288,7 +310,7 @@ def read(node: Node) -> torch.Tensor:
         for table, part in zip(node.tables, node.pooled, strict=True)
     ]
     pool_tables(calls)
-    return out
+    return out if node.reduction is None else node.reduction.forward(out)
 
 
 def _check_runs() -> None:
@@ -309,12 +331,19 @@ class _PoolFeatures(torch.autograd.Function):
         ctx: Any, node: Node, anchor: torch.Tensor, *weights: torch.Tensor | None
     ) -> torch.Tensor:
         ctx.node = node
+        ctx.is_watched = _saved_tensors_hooks(True) is not None
+        if ctx.is_watched:
+            ctx.save_for_backward(anchor.new_empty(0))
         return read(node)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         _, trains, *wanted = ctx.needs_input_grad
+        if ctx.is_watched:
+            # A checkpoint looks up again when the first of its saved tensors is asked for: do so
+            # before this update, since what is looked up again must be as it was.
+            _ = ctx.saved_tensors
         return (None, None, *train(ctx.node, grad, trains, wanted))
 
 
@@ -334,7 +363,10 @@ def train(
         try:
             if trains:
                 _check_trained(node)
-            own = grad.contiguous()
+            if node.before_training is not None:
+                node.before_training()
+            vectors = grad if node.reduction is None else node.reduction.backward(grad)
+            own = vectors.reshape(node.shape).contiguous()
             grads = [own] if node.shared is None else node.shared.gradients(own)
             return (_update if trains else _weights_grads)(node, grads, wanted)
         finally:
@@ -396,11 +428,13 @@ def _update(
     finally:
         for accumulation in ended:
             accumulation.drop()
+    if calls and node.noted is not None:
+        node.noted.updated_in = torch._C._current_graph_task_id()
     return grads
 
 
 def _part(
-    table: Table, block: _Block, grad: torch.Tensor, wants_weights: bool, is_early: bool
+    table: Table, block: Block, grad: torch.Tensor, wants_weights: bool, is_early: bool
 ) -> tuple[_Part, torch.Tensor | None]:
     """A block's part of an update, and the gradient of its weights, if wanted.
 
@@ -427,7 +461,7 @@ def _weights_grads(
     ]
 
 
-def _weights_grad(table: Table, block: _Block, grad: torch.Tensor) -> torch.Tensor:
+def _weights_grad(table: Table, block: Block, grad: torch.Tensor) -> torch.Tensor:
     """d(sum(grad * pooled)) / d(weights), (N,): <grad of the bag, row>, less the mean's part."""
     feature = block.feature
     assert feature.weights is not None

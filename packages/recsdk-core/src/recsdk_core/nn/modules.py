@@ -7,29 +7,38 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
 
+from recsdk_core.combine import distinct_keys
 from recsdk_core.init import Initializer, Uniform
 from recsdk_core.nn._state import load_table, save_table, take_state
+from recsdk_core.nn.asked_lookups import Asked, asked_node, squares_of
 from recsdk_core.nn.drawn_names import DRAWN_NAME, draw_name, is_drawn, name_of, named_since
 from recsdk_core.nn.embedding_arguments import (
     check_accumulation,
     check_ends,
+    check_norms,
     left_out,
     map_without,
     padding_among,
-    pool_in_torch,
     refuse_others,
-    scaled_by_frequency,
     sizes_of,
     word_of_padding,
 )
-from recsdk_core.nn.function import FeatureBags, Node, TableBags, gathering, pooling, run
-from recsdk_core.nn.operators import CAN_RECORD, is_recorded, leaf, lookup, number_of, pool
+from recsdk_core.nn.function import (
+    FeatureBags,
+    Node,
+    TableBags,
+    gathering,
+    pooling,
+    run,
+)
+from recsdk_core.nn.operators import is_recorded, leaf, lookup, number_of, pool, seen_by_compilers
+from recsdk_core.nn.row_entries import ENTRIES, AnyName
 from recsdk_core.nn.row_gradients import RowGradients
 from recsdk_core.nn.rows_parameter import RowsParameter
 from recsdk_core.optim import SGD, Optimizer, from_torch
@@ -40,17 +49,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["HashEmbedding", "HashEmbeddingBag", "bag_offsets"]
-
-_Forward = TypeVar("_Forward", bound=Callable[..., torch.Tensor])
-
-
-def _uncompiled(forward: _Forward) -> _Forward:
-    return torch.compiler.disable(forward)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def _seen_by_compilers(forward: _Forward) -> _Forward:
-    """An older torch cannot keep the order of calls, so its compiler stops before a lookup."""
-    return forward if CAN_RECORD else _uncompiled(forward)
 
 
 class _TableModule(nn.Module):
@@ -65,12 +63,17 @@ class _TableModule(nn.Module):
     place to it raise ValueError: `initializer` makes new rows, `table.upsert` writes rows.
     """
 
+    mode: str = "sum"
+    """How vectors of a bag become one."""
+
     def __init__(
         self,
         *sizes: int,
         num_embeddings: int | None = None,
         embedding_dim: int | None = None,
         padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
         scale_grad_by_freq: bool = False,
         name: str | None = None,
         optimizer: Optimizer | type | None = None,
@@ -95,6 +98,10 @@ class _TableModule(nn.Module):
             kind, sizes, num_embeddings, embedding_dim
         )
         self.padding_idx, self._padding = padding_idx, word_of_padding(kind, padding_idx)
+        check_norms(kind, max_norm, norm_type)
+        self.max_norm, self.norm_type = max_norm, float(norm_type)
+        # A text, since compilers take numbers with a point for what changes from call to call.
+        self._norms = None if max_norm is None else f"{float(max_norm)}, {self.norm_type}"
         self.scale_grad_by_freq = bool(scale_grad_by_freq)
         check_accumulation(kind, accumulate_steps, optimizer is not None)
         self.accumulate_steps = accumulate_steps
@@ -175,18 +182,17 @@ class _TableModule(nn.Module):
     @property
     def kind(self) -> str:
         """What it makes of a table's rows, in programs for other processes."""
-        name = type(self).__name__
-        return name if self._padding is None else f"{name}(padding_idx={self._padding})"
+        asked = ", ".join(f"{name}={value!r}" for name, value in self._asked_for().items())
+        return f"{type(self).__name__}({asked})" if asked else type(self).__name__
 
-    @_uncompiled
-    def _run_eagerly(self, *args: Any) -> torch.Tensor:
-        if is_recorded(args[0]):
-            raise RuntimeError(
-                f"{type(self).__name__}: mode='max' and scale_grad_by_freq ask for the numbers of "
-                "keys, which a tracer does not have: export and trace the model without them"
-            )
-        made: torch.Tensor = self.forward(*args)
-        return made
+    def _asked_for(self) -> dict[str, Any]:
+        """The arguments by which lookups of one table differ."""
+        given = {
+            "padding_idx": self._padding,
+            "scale_grad_by_freq": self.scale_grad_by_freq or None,
+            "max_norm": self._norms,
+        }
+        return {name: value for name, value in given.items() if value is not None}
 
     def __prepare_scriptable__(self) -> Any:
         """What torch.jit.script asks for."""
@@ -201,26 +207,85 @@ class _TableModule(nn.Module):
         self.number_1 = torch.tensor([self.number], device="cpu")
         self.anchor = torch.empty(0, self.embedding_dim, requires_grad=True, device="cpu")
 
-    def _map(self, keys: torch.Tensor, insert: bool, trains: bool) -> TableBags:
-        """Maps keys (N,) under a lease as the only feature; `trains`: a backward may follow."""
+    def _begin(
+        self,
+        keys: torch.Tensor,
+        ends: torch.Tensor | None,
+        weights: torch.Tensor | None,
+        insert: bool,
+        trains: bool,
+    ) -> Node:
+        """The node over keys (N,), mapped under a lease; `trains`: a backward may follow."""
+        self._check_begin(insert, trains)
+        lease = self.table.lease()
+        try:
+            rows, outcomes = map_without(self.table, keys, self._padding, insert, lease)
+            if insert:
+                self._gradients.last_keys = keys.clone()  # the caller may reuse their memory
+            mapped = TableBags(
+                table=self.table,
+                features=[FeatureBags(rows=rows, outcomes=outcomes)],
+                lease=lease,
+                accumulation=self._gradients.accumulation,
+                gradients=None if self._gradients.is_fused else self._gradients,
+            )
+            node = self._node(mapped, keys, ends, weights, insert)
+        except BaseException:
+            lease.release()  # the error's traceback would hold it
+            raise
+        node.noted = self._gradients
+        return node
+
+    def _check_begin(self, insert: bool, trains: bool) -> None:
         if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             raise _not_compiled(self, "torch.jit.trace")
         _refuse_ddp(self)
         self.check_optimizer()
         self._gradients.check_table(self.table)
-        if trains and insert and self._gradients.waits:
-            self._gradients.check_owner()
-        lease = self.table.lease()
-        rows, outcomes = map_without(self.table, keys, self._padding, insert, lease)
-        if insert:
-            self._gradients.last_keys = keys.clone()  # the caller may reuse their memory
-        feature = FeatureBags(rows=rows, outcomes=outcomes)
-        return TableBags(
-            table=self.table,
-            features=[feature],
-            lease=lease,
-            accumulation=self._gradients.accumulation,
-            gradients=None if self._gradients.is_fused else self._gradients,
+        if trains:
+            self._gradients.check_looked_up_once()
+            if insert and self._gradients.waits:
+                self._gradients.check_owner()
+
+    def _node(
+        self,
+        mapped: TableBags,
+        keys: torch.Tensor,
+        ends: torch.Tensor | None,
+        weights: torch.Tensor | None,
+        insert: bool,
+    ) -> Node:
+        if self.max_norm is not None or self.scale_grad_by_freq or self.mode == "max":
+            asked = Asked(
+                mode=self.mode,
+                by_frequency=self.scale_grad_by_freq,
+                max_norm=self.max_norm,
+                norm_type=self.norm_type,
+            )
+            return asked_node(mapped, keys, ends, weights, asked, writes=insert)
+        if ends is None:
+            return gathering([mapped])
+        [feature] = mapped.features
+        feature.offsets, feature.pooling, feature.weights = ends, self.mode, weights
+        return pooling([mapped], len(ends) - 1, self.table.dim)
+
+    def begin_squares(self, last_batch: bool, *, trains: bool) -> Node:
+        """The node of the sum of squares of rows: of the last batch, or all; raises as `l2`."""
+        gradients, table = self._gradients, self.table
+        if trains:
+            gradients.check_penalized()
+        keys = gradients.keys_of_last_batch() if last_batch else _all_keys(table)
+        lease = table.lease()
+        rows_N, outcomes_N = table.map(keys, False, lease=lease)
+        rows_U, _ = distinct_keys(rows_N[outcomes_N <= int(Outcome.INSERTED)])
+        found = torch.full(rows_U.shape, int(Outcome.FOUND), dtype=torch.uint8)
+        return squares_of(
+            TableBags(
+                table=table,
+                features=[FeatureBags(rows=rows_U, outcomes=found)],
+                lease=lease,
+                gradients=None if gradients.is_fused else gradients,
+            )
         )
 
     def check_optimizer(self) -> None:
@@ -251,6 +316,7 @@ class _TableModule(nn.Module):
         name, remedy = self.table.name, "pass optimizer= where the module is made"
         asked = {
             "padding_idx": self.padding_idx is not None,
+            "max_norm": self.max_norm is not None,
             "scale_grad_by_freq": self.scale_grad_by_freq,
         }
         for argument, is_asked in asked.items():
@@ -312,6 +378,12 @@ class _TableModule(nn.Module):
             self.table.rename(name_of(self._drawn_name))  # so new keys get the saved one's rows
             self.weight.table_name = self.table.name
 
+    def _fqn_modifiers(self) -> dict[str, str]:
+        """Where torch.distributed.checkpoint.state_dict finds what entries are named after."""
+        return dict.fromkeys(ENTRIES, "_entries")
+
+    _entries = AnyName()
+
     def extra_repr(self) -> str:
         return repr(self.table)
 
@@ -328,9 +400,11 @@ class HashEmbedding(_TableModule):
     `HashEmbedding(D)` and `HashEmbedding(num_embeddings, D)` are the same module: num_embeddings is
     what a planner is told, and limits nothing (`max_rows` does). `padding_idx`, any key, reads
     zeros, never gets a row and is never trained; bags are pooled without it. `scale_grad_by_freq`
-    divides the gradient of a key by how often it is in the forward. Outputs have the dtype of
+    divides the gradient of a key by how often it is in the forward. With `max_norm` a lookup in
+    training mode scales rows whose `norm_type`-norm exceeds it back, in the table; one in
+    evaluation mode reads them so, and only a backward through it writes. Outputs have the dtype of
     `weight`, float32 until `module.to` changes it, while rows stay as `dtype` says. Arguments of
-    nn.Embedding that cannot be honoured (max_norm, sparse, device) raise ValueError and say why.
+    nn.Embedding that cannot be honoured (sparse, device) raise ValueError and say why.
 
     `name` and `seed` identify the first rows of ids: modules with equal ones have equal first rows.
     Without a name the module draws one from torch's generator, as nn.Embedding draws its rows: no
@@ -358,16 +432,14 @@ class HashEmbedding(_TableModule):
     2
     """
 
-    @_seen_by_compilers
+    @seen_by_compilers
     def forward(self, keys: torch.Tensor) -> torch.Tensor:
         """keys of any shape, int64 -> (*shape, D) in the dtype of `weight`."""
         if isinstance(keys, torch.fx.Proxy):
             return leaf(self, keys)
         _require_tensor("keys", keys)
-        weight, is_seen = self.weight, is_recorded(keys)
-        if is_seen and self.scale_grad_by_freq:
-            return self._run_eagerly(keys)
-        if is_seen:
+        weight = self.weight
+        if is_recorded(keys):
             vectors = lookup(self, keys)
         else:
             trains = weight.requires_grad and torch.is_grad_enabled()
@@ -376,21 +448,19 @@ class HashEmbedding(_TableModule):
         is_padding = padding_among(keys, self._padding)
         if is_padding is not None:
             vectors = vectors.masked_fill(is_padding.unsqueeze(-1), 0.0)
-        if self.scale_grad_by_freq:
-            vectors = scaled_by_frequency(vectors, keys)
         return vectors.to(weight.dtype)
 
     def begin(self, keys: torch.Tensor, *, insert: bool, trains: bool) -> Node:
         """Maps the keys; the node gives one vector for each of them."""
-        return gathering([self._map(keys.reshape(-1).contiguous(), insert, trains)])
+        return self._begin(keys.reshape(-1).contiguous(), None, None, insert, trains)
 
 
 class HashEmbeddingBag(_TableModule):
     """Pools bags of raw keys, as nn.EmbeddingBag does for dense indexes.
 
     `mode` is "sum", the default, "mean" or "max". The mean divides by the number of keys of the
-    bag, or by the sum of its weights. "max" and `scale_grad_by_freq` pool in torch, which costs a
-    vector for each key, and take weights with "sum" only. With `include_last_offset` offsets are
+    bag, or by the sum of its weights. "max" costs a vector for each key and takes no
+    weights; `scale_grad_by_freq` takes them with "sum" only. With `include_last_offset` offsets are
     (B + 1,), else (B,), as in torch. An empty bag pools to zeros. Otherwise as `HashEmbedding`.
 
     >>> import torch
@@ -419,14 +489,11 @@ class HashEmbeddingBag(_TableModule):
         self.mode = mode
         self.include_last_offset = include_last_offset
 
-    @property
-    def kind(self) -> str:
-        """What it makes of a table's rows, in programs for other processes."""
-        name, has_last = type(self).__name__, self.include_last_offset
-        padding = "" if self._padding is None else f", padding_idx={self._padding}"
-        return f"{name}(mode={self.mode!r}, include_last_offset={has_last}{padding})"
+    def _asked_for(self) -> dict[str, Any]:
+        own = {"mode": self.mode, "include_last_offset": self.include_last_offset}
+        return {**own, **super()._asked_for()}
 
-    @_seen_by_compilers
+    @seen_by_compilers
     def forward(
         self,
         keys: torch.Tensor,
@@ -436,27 +503,19 @@ class HashEmbeddingBag(_TableModule):
         """keys (N,) with offsets, or (B, L) without, and weights of the same shape -> (B, D)."""
         if isinstance(keys, torch.fx.Proxy):
             return leaf(self, keys, offsets, per_sample_weights)
-        is_seen = is_recorded(keys)
-        if is_seen and self._pools_in_torch:
-            return self._run_eagerly(keys, offsets, per_sample_weights)
-        if is_seen:
+        if is_recorded(keys):
             return self._pool_recorded(keys, offsets, per_sample_weights)
-        ends = bag_offsets(keys, offsets, self.include_last_offset).contiguous()
         if per_sample_weights is not None:
-            _check_weights(per_sample_weights, keys)
-        if self._pools_in_torch:
-            return self._pool_vectors(keys.reshape(-1), ends, per_sample_weights)
+            self._check_weights(per_sample_weights, keys)
         weights = self._without_padding(keys, per_sample_weights)
-        return self._pool(keys, ends, weights, self.mode).to(self.weight.dtype)
-
-    @property
-    def _pools_in_torch(self) -> bool:
-        return self.mode == "max" or self.scale_grad_by_freq
+        trains = self.weight.requires_grad and torch.is_grad_enabled()
+        node = self.begin(keys, offsets, weights, insert=self.training, trains=trains)
+        return run(node, self.weight).to(self.weight.dtype)
 
     def _without_padding(
         self, keys: torch.Tensor, weights: torch.Tensor | None
     ) -> torch.Tensor | None:
-        is_padding = padding_among(keys, self._padding)
+        is_padding = None if self.mode == "max" else padding_among(keys, self._padding)
         if is_padding is None:
             return weights
         # What has no weight is left out of a sum, and of what a mean divides by.
@@ -468,36 +527,26 @@ class HashEmbeddingBag(_TableModule):
     ) -> torch.Tensor:
         _check_bags(keys, offsets)
         if weights is not None:
-            _check_weights(weights, keys)
-        of_bags = keys if offsets is None else offsets
-        num_bags = of_bags.shape[0] - (offsets is not None and self.include_last_offset)
+            self._check_weights(weights, keys)
+        num_bags = keys.shape[0] if offsets is None else offsets.shape[0]
+        if offsets is not None and self.include_last_offset:
+            num_bags -= 1
         weights = self._without_padding(keys, weights)
         weights = None if weights is None else weights.float()
         return pool(self, keys, offsets, weights, num_bags).to(self.weight.dtype)
 
-    def _pool(
-        self, keys: torch.Tensor, ends: torch.Tensor, weights: torch.Tensor | None, mode: str
-    ) -> torch.Tensor:
-        anchor = self.weight
-        trains = anchor.requires_grad and torch.is_grad_enabled()
-        return run(self._bags(keys, ends, weights, mode, self.training, trains), anchor)
-
-    def _bags(
-        self,
-        keys: torch.Tensor,
-        ends: torch.Tensor,
-        weights: torch.Tensor | None,
-        mode: str,
-        insert: bool,
-        trains: bool,
-    ) -> Node:
-        mapped = self._map(keys.reshape(-1).contiguous(), insert, trains)
-        [feature] = mapped.features
-        feature.offsets = ends
-        feature.pooling = mode
-        if weights is not None:
-            feature.weights = weights.reshape(-1).float().contiguous()
-        return pooling([mapped], len(ends) - 1, self.table.dim)
+    def _check_weights(self, weights: torch.Tensor, keys: torch.Tensor) -> None:
+        _require_tensor("per_sample_weights", weights)
+        if self.mode == "max" or (self.scale_grad_by_freq and self.mode != "sum"):
+            raise ValueError(
+                "per_sample_weights go with mode='sum' where mode is 'max' or scale_grad_by_freq "
+                f"is set, as in nn.EmbeddingBag; got mode={self.mode!r}"
+            )
+        if weights.shape != keys.shape:
+            raise ValueError(
+                f"per_sample_weights must have the shape of keys, {tuple(keys.shape)}, got "
+                f"{tuple(weights.shape)}"
+            )
 
     def begin(
         self,
@@ -510,24 +559,14 @@ class HashEmbeddingBag(_TableModule):
     ) -> Node:
         """Maps the keys; the node gives one vector for each bag."""
         ends = bag_offsets(keys, offsets, self.include_last_offset).contiguous()
-        return self._bags(keys, ends, weights, self.mode, insert, trains)
-
-    def _pool_vectors(
-        self, keys: torch.Tensor, ends: torch.Tensor, weights: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Pools in torch what the engine gives as a vector for each key."""
-        if weights is not None and self.mode != "sum":
-            raise ValueError(
-                "per_sample_weights go with mode='sum' where mode is 'max' or scale_grad_by_freq "
-                f"is set, as in nn.EmbeddingBag; got mode={self.mode!r}"
-            )
-        check_ends(ends, len(keys))
-        keys, ends, weights = left_out(keys, ends, weights, self._padding)
-        one_each = torch.arange(len(keys) + 1)
-        vectors_ND = self._pool(keys, one_each, None, "sum")
-        if self.scale_grad_by_freq:
-            vectors_ND = scaled_by_frequency(vectors_ND, keys)
-        return pool_in_torch(vectors_ND, ends, weights, self.mode).to(self.weight.dtype)
+        if offsets is not None:
+            check_ends(ends, len(keys))  # before keys get rows
+        keys = keys.reshape(-1).contiguous()
+        if self.mode == "max":
+            keys, ends = left_out(keys, ends, self._padding)
+        if weights is not None:
+            weights = weights.reshape(-1).float().contiguous()
+        return self._begin(keys, ends, weights, insert, trains)
 
 
 def bag_offsets(
@@ -547,6 +586,11 @@ def bag_offsets(
     return torch.cat([offsets, offsets.new_tensor([len(keys)])])
 
 
+def _all_keys(table: Table) -> torch.Tensor:
+    batches = [torch.from_numpy(each.keys) for each in table.export(state=False)]
+    return torch.cat([torch.empty(0, dtype=torch.int64), *batches])
+
+
 def _check_bags(keys: torch.Tensor, offsets: torch.Tensor | None) -> None:
     _require_tensor("keys", keys)
     if offsets is not None:
@@ -564,15 +608,6 @@ def _check_bags(keys: torch.Tensor, offsets: torch.Tensor | None) -> None:
         raise ValueError(
             "keys must have shape (B, L), or (N,) together with offsets; got shape "
             f"{tuple(keys.shape)} and {got}"
-        )
-
-
-def _check_weights(weights: torch.Tensor, keys: torch.Tensor) -> None:
-    _require_tensor("per_sample_weights", weights)
-    if weights.shape != keys.shape:
-        raise ValueError(
-            f"per_sample_weights must have the shape of keys, {tuple(keys.shape)}, got "
-            f"{tuple(weights.shape)}"
         )
 
 

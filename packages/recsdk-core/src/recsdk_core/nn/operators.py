@@ -18,8 +18,8 @@ from __future__ import annotations
 import itertools
 import sys
 import uuid
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 import torch
@@ -29,13 +29,14 @@ from torch import nn
 from recsdk_core.nn.function import Node, read, train
 from recsdk_core.nn.rows_parameter import RowsParameter
 
-__all__ = ["CAN_RECORD", "is_recorded", "leaf", "lookup", "number_of", "pool"]
+__all__ = ["is_recorded", "leaf", "lookup", "number_of", "pool", "seen_by_compilers", "squares"]
 
 _torch_library: Any = torch.library
 _mark_effects: Any = getattr(torch.library, "_register_effectful_op", None)
 CAN_RECORD = _mark_effects is not None
 """Whether torch, 2.11 or later, can be told that an operator's calls keep number and order."""
 
+_Function = TypeVar("_Function", bound=Callable[..., torch.Tensor])
 _uncompiled: Any = torch.compiler.disable
 _PROCESS = uuid.uuid4().hex
 """Tells programs that were exported in this process; its children have the same modules."""
@@ -48,6 +49,13 @@ class _Memory(bytearray):
     """A ticket's memory."""
 
     node: Node
+    weight: torch.Tensor
+    """Of the module."""
+
+
+def seen_by_compilers(function: _Function) -> _Function:
+    """An older torch cannot keep the order of calls, so its compiler stops before a lookup."""
+    return function if CAN_RECORD else _uncompiled(function)
 
 
 def number_of(module: nn.Module) -> int:
@@ -89,6 +97,13 @@ def pool(
     return pooled  # type: ignore[no-any-return]
 
 
+def squares(module: Any, last_batch: bool) -> torch.Tensor:
+    """What `l2` gives for a module: float32, a scalar."""
+    args = (last_batch, *_place_of(module), _trains(module, None))
+    total, _ = torch.ops.recsdk.l2(_anchor_of(module), *args)
+    return total  # type: ignore[no-any-return]
+
+
 def leaf(module: nn.Module, keys: torch.fx.Proxy, *others: Any) -> Any:
     """A call of the module in the graph that torch.fx makes: it stays a module there."""
     tracer: Any = keys.tracer
@@ -127,7 +142,7 @@ def _anchor_of(module: Any) -> torch.Tensor:
     For a compiler's own operators and tracers refuse to be called with a parameter of our class.
     """
     weight: torch.Tensor = module.weight
-    if torch.compiler.is_exporting() or type(weight) is not RowsParameter:
+    if _is_exporting() or type(weight) is not RowsParameter:
         return weight
     if not torch.compiler.is_compiling():
         return torch.empty(0, weight.size(1), requires_grad=weight.requires_grad, device="cpu")
@@ -135,9 +150,15 @@ def _anchor_of(module: Any) -> torch.Tensor:
     return anchor if weight.requires_grad else anchor.detach()
 
 
+def _is_exporting() -> bool:
+    # The public function is True in all that torch 2.11 compiles.
+    flag: bool = torch.compiler._is_exporting_flag
+    return flag
+
+
 def _place_of(module: Any) -> tuple[str | None, torch.Tensor | None, str]:
     """What names the table in exported programs, else the module's number; the module's kind."""
-    if torch.compiler.is_exporting():
+    if _is_exporting():
         module.check_named()
         return f"{_PROCESS}/{module.number} {module.table.name}", None, module.kind
     if torch.compiler.is_compiling():
@@ -181,23 +202,23 @@ def _exported(table: str, kind: str) -> Any:
     )
 
 
-def _ticket(node: Node) -> torch.Tensor:
+def _ticket(node: Node, module: Any) -> torch.Tensor:
     """A tensor of one number below all normal ones, so that tickets compare as close."""
     number = next(_tickets)
     memory = _Memory(number.to_bytes(8, "little"))
-    memory.node = node
+    memory.node, memory.weight = node, module.weight
     _memories[number] = memory
     return torch.frombuffer(memory, dtype=torch.float64)
 
 
-def _node_of(ticket: torch.Tensor) -> Node:
+def _memory_of(ticket: torch.Tensor) -> _Memory:
     memory = _memories.get(int(ticket.view(torch.int64).item()))
     if memory is None:
         raise RuntimeError(
             "the rows of this backward's forward were let go of: what the forward saved was copied "
             "or moved; run forward again, without hooks that copy saved tensors"
         )
-    return memory.node
+    return memory
 
 
 def _lookup(
@@ -211,7 +232,7 @@ def _lookup(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     module = _module_of(anchor, table, number, kind)
     node = module.begin(keys, insert=insert, trains=trains)
-    return read(node).view(*keys.shape, anchor.shape[1]), _ticket(node)
+    return read(node).view(*keys.shape, anchor.shape[1]), _ticket(node, module)
 
 
 def _pool(
@@ -228,14 +249,32 @@ def _pool(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     module = _module_of(anchor, table, number, kind)
     node = module.begin(keys, offsets, weights, insert=insert, trains=trains)
-    return read(node), _ticket(node)
+    return read(node), _ticket(node, module)
+
+
+def _l2(
+    anchor: torch.Tensor,
+    last_batch: bool,
+    table: str | None,
+    number: torch.Tensor | None,
+    kind: str,
+    trains: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    module = _module_of(anchor, table, number, kind)
+    node = module.begin_squares(last_batch, trains=trains)
+    return read(node), _ticket(node, module)
 
 
 def _update(
     grad: torch.Tensor, ticket: torch.Tensor, trains: bool, weights: Sequence[int] | None
 ) -> torch.Tensor:
-    node = _node_of(ticket)
-    [of_weights] = train(node, grad.reshape(node.shape), trains, [weights is not None])
+    memory = _memory_of(ticket)
+    if trains and not memory.weight.requires_grad:
+        raise RuntimeError(
+            "a table was frozen after its lookup was compiled, which torch 2.11 does not notice: "
+            "compile again, or freeze it before"
+        )
+    [of_weights] = train(memory.node, grad, trains, [weights is not None])
     return grad.new_empty(0) if of_weights is None else of_weights.view(*weights)  # type: ignore[misc]
 
 
@@ -264,6 +303,18 @@ def _like_bags(
     trains: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return _fake(anchor, num_bags)
+
+
+def _scalar(
+    anchor: torch.Tensor,
+    last_batch: bool,
+    table: str | None,
+    number: torch.Tensor | None,
+    kind: str,
+    trains: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    vectors, ticket = _fake(anchor, 1)
+    return vectors.new_empty(()), ticket
 
 
 def _fake(anchor: torch.Tensor, *sizes: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -322,11 +373,14 @@ def _not_batched(info: Any, in_dims: Any, *args: Any) -> None:
     )
 
 
-_PLACE = "str? table, Tensor? number, str kind, bool insert, bool trains"
+_TABLE = "str? table, Tensor? number, str kind"
+_PLACE = f"{_TABLE}, bool insert, bool trains"
+_L2 = f"(Tensor anchor, bool last_batch, {_TABLE}, bool trains) -> (Tensor, Tensor)"
 _POOL = f"(Tensor anchor, Tensor keys, Tensor? offsets, Tensor? weights, SymInt num_bags, {_PLACE})"
 _SCHEMAS: dict[str, tuple[str, Any, Any]] = {
     "lookup": (f"(Tensor anchor, Tensor keys, {_PLACE}) -> (Tensor, Tensor)", _lookup, _like_keys),
     "pool": (f"{_POOL} -> (Tensor, Tensor)", _pool, _like_bags),
+    "l2": (_L2, _l2, _scalar),
     "update": (
         "(Tensor grad, Tensor ticket, bool trains, SymInt[]? weights) -> Tensor",
         _update,
@@ -346,7 +400,7 @@ def _define() -> None:
         _torch_library.register_vmap(full, _not_batched, lib=_LIBRARY)
         _mark_effects(full, _torch_library.EffectType.ORDERED, lib=_LIBRARY)
         torch.utils.checkpoint.SAC_IGNORED_OPS.add(getattr(torch.ops.recsdk, name).default)
-    for name in ("lookup", "pool"):
+    for name in ("lookup", "pool", "l2"):
         _torch_library.register_autograd(
             f"recsdk::{name}", _backward, setup_context=_keep, lib=_LIBRARY
         )

@@ -1,24 +1,19 @@
-"""Penalties on rows, in place of those on a parameter.
-
-Shape letters: U distinct rows, D row width.
-"""
+"""Penalties on rows, in place of those on a parameter."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.fx._symbolic_trace import is_fx_tracing
 
-from recsdk_core.combine import distinct_keys
-from recsdk_core.nn.function import FeatureBags, TableBags, gather_features
-from recsdk_core.nn.row_gradients import RowGradients
-from recsdk_core.nn.rows_parameter import RowsParameter
-from recsdk_core.outcome import Outcome
+from recsdk_core.nn.function import run
+from recsdk_core.nn.modules import HashEmbedding, HashEmbeddingBag
+from recsdk_core.nn.operators import is_recorded, seen_by_compilers, squares
 
 __all__ = ["l2"]
 
 
-# It reads keys that a compiled forward has not noted where compilers see it.
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@seen_by_compilers
 def l2(module: nn.Module, last_batch: bool = True) -> torch.Tensor:
     """The sum of squares of rows of a model's plain modules, to add to a loss: float32, a scalar.
 
@@ -41,50 +36,20 @@ def l2(module: nn.Module, last_batch: bool = True) -> torch.Tensor:
     >>> embedding.weight.grad.tolist()
     [[3.0, 3.0, 3.0, 3.0]]
     """
-    weights = [
-        each
-        for each in module.parameters()
-        if isinstance(each, RowsParameter) and each.gradients is not None
-    ]
     total = torch.zeros((), dtype=torch.float32)
-    for weight in weights:
-        assert weight.gradients is not None
-        total = total + _rows_of(weight, weight.gradients, last_batch).square().sum()
+    for each in module.modules():
+        if isinstance(each, (HashEmbedding, HashEmbeddingBag)):
+            total = total + _squares_of(each, last_batch)
     return total
 
 
-def _rows_of(weight: RowsParameter, gradients: RowGradients, last_batch: bool) -> torch.Tensor:
-    """(U, D) rows, whose gradients reach the table."""
-    table = gradients.table
-    assert table is not None
-    if weight.requires_grad and torch.is_grad_enabled():
-        _check_waits(gradients, table.name)
-    keys = gradients.keys_of_last_batch() if last_batch else _all_keys(gradients)
-    lease = table.lease()
-    rows_N, outcomes_N = table.map(keys, False, lease=lease)
-    rows_U, _ = distinct_keys(rows_N[outcomes_N <= int(Outcome.INSERTED)])
-    found = torch.full(rows_U.shape, int(Outcome.FOUND), dtype=torch.uint8)
-    bags = TableBags(
-        table=table,
-        features=[FeatureBags(rows=rows_U, outcomes=found)],
-        lease=lease,
-        gradients=None if gradients.is_fused else gradients,
-    )
-    return gather_features([bags], weight)
-
-
-def _check_waits(gradients: RowGradients, name: str) -> None:
-    gradients.check_trained()
-    if not gradients.waits:
-        raise ValueError(
-            f"table {name!r}: l2 would be an update of its own, since its module's optimizer "
-            "updates rows in backward: give that optimizer weight_decay, or train the module by a "
-            "RowOptimizer"
+def _squares_of(module: HashEmbedding | HashEmbeddingBag, last_batch: bool) -> torch.Tensor:
+    if is_recorded(module.number_1):
+        return squares(module, last_batch)
+    if is_fx_tracing():
+        raise RuntimeError(
+            f"torch.fx cannot trace l2, whose rows are those of the keys that "
+            f"{type(module).__name__} last looked up: add it to the loss outside of what is traced"
         )
-    gradients.check_owner()
-
-
-def _all_keys(gradients: RowGradients) -> torch.Tensor:
-    assert gradients.table is not None
-    batches = [torch.from_numpy(each.keys) for each in gradients.table.export(state=False)]
-    return torch.cat([torch.empty(0, dtype=torch.int64), *batches])
+    trains = module.weight.requires_grad and torch.is_grad_enabled()
+    return run(module.begin_squares(last_batch, trains=trains), module.weight)

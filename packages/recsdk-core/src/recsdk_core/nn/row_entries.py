@@ -14,10 +14,23 @@ from numpy.typing import NDArray
 
 from recsdk_core.checkpoint.replacing import NewRows
 
-__all__ = ["STATE", "entries_of", "rows_of"]
+__all__ = ["ENTRIES", "STATE", "AnyName", "entries_of", "rows_of"]
 
 STATE = "state."
 """What the names of entries of optimizer state begin with."""
+
+
+ENTRIES = ("keys", "state", "update_count", "log_decay", "drawn_name")
+"""What the names of entries begin with, but for that of a parameter."""
+
+
+class AnyName:
+    """Has an attribute of any name: to functions that look for what an entry is named after."""
+
+    def __getattr__(self, name: str) -> AnyName:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self
 
 
 def rows_of(table: Any) -> NewRows:

@@ -83,6 +83,8 @@ class RowGradients:
         """Whether the module was given an optimizer of its own."""
         self.waits = waits
         """Whether backwards leave gradients here, in place of updating the rows themselves."""
+        self.updated_in: int | None = None
+        """torch's number of the backward pass that last updated rows of a fused optimizer."""
         self.owner: object | None = None
         """What the optimizer that applies them holds too."""
         self._sums: _Part | None = None
@@ -142,6 +144,22 @@ class RowGradients:
             "whose step the loop calls; requires_grad_(False) freezes it"
         )
 
+    def check_looked_up_once(self) -> None:
+        """Raises RuntimeError if the running backward pass has updated rows of the table.
+
+        A lookup in backward is a checkpoint's, which makes again what its forward made. Passes
+        inside this one have larger numbers.
+        """
+        if self.updated_in is None:
+            return
+        running = torch._C._current_graph_task_id()
+        if 0 <= running <= self.updated_in and self.table is not None:
+            raise RuntimeError(
+                f"table {self.table.name!r}: a checkpoint looks it up again, and this backward has "
+                "updated its rows since: look it up outside of torch.utils.checkpoint, or inside "
+                "of one checkpoint only, or train it by a RowOptimizer"
+            )
+
     def check_owner(self) -> None:
         """Raises RuntimeError in a copy, which no optimizer would train."""
         if self.owner is None and self.table is not None:
@@ -150,6 +168,18 @@ class RowGradients:
                 "no optimizer itself: make a RowOptimizer for the copy, or freeze it with "
                 "requires_grad_(False)"
             )
+
+    def check_penalized(self) -> None:
+        """Raises unless gradients of a penalty wait here for a `RowOptimizer`."""
+        self.check_trained()
+        if not self.waits:
+            name = "" if self.table is None else self.table.name
+            raise ValueError(
+                f"table {name!r}: l2 would be an update of its own, since its module's optimizer "
+                "updates rows in backward: give that optimizer weight_decay, or train the module "
+                "by a RowOptimizer"
+            )
+        self.check_owner()
 
     def check_loaded(self, optimizer: Optimizer) -> None:
         """Raises ValueError if state was loaded that is not of this optimizer."""
@@ -212,9 +242,16 @@ class RowGradients:
 
     @property
     def values(self) -> torch.Tensor | None:
-        """float32 (U, D), what is `weight.grad`; None: no backward has left any."""
+        """float32 (U, D), what is `weight.grad`; None: no backward has left any.
+
+        A row of zeros if backwards touched no row: some functions of torch refuse to look at
+        nothing, as the largest number of it.
+        """
         self._add_up()
-        return None if self._sums is None else self._sums.grad_BD
+        if self._sums is None:
+            return None
+        sums_UD = self._sums.grad_BD
+        return sums_UD if len(sums_UD) else sums_UD.new_zeros(1, sums_UD.shape[1])
 
     def _add_up(self) -> None:
         """Makes one sum for each row. Gradients are added in the order in which they came."""
@@ -227,6 +264,8 @@ class RowGradients:
     def replace(self, values: torch.Tensor) -> None:
         """Sets the gradients of the same rows; raises ValueError for another shape or dtype."""
         own = self.values
+        if own is None and self.table is not None and values.shape == (0, self.table.dim):
+            return  # as zeros_like of the parameter, to which torch steps when it saves a new one
         shape = None if own is None else own.shape
         if (
             self._sums is None
@@ -239,6 +278,8 @@ class RowGradients:
                 f"got {values.dtype} {tuple(values.shape)}"
             )
         rows = self._sums.rows
+        if not len(rows):
+            return
         self._sums = _part_of_sums(rows, values.detach().contiguous())
 
     def blocks(self) -> list[tuple[Bags, torch.Tensor, int]]:

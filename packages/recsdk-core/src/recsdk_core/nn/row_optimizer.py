@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -115,6 +116,19 @@ class RowOptimizer(torch.optim.Optimizer):
                 each.drop()
         if self._dense is not None:
             self._dense.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Options of groups, and state of dense parameters; tables' is in the model's."""
+        made = super().state_dict()
+        if not made["state"]:
+            return made
+        numbers = itertools.count()
+        for group in self.param_groups:
+            for each in group["params"]:
+                number = next(numbers)
+                if isinstance(each, RowsParameter):
+                    made["state"].setdefault(number, {})  # torch's checkpoints ask for all or none
+        return made
 
     # A compiler takes the tables' parameters for plain ones, and would leave their rows out.
     @torch.compiler.disable  # type: ignore[untyped-decorator]

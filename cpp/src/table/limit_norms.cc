@@ -1,0 +1,133 @@
+// Scales rows back to a norm.
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <shared_mutex>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "recsdk/table.h"
+#include "rows/row_values.h"
+#include "table/table_impl.h"
+#include "util/thread_pool.h"
+
+namespace recsdk {
+
+namespace {
+
+constexpr std::int64_t kRowGrain = 256;
+constexpr double kTiny = 1e-7;  // as torch adds it to a norm: scaled rows do not exceed the limit
+
+// In double, column after column, so that no thread count or instruction set shows.
+double norm_of(const std::vector<float>& row, double p) {
+  double sum = 0.0;
+  for (const float value : row) {
+    const double size = std::abs(static_cast<double>(value));
+    if (std::isinf(p)) {
+      if (!(size <= sum)) sum = size;  // keeps what is not a number
+    } else if (p == 2.0) {
+      sum += size * size;
+    } else if (p == 1.0) {
+      sum += size;
+    } else {
+      sum += std::pow(size, p);
+    }
+  }
+  if (std::isinf(p) || p == 1.0) return sum;
+  return p == 2.0 ? std::sqrt(sum) : std::pow(sum, 1.0 / p);
+}
+
+float factor_of(const std::vector<float>& row, const NormLimit& limit) {
+  const double norm = norm_of(row, limit.norm_type);
+  return norm > limit.max_norm ? static_cast<float>(limit.max_norm / (norm + kTiny)) : 1.0F;
+}
+
+void check(const NormLimit& limit, const std::string& title) {
+  if (limit.max_norm >= 0.0 && limit.norm_type > 0.0) return;
+  throw std::invalid_argument(title + ": max_norm is " + std::to_string(limit.max_norm) +
+                              " and norm_type " + std::to_string(limit.norm_type) +
+                              "; pass a max_norm of 0 or more and a norm_type above 0");
+}
+
+}  // namespace
+
+std::vector<std::uint32_t> Table::Impl::rows_beyond(const Bags& mapped,
+                                                    const NormLimit& limit) const {
+  std::vector<std::uint32_t> distinct;
+  distinct.reserve(mapped.rows.size());
+  for (std::size_t i = 0; i < mapped.rows.size(); ++i) {
+    if (has_row(mapped.outcomes[i])) distinct.push_back(static_cast<std::uint32_t>(mapped.rows[i]));
+  }
+  std::sort(distinct.begin(), distinct.end());
+  distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
+  std::vector<std::uint8_t> is_beyond(distinct.size());
+  internal::parallel_for(
+      static_cast<std::int64_t>(distinct.size()), kRowGrain, index.max_threads(),
+      [&](std::int64_t begin, std::int64_t end) {
+        std::vector<float> row(static_cast<std::size_t>(config.dim));
+        for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
+          internal::read_weights(layout, rows.records(), distinct[i], row.data());
+          is_beyond[i] = factor_of(row, limit) != 1.0F ? 1 : 0;
+        }
+      });
+  std::size_t num_beyond = 0;
+  for (std::size_t i = 0; i < distinct.size(); ++i) {
+    if (is_beyond[i] != 0) distinct[num_beyond++] = distinct[i];
+  }
+  distinct.resize(num_beyond);
+  return distinct;
+}
+
+std::int64_t Table::limit_norms(std::span<const RowNumber> rows, std::span<const Outcome> outcomes,
+                                const NormLimit& limit) {
+  Impl& t = *impl_;
+  check(limit, t.title());
+  const Bags mapped{rows, outcomes, {}, {}, Pooling::kSum};
+  {
+    const std::shared_lock lock(t.rows_mutex);
+    t.check_bags(mapped);
+    if (t.rows_beyond(mapped, limit).empty()) return 0;
+  }
+  const std::unique_lock lock(t.index.mutex);
+  std::vector<std::uint32_t> beyond;
+  {
+    const std::shared_lock rows_lock(t.rows_mutex);
+    beyond = t.rows_beyond(mapped, limit);
+  }
+  if (t.open_cut != nullptr) t.open_cut->preserve_rows(beyond, t.copy_waits);
+  const std::unique_lock rows_lock(t.rows_mutex);
+  const internal::RowAddresses records = t.rows.records();
+  std::vector<float> row(static_cast<std::size_t>(t.config.dim));
+  for (const std::uint32_t number : beyond) {
+    internal::read_weights(t.layout, records, number, row.data());
+    const float factor = factor_of(row, limit);
+    for (float& value : row) value *= factor;
+    if (t.index.tracker != nullptr) t.index.tracker->note_changed(number);
+    internal::write_weights(t.layout, records, number, row.data());
+  }
+  return static_cast<std::int64_t>(beyond.size());
+}
+
+void Table::norm_factors(std::span<const RowNumber> rows, std::span<const Outcome> outcomes,
+                         const NormLimit& limit, float* factors) const {
+  const Impl& t = *impl_;
+  check(limit, t.title());
+  const std::shared_lock lock(t.rows_mutex);
+  t.check_bags({rows, outcomes, {}, {}, Pooling::kSum});
+  internal::parallel_for(
+      static_cast<std::int64_t>(rows.size()), kRowGrain, t.index.max_threads(),
+      [&](std::int64_t begin, std::int64_t end) {
+        std::vector<float> row(static_cast<std::size_t>(t.config.dim));
+        for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
+          factors[i] = 1.0F;
+          if (!has_row(outcomes[i])) continue;
+          internal::read_weights(t.layout, t.rows.records(), rows[i], row.data());
+          factors[i] = factor_of(row, limit);
+        }
+      });
+}
+
+}  // namespace recsdk
