@@ -72,8 +72,15 @@ def page(header: str, entries: list[Element]) -> str:
     head = itertools.takewhile(lambda line: line.startswith("//"), source)
     about = "\n".join(line.lstrip("/").removeprefix(" ") for line in head)
     include = f"```cpp\n#include <recsdk/{header}>\n```"
-    shown = [entry for entry in entries if not entry.findtext("name", "").endswith("_H")]
+    structs = {entry.findtext("compoundname", "") for entry in entries} - {""}
+    shown = [entry for entry in entries if not says_nothing_new(entry, structs)]
     return "\n\n".join([f"# {header}", escaped(about), include, *map(entry_text, shown)]) + "\n"
+
+
+def says_nothing_new(entry: Element, structs: set[str]) -> bool:
+    """Include guards, and C's second names of structs that are described."""
+    name = entry.findtext("name", "")
+    return name.endswith("_H") or (entry.get("kind") == "typedef" and name in structs)
 
 
 def entry_text(entry: Element) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,9 @@ import matplotlib.pyplot as plt
 __all__ = ["measured_pages"]
 
 PERF = Path(__file__).resolve().parents[2] / "docs" / "perf"
-COLORS = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#9c75b8", "#8c6d55")
 TEXT = {"light": "#333333", "dark": "#d5d8e0"}
-NO_PEERS = {"random_line_limit"}  # what the memory allows, for the tables of the pages
+LIMIT = "_limit"  # what the memory allows, for the tables of the pages
+MACHINES = {"epyc": "AMD EPYC", "xeon": "Intel Xeon"}
 OF_THE_PLANNER = "planned_step"  # it foretells, and does not race
 HEAD = """# Charts
 
@@ -49,8 +49,10 @@ def measured_pages() -> dict[str, str | bytes]:
 
 
 def title_of(stem: str) -> str:
-    """`engine_epyc_202611` as `Engine, epyc, 202611`."""
-    return ", ".join(stem.split("_")).capitalize()
+    """`engine_epyc_202611` as `Engine, AMD EPYC`."""
+    what, *rest = stem.split("_")
+    words = [word for word in rest if not word.isdigit()]
+    return ", ".join([what.capitalize(), *(MACHINES.get(word, word) for word in words)])
 
 
 def links_to_pages(raw: str) -> str:
@@ -66,7 +68,7 @@ def ratios_of(records: list[dict[str, Any]]) -> dict[str, dict[str, list[float]]
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
         for peer, ratio in record["ratio"].items():
-            is_race = not record["op"].startswith(OF_THE_PLANNER) and peer not in NO_PEERS
+            is_race = not record["op"].startswith(OF_THE_PLANNER) and not peer.endswith(LIMIT)
             if is_race and ratio > 0:
                 found[f"{record['op']} ({record['unit']})"][peer].append(ratio)
     return {op: dict(peers) for op, peers in found.items()}
@@ -77,11 +79,12 @@ def chart(ratios: Mapping[str, Mapping[str, list[float]]], text: str) -> bytes:
     peers = sorted({peer for each in ratios.values() for peer in each})
     with mpl.rc_context({"svg.hashsalt": "recsdk", "font.size": 9, "text.color": text}):
         figure, axes = plt.subplots(figsize=(7.2, 1.3 + 0.24 * len(ratios) + 0.2 * len(peers)))
-        for place, (peer, color) in enumerate(zip(peers, colors(), strict=False)):
+        palette = mpl.colormaps["tab10" if len(peers) <= 10 else "tab20"]
+        for place, peer in enumerate(peers):
             points = [(r, y) for y, op in enumerate(ratios) for r in ratios[op].get(peer, ())]
             shift = (place - (len(peers) - 1) / 2) * 0.5 / max(len(peers), 1)
             x, y = [ratio for ratio, _ in points], [row + shift for _, row in points]
-            axes.scatter(x, y, s=18, color=color, label=peer, linewidths=0)
+            axes.scatter(x, y, s=18, color=palette(place), label=peer, linewidths=0)
         finish(axes, list(ratios), text)
         file = io.BytesIO()
         figure.savefig(
@@ -89,11 +92,6 @@ def chart(ratios: Mapping[str, Mapping[str, list[float]]], text: str) -> bytes:
         )
         plt.close(figure)
     return file.getvalue()
-
-
-def colors() -> Iterator[str]:
-    while True:
-        yield from COLORS
 
 
 def finish(axes: Any, names: list[str], text: str) -> None:

@@ -1,41 +1,41 @@
-/// The C interface of the engine: pure C11, for C programs and for bindings of other languages.
-///
-/// Shape letters: N keys, B bags, D row width, S state width (the sum of a row's state fields).
-///
-/// Names are those of the C++ interface with a prefix: `recsdk::Table::find_or_insert` is
-/// `recsdk_table_find_or_insert`. What a call means is said in recsdk/table.h, index.h and
-/// device_table.h; here is what differs in C.
-///
-/// Status. A function that can fail returns an int: RECSDK_OK (0), or one of enum recsdk_status. A
-/// failed call has changed nothing but spare capacity, writes no handle, and leaves a message for
-/// this thread; output arrays may have been written in part. recsdk_last_error_message() gives the
-/// message.
-///
-/// Arguments. A pointer must not be null unless its description says so; an array of length 0 may
-/// be null. A null pointer, a negative count or an unknown enum value is
-/// RECSDK_ERROR_INVALID_ARGUMENT. An optional value has a has_... flag beside it (0: absent, and
-/// then the value is not read); no value means "none" by itself. Flags are 0 or not 0. Strings are
-/// UTF-8, terminated by a zero byte. Arrays belong to the caller and are only used during the call.
-///
-/// Structs that begin with `struct_size` may grow: set it to sizeof the struct before any call that
-/// takes the struct, the _init functions included. Fields that the program's header does not have
-/// take their defaults, and are not written.
-///
-/// Thread safety: every function may be called from any thread, also on one table, except that the
-/// _destroy and recsdk_lease_release of a handle must come after all other calls on that handle.
-/// Fork while no other thread is inside a call of a table or an index: else the child finds it
-/// locked by a thread that it does not have, and waits for ever.
-///
-/// ABI rule. RECSDK_ABI_VERSION rises by one in every release in which a program compiled against
-/// the header of the release before could misbehave with the library: a function taken away or
-/// changed in signature or meaning, an enumerator renumbered, a struct changed. It stays when
-/// something is added: a function, an enumerator, a status code, or a field at the end of a struct
-/// that begins with struct_size. So a program works with every library that reports the ABI version
-/// of its header and is at least as new as it:
-///
-///     if (recsdk_abi_version() != RECSDK_ABI_VERSION) return needs_another_library();
-///
-/// Complete programs: examples/c_minimal.c, and examples/own_rows.c for rows of one's own.
+// The C interface of the engine: pure C11, for C programs and for bindings of other languages.
+//
+// Shape letters: N keys, B bags, D row width, S state width (the sum of a row's state fields).
+//
+// Names are those of the C++ interface with a prefix: `recsdk::Table::find_or_insert` is
+// `recsdk_table_find_or_insert`. What a call means is said in recsdk/table.h, index.h and
+// device_table.h; here is what differs in C.
+//
+// Status. A function that can fail returns an int: RECSDK_OK (0), or one of enum recsdk_status. A
+// failed call has changed nothing but spare capacity, writes no handle, and leaves a message for
+// this thread; output arrays may have been written in part. recsdk_last_error_message() gives the
+// message.
+//
+// Arguments. A pointer must not be null unless its description says so; an array of length 0 may
+// be null. A null pointer, a negative count or an unknown enum value is
+// RECSDK_ERROR_INVALID_ARGUMENT. An optional value has a has_... flag beside it (0: absent, and
+// then the value is not read); no value means "none" by itself. Flags are 0 or not 0. Strings are
+// UTF-8, terminated by a zero byte. Arrays belong to the caller and are only used during the call.
+//
+// Structs that begin with `struct_size` may grow: set it to sizeof the struct before any call that
+// takes the struct, the _init functions included. Fields that the program's header does not have
+// take their defaults, and are not written.
+//
+// Thread safety: every function may be called from any thread, also on one table, except that the
+// _destroy and recsdk_lease_release of a handle must come after all other calls on that handle.
+// Fork while no other thread is inside a call of a table or an index: else the child finds it
+// locked by a thread that it does not have, and waits for ever.
+//
+// ABI rule. RECSDK_ABI_VERSION rises by one in every release in which a program compiled against
+// the header of the release before could misbehave with the library: a function taken away or
+// changed in signature or meaning, an enumerator renumbered, a struct changed. It stays when
+// something is added: a function, an enumerator, a status code, or a field at the end of a struct
+// that begins with struct_size. So a program works with every library that reports the ABI version
+// of its header and is at least as new as it:
+//
+//     if (recsdk_abi_version() != RECSDK_ABI_VERSION) return needs_another_library();
+//
+// Complete programs: examples/c_minimal.c, and examples/own_rows.c for rows of one's own.
 #ifndef RECSDK_C_API_H
 #define RECSDK_C_API_H
 
