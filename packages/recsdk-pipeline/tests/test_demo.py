@@ -65,6 +65,12 @@ def test_demo_learns_from_ids_and_writes_a_summary(tmp_path: Path) -> None:
     assert summary["auc_without_ids"] < summary["auc"] < summary["auc_generator"]
     for shown in ("AUC on held-out examples", "rows of user", "part of that gap closed"):
         assert shown in done.stdout
+    pictures = sorted(path.name for path in output.iterdir() if path.suffix == ".png")
+    assert pictures == ["loss_and_auc.png", "tables.png", "time.png"]
+    for name in pictures:
+        assert (output / name).read_bytes().startswith(b"\x89PNG")
+        assert f"{name}\n" in done.stdout
+    assert len(list(output.iterdir())) == 4
 
 
 def test_demo_reads_movielens_and_skips_bad_lines(tmp_path: Path) -> None:
@@ -290,6 +296,8 @@ def test_old_summary_goes_before_training(tmp_path: Path) -> None:
     summary_of().write(tmp_path)
     prepare_folder(tmp_path)
     assert not list(tmp_path.iterdir())
+    (tmp_path / "time.png").touch()
+    prepare_folder(tmp_path)
     summary_of().write(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
 

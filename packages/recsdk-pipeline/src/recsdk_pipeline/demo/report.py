@@ -16,6 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 _FILE = "summary.json"
+PICTURES = ("loss_and_auc.png", "tables.png", "time.png")
+"""What is drawn beside it."""
 _UNDEFINED = "undefined: held-out labels are all equal"
 
 
@@ -85,10 +87,11 @@ class Summary:
 
 
 def prepare_folder(folder: Path) -> None:
-    """Make `folder`, remove an old summary from it, and raise OSError if it takes no new one."""
+    """Make `folder`, and remove old results from it; raise OSError if it takes no new ones."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / _FILE
-    path.unlink(missing_ok=True)
+    for name in (_FILE, *PICTURES):
+        (folder / name).unlink(missing_ok=True)
     part = path.with_suffix(".part")
     part.touch()
     part.unlink(missing_ok=True)
@@ -138,8 +141,12 @@ class Screen:
         self._console.print(table)
 
     def show_path(self, path: Path) -> None:
-        """Say where the summary is."""
-        self._console.print(Text(_printable(f"written to {path}")), soft_wrap=True)
+        """Say where something was written."""
+        self.say(f"written to {path}")
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        self._console.print(Text(_printable(text)), soft_wrap=True)
 
 
 def _printable(text: str) -> str:

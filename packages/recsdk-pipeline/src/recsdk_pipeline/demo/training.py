@@ -17,11 +17,14 @@ from recsdk_pipeline.demo.report import Screen, State
 from recsdk_pipeline.demo.settings import Recipe
 from recsdk_pipeline.demo.spreading import CPU, Rank, num_rows
 from recsdk_pipeline.hybrid_pipeline import HybridTrainPipelineSparseDist
+from recsdk_pipeline.telemetry.metrics import Report
+from recsdk_pipeline.telemetry.telemetry import Telemetry
 
 MODEL = "ids"
 BASELINE = "without ids"
 
 _NUM_REPORTS = 15
+_NUM_POINTS = 60  # of the curves that are drawn
 _EVALUATION_BATCH = 4096
 _BATCHES_A_REPORT = 2
 
@@ -42,6 +45,23 @@ class _Timed:
             return next(self._batches)
         finally:
             self.seconds += time.monotonic() - start
+
+
+class _Kept:
+    """A sink that keeps reports."""
+
+    def __init__(self) -> None:
+        self.reports: list[Report] = []
+
+    def open(self, rank: int | None) -> None:
+        """Nothing to open."""
+
+    def write(self, report: Report) -> None:
+        """Keep a report."""
+        self.reports.append(report)
+
+    def close(self) -> None:
+        """Nothing to close."""
 
 
 class Training:
@@ -68,6 +88,14 @@ class Training:
         self._seconds = 0.0
         self._waited = 0.0
         self._examples = 0
+        self._kept = _Kept()
+        self.states: list[State] = []
+        """How far it was at each report."""
+
+    @property
+    def reports(self) -> list[Report]:
+        """What was told of all ranks; on the first rank only."""
+        return self._kept.reports
 
     @property
     def steps(self) -> int:
@@ -89,12 +117,20 @@ class Training:
         """Train all epochs, evaluating on a part of the held-out examples now and then."""
         every = max(1, self.num_steps // _NUM_REPORTS)
         losses: list[torch.Tensor] = []
-        for loss in self._losses():
-            losses.append(loss)
-            screen.advance(self.steps)
-            if self.steps % every == 0:
-                screen.show(self._state(losses))
-                losses = []
+        with Telemetry(
+            self._model,
+            self._pipeline,
+            every=max(1, self.num_steps // _NUM_POINTS),
+            to=[self._kept],
+            predictions=lambda output: (output[0][MODEL], output[1]),
+        ):
+            for loss in self._losses():
+                losses.append(loss)
+                screen.advance(self.steps)
+                if self.steps % every == 0:
+                    self.states.append(self._state(losses))
+                    screen.show(self.states[-1])
+                    losses = []
 
     def evaluate(self, num_batches: int | None = None) -> dict[str, float | None]:
         """Return the AUC of each model on the first held-out batches, or on all.

@@ -43,9 +43,9 @@ def _run(settings: Settings, rank: Rank, bad: BadLines) -> int:
         data = _prepare(settings, bad)
     except (BadLine, ValueError, TypeError, ImportError, OSError) as error:
         return _failed(error, rank)
-    summary = _train(settings, data, rank, bad)
+    training, summary = _train(settings, data, rank, bad)
     try:
-        _report(settings, summary, rank)
+        _report(settings, training, summary, rank)
     except OSError as error:
         return _failed(error, rank)
     return 0
@@ -77,7 +77,9 @@ def _failed(error: Exception, rank: Rank) -> int:
     return 1
 
 
-def _train(settings: Settings, data: ClickData, rank: Rank, bad: BadLines) -> Summary:
+def _train(
+    settings: Settings, data: ClickData, rank: Rank, bad: BadLines
+) -> tuple[Training, Summary]:
     torch.manual_seed(settings.seed)
     model, optimizer = spread(_models(data, settings.seed), rank, settings.recipe())
     training = Training(
@@ -91,15 +93,26 @@ def _train(settings: Settings, data: ClickData, rank: Rank, bad: BadLines) -> Su
     screen = Screen(num_steps=training.num_steps, is_shown=rank.is_first)
     with screen:
         training.run(screen)
-    return _summary(settings, training, data, bad)
+    return training, _summary(settings, training, data, bad)
 
 
-def _report(settings: Settings, summary: Summary, rank: Rank) -> None:
+def _report(settings: Settings, training: Training, summary: Summary, rank: Rank) -> None:
     """Show the result, then write it: if it cannot be written, it was at least shown."""
     screen = Screen(num_steps=summary.steps, is_shown=rank.is_first)
     screen.show_summary(summary)
     if rank.is_first:
         screen.show_path(summary.write(Path(settings.output)))
+        _draw(Path(settings.output), training, screen)
+
+
+def _draw(folder: Path, training: Training, screen: Screen) -> None:
+    try:
+        from recsdk_pipeline.demo.drawing import write_pictures
+    except ImportError:
+        screen.say('no pictures: they need matplotlib; run pip install "recsdk-pipeline[plot]"')
+        return
+    for path in write_pictures(folder, training.states, training.reports):
+        screen.show_path(path)
 
 
 def _models(data: ClickData, seed: int) -> ClickModels:

@@ -52,8 +52,16 @@ class Collector:
         self._note_saves(dict(tables_of(model)))
         self._growth(dict(tables_of(model)))
 
-    def values(self) -> Values:
-        """Everything that this rank counts by itself."""
+    def now(self) -> float:
+        """What `values` takes."""
+        return perf_counter()
+
+    def values(self, began: float) -> Values:
+        """Everything that this rank counts by itself.
+
+        `began`: when the part of the step began in which it is asked. Its time is counted when it
+        has ended, so no part ever shrinks.
+        """
         found: Values = {}
         tables = dict(tables_of(self._model))
         for name, table in tables.items():
@@ -61,15 +69,15 @@ class Collector:
         found["recsdk_table_growth_rows_per_second"] = self._growth(tables)
         self._note_saves(tables)
         found["recsdk_save_age_seconds"] = {(): perf_counter() - self._saved_at}
-        found["recsdk_step_seconds_total"] = self._of_step()
+        found["recsdk_step_seconds_total"] = self._of_step(began)
         found["recsdk_host_seconds_total"] = self._of_host()
         found["recsdk_sent_bytes_total"] = self._sent()
         return found
 
-    def _of_step(self) -> dict[tuple[str, ...], float]:
+    def _of_step(self, now: float) -> dict[tuple[str, ...], float]:
         seconds = dict(self._parts.seconds)
         known = sum(seconds.values()) - self._before
-        elsewhere = max(0.0, perf_counter() - self._start - known)
+        elsewhere = max(0.0, now - self._start - known)
         return {(part,): spent for part, spent in {**seconds, "elsewhere": elsewhere}.items()}
 
     def _of_host(self) -> dict[tuple[str, ...], float]:
