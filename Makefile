@@ -23,7 +23,7 @@ test: ## set up, then run every test; combinatorial ones as a seeded sample
 test-full: ## the same with every combination and long runs
 	@RECSDK_TEST_PROFILE=full $(PYTHON) tools/run_tests.py $(ARGS)
 
-test-versions: ## sharding and pipelines with the older torch and torchrec, in venvs in build/
+test-versions: ## plain modules, sharding and pipelines with the older torch and torchrec, in venvs in build/
 	@$(PYTHON) tools/older_versions.py $(ARGS)
 
 test-npu-hardware: ## the tests of devices on an Ascend NPU of this machine; needs CANN

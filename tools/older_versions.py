@@ -1,4 +1,4 @@
-"""Runs tests of sharding and pipelines with older releases of torch and torchrec.
+"""Runs tests of modules, sharding and pipelines with older releases of torch and torchrec.
 
     python3 tools/older_versions.py [--only 2.11 ...]
 
@@ -31,6 +31,7 @@ NEEDS = (
 )
 """What torchrec, the packages, their tests and their build need besides torch."""
 SAMPLES = {
+    "recsdk-core": tuple(f"nn/test_{name}.py" for name in ("operators", "compiled", "exported")),
     "recsdk-sharding": (
         *("test_versions.py", "test_sharding.py", "test_types.py", "test_planning.py"),
         *("test_training.py", "test_modules.py", "test_pipelines.py", "test_device_steps.py"),

@@ -189,5 +189,5 @@ def run(quick: bool) -> list[records.Record]:
         workload = Workload(num_rows=num_rows, num_bags=num_bags, mean_length=mean_length, dim=dim)
         for optimizer in OPTIMIZERS:
             for is_compiled in (False, True):
-                found += compare(workload, optimizer, is_compiled, 20 if quick else 60)
+                found += compare(workload, optimizer, is_compiled, 10 if quick else 60)
     return found
