@@ -1,4 +1,4 @@
-"""The navigation of the site names every page, and every page that it names is there."""
+"""The site leaves nothing out: the navigation names every page, and a page every public header."""
 
 from __future__ import annotations
 
@@ -21,3 +21,12 @@ def test_the_navigation_has_every_page_once() -> None:
     assert set(named) - pages == set(), "no such pages"
     assert pages - set(named) == set(), "add these pages to nav in tools/docs_site/mkdocs.yml"
     assert [page for page, times in named.items() if times > 1] == []
+
+
+def test_the_page_of_headers_has_every_header() -> None:
+    headers = ROOT / "cpp" / "include" / "recsdk"
+    there = {header.relative_to(headers).as_posix() for header in headers.rglob("*.h")}
+    text = (DOCS / "reference" / "c_api.md").read_text()
+    named = re.findall(r"`([\w/]+\.h)`", text.partition("|---|---|\n")[2].partition("\n\n")[0])
+    assert "table.h" in there
+    assert set(named) == there

@@ -38,8 +38,8 @@ def pages() -> dict[str, str]:
 def by_header(files: Iterable[Path]) -> dict[str, list[Element]]:
     """Types, functions and constants of each header, in the order in which they stand."""
     found: dict[str, dict[str, Element]] = defaultdict(dict)
-    for file in files:
-        for element in entries_of(ET.parse(file).getroot()):
+    for xml in files:
+        for element in entries_of(ET.parse(xml).getroot()):
             location = element.find("location")
             path = location.get("file", "") if location is not None else ""
             _, is_header, name = path.partition(f"{HEADERS}/")

@@ -47,7 +47,7 @@ def site_path(path: str) -> str:
     if path == cpp_pages.HEADERS:
         return "reference/c_api.md"
     if path.startswith(f"{cpp_pages.HEADERS}/"):
-        return cpp_pages.page_of(posixpath.basename(path))
+        return cpp_pages.page_of(path.removeprefix(f"{cpp_pages.HEADERS}/"))
     return f"source/{path.removesuffix('.md')}.md"
 
 
