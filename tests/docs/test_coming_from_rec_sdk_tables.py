@@ -485,11 +485,11 @@ def test_operators(name: str) -> None:
         assert not hasattr(getattr(torch.ops, namespace), name)
 
 
-WORDS_OF_WHAT_IS_ABSENT = ("evict", "admit", "admission", "tier", "cache", "quant", "serving")
+WORDS_OF_WHAT_IS_ABSENT = ("evict", "admit", "admission", "tier", "cache", "quant")
 
 
 @holds(ABSENT, "not here", "rows in several tiers, with device memory as a cache")
-@holds(ABSENT, "not here", "quantized tables, `quantize_inference_model`, serving")
+@holds(ABSENT, "not here", "quantized tables, `quantize_inference_model`")
 @holds(
     ABSENT,
     "not here",

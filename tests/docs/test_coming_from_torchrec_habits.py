@@ -314,14 +314,20 @@ def test_full_tables_refuse() -> None:
 
 
 WORDS_OF_WHAT_IS_ABSENT = (
-    *("evict", "admit", "admission", "tier", "cache", "uvm", "ssd", "quant", "serve", "serving"),
+    *("evict", "admit", "admission", "tier", "cache", "uvm", "ssd", "quant"),
     *("inference", "freeze", "tracker", "dmpcollection"),
 )
 
 
 @holds(ABSENT, "not here", "admission and eviction of ids")
 @holds(ABSENT, "not here", "rows in several tiers (UVM, caching, SSD, DRAM)")
-@holds(ABSENT, "not here", "quantized tables", "serving", "tracking of changed rows")
+@holds(
+    ABSENT,
+    "not here",
+    "quantized tables",
+    "serving by `torchrec.inference`",
+    "tracking of changed rows",
+)
 @holds(ABSENT, "not here", "two-dimensional parallelism (`DMPCollection`)")
 def test_no_public_name_speaks_of_what_is_not_here() -> None:
     packages = ("recsdk_core", "recsdk_sharding", "recsdk_pipeline")
