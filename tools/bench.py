@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks import records
 
 ROOT = Path(__file__).resolve().parent.parent
-NAMES = ("checkpoint", "data", "device", "engine", "nn", "sharding", "train")
+NAMES = ("checkpoint", "data", "device", "engine", "nn", "serving", "sharding", "train")
 
 
 def main() -> None:
