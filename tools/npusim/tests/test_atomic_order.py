@@ -55,10 +55,25 @@ ATOMIC: dict[str, Function] = {
     "repeat_interleave's gradient": gradient_of(
         lambda x, at: x.repeat_interleave(torch.bincount(at), dim=0)
     ),
+    "embedding's gradient": gradient_of(lambda x, at: torch.nn.functional.embedding(at, x)),
 }
 
+
+def deterministic(function: Function) -> Function:
+    """The same with deterministic computing on."""
+
+    def run(position: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        torch.use_deterministic_algorithms(True)
+        try:
+            return function(position, items)
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+    return run
+
+
 REPEATABLE: dict[str, Function] = {
-    "embedding's gradient": gradient_of(lambda x, at: torch.nn.functional.embedding(at, x)),
+    "embedding's gradient, deterministic": deterministic(ATOMIC["embedding's gradient"]),
     "sum": lambda _, items: items.sum(0),
 }
 

@@ -84,14 +84,14 @@ class Positions(FeatureProcessorsCollection):
         lengths = features.lengths()
         first_N = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
         place_N = torch.arange(len(first_N), device=first_N.device) - first_N
-        weight_of_place = self.position_weight[:, None]
-        weights_N = nn.functional.embedding(
-            place_N.remainder(len(weight_of_place)), weight_of_place
-        )
+        places = torch.arange(len(self.position_weight), device=first_N.device)
+        # A product, since the gradient of looking places up is added atomically on Ascend.
+        is_at_NP = place_N.remainder(len(places))[:, None] == places
+        weights_N = is_at_NP.to(self.position_weight.dtype) @ self.position_weight
         return KeyedJaggedTensor(
             keys=features.keys(),
             values=features.values(),
-            weights=weights_N.squeeze(1),
+            weights=weights_N,
             lengths=lengths,
         )
 

@@ -1,7 +1,9 @@
-// Source of which operators these are: the lists of torch.use_deterministic_algorithms.
+// Source of which operators these are: the lists of torch.use_deterministic_algorithms, and
+// Ascend's documentation.
 #include "atomic_order.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <ATen/Functions.h>
 
 #include <mutex>
@@ -91,6 +93,16 @@ void shuffle_bins(IValue* arguments) {
   arguments[1] = arguments[1].toTensor().index_select(0, order);
 }
 
+/// (grad, indices, ...): slices go to their positions, unless deterministic computing is on.
+void shuffle_gradients(IValue* arguments) {
+  const at::Tensor index = arguments[1].toTensor().reshape(-1);
+  if (at::globalContext().deterministicAlgorithms() || index.numel() < 2) return;
+  const at::Tensor grad = arguments[0].toTensor();
+  const at::Tensor order = any_order(index.numel());
+  arguments[0] = grad.reshape({index.numel(), grad.size(-1)}).index_select(0, order);
+  arguments[1] = index.index_select(0, order);
+}
+
 using Shuffle = void (*)(IValue*);
 
 const std::unordered_map<std::string, Shuffle>& shuffles() {
@@ -109,6 +121,7 @@ const std::unordered_map<std::string, Shuffle>& shuffles() {
       {"aten::index_put_", shuffle_index_put},
       {"aten::put_", shuffle_puts},
       {"aten::bincount", shuffle_bins},
+      {"aten::embedding_dense_backward", shuffle_gradients},
   };
   return found;
 }

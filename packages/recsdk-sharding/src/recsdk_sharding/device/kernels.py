@@ -50,8 +50,10 @@ class RowIndex:
 
     rows_L: torch.Tensor
     """Distinct row numbers in ascending order, int64 (L,); behind the last the spare row's."""
+    sorted_N: torch.Tensor
+    """The row of each key, in ascending order: int64 (N,)."""
     run_N: torch.Tensor
-    """Of each key, in the order of rows: which of `rows_L` is its row. int64 (N,), ascending."""
+    """Which of `rows_L` that is: int64 (N,), ascending."""
     order_N: torch.Tensor
     """Which key that is, int64 (N,); keys of a row are in the order of the batch."""
     bag_N: torch.Tensor
@@ -60,7 +62,7 @@ class RowIndex:
     @property
     def tensors(self) -> list[torch.Tensor]:
         """All of them."""
-        return [self.rows_L, self.run_N, self.order_N, self.bag_N]
+        return [self.rows_L, self.sorted_N, self.run_N, self.order_N, self.bag_N]
 
 
 def pool_rows(store_RD: torch.Tensor, index: BagIndex) -> torch.Tensor:
@@ -85,25 +87,29 @@ def pool_rows(store_RD: torch.Tensor, index: BagIndex) -> torch.Tensor:
 
 
 def plan_rows(index: BagIndex, num_rows: int, spare_row: int) -> RowIndex:
-    """Sorts the keys of a batch by row; `num_rows`: of the store."""
+    """Sorts the keys of a batch by row.
+
+    `num_rows`: of the store; `spare_row`: no lower than any row of the batch.
+    """
     sorted_N, order_N = torch.sort(index.rows_N, stable=True)
-    rows_L, run_N = _runs_of(sorted_N, num_rows, spare_row)
+    rows_L, sorted_N, run_N = _runs_of(sorted_N, num_rows, spare_row)
     bag_N = order_N
     if index.offsets is not None:
         bag_N = bags_of_keys(index.offsets, len(order_N)).index_select(0, order_N)
-    return RowIndex(rows_L, run_N, order_N, bag_N)
+    return RowIndex(rows_L, sorted_N, run_N, order_N, bag_N)
 
 
 def _runs_of(
     sorted_N: torch.Tensor, num_rows: int, spare_row: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The distinct rows (L,) among sorted ones, and which of them each is, (N,)."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The distinct rows (L,) among sorted ones, those as int64, and which each is, (N,)."""
     is_next_N = torch.zeros(len(sorted_N), dtype=torch.int64, device=sorted_N.device)
     torch.ne(sorted_N[1:], sorted_N[:-1], out=is_next_N[1:])
     run_N = is_next_N.cumsum(0)
     shape = (min(len(sorted_N), num_rows),)
     rows_L = torch.full(shape, spare_row, dtype=torch.int64, device=sorted_N.device)
-    return rows_L.scatter_(0, run_N, sorted_N.to(torch.int64)), run_N
+    wide_N = sorted_N.to(torch.int64)
+    return rows_L.scatter_(0, run_N, wide_N), wide_N, run_N
 
 
 def bags_of_keys(offsets: torch.Tensor, num_keys: int) -> torch.Tensor:
@@ -116,12 +122,11 @@ def sum_gradients(
 ) -> torch.Tensor:
     """The gradient of each distinct row, float32 (L, D), from those of bags (B, D).
 
-    `weights_N`: of the keys, in the order of the batch. Behind the last row they are zeros.
+    `weights_N`: of the keys, in the order of the batch. Behind the last row they are zeros, or the
+    last is the spare row's.
     """
-    grad_ND = grad_BD.index_select(0, index.bag_N)
-    if weights_N is not None:
-        grad_ND.mul_(weights_N.index_select(0, index.order_N)[:, None])
-    return sum_by_position(grad_ND, index.run_N, len(index.rows_L))
+    own_N = None if weights_N is None else weights_N.index_select(0, index.order_N)
+    return _sums_of_runs(grad_BD, index.bag_N, own_N, (index.rows_L, index.sorted_N, index.run_N))
 
 
 def join_gradients(
@@ -129,9 +134,28 @@ def join_gradients(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Adds up the gradients of several batches' rows: distinct rows (L,), gradients (L, D)."""
     sorted_N, order_N = torch.sort(torch.cat(rows), stable=True)
-    rows_L, run_N = _runs_of(sorted_N, num_rows, spare_row)
-    grad_ND = torch.cat(grads).index_select(0, order_N)
-    return rows_L, sum_by_position(grad_ND, run_N, len(rows_L))
+    runs = _runs_of(sorted_N, num_rows, spare_row)
+    return runs[0], _sums_of_runs(torch.cat(grads), order_N, None, runs)
+
+
+def _sums_of_runs(
+    items_MD: torch.Tensor,
+    which_N: torch.Tensor,
+    weights_N: torch.Tensor | None,
+    runs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+) -> torch.Tensor:
+    """The sums of runs of items, (L, D); `which_N`: the items, `runs`: as of `_runs_of`."""
+    rows_L, sorted_N, run_N = runs
+    if items_MD.device.type not in _SORTING_DEVICES:
+        return _sums_of_sorted(items_MD, which_N, weights_N, sorted_N, rows_L)
+    items_ND = items_MD.index_select(0, which_N)
+    if weights_N is not None:
+        items_ND.mul_(weights_N[:, None])
+    return sum_by_position(items_ND, run_N, len(rows_L))
+
+
+_SORTING_DEVICES = ("cpu", "cuda")
+"""Where torch's own sums by position sort, and do not add atomically."""
 
 
 def sum_by_position(
@@ -139,11 +163,35 @@ def sum_by_position(
 ) -> torch.Tensor:
     """The sums of the items of each position, (num_positions, D); zeros where there are none.
 
-    An operator that sorts and never adds atomically, so that the result is the same every time.
+    The result is the same every time: nothing is added atomically.
     """
+    if items_ND.device.type not in _SORTING_DEVICES and len(items_ND):
+        sorted_N, order_N = torch.sort(position_N, stable=True)
+        every_P = torch.arange(num_positions, dtype=sorted_N.dtype, device=sorted_N.device)
+        return _sums_of_sorted(items_ND, order_N, None, sorted_N, every_P)
     sums: torch.Tensor = torch.ops.aten.embedding_dense_backward(
         items_ND, position_N, num_positions, -1, False
     )
+    return sums
+
+
+def _sums_of_sorted(
+    items_MD: torch.Tensor,
+    which_N: torch.Tensor,
+    weights_N: torch.Tensor | None,
+    sorted_N: torch.Tensor,
+    positions_L: torch.Tensor,
+) -> torch.Tensor:
+    """The sums of the items of each position, (L, D), by a forward that adds each by itself.
+
+    `which_N`: the items, in the order of their positions `sorted_N`. `positions_L` ascend; of equal
+    ones the last has the sum.
+    """
+    is_narrow = which_N.dtype == torch.int32
+    begins_L = torch.searchsorted(sorted_N, positions_L, out_int32=is_narrow)
+    sums: torch.Tensor = torch.ops.aten._embedding_bag_forward_only(
+        items_MD, which_N, begins_L, False, 0, False, weights_N, False, -1
+    )[0]
     return sums
 
 
