@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,8 @@ from recsdk_core import (
 )
 from recsdk_core.nn import (
     FeatureBags,
+    HashEmbedding,
+    HashEmbeddingBag,
     SharedTraining,
     TableBags,
     gather_features,
@@ -325,3 +328,29 @@ def test_what_is_shared_is_trained_once() -> None:
     assert table.lookup(KEYS)[:, 0].tolist() == [1.0] * 4
     with pytest.raises(RuntimeError, match="backward has run already"):
         out.sum().backward()
+
+
+@pytest.mark.parametrize("kind", [HashEmbedding, HashEmbeddingBag])
+def test_an_error_in_forward_holds_no_lease(kind: Any) -> None:
+    module = kind(2)
+    with pytest.raises(TypeError, match="keys") as caught:
+        module(torch.tensor([[1.5]]))
+    module.table.check_idle()  # though the error and its traceback are still there
+    assert caught.traceback
+
+
+def test_an_error_in_anothers_backward_holds_no_lease() -> None:
+    module = HashEmbedding(2, optimizer=torch.optim.SGD)
+
+    def fail(grad: torch.Tensor) -> None:
+        raise ValueError("somebody's hook")
+
+    def step() -> None:
+        vectors = module(torch.tensor([1, 2]))
+        vectors.register_hook(fail)
+        vectors.sum().backward()
+
+    with pytest.raises(ValueError, match="somebody's hook"):
+        step()
+    module.table.check_idle()
+    assert module.table.update_count == 0
