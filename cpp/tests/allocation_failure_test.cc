@@ -149,6 +149,27 @@ TEST_F(AllocationFailureTest, InsertingBesideALimit) {
   fail_each(kLived, [](Subject& s) { s.map(range(200, 4000)); });
 }
 
+TEST_F(AllocationFailureTest, EvictingForOthers) {
+  config_.max_rows = 1000;
+  config_.eviction_groups = 4;
+  config_.eviction = EvictConfig{.order = EvictOrder::kLfu};
+  fail_each(kLived, [](Subject& s) { s.map(range(500, 900)); });
+  fail_each(kLived, [](Subject& s) { s.map(range(200, 2000)); });  // too many: some are refused
+  fail_each(kLived, [](Subject& s) { s.table.evict(300); });
+}
+
+TEST_F(AllocationFailureTest, EvictingForABatchInFlight) {
+  config_.max_rows = 1000;
+  config_.eviction_groups = 4;
+  config_.eviction = EvictConfig{};
+  const auto prepare = [](Subject& s) {
+    s.map(range(0, 900));
+    s.lease = s.table.lease(4);
+    s.map(range(600, 700), &s.lease);
+  };
+  fail_each(prepare, [](Subject& s) { s.map(range(1200, 500), &s.lease); });
+}
+
 TEST_F(AllocationFailureTest, FindingOrInserting) {
   fail_each(kLived, [](Subject& s) {
     const Keys keys = range(500, 2500);

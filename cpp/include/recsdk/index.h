@@ -43,6 +43,10 @@ struct IndexConfig {
   std::optional<GroupRange> owned_groups = std::nullopt;
   OnFull on_full = OnFull::kRefuse;
   std::optional<int> num_threads = std::nullopt;  ///< >= 1, of its calls; absent: the pool's size
+  /// Who leaves when a group is full, so that on_full concerns only keys for which nobody may
+  /// leave; needs max_rows. Absent: nobody does. A cut of an index alone has keys and rows, and
+  /// nothing of what eviction keeps of them.
+  std::optional<EvictConfig> eviction = std::nullopt;
 };
 
 /// Cumulative counts of keys by outcome, and sizes of an index.
@@ -50,7 +54,8 @@ struct IndexStats {
   std::int64_t num_rows = 0;                  ///< keys visible to readers, each of which has a row
   std::int64_t num_rows_in_flight = 0;        ///< keys that readers do not see yet
   std::uint64_t outcomes[kNumOutcomes] = {};  ///< keys by Outcome, over all calls (visible batches)
-  std::uint64_t erased = 0;                   ///< keys that left
+  std::uint64_t erased = 0;                   ///< keys taken out by erase and clear
+  std::uint64_t evicted = 0;                  ///< keys that left for others, or by evict
   std::int64_t index_bytes = 0;               ///< memory from keys to row numbers
   std::int64_t metadata_bytes = 0;            ///< memory of what is kept per row number
   std::int64_t tracking_bytes = 0;            ///< memory of what tells changes since the last cut
@@ -96,9 +101,18 @@ class RECSDK_API Lease {
   std::shared_ptr<Impl> impl_;
 };
 
+/// What comes with the keys of a call that inserts, for eviction. Of equal keys the largest counts.
+struct KeyData {
+  /// (N,) or one for all; absent: Index::set_time's. Only by EvictClock::kTime, which needs them.
+  std::span<const std::int64_t> times;
+  /// (N,), finite; only by EvictOrder::kScore. Absent: keys keep their score, new ones have 0.
+  std::span<const float> scores;
+};
+
 struct MapOptions {
   bool insert = false;           ///< give unseen keys a row
   const Lease* lease = nullptr;  ///< the batch this call belongs to; null: visible at once
+  KeyData data = {};             ///< only with insert
 };
 
 /// Keys that a call is about to insert, and the row numbers that they get.
@@ -209,6 +223,14 @@ class RECSDK_API Index {
 
   /// Removes every key. Same conditions as erase.
   void clear();
+
+  /// Makes room: evicts until each group has at most its part of `max_rows`, which is divided as
+  /// that of the config. Keys below min_age stay. Returns how many left. Throws
+  /// std::invalid_argument without eviction or for a negative number; conditions as erase.
+  std::int64_t evict(std::int64_t max_rows);
+  /// The time of calls that bring none, for EvictClock::kTime. Throws std::invalid_argument by
+  /// another clock.
+  void set_time(std::int64_t time);
 
   /// Replaces all keys by distinct keys (N,), which get the rows 0 to N - 1; the maker prepares
   /// them, and makes none. Changes are tracked from here on. Throws Error(kBusy) while leases or a

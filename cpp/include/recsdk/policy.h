@@ -1,4 +1,5 @@
-// Who gets a row of an index or table: how max_rows divides over groups of keys.
+// Who gets a row of an index or table, and who loses it: how max_rows divides over groups of keys,
+// and the order in which the keys of a full group leave.
 //
 // The keys of an index fall into groups by the fixed hash that also gives their virtual shard, so
 // that a group does not depend on rank, thread, order or hash_seed. Each group has room for an
@@ -7,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "recsdk/export.h"
 #include "recsdk/types.h"
@@ -22,6 +24,30 @@ struct GroupRange {
   std::int64_t end = 0;
 
   friend bool operator==(const GroupRange&, const GroupRange&) = default;
+};
+
+/// What a key's place in the order of eviction follows from; the lowest leaves first.
+enum class EvictOrder : std::uint8_t {
+  kLru = 0,    ///< when it was last seen
+  kLfu = 1,    ///< how often it was seen
+  kScore = 2,  ///< the score that the caller gave it last
+};
+
+/// What an index takes for the time.
+enum class EvictClock : std::uint8_t {
+  kStep = 0,  ///< the step; a call without one counts as the step after the latest
+  kTime = 1,  ///< the times that come with keys, see MapOptions
+};
+
+/// Which keys leave when others find no room. A key is seen by each of its occurrences in a call
+/// that inserts; other calls change nothing.
+struct EvictConfig {
+  EvictOrder order = EvictOrder::kLru;
+  EvictClock clock = EvictClock::kStep;  ///< of kLru; of others kStep
+  /// Of kLfu: steps, > 0, after which an occurrence counts half. Absent: all count alike for ever.
+  std::optional<double> half_life = std::nullopt;
+  /// Steps, >= 0, that a key stays at least, counted from the one in which it came.
+  std::int64_t min_age = 0;
 };
 
 /// How many groups an index of so many rows has unless told otherwise. A power of two: as many as

@@ -35,7 +35,8 @@ struct TableConfig {
   NonFinite on_nonfinite = NonFinite::kApply;
   DType weight_dtype = DType::kFloat32;       ///< of stored rows; state and all calls are float32
   Rounding rounding = Rounding::kStochastic;  ///< of updates to 16-bit rows
-  std::optional<int> num_threads;  ///< >= 1, of this table's calls; absent: the pool's size
+  std::optional<int> num_threads;       ///< >= 1, of this table's calls; absent: the pool's size
+  std::optional<EvictConfig> eviction;  ///< see IndexConfig
 };
 
 /// The counts of an index, and those of the table's rows and updates. Reading them waits for a
@@ -135,6 +136,8 @@ class RECSDK_API Table {
            const MapOptions& options = {});
   void erase(std::span<const Key> keys, std::span<Outcome> outcomes = {});
   void clear();
+  std::int64_t evict(std::int64_t max_rows);
+  void set_time(std::int64_t time);
 
   /// Copies the rows of keys (N,) to values (N, D); a key without a row reads the default value.
   /// outcomes (N,) may be empty.
@@ -142,13 +145,13 @@ class RECSDK_API Table {
 
   /// map with insertion, then lookup.
   void find_or_insert(std::span<const Key> keys, float* values, std::span<Outcome> outcomes = {},
-                      const Lease* lease = nullptr);
+                      const Lease* lease = nullptr, const KeyData& data = {});
 
   /// Writes values (N, D) as the weights of keys (N,), inserting unseen ones. Of duplicates the
   /// last wins. State (N, S) is written if given, else made fresh. Throws Error(kBusy) while leases
   /// with a step are open.
   void upsert(std::span<const Key> keys, const float* values, const float* state = nullptr,
-              std::span<Outcome> outcomes = {});
+              std::span<Outcome> outcomes = {}, const KeyData& data = {});
 
   /// One optimizer update with gradients (N, D) of keys (N,); those of equal keys are added in
   /// order. Keys without a row are kMissing and not inserted. An empty call advances t too.
@@ -209,8 +212,8 @@ class RECSDK_API Table {
   /// updates as large as the largest so far and 8 MiB more, at most 64 MiB, an eighth of the rows
   /// and the last cut's max_copy_bytes; and two bits per row. stats() counts it as tracking_bytes.
   /// A table that is trained and never saved has it too. Throws Error(kBusy) while a cut is open;
-  /// std::invalid_argument if changes_only without a durable cut or a restore before, or if an
-  /// option is out of range.
+  /// std::invalid_argument if changes_only without a durable cut or a restore before, if an option
+  /// is out of range, or with eviction, whose metadata a cut does not hold.
   Cut cut(const CutOptions& options);
   /// True if a cut may be of changes only.
   bool is_tracking() const;

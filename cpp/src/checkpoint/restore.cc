@@ -84,7 +84,9 @@ struct Restore::Impl {
   explicit Impl(std::shared_ptr<Table::Impl> target)
       : table(std::move(target)),
         row_fields(internal::file_fields(table->layout)),
-        staged(std::make_unique<StagedRows>(*table)) {}
+        staged(std::make_unique<StagedRows>(*table)) {
+    table->require_no_eviction("a restore");
+  }
 
   // A snapshot begins anew; it must not come after anything but its own other files.
   void begin_file(const RowFileReader& file, const RestoreOptions& options) {

@@ -114,7 +114,7 @@ void DeviceTable::find_or_insert(std::span<const Key> keys, float* values,
   Found found(keys.size(), outcomes);
   const std::unique_lock lock(index.mutex);
   // Within the insertion, so that keys leave again if their rows cannot be read.
-  index.map_inserting(keys, found.rows.data(), found.outcomes.data(), record.get(), [&] {
+  index.map_inserting(keys, found.rows.data(), found.outcomes.data(), record.get(), {}, [&] {
     const std::unique_lock rows_lock(impl_->rows_mutex);
     impl_->read(found, values, nullptr);
   });

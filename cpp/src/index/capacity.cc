@@ -67,13 +67,13 @@ bool Capacity::has_room_for(std::span<const Key> keys) noexcept {
   std::size_t n = 0;
   bool fits = true;
   for (; fits && n < keys.size(); ++n) {
-    const std::size_t group = group_of(hash_of(keys[n]));
+    const std::size_t group = group_of_hash(hash_of(keys[n]));
     fits = ++counts_[group] <= room(group);
   }
   if (n >= counts_.size()) {
     std::fill(counts_.begin(), counts_.end(), 0U);
   } else {
-    for (const Key key : keys.first(n)) counts_[group_of(hash_of(key))] = 0;
+    for (const Key key : keys.first(n)) counts_[group_of_hash(hash_of(key))] = 0;
   }
   return fits;
 }
@@ -82,7 +82,7 @@ bool Capacity::has_room_for(std::span<const Key> keys) noexcept {
 bool Capacity::count_missing(std::span<const Key> keys, const Outcome* outcomes) noexcept {
   std::fill(counts_.begin(), counts_.end(), 0U);
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    if (outcomes[i] == Outcome::kMissing) ++counts_[group_of(hash_of(keys[i]))];
+    if (outcomes[i] == Outcome::kMissing) ++counts_[group_of_hash(hash_of(keys[i]))];
   }
   bool is_any_short = false;
   for (std::size_t group = 0; group < counts_.size(); ++group) {
@@ -101,7 +101,7 @@ void Capacity::refuse_lowest(std::span<const Key> keys, Outcome* outcomes) {
   for (std::size_t i = 0; i < keys.size(); ++i) {
     if (outcomes[i] != Outcome::kMissing) continue;
     const std::uint64_t hash = hash_of(keys[i]);
-    const std::size_t group = group_of(hash);
+    const std::size_t group = group_of_hash(hash);
     // A full group is decided without a list.
     if (counts_[group] != 0 && room(group) != 0) candidates.emplace_back(group, hash);
   }
@@ -120,7 +120,7 @@ void Capacity::refuse_lowest(std::span<const Key> keys, Outcome* outcomes) {
   for (std::size_t i = 0; i < keys.size(); ++i) {
     if (outcomes[i] != Outcome::kMissing) continue;
     const std::uint64_t hash = hash_of(keys[i]);
-    const std::size_t group = group_of(hash);
+    const std::size_t group = group_of_hash(hash);
     if (counts_[group] != 0 && (room(group) == 0 || hash < lowest[group]))
       outcomes[i] = Outcome::kRefused;
   }
@@ -141,14 +141,38 @@ std::optional<Capacity::FullGroup> Capacity::refuse(std::span<const Key> keys, O
   return found;
 }
 
+void Capacity::find_excess(std::span<const std::uint32_t> rows, const RowNumbers& numbers,
+                           std::vector<Excess>& found) {
+  found.clear();
+  found.reserve(std::min(rows.size(), quotas_.size()));
+  for (const std::uint32_t row : rows) ++counts_[group_of_hash(hash_of(numbers.key(row)))];
+  for (const std::uint32_t row : rows) {
+    const std::size_t group = group_of_hash(hash_of(numbers.key(row)));
+    const std::uint32_t count = std::exchange(counts_[group], 0U);
+    if (count > room(group))
+      found.push_back({static_cast<std::uint32_t>(group), count - room(group)});
+  }
+}
+
+std::vector<Capacity::Excess> Capacity::find_excess(std::int64_t max_rows) const {
+  std::vector<Excess> found;
+  for (std::int64_t group = owned_.begin; group < owned_.end; ++group) {
+    const std::int64_t most = eviction_group_quota(max_rows, num_groups(), group);
+    const std::int64_t count = used(static_cast<std::size_t>(group)) - most;
+    if (count > 0)
+      found.push_back({static_cast<std::uint32_t>(group), static_cast<std::uint32_t>(count)});
+  }
+  return found;
+}
+
 void Capacity::add(std::span<const std::uint32_t> rows, const RowNumbers& numbers) noexcept {
-  for (const std::uint32_t row : rows) ++used_[group_of(hash_of(numbers.key(row)))];
+  for (const std::uint32_t row : rows) ++used_[group_of_hash(hash_of(numbers.key(row)))];
   least_room_ -= std::min(least_room_, rows.size());
   num_added_ += rows.size();
 }
 
 void Capacity::remove(Key key) noexcept {
-  --used_[group_of(hash_of(key))];
+  --used_[group_of_hash(hash_of(key))];
   num_added_ = quotas_.size() + 1;  // there may be more room again
 }
 
@@ -160,19 +184,19 @@ void Capacity::clear() noexcept {
 template <typename Body>
 void Capacity::for_each_key(const RowNumbers& numbers, const Body& body) {
   for (RowNumber row = 0; row < numbers.end(); ++row) {
-    if (numbers.state(row) != RowState::kFree) body(numbers.key(row));
+    if (numbers.state(row) != RowState::kFree && !numbers.is_leaving(row)) body(numbers.key(row));
   }
 }
 
 void Capacity::recount(const RowNumbers& numbers) noexcept {
   std::fill(used_.begin(), used_.end(), 0U);
-  for_each_key(numbers, [&](Key key) { ++used_[group_of(hash_of(key))]; });
+  for_each_key(numbers, [&](Key key) { ++used_[group_of_hash(hash_of(key))]; });
   find_least_room();
 }
 
 std::optional<Capacity::FullGroup> Capacity::find_overfull(const RowNumbers& numbers) const {
   std::vector<std::uint32_t> used(quotas_.size());
-  for_each_key(numbers, [&](Key key) { ++used[group_of(hash_of(key))]; });
+  for_each_key(numbers, [&](Key key) { ++used[group_of_hash(hash_of(key))]; });
   for (std::size_t group = 0; group < used.size(); ++group) {
     if (used[group] > quotas_[group])
       return FullGroup{static_cast<std::int64_t>(group), quotas_[group]};
@@ -187,7 +211,7 @@ std::int64_t Capacity::bytes() const noexcept {
 
 bool Capacity::is_right(const RowNumbers& numbers) const {
   std::vector<std::uint32_t> used(quotas_.size());
-  for_each_key(numbers, [&](Key key) { ++used[group_of(hash_of(key))]; });
+  for_each_key(numbers, [&](Key key) { ++used[group_of_hash(hash_of(key))]; });
   return used == used_;
 }
 

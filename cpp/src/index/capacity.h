@@ -40,6 +40,24 @@ class Capacity {
   /// std::bad_alloc; then nothing has changed.
   std::optional<FullGroup> refuse(std::span<const Key> keys, Outcome* outcomes);
 
+  /// A group that these rows, whose keys are about to come, make too large, and by how many.
+  struct Excess {
+    std::uint32_t group = 0;
+    std::uint32_t count = 0;
+  };
+  /// Writes them to `found`, in any order. Throws std::bad_alloc; then nothing has changed.
+  void find_excess(std::span<const std::uint32_t> rows, const RowNumbers& numbers,
+                   std::vector<Excess>& found);
+  /// The groups that have more than their part of `max_rows`, divided as max_rows is.
+  std::vector<Excess> find_excess(std::int64_t max_rows) const;
+
+  static std::uint64_t hash_of(Key key) noexcept {
+    return virtual_shard_hash(static_cast<std::uint64_t>(key));
+  }
+  std::uint32_t group_of(Key key) const noexcept {
+    return static_cast<std::uint32_t>(group_of_hash(hash_of(key)));
+  }
+
   /// The keys of these rows have come.
   void add(std::span<const std::uint32_t> rows, const RowNumbers& numbers) noexcept;
   void remove(Key key) noexcept;
@@ -50,6 +68,7 @@ class Capacity {
   std::optional<FullGroup> find_overfull(const RowNumbers& numbers) const;
 
   std::int64_t used(std::size_t group) const noexcept { return used_[group]; }
+  std::int64_t quota(std::size_t group) const noexcept { return quotas_[group]; }
   std::int64_t bytes() const noexcept;
   /// True if the counts are those of the keys that have rows.
   bool is_right(const RowNumbers& numbers) const;
@@ -58,11 +77,8 @@ class Capacity {
   std::uint32_t room(std::size_t group) const noexcept {
     return used_[group] < quotas_[group] ? quotas_[group] - used_[group] : 0;
   }
-  std::size_t group_of(std::uint64_t hash) const noexcept {
+  std::size_t group_of_hash(std::uint64_t hash) const noexcept {
     return static_cast<std::size_t>((hash & 0xFFFFU) >> shift_);
-  }
-  static std::uint64_t hash_of(Key key) noexcept {
-    return virtual_shard_hash(static_cast<std::uint64_t>(key));
   }
   template <typename Body>
   static void for_each_key(const RowNumbers& numbers, const Body& body);

@@ -41,6 +41,8 @@ class ChangeTracker {
   /// Those of these keys that the index has are about to leave. If it throws, nothing has changed.
   void note_leaving(std::span<const Key> keys, const KeyMap& index);
   void note_all_leaving(const KeyMap& index);
+  /// The key has left. If it throws, nothing has changed.
+  void note_left(Key key) { left_.find_or_insert(key, 0); }
 
   /// Takes in what an earlier tracker holds; keys that are visible now have not left. If it throws,
   /// this tracker is of no more use.

@@ -55,6 +55,11 @@ IndexConfig validated(IndexConfig config, const std::string& title) {
                                 "; pass 0 or more, or leave it out for no limit");
   }
   check_groups(config, title);
+  if (config.eviction) {
+    internal::check_eviction(*config.eviction, title);
+    if (!config.max_rows)
+      throw std::invalid_argument(title + ": eviction makes room within max_rows; set it too");
+  }
   if (config.num_threads && *config.num_threads < 1) {
     throw std::invalid_argument(title + ": num_threads is " + std::to_string(*config.num_threads) +
                                 "; pass 1 or more, or leave it out for all threads of the pool");
@@ -112,11 +117,13 @@ Index::Impl::Impl(IndexConfig index_config, std::string title_of_messages,
       title(std::move(title_of_messages)),
       hash_seed(config.hash_seed ? *config.hash_seed : random_seed()),
       maker(std::move(maker_of_rows)),
-      key_map(hash_seed) {
+      key_map(hash_seed),
+      numbers(config.eviction ? internal::RowMeta(*config.eviction).num_words() : 0) {
   if (!config.max_rows) return;
   capacity.emplace(*config.max_rows,
                    config.eviction_groups.value_or(default_eviction_groups(*config.max_rows)),
                    config.owned_groups);
+  if (config.eviction) evictor.emplace(*config.eviction, capacity->num_groups());
 }
 
 int Index::Impl::max_threads() const {
@@ -135,11 +142,19 @@ void Index::Impl::find(std::span<const Key> keys, RowNumber* rows_out, Outcome* 
 void Index::Impl::find_visible(std::span<const Key> keys, RowNumber* rows_out,
                                Outcome* outcomes) const {
   find(keys, rows_out, outcomes);
-  if (num_in_flight == 0) return;
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    if (outcomes[i] == Outcome::kFound && numbers.state(rows_out[i]) == RowState::kInFlight) {
-      outcomes[i] = Outcome::kMissing;
+  if (num_in_flight > 0) {
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      if (outcomes[i] == Outcome::kFound && numbers.state(rows_out[i]) == RowState::kInFlight)
+        outcomes[i] = Outcome::kMissing;
     }
+  }
+  if (num_leaving == 0) return;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    if (outcomes[i] != Outcome::kMissing) continue;
+    const std::optional<std::uint32_t> row = find_leaving(keys[i]);
+    if (!row) continue;
+    rows_out[i] = *row;
+    outcomes[i] = Outcome::kFound;
   }
 }
 
@@ -183,6 +198,7 @@ Outcome Index::Impl::erase_one(Key key) noexcept {
   if (!row) return Outcome::kMissing;
   numbers.free(*row, next_epoch);
   if (capacity) capacity->remove(key);
+  if (evictor) evictor->note_erased(key, numbers, *capacity);
   ++num_erased;
   return Outcome::kFound;
 }
@@ -214,6 +230,7 @@ void Index::Impl::clear() {
   num_erased += static_cast<std::uint64_t>(key_map.size());
   key_map.clear();
   if (capacity) capacity->clear();
+  if (evictor) evictor->forget();
   release_kept_rows();
 }
 
@@ -235,10 +252,11 @@ void Index::map(std::span<const Key> keys, std::span<RowNumber> rows, std::span<
                 const MapOptions& options) {
   impl_->check_sizes(keys.size(), outcomes.size());
   impl_->check_rows(keys.size(), rows.size());
+  impl_->check_data(keys.size(), options.data, options.insert);
   const std::shared_ptr<LeaseRecord> record = impl_->check_lease(options.lease);
   if (options.insert) {
     const std::unique_lock lock(impl_->mutex);
-    impl_->map_inserting(keys, rows.data(), outcomes.data(), record.get());
+    impl_->map_inserting(keys, rows.data(), outcomes.data(), record.get(), options.data);
     return;
   }
   const std::shared_lock lock(impl_->mutex);

@@ -12,6 +12,7 @@ void map_indexes(std::span<const IndexMapCall> calls) {
     const Index::Impl& index = IndexAccess::impl(*call.index);
     index.check_sizes(call.keys.size(), call.outcomes.size());
     index.check_rows(call.keys.size(), call.rows.size());
+    index.check_data(call.keys.size(), call.options.data, call.options.insert);
     index.check_lease(call.options.lease);
   }
   internal::run_all(calls, [](const IndexMapCall& call) {

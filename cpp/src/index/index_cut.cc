@@ -34,6 +34,7 @@ void Index::Impl::replace(internal::KeyMap& other_map, internal::RowNumbers& oth
   tracker.swap(other_tracker);
   has_parent = true;
   if (capacity) capacity->recount(numbers);
+  if (evictor) evictor->forget();
 }
 
 void Index::Impl::check_room(const internal::RowNumbers& other_numbers) const {
@@ -140,7 +141,7 @@ void Index::assign(std::span<const Key> keys) {
                     std::to_string(*impl_->config.max_rows) + "; raise max_rows, or give fewer");
   }
   internal::KeyMap map(impl_->hash_seed);
-  internal::RowNumbers numbers;
+  internal::RowNumbers numbers(impl_->evictor ? impl_->evictor->meta().num_words() : 0);
   auto tracker = std::make_unique<ChangeTracker>(impl_->hash_seed);
   map.reserve(count);
   numbers.prepare_allocate(count);

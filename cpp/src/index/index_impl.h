@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <compare>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -21,6 +22,7 @@
 
 #include "index/capacity.h"
 #include "index/change_tracker.h"
+#include "index/evictor.h"
 #include "index/row_numbers.h"
 #include "keymap/key_map.h"
 #include "recsdk/index.h"
@@ -46,6 +48,17 @@ struct LeaseRecord {
   std::atomic<bool> is_released{false};  // changed under the mutex
   std::vector<std::uint32_t> new_rows;   // that only later batches see
   AtomicCounts outcomes{};               // to be counted when the batch becomes visible
+
+  /// A key that the batch evicted, and the row that readers still find.
+  struct Evicted {
+    Key key = 0;
+    std::uint32_t row = 0;
+
+    friend auto operator<=>(const Evicted&, const Evicted&) = default;
+  };
+  std::vector<Evicted> evicted;  // ascending
+  // Rows whose metadata it changed, each with their words from before.
+  std::vector<std::int64_t> touched;
 };
 
 /// Leaves plain values that a vector adds unset: their pages come when threads write to them.
@@ -59,6 +72,10 @@ struct UnsetAllocator : std::allocator<T> {
 struct Insertion {
   std::vector<std::uint32_t, UnsetAllocator<std::uint32_t>> rows;
   RowNumber old_end = 0;
+  // With eviction: what comes with the keys, the step, and the rows whose keys leave for them.
+  KeyData data = {};
+  std::int64_t step = 0;
+  std::vector<std::uint32_t> victims;
 
   /// Makes room for `count` more rows: doubling, as push_back would.
   void make_room(std::size_t count) {
@@ -106,6 +123,7 @@ struct Index::Impl {
   internal::KeyMap key_map;
   internal::RowNumbers numbers;
   std::optional<internal::Capacity> capacity;  // with max_rows
+  std::optional<internal::Evictor> evictor;    // with eviction
   bool is_mostly_new = false;  // half or more of the keys inserted last had no row yet
   std::uint64_t next_epoch = 0;
   std::optional<std::int64_t> last_step;
@@ -114,6 +132,16 @@ struct Index::Impl {
       open_steps;                  // with a step, in order; until visible
   std::int64_t num_in_flight = 0;  // keys that readers do not see yet
   std::uint64_t num_erased = 0;
+  // With eviction.
+  std::int64_t num_leaving = 0;  // rows whose key was evicted by a batch that is not visible yet
+  std::uint64_t num_evicted = 0;
+  std::optional<std::int64_t> time;  // of calls that bring none
+  struct Clock {
+    std::int64_t step = 0;                   // of the last call that decided
+    std::optional<std::int64_t> lease_step;  // its lease's
+    bool is_begun = false;
+  };
+  Clock clock;
   mutable internal::AtomicCounts outcome_counts{};
 
   // From the first cut or replacement on; of a table changed under its rows' lock too, and read
@@ -128,14 +156,25 @@ struct Index::Impl {
   // By key; the mutex is held (alone where not const).
   void find(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes) const;
   void find_visible(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes) const;
-  std::int64_t num_visible() const noexcept { return key_map.size() - num_in_flight; }
+  std::int64_t num_visible() const noexcept { return key_map.size() + num_leaving - num_in_flight; }
   void find_or_insert(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                       internal::RowState state, internal::Insertion& insertion);
   void undo(const internal::Insertion& insertion) noexcept;
   void map_inserting(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
-                     internal::LeaseRecord* record, const internal::Then& then = {});
+                     internal::LeaseRecord* record, const KeyData& data,
+                     const internal::Then& then = {});
   /// What follows an insertion that stays.
   void settle(const internal::Insertion& insertion) noexcept;
+  // With eviction an insertion begins, is prepared, and settles in these too. `record` if it is
+  // part of a batch in flight, else null.
+  void begin_insertion(internal::Insertion& insertion, const internal::LeaseRecord* record,
+                       const KeyData& data) const;
+  void prepare_eviction(std::span<const Key> keys, const internal::Insertion& insertion,
+                        internal::LeaseRecord* record);
+  void settle_eviction(std::span<const Key> keys, const RowNumber* rows_in, const Outcome* outcomes,
+                       const internal::Insertion& insertion,
+                       internal::LeaseRecord* record) noexcept;
+  std::int64_t evict(std::int64_t max_rows);
   void require_no_steps(const char* call) const;
   void require_open(const internal::LeaseRecord* record) const;
   /// Throws Error(kBusy) unless keys may be replaced; `what` names the call in the message.
@@ -175,6 +214,7 @@ struct Index::Impl {
   std::shared_ptr<internal::LeaseRecord> check_lease(const Lease* lease) const;
   void check_sizes(std::size_t num_keys, std::size_t num_outcomes) const;
   void check_rows(std::size_t num_keys, std::size_t num_rows) const;
+  void check_data(std::size_t num_keys, const KeyData& data, bool insert) const;
 
  private:
   int shard_bits_for(std::size_t num_keys) const;
@@ -183,6 +223,25 @@ struct Index::Impl {
                       internal::RowState state, internal::Insertion& insertion);
   void insert_limited(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                       internal::RowState state, internal::Insertion& insertion);
+  void insert_found(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
+                    internal::RowState state, internal::Insertion& insertion);
+  void insert_evicting(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
+                       internal::RowState state, internal::Insertion& insertion);
+  void refuse_lowest(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
+                     internal::RowState state, internal::Insertion& insertion,
+                     std::span<const internal::Capacity::Excess> lacking);
+  std::vector<internal::Capacity::Excess> choose_victims(
+      std::vector<internal::Capacity::Excess>& excess, internal::Insertion& insertion);
+  std::int64_t step_of(const internal::LeaseRecord* record) const;
+  static std::int64_t time_of(const KeyData& data, std::size_t i) noexcept;
+  void begin_meta(const internal::Insertion& insertion) noexcept;
+  void touch(std::span<const Key> keys, const RowNumber* rows_in, const Outcome* outcomes,
+             const internal::Insertion& insertion, internal::LeaseRecord* record) noexcept;
+  void evict_rows(std::span<const std::uint32_t> victims, internal::LeaseRecord* record) noexcept;
+  std::optional<std::uint32_t> find_leaving(Key key) const noexcept;
+  void publish_evicted(const internal::LeaseRecord& record) noexcept;
+  void take_back_rows(const internal::Insertion& insertion) noexcept;
+  [[noreturn]] void throw_full(const internal::Capacity::FullGroup& full) const;
   void insert_alone(std::span<const Key> keys, std::size_t num_missing, RowNumber* rows_out,
                     Outcome* outcomes, internal::RowState state, internal::Insertion& insertion);
   void insert_sharded(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,

@@ -28,6 +28,7 @@ void Index::Impl::add_stats(IndexStats& stats) const {
   for (std::size_t o = 0; o < outcome_counts.size(); ++o)
     stats.outcomes[o] = outcome_counts[o].load();
   stats.erased = num_erased;
+  stats.evicted = num_evicted;
   const internal::KeyMapStats map = key_map.stats();
   stats.index_bytes = map.bytes;
   stats.index_slots = map.hashed.slots;
@@ -39,7 +40,8 @@ void Index::Impl::add_stats(IndexStats& stats) const {
   stats.index_probes = map.hashed.probes;
   stats.index_dense_keys = map.dense_keys;
   stats.index_dense_pages = map.dense_pages;
-  stats.metadata_bytes = numbers.metadata_bytes() + (capacity ? capacity->bytes() : 0);
+  stats.metadata_bytes = numbers.metadata_bytes() + (capacity ? capacity->bytes() : 0) +
+                         (evictor ? evictor->bytes() : 0);
   if (tracker != nullptr) stats.tracking_bytes += tracker->bytes();
 }
 
@@ -47,28 +49,34 @@ void Index::Impl::check_invariants() const {
   key_map.check_invariants();
   std::int64_t used = 0;
   std::int64_t in_flight = 0;
+  std::int64_t leaving = 0;
   for (RowNumber row = 0; row < numbers.end(); ++row) {
     if (numbers.state(row) == RowState::kFree) continue;
     ++used;
     in_flight += static_cast<std::int64_t>(numbers.state(row) == RowState::kInFlight);
     const auto found = key_map.find_one(numbers.key(row));
-    if (!found || *found != row) {
+    leaving += static_cast<std::int64_t>(numbers.is_leaving(row));
+    if (numbers.is_leaving(row) ? found == row : found != row) {
       broken(title,
              "row " + std::to_string(row) + " is used by a key that the index does not lead to it");
     }
   }
-  if (used != key_map.size()) broken(title, "rows in use and keys differ in number");
+  if (leaving != num_leaving) broken(title, "the count of rows that leave is wrong");
+  if (used != key_map.size() + leaving) broken(title, "rows in use and keys differ in number");
   if (in_flight != num_in_flight) broken(title, "the count of rows in flight is wrong");
   if (used + numbers.num_free() != numbers.end()) broken(title, "a row is neither used nor free");
   std::vector<std::uint32_t> free_rows = numbers.free_rows();
   std::sort(free_rows.begin(), free_rows.end());
   if (std::adjacent_find(free_rows.begin(), free_rows.end()) != free_rows.end())
     broken(title, "a row is free twice");
-  if (config.max_rows && used > *config.max_rows)
+  if (config.max_rows && key_map.size() > *config.max_rows)
     broken(title, "there are more rows than max_rows");
   if (!capacity) return;
   if (!capacity->is_right(numbers)) broken(title, "a group's count of keys is wrong");
   if (capacity->find_overfull(numbers)) broken(title, "a group has more rows than its quota");
+  if (!evictor) return;
+  if (const std::string what = evictor->find_broken(numbers, *capacity); !what.empty())
+    broken(title, what);
 }
 
 // Memory that is backed ahead and is not there would end the process rather than throw.

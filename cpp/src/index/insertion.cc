@@ -24,8 +24,8 @@ namespace {
 
 constexpr std::size_t kInsertGrain = 4096;  // keys that are found, then inserted, at a time
 
-[[noreturn, gnu::cold]] void throw_full(const std::string& title, const Capacity& capacity,
-                                        const Capacity::FullGroup& full) {
+[[noreturn, gnu::cold]] void throw_full_group(const std::string& title, const Capacity& capacity,
+                                              const Capacity::FullGroup& full) {
   const std::string quota = std::to_string(full.quota);
   const bool is_whole = capacity.num_groups() == 1;
   const std::string group = "group " + std::to_string(full.group) + " of its " +
@@ -39,6 +39,10 @@ constexpr std::size_t kInsertGrain = 4096;  // keys that are found, then inserte
 }
 
 }  // namespace
+
+void Index::Impl::throw_full(const Capacity::FullGroup& full) const {
+  throw_full_group(title, *capacity, full);
+}
 
 void NewRows::copy_keys(std::int64_t begin, std::span<Key> keys) const noexcept {
   const auto rows = rows_.subspan(static_cast<std::size_t>(begin), keys.size());
@@ -74,6 +78,8 @@ void Index::Impl::find_or_insert(std::span<const Key> keys, RowNumber* rows_out,
                     (is_mostly_new && capacity->has_room_for(keys));
   if (fits) {
     insert_fitting(keys, rows_out, outcomes, state, insertion);
+  } else if (evictor) {
+    insert_evicting(keys, rows_out, outcomes, state, insertion);
   } else {
     insert_limited(keys, rows_out, outcomes, state, insertion);
   }
@@ -83,16 +89,19 @@ void Index::Impl::find_or_insert(std::span<const Key> keys, RowNumber* rows_out,
 void Index::Impl::insert_limited(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                                  RowState state, Insertion& insertion) {
   find(keys, rows_out, outcomes);
-  const auto count_missing = [&] {
-    return static_cast<std::size_t>(
-        std::count(outcomes, outcomes + keys.size(), Outcome::kMissing));
-  };
-  std::size_t num_missing = count_missing();
-  if (!capacity->has_room_for(num_missing)) {
+  const auto num_missing = std::count(outcomes, outcomes + keys.size(), Outcome::kMissing);
+  if (!capacity->has_room_for(static_cast<std::size_t>(num_missing))) {
     const std::optional<Capacity::FullGroup> full = capacity->refuse(keys, outcomes);
-    if (full && config.on_full == OnFull::kRaise) throw_full(title, *capacity, *full);
-    num_missing = count_missing();
+    if (full && config.on_full == OnFull::kRaise) throw_full(*full);
   }
+  insert_found(keys, rows_out, outcomes, state, insertion);
+}
+
+// Gives rows to the keys that are left kMissing, on one thread or all.
+void Index::Impl::insert_found(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
+                               RowState state, Insertion& insertion) {
+  const auto num_missing =
+      static_cast<std::size_t>(std::count(outcomes, outcomes + keys.size(), Outcome::kMissing));
   is_mostly_new = 2 * num_missing >= keys.size();
   if (shard_bits_for(num_missing) == 0)
     return insert_missing(keys, rows_out, outcomes, state, insertion);
@@ -219,7 +228,8 @@ void Index::Impl::insert_missing(std::span<const Key> keys, RowNumber* rows_out,
                                  RowState state, Insertion& insertion) {
   std::int64_t num_missing = std::count(outcomes, outcomes + keys.size(), Outcome::kMissing);
   // Its maker may have no more rows than that, and some of these keys may be duplicates.
-  if (capacity) num_missing = std::min(num_missing, capacity->max_rows() - key_map.size());
+  if (capacity && !evictor)
+    num_missing = std::min(num_missing, capacity->max_rows() - key_map.size());
   insertion.make_room(static_cast<std::size_t>(num_missing));
   numbers.prepare_allocate(num_missing);
   prepare_missing(num_missing);
@@ -257,6 +267,13 @@ void Index::Impl::insert_chunk(const Key* keys, std::span<const std::uint16_t> m
 }
 
 void Index::Impl::undo(const Insertion& insertion) noexcept {
+  take_back_rows(insertion);
+  if (!evictor) return;
+  evictor->end_call();
+  evictor->add(insertion.victims, numbers, *capacity);
+}
+
+void Index::Impl::take_back_rows(const Insertion& insertion) noexcept {
   for (std::size_t j = insertion.rows.size(); j-- > 0;) {
     key_map.erase(numbers.key(insertion.rows[j]));
     numbers.undo_allocate(insertion.rows[j], insertion.old_end);
@@ -281,11 +298,13 @@ void Index::Impl::settle(const Insertion& insertion) noexcept {
 }
 
 void Index::Impl::map_inserting(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
-                                LeaseRecord* record, const internal::Then& then) {
+                                LeaseRecord* record, const KeyData& data,
+                                const internal::Then& then) {
   const bool in_flight = record != nullptr && record->step.has_value();
   require_open(record);
   if (!in_flight) require_no_steps("inserting without a step");
   Insertion insertion;
+  begin_insertion(insertion, record, data);
   try {
     find_or_insert(keys, rows_out, outcomes, in_flight ? RowState::kInFlight : RowState::kVisible,
                    insertion);
@@ -301,11 +320,13 @@ void Index::Impl::map_inserting(std::span<const Key> keys, RowNumber* rows_out, 
     }
     if (then) then();
     require_open(record);  // what makes rows may have released it
+    prepare_eviction(keys, insertion, in_flight ? record : nullptr);
   } catch (...) {
     undo(insertion);
     throw;
   }
   settle(insertion);
+  if (evictor) settle_eviction(keys, rows_out, outcomes, insertion, in_flight ? record : nullptr);
   const OutcomeCounts counts =
       internal::count_outcomes(outcomes, static_cast<std::int64_t>(keys.size()));
   if (!in_flight) {

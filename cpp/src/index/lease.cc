@@ -90,6 +90,7 @@ void Index::Impl::end(LeaseRecord& record) noexcept {
 void Index::Impl::publish_released() noexcept {
   while (!open_steps.empty() && open_steps.front()->is_released) {
     const LeaseRecord& record = *open_steps.front();
+    if (evictor) publish_evicted(record);
     for (const std::uint32_t row : record.new_rows) numbers.set_state(row, RowState::kVisible);
     note_visible(record.new_rows);
     num_in_flight -= static_cast<std::int64_t>(record.new_rows.size());

@@ -13,6 +13,7 @@ void RowNumbers::grow(std::int64_t count) {
   keys_.grow(count);
   visible_.grow(count);
   in_flight_.grow(count);
+  if (has_meta_) leaving_.grow(count);
 }
 
 void RowNumbers::prepare_allocate(std::int64_t count) {
@@ -115,6 +116,8 @@ void RowNumbers::swap(RowNumbers& other) noexcept {
   std::swap(keys_, other.keys_);
   std::swap(visible_, other.visible_);
   std::swap(in_flight_, other.in_flight_);
+  std::swap(leaving_, other.leaving_);
+  std::swap(has_meta_, other.has_meta_);
   free_.swap(other.free_);
   kept_back_.swap(other.kept_back_);
   std::swap(num_prepared_, other.num_prepared_);

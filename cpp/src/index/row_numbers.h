@@ -10,6 +10,7 @@
 #include "recsdk/types.h"
 #include "rows/row_bits.h"
 #include "rows/slabs.h"
+#include "util/prefetch.h"
 
 namespace recsdk::internal {
 
@@ -24,7 +25,10 @@ enum class RowState : std::uint8_t {
 /// except for `end`.
 class RowNumbers {
  public:
-  RowNumbers() : keys_(static_cast<std::int64_t>(sizeof(Key)), 0, kSlabBytes) {}
+  /// With room for so many words of metadata beside each key.
+  explicit RowNumbers(int num_meta_words = 0)
+      : keys_(static_cast<std::int64_t>(sizeof(Key)) * (1 + num_meta_words), 0, kSlabBytes),
+        has_meta_(num_meta_words > 0) {}
 
   /// Makes sure that `count` calls of allocate, or of free, cannot fail. Throws
   /// Error(kOutOfMemory), Error(kCapacity), std::bad_alloc.
@@ -71,6 +75,13 @@ class RowNumbers {
     return in_flight_.test(row) ? RowState::kInFlight : RowState::kFree;
   }
   Key key(RowNumber row) const noexcept { return *keys_.at<Key>(row); }
+  /// The words of metadata of a row, behind its key.
+  std::int64_t* meta(RowNumber row) const noexcept { return keys_.at<std::int64_t>(row) + 1; }
+  void prefetch(RowNumber row) const noexcept { prefetch_line(keys_.at<Key>(row)); }
+  /// With metadata: a batch in flight has evicted the row's key, so the index no longer leads to
+  /// it, but what else the row is to readers stays until the batch is visible.
+  bool is_leaving(RowNumber row) const noexcept { return has_meta_ && leaving_.test(row); }
+  void set_leaving(std::uint32_t row, bool value) noexcept { leaving_.assign_alone(row, value); }
   const RowBits& visible() const noexcept { return visible_; }
 
   /// One past the highest row number ever given.
@@ -110,6 +121,8 @@ class RowNumbers {
   Slabs keys_;
   RowBits visible_;
   RowBits in_flight_;
+  RowBits leaving_;  // with metadata
+  bool has_meta_;
   std::vector<std::uint32_t> free_;  // the last is given next
   std::vector<KeptBack> kept_back_;  // in ascending order of epochs
   std::int64_t num_prepared_ = 0;    // rows that the slabs can address

@@ -32,6 +32,7 @@ Cut Table::cut(const CutOptions& options) {
                                 "; pass 0 or more, or leave it out for no limit");
   }
   Impl& t = *impl_;
+  t.require_no_eviction("a cut");
   auto cut = std::make_unique<Cut::Impl>();
   const std::unique_lock lock(t.index.mutex);
   const std::unique_lock rows_lock(t.rows_mutex);

@@ -51,7 +51,7 @@ TableConfig validated(TableConfig config) {
 std::shared_ptr<Index::Impl> make_index(const TableConfig& config, RowMaker& maker) {
   auto index = std::make_shared<Index::Impl>(
       IndexConfig{config.name, config.hash_seed, config.max_rows, config.eviction_groups,
-                  config.owned_groups, config.on_full, config.num_threads},
+                  config.owned_groups, config.on_full, config.num_threads, config.eviction},
       "table '" + config.name + "'", std::shared_ptr<RowMaker>(std::shared_ptr<void>(), &maker));
   index->is_of_table = true;
   return index;
@@ -172,33 +172,40 @@ void Table::lookup(std::span<const Key> keys, float* values, std::span<Outcome> 
 }
 
 void Table::find_or_insert(std::span<const Key> keys, float* values, std::span<Outcome> outcomes,
-                           const Lease* lease) {
+                           const Lease* lease, const KeyData& data) {
   if (!outcomes.empty()) impl_->index.check_sizes(keys.size(), outcomes.size());
+  impl_->index.check_data(keys.size(), data, true);
   const auto record = impl_->index.check_lease(lease);
   Found found(keys.size(), outcomes);
   const std::unique_lock lock(impl_->index.mutex);
-  impl_->index.map_inserting(keys, found.rows.data(), found.outcomes.data(), record.get());
+  impl_->index.map_inserting(keys, found.rows.data(), found.outcomes.data(), record.get(), data);
   const std::shared_lock rows_lock(impl_->rows_mutex);
   impl_->gather(found, values);
 }
 
 void Table::upsert(std::span<const Key> keys, const float* values, const float* state,
-                   std::span<Outcome> outcomes) {
+                   std::span<Outcome> outcomes, const KeyData& data) {
   Impl& t = *impl_;
   if (!outcomes.empty()) t.index.check_sizes(keys.size(), outcomes.size());
+  t.index.check_data(keys.size(), data, true);
   Found found(keys.size(), outcomes);
   const std::unique_lock lock(t.index.mutex);
   t.index.require_no_steps("upsert");
   Insertion insertion;
+  t.index.begin_insertion(insertion, nullptr, data);
   try {
     t.index.find_or_insert(keys, found.rows.data(), found.outcomes.data(), RowState::kVisible,
                            insertion);
     if (t.open_cut != nullptr) t.preserve_found(found);
+    t.index.prepare_eviction(keys, insertion, nullptr);
   } catch (...) {
     t.index.undo(insertion);
     throw;
   }
   t.index.settle(insertion);
+  if (t.index.evictor) {
+    t.index.settle_eviction(keys, found.rows.data(), found.outcomes.data(), insertion, nullptr);
+  }
   t.index.note_visible(insertion.rows);
   const std::unique_lock rows_lock(t.rows_mutex);
   t.write(found, values, state);
@@ -238,6 +245,8 @@ void Table::erase(std::span<const Key> keys, std::span<Outcome> outcomes) {
 }
 
 void Table::clear() { impl_->keys.clear(); }
+std::int64_t Table::evict(std::int64_t max_rows) { return impl_->keys.evict(max_rows); }
+void Table::set_time(std::int64_t time) { impl_->keys.set_time(time); }
 
 float Table::learning_rate() const { return impl_->learning_rate.load(); }
 
@@ -272,6 +281,12 @@ void Table::Impl::check_log_decay(double value) const {
                                 " is out of range; pass what log_decay() gave of a table with the "
                                 "same optimizer, 0 or less and 0 without catch_up");
   }
+}
+
+void Table::Impl::require_no_eviction(const char* call) const {
+  if (!config.eviction) return;
+  throw std::invalid_argument(title() + ": " + call +
+                              " does not hold what eviction keeps of a key; use a table without");
 }
 
 void Table::set_log_decay(double log_decay) {

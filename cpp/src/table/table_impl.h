@@ -96,6 +96,8 @@ struct Table::Impl final : RowMaker {
 
   // Checks of arguments: throw std::invalid_argument, hold no lock.
   void check_log_decay(double value) const;
+  /// Row files do not hold what eviction keeps of a key.
+  void require_no_eviction(const char* call) const;
   void check_bags(const Bags& bags) const;
   void check_output(std::int64_t num_bags, const float* out, std::int64_t stride) const;
   void check_pool(std::span<const PoolBlock> blocks) const;

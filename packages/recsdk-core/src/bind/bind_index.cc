@@ -28,12 +28,23 @@ std::span<Outcome> span_of(const std::optional<Result>& outcomes, std::size_t n)
   return outcomes ? outcome_span(*outcomes, n) : std::span<Outcome>();
 }
 
-nb::tuple map(Index& index, nb::handle keys_object, bool insert, PyLease* lease) {
+PyKeyData::PyKeyData(nb::handle times, nb::handle scores) {
+  if (!times.is_none()) {
+    times_.emplace(times, "times");
+    data_.times = times_->span();
+  }
+  if (scores.is_none()) return;
+  scores_ = floats(scores, "scores");
+  data_.scores = {float_data(scores_), static_cast<std::size_t>(scores_.shape[0])};
+}
+
+nb::tuple map(Index& index, nb::handle keys_object, bool insert, PyLease* lease,
+              const KeyData& data) {
   const Keys keys(keys_object);
   const auto n = static_cast<std::int64_t>(keys.size());
   Result rows = make_rows(keys.framework(), n);
   Result outcomes = make_outcomes(keys.framework(), n);
-  const MapOptions options{insert, lease_of(lease)};
+  const MapOptions options{insert, lease_of(lease), data};
   {
     const nb::gil_scoped_release without_gil;
     index.map(keys.span(), row_span(rows, keys.size()), outcome_span(outcomes, keys.size()),
@@ -66,6 +77,7 @@ nb::dict stats_of(const IndexStats& found) {
   made["num_rows_in_flight"] = found.num_rows_in_flight;
   made["outcomes"] = outcomes;
   made["erased"] = found.erased;
+  made["evicted"] = found.evicted;
   made["index_bytes"] = found.index_bytes;
   made["metadata_bytes"] = found.metadata_bytes;
   made["tracking_bytes"] = found.tracking_bytes;

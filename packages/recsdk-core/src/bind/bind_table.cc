@@ -32,8 +32,10 @@ struct Mapped {
         outcomes(given.empty() ? own_outcomes : given) {}
 };
 
-nb::object find_or_insert(PyTable& table, nb::handle keys_object, PyLease* lease, bool outcomes) {
+nb::object find_or_insert(PyTable& table, nb::handle keys_object, PyLease* lease, bool outcomes,
+                          nb::handle times, nb::handle scores) {
   const Keys keys(keys_object);
+  const PyKeyData data(times, scores);
   const Lease* batch = lease_of(lease);
   Result values =
       make_floats(keys.framework(), static_cast<std::int64_t>(keys.size()), table->config().dim);
@@ -41,7 +43,7 @@ nb::object find_or_insert(PyTable& table, nb::handle keys_object, PyLease* lease
   {
     const nb::gil_scoped_release without_gil;
     table->find_or_insert(keys.span(), static_cast<float*>(values.data),
-                          span_of(kinds, keys.size()), batch);
+                          span_of(kinds, keys.size()), batch, data.get());
   }
   return with_outcomes(std::move(values), std::move(kinds));
 }
@@ -59,8 +61,9 @@ nb::object lookup(PyTable& table, nb::handle keys_object, bool outcomes) {
 }
 
 nb::object upsert(PyTable& table, nb::handle keys_object, nb::handle values_object,
-                  nb::handle state_object, bool outcomes) {
+                  nb::handle state_object, bool outcomes, nb::handle times, nb::handle scores) {
   const Keys keys(keys_object);
+  const PyKeyData data(times, scores);
   const auto n = static_cast<std::int64_t>(keys.size());
   const Array values = floats(values_object, "values", n, table->config().dim);
   Array state;
@@ -69,7 +72,8 @@ nb::object upsert(PyTable& table, nb::handle keys_object, nb::handle values_obje
   std::optional<Result> kinds = make_outcomes_if(outcomes, keys);
   {
     const nb::gil_scoped_release without_gil;
-    table->upsert(keys.span(), float_data(values), float_data(state), span_of(kinds, keys.size()));
+    table->upsert(keys.span(), float_data(values), float_data(state), span_of(kinds, keys.size()),
+                  data.get());
   }
   return outcomes_or_none(std::move(kinds));
 }
@@ -259,10 +263,11 @@ void make_table(PyTable* place, std::int64_t dim, std::string name,
                 std::optional<std::int64_t> max_rows, std::optional<std::int64_t> eviction_groups,
                 const std::optional<std::pair<std::int64_t, std::int64_t>>& owned_groups,
                 OnFull on_full, float default_value, NonFinite on_nonfinite, DType weight_dtype,
-                Rounding rounding, std::optional<int> num_threads) {
+                Rounding rounding, std::optional<int> num_threads,
+                const std::optional<EvictConfig>& eviction) {
   new (place) PyTable({dim, std::move(name), optimizer, initializer, seed, hash_seed, max_rows,
                        eviction_groups, group_range(owned_groups), on_full, default_value,
-                       on_nonfinite, weight_dtype, rounding, num_threads});
+                       on_nonfinite, weight_dtype, rounding, num_threads, eviction});
 }
 
 }  // namespace
@@ -275,7 +280,7 @@ void bind_table(nb::module_& module) {
            nb::arg("max_rows").none(), nb::arg("eviction_groups").none(),
            nb::arg("owned_groups").none(), nb::arg("on_full"), nb::arg("default_value"),
            nb::arg("on_nonfinite"), nb::arg("weight_dtype"), nb::arg("rounding"),
-           nb::arg("num_threads").none())
+           nb::arg("num_threads").none(), nb::arg("eviction").none())
       .def("state_fields", [](PyTable& table) { return state_fields(table->layout()); })
       .def(
           "lease",
@@ -293,15 +298,18 @@ void bind_table(nb::module_& module) {
           "is_tracking", [](PyTable& table) { return table->is_tracking(); }, without_gil)
       .def(
           "map",
-          [](PyTable& table, nb::handle keys, bool insert, PyLease* lease) {
-            return map(table->index(), keys, insert, lease);
+          [](PyTable& table, nb::handle keys, bool insert, PyLease* lease, nb::handle times,
+             nb::handle scores) {
+            return map(table->index(), keys, insert, lease, PyKeyData(times, scores).get());
           },
-          nb::arg("keys").none(), nb::arg("insert"), nb::arg("lease").none())
+          nb::arg("keys").none(), nb::arg("insert"), nb::arg("lease").none(),
+          nb::arg("times").none(), nb::arg("scores").none())
       .def("find_or_insert", &find_or_insert, nb::arg("keys").none(), nb::arg("lease").none(),
-           nb::arg("return_outcomes"))
+           nb::arg("return_outcomes"), nb::arg("times").none(), nb::arg("scores").none())
       .def("lookup", &lookup, nb::arg("keys").none(), nb::arg("return_outcomes"))
       .def("upsert", &upsert, nb::arg("keys").none(), nb::arg("values").none(),
-           nb::arg("state").none(), nb::arg("return_outcomes"))
+           nb::arg("state").none(), nb::arg("return_outcomes"), nb::arg("times").none(),
+           nb::arg("scores").none())
       .def(
           "erase",
           [](PyTable& table, nb::handle keys, bool outcomes) {
@@ -310,6 +318,12 @@ void bind_table(nb::module_& module) {
           nb::arg("keys").none(), nb::arg("return_outcomes"))
       .def(
           "clear", [](PyTable& table) { table->clear(); }, without_gil)
+      .def(
+          "evict", [](PyTable& table, std::int64_t max_rows) { return table->evict(max_rows); },
+          nb::arg("max_rows"), without_gil)
+      .def(
+          "set_time", [](PyTable& table, std::int64_t time) { table->set_time(time); },
+          nb::arg("time"), without_gil)
       .def("apply_gradients", &apply_gradients, nb::arg("keys").none(), nb::arg("grads").none(),
            nb::arg("return_outcomes"))
       .def("pool", &pool, nb::arg("keys").none(), nb::arg("offsets").none(),

@@ -18,6 +18,7 @@ void bind_error(nb::module_& module);
 void bind_index(nb::module_& module);
 void bind_initializer(nb::module_& module);
 void bind_optimizer(nb::module_& module);
+void bind_policy(nb::module_& module);
 void bind_routing(nb::module_& module);
 void bind_row_file(nb::module_& module);
 void bind_row_layout(nb::module_& module);

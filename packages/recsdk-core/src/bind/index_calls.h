@@ -17,8 +17,20 @@ std::optional<Result> make_outcomes_if(bool wanted, const Keys& keys);
 nb::object outcomes_or_none(std::optional<Result> outcomes);
 std::span<Outcome> span_of(const std::optional<Result>& outcomes, std::size_t n);
 
+/// What comes with keys for eviction: arrays or None each.
+class PyKeyData {
+ public:
+  PyKeyData(nb::handle times, nb::handle scores);
+  const KeyData& get() const { return data_; }
+
+ private:
+  std::optional<Integers> times_;
+  Array scores_;
+  KeyData data_;
+};
+
 /// (rows, outcomes)
-nb::tuple map(Index& index, nb::handle keys, bool insert, PyLease* lease);
+nb::tuple map(Index& index, nb::handle keys, bool insert, PyLease* lease, const KeyData& data = {});
 /// Outcomes, or None.
 nb::object erase(Index& index, nb::handle keys, bool return_outcomes);
 /// Groups of keys from (begin, end).

@@ -13,6 +13,7 @@ NB_MODULE(_ext, module) {
   bind_index(module);
   bind_initializer(module);
   bind_optimizer(module);
+  bind_policy(module);
   bind_row_file(module);
   bind_row_layout(module);
   bind_runtime(module);

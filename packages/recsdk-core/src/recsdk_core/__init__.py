@@ -25,6 +25,7 @@ from recsdk_core.errors import (  # noqa: E402
     OutOfMemoryError,
     RecsdkError,
 )
+from recsdk_core.eviction import Evict  # noqa: E402
 from recsdk_core.index import Index, IndexCut  # noqa: E402
 from recsdk_core.outcome import Outcome  # noqa: E402
 from recsdk_core.records import ExportBatch, IndexStats, TableStats  # noqa: E402
@@ -58,6 +59,7 @@ __all__ = [
     "CheckpointError",
     "CombineBlock",
     "CutBags",
+    "Evict",
     "ExportBatch",
     "Index",
     "IndexCut",

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsdk_core import _ext
-from recsdk_core._ext import IndexCut
+from recsdk_core._ext import IndexCut, Lease
 from recsdk_core._internal.checks import require_int
 from recsdk_core._internal.config import engine_on_full
 from recsdk_core._internal.keyed import Array, Keyed, OnFull, require_keyed
@@ -111,6 +111,22 @@ class Index(Keyed):
     def is_tracking(self) -> bool:
         """Whether a cut may be of changes only."""
         return self._engine.is_tracking()
+
+    def map(self, keys: Array, insert: bool, *, lease: Lease | None = None) -> tuple[Array, Array]:
+        """Finds the rows of keys (N,), and with `insert` gives a row to each unseen key.
+
+        Returns (rows int64 (N,), outcomes uint8 (N,)); a key without a row has an unspecified row
+        number. Of a new key that occurs several times the first is INSERTED, the rest FOUND. Row
+        numbers are given in input order. Which keys are REFUSED depends on the keys of the call,
+        not on their order: in a group of keys that has too little room, those that are lowest by a
+        fixed hash. Empty input is fine.
+
+        Raises BusyError when inserting without a step while leases with a step are open,
+        CapacityError under `on_full="raise"`, OutOfMemoryError, and what a custom initializer or
+        `make_rows` raises.
+        Cost: one cache line per key, plus one row per insertion.
+        """
+        return self._engine.map(keys, insert, lease)
 
     def assign(self, keys: Array) -> None:
         """Replaces all keys by distinct keys (N,): key i gets row i, and `make_rows` is not called.

@@ -40,6 +40,8 @@ class IndexStats:
     """Keys by outcome, over all calls of visible batches."""
     erased: int
     """Keys that `erase` and `clear` took out."""
+    evicted: int
+    """Keys that left for others, or by `evict`."""
     index_bytes: int
     """Memory from keys to row numbers."""
     metadata_bytes: int

@@ -17,6 +17,7 @@ from recsdk_core._ext import Bags, Lease
 from recsdk_core._internal.checks import require_finite, require_int
 from recsdk_core._internal.config import (
     engine_dtype,
+    engine_eviction,
     engine_initializer,
     engine_nonfinite,
     engine_on_full,
@@ -26,6 +27,7 @@ from recsdk_core._internal.config import (
 from recsdk_core._internal.keyed import INT64, UINT64, Array, Keyed, OnFull, require_keyed
 from recsdk_core.checkpoint.table_io import SavesAndLoads
 from recsdk_core.errors import BusyError
+from recsdk_core.eviction import Evict
 from recsdk_core.init import Initializer, Uniform
 from recsdk_core.optim import SGD, Optimizer
 from recsdk_core.outcome import Outcome
@@ -87,6 +89,7 @@ class Table(Keyed, SavesAndLoads):
         eviction_groups: int | None = None,
         owned_groups: tuple[int, int] | None = None,
         on_full: OnFull = "refuse",
+        eviction: Evict | None = None,
         default_value: float = 0.0,
         on_nonfinite: Literal["apply", "raise", "skip"] = "apply",
         dtype: DType = "float32",
@@ -104,17 +107,19 @@ class Table(Keyed, SavesAndLoads):
         but no fewer than 64 where that leaves 16, at most 65,536. A key's group follows from its
         virtual shard, so what is refused depends on no order, thread or rank. A table that has a
         part of the groups, from `owned_groups[0]` to below `owned_groups[1]`, has their part of
-        `max_rows`, and refuses keys of others. Every column of a refused or missing key reads
-        `default_value`. `on_nonfinite` says what happens to a summed gradient that is infinite or
-        not a number: it is applied as torch does ("apply"), the update raises NonFiniteError
-        ("raise"), or that key's update is left out ("skip"). Weights are stored as `dtype`:
-        "float32", "bfloat16" or "float16"; state, arithmetic and arrays are float32 in any case.
-        `rounding` says how updates round to 16 bits: to one of the two neighbours, more likely the
-        nearer, by random bits that depend on seed, name, key, column and update count only
-        ("stochastic"), or to the nearest, ties to even ("nearest"). Initial rows and `upsert`
-        always round to the nearest. `num_threads`, 1 to 1024, limits the threads of this table's
-        calls (None: the pool's size). `hash_seed` seeds the index (None: random); no result depends
-        on it.
+        `max_rows`, and refuses keys of others. With `eviction`, which needs `max_rows`, keys leave
+        a full group for those that come, see `Evict`; `on_full` then is about keys for which nobody
+        may leave. A table with eviction cannot be saved, loaded or copied: files do not hold what
+        it keeps of a key. Every column of a refused or missing key reads `default_value`.
+        `on_nonfinite` says what happens to a summed gradient that is infinite or not a number: it
+        is applied as torch does ("apply"), the update raises NonFiniteError ("raise"), or that
+        key's update is left out ("skip"). Weights are stored as `dtype`: "float32", "bfloat16" or
+        "float16"; state, arithmetic and arrays are float32 in any case. `rounding` says how updates
+        round to 16 bits: to one of the two neighbours, more likely the nearer, by random bits that
+        depend on seed, name, key, column and update count only ("stochastic"), or to the nearest,
+        ties to even ("nearest"). Initial rows and `upsert` always round to the nearest.
+        `num_threads`, 1 to 1024, limits the threads of this table's calls (None: the pool's size).
+        `hash_seed` seeds the index (None: random); no result depends on it.
 
         Raises ValueError or TypeError, which names the wrong argument.
         """
@@ -146,7 +151,10 @@ class Table(Keyed, SavesAndLoads):
             engine_dtype(dtype),
             engine_rounding(rounding),
             num_threads,
+            engine_eviction(eviction, max_rows),
         )
+        self._time: int | None = None
+        self._eviction = eviction
         self._dim = dim
         self._name = name
         self._optimizer = optimizer
@@ -186,6 +194,22 @@ class Table(Keyed, SavesAndLoads):
     def initializer(self) -> Initializer:
         """How new rows get their values."""
         return self._initializer
+
+    @property
+    def eviction(self) -> Evict | None:
+        """Who leaves when the table is full; None: nobody."""
+        return self._eviction
+
+    @property
+    def time(self) -> int | None:
+        """The time of calls that bring none, for `Evict.lru(by="time")`; None until it is set."""
+        return self._time
+
+    @time.setter
+    def time(self, value: int) -> None:
+        require_int("Table", -INT64, INT64, time=value)
+        self._engine.set_time(value)
+        self._time = value
 
     @property
     def default_value(self) -> float:
@@ -247,15 +271,78 @@ class Table(Keyed, SavesAndLoads):
         """(name, width) of each field of optimizer state that a row has."""
         return self._engine.state_fields()
 
+    def map(
+        self,
+        keys: Array,
+        insert: bool,
+        *,
+        lease: Lease | None = None,
+        times: Array | int | None = None,
+        scores: Array | None = None,
+    ) -> tuple[Array, Array]:
+        """Finds the rows of keys (N,), and with `insert` gives a row to each unseen key.
+
+        Returns (rows int64 (N,), outcomes uint8 (N,)); a key without a row has an unspecified row
+        number. Of a new key that occurs several times the first is INSERTED, the rest FOUND. Row
+        numbers are given in input order. Which keys are REFUSED depends on the keys of the call,
+        not on their order: in a group of keys that has too little room, those that are lowest by a
+        fixed hash. Empty input is fine.
+
+        With eviction others leave instead, see `Evict`; they, and their rows, stay what they are to
+        readers and earlier leases until the call's lease is released, if it carries a step. `times`
+        int64 (N,) or one for all are for `Evict.lru(by="time")`, finite `scores` float32 (N,) for
+        `Evict.score()`; of equal keys the largest counts.
+
+        Raises BusyError when inserting without a step while leases with a step are open,
+        CapacityError under `on_full="raise"`, OutOfMemoryError, ValueError for times or scores that
+        the rule does not take, or lacks, and what a custom initializer raises.
+        Cost: one cache line per key, plus one row per insertion; with eviction one more line per
+        key, and a few per key that leaves.
+        """
+        return self._engine.map(keys, insert, lease, _times(times), scores)
+
     def find_or_insert(
-        self, keys: Array, *, lease: Lease | None = None, return_outcomes: bool = False
+        self,
+        keys: Array,
+        *,
+        lease: Lease | None = None,
+        times: Array | int | None = None,
+        scores: Array | None = None,
+        return_outcomes: bool = False,
     ) -> Any:
         """The rows of keys (N,), float32 (N, D); an unseen key gets a row.
 
         A refused key reads the default value. With `return_outcomes` returns (values, outcomes
-        uint8 (N,)). Duplicates, errors and cost are those of `map`, plus reading the rows.
+        uint8 (N,)). `times`, `scores`, duplicates, errors and cost are those of `map`, plus reading
+        the rows.
         """
-        return self._engine.find_or_insert(keys, lease, return_outcomes)
+        return self._engine.find_or_insert(keys, lease, return_outcomes, _times(times), scores)
+
+    def evict(self, *, fraction: float | None = None, max_rows: int | None = None) -> int:
+        """Makes room: the lowest keys leave until each group has at most its part of a limit.
+
+        The limit is `max_rows`, or the table's own without a `fraction` of it, from 0 to 1,
+        rounded down. It divides over groups as the table's own. Keys below `min_age` stay. Returns
+        how many left. The call is no step. Raises ValueError without eviction, or unless one of the
+        two is given; BusyError while leases with a step are open.
+
+        >>> import numpy as np
+        >>> from recsdk_core import Evict, Table
+        >>> table = Table(dim=2, max_rows=100, eviction=Evict.lfu())
+        >>> _ = table.find_or_insert(np.arange(100))
+        >>> table.evict(fraction=0.25), len(table)
+        (25, 75)
+        """
+        if (fraction is None) == (max_rows is None):
+            raise ValueError("Table.evict: pass one of fraction and max_rows")
+        if fraction is not None:
+            require_finite("Table.evict", fraction=fraction)
+            if not 0.0 <= fraction <= 1.0:
+                raise ValueError(f"Table.evict: fraction must be from 0 to 1, got {fraction}")
+            max_rows = int((self._max_rows or 0) * (1.0 - fraction))
+        require_int("Table.evict", 0, INT64, max_rows=max_rows)
+        assert max_rows is not None
+        return self._engine.evict(max_rows)
 
     def lookup(self, keys: Array, *, return_outcomes: bool = False) -> Any:
         """The rows of keys (N,), read only: float32 (N, D).
@@ -271,16 +358,19 @@ class Table(Keyed, SavesAndLoads):
         values: Array,
         state: Mapping[str, Array] | None = None,
         *,
+        times: Array | int | None = None,
+        scores: Array | None = None,
         return_outcomes: bool = False,
     ) -> Any:
         """Writes values (N, D) as the weights of keys (N,), inserting unseen keys.
 
         Of duplicates the last wins. `state` has float32 (N, width) for every one of `state_fields`;
-        without it optimizer state is made fresh. With `return_outcomes` returns outcomes uint8
-        (N,), else None. Raises BusyError while leases with a step are open.
+        without it optimizer state is made fresh. `times` and `scores` are those of `map`. With
+        `return_outcomes` returns outcomes uint8 (N,), else None. Raises BusyError while leases with
+        a step are open.
         """
         packed = None if state is None else self._pack_state(state)
-        return self._engine.upsert(keys, values, packed, return_outcomes)
+        return self._engine.upsert(keys, values, packed, return_outcomes, _times(times), scores)
 
     def _pack_state(self, state: Mapping[str, Array]) -> Array | None:
         """The state fields side by side, (N, sum of widths); None if the rows have no state."""
@@ -463,6 +553,7 @@ class Table(Keyed, SavesAndLoads):
             "eviction_groups": self._eviction_groups,
             "owned_groups": self._owned_groups,
             "on_full": self._on_full,
+            "eviction": self._eviction,
             "default_value": self._default_value,
             "on_nonfinite": self._on_nonfinite,
             "dtype": self._dtype,
@@ -487,6 +578,7 @@ class Table(Keyed, SavesAndLoads):
         a save are open, and OutOfMemoryError; then nothing has changed. Call it while no other
         thread uses the table. Cost: all rows are copied, and held twice until the end.
         """
+        self._require_no_eviction("set_optimizer")
         self.check_replaceable("optimizer")
         made = self.empty_copy(optimizer=optimizer)
         for batch in self.export(state=False):
@@ -501,6 +593,7 @@ class Table(Keyed, SavesAndLoads):
         `stats()` begin anew with the rows as inserted. Errors, thread safety and cost are those of
         `set_optimizer`.
         """
+        self._require_no_eviction("rename")
         self.check_replaceable("name")
         config = {**self._config(), "name": name}
         made = _restore(config, self.export(), self.update_count, self.log_decay)
@@ -518,12 +611,22 @@ class Table(Keyed, SavesAndLoads):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles configuration, visible rows, their optimizer state and the update count."""
+        self._require_no_eviction("pickle")
         counts = (self.update_count, self.log_decay)
         return _restore, (self._config(), list(self.export()), *counts)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Table:
         """A table with the same configuration, visible rows, state and update count."""
+        self._require_no_eviction("deepcopy")
         return _restore(self._config(), self.export(), self.update_count, self.log_decay)
+
+    def _require_no_eviction(self, call: str) -> None:
+        """Raises ValueError for what would forget how often, and when, keys were seen."""
+        if self._eviction is not None:
+            raise ValueError(
+                f"table {self._name!r}: {call} does not keep what eviction knows of a key; use a "
+                "table without eviction"
+            )
 
 
 def _restore(
@@ -538,6 +641,11 @@ def _restore(
     table.update_count = update_count
     table.log_decay = log_decay
     return table
+
+
+def _times(times: Array | int | None) -> Array | None:
+    """Times as the engine takes them: one for all as (1,)."""
+    return np.array([times], np.int64) if isinstance(times, int) else times
 
 
 def _unpack_state(

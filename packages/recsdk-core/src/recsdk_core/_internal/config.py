@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from recsdk_core import _ext
+from recsdk_core.eviction import Evict
 from recsdk_core.init import Constant, Custom, Initializer, Normal, TruncatedNormal, Uniform
 from recsdk_core.optim import (
     FTRL,
@@ -23,6 +24,7 @@ from recsdk_core.optim import (
 
 __all__ = [
     "engine_dtype",
+    "engine_eviction",
     "engine_initializer",
     "engine_nonfinite",
     "engine_optimizer",
@@ -116,6 +118,21 @@ def engine_initializer(initializer: Initializer, dim: int) -> _ext.InitializerCo
     raise TypeError(
         "initializer must be one of recsdk_core.init.Constant, Uniform, Normal, TruncatedNormal, "
         f"Custom; got {initializer!r}"
+    )
+
+
+def engine_eviction(eviction: Evict | None, max_rows: int | None) -> _ext.EvictConfig | None:
+    """The engine's form of a rule who leaves; TypeError or ValueError for anything else."""
+    if eviction is None:
+        return None
+    if not isinstance(eviction, Evict):
+        raise TypeError(f"eviction must be an Evict, such as Evict.lru(), got {eviction!r}")
+    if max_rows is None:
+        raise ValueError("eviction makes room within max_rows; set max_rows too")
+    order = _ext.EvictOrder[eviction.order.upper()]
+    half_life = None if eviction.half_life is None else float(eviction.half_life)
+    return _ext.EvictConfig(
+        order, _ext.EvictClock[eviction.by.upper()], half_life, eviction.min_age
     )
 
 

@@ -97,23 +97,9 @@ class Keyed:
             raise ValueError(f"{kind}.lease: step must be in [-2**63, 2**63), got {step}")
         return self._engine.lease(step)
 
-    def map(
-        self, keys: Array, insert: bool, *, lease: _ext.Lease | None = None
-    ) -> tuple[Array, Array]:
-        """Finds the rows of keys (N,), and with `insert` gives a row to each unseen key.
-
-        Returns (rows int64 (N,), outcomes uint8 (N,)); a key without a row has an unspecified row
-        number. Of a new key that occurs several times the first is INSERTED, the rest FOUND. Row
-        numbers are given in input order. Which keys are REFUSED depends on the keys of the call,
-        not on their order: in a group of keys that has too little room, those that are lowest by a
-        fixed hash. Empty input is fine.
-
-        Raises BusyError when inserting without a step while leases with a step are open,
-        CapacityError under `on_full="raise"`, OutOfMemoryError, and what a custom initializer or
-        `make_rows` raises.
-        Cost: one cache line per key, plus one row per insertion.
-        """
-        return self._engine.map(keys, insert, lease)
+    def map(self, keys: Array, insert: bool) -> tuple[Array, Array]:
+        """Rows int64 (N,) and outcomes uint8 (N,) of keys (N,)."""
+        raise NotImplementedError
 
     def erase(self, keys: Array, *, return_outcomes: bool = False) -> Any:
         """Takes keys (N,) out.
@@ -159,5 +145,5 @@ class Keyed:
         number = operator.index(key)  # type: ignore[arg-type]
         if not -INT64 <= number < UINT64:
             return False
-        _, outcomes = self._engine.map(np.array([number % UINT64], dtype=np.uint64), False, None)
+        _, outcomes = self.map(np.array([number % UINT64], dtype=np.uint64), False)
         return bool(outcomes[0] == Outcome.FOUND)

@@ -9,6 +9,7 @@ from recsdk_core._internal.extras import require
 
 require("hypothesis", extra="testing", user="recsdk_core.testing")
 
+from recsdk_core.testing._eviction import Eviction, KeyMeta, Seen  # noqa: E402
 from recsdk_core.testing._room import Room  # noqa: E402
 from recsdk_core.testing.profiles import register_profiles  # noqa: E402
 from recsdk_core.testing.reference import ReferenceLease, ReferenceTable  # noqa: E402
@@ -24,10 +25,13 @@ from recsdk_core.testing.strategies import (  # noqa: E402
 
 __all__ = [
     "EDGE_KEYS",
+    "Eviction",
+    "KeyMeta",
     "Operation",
     "ReferenceLease",
     "ReferenceTable",
     "Room",
+    "Seen",
     "bags",
     "key_arrays",
     "keys",

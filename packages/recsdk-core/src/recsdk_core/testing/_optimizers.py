@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 from recsdk_core import optim
 from recsdk_core.testing._arithmetic import lane_sum
 
-__all__ = ["Step", "fresh_state", "next_log_decay", "state_fields", "update_row"]
+__all__ = [
+    "Step",
+    "exp_of_negative",
+    "fresh_state",
+    "log_of_ratio",
+    "next_log_decay",
+    "state_fields",
+    "update_row",
+]
 
 F32 = np.float32
 Floats: TypeAlias = NDArray[np.float32]
@@ -125,7 +133,7 @@ def _catch_up(step: Step, weights: Floats, state: State) -> None:
     mark, before = state["log_decay"], _halves(step.log_decay)
     if mark[0] <= 0 and (mark != before).any():
         missed = (float(before[0]) + float(before[1])) - (float(mark[0]) + float(mark[1]))
-        weights *= F32(_exp_of_negative(missed) if missed < 0 else 1.0)
+        weights *= F32(exp_of_negative(missed) if missed < 0 else 1.0)
     mark[:] = _halves(next_log_decay(step.optimizer, step.log_decay))
 
 
@@ -273,7 +281,7 @@ def _power(base: float, exponent: int) -> float:
     return result
 
 
-def _log_of_ratio(z: float) -> float:
+def log_of_ratio(z: float) -> float:
     """log((1 + z) / (1 - z))."""
     total = 0.0
     for n in range(23, 0, -2):
@@ -284,15 +292,15 @@ def _log_of_ratio(z: float) -> float:
 def _log_one_minus(x: float) -> float:
     """log(1 - x)."""
     if x < 0.25:
-        return _log_of_ratio(-x / (2.0 - x))
+        return log_of_ratio(-x / (2.0 - x))
     rest, doublings = 1.0 - x, 0.0
     while rest < 0.75:
         rest *= 2.0
         doublings += 1.0
-    return _log_of_ratio((rest - 1.0) / (rest + 1.0)) - doublings * 0.6931471805599453
+    return log_of_ratio((rest - 1.0) / (rest + 1.0)) - doublings * 0.6931471805599453
 
 
-def _exp_of_negative(x: float) -> float:
+def exp_of_negative(x: float) -> float:
     """exp(x), 0 where a float could not hold it."""
     if not x > -104.0:
         return 0.0

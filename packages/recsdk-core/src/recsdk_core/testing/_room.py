@@ -28,6 +28,7 @@ class Room:
         self.max_rows = max_rows
         self.num_groups = num_groups or default_eviction_groups(max_rows)
         begin, end = owned_groups or (0, self.num_groups)
+        self.owned_groups = begin, end
         self._owned = range(begin, end)
 
     def group(self, key: int) -> int:

@@ -14,11 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsdk_core.errors import BusyError, CapacityError, NonFiniteError
+from recsdk_core.eviction import Evict
 from recsdk_core.init import Initializer, Uniform
 from recsdk_core.optim import SGD, Optimizer
 from recsdk_core.outcome import Outcome
 from recsdk_core.table import ExportBatch, OnFull, TableStats
 from recsdk_core.testing import _arithmetic, _optimizers
+from recsdk_core.testing._eviction import Eviction, KeyMeta, Seen
 from recsdk_core.testing._initial_rows import initial_rows
 from recsdk_core.testing._room import Room
 from recsdk_core.testing._rounding import random_halves, round_nearest, round_stochastic
@@ -37,6 +39,7 @@ class _Row:
     weights: Floats
     state: dict[str, Floats]
     is_in_flight: bool
+    meta: KeyMeta | None = None
 
 
 class ReferenceLease:
@@ -47,7 +50,8 @@ class ReferenceLease:
         self.is_released = False
         self._table = table
         self._epoch = epoch
-        self._new_keys: list[int] = []
+        self._new: list[tuple[int, _Row]] = []
+        self._evicted: list[tuple[int, _Row]] = []
         self._outcomes: list[Outcomes] = []
 
     def release(self) -> None:
@@ -89,6 +93,7 @@ class ReferenceTable:
         eviction_groups: int | None = None,
         owned_groups: tuple[int, int] | None = None,
         on_full: OnFull = "refuse",
+        eviction: Evict | None = None,
         default_value: float = 0.0,
         on_nonfinite: Literal["apply", "raise", "skip"] = "apply",
         dtype: Literal["float32", "bfloat16", "float16"] = "float32",
@@ -100,6 +105,9 @@ class ReferenceTable:
         self.max_rows = max_rows
         self._room = None if max_rows is None else Room(max_rows, eviction_groups, owned_groups)
         self.on_full = on_full
+        self.eviction = eviction
+        self._eviction = None if eviction is None else Eviction(eviction, self._need_room())
+        self.time: int | None = None
         self.default_value = default_value
         self.initializer = initializer
         self.optimizer = optimizer
@@ -110,7 +118,7 @@ class ReferenceTable:
         self._on_nonfinite = on_nonfinite
         self._rows: dict[int, _Row] = {}
         self._counts = dict.fromkeys(Outcome, 0)
-        self._num_erased = self._num_nonfinite = 0
+        self._num_erased = self._num_nonfinite = self._num_evicted = 0
         self._leases: list[ReferenceLease] = []  # open, oldest first
         self._steps: list[ReferenceLease] = []  # with a step, until visible
         self._last_step: int | None = None
@@ -118,6 +126,11 @@ class ReferenceTable:
         self._end_row = 0
         self._free: list[int] = []  # the last is given next
         self._kept_back: list[tuple[int, int]] = []  # (epoch, row)
+
+    def _need_room(self) -> Room:
+        if self._room is None:
+            raise ValueError("eviction makes room within max_rows; set max_rows too")
+        return self._room
 
     @property
     def learning_rate(self) -> float:
@@ -150,8 +163,11 @@ class ReferenceTable:
         self._leases = [lease for lease in self._leases if not lease.is_released]
         while self._steps and self._steps[0].is_released:
             lease = self._steps.pop(0)
-            for key in lease._new_keys:
-                self._rows[key].is_in_flight = False
+            for _, row in sorted(lease._evicted, key=lambda entry: (entry[0], entry[1].number)):
+                self._kept_back.append((self._next_epoch, row.number))
+            self._num_evicted += len(lease._evicted)
+            for _, row in lease._new:
+                row.is_in_flight = False
             for outcomes in lease._outcomes:
                 self._count(outcomes)
         self._free_rows()
@@ -171,14 +187,21 @@ class ReferenceTable:
             self._counts[Outcome(outcome)] += 1
 
     def map(
-        self, keys: Keys, insert: bool, *, lease: ReferenceLease | None = None
+        self,
+        keys: Keys,
+        insert: bool,
+        *,
+        lease: ReferenceLease | None = None,
+        times: Any = None,
+        scores: Any = None,
     ) -> tuple[NDArray[np.int64], Outcomes]:
         """Finds the rows of keys (N,), and with `insert` gives a row to each unseen key."""
         is_in_flight = lease is not None and lease.step is not None
         if insert:
             if not is_in_flight:
                 self._require_no_steps()
-            rows, outcomes = self._insert(_as_ints(keys), lease if is_in_flight else None)
+            seen = self._seen(keys, times, scores)
+            rows, outcomes = self._insert(_as_ints(keys), seen, lease if is_in_flight else None)
         else:
             found = [self._find(key, sees_in_flight=is_in_flight) for key in _as_ints(keys)]
             rows = np.array([row.number if row else 0 for row in found], np.int64)
@@ -191,12 +214,67 @@ class ReferenceTable:
 
     def _find(self, key: int, *, sees_in_flight: bool = False) -> _Row | None:
         row = self._rows.get(key)
-        return None if row is None or (row.is_in_flight and not sees_in_flight) else row
+        if sees_in_flight or (row is not None and not row.is_in_flight):
+            return row
+        return next((row for other, row in self._leaving() if other == key), None)
+
+    def _leaving(self) -> list[tuple[int, _Row]]:
+        """Keys that batches in flight evicted, and that readers still see."""
+        evicted = [entry for lease in self._steps for entry in lease._evicted]
+        return [(key, row) for key, row in evicted if not row.is_in_flight]
+
+    def _seen(self, keys: Keys, times: Any, scores: Any) -> dict[int, Seen]:
+        if self._eviction is None:
+            return {}
+        if self._eviction.rule.by == "time" and times is None:
+            times = self.time
+            if times is None:
+                raise ValueError("eviction goes by time, and the call brings none")
+        return self._eviction.seen(_as_ints(keys), times, scores)
+
+    def _metas(self) -> dict[int, KeyMeta]:
+        return {key: row.meta for key, row in self._rows.items() if row.meta is not None}
+
+    def _settle(
+        self, seen: dict[int, Seen], leaving: list[int], lease: ReferenceLease | None
+    ) -> None:
+        """What a call changes of metadata, and whom it evicts."""
+        if self._eviction is None:
+            return
+        lease_step = None if lease is None else lease.step
+        step = self._eviction.step_of(lease_step)
+        for key in seen:
+            if key in self._rows:
+                row = self._rows[key]
+                row.meta = self._eviction.touched(row.meta, seen[key], step)
+        self._eviction.decided(step, lease_step)
+        self._evict(leaving, lease)
+
+    def _evict(self, leaving: list[int], lease: ReferenceLease | None) -> None:
+        for key in leaving:
+            row = self._rows.pop(key)
+            if lease is None:
+                self._kept_back.append((self._next_epoch, row.number))
+                self._num_evicted += 1
+            else:
+                lease._evicted.append((key, row))
+        self._free_rows()
+
+    def evict(self, *, fraction: float | None = None, max_rows: int | None = None) -> int:
+        """Makes room: the lowest keys leave until each group has at most its part of a limit."""
+        if self._eviction is None:
+            raise ValueError("evict needs a rule who leaves")
+        self._require_no_steps()
+        if fraction is not None:
+            max_rows = int((self.max_rows or 0) * (1.0 - fraction))
+        leaving = self._eviction.beyond(self._metas(), max_rows or 0)
+        self._evict(leaving, None)
+        return len(leaving)
 
     def _insert(
-        self, keys: list[int], lease: ReferenceLease | None
+        self, keys: list[int], seen: dict[int, Seen], lease: ReferenceLease | None
     ) -> tuple[NDArray[np.int64], Outcomes]:
-        new = self._admitted(keys)
+        new, leaving = self._admitted(keys, seen, None if lease is None else lease.step)
         weights = initial_rows(
             self.initializer, self.seed, self.name, np.array(new, np.int64), self.dim
         )
@@ -205,7 +283,7 @@ class ReferenceTable:
             rounded = round_nearest(row_weights.copy(), self.dtype)
             self._add(key, rounded, is_in_flight=lease is not None)
         if lease is not None:
-            lease._new_keys += new
+            lease._new += [(key, self._rows[key]) for key in new]
         outcomes = [
             Outcome.REFUSED
             if key not in self._rows
@@ -213,15 +291,23 @@ class ReferenceTable:
             for key in keys
         ]
         rows = [self._rows[key].number if key in self._rows else 0 for key in keys]
+        self._settle(seen, leaving, lease)
         return np.array(rows, np.int64), _outcomes(outcomes)
 
-    def _admitted(self, keys: list[int]) -> list[int]:
-        """The keys without a row for which there is room, each once."""
+    def _admitted(
+        self, keys: list[int], seen: dict[int, Seen], lease_step: int | None
+    ) -> tuple[list[int], list[int]]:
+        """The keys without a row for which there is room, each once, and those that leave."""
         new = [key for key in dict.fromkeys(keys) if key not in self._rows]
-        refused = self._room.refused(new, self._rows) if self._room else set()
+        leaving: list[int] = []
+        if self._eviction is not None:
+            step = self._eviction.step_of(lease_step)
+            leaving, refused = self._eviction.decide(self._metas(), seen, step)
+        else:
+            refused = self._room.refused(new, self._rows) if self._room else set()
         if self.on_full == "raise" and refused:
             raise CapacityError(f"table {self.name!r} is full: {self.max_rows} rows")
-        return [key for key in new if key not in refused]
+        return [key for key in new if key not in refused], leaving
 
     def _add(self, key: int, weights: Floats, *, is_in_flight: bool = False) -> _Row:
         if self._free:
@@ -241,10 +327,16 @@ class ReferenceTable:
         return values
 
     def find_or_insert(
-        self, keys: Keys, *, lease: ReferenceLease | None = None, return_outcomes: bool = False
+        self,
+        keys: Keys,
+        *,
+        lease: ReferenceLease | None = None,
+        times: Any = None,
+        scores: Any = None,
+        return_outcomes: bool = False,
     ) -> Any:
         """The rows of keys (N,), made where they do not exist."""
-        _, outcomes = self.map(keys, True, lease=lease)
+        _, outcomes = self.map(keys, True, lease=lease, times=times, scores=scores)
         values = self._read(_as_ints(keys), sees_in_flight=True)
         return (values, outcomes) if return_outcomes else values
 
@@ -260,11 +352,15 @@ class ReferenceTable:
         values: Floats,
         state: Mapping[str, Floats] | None = None,
         *,
+        times: Any = None,
+        scores: Any = None,
         return_outcomes: bool = False,
     ) -> Any:
         """Writes values (N, D) as the weights of keys (N,)."""
         self._require_no_steps()
-        admitted = set(self._admitted(_as_ints(keys)))
+        seen = self._seen(keys, times, scores)
+        new, leaving = self._admitted(_as_ints(keys), seen, None)
+        admitted = set(new)
         outcomes = []
         for i, key in enumerate(_as_ints(keys)):
             row = self._rows.get(key)
@@ -277,6 +373,7 @@ class ReferenceTable:
             row.state = _optimizers.fresh_state(self.optimizer, self.dim)
             if state is not None:
                 row.state = {name: np.array(given[i], F32) for name, given in state.items()}
+        self._settle(seen, leaving, None)
         self._count(_outcomes(outcomes))
         return _outcomes(outcomes) if return_outcomes else None
 
@@ -383,7 +480,8 @@ class ReferenceTable:
         for key, total in sums.items():
             if key in bad and self._on_nonfinite == "skip":
                 continue
-            row = self._rows[key]
+            row = self._find(key)
+            assert row is not None
             with np.errstate(all="ignore"):  # gradients need not be finite
                 _optimizers.update_row(step, row.weights, row.state, total)
                 row.weights = self._rounded(row.weights, key, step.t)
@@ -418,7 +516,7 @@ class ReferenceTable:
 
     def export(self, batch_size: int | None = None, *, state: bool = True) -> Iterator[ExportBatch]:
         """Visible rows in batches, in ascending order of row number."""
-        visible = [(row.number, key, row) for key, row in self._rows.items()]
+        visible = [(row.number, key, row) for key, row in (*self._rows.items(), *self._leaving())]
         visible = sorted(entry for entry in visible if not entry[2].is_in_flight)
         state_fields = self.state_fields if state else ()
         batch_size = batch_size or max(len(visible), 1)
@@ -435,9 +533,10 @@ class ReferenceTable:
         counts: dict[str, Any] = dict.fromkeys((field.name for field in fields(TableStats)), 0)
         counts |= {
             "num_rows": len(self),
-            "num_rows_in_flight": len(self._rows) - len(self),
+            "num_rows_in_flight": sum(row.is_in_flight for row in self._every_row()),
             "outcomes": dict(self._counts),
             "erased": self._num_erased,
+            "evicted": self._num_evicted,
             "updates": self.update_count,
             "nonfinite": self._num_nonfinite,
         }
@@ -456,7 +555,11 @@ class ReferenceTable:
         """Does nothing: a dict has none."""
 
     def __len__(self) -> int:
-        return sum(not row.is_in_flight for row in self._rows.values())
+        return sum(not row.is_in_flight for row in self._every_row())
+
+    def _every_row(self) -> list[_Row]:
+        evicted = [row for lease in self._steps for _, row in lease._evicted]
+        return [*self._rows.values(), *evicted]
 
     def __contains__(self, key: int) -> bool:
         _, outcomes = self.map(np.array([key % 2**64], np.uint64), False)

@@ -1,0 +1,330 @@
+// How keys leave for others: what a call changes of their metadata, and which it evicts.
+//
+// A call finds its keys and inserts all new ones, then chooses victims for those that are too many.
+// All that may fail comes before the first key leaves.
+#include <algorithm>
+#include <cmath>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "index/index_impl.h"
+
+namespace recsdk {
+
+using internal::Capacity;
+using internal::Evictor;
+using internal::Insertion;
+using internal::LeaseRecord;
+using internal::RowMeta;
+using internal::RowState;
+
+namespace {
+
+constexpr std::size_t kAhead = 16;
+
+// Saturates, for steps may be any numbers.
+std::int64_t later(std::int64_t step, std::int64_t by) {
+  std::int64_t sum = 0;
+  return __builtin_add_overflow(step, by, &sum) ? INT64_MAX : sum;
+}
+
+}  // namespace
+
+void Index::Impl::check_data(std::size_t num_keys, const KeyData& data, bool insert) const {
+  const auto fail = [&](const std::string& what) {
+    throw std::invalid_argument(title + ": " + what);
+  };
+  const bool is_by_time = evictor && evictor->meta().is_by_time();
+  const bool is_by_score = evictor && evictor->meta().is_by_score();
+  if (!data.times.empty() && !(insert && is_by_time))
+    fail("times are given, and only calls that insert, with eviction by time, take them");
+  if (!data.scores.empty() && !(insert && is_by_score))
+    fail("scores are given, and only calls that insert, with eviction by score, take them");
+  if (data.times.size() > 1 && data.times.size() != num_keys)
+    fail("times has " + std::to_string(data.times.size()) + " elements for " +
+         std::to_string(num_keys) + " keys; pass one per key, or one for all");
+  if (!data.scores.empty() && data.scores.size() != num_keys)
+    fail("scores has " + std::to_string(data.scores.size()) + " elements for " +
+         std::to_string(num_keys) + " keys; pass one per key");
+  const bool is_finite = std::all_of(data.scores.begin(), data.scores.end(),
+                                     [](float score) { return std::isfinite(score); });
+  if (!is_finite) fail("a score is infinite or not a number; pass finite ones");
+}
+
+// A call without a step is a step of its own, after the latest.
+std::int64_t Index::Impl::step_of(const LeaseRecord* record) const {
+  if (record == nullptr || !record->step) return later(clock.step, 1);
+  if (!clock.lease_step) return clock.is_begun ? later(clock.step, 1) : *record->step;
+  if (*record->step == *clock.lease_step) return clock.step;
+  std::int64_t steps = 0;
+  const bool is_far = __builtin_sub_overflow(*record->step, *clock.lease_step, &steps);
+  return later(clock.step, is_far ? INT64_MAX : std::max<std::int64_t>(steps, 1));
+}
+
+void Index::Impl::begin_insertion(Insertion& insertion, const LeaseRecord* record,
+                                  const KeyData& data) const {
+  if (!evictor) return;
+  insertion.data = data;
+  insertion.step = step_of(record);
+  if (!evictor->meta().is_by_time() || !data.times.empty()) return;
+  if (!time) {
+    throw std::invalid_argument(title +
+                                ": eviction goes by time, and the call brings none; pass times, or "
+                                "call set_time before");
+  }
+  insertion.data.times = {&*time, 1};
+}
+
+// What an occurrence of key i brings.
+std::int64_t Index::Impl::time_of(const KeyData& data, std::size_t i) noexcept {
+  if (data.times.empty()) return 0;
+  return data.times.size() == 1 ? data.times[0] : data.times[i];
+}
+
+// The rows that came get fresh metadata.
+void Index::Impl::begin_meta(const Insertion& insertion) noexcept {
+  for (const std::uint32_t row : insertion.rows)
+    evictor->meta().begin(numbers.meta(row), insertion.step, !insertion.data.scores.empty());
+}
+
+void Index::Impl::touch(std::span<const Key> keys, const RowNumber* rows_in,
+                        const Outcome* outcomes, const Insertion& insertion,
+                        LeaseRecord* record) noexcept {
+  const RowMeta& meta = evictor->meta();
+  const float* const scores =
+      insertion.data.scores.empty() ? nullptr : insertion.data.scores.data();
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    if (i + kAhead < keys.size() && has_row(outcomes[i + kAhead]))
+      numbers.prefetch(rows_in[i + kAhead]);
+    if (!has_row(outcomes[i])) continue;
+    const auto row = static_cast<std::uint32_t>(rows_in[i]);
+    std::int64_t* const words = numbers.meta(row);
+    if (record != nullptr && meta.step(words) != insertion.step) {
+      record->touched.push_back(row);
+      record->touched.insert(record->touched.end(), words, words + meta.num_words());
+    }
+    if (scores == nullptr) {
+      meta.touch(words, insertion.step, time_of(insertion.data, i), nullptr);
+      continue;
+    }
+    const std::uint64_t before = meta.order(words);
+    meta.touch(words, insertion.step, 0, scores + i);
+    if (meta.order(words) < before) evictor->note_fallen(row, numbers, *capacity);
+  }
+}
+
+// Inserts all keys, and chooses who leaves for those that are too many.
+void Index::Impl::insert_evicting(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
+                                  RowState state, Insertion& insertion) {
+  evictor->refresh(numbers, *capacity);
+  insert_fitting(keys, rows_out, outcomes, state, insertion);
+  std::vector<Capacity::Excess> excess;
+  capacity->find_excess(insertion.rows, numbers, excess);
+  if (excess.empty()) return;
+  evictor->begin_call(numbers, insertion.rows, 2 * keys.size());
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    if (outcomes[i] == Outcome::kFound) evictor->mark(rows_out[i]);
+  }
+  const std::vector<Capacity::Excess> lacking = choose_victims(excess, insertion);
+  if (lacking.empty()) return;
+  if (config.on_full == OnFull::kRaise) {
+    const auto group = static_cast<std::int64_t>(lacking.front().group);
+    throw_full({group, capacity->quota(lacking.front().group)});
+  }
+  refuse_lowest(keys, rows_out, outcomes, state, insertion, lacking);
+}
+
+// Returns of which groups too few may leave, and how few.
+std::vector<Capacity::Excess> Index::Impl::choose_victims(std::vector<Capacity::Excess>& excess,
+                                                          Insertion& insertion) {
+  std::sort(excess.begin(), excess.end(),
+            [](const auto& a, const auto& b) { return a.group < b.group; });
+  std::vector<Capacity::Excess> lacking;
+  for (const Capacity::Excess& of_group : excess) {
+    const std::uint32_t num_chosen =
+        evictor->choose(of_group, insertion.step, numbers, *capacity, insertion.victims);
+    if (num_chosen < of_group.count)
+      lacking.push_back({of_group.group, of_group.count - num_chosen});
+  }
+  evictor->end_call();
+  return lacking;
+}
+
+// Of the new keys those find no room that would leave first. Who they are shows once all are in: so
+// they are taken back, and the others inserted again.
+void Index::Impl::refuse_lowest(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
+                                RowState state, Insertion& insertion,
+                                std::span<const Capacity::Excess> lacking) {
+  begin_meta(insertion);
+  evictor->begin_call(numbers, {}, insertion.rows.size());
+  for (const std::uint32_t row : insertion.rows) evictor->mark(row);
+  const RowMeta& meta = evictor->meta();
+  const KeyData& data = insertion.data;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    if (!has_row(outcomes[i]) || !evictor->is_marked(rows_out[i])) continue;
+    meta.touch(numbers.meta(rows_out[i]), insertion.step, time_of(data, i),
+               data.scores.empty() ? nullptr : &data.scores[i]);
+  }
+  evictor->end_call();
+  std::vector<std::pair<std::uint32_t, Evictor::Place>> places;  // by group
+  places.reserve(insertion.rows.size());
+  for (const std::uint32_t row : insertion.rows)
+    places.emplace_back(capacity->group_of(numbers.key(row)), evictor->place(row, numbers));
+  std::sort(places.begin(), places.end());
+  std::vector<std::uint64_t> refused;
+  for (const Capacity::Excess& of_group : lacking) {
+    auto first =
+        std::lower_bound(places.begin(), places.end(), std::pair(of_group.group, Evictor::Place()));
+    for (std::uint32_t n = 0; n < of_group.count; ++n, ++first)
+      refused.push_back(first->second.hash);
+  }
+  std::sort(refused.begin(), refused.end());
+  take_back_rows(insertion);
+  insertion.rows.clear();
+  find(keys, rows_out, outcomes);
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    if (outcomes[i] == Outcome::kMissing &&
+        std::binary_search(refused.begin(), refused.end(), Capacity::hash_of(keys[i])))
+      outcomes[i] = Outcome::kRefused;
+  }
+  insert_found(keys, rows_out, outcomes, state, insertion);
+}
+
+// The last that may fail.
+void Index::Impl::prepare_eviction(std::span<const Key> keys, const Insertion& insertion,
+                                   LeaseRecord* record) {
+  if (!evictor) return;
+  const std::vector<std::uint32_t>& victims = insertion.victims;
+  numbers.prepare_free(num_leaving + static_cast<std::int64_t>(victims.size()));
+  if (record != nullptr) {
+    const auto make_room = [](auto& list, std::size_t count) {
+      const std::size_t needed = list.size() + count;
+      if (list.capacity() < needed) list.reserve(std::max(needed, 2 * list.capacity()));
+    };
+    make_room(record->evicted, victims.size());
+    make_room(record->touched,
+              keys.size() * static_cast<std::size_t>(evictor->meta().num_words() + 1));
+    return;
+  }
+  if (tracker == nullptr || victims.empty()) return;
+  std::vector<Key> leaving(victims.size());
+  std::transform(victims.begin(), victims.end(), leaving.begin(),
+                 [&](std::uint32_t row) { return numbers.key(row); });
+  tracker->note_leaving(leaving, key_map);
+}
+
+// `record` if the call is part of a batch in flight.
+void Index::Impl::settle_eviction(std::span<const Key> keys, const RowNumber* rows_in,
+                                  const Outcome* outcomes, const Insertion& insertion,
+                                  LeaseRecord* record) noexcept {
+  begin_meta(insertion);
+  touch(keys, rows_in, outcomes, insertion, record);
+  evictor->add(insertion.rows, numbers, *capacity);
+  evict_rows(insertion.victims, record);
+  clock = {insertion.step, record == nullptr ? std::nullopt : record->step, true};
+}
+
+void Index::Impl::evict_rows(std::span<const std::uint32_t> victims, LeaseRecord* record) noexcept {
+  for (std::size_t j = 0; j < std::min(kAhead, victims.size()); ++j)
+    key_map.prefetch(numbers.key(victims[j]));
+  for (std::size_t j = 0; j < victims.size(); ++j) {
+    if (j + kAhead < victims.size()) key_map.prefetch(numbers.key(victims[j + kAhead]));
+    const std::uint32_t row = victims[j];
+    const Key key = numbers.key(row);
+    key_map.erase(key);
+    capacity->remove(key);
+    if (record == nullptr) {
+      numbers.free(row, next_epoch);
+    } else {
+      numbers.set_leaving(row, true);
+      record->evicted.push_back({key, row});
+    }
+  }
+  if (record == nullptr) {
+    num_evicted += victims.size();
+    release_kept_rows();
+    return;
+  }
+  num_leaving += static_cast<std::int64_t>(victims.size());
+  const auto middle = record->evicted.end() - static_cast<std::ptrdiff_t>(victims.size());
+  std::sort(middle, record->evicted.end());
+  std::inplace_merge(record->evicted.begin(), middle, record->evicted.end());
+}
+
+// The row of a key that a batch in flight has evicted, while readers still see it.
+std::optional<std::uint32_t> Index::Impl::find_leaving(Key key) const noexcept {
+  for (const auto& record : open_steps) {
+    auto entry = std::lower_bound(record->evicted.begin(), record->evicted.end(),
+                                  LeaseRecord::Evicted{key, 0});
+    for (; entry != record->evicted.end() && entry->key == key; ++entry) {
+      if (numbers.state(entry->row) == RowState::kVisible) return entry->row;
+    }
+  }
+  return std::nullopt;
+}
+
+// What a batch evicted leaves for readers too.
+void Index::Impl::publish_evicted(const LeaseRecord& record) noexcept {
+  for (const LeaseRecord::Evicted& evicted : record.evicted) {
+    numbers.set_leaving(evicted.row, false);
+    numbers.free(evicted.row, next_epoch);
+    if (tracker == nullptr) continue;
+    try {
+      tracker->note_left(evicted.key);
+    } catch (const std::exception&) {
+      has_parent = false;  // no memory for the changes: the next cut must be of all keys
+    }
+  }
+  num_leaving -= static_cast<std::int64_t>(record.evicted.size());
+  num_evicted += record.evicted.size();
+  if (tracker == nullptr || record.touched.empty()) return;
+  const auto words = static_cast<std::size_t>(evictor->meta().num_words()) + 1;
+  for (std::size_t i = 0; i < record.touched.size(); i += words)
+    tracker->note_changed(record.touched[i]);
+}
+
+std::int64_t Index::Impl::evict(std::int64_t max_rows) {
+  if (!evictor) {
+    throw std::invalid_argument(title + ": evict needs a rule who leaves; set eviction");
+  }
+  if (max_rows < 0) {
+    throw std::invalid_argument(title + ": evict cannot leave " + std::to_string(max_rows) +
+                                " rows; pass 0 or more");
+  }
+  require_no_steps("evict");
+  Insertion none;
+  none.step = step_of(nullptr);
+  std::vector<Capacity::Excess> excess = capacity->find_excess(max_rows);
+  std::size_t num_victims = 0;
+  for (const Capacity::Excess& of_group : excess) num_victims += of_group.count;
+  try {
+    none.victims.reserve(num_victims);
+    evictor->refresh(numbers, *capacity);
+    evictor->begin_call(numbers, {}, num_victims);
+    choose_victims(excess, none);
+    prepare_eviction({}, none, nullptr);
+  } catch (...) {
+    undo(none);
+    throw;
+  }
+  evict_rows(none.victims, nullptr);
+  return static_cast<std::int64_t>(none.victims.size());
+}
+
+std::int64_t Index::evict(std::int64_t max_rows) {
+  const std::unique_lock lock(impl_->mutex);
+  return impl_->evict(max_rows);
+}
+
+void Index::set_time(std::int64_t time) {
+  if (!impl_->evictor || !impl_->evictor->meta().is_by_time()) {
+    throw std::invalid_argument(impl_->title +
+                                ": set_time is for eviction by time; set its clock to kTime");
+  }
+  const std::unique_lock lock(impl_->mutex);
+  impl_->time = time;
+}
+
+}  // namespace recsdk

@@ -1,0 +1,109 @@
+// Which keys of a full group leave: those that are lowest by (order, fixed hash), found lazily.
+//
+// Of each group, candidates below a border lie in a sorted run and a small heap, under the order
+// that they had when they were filed; all other rows are members, unsorted, at or above the border.
+// Orders rise as keys are seen, so a candidate that comes up is looked at again and filed anew if
+// it has risen. Only scores fall: then the row is filed a second time. When candidates run out, one
+// pass over the members takes their lower half. So a victim costs a few looks at records, whatever
+// the size of its group.
+//
+// Rows that are erased stay filed until they come up, and are then found not to be who they were. A
+// row that is filed more than once does no harm: it leaves once.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "index/capacity.h"
+#include "index/row_meta.h"
+#include "index/row_numbers.h"
+#include "rows/row_bits.h"
+
+namespace recsdk::internal {
+
+class Evictor {
+ public:
+  Evictor(const EvictConfig& config, std::int64_t num_groups);
+
+  const RowMeta& meta() const noexcept { return meta_; }
+
+  /// Files all rows anew if they are not all filed. To be called before a call inserts others.
+  /// Throws std::bad_alloc.
+  void refresh(const RowNumbers& numbers, const Capacity& capacity) {
+    if (is_lost_) scan(numbers, capacity);
+  }
+  /// Until end_call: as many rows may be marked, and the keys of `fresh` rows are about to come.
+  /// Throws std::bad_alloc.
+  void begin_call(const RowNumbers& numbers, std::span<const std::uint32_t> fresh,
+                  std::size_t num_marks);
+  /// Rows that are marked are not chosen, and those chosen are marked.
+  void mark(std::int64_t row) noexcept;
+  bool is_marked(std::int64_t row) const noexcept { return marked_.test(row); }
+  void end_call() noexcept;
+  /// Where a row stands among those of its group.
+  struct Place {
+    std::uint64_t order = 0;
+    std::uint64_t hash = 0;
+
+    friend auto operator<=>(const Place&, const Place&) = default;
+  };
+  Place place(std::uint32_t row, const RowNumbers& numbers) const noexcept;
+
+  /// Adds the `count` lowest rows of the group that may leave in this step to `victims`; returns
+  /// how many there were. They are no longer filed. Throws std::bad_alloc, after put_back.
+  std::uint32_t choose(Capacity::Excess excess, std::int64_t step, const RowNumbers& numbers,
+                       const Capacity& capacity, std::vector<std::uint32_t>& victims);
+  /// Files victims again, or rows that have come. Their metadata are written.
+  void add(std::span<const std::uint32_t> rows, const RowNumbers& numbers,
+           const Capacity& capacity) noexcept;
+  /// The key's order has fallen.
+  void note_fallen(std::uint32_t row, const RowNumbers& numbers, const Capacity& capacity) noexcept;
+  /// A key was erased, and is not counted any more.
+  void note_erased(Key key, const RowNumbers& numbers, const Capacity& capacity) noexcept;
+  /// All rows are others now.
+  void forget() noexcept;
+
+  std::int64_t bytes() const noexcept;
+  /// What is wrong, empty if nothing is.
+  std::string find_broken(const RowNumbers& numbers, const Capacity& capacity) const;
+
+ private:
+  struct Filed {
+    Place place;
+    std::uint32_t row = 0;
+
+    friend bool operator<(const Filed& a, const Filed& b) noexcept { return a.place < b.place; }
+    friend bool operator>(const Filed& a, const Filed& b) noexcept { return b < a; }
+  };
+  struct Group {
+    std::vector<Filed> run;  // descending
+    std::vector<Filed> heap;
+    std::vector<std::uint32_t> members;
+    Place border;                 // members are not below
+    std::uint32_t num_stale = 0;  // times that a row is filed in vain, at most
+  };
+
+  Filed filed(std::uint32_t row, const RowNumbers& numbers) const noexcept;
+  bool is_there(const Filed& entry, const RowNumbers& numbers) const noexcept;
+  static void file(Group& group, const Filed& entry);
+  bool take_lowest(Group& group, const RowNumbers& numbers);
+  void pass(Group& group, std::uint32_t number, const RowNumbers& numbers,
+            const Capacity& capacity);
+  void add_stale(std::uint32_t number, const RowNumbers& numbers, const Capacity& capacity);
+  void scan(const RowNumbers& numbers, const Capacity& capacity);
+
+  const RowMeta meta_;
+  std::vector<Group> groups_;
+  RowBits marked_;
+  RowBits fresh_;  // whose rows may still be filed for keys that were erased
+  std::vector<std::uint32_t> fresh_rows_;
+  std::vector<std::uint32_t> marked_rows_;
+  std::vector<Filed> scratch_;
+  std::vector<Filed> passed_over_;
+  bool is_lost_ = false;  // not all rows are filed, since they are others or memory ran out
+};
+
+}  // namespace recsdk::internal

@@ -1,0 +1,106 @@
+#include "index/row_meta.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+
+#include "kernels/scalar_math.h"
+#include "util/number_text.h"
+
+namespace recsdk::internal {
+namespace {
+
+constexpr double kLog2 = 0.6931471805599453;
+constexpr std::uint64_t kSign = std::uint64_t{1} << 63;
+
+std::uint64_t sortable(std::int64_t value) { return static_cast<std::uint64_t>(value) ^ kSign; }
+
+std::uint64_t sortable(double value) {
+  const auto bits = std::bit_cast<std::uint64_t>(value);
+  return (bits & kSign) != 0 ? ~bits : bits | kSign;
+}
+
+// log2 of 1 or more. Not the C library's, which differs between processors.
+double log2_of(std::int64_t value) {
+  const auto doublings = static_cast<int>(std::bit_width(static_cast<std::uint64_t>(value))) - 1;
+  const double rest = std::ldexp(static_cast<double>(value), -doublings);  // in [1, 2)
+  const double scaled = rest < 1.4 ? rest : rest / 2.0;
+  const double whole = rest < 1.4 ? doublings : doublings + 1;
+  return whole + log_of_ratio((scaled - 1.0) / (scaled + 1.0)) / kLog2;
+}
+
+float float_of(std::int64_t word) { return std::bit_cast<float>(static_cast<std::uint32_t>(word)); }
+std::int64_t word_of(float value) { return std::bit_cast<std::uint32_t>(value); }
+
+}  // namespace
+
+RowMeta::RowMeta(const EvictConfig& config)
+    : order_(config.order), half_life_(config.half_life.value_or(0.0)), min_age_(config.min_age) {
+  int step = -1;
+  add(MetaKind::kStep, step);
+  if (config.clock == EvictClock::kTime) add(MetaKind::kTime, time_);
+  if (order_ == EvictOrder::kLfu) add(MetaKind::kCount, count_);
+  if (order_ == EvictOrder::kScore) add(MetaKind::kScore, score_);
+  if (min_age_ > 0) add(MetaKind::kBorn, born_);
+  if (half_life_ == 0.0) return;
+  for (std::size_t i = 0; i < factors_.size(); ++i)
+    factors_[i] = exp_of_negative(-kLog2 * (static_cast<double>(i) / half_life_));
+}
+
+void RowMeta::add(MetaKind kind, int& place) noexcept {
+  kinds_[static_cast<std::size_t>(num_words_)] = kind;
+  place = num_words_++;
+}
+
+double RowMeta::factor(std::int64_t elapsed) const noexcept {
+  if (elapsed < static_cast<std::int64_t>(kNumFactors))
+    return factors_[static_cast<std::size_t>(elapsed)];
+  return exp_of_negative(-kLog2 * (static_cast<double>(elapsed) / half_life_));
+}
+
+void RowMeta::decay(Words words, std::int64_t elapsed) const noexcept {
+  words[count_] = static_cast<std::int64_t>(static_cast<double>(words[count_]) * factor(elapsed));
+}
+
+void RowMeta::begin(Words words, std::int64_t step, bool has_scores) const noexcept {
+  words[kStepWord] = step;
+  if (time_ >= 0) words[time_] = std::numeric_limits<std::int64_t>::min();
+  if (count_ >= 0) words[count_] = 0;
+  if (score_ >= 0)
+    words[score_] = word_of(has_scores ? -std::numeric_limits<float>::infinity() : 0.0F);
+  if (born_ >= 0) words[born_] = step;
+}
+
+// Minus zero would be another number to the order.
+void RowMeta::give_score(Words words, float score, bool is_first) const noexcept {
+  const float given = score + 0.0F;
+  words[score_] = word_of(is_first ? given : std::max(given, float_of(words[score_])));
+}
+
+std::uint64_t RowMeta::order(const std::int64_t* words) const noexcept {
+  if (order_ == EvictOrder::kScore) return sortable(static_cast<double>(float_of(words[score_])));
+  if (order_ == EvictOrder::kLru) return sortable(words[time_ >= 0 ? time_ : kStepWord]);
+  if (half_life_ == 0.0) return sortable(words[count_]);
+  return sortable(log2_of(std::max<std::int64_t>(words[count_], 1)) +
+                  static_cast<double>(words[kStepWord]) / half_life_);
+}
+
+void check_eviction(const EvictConfig& config, const std::string& title) {
+  const auto fail = [&](const std::string& what) {
+    throw std::invalid_argument(title + ": eviction." + what);
+  };
+  if (config.order > EvictOrder::kScore) fail("order is out of range; pass one of EvictOrder");
+  if (config.clock > EvictClock::kTime) fail("clock is out of range; pass one of EvictClock");
+  if (config.clock == EvictClock::kTime && config.order != EvictOrder::kLru)
+    fail("clock is time, and only kLru goes by it; leave it out");
+  if (config.half_life && config.order != EvictOrder::kLfu)
+    fail("half_life is given, and only kLfu decays; leave it out");
+  if (config.half_life && !(*config.half_life > 0.0 && std::isfinite(*config.half_life)))
+    fail("half_life is " + number_text(*config.half_life) + "; pass a finite number above 0");
+  if (config.min_age < 0)
+    fail("min_age is " + std::to_string(config.min_age) + "; pass 0 or more steps");
+}
+
+}  // namespace recsdk::internal

@@ -1,0 +1,101 @@
+// What eviction keeps of a key beside it: when it was last seen, how often, its score, its age.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "recsdk/index.h"
+#include "recsdk/policy.h"
+
+namespace recsdk::internal {
+
+/// One number of a row's metadata, as a word of 64 bits.
+enum class MetaKind : std::uint8_t {
+  kStep,   ///< int64: the step that saw the key last
+  kTime,   ///< int64: the largest time that came with it
+  kCount,  ///< int64: occurrences, decayed, in units of 1 / kCountUnits
+  kScore,  ///< a float's bits
+  kBorn,   ///< int64: the step in which it came
+};
+
+inline constexpr int kMaxMetaWords = 4;
+inline constexpr std::int64_t kCountUnits = 1 << 16;
+inline constexpr std::int64_t kMostCounted = std::int64_t{1} << 52;  // which a double holds
+
+/// The metadata that a config asks for, and what follows from them. A row's words lie behind its
+/// key. Order numbers compare as unsigned; they do not depend on the time at which they are looked
+/// at, and rise whenever a key is seen, but those of kScore.
+class RowMeta {
+ public:
+  using Words = std::int64_t*;  // of a row, behind its key
+
+  explicit RowMeta(const EvictConfig& config);
+
+  int num_words() const noexcept { return num_words_; }
+  std::span<const MetaKind> kinds() const noexcept {
+    return {kinds_.data(), static_cast<std::size_t>(num_words_)};
+  }
+
+  bool is_by_score() const noexcept { return score_ >= 0; }
+  bool is_by_time() const noexcept { return time_ >= 0; }
+
+  std::int64_t step(const std::int64_t* words) const noexcept { return words[kStepWord]; }
+
+  /// A key that comes in this step, not counting any occurrence.
+  void begin(Words words, std::int64_t step, bool has_scores) const noexcept;
+  /// What an occurrence changes. The result depends on the occurrences of a step, not their order.
+  void touch(Words words, std::int64_t step, std::int64_t time, const float* score) const noexcept {
+    const bool is_first = words[kStepWord] != step;
+    if (is_first) advance(words, step);
+    if (time_ >= 0 && words[time_] < time) words[time_] = time;
+    if (count_ >= 0) count(words);
+    if (score != nullptr) give_score(words, *score, is_first);
+  }
+
+  /// Where the row stands.
+  std::uint64_t order(const std::int64_t* words) const noexcept;
+  /// True if the key may leave in this step.
+  bool may_leave(const std::int64_t* words, std::int64_t step) const noexcept {
+    return words[kStepWord] != step && (born_ < 0 || elapsed(words[born_], step) >= min_age_);
+  }
+
+ private:
+  static constexpr int kStepWord = 0;
+  static constexpr std::size_t kNumFactors = 256;
+
+  // Steps may be any numbers.
+  static std::int64_t elapsed(std::int64_t from, std::int64_t to) noexcept {
+    std::int64_t steps = 0;
+    if (to <= from) return 0;
+    return __builtin_sub_overflow(to, from, &steps) ? INT64_MAX : steps;
+  }
+  void add(MetaKind kind, int& place) noexcept;
+  void advance(Words words, std::int64_t step) const noexcept {
+    if (half_life_ > 0.0) decay(words, elapsed(words[kStepWord], step));
+    words[kStepWord] = step;
+  }
+  void count(Words words) const noexcept {
+    if (words[count_] < kMostCounted) words[count_] += kCountUnits;
+  }
+  void decay(Words words, std::int64_t elapsed) const noexcept;
+  void give_score(Words words, float score, bool is_first) const noexcept;
+  double factor(std::int64_t elapsed) const noexcept;
+
+  EvictOrder order_;
+  double half_life_ = 0.0;  // 0: none
+  std::int64_t min_age_;
+  int num_words_ = 0;
+  int time_ = -1;  // words of each kind, -1 if there is none
+  int count_ = -1;
+  int score_ = -1;
+  int born_ = -1;
+  std::array<MetaKind, kMaxMetaWords> kinds_{};
+  std::array<double, kNumFactors> factors_{};  // of small elapsed times
+};
+
+/// Throws std::invalid_argument naming the field that is wrong; `title` begins the message.
+void check_eviction(const EvictConfig& config, const std::string& title);
+
+}  // namespace recsdk::internal

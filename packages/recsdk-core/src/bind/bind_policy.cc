@@ -1,0 +1,23 @@
+// policy.h
+#include "recsdk/policy.h"
+
+#include <nanobind/stl/optional.h>
+
+#include "bindings.h"
+
+namespace recsdk::bind {
+
+void bind_policy(nb::module_& module) {
+  nb::enum_<EvictOrder>(module, "EvictOrder")
+      .value("LRU", EvictOrder::kLru)
+      .value("LFU", EvictOrder::kLfu)
+      .value("SCORE", EvictOrder::kScore);
+  nb::enum_<EvictClock>(module, "EvictClock")
+      .value("STEP", EvictClock::kStep)
+      .value("TIME", EvictClock::kTime);
+  nb::class_<EvictConfig>(module, "EvictConfig")
+      .def(nb::init<EvictOrder, EvictClock, std::optional<double>, std::int64_t>(),
+           nb::arg("order"), nb::arg("clock"), nb::arg("half_life").none(), nb::arg("min_age"));
+}
+
+}  // namespace recsdk::bind

@@ -1,0 +1,85 @@
+"""Who leaves a full table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from recsdk_core._internal.checks import require_int, require_number, require_one_of
+
+__all__ = ["Evict"]
+
+Order: TypeAlias = Literal["lru", "lfu", "score"]
+Clock: TypeAlias = Literal["step", "time"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evict:
+    """A rule for who leaves when other keys need the room; `Table(eviction=...)` takes it.
+
+    Make one with `Evict.lru`, `Evict.lfu` or `Evict.score`. In a group of keys that is full, see
+    `Table`, the keys that are lowest in the rule's order leave, those lower by a fixed hash first
+    among equals. A key is seen by each of its occurrences in a call that inserts; evaluation sees
+    none. Keys of the step that needs the room stay. New keys for which nobody may leave are
+    refused, the lowest first.
+    """
+
+    order: Order
+    """What the order follows from."""
+    by: Clock = "step"
+    """What `lru` takes for the time."""
+    half_life: float | None = None
+    """Steps after which an occurrence counts half; None: all count alike for ever."""
+    min_age: int = 0
+    """Steps that a key stays at least, counted from the one in which it came."""
+
+    def __post_init__(self) -> None:
+        require_one_of("Evict", ("lru", "lfu", "score"), order=self.order)
+        require_one_of("Evict", ("step", "time"), by=self.by)
+        if self.by == "time" and self.order != "lru":
+            raise ValueError(f"Evict: by='time' is for lru, got order={self.order!r}")
+        if self.half_life is not None:
+            require_number("Evict", half_life=self.half_life)
+            if self.order != "lfu":
+                raise ValueError(f"Evict: half_life is for lfu, got order={self.order!r}")
+            if not 0.0 < self.half_life < float("inf"):
+                raise ValueError(
+                    f"Evict: half_life must be a finite number above 0, got {self.half_life}"
+                )
+        require_int("Evict", 0, 2**63, min_age=self.min_age)
+
+    @staticmethod
+    def lru(*, by: Clock = "step", min_age: int = 0) -> Evict:
+        """The key that was seen longest ago leaves first.
+
+        `by="step"`: a lease's step counts; a call without one is a step of its own, after the
+        latest. `by="time"`: the largest of the times that came with the key counts, in any unit;
+        calls take them as `times`, or from `Table.time`.
+
+        >>> import numpy as np
+        >>> from recsdk_core import Evict, Table
+        >>> table = Table(dim=2, max_rows=2, eviction=Evict.lru())
+        >>> for key in (1, 2, 1, 3):
+        ...     _ = table.find_or_insert(np.array([key]))
+        >>> [key in table for key in (1, 2, 3)], table.stats().evicted
+        ([True, False, True], 1)
+        """
+        return Evict(order="lru", by=by, min_age=min_age)
+
+    @staticmethod
+    def lfu(*, half_life: float | None = None, min_age: int = 0) -> Evict:
+        """The key that was seen least often leaves first; duplicates in a call count.
+
+        With `half_life`, in steps, an occurrence counts half after so many steps, a quarter after
+        twice as many: without it keys that were frequent once stay for ever.
+        """
+        return Evict(order="lfu", half_life=half_life, min_age=min_age)
+
+    @staticmethod
+    def score(*, min_age: int = 0) -> Evict:
+        """The key with the lowest score leaves first.
+
+        Calls take finite `scores`, float32. In each step the largest score of a key replaces the
+        one that it had. A key that came without a score has 0.
+        """
+        return Evict(order="score", min_age=min_age)

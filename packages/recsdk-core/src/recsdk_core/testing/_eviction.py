@@ -1,0 +1,164 @@
+"""Which keys leave a full table, in plain Python."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from recsdk_core.eviction import Evict
+from recsdk_core.testing._optimizers import exp_of_negative, log_of_ratio
+from recsdk_core.testing._room import Room, key_hash
+
+__all__ = ["Eviction", "KeyMeta", "Seen"]
+
+_LOG2 = 0.6931471805599453
+_UNITS = 2**16
+_MOST = 2**52
+
+
+@dataclass
+class KeyMeta:
+    """What eviction keeps of a key."""
+
+    step: int
+    """The step that saw it last."""
+    born: int
+    """The step in which it came."""
+    time: int = -(2**63)
+    count: int = 0
+    """Occurrences, decayed, in units of 2**-16."""
+    score: float | None = None
+
+
+@dataclass
+class Seen:
+    """What a call brings of a key."""
+
+    count: int = 0
+    time: int = -(2**63)
+    score: float | None = None
+
+
+Step: TypeAlias = Mapping[int, Seen]
+
+
+class Eviction:
+    """A rule, and the clock of its table; tables keep the keys."""
+
+    def __init__(self, rule: Evict, room: Room) -> None:
+        self.rule = rule
+        self._room = room
+        self.step = 0
+        self._lease_step: int | None = None
+        self._is_begun = False
+
+    def step_of(self, lease_step: int | None) -> int:
+        """The step of a call, under a lease with a step or none."""
+        if lease_step is None or (self._lease_step is None and self._is_begun):
+            return min(self.step + 1, 2**63 - 1)
+        if self._lease_step is None:
+            return lease_step
+        ahead = lease_step - self._lease_step
+        return self.step if ahead == 0 else min(self.step + max(ahead, 1), 2**63 - 1)
+
+    def decided(self, step: int, lease_step: int | None) -> None:
+        """A call has decided."""
+        self.step, self._lease_step, self._is_begun = step, lease_step, True
+
+    def seen(self, keys: Iterable[int], times: Any, scores: Any) -> dict[int, Seen]:
+        """What a call brings, by key."""
+        found: defaultdict[int, Seen] = defaultdict(Seen)
+        for i, key in enumerate(keys):
+            seen = found[key]
+            seen.count += 1
+            if times is not None:
+                seen.time = max(seen.time, times if isinstance(times, int) else int(times[i]))
+            if scores is not None:
+                score = float(scores[i]) + 0.0
+                seen.score = score if seen.score is None else max(seen.score, score)
+        return found
+
+    def touched(self, meta: KeyMeta | None, seen: Seen, step: int) -> KeyMeta:
+        """The metadata of a key, None: a new one, after a call of this step."""
+        if meta is None:
+            meta = KeyMeta(step, step)
+            meta.score = None if seen.score is not None else 0.0
+        is_first = meta.step != step
+        made = replace(meta, step=step, time=max(meta.time, seen.time))
+        if is_first and self.rule.half_life is not None:
+            elapsed = min(step - meta.step, 2**63 - 1)
+            made.count = int(meta.count * exp_of_negative(-_LOG2 * (elapsed / self.rule.half_life)))
+        made.count += min(seen.count, max(-((made.count - _MOST) // _UNITS), 0)) * _UNITS
+        if seen.score is not None:
+            keeps = not is_first and meta.score is not None
+            made.score = max(seen.score, meta.score or 0.0) if keeps else seen.score
+        return made
+
+    def order(self, meta: KeyMeta) -> float | int:
+        """The lowest leaves first."""
+        if self.rule.order == "score":
+            return meta.score or 0.0
+        if self.rule.order == "lru":
+            return meta.step if self.rule.by == "step" else meta.time
+        if self.rule.half_life is None:
+            return meta.count
+        return _log2(max(meta.count, 1)) + meta.step / self.rule.half_life
+
+    def lowest(
+        self, keys: Mapping[int, KeyMeta], step: int, excess: Mapping[int, int]
+    ) -> list[int]:
+        """Of each group that has some in excess, the keys that leave, in the order in which."""
+        groups: defaultdict[int, list[int]] = defaultdict(list)
+        for key, meta in keys.items():
+            is_old = self.rule.min_age == 0 or step - meta.born >= self.rule.min_age
+            if meta.step != step and is_old:
+                groups[self._room.group(key)].append(key)
+        found = []
+        for group in sorted(excess):
+            ranked = sorted(groups[group], key=lambda key: (self.order(keys[key]), key_hash(key)))
+            found += ranked[: max(excess[group], 0)]
+        return found
+
+    def decide(
+        self, keys: Mapping[int, KeyMeta], seen: Step, step: int
+    ) -> tuple[list[int], set[int]]:
+        """The keys that leave for those of a call, and those of the call that find no room."""
+        new = {key: self.touched(None, seen[key], step) for key in seen if key not in keys}
+        excess = self._excess([*keys, *new])
+        leaving = self.lowest({k: m for k, m in keys.items() if k not in seen}, step, excess)
+        for key in leaving:
+            excess[self._room.group(key)] -= 1
+        refused = set()
+        for key in sorted(new, key=lambda key: (self.order(new[key]), key_hash(key))):
+            group = self._room.group(key)
+            if excess.get(group, 0) > 0:
+                excess[group] -= 1
+                refused.add(key)
+        return leaving, refused
+
+    def _excess(self, keys: Iterable[int]) -> dict[int, int]:
+        excess: dict[int, int] = {}
+        for key in keys:
+            group = self._room.group(key)
+            excess[group] = excess.get(group, -self._room.quota(group)) + 1
+        return {group: count for group, count in excess.items() if count > 0}
+
+    def beyond(self, keys: Mapping[int, KeyMeta], max_rows: int) -> list[int]:
+        """The keys that leave so that each group has at most its part of `max_rows`."""
+        part = Room(max_rows, self._room.num_groups, self._room.owned_groups)
+        counts: dict[int, int] = {}
+        for key in keys:
+            counts[part.group(key)] = counts.get(part.group(key), 0) + 1
+        excess = {group: count - part.quota(group) for group, count in counts.items()}
+        return self.lowest(keys, self.step_of(None), excess)
+
+
+def _log2(value: int) -> float:
+    doublings = value.bit_length() - 1
+    rest = math.ldexp(value, -doublings)
+    if rest >= 1.4:
+        rest, doublings = rest / 2.0, doublings + 1
+    return doublings + log_of_ratio((rest - 1.0) / (rest + 1.0)) / _LOG2

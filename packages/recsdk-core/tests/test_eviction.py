@@ -1,0 +1,270 @@
+"""Keys leave a full table by a rule, whatever their order, the threads, or who has which groups.
+
+`testing.Eviction` says the same in plain Python; the state machine of tests/stateful compares small
+tables call by call, and what leases hide. Shape letter: N keys.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from recsdk_core import CapacityError, Evict, Outcome, Table
+from recsdk_core.testing import Eviction, KeyMeta, Room
+
+MAX_ROWS = 3000
+RULES = [
+    Evict.lru(),
+    Evict.lru(by="time"),
+    Evict.lfu(),
+    Evict.lfu(half_life=2.5, min_age=5),
+    Evict.score(),
+]
+Batch = tuple[NDArray[np.int64], dict[str, Any]]
+
+
+def stream(rule: Evict, num_steps: int = 9) -> list[Batch]:
+    """Power-law keys whose popular ones drift, with what the rule takes."""
+    random = np.random.default_rng(7)
+    batches = []
+    for step in range(num_steps):
+        keys = (random.zipf(1.2, 1500) % 20_000 + 97 * step) * 0x9E3779B97F4A7C1
+        more: dict[str, Any] = {}
+        if rule.by == "time":
+            more["times"] = random.integers(0, 5, len(keys)) + 3 * step
+        if rule.order == "score":
+            more["scores"] = random.integers(-3, 3, len(keys)).astype(np.float32)
+        batches.append((keys, more))
+    return batches
+
+
+def keys_of(table: Table) -> set[int]:
+    found: set[int] = set()
+    for batch in table.export(state=False):
+        found |= set(batch.keys.tolist())
+    return found
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_who_leaves_is_the_models_in_any_order_and_on_any_threads(rule: Evict) -> None:
+    room = Room(MAX_ROWS)
+    model = Eviction(rule, room)
+    metas: dict[int, KeyMeta] = {}
+    tables = [Table(1, max_rows=MAX_ROWS, eviction=rule, num_threads=threads) for threads in (1, 3)]
+    random = np.random.default_rng(1)
+    num_left = num_refused = 0
+    for keys, more in stream(rule):
+        step = model.step_of(None)
+        seen = model.seen(keys.tolist(), more.get("times"), more.get("scores"))
+        leaving, refused = model.decide(metas, seen, step)
+        for key in leaving:
+            del metas[key]
+        for key, what in seen.items():
+            if key not in refused:
+                metas[key] = model.touched(metas.get(key), what, step)
+        model.decided(step, None)
+        erased = random.permutation(sorted(metas))[: 100 * (step % 2)]
+        for key in erased.tolist():
+            del metas[key]
+        num_left += len(leaving)
+        num_refused += len(refused)
+        for table in tables:
+            order = random.permutation(len(keys))
+            shuffled = {name: values[order] for name, values in more.items()}
+            _, outcomes = table.map(keys[order], True, **shuffled)
+            assert set(keys[order][outcomes == Outcome.REFUSED].tolist()) == refused
+            table.erase(erased)
+            assert keys_of(table) == metas.keys()
+            assert table.stats().evicted == num_left
+    for table in tables:
+        table.check_invariants()
+    assert num_left > 300
+    assert num_refused > 0 or rule.min_age == 0
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_ranks_with_whole_groups_evict_as_one_table(rule: Evict, num_ranks: int) -> None:
+    whole = Table(1, max_rows=MAX_ROWS, eviction=rule)
+    num_groups = whole.eviction_groups
+    assert num_groups == 64
+    room = Room(MAX_ROWS)
+    borders = [num_groups * rank // num_ranks for rank in range(num_ranks + 1)]
+    ranks = [
+        Table(1, max_rows=MAX_ROWS, eviction=rule, owned_groups=(begin, end))
+        for begin, end in itertools.pairwise(borders)
+    ]
+    for keys, more in stream(rule):
+        owners = np.searchsorted(borders, [room.group(key) for key in keys.tolist()], "right") - 1
+        whole.map(keys, True, **more)
+        for rank, table in enumerate(ranks):
+            is_own = owners == rank
+            own = {name: values[is_own] for name, values in more.items()}
+            table.map(keys[is_own], True, **own)
+    assert set().union(*map(keys_of, ranks)) == keys_of(whole)
+    assert sum(table.stats().evicted for table in ranks) == whole.stats().evicted > 500
+
+
+def test_many_keys_leave_at_once_on_all_threads() -> None:
+    tables = [
+        Table(1, max_rows=100_000, eviction=Evict.lru(), num_threads=threads, hash_seed=threads)
+        for threads in (1, 5)
+    ]
+    keys = np.random.default_rng(3).integers(-(2**63), 2**63 - 1, 180_000)
+    for begin in (0, 90_000):
+        part = keys[begin : begin + 90_000]
+        (rows, outcomes), (other_rows, other_outcomes) = (t.map(part, True) for t in tables)
+        has_row = outcomes <= Outcome.INSERTED
+        np.testing.assert_array_equal(outcomes, other_outcomes)
+        np.testing.assert_array_equal(rows[has_row], other_rows[has_row])
+    assert keys_of(tables[0]) == keys_of(tables[1])
+    assert tables[0].stats().evicted == tables[1].stats().evicted > 79_000
+    for table in tables:
+        table.check_invariants()
+
+
+def test_an_evicted_row_stays_while_a_batch_uses_it() -> None:
+    table = Table(2, max_rows=2, eviction=Evict.lru())
+    first = np.array([1, 2])
+    with table.lease() as lease:
+        rows, _ = table.map(first, True, lease=lease)
+        later, _ = table.map(np.array([3, 4]), True)
+        assert set(rows.tolist()).isdisjoint(later.tolist())
+    assert sorted(keys_of(table)) == [3, 4]
+    again, _ = table.map(np.array([5]), True)
+    assert again[0] in rows
+
+
+def test_readers_see_who_leaves_until_the_batch_is_done() -> None:
+    table = Table(2, max_rows=2, eviction=Evict.lru())
+    old = table.find_or_insert(np.array([1, 2]))
+    with table.lease(1) as lease:
+        table.find_or_insert(np.array([3, 4]), lease=lease)
+        np.testing.assert_array_equal(table.lookup(np.array([1, 2])), old)
+        assert (len(table), table.stats().evicted, 3 in table) == (2, 0, False)
+    assert (keys_of(table), table.stats().evicted) == ({3, 4}, 2)
+
+
+def test_a_returning_key_starts_from_its_initial_row() -> None:
+    table = Table(2, max_rows=1, eviction=Evict.lfu())
+    first = table.find_or_insert(np.array([1, 1, 1]))[:1]
+    table.apply_gradients(np.array([1]), np.ones((1, 2), np.float32))
+    table.find_or_insert(np.array([2]))
+    np.testing.assert_array_equal(table.find_or_insert(np.array([1])), first)
+    assert keys_of(table) == {1}
+
+
+def test_evaluation_touches_nothing() -> None:
+    table = Table(2, max_rows=2, eviction=Evict.lru())
+    for key in (1, 2):
+        table.find_or_insert(np.array([key]))
+    table.lookup(np.array([1]))
+    table.map(np.array([1]), False)
+    table.pool(np.array([1]), np.array([0, 1]))
+    table.apply_gradients(np.array([1]), np.ones((1, 2), np.float32))
+    table.find_or_insert(np.array([3]))
+    assert keys_of(table) == {2, 3}
+
+
+def test_young_keys_stay_and_others_are_refused() -> None:
+    table = Table(2, max_rows=2, eviction=Evict.lru(min_age=3))
+    table.find_or_insert(np.array([1, 2]))
+    for _ in range(2):
+        assert table.map(np.array([3]), True)[1][0] == Outcome.REFUSED
+    assert table.map(np.array([3]), True)[1][0] == Outcome.INSERTED
+    strict = Table(2, max_rows=2, eviction=Evict.lru(min_age=3), on_full="raise")
+    strict.find_or_insert(np.array([1, 2]))
+    with pytest.raises(CapacityError, match="is full: 2 of 2 rows are used"):
+        strict.find_or_insert(np.array([3]))
+    assert keys_of(strict) == {1, 2}
+    strict.check_invariants()
+
+
+def test_evicting_on_demand_leaves_each_group_its_part() -> None:
+    table = Table(1, max_rows=MAX_ROWS, eviction=Evict.lfu())
+    keys = np.arange(2 * MAX_ROWS)
+    table.map(keys, True)
+    table.map(keys[::3].copy(), True)
+    before = len(table)
+    assert table.evict(max_rows=MAX_ROWS // 2) == before - MAX_ROWS // 2
+    room = Room(MAX_ROWS // 2, 64)
+    counts = np.bincount([room.group(key) for key in keys_of(table)], minlength=64)
+    assert counts.tolist() == [room.quota(group) for group in range(64)]
+    assert table.evict(fraction=0.5) == 0
+    assert table.evict(fraction=1.0) == MAX_ROWS // 2
+    assert len(table) == 0
+    table.check_invariants()
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ({"order": "fifo"}, "order must be 'lru'"),
+        ({"order": "lru", "by": "day"}, "by must be 'step'"),
+        ({"order": "lfu", "by": "time"}, "by='time' is for lru"),
+        ({"order": "lru", "half_life": 2.0}, "half_life is for lfu"),
+        ({"order": "lfu", "half_life": 0.0}, "half_life must be a finite number above 0"),
+        ({"order": "lfu", "half_life": float("inf")}, "half_life must be a finite"),
+        ({"order": "lru", "min_age": -1}, "min_age must be at least 0"),
+    ],
+)
+def test_rules_that_make_no_sense(rule: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Evict(**rule)
+
+
+def test_arguments_that_make_no_sense() -> None:
+    with pytest.raises(ValueError, match="set max_rows too"):
+        Table(2, eviction=Evict.lru())
+    with pytest.raises(TypeError, match=r"eviction must be an Evict.*got 'lru'"):
+        Table(2, max_rows=3, eviction="lru")  # type: ignore[arg-type]
+    keys = np.array([1, 2])
+    plain, by_time = Table(2, max_rows=3), Table(2, max_rows=3, eviction=Evict.lru(by="time"))
+    scored = Table(2, max_rows=3, eviction=Evict.score())
+    for call, message in [
+        (lambda: plain.map(keys, True, times=1), "times are given"),
+        (lambda: plain.map(keys, True, scores=np.ones(2, np.float32)), "scores are given"),
+        (lambda: by_time.map(keys, False, times=1), "times are given, and only calls that insert"),
+        (lambda: by_time.map(keys, True), "the call brings none"),
+        (lambda: by_time.map(keys, True, times=np.arange(3)), "times has 3 elements for 2 keys"),
+        (lambda: scored.map(keys, True, scores=np.ones(1, np.float32)), "scores has 1 elements"),
+        (lambda: scored.upsert(keys, np.ones((2, 2), np.float32), times=4), "times are given"),
+        (
+            lambda: scored.find_or_insert(keys, scores=np.array([1, np.nan], np.float32)),
+            "a score is infinite or not a number",
+        ),
+        (lambda: plain.evict(max_rows=1), "set eviction"),
+        (lambda: scored.evict(), "one of fraction and max_rows"),
+        (lambda: scored.evict(fraction=1.5), "fraction must be from 0 to 1"),
+        (lambda: scored.evict(max_rows=-1), "max_rows must be at least 0"),
+        (lambda: setattr(scored, "time", 3), "set_time is for eviction by time"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            call()
+    assert len(plain) == len(by_time) == len(scored) == 0
+
+
+def test_what_would_forget_when_keys_were_seen_is_refused(tmp_path: Path) -> None:
+    table = Table(2, name="user", max_rows=3, eviction=Evict.lru())
+    table.find_or_insert(np.array([1]))
+    for call in (
+        lambda: table.save(tmp_path / "saved"),
+        lambda: pickle.dumps(table),
+        lambda: copy.deepcopy(table),
+        lambda: table.rename("item"),
+        lambda: table.set_optimizer(table.optimizer),
+    ):
+        with pytest.raises(ValueError, match=r"table 'user': .* what eviction k"):
+            call()
+    saved = Table(2, name="user")
+    saved.save(tmp_path / "saved")
+    with pytest.raises(ValueError, match=r"table 'user': a restore does not hold"):
+        table.load(tmp_path / "saved")
+    assert keys_of(table) == {1}

@@ -1,0 +1,124 @@
+"""Table with eviction against ReferenceTable: each key that leaves or finds no room is compared.
+
+The rules of TableMachine, and more that bring keys, times and scores.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, invariant, rule
+
+from recsdk_core import BusyError, CapacityError, Evict, Table, init, optim
+from recsdk_core.testing import ReferenceTable
+from table_machine import IDS, TableMachine, assert_same
+
+RULES = [
+    Evict.lru(),
+    Evict.lru(by="time"),
+    Evict.lfu(),
+    Evict.lfu(half_life=3.0),
+    Evict.score(),
+]
+ROOMS = [(5, None), (20, None), (20, 8), (40, 2)]
+
+
+class EvictionMachine(TableMachine):
+    """A table that is nearly always full."""
+
+    @initialize(
+        eviction=st.sampled_from(RULES),
+        min_age=st.sampled_from([0, 0, 2]),
+        room=st.sampled_from(ROOMS),
+        optimizer=st.sampled_from([optim.SGD(lr=0.5), optim.Adam(lr=0.1)]),
+        on_full=st.sampled_from(["refuse", "refuse", "raise"]),
+        hash_seed=st.integers(0, 2**64 - 1),
+        num_threads=st.sampled_from([1, 2]),
+    )
+    def make_tables(  # type: ignore[override]
+        self,
+        eviction: Evict,
+        min_age: int,
+        room: tuple[int, int | None],
+        hash_seed: int,
+        num_threads: int,
+        **config: Any,
+    ) -> None:
+        self.rule = Evict(
+            order=eviction.order, by=eviction.by, half_life=eviction.half_life, min_age=min_age
+        )
+        config = {"seed": 3, "initializer": init.Uniform(low=-1.0, high=1.0), **config}
+        config["max_rows"], config["eviction_groups"] = room
+        self.table = Table(
+            2, eviction=self.rule, hash_seed=hash_seed, num_threads=num_threads, **config
+        )
+        self.model = ReferenceTable(2, eviction=self.rule, **config)
+        self.dim = 2
+        self.last_step = 0
+        self.taken: list[Any] = []
+        self.max_rows = room[0]
+        self.set_time(0)
+
+    @rule(time=st.integers(-3, 10))
+    def set_time(self, time: int) -> None:
+        if self.rule.by == "time":
+            self.table.time = self.model.time = time
+
+    def data_for(self, data: st.DataObject, count: int) -> dict[str, Any]:
+        """Times or scores for so many keys, where the rule takes them."""
+        if self.rule.by == "time":
+            times = st.lists(st.integers(-5, 10), min_size=count, max_size=count)
+            return {"times": np.array(data.draw(times), np.int64)}
+        if self.rule.order == "score" and data.draw(st.booleans()):
+            scores = st.lists(st.integers(-4, 4), min_size=count, max_size=count)
+            return {"scores": np.array(data.draw(scores), np.float32) / np.float32(4)}
+        return {}
+
+    @rule(data=st.data(), ids=IDS)
+    def find_or_insert_with_data(self, data: st.DataObject, ids: Any) -> None:
+        self.both("find_or_insert", ids, return_outcomes=True, **self.data_for(data, len(ids)))
+
+    @rule(data=st.data(), start=st.integers(0, 100), count=st.integers(1, 60))
+    def find_or_insert_many(self, data: st.DataObject, start: int, count: int) -> None:
+        ids = np.arange(start, start + count) * 7
+        self.both("find_or_insert", ids, return_outcomes=True, **self.data_for(data, count))
+
+    @rule(data=st.data(), pair=TableMachine.leases, start=st.integers(0, 60))
+    def map_many_under_lease(self, data: st.DataObject, pair: Any, start: int) -> None:
+        lease, model_lease = pair
+        if model_lease.is_released:
+            return
+        ids = np.arange(start, start + 12) * 7
+        more = self.data_for(data, 12)
+        try:
+            expected_rows, expected = self.model.map(ids, True, lease=model_lease, **more)
+        except (BusyError, CapacityError) as error:
+            with pytest.raises(type(error)):
+                self.table.map(ids, True, lease=lease, **more)
+            return
+        rows, outcomes = self.table.map(ids, True, lease=lease, **more)
+        assert_same(outcomes, expected)
+        assert_same(rows[outcomes <= 1], expected_rows[outcomes <= 1])
+
+    @rule(max_rows=st.integers(0, 40))
+    def evict(self, max_rows: int) -> None:
+        self.both("evict", max_rows=max_rows)
+
+    @rule(fraction=st.sampled_from([0.0, 0.25, 0.5]))
+    def evict_a_fraction(self, fraction: float) -> None:
+        self.both("evict", fraction=fraction)
+
+    @invariant()
+    def has_the_same_keys(self) -> None:
+        if hasattr(self, "table"):
+            found = [batch.keys.tolist() for batch in self.table.export()]
+            assert found == [batch.keys.tolist() for batch in self.model.export()]
+            assert self.table.stats().evicted == self.model.stats().evicted
+
+
+TestEvictionMachine = EvictionMachine.TestCase
+TestEvictionMachine.settings = settings(max_examples=4 * settings().max_examples)

@@ -1,0 +1,273 @@
+"""Table against ReferenceTable, one operation after the other, with invariants after each.
+
+Shape letters: N keys, B bags, D row width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import note
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from recsdk_core import BusyError, CapacityError, NonFiniteError, Outcome, Table, init, optim
+from recsdk_core.testing import ReferenceLease, ReferenceTable, bags, key_arrays, keys, vectors
+
+OPTIMIZERS = [
+    optim.SGD(lr=0.5),
+    optim.SGD(lr=0.5, weight_decay=0.1),
+    optim.Adagrad(lr=0.1, lr_decay=0.3, initial_accumulator_value=0.1),
+    optim.RowwiseAdagrad(lr=0.1, weight_decay=0.01),
+    optim.Adam(lr=0.1, weight_decay=0.01),
+    optim.Adam(lr=0.1, betas=(0.4, 0.9), bias_correction="row"),
+]
+INITIALIZERS = [
+    init.Uniform(low=-1.0, high=1.0),
+    init.Normal(mean=0.5, stddev=0.25),
+    init.Constant(value=-0.5),
+    init.Custom(fn=lambda ids, values: np.copyto(values, (ids % 7)[:, None])),
+]
+# Few enough that most calls meet keys that are there, and duplicates.
+FEW = st.sampled_from([0, 1, -1, 7, 2**63 - 1, -(2**63), 2**40, 1234567])
+IDS = st.one_of(key_arrays(min_size=1, elements=FEW), key_arrays())
+BAGS = st.one_of(bags(elements=FEW), bags())
+
+
+class TableMachine(RuleBasedStateMachine):
+    """Every rule makes the same call on both tables and compares what it gives, bit for bit."""
+
+    leases = Bundle("leases")
+
+    @initialize(
+        dim=st.sampled_from([1, 3, 4, 16, 19]),
+        optimizer=st.sampled_from(OPTIMIZERS),
+        initializer=st.sampled_from(INITIALIZERS),
+        room=st.sampled_from([(None, None)] * 3 + [(0, None), (5, None), (20, None), (20, 8)]),
+        on_full=st.sampled_from(["refuse", "raise"]),
+        on_nonfinite=st.sampled_from(["apply", "raise", "skip"]),
+        hash_seed=st.integers(0, 2**64 - 1),
+    )
+    def make_tables(
+        self, dim: int, hash_seed: int, room: tuple[int | None, int | None], **config: Any
+    ) -> None:
+        config = {"name": "machine", "seed": 11, "default_value": 0.25, **config}
+        config["max_rows"], config["eviction_groups"] = room
+        self.table = Table(dim, hash_seed=hash_seed, **config)
+        self.model = ReferenceTable(dim, **config)
+        self.dim = dim
+        self.last_step = 0
+        self.taken: list[tuple[Any, ReferenceLease]] = []
+        self.max_rows = config["max_rows"]
+
+    def both(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Calls both; their results, or the classes of their errors, are the same."""
+        try:
+            expected = getattr(self.model, method)(*args, **kwargs)
+        except (BusyError, CapacityError, NonFiniteError) as error:
+            with pytest.raises(type(error)):
+                getattr(self.table, method)(*args, **kwargs)
+            return None
+        actual = getattr(self.table, method)(*args, **kwargs)
+        assert_same(actual, expected)
+        return expected
+
+    @rule(ids=IDS, unsigned=st.booleans())
+    def find_or_insert(self, ids: Any, unsigned: bool) -> None:
+        ids = ids.view(np.uint64) if unsigned else ids
+        self.both("find_or_insert", ids, return_outcomes=True)
+
+    @rule(ids=IDS)
+    def lookup(self, ids: Any) -> None:
+        self.both("lookup", ids, return_outcomes=True)
+
+    @rule(key=keys())
+    def contains(self, key: int) -> None:
+        self.both("__contains__", key)
+
+    @rule(ids=IDS, insert=st.booleans())
+    def map(self, ids: Any, insert: bool) -> None:
+        try:
+            expected_rows, expected = self.model.map(ids, insert)
+        except (BusyError, CapacityError) as error:
+            with pytest.raises(type(error)):
+                self.table.map(ids, insert)
+            return
+        rows, outcomes = self.table.map(ids, insert)
+        assert_same(outcomes, expected)
+        has_row = outcomes <= Outcome.INSERTED
+        assert_same(rows[has_row], expected_rows[has_row])
+
+    @rule(data=st.data(), ids=IDS, with_state=st.booleans())
+    def upsert(self, data: st.DataObject, ids: Any, with_state: bool) -> None:
+        values = data.draw(vectors(len(ids), self.dim))
+        state = None
+        if with_state:
+            state = {
+                name: np.abs(data.draw(vectors(len(ids), width)))
+                for name, width in self.model.state_fields
+                if name != "step"
+            }
+            if ("step", 1) in self.model.state_fields:
+                state["step"] = np.full((len(ids), 1), 3, np.float32)
+        self.both("upsert", ids, values, state, return_outcomes=True)
+
+    @rule(ids=IDS)
+    def erase(self, ids: Any) -> None:
+        self.both("erase", ids, return_outcomes=True)
+
+    @rule()
+    def clear(self) -> None:
+        self.both("clear")
+
+    @rule(data=st.data(), ids=IDS, bad=st.sampled_from([None, None, None, np.nan, np.inf]))
+    def apply_gradients(self, data: st.DataObject, ids: Any, bad: float | None) -> None:
+        grads = data.draw(vectors(len(ids), self.dim))
+        if bad is not None and len(ids):
+            grads[-1, -1] = bad
+        self.both("apply_gradients", ids, grads, return_outcomes=True)
+
+    @rule(batch=BAGS, pooling=st.sampled_from(["sum", "mean"]), insert=st.booleans())
+    def pool(self, batch: Any, pooling: str, insert: bool) -> None:
+        ids, offsets, weights = batch
+        options = {"insert": insert, "return_outcomes": True}
+        self.both("pool", ids, offsets, weights, pooling, **options)
+
+    @rule(data=st.data(), batch=BAGS, pooling=st.sampled_from(["sum", "mean"]))
+    def pool_backward(self, data: st.DataObject, batch: Any, pooling: str) -> None:
+        ids, offsets, weights = batch
+        grad = data.draw(vectors(len(offsets) - 1, self.dim))
+        options = {"return_weights_grad": weights is not None}
+        self.both("pool_backward", ids, offsets, grad, weights, pooling, **options)
+
+    @rule(rate=st.sampled_from([0.0, 0.01, 0.3]))
+    def set_learning_rate(self, rate: float) -> None:
+        self.table.learning_rate = self.model.learning_rate = rate
+
+    @rule(count=st.sampled_from([0, 1, 1000]))
+    def set_update_count(self, count: int) -> None:
+        self.table.update_count = self.model.update_count = count
+
+    @rule(num_rows=st.sampled_from([0, 10, 5000]))
+    def reserve(self, num_rows: int) -> None:
+        self.both("reserve", num_rows)
+
+    @precondition(lambda self: self.max_rows is None and len(self.model) < 20_000)
+    @rule(start=st.integers(-(2**62), 2**62), stride=st.sampled_from([1, 64, 2**20 + 1]))
+    def insert_thousands(self, start: int, stride: int) -> None:
+        """Enough keys for several splits of the index."""
+        self.both("find_or_insert", start + stride * np.arange(3000), return_outcomes=True)
+
+    @rule(start=st.integers(0, 5), stride=st.integers(2, 5))
+    def erase_many(self, start: int, stride: int) -> None:
+        """Every so-many-th key that there is."""
+        present = [key for batch in self.model.export(state=False) for key in batch.keys]
+        self.both("erase", np.array(present[start::stride], np.int64), return_outcomes=True)
+
+    def take(self, step: int | None) -> tuple[Any, ReferenceLease]:
+        note(f"step {step}")
+        pair = self.table.lease(step), self.model.lease(step)
+        self.taken.append(pair)
+        return pair
+
+    @rule(target=leases)
+    def take_lease(self) -> tuple[Any, ReferenceLease]:
+        return self.take(None)
+
+    @rule(target=leases, ahead=st.integers(0, 2))
+    def take_lease_of_a_step(self, ahead: int) -> tuple[Any, ReferenceLease]:
+        self.last_step += ahead
+        return self.take(self.last_step)
+
+    @rule(pair=leases, ids=IDS, insert=st.booleans())
+    def map_under_lease(self, pair: Any, ids: Any, insert: bool) -> None:
+        lease, model_lease = pair
+        if model_lease.is_released:
+            with pytest.raises(ValueError, match="released"):
+                self.table.map(ids, insert, lease=lease)
+            return
+        try:
+            expected_rows, expected = self.model.map(ids, insert, lease=model_lease)
+        except (BusyError, CapacityError) as error:
+            with pytest.raises(type(error)):
+                self.table.map(ids, insert, lease=lease)
+            return
+        rows, outcomes = self.table.map(ids, insert, lease=lease)
+        assert_same(outcomes, expected)
+        has_row = outcomes <= Outcome.INSERTED
+        assert_same(rows[has_row], expected_rows[has_row])
+
+    @rule(pair=leases, batch=BAGS)
+    def pool_under_lease(self, pair: Any, batch: Any) -> None:
+        lease, model_lease = pair
+        if model_lease.is_released:
+            return
+        try:
+            expected = self.model.pool(*batch, insert=True, lease=model_lease)
+        except (BusyError, CapacityError) as error:
+            with pytest.raises(type(error)):
+                self.table.pool(*batch, insert=True, lease=lease)
+            return
+        assert_same(self.table.pool(*batch, insert=True, lease=lease), expected)
+
+    @rule(pair=leases)
+    def release_one(self, pair: Any) -> None:
+        self.release(pair)
+
+    def release(self, pair: tuple[Any, ReferenceLease]) -> None:
+        for lease in pair:
+            lease.release()
+
+    @precondition(lambda self: any(not model.is_released for _, model in self.taken))
+    @rule()
+    def release_all(self) -> None:
+        """So that writers, who wait for batches of a step, get their turn."""
+        for pair in self.taken:
+            self.release(pair)
+
+    @invariant()
+    def is_sound(self) -> None:
+        if not hasattr(self, "table"):
+            return
+        self.table.check_invariants()
+        assert len(self.table) == len(self.model)
+        assert self.table.update_count == self.model.update_count
+
+    @rule()
+    def compare_everything(self) -> None:
+        exports = zip(self.table.export(7), self.model.export(7), strict=True)
+        for actual, expected in exports:
+            assert_same(actual.keys, expected.keys)
+            assert_same(actual.weights, expected.weights)
+            assert actual.state.keys() == expected.state.keys()
+            for name in expected.state:
+                assert_same(actual.state[name], expected.state[name])
+        actual, expected = self.table.stats(), self.model.stats()
+        for name in ("num_rows", "num_rows_in_flight", "outcomes", "erased", "updates"):
+            assert getattr(actual, name) == getattr(expected, name), name
+        assert actual.nonfinite == expected.nonfinite
+
+    def teardown(self) -> None:
+        if hasattr(self, "table"):
+            self.compare_everything()
+
+
+def assert_same(actual: Any, expected: Any) -> None:
+    """Equal to the bit: arrays with their NaNs, tuples of arrays, plain values."""
+    if isinstance(expected, tuple):
+        for part, expected_part in zip(actual, expected, strict=True):
+            assert_same(part, expected_part)
+    elif isinstance(expected, np.ndarray):
+        assert actual.dtype == expected.dtype
+        np.testing.assert_array_equal(actual, expected, strict=True)
+    else:
+        assert actual == expected
