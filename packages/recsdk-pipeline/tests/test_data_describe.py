@@ -26,7 +26,9 @@ batches = st.lists(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 9)
 
 
 def describe(*arguments: Any) -> Any:
-    return CliRunner().invoke(main, ["data", "describe", *map(str, arguments)])
+    return CliRunner(env={"COLUMNS": "200"}).invoke(
+        main, ["data", "describe", *map(str, arguments)]
+    )
 
 
 def column_of(path: Path, name: str) -> dict[str, Any]:
@@ -61,6 +63,25 @@ def test_a_sample_has_exact_counts(batches: list[list[int]], most: int) -> None:
         assert sampled.tolist() == sorted(counts.tolist(), reverse=True)
     else:
         assert sketch.standard_error > 0
+
+
+@given(batches, st.integers(1, 200))
+@settings(deadline=None)
+def test_a_sample_has_exact_times(batches: list[list[int]], most: int) -> None:
+    sketch, ends = IdSketch(most), dict[int, tuple[int, int]]()
+    for number, batch in enumerate(batches):
+        sketch.add(np.array(batch, np.int64), np.full(len(batch), 5 - number % 10))
+        for each in batch:
+            first, last = ends.get(each, (9, -9))
+            ends[each] = min(first, 5 - number % 10), max(last, 5 - number % 10)
+    found = sketch.times()
+    assert (found is None) == (not ends)
+    if found is not None:
+        pairs = list(zip(*(each.tolist() for each in found), strict=True))
+        assert len(pairs) == len(sketch.counts())
+        assert not set(pairs) - set(ends.values())
+        if sketch.standard_error == 0:
+            assert sorted(pairs) == sorted(ends.values())
 
 
 @pytest.mark.parametrize("num_ids", [65_536, 65_537, 300_000, 1_000_000])
@@ -159,6 +180,46 @@ def test_percentiles_of_bag_lengths(tmp_path: Path) -> None:
     assert found == {"mean": lengths.mean(), "p50": 50, "p90": 90, "p99": 99, "max": 70_000}
 
 
+def test_ages_of_ids(tmp_path: Path) -> None:
+    path, hour = tmp_path / "clicks.parquet", 3_600
+    columns = {
+        "at": pa.array([hour * 10**6 * each for each in (0, 10, 20, 40)], pa.timestamp("us")),
+        "user": [7, 8, 7, 9],
+        "seen": pa.array([[1, 2], [], [1, None], [2]], pa.list_(pa.int64())),
+        "step": [0, 1, 2, 4],
+    }
+    pq.write_table(pa.table(columns), path, row_group_size=2)
+    found = describe_files(str(path), lambda rows, total: None, "at").as_json()
+    assert found["time"] == "at"
+    user, seen, _ = found["columns"]
+    assert user["ids"]["ages"] == {
+        "unit": "s",
+        "age": {"p50": 30 * hour, "p90": 40 * hour, "p99": 40 * hour},
+        "idle": {"p50": 20 * hour, "p90": 30 * hour, "p99": 30 * hour},
+    }
+    # The malformed row counts for nothing but the latest time.
+    assert seen["ids"]["ages"]["idle"] == {"p50": 0, "p90": 40 * hour, "p99": 40 * hour}
+    by_step = describe_files(str(path), lambda rows, total: None, "step").as_json()
+    assert by_step["columns"][1]["ids"]["ages"]["age"]["p50"] == 3
+    assert by_step["columns"][1]["ids"]["ages"]["unit"] == "1"
+    done = describe(path, "--time", "at", "--png", tmp_path / "ages.png")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "ages.png").read_bytes().startswith(b"\x89PNG")
+    assert "age: 50" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("column", "problem"),
+    [("at", "no column 'at'"), ("user", "must hold integers"), ("when", "without a time")],
+)
+def test_what_is_no_time(column: str, problem: str, tmp_path: Path) -> None:
+    path = tmp_path / "clicks.parquet"
+    pq.write_table(pa.table({"user": ["a", "b"], "when": [3, None]}), path)
+    done = describe(path, "--time", column)
+    assert done.exit_code == 1
+    assert problem in done.output
+
+
 def test_json_and_table(tmp_path: Path) -> None:
     path, target = tmp_path / "clicks.parquet", tmp_path / "found.json"
     pq.write_table(pa.table({"user": [7, 7, 8], "[x]": ["a", "b", None]}), path)
@@ -177,6 +238,7 @@ def test_json_and_table(tmp_path: Path) -> None:
             "standard_error": 0.0,
             "zipf": None,
             "bag_lengths": None,
+            "ages": None,
         },
     }
     for shown in ("3 rows", "user", "int64", "[x]"):

@@ -104,6 +104,11 @@ def holds_ids(kind: Any) -> bool:
     return _is_ids(kind)
 
 
+def holds_times(kind: Any) -> bool:
+    """Whether a column of this type may be times: integers or timestamps, one a row."""
+    return _is(_TIMES)(kind)
+
+
 def holds_bags(kind: Any) -> bool:
     """Whether a row of a column of this type has any number of items."""
     return _is_list(kind)
@@ -221,11 +226,12 @@ def bags_of(batch: pa.RecordBatch, spec: IdColumn) -> Bags:
     is_single = not _is_list(array.type) and not array.null_count
     offsets = None if is_single else IdBags.of_lengths(ids, _lengths(array)).offsets
     weights = None if spec.weight is None else _floats(_items(batch.column(spec.weight)), None)
-    times = None if spec.timestamp is None else _times(_items(batch.column(spec.timestamp)))
+    times = None if spec.timestamp is None else times_of(_items(batch.column(spec.timestamp)))
     return Bags(ids, offsets, weights, times)
 
 
-def _times(array: Any) -> Int64s:
+def times_of(array: Any) -> Int64s:
+    """Integers as they are, timestamps in microseconds."""
     if pa.types.is_timestamp(array.type):
         array = array.cast(_MICROSECONDS, safe=False)
     return array.cast(pa.int64()).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]

@@ -16,7 +16,7 @@ from rich.table import Table
 from recsdk_core.files import local_path
 
 if TYPE_CHECKING:
-    from recsdk_pipeline.data_command.description import Column, Description
+    from recsdk_pipeline.data_command.description import Ages, Column, Description, Percentiles
 
 _NEEDED = 'recsdk data needs pyarrow and fsspec; run pip install "recsdk-pipeline[data]"'
 
@@ -84,13 +84,15 @@ def convert(kind: str, source: str, target: str, **options: Any) -> None:
 @click.argument("source")
 @click.option("--json", "target", metavar="FILE", help="Write JSON there; - is standard output.")
 @click.option("--png", metavar="FILE", help="Draw it; needs matplotlib.")
-def describe(source: str, target: str | None, png: str | None) -> None:
+@click.option("--time", metavar="COLUMN", help="When each row was: integers or timestamps.")
+def describe(source: str, target: str | None, png: str | None, time: str | None) -> None:
     """Say what the Parquet files SOURCE hold: rows, and of each column its ids.
 
     SOURCE is a file, folder or pattern, local or by fsspec URL; it is read once, in bounded memory.
     Columns of integers, text, or lists of them count as ids: how many different ones there are
     (exact up to 65,536, then within a standard error of 0.5 %), the exponent of Zipf's law, and the
-    lengths of bags.
+    lengths of bags. With --time also how long before the latest row an id came first (its age)
+    and last (idle): for half, 90 and 99 % of the different ids at most that.
     """
     try:
         from recsdk_pipeline.data_command.description import describe_files
@@ -108,7 +110,7 @@ def describe(source: str, target: str | None, png: str | None) -> None:
         with bar:
             task = bar.add_task("reading", total=None)
             found = describe_files(
-                source, lambda rows, total: bar.update(task, completed=rows, total=total)
+                source, lambda rows, total: bar.update(task, completed=rows, total=total), time
             )
         if target not in (None, "-"):
             local_path(target).write_text(json.dumps(found.as_json(), indent=2) + "\n")
@@ -125,7 +127,10 @@ def describe(source: str, target: str | None, png: str | None) -> None:
 
 def _table(found: Description) -> Table:
     table = Table()
-    for name in ("column", "type", "nulls", "ids", "different", "Zipf", "bags: mean, 50, 90, 99 %"):
+    names = ["column", "type", "nulls", "ids", "different", "Zipf", "bags: mean, 50, 90, 99 %"]
+    if any(column.ids and column.ids.ages for column in found.columns):
+        names += ["age: 50, 90, 99 %", "idle: 50, 90, 99 %"]
+    for name in names:
         table.add_column(name, justify="left" if name in ("column", "type") else "right")
     for column in found.columns:
         table.add_row(*map(escape, _cells(column)))
@@ -141,4 +146,21 @@ def _cells(column: Column) -> list[str]:
     cells += [f"{ids.num_ids:,}", f"{about}{ids.num_distinct:,}"]
     cells.append("" if ids.zipf is None else f"{ids.zipf.exponent:.2f}")
     bags = ids.bag_lengths
-    return cells + ([f"{bags.mean:.2f}, {bags.p50}, {bags.p90}, {bags.p99}"] if bags else [])
+    cells.append(f"{bags.mean:.2f}, {bags.p50}, {bags.p90}, {bags.p99}" if bags else "")
+    return cells + (
+        [_spread(ids.ages, ids.ages.age), _spread(ids.ages, ids.ages.idle)] if ids.ages else []
+    )
+
+
+def _spread(ages: Ages, times: Percentiles) -> str:
+    each = (times.p50, times.p90, times.p99)
+    if ages.unit != "s":
+        return ", ".join(f"{time:,.0f}" for time in each)
+    return ", ".join(_duration(time) for time in each)
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"

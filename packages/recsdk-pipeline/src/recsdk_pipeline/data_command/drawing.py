@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from recsdk_pipeline.data_command.description import Description
+from recsdk_pipeline.data_command.description import Ages, Description
 
 _MOST_POINTS = 400
+_UNITS = (("days", 86_400), ("hours", 3_600), ("minutes", 60), ("seconds", 1))
 _STYLES = ("-", "--", "-.", ":")
 
 
 def draw(description: Description, path: Path) -> None:
-    """Write a PNG: how often the ids of each column come by their rank, and their numbers."""
+    """Write a PNG: how often the ids of each column come by their rank, their numbers and ages."""
     curves = {name: curve for name, curve in description.curves.items() if len(curve[0])}
-    figure = Figure(figsize=(14, max(5, 0.24 * len(curves) + 2)), layout="constrained")
-    by_rank, numbers = figure.subplots(1, 2)
+    ages = [
+        (each.name, each.ids.ages) for each in description.columns if each.ids and each.ids.ages
+    ]
+    panels = 3 if ages else 2
+    figure = Figure(figsize=(7 * panels, max(5, 0.24 * len(curves) + 2)), layout="constrained")
+    by_rank, numbers, *more = figure.subplots(1, panels)
     for index, (name, (counts, ids_a_sample)) in enumerate(curves.items()):
         most = min(len(counts), _MOST_POINTS)
         places = np.unique(np.geomspace(1, len(counts), most).astype(np.int64)) - 1
@@ -36,4 +43,25 @@ def draw(description: Description, path: Path) -> None:
     numbers.set_title(f"Different ids in {description.rows:,} rows")
     numbers.invert_yaxis()
     numbers.margins(x=0.15)
+    for panel in more:
+        _draw_ages(panel, ages)
     figure.savefig(path, format="png", dpi=120)
+
+
+def _draw_ages(panel: Axes, ages: Sequence[tuple[str, Ages]]) -> None:
+    """Two rows of dots a column: for half, 90 and 99 % of its ids at most so long."""
+    oldest = max(each.age.p99 for _, each in ages)
+    units = [unit for unit in _UNITS if ages[0][1].unit == "s" and oldest >= 2 * unit[1]]
+    unit, size = units[0] if units else ("in the column's unit", 1)
+    for what, shift, color in (("age", -0.15, "C0"), ("idle", 0.15, "C1")):
+        for place, (_, each) in enumerate(ages):
+            found = getattr(each, what)
+            times = [time / size for time in (found.p50, found.p90, found.p99)]
+            label = what if place == 0 else None
+            panel.plot(times, [place + shift] * 3, "o-", color=color, markersize=4, label=label)
+    panel.set_yticks(range(len(ages)), [name for name, _ in ages])
+    panel.invert_yaxis()
+    panel.set_xlim(left=0)
+    panel.set_xlabel(unit)
+    panel.set_title("Since ids came first (age) and last (idle): 50, 90, 99 %")
+    panel.legend(fontsize="small")
