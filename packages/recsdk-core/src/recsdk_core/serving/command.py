@@ -37,7 +37,11 @@ __all__ = ["freeze"]
     show_default=True,
     help="Files for each table.",
 )
-@click.option("--max-rows", type=click.IntRange(0), help="A table of more rows is an error.")
+@click.option(
+    "--max-rows",
+    type=click.IntRange(0),
+    help="Refuse to freeze if a table has more rows. None is left out to make it fit.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace a frozen checkpoint at TARGET.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def freeze(

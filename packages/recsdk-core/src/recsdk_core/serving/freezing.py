@@ -51,7 +51,7 @@ def freeze(
     complete or absent like a checkpoint: a server never sees half of one. `dtype` is one for all
     tables or by name; 16 bits round to the nearest, "int8" and "int4" keep a scale and a bias for
     each row. `num_shards` (1 to 65536) files for each table. With `max_rows`, a table of more rows
-    is an error. `overwrite` replaces a frozen checkpoint at `target`; servers that have it open go
+    is refused as a whole: no row is chosen or left out. `overwrite` replaces a frozen checkpoint at `target`; servers that have it open go
     on with the old one.
 
     Memory: some 200 MiB and the keys of the deltas. Disk: twice the size of the result until it is
@@ -107,11 +107,27 @@ def _dtypes(
 
 
 def _refuse_other(store: Store, chain: Sequence[Checkpoint], overwrite: bool) -> None:
-    """Raises if the target is one of the source's, or would replace what is no frozen one."""
+    """Raises if the target is one of the source's, or holds what must not be replaced."""
     if any(checkpoint.store.address == store.address for checkpoint in chain):
         raise ValueError(f"target {store.location!r} is one of the source's; choose another")
-    if overwrite and store.has_manifest():
+    _refuse_taken(store, overwrite)
+
+
+def _refuse_taken(store: Store, overwrite: bool) -> None:
+    if not store.has_manifest():
+        return
+    try:
         FrozenManifest.from_bytes(store.read_manifest(), f"{store.location}/manifest.json")
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{store.location}: what is there is no frozen checkpoint that could be replaced "
+            f"({error}); remove it or choose another path"
+        ) from error
+    if not overwrite:
+        raise CheckpointError(
+            f"{store.location}: there is a frozen checkpoint already; choose another path or pass "
+            "overwrite=True"
+        )
 
 
 def _source_of(chain: Sequence[Checkpoint]) -> FrozenSource:
