@@ -27,6 +27,7 @@ MODULES = (
     "recsdk_core.checkpoint",
     "recsdk_core.files",
     "recsdk_core.serving",
+    "recsdk_core.simulation",
     "recsdk_core.nn",
     "recsdk_core.nn.function",
     "recsdk_core.testing",

@@ -1,0 +1,169 @@
+"""`recsdk simulate`: what tables of some sizes would do with a stream of ids."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import click
+
+from recsdk_core.checkpoint.command import progress_bar
+from recsdk_core.errors import RecsdkError
+from recsdk_core.eviction import Evict
+from recsdk_core.simulation.running import Simulated
+from recsdk_core.simulation.running import simulate as simulate_tables
+from recsdk_core.simulation.traces import Trace, open_trace
+
+__all__ = ["simulate"]
+
+FORMAT = "recsdk.simulate/1"
+_MOST_COUNTED = (
+    20_000_000  # ids of which all are counted to learn how many different ones there are
+)
+
+
+@click.command()
+@click.argument("trace")
+@click.option(
+    "--column", metavar="NAME", help='The array or column of ids. Default: "ids", or the only one.'
+)
+@click.option("--time", metavar="NAME", help="The array or column of times, for lru:time.")
+@click.option(
+    "--rows",
+    default="5%,10%,25%,50%",
+    show_default=True,
+    help="Sizes: rows, or percent of the different ids.",
+)
+@click.option(
+    "--rules",
+    default="none,lru,lfu",
+    show_default=True,
+    help="Of none (refuse), lru, lru:time, lfu, lfu:HALF_LIFE in steps.",
+)
+@click.option(
+    "--step", type=click.IntRange(min=1), default=8192, show_default=True, help="Ids of a step."
+)
+@click.option(
+    "--sample", help="Part of the keys that take part: 1, 1/2, 1/4 and so on. Default: by length."
+)
+@click.option(
+    "--dim", type=click.IntRange(min=1), default=64, show_default=True, help="Width of a row."
+)
+@click.option(
+    "--state",
+    type=click.IntRange(min=0),
+    default=1,
+    show_default=True,
+    help="Numbers of optimizer state a row: rowwise Adagrad 1, Adagrad the width, Adam twice that.",
+)
+@click.option("--json", "target", metavar="FILE", help="Write JSON there; - is standard output.")
+@click.option("--png", metavar="FILE", help="Draw it; needs matplotlib.")
+def simulate(
+    trace: str,
+    column: str | None,
+    time: str | None,
+    rows: str,
+    rules: str,
+    step: int,
+    sample: str | None,
+    dim: int,
+    state: int,
+    target: str | None,
+    png: str | None,
+) -> None:
+    """Say how tables of some sizes would do with TRACE, a .npz or Parquet file of integer ids.
+
+    Ids are taken in order, --step of them at a time. For each size and rule: which part of the ids
+    had a row (hits), was refused, how many left for others, and which part of the rows given went
+    to ids that had had one before (returned). Where the trace is long, a part of the keys stands
+    for all, which the output says.
+    """
+    try:
+        parsed = {text: _rule(text) for text in rules.split(",")}
+        part = None if sample is None else float(Fraction(sample))
+        if png is not None:
+            from recsdk_core.simulation.drawing import draw
+        ids = open_trace(trace, column, time)
+        sizes = _sizes(rows, ids)
+        with progress_bar(ids.num_ids, "simulating") as progress:
+            found = simulate_tables(
+                ids, sizes, parsed, step_ids=step, sample=part, progress=progress
+            )
+        if target not in (None, "-"):
+            Path(str(target)).write_text(json.dumps(_as_json(trace, ids, found), indent=2) + "\n")
+        if png is not None:
+            draw(found, Path(png))
+    except ImportError as error:
+        advice = 'install matplotlib: pip install "recsdk-core[plot]"' if png else ""
+        raise click.ClickException(f"{error} {advice}".strip()) from error
+    except (RecsdkError, ValueError, TypeError, ZeroDivisionError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    if target == "-":
+        json.dump(_as_json(trace, ids, found), sys.stdout, indent=2)
+        click.echo()
+    else:
+        _print(ids, found, 4 * (dim + state))
+
+
+def _rule(text: str) -> Evict | None:
+    name, _, detail = text.strip().partition(":")
+    if name == "lfu" and detail:
+        return Evict.lfu(half_life=float(detail))
+    plain = {"none": None, "lru": Evict.lru(), "lru:time": Evict.lru(by="time"), "lfu": Evict.lfu()}
+    if text.strip() not in plain:
+        raise ValueError(f"--rules: {text!r} is none of {', '.join(plain)}, lfu:HALF_LIFE")
+    return plain[text.strip()]
+
+
+def _sizes(text: str, trace: Trace) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    distinct = 0
+    if any(part.endswith("%") for part in parts):
+        distinct = trace.num_distinct(1.0 if trace.num_ids <= _MOST_COUNTED else 1 / 64)
+    sizes = []
+    for part in parts:
+        try:
+            number = float(part.removesuffix("%"))
+        except ValueError:
+            raise ValueError(f"--rows: {part!r} is no number of rows or percentage") from None
+        size = number / 100 * distinct if part.endswith("%") else number
+        if not 0 < size < 2**48:
+            raise ValueError(f"--rows: {part!r} is {size:,.0f} rows; a table has at least one")
+        sizes.append(max(round(size), 1))
+    return sizes
+
+
+def _as_json(source: str, trace: Trace, found: Sequence[Simulated]) -> dict[str, Any]:
+    runs = [asdict(each) for each in found]
+    return {"format": FORMAT, "source": source, "num_ids": trace.num_ids, "runs": runs}
+
+
+def _print(trace: Trace, found: Sequence[Simulated], row_bytes: int) -> None:
+    sample = found[0].sample
+    how = (
+        "" if sample == 1 else f"; {Fraction(sample)} of the keys stand for all, figures are about"
+    )
+    click.echo(f"{trace.num_ids:,} ids{how}")
+    titles = ("rows", "rule", "hits", "refused", "inserted", "evicted", "returned", "memory")
+    lines = [titles, *(_cells(each, row_bytes) for each in found)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        click.echo("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
+
+
+def _cells(run: Simulated, row_bytes: int) -> tuple[str, ...]:
+    return (
+        f"{run.max_rows:,}",
+        run.rule,
+        f"{run.hit_rate:.2%}",
+        f"{run.refused_rate:.2%}",
+        f"{run.inserted:,}",
+        f"{run.evicted:,}",
+        f"{run.returned_rate:.2%}",
+        f"{(run.max_rows * row_bytes + run.index_bytes) / 1e6:,.1f} MB",
+    )

@@ -1,0 +1,184 @@
+"""`recsdk simulate`: its figures are those of tables that a stream went through."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recsdk_core import Evict, Outcome
+from recsdk_core.cli import main
+from recsdk_core.simulation import Simulated, Trace, open_trace, running, simulate
+from recsdk_core.testing import ReferenceTable
+
+RULES = {
+    "none": None,
+    "lru": Evict.lru(),
+    "lru:time": Evict.lru(by="time"),
+    "lfu": Evict.lfu(),
+    "lfu:3": Evict.lfu(half_life=3),
+}
+
+
+def zipf_ids(num: int, distinct: int, exponent: float = 0.99) -> Any:
+    shares = np.arange(1, distinct + 1) ** -exponent
+    up_to = np.cumsum(shares / shares.sum())
+    ranks = np.searchsorted(up_to, np.random.default_rng(1).random(num) * up_to[-1])
+    return ranks * 7919
+
+
+@given(
+    st.lists(st.tuples(st.integers(-5, 5), st.integers(0, 9)), max_size=60),
+    st.integers(1, 12),
+    st.integers(1, 9),
+)
+@settings(deadline=None, max_examples=40)
+def test_each_figure_is_that_of_the_reference_table(
+    drawn: list[tuple[int, int]], size: int, step_ids: int
+) -> None:
+    ids, times = np.array(drawn, np.int64).reshape(-1, 2).T
+    found = simulate(Trace.of_arrays(ids, times), [size], RULES, step_ids=step_ids)
+    for run, (name, rule) in zip(found, RULES.items(), strict=True):
+        table, had = ReferenceTable(1, max_rows=size, eviction=rule), set[int]()
+        counts, returned = dict.fromkeys(Outcome, 0), 0
+        for start in range(0, len(ids), step_ids):
+            part = slice(start, start + step_ids)
+            by_time = {"times": times[part]} if name == "lru:time" else {}
+            _, outcomes = table.map(ids[part], True, **by_time)
+            for key, outcome in zip(ids[part].tolist(), outcomes.tolist(), strict=True):
+                counts[Outcome(outcome)] += 1
+                if outcome == Outcome.INSERTED:
+                    returned += key in had
+                    had.add(key)
+        inserted, all_ids = counts[Outcome.INSERTED], max(len(ids), 1)
+        assert (run.rule, run.max_rows, run.sample) == (name, size, 1)
+        assert run.hit_rate == pytest.approx(counts[Outcome.FOUND] / all_ids)
+        assert run.refused_rate == counts[Outcome.REFUSED] / all_ids
+        assert run.inserted == inserted
+        assert run.returned_rate == returned / max(inserted, 1)
+        assert run.num_rows == len(table)
+        assert run.evicted == inserted - len(table)
+
+
+def test_a_part_of_the_keys_stands_for_all() -> None:
+    trace = Trace.of_arrays(zipf_ids(400_000, 300_000))
+    rules = {"none": None, "lru": Evict.lru(), "lfu": Evict.lfu()}
+    whole = simulate(trace, [70_000], rules)
+    part = simulate(trace, [70_000], rules, sample=0.25)
+    assert [each.sample for each in part] == [0.25] * 3
+    for exact, about in zip(whole, part, strict=True):
+        assert about.hit_rate == pytest.approx(exact.hit_rate, abs=0.005)
+        assert about.refused_rate == pytest.approx(exact.refused_rate, abs=0.005)
+        assert about.evicted == pytest.approx(exact.evicted, rel=0.05)
+        assert about.num_rows == pytest.approx(exact.num_rows, rel=0.02)
+
+
+def test_a_long_trace_is_sampled_as_far_as_the_smallest_table_allows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(running, "MOST_LOOKUPS", 1000)
+    trace = Trace.of_arrays(np.arange(10_000))
+    samples = [
+        simulate(trace, [size], {"none": None})[0].sample for size in (1000, 70_000, 1 << 20)
+    ]
+    assert samples == [1, 0.25, 1 / 16]
+
+
+def test_parquet_gives_what_arrays_give(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    bags = [[5, 6, None], [], None, [5], [7, -1, 6], [2]]
+    when = [3, 1, 4, 1, 5, 9]
+    columns = {
+        "seen": pa.array(bags, pa.list_(pa.int64())),
+        "user": pa.array([1, 2, None, 2**63 + 5, 1, 1], pa.uint64()),
+        "at": pa.array(when, pa.timestamp("us")),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "clicks.parquet", row_group_size=2)
+    trace = open_trace(tmp_path / "clicks.parquet", "seen", "at")
+    blocks = list(trace.blocks(2))
+    assert max(len(ids) for ids, _ in blocks) == 2
+    assert np.concatenate([ids for ids, _ in blocks]).tolist() == [5, 6, 5, 7, -1, 6, 2]
+    times = [times for _, times in blocks if times is not None]
+    assert np.concatenate(times).tolist() == [3, 3, 1, 5, 5, 5, 9]
+    users = np.concatenate([ids for ids, _ in open_trace(tmp_path, "user").blocks(99)])
+    assert users.tolist() == [1, 2, 5 - 2**63, 1, 1]
+
+
+def run(*arguments: Any) -> Any:
+    return CliRunner().invoke(main, ["simulate", *map(str, arguments)])
+
+
+def test_the_command(tmp_path: Path) -> None:
+    path, target, picture = tmp_path / "trace.npz", tmp_path / "found.json", tmp_path / "found.png"
+    np.savez(path, ids=zipf_ids(20_000, 5_000))
+    drawn = ["--png", picture] if _has_matplotlib() else []
+    done = run(path, "--rows", "100,50%", "--rules", "none,lfu:9", "--json", target, *drawn)
+    assert done.exit_code == 0, done.output
+    found = json.loads(target.read_text())
+    assert (found["format"], found["num_ids"]) == ("recsdk.simulate/1", 20_000)
+    distinct = len(np.unique(zipf_ids(20_000, 5_000)))
+    assert [each["max_rows"] for each in found["runs"]] == [100, 100, *[round(distinct / 2)] * 2]
+    assert set(found["runs"][0]) == set(Simulated.__dataclass_fields__)
+    assert [each["rule"] for each in found["runs"]] == ["none", "lfu:9"] * 2
+    for shown in ("20,000 ids", "refused", "lfu:9", f"{found['runs'][3]['hit_rate']:.2%}"):
+        assert shown in done.output
+    assert not drawn or picture.read_bytes().startswith(b"\x89PNG")
+
+
+def _has_matplotlib() -> bool:
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--rules", "lifo"], "'lifo' is none of none, lru"),
+        (["--rules", "lfu:x"], "could not convert"),
+        (["--rules", "lru:time"], "the trace has no times"),
+        (["--rows", "many"], "'many' is no number of rows"),
+        (["--rows", "0"], "at least one"),
+        (["--sample", "1/3"], "sample must be 1, 1/2"),
+        (["--sample", "0"], "sample must be 1, 1/2"),
+        (["--sample", "1/0"], "Fraction(1, 0)"),
+        (["--rows", "2000", "--sample", "1/128"], "at least 0.015625"),
+        (["--column", "users"], "there is no 'users'; there are ids"),
+        (["--time", "at"], "there is no 'at'"),
+    ],
+)
+def test_what_cannot_be_simulated(arguments: list[str], problem: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "trace.npz", ids=np.arange(9))
+    done = run(tmp_path / "trace.npz", *arguments)
+    assert done.exit_code == 1, done.output
+    assert problem in done.output
+
+
+def test_what_is_no_trace(tmp_path: Path) -> None:
+    np.savez(tmp_path / "floats.npz", ids=np.ones(3))
+    np.savez(tmp_path / "two.npz", a=np.arange(3), b=np.arange(3))
+    (tmp_path / "text.npz").write_text("no archive")
+    for name, problem in (
+        ("floats.npz", "integers, got float64"),
+        ("two.npz", "say which has the ids"),
+        ("text.npz", ""),
+        ("none.npz", "none.npz"),
+    ):
+        done = run(tmp_path / name)
+        assert done.exit_code == 1, name
+        assert done.output.startswith("Error: ")
+        assert problem in done.output
+
+
+def test_an_empty_trace() -> None:
+    [found] = simulate(Trace.of_arrays(np.empty(0, np.int64)), [5], {"lru": Evict.lru()})
+    assert (found.hit_rate, found.inserted, found.num_rows) == (0, 0, 0)
