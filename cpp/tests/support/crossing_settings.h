@@ -147,8 +147,15 @@ inline Values initializers() {
           {"custom", set_custom}};
 }
 
-/// Groups have room for all keys of a round, since the first calls must fit.
+/// Groups have room for all keys of a round, since the first calls must fit. Who leaves a full
+/// table stands here, since it needs one.
 inline Values rooms() {
+  const auto leaving = [](const std::string& name, const EvictConfig& config) {
+    return Value{name, [config](Combination& row) {
+                   row.table.max_rows = kFewRows;
+                   row.table.eviction = config;
+                 }};
+  };
   const auto in_groups = [](Combination& row) {
     row.table.max_rows = 4 * kFewRows;
     row.table.eviction_groups = 4;
@@ -156,10 +163,13 @@ inline Values rooms() {
   return {{"none", [](Combination&) {}},
           {"few", [](Combination& row) { row.table.max_rows = kFewRows; }},
           {"groups", in_groups},
-          {"owned", [=](Combination& row) {
+          {"owned",
+           [=](Combination& row) {
              in_groups(row);
              row.table.owned_groups = GroupRange{0, 4};
-           }}};
+           }},
+          leaving("lru", {.order = EvictOrder::kLru}),
+          leaving("lfu", {.order = EvictOrder::kLfu, .half_life = 2.0, .min_age = 1})};
 }
 
 /// In the order in which they are to be set.
@@ -237,7 +247,7 @@ inline bool is_of_devices(const TableConfig& config) {
                         c.kind == OptimizerKind::kRowwiseAdagrad || c.kind == OptimizerKind::kAdam;
   return is_known && c.bias_correction == BiasCorrection::kTable && c.dampening == 0.0 &&
          !c.catch_up && !c.clip_value && !c.clip_norm && config.weight_dtype == DType::kFloat32 &&
-         config.on_nonfinite == NonFinite::kApply && !config.eviction_groups;
+         config.on_nonfinite == NonFinite::kApply && !config.eviction_groups && !config.eviction;
 }
 
 inline std::vector<Choices> combinations(const std::function<bool(const TableConfig&)>& rule) {
@@ -255,9 +265,10 @@ inline std::vector<Choices> combinations(const std::function<bool(const TableCon
 inline auto fields_of(const TableConfig& config) {
   const auto& [dim, name, optimizer, initializer, seed, hash_seed, max_rows, eviction_groups,
                owned_groups, on_full, default_value, on_nonfinite, weight_dtype, rounding,
-               num_threads] = config;
+               num_threads, eviction] = config;
   return std::make_tuple(dim, name, seed, hash_seed, max_rows, eviction_groups, owned_groups,
-                         on_full, default_value, on_nonfinite, weight_dtype, rounding, num_threads);
+                         on_full, default_value, on_nonfinite, weight_dtype, rounding, num_threads,
+                         eviction.has_value());
 }
 
 inline auto fields_of(const OptimizerConfig& config) {
