@@ -17,6 +17,7 @@ from recsdk_core.combine import distinct_keys
 from recsdk_core.init import Initializer, Uniform
 from recsdk_core.nn._state import load_table, save_table, take_state
 from recsdk_core.nn.asked_lookups import Asked, asked_node, squares_of
+from recsdk_core.nn.bag_arguments import bag_offsets, check_bags, require_tensor
 from recsdk_core.nn.drawn_names import DRAWN_NAME, draw_name, is_drawn, name_of, named_since
 from recsdk_core.nn.embedding_arguments import (
     check_accumulation,
@@ -37,7 +38,15 @@ from recsdk_core.nn.function import (
     pooling,
     run,
 )
-from recsdk_core.nn.operators import is_recorded, leaf, lookup, number_of, pool, seen_by_compilers
+from recsdk_core.nn.operators import (
+    is_recorded,
+    leaf,
+    lookup,
+    not_compiled,
+    number_of,
+    pool,
+    seen_by_compilers,
+)
 from recsdk_core.nn.row_entries import ENTRIES, AnyName
 from recsdk_core.nn.row_gradients import RowGradients
 from recsdk_core.nn.rows_parameter import RowsParameter
@@ -48,7 +57,7 @@ from recsdk_core.table import DType, OnFull, Rounding, Table
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["HashEmbedding", "HashEmbeddingBag", "bag_offsets"]
+__all__ = ["HashEmbedding", "HashEmbeddingBag"]
 
 
 class _TableModule(nn.Module):
@@ -196,7 +205,7 @@ class _TableModule(nn.Module):
 
     def __prepare_scriptable__(self) -> Any:
         """What torch.jit.script asks for."""
-        raise _not_compiled(self, "torch.jit.script")
+        raise not_compiled(self, "torch.jit.script")
 
     def _attach(self) -> None:
         """Ties table and parameter to where gradients wait, in a copy too."""
@@ -238,7 +247,7 @@ class _TableModule(nn.Module):
 
     def _check_begin(self, insert: bool, trains: bool) -> None:
         if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
-            raise _not_compiled(self, "torch.jit.trace")
+            raise not_compiled(self, "torch.jit.trace")
         _refuse_ddp(self)
         self.check_optimizer()
         self._gradients.check_table(self.table)
@@ -437,7 +446,7 @@ class HashEmbedding(_TableModule):
         """keys of any shape, int64 -> (*shape, D) in the dtype of `weight`."""
         if isinstance(keys, torch.fx.Proxy):
             return leaf(self, keys)
-        _require_tensor("keys", keys)
+        require_tensor("keys", keys)
         weight = self.weight
         if is_recorded(keys):
             vectors = lookup(self, keys)
@@ -525,7 +534,7 @@ class HashEmbeddingBag(_TableModule):
     def _pool_recorded(
         self, keys: torch.Tensor, offsets: torch.Tensor | None, weights: torch.Tensor | None
     ) -> torch.Tensor:
-        _check_bags(keys, offsets)
+        check_bags(keys, offsets)
         if weights is not None:
             self._check_weights(weights, keys)
         num_bags = keys.shape[0] if offsets is None else offsets.shape[0]
@@ -536,7 +545,7 @@ class HashEmbeddingBag(_TableModule):
         return pool(self, keys, offsets, weights, num_bags).to(self.weight.dtype)
 
     def _check_weights(self, weights: torch.Tensor, keys: torch.Tensor) -> None:
-        _require_tensor("per_sample_weights", weights)
+        require_tensor("per_sample_weights", weights)
         if self.mode == "max" or (self.scale_grad_by_freq and self.mode != "sum"):
             raise ValueError(
                 "per_sample_weights go with mode='sum' where mode is 'max' or scale_grad_by_freq "
@@ -569,60 +578,9 @@ class HashEmbeddingBag(_TableModule):
         return self._begin(keys, ends, weights, insert, trains)
 
 
-def bag_offsets(
-    keys: torch.Tensor, offsets: torch.Tensor | None, include_last_offset: bool
-) -> torch.Tensor:
-    """Where each bag of the flattened keys begins and the last one ends, (B + 1,).
-
-    Takes what `HashEmbeddingBag.forward` takes. Raises ValueError for shapes that do not fit,
-    TypeError for what is no tensor and for offsets that are not int64 or int32.
-    """
-    _check_bags(keys, offsets)
-    if offsets is None:
-        bags, length = keys.shape
-        return torch.arange(bags + 1, device=keys.device) * length
-    if include_last_offset:
-        return offsets
-    return torch.cat([offsets, offsets.new_tensor([len(keys)])])
-
-
 def _all_keys(table: Table) -> torch.Tensor:
     batches = [torch.from_numpy(each.keys) for each in table.export(state=False)]
     return torch.cat([torch.empty(0, dtype=torch.int64), *batches])
-
-
-def _check_bags(keys: torch.Tensor, offsets: torch.Tensor | None) -> None:
-    _require_tensor("keys", keys)
-    if offsets is not None:
-        _require_tensor("offsets", offsets)
-        if offsets.dtype not in (torch.int64, torch.int32):
-            raise TypeError(
-                f"offsets must be int64 or int32, got {offsets.dtype}; pass offsets.to(torch.int64)"
-            )
-        if offsets.dim() != 1:
-            raise ValueError(f"offsets must have one dimension, got shape {tuple(offsets.shape)}")
-        if keys.dim() == 2:
-            raise ValueError("offsets must be None if keys have two dimensions")
-    if keys.dim() != (2 if offsets is None else 1):
-        got = "no offsets" if offsets is None else f"offsets {tuple(offsets.shape)}"
-        raise ValueError(
-            "keys must have shape (B, L), or (N,) together with offsets; got shape "
-            f"{tuple(keys.shape)} and {got}"
-        )
-
-
-def _require_tensor(name: str, value: object) -> None:
-    if not isinstance(value, torch.Tensor):
-        raise TypeError(
-            f"{name} must be a torch.Tensor, got {type(value).__name__}; pass torch.as_tensor of it"
-        )
-
-
-def _not_compiled(module: nn.Module, what: str) -> RuntimeError:
-    return RuntimeError(
-        f"{what} cannot record {type(module).__name__}, whose rows are found by key while it runs; "
-        "use torch.compile or torch.export"
-    )
 
 
 def _optimizer(optimizer: Optimizer | type, kwargs: Mapping[str, Any] | None) -> Optimizer:

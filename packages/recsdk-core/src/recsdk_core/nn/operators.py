@@ -29,7 +29,16 @@ from torch import nn
 from recsdk_core.nn.function import Node, read, train
 from recsdk_core.nn.rows_parameter import RowsParameter
 
-__all__ = ["is_recorded", "leaf", "lookup", "number_of", "pool", "seen_by_compilers", "squares"]
+__all__ = [
+    "is_recorded",
+    "leaf",
+    "lookup",
+    "not_compiled",
+    "number_of",
+    "pool",
+    "seen_by_compilers",
+    "squares",
+]
 
 _torch_library: Any = torch.library
 _mark_effects: Any = getattr(torch.library, "_register_effectful_op", None)
@@ -114,6 +123,14 @@ def leaf(module: nn.Module, keys: torch.fx.Proxy, *others: Any) -> Any:
             "while it runs; trace the model around it, which keeps it as a module"
         )
     return tracer.create_proxy("call_module", path, (keys, *others), {})
+
+
+def not_compiled(module: nn.Module, what: str) -> RuntimeError:
+    """The error for what would record the rows of one call as constants."""
+    return RuntimeError(
+        f"{what} cannot record {type(module).__name__}, whose rows are found by key while it runs; "
+        "use torch.compile or torch.export"
+    )
 
 
 def _trains(module: Any, weights: torch.Tensor | None) -> bool:

@@ -6,7 +6,7 @@ the files byte by byte.
 
 from __future__ import annotations
 
-from recsdk_core.serving.freezing import freeze
+from recsdk_core.serving.freezing import freeze, freeze_tables
 from recsdk_core.serving.manifest import (
     FrozenFileEntry,
     FrozenManifest,
@@ -22,6 +22,7 @@ __all__ = [
     "FrozenTableEntry",
     "ServingTable",
     "freeze",
+    "freeze_tables",
     "open_frozen",
     "pool_serving",
 ]

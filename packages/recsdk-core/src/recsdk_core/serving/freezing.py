@@ -1,12 +1,13 @@
-"""Makes a frozen checkpoint of a checkpoint or a chain, in bounded memory."""
+"""Makes a frozen checkpoint of a checkpoint, a chain, or tables in memory, in bounded memory."""
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,7 +30,10 @@ from recsdk_core.serving.manifest import (
     FrozenTableEntry,
 )
 
-__all__ = ["freeze"]
+if TYPE_CHECKING:
+    from recsdk_core.table import Table
+
+__all__ = ["freeze", "freeze_tables"]
 
 MAX_SHARDS = 65_536
 
@@ -50,9 +54,9 @@ def freeze(
     `Table.load`, whatever ranks wrote it. Optimizer state is left out. `target` is a local folder,
     complete or absent like a checkpoint: a server never sees half of one. `dtype` is one for all
     tables or by name; 16 bits round to the nearest, "int8" and "int4" keep a scale and a bias for
-    each row. `num_shards` (1 to 65536) files for each table. With `max_rows`, a table of more rows
-    is refused as a whole: no row is chosen or left out. `overwrite` replaces a frozen checkpoint at `target`; servers that have it open go
-    on with the old one.
+    each row. `num_shards` (1 to 65536) files for each table. With `max_rows`, a table of more
+    rows is refused as a whole: no row is chosen or left out. `overwrite` replaces a frozen
+    checkpoint at `target`; servers that have it open go on with the old one.
 
     Memory: some 200 MiB and the keys of the deltas. Disk: twice the size of the result until it is
     done. Raises CheckpointError for a source that is damaged or no chain, and for a target that
@@ -60,26 +64,107 @@ def freeze(
     and int4 cannot hold, as they are not finite, and for other arguments. Then nothing is at
     `target` but what was there.
     """
-    require_int("freeze", 1, num_shards=num_shards)
-    if num_shards > MAX_SHARDS:
-        raise ValueError(f"freeze: num_shards must be 1 to {MAX_SHARDS}, got {num_shards}")
+    _check_shards(num_shards)
     if max_rows is not None:
         require_int("freeze", 0, max_rows=max_rows)
     folder = local_path(target)
     chain = chain_of(source)
-    dtypes = _dtypes(dtype, chain[-1])
+    entries = chain[-1].manifest.tables
+    dtypes = _dtypes(dtype, [entry.name for entry in entries])
     store = open_store(folder)
-    _refuse_other(store, chain, overwrite)
+    if any(checkpoint.store.address == store.address for checkpoint in chain):
+        raise ValueError(f"target {store.location!r} is one of the source's; choose another")
+    sources = [_of_chain(chain, entry, progress) for entry in entries]
+    return _write(store, sources, dtypes, _source_of(chain), num_shards, max_rows, overwrite)
+
+
+def freeze_tables(
+    tables: Sequence[Table],
+    target: Any,
+    *,
+    dtype: FrozenDType | Mapping[str, FrozenDType] = "float32",
+    num_shards: int = 1,
+    overwrite: bool = False,
+) -> FrozenManifest:
+    """Freezes tables as they are in memory, without a checkpoint; otherwise as `freeze`.
+
+    Rows are read as by `Table.export`, and changes still count for the next delta. Nothing may
+    train the tables meanwhile, or rows are of different moments. Raises ValueError for two tables
+    of one name as well.
+    """
+    _check_shards(num_shards)
+    names = [table.name for table in tables]
+    if len(set(names)) < len(names):
+        raise ValueError(f"freeze_tables: tables must have names of their own, got {names}")
+    store = open_store(local_path(target))
+    sources = [_of_table(table) for table in tables]
+    return _write(store, sources, _dtypes(dtype, names), None, num_shards, None, overwrite)
+
+
+def _check_shards(num_shards: int) -> None:
+    require_int("freeze", 1, num_shards=num_shards)
+    if num_shards > MAX_SHARDS:
+        raise ValueError(f"freeze: num_shards must be 1 to {MAX_SHARDS}, got {num_shards}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rows:
+    """What a table is frozen of."""
+
+    name: str
+    dim: int
+    default_value: float
+    expected_rows: int
+    batches: Iterable[tuple[Any, Any]]
+    """Keys (n,) and weights float32 (n, D), each key once."""
+
+
+def _of_chain(chain: Sequence[Checkpoint], entry: TableEntry, progress: Progress | None) -> _Rows:
+    def batches() -> Iterator[tuple[Any, Any]]:
+        for rows in merged_rows(chain, entry.name, None, progress):
+            weights = as_floats(rows.fields["weight"], entry.fields[0].dtype)
+            yield rows.keys, weights
+
+    return _Rows(
+        name=entry.name,
+        dim=entry.dim,
+        default_value=entry.default_value,
+        expected_rows=sum(link.table(entry.name)[1].num_rows for link in chain),
+        batches=batches(),
+    )
+
+
+def _of_table(table: Table) -> _Rows:
+    return _Rows(
+        name=table.name,
+        dim=table.dim,
+        default_value=table.default_value,
+        expected_rows=len(table),
+        batches=((batch.keys, batch.weights) for batch in table.export(state=False)),
+    )
+
+
+def _write(
+    store: Store,
+    sources: Sequence[_Rows],
+    dtypes: Mapping[str, FrozenDType],
+    made_of: FrozenSource | None,
+    num_shards: int,
+    max_rows: int | None,
+    overwrite: bool,
+) -> FrozenManifest:
+    """Writes a frozen checkpoint, whole or not at all."""
+    _refuse_taken(store, overwrite)
     token = secrets.token_hex(16)
     try:
         store.begin(token, overwrite)
         tables = []
-        for index, entry in enumerate(chain[-1].manifest.tables):
-            table = _Table(store, token, index, entry, dtypes[entry.name], num_shards)
-            tables.append(table.write(chain, max_rows, progress))
+        for index, rows in enumerate(sources):
+            table = _Table(store, token, index, rows, dtypes[rows.name], num_shards)
+            tables.append(table.write(max_rows))
         manifest = FrozenManifest(
             token=token,
-            source=_source_of(chain),
+            source=made_of,
             tables=tuple(tables),
             writer=f"recsdk-core {__version__}",
         )
@@ -93,10 +178,9 @@ def freeze(
 
 
 def _dtypes(
-    dtype: FrozenDType | Mapping[str, FrozenDType], checkpoint: Checkpoint
+    dtype: FrozenDType | Mapping[str, FrozenDType], names: Sequence[str]
 ) -> dict[str, FrozenDType]:
     """The dtype of each table."""
-    names = [entry.name for entry in checkpoint.manifest.tables]
     given = dtype if isinstance(dtype, Mapping) else dict.fromkeys(names, dtype)
     if set(given) != set(names):
         raise ValueError(f"dtype must name the tables {names}, got {sorted(given)}")
@@ -106,14 +190,8 @@ def _dtypes(
     return dict(given)
 
 
-def _refuse_other(store: Store, chain: Sequence[Checkpoint], overwrite: bool) -> None:
-    """Raises if the target is one of the source's, or holds what must not be replaced."""
-    if any(checkpoint.store.address == store.address for checkpoint in chain):
-        raise ValueError(f"target {store.location!r} is one of the source's; choose another")
-    _refuse_taken(store, overwrite)
-
-
 def _refuse_taken(store: Store, overwrite: bool) -> None:
+    """Raises if the target holds what must not be replaced."""
     if not store.has_manifest():
         return
     try:
@@ -148,41 +226,37 @@ class _Table:
         store: Store,
         token: str,
         index: int,
-        entry: TableEntry,
+        rows: _Rows,
         dtype: FrozenDType,
         num_shards: int,
     ) -> None:
         self._store, self._token, self._index = store, token, index
-        self._entry, self._dtype, self._num_shards = entry, dtype, num_shards
+        self._rows, self._dtype, self._num_shards = rows, dtype, num_shards
 
-    def write(
-        self, chain: Sequence[Checkpoint], max_rows: int | None, progress: Progress | None
-    ) -> FrozenTableEntry:
-        """Writes the rows that the chain stands for."""
-        writer = self._writer(sum(link.table(self._entry.name)[1].num_rows for link in chain))
-        dtype = self._entry.fields[0].dtype
-        for rows in merged_rows(chain, self._entry.name, None, progress):
-            weights = as_floats(rows.fields["weight"], dtype)
+    def write(self, max_rows: int | None) -> FrozenTableEntry:
+        """Writes all rows."""
+        writer = self._writer()
+        for keys, weights in self._rows.batches:
             floats = np.ascontiguousarray(weights, dtype=np.float32)
-            writer.add(np.ascontiguousarray(rows.keys), floats, self._entry.dim)
+            writer.add(np.ascontiguousarray(keys), floats, self._rows.dim)
             self._refuse_more(writer.num_rows, max_rows)
         return FrozenTableEntry(
-            name=self._entry.name,
-            dim=self._entry.dim,
+            name=self._rows.name,
+            dim=self._rows.dim,
             dtype=self._dtype,
-            default_value=self._entry.default_value,
+            default_value=self._rows.default_value,
             files=tuple(self._write_shard(writer, shard) for shard in range(self._num_shards)),
         )
 
-    def _writer(self, expected_rows: int) -> _ext.FrozenWriter:
+    def _writer(self) -> _ext.FrozenWriter:
         scratch = os.fsencode(Path(os.path.abspath(self._store.location)).parent)
         return _ext.FrozenWriter(
-            self._entry.name,
-            self._entry.dim,
+            self._rows.name,
+            self._rows.dim,
             self._dtype,
-            self._entry.default_value,
+            self._rows.default_value,
             self._num_shards,
-            expected_rows,
+            self._rows.expected_rows,
             bytes.fromhex(self._token),
             self._index,
             int(self._token[:16], 16),  # nobody knows it who chooses keys
@@ -192,7 +266,7 @@ class _Table:
     def _refuse_more(self, num_rows: int, max_rows: int | None) -> None:
         if max_rows is not None and num_rows > max_rows:
             raise CapacityError(
-                f"table {self._entry.name!r} has more than {max_rows} rows, which max_rows allows; "
+                f"table {self._rows.name!r} has more than {max_rows} rows, which max_rows allows; "
                 "raise it, or train with fewer rows"
             )
 

@@ -139,8 +139,8 @@ class FrozenManifest:
 
     token: str
     """128 random bits, 32 hexadecimal digits: names the folder of the files and stands in each."""
-    source: FrozenSource
-    """What it was made of."""
+    source: FrozenSource | None
+    """The checkpoint it was made of; None: tables in memory."""
     tables: tuple[FrozenTableEntry, ...]
     """The tables, in the order of the checkpoint."""
     writer: str
@@ -185,7 +185,7 @@ class FrozenManifest:
             raise CheckpointError(f"{where}: its SHA-256 does not match; the file was changed")
         manifest = FrozenManifest(
             token=fields.text("token", _HEX32),
-            source=FrozenSource._read(fields.child("source")),
+            source=fields.optional("source", lambda name: FrozenSource._read(fields.child(name))),
             tables=tuple(
                 FrozenTableEntry._read(item) for item in fields.children("tables", 0, MAX_TABLES)
             ),

@@ -39,6 +39,8 @@ class ServingTable:
     Opening takes the same time whatever the size; processes that open the same files share their
     memory. A server opens it once and keeps it.
 
+    A pickle has the path only, and opens what is there then; a copy is the table itself.
+
     Thread safety: every method may be called from any thread and at once; reads take no lock and
     let go of the GIL. After fork both processes go on reading.
     """
@@ -54,6 +56,8 @@ class ServingTable:
         there or twice.
         """
         folder = local_path(path)
+        self._path = os.path.abspath(folder)
+        self._shards = None if shards is None else tuple(shards)
         self._manifest = open_frozen(folder)
         self._index, self._entry = self._manifest.table(table, str(folder))
         chosen = range(len(self._entry.files)) if shards is None else shards
@@ -140,6 +144,25 @@ class ServingTable:
         """What the frozen checkpoint holds, and what it was made of."""
         return self._manifest
 
+    @property
+    def path(self) -> str:
+        """Where the frozen checkpoint lies, as an absolute path."""
+        return self._path
+
+    @property
+    def shards(self) -> tuple[int, ...] | None:
+        """Those that were asked for; None: all."""
+        return self._shards
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self._path, self.name, self._shards)
+
+    def __copy__(self) -> ServingTable:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> ServingTable:
+        return self  # it never changes
+
     def __len__(self) -> int:
         """Rows of the files that are open."""
         return int(self._info["num_rows"])
@@ -185,6 +208,10 @@ class ServingTable:
     def preload(self) -> None:
         """Has the system read the files into memory, so that no later call waits for a disk."""
         self._engine.preload()
+
+
+def _reopen(path: str, table: str, shards: tuple[int, ...] | None) -> ServingTable:
+    return ServingTable(path, table, shards=shards)
 
 
 def pool_serving(calls: Sequence[tuple[Any, ...]]) -> None:

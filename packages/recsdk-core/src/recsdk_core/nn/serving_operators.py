@@ -1,0 +1,200 @@
+"""Reads of frozen tables as torch operators, for compilers, exporters and tracers.
+
+They change nothing, so they may be merged, moved and dropped. An operator names its table by a
+number of this process, which is a tensor, so that one compiled function serves many tables. An
+exported program names path and table too, by which another process opens them.
+
+Shape letters: N keys, B bags, D row width.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import secrets
+import uuid
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+
+from recsdk_core.nn.asked_lookups import MaxOfBags
+from recsdk_core.nn.bag_arguments import bag_offsets
+from recsdk_core.nn.embedding_arguments import check_ends, left_out
+from recsdk_core.serving import ServingTable
+
+__all__ = [
+    "lookup_recorded",
+    "number_of_table",
+    "place_of_table",
+    "pool_bags",
+    "pool_recorded",
+]
+
+_torch_library: Any = torch.library
+_uncompiled: Any = torch.compiler.disable
+_PROCESS = uuid.uuid4().hex
+_tables: WeakValueDictionary[int, ServingTable] = WeakValueDictionary()
+
+
+def number_of_table(table: ServingTable) -> int:
+    """A number that finds the table as long as it lives, and none in another process."""
+    number = secrets.randbits(62)
+    _tables[number] = table
+    return number
+
+
+def place_of_table(table: ServingTable, number: int) -> str:
+    """What names the table in exported programs."""
+    return json.dumps((_PROCESS, number, table.path, table.name, table.shards))
+
+
+def lookup_recorded(module: Any, keys: torch.Tensor) -> torch.Tensor:
+    """What a `ServingEmbedding` reads for keys, as an operator: float32 (*shape, D)."""
+    args = (module.table.dim, *_place_of(module))
+    return torch.ops.recsdk.serving_lookup(keys, *args)  # type: ignore[no-any-return]
+
+
+def pool_recorded(
+    module: Any,
+    keys: torch.Tensor,
+    offsets: torch.Tensor | None,
+    weights: torch.Tensor | None,
+    num_bags: int,
+) -> torch.Tensor:
+    """What a `ServingEmbeddingBag` pools, as an operator: float32 (B, D)."""
+    how = (module.mode, module.include_last_offset, module.padding, module.table.dim)
+    args = (num_bags, *how, *_place_of(module))
+    return torch.ops.recsdk.serving_pool(keys, offsets, weights, *args)  # type: ignore[no-any-return]
+
+
+def pool_bags(
+    table: ServingTable,
+    keys: torch.Tensor,
+    offsets: torch.Tensor | None,
+    weights: torch.Tensor | None,
+    mode: str,
+    include_last_offset: bool,
+    padding: int | None,
+) -> torch.Tensor:
+    """Pools bags here and now: float32 (B, D); padding is left out of the largest, "max"."""
+    ends = bag_offsets(keys, offsets, include_last_offset).contiguous()
+    if offsets is not None:
+        check_ends(ends, len(keys))
+    keys = keys.reshape(-1).contiguous()
+    if mode == "max":
+        keys, ends = left_out(keys, ends, padding)
+        return MaxOfBags(ends).forward(table.lookup(keys))
+    if weights is not None:
+        weights = weights.detach().reshape(-1).float().contiguous()
+    return table.pool(keys, ends, weights, mode)  # type: ignore[no-any-return]
+
+
+def _place_of(module: Any) -> tuple[str | None, torch.Tensor | None]:
+    """What names the table in exported programs, else the number."""
+    if getattr(torch.compiler, "_is_exporting_flag", False):
+        return module.place, None
+    if torch.compiler.is_compiling():
+        return None, module.number_1
+    return None, torch.full((1,), module.number, device="cpu")
+
+
+def _table_of(place: str | None, number: torch.Tensor | None, dim: int) -> ServingTable:
+    table = _exported(str(place)) if number is None else _tables.get(int(number))
+    if table is None:
+        raise RuntimeError(
+            "the frozen table for which this was compiled is gone; compile again, and keep its "
+            "module"
+        )
+    if table.dim != dim:
+        raise ValueError(
+            f"table {table.name!r} has width {table.dim}, and the program was exported for {dim}; "
+            "export it again"
+        )
+    return table
+
+
+@functools.cache
+def _exported(place: str) -> ServingTable:
+    """The table that was exported, if it lives here; else what is at its path, from now on."""
+    process, number, path, name, shards = json.loads(place)
+    own = _tables.get(number) if process == _PROCESS else None
+    return ServingTable(path, name, shards=shards) if own is None else own
+
+
+def _lookup(
+    keys: torch.Tensor, dim: int, place: str | None, number: torch.Tensor | None
+) -> torch.Tensor:
+    table = _table_of(place, number, dim)
+    vectors: torch.Tensor = table.lookup(keys.reshape(-1).contiguous())
+    return vectors.view(*keys.shape, dim)
+
+
+def _pool(
+    keys: torch.Tensor,
+    offsets: torch.Tensor | None,
+    weights: torch.Tensor | None,
+    num_bags: int,
+    mode: str,
+    include_last_offset: bool,
+    padding: int | None,
+    dim: int,
+    place: str | None,
+    number: torch.Tensor | None,
+) -> torch.Tensor:
+    table = _table_of(place, number, dim)
+    return pool_bags(table, keys, offsets, weights, mode, include_last_offset, padding)
+
+
+def _like_keys(
+    keys: torch.Tensor, dim: int, place: str | None, number: torch.Tensor | None
+) -> torch.Tensor:
+    return keys.new_empty((*keys.shape, dim), dtype=torch.float32)
+
+
+def _like_bags(
+    keys: torch.Tensor,
+    offsets: torch.Tensor | None,
+    weights: torch.Tensor | None,
+    num_bags: int,
+    mode: str,
+    include_last_offset: bool,
+    padding: int | None,
+    dim: int,
+    place: str | None,
+    number: torch.Tensor | None,
+) -> torch.Tensor:
+    return keys.new_empty((num_bags, dim), dtype=torch.float32)
+
+
+def _no_gradient(ctx: Any, *grads: Sequence[Any]) -> None:
+    raise RuntimeError(
+        "a frozen table is only read and has no gradient for per_sample_weights; detach them, or "
+        "take the trained model"
+    )
+
+
+_PLACE = "int dim, str? place, Tensor? number"
+_HOW = "SymInt num_bags, str mode, bool include_last_offset, int? padding"
+_SCHEMAS: dict[str, tuple[str, Any, Any]] = {
+    "serving_lookup": (f"(Tensor keys, {_PLACE}) -> Tensor", _lookup, _like_keys),
+    "serving_pool": (
+        f"(Tensor keys, Tensor? offsets, Tensor? weights, {_HOW}, {_PLACE}) -> Tensor",
+        _pool,
+        _like_bags,
+    ),
+}
+
+
+def _define() -> None:
+    for name, (schema, run, fake) in _SCHEMAS.items():
+        full = f"recsdk::{name}"
+        _LIBRARY.define(name + schema)
+        _LIBRARY.impl(name, _uncompiled(run), "CompositeExplicitAutograd")
+        _torch_library.register_fake(full, fake, lib=_LIBRARY)
+        _torch_library.register_autograd(full, _no_gradient, lib=_LIBRARY)
+
+
+_LIBRARY = _torch_library.Library("recsdk", "FRAGMENT")
+_define()

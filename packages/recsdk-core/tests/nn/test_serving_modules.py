@@ -1,0 +1,265 @@
+"""Modules over frozen tables give what the trained model gives in evaluation mode."""
+
+from __future__ import annotations
+
+import copy
+import io
+import itertools
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.export import Dim, export
+
+from recsdk_core import init, optim
+from recsdk_core.checkpoint import open_checkpoint
+from recsdk_core.nn import (
+    HashEmbedding,
+    HashEmbeddingBag,
+    ServingEmbedding,
+    ServingEmbeddingBag,
+    freeze,
+)
+from recsdk_core.serving import ServingTable, freeze_tables, open_frozen
+
+KEYS = torch.tensor([[5, 6, 7], [-1, 5, 2**62]])
+WEIGHTS = torch.tensor([[1.0, 2.0, 0.5], [-1.0, 0.0, 3.0]])
+ENDS = torch.tensor([0, 2, 2, 6])
+OTHER = (KEYS.repeat(2, 1)[1:, :2] + 1, WEIGHTS.repeat(2, 1)[1:, :2], torch.tensor([0, 2, 6]))
+OPS = torch.ops.recsdk
+_numbers = itertools.count()
+
+
+class Model(nn.Module):
+    """One of each, trained a little."""
+
+    def __init__(self, mode: Any = "sum", padding_idx: int | None = None) -> None:
+        super().__init__()
+        kwargs: dict[str, Any] = {
+            "optimizer": optim.Adam(lr=0.5, weight_decay=0.1),
+            "initializer": init.Normal(),
+            "default_value": -0.25,
+            "padding_idx": padding_idx,
+        }
+        self.items = HashEmbedding(4, name="items", **kwargs)
+        self.bags = HashEmbeddingBag(5, name="bags", mode=mode, include_last_offset=True, **kwargs)
+        self.head = nn.Linear(4, 5)
+        self(KEYS, WEIGHTS, ENDS).square().sum().backward()
+        self.eval()
+
+    def forward(
+        self, keys: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor
+    ) -> torch.Tensor:
+        given = weights if self.bags.mode != "max" else None
+        pooled = self.bags(keys, per_sample_weights=given) + self.head(self.items(keys).sum(1))
+        return torch.cat([pooled, self.bags(keys.reshape(-1), ends)])
+
+
+def same(one: Any, other: Any) -> bool:
+    return one.dtype == other.dtype and one.shape == other.shape and bits(one) == bits(other)
+
+
+def bits(values: torch.Tensor) -> bytes:
+    return values.detach().contiguous().view(torch.uint8).numpy().tobytes()
+
+
+@settings(max_examples=25)
+@given(
+    data=st.data(),
+    mode=st.sampled_from(["sum", "mean", "max"]),
+    padding_idx=st.sampled_from([None, 6, 2**64 - 1]),
+    num_shards=st.sampled_from([1, 3]),
+)
+def test_a_frozen_model_gives_what_the_trained_one_gives(
+    tmp_path_factory: pytest.TempPathFactory,
+    data: st.DataObject,
+    mode: str,
+    padding_idx: int | None,
+    num_shards: int,
+) -> None:
+    model = Model(mode, padding_idx)
+    folder = tmp_path_factory.mktemp("model") / "served"
+    served = freeze(model, folder, num_shards=num_shards)
+    assert isinstance(served.items, ServingEmbedding)
+    assert isinstance(served.bags, ServingEmbeddingBag)
+    assert isinstance(model.items, HashEmbedding)
+    keys = data.draw(st.lists(st.sampled_from([5, 6, 7, -1, 2**62, 8]), max_size=12))
+    flat = torch.tensor(keys, dtype=torch.int64)
+    ends = torch.tensor([0, *sorted(data.draw(st.sets(st.integers(0, len(keys))))), len(keys)])
+    assert same(served.items(flat), model.items(flat))
+    assert same(served.bags(flat, ends), model.bags(flat, ends))
+    assert same(served.bags(flat, ends.int()), model.bags(flat, ends.int()))
+    assert same(served(KEYS, WEIGHTS, ENDS), model(KEYS, WEIGHTS, ENDS))
+    if mode != "max":
+        weights = torch.linspace(-1, 1, len(keys))
+        got = served.bags(flat, ends, weights)
+        assert same(got, model.bags(flat, ends, weights))
+    half = copy.deepcopy(model).bfloat16(), copy.deepcopy(served).bfloat16()
+    assert same(half[0].items(flat), half[1].items(flat))
+
+
+def test_freezing_leaves_the_model_as_it_is(tmp_path: Path) -> None:
+    """Its rows, its mode, and what counts for its next delta."""
+    model = Model().train()
+    model.items.table.save(tmp_path / "snapshot")
+    model.items(torch.tensor([77]))
+    rows = model.items.table.lookup(KEYS.reshape(-1))
+    served = freeze(model, tmp_path / "served", dtype={"items": "int8", "bags": "float32"})
+    assert (model.training, served.training) == (True, False)
+    assert served.items.table.dtype == "int8"
+    assert torch.equal(model.items.table.lookup(KEYS.reshape(-1)), rows)
+    model.items.table.save_delta(tmp_path / "delta")
+    assert open_checkpoint(tmp_path / "delta").manifest.tables[0].num_rows == 1
+    assert open_frozen(tmp_path / "served").source is None
+    assert served.head.weight is not model.head.weight
+
+
+def test_a_module_under_two_names_stays_one(tmp_path: Path) -> None:
+    model = nn.ModuleList([HashEmbedding(4, name="a"), HashEmbeddingBag(4, name="b")])
+    model.append(model[0])
+    served = freeze(model, tmp_path / "served")
+    assert served[0] is served[2]
+    assert [each.name for each in open_frozen(tmp_path / "served").tables] == ["a", "b"]
+    assert isinstance(freeze(model[0], tmp_path / "one"), ServingEmbedding)
+
+
+def test_nothing_of_a_table_is_in_state_dict_pickle_or_copy(tmp_path: Path) -> None:
+    served = freeze(Model(), tmp_path / "served")
+    assert set(served.state_dict()) == {"head.weight", "head.bias"}
+    raw = pickle.dumps(served)
+    assert str(tmp_path / "served").encode() in raw
+    assert copy.deepcopy(served).items.table is served.items.table
+    for other in (pickle.loads(raw), copy.deepcopy(served)):
+        assert same(other(KEYS, WEIGHTS, ENDS), served(KEYS, WEIGHTS, ENDS))
+    other.load_state_dict(served.state_dict())
+
+
+def test_opcheck(tmp_path: Path) -> None:
+    served = freeze(Model(), tmp_path / "served")
+    items, bags = served.items, served.bags
+    found = torch.library.opcheck(OPS.serving_lookup.default, (KEYS, 4, None, items.number_1))
+    assert set(found.values()) == {"SUCCESS"}
+    how = (3, "mean", True, None, 5, None, bags.number_1)
+    args = (KEYS.reshape(-1), ENDS, WEIGHTS.reshape(-1), *how)
+    assert set(torch.library.opcheck(OPS.serving_pool.default, args).values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("mode", ["sum", "max"])
+def test_compiled(tmp_path: Path, mode: str) -> None:
+    """One compiled function serves other tables too."""
+    torch._dynamo.reset()
+    served = freeze(Model(mode, padding_idx=6), tmp_path / "served")
+    run = torch.compile(served, fullgraph=True, backend="aot_eager", dynamic=True)
+    for args in ((KEYS, WEIGHTS, ENDS), OTHER):
+        with torch.no_grad():
+            assert same(run(*args), served(*args))
+    torch._dynamo.reset()
+
+
+def test_one_compilation_serves_many_tables(tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    many = []
+    for number in range(10):
+        module = HashEmbedding(4, name=f"t{number}", initializer=init.Normal())
+        module(KEYS)
+        many.append(freeze(module, tmp_path / str(number)))
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    run = torch.compile(lambda module, keys: module(keys), fullgraph=True, backend=counter)
+    for module in many:
+        assert same(run(module, KEYS), module(KEYS))
+    assert counter.frame_count == 1
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("mode", ["mean", "max"])
+def test_exported(tmp_path: Path, strict: bool, mode: str) -> None:
+    served = freeze(Model(mode, padding_idx=6), tmp_path / "served")
+    auto = Dim.DYNAMIC
+    shapes = ({0: auto, 1: auto}, {0: auto, 1: auto}, {0: auto})
+    program = export(served, (KEYS, WEIGHTS, ENDS), dynamic_shapes=shapes, strict=strict)
+    for each in (program, program.run_decompositions()):
+        assert same(each.module()(*OTHER), served(*OTHER))
+
+
+LOADED = """
+import sys, torch
+import recsdk_core.nn
+program = torch.export.load(sys.argv[1]).module()
+inputs, expected = torch.load(sys.argv[2])
+print(torch.equal(program(*inputs), expected))
+"""
+
+
+def test_an_exported_program_opens_its_files_in_another_process(tmp_path: Path) -> None:
+    served = freeze(Model(), tmp_path / "served", num_shards=2)
+    buffer = io.BytesIO()
+    torch.export.save(export(served, (KEYS, WEIGHTS, ENDS), strict=False), buffer)
+    (tmp_path / "program.pt2").write_bytes(buffer.getvalue())
+    args = (KEYS, WEIGHTS, ENDS)
+    torch.save((args, served(*args)), tmp_path / "data.pt")
+    ran = subprocess.run(
+        [sys.executable, "-c", LOADED, tmp_path / "program.pt2", tmp_path / "data.pt"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.stdout.split(), ran.returncode) == (["True"], 0), ran.stderr
+
+
+def test_a_backward_to_weights_is_refused(tmp_path: Path) -> None:
+    served = freeze(Model(), tmp_path / "served").bags
+    weights = WEIGHTS.clone().requires_grad_()
+    pooled = served(KEYS, per_sample_weights=weights)
+    assert same(pooled, served(KEYS, per_sample_weights=WEIGHTS))
+    with pytest.raises(RuntimeError, match="only read and has no gradient"):
+        pooled.sum().backward()
+
+
+def test_what_cannot_be_frozen_is_refused(tmp_path: Path) -> None:
+    class Own(HashEmbedding):
+        pass
+
+    two = nn.Sequential(HashEmbedding(4, name="same"), HashEmbedding(4, name="same"))
+    for model, message in (
+        (nn.Linear(2, 2), "has no HashEmbedding"),
+        (nn.Sequential(HashEmbedding(4, max_norm=1.0)), "0 has max_norm=1.0"),
+        (Own(4), "the model is a Own"),
+        (two, "names of their own"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            freeze(model, tmp_path / "served")
+    model = Model()
+    with pytest.raises(ValueError, match="dtype must name the tables"):
+        freeze(model, tmp_path / "served", dtype={"items": "int8"})
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(TypeError, match="must be a recsdk_core.serving.ServingTable"):
+        ServingEmbedding(model.items.table)  # type: ignore[arg-type]
+    served = freeze(model, tmp_path / "served")
+    with pytest.raises(RuntimeError, match="torch.jit.trace"):
+        torch.jit.trace(served.items, (KEYS,))
+    with pytest.raises(RuntimeError, match="torch.jit.script"):
+        torch.jit.script(served.bags)
+    with pytest.raises(ValueError, match="shape of keys"):
+        served.bags(KEYS, per_sample_weights=WEIGHTS[:1])
+    with pytest.raises(ValueError, match="offsets must ascend"):
+        served.bags(KEYS.reshape(-1), ENDS[:3])
+    with pytest.raises(ValueError, match="mode must be"):
+        ServingEmbeddingBag(served.bags.table, mode="min")  # type: ignore[arg-type]
+
+
+def test_tables_are_frozen_without_a_checkpoint(tmp_path: Path) -> None:
+    table = Model().items.table
+    freeze_tables([table], tmp_path / "served", dtype="bfloat16")
+    served = ServingTable(tmp_path / "served")
+    keys = np.array([5, 6, 404])
+    wanted = torch.from_numpy(table.lookup(keys)).bfloat16().float()
+    assert torch.equal(torch.from_numpy(served.lookup(keys)), wanted)
