@@ -96,7 +96,7 @@ class EvictionMachine(TableMachine):
         more = self.data_for(data, 12)
         try:
             expected_rows, expected = self.model.map(ids, True, lease=model_lease, **more)
-        except (BusyError, CapacityError) as error:
+        except (BusyError, CapacityError, ValueError) as error:
             with pytest.raises(type(error)):
                 self.table.map(ids, True, lease=lease, **more)
             return

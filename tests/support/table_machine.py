@@ -197,7 +197,7 @@ class TableMachine(RuleBasedStateMachine):
             return
         try:
             expected_rows, expected = self.model.map(ids, insert, lease=model_lease)
-        except (BusyError, CapacityError) as error:
+        except (BusyError, CapacityError, ValueError) as error:
             with pytest.raises(type(error)):
                 self.table.map(ids, insert, lease=lease)
             return
@@ -213,7 +213,7 @@ class TableMachine(RuleBasedStateMachine):
             return
         try:
             expected = self.model.pool(*batch, insert=True, lease=model_lease)
-        except (BusyError, CapacityError) as error:
+        except (BusyError, CapacityError, ValueError) as error:
             with pytest.raises(type(error)):
                 self.table.pool(*batch, insert=True, lease=lease)
             return

@@ -76,8 +76,9 @@ struct IndexStats {
 ///    readers (lookup, size, export, stats): they become visible when it and all earlier leases
 ///    with a step are released, whether the batch was trained or abandoned.
 /// Leases with a step must be taken in ascending order of steps (checked), and their batches mapped
-/// in that order (the caller's duty: insertions are decided as calls come). Movable; releases
-/// itself when destroyed. May outlive the index or table that it was taken from.
+/// in that order (checked with eviction, else the caller's duty: insertions are decided as calls
+/// come). Movable; releases itself when destroyed. May outlive the index or table that it was taken
+/// from.
 /// May be released from any thread, also while another call uses it: that call then either is part
 /// of the batch or fails.
 class RECSDK_API Lease {

@@ -57,15 +57,21 @@ void Index::Impl::check_data(std::size_t num_keys, const KeyData& data, bool ins
 std::int64_t Index::Impl::step_of(const LeaseRecord* record) const {
   if (record == nullptr || !record->step) return later(clock.step, 1);
   if (!clock.lease_step) return clock.is_begun ? later(clock.step, 1) : *record->step;
-  if (*record->step == *clock.lease_step) return clock.step;
   std::int64_t steps = 0;
   const bool is_far = __builtin_sub_overflow(*record->step, *clock.lease_step, &steps);
-  return later(clock.step, is_far ? INT64_MAX : std::max<std::int64_t>(steps, 1));
+  return later(clock.step, is_far ? INT64_MAX : steps);
 }
 
 void Index::Impl::begin_insertion(Insertion& insertion, const LeaseRecord* record,
                                   const KeyData& data) const {
   if (!evictor) return;
+  if (record != nullptr && record->step && clock.lease_step && *record->step < *clock.lease_step) {
+    // It might evict what a later batch has inserted and is to make visible.
+    throw std::invalid_argument(title + ": a batch of step " + std::to_string(*record->step) +
+                                " is mapped after one of step " +
+                                std::to_string(*clock.lease_step) +
+                                "; with eviction, map batches in ascending order of steps");
+  }
   insertion.data = data;
   insertion.step = step_of(record);
   if (!evictor->meta().is_by_time() || !data.times.empty()) return;

@@ -152,6 +152,18 @@ def test_readers_see_who_leaves_until_the_batch_is_done() -> None:
     assert (keys_of(table), table.stats().evicted) == ({3, 4}, 2)
 
 
+def test_batches_are_mapped_in_the_order_of_their_steps() -> None:
+    table = Table(2, max_rows=2, eviction=Evict.lru())
+    first, second = table.lease(1), table.lease(2)
+    table.map(np.array([1, 2]), True, lease=second)
+    with pytest.raises(ValueError, match="a batch of step 1 is mapped after one of step 2"):
+        table.map(np.array([3, 4]), True, lease=first)
+    first.release()
+    second.release()
+    assert keys_of(table) == {1, 2}
+    table.check_invariants()
+
+
 def test_a_returning_key_starts_from_its_initial_row() -> None:
     table = Table(2, max_rows=1, eviction=Evict.lfu())
     first = table.find_or_insert(np.array([1, 1, 1]))[:1]

@@ -295,7 +295,8 @@ class Table(Keyed, SavesAndLoads):
 
         Raises BusyError when inserting without a step while leases with a step are open,
         CapacityError under `on_full="raise"`, OutOfMemoryError, ValueError for times or scores that
-        the rule does not take, or lacks, and what a custom initializer raises.
+        the rule does not take, or lacks, or with eviction for a lease of an earlier step than was
+        mapped before, and what a custom initializer raises.
         Cost: one cache line per key, plus one row per insertion; with eviction one more line per
         key, and a few per key that leaves.
         """

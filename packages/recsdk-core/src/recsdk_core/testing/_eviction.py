@@ -56,13 +56,14 @@ class Eviction:
         self._is_begun = False
 
     def step_of(self, lease_step: int | None) -> int:
-        """The step of a call, under a lease with a step or none."""
+        """The step of a call, under a lease with a step or none; ValueError if it is past."""
         if lease_step is None or (self._lease_step is None and self._is_begun):
             return min(self.step + 1, 2**63 - 1)
         if self._lease_step is None:
             return lease_step
-        ahead = lease_step - self._lease_step
-        return self.step if ahead == 0 else min(self.step + max(ahead, 1), 2**63 - 1)
+        if lease_step < self._lease_step:
+            raise ValueError(f"step {lease_step} is mapped after {self._lease_step}")
+        return min(self.step + lease_step - self._lease_step, 2**63 - 1)
 
     def decided(self, step: int, lease_step: int | None) -> None:
         """A call has decided."""
