@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +146,56 @@ def test_another_run_begins_anew(tmp_path: Path) -> None:
     path = recorded(tmp_path / "run.jsonl", [200, 300, 100])
     [span] = Watch([FileSource(str(path))]).read()
     assert (span.before, span.now.values["recsdk_steps_total"][()]) == (None, 100)
+
+
+def test_a_run_that_appends_to_the_file_of_another_has_rates_of_its_own(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "run.jsonl", [200, 300])
+    again = dict(json.loads(path.read_text().splitlines()[0]), time=1.8e9)
+    with path.open("a") as file:
+        file.write(json.dumps(again) + "\n")
+    assert shown(path).splitlines()[0] == "step 200  loss 0.6250"
+
+
+def test_metrics_of_later_versions_are_left_out(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "run.jsonl", [100])
+    line = dict(json.loads(path.read_text()), recsdk_later=3, recsdk_later_total={"a": {"b": 1}})
+    path.write_text(json.dumps(line) + "\n")
+    assert shown(path).splitlines()[0] == "step 100  loss 0.6250"
+
+
+@pytest.mark.parametrize("rows", [3, {"user": {"cause": 3}}, {"user": "many"}])
+def test_numbers_by_other_labels_are_no_telemetry(tmp_path: Path, rows: Any) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text(json.dumps({"time": 1, "rank": None, "recsdk_table_rows": rows}) + "\n")
+    assert "no line of telemetry" in shown(path, status=1).replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b"SSH-2.0\r\n", "BadStatusLine"),
+        (b"HTTP/1.0 200 OK\r\nContent-Length: 9\r\n\r\nrec", "IncompleteRead"),
+        (b'HTTP/1.0 200 OK\r\n\r\nrecsdk_table_rows{of="a"} 3\n', "has the labels ['of']"),
+        (b"HTTP/1.0 200 OK\r\n\r\nrecsdk_report_timestamp_seconds{rank=\"a\"} 3\n", "'a'"),
+    ],
+)
+def test_a_port_that_answers_something_else_is_said(answer: bytes, said: str) -> None:
+    pytest.importorskip("prometheus_client")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(answer)
+
+        server = threading.Thread(target=serve)
+        server.start()
+        port = str(listener.getsockname()[1])
+        watch = Watch([source_of(port)])
+        assert watch.read() == []
+        server.join()
+    assert said in watch.problems[port]
 
 
 def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:

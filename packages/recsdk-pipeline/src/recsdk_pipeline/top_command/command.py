@@ -43,7 +43,7 @@ class Watch:
     def _take(self, name: str, samples: Sequence[Sample]) -> None:
         kept = self._samples[name]
         for sample in samples:
-            if kept and sample.time < kept[-1].time:  # another run
+            if kept and sample.is_of_another_run(kept[-1]):
                 kept.clear()
             if not kept or sample.time > kept[-1].time:
                 kept.append(sample)

@@ -6,16 +6,16 @@ import json
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Protocol
 
-from recsdk_pipeline.telemetry.metrics import Labels, Values, metric_of
+from recsdk_pipeline.telemetry.metrics import METRICS, Labels, Values
 
 __all__ = ["FileSource", "PortSource", "Sample", "Source", "source_of"]
 
 _TIME = "recsdk_report_timestamp_seconds"
 _SECONDS_TO_ANSWER = 5
-_STATED = ("time", "step", "rank", "num_ranks")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,15 @@ class Sample:
     """Whose numbers these are; None: those of all ranks."""
     values: Values
     """Numbers by the metric's name and labels."""
+
+    def is_of_another_run(self, before: Sample) -> bool:
+        """Whether the time or a counter has fallen."""
+        return self.time < before.time or any(
+            number < before.values.get(name, {}).get(labels, number)
+            for name, of_labels in self.values.items()
+            if METRICS[name].kind == "counter"
+            for labels, number in of_labels.items()
+        )
 
 
 class Source(Protocol):
@@ -62,12 +71,10 @@ class FileSource:
     def _sample_of(self, line: bytes) -> Sample:
         try:
             told = json.loads(line)
-            values = {name: told[name] for name in told if name not in _STATED}
-            rank = told["rank"]
             return Sample(
                 time=float(told["time"]),
-                rank=None if rank is None else str(rank),
-                values={name: dict(_flat(value)) for name, value in values.items()},
+                rank=_rank_of(told["rank"]),
+                values={name: dict(_flat(name, told[name])) for name in told if name in METRICS},
             )
         except (ValueError, TypeError, KeyError) as error:
             text = line[:60].decode(errors="replace")
@@ -87,21 +94,26 @@ class PortSource:
 
     def read(self) -> list[Sample]:
         """The report that is shown now, if there is one."""
-        with urllib.request.urlopen(self._url, timeout=_SECONDS_TO_ANSWER) as answer:
-            text = answer.read().decode()
+        try:
+            with urllib.request.urlopen(self._url, timeout=_SECONDS_TO_ANSWER) as answer:
+                text = answer.read().decode()
+        except HTTPException as error:
+            raise OSError(f"no answer of HTTP: {error!r}") from error
         values: Values = {}
         rank = None
         for family in self._parse(text):
             for sample in family.samples:
-                if not sample.name.startswith("recsdk_"):
+                if sample.name not in METRICS:
                     continue
                 labels = dict(sample.labels)
                 rank = labels.pop("rank", rank)
-                own = metric_of(sample.name).labels
+                own = METRICS[sample.name].labels
+                if labels.keys() != set(own):
+                    raise ValueError(f"{sample.name} has the labels {[*labels]}, not {[*own]}")
                 values.setdefault(sample.name, {})[tuple(labels[k] for k in own)] = sample.value
         if _TIME not in values:
             return []
-        return [Sample(time=values[_TIME][()], rank=rank, values=values)]
+        return [Sample(time=values[_TIME][()], rank=_rank_of(rank), values=values)]
 
 
 def source_of(text: str) -> Source:
@@ -114,9 +126,13 @@ def source_of(text: str) -> Source:
     return FileSource(text)
 
 
-def _flat(value: Any, labels: Labels = ()) -> Iterator[tuple[Labels, float]]:
-    if isinstance(value, dict):
-        for label, inner in value.items():
-            yield from _flat(inner, (*labels, label))
+def _rank_of(told: Any) -> str | None:
+    return None if told is None else str(int(told))
+
+
+def _flat(name: str, value: Any, labels: Labels = ()) -> Iterator[tuple[Labels, float]]:
+    if len(labels) < len(METRICS[name].labels):
+        for label, inner in dict(value).items():
+            yield from _flat(name, inner, (*labels, label))
     else:
         yield labels, float(value)
