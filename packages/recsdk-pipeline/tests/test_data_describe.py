@@ -208,6 +208,15 @@ def test_ages_of_ids(tmp_path: Path) -> None:
     assert "age: 50" in done.stdout
 
 
+def test_times_may_be_as_far_apart_as_numbers_are(tmp_path: Path) -> None:
+    columns = {"at": [-(2**63), 2**63 - 1], "user": [7, 7]}
+    pq.write_table(pa.table(columns), tmp_path / "far.parquet")
+    [user] = describe_files(str(tmp_path / "far.parquet"), lambda *_: None, "at").columns
+    assert user.ids is not None
+    assert user.ids.ages is not None
+    assert (user.ids.ages.age.p50, user.ids.ages.idle.p50) == (2.0**64, 0.0)
+
+
 @pytest.mark.parametrize(
     ("column", "problem"),
     [("at", "no column 'at'"), ("user", "must hold integers"), ("when", "without a time")],

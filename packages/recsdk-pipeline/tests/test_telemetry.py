@@ -105,7 +105,7 @@ def test_ranks_are_merged_as_each_metric_says() -> None:
             "recsdk_table_bytes": {("item", "row"): 100},
             "recsdk_table_updates_total": {("user",): 7},
             "recsdk_step_seconds_total": {("forward",): 1.0 + r},
-            "recsdk_table_evicted_total": {("user", "stale"): 2},
+            "recsdk_table_expired_total": {("user", "stale"): 2},
             **({"recsdk_table_rows_in_flight": {("ad",): 4}} if r else {}),
         }
         for r in range(2)
@@ -116,7 +116,7 @@ def test_ranks_are_merged_as_each_metric_says() -> None:
         "recsdk_table_bytes": {("item", "row"): 200},
         "recsdk_table_updates_total": {("user",): 7},
         "recsdk_step_seconds_total": {("forward",): 1.5},
-        "recsdk_table_evicted_total": {("user", "stale"): 4},
+        "recsdk_table_expired_total": {("user", "stale"): 4},
         "recsdk_table_rows_in_flight": {("ad",): 4},
     }
     assert (skew([3, 1]), skew([0, 0])) == (1.5, 1.0)
@@ -126,16 +126,17 @@ def test_counts_by_cause_are_told_without_knowing_them() -> None:
     stats = Table(dim=4).stats()
     made = dataclasses.make_dataclass(
         "Stats",
-        [("evicted", dict[str, int]), ("disk_bytes", int)],
+        [("expired", dict[str, int]), ("disk_bytes", int)],
         bases=(TableStats,),
         frozen=True,
     )
     found: Values = {}
-    _add_stats(found, "user", made(**vars(stats), evicted={"stale": 3, "full": 1}, disk_bytes=9))
+    _add_stats(found, "user", made(**vars(stats), expired={"stale": 3, "full": 1}, disk_bytes=9))
     counts = {("user", "stale"): 3, ("user", "full"): 1}
-    assert found["recsdk_table_evicted_total"] == counts
+    assert found["recsdk_table_expired_total"] == counts
+    assert found["recsdk_table_evicted_total"] == {("user",): 0}
     assert found["recsdk_table_bytes"]["user", "disk"] == 9
-    assert metric_of("recsdk_table_evicted_total").labels == ("table", "cause")
+    assert metric_of("recsdk_table_expired_total").labels == ("table", "cause")
 
 
 def test_every_name_has_its_row_in_the_reference() -> None:
@@ -161,7 +162,7 @@ def report_of(step: int, rank: int | None = None) -> Report:
             "recsdk_loss": {(): 0.5},
             "recsdk_table_rows": {("user",): 10 * step, ("a b/\"'\\c",): 1},
             "recsdk_step_seconds_total": {("forward",): 0.25 * step},
-            "recsdk_table_evicted_total": {("user", "stale"): 3 * step},
+            "recsdk_table_expired_total": {("user", "stale"): 3 * step},
         },
     )
 
@@ -181,7 +182,7 @@ def test_json_lines_hold_counters_as_they_stand(tmp_path: Path) -> None:
         "recsdk_loss": 0.5,
         "recsdk_table_rows": {"user": 20, "a b/\"'\\c": 1},
         "recsdk_step_seconds_total": {"forward": 0.5},
-        "recsdk_table_evicted_total": {"user": {"stale": 6}},
+        "recsdk_table_expired_total": {"user": {"stale": 6}},
     }
     sink.close()
     again = JsonLines(tmp_path / "new" / "run.jsonl")
@@ -215,7 +216,7 @@ def test_prometheus_scrapes_the_last_report(rank: int | None) -> None:
         ("recsdk_table_rows", (*own, ("table", "user"))): 20,
         ("recsdk_table_rows", (*own, ("table", "a b/\"'\\c"))): 1,
         ("recsdk_step_seconds_total", (("part", "forward"), *own)): 0.5,
-        ("recsdk_table_evicted_total", (("cause", "stale"), *own, ("table", "user"))): 6,
+        ("recsdk_table_expired_total", (("cause", "stale"), *own, ("table", "user"))): 6,
     }
     taken = Prometheus(port=sink.port)
     if rank is None:
@@ -290,7 +291,7 @@ def test_opentelemetry_reads_the_last_report() -> None:
         ("recsdk.table_rows", "{row}", "1", "user"): 20,
         ("recsdk.table_rows", "{row}", "1", "a b/\"'\\c"): 1,
         ("recsdk.step_seconds", "s", "1", "forward"): 0.5,
-        ("recsdk.table_evicted", "1", "1", "stale", "user"): 6,
+        ("recsdk.table_expired", "1", "1", "stale", "user"): 6,
     }
 
 
@@ -302,13 +303,14 @@ def test_tensorboard_gets_counters_a_step(tmp_path: Path) -> None:
     sink.open(0)
     sink.write(report_of(4, rank=0))
     sink.write(report_of(10, rank=0))
+    sink.write(report_of(18, rank=0))
     sink.close()
     events = EventAccumulator(str(tmp_path / "rank_0")).Reload()
     assert "recsdk_table_rows/user" in events.Tags()["scalars"]
     [first, second] = events.Scalars("recsdk_step_seconds/forward")
-    assert (first.step, first.value, second.step, second.value) == (4, 0.25, 10, 0.25)
-    assert [each.value for each in events.Scalars("recsdk_table_rows/user")] == [40, 100]
-    assert [each.value for each in events.Scalars("recsdk_table_evicted/user/stale")] == [3, 3]
+    assert (first.step, first.value, second.step, second.value) == (10, 0.25, 18, 0.25)
+    assert [each.value for each in events.Scalars("recsdk_table_rows/user")] == [40, 100, 180]
+    assert [each.value for each in events.Scalars("recsdk_table_expired/user/stale")] == [3, 3]
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +158,19 @@ def test_a_run_that_appends_to_the_file_of_another_has_rates_of_its_own(tmp_path
     assert shown(path).splitlines()[0] == "step 200  loss 0.6250"
 
 
+def test_a_loss_that_diverged_is_shown(tmp_path: Path) -> None:
+    sink = JsonLines(tmp_path / "run.jsonl")
+    sink.open(None)
+    sink.write(replace(report_of(100), values={"recsdk_loss": {(): math.inf}}))
+    sink.close()
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    assert json.loads(sink.path.read_text(), parse_constant=refuse)["recsdk_loss"] is None
+    assert "loss nan" in shown(sink.path)
+
+
 def test_metrics_of_later_versions_are_left_out(tmp_path: Path) -> None:
     path = recorded(tmp_path / "run.jsonl", [100])
     line = dict(json.loads(path.read_text()), recsdk_later=3, recsdk_later_total={"a": {"b": 1}})
@@ -176,7 +191,7 @@ def test_numbers_by_other_labels_are_no_telemetry(tmp_path: Path, rows: Any) -> 
         (b"SSH-2.0\r\n", "BadStatusLine"),
         (b"HTTP/1.0 200 OK\r\nContent-Length: 9\r\n\r\nrec", "IncompleteRead"),
         (b'HTTP/1.0 200 OK\r\n\r\nrecsdk_table_rows{of="a"} 3\n', "has the labels ['of']"),
-        (b"HTTP/1.0 200 OK\r\n\r\nrecsdk_report_timestamp_seconds{rank=\"a\"} 3\n", "'a'"),
+        (b'HTTP/1.0 200 OK\r\n\r\nrecsdk_report_timestamp_seconds{rank="a"} 3\n', "'a'"),
     ],
 )
 def test_a_port_that_answers_something_else_is_said(answer: bytes, said: str) -> None:

@@ -236,7 +236,9 @@ class _Seen:
         times = self._sketch.times()
         if times is None or not len(times[0]):
             return None
-        age, idle = (_percentiles((clock.latest - each) * clock.scale) for each in times)
+        # The difference of two int64 is a uint64.
+        ages = ((clock.latest - each).view(np.uint64) * clock.scale for each in times)
+        age, idle = (_percentiles(each) for each in ages)
         return Ages(unit=clock.unit, age=age, idle=idle)
 
     def _lengths(self) -> BagLengths:

@@ -28,6 +28,7 @@ _NUMBERS = {
     "num_rows": "recsdk_table_rows",
     "num_rows_in_flight": "recsdk_table_rows_in_flight",
     "erased": "recsdk_table_erased_total",
+    "evicted": "recsdk_table_evicted_total",
     "updates": "recsdk_table_updates_total",
     "nonfinite": "recsdk_table_nonfinite_total",
     "checkpoint_copied_bytes": "recsdk_save_copied_bytes_total",

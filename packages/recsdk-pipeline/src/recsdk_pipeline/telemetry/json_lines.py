@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -17,8 +18,9 @@ class JsonLines:
 
     A line has `time`, `step`, `rank` (null: all ranks), `num_ranks`, and by the metric's name a
     number, or objects within objects by the values of its labels: `{"recsdk_table_rows": {"user":
-    12}}`. Counters are told as they stand, from the start of the process. With ranks="each", rank r
-    writes `<stem>.rank_<r><suffix>`.
+    12}}`. A number that is infinite or none, such as a loss that diverged, is null. Counters are
+    told as they stand, from the start of the process. With ranks="each", rank r writes
+    `<stem>.rank_<r><suffix>`.
     """
 
     def __init__(self, path: Any) -> None:
@@ -46,7 +48,7 @@ class JsonLines:
         for name, values in report.values.items():
             for labels, number in values.items():
                 _put(line, (name, *labels), number)
-        self._file.write(json.dumps(line) + "\n")
+        self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -59,4 +61,4 @@ def _put(whole: dict[str, Any], way: tuple[str, ...], number: float) -> None:
     *outer, last = way
     for name in outer:
         whole = whole.setdefault(name, {})
-    whole[last] = number
+    whole[last] = number if math.isfinite(number) else None

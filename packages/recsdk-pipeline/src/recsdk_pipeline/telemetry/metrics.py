@@ -111,6 +111,9 @@ _ALL = (
         "outcome",
     ),
     _counter("recsdk_table_erased", "{row}", "Rows taken out by erase and clear.", "table"),
+    _counter(
+        "recsdk_table_evicted", "{row}", "Rows whose key left a full table for others.", "table"
+    ),
     _counter("recsdk_table_updates", "{update}", "Optimizer updates.", "table", over="largest"),
     _counter("recsdk_table_nonfinite", "{row}", "Rows whose gradient was not finite.", "table"),
     _gauge(

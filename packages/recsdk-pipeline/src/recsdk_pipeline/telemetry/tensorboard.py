@@ -16,7 +16,8 @@ class TensorBoard:
     """Writes scalars for TensorBoard, by step: `recsdk_table_rows/user`.
 
     A counter is written as its growth a step since the report before: `recsdk_step_seconds/forward`
-    is how long forward takes. With ranks="each", rank r writes into the folder's `rank_<r>`. Needs
+    is how long forward takes. So the first report has none: a run that goes on from a checkpoint
+    does not begin at step 0. With ranks="each", rank r writes into the folder's `rank_<r>`. Needs
     tensorboard.
     """
 
@@ -30,7 +31,7 @@ class TensorBoard:
         self._folder = Path(local_path(folder))
         self._writer: Any = None
         self._last: dict[tuple[str, Labels], float] = {}
-        self._step = 0
+        self._step: int | None = None
 
     def open(self, rank: int | None) -> None:
         """Opens the file of events. Raises OSError."""
@@ -39,7 +40,7 @@ class TensorBoard:
 
     def write(self, report: Report) -> None:
         """Writes the scalars of a report."""
-        steps = max(1, report.step - self._step)
+        steps = 1 if self._step is None else max(1, report.step - self._step)
         for name, values in report.values.items():
             is_counter = metric_of(name).kind == "counter"
             for labels, number in values.items():
@@ -47,6 +48,8 @@ class TensorBoard:
                 if is_counter:
                     shown = (number - self._last.get((name, labels), 0.0)) / steps
                     self._last[name, labels] = number
+                    if self._step is None:
+                        continue
                 tag = "/".join((name.removesuffix("_total"), *labels))
                 self._writer.add_scalar(tag, shown, report.step, report.time)
         self._step = report.step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -135,4 +136,4 @@ def _flat(name: str, value: Any, labels: Labels = ()) -> Iterator[tuple[Labels, 
         for label, inner in dict(value).items():
             yield from _flat(name, inner, (*labels, label))
     else:
-        yield labels, float(value)
+        yield labels, math.nan if value is None else float(value)
