@@ -199,6 +199,13 @@ def test_young_keys_stay_and_others_are_refused() -> None:
     strict.check_invariants()
 
 
+@pytest.mark.parametrize("fraction", [0.1, 0.7, 0.9])
+def test_a_fraction_is_what_is_written(fraction: float) -> None:
+    table = Table(dim=1, max_rows=10, eviction=Evict.lru())
+    table.find_or_insert(np.arange(10))
+    assert table.evict(fraction=fraction) == round(10 * fraction)
+
+
 def test_evicting_on_demand_leaves_each_group_its_part() -> None:
     table = Table(1, max_rows=MAX_ROWS, eviction=Evict.lfu())
     keys = np.arange(2 * MAX_ROWS)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -340,7 +341,8 @@ class Table(Keyed, SavesAndLoads):
             require_finite("Table.evict", fraction=fraction)
             if not 0.0 <= fraction <= 1.0:
                 raise ValueError(f"Table.evict: fraction must be from 0 to 1, got {fraction}")
-            max_rows = int((self._max_rows or 0) * (1.0 - fraction))
+            # As it is written: in binary 10 * (1 - 0.9) is below 1.
+            max_rows = int((self._max_rows or 0) * (1 - Fraction(str(float(fraction)))))
         require_int("Table.evict", 0, INT64, max_rows=max_rows)
         assert max_rows is not None
         return self._engine.evict(max_rows)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from fractions import Fraction
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
@@ -266,7 +267,7 @@ class ReferenceTable:
             raise ValueError("evict needs a rule who leaves")
         self._require_no_steps()
         if fraction is not None:
-            max_rows = int((self.max_rows or 0) * (1.0 - fraction))
+            max_rows = int((self.max_rows or 0) * (1 - Fraction(str(float(fraction)))))
         leaving = self._eviction.beyond(self._metas(), max_rows or 0)
         self._evict(leaving, None)
         return len(leaving)
