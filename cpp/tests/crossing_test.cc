@@ -84,7 +84,7 @@ void run(const Combination& row) {
     expect_same_stats(table, other);
   };
   both(Round(dim, 1));
-  if (row.table.eviction) {  // cannot be saved
+  if (row.table.eviction) {  // tests of the Python package save and load it
     both(Round(dim, 2));
     expect_same_rows(other, table, "other threads");
     return;

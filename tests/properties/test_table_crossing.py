@@ -65,7 +65,7 @@ def run(row: dict[str, str], folder: Path) -> None:
 
 def test_every_setting_of_a_table_is_crossed() -> None:
     parameters = dict(inspect.signature(Table).parameters)
-    del parameters["eviction"]  # no way of saving or copying takes it
+    del parameters["eviction"]  # test_eviction_saved.py crosses it with saving and copying
     arguments = set(parameters)
     assert arguments == set(SETTINGS) - {"decay", "clip"}
     of_modules = set(inspect.signature(HashEmbedding).parameters)

@@ -5,13 +5,15 @@ The rules of TableMachine, and more that bring keys, times and scores.
 
 from __future__ import annotations
 
+import contextlib
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, invariant, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from recsdk_core import BusyError, CapacityError, Evict, Table, init, optim
 from recsdk_core.testing import ReferenceTable
@@ -111,6 +113,22 @@ class EvictionMachine(TableMachine):
     @rule(fraction=st.sampled_from([0.0, 0.25, 0.5]))
     def evict_a_fraction(self, fraction: float) -> None:
         self.both("evict", fraction=fraction)
+
+    @precondition(lambda self: not self.model._leases)
+    @rule(ids=IDS)
+    def save_and_load(self, ids: Any) -> None:
+        """What happens between the two is undone."""
+        with TemporaryDirectory() as folder:
+            self.table.save(folder + "/saved")
+            time = self.model.time
+            with contextlib.suppress(CapacityError):
+                self.table.map(ids, True, **({"times": 11} if self.rule.by == "time" else {}))
+            counts = {name: getattr(self.table.stats(), name) for name in ("evicted", "outcomes")}
+            self.table.load(folder + "/saved")
+        assert self.table.time == time
+        self.model.renumber()
+        self.model._num_evicted = counts["evicted"]
+        self.model._counts = dict(counts["outcomes"])
 
     @invariant()
     def has_the_same_keys(self) -> None:

@@ -50,6 +50,8 @@ class RECSDK_API Cut {
   std::uint64_t update_count() const noexcept;
   float learning_rate() const noexcept;
   double log_decay() const noexcept;
+  /// The clock of eviction, without batches in flight; absent: the table has none.
+  const std::optional<EvictionState>& eviction() const noexcept;
   /// Bytes of copies of rows that changed: held now, and the most held so far. Memory for them is
   /// taken in pieces of 256 KiB, up to 32 of which may be partly used, and up to 64 MiB ahead, as
   /// far as max_copy_bytes leaves room. When the cut is finished, the table keeps what Table::cut
@@ -106,6 +108,8 @@ struct RestoreOptions {
   std::optional<Modulo> modulo;
   /// Takes the weights only; every row gets the state of a new row.
   bool drop_state = false;
+  /// Takes no metadata of eviction: keys are as if they had never been seen, and leave first.
+  bool drop_metadata = false;
 };
 
 /// Fills a table from row files or from memory: stages rows beside it, then swaps. Until then the
@@ -122,12 +126,13 @@ class RECSDK_API Restore {
   /// first. Throws std::invalid_argument if the file was read before, or this Restore has failed;
   /// Error(kCheckpoint) if the file is damaged, its width, fields or types are not the table's, a
   /// key comes twice under one token, or a snapshot follows files of another token. After an error
-  /// this Restore cannot be committed.
+  /// this Restore cannot be committed. Of metadata of eviction a file may have more than the table
+  /// needs, or none, see drop_metadata; Error(kCheckpoint) if it has only some of them.
   void add_file(RowFileReader& file, const RestoreOptions& options = {});
 
   /// Stages rows of keys (N,) from memory, in place of files; fields[f] points to (N, C) elements
-  /// of field f of the table's layout, or of "weight" alone if `drop_state`. May be called again
-  /// for more. Throws as add_file.
+  /// of field f of fields(), or of "weight" alone if `drop_state`, which drops metadata too. May be
+  /// called again for more. Throws as add_file.
   void add_rows(std::span<const Key> keys, std::span<const void* const> fields,
                 const RestoreOptions& options = {});
 
@@ -140,8 +145,9 @@ class RECSDK_API Restore {
   /// same cut; changes are tracked from here on. Earlier row numbers are void. Call it once. Throws
   /// Error(kBusy) while leases or a cut are open, Error(kCapacity) if there are more rows than
   /// max_rows, and std::invalid_argument for counts that the table's setters refuse; the table is
-  /// then unchanged.
-  void commit(std::uint64_t update_count, double log_decay = 0.0);
+  /// then unchanged. With eviction the lowest keys of groups that are too large leave first,
+  /// whatever min_age says, and the clock becomes `state`, or begins anew.
+  void commit(std::uint64_t update_count, double log_decay = 0.0, const EvictionState& state = {});
   /// Throws what commit would throw now. For several tables that must change together.
   void check(std::uint64_t update_count, double log_decay = 0.0) const;
 

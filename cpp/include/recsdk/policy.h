@@ -50,6 +50,16 @@ struct EvictConfig {
   std::int64_t min_age = 0;
 };
 
+/// Where the clock of an index with eviction stands: what a save keeps of it beside rows.
+struct EvictionState {
+  std::int64_t step = 0;                   ///< of the last call that inserted
+  std::optional<std::int64_t> lease_step;  ///< that its lease carried, if any
+  bool is_begun = false;                   ///< there was such a call
+  std::optional<std::int64_t> time;        ///< what Index::set_time set
+
+  friend bool operator==(const EvictionState&, const EvictionState&) = default;
+};
+
 /// How many groups an index of so many rows has unless told otherwise. A power of two: as many as
 /// leave each at least 4096 rows, but no fewer than 64 where that leaves 16, at most 65,536.
 RECSDK_API std::int64_t default_eviction_groups(std::int64_t max_rows);

@@ -212,8 +212,9 @@ class RECSDK_API Table {
   /// updates as large as the largest so far and 8 MiB more, at most 64 MiB, an eighth of the rows
   /// and the last cut's max_copy_bytes; and two bits per row. stats() counts it as tracking_bytes.
   /// A table that is trained and never saved has it too. Throws Error(kBusy) while a cut is open;
-  /// std::invalid_argument if changes_only without a durable cut or a restore before, if an option
-  /// is out of range, or with eviction, whose metadata a cut does not hold.
+  /// std::invalid_argument if changes_only without a durable cut or a restore before, or if an
+  /// option is out of range. With eviction a cut also copies the metadata of its rows, which takes
+  /// 8 to 24 bytes a row until it is finished.
   Cut cut(const CutOptions& options);
   /// True if a cut may be of changes only.
   bool is_tracking() const;

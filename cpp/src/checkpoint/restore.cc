@@ -1,6 +1,7 @@
 // From row files to a table.
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -32,26 +33,58 @@ std::string describe(const std::vector<FileField>& fields) {
   return text;
 }
 
-// Refuses files whose rows have other fields than the table's.
-void check_fields(const Table::Impl& table, const std::vector<FileField>& wanted,
-                  const RowFileReader& file, bool drop_state) {
+// The fields that are no metadata of eviction.
+std::vector<FileField> without_meta(const std::vector<FileField>& fields) {
+  std::vector<FileField> kept;
+  std::copy_if(fields.begin(), fields.end(), std::back_inserter(kept),
+               [](const FileField& field) { return !internal::meta_kind(field); });
+  return kept;
+}
+
+// Refuses files whose rows have other fields than the table's, but for metadata of eviction.
+void check_fields(const Table::Impl& table, const RowFileReader& file, bool drop_state) {
   const RowFileHeader& header = file.header();
   if (header.dim != table.layout.dim) {
     throw_unfit(table, file.name(),
                 "has rows of width " + std::to_string(header.dim) + ", and the table's are " +
                     std::to_string(table.layout.dim) + " wide; load it into a table of its width");
   }
+  const std::vector<FileField> wanted = internal::file_fields(table.layout);
   if (header.fields[0].type != wanted[0].type) {
     throw_unfit(table, file.name(),
                 std::string("has weights of type ") + name_of(header.fields[0].type) +
                     ", and the table's are " + name_of(wanted[0].type) +
                     "; load it into a table of its type");
   }
-  if (drop_state || header.fields == wanted) return;
+  if (drop_state || without_meta(header.fields) == wanted) return;
   throw_unfit(table, file.name(),
               "has the fields " + describe(header.fields) + ", and the table's are " +
                   describe(wanted) +
                   "; load it into a table with the same optimizer, or drop the state");
+}
+
+// Where files of these fields have what rows take from them. Metadata must be all there, or none.
+StagedRows::Places places_in(const Table::Impl& table, const RowFileReader& file,
+                             const RestoreOptions& options) {
+  const std::vector<FileField>& fields = file.header().fields;
+  StagedRows::Places places;
+  for (std::size_t f = 0; f < fields.size(); ++f) {
+    if (!internal::meta_kind(fields[f])) places.fields.push_back(f);
+  }
+  const bool has_none = places.fields.size() == fields.size();
+  if (!table.index.evictor || has_none || options.drop_metadata) return places;
+  for (const internal::MetaKind kind : table.index.evictor->meta().kinds()) {
+    const FileField wanted = internal::file_field(kind);
+    const auto found = std::find(fields.begin(), fields.end(), wanted);
+    if (found == fields.end()) {
+      throw_unfit(table, file.name(),
+                  "was saved with another rule of eviction, and lacks " + wanted.name +
+                      ", which the table's needs; load it into a table with the rule it was saved "
+                      "with, or drop the metadata");
+    }
+    places.meta.push_back(static_cast<std::size_t>(found - fields.begin()));
+  }
+  return places;
 }
 
 void check_options(const Table::Impl& table, const RestoreOptions& options) {
@@ -83,10 +116,8 @@ double share_of(const RestoreOptions& options) {
 struct Restore::Impl {
   explicit Impl(std::shared_ptr<Table::Impl> target)
       : table(std::move(target)),
-        row_fields(internal::file_fields(table->layout)),
-        staged(std::make_unique<StagedRows>(*table)) {
-    table->require_no_eviction("a restore");
-  }
+        row_fields(table->file_fields()),
+        staged(std::make_unique<StagedRows>(*table)) {}
 
   // A snapshot begins anew; it must not come after anything but its own other files.
   void begin_file(const RowFileReader& file, const RestoreOptions& options) {
@@ -103,6 +134,7 @@ struct Restore::Impl {
     }
     token = header.token;
     kind = header.kind;
+    staged->places = places_in(*table, file, options);
     const auto expected = static_cast<double>(std::min(file.expected_rows(), internal::kMaxRows));
     staged->expect(static_cast<std::int64_t>(expected * share_of(options)));
   }
@@ -135,8 +167,8 @@ struct Restore::Impl {
   void require_usable() const;
   void add_rows(std::span<const Key> keys, std::span<const void* const> fields,
                 const RestoreOptions& options);
-  void check(std::uint64_t update_count, double log_decay) const;
-  void commit(std::uint64_t update_count, double log_decay);
+  void check(std::uint64_t update_count, double log_decay);
+  void commit(std::uint64_t update_count, double log_decay, const EvictionState& state);
 
   std::shared_ptr<Table::Impl> table;
   const std::vector<FileField> row_fields;
@@ -168,6 +200,10 @@ void Restore::Impl::add_rows(std::span<const Key> keys, std::span<const void* co
   for (const void* const field : fields)
     block.fields.push_back(static_cast<const std::byte*>(field));
   if (staged->numbers.end() == 0) staged->begin_save();
+  const std::size_t num_fields = table->layout.fields.size();
+  staged->places = {};
+  for (std::size_t f = 0; f < fields.size(); ++f)
+    (f < num_fields ? staged->places.fields : staged->places.meta).push_back(f);
   attempt([&] {
     staged->expect(static_cast<std::int64_t>(keys.size()));
     staged->add_rows(block, "rows in memory", options);
@@ -176,9 +212,10 @@ void Restore::Impl::add_rows(std::span<const Key> keys, std::span<const void* co
 }
 
 // Checks what does not depend on what the table is doing.
-void Restore::Impl::check(std::uint64_t update_count, double log_decay) const {
+void Restore::Impl::check(std::uint64_t update_count, double log_decay) {
   internal::check_update_count(update_count, table->title());
   table->check_log_decay(log_decay);
+  attempt([&] { staged->fit(); });
   const std::int64_t num_rows = staged->key_map->size();
   if (table->config.max_rows && num_rows > *table->config.max_rows) {
     throw Error(ErrorCode::kCapacity, table->title() + ": the files hold " +
@@ -189,16 +226,20 @@ void Restore::Impl::check(std::uint64_t update_count, double log_decay) const {
   table->index.check_room(staged->numbers);
 }
 
-void Restore::Impl::commit(std::uint64_t update_count, double log_decay) {
+void Restore::Impl::commit(std::uint64_t update_count, double log_decay,
+                           const EvictionState& state) {
   check(update_count, log_decay);
   auto tracker = std::make_unique<internal::ChangeTracker>(table->index.hash_seed);
   tracker->grow(staged->numbers.end());
+  for (const Key key : staged->evicted) tracker->note_left(key);
   internal::CutMemory::Parts kept;  // freed without locks
   const std::unique_lock lock(table->index.mutex);
   table->index.require_idle("a restore");
   const std::unique_lock rows_lock(table->rows_mutex);
   table->index.replace(*staged->key_map, staged->numbers, tracker);
   table->rows.swap(staged->rows);
+  table->index.set_state(state);
+  table->index.num_evicted += staged->evicted.size();
   kept = table->cut_memory.forget();
   table->update_count = update_count;
   table->log_decay = log_decay;
@@ -216,7 +257,7 @@ void Restore::add_file(RowFileReader& file, const RestoreOptions& options) {
   if (!file.is_at_start())
     throw std::invalid_argument("'" + file.name() + "' was read before; open it again");
   r.attempt([&] {
-    check_fields(*r.table, r.row_fields, file, options.drop_state);
+    check_fields(*r.table, file, options.drop_state);
     r.begin_file(file, options);
     r.add_blocks(file, options);
   });
@@ -241,9 +282,9 @@ void Restore::check(std::uint64_t update_count, double log_decay) const {
   impl_->table->index.require_idle("a restore");
 }
 
-void Restore::commit(std::uint64_t update_count, double log_decay) {
+void Restore::commit(std::uint64_t update_count, double log_decay, const EvictionState& state) {
   impl_->require_usable();
-  impl_->commit(update_count, log_decay);
+  impl_->commit(update_count, log_decay, state);
   impl_->staged.reset();  // what the table had before is freed without its locks
 }
 

@@ -69,6 +69,7 @@ struct FieldCopy {
 StagedRows::StagedRows(const Table::Impl& target)
     : table(target),
       key_map(std::make_shared<KeyMap>(target.index.hash_seed)),
+      numbers(target.index.evictor ? target.index.evictor->meta().num_words() : 0),
       rows(target.layout) {}
 
 void StagedRows::begin_save() {
@@ -232,11 +233,56 @@ void StagedRows::copy(const RowBlock& block, bool drop_state, std::int64_t begin
   const std::span<const RowNumber> to = std::span(numbers_).subspan(first, count);
   for (std::size_t f = 0; f < (drop_state ? 1 : fields.size()); ++f) {
     const auto bytes = static_cast<std::size_t>(file_field(fields[f]).row_bytes());
-    const FieldCopy field{fields[f], bytes, block.fields[f], records};
+    const FieldCopy field{fields[f], bytes, block.fields[places.fields[f]], records};
     field.copy_all(std::span(selected_).subspan(first, count), to);
   }
+  if (table.index.evictor) copy_meta(block, first, to);
   if (!drop_state) return;
   for (const RowNumber row : to) reset_state(table.layout, records, row);
+}
+
+// Rows at selected positions from `first` on to rows (n,).
+void StagedRows::copy_meta(const RowBlock& block, std::size_t first,
+                           std::span<const RowNumber> to) const {
+  const RowMeta& meta = table.index.evictor->meta();
+  for (std::size_t j = 0; j < to.size(); ++j) {
+    std::int64_t* const words = numbers.meta(to[j]);
+    meta.begin_unknown(words);
+    for (std::size_t w = 0; w < places.meta.size(); ++w) {
+      const auto bytes = static_cast<std::size_t>(file_field(meta.kinds()[w]).row_bytes());
+      words[w] = 0;
+      std::memcpy(&words[w], block.fields[places.meta[w]] + selected_[first + j] * bytes, bytes);
+    }
+  }
+}
+
+void StagedRows::fit() {
+  const Index::Impl& index = table.index;
+  if (!index.evictor) return;
+  settle();
+  const std::int64_t num_groups = index.capacity->num_groups();
+  Capacity capacity(*index.config.max_rows, num_groups, index.config.owned_groups);
+  capacity.recount(numbers);
+  const std::vector<Capacity::Excess> excess = capacity.find_excess(*index.config.max_rows);
+  if (excess.empty()) return;
+  std::size_t num_victims = 0;
+  for (const Capacity::Excess& of_group : excess) num_victims += of_group.count;
+  Evictor evictor(*index.config.eviction, num_groups);
+  evictor.forget();
+  evictor.refresh(numbers, capacity);
+  evictor.begin_call(numbers, {}, num_victims);
+  std::vector<std::uint32_t> victims;
+  constexpr std::int64_t kLastStep = INT64_MAX;  // at which all are old enough
+  for (const Capacity::Excess& of_group : excess)
+    evictor.choose(of_group, kLastStep, numbers, capacity, victims);
+  evicted.reserve(evicted.size() + victims.size());
+  numbers.prepare_free(static_cast<std::int64_t>(victims.size()));
+  for (const std::uint32_t row : victims) {
+    evicted.push_back(numbers.key(row));
+    key_map->erase(numbers.key(row));
+    numbers.free(row, 0);
+  }
+  numbers.release_before(1);
 }
 
 void StagedRows::erase(const RowBlock& block, const std::string& source,

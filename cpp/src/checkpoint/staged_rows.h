@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,8 @@ struct StagedRows {
   /// The block has the table's fields; `source` says in messages where it comes from.
   void add_rows(const RowBlock& block, const std::string& source, const RestoreOptions& options);
   void erase(const RowBlock& block, const std::string& source, const RestoreOptions& options);
+  /// With eviction: of groups that have too many keys the lowest leave, those below min_age too.
+  void fit();
   /// Waits until all keys are in the map, which lags behind; call it before using the map.
   void settle();
   /// Call it after a call that has thrown; when it returns, nothing runs in the background.
@@ -40,6 +43,14 @@ struct StagedRows {
   std::shared_ptr<KeyMap> key_map;  // shared with the queue's thread
   RowNumbers numbers;
   RowStore rows;
+  std::vector<Key> evicted;  // by fit
+
+  /// Where blocks have what a row takes from them.
+  struct Places {
+    std::vector<std::size_t> fields;  // of the layout; only the first of them without state
+    std::vector<std::size_t> meta;    // of each word of metadata; empty: keys were never seen
+  };
+  Places places;
 
  private:
   void select(const RowBlock& block, const RestoreOptions& options);
@@ -51,6 +62,7 @@ struct StagedRows {
   void place(std::span<const Key> keys, const std::string& source);
   bool is_of_save(std::uint32_t row) const;
   void copy(const RowBlock& block, bool drop_state, std::int64_t begin, std::int64_t end) const;
+  void copy_meta(const RowBlock& block, std::size_t first, std::span<const RowNumber> to) const;
 
   std::int64_t expected_ = 0;            // rows there will be, about
   std::int64_t ready_ = 0;               // rows that the map was last grown for

@@ -4,7 +4,6 @@
 
 #include "checkpoint/row_file_writer.h"
 #include "recsdk/checkpoint.h"
-#include "rows/file_fields.h"
 #include "table/cut.h"
 
 namespace recsdk {
@@ -15,7 +14,7 @@ RowFileHeader header_of(const Cut::Impl& cut, const WriteOptions& options) {
   header.kind = cut.changes_only ? RowFileKind::kDelta : RowFileKind::kSnapshot;
   header.dim = cut.table->layout.dim;
   header.token = options.token;
-  header.fields = internal::file_fields(cut.table->layout);
+  header.fields = cut.table->file_fields();
   return header;
 }
 

@@ -240,7 +240,8 @@ std::int64_t CutState::spare_bytes() const {
   const std::lock_guard lock(mutex_);
   if (is_closed_) return 0;
   const auto chunks = static_cast<std::int64_t>(memory_->chunk_bytes());
-  return pending_->bytes() + std::max<std::int64_t>(chunks - copied_bytes(), 0);
+  return pending_->bytes() + std::max<std::int64_t>(chunks - copied_bytes(), 0) +
+         static_cast<std::int64_t>(meta_.words.capacity() * sizeof(std::int64_t));
 }
 
 CutMemory::Parts CutState::close(std::int64_t keep_bytes) noexcept {
@@ -252,6 +253,7 @@ CutMemory::Parts CutState::close(std::int64_t keep_bytes) noexcept {
     parts.copies = std::move(memory_);
     parts.pending = std::move(pending_);
     regions_ = {};
+    meta_ = {};
   }
   moved_.notify_all();
   if (parts.pending != nullptr) parts.pending->clear_all();
@@ -274,7 +276,9 @@ std::int64_t CutState::read(const RowArrays& arrays) {
     const std::int64_t begin = position_.load();
     const std::int64_t end = take(begin, std::min(arrays.capacity, chunk_rows_));
     emit(arrays);
+    emit_meta(arrays);
     n = static_cast<std::int64_t>(taken_.size());
+    num_read_ += taken_.size();
     for (const Taken& taken : taken_) pending_->clear(taken.row);
     const std::int64_t end_region =
         end < end_row_ ? end / region_rows_ : end_row_ / region_rows_ + 1;
@@ -349,6 +353,17 @@ void CutState::emit(const RowArrays& arrays) const {
       std::memcpy(out, source, field.bytes);
       out += field.bytes;
     }
+  }
+}
+
+// Rows are taken in the order in which their metadata lie.
+void CutState::emit_meta(const RowArrays& arrays) const {
+  const std::size_t num_words = meta_.bytes.size();
+  for (std::size_t w = 0; w < num_words; ++w) {
+    const std::size_t bytes = meta_.bytes[w];
+    std::byte* const out = arrays.fields[packed_.fields().size() + w];
+    for (std::size_t i = 0; i < taken_.size(); ++i)
+      std::memcpy(out + i * bytes, &meta_.words[(num_read_ + i) * num_words + w], bytes);
   }
 }
 

@@ -16,6 +16,7 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "bags/gradients.h"
@@ -54,6 +55,12 @@ struct RowArrays {
   std::span<std::byte* const> fields;
 };
 
+/// What eviction keeps of the rows of a cut, in ascending order of row number.
+struct MetaCopy {
+  std::vector<std::int64_t> words;  // (N, W)
+  std::vector<std::size_t> bytes;   // (W,), of each word how many files have
+};
+
 /// How long updates waited because copies had reached their limit.
 struct CopyWaits {
   std::atomic<std::uint64_t> count{0};
@@ -77,6 +84,10 @@ class CutState {
   /// Marks the visible rows, with `changed` only those whose bit is set; counts them. Before the
   /// cut is shared with anybody.
   std::int64_t mark(const RowBits* changed, int max_threads);
+  /// The rows marked; before the cut is shared with anybody.
+  const RowBits& marked() const noexcept { return *pending_; }
+  /// What follows the fields of the layout of each row marked. Before the cut is shared.
+  void set_meta(MetaCopy meta) noexcept { meta_ = std::move(meta); }
 
   /// Copies the pending rows among these before they change. Where copies have reached their limit,
   /// waits for the reader. Throws std::bad_alloc, which does no harm.
@@ -143,6 +154,7 @@ class CutState {
   void take_region(std::int64_t begin, std::int64_t end, std::size_t most);
   void gather_copies(std::int64_t begin, std::int64_t end);
   void emit(const RowArrays& arrays) const;
+  void emit_meta(const RowArrays& arrays) const;
 
   const RowNumbers& numbers_;
   const RowStore& rows_;
@@ -164,6 +176,9 @@ class CutState {
   std::atomic<std::int64_t> copied_bytes_{0};
   std::atomic<std::int64_t> max_copied_bytes_{0};
   std::atomic<std::int64_t> most_at_once_;  // bytes that one update may copy, as far as seen
+
+  MetaCopy meta_;
+  std::size_t num_read_ = 0;  // rows
 
   // The reader's, kept for their memory.
   std::vector<Taken> copies_;

@@ -107,7 +107,9 @@ void Index::Impl::touch(std::span<const Key> keys, const RowNumber* rows_in,
     if (!has_row(outcomes[i])) continue;
     const auto row = static_cast<std::uint32_t>(rows_in[i]);
     std::int64_t* const words = numbers.meta(row);
-    if (record != nullptr && meta.step(words) != insertion.step) {
+    if (record == nullptr) {
+      if (tracker != nullptr) tracker->note_changed(row);
+    } else if (record->shares_step || meta.step(words) != insertion.step) {
       record->touched.push_back(row);
       record->touched.insert(record->touched.end(), words, words + meta.num_words());
     }
@@ -229,6 +231,7 @@ void Index::Impl::settle_eviction(std::span<const Key> keys, const RowNumber* ro
   touch(keys, rows_in, outcomes, insertion, record);
   evictor->add(insertion.rows, numbers, *capacity);
   evict_rows(insertion.victims, record);
+  if (record != nullptr && !record->clock_before) record->clock_before = clock;
   clock = {insertion.step, record == nullptr ? std::nullopt : record->step, true};
 }
 

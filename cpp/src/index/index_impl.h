@@ -41,6 +41,13 @@ void add_counts(AtomicCounts& counters, const OutcomeCounts& counts) noexcept;
 /// Counts the outcomes of one call.
 OutcomeCounts count_outcomes(const Outcome* outcomes, std::int64_t n);
 
+/// The steps that an index with eviction has seen.
+struct EvictionClock {
+  std::int64_t step = 0;                   // of the last call that decided
+  std::optional<std::int64_t> lease_step;  // its lease's
+  bool is_begun = false;
+};
+
 /// A batch in flight, as the index sees it.
 struct LeaseRecord {
   std::uint64_t epoch = 0;
@@ -57,8 +64,10 @@ struct LeaseRecord {
     friend auto operator<=>(const Evicted&, const Evicted&) = default;
   };
   std::vector<Evicted> evicted;  // ascending
-  // Rows whose metadata it changed, each with their words from before.
+  // Rows whose metadata it changed, each with their words from before; some several times.
   std::vector<std::int64_t> touched;
+  std::optional<EvictionClock> clock_before;  // its first call
+  bool shares_step = false;                   // with a lease before
 };
 
 /// Leaves plain values that a vector adds unset: their pages come when threads write to them.
@@ -136,12 +145,7 @@ struct Index::Impl {
   std::int64_t num_leaving = 0;  // rows whose key was evicted by a batch that is not visible yet
   std::uint64_t num_evicted = 0;
   std::optional<std::int64_t> time;  // of calls that bring none
-  struct Clock {
-    std::int64_t step = 0;                   // of the last call that decided
-    std::optional<std::int64_t> lease_step;  // its lease's
-    bool is_begun = false;
-  };
-  Clock clock;
+  internal::EvictionClock clock;
   mutable internal::AtomicCounts outcome_counts{};
 
   // From the first cut or replacement on; of a table changed under its rows' lock too, and read
@@ -175,6 +179,12 @@ struct Index::Impl {
                        const internal::Insertion& insertion,
                        internal::LeaseRecord* record) noexcept;
   std::int64_t evict(std::int64_t max_rows);
+  /// The words of `count` rows, ascending, as readers see them: without batches in flight. Throws
+  /// std::bad_alloc.
+  std::vector<std::int64_t> visible_meta(const internal::RowBits& rows, std::int64_t count) const;
+  /// The clock as readers see it.
+  EvictionState visible_state() const noexcept;
+  void set_state(const EvictionState& state) noexcept;
   void require_no_steps(const char* call) const;
   void require_open(const internal::LeaseRecord* record) const;
   /// Throws Error(kBusy) unless keys may be replaced; `what` names the call in the message.

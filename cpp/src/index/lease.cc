@@ -31,6 +31,7 @@ Lease Index::Impl::take_lease(const std::shared_ptr<Impl>& index,
   }
   record->step = step;
   record->epoch = index->next_epoch;
+  record->shares_step = step && index->last_step == step;
   index->open_leases.emplace(record->epoch, record);
   if (step) {
     try {

@@ -36,6 +36,30 @@ std::int64_t word_of(float value) { return std::bit_cast<std::uint32_t>(value); 
 
 }  // namespace
 
+FileField file_field(MetaKind kind) {
+  switch (kind) {
+    case MetaKind::kStep:
+      return {"evict_step", FieldType::kInt64, 1};
+    case MetaKind::kTime:
+      return {"evict_time", FieldType::kInt64, 1};
+    case MetaKind::kCount:
+      return {"evict_count", FieldType::kInt64, 1};
+    case MetaKind::kScore:
+      return {"evict_score", FieldType::kFloat32, 1};
+    case MetaKind::kBorn:
+      return {"evict_born", FieldType::kInt64, 1};
+  }
+  throw std::invalid_argument("unknown kind of metadata");
+}
+
+std::optional<MetaKind> meta_kind(const FileField& field) {
+  for (const MetaKind kind :
+       {MetaKind::kStep, MetaKind::kTime, MetaKind::kCount, MetaKind::kScore, MetaKind::kBorn}) {
+    if (file_field(kind) == field) return kind;
+  }
+  return std::nullopt;
+}
+
 RowMeta::RowMeta(const EvictConfig& config)
     : order_(config.order), half_life_(config.half_life.value_or(0.0)), min_age_(config.min_age) {
   int step = -1;
@@ -71,6 +95,10 @@ void RowMeta::begin(Words words, std::int64_t step, bool has_scores) const noexc
   if (score_ >= 0)
     words[score_] = word_of(has_scores ? -std::numeric_limits<float>::infinity() : 0.0F);
   if (born_ >= 0) words[born_] = step;
+}
+
+void RowMeta::begin_unknown(Words words) const noexcept {
+  begin(words, std::numeric_limits<std::int64_t>::min(), false);
 }
 
 // Minus zero would be another number to the order.

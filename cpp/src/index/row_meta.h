@@ -3,11 +3,13 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 
 #include "recsdk/index.h"
 #include "recsdk/policy.h"
+#include "recsdk/row_file.h"
 
 namespace recsdk::internal {
 
@@ -23,6 +25,11 @@ enum class MetaKind : std::uint8_t {
 inline constexpr int kMaxMetaWords = 4;
 inline constexpr std::int64_t kCountUnits = 1 << 16;
 inline constexpr std::int64_t kMostCounted = std::int64_t{1} << 52;  // which a double holds
+
+/// A word as row files have it; of the word its first bytes.
+FileField file_field(MetaKind kind);
+/// What a field of a row file is; none: no metadata.
+std::optional<MetaKind> meta_kind(const FileField& field);
 
 /// The metadata that a config asks for, and what follows from them. A row's words lie behind its
 /// key. Order numbers compare as unsigned; they do not depend on the time at which they are looked
@@ -45,6 +52,8 @@ class RowMeta {
 
   /// A key that comes in this step, not counting any occurrence.
   void begin(Words words, std::int64_t step, bool has_scores) const noexcept;
+  /// A key of which nothing is known: never seen, and older than all others.
+  void begin_unknown(Words words) const noexcept;
   /// What an occurrence changes. The result depends on the occurrences of a step, not their order.
   void touch(Words words, std::int64_t step, std::int64_t time, const float* score) const noexcept {
     const bool is_first = words[kStepWord] != step;

@@ -32,7 +32,6 @@ Cut Table::cut(const CutOptions& options) {
                                 "; pass 0 or more, or leave it out for no limit");
   }
   Impl& t = *impl_;
-  t.require_no_eviction("a cut");
   auto cut = std::make_unique<Cut::Impl>();
   const std::unique_lock lock(t.index.mutex);
   const std::unique_lock rows_lock(t.rows_mutex);
@@ -58,6 +57,15 @@ Cut Table::cut(const CutOptions& options) {
   }
   cut->num_rows = state->mark(options.changes_only ? &t.index.tracker->changed() : nullptr,
                               t.index.max_threads());
+  if (t.index.evictor) {
+    try {
+      cut->eviction = t.index.visible_state();
+      state->set_meta({t.index.visible_meta(state->marked(), cut->num_rows), t.meta_bytes()});
+    } catch (...) {
+      t.cut_memory.forget();
+      throw;
+    }
+  }
   cut->num_erased = options.changes_only ? t.index.tracker->num_left() : 0;
   cut->changes_only = options.changes_only;
   cut->update_count = t.update_count;
@@ -161,6 +169,7 @@ bool Cut::changes_only() const noexcept { return impl_->changes_only; }
 std::uint64_t Cut::update_count() const noexcept { return impl_->update_count; }
 float Cut::learning_rate() const noexcept { return impl_->learning_rate; }
 double Cut::log_decay() const noexcept { return impl_->log_decay; }
+const std::optional<EvictionState>& Cut::eviction() const noexcept { return impl_->eviction; }
 std::int64_t Cut::copied_bytes() const noexcept { return impl_->state->copied_bytes(); }
 std::int64_t Cut::max_copied_bytes() const noexcept { return impl_->state->max_copied_bytes(); }
 bool Cut::is_finished() const noexcept { return impl_->is_finished.load(); }

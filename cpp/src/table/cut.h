@@ -28,6 +28,7 @@ struct Cut::Impl {
   std::uint64_t update_count = 0;
   float learning_rate = 0.0F;
   double log_decay = 0.0;
+  std::optional<EvictionState> eviction;
   std::atomic<bool> is_finished{false};
   std::atomic<bool> is_begun{false};  // somebody reads it
 

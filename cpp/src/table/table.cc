@@ -9,6 +9,7 @@
 #include <string>
 
 #include "kernels/optimizer_step.h"
+#include "rows/file_fields.h"
 #include "rows/row_values.h"
 #include "table/table_impl.h"
 #include "util/number_text.h"
@@ -283,10 +284,19 @@ void Table::Impl::check_log_decay(double value) const {
   }
 }
 
-void Table::Impl::require_no_eviction(const char* call) const {
-  if (!config.eviction) return;
-  throw std::invalid_argument(title() + ": " + call +
-                              " does not hold what eviction keeps of a key; use a table without");
+std::vector<FileField> Table::Impl::file_fields() const {
+  std::vector<FileField> fields = internal::file_fields(layout);
+  if (!index.evictor) return fields;
+  for (const internal::MetaKind kind : index.evictor->meta().kinds())
+    fields.push_back(internal::file_field(kind));
+  return fields;
+}
+
+std::vector<std::size_t> Table::Impl::meta_bytes() const {
+  std::vector<std::size_t> bytes;
+  for (const internal::MetaKind kind : index.evictor->meta().kinds())
+    bytes.push_back(static_cast<std::size_t>(internal::file_field(kind).row_bytes()));
+  return bytes;
 }
 
 void Table::set_log_decay(double log_decay) {

@@ -25,6 +25,7 @@
 #include "cut/update_copies.h"
 #include "index/index_impl.h"
 #include "kernels/kernels.h"
+#include "recsdk/row_file.h"
 #include "recsdk/table.h"
 #include "rows/row_store.h"
 #include "util/fair_mutex.h"
@@ -72,6 +73,11 @@ struct Table::Impl final : RowMaker {
 
   const std::string& title() const noexcept { return index.title; }
 
+  /// Of a row in files: those of the layout, then what eviction keeps of a key.
+  std::vector<FileField> file_fields() const;
+  /// Bytes of each of the latter.
+  std::vector<std::size_t> meta_bytes() const;
+
   // What the index asks of its rows' maker; index.mutex is held alone.
   void prepare(RowNumber end, std::span<const std::uint32_t> reused) override;
   void make(const NewRows& added) override;
@@ -96,8 +102,6 @@ struct Table::Impl final : RowMaker {
 
   // Checks of arguments: throw std::invalid_argument, hold no lock.
   void check_log_decay(double value) const;
-  /// Row files do not hold what eviction keeps of a key.
-  void require_no_eviction(const char* call) const;
   void check_bags(const Bags& bags) const;
   void check_output(std::int64_t num_bags, const float* out, std::int64_t stride) const;
   void check_pool(std::span<const PoolBlock> blocks) const;

@@ -6,10 +6,7 @@ tables call by call, and what leases hide. Shape letter: N keys.
 
 from __future__ import annotations
 
-import copy
 import itertools
-import pickle
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -268,22 +265,3 @@ def test_arguments_that_make_no_sense() -> None:
         with pytest.raises(ValueError, match=message):
             call()
     assert len(plain) == len(by_time) == len(scored) == 0
-
-
-def test_what_would_forget_when_keys_were_seen_is_refused(tmp_path: Path) -> None:
-    table = Table(2, name="user", max_rows=3, eviction=Evict.lru())
-    table.find_or_insert(np.array([1]))
-    for call in (
-        lambda: table.save(tmp_path / "saved"),
-        lambda: pickle.dumps(table),
-        lambda: copy.deepcopy(table),
-        lambda: table.rename("item"),
-        lambda: table.set_optimizer(table.optimizer),
-    ):
-        with pytest.raises(ValueError, match=r"table 'user': .* what eviction k"):
-            call()
-    saved = Table(2, name="user")
-    saved.save(tmp_path / "saved")
-    with pytest.raises(ValueError, match=r"table 'user': a restore does not hold"):
-        table.load(tmp_path / "saved")
-    assert keys_of(table) == {1}

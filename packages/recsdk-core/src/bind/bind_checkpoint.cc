@@ -48,7 +48,8 @@ class PyRestore {
   PyRestore& operator=(const PyRestore&) = delete;
 
   void add_file(PyRowFile& file, nb::handle owned,
-                std::optional<std::pair<std::int64_t, std::int64_t>> modulo, bool drop_state) {
+                std::optional<std::pair<std::int64_t, std::int64_t>> modulo, bool drop_state,
+                bool drop_metadata) {
     RestoreOptions options;
     Array shards;
     if (!owned.is_none()) {
@@ -58,6 +59,7 @@ class PyRestore {
     }
     if (modulo) options.modulo = RestoreOptions::Modulo{modulo->first, modulo->second};
     options.drop_state = drop_state;
+    options.drop_metadata = drop_metadata;
     file.with_reader([&](RowFileReader& reader) {
       const std::lock_guard lock(mutex_);
       restore_->add_file(reader, options);
@@ -77,10 +79,10 @@ class PyRestore {
     restore_->check(update_count, log_decay);
   }
 
-  void commit(std::uint64_t update_count, double log_decay) {
+  void commit(std::uint64_t update_count, double log_decay, const EvictionState& state) {
     const nb::gil_scoped_release without_gil;
     const std::lock_guard lock(mutex_);
-    restore_->commit(update_count, log_decay);
+    restore_->commit(update_count, log_decay, state);
   }
 
   std::int64_t num_rows() {
@@ -104,6 +106,7 @@ void bind_checkpoint(nb::module_& module) {
       .def_prop_ro("update_count", [](const PyCut& cut) { return cut->update_count(); })
       .def_prop_ro("learning_rate", [](const PyCut& cut) { return cut->learning_rate(); })
       .def_prop_ro("log_decay", [](const PyCut& cut) { return cut->log_decay(); })
+      .def_prop_ro("eviction", [](const PyCut& cut) { return cut->eviction(); })
       .def_prop_ro("copied_bytes", [](const PyCut& cut) { return cut->copied_bytes(); })
       .def_prop_ro("max_copied_bytes", [](const PyCut& cut) { return cut->max_copied_bytes(); })
       .def_prop_ro("is_finished", [](const PyCut& cut) { return cut->is_finished(); })
@@ -121,11 +124,12 @@ void bind_checkpoint(nb::module_& module) {
       .def(nb::init<PyTable&>(), nb::arg("table"))
       .def("add_file", &PyRestore::add_file, nb::arg("row_file"),
            nb::arg("owned").none() = nb::none(), nb::arg("modulo").none() = nb::none(),
-           nb::arg("drop_state") = false)
+           nb::arg("drop_state") = false, nb::arg("drop_metadata") = false)
       .def_prop_ro("num_rows", &PyRestore::num_rows)
       .def("add_rows", &PyRestore::add_rows, nb::arg("block"))
       .def("check", &PyRestore::check, nb::arg("update_count"), nb::arg("log_decay") = 0.0)
-      .def("commit", &PyRestore::commit, nb::arg("update_count"), nb::arg("log_decay") = 0.0);
+      .def("commit", &PyRestore::commit, nb::arg("update_count"), nb::arg("log_decay") = 0.0,
+           nb::arg("state") = EvictionState());
 }
 
 }  // namespace recsdk::bind

@@ -18,6 +18,14 @@ void bind_policy(nb::module_& module) {
   nb::class_<EvictConfig>(module, "EvictConfig")
       .def(nb::init<EvictOrder, EvictClock, std::optional<double>, std::int64_t>(),
            nb::arg("order"), nb::arg("clock"), nb::arg("half_life").none(), nb::arg("min_age"));
+  nb::class_<EvictionState>(module, "EvictionState")
+      .def(nb::init<std::int64_t, std::optional<std::int64_t>, bool, std::optional<std::int64_t>>(),
+           nb::arg("step") = 0, nb::arg("lease_step").none() = nb::none(),
+           nb::arg("is_begun") = false, nb::arg("time").none() = nb::none())
+      .def_ro("step", &EvictionState::step)
+      .def_ro("lease_step", &EvictionState::lease_step)
+      .def_ro("is_begun", &EvictionState::is_begun)
+      .def_ro("time", &EvictionState::time);
 }
 
 }  // namespace recsdk::bind

@@ -6,7 +6,7 @@ Shape letters: N keys, B bags, D row width.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Literal, TypeAlias
 
@@ -110,8 +110,7 @@ class Table(Keyed, SavesAndLoads):
         part of the groups, from `owned_groups[0]` to below `owned_groups[1]`, has their part of
         `max_rows`, and refuses keys of others. With `eviction`, which needs `max_rows`, keys leave
         a full group for those that come, see `Evict`; `on_full` then is about keys for which nobody
-        may leave. A table with eviction cannot be saved, loaded or copied: files do not hold what
-        it keeps of a key. Every column of a refused or missing key reads `default_value`.
+        may leave. Every column of a refused or missing key reads `default_value`.
         `on_nonfinite` says what happens to a summed gradient that is infinite or not a number: it
         is applied as torch does ("apply"), the update raises NonFiniteError ("raise"), or that
         key's update is left out ("skip"). Weights are stored as `dtype`: "float32", "bfloat16" or
@@ -577,29 +576,23 @@ class Table(Keyed, SavesAndLoads):
         """Gives the table another optimizer: rows stay, and get its fresh state.
 
         The update count stays too. `log_decay` becomes 0, the next save must be full, and the
-        counters of `stats()` begin anew with the rows as inserted. Raises BusyError while leases or
-        a save are open, and OutOfMemoryError; then nothing has changed. Call it while no other
-        thread uses the table. Cost: all rows are copied, and held twice until the end.
+        counters of `stats()` begin anew, with the rows as inserted or, with eviction, with none.
+        Raises BusyError while leases or a save are open, and OutOfMemoryError; then nothing has
+        changed. Call it while no other thread uses the table. Cost: all rows are copied, and
+        held twice until the end.
         """
-        self._require_no_eviction("set_optimizer")
         self.check_replaceable("optimizer")
-        made = self.empty_copy(optimizer=optimizer)
-        for batch in self.export(state=False):
-            made.upsert(batch.keys, batch.weights)
-        made.update_count = self.update_count
+        made = self._filled_copy({"optimizer": optimizer}, drop_state=True)
         self._engine, self._optimizer, self._position = made._engine, optimizer, None
 
     def rename(self, name: str) -> None:
         """Gives the table another name, so keys that are new from now on get other first rows.
 
         Rows and their optimizer state stay. The next save must be full, and the counters of
-        `stats()` begin anew with the rows as inserted. Errors, thread safety and cost are those of
-        `set_optimizer`.
+        `stats()` begin anew, see `set_optimizer`, as do errors, thread safety and cost.
         """
-        self._require_no_eviction("rename")
         self.check_replaceable("name")
-        config = {**self._config(), "name": name}
-        made = _restore(config, self.export(), self.update_count, self.log_decay)
+        made = self._filled_copy({"name": name})
         self._engine, self._name, self._position = made._engine, name, None
 
     def check_replaceable(self, what: str) -> None:
@@ -613,23 +606,69 @@ class Table(Keyed, SavesAndLoads):
             ) from error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles configuration, visible rows, their optimizer state and the update count."""
-        self._require_no_eviction("pickle")
+        """Pickles configuration, visible rows, their optimizer state and the update count.
+
+        With eviction also what it keeps of keys, and its clock; BusyError while a save is open.
+        """
+        if self._eviction is not None:
+            return _restore_image, (self._config(), self._image())
         counts = (self.update_count, self.log_decay)
         return _restore, (self._config(), list(self.export()), *counts)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Table:
-        """A table with the same configuration, visible rows, state and update count."""
-        self._require_no_eviction("deepcopy")
-        return _restore(self._config(), self.export(), self.update_count, self.log_decay)
+        """What pickling and unpickling would give."""
+        return self._filled_copy({})
 
-    def _require_no_eviction(self, call: str) -> None:
-        """Raises ValueError for what would forget how often, and when, keys were seen."""
+    def _filled_copy(self, changes: dict[str, Any], *, drop_state: bool = False) -> Table:
+        """A table with its rows and other arguments; without state as after set_optimizer."""
+        config = {**self._config(), **changes}
         if self._eviction is not None:
-            raise ValueError(
-                f"table {self._name!r}: {call} does not keep what eviction knows of a key; use a "
-                "table without eviction"
-            )
+            return _restore_image(config, self._image(), drop_state=drop_state)
+        batches = self.export(state=not drop_state)
+        log_decay = 0.0 if drop_state else self.log_decay
+        return _restore(config, batches, self.update_count, log_decay)
+
+    def _image(self) -> _Image:
+        """All visible rows, with what eviction keeps of them, as one row file."""
+        pieces: list[bytes] = []
+        cut = self._engine.cut(False, None)
+        try:
+            _ext.write_rows(cut, lambda piece: pieces.append(bytes(piece)), token=bytes(16))
+        finally:
+            cut.finish(False)
+        state = cut.eviction
+        assert state is not None
+        return _Image(
+            rows=b"".join(pieces),
+            update_count=cut.update_count,
+            log_decay=cut.log_decay,
+            eviction=(state.step, None, state.is_begun, state.time),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Image:
+    """What a table with eviction holds."""
+
+    rows: bytes
+    update_count: int
+    log_decay: float
+    eviction: tuple[int, None, bool, int | None]
+
+
+def _restore_image(config: dict[str, Any], image: _Image, *, drop_state: bool = False) -> Table:
+    table = Table(**config)
+    restore = _ext.Restore(table._engine)
+
+    def read(offset: int, size: int) -> bytes:
+        return image.rows[offset : offset + size]
+
+    rows = _ext.RowFile(read, len(image.rows), "rows in memory")
+    restore.add_file(rows, drop_state=drop_state)
+    state = _ext.EvictionState(*image.eviction)
+    restore.commit(image.update_count, 0.0 if drop_state else image.log_decay, state)
+    table._time = state.time
+    return table
 
 
 def _restore(
@@ -640,7 +679,7 @@ def _restore(
 ) -> Table:
     table = Table(**config)
     for batch in batches:
-        table.upsert(batch.keys, batch.weights, batch.state)
+        table.upsert(batch.keys, batch.weights, batch.state or None)
     table.update_count = update_count
     table.log_decay = log_decay
     return table

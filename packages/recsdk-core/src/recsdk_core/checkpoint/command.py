@@ -207,6 +207,8 @@ def _lines_of(found: Checkpoint) -> list[str]:
             f"  optimizer {entry.optimizer}; initializer {entry.initializer}, seed {entry.seed}",
             "  fields " + ", ".join(f"{f.name} {f.dtype}[{f.width}]" for f in entry.fields),
         ]
+        if entry.eviction is not None:
+            lines.append(f"  eviction {entry.eviction.rule}, at step {entry.eviction.step}")
     return lines
 
 

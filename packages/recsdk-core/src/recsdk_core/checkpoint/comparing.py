@@ -103,7 +103,15 @@ def _settings(a: TableEntry | None, b: TableEntry | None) -> dict[str, tuple[Any
     if a is None or b is None:
         return {"table": ("there" if a else "missing", "there" if b else "missing")}
     found = {}
-    for what in ("dim", "seed", "initializer", "default_value", "optimizer", "update_count"):
+    for what in (
+        "dim",
+        "seed",
+        "initializer",
+        "default_value",
+        "optimizer",
+        "update_count",
+        "eviction",
+    ):
         pair = getattr(a, what), getattr(b, what)
         if pair[0] != pair[1]:
             found[what] = (_text(pair[0]), _text(pair[1]))

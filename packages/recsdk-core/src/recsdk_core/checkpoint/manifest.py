@@ -19,9 +19,11 @@ __all__ = [
     "FORMAT",
     "MANIFEST_NAME",
     "MAX_MANIFEST_BYTES",
+    "METADATA",
     "VERSION",
     "ChainLink",
     "Described",
+    "EvictionEntry",
     "Field",
     "FileEntry",
     "Manifest",
@@ -95,6 +97,41 @@ class Field:
         width = fields.integer("width", 1, _WIDTH)
         fields.done()
         return Field(name=name, dtype=dtype, width=width)
+
+
+METADATA = (
+    Field(name="evict_step", dtype="int64", width=1),
+    Field(name="evict_time", dtype="int64", width=1),
+    Field(name="evict_count", dtype="int64", width=1),
+    Field(name="evict_score", dtype="float32", width=1),
+    Field(name="evict_born", dtype="int64", width=1),
+)
+"""What eviction may keep of a key, in the order of a file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvictionEntry:
+    """Who leaves the table, and where its clock stands."""
+
+    rule: Described
+    """An `Evict` and its arguments."""
+    step: int | None
+    """The step of the last call that inserted, as the table counts; None: there was none."""
+    time: int | None
+    """The time of calls that bring none, if it is set."""
+
+    @staticmethod
+    def _read(fields: Fields) -> EvictionEntry:
+        def number(name: str) -> int | None:
+            return fields.optional(name, lambda n: fields.integer(n, -_INT64 - 1, _INT64))
+
+        entry = EvictionEntry(
+            rule=Described._read(fields.child("rule")),
+            step=number("step"),
+            time=number("time"),
+        )
+        fields.done()
+        return entry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,6 +236,8 @@ class TableEntry:
     """Optimizer updates so far."""
     log_decay: float = 0.0
     """What the rows' state "log_decay" is compared with; see `Table.log_decay`."""
+    eviction: EvictionEntry | None = None
+    """Who leaves; None: nobody."""
     fields: tuple[Field, ...]
     """What a row consists of, in the order of the file."""
     sharding: Sharding
@@ -238,6 +277,9 @@ class TableEntry:
             optimizer=fields.optional("optimizer", lambda n: Described._read(fields.child(n))),
             update_count=fields.integer("update_count", 0, _MOST_UPDATES),
             log_decay=fields.number("log_decay"),
+            eviction=(
+                EvictionEntry._read(fields.child("eviction")) if fields.has("eviction") else None
+            ),
             fields=tuple(Field._read(item) for item in fields.children("fields", 1, 32)),
             sharding=Sharding._read(fields.child("sharding")),
             files=tuple(RowsEntry._read(item) for item in fields.children("files", 1, MAX_RANKS)),
@@ -315,6 +357,9 @@ class Manifest:
     def to_bytes(self) -> bytes:
         """The file's bytes: canonical JSON with its own SHA-256; CheckpointError if too large."""
         value = {**asdict(self), "format": FORMAT, "version": VERSION, "sha256": "0" * 64}
+        for table in value["tables"]:
+            if table["eviction"] is None:
+                del table["eviction"]
         raw = canonical_json(value)
         if len(raw) > MAX_MANIFEST_BYTES:
             raise CheckpointError(

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from recsdk_core import _ext
 from recsdk_core.checkpoint.columns import base_of
-from recsdk_core.checkpoint.manifest import Field, Sharding, TableEntry
+from recsdk_core.checkpoint.manifest import (
+    METADATA,
+    EvictionEntry,
+    Field,
+    Sharding,
+    TableEntry,
+)
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.participants import Ranks, share, together
 from recsdk_core.checkpoint.reading import (
@@ -363,6 +369,7 @@ class _Staged:
     learning_rate: float
     position: Position | None
     found: _Found | None
+    eviction: _ext.EvictionState
 
     def check(self) -> None:
         """Raises what `adopt` would raise."""
@@ -377,7 +384,8 @@ class _Staged:
 
     def adopt(self) -> None:
         """Puts them into the table."""
-        self.restore.commit(self.update_count, self.log_decay)
+        self.restore.commit(self.update_count, self.log_decay, self.eviction)
+        self.shard.table._time = self.eviction.time
         self.shard.table.learning_rate = self.learning_rate
         self.shard.table._position = self.position
 
@@ -389,26 +397,32 @@ def _stage(shard: Shard, chain: Sequence[Checkpoint], loading: Loading) -> _Stag
     if is_there:
         entry = _check(shard, chain[-1], loading)
         drop_state = "optimizer" in _allowed(shard, loading) or entry.optimizer is None
+        drop_metadata = "eviction" in loading.allow
         restore, num_in_snapshot = stage(
             table._engine,
             chain,
             entry.name,
             shard.owner,
             drop_state=drop_state,
+            drop_metadata=drop_metadata,
             progress=loading.progress,
         )
         owner = shard.owner
         found = _Found(entry.name, owner.rank, owner.world_size, num_in_snapshot)
         # A delta would not chain if the load allowed another identity or other state.
         is_same = entry.identity == entry_of(shard, None, entry.sharding).identity
-        lost_state = drop_state and len(entry.fields) > 1
-        position = position_of(chain) if is_same and not lost_state else None
+        has_metadata = any(item in METADATA for item in entry.fields)
+        num_state = sum(item not in METADATA for item in entry.fields) - 1
+        has_lost = (drop_state and num_state > 0) or (drop_metadata and has_metadata)
+        position = position_of(chain) if is_same and not has_lost else None
     else:
         assert shard.assemble is not None
         assembled = shard.assemble(chain, _allowed(shard, loading))
-        entry, drop_state = assembled.entry, False
+        entry, drop_state, drop_metadata = assembled.entry, False, True
         restore = stage_rows(table, assembled.rows)
-    if table.max_rows is not None and restore.num_rows > table.max_rows:
+    # With eviction the lowest leave.
+    is_limited = table.max_rows is not None and table.eviction is None
+    if is_limited and restore.num_rows > (table.max_rows or 0):
         raise CapacityError(
             f"table {table.name!r}: {restore.num_rows} rows to load do not fit into its "
             f"max_rows, {table.max_rows}; raise max_rows"
@@ -424,12 +438,21 @@ def _stage(shard: Shard, chain: Sequence[Checkpoint], loading: Loading) -> _Stag
         _learning_rate(table, entry, chain[-1]),
         position,
         found,
+        _eviction_state(table, None if drop_metadata else entry.eviction),
     )
+
+
+def _eviction_state(table: Table, entry: EvictionEntry | None) -> _ext.EvictionState:
+    """Where the clock of a table stands once its rows are loaded."""
+    if table.eviction is None or entry is None:
+        return _ext.EvictionState(time=table._time)
+    # Leases of a later job may count their steps anew: the next one comes right after.
+    return _ext.EvictionState(entry.step or 0, None, entry.step is not None, entry.time)
 
 
 def row_fields(table: Table) -> tuple[Field, ...]:
     """The fields of a table's rows."""
-    return fields_of(table.dim, table.state_fields, table.dtype)
+    return fields_of(table.dim, table.state_fields, table.dtype, table.eviction)
 
 
 def entry_of(shard: Shard, cut: _ext.Cut | ShardCut | None, sharding: Sharding) -> TableEntry:
@@ -444,9 +467,21 @@ def entry_of(shard: Shard, cut: _ext.Cut | ShardCut | None, sharding: Sharding) 
         optimizer=describe(table.optimizer),
         update_count=table.update_count if cut is None else cut.update_count,
         log_decay=table.log_decay if cut is None else cut.log_decay,
+        eviction=_eviction_entry(table, cut),
         fields=row_fields(table),
         sharding=sharding,
         files=(),
+    )
+
+
+def _eviction_entry(table: Table, cut: _ext.Cut | ShardCut | None) -> EvictionEntry | None:
+    state = cut.eviction if isinstance(cut, _ext.Cut) else None
+    if table.eviction is None or state is None:
+        return None
+    return EvictionEntry(
+        rule=describe(table.eviction),
+        step=state.step if state.is_begun else None,
+        time=state.time,
     )
 
 

@@ -59,6 +59,11 @@ def stage_rows(table: Table, rows: NewRows) -> _ext.Restore:
             f"table {table.name!r}: {len(rows.keys)} rows to load do not fit into its max_rows, "
             f"{table.max_rows}; raise max_rows"
         )
+    if table.eviction is not None:
+        raise ValueError(
+            f"table {table.name!r}: rows in memory lack what eviction keeps of a key; load them "
+            "into a table without eviction"
+        )
     fields: dict[str, NDArray[Any]] = {"weight": as_stored(rows.weights, table.dtype)}
     fields |= {name: np.ascontiguousarray(rows.state[name]) for name, _ in table.state_fields}
     restore = _ext.Restore(table._engine)

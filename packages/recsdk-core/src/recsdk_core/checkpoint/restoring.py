@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from recsdk_core import _ext
-from recsdk_core.checkpoint.manifest import TableEntry
+from recsdk_core.checkpoint.manifest import METADATA, TableEntry
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.reading import Checkpoint, Progress
 from recsdk_core.checkpoint.saving import describe
@@ -14,11 +14,12 @@ from recsdk_core.errors import CheckpointError
 
 __all__ = ["ALLOWANCES", "check_table", "stage"]
 
-ALLOWANCES = ("initializer", "optimizer", "seed")
+ALLOWANCES = ("eviction", "initializer", "optimizer", "seed")
 """What may differ between a table and a checkpoint, if the caller says so.
 
-"optimizer": its state is dropped and made fresh. "seed" and "initializer": rows that are made later
-differ from those that the saved table would have made.
+"eviction": what the saved table's kept of keys is dropped: they count as never seen, and leave
+first. "optimizer": its state is dropped and made fresh. "seed" and "initializer": rows that are
+made later differ from those that the saved table would have made.
 """
 
 
@@ -42,11 +43,13 @@ def check_table(
     optimizer = describe(table.optimizer)
     keeps_state = "optimizer" not in allow and entry.optimizer is not None
     is_same_kind = entry.optimizer is not None and entry.optimizer.kind == optimizer.kind
-    if keeps_state and not (is_same_kind and entry.fields == tuple(fields)):
+    if keeps_state and not (is_same_kind and _are_alike(entry.fields, fields)):
         raise CheckpointError(
             f"{place} was saved with {entry.optimizer}, it now has {optimizer}: their state "
             "differs; load with the same, or allow 'optimizer' to drop the saved state"
         )
+    if "eviction" not in allow:
+        _check_metadata(table, fields, entry, place)
     differences = {
         "seed": (entry.seed, table.seed),
         "initializer": (entry.initializer, describe(table.initializer)),
@@ -60,6 +63,24 @@ def check_table(
     return entry
 
 
+def _are_alike(saved: Sequence[Any], wanted: Sequence[Any]) -> bool:
+    """Whether the fields are equal, but for what eviction keeps of keys."""
+    kept, needed = ([f for f in fields if f not in METADATA] for fields in (saved, wanted))
+    return kept == needed
+
+
+def _check_metadata(table: Any, fields: Sequence[Any], entry: TableEntry, place: str) -> None:
+    """Raises if there are metadata of keys, but not those that the table's rule needs."""
+    missing = [f.name for f in fields if f in METADATA and f not in entry.fields]
+    if missing and any(f in METADATA for f in entry.fields):
+        rule = None if entry.eviction is None else entry.eviction.rule
+        raise CheckpointError(
+            f"{place} was saved with eviction by {rule}, it now has {table.eviction}: its rows "
+            f"lack {', '.join(missing)}; load with the same rule, or allow 'eviction', so that "
+            "keys count as never seen"
+        )
+
+
 def stage(
     engine: _ext.Table,
     chain: Sequence[Checkpoint],
@@ -67,6 +88,7 @@ def stage(
     owner: Owner,
     *,
     drop_state: bool = False,
+    drop_metadata: bool = False,
     progress: Progress | None = None,
 ) -> tuple[_ext.Restore, int]:
     """Reads and verifies the rows of a chain that a rank owns; the table does not change yet.
@@ -82,7 +104,13 @@ def stage(
             if not owner.may_share_keys(of_file):
                 continue
             with checkpoint.rows_file(index, rank) as rows:
-                restore.add_file(rows, owned=mask, modulo=modulo, drop_state=drop_state)
+                restore.add_file(
+                    rows,
+                    owned=mask,
+                    modulo=modulo,
+                    drop_state=drop_state,
+                    drop_metadata=drop_metadata,
+                )
             if progress is not None:
                 progress(file.num_bytes)
         if checkpoint.is_snapshot:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 import operator
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from dataclasses import fields as dataclass_fields
 from functools import partial
+from itertools import compress
 from typing import Any, Literal, TypeAlias
 
 from recsdk_core import _ext
 from recsdk_core._internal.version import __version__
 from recsdk_core.checkpoint.copies import refuse_different
 from recsdk_core.checkpoint.manifest import (
+    METADATA,
     ChainLink,
     Described,
     Field,
@@ -28,6 +30,7 @@ from recsdk_core.checkpoint.reading import Position, Progress, look_beside
 from recsdk_core.checkpoint.stores import Store, Target, open_store
 from recsdk_core.checkpoint.user_state import PackedState, UserFile, pack
 from recsdk_core.errors import CheckpointError
+from recsdk_core.eviction import Evict
 
 __all__ = ["Codec", "ShardFile", "SaveOptions", "WriteRows", "describe", "fields_of", "save_shards"]
 
@@ -343,8 +346,23 @@ def _next_position(store: Store, before: Position | None, digest: str) -> Positi
 
 
 def fields_of(
-    dim: int, state: Sequence[tuple[str, int]], dtype: str = "float32"
+    dim: int,
+    state: Sequence[tuple[str, int]],
+    dtype: str = "float32",
+    eviction: Evict | None = None,
 ) -> tuple[Field, ...]:
-    """The fields of a table's rows, weights as `dtype` and state as float32."""
+    """The fields of a table's rows: weights as `dtype`, state as float32, what eviction keeps."""
     fields = [Field(name=name, dtype="float32", width=width) for name, width in state]
-    return (Field(name="weight", dtype=dtype, width=dim), *fields)
+    weight = Field(name="weight", dtype=dtype, width=dim)
+    return (weight, *fields, *(() if eviction is None else _metadata(eviction)))
+
+
+def _metadata(rule: Evict) -> Iterator[Field]:
+    is_kept = (
+        True,
+        rule.by == "time",
+        rule.order == "lfu",
+        rule.order == "score",
+        rule.min_age > 0,
+    )
+    return compress(METADATA, is_kept)

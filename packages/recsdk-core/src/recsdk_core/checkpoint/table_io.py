@@ -129,7 +129,8 @@ class SavesAndLoads:
 
         An update first copies the rows that are not yet written. When the copies hold
         `max_copy_bytes` (None: no limit), updates wait for the writer, and `stats()` counts it; the
-        copies take up to 8 MiB more. Otherwise the writer gives way to updates: under updates
+        copies take up to 8 MiB more. With eviction, what it keeps of the rows is copied at once, 8
+        to 24 bytes a row. Otherwise the writer gives way to updates: under updates
         without a pause it takes a fifth of a processor. The first steps of training, about 40,
         ready memory for it, which stays (`tracking_bytes` of `stats()`): two bits per row, and
         copies of two steps and 8 MiB more, but at most 64 MiB, an eighth of the rows, and the last
@@ -174,7 +175,12 @@ class SavesAndLoads:
         a URL `dir::...` does not show), or a list of paths: a snapshot, then its deltas in order.
         Checkpoints of any number of ranks and any sharding rule load. `name` is the table's name in
         the checkpoint, by default this table's. `allow` names what may differ: "optimizer" drops
-        the saved state, "seed" and "initializer" accept that rows made later differ.
+        the saved state, "seed" and "initializer" accept that rows made later differ, "eviction"
+        drops what eviction kept of keys.
+
+        With eviction, what the saved table's kept of keys and its clock are loaded; it must have
+        kept all that this table's rule needs, or nothing: then keys count as never seen, and leave
+        first. Where there is too little room, the lowest leave, those below `min_age` too.
 
         Returns the checkpoint, for its `user_state()` and `manifest.step`. Everything is read and
         verified before the first row changes. Raises CheckpointError for what is missing, damaged

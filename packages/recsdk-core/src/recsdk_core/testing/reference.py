@@ -310,6 +310,14 @@ class ReferenceTable:
             raise CapacityError(f"table {self.name!r} is full: {self.max_rows} rows")
         return [key for key in new if key not in refused], leaving
 
+    def renumber(self) -> None:
+        """Gives rows the numbers that they have once the table is saved and loaded."""
+        if self._eviction is not None:
+            self._eviction._lease_step = None
+        for number, row in enumerate(sorted(self._rows.values(), key=lambda row: row.number)):
+            row.number = number
+        self._end_row, self._free, self._kept_back = len(self._rows), [], []
+
     def _add(self, key: int, weights: Floats, *, is_in_flight: bool = False) -> _Row:
         if self._free:
             number = self._free.pop()

@@ -1,0 +1,207 @@
+"""What eviction knows of keys is saved and loaded: decisions go on as if nothing had been.
+
+`testing.Eviction` decides in plain Python, without any save. Shape letter: N keys.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from recsdk_core import CheckpointError, Evict, Outcome, Table, optim
+from recsdk_core.checkpoint import compact
+from recsdk_core.checkpoint.reading import open_checkpoint
+from recsdk_core.testing import Eviction, KeyMeta, Room
+
+MAX_ROWS = 600
+NEVER = -(2**63)
+RULES = [
+    Evict.lru(),
+    Evict.lru(by="time"),
+    Evict.lfu(),
+    Evict.lfu(half_life=2.5, min_age=3),
+    Evict.score(min_age=2),
+]
+Batch = tuple[NDArray[np.int64], dict[str, Any]]
+
+
+def stream(rule: Evict, num_steps: int) -> list[Batch]:
+    """Power-law keys whose popular ones drift, with what the rule takes."""
+    random = np.random.default_rng(7)
+    batches = []
+    for step in range(num_steps):
+        keys = (random.zipf(1.2, 400) % 20_000 + 97 * step) * 0x9E3779B97F4A7C1
+        more: dict[str, Any] = {}
+        if rule.by == "time":
+            more["times"] = random.integers(0, 5, len(keys)) + 3 * step
+        if rule.order == "score":
+            more["scores"] = random.integers(-3, 3, len(keys)).astype(np.float32)
+        batches.append((keys, more))
+    return batches
+
+
+class Model:
+    """The keys of a table, and what eviction keeps of them."""
+
+    def __init__(self, rule: Evict, max_rows: int = MAX_ROWS) -> None:
+        self.eviction = Eviction(rule, Room(max_rows))
+        self.metas: dict[int, KeyMeta] = {}
+
+    def call(self, batch: Batch) -> set[int]:
+        """A call without a step; returns the keys refused."""
+        keys, more = batch
+        step = self.eviction.step_of(None)
+        seen = self.eviction.seen(keys.tolist(), more.get("times"), more.get("scores"))
+        leaving, refused = self.eviction.decide(self.metas, seen, step)
+        for key in leaving:
+            del self.metas[key]
+        for key in seen.keys() - refused:
+            self.metas[key] = self.eviction.touched(self.metas.get(key), seen[key], step)
+        self.eviction.decided(step, None)
+        return refused
+
+    def fit(self) -> None:
+        """Those leave that are too many, young ones too."""
+        excess = self.eviction._excess(self.metas)
+        for key in self.eviction.lowest(self.metas, 2**63 - 1, excess):
+            del self.metas[key]
+
+
+def rows_of(table: Table) -> dict[int, list[float]]:
+    found: dict[int, list[float]] = {}
+    for batch in table.export():
+        found |= zip(batch.keys.tolist(), batch.weights.tolist(), strict=True)
+    return found
+
+
+def assert_goes_on(table: Table, model: Model, batches: list[Batch]) -> None:
+    """Each decision of the table is the model's."""
+    model = copy.deepcopy(model)
+    assert rows_of(table).keys() == model.metas.keys()
+    for keys, more in batches:
+        refused = model.call((keys, more))
+        _, outcomes = table.map(keys, True, **more)
+        assert set(keys[outcomes == Outcome.REFUSED].tolist()) == refused
+        assert rows_of(table).keys() == model.metas.keys()
+    table.check_invariants()
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_a_table_goes_on_where_its_copy_stood(rule: Evict, tmp_path: Path) -> None:
+    def empty(**changes: Any) -> Table:
+        config = {"max_rows": MAX_ROWS, "eviction": rule, "optimizer": optim.Adam(lr=0.1)}
+        return Table(2, **{**config, **changes})
+
+    def loaded(*names: str, **changes: Any) -> Table:
+        table = empty(hash_seed=5, num_threads=1, **changes)
+        table.load([tmp_path / name for name in names])
+        return table
+
+    table, model = empty(), Model(rule)
+    batches = stream(rule, 9)
+    if rule.by == "time":
+        table.time = 17
+    for batch in batches[:3]:
+        model.call(batch)
+        table.map(batch[0], True, **batch[1])
+    table.save(tmp_path / "full")
+    # Seen alone: so the delta has rows whose metadata alone have changed.
+    keys, more = batches[2]
+    some = keys[:40], {name: values[:40] for name, values in more.items()}
+    model.call(some)
+    table.map(some[0], True, **some[1])
+    table.save_delta(tmp_path / "delta")
+    entry = open_checkpoint(tmp_path / "delta").manifest.tables[0]
+    assert entry.num_rows == len(set(some[0].tolist()) & model.metas.keys())
+    for batch in batches[3:5]:
+        model.call(batch)
+        table.map(batch[0], True, **batch[1])
+    table.save_delta(tmp_path / "last")
+    entry = open_checkpoint(tmp_path / "last").manifest.tables[0]
+    assert entry.num_erased > 0
+    compact(tmp_path / "last", tmp_path / "merged")
+
+    # A cut has what it found: batches in flight and later ones change nothing of it.
+    before, rest = rows_of(table), batches[5:]
+    with table.lease(step=40) as lease:
+        table.map(rest[0][0], True, lease=lease, **rest[0][1])
+        table.save_async(tmp_path / "beside").wait()
+        of_pickle = pickle.loads(pickle.dumps(table))
+        of_copy = copy.deepcopy(table)
+        handle = table.save_async(tmp_path / "delta_beside", delta=True)
+        table.map(rest[1][0], True, lease=lease, **rest[1][1])
+    table.map(rest[2][0], True, **rest[2][1])
+    handle.wait()
+    assert of_copy.time == of_pickle.time == (17 if rule.by == "time" else None)
+
+    renamed, other = copy.deepcopy(of_copy), copy.deepcopy(of_copy)
+    renamed.rename("item")
+    other.set_optimizer(optim.SGD(lr=0.5))
+    for one in (
+        of_copy,
+        of_pickle,
+        renamed,
+        other,
+        loaded("full", "delta", "last"),
+        loaded("merged"),
+        loaded("beside"),
+        loaded("beside", "delta_beside"),
+    ):
+        assert rows_of(one) == before
+        assert_goes_on(one, model, rest)
+
+    small, small_model = loaded("merged", max_rows=150), Model(rule, 150)
+    small_model.metas = copy.deepcopy(model.metas)
+    small_model.eviction.decided(model.eviction.step, None)
+    small_model.fit()
+    assert small.stats().evicted == len(before) - len(small) > 300
+    small.save_delta(tmp_path / "smaller")
+    assert rows_of(loaded("merged", "smaller")).keys() == small_model.metas.keys()
+    assert_goes_on(small, small_model, rest)
+
+
+def test_without_metadata_keys_count_as_never_seen(tmp_path: Path) -> None:
+    rule = Evict.lfu(half_life=2.0, min_age=1)
+    first, *rest = stream(rule, 5)
+    plain = Table(2, max_rows=MAX_ROWS)
+    plain.map(first[0], True)
+    plain.save(tmp_path / "plain")
+    lru = Table(2, max_rows=MAX_ROWS, eviction=Evict.lru())
+    lru.map(first[0], True)
+    lru.save(tmp_path / "lru")
+    model = Model(rule)
+    model.metas = {key: KeyMeta(NEVER, NEVER, score=0.0) for key in rows_of(plain)}
+    table = Table(2, max_rows=MAX_ROWS, eviction=rule)
+    with pytest.raises(CheckpointError, match=r"Evict.*lru.*lack evict_count, evict_born; load"):
+        table.load(tmp_path / "lru")
+    assert len(table) == 0
+    table.load(tmp_path / "plain")
+    assert_goes_on(table, model, rest)
+    for allowed in (table, Table(2, max_rows=MAX_ROWS, eviction=Evict.lru())):
+        allowed.load(tmp_path / "lru", allow=["eviction"])
+        assert allowed.position is None
+        model.eviction = Eviction(allowed.eviction or rule, Room(MAX_ROWS))
+        assert_goes_on(allowed, model, rest)
+
+
+def test_without_a_rule_metadata_are_left_out(tmp_path: Path) -> None:
+    table = Table(2, max_rows=MAX_ROWS, eviction=Evict.lfu(min_age=1))
+    for keys, _ in stream(Evict.lru(), 3):
+        table.map(keys, True)
+    table.save(tmp_path / "saved")
+    plain = Table(2)
+    plain.load(tmp_path / "saved")
+    assert rows_of(plain) == rows_of(table)
+    assert plain.position is None  # a delta would lack what the chain's rows have
+    # What is there suffices for a rule that needs less.
+    fewer = Table(2, max_rows=MAX_ROWS, eviction=Evict.lfu())
+    fewer.load(tmp_path / "saved")
+    fewer.save(tmp_path / "fewer")
+    names = [field.name for field in open_checkpoint(tmp_path / "fewer").manifest.tables[0].fields]
+    assert names == ["weight", "evict_step", "evict_count"]
