@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo.compiled_autograd
+import torch._dynamo.testing
 from torch import nn
 from torch.utils import checkpoint
 
