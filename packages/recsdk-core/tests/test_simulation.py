@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -103,12 +104,53 @@ def test_parquet_gives_what_arrays_give(tmp_path: Path) -> None:
     pq.write_table(pa.table(columns), tmp_path / "clicks.parquet", row_group_size=2)
     trace = open_trace(tmp_path / "clicks.parquet", "seen", "at")
     blocks = list(trace.blocks(2))
-    assert max(len(ids) for ids, _ in blocks) == 2
+    assert [len(ids) for ids, _ in blocks] == [2, 2, 2, 1]
     assert np.concatenate([ids for ids, _ in blocks]).tolist() == [5, 6, 5, 7, -1, 6, 2]
     times = [times for _, times in blocks if times is not None]
     assert np.concatenate(times).tolist() == [3, 3, 1, 5, 5, 5, 9]
     users = np.concatenate([ids for ids, _ in open_trace(tmp_path, "user").blocks(99)])
     assert users.tolist() == [1, 2, 5 - 2**63, 1, 1]
+
+
+@given(
+    st.lists(st.lists(st.lists(st.one_of(st.none(), st.integers(0, 6)), max_size=4)), max_size=3),
+    st.integers(1, 9),
+    st.booleans(),
+    st.booleans(),
+)
+@settings(deadline=None, max_examples=40)
+def test_nulls_empty_lists_row_groups_and_files_move_no_figure(
+    files: list[list[list[int | None]]], step_ids: int, is_large: bool, has_statistics: bool
+) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    kind = (pa.large_list if is_large else pa.list_)(pa.int64())
+    with TemporaryDirectory() as folder:
+        for number, bags in enumerate([*files, [[]]]):
+            # An empty list and a null are two ways to have no ids.
+            lists = [bag or (None, [])[index % 2] for index, bag in enumerate(bags)]
+            pq.write_table(
+                pa.table({"ids": pa.array(lists, kind)}),
+                Path(folder, f"{number}.parquet"),
+                row_group_size=2,
+                write_statistics=has_statistics,
+            )
+        trace = open_trace(folder)
+        ids = [each for bags in files for bag in bags for each in bag if each is not None]
+        assert trace.most_ids == len(ids) if has_statistics else trace.most_ids >= len(ids)
+        arrays = Trace.of_arrays(np.array(ids, np.int64))
+        for found, expected in zip(trace.blocks(step_ids), arrays.blocks(step_ids), strict=True):
+            assert found[0].tolist() == expected[0].tolist()
+        rules = {"none": None, "lru": Evict.lru()}
+        assert simulate(trace, [1, 3], rules, step_ids=step_ids) == simulate(
+            arrays, [1, 3], rules, step_ids=step_ids
+        )
+
+
+def test_a_trace_says_how_many_ids_were_read() -> None:
+    trace = Trace(10, False, lambda size: iter([(np.array([1, 1, 2, 1]), None)]))
+    [found] = simulate(trace, [5], {"none": None})
+    assert (found.num_ids, found.hit_rate, found.inserted) == (4, 0.5, 2)
 
 
 def run(*arguments: Any) -> Any:
@@ -122,7 +164,8 @@ def test_the_command(tmp_path: Path) -> None:
     done = run(path, "--rows", "100,50%", "--rules", "none,lfu:9", "--json", target, *drawn)
     assert done.exit_code == 0, done.output
     found = json.loads(target.read_text())
-    assert (found["format"], found["num_ids"]) == ("recsdk.simulate/1", 20_000)
+    assert found["format"] == "recsdk.simulate/1"
+    assert {each["num_ids"] for each in found["runs"]} == {20_000}
     distinct = len(np.unique(zipf_ids(20_000, 5_000)))
     assert [each["max_rows"] for each in found["runs"]] == [100, 100, *[round(distinct / 2)] * 2]
     assert set(found["runs"][0]) == set(Simulated.__dataclass_fields__)

@@ -90,12 +90,12 @@ def simulate(
             from recsdk_core.simulation.drawing import draw
         ids = open_trace(trace, column, time)
         sizes = _sizes(rows, ids)
-        with progress_bar(ids.num_ids, "simulating") as progress:
+        with progress_bar(ids.most_ids, "simulating") as progress:
             found = simulate_tables(
                 ids, sizes, parsed, step_ids=step, sample=part, progress=progress
             )
         if target not in (None, "-"):
-            Path(str(target)).write_text(json.dumps(_as_json(trace, ids, found), indent=2) + "\n")
+            Path(str(target)).write_text(json.dumps(_as_json(trace, found), indent=2) + "\n")
         if png is not None:
             draw(found, Path(png))
     except ImportError as error:
@@ -104,10 +104,10 @@ def simulate(
     except (RecsdkError, ValueError, TypeError, ZeroDivisionError, OSError) as error:
         raise click.ClickException(str(error)) from error
     if target == "-":
-        json.dump(_as_json(trace, ids, found), sys.stdout, indent=2)
+        json.dump(_as_json(trace, found), sys.stdout, indent=2)
         click.echo()
     else:
-        _print(ids, found, 4 * (dim + state))
+        _print(found, 4 * (dim + state))
 
 
 def _rule(text: str) -> Evict | None:
@@ -124,7 +124,7 @@ def _sizes(text: str, trace: Trace) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     distinct = 0
     if any(part.endswith("%") for part in parts):
-        distinct = trace.num_distinct(1.0 if trace.num_ids <= _MOST_COUNTED else 1 / 64)
+        distinct = trace.num_distinct(1.0 if trace.most_ids <= _MOST_COUNTED else 1 / 64)
     sizes = []
     for part in parts:
         try:
@@ -138,17 +138,17 @@ def _sizes(text: str, trace: Trace) -> list[int]:
     return sizes
 
 
-def _as_json(source: str, trace: Trace, found: Sequence[Simulated]) -> dict[str, Any]:
+def _as_json(source: str, found: Sequence[Simulated]) -> dict[str, Any]:
     runs = [asdict(each) for each in found]
-    return {"format": FORMAT, "source": source, "num_ids": trace.num_ids, "runs": runs}
+    return {"format": FORMAT, "source": source, "runs": runs}
 
 
-def _print(trace: Trace, found: Sequence[Simulated], row_bytes: int) -> None:
+def _print(found: Sequence[Simulated], row_bytes: int) -> None:
     sample = found[0].sample
     how = (
         "" if sample == 1 else f"; {Fraction(sample)} of the keys stand for all, figures are about"
     )
-    click.echo(f"{trace.num_ids:,} ids{how}")
+    click.echo(f"{found[0].num_ids:,} ids{how}")
     titles = ("rows", "rule", "hits", "refused", "inserted", "evicted", "returned", "memory")
     lines = [titles, *(_cells(each, row_bytes) for each in found)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

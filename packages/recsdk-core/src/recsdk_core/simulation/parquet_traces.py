@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from recsdk_core.simulation.traces import Block, Trace
+from recsdk_core.simulation.traces import Block, Trace, blocks_of
 
 
 def open_parquet(path: str, choose: Callable[[list[str]], str], time: str | None) -> Trace:
@@ -30,13 +30,10 @@ def open_parquet(path: str, choose: Callable[[list[str]], str], time: str | None
     columns = [ids] if time is None else [ids, time]
 
     def blocks(size: int) -> Iterator[Block]:
-        for batch in files.to_batches(columns=columns):
-            keys, times = _arrays(batch, time)
-            for start in range(0, len(keys), size):
-                part = slice(start, start + size)
-                yield keys[part], None if times is None else times[part]
+        batches = files.to_batches(columns=columns)
+        return blocks_of((_arrays(batch, time) for batch in batches), size)
 
-    return Trace(_num_values(files, ids), time is not None, blocks)
+    return Trace(_most_values(files, ids), time is not None, blocks)
 
 
 def _check_time(schema: pa.Schema, time: str, path: str) -> None:
@@ -47,17 +44,22 @@ def _check_time(schema: pa.Schema, time: str, path: str) -> None:
         raise TypeError(f"{path}: column {time!r} holds {kind}, not integers or timestamps")
 
 
-def _num_values(files: Any, column: str) -> int:
-    """Of all rows, nulls and empty lists too."""
+def _most_values(files: Any, column: str) -> int:
+    """Those of all rows; nulls and empty lists too where files do not say how many they have."""
     total = 0
     for fragment in files.get_fragments():
         for number in range(fragment.metadata.num_row_groups):
             group = fragment.metadata.row_group(number)
-            chunks = (group.column(index) for index in range(group.num_columns))
-            total += sum(
-                chunk.num_values for chunk in chunks if chunk.path_in_schema.split(".")[0] == column
-            )
+            for chunk in (group.column(index) for index in range(group.num_columns)):
+                if chunk.path_in_schema.split(".")[0] == column:
+                    total += chunk.num_values - _num_nulls(chunk)
     return total
+
+
+def _num_nulls(chunk: Any) -> int:
+    """Empty lists are nulls among the values of a column of lists."""
+    statistics = chunk.statistics
+    return statistics.null_count if statistics is not None and statistics.has_null_count else 0
 
 
 def _inner(kind: Any) -> Any:

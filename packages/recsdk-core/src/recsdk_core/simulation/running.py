@@ -37,6 +37,8 @@ class Simulated:
 
     rule: str
     max_rows: int
+    num_ids: int
+    """Ids of the trace."""
     hit_rate: float
     """Ids that had a row, of all ids; later ones of a new id in one step count as hits."""
     refused_rate: float
@@ -88,13 +90,15 @@ def simulate(
         raise ValueError(f"simulate: the rule {by_score[0]!r} is by scores, which traces have not")
     part = _sample_of(trace, sizes, len(rules), sample)
     runs = [_Run(name, rule, size, part) for size in sizes for name, rule in rules.items()]
+    num_ids = 0
     for ids, times in trace.blocks(step_ids):
+        num_ids += len(ids)
         chosen = is_sampled(ids, part)
         keys, when = ids[chosen], None if times is None else times[chosen]
         for run in runs:
             run.add(keys, when)
         progress(len(ids))
-    return [run.result(trace.num_ids) for run in runs]
+    return [run.result(num_ids) for run in runs]
 
 
 def _sample_of(trace: Trace, sizes: Sequence[int], num_rules: int, sample: float | None) -> float:
@@ -111,7 +115,7 @@ def _sample_of(trace: Trace, sizes: Sequence[int], num_rules: int, sample: float
         return sample
     smallest = max(smallest, FEWEST_ROWS / min(sizes))
     part = 1.0
-    while trace.num_ids * part * len(sizes) * num_rules > MOST_LOOKUPS and part / 2 >= smallest:
+    while trace.most_ids * part * len(sizes) * num_rules > MOST_LOOKUPS and part / 2 >= smallest:
         part /= 2
     return part
 
@@ -152,6 +156,7 @@ class _Run:
         return Simulated(
             rule=self._name,
             max_rows=self._max_rows,
+            num_ids=num_ids,
             hit_rate=max(1 - misses / due, 0.0) if num_ids else 0.0,
             refused_rate=min(self._refused / due, 1.0),
             inserted=round(self._inserted / self._sample),

@@ -26,11 +26,11 @@ Block = tuple[Int64s, Int64s | None]
 class Trace:
     """Ids in the order in which they come; read anew each time that `blocks` is called."""
 
-    num_ids: int
-    """N"""
+    most_ids: int
+    """N, or more where that is known only when all were read, as in Parquet without statistics."""
     has_times: bool
     blocks: Callable[[int], Iterator[Block]]
-    """Gives blocks of at most so many ids."""
+    """Gives blocks of so many ids, the last of at most so many; none is empty."""
 
     @staticmethod
     def of_arrays(ids: Any, times: Any | None = None) -> Trace:
@@ -44,9 +44,7 @@ class Trace:
             )
 
         def blocks(size: int) -> Iterator[Block]:
-            for start in range(0, len(keys), size):
-                part = slice(start, start + size)
-                yield keys[part], None if when is None else when[part]
+            return blocks_of(iter([(keys, when)]), size)
 
         return Trace(len(keys), when is not None, blocks)
 
@@ -56,6 +54,34 @@ class Trace:
         for ids, _ in self.blocks(1 << 22):
             found = np.union1d(found, ids[is_sampled(ids, sample)])
         return round(len(found) / sample)
+
+
+def blocks_of(parts: Iterator[Block], size: int) -> Iterator[Block]:
+    """The same ids in blocks of `size`, and one of the rest."""
+    held: list[Block] = []
+    num_held = 0
+    for part in parts:
+        held.append(part)
+        num_held += len(part[0])
+        if num_held >= size:
+            ids, times = _joined(held)
+            rest = num_held - num_held % size
+            for start in range(0, rest, size):
+                yield _cut(ids, times, start, start + size)
+            held, num_held = [_cut(ids, times, rest, num_held)], num_held - rest
+    if num_held:
+        yield _joined(held)
+
+
+def _joined(parts: list[Block]) -> Block:
+    if len(parts) == 1:
+        return parts[0]
+    times = [each for _, each in parts if each is not None]
+    return np.concatenate([ids for ids, _ in parts]), np.concatenate(times) if times else None
+
+
+def _cut(ids: Int64s, times: Int64s | None, start: int, stop: int) -> Block:
+    return ids[start:stop], None if times is None else times[start:stop]
 
 
 def is_sampled(ids: Int64s, sample: float) -> Any:
