@@ -1,4 +1,6 @@
-"""Replaces all rows of tables by rows in memory: in all tables, or in none.
+"""Rows in memory with all that belongs to them, and tables whose rows are replaced by such.
+
+All tables are changed, or none.
 
 Shape letters: n rows, D row width.
 """
@@ -13,12 +15,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsdk_core import _ext
+from recsdk_core.checkpoint.manifest import METADATA
+from recsdk_core.checkpoint.saving import fields_of
 from recsdk_core.errors import CapacityError
 
 if TYPE_CHECKING:
     from recsdk_core.table import Table
 
-__all__ = ["NewRows", "as_stored", "replace_rows", "stage_rows"]
+__all__ = [
+    "EvictionClock",
+    "NewRows",
+    "as_stored",
+    "metadata_of",
+    "replace_rows",
+    "rows_with_metadata",
+    "stage_rows",
+]
+
+_NEVER = -(2**63)
+_NEVER_SEEN = {"evict_step": _NEVER, "evict_time": _NEVER, "evict_born": _NEVER}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvictionClock:
+    """Where the clock of a table with eviction stands."""
+
+    step: int | None = None
+    """The step of the last call that inserted, as the table counts; None: there was none."""
+    time: int | None = None
+    """The time of calls that bring none, if it is set."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,40 +60,116 @@ class NewRows:
     """Optimizer updates so far."""
     log_decay: float = 0.0
     """See `Table.log_decay`."""
+    metadata: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """(n,) for each of `metadata_of` the table; none at all: its keys count as never seen. A table
+    without eviction takes none of them."""
+    clock: EvictionClock = EvictionClock()
+    """That of eviction."""
 
 
 def replace_rows(changes: Sequence[tuple[Table, NewRows]]) -> None:
     """Replaces all rows of each table by its new rows. The next save of each must be full.
 
-    Memory: the new rows beside the old ones, until the change. Raises CapacityError beyond
-    `max_rows`, BusyError while batches are in flight or a save is under way, CheckpointError for a
-    repeated key, ValueError for shapes that do not fit; then no table has changed.
+    Memory: the new rows beside the old ones, until the change. With eviction the lowest keys of
+    groups that are too large leave at once. Raises CapacityError beyond `max_rows` without it,
+    BusyError while batches are in flight or a save is under way, CheckpointError for a repeated
+    key, ValueError for shapes that do not fit; then no table has changed.
     """
     staged = [(table, rows, stage_rows(table, rows)) for table, rows in changes]
     for _, rows, restore in staged:
         restore.check(rows.update_count, rows.log_decay)
     for table, rows, restore in staged:
-        restore.commit(rows.update_count, rows.log_decay)
+        step = rows.clock.step
+        state = _ext.EvictionState(step or 0, None, step is not None, rows.clock.time)
+        restore.commit(rows.update_count, rows.log_decay, state)
         table._position = None
+        table._time = rows.clock.time
 
 
 def stage_rows(table: Table, rows: NewRows) -> _ext.Restore:
     """Makes rows ready beside a table, which does not change yet. Raises as `replace_rows`."""
-    if table.max_rows is not None and len(rows.keys) > table.max_rows:
+    has_room = table.max_rows is None or len(rows.keys) <= table.max_rows
+    if not has_room and table.eviction is None:
         raise CapacityError(
             f"table {table.name!r}: {len(rows.keys)} rows to load do not fit into its max_rows, "
             f"{table.max_rows}; raise max_rows"
         )
-    if table.eviction is not None:
-        raise ValueError(
-            f"table {table.name!r}: rows in memory lack what eviction keeps of a key; load them "
-            "into a table without eviction"
-        )
     fields: dict[str, NDArray[Any]] = {"weight": as_stored(rows.weights, table.dtype)}
     fields |= {name: np.ascontiguousarray(rows.state[name]) for name, _ in table.state_fields}
+    fields |= _metadata_for(table, rows)
     restore = _ext.Restore(table._engine)
     restore.add_rows(_ext.RowBlock.rows(np.ascontiguousarray(rows.keys), fields))
     return restore
+
+
+def metadata_of(table: Table) -> dict[str, type]:
+    """What a table's rule keeps of a key, by the name of its field, with the type of the number."""
+    fields = fields_of(table.dim, (), table.dtype, table.eviction)
+    types = {"int64": np.int64, "float32": np.float32}
+    return {each.name: types[each.dtype] for each in fields if each in METADATA}
+
+
+def _metadata_for(table: Table, rows: NewRows) -> dict[str, NDArray[Any]]:
+    """What the table's rule keeps of the rows' keys, as row files have it."""
+    wanted, num_rows = metadata_of(table), len(rows.keys)
+    if not rows.metadata:
+        given = {name: _NEVER_SEEN.get(name, 0) for name in wanted}
+        return {name: np.full((num_rows, 1), given[name], kind) for name, kind in wanted.items()}
+    missing = sorted(set(wanted) - set(rows.metadata))
+    if missing:
+        raise ValueError(
+            f"table {table.name!r}: its {table.eviction} needs {missing} of each key, and got "
+            f"{sorted(rows.metadata)}: load rows of a table with the same rule, or leave all of "
+            "these out, so that keys count as never seen"
+        )
+    return {
+        name: np.ascontiguousarray(rows.metadata[name], kind).reshape(num_rows, 1)
+        for name, kind in wanted.items()
+    }
+
+
+def rows_with_metadata(table: Table) -> NewRows:
+    """The rows that readers of a table with eviction see now, with what it keeps of keys.
+
+    In ascending order of row number. BusyError while a save is under way. Cost: two copies of the
+    rows.
+    """
+    image = table._image()
+
+    def read(offset: int, size: int) -> bytes:
+        return image.rows[offset : offset + size]
+
+    file = _ext.RowFile(read, len(image.rows), "rows in memory")
+    keys: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
+    kinds = metadata_of(table)
+    fields: dict[str, list[NDArray[Any]]] = {
+        "weight": [np.empty((0, table.dim), np.float32)],
+        **{name: [np.empty((0, width), np.float32)] for name, width in table.state_fields},
+        **{name: [np.empty((0, 1), kind)] for name, kind in kinds.items()},
+    }
+    while (block := file.next_block()) is not None:
+        keys.append(block.keys)
+        for name, parts in fields.items():
+            values = block.fields[name]
+            parts.append(_as_float32(values) if name == "weight" else values)
+    joined = {name: np.concatenate(parts) for name, parts in fields.items()}
+    step, _, is_begun, time = image.eviction
+    return NewRows(
+        keys=np.concatenate(keys),
+        weights=joined["weight"],
+        state={name: joined[name] for name, _ in table.state_fields},
+        update_count=image.update_count,
+        log_decay=image.log_decay,
+        metadata={name: joined[name].reshape(-1) for name in kinds},
+        clock=EvictionClock(step=step if is_begun else None, time=time),
+    )
+
+
+def _as_float32(stored: NDArray[Any]) -> NDArray[np.float32]:
+    """Weights of rows of any type; bfloat16 comes as its bits."""
+    if stored.dtype == np.uint16:
+        return (stored.astype(np.uint32) << 16).view(np.float32)
+    return stored.astype(np.float32, copy=False)
 
 
 def as_stored(weights: NDArray[np.float32], dtype: str) -> NDArray[Any]:

@@ -9,11 +9,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from recsdk_core.nn.row_entries import STATE, entries_of, rows_of
+from recsdk_core.checkpoint.replacing import EvictionClock, NewRows, metadata_of, replace_rows
+from recsdk_core.nn.row_entries import (
+    CLOCK,
+    KEPT_OF_KEYS,
+    STATE,
+    clock_of_entry,
+    entries_of,
+    rows_of,
+)
 from recsdk_core.nn.unused import Unused
 from recsdk_core.table import Table
 
 _INT64 = 2**63
+_DTYPES = {"keys": torch.int64, **KEPT_OF_KEYS}
 
 __all__ = ["load_table", "save_table", "take_state"]
 
@@ -38,13 +47,16 @@ def load_table(
     """Replaces the table's rows by `state_dict`'s, or notes what does not fit and changes nothing.
 
     Optimizer state that is missing is made fresh, and its names are noted as missing:
-    `load_state_dict` raises for them unless `strict=False`. Entries that are not used are noted as
-    unexpected.
+    `load_state_dict` raises for them unless `strict=False`. So is what eviction keeps of keys: they
+    then count as never seen. Entries that are not used are noted as unexpected.
     """
     given = {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
     shapes = {"keys": (), "weight": (table.dim,)}
     shapes.update({STATE + name: (width,) for name, width in table.state_fields})
+    kept = metadata_of(table)
+    shapes.update(dict.fromkeys(kept, ()))
     known = [*shapes, "update_count", *(["log_decay"] if _catches_up(table) else [])]
+    known += [CLOCK] if kept else []
     missing_keys.extend(prefix + name for name in known if name not in given)
     unexpected_keys.extend(prefix + name for name in given if name not in known)
     if not {"keys", "weight"} <= set(given):
@@ -98,10 +110,11 @@ def _problems(
     found = _bad_tensors(given, shapes) + _bad_count(given.get("update_count", 0))
     if _catches_up(table):
         found += _bad_log_decay(given.get("log_decay", 0.0))
+    found += _bad_metadata(table, given)
     if found:
         return found
     num_rows = len(given["keys"])
-    if table.max_rows is not None and num_rows > table.max_rows:
+    if table.max_rows is not None and num_rows > table.max_rows and table.eviction is None:
         found.append(f"keys: {num_rows} rows do not fit into max_rows={table.max_rows}")
     if len(np.unique(_array(given["keys"]))) != num_rows:
         found.append("keys: must not repeat")
@@ -115,7 +128,7 @@ def _bad_tensors(given: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
     for name, row_shape in shapes.items():
         if name not in given:
             continue
-        tensor, dtype = given[name], torch.int64 if name == "keys" else torch.float32
+        tensor, dtype = given[name], _DTYPES.get(name, torch.float32)
         if not isinstance(tensor, torch.Tensor):
             found.append(f"{name}: must be a tensor, got {type(tensor).__name__}")
         elif tensor.dtype != dtype:
@@ -144,16 +157,55 @@ def _bad_log_decay(value: Any) -> list[str]:
     return [f"log_decay: must be a finite number of 0 or less, got {value}"]
 
 
+def _bad_metadata(table: Table, given: Mapping[str, Any]) -> list[str]:
+    wanted = {*metadata_of(table), *([CLOCK] if table.eviction is not None else [])}
+    missing = sorted(wanted - set(given))
+    if missing and len(missing) < len(wanted):
+        return [f"{missing}: must be there as well: all of {sorted(wanted)}, or none"]
+    try:
+        _clock(given)
+    except ValueError as error:
+        return [str(error)]
+    return []
+
+
+def _clock(given: Mapping[str, Any]) -> EvictionClock:
+    return clock_of_entry(given[CLOCK]) if CLOCK in given else EvictionClock()
+
+
 def _replace_rows(table: Table, given: Mapping[str, Any]) -> None:
     keys, weights, state = _array(given["keys"]), _array(given["weight"]), None
     if all(STATE + name in given for name, _ in table.state_fields):
         state = {name: _array(given[STATE + name]) for name, _ in table.state_fields}
+    count, log_decay = int(given.get("update_count", 0)), float(given.get("log_decay", 0.0))
+    if table.eviction is not None:  # an upsert would be a step that sees the keys
+        kept = metadata_of(table)
+        rows = NewRows(
+            keys=keys,
+            weights=weights,
+            state=_fresh_state(table, keys, weights, log_decay) if state is None else state,
+            update_count=count,
+            log_decay=log_decay if _catches_up(table) else 0.0,
+            metadata={name: _array(given[name]) for name in kept if name in given},
+            clock=_clock(given),
+        )
+        replace_rows([(table, rows)])
+        return
     table.reserve(len(keys))  # whatever memory is missing, it is noticed before the rows are gone
     table.clear()
     table.upsert(keys, weights, state)
-    table.update_count = int(given.get("update_count", 0))
+    table.update_count = count
     if _catches_up(table):
-        table.log_decay = float(given.get("log_decay", 0.0))
+        table.log_decay = log_decay
+
+
+def _fresh_state(table: Table, keys: Any, weights: Any, log_decay: float) -> Mapping[str, Any]:
+    """The optimizer state that rows of these distinct keys (n,) begin with."""
+    made = table.empty_copy(max_rows=None, eviction_groups=None, owned_groups=None, eviction=None)
+    if _catches_up(made):
+        made.log_decay = log_decay
+    made.upsert(keys, weights)
+    return rows_of(made).state
 
 
 def _array(tensor: torch.Tensor) -> Any:

@@ -28,10 +28,14 @@ from torch.distributed.checkpoint.planner import SavePlan
 from recsdk_core import _ext
 from recsdk_core.checkpoint.copies import refuse_different
 from recsdk_core.errors import CheckpointError
+from recsdk_core.nn.row_entries import CLOCK, KEPT_OF_KEYS
 
 __all__ = ["MakeRoom", "before_loading", "holder_of", "saved_tensors"]
 
-_NAME = re.compile(r"keys|weight|update_count|log_decay|drawn_name|seed|ranks|state\.[^.]+")
+_KEPT = (CLOCK, *KEPT_OF_KEYS)
+_NAME = re.compile(
+    r"keys|weight|update_count|log_decay|drawn_name|seed|ranks|state\.[^.]+|" + "|".join(_KEPT)
+)
 _ALWAYS = {"keys", "weight", "update_count"}
 _HOLDERS = (Mapping, list, tuple)
 _BATCH_BYTES = 2**22
@@ -228,25 +232,28 @@ def _is_table(entries: Mapping[str, torch.Tensor]) -> bool:
     return (
         keys.dtype == torch.int64
         and keys.dim() == 1
-        and all(value.dim() == 2 and len(value) == len(keys) for value in rows)
+        and all(value.dim() in (1, 2) and len(value) == len(keys) for value in rows)
     )
 
 
 def _is_of_rows(name: str) -> bool:
-    return name == "weight" or name.startswith("state.")
+    return name == "weight" or name.startswith("state.") or name in KEPT_OF_KEYS
 
 
 def _checksum(entries: Mapping[str, torch.Tensor]) -> str:
     """A checksum of all rows in their order, and of what belongs to the table as a whole."""
     keys_n = entries["keys"].contiguous().numpy()
     rows = {name: value for name, value in entries.items() if _is_of_rows(name)}
-    fields = [(name, "float32", value.shape[1]) for name, value in rows.items()]
-    at_once = _BATCH_BYTES // (8 + 4 * sum(width for _, _, width in fields)) + 1
+    fields = [
+        (name, "int64" if value.dtype == torch.int64 else "float32", _width(value))
+        for name, value in rows.items()
+    ]
+    at_once = _BATCH_BYTES // (8 + 8 * sum(width for _, _, width in fields)) + 1
 
     def blocks() -> Iterator[_ext.RowBlock]:
         for begin in range(0, len(keys_n), at_once):
             end = begin + at_once
-            part = {n: value[begin:end].float().contiguous() for n, value in rows.items()}
+            part = {n: _of_file(value[begin:end]) for n, value in rows.items()}
             yield _ext.RowBlock.rows(keys_n[begin:end], {n: v.numpy() for n, v in part.items()})
 
     summary = _ext.write_row_file(
@@ -259,6 +266,16 @@ def _checksum(entries: Mapping[str, torch.Tensor]) -> str:
     )
     whole = {n: v.tolist() for n, v in entries.items() if n not in rows and n != "keys"}
     return f"{summary.checksum} {rows['weight'].dtype} {sorted(whole.items())}"
+
+
+def _width(values: torch.Tensor) -> int:
+    return 1 if values.dim() == 1 else values.shape[1]
+
+
+def _of_file(values: torch.Tensor) -> torch.Tensor:
+    """Numbers as a row file has them: what eviction keeps may be whole, all else is float32."""
+    wide = values if values.dtype == torch.int64 else values.float()
+    return wide.reshape(len(wide), _width(wide)).contiguous()
 
 
 before_loading(_make_room)

@@ -6,6 +6,7 @@ Shape letters: N keys, B bags, D row width.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from recsdk_core.outcome import Outcome
 from recsdk_core.table import Lease, Table
 
 __all__ = [
+    "Marks",
     "check_accumulation",
     "check_ends",
     "check_norms",
@@ -95,6 +97,59 @@ def check_norms(kind: str, max_norm: float | None, norm_type: float) -> None:
         raise ValueError(f"{kind}: norm_type must be above 0, got {norm_type}")
 
 
+# ---- what comes with keys ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Marks:
+    """What comes with keys for eviction, of the shape of the keys; times may be one for all."""
+
+    times: torch.Tensor | int | None = None
+    scores: torch.Tensor | None = None
+
+    @property
+    def are_given(self) -> bool:
+        """Whether there are any."""
+        return self.times is not None or self.scores is not None
+
+    def check(self, kind: str, keys: torch.Tensor) -> None:
+        """Raises TypeError or ValueError for what does not fit the keys."""
+        for name, dtype in (("times", torch.int64), ("scores", torch.float32)):
+            value = getattr(self, name)
+            is_one = name == "times" and isinstance(value, int) and not isinstance(value, bool)
+            if value is None or is_one:
+                continue
+            if not isinstance(value, torch.Tensor) or value.dtype != dtype:
+                got = value.dtype if isinstance(value, torch.Tensor) else repr(value)
+                raise TypeError(f"{kind}: {name} must be a tensor of {dtype}, got {got}")
+            if value.shape != keys.shape:
+                raise ValueError(
+                    f"{kind}: {name} must have the shape of keys, {tuple(keys.shape)}, got "
+                    f"{tuple(value.shape)}"
+                )
+
+    def flat(self) -> Marks:
+        """In one dimension, as a table takes them."""
+        return Marks(*(_flat(each) for each in (self.times, self.scores)))
+
+    def at(self, kept: torch.Tensor) -> Marks:
+        """Those of some keys, bool (N,)."""
+        found = (_of_some(each, kept) for each in (self.times, self.scores))
+        return Marks(*found)
+
+    def for_table(self) -> dict[str, Any]:
+        """As arguments of a table's `map`."""
+        return {"times": self.times, "scores": self.scores}
+
+
+def _flat(value: Any) -> Any:
+    return value.reshape(-1).contiguous() if isinstance(value, torch.Tensor) else value
+
+
+def _of_some(value: Any, kept: torch.Tensor) -> Any:
+    return value[kept] if isinstance(value, torch.Tensor) else value
+
+
 # ---- padding -----------------------------------------------------------------------------------
 
 
@@ -118,17 +173,25 @@ def _words(keys: torch.Tensor) -> torch.Tensor:
 
 
 def map_without(
-    table: Table, keys: torch.Tensor, padding: int | None, insert: bool, lease: Lease
+    table: Table,
+    keys: torch.Tensor,
+    padding: int | None,
+    insert: bool,
+    lease: Lease,
+    marks: Marks = Marks(),
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Maps keys (N,), of which padding is MISSING whatever rows there are."""
     is_padding = padding_among(keys, padding)
     if is_padding is None or not is_padding.numpy().any():
-        mapped: tuple[torch.Tensor, torch.Tensor] = table.map(keys, insert, lease=lease)
+        mapped: tuple[torch.Tensor, torch.Tensor] = table.map(
+            keys, insert, lease=lease, **marks.for_table()
+        )
         return mapped
     kept = ~is_padding
     rows_N = torch.zeros(keys.shape, dtype=torch.int64)
     outcomes_N = torch.full(keys.shape, int(Outcome.MISSING), dtype=torch.uint8)
-    rows_N[kept], outcomes_N[kept] = table.map(keys[kept], insert, lease=lease)
+    others = marks.at(kept).for_table()
+    rows_N[kept], outcomes_N[kept] = table.map(keys[kept], insert, lease=lease, **others)
     return rows_N, outcomes_N
 
 

@@ -14,12 +14,14 @@ import torch
 from torch import nn
 
 from recsdk_core.combine import distinct_keys
+from recsdk_core.eviction import Evict
 from recsdk_core.init import Initializer, Uniform
 from recsdk_core.nn._state import load_table, save_table, take_state
 from recsdk_core.nn.asked_lookups import Asked, asked_node, squares_of
 from recsdk_core.nn.bag_arguments import bag_offsets, check_bags, require_tensor
 from recsdk_core.nn.drawn_names import DRAWN_NAME, draw_name, is_drawn, name_of, named_since
 from recsdk_core.nn.embedding_arguments import (
+    Marks,
     check_accumulation,
     check_ends,
     check_norms,
@@ -60,6 +62,10 @@ if TYPE_CHECKING:
 __all__ = ["HashEmbedding", "HashEmbeddingBag"]
 
 
+_NO_MARKS = Marks()
+_BEFORE_ALL = -(2**63)
+
+
 class _TableModule(nn.Module):
     """A module over one table; its parameter `weight` is only a handle.
 
@@ -93,6 +99,7 @@ class _TableModule(nn.Module):
         max_rows: int | None = None,
         eviction_groups: int | None = None,
         on_full: OnFull = "refuse",
+        eviction: Evict | None = None,
         default_value: float = 0.0,
         on_nonfinite: Literal["apply", "raise", "skip"] = "apply",
         dtype: DType = "float32",
@@ -127,6 +134,7 @@ class _TableModule(nn.Module):
             max_rows=max_rows,
             eviction_groups=eviction_groups,
             on_full=on_full,
+            eviction=eviction,
             default_value=default_value,
             on_nonfinite=on_nonfinite,
             dtype=dtype,
@@ -165,7 +173,9 @@ class _TableModule(nn.Module):
                 f"{type(self).__name__}: padding_idx {self.padding_idx} has no row; leave it out "
                 "of keys"
             )
-        outcomes = self.table.upsert(keys, weights, return_outcomes=True)
+        rule = self.table.eviction
+        times = _BEFORE_ALL if rule is not None and rule.by == "time" else None
+        outcomes = self.table.upsert(keys, weights, times=times, return_outcomes=True)
         if bool((outcomes != int(Outcome.INSERTED)).any()):
             raise ValueError(
                 f"{type(self).__name__}: {len(keys)} keys made {len(self.table)} rows; pass keys "
@@ -223,12 +233,19 @@ class _TableModule(nn.Module):
         weights: torch.Tensor | None,
         insert: bool,
         trains: bool,
+        marks: Marks = _NO_MARKS,
     ) -> Node:
         """The node over keys (N,), mapped under a lease; `trains`: a backward may follow."""
         self._check_begin(insert, trains)
+        # A checkpoint looks up again in backward; that is no step of the table.
+        is_again = self.table.eviction is not None and torch._C._current_graph_task_id() >= 0
         lease = self.table.lease()
         try:
-            rows, outcomes = map_without(self.table, keys, self._padding, insert, lease)
+            sees = insert and not is_again
+            given = marks if sees else _NO_MARKS
+            rows, outcomes = map_without(self.table, keys, self._padding, sees, lease, given)
+            if insert and is_again:
+                self._check_still_there(keys, outcomes)
             if insert:
                 self._gradients.last_keys = keys.clone()  # the caller may reuse their memory
             mapped = TableBags(
@@ -244,6 +261,34 @@ class _TableModule(nn.Module):
             raise
         node.noted = self._gradients
         return node
+
+    def _check_still_there(self, keys: torch.Tensor, outcomes: torch.Tensor) -> None:
+        is_gone = outcomes == int(Outcome.MISSING)
+        is_padding = padding_among(keys, self._padding)
+        if bool((is_gone if is_padding is None else is_gone & ~is_padding).any()):
+            raise RuntimeError(
+                f"table {self.table.name!r}: a checkpoint looks it up again in backward, and keys "
+                "of its forward have no row now: others took their room, or they were refused; "
+                "look the table up outside of torch.utils.checkpoint"
+            )
+
+    def _marks(self, keys: torch.Tensor, times: Any, scores: Any) -> Marks:
+        """What came with keys, checked and flat."""
+        if times is None and scores is None:
+            return _NO_MARKS
+        require_tensor("keys", keys)
+        marks = Marks(times, scores)
+        marks.check(type(self).__name__, keys)
+        return marks.flat()
+
+    def _refuse_marks(self, times: Any, scores: Any) -> None:
+        """Raises RuntimeError where a call is recorded, not run."""
+        if times is not None or scores is not None:
+            raise RuntimeError(
+                f"{type(self).__name__}: times and scores cannot be recorded by torch.compile, "
+                "torch.export or torch.fx; look up outside of what is compiled "
+                "(torch.compiler.disable), or set table.time before the call"
+            )
 
     def _check_begin(self, insert: bool, trains: bool) -> None:
         if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
@@ -425,6 +470,14 @@ class HashEmbedding(_TableModule):
     `optimizer_kwargs`, and applies the gradients of `accumulate_steps` backwards as one update (no
     `state_dict` has those since the last one); leave it out if a `RowOptimizer` trains the table in
     the loop's `step`. Without either, or `table.set_optimizer`, a backward raises RuntimeError.
+
+    With `eviction` each forward in training mode is a step of the table: keys leave a full group
+    for those that come, see `Evict`, and two forwards before a backward are two steps. A row that
+    leaves while a backward is to come is trained by it, and given to another key only afterwards;
+    a key that comes back meanwhile has a new row. `times` and `scores` of keys are arguments of
+    forward; `table.time` is the time of forwards that bring none. A forward that a checkpoint
+    repeats in backward is no step, and raises RuntimeError if keys have left since.
+
     Other arguments are those of `Table`. `state_dict()` holds keys, weights, optimizer state and
     update count; deepcopy and pickle copy the rows, and torch's AveragedModel averages them.
     torch.distributed.checkpoint saves the module once for all ranks, and refuses if ranks have
@@ -442,26 +495,42 @@ class HashEmbedding(_TableModule):
     """
 
     @seen_by_compilers
-    def forward(self, keys: torch.Tensor) -> torch.Tensor:
-        """keys of any shape, int64 -> (*shape, D) in the dtype of `weight`."""
+    def forward(
+        self,
+        keys: torch.Tensor,
+        *,
+        times: torch.Tensor | int | None = None,
+        scores: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """keys of any shape, int64 -> (*shape, D) in the dtype of `weight`.
+
+        `times` int64 and `scores` float32 have the shape of keys and are for `eviction`, see
+        `Table.map`; times may be one for all.
+        """
         if isinstance(keys, torch.fx.Proxy):
-            return leaf(self, keys)
+            recorded = leaf(self, keys)
+            self._refuse_marks(times, scores)
+            return recorded
         require_tensor("keys", keys)
         weight = self.weight
         if is_recorded(keys):
+            self._refuse_marks(times, scores)
             vectors = lookup(self, keys)
         else:
+            marks = self._marks(keys, times, scores)
             trains = weight.requires_grad and torch.is_grad_enabled()
-            node = self.begin(keys, insert=self.training, trains=trains)
+            node = self.begin(keys, insert=self.training, trains=trains, marks=marks)
             vectors = run(node, weight).view(*keys.shape, self.table.dim)
         is_padding = padding_among(keys, self._padding)
         if is_padding is not None:
             vectors = vectors.masked_fill(is_padding.unsqueeze(-1), 0.0)
         return vectors.to(weight.dtype)
 
-    def begin(self, keys: torch.Tensor, *, insert: bool, trains: bool) -> Node:
+    def begin(
+        self, keys: torch.Tensor, *, insert: bool, trains: bool, marks: Marks = _NO_MARKS
+    ) -> Node:
         """Maps the keys; the node gives one vector for each of them."""
-        return self._begin(keys.reshape(-1).contiguous(), None, None, insert, trains)
+        return self._begin(keys.reshape(-1).contiguous(), None, None, insert, trains, marks)
 
 
 class HashEmbeddingBag(_TableModule):
@@ -508,17 +577,27 @@ class HashEmbeddingBag(_TableModule):
         keys: torch.Tensor,
         offsets: torch.Tensor | None = None,
         per_sample_weights: torch.Tensor | None = None,
+        *,
+        times: torch.Tensor | int | None = None,
+        scores: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """keys (N,) with offsets, or (B, L) without, and weights of the same shape -> (B, D)."""
+        """keys (N,) with offsets, or (B, L) without, and weights of the same shape -> (B, D).
+
+        `times` and `scores` as those of `HashEmbedding`.
+        """
         if isinstance(keys, torch.fx.Proxy):
-            return leaf(self, keys, offsets, per_sample_weights)
+            recorded = leaf(self, keys, offsets, per_sample_weights)
+            self._refuse_marks(times, scores)
+            return recorded
         if is_recorded(keys):
+            self._refuse_marks(times, scores)
             return self._pool_recorded(keys, offsets, per_sample_weights)
         if per_sample_weights is not None:
             self._check_weights(per_sample_weights, keys)
         weights = self._without_padding(keys, per_sample_weights)
+        marks = self._marks(keys, times, scores)
         trains = self.weight.requires_grad and torch.is_grad_enabled()
-        node = self.begin(keys, offsets, weights, insert=self.training, trains=trains)
+        node = self.begin(keys, offsets, weights, insert=self.training, trains=trains, marks=marks)
         return run(node, self.weight).to(self.weight.dtype)
 
     def _without_padding(
@@ -565,6 +644,7 @@ class HashEmbeddingBag(_TableModule):
         *,
         insert: bool,
         trains: bool,
+        marks: Marks = _NO_MARKS,
     ) -> Node:
         """Maps the keys; the node gives one vector for each bag."""
         ends = bag_offsets(keys, offsets, self.include_last_offset).contiguous()
@@ -572,10 +652,12 @@ class HashEmbeddingBag(_TableModule):
             check_ends(ends, len(keys))  # before keys get rows
         keys = keys.reshape(-1).contiguous()
         if self.mode == "max":
+            is_padding = padding_among(keys, self._padding)
+            marks = marks if is_padding is None else marks.at(~is_padding)
             keys, ends = left_out(keys, ends, self._padding)
         if weights is not None:
             weights = weights.reshape(-1).float().contiguous()
-        return self._begin(keys, ends, weights, insert, trains)
+        return self._begin(keys, ends, weights, insert, trains, marks)
 
 
 def _all_keys(table: Table) -> torch.Tensor:

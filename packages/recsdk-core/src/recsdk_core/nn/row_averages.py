@@ -42,12 +42,15 @@ def _tables_of(model: nn.Module) -> list[Table]:
 def _average_tables(averaged: AveragedModel, mine: list[Table], theirs: list[Table]) -> None:
     number = averaged.n_averaged.clone().cpu()
     for own, trained in zip(mine, theirs, strict=True):
+        # It then has room for all keys of the other, so nobody leaves, and the rule's time is none.
         _forget(own, trained)
+        is_timed = own.eviction is not None and own.eviction.by == "time"
+        times = 0 if is_timed else None
         for batch in trained.export(state=False):
             keys, rows = torch.from_numpy(batch.keys), torch.from_numpy(batch.weights)
             # An unseen key gets its first row: so far the average of a row that was not trained.
-            own_rows = own.find_or_insert(keys)
-            own.upsert(keys, _averaged(averaged, own_rows, rows, number))
+            own_rows = own.find_or_insert(keys, times=times)
+            own.upsert(keys, _averaged(averaged, own_rows, rows, number), times=times)
 
 
 def _forget(own: Table, trained: Table) -> None:

@@ -5,22 +5,40 @@ Shape letters: n rows, D row width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recsdk_core.checkpoint.replacing import NewRows
+from recsdk_core.checkpoint.manifest import METADATA
+from recsdk_core.checkpoint.replacing import EvictionClock, NewRows, rows_with_metadata
 
-__all__ = ["ENTRIES", "STATE", "AnyName", "entries_of", "rows_of"]
+__all__ = [
+    "CLOCK",
+    "ENTRIES",
+    "KEPT_OF_KEYS",
+    "STATE",
+    "AnyName",
+    "clock_of_entry",
+    "entries_of",
+    "rows_of",
+]
 
 STATE = "state."
 """What the names of entries of optimizer state begin with."""
 
 
-ENTRIES = ("keys", "state", "update_count", "log_decay", "drawn_name")
+CLOCK = "evict_clock"
+"""The name of the entry that says where the clock of eviction stands."""
+
+KEPT_OF_KEYS: Mapping[str, torch.dtype] = {
+    each.name: getattr(torch, each.dtype) for each in METADATA
+}
+"""The entries of what eviction keeps of keys, (n,) each."""
+
+ENTRIES = ("keys", "state", "update_count", "log_decay", "drawn_name", CLOCK, *KEPT_OF_KEYS)
 """What the names of entries begin with, but for that of a parameter."""
 
 
@@ -34,7 +52,12 @@ class AnyName:
 
 
 def rows_of(table: Any) -> NewRows:
-    """The rows that readers of a table see now, in ascending order of row number."""
+    """The rows that readers of a table see now, in ascending order of row number.
+
+    With what eviction keeps of keys, if the table has it; then BusyError while a save is under way.
+    """
+    if getattr(table, "eviction", None) is not None:
+        return rows_with_metadata(table)
     batches = list(table.export())
     return NewRows(
         keys=_joined([batch.keys for batch in batches], np.empty(0, np.int64)),
@@ -51,7 +74,8 @@ def rows_of(table: Any) -> NewRows:
 def entries_of(rows: NewRows, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
     """keys int64 (n,), weight (n, D), state.<field> float32 (n, width), update_count.
 
-    `dtype`: of weight. With an optimizer that catches up, log_decay too.
+    `dtype`: of weight. With an optimizer that catches up, log_decay too; with eviction what it
+    keeps of each key (n,), and `CLOCK`, see `clock_of_entry`.
     """
     entries = {
         "keys": torch.from_numpy(rows.keys),
@@ -61,7 +85,27 @@ def entries_of(rows: NewRows, dtype: torch.dtype = torch.float32) -> dict[str, t
     }
     if "log_decay" in rows.state:
         entries["log_decay"] = torch.tensor(rows.log_decay, dtype=torch.float64)
+    if rows.metadata:
+        entries.update({name: torch.from_numpy(kept) for name, kept in rows.metadata.items()})
+        step, time = rows.clock.step, rows.clock.time
+        entries[CLOCK] = torch.tensor([step is not None, step or 0, time is not None, time or 0])
     return entries
+
+
+def clock_of_entry(entry: Any) -> EvictionClock:
+    """The clock of a tensor: whether there was a step, that, whether a time is set, and that.
+
+    Raises ValueError for any other than int64 (4,) with the two flags 0 or 1.
+    """
+    is_fit = isinstance(entry, torch.Tensor) and entry.dtype == torch.int64
+    numbers = entry.tolist() if is_fit and entry.shape == (4,) else []
+    if not numbers or not {numbers[0], numbers[2]} <= {0, 1}:
+        raise ValueError(
+            f"{CLOCK} must be int64 (4,): whether there was a step, that, whether a time is set, "
+            f"that; got {entry}"
+        )
+    has_step, step, has_time, time = numbers
+    return EvictionClock(step=step if has_step else None, time=time if has_time else None)
 
 
 def _no_rows(width: int) -> NDArray[np.float32]:
