@@ -97,8 +97,8 @@ def cross_needs() -> list[Need]:
     ]
 
 
-def needs(headers: Sequence[str]) -> list[Need]:
-    """What every profile of the set-up needs from the operating system, and these headers."""
+def needs(headers: Sequence[str], programs: Sequence[Need] = ()) -> list[Need]:
+    """What every profile of the set-up needs from the operating system, and what this one does."""
     found = [
         Need(package="g++", purpose="C++20 compiler", is_present=has_compiler),
         Need(package="python3-venv", purpose="virtual environments", is_present=has_venv),
@@ -108,7 +108,7 @@ def needs(headers: Sequence[str]) -> list[Need]:
         package, purpose = HEADERS[header]
         is_present = functools.partial(has_header, header)
         found.append(Need(package=package, purpose=purpose, is_present=is_present))
-    return found
+    return [*found, *programs]
 
 
 def apt_install(packages: Sequence[str]) -> None:
@@ -179,7 +179,9 @@ def ensure_here(wanted: Sequence[Need], *, say: Callable[[str], None]) -> None:
     ensure(wanted, is_root=os.geteuid() == 0, install=install, say=say)
 
 
-def ensure_system(headers: Sequence[str], *, say: Callable[[str], None]) -> None:
+def ensure_system(
+    headers: Sequence[str], programs: Sequence[Need] = (), *, say: Callable[[str], None]
+) -> None:
     """Brings the operating system to what a profile needs, or raises MissingPackagesError."""
-    ensure_here(needs(headers), say=say)
+    ensure_here(needs(headers, programs), say=say)
     check_compiler()

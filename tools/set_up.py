@@ -51,6 +51,7 @@ class Profile:
 
     requirements: tuple[str, ...]
     headers: tuple[str, ...] = ()
+    programs: tuple[debian.Need, ...] = ()
     packages: bool = True
     simulated_npu: bool = False
     npu_headers: bool = False
@@ -67,6 +68,7 @@ PROFILES = {
     "test-full": Profile(
         requirements=("run", "build", "test", "loops"),
         headers=debian.TEST_HEADERS,
+        programs=(debian.program("prometheus", purpose="runs the dashboard's queries"),),
         simulated_npu=True,
         npu_headers=True,
     ),
@@ -337,7 +339,7 @@ def alone() -> Iterator[None]:
 def set_up(name: str) -> None:
     """Brings the machine and .venv to what the profile needs."""
     profile = PROFILES[name]
-    debian.ensure_system(profile.headers, say=say)
+    debian.ensure_system(profile.headers, profile.programs, say=say)
     with alone():
         make_venv()
         upgrade_pip()

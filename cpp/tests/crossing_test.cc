@@ -84,21 +84,17 @@ void run(const Combination& row) {
     expect_same_stats(table, other);
   };
   both(Round(dim, 1));
-  if (row.table.eviction) {  // tests of the Python package save and load it
-    both(Round(dim, 2));
-    expect_same_rows(other, table, "other threads");
-    return;
-  }
-  std::vector<Bytes> files = {save(table)};
+  EvictionState eviction;
+  std::vector<Bytes> files = {save(table, false, 1, &eviction)};
   if (row.with_changes) {
     both(Round(dim, 2));
-    files.push_back(save(table, true, 2));
+    files.push_back(save(table, true, 2, &eviction));
   }
   Table restored(otherwise(row.table));
   if (row.into_used) go_on(restored, Round(dim, 3));
   Restore restore(restored);
   for (const Bytes& file : files) add(restore, file);
-  restore.commit(table.update_count(), table.log_decay());
+  restore.commit(table.update_count(), table.log_decay(), eviction);
   restored.check_invariants();
   expect_same_rows(restored, table, "restored");
   const Round last(dim, 4);

@@ -126,7 +126,8 @@ TEST(LimitNormsBesideACut, CopiesTheRowsForItAndCountsThemAsChanged) {
 TEST(LimitNormsChecks, RefuseLimitsAndRowsOutOfRange) {
   Example of;
   const NormLimit good{1.0, 2.0};
-  for (const NormLimit bad : {NormLimit{-1.0, 2.0}, NormLimit{1.0, 0.0}, NormLimit{NAN, 2.0}}) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  for (const NormLimit bad : {NormLimit{-1.0, 2.0}, NormLimit{1.0, 0.0}, NormLimit{nan, 2.0}}) {
     EXPECT_THROW(of.table.limit_norms(of.rows, of.outcomes, bad), std::invalid_argument);
   }
   of.rows[0] = 1 << 20;

@@ -72,7 +72,7 @@ def run_own_tests(environment: Environment, home: Path, *options: str) -> None:
     Each has run from the source tree already: what can differ here is what was packaged.
     """
     shutil.copy(sampling.__file__, home)
-    (home / "sample_plugin.py").write_text(SAMPLE_PLUGIN.replace("NUM_SAMPLED", str(NUM_SAMPLED)))
+    (home / "sample_plugin.py").write_text(SAMPLE_PLUGIN)
     command = ("-m", "pytest", "-q", "-ra", "-p", "sample_plugin", *options)
     print(environment.run(*command, cwd=home))
 
@@ -186,11 +186,11 @@ def test_each_layer_adds_its_commands(all_layers: Environment, tmp_path: Path) -
     assert "demo" in text
 
 
-SAMPLE_PLUGIN = """
+SAMPLE_PLUGIN = f"""
 import sampling
 
 def pytest_collection_modifyitems(config, items):
-    chosen = sampling.sampled(items, NUM_SAMPLED)
+    chosen = sampling.sampled(items, {NUM_SAMPLED})
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = chosen
 """

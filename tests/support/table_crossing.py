@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from optimizer_cases import CLIPS, DECAYS, PLAIN, is_a_product
-from recsdk_core import RecsdkError, Table, _ext, init, optim
+from recsdk_core import Evict, RecsdkError, Table, _ext, init, optim
 from recsdk_core.checkpoint import compact, reshard
 from recsdk_core.nn import HashEmbedding
 from recsdk_core.testing import EDGE_KEYS, ReferenceTable
@@ -54,6 +54,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "eviction_groups": {"none": None, "4": 4},
     "owned_groups": {"none": None, "all": (0, 4)},
     "on_full": {name: name for name in ("refuse", "raise")},
+    "eviction": {
+        "none": None,
+        "lru": Evict.lru(),
+        "lfu": Evict.lfu(half_life=2.5, min_age=1),
+        "score": Evict.score(),
+    },
     "default_value": {"0": 0.0, "other": -1.5},
     "on_nonfinite": {name: name for name in ("apply", "raise", "skip")},
     "dtype": {name: name for name in ("float32", "bfloat16", "float16")},
@@ -268,7 +274,7 @@ def _export(saving: Saving) -> Table:
 
 
 def _state_dict(saving: Saving) -> Table:
-    apart = ("dim", "hash_seed", "owned_groups")
+    apart = ("dim", "hash_seed", "owned_groups", "eviction")
     options = {name: value for name, value in saving.config.items() if name not in apart}
     dim = saving.config["dim"]
     modules = HashEmbedding(dim, **options), HashEmbedding(dim, **options)
@@ -298,6 +304,8 @@ WAYS: dict[str, Callable[[Saving], Table]] = {
     "state_dict": _state_dict,
 }
 COPIES = ("copy", "deepcopy", "pickle")
+WITHOUT_METADATA = ("export", "state_dict")
+"""What leaves out what eviction keeps of keys; modules take no eviction."""
 INTO = ("new", "used", "itself")
 SWITCHES = {"isa": _ext.available_isas(), "way": list(WAYS), "into": INTO}
 
@@ -313,6 +321,10 @@ def is_legal(row: Mapping[str, str]) -> bool:
         return False
     if row.get("owned_groups") == "all" and (
         row.get("eviction_groups") == "none" or row.get("max_rows") == "none"
+    ):
+        return False
+    if row.get("eviction", "none") != "none" and (
+        row.get("max_rows") == "none" or way in WITHOUT_METADATA
     ):
         return False
     optimizer = FORMS[row["optimizer"]] if "optimizer" in row else None

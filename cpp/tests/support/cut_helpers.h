@@ -48,14 +48,16 @@ inline RowFileOptions tiny_blocks(Codec codec = Codec::kNone) {
   return {.codec = codec, .block_bytes = 4096, .in_background = false};
 }
 
-/// Writes a cut of the whole table, which is finished as durable.
-inline Bytes save(Table& table, bool changes_only = false, std::uint8_t token = 1) {
+/// Writes a cut of the whole table, which is finished as durable; gives its eviction's state too.
+inline Bytes save(Table& table, bool changes_only = false, std::uint8_t token = 1,
+                  EvictionState* eviction = nullptr) {
   Cut cut = table.cut({.changes_only = changes_only, .max_copy_bytes = {}});
   MemorySink sink;
   WriteOptions options;
   options.token = {token};
   options.file = tiny_blocks();
   write_rows(cut, sink, options);
+  if (eviction != nullptr) *eviction = cut.eviction().value_or(EvictionState{});
   cut.finish(true);
   return sink.content;
 }

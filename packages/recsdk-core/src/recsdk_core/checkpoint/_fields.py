@@ -1,7 +1,8 @@
-"""Canonical JSON, and strict access to what was parsed from it."""
+"""Canonical JSON, sealed by its own SHA-256, and strict access to what was parsed from it."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -12,12 +13,25 @@ import numpy as np
 
 from recsdk_core.errors import CheckpointError
 
-__all__ = ["Fields", "canonical_json", "parse_json", "printable", "require_few_values"]
+__all__ = [
+    "MAX_MANIFEST_BYTES",
+    "Fields",
+    "canonical_json",
+    "parse_json",
+    "printable",
+    "require_few_values",
+    "sealed",
+    "unsealed",
+]
 
 T = TypeVar("T")
 
+MAX_MANIFEST_BYTES = 256 * 2**20
+
 _FEW_VALUES = 250_000
 _BYTES_A_VALUE = 8  # a manifest of many files has one in 15
+_HEX64 = re.compile("[0-9a-f]{64}")
+_NO_SEAL = "0" * 64
 _NO_SIGNS = bytes(set(range(256)) - set(b'"[{,:'))
 
 
@@ -74,6 +88,39 @@ def parse_json(raw: bytes, where: str) -> Any:
     if again != raw:
         raise CheckpointError(f"{where}: not written in the canonical form; the file was changed")
     return value
+
+
+def sealed(value: dict[str, Any], kind: str, version: int, advice: str) -> bytes:
+    """A manifest's bytes: its fields, what it is, and the SHA-256 of all with zeros in that place.
+
+    Raises CheckpointError with `advice` if it is too large.
+    """
+    value = {**value, "format": kind, "version": version, "sha256": _NO_SEAL}
+    raw = canonical_json(value)
+    if len(raw) > MAX_MANIFEST_BYTES:
+        raise CheckpointError(
+            f"the manifest would have {len(raw)} bytes, and {MAX_MANIFEST_BYTES} is the most; "
+            f"{advice}"
+        )
+    return canonical_json({**value, "sha256": hashlib.sha256(raw).hexdigest()})
+
+
+def unsealed(raw: bytes, where: str, kind: str, version: int, advice: str) -> Fields:
+    """The fields of a manifest's bytes that nobody changed; those of the seal are taken.
+
+    Raises CheckpointError, naming `where`; with `advice` for a manifest of another kind.
+    """
+    value = parse_json(raw, where)
+    fields = Fields(value, where)
+    if fields.take("format") != kind:
+        fields.fail("format", f"must be {kind!r}; {advice}")
+    got = fields.integer("version", 1, 2**63 - 1)
+    if got > version:
+        fields.fail("version", f"is {got}, newer than {version}; update recsdk-core")
+    digest = fields.text("sha256", _HEX64)
+    if hashlib.sha256(canonical_json({**value, "sha256": _NO_SEAL})).hexdigest() != digest:
+        raise CheckpointError(f"{where}: its SHA-256 does not match; the file was changed")
+    return fields
 
 
 def _refuse_constant(name: str) -> NoReturn:

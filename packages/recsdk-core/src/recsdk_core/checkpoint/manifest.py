@@ -5,15 +5,13 @@ Its JSON is described field by field in docs/reference/checkpoint.md.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from recsdk_core.checkpoint._fields import Fields, canonical_json, parse_json
+from recsdk_core.checkpoint._fields import MAX_MANIFEST_BYTES, Fields, sealed, unsealed
 from recsdk_core.checkpoint.user_state import MAX_DEPTH
-from recsdk_core.errors import CheckpointError
 
 __all__ = [
     "FORMAT",
@@ -36,7 +34,6 @@ __all__ = [
 FORMAT = "recsdk-checkpoint"
 VERSION = 1
 MANIFEST_NAME = "manifest.json"
-MAX_MANIFEST_BYTES = 256 * 2**20
 MAX_RANKS = 65_536
 MAX_TABLES = 10_000
 MAX_USER_FILES = 100_000
@@ -356,33 +353,17 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """The file's bytes: canonical JSON with its own SHA-256; CheckpointError if too large."""
-        value = {**asdict(self), "format": FORMAT, "version": VERSION, "sha256": "0" * 64}
+        value = asdict(self)
         for table in value["tables"]:
             if table["eviction"] is None:
                 del table["eviction"]
-        raw = canonical_json(value)
-        if len(raw) > MAX_MANIFEST_BYTES:
-            raise CheckpointError(
-                f"the manifest would have {len(raw)} bytes, and {MAX_MANIFEST_BYTES} is the most; "
-                "save fewer tables, or cut them into fewer shards"
-            )
-        digest = hashlib.sha256(raw).hexdigest()
-        return canonical_json({**value, "sha256": digest})
+        advice = "save fewer tables, or cut them into fewer shards"
+        return sealed(value, FORMAT, VERSION, advice)
 
     @staticmethod
     def from_bytes(raw: bytes, where: str) -> Manifest:
         """Reads the bytes of a file; raises CheckpointError, naming `where` and the wrong field."""
-        value = parse_json(raw, where)
-        fields = Fields(value, where)
-        if fields.take("format") != FORMAT:
-            fields.fail("format", f"must be {FORMAT!r}; this is no checkpoint of recsdk")
-        version = fields.integer("version", 1, _INT64)
-        if version > VERSION:
-            fields.fail("version", f"is {version}, newer than {VERSION}; update recsdk-core")
-        digest = fields.text("sha256", _HEX64)
-        unsealed = canonical_json({**value, "sha256": "0" * 64})
-        if hashlib.sha256(unsealed).hexdigest() != digest:
-            raise CheckpointError(f"{where}: its SHA-256 does not match; the file was changed")
+        fields = unsealed(raw, where, FORMAT, VERSION, "this is no checkpoint of recsdk")
         manifest = _read(fields)
         _check_whole(manifest, fields)
         return manifest

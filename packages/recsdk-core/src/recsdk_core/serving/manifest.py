@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from dataclasses import asdict, dataclass
 from typing import Literal, TypeAlias, get_args
 
-from recsdk_core.checkpoint._fields import Fields, canonical_json, parse_json
-from recsdk_core.checkpoint.manifest import MAX_MANIFEST_BYTES, MAX_RANKS, MAX_TABLES
+from recsdk_core.checkpoint._fields import Fields, sealed, unsealed
+from recsdk_core.checkpoint.manifest import MAX_RANKS, MAX_TABLES
 from recsdk_core.errors import CheckpointError
 
 __all__ = [
@@ -159,30 +158,13 @@ class FrozenManifest:
 
     def to_bytes(self) -> bytes:
         """The file's bytes: canonical JSON with its own SHA-256; CheckpointError if too large."""
-        value = {**asdict(self), "format": FORMAT, "version": VERSION, "sha256": "0" * 64}
-        raw = canonical_json(value)
-        if len(raw) > MAX_MANIFEST_BYTES:
-            raise CheckpointError(
-                f"the manifest would have {len(raw)} bytes, and {MAX_MANIFEST_BYTES} is the most; "
-                "freeze into fewer shards"
-            )
-        digest = hashlib.sha256(raw).hexdigest()
-        return canonical_json({**value, "sha256": digest})
+        return sealed(asdict(self), FORMAT, VERSION, "freeze into fewer shards")
 
     @staticmethod
     def from_bytes(raw: bytes, where: str) -> FrozenManifest:
         """Reads the bytes of a file; raises CheckpointError, naming `where` and the wrong field."""
-        value = parse_json(raw, where)
-        fields = Fields(value, where)
-        if fields.take("format") != FORMAT:
-            fields.fail("format", f"must be {FORMAT!r}; make it of a checkpoint by `recsdk freeze`")
-        version = fields.integer("version", 1, _INT64)
-        if version > VERSION:
-            fields.fail("version", f"is {version}, newer than {VERSION}; update recsdk-core")
-        digest = fields.text("sha256", _HEX64)
-        unsealed = canonical_json({**value, "sha256": "0" * 64})
-        if hashlib.sha256(unsealed).hexdigest() != digest:
-            raise CheckpointError(f"{where}: its SHA-256 does not match; the file was changed")
+        advice = "make it of a checkpoint by `recsdk freeze`"
+        fields = unsealed(raw, where, FORMAT, VERSION, advice)
         manifest = FrozenManifest(
             token=fields.text("token", _HEX32),
             source=fields.optional("source", lambda name: FrozenSource._read(fields.child(name))),
