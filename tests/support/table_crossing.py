@@ -274,7 +274,7 @@ def _export(saving: Saving) -> Table:
 
 
 def _state_dict(saving: Saving) -> Table:
-    apart = ("dim", "hash_seed", "owned_groups", "eviction")
+    apart = ("dim", "hash_seed", "owned_groups")
     options = {name: value for name, value in saving.config.items() if name not in apart}
     dim = saving.config["dim"]
     modules = HashEmbedding(dim, **options), HashEmbedding(dim, **options)
@@ -304,8 +304,8 @@ WAYS: dict[str, Callable[[Saving], Table]] = {
     "state_dict": _state_dict,
 }
 COPIES = ("copy", "deepcopy", "pickle")
-WITHOUT_METADATA = ("export", "state_dict")
-"""What leaves out what eviction keeps of keys; modules take no eviction."""
+WITHOUT_METADATA = ("export",)
+"""What leaves out what eviction keeps of keys."""
 INTO = ("new", "used", "itself")
 SWITCHES = {"isa": _ext.available_isas(), "way": list(WAYS), "into": INTO}
 
