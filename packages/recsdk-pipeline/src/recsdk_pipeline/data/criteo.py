@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recsdk_pipeline.data.examples import IdBags
 from recsdk_pipeline.data.held_out_split import HeldOutSplit
 from recsdk_pipeline.data.keys import category_keys
 from recsdk_pipeline.data.lines import BadLines
@@ -184,7 +183,7 @@ def _is_finite(array: Any) -> bool:
 
 def _is_hexadecimal(array: Any) -> bool:
     ends, data = _text_of(array)
-    if (np.diff(ends) > _MOST_DIGITS).any():
+    if (ends[1:] - ends[:-1]).max(initial=0) > _MOST_DIGITS:
         return False
     return not data[int(ends[0]) : int(ends[-1])].tobytes().translate(None, _HEXADECIMAL)
 
@@ -215,6 +214,4 @@ def _bags(name: str, array: Any) -> Bags:
     ends, _ = _text_of(array)
     is_there = ends[1:] > ends[:-1]
     keys = category_keys(name, array)
-    if is_there.all():
-        return Bags(keys)
-    return Bags(keys[is_there], IdBags.of_lengths(keys, is_there.astype(np.int64)).offsets)
+    return Bags(keys) if is_there.all() else Bags(keys, is_there=is_there)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -401,15 +401,19 @@ class MovieLensParser:
         return pc.index_in(ids, known.ids)
 
     def _rows(self, users: Any, items: Any, stars: Any, seconds: Any) -> Rows:
-        of_hours = np.array([category_key("hour", str(hour)) for hour in range(_HOURS_A_DAY)])
         hours = seconds.astype(np.int64) // _SECONDS_AN_HOUR % _HOURS_A_DAY
-        bags = {name: Bags(self.users.keys[name].take(users)) for name in _OF_USERS}
-        bags["item"] = Bags(self.items.keys["item"].take(items))
-        bags["hour"] = Bags(of_hours.take(hours))
-        genres = self.items.bags["genres"].take(items)
-        bags["genres"] = Bags(genres.values, genres.offsets)
+        bags = {name: Bags(self.users.keys[name], at=users) for name in _OF_USERS}
+        bags["item"] = Bags(self.items.keys["item"], at=items)
+        bags["hour"] = Bags(_keys_of_hours(), at=hours)
+        genres = self.items.bags["genres"]
+        bags["genres"] = Bags(genres.values, genres.offsets, at=items)
         return Rows(
             (stars >= LOWEST_POSITIVE_RATING).astype(np.float32).reshape(-1, 1),
             self.users.ages.take(users).reshape(-1, 1),
             {name: bags[name] for name in FEATURES},
         )
+
+
+@lru_cache(maxsize=1)
+def _keys_of_hours() -> Int64s:
+    return np.array([category_key("hour", str(hour)) for hour in range(_HOURS_A_DAY)])

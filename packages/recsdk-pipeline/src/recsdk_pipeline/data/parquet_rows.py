@@ -223,11 +223,24 @@ def bags_of(batch: pa.RecordBatch, spec: IdColumn) -> Bags:
     """The ids of a feature, whose `column` is given; a bag has no null."""
     array = batch.column(spec.column)
     ids = _keys(_items(array), spec.space or spec.name)
-    is_single = not _is_list(array.type) and not array.null_count
-    offsets = None if is_single else IdBags.of_lengths(ids, _lengths(array)).offsets
     weights = None if spec.weight is None else _floats(_items(batch.column(spec.weight)), None)
     times = None if spec.timestamp is None else times_of(_items(batch.column(spec.timestamp)))
-    return Bags(ids, offsets, weights, times)
+    if _is_list(array.type):
+        return Bags(ids, IdBags.of_lengths(ids, _lengths(array)).offsets, weights, times)
+    if not array.null_count:
+        return Bags(ids, None, weights, times)
+    there = array.is_valid().to_numpy(zero_copy_only=False)
+    ids, weights, times = (_spread(each, there) for each in (ids, weights, times))
+    return Bags(ids, None, weights, times, there)
+
+
+def _spread(items: Any, there: Any) -> Any:
+    """A place for each row (N,), of items of those that are there."""
+    if items is None:
+        return None
+    places = np.zeros(len(there), items.dtype)
+    places[there] = items
+    return places
 
 
 def times_of(array: Any) -> Int64s:

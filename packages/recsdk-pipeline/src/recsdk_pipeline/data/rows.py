@@ -16,56 +16,85 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recsdk_pipeline.data.batch import ClickBatch
 from recsdk_pipeline.data.examples import Float32s, IdBags
 from recsdk_pipeline.data.keys import Int64s
-from recsdk_pipeline.data.memory import concatenated, taken
+from recsdk_pipeline.data.memory import concatenated, empty, taken
 
 
 @dataclass(frozen=True)
 class Bags:
-    """The ids of one feature, and what stands beside each."""
+    """The ids of one feature, and what stands beside each.
+
+    With `at`, N is of that, and the rest is a list of bags that many rows share, without weights.
+    """
 
     values: Int64s
     """(K,)"""
     offsets: Int64s | None = None
-    """(N + 1,) bag n is values[offsets[n]:offsets[n + 1]]; None: each row has one id."""
+    """(N + 1,) bag n is values[offsets[n]:offsets[n + 1]]; None: each row has one place."""
     weights: Float32s | None = None
     """(K,)"""
     timestamps: Int64s | None = None
     """(K,)"""
+    is_there: Any = None
+    """bool (N,), without offsets: which places hold an id; None: all. Others hold anything."""
+    at: Any = None
+    """Integers (N,): row n has bag at[n]; None: bag n."""
 
     def take(self, rows: Int64s) -> Bags:
         """The bags of the rows `rows`, in that order."""
+        if self.at is not None:
+            return self._shared(taken(self.at, rows))
         if self.offsets is None:
             return self._of(lambda items: taken(items, rows), None)
-        if len(self.values) < len(self.offsets) and not (np.diff(self.offsets) > 1).any():
-            return self._take_single(rows)
         places = IdBags(values=np.arange(len(self.values)), offsets=self.offsets).take(rows)
         return self._of(lambda items: taken(items, places.values), places.offsets)
 
-    def _take_single(self, rows: Int64s) -> Bags:
-        """`take` where no bag has more than one id."""
-        assert self.offsets is not None
-        starts, stops = self.offsets.take(rows), self.offsets.take(rows + 1)
-        places = starts[starts < stops]
-        offsets = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(stops - starts, out=offsets[1:])
-        return self._of(lambda items: taken(items, places), offsets)
-
     def part(self, start: int, stop: int) -> Bags:
         """The bags of the rows start..stop, without a copy of the ids."""
+        if self.at is not None:
+            return self._shared(self.at[start:stop])
         if self.offsets is None:
             return self._of(lambda items: items[start:stop], None)
         offsets = self.offsets[start : stop + 1]
         first, last = int(offsets[0]), int(offsets[-1])
         return self._of(lambda items: items[first:last], offsets - first)
 
-    def lengths(self, num_rows: int) -> Int64s:
-        """(N,)"""
-        return np.ones(num_rows, np.int64) if self.offsets is None else np.diff(self.offsets)
+    def plain(self) -> Bags:
+        """The same without `at` and `is_there`, so that `values` are all ids and no more."""
+        if self.at is not None:
+            return self._shared(None).take(self.at)
+        there = self.is_there
+        if there is None:
+            return self
+        offsets = IdBags.of_lengths(self.values, there).offsets
+        more = (None if each is None else each[there] for each in (self.weights, self.timestamps))
+        return Bags(self.values[there], offsets, *more)
+
+    def lengths(self, num_rows: int) -> Any:
+        """int64 (N,), or bool."""
+        found = self._lengths()
+        return np.ones(num_rows, bool) if found is None else found
+
+    def write_lengths(self, lengths: Int64s) -> None:
+        """Into int64 (N,)."""
+        found = self._lengths()
+        lengths[:] = 1 if found is None else found
+
+    def _lengths(self) -> Any:
+        """None: each is 1."""
+        if self.offsets is None:
+            return self.is_there
+        lengths = self.offsets[1:] - self.offsets[:-1]
+        return lengths if self.at is None else lengths[self.at]
+
+    def _shared(self, at: Any) -> Bags:
+        return Bags(self.values, self.offsets, at=at)
 
     def _of(self, pick: Callable[[Any], Any], offsets: Int64s | None) -> Bags:
-        weights = None if self.weights is None else pick(self.weights)
-        times = None if self.timestamps is None else pick(self.timestamps)
-        return Bags(pick(self.values), offsets, weights, times)
+        more = (self.weights, self.timestamps, self.is_there)
+        if all(each is None for each in more):
+            return Bags(pick(self.values), offsets)
+        weights, times, there = (None if each is None else pick(each) for each in more)
+        return Bags(pick(self.values), offsets, weights, times, there)
 
 
 @dataclass(frozen=True)
@@ -93,7 +122,7 @@ class Rows:
 
     def batch(self) -> ClickBatch:
         """The same rows as a batch of tensors."""
-        bags = list(self.bags.values())
+        bags = [each.plain() for each in self.bags.values()]
         has_weights = any(each.weights is not None for each in bags)
         has_times = any(each.timestamps is not None for each in bags)
         sparse = KeyedJaggedTensor(
@@ -107,45 +136,88 @@ class Rows:
         times = _tensor([_or(b, b.timestamps, 0) for b in bags], np.int64) if has_times else None
         labels = self.labels[:, 0] if self.labels.shape[1] == 1 else self.labels
         return ClickBatch(
-            dense=torch.from_numpy(self.dense.copy()),
+            dense=_tensor([self.dense], np.float32),
             sparse=sparse,
-            labels=torch.from_numpy(labels.copy()),
+            labels=_tensor([labels], np.float32),
             timestamps=times,
         )
 
     def _lengths(self) -> torch.Tensor:
         """Of all bags, one feature after the other (F * N,)."""
-        if all(each.offsets is None for each in self.bags.values()):
-            return torch.ones(len(self.bags) * len(self), dtype=torch.int64)
-        return _tensor([each.lengths(len(self)) for each in self.bags.values()], np.int64)
+        # Not by torch, whose idle threads spin: that cost more than all else.
+        lengths = empty((len(self.bags), len(self)), np.int64)
+        for row, each in zip(lengths, self.bags.values(), strict=True):
+            each.write_lengths(row)
+        return torch.from_numpy(lengths.reshape(-1))
 
 
-def joined(parts: Sequence[Rows]) -> Rows:
-    """The rows of all parts, at least one, one part after the other."""
-    if len(parts) == 1:
+def joined(parts: Sequence[Rows], order: Int64s | None = None) -> Rows:
+    """The rows of all parts, at least one, one part after the other, or in another order."""
+    if len(parts) == 1 and order is None:
         return parts[0]
+    join = _Join(parts, order)
     return Rows(
-        concatenated([part.labels for part in parts]),
-        concatenated([part.dense for part in parts]),
-        {name: _joined(parts, name) for name in parts[0].bags},
+        join.arrays([part.labels for part in parts]),
+        join.arrays([part.dense for part in parts]),
+        {name: join.bags(name) for name in parts[0].bags},
     )
 
 
-def _joined(parts: Sequence[Rows], name: str) -> Bags:
-    bags = [part.bags[name] for part in parts]
-    offsets = None
-    if any(each.offsets is not None for each in bags):
-        lengths = [each.lengths(len(part)) for each, part in zip(bags, parts, strict=True)]
-        offsets = IdBags.of_lengths(bags[0].values, np.concatenate(lengths)).offsets
-    return Bags(
-        concatenated([each.values for each in bags]),
-        offsets,
-        _concatenated([each.weights for each in bags]),
-        _concatenated([each.timestamps for each in bags]),
-    )
+class _Join:
+    """Joins column by column, so that what is joined is in the cache when it is put in order."""
+
+    def __init__(self, parts: Sequence[Rows], order: Int64s | None) -> None:
+        self._parts, self._order = parts, order
+        self._shared: dict[int, Any] = {}
+
+    def arrays(self, arrays: Sequence[Any]) -> Any:
+        """One of a place for each row, in order."""
+        if arrays[0] is None:
+            return None
+        whole = arrays[0] if len(arrays) == 1 else concatenated(arrays)
+        return whole if self._order is None else taken(whole, self._order)
+
+    def bags(self, name: str) -> Bags:
+        bags = [part.bags[name] for part in self._parts]
+        first = bags[0]
+        if all(each.at is not None and each.values is first.values for each in bags):
+            return Bags(first.values, first.offsets, at=self._places([each.at for each in bags]))
+        if any(each.offsets is not None or each.at is not None for each in bags):
+            whole = self._of_any_lengths(bags)
+            return whole if self._order is None else whole.take(self._order)
+        is_there: Sequence[Any] = [None]
+        if any(each.is_there is not None for each in bags):
+            is_there = self._lengths(bags)
+        return Bags(
+            self.arrays([each.values for each in bags]),
+            None,
+            self.arrays([each.weights for each in bags]),
+            self.arrays([each.timestamps for each in bags]),
+            self.arrays(is_there),
+        )
+
+    def _places(self, places: Sequence[Any]) -> Any:
+        """Features may share them."""
+        key = id(places[0])
+        if key not in self._shared:
+            self._shared[key] = self.arrays(places)
+        return self._shared[key]
+
+    def _of_any_lengths(self, bags: Sequence[Bags]) -> Bags:
+        lengths = np.concatenate(self._lengths(bags))
+        bags = [each.plain() for each in bags]
+        return Bags(
+            concatenated([each.values for each in bags]),
+            IdBags.of_lengths(bags[0].values, lengths).offsets,
+            _concatenated([each.weights for each in bags]),
+            _concatenated([each.timestamps for each in bags]),
+        )
+
+    def _lengths(self, bags: Sequence[Bags]) -> list[Any]:
+        return [each.lengths(len(part)) for each, part in zip(bags, self._parts, strict=True)]
 
 
-def _concatenated(arrays: list[Any]) -> Any:
+def _concatenated(arrays: Sequence[Any]) -> Any:
     return None if arrays[0] is None else concatenated(arrays)
 
 

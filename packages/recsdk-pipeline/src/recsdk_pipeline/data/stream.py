@@ -246,8 +246,8 @@ def _load(read: Callable[[Piece], Iterable[Loaded]], plan: Plan, window: Window)
         for rows, errors in read(piece):
             parts.append(rows)
             bad += errors
-    rows = joined(parts)
-    return (rows.take(plan.permutation(window, len(rows))) if plan.shuffle else rows), bad
+    order = plan.permutation(window, sum(map(len, parts))) if plan.shuffle else None
+    return joined(parts, order), bad
 
 
 def _rank_of(rank: int | None, world_size: int | None) -> tuple[int, int]:

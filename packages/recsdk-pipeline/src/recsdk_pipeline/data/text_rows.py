@@ -46,7 +46,7 @@ def read_quickly(
         strings_can_be_null=False,
         check_utf8=False,
     )
-    size = (1 << 20) if threads else len(data) + 1
+    size = (2 << 20) if threads else len(data) + 1
     try:
         return pv.read_csv(
             pa.BufferReader(data),

@@ -141,12 +141,11 @@ def _table(rows: Rows, dense: Sequence[str], lists: Sequence[str]) -> pa.Table:
 
 def _lists(bags: Bags, num_rows: int) -> Any:
     offsets = np.concatenate([[0], np.cumsum(bags.lengths(num_rows))])
-    return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(bags.values))
+    return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(bags.plain().values))
 
 
 def _singles(bags: Bags, num_rows: int) -> Any:
     """One id a row, or null."""
-    is_there = bags.lengths(num_rows) > 0
-    values = np.zeros(num_rows, np.int64)
-    values[is_there] = bags.values
-    return pa.array(values, mask=~is_there)
+    if bags.at is not None:
+        bags = bags.plain()
+    return pa.array(bags.values, mask=~bags.lengths(num_rows))

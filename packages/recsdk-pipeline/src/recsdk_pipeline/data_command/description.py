@@ -202,7 +202,7 @@ class _Seen:
             right = np.delete(np.arange(len(batch)), wrong)
             batch = batch.take(pa.array(right))
             times = None if times is None else times[right]
-        bags = bags_of(batch, self._ids_of)
+        bags = bags_of(batch, self._ids_of).plain()
         lengths = bags.lengths(len(batch))
         self._num_ids += len(bags.values)
         self._sketch.add(bags.values, None if times is None else np.repeat(times, lengths))
