@@ -3,9 +3,10 @@
     .venv/bin/python tools/npu_hardware.py [--no-build] [--junit-dir DIR]
 
 The same suites that `make test` runs on the host and on a stand-in for Ascend's runtime: the
-contract of a device (cpp/tests/device_conformance_test.cc), tables in its memory, from several
-threads, and through the C interface. Source CANN's set_env.sh first. If torch_npu is in .venv, the
-tests of tables on torch's device "npu" run too, which `make test` runs on the simulated one.
+contract of a device (cpp/tests/device/device_conformance_test.cc), tables in its memory, from
+several threads, and through the C interface. Source CANN's set_env.sh first. If torch_npu is in
+.venv, the tests of tables on torch's device "npu" run too, which `make test` runs on the simulated
+one.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 //
 // A backend is a folder beside this file: cpu/ is the host itself, npu/ Ascend's ACL runtime. A
 // backend that is not there throws Error(kBackendUnavailable) when it is opened; callers know no
-// other difference. tests/device_conformance_test.cc runs one suite on each.
+// other difference. tests/device/device_conformance_test.cc runs one suite on each.
 //
 // Shape letters: N rows that a call names, D row width.
 #pragma once

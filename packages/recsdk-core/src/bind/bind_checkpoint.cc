@@ -9,10 +9,10 @@
 #include <optional>
 #include <utility>
 
-#include "array.h"
+#include "arguments/array.h"
+#include "arguments/handles.h"
+#include "arguments/row_files.h"
 #include "bindings.h"
-#include "handles.h"
-#include "row_files.h"
 
 namespace recsdk::bind {
 namespace {

@@ -3,10 +3,10 @@
 #include <string>
 #include <vector>
 
-#include "array.h"
+#include "arguments/array.h"
+#include "arguments/calls.h"
+#include "arguments/handles.h"
 #include "bindings.h"
-#include "calls.h"
-#include "handles.h"
 #include "recsdk/combine.h"
 
 namespace recsdk::bind {

@@ -9,8 +9,8 @@
 #include <cstring>
 #include <memory>
 
+#include "arguments/handles.h"
 #include "bindings.h"
-#include "handles.h"
 #include "index_calls.h"
 
 namespace recsdk::bind {

@@ -6,9 +6,9 @@
 #include <cstring>
 #include <memory>
 
-#include "array.h"
+#include "arguments/array.h"
+#include "arguments/handles.h"
 #include "bindings.h"
-#include "handles.h"
 
 namespace recsdk::bind {
 

@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "array.h"
+#include "arguments/array.h"
 #include "bindings.h"
 #include "recsdk/routing.h"
 

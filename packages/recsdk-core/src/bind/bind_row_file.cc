@@ -9,9 +9,9 @@
 
 #include <tuple>
 
-#include "array.h"
+#include "arguments/array.h"
+#include "arguments/row_files.h"
 #include "bindings.h"
-#include "row_files.h"
 
 namespace recsdk::bind {
 namespace {

@@ -6,12 +6,12 @@
 
 #include <deque>
 
+#include "arguments/calls.h"
+#include "arguments/handles.h"
+#include "arguments/row_files.h"
 #include "bindings.h"
-#include "calls.h"
-#include "handles.h"
 #include "index_calls.h"
 #include "recsdk/freeze.h"
-#include "row_files.h"
 
 namespace recsdk::bind {
 namespace {

@@ -1,7 +1,7 @@
 // strings.h: keys from strings.
 #include <cstdint>
 
-#include "array.h"
+#include "arguments/array.h"
 #include "bindings.h"
 #include "recsdk/strings.h"
 

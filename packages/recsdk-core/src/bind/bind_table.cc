@@ -7,8 +7,8 @@
 
 #include <algorithm>
 
+#include "arguments/handles.h"
 #include "bindings.h"
-#include "handles.h"
 #include "index_calls.h"
 
 namespace recsdk::bind {

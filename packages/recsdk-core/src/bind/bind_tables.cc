@@ -3,9 +3,9 @@
 
 #include <deque>
 
+#include "arguments/calls.h"
+#include "arguments/handles.h"
 #include "bindings.h"
-#include "calls.h"
-#include "handles.h"
 #include "recsdk/join_rows.h"
 #include "recsdk/table.h"
 

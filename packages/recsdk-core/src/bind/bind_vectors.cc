@@ -2,9 +2,9 @@
 #include <deque>
 #include <vector>
 
-#include "array.h"
+#include "arguments/array.h"
+#include "arguments/calls.h"
 #include "bindings.h"
-#include "calls.h"
 #include "recsdk/vectors.h"
 
 namespace recsdk::bind {

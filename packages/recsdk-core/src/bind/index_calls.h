@@ -7,8 +7,8 @@
 #include <optional>
 #include <utility>
 
-#include "array.h"
-#include "handles.h"
+#include "arguments/array.h"
+#include "arguments/handles.h"
 #include "recsdk/index.h"
 
 namespace recsdk::bind {

@@ -1,4 +1,4 @@
-#include "array.h"
+#include "arguments/array.h"
 #include "bindings.h"
 
 NB_MODULE(_ext, module) {

@@ -1,7 +1,7 @@
 // Messages about array arguments: what was wrong, what was got, what to pass. All are cold.
 #pragma once
 
-#include "array.h"
+#include "arguments/array.h"
 
 namespace recsdk::bind {
 

@@ -1,4 +1,4 @@
-#include "calls.h"
+#include "arguments/calls.h"
 
 #include <nanobind/stl/string.h>
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "array.h"
+#include "arguments/array.h"
 #include "recsdk/checkpoint.h"
 #include "recsdk/table.h"
 

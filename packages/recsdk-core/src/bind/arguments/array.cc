@@ -1,4 +1,4 @@
-#include "array.h"
+#include "arguments/array.h"
 
 #include <algorithm>
 #include <array>
@@ -7,8 +7,8 @@
 #include <new>
 #include <span>
 
-#include "array_errors.h"
-#include "dlpack_exchange.h"
+#include "arguments/array_errors.h"
+#include "arguments/dlpack_exchange.h"
 
 namespace recsdk::bind {
 namespace {

@@ -1,4 +1,4 @@
-#include "array_errors.h"
+#include "arguments/array_errors.h"
 
 #include <nanobind/stl/string.h>
 

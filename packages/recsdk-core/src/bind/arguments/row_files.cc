@@ -1,4 +1,4 @@
-#include "row_files.h"
+#include "arguments/row_files.h"
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>

@@ -1,4 +1,4 @@
-#include "handles.h"
+#include "arguments/handles.h"
 
 #include <nanobind/stl/string.h>
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "array.h"
+#include "arguments/array.h"
 #include "recsdk/row_file.h"
 
 namespace recsdk::bind {
