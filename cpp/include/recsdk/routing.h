@@ -17,9 +17,11 @@
 
 namespace recsdk {
 
+inline constexpr std::int64_t kMostVirtualShards = 65'536;
+
 /// Which shard of W owns a key. Fixed for ever: checkpoints and placements depend on it.
 enum class OwnerRule : std::uint8_t {
-  kVirtualShard = 0,  ///< virtual_shard(key) * W / kNumVirtualShards
+  kVirtualShard = 0,  ///< v * W / V, where v is the key's virtual shard of V
   kModulo = 1,        ///< the key as an unsigned number, modulo W
 };
 
@@ -34,9 +36,12 @@ struct FeatureBatch {
 /// A batch whose keys are known by shard, ready to be written. Refers to the batch's arrays.
 class RECSDK_API BagCutter {
  public:
-  /// Finds each key's owner among `num_shards`, 1 to 65,536. Throws std::invalid_argument for a
-  /// batch whose parts do not fit each other, std::bad_alloc. Cost: one pass over the keys.
-  BagCutter(const FeatureBatch& batch, std::int64_t num_shards, OwnerRule rule);
+  /// Finds each key's owner among `num_shards`, 1 to 65,536. A shard owns whole virtual shards of
+  /// `num_virtual_shards`, a power of two up to kMostVirtualShards, each a run of those. Throws
+  /// std::invalid_argument for a batch whose parts do not fit each other, std::bad_alloc. Cost: one
+  /// pass over the keys.
+  BagCutter(const FeatureBatch& batch, std::int64_t num_shards, OwnerRule rule,
+            std::int64_t num_virtual_shards = kMostVirtualShards);
 
   std::span<const std::int64_t> num_keys() const { return num_keys_; }    ///< of each shard, (W,)
   std::span<const std::int64_t> num_words() const { return num_words_; }  ///< to each shard, (W,)
@@ -64,6 +69,7 @@ class RECSDK_API BagCutter {
   FeatureBatch batch_;
   std::int64_t num_shards_;
   OwnerRule rule_;
+  int virtual_shard_bits_ = 16;          // of a key's hash, the highest of its low 16
   std::int64_t length_bytes_ = 1;        // of each length that is sent
   bool has_single_keys_ = true;          // whether each bag has one key
   std::vector<std::int64_t> first_bag_;  // of each feature, (F + 1,)

@@ -1,6 +1,7 @@
 #include "recsdk/routing.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -133,9 +134,14 @@ LengthBits read_lengths(std::span<const std::int64_t> lengths, std::int64_t num_
   return {static_cast<std::int64_t>(any), any <= 1 && every == 1};
 }
 
-LengthBits check(const FeatureBatch& batch, std::int64_t num_shards) {
+LengthBits check(const FeatureBatch& batch, std::int64_t num_shards,
+                 std::int64_t num_virtual_shards) {
   if (num_shards < 1 || num_shards > kMaxShards)
     refuse("there are 1 to 65536 shards, got " + std::to_string(num_shards));
+  if (num_virtual_shards < 1 || num_virtual_shards > kMostVirtualShards ||
+      !std::has_single_bit(static_cast<std::uint64_t>(num_virtual_shards)))
+    refuse("virtual shards are a power of two up to 65536, got " +
+           std::to_string(num_virtual_shards));
   const auto num_keys = static_cast<std::int64_t>(batch.keys.size());
   const auto num_lengths = static_cast<std::int64_t>(batch.lengths.size());
   const std::int64_t wanted = batch.every_key_is_a_bag ? num_keys : num_lengths;
@@ -168,13 +174,13 @@ void count_owners(std::span<const Key> keys, std::span<std::uint16_t> owners,
 }
 
 void count_owners(std::span<const Key> keys, std::span<std::uint16_t> owners,
-                  std::int64_t num_shards, OwnerRule rule, std::int64_t* counts) {
+                  std::int64_t num_shards, OwnerRule rule, int bits, std::int64_t* counts) {
   const auto count = static_cast<std::uint64_t>(num_shards);
   if (rule == OwnerRule::kModulo) {
     count_owners(keys, owners, num_shards, counts, [=](std::uint64_t key) { return key % count; });
   } else {
     count_owners(keys, owners, num_shards, counts, [=](std::uint64_t key) {
-      return ((internal::virtual_shard_hash(key) & 0xFFFFU) * count) >> 16;
+      return (((internal::virtual_shard_hash(key) & 0xFFFFU) >> (16 - bits)) * count) >> bits;
     });
   }
 }
@@ -192,9 +198,11 @@ struct BagCutter::Heads {
   std::vector<std::int64_t> first_key;   // (W,), among the keys of all shards
 };
 
-BagCutter::BagCutter(const FeatureBatch& batch, std::int64_t num_shards, OwnerRule rule)
+BagCutter::BagCutter(const FeatureBatch& batch, std::int64_t num_shards, OwnerRule rule,
+                     std::int64_t num_virtual_shards)
     : batch_(batch), num_shards_(num_shards), rule_(rule) {
-  const LengthBits lengths = check(batch_, num_shards_);
+  const LengthBits lengths = check(batch_, num_shards_, num_virtual_shards);
+  virtual_shard_bits_ = std::countr_zero(static_cast<std::uint64_t>(num_virtual_shards));
   length_bytes_ = bytes_for(lengths.any);
   has_single_keys_ = lengths.are_all_one;
   make_pieces();
@@ -257,7 +265,8 @@ void BagCutter::count_piece(std::int64_t piece) {
     keys[0] = end - begin;
   } else {
     const auto owners = std::span(owners_).subspan(at(begin), at(end - begin));
-    count_owners(batch_.keys.subspan(at(begin), at(end - begin)), owners, num_shards_, rule_, keys);
+    count_owners(batch_.keys.subspan(at(begin), at(end - begin)), owners, num_shards_, rule_,
+                 virtual_shard_bits_, keys);
   }
   if (has_single_keys_) {
     std::copy_n(keys, num_shards_, filled);

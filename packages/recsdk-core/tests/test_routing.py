@@ -20,7 +20,9 @@ BAGS = st.lists(st.lists(st.one_of(st.integers(-3, 3), keys()), max_size=4), max
 def owner_of(key: int, num_shards: int, rule: str) -> int:
     if rule == "modulo":
         return (key % 2**64) % num_shards
-    return int(virtual_shards(np.array([key]))[0]) * num_shards // NUM_VIRTUAL_SHARDS
+    count = 8 if rule == "groups" else NUM_VIRTUAL_SHARDS
+    group = int(virtual_shards(np.array([key]))[0]) * count // NUM_VIRTUAL_SHARDS
+    return group * num_shards // count
 
 
 def packed(lengths: list[int], longest: int) -> list[int]:
@@ -57,7 +59,7 @@ def split(features: Features, num_shards: int, rule: str, is_sequence: bool) -> 
 @given(
     features=st.lists(BAGS, max_size=4),
     num_shards=st.sampled_from([1, 2, 3, 7]),
-    rule=st.sampled_from(["virtual_shard", "modulo"]),
+    rule=st.sampled_from(["virtual_shard", "groups", "modulo"]),
     is_sequence=st.booleans(),
 )
 @example(features=[[], [[]], [[5, 5], [], [6]]], num_shards=2, rule="modulo", is_sequence=False)
@@ -77,8 +79,9 @@ def test_a_batch_is_cut_as_lists_are(
         None if is_sequence else lengths,
         [len(bags) for bags in features],
         num_shards,
-        rule=rule,
+        rule="modulo" if rule == "modulo" else "virtual_shard",
         wants_places=True,
+        num_virtual_shards=8 if rule == "groups" else NUM_VIRTUAL_SHARDS,
     )
     expected = split(features, num_shards, rule, is_sequence)
     assert found.places is not None
@@ -159,6 +162,12 @@ def test_what_does_not_fit_is_refused(
     given_lengths = None if lengths is None else np.array(lengths, np.int64)
     with pytest.raises(ValueError, match=message):
         cut_bags(np.array([1, 2]), given_lengths, num_bags, num_shards, rule=rule)
+
+
+@pytest.mark.parametrize("count", [0, 3, 2**17])
+def test_virtual_shards_are_a_power_of_two(count: int) -> None:
+    with pytest.raises(ValueError, match=f"a power of two up to 65536, got {count}"):
+        cut_bags(np.array([1]), None, [1], 2, num_virtual_shards=count)
 
 
 @pytest.mark.parametrize(

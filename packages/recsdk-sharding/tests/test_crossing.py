@@ -28,9 +28,10 @@ from sampling import sampled
 CHOICES = {
     name: list(values) for name, values in {**CONFIG, **COLLECTION, **OPTIMIZER}.items()
 } | SWITCHES
+ON_NPUS = {"device": ["npu"], "data_type": ["FP32"], "eviction": ["none"]}
 ROWS = {
     "cpu": covering({**CHOICES, "device": ["cpu"]}, is_legal),
-    "npu": covering({**CHOICES, "device": ["npu"], "data_type": ["FP32"]}, is_legal),
+    "npu": covering({**CHOICES, **ON_NPUS}, is_legal),
 }
 
 

@@ -44,6 +44,7 @@ from recsdk_sharding import (
 from recsdk_sharding.device.kernels import kernel, register_kernel
 from recsdk_sharding.device.optimizers import check_optimizer
 from recsdk_sharding.device.table import DeviceTable
+from recsdk_sharding.placement.layout import Shard
 
 NUM_MACHINES = 500 if os.environ.get("RECSDK_TEST_PROFILE") == "full" else 20
 NUM_OPERATIONS = 25
@@ -360,7 +361,7 @@ def test_rows_of_16_bits_are_not_for_devices() -> None:
         name="user", embedding_dim=4, num_embeddings=10, data_type=DataType.BF16
     )
     with pytest.raises(ValueError, match="table 'user': data_type must be DataType.FP32 for rows"):
-        DeviceTable(config, torch.zeros(11, 4), optim.SGD(), None, (0, 4))
+        DeviceTable(config, torch.zeros(11, 4), optim.SGD(), Shard.whole(4))
 
 
 @pytest.mark.parametrize("kind", ["row_wise", "table_wise", "column_wise", "data_parallel"])

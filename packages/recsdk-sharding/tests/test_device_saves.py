@@ -22,6 +22,7 @@ from recsdk_core import optim
 from recsdk_core.checkpoint import open_checkpoint
 from recsdk_sharding import HashEmbeddingBagConfig, RowOptimizer, Saver
 from recsdk_sharding.device.table import DeviceTable
+from recsdk_sharding.placement.layout import Shard
 
 
 def on_npu(name: str) -> Setup:
@@ -113,7 +114,7 @@ def test_resumed_training_equals_training_never_stopped(
 
 def test_a_device_that_fails_leaves_no_key_with_another_row() -> None:
     config = HashEmbeddingBagConfig(name="user", embedding_dim=4, num_embeddings=10)
-    table = DeviceTable(config, torch.zeros(11, 4), optim.Adagrad(), None, (0, 4))
+    table = DeviceTable(config, torch.zeros(11, 4), optim.Adagrad(), Shard.whole(4))
     hosts = [table.empty_host_table() for _ in range(2)]
     keys = np.arange(5)
     for value, host in enumerate(hosts, start=1):

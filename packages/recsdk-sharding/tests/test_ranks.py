@@ -7,10 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recsdk_core.checkpoint import Sharding
+from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.testing import key_arrays
-from recsdk_sharding.placement.ranks import NUM_VIRTUAL_SHARDS, RankMap, mix64, virtual_shards
+from recsdk_sharding.placement.ranks import (
+    NUM_VIRTUAL_SHARDS,
+    RankMap,
+    RankRule,
+    mix64,
+    ranks_of_tensor,
+    virtual_shards,
+)
 
 MASK = 2**64 - 1
+RULE: RankRule = "virtual_shard"
 
 
 def mixed(word: int) -> int:
@@ -69,6 +79,37 @@ def test_no_rank_of_another_world_is_left_out(sizes: tuple[int, int]) -> None:
     maps = [RankMap(size) for size in sizes]
     pairs = set(zip(*(o.tolist() for o in owners), strict=True))
     assert all(maps[0].may_share_keys(one, maps[1], other) for one, other in pairs)
+
+
+@given(st.integers(0, 16), st.integers(1, 9), st.integers(0, 16), st.integers(1, 9), st.data())
+def test_ranks_own_whole_groups(
+    bits: int, size: int, other_bits: int, other_size: int, data: st.DataObject
+) -> None:
+    groups, others = 1 << bits, 1 << other_bits
+    if size > groups or other_size > others:
+        with pytest.raises(ValueError, match="world_size must be 1 to"):
+            RankMap.of_groups(max(size, other_size), "virtual_shard", min(groups, others))
+        return
+    keys = np.random.default_rng(size).integers(-(2**63), 2**63 - 1, 2000)
+    one, two = (RankMap.of_groups(*of) for of in ((size, RULE, groups), (other_size, RULE, others)))
+    owners, group_of = one.owners(keys), virtual_shards(keys) * groups // NUM_VIRTUAL_SHARDS
+    assert all(len(set(owners[group_of == g])) <= 1 for g in range(min(groups, 64)))
+    for rank in range(size):
+        first, last = one.owned_groups(rank, groups)
+        assert (owners == rank).tolist() == ((first <= group_of) & (group_of < last)).tolist()
+        owner = Owner(rank, size, Sharding(num_virtual_shards=one.num_virtual_shards))
+        assert owner.owns(keys).tolist() == (owners == rank).tolist()
+        mask = owner.mask()
+        assert mask is None or mask[virtual_shards(keys)].astype(bool).tolist() == (
+            (owners == rank).tolist()
+        )
+    rank, other = data.draw(st.integers(0, size - 1)), data.draw(st.integers(0, other_size - 1))
+    if bool(((owners == rank) & (two.owners(keys) == other)).any()):
+        assert one.may_share_keys(rank, two, other)
+        sharding = Sharding(num_virtual_shards=two.num_virtual_shards)
+        owner = Owner(rank, size, Sharding(num_virtual_shards=one.num_virtual_shards))
+        assert owner.may_share_keys(Owner(other, other_size, sharding))
+    assert ranks_of_tensor(one.to_tensor()) == one
 
 
 @given(st.tuples(*[st.integers(1, 40)] * 2), st.data())

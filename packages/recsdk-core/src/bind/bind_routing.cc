@@ -27,7 +27,7 @@ std::span<std::int64_t> span_of(const Result& result, std::int64_t size) {
 
 nb::tuple cut(nb::handle keys_object, nb::handle lengths_object,
               const std::vector<std::int64_t>& num_bags, std::int64_t num_shards, bool by_modulo,
-              bool wants_places) {
+              bool wants_places, std::int64_t num_virtual_shards) {
   const Keys keys(keys_object);
   const Integers lengths(lengths_object, "lengths");
   const FeatureBatch batch{keys.span(), lengths.span(), num_bags, lengths_object.is_none()};
@@ -35,7 +35,7 @@ nb::tuple cut(nb::handle keys_object, nb::handle lengths_object,
   std::optional<BagCutter> cutter;
   {
     const nb::gil_scoped_release without_gil;
-    cutter.emplace(batch, num_shards, rule);
+    cutter.emplace(batch, num_shards, rule, num_virtual_shards);
   }
   const std::int64_t num_words = sum(cutter->num_words());
   const std::int64_t num_filled = sum(cutter->num_filled());
@@ -78,7 +78,7 @@ nb::tuple read(nb::handle words_object, std::int64_t num_features, bool every_ke
 void bind_routing(nb::module_& module) {
   module.def("cut_bags", &cut, nb::arg("keys").none(), nb::arg("lengths").none(),
              nb::arg("num_bags"), nb::arg("num_shards"), nb::arg("by_modulo"),
-             nb::arg("wants_places"));
+             nb::arg("wants_places"), nb::arg("num_virtual_shards"));
   module.def("read_bags", &read, nb::arg("words").none(), nb::arg("num_features"),
              nb::arg("every_key_is_a_bag"));
 }

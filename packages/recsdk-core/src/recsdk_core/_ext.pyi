@@ -424,6 +424,7 @@ def cut_bags(
     num_shards: int,
     by_modulo: bool,
     wants_places: bool,
+    num_virtual_shards: int,
 ) -> tuple[Any, Any, Any, list[int], list[int], list[int]]: ...
 def read_bags(
     words: Any, num_features: int, every_key_is_a_bag: bool

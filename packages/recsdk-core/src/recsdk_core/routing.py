@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from recsdk_core import _ext
+from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS
 
 __all__ = ["ArrivedBags", "CutBags", "cut_bags", "read_bags"]
 
@@ -51,19 +52,22 @@ def cut_bags(
     *,
     rule: str = "virtual_shard",
     wants_places: bool = False,
+    num_virtual_shards: int = NUM_VIRTUAL_SHARDS,
 ) -> CutBags:
     """Cuts the bags of F features by the shard that owns each key.
 
     `keys`: int64, uint64 or int32 (N,), feature by feature, bag by bag. `lengths`: keys of each
     bag, int64 (G,); None: every key is a bag. `num_bags`: bags of each feature, F numbers.
     `num_shards`: 1 to 65,536. `rule`: "virtual_shard", or "modulo" of the key as an unsigned
-    number. Raises TypeError or ValueError for parts that do not fit each other. Cost: two passes
-    over the keys, on the threads of `set_num_threads`; the result does not depend on them.
+    number. `num_virtual_shards`: of "virtual_shard", a power of two; a shard owns whole ones, which
+    are runs of the 65,536. Raises TypeError or ValueError for parts that do not fit each other.
+    Cost: two passes over the keys, on the threads of `set_num_threads`; the result does not depend
+    on them.
     """
     if rule not in _RULES:
         raise ValueError(f"rule must be one of {_RULES}, got {rule!r}")
     words, places, filled, num_words, num_keys, num_filled = _ext.cut_bags(
-        keys, lengths, num_bags, num_shards, rule == "modulo", wants_places
+        keys, lengths, num_bags, num_shards, rule == "modulo", wants_places, num_virtual_shards
     )
     return CutBags(
         words=words,

@@ -25,7 +25,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import Setup, shard
 
 from optimizer_cases import CLIPS, DECAYS, is_a_product
-from recsdk_core import CapacityError, NonFiniteError, init
+from recsdk_core import CapacityError, Evict, NonFiniteError, init
 from recsdk_sharding import (
     HashEmbeddingBagCollection,
     HashEmbeddingBagConfig,
@@ -54,6 +54,8 @@ CONFIG: dict[str, dict[str, Any]] = {
     "pooling": {"sum": PoolingType.SUM, "mean": PoolingType.MEAN},
     "seed": {"0": 0, "largest": 2**64 - 1},
     "max_rows": {"none": None, "few": 45},
+    "eviction_groups": {"none": None, "4": 4},
+    "eviction": {"none": None, "lru": Evict.lru(min_age=1), "lfu": Evict.lfu(half_life=2.0)},
     "on_full": {name: name for name in ("refuse", "raise")},
     "accumulate_steps": {"1": 1, "2": 2},
     "initializer": {"none": None, "normal": init.Normal(stddev=0.1)},
@@ -102,6 +104,14 @@ def is_legal(row: Mapping[str, str]) -> bool:
     """Whether the values of some or all settings and switches go together."""
     if row.get("device") == "npu" and row.get("data_type", "FP32") != "FP32":
         return False
+    if row.get("device") == "npu" and row.get("eviction", "none") != "none":
+        return False
+    divides = {row.get("eviction_groups", "none"), row.get("eviction", "none")} != {"none"}
+    if row.get("max_rows") == "none" and divides:
+        return False
+    is_cut = row.get("ranks") == "2" and row.get("place") == "sharded"
+    if is_cut and row.get("max_rows") == "few" and row.get("eviction_groups") == "none":
+        return False  # ranks have whole groups
     kind = row.get("kind", "")
     if kind == "bags" and row.get("need_indices") == "yes":
         return False

@@ -48,6 +48,7 @@ from recsdk_sharding._compat.private import PIPELINE_STREAMS
 from recsdk_sharding.device import kernels
 from recsdk_sharding.device.parcel import Parcel
 from recsdk_sharding.device.table import DeviceTable
+from recsdk_sharding.placement.layout import Shard
 
 
 def abandon(setup: Setup, sizes: list[list[int]]) -> Any:
@@ -97,7 +98,7 @@ def insert_beside_a_lease() -> str:
     config = HashEmbeddingBagConfig(
         name="full", embedding_dim=4, num_embeddings=2, feature_names=["f"]
     )
-    table = DeviceTable(config, torch.zeros(3, 4, device="npu"), optim.SGD(), None, (0, 4))
+    table = DeviceTable(config, torch.zeros(3, 4, device="npu"), optim.SGD(), Shard.whole(4))
     table.find_or_insert(np.array([0, 1]))
     said = ""
     with table.index.lease():
@@ -120,7 +121,7 @@ def map_beside_an_upsert() -> bool:
         name="user", embedding_dim=4, num_embeddings=10, feature_names=["f"]
     )
     table, alone = (
-        DeviceTable(config, torch.zeros(11, 4, device="npu"), optim.SGD(), None, (0, 4))
+        DeviceTable(config, torch.zeros(11, 4, device="npu"), optim.SGD(), Shard.whole(4))
         for _ in range(2)
     )
     mapped = np.array([5, 6])

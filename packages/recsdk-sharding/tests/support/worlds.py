@@ -238,11 +238,14 @@ def new_model(setup: Setup, device: str) -> Any:
     from torch.distributed.optim import _apply_optimizer_in_backward
 
     model: Any
+    options = dict(setup.options)
+    if options.get("max_rows") and dist.is_initialized():  # ranks have whole groups
+        options.setdefault("eviction_groups", 1 << (dist.get_world_size() - 1).bit_length())
     if setup.is_sequence:
-        model = SequenceModel(sequence_tables(**setup.options), torch.device(device))
+        model = SequenceModel(sequence_tables(**options), torch.device(device))
     else:
         model = Model(
-            tables(**setup.options),
+            tables(**options),
             torch.device(device),
             is_weighted=setup.weighted,
             processor=setup.processor,

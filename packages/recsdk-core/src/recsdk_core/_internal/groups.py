@@ -3,26 +3,9 @@
 from __future__ import annotations
 
 from recsdk_core._internal.checks import require_int
-from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS
+from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS, default_eviction_groups
 
-__all__ = ["default_eviction_groups", "require_groups"]
-
-_ROWS = 4096
-_FEWEST_GROUPS = 64
-_FEWEST_ROWS = 16
-
-
-def default_eviction_groups(max_rows: int) -> int:
-    """How many groups a table of so many rows has unless told otherwise.
-
-    A power of two: as many as leave each at least 4,096 rows, but no fewer than 64 where that
-    leaves 16, and at most 65,536.
-    """
-    wanted = max(max_rows // _ROWS, 1)
-    groups = min(1 << (wanted.bit_length() - 1), NUM_VIRTUAL_SHARDS)
-    if max_rows // _FEWEST_GROUPS >= _FEWEST_ROWS:
-        groups = max(groups, _FEWEST_GROUPS)
-    return int(groups)
+__all__ = ["require_groups"]
 
 
 def require_groups(

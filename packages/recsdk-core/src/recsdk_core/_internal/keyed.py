@@ -12,8 +12,9 @@ import numpy as np
 
 from recsdk_core import _ext
 from recsdk_core._internal.checks import require_int
-from recsdk_core._internal.groups import default_eviction_groups, require_groups
+from recsdk_core._internal.groups import require_groups
 from recsdk_core.outcome import Outcome
+from recsdk_core.virtual_shards import default_eviction_groups
 
 __all__ = ["INT64", "UINT64", "Array", "Keyed", "OnFull", "require_keyed"]
 

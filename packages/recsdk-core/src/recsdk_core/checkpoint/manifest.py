@@ -138,12 +138,18 @@ class Sharding:
     rule: Literal["virtual_shard", "modulo"] = "virtual_shard"
     """"virtual_shard": by a fixed hash of the key; "modulo": `uint64(key) % W`, W files."""
     num_virtual_shards: int = 65_536
-    """V; of V virtual shards, file r of W has those with `virtual_shard * W // V == r`."""
+    """V, a power of two; of V virtual shards, file r of W has those with
+    `virtual_shard * W // V == r`."""
 
     @staticmethod
     def _read(fields: Fields) -> Sharding:
         rule = fields.choice("rule", _ROWS)
-        shards = fields.integer("num_virtual_shards", MAX_RANKS, MAX_RANKS)
+        shards = fields.integer("num_virtual_shards", 1, MAX_RANKS)
+        if shards & (shards - 1) or (rule == "modulo" and shards != MAX_RANKS):
+            fields.fail(
+                "num_virtual_shards",
+                f"must be a power of two, and {MAX_RANKS} with the rule 'modulo', got {shards}",
+            )
         fields.done()
         return Sharding(rule="modulo" if rule == "modulo" else "virtual_shard",
                         num_virtual_shards=shards)  # fmt: skip

@@ -418,7 +418,8 @@ def _stage(shard: Shard, chain: Sequence[Checkpoint], loading: Loading) -> _Stag
     else:
         assert shard.assemble is not None
         assembled = shard.assemble(chain, _allowed(shard, loading))
-        entry, drop_state, drop_metadata = assembled.entry, False, True
+        entry, drop_state = assembled.entry, False
+        drop_metadata = "eviction" in loading.allow
         restore = stage_rows(table, assembled.rows)
     # With eviction the lowest leave.
     is_limited = table.max_rows is not None and table.eviction is None

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsdk_core.checkpoint.manifest import Sharding
-from recsdk_core.virtual_shards import virtual_shards
+from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS, virtual_shards
 
 __all__ = ["Owner"]
 
@@ -31,8 +31,7 @@ class Owner:
         """uint8 (65536,): 1 for virtual shards that it owns; None if the rule is another."""
         if self.world_size == 1 or self.sharding.rule != "virtual_shard":
             return None
-        shards = np.arange(self.sharding.num_virtual_shards)
-        owners = shards * self.world_size // self.sharding.num_virtual_shards
+        owners = self._owners(np.arange(NUM_VIRTUAL_SHARDS))
         mask: NDArray[np.uint8] = (owners == self.rank).astype(np.uint8)
         return mask
 
@@ -49,24 +48,30 @@ class Owner:
         if self.sharding.rule == "modulo":
             owned = unsigned % np.uint64(self.world_size) == np.uint64(self.rank)
         else:
-            owners = virtual_shards(keys) * self.world_size // self.sharding.num_virtual_shards
-            owned = owners == self.rank
+            owned = self._owners(virtual_shards(keys)) == self.rank
         return owned
+
+    def _owners(self, shards: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Who has virtual shards of 65536, which lie in runs in those of the rule."""
+        count = self.sharding.num_virtual_shards
+        found: NDArray[np.int64] = shards * count // NUM_VIRTUAL_SHARDS * self.world_size // count
+        return found
 
     def may_share_keys(self, other: Owner) -> bool:
         """False if both own no key in common, as far as the rules tell."""
-        if self.sharding != other.sharding:
+        if self.sharding.rule != other.sharding.rule:
             return True
         if self.sharding.rule == "modulo":
             divisor = int(np.gcd(self.world_size, other.world_size))
             return self.rank % divisor == other.rank % divisor
-        shards = self.sharding.num_virtual_shards
-        low, high = _run(self, shards)
-        other_low, other_high = _run(other, shards)
+        low, high = _run(self)
+        other_low, other_high = _run(other)
         return low < other_high and other_low < high
 
 
-def _run(owner: Owner, shards: int) -> tuple[int, int]:
-    """The first virtual shard that a rank owns, and the one after its last."""
-    low, high = (-(-(owner.rank + i) * shards // owner.world_size) for i in (0, 1))
+def _run(owner: Owner) -> tuple[int, int]:
+    """The first of 65536 virtual shards that a rank owns, and the one after its last."""
+    shards = owner.sharding.num_virtual_shards
+    width = NUM_VIRTUAL_SHARDS // shards
+    low, high = (width * -(-(owner.rank + i) * shards // owner.world_size) for i in (0, 1))
     return low, high

@@ -26,6 +26,7 @@ __all__ = [
     "EvictionClock",
     "NewRows",
     "as_stored",
+    "give_state",
     "metadata_of",
     "replace_rows",
     "rows_with_metadata",
@@ -163,6 +164,23 @@ def rows_with_metadata(table: Table) -> NewRows:
         metadata={name: joined[name].reshape(-1) for name in kinds},
         clock=EvictionClock(step=step if is_begun else None, time=time),
     )
+
+
+def give_state(
+    table: Table, keys_n: NDArray[np.int64], state: Mapping[str, NDArray[np.float32]]
+) -> None:
+    """Gives the rows of some keys (n,) of a table with eviction this state, if they are there.
+
+    No key is seen by it. BusyError as `replace_rows`. Cost: copies of all rows.
+    """
+    rows = rows_with_metadata(table)
+    order = np.argsort(keys_n)
+    places = np.searchsorted(keys_n, rows.keys, sorter=order)
+    found = order[np.minimum(places, len(keys_n) - 1)] if len(keys_n) else places
+    is_given = keys_n[found] == rows.keys if len(keys_n) else np.zeros(len(rows.keys), bool)
+    for name, values in rows.state.items():
+        values[is_given] = state[name][found[is_given]]
+    replace_rows([(table, rows)])
 
 
 def _as_float32(stored: NDArray[Any]) -> NDArray[np.float32]:

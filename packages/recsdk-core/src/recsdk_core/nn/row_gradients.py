@@ -6,15 +6,13 @@ Shape letters: N keys, B bags, U distinct rows, D row width.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from recsdk_core.checkpoint.replacing import replace_rows, rows_with_metadata
+from recsdk_core.checkpoint.replacing import give_state
 from recsdk_core.combine import CombineBlock, combine_gradients, distinct_keys
 from recsdk_core.nn.accumulation import Accumulation
 from recsdk_core.optim import Optimizer
@@ -208,7 +206,7 @@ class RowGradients:
         state, self.loaded = self.loaded, {}
         keys = state.pop("keys")
         if self.table.eviction is not None:
-            _give_state(self.table, keys.numpy(), {n: each.numpy() for n, each in state.items()})
+            give_state(self.table, keys.numpy(), {n: each.numpy() for n, each in state.items()})
             return
         weights, outcomes = self.table.lookup(keys, return_outcomes=True)
         is_there = outcomes == Outcome.FOUND
@@ -299,20 +297,6 @@ class RowGradients:
         for lease in self._leases:
             lease.release()
         self._sums, self._parts, self._leases = None, [], []
-
-
-def _give_state(
-    table: Table, keys_n: NDArray[np.int64], state: Mapping[str, NDArray[np.float32]]
-) -> None:
-    """Gives the rows of some keys (n,) this state, if they are there; nobody sees the keys."""
-    rows = rows_with_metadata(table)
-    order = np.argsort(keys_n)
-    places = np.searchsorted(keys_n, rows.keys, sorter=order)
-    found = order[np.minimum(places, len(keys_n) - 1)] if len(keys_n) else places
-    is_given = keys_n[found] == rows.keys if len(keys_n) else np.zeros(len(rows.keys), bool)
-    for name, values in rows.state.items():
-        values[is_given] = state[name][found[is_given]]
-    replace_rows([(table, rows)])
 
 
 def _part_of_sums(rows: torch.Tensor, sums_UD: torch.Tensor) -> _Part:

@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsdk_core._internal.checks import require_int
-from recsdk_core._internal.groups import default_eviction_groups
 from recsdk_core.eviction import Evict
 from recsdk_core.index import Index
 from recsdk_core.outcome import Outcome
 from recsdk_core.simulation.traces import Trace, is_sampled
 from recsdk_core.table import Table
+from recsdk_core.virtual_shards import default_eviction_groups
 
 __all__ = ["Simulated", "simulate"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
-from recsdk_core._internal.groups import default_eviction_groups
 from recsdk_core.testing._initial_rows import mix64
+from recsdk_core.virtual_shards import default_eviction_groups
 
 __all__ = ["Room", "key_hash"]
 

@@ -9,6 +9,7 @@ checked first. For models and sharders without hash tables nothing changes.
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +18,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.planner.types import ParameterConstraints
-from torchrec.distributed.types import ModuleSharder, ShardingPlan
+from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingType
 
 from recsdk_core.nn import HashEmbeddingBag
-from recsdk_sharding._configs.settings import Subject, check_constraints
+from recsdk_sharding._configs.settings import Subject, check_constraints, check_groups_of
 from recsdk_sharding._modules.feature_processed import (
     HashFeatureProcessedEmbeddingBagCollectionSharder,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "check_model_arguments",
     "check_modules_arguments",
     "check_planned",
+    "with_whole_groups",
 ]
 
 _HASH_MODULES = (HashEmbeddingBagCollection, HashEmbeddingCollection, HashEmbeddingBag)
@@ -86,6 +88,42 @@ def check_planned(module: nn.Module, sharders: Any, constraints: Any, compute_de
         if given is not None:
             subject = Subject(table.name, table.has_half_rows, compute_device)
             check_constraints(subject, given, table.types, table.features, compute_device)
+
+
+def with_whole_groups(options: list[Any]) -> list[Any]:
+    """The ways to shard tables, less those by which a rank could not have whole groups of ids.
+
+    Raises ValueError if a table with `max_rows` has no other way.
+    """
+    kept, failed = [], {}
+    for option in options:
+        module = option.module[1]
+        try:
+            if isinstance(module, _HASH_MODULES):
+                check_groups_of(option.name, _num_groups(module, option.name), _num_cuts(option))
+            kept.append(option)
+        except ValueError as error:
+            failed[option.name, id(module)] = error
+    left = {(option.name, id(option.module[1])) for option in kept}
+    for table, refusal in failed.items():
+        if table not in left:
+            raise refusal
+    return kept
+
+
+def _num_groups(module: Any, table: str) -> int | None:
+    if isinstance(module, HashEmbeddingBag):
+        return module.table.eviction_groups
+    [config] = [config for config in configs_of(module) if config.name == table]
+    groups: int | None = config.num_groups
+    return groups
+
+
+def _num_cuts(option: Any) -> int:
+    """Over how many ranks the option cuts rows."""
+    columns = Counter(shard.offset[1] for shard in option.shards)
+    is_copied = option.sharding_type == ShardingType.DATA_PARALLEL.value
+    return 1 if is_copied else max(columns.values(), default=1)
 
 
 def _tables_of(module: Any) -> Iterator[_PlannedTable]:

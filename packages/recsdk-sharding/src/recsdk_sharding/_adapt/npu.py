@@ -27,6 +27,7 @@ from recsdk_sharding._adapt.arguments import (
     check_model_arguments,
     check_modules_arguments,
     check_planned,
+    with_whole_groups,
 )
 from recsdk_sharding._modules.sharders import are_hybrid_sharders
 from recsdk_sharding.tensor_parallel.wrapper import TensorParallelWrapper
@@ -173,7 +174,7 @@ def _checking_constraints(enumerate_options: Any) -> Any:
     @functools.wraps(enumerate_options)
     def adapted(self: Any, module: Any, sharders: Any) -> Any:
         check_planned(module, sharders, getattr(self, _CONSTRAINTS), getattr(self, _MARK))
-        return enumerate_options(self, module, sharders)
+        return with_whole_groups(enumerate_options(self, module, sharders))
 
     return adapted
 

@@ -65,6 +65,8 @@ class HostDistConfig:
     """Whether every id gets a vector of its own."""
     drops_duplicates: bool = False
     """Whether an id that a feature has several times is sent once; for sequences."""
+    counts_ids: bool = False
+    """Whether a table's rule counts occurrences, so that each is sent."""
     multiple: int = 1
     """What the numbers for each rank have to be a multiple of."""
 
@@ -117,6 +119,8 @@ class Order:
     """Whether to learn what became of each id."""
     results: ResultColumns | None
     """Where vectors are pooled to if bags are whole on their own rank; None: they are sent."""
+    time: int | None = None
+    """Its time, for tables that evict by time."""
 
 
 @dataclass(frozen=True)

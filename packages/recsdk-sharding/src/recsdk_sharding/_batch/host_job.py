@@ -21,6 +21,7 @@ from recsdk_sharding._batch.arrivals import Arrivals
 from recsdk_sharding._batch.assembly import Assembly, Plan
 from recsdk_sharding._batch.context import HostDistConfig, Order, Remainder
 from recsdk_sharding._batch.device_assembly import assembly_on
+from recsdk_sharding._batch.eviction_time import set_time
 from recsdk_sharding._batch.features import (
     Features,
     MappedKeys,
@@ -52,7 +53,8 @@ def prepare(config: HostDistConfig, order: Order) -> Alone | Prepared:
     if config.is_sequence:
         features = without_duplicates(features, config.drops_duplicates)
     is_late = order.sends_weights_late or (config.is_weighted and _requires_grad(order.source))
-    if order.results is None or is_late or features.bag_of_sample:
+    combines = not config.counts_ids or config.layout.world_size == 1
+    if order.results is None or is_late or features.bag_of_sample or not combines:
         return Prepared.of(config, order, features, is_late=is_late)
     if config.layout.world_size == 1:
         return Alone(config, order, WholeBags(order.results, features))
@@ -81,7 +83,8 @@ class Alone:
     def splits(self) -> Splits:
         """What this rank says to the others."""
         size = self.arrived.features.batch_size
-        return Splits(batch_size=size, wants_outcomes=self.order.wants_outcomes)
+        order = self.order
+        return Splits(batch_size=size, wants_outcomes=order.wants_outcomes, time=order.time)
 
     def receive(self, group: dist.ProcessGroup, splits: Sequence[Splits]) -> Alone:
         """The same."""
@@ -154,6 +157,7 @@ class Prepared:
             sends_weights_late=self.is_late,
             combines_keys=self.whole is not None,
             wants_outcomes=self.order.wants_outcomes,
+            time=self.order.time,
         )
 
     def receive(self, group: dist.ProcessGroup, splits: Sequence[Splits]) -> Received:
@@ -349,9 +353,14 @@ class Mapped:
 
 
 @torch.no_grad()
-def map_keys(received: Alone | Received, step: int) -> Mapped:
-    """Maps the keys of this rank's shards; if the batch is trained, new keys get a row."""
+def map_keys(received: Alone | Received, step: int, time: int | None) -> Mapped:
+    """Maps the keys of this rank's shards; if the batch is trained, new keys get a row.
+
+    `time`: the latest of all ranks' batches, for tables that evict by time.
+    """
     training, config, arrived = received.order.training, received.config, received.arrived
+    if training:
+        set_time([own.table for own in config.shards], time)
     sizes = [count * arrived.num_senders for count in config.num_features]
     found = map_under_leases(
         [own.held.index for own in config.shards],

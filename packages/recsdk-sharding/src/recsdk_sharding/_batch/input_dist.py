@@ -56,6 +56,8 @@ class HostDist(BaseSparseFeaturesDist[Any]):  # type: ignore[misc]
         """Whether to learn what became of each id of this rank's batches."""
         self.equal_batches: list[tuple[int, ...]] = []
         """Groups of ranks whose batches must be of equal size."""
+        self.time: int | None = None
+        """The time of batches from now on, for tables that evict by time."""
         self.results: ResultColumns | None = None
         """Where vectors are pooled to if bags are whole on their own rank; None: they are sent."""
         names = [table.name for table in config.layout.tables]
@@ -74,6 +76,7 @@ class HostDist(BaseSparseFeaturesDist[Any]):  # type: ignore[misc]
             sends_weights_late=self.sends_weights_late,
             wants_outcomes=self.wants_outcomes,
             results=self.results,
+            time=self.time,
         )
         future = self.config.group.exchange.submit(_Job(self, order))
         return NoWait(_MappedAwaitable(future, context, self.config.home.device))
@@ -97,6 +100,7 @@ class _Job(ExchangeJob[_Done]):
         self.equal_batches = owner.equal_batches
         self._owner = owner
         self._order = order
+        self._time: int | None = None
 
     def step(self) -> int:
         return self._owner.num_steps + int(self.training)
@@ -108,6 +112,7 @@ class _Job(ExchangeJob[_Done]):
     def transfer(
         self, group: dist.ProcessGroup, splits: Sequence[Splits], prepared: Alone | Prepared
     ) -> Alone | Received:
+        self._time = max((each.time for each in splits if each.time is not None), default=None)
         received = prepared.receive(group, splits)
         self._owner.take(bytes_sent=received.bytes_sent)
         return received
@@ -115,7 +120,7 @@ class _Job(ExchangeJob[_Done]):
     def finish(self, received: Alone | Received) -> Mapped:
         step = self.step()
         self._owner.take(steps=int(self.training))
-        return map_keys(received, step)
+        return map_keys(received, step, self._time)
 
     def answer(self, group: dist.ProcessGroup, splits: Sequence[Splits], found: Mapped) -> _Done:
         remainder, bytes_sent = found.answer(group, splits)

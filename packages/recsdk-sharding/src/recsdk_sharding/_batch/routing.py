@@ -94,6 +94,7 @@ class _RouteCut:
             len(route.ranks),
             rule=layout.rule,
             wants_places=notes_positions,
+            num_virtual_shards=route.num_virtual_shards,
         )
         positions = cut.places
         if positions is not None and keys is not None:

@@ -85,7 +85,7 @@ def _has_room(holder: Mapping[str, Any], saved: _SavedTable) -> bool:
 
 def _needs(rank: int, ranks: RankMap, saved: _SavedTable, number: int) -> bool:
     """Whether a shard of this rank may have rows of a saved one."""
-    found = RankMap(max(saved.shards) + 1, ranks.rule)
+    found = RankMap.of_groups(max(saved.shards) + 1, ranks.rule, ranks.num_virtual_shards)
     return ranks.may_share_keys(rank, found, number)
 
 

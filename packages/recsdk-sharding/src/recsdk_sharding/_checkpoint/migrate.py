@@ -124,7 +124,8 @@ class _Given:
     def check_room(self) -> None:
         """Raises BusyError or CapacityError if the tables cannot take the rows."""
         for each in self.rows.shards:
-            each.table.upsert(self.keys[:0], np.zeros((0, each.shard.width), np.float32))
+            nothing = self.keys[:0], np.zeros((0, each.shard.width), np.float32)
+            each.table.upsert(*nothing, **_marks(each.table))
             keys = self.keys[each.shard.ranks.owned_by(each.shard.index, self.keys)]
             each.held.check_room(keys)
 
@@ -161,7 +162,8 @@ class _Given:
                 field: value[owned] if widths[field] else value[owned, columns]
                 for field, value in found.items()
             }
-            each.table.upsert(keys[owned], cut.pop("weight"), cut or None)
+            given = keys[owned], cut.pop("weight"), cut or None
+            each.table.upsert(*given, **_marks(each.table))
 
     def _set_counts(self, agreed: Agreed) -> None:
         """Sets the number of updates and the learning rate to the dense optimizer's."""
@@ -241,6 +243,12 @@ def _rows_of(
     """Which of the keys belong to a shard, its columns, and their rows."""
     own = np.flatnonzero(owned.shard.ranks.owned_by(owned.shard.index, keys))
     return own, owned.shard.columns, owned.table.lookup(keys[own])
+
+
+def _marks(table: Any) -> dict[str, Any]:
+    """What a rule by time takes with rows of which no time is known: before all others."""
+    rule = getattr(table, "eviction", None)
+    return {"times": -(2**63)} if rule is not None and rule.by == "time" else {}
 
 
 def _keys(name: str, keys: torch.Tensor) -> NDArray[np.int64]:

@@ -20,14 +20,16 @@ from recsdk_core.checkpoint.comparing import as_floats
 from recsdk_core.checkpoint.merging import Rows, merged_rows
 from recsdk_core.checkpoint.model_tables import Assembled
 from recsdk_core.checkpoint.owners import Owner
+from recsdk_core.checkpoint.replacing import EvictionClock
 from recsdk_core.errors import CheckpointError
+from recsdk_core.nn.row_entries import KEPT_OF_KEYS
 from recsdk_core.optim import SGD, Optimizer
 from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding._rows.row_state import SavedShard, rows_for
 from recsdk_sharding._rows.rows import OwnedShard
 from recsdk_sharding.placement.layout import Shard
 
-__all__ = ["assemble"]
+__all__ = ["assemble", "sharding_of"]
 
 
 def assemble(
@@ -48,7 +50,7 @@ def assemble(
     entries = [entry for entry in last.manifest.tables if base_of(entry.name) == config.name]
     if not entries:
         last.table(config.name)  # raises, naming those that there are
-    owner = Owner(owned.shard.index, owned.shard.ranks.world_size, _sharding(owned.shard))
+    owner = Owner(owned.shard.index, owned.shard.ranks.world_size, sharding_of(owned.shard))
     keeps_state = "optimizer" not in allow and entries[0].optimizer is not None
     if keeps_state:
         _check_optimizer(last, owned, entries)
@@ -59,6 +61,8 @@ def assemble(
         found = rows_for(owned.shard, saved, config, optimizer if keeps_state else None)
     except ValueError as error:
         raise CheckpointError(f"{last.location}: table {config.name!r}: {error}") from None
+    if "eviction" in allow:
+        found = replace(found, metadata={}, clock=EvictionClock())
     if not keeps_state:
         found = replace(found, state=_fresh_state(found, optimizer))
     return Assembled(rows=found.new_rows(), entry=entries[0])
@@ -71,8 +75,10 @@ def _fresh_state(saved: SavedShard, optimizer: Optimizer | None) -> dict[str, ND
     return SavedShard.of_table(table, saved.shard).state
 
 
-def _sharding(shard: Shard) -> Sharding:
-    return Sharding(rule=shard.ranks.rule)
+def sharding_of(shard: Shard) -> Sharding:
+    """The rule by which a shard has its keys, in the words of checkpoints."""
+    ranks = shard.ranks
+    return Sharding(rule=ranks.rule, num_virtual_shards=ranks.num_virtual_shards)
 
 
 def _check_optimizer(last: Checkpoint, owned: OwnedShard, entries: Sequence[TableEntry]) -> None:
@@ -95,7 +101,12 @@ def _saved_shard(
     arrays = {
         name: as_floats(_joined(found, name, width, dtype), dtype).astype(np.float32)
         for name, (dtype, width) in names.items()
+        if name not in KEPT_OF_KEYS
     }
+    kept = {name: of for name, of in names.items() if name in KEPT_OF_KEYS}
+    clock = EvictionClock()
+    if entry.eviction is not None:
+        clock = EvictionClock(step=entry.eviction.step, time=entry.eviction.time)
     weight = arrays.pop("weight")
     return SavedShard(
         shard=Shard(shard.ranks, shard.index, columns_of(entry.name) or (0, entry.dim)),
@@ -106,6 +117,8 @@ def _saved_shard(
         update_count=entry.update_count,
         seed=entry.seed or 0,
         log_decay=entry.log_decay,
+        metadata={n: _joined(found, n, width, dtype)[:, 0] for n, (dtype, width) in kept.items()},
+        clock=clock,
     )
 
 

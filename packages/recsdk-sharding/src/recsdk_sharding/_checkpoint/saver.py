@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from recsdk_core import CheckpointError, Table
-from recsdk_core.checkpoint import Checkpoint, Position, Sharding
+from recsdk_core.checkpoint import Checkpoint, Position
 from recsdk_core.checkpoint.columns import base_of
 from recsdk_core.checkpoint.model_tables import Loading, Shard, load_tables, save_tables
 from recsdk_core.checkpoint.owners import Owner
@@ -25,7 +25,7 @@ from recsdk_core.checkpoint.reading import Progress
 from recsdk_core.checkpoint.saving import SaveOptions
 from recsdk_core.nn import HashEmbedding, HashEmbeddingBag
 from recsdk_core.optim import Optimizer
-from recsdk_sharding._checkpoint.recut_columns import assemble
+from recsdk_sharding._checkpoint.recut_columns import assemble, sharding_of
 from recsdk_sharding._configs.configs import HashEmbeddingConfig, HashTableConfig
 from recsdk_sharding._rows.engine import EngineShard
 from recsdk_sharding._rows.rows import OwnedShard, TableRows
@@ -191,7 +191,7 @@ class _Held:
         return Shard(
             table=table,
             cut=owned.held.cutter(table),
-            owner=Owner(shard.index, shard.ranks.world_size, Sharding(rule=shard.ranks.rule)),
+            owner=Owner(shard.index, shard.ranks.world_size, sharding_of(shard)),
             name=owned.name,
             assemble=partial(assemble, self.config, self.optimizer, owned),
             let_go=None if owned.accumulation is None else owned.accumulation.drop,

@@ -17,8 +17,9 @@ from torchrec.modules.embedding_configs import (
 )
 
 import recsdk_core
-from recsdk_core import init
+from recsdk_core import Evict, init
 from recsdk_core.table import DType, OnFull
+from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS, default_eviction_groups
 from recsdk_sharding._configs.initializers import (
     column_initializer,
     native_initializer,
@@ -71,6 +72,12 @@ class _Settings:
     max_rows: int | None = None
     """Rows of the whole table, over all ranks; `on_full` says what becomes of further ids. None: no
     limit."""
+    eviction_groups: int | None = None
+    """Groups of ids that `max_rows` divides over, a power of two; a rank has whole groups. None: as
+    many as leave each 4,096 rows, but no fewer than 64 where that leaves 16, at most 65,536."""
+    eviction: Evict | None = None
+    """Which ids leave when others need their room, by step or by time; needs `max_rows`. None:
+    none. Not for rows on a device."""
     on_full: OnFull = "refuse"
     """What happens to ids that find no row free, because of `max_rows` or, on a device, of its
     memory: they are refused and read zeros ("refuse"), or the step raises CapacityError on the rank
@@ -142,8 +149,7 @@ class HashTableConfig(_Settings):
         self._require_int("accumulate_steps", 1)
         if self.seed >= _UINT64:
             raise ValueError(self._error(f"seed must be below 2**64, got {self.seed}"))
-        if self.max_rows is not None:
-            self._require_int("max_rows", 0)
+        self._check_room()
         low, high = self.get_weight_init_min(), self.get_weight_init_max()
         for field, value in (("weight_init_min", low), ("weight_init_max", high)):
             if not isinstance(value, Real) or not math.isfinite(value):
@@ -152,6 +158,37 @@ class HashTableConfig(_Settings):
             raise ValueError(
                 self._error(
                     f"weight_init_min must be at most weight_init_max, got {low} and {high}"
+                )
+            )
+
+    def _check_room(self) -> None:
+        groups = self.eviction_groups
+        if self.max_rows is not None:
+            self._require_int("max_rows", 0)
+        elif groups is not None or self.eviction is not None:
+            field = "eviction_groups divides" if self.eviction is None else "eviction makes room in"
+            raise ValueError(self._error(f"{field} max_rows; set max_rows too"))
+        if groups is not None:
+            self._require_int("eviction_groups", 1)
+            most = min(max(self.max_rows or 0, 1), NUM_VIRTUAL_SHARDS)
+            if groups & (groups - 1) or groups > most:
+                raise ValueError(
+                    self._error(
+                        "eviction_groups must be a power of two up to max_rows, "
+                        f"{self.max_rows}, and 65536, got {groups}"
+                    )
+                )
+        if self.eviction is None:
+            return
+        if not isinstance(self.eviction, Evict):
+            raise TypeError(
+                self._error(f"eviction must be an Evict, as Evict.lru(), got {self.eviction!r}")
+            )
+        if self.eviction.order == "score":
+            raise ValueError(
+                self._error(
+                    "Evict.score() needs a score for each id, which batches of a collection do not "
+                    "carry: take Evict.lru() or Evict.lfu(), or a module of recsdk_core.nn"
                 )
             )
 
@@ -214,22 +251,34 @@ class HashTableConfig(_Settings):
             return whole
         return column_initializer(whole, self.seed, self.name, dim, columns)
 
+    @property
+    def num_groups(self) -> int | None:
+        """Groups that `max_rows` divides over; None: there is no limit."""
+        if self.max_rows is None:
+            return None
+        return self.eviction_groups or default_eviction_groups(self.max_rows)
+
     def make_table(
         self,
         optimizer: recsdk_core.optim.Optimizer,
-        max_rows: int | None,
+        owned_groups: tuple[int, int] | None,
         columns: tuple[int, int],
+        **limits: Any,
     ) -> recsdk_core.Table:
-        """An empty table for a shard: some of the columns, and its rank's share of `max_rows`."""
+        """An empty table for a shard: some of the columns, and its rank's groups; None: all.
+
+        `limits`: `max_rows` and `eviction_groups`, if they are others than the config's.
+        """
         return recsdk_core.Table(
             columns[1] - columns[0],
             name=self.name,
             optimizer=optimizer,
             initializer=self.initializer_of(columns),
             seed=self.seed,
-            max_rows=max_rows,
-            eviction_groups=None if max_rows is None else 1,
+            **{"max_rows": self.max_rows, "eviction_groups": self.eviction_groups, **limits},
+            owned_groups=owned_groups,
             on_full=self.on_full,
+            eviction=self.eviction,
             on_nonfinite=self.on_nonfinite,
             dtype=self.dtype,
         )
@@ -240,7 +289,8 @@ class HashEmbeddingBagConfig(HashTableConfig, EmbeddingBagConfig):  # type: igno
     """One table of a `HashEmbeddingBagCollection`: torchrec's `EmbeddingBagConfig` for raw ids.
 
     `num_embeddings` is the planned number of rows: the planner and the default initializer use it.
-    It bounds no id; any number of distinct 64-bit ids may get a row, up to `max_rows`. Empty
+    It bounds no id; any number of distinct 64-bit ids may get a row, up to `max_rows`; beyond it
+    ids are refused, or with `eviction` others leave, on any number of ranks the same. Empty
     `feature_names` mean one feature named as the table. `data_type` is how rows are stored: FP32,
     BF16 or FP16. Updates round rows of 16 bits stochastically; optimizer state, results and
     gradients are float32 in any case.

@@ -7,6 +7,7 @@ ValueError.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any
@@ -22,9 +23,11 @@ __all__ = [
     "Subject",
     "check_constraints",
     "check_fused_params",
+    "check_groups_of",
     "check_names",
     "check_plan",
     "kernel_of",
+    "num_row_shards",
 ]
 
 HONOURED_IN_PLANS = frozenset({"sharding_type", "compute_kernel", "ranks", "sharding_spec"})
@@ -150,6 +153,35 @@ def check_plan(subject: Subject, sharding: Any, types: tuple[str, ...]) -> None:
             "construct_module_sharding_plan"
         )
     _check_fields(f"{what} says", subject, sharding, HONOURED_IN_PLANS)
+
+
+def check_groups_of(
+    table: str, num_groups: int | None, num_row_shards: int, rule: str = "virtual_shard"
+) -> None:
+    """Raises ValueError unless each of so many row shards can have whole groups of the table."""
+    if num_groups is None or num_row_shards == 1:
+        return
+    if rule != "virtual_shard":
+        raise ValueError(
+            f"table {table!r}: max_rows divides over groups of ids, which rank_rule={rule!r} does "
+            "not keep together; leave rank_rule at 'virtual_shard', plan the table table_wise, or "
+            "leave max_rows out"
+        )
+    if num_groups < num_row_shards:
+        raise ValueError(
+            f"table {table!r}: its rows are cut over {num_row_shards} ranks, and max_rows divides "
+            f"over {num_groups} groups of ids, which ranks have whole; set eviction_groups to a "
+            f"power of two from {num_row_shards} on, which must be at most max_rows, or plan the "
+            "table table_wise or column_wise"
+        )
+
+
+def num_row_shards(sharding: Any) -> int:
+    """Over how many ranks a plan cuts a table's rows."""
+    if sharding.sharding_spec is None:
+        return 1
+    columns = Counter(shard.shard_offsets[1] for shard in sharding.sharding_spec.shards)
+    return max(columns.values(), default=1)
 
 
 def check_constraints(

@@ -24,6 +24,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recsdk_sharding._batch.context import HashShardingContext, HostGroup
+from recsdk_sharding._batch.eviction_time import require_time
 from recsdk_sharding._batch.input_dist import HostDist
 from recsdk_sharding._batch.late_weights import exchange_weights, tied
 from recsdk_sharding._batch.outcomes import KeepsOutcomes
@@ -183,6 +184,15 @@ class ShardedTables(KeepsOutcomes):
         super().keep_outcomes(is_kept)
         for dist in self._input_dists:
             dist.wants_outcomes = is_kept
+
+    def set_time(self, time: int) -> None:
+        """The time, in any unit, of the batches that `input_dist` takes from now on.
+
+        For tables with `Evict.lru(by="time")`. The latest of all ranks' times counts for a batch.
+        Raises TypeError or ValueError for what is no int64.
+        """
+        for dist in self._input_dists:
+            dist.time = require_time(time)
 
     def send_weights_late(self) -> None:
         """From now on weights of ids do not come with the batch; they are set before `compute`."""

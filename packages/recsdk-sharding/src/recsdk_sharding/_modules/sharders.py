@@ -25,9 +25,11 @@ from recsdk_sharding._batch.context import HostGroup
 from recsdk_sharding._configs.settings import (
     Subject,
     check_fused_params,
+    check_groups_of,
     check_names,
     check_plan,
     kernel_of,
+    num_row_shards,
 )
 from recsdk_sharding._modules.feature_processed import (
     HashFeatureProcessedEmbeddingBagCollectionSharder,
@@ -89,6 +91,8 @@ class _HashSharder:
             has_half_rows = config.dtype != "float32"
             subject = Subject(config.name, has_half_rows, device.type)
             check_plan(subject, params[config.name], self._types)
+            cut = num_row_shards(params[config.name])
+            check_groups_of(config.name, config.num_groups, cut, self._host.ranks.rule)
             of_sharder = Subject(f"table {config.name!r}", has_half_rows, device.type)
             check_fused_params(of_sharder, self.fused_params)  # type: ignore[attr-defined]
 

@@ -83,6 +83,8 @@ class HashSharding:
     _is_sequence = False
     _drops_duplicates = False
     _sharding_type: str
+    _counting: Sequence[str] = ()
+    """Tables whose rule counts occurrences."""
 
     def attach(
         self, host: HostGroup, configs: Sequence[HashTableConfig], is_weighted: bool
@@ -91,6 +93,8 @@ class HashSharding:
         self._host = host
         self._configs = list(configs)
         self._is_weighted = is_weighted
+        rules = [(config.name, config.eviction) for config in configs]
+        self._counting = [name for name, rule in rules if rule and rule.order == "lfu"]
         is_replicated = self._sharding_type == ShardingType.DATA_PARALLEL.value
         placed: dict[str, list[tuple[int, tuple[int, int]]]] = {}
         for rank, table in self._placed_tables():
@@ -99,7 +103,7 @@ class HashSharding:
             columns = (first, first + table.local_cols)
             placed.setdefault(table.name, []).append((rank, columns))
         self.layout = GroupLayout.of_columns(
-            [(config.name, config.embedding_dim, config.feature_names) for config in configs],
+            [(c.name, c.embedding_dim, c.feature_names, c.num_groups) for c in configs],
             placed,
             host.ranks.world_size,
             host.ranks.rule,
@@ -125,7 +129,15 @@ class HashSharding:
         return {rows.config.name: rows for rows in self._rows}
 
     def drop_duplicates(self, is_wanted: bool) -> None:
-        """Whether an id that a feature has several times is sent once; for sequences."""
+        """Whether an id that a feature has several times is sent once; for sequences.
+
+        Raises ValueError if a table's rule counts occurrences.
+        """
+        if is_wanted and self._counting:
+            raise ValueError(
+                f"table {self._counting[0]!r}: Evict.lfu() counts every occurrence of an id, and "
+                "use_index_dedup sends each once; leave one of them out"
+            )
         self._drops_duplicates = is_wanted
 
     def create_input_dist(self, device: torch.device | None = None) -> HostDist:
@@ -146,6 +158,7 @@ class HashSharding:
                 is_weighted=self._is_weighted,
                 is_sequence=self._is_sequence,
                 drops_duplicates=self._drops_duplicates,
+                counts_ids=bool(self._counting),
                 multiple=multiple_of(self._codecs()),
             )
         )

@@ -26,6 +26,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recsdk_core
 from recsdk_core.nn import HashEmbeddingBag, bag_offsets
+from recsdk_core.nn.row_entries import rows_of
 from recsdk_sharding._configs.configs import DTYPES, HashEmbeddingBagConfig
 from recsdk_sharding._modules.sharded_common import Results
 from recsdk_sharding._modules.unsharded import HashEmbeddingBagCollection
@@ -47,17 +48,18 @@ class _TableConfig(HashEmbeddingBagConfig):
     def make_table(
         self,
         optimizer: recsdk_core.optim.Optimizer,
-        max_rows: int | None,
+        owned_groups: tuple[int, int] | None,
         columns: tuple[int, int],
+        **limits: Any,
     ) -> recsdk_core.Table:
         """An empty table for a shard."""
         assert self.template is not None
         return self.template.empty_copy(
             dim=columns[1] - columns[0],
             optimizer=optimizer,
-            max_rows=max_rows,
-            eviction_groups=None if max_rows is None else 1,
+            owned_groups=owned_groups,
             initializer=self.initializer_of(columns),
+            **limits,
         )
 
 
@@ -74,6 +76,8 @@ def _collection_of(bag: HashEmbeddingBag) -> HashEmbeddingBagCollection:
         data_type=data_types[table.dtype],
         seed=table.seed,
         max_rows=table.max_rows,
+        eviction_groups=table.eviction_groups,
+        eviction=table.eviction,
         accumulate_steps=bag.accumulate_steps,
         on_full=table.on_full,
         initializer=table.initializer,
@@ -83,11 +87,8 @@ def _collection_of(bag: HashEmbeddingBag) -> HashEmbeddingBagCollection:
     made = HashEmbeddingBagCollection([config], is_weighted=True)
     apply_optimizer_in_backward(RowOptimizer, made.parameters(), {"settings": table.optimizer})
     made.requires_grad_(bag.weight.requires_grad)
-    (copy,) = made.tables().values()
-    for batch in table.export():
-        copy.upsert(batch.keys, batch.weights, batch.state)
-    copy.update_count = table.update_count
-    copy.log_decay = table.log_decay
+    (rows,) = made.embedding_bags.values()
+    rows.home.replace_rows([(rows.shards[0].held, rows_of(table))])
     made.train(bag.training)
     return made
 
@@ -119,6 +120,10 @@ class ShardedHashEmbeddingBag(
     def host_exchange(self) -> Any:
         """Where this module's host jobs run."""
         return self.collection.host_exchange
+
+    def set_time(self, time: int) -> None:
+        """The time of batches from now on, as that of a collection."""
+        self.collection.set_time(time)
 
     def create_context(self) -> EmbeddingBagCollectionContext:
         """The context of a batch."""

@@ -18,6 +18,7 @@ from torchrec.modules.embedding_modules import (
 )
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
+from recsdk_sharding._batch.eviction_time import evicts_by_time, require_time, set_time
 from recsdk_sharding._batch.features import Features, features_on_host, read_features
 from recsdk_sharding._batch.local_batch import LocalBatch
 from recsdk_sharding._batch.outcomes import KeepsOutcomes, of_repeated
@@ -47,6 +48,13 @@ class _Unsharded(KeepsOutcomes):
         """The tables by name: export, len, stats."""
         return {rows.config.name: rows.shards[0].table for rows in self._rows()}
 
+    def set_time(self, time: int) -> None:
+        """The time, in any unit, of the batches from now on; for `Evict.lru(by="time")`.
+
+        Raises TypeError or ValueError for what is no int64.
+        """
+        set_time(self.tables().values(), require_time(time))
+
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Rows and optimizer state move with the module."""
         super()._apply(fn, recurse)  # type: ignore[misc]
@@ -62,6 +70,8 @@ class _Unsharded(KeepsOutcomes):
         if self.training:
             for each in self._rows():
                 each.check_trainable()
+            timed = [each for each in self._rows() if evicts_by_time(each.config.eviction)]
+            set_time([each.shards[0].table for each in timed], None)
             self._num_steps += 1
             step = self._num_steps
         return LocalBatch(self._rows(), batch, step=step, is_sequence=is_sequence)

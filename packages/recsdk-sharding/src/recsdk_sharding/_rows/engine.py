@@ -17,6 +17,7 @@ from torchrec.streamable import Multistreamable
 from recsdk_core import CapacityError, Outcome, Table, optim
 from recsdk_core.checkpoint.replacing import NewRows, replace_rows
 from recsdk_core.nn.function import TableBags, pack_features, pool_features
+from recsdk_core.virtual_shards import eviction_group_quotas, eviction_groups_of
 from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding._rows.home import GroupBags, Guard, PoolRequest
 from recsdk_sharding.placement.layout import Shard
@@ -50,7 +51,7 @@ class EngineHome:
         """Empty tables."""
         return [
             EngineShard(
-                config.make_table(optimizer, shard.share_of(config.max_rows), shard.columns)
+                config.make_table(optimizer, shard.owned_groups(config.num_groups), shard.columns)
             )
             for shard in shards
         ]
@@ -93,15 +94,20 @@ class EngineShard:
 
     def check_room(self, keys: NDArray[np.int64]) -> None:
         """Raises CapacityError unless keys (n,) without a row can have one."""
-        limit = self.table.max_rows
-        if limit is None:
+        limit, num_groups = self.table.max_rows, self.table.eviction_groups
+        if limit is None or num_groups is None:
             return
         _, outcomes = self.table.map(keys, insert=False)
-        num_rows = len(self.table) + int((outcomes == Outcome.MISSING).sum())
-        if num_rows > limit:
+        new = np.unique(keys[outcomes == Outcome.MISSING])
+        parts = [new, *(batch.keys for batch in self.table.export(state=False))]
+        groups = eviction_groups_of(np.concatenate(parts), num_groups)
+        used = np.bincount(groups, minlength=num_groups)
+        quotas = eviction_group_quotas(limit, num_groups)
+        for group in np.flatnonzero(used > quotas).tolist():
+            which = "it" if num_groups == 1 else f"group {group} of its {num_groups} groups of ids"
             raise CapacityError(
-                f"table {self.table.name!r} is full: it takes {limit} rows on this rank and would "
-                f"have {num_rows}; raise max_rows"
+                f"table {self.table.name!r} is full: {which} takes {quotas[group]} rows of "
+                f"max_rows={limit} and would have {used[group]}; raise max_rows"
             )
 
     def host_table(self) -> Table:

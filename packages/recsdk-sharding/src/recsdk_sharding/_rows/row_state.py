@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,15 @@ from numpy.typing import NDArray
 
 import recsdk_core
 from recsdk_core import Outcome
-from recsdk_core.checkpoint.replacing import NewRows
-from recsdk_core.nn.row_entries import STATE, entries_of, rows_of
+from recsdk_core.checkpoint.replacing import EvictionClock, NewRows, give_state
+from recsdk_core.nn.row_entries import (
+    CLOCK,
+    KEPT_OF_KEYS,
+    STATE,
+    clock_of_entry,
+    entries_of,
+    rows_of,
+)
 from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding.placement.layout import Shard
 from recsdk_sharding.placement.ranks import ranks_of_tensor
@@ -38,7 +45,11 @@ __all__ = [
 SHARD_PATTERN = r"rank_(?P<rank>[0-9]+)\.(?:columns_(?P<first>[0-9]+)_(?P<last>[0-9]+)\.)?"
 """What the names of a shard's entries begin with."""
 
-ENTRY_PATTERN = r"(?P<name>keys|weight|ranks|seed|update_count|log_decay|state\..+)"
+ENTRY_PATTERN = (
+    r"(?P<name>keys|weight|ranks|seed|update_count|log_decay|state\..+|"
+    + "|".join([CLOCK, *KEPT_OF_KEYS])
+    + ")"
+)
 """What follows: the name of an entry."""
 
 _UINT64 = 2**64
@@ -68,6 +79,9 @@ class SavedShard:
     update_count: int
     seed: int
     log_decay: float
+    metadata: dict[str, NDArray[Any]] = field(default_factory=dict)
+    """What eviction keeps of the keys, (n,) each."""
+    clock: EvictionClock = field(default_factory=EvictionClock)
 
     @staticmethod
     def of_table(table: Any, shard: Shard) -> SavedShard:
@@ -82,6 +96,8 @@ class SavedShard:
             update_count=rows.update_count,
             seed=table.seed,
             log_decay=rows.log_decay,
+            metadata=dict(rows.metadata),
+            clock=rows.clock,
         )
 
     @staticmethod
@@ -105,6 +121,12 @@ class SavedShard:
             update_count=_array(entries["update_count"], np.int64).item(),
             seed=int(entries["seed"]) % _UINT64,
             log_decay=float(entries.get("log_decay", 0.0)),
+            metadata={
+                name: _array(entries[name], getattr(np, str(dtype).removeprefix("torch.")))
+                for name, dtype in KEPT_OF_KEYS.items()
+                if name in entries
+            },
+            clock=clock_of_entry(entries[CLOCK]) if CLOCK in entries else EvictionClock(),
         )
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -123,6 +145,8 @@ class SavedShard:
             state=self.state,
             update_count=self.update_count,
             log_decay=self.log_decay,
+            metadata=self.metadata,
+            clock=self.clock,
         )
 
     def copy(self) -> SavedShard:
@@ -158,6 +182,9 @@ class SavedShard:
             raise ValueError(
                 f"it has columns {first} to {last}, the table {config.embedding_dim} columns"
             )
+        for name, kept in self.metadata.items():
+            if kept.shape != self.keys.shape:
+                raise ValueError(f"{name} must have shape {self.keys.shape}, got {kept.shape}")
         shapes = {"weight": (self.weight, last - first)}
         for name, width in fields.items():
             if name not in self.state:
@@ -177,6 +204,7 @@ class SavedShard:
             keys=self.keys[chosen],
             weight=self.weight[chosen],
             state={name: value[chosen] for name, value in self.state.items()},
+            metadata={name: value[chosen] for name, value in self.metadata.items()},
         )
 
 
@@ -220,7 +248,10 @@ def put_state(table: Any, rows: SavedShard) -> None:
     stored = torch.from_numpy(rows.weight).to(getattr(torch, table.dtype)).float().numpy()
     is_same_n = (values.view(np.int32) == stored.view(np.int32)).all(1)
     same = rows.select(is_same_n & (outcomes == Outcome.FOUND))
-    table.upsert(same.keys, same.weight, same.state)
+    if getattr(table, "eviction", None) is None:
+        table.upsert(same.keys, same.weight, same.state)
+    else:
+        give_state(table, same.keys, same.state)
     table.log_decay = rows.log_decay
 
 
@@ -252,9 +283,26 @@ def _rows_of_columns(shard: Shard, saved: Sequence[SavedShard]) -> SavedShard:
         state={
             name: np.concatenate([each.state[name] for each in owned]) for name in owned[0].state
         },
+        metadata=_joined_metadata(owned),
+        clock=_latest([each.clock for each in saved]),
         update_count=max(each.update_count for each in saved),
         log_decay=min(each.log_decay for each in saved),
     )
+
+
+def _joined_metadata(parts: Sequence[SavedShard]) -> dict[str, NDArray[Any]]:
+    """What eviction keeps of the keys of all parts."""
+    names = [set(part.metadata) for part in parts]
+    if any(own != names[0] for own in names):
+        raise ValueError(f"some shards have {sorted(set().union(*names))}, and others have not")
+    return {name: np.concatenate([part.metadata[name] for part in parts]) for name in names[0]}
+
+
+def _latest(clocks: Sequence[EvictionClock]) -> EvictionClock:
+    """The clock of a table whose shards have these: the same, unless a rank had no batch."""
+    steps = [clock.step for clock in clocks if clock.step is not None]
+    times = [clock.time for clock in clocks if clock.time is not None]
+    return EvictionClock(step=max(steps, default=None), time=max(times, default=None))
 
 
 def _check_rows(shard: Shard, saved: Sequence[SavedShard]) -> None:

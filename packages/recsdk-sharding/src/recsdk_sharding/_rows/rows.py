@@ -80,8 +80,9 @@ class TableRows(nn.Module):
     In a `state_dict` the shard number r of the rows has, under `rank_<r>.`: `keys` int64 (n,),
     `weight` (n, D) in the dtype of the stored rows (loading takes any of the three),
     `state.<field>` float32 (n, width) per field of optimizer state, the scalars `update_count` and
-    `seed` int64, `log_decay` float64 if the optimizer catches up, and `ranks` int64 (2,), which
-    says among how many shards and by which rule the keys were spread.
+    `seed` int64, `log_decay` float64 if the optimizer catches up, and `ranks` int64 (3,), which
+    says among how many shards, by which rule and in what unit the keys were spread. With eviction
+    also `evict_<what>` (n,), what it keeps of keys, and its `evict_clock`.
     A shard of some columns has them under `rank_<r>.columns_<first>_<last>.`. Loading takes the
     shards of any layout, keeps the rows and columns that this process owns, and replaces what the
     tables had. All shards that may have such keys must be there.
@@ -421,8 +422,8 @@ class TableRows(nn.Module):
         shards = self.shards
         found = [rows_for(each.shard, saved, self.config, self.optimizer) for each in shards]
         for each, rows in zip(shards, found, strict=True):
-            limit = each.table.max_rows
-            if limit is not None and len(rows.keys) > limit:
+            limit, evicts = each.table.max_rows, self.config.eviction is not None
+            if limit is not None and len(rows.keys) > limit and not evicts:
                 raise ValueError(
                     f"{len(rows.keys)} rows to load do not fit into this rank's {limit}; raise "
                     "max_rows, or num_embeddings if the rows are on a device"

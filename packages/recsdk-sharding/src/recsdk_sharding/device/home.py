@@ -18,6 +18,7 @@ from recsdk_core import ExportBatch, optim
 from recsdk_core.checkpoint.replacing import NewRows
 from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding.device.batch import plan_batch
+from recsdk_sharding.device.host_index import is_limited, quota_of
 from recsdk_sharding.device.pooling import DeviceBatch
 from recsdk_sharding.device.saving import DeviceCut, take_saved_rows
 from recsdk_sharding.device.table import DeviceTable
@@ -45,7 +46,17 @@ class DeviceHome:
     def make_stores(
         self, tables: Sequence[tuple[HashTableConfig, Sequence[Shard]]]
     ) -> list[torch.Tensor]:
-        """All the memory that the rows ever take; tables of one width lie in one store."""
+        """All the memory that the rows ever take; tables of one width lie in one store.
+
+        Raises ValueError for tables that evict.
+        """
+        for config, _ in tables:
+            if config.eviction is not None:
+                raise ValueError(
+                    f"table {config.name!r}: eviction is of tables on the cpu, not yet of rows in "
+                    f"the memory of a device, {self.device}; leave it out, or keep the table on "
+                    "the cpu"
+                )
         sizes: dict[Any, int] = {}
         places: list[tuple[Any, int, int]] = []
         for number, (config, shards) in enumerate(tables):
@@ -79,8 +90,7 @@ class DeviceHome:
                     config,
                     own.view(shape),
                     optimizer,
-                    shard.share_of(config.max_rows),
-                    shard.columns,
+                    shard,
                     is_joint=is_joint,
                 )
             )
@@ -117,7 +127,10 @@ class DeviceHome:
 
 
 def _shape_of(config: HashTableConfig, shard: Shard) -> tuple[int, int]:
-    return row_budget(config.num_embeddings, shard.ranks.world_size) + 1, shard.width
+    budget = row_budget(config.num_embeddings, shard.ranks.world_size)
+    if is_limited(config):
+        budget = max(budget, quota_of(config, shard))
+    return budget + 1, shard.width
 
 
 @dataclass(frozen=True)

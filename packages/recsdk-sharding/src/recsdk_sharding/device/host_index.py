@@ -8,19 +8,34 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from recsdk_core import CapacityError, Index, initial_rows
+from recsdk_core.virtual_shards import eviction_group_quotas
 from recsdk_sharding._configs.configs import HashTableConfig
+from recsdk_sharding.placement.layout import Shard
 
-__all__ = ["HostIndex", "NumberedRows"]
+__all__ = ["HostIndex", "NumberedRows", "is_limited", "quota_of"]
 
 NumberedRows: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 """Row numbers int64 (n,) and rows float32 (n, D), in pinned memory."""
+
+
+def is_limited(config: HashTableConfig) -> bool:
+    """Whether `max_rows` limits the table; else the memory that was planned for it does."""
+    return config.max_rows is not None and config.max_rows <= config.num_embeddings
+
+
+def quota_of(config: HashTableConfig, shard: Shard) -> int:
+    """The rows that the groups of a shard have of `max_rows`."""
+    assert config.max_rows is not None
+    assert config.num_groups is not None
+    quotas = eviction_group_quotas(config.max_rows, config.num_groups)
+    return int(quotas[slice(*(shard.owned_groups(config.num_groups) or (None, None)))].sum())
 
 
 class HostIndex:
@@ -29,23 +44,28 @@ class HostIndex:
     One thread may map while another, the one that trains, calls all else.
     """
 
-    def __init__(
-        self, config: HashTableConfig, capacity: int, max_rows: int, columns: tuple[int, int]
-    ) -> None:
-        """`columns`: the first of the config's columns that rows have, and the one after the last.
+    def __init__(self, config: HashTableConfig, capacity: int, shard: Shard) -> None:
+        """`shard`: which rows and columns of the config's table there are.
 
-        Beyond `max_rows` keys the config's `on_full` says what becomes of more. The device has
+        Beyond the `limit` the config's `on_full` says what becomes of more. The device has
         `capacity` rows: a call that would need more, because leases keep rows of erased keys back,
         raises CapacityError.
         """
         self._config = config
         self._capacity = capacity
-        self._columns = columns
+        self._columns = shard.columns
+        is_by_groups = is_limited(config)
+        self.limit = quota_of(config, shard) if is_by_groups else capacity
+        """The most keys."""
+        self.limits: dict[str, Any] = {"max_rows": capacity, "eviction_groups": 1}
+        """How the index is limited, as arguments of it."""
+        if is_by_groups:
+            self.limits = {"max_rows": config.max_rows, "eviction_groups": config.num_groups}
         self._initializer = config.row_initializer()
         self.index = Index(
             name=config.name,
-            max_rows=max_rows,
-            eviction_groups=1,
+            **self.limits,
+            owned_groups=shard.owned_groups(config.num_groups) if is_by_groups else None,
             on_full=config.on_full,
             make_rows=self._make_rows,
         )

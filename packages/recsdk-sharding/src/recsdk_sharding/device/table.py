@@ -19,11 +19,12 @@ from recsdk_core import ExportBatch, IndexCut, optim
 from recsdk_core.checkpoint import Position
 from recsdk_core.table import DType
 from recsdk_sharding._configs.configs import HashTableConfig
-from recsdk_sharding.device.host_index import HostIndex, NumberedRows
+from recsdk_sharding.device.host_index import HostIndex, NumberedRows, is_limited
 from recsdk_sharding.device.optimizers import Step, check_optimizer
 from recsdk_sharding.device.store import DeviceStore, StoredTable
 from recsdk_sharding.device.stored_rows import StoredRows
 from recsdk_sharding.exchange.parts import shown
+from recsdk_sharding.placement.layout import Shard
 
 __all__ = ["DeviceTable", "write_new_rows"]
 
@@ -46,14 +47,12 @@ class DeviceTable:
         config: HashTableConfig,
         store_RD: torch.Tensor,
         optimizer: optim.Optimizer,
-        max_rows: int | None,
-        columns: tuple[int, int],
+        shard: Shard,
         *,
         is_joint: bool = True,
     ) -> None:
-        """Makes an empty table; `max_rows`: this rank's share of the config's, if it has one.
+        """Makes an empty table; `shard`: which rows and columns of the config's it has.
 
-        `columns`: the first of the config's columns that it has, and the one after the last.
         `store_RD`, `is_joint`: its rows, which may lie in a store with others, as
         `DeviceStore.holding`.
 
@@ -67,9 +66,8 @@ class DeviceTable:
         self._optimizer = check_optimizer(optimizer, config.name)
         capacity = store_RD.shape[0] - 1
         self._config = config
-        self._columns = columns
-        limit = capacity if max_rows is None else min(capacity, max_rows)
-        self._keys = HostIndex(config, capacity, limit, columns)
+        self._shard = shard
+        self._keys = HostIndex(config, capacity, shard)
         self.index = self._keys.index
         """From keys to row numbers."""
         self.position: Position | None = None
@@ -109,9 +107,8 @@ class DeviceTable:
 
     @property
     def max_rows(self) -> int:
-        """Keys beyond this number are refused."""
-        assert self.index.max_rows is not None
-        return self.index.max_rows
+        """Keys beyond this number are refused; a group of ids may be full before."""
+        return self._keys.limit
 
     @property
     def device(self) -> torch.device:
@@ -352,7 +349,10 @@ class DeviceTable:
 
     def empty_host_table(self) -> recsdk_core.Table:
         """An empty table of the engine with the same configuration."""
-        table = self._config.make_table(self._optimizer, self.max_rows, self._columns)
+        limits = {} if is_limited(self._config) else self._keys.limits
+        shard, num_groups = self._shard, self._config.num_groups
+        owned = None if limits else shard.owned_groups(num_groups)
+        table = self._config.make_table(self._optimizer, owned, shard.columns, **limits)
         table._position = self.position
         return table
 

@@ -37,6 +37,8 @@ class Splits:
     """Whether it sends each key of a feature once, as a bag of its own."""
     wants_outcomes: bool = False
     """Whether it wants to know what became of its keys."""
+    time: int | None = None
+    """The time of its batch, for tables that evict by time; None: it has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,13 +69,15 @@ class Header:
             self.depth,
             self.message_bytes,
             splits.batch_size,
+            int(splits.time is not None),
+            splits.time or 0,
             *counts,
         ]
 
     @staticmethod
     def of_words(words: Sequence[int]) -> Header:
         has_batch, training, is_late, combines_keys, wants_outcomes, *rest = words
-        step, tag, depth, message_bytes, batch_size, *counts = rest
+        step, tag, depth, message_bytes, batch_size, has_time, time, *counts = rest
         return Header(
             has_batch=bool(has_batch),
             training=bool(training),
@@ -87,6 +91,7 @@ class Header:
                 sends_weights_late=bool(is_late),
                 combines_keys=bool(combines_keys),
                 wants_outcomes=bool(wants_outcomes),
+                time=time if has_time else None,
             ),
         )
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recsdk_sharding.placement.ranks import RankMap, RankRule
+from recsdk_sharding.placement.ranks import NUM_VIRTUAL_SHARDS, RankMap, RankRule
 
 __all__ = ["GroupLayout", "PlacedShard", "Route", "Shard", "ShardFeatures", "TableLayout"]
 
@@ -37,12 +37,11 @@ class Shard:
         """Number of columns."""
         return self.columns[1] - self.columns[0]
 
-    def share_of(self, total: int | None) -> int | None:
-        """Its share of a number of rows that the shards of a column range have together."""
-        if total is None:
+    def owned_groups(self, num_groups: int | None) -> tuple[int, int] | None:
+        """Which groups of keys it has, the first and the one after the last; None: all."""
+        if num_groups is None or self.ranks.world_size == 1:
             return None
-        count = self.ranks.world_size
-        return total // count + int(self.index < total % count)
+        return self.ranks.owned_groups(self.index, num_groups)
 
     @staticmethod
     def whole(dim: int) -> Shard:
@@ -81,6 +80,8 @@ class Route:
     """The rank of each row shard."""
     features: tuple[int, ...]
     """Positions of the features."""
+    num_virtual_shards: int = NUM_VIRTUAL_SHARDS
+    """Of which each row shard has whole ones."""
 
 
 @dataclass(frozen=True)
@@ -123,19 +124,20 @@ class GroupLayout:
 
     @staticmethod
     def of_columns(
-        tables: Sequence[tuple[str, int, Sequence[str]]],
+        tables: Sequence[tuple[str, int, Sequence[str], int | None]],
         placed: Mapping[str, Sequence[tuple[int, tuple[int, int]]]],
         world_size: int,
         rule: RankRule,
         is_replicated: bool,
     ) -> GroupLayout:
-        """The layout of tables (name, dim, feature names), placed as (rank, columns).
+        """The layout of tables (name, dim, feature names, groups), placed as (rank, columns).
 
-        Ranks with the same columns of a table share their rows, in ascending order of ranks.
+        Ranks with the same columns of a table share their rows, in ascending order of ranks. Where
+        keys fall into groups, each has whole groups.
         """
         layouts: list[TableLayout] = []
         names: list[str] = []
-        for name, dim, feature_names in tables:
+        for name, dim, feature_names, num_groups in tables:
             first = len(names)
             names.extend(feature_names)
             layouts.append(
@@ -143,7 +145,7 @@ class GroupLayout:
                     name=name,
                     dim=dim,
                     features=tuple(range(first, len(names))),
-                    shards=tuple(_shards(placed[name], rule, is_replicated)),
+                    shards=tuple(_shards(placed[name], rule, is_replicated, num_groups)),
                 )
             )
         return GroupLayout(tuple(layouts), tuple(names), world_size, is_replicated, rule)
@@ -204,22 +206,26 @@ class GroupLayout:
     @cached_property
     def routes(self) -> tuple[Route, ...]:
         """Where keys go; a rank gets a table's keys once, however many shards it holds."""
-        found: dict[tuple[int, ...], list[int]] = {}
+        found: dict[tuple[tuple[int, ...], int], list[int]] = {}
         for table in self.tables:
-            for ranks in dict.fromkeys(placed.ranks for placed in table.shards):
-                found.setdefault(ranks, []).extend(table.features)
-        return tuple(Route(ranks, tuple(features)) for ranks, features in found.items())
+            ways = [(each.ranks, each.shard.ranks.num_virtual_shards) for each in table.shards]
+            for way in dict.fromkeys(ways):
+                found.setdefault(way, []).extend(table.features)
+        return tuple(Route(ranks, tuple(of), shards) for (ranks, shards), of in found.items())
 
 
 def _shards(
-    placed: Sequence[tuple[int, tuple[int, int]]], rule: RankRule, is_replicated: bool
+    placed: Sequence[tuple[int, tuple[int, int]]],
+    rule: RankRule,
+    is_replicated: bool,
+    num_groups: int | None,
 ) -> list[PlacedShard]:
     ranks_by_columns: dict[tuple[int, int], list[int]] = {}
     for rank, columns in sorted(placed, key=lambda entry: (entry[1], entry[0])):
         ranks_by_columns.setdefault(columns, []).append(rank)
     shards: list[PlacedShard] = []
     for columns, ranks in ranks_by_columns.items():
-        spread = RankMap(1 if is_replicated else len(ranks), rule)
+        spread = RankMap.of_groups(1 if is_replicated else len(ranks), rule, num_groups)
         for index, rank in enumerate(ranks):
             own = Shard(spread, 0 if is_replicated else index, columns)
             route = (rank,) if is_replicated else tuple(ranks)

@@ -2,8 +2,10 @@
 
 Two rules. "virtual_shard", the default: a key belongs to virtual shard `mix64(key) % 65536`, and
 each rank owns one range of virtual shards: of V shards rank r of W owns those with
-`shard * W // V == r`. "modulo": rank `uint64(key) % W`, for compatibility; it is skewed for keys
-with a stride. Both are fixed for ever, since checkpoints and placements depend on them.
+`shard * W // V == r`. Where ranks own whole groups of a table with `max_rows`, V is the number of
+groups, and a virtual shard a run of the 65536. "modulo": rank `uint64(key) % W`, for compatibility;
+it is skewed for keys with a stride. Both are fixed for ever, since checkpoints and placements
+depend on them.
 
 Shape letters: N keys, W ranks, V virtual shards.
 """
@@ -18,7 +20,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS, mix64, virtual_shards
+from recsdk_core.virtual_shards import (
+    NUM_VIRTUAL_SHARDS,
+    eviction_groups_of,
+    mix64,
+    virtual_shards,
+)
 
 __all__ = [
     "NUM_VIRTUAL_SHARDS",
@@ -45,10 +52,27 @@ class RankMap:
     """Number of ranks W, 1 to 65536."""
     rule: RankRule = "virtual_shard"
     """"virtual_shard" or "modulo"."""
+    num_virtual_shards: int = NUM_VIRTUAL_SHARDS
+    """V, a power of two up to 65536; of "modulo" that."""
+
+    @staticmethod
+    def of_groups(world_size: int, rule: RankRule, num_groups: int | None) -> RankMap:
+        """A map by which ranks own whole groups of keys; None: it need not."""
+        if num_groups is None or num_groups % world_size == 0:
+            return RankMap(world_size, rule)  # it has whole groups in any case
+        return RankMap(world_size, rule, num_groups)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.world_size <= NUM_VIRTUAL_SHARDS:
-            raise ValueError(f"world_size must be 1 to {NUM_VIRTUAL_SHARDS}, got {self.world_size}")
+        if not 1 <= self.world_size <= self.num_virtual_shards:
+            raise ValueError(
+                f"world_size must be 1 to {self.num_virtual_shards}, got {self.world_size}"
+            )
+        shards = self.num_virtual_shards
+        if not 1 <= shards <= NUM_VIRTUAL_SHARDS or shards & (shards - 1):
+            raise ValueError(
+                f"num_virtual_shards must be a power of two up to {NUM_VIRTUAL_SHARDS}, got "
+                f"{shards}"
+            )
         if self.rule not in get_args(RankRule):
             raise ValueError(f"rank_rule must be one of {get_args(RankRule)}, got {self.rule!r}")
 
@@ -58,7 +82,8 @@ class RankMap:
         if self.rule == "modulo":
             owners = (keys.view(np.uint64) % np.uint64(self.world_size)).view(np.int64)
         else:
-            owners = (virtual_shards(keys) * self.world_size) // NUM_VIRTUAL_SHARDS
+            shards = eviction_groups_of(keys, self.num_virtual_shards)
+            owners = (shards * self.world_size) // self.num_virtual_shards
         return owners
 
     def may_share_keys(self, rank: int, other: RankMap, other_rank: int) -> bool:
@@ -73,13 +98,23 @@ class RankMap:
         return low < other_high and other_low < high
 
     def _run(self, rank: int) -> tuple[int, int]:
-        """The first virtual shard that a rank owns, and the one after its last."""
-        low, high = (-(-(rank + i) * NUM_VIRTUAL_SHARDS // self.world_size) for i in (0, 1))
+        """The first of 65536 virtual shards that a rank owns, and the one after its last."""
+        low, high = self.owned_groups(rank, self.num_virtual_shards)
+        width = NUM_VIRTUAL_SHARDS // self.num_virtual_shards
+        return low * width, high * width
+
+    def owned_groups(self, rank: int, num_groups: int) -> tuple[int, int]:
+        """The first of so many groups that a rank owns, and the one after its last."""
+        low, high = (-(-(rank + i) * num_groups // self.world_size) for i in (0, 1))
         return low, high
 
     def to_tensor(self) -> torch.Tensor:
-        """As an entry of a `state_dict`: int64 (2,), how many ranks, and the number of the rule."""
-        return torch.tensor([self.world_size, get_args(RankRule).index(self.rule)])
+        """As an entry of a `state_dict`: int64 (3,).
+
+        How many ranks, the number of the rule, and how many virtual shards.
+        """
+        number = get_args(RankRule).index(self.rule)
+        return torch.tensor([self.world_size, number, self.num_virtual_shards])
 
     def owned_by(self, rank: int, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of the keys (N,) belong to `rank`."""
@@ -90,7 +125,10 @@ class RankMap:
 def ranks_of_tensor(entry: torch.Tensor) -> RankMap:
     """The map of an entry that `to_tensor` made. Raises ValueError for any other tensor."""
     rules = get_args(RankRule)
-    numbers = entry.tolist() if entry.dtype == torch.int64 and entry.shape == (2,) else []
+    numbers = entry.tolist() if entry.dtype == torch.int64 and entry.shape == (3,) else []
     if not numbers or not 0 <= numbers[1] < len(rules):
-        raise ValueError(f"ranks must be int64 (2,), number of ranks and of the rule, got {entry}")
-    return RankMap(numbers[0], rules[numbers[1]])
+        raise ValueError(
+            "ranks must be int64 (3,), number of ranks, of the rule, and of virtual shards, got "
+            f"{entry}"
+        )
+    return RankMap(numbers[0], rules[numbers[1]], numbers[2])

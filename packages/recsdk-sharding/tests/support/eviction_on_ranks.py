@@ -1,0 +1,271 @@
+"""What each rank runs to see which keys stay in tables that evict, and what their rows are.
+
+Shape letters: B samples, W ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from plans import Spec
+from torch import nn
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.modules.embedding_configs import PoolingType
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from worlds import Setup, host_env, shard
+
+from recsdk_core import Evict, init, optim
+from recsdk_core.nn import HashEmbeddingBag
+from recsdk_sharding import (
+    HashEmbeddingBagCollection,
+    HashEmbeddingBagConfig,
+    HashEmbeddingCollection,
+    HashEmbeddingConfig,
+    Saver,
+    get_default_hybrid_sharders,
+)
+
+RULES: dict[str, Evict | None] = {
+    "user": Evict.lfu(half_life=2.0),
+    "item": Evict.lru(by="time", min_age=2),
+    "ad": Evict.lru(),
+    "full": None,
+}
+"""Of each table; the last one refuses."""
+MAX_ROWS = 40
+GROUPS = {"user": 8, "item": 4, "ad": 16, "full": 8}
+WIDTH = 4
+Rows = dict[str, dict[int, list[float]]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """How tables are cut and batches run."""
+
+    plan: dict[str, Spec] | None
+    """None: unsharded."""
+    local_size: int | None = None
+    is_sequence: bool = False
+    depth: int = 1
+    """Batches that are mapped before the first of them is trained."""
+    accumulate: int = 1
+    state: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of tables."""
+
+
+def batches(first: int, last: int) -> list[list[list[int]]]:
+    """Keys of 12 samples for each table, step by step: popular ones that drift, duplicates too."""
+    found = []
+    for step in range(first, last):
+        random = np.random.default_rng(step)
+        keys = random.zipf(1.3, (len(RULES), 12, 2)) % 900 + 11 * step
+        found.append((keys * 0x9E3779B97F4A7C1).tolist())
+    return found
+
+
+def time_of(step: int) -> int:
+    return 3 * (step // 2)
+
+
+class _Model(nn.Module):
+    def __init__(self, case: Case, device: str) -> None:
+        super().__init__()
+        common = {
+            "embedding_dim": WIDTH,
+            "num_embeddings": MAX_ROWS,
+            "max_rows": MAX_ROWS,
+            "initializer": init.Constant(value=0.0),
+            "accumulate_steps": case.accumulate,
+            **case.state,
+        }
+        tables = [
+            {
+                "name": name,
+                "feature_names": [name],
+                "eviction": rule,
+                "eviction_groups": GROUPS[name],
+                **common,
+            }
+            for name, rule in RULES.items()
+        ]
+        at = torch.device(device)
+        self.ebc: Any
+        if case.is_sequence:
+            self.ebc = HashEmbeddingCollection([HashEmbeddingConfig(**t) for t in tables], at)
+        else:
+            sums = [HashEmbeddingBagConfig(**t, pooling=PoolingType.SUM) for t in tables]
+            self.ebc = HashEmbeddingBagCollection(sums, device=at)
+        apply_optimizer_in_backward(torch.optim.SGD, self.ebc.parameters(), {"lr": 1.0})
+
+    def forward(self, batch: KeyedJaggedTensor) -> Any:
+        return self.ebc(batch)
+
+
+def model_of(case: Case) -> Any:
+    if case.plan is None:
+        return _Model(case, "cpu")
+    setup = Setup(plan=case.plan, local_size=case.local_size)
+    return shard(_Model(case, "meta"), setup)
+
+
+def _own_part(step: list[list[list[int]]]) -> KeyedJaggedTensor:
+    """This rank's samples, of which it has more the higher its number is."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    ends = [12 * i * i // (world_size * world_size) for i in range(world_size + 1)]
+    lists = [of_table[ends[rank] : ends[rank + 1]] for of_table in step]
+    return _joined(lists)
+
+
+def _joined(lists: list[list[list[int]]]) -> KeyedJaggedTensor:
+    return KeyedJaggedTensor(
+        keys=list(RULES),
+        values=torch.tensor(
+            [key for of in lists for keys in of for key in keys], dtype=torch.int64
+        ),
+        lengths=torch.tensor([len(keys) for of in lists for keys in of], dtype=torch.int64),
+    )
+
+
+def _train(model: Any, out: Any) -> None:
+    """Each key's row loses 1 for each of its occurrences, whatever the number of ranks."""
+    vectors = [v.values() for v in out.values()] if isinstance(out, dict) else [out.values()]
+    scale = dist.get_world_size() if isinstance(model, DistributedModelParallel) else 1
+    (sum(each.sum() for each in vectors) * scale).backward()
+
+
+def run(case: Case, first: int, last: int, load: str | None, save: str | None) -> Rows:
+    """Trains the steps from `first` to below `last`, and gives this rank's rows."""
+    model = model_of(case)
+    collection = getattr(model, "module", model).ebc
+    if load is not None:
+        Saver().load(model, Path(load))
+    steps = list(enumerate(batches(first, last), first))
+    is_whole = case.plan is None
+    for begin in range(0, len(steps), case.depth):
+        flying = []
+        for step, lists in steps[begin : begin + case.depth]:
+            collection.set_time(time_of(step))
+            if is_whole:
+                _train(model, collection(_joined(lists)))
+                continue
+            context = collection.create_context()
+            flying.append((context, collection.input_dist(context, _own_part(lists))))
+        for context, started in flying:
+            mapped = started.wait().wait()
+            _train(model, collection.compute_and_output_dist(context, mapped).wait())
+    model.eval()
+    before = _rows(collection)
+    model(_joined(batches(999, 1000)[0]) if is_whole else _own_part(batches(999, 1000)[0]))
+    assert _rows(collection) == before
+    if save is not None:
+        Saver().save(model, Path(save))
+    for table in collection.tables().values():
+        table.check_invariants()
+    return before
+
+
+def _rows(collection: Any) -> Rows:
+    found: Rows = {}
+    for name, table in collection.tables().items():
+        found[name] = {}
+        for batch in table.export():
+            found[name].update(zip(batch.keys.tolist(), batch.weights.tolist(), strict=True))
+    return found
+
+
+def run_all(cases: list[Case], first: int, last: int) -> list[Rows]:
+    """Each of the cases from the beginning."""
+    return [run(case, first, last, None, None) for case in cases]
+
+
+def copies(case: Case, first: int, middle: int, last: int) -> tuple[Rows, Rows]:
+    """Rows at the end, of one model and of one that took its `state_dict` in the middle."""
+    model, other = model_of(case), model_of(case)
+    found = []
+    for each in (model, other):
+        collection = each.module.ebc
+        end = middle if each is model else first + 1
+        for step, lists in enumerate(batches(first, end), first):
+            collection.set_time(time_of(step))
+            _train(each, collection(_own_part(lists)).wait())
+    other.load_state_dict(model.state_dict())
+    for each in (model, other):
+        collection = each.module.ebc
+        for step, lists in enumerate(batches(middle, last), middle):
+            collection.set_time(time_of(step))
+            _train(each, collection(_own_part(lists)).wait())
+        found.append(_rows(collection))
+    return found[0], found[1]
+
+
+def _refusal(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def refusals(groups: int, rank_rule: str) -> list[str]:
+    """What is said of tables whose groups do not suffice for the ranks."""
+    case = Case(plan=dict.fromkeys(RULES, ("row_wise",)), state={"eviction_groups": groups})
+
+    def planned(types: list[str] | None) -> Any:
+        constraint = ParameterConstraints(sharding_types=types)
+        planner = EmbeddingShardingPlanner(
+            topology=Topology(world_size=dist.get_world_size(), compute_device="cpu"),
+            constraints=None if types is None else dict.fromkeys(RULES, constraint),
+        )
+        sharders = get_default_hybrid_sharders(host_env=host_env(), rank_rule=rank_rule)
+        model = _Model(case, "meta")
+        return planner.plan(model, sharders)  # on each rank
+
+    by_hand = Setup(plan=case.plan, rank_rule=rank_rule)
+    found = [
+        _refusal(lambda: shard(_Model(case, "meta"), by_hand)),
+        _refusal(lambda: planned(["row_wise"])),
+    ]
+    kinds = {each.sharding_type for each in planned(None).plan["ebc"].values()}
+    return [*found, *sorted(kinds)]
+
+
+class _Bag(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag = HashEmbeddingBag(
+            WIDTH,
+            name="user",
+            optimizer=optim.SGD(lr=1.0),
+            initializer=init.Constant(value=0.0),
+            max_rows=MAX_ROWS,
+            eviction_groups=GROUPS["user"],
+            eviction=RULES["user"],
+        )
+
+
+def bag_on_ranks(middle: int, last: int) -> Rows:
+    """A plain module that is trained alone, and spread over the ranks in the middle."""
+    model = _Bag()
+    for [lists, *_] in batches(0, middle):
+        model.bag(torch.tensor(lists)).sum().backward()
+    names = {"user": ParameterConstraints(sharding_types=["row_wise"])}
+    topology = Topology(world_size=dist.get_world_size(), compute_device="cpu")
+    sharders = get_default_hybrid_sharders(host_env=host_env())
+    plan = EmbeddingShardingPlanner(topology=topology, constraints=names).plan(model, sharders)
+    sharded = DistributedModelParallel(
+        model, device=torch.device("cpu"), plan=plan, sharders=sharders
+    )
+    bag = sharded.module.bag
+    for [lists, *_] in batches(middle, last):
+        own = torch.tensor(lists[dist.get_rank() :: dist.get_world_size()])
+        (bag(own).wait().sum() * dist.get_world_size()).backward()
+    return _rows(bag.collection)

@@ -1,0 +1,228 @@
+"""Tables that evict, or refuse, give the same keys and rows on any number of ranks.
+
+`testing.Eviction` and `testing.Room` say in plain Python which keys stay of the joined batches of
+all ranks; a row is the number of times that it was trained. Shape letter: W ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import eviction_on_ranks
+import pytest
+import torch
+from eviction_on_ranks import GROUPS, MAX_ROWS, RULES, WIDTH, Case, Rows, batches, run, time_of
+from plans import Spec
+from rank_pool import RankPool
+
+from recsdk_core import Evict
+from recsdk_core.testing import Eviction, KeyMeta, Room
+from recsdk_sharding import (
+    HashEmbeddingBagCollection,
+    HashEmbeddingBagConfig,
+    HashEmbeddingCollection,
+    HashEmbeddingConfig,
+)
+
+STEPS = 14
+ROW_WISE: dict[str, Spec] = dict.fromkeys(RULES, ("row_wise",))
+
+
+class _Expected:
+    """Keys and rows of all tables."""
+
+    def __init__(self, steps: int = STEPS) -> None:
+        self.num_left = self.num_refused = 0
+        self.rows: Rows = {}
+        for position, (name, rule) in enumerate(RULES.items()):
+            keys = [[key for bag in step[position] for key in bag] for step in batches(0, steps)]
+            room = Room(MAX_ROWS, GROUPS[name])
+            counts = (
+                self._refusing(keys, room) if rule is None else self._evicting(keys, rule, room)
+            )
+            self.rows[name] = {key: [-float(n)] * WIDTH for key, n in counts.items()}
+
+    def _refusing(self, steps: list[list[int]], room: Room) -> dict[int, int]:
+        counts: dict[int, int] = {}
+        for keys in steps:
+            refused = room.refused((key for key in keys if key not in counts), counts)
+            self.num_refused += len(refused)
+            for key in keys:
+                if key not in refused:
+                    counts[key] = counts.get(key, 0) + 1
+        return counts
+
+    def _evicting(self, steps: list[list[int]], rule: Evict, room: Room) -> dict[int, int]:
+        model = Eviction(rule, room)
+        metas: dict[int, KeyMeta] = {}
+        counts: dict[int, int] = {}
+        for number, keys in enumerate(steps):
+            step = model.step_of(None)
+            seen = model.seen(keys, time_of(number) if rule.by == "time" else None, None)
+            leaving, refused = model.decide(metas, seen, step)
+            self.num_left += len(leaving)
+            for key in leaving:
+                del metas[key], counts[key]
+            for key in seen.keys() - refused:
+                metas[key] = model.touched(metas.get(key), seen[key], step)
+            for key in keys:
+                if key not in refused:
+                    counts[key] = counts.get(key, 0) + 1
+            model.decided(step, None)
+        return counts
+
+
+@pytest.fixture(scope="module")
+def expected() -> _Expected:
+    found = _Expected()
+    assert found.num_left > 200
+    assert found.num_refused > 50
+    return found
+
+
+def whole(parts: list[Rows], replicated: bool = False) -> Rows:
+    """The rows of all ranks, with their columns side by side."""
+    columns: dict[str, dict[int, dict[int, list[float]]]] = {}
+    for part in parts:
+        for name, rows in part.items():
+            table, _, which = name.partition(".columns_")
+            held = columns.setdefault(table, {}).setdefault(int(which.partition("_")[0] or 0), {})
+            assert replicated or not set(held) & set(rows)
+            assert all(held.get(key, row) == row for key, row in rows.items())
+            held.update(rows)
+    return {
+        table: {
+            key: [number for first in sorted(by_first) for number in by_first[first][key]]
+            for key in by_first[min(by_first)]
+        }
+        for table, by_first in columns.items()
+    }
+
+
+def test_unsharded_tables_do_as_the_plain_model(expected: _Expected) -> None:
+    for is_sequence in (False, True):
+        rows = run_whole(Case(None, is_sequence=is_sequence))
+        assert rows == expected.rows
+
+
+def run_whole(case: Case) -> Rows:
+    return run(case, 0, STEPS, None, None)
+
+
+def cases(world_size: int) -> list[Case]:
+    """Every sharding type, batches ahead, gradients accumulated."""
+    last = world_size - 1
+    cut = [(1, 0), (WIDTH - 1, last)]
+    local = 2 if world_size == 4 else world_size
+    mixed: dict[str, Spec] = {
+        "user": ("row_wise",),
+        "item": ("table_wise", last),
+        "ad": ("data_parallel",),
+        "full": ("column_wise", cut),
+    }
+    grid = [(1, 0), (WIDTH - 1, world_size // local - 1)]
+    made = [
+        Case(ROW_WISE, depth=3),
+        Case(mixed, depth=2),
+        Case(dict.fromkeys(RULES, ("data_parallel",)), depth=5, accumulate=1),
+        Case(dict.fromkeys(RULES, ("table_row_wise", 0)), local_size=local),
+        Case(dict.fromkeys(RULES, ("grid_shard", grid)), local_size=local, depth=12),
+        Case(ROW_WISE, is_sequence=True, depth=2),
+        Case(ROW_WISE, accumulate=2, depth=2),
+    ]
+    if world_size > 1:
+        made.append(Case(dict.fromkeys(RULES, ("column_wise", cut)), is_sequence=True))
+    return made
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_the_same_keys_and_rows_on_any_number_of_ranks(
+    ranks: RankPool, expected: _Expected, world_size: int
+) -> None:
+    tried = cases(world_size)
+    found = ranks.run(world_size, eviction_on_ranks.run_all, tried, 0, STEPS)
+    for number, case in enumerate(tried):
+        is_copied = case.plan is not None and ("data_parallel",) in case.plan.values()
+        assert whole([of_rank[number] for of_rank in found], is_copied) == expected.rows, case
+
+
+def test_saved_and_resumed_at_another_number_of_ranks(
+    ranks: RankPool, expected: _Expected, tmp_path: Path
+) -> None:
+    columns: dict[str, Spec] = dict.fromkeys(RULES, ("column_wise", [(1, 0), (WIDTH - 1, 1)]))
+    ways = [(1, ROW_WISE), (3, ROW_WISE), (2, columns), (4, ROW_WISE)]
+    ends = [0, 4, 7, 10, STEPS]
+    at: str | None = None
+    for number, (world_size, plan) in enumerate(ways):
+        to = str(tmp_path / str(number))
+        step = ends[number], ends[number + 1]
+        parts = ranks.run(world_size, run, Case(plan, depth=2), *step, at, to)
+        at = to
+    assert whole(parts) == expected.rows
+    assert run(Case(None), STEPS, STEPS, at, None) == expected.rows
+
+
+def test_a_state_dict_goes_on_as_its_model(ranks: RankPool, expected: _Expected) -> None:
+    found = ranks.run(3, eviction_on_ranks.copies, Case(ROW_WISE), 0, 8, STEPS)
+    for which in (0, 1):
+        assert whole([of_rank[which] for of_rank in found]) == expected.rows
+
+
+def test_a_plain_bag_goes_on_over_ranks(ranks: RankPool, expected: _Expected) -> None:
+    parts = ranks.run(3, eviction_on_ranks.bag_on_ranks, 5, STEPS)
+    assert whole(parts)["user"] == expected.rows["user"]
+
+
+def test_more_ranks_than_groups_are_refused_at_planning(ranks: RankPool) -> None:
+    for texts in ranks.run(3, eviction_on_ranks.refusals, 2, "virtual_shard"):
+        for text in texts[:2]:
+            assert "over 3 ranks" in text
+            assert "2 groups of ids" in text
+            assert "set eviction_groups to a power of two from 3 on" in text
+        assert "row_wise" not in texts[2:]
+    [text, *_] = ranks.run(2, eviction_on_ranks.refusals, 8, "modulo")[0]
+    assert "rank_rule='modulo'" in text
+
+
+BAG = {"name": "user", "embedding_dim": 2, "num_embeddings": 9}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ({"eviction": Evict.lru()}, ValueError, "eviction makes room in max_rows; set max_rows"),
+        ({"eviction_groups": 4}, ValueError, "eviction_groups divides max_rows; set max_rows too"),
+        ({"max_rows": 9, "eviction_groups": 3}, ValueError, "must be a power of two up to max_r"),
+        ({"max_rows": 9, "eviction_groups": 16}, ValueError, "must be a power of two up to max_r"),
+        ({"max_rows": 9, "eviction": "lru"}, TypeError, "eviction must be an Evict"),
+        ({"max_rows": 9, "eviction": Evict.score()}, ValueError, "needs a score for each id"),
+    ],
+)
+def test_settings_that_make_no_sense(
+    arguments: dict[str, object], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=f"table 'user': .*{message}"):
+        HashEmbeddingBagConfig(**BAG, **arguments)  # type: ignore[arg-type]
+
+
+def test_what_collections_refuse() -> None:
+    lru = HashEmbeddingBagConfig(**BAG, max_rows=9, eviction=Evict.lru())  # type: ignore[arg-type]
+    on_device: Callable[[], object] = lambda: HashEmbeddingBagCollection(  # noqa: E731
+        [lru], device=torch.device("cuda")
+    )
+    with pytest.raises(ValueError, match="table 'user': eviction is of tables on the cpu, not yet"):
+        on_device()
+    timed = HashEmbeddingConfig(**BAG, max_rows=9, eviction=Evict.lru(by="time"))  # type: ignore[arg-type]
+    collection = HashEmbeddingCollection([timed])
+    collection.requires_grad_(False)
+    ids = torch.tensor([3])
+    batch = eviction_on_ranks.KeyedJaggedTensor(["user"], ids, lengths=torch.tensor([1]))
+    with pytest.raises(ValueError, match=r"'user': Evict.lru\(by='time'\) needs the time of a b"):
+        collection(batch)
+    for wrong, kind in ((1.5, TypeError), (2**63, ValueError)):
+        with pytest.raises(kind, match="set_time: the time must be"):
+            collection.set_time(wrong)  # type: ignore[arg-type]
+    collection.set_time(-7)
+    collection(batch)
+    assert 3 in collection.tables()["user"]
