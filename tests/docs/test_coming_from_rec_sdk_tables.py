@@ -155,10 +155,7 @@ def test_pooling() -> None:
     assert len(trained(optimized(sequences(none))).tables()["user"]) == 2
 
 
-NOT_FIELDS = (
-    *("weight_init_mean", "weight_init_stddev", "initializer_type", "admit_and_evict_config"),
-    "is_incremental",
-)
+NOT_FIELDS = (*("weight_init_mean", "weight_init_stddev", "initializer_type", "is_incremental"),)
 
 
 @holds("EmbCacheEmbeddingBagConfig", "refused", *NOT_FIELDS)
@@ -169,6 +166,29 @@ def test_fields_of_the_cache(field: str, make: Callable[..., Any]) -> None:
         make(**{field: None})
     with_initializer = make(initializer=init.TruncatedNormal(mean=0.0, stddev=0.05))
     assert with_initializer.row_initializer() == init.TruncatedNormal(mean=0.0, stddev=0.05)
+
+
+ADMISSION = ("AdmitAndEvictConfig", "AdmitAndEvictPolicyType", "ShowClickParams")
+
+
+@holds("Classes and functions", "stricter", *ADMISSION)
+@holds("EmbCacheEmbeddingBagConfig", "stricter", "admit_and_evict_config")
+@pytest.mark.parametrize("make", [bag_config, sequence_config])
+def test_settings_of_admission(make: Callable[..., Any]) -> None:
+    config, policy = recsdk_sharding.AdmitAndEvictConfig, recsdk_sharding.AdmitAndEvictPolicyType
+    off = config(admit_threshold=5, evict_threshold=9, policy_type=policy.NONE)
+    assert make(admit_and_evict_config=off).admit_and_evict_config is off
+    for asked, name in (
+        (config(admit_threshold=1), "admit_threshold=1"),
+        (config(evict_threshold=60), "evict_threshold=60"),
+        (config(policy_type=policy.POLICY_SHOWCLICK), "POLICY_SHOWCLICK"),
+    ):
+        assert asked.is_feature_filter_enabled()
+        with pytest.raises(
+            PAGE.error("EmbCacheEmbeddingBagConfig", "admit_and_evict_config"),
+            match=f"table 'user': admit_and_evict_config has .*{name}",
+        ):
+            make(admit_and_evict_config=asked)
 
 
 OPTIONS = "DynamicEmbTableOptions"
@@ -485,7 +505,7 @@ def test_operators(name: str) -> None:
         assert not hasattr(getattr(torch.ops, namespace), name)
 
 
-WORDS_OF_WHAT_IS_ABSENT = ("evict", "admit", "admission", "tier", "cache", "quant")
+WORDS_OF_WHAT_IS_ABSENT = ("expiry", "expire", "admission", "tier", "cache", "quant")
 
 
 @holds(ABSENT, "not here", "rows in several tiers, with device memory as a cache")
@@ -493,11 +513,10 @@ WORDS_OF_WHAT_IS_ABSENT = ("evict", "admit", "admission", "tier", "cache", "quan
 @holds(
     ABSENT,
     "not here",
-    "admission and eviction of ids, by count, time, shows and clicks, or score",
+    "admission of ids by count, expiry, and both by shows and clicks",
 )
 def test_no_public_name_speaks_of_what_is_not_here() -> None:
     packages = ("recsdk_core", "recsdk_sharding", "recsdk_pipeline")
     names = {(p, name.lower()) for p in packages for name in public_classes(p)}
     said = {(p, n, w) for p, n in names for w in WORDS_OF_WHAT_IS_ABSENT if w in n}
-    # A table alone evicts; the pages say so.
-    assert {each for each in said if (each[0], each[2]) != ("recsdk_core", "evict")} == set()
+    assert said == set()

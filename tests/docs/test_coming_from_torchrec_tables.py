@@ -11,6 +11,11 @@ import torch
 import torchrec
 from torch import nn
 from torchrec import DataType, KeyedJaggedTensor, PoolingType
+from torchrec.modules.embedding_configs import (
+    CountBasedEvictionPolicy,
+    NoEvictionPolicy,
+    TimestampBasedEvictionPolicy,
+)
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, OptimizerWrapper
@@ -184,7 +189,6 @@ REFUSED_FIELDS = {
     "input_dim": 3,
     "total_num_buckets": 2,
     "use_virtual_table": True,
-    "virtual_table_eviction_policy": object(),
     "enable_embedding_update": True,
     "stash_weights": True,
 }
@@ -196,6 +200,17 @@ REFUSED_FIELDS = {
 def test_fields_that_are_refused(field: str, make: Callable[..., Any]) -> None:
     with pytest.raises(PAGE.error(CONFIG, field), match=field):
         make(**{field: REFUSED_FIELDS[field]})
+
+
+@holds(CONFIG, "stricter", "virtual_table_eviction_policy")
+@pytest.mark.parametrize("make", [bag_config, sequence_config])
+def test_policies_of_virtual_tables(make: Callable[..., Any]) -> None:
+    name = "virtual_table_eviction_policy"
+    for stays in (NoEvictionPolicy(), TimestampBasedEvictionPolicy(eviction_ttl_mins=0)):
+        make(**{name: stays})
+    for policy in (CountBasedEvictionPolicy(), TimestampBasedEvictionPolicy(), object()):
+        with pytest.raises(PAGE.error(CONFIG, name), match=f"{name} is a {type(policy).__name__}"):
+            make(**{name: policy})
 
 
 # Collections

@@ -16,8 +16,8 @@ from torchrec.modules.embedding_configs import (
     DataType,
     EmbeddingBagConfig,
     EmbeddingConfig,
+    NoEvictionPolicy,
     PoolingType,
-    VirtualTableEvictionPolicy,
 )
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -43,6 +43,7 @@ HONOURED: dict[str, Any] = {
     "weight_init_min": -2.0,
     "init_fn": partial(torch.nn.init.normal_, std=2.0),
     "pooling": PoolingType.MEAN,
+    "virtual_table_eviction_policy": NoEvictionPolicy(),
 }
 """What each field that hash tables go by may be, other than its default."""
 
@@ -52,7 +53,6 @@ REFUSED: dict[str, Any] = {
     "input_dim": 7,
     "total_num_buckets": 3,
     "use_virtual_table": True,
-    "virtual_table_eviction_policy": VirtualTableEvictionPolicy(),
     "enable_embedding_update": True,
     "stash_weights": True,
 }

@@ -29,6 +29,11 @@ from recsdk_sharding._checkpoint.dcp import HashLoadPlanner, adapt_load_planner 
 from recsdk_sharding._checkpoint.migrate import export_rows, import_rows  # noqa: E402
 from recsdk_sharding._checkpoint.saver import Saver  # noqa: E402
 from recsdk_sharding._configs.configs import HashEmbeddingBagConfig, HashEmbeddingConfig  # noqa: E402
+from recsdk_sharding._configs.upstream import (  # noqa: E402
+    AdmitAndEvictConfig,
+    AdmitAndEvictPolicyType,
+    ShowClickParams,
+)
 from recsdk_sharding._modules.feature_processed import (  # noqa: E402
     HashFeatureProcessedEmbeddingBagCollectionSharder,
     ShardedHashFeatureProcessedEmbeddingBagCollection,
@@ -80,6 +85,8 @@ __all__ = [
     "AccumulateAdagrad",
     "AccumulateAdam",
     "AccumulateSGD",
+    "AdmitAndEvictConfig",
+    "AdmitAndEvictPolicyType",
     "HashEmbeddingBagCollection",
     "HashEmbeddingBagCollectionSharder",
     "HashEmbeddingBagConfig",
@@ -99,6 +106,7 @@ __all__ = [
     "ShardedHashEmbeddingBagCollection",
     "ShardedHashEmbeddingCollection",
     "ShardedHashFeatureProcessedEmbeddingBagCollection",
+    "ShowClickParams",
     "TensorParallelWrapper",
     "__version__",
     "export_rows",

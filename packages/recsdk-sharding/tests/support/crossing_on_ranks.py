@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from torchrec.modules.embedding_configs import DataType, PoolingType
+from torchrec.modules.embedding_configs import DataType, NoEvictionPolicy, PoolingType
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import Setup, shard
@@ -27,6 +27,7 @@ from worlds import Setup, shard
 from optimizer_cases import CLIPS, DECAYS, is_a_product
 from recsdk_core import CapacityError, Evict, NonFiniteError, init
 from recsdk_sharding import (
+    AdmitAndEvictConfig,
     HashEmbeddingBagCollection,
     HashEmbeddingBagConfig,
     HashEmbeddingCollection,
@@ -56,6 +57,8 @@ CONFIG: dict[str, dict[str, Any]] = {
     "max_rows": {"none": None, "few": 45},
     "eviction_groups": {"none": None, "4": 4},
     "eviction": {"none": None, "lru": Evict.lru(min_age=1), "lfu": Evict.lfu(half_life=2.0)},
+    "admit_and_evict_config": {"none": None, "off": AdmitAndEvictConfig()},
+    "virtual_table_eviction_policy": {"none": None, "off": NoEvictionPolicy()},
     "on_full": {name: name for name in ("refuse", "raise")},
     "accumulate_steps": {"1": 1, "2": 2},
     "initializer": {"none": None, "normal": init.Normal(stddev=0.1)},

@@ -25,6 +25,11 @@ from recsdk_sharding._configs.initializers import (
     native_initializer,
     per_key_initializer,
 )
+from recsdk_sharding._configs.upstream import (
+    AdmitAndEvictConfig,
+    asked_of_admission,
+    asked_of_virtual_table,
+)
 
 __all__ = [
     "DTYPES",
@@ -50,6 +55,7 @@ HONOURED_FIELDS = frozenset(
         "weight_init_min",
         "init_fn",
         "pooling",
+        "virtual_table_eviction_policy",
     }
 )
 """Fields of torchrec's configs that hash tables honour; others must be at their defaults."""
@@ -78,6 +84,9 @@ class _Settings:
     eviction: Evict | None = None
     """Which ids leave when others need their room, by step or by time; needs `max_rows`. None:
     none. Not for rows on a device."""
+    admit_and_evict_config: AdmitAndEvictConfig | None = None
+    """Rec SDK's settings of who gets a row and who loses it: taken if they ask for nothing, else
+    refused by name. None: nothing."""
     on_full: OnFull = "refuse"
     """What happens to ids that find no row free, because of `max_rows` or, on a device, of its
     memory: they are refused and read zeros ("refuse"), or the step raises CapacityError on the rank
@@ -102,6 +111,7 @@ class HashTableConfig(_Settings):
     feature_names: list[str]
     data_type: DataType
     init_fn: Any
+    virtual_table_eviction_policy: Any
 
     if TYPE_CHECKING:
 
@@ -150,6 +160,9 @@ class HashTableConfig(_Settings):
         if self.seed >= _UINT64:
             raise ValueError(self._error(f"seed must be below 2**64, got {self.seed}"))
         self._check_room()
+        asked = asked_of_admission(self.admit_and_evict_config)
+        if asked is not None:
+            raise ValueError(self._error(asked))
         low, high = self.get_weight_init_min(), self.get_weight_init_max()
         for field, value in (("weight_init_min", low), ("weight_init_max", high)):
             if not isinstance(value, Real) or not math.isfinite(value):
@@ -204,6 +217,9 @@ class HashTableConfig(_Settings):
             raise ValueError(
                 self._error(f"data_type must be DataType.FP32, BF16 or FP16, got {self.data_type}")
             )
+        asked = asked_of_virtual_table(self.virtual_table_eviction_policy)
+        if asked is not None:
+            raise ValueError(self._error(asked))
         for field in fields(EmbeddingBagConfig):
             if field.name not in HONOURED_FIELDS and getattr(self, field.name) != field.default:
                 raise ValueError(
