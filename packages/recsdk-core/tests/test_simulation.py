@@ -17,6 +17,7 @@ from recsdk_core import Evict, Outcome
 from recsdk_core.cli import main
 from recsdk_core.simulation import Simulated, Trace, open_trace, running, simulate
 from recsdk_core.testing import ReferenceTable
+from recsdk_core.virtual_shards import mix64
 
 RULES = {
     "none": None,
@@ -145,6 +146,52 @@ def test_nulls_empty_lists_row_groups_and_files_move_no_figure(
         assert simulate(trace, [1, 3], rules, step_ids=step_ids) == simulate(
             arrays, [1, 3], rules, step_ids=step_ids
         )
+
+
+def described(folder: Path, **zipf: Any) -> Path:
+    columns = [
+        {"name": "label", "ids": None},
+        {"name": "few", "ids": {"num_ids": 9, "num_distinct": 9, "zipf": None}},
+        {"name": "user", "ids": {"num_ids": 300_000, "num_distinct": 1000, "zipf": zipf}},
+    ]
+    path = folder / "clicks.json"
+    path.write_text(json.dumps({"format": "recsdk.data.describe/1", "columns": columns}))
+    return path
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.7, 1.0, 1.3])
+def test_ids_are_drawn_by_a_description(exponent: float, tmp_path: Path) -> None:
+    trace = open_trace(described(tmp_path, exponent=exponent), "user")
+    blocks = [ids for ids, _ in trace.blocks(7000)]
+    assert [len(ids) for ids in blocks] == [7000] * 42 + [6000]
+    ids = np.concatenate(blocks)
+    [again] = [ids for ids, _ in trace.blocks(300_000)]
+    np.testing.assert_array_equal(again, ids)
+    shares = np.arange(1, 1001.0) ** -exponent
+    expected = 300_000 * shares / shares.sum()
+    # The sum of squared normal deviations of 1000 ranks is 1000, give or take 45.
+    order = mix64(np.arange(1, 1001, dtype=np.uint64)).view(np.int64)
+    places = {key: n for n, key in enumerate(order.tolist())}
+    seen = np.bincount([places[key] for key in ids.tolist()], minlength=1000)
+    assert ((seen - expected) ** 2 / expected).sum() < 1250
+
+
+def test_a_drawn_trace_says_so(tmp_path: Path) -> None:
+    path = described(tmp_path, exponent=1.1)
+    done = run(path, "--column", "user", "--rows", "100", "--rules", "lru")
+    assert done.exit_code == 0, done.output
+    assert "drawn, not read: 1,000 ids by Zipf's law of exponent 1.10" in done.output
+    for arguments, problem in (
+        ([], "say which has the ids; there are few, user"),
+        (["--column", "few"], "'few' has no exponent"),
+        (["--column", "user", "--time", "at"], "no times are drawn"),
+    ):
+        done = run(path, *arguments)
+        assert done.exit_code == 1
+        assert problem in done.output
+    for text, problem in (("{", "is no JSON"), ("[]", "not of the format"), ("{}", "not of the")):
+        path.write_text(text)
+        assert problem in run(path).output
 
 
 def test_a_trace_says_how_many_ids_were_read() -> None:

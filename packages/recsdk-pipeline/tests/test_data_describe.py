@@ -294,3 +294,20 @@ def test_a_picture_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     done = describe(tmp_path / "clicks.parquet", "--png", tmp_path / "clicks.png")
     assert done.exit_code == 1
     assert 'pip install "recsdk-pipeline[plot]"' in done.stderr
+
+
+def test_what_is_written_is_simulated_and_planned(tmp_path: Path) -> None:
+    path, written = tmp_path / "clicks.parquet", tmp_path / "clicks.json"
+    pq.write_table(pa.table({"user": zipf_ids(1.0, 3000, 60_000)}), path)
+    assert describe(path, "--json", written).exit_code == 0
+    rates = []
+    for trace in (path, written):
+        arguments = ["simulate", str(trace), "--rows", "300,1000", "--step", "256", "--json", "-"]
+        done = CliRunner().invoke(main, arguments)
+        assert done.exit_code == 0, done.output
+        rates.append([run["hit_rate"] for run in json.loads(done.stdout)["runs"]])
+    assert rates[1] == pytest.approx(rates[0], abs=0.03)
+    done = CliRunner().invoke(main, ["plan", str(written)])
+    assert done.exit_code == 0, done.output
+    distinct = len(np.unique(zipf_ids(1.0, 3000, 60_000)))
+    assert f"{distinct:,}" in done.output

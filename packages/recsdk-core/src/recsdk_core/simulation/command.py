@@ -78,6 +78,9 @@ def simulate(
 ) -> None:
     """Say how tables of some sizes would do with TRACE, a .npz or Parquet file of integer ids.
 
+    TRACE may also be what `recsdk data describe --json` wrote of files that are not here (.json):
+    then as many ids are drawn as the column has, by its Zipf exponent.
+
     Ids are taken in order, --step of them at a time. For each size and rule: which part of the ids
     had a row (hits), was refused, how many left for others, and which part of the rows given went
     to ids that had had one before (returned). Where the trace is long, a part of the keys stands
@@ -95,7 +98,7 @@ def simulate(
                 ids, sizes, parsed, step_ids=step, sample=part, progress=progress
             )
         if target not in (None, "-"):
-            Path(str(target)).write_text(json.dumps(_as_json(trace, found), indent=2) + "\n")
+            Path(str(target)).write_text(json.dumps(_as_json(trace, ids, found), indent=2) + "\n")
         if png is not None:
             draw(found, Path(png))
     except ImportError as error:
@@ -104,10 +107,10 @@ def simulate(
     except (RecsdkError, ValueError, TypeError, ZeroDivisionError, OSError) as error:
         raise click.ClickException(str(error)) from error
     if target == "-":
-        json.dump(_as_json(trace, found), sys.stdout, indent=2)
+        json.dump(_as_json(trace, ids, found), sys.stdout, indent=2)
         click.echo()
     else:
-        _print(found, 4 * (dim + state))
+        _print(ids, found, 4 * (dim + state))
 
 
 def _rule(text: str) -> Evict | None:
@@ -138,17 +141,19 @@ def _sizes(text: str, trace: Trace) -> list[int]:
     return sizes
 
 
-def _as_json(source: str, found: Sequence[Simulated]) -> dict[str, Any]:
+def _as_json(source: str, trace: Trace, found: Sequence[Simulated]) -> dict[str, Any]:
     runs = [asdict(each) for each in found]
-    return {"format": FORMAT, "source": source, "runs": runs}
+    return {"format": FORMAT, "source": source, "remark": trace.remark, "runs": runs}
 
 
-def _print(found: Sequence[Simulated], row_bytes: int) -> None:
+def _print(trace: Trace, found: Sequence[Simulated], row_bytes: int) -> None:
     sample = found[0].sample
     how = (
         "" if sample == 1 else f"; {Fraction(sample)} of the keys stand for all, figures are about"
     )
     click.echo(f"{found[0].num_ids:,} ids{how}")
+    if trace.remark is not None:
+        click.echo(trace.remark)
     titles = ("rows", "rule", "hits", "refused", "inserted", "evicted", "returned", "memory")
     lines = [titles, *(_cells(each, row_bytes) for each in found)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

@@ -31,6 +31,8 @@ class Trace:
     has_times: bool
     blocks: Callable[[int], Iterator[Block]]
     """Gives blocks of so many ids, the last of at most so many; none is empty."""
+    remark: str | None = None
+    """What to know of its figures."""
 
     @staticmethod
     def of_arrays(ids: Any, times: Any | None = None) -> Trace:
@@ -94,14 +96,20 @@ def is_sampled(ids: Int64s, sample: float) -> Any:
 def open_trace(
     path: str | os.PathLike[str], column: str | None = None, time: str | None = None
 ) -> Trace:
-    """A trace of a .npz file or of Parquet files.
+    """A trace of a .npz file, of Parquet files, or drawn by a description of such.
 
     `column` names the array or column of ids (integers, or in Parquet lists of them); by default
     "ids", or the only one there is. `time` names one of integers or, in Parquet, timestamps, which
-    count microseconds. An .npz file is read into memory, Parquet in batches; it needs pyarrow.
-    Raises FileNotFoundError, ValueError, TypeError or ImportError.
+    count microseconds. An .npz file is read into memory, Parquet in batches; it needs pyarrow. Of a
+    .json file, which `recsdk data describe --json` wrote, as many ids are drawn as the column has,
+    by its Zipf exponent; they have no times, and the trace a `remark`. Raises FileNotFoundError,
+    ValueError, TypeError or ImportError.
     """
     name = os.fspath(path)
+    if name.endswith(".json"):
+        from recsdk_core.simulation.drawn_traces import open_description
+
+        return open_description(name, lambda names: _chosen(column, names, name), time)
     if name.endswith(".npz"):
         with np.load(name, allow_pickle=False) as arrays:
             chosen = _chosen(column, [each for each in arrays.files if each != time], name)

@@ -1,0 +1,204 @@
+"""`recsdk plan`: memory and sharding of the tables that described data would fill."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+__all__ = ["plan"]
+
+FORMAT = "recsdk.data.describe/1"
+_GIB = 2**30
+_OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad", "adam")
+
+
+@click.command()
+@click.argument("description")
+@click.option("--ranks", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option(
+    "--batch-size",
+    type=click.IntRange(min=1),
+    default=4096,
+    show_default=True,
+    help="Samples of a rank's batch.",
+)
+@click.option(
+    "--width",
+    "widths",
+    multiple=True,
+    default=("64",),
+    show_default=True,
+    metavar="[COLUMN=]WIDTH",
+    help="Of rows: of all tables, or of one column's; may be given again.",
+)
+@click.option(
+    "--optimizer", type=click.Choice(_OPTIMIZERS), default="rowwise_adagrad", show_default=True
+)
+@click.option(
+    "--growth",
+    type=click.FloatRange(min=1),
+    default=1.0,
+    show_default=True,
+    help="Rows for each that the files have.",
+)
+@click.option(
+    "--column", "columns", multiple=True, help="A column to plan; all columns of ids by default."
+)
+@click.option(
+    "--host-memory",
+    type=click.FloatRange(min=0, min_open=True),
+    default=128.0,
+    show_default=True,
+    help="GiB of a rank.",
+)
+def plan(
+    description: str,
+    ranks: int,
+    batch_size: int,
+    widths: Sequence[str],
+    optimizer: str,
+    growth: float,
+    columns: Sequence[str],
+    host_memory: float,
+) -> None:
+    """Plan a table for each column of ids in DESCRIPTION, which `recsdk data describe` wrote.
+
+    DESCRIPTION is a file of its --json. A table's rows are the different ids of its column, and
+    its traffic their number in a row. Prints the memory of each table and rank on the cpu, and how
+    the planner would cut the tables. Nothing is allocated.
+    """
+    try:
+        described = _read(description, columns)
+        of_column = _widths(widths, described)
+        tables = [(name, of_column[name], *counts) for name, counts in described.items()]
+        with _quiet(), _one_process() as host_env:
+            text = _planned(tables, ranks, batch_size, optimizer, growth, host_memory, host_env)
+    except (OSError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(text)
+
+
+def _read(path: str, columns: Sequence[str]) -> dict[str, tuple[int, float]]:
+    """(different ids, ids a row) of each column."""
+    try:
+        described = json.loads(Path(path).read_text())
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: is no JSON: {error}") from error
+    if not isinstance(described, dict) or described.get("format") != FORMAT:
+        raise ValueError(
+            f"{path}: is not of the format {FORMAT}, which recsdk data describe writes"
+        )
+    rows = max(described["rows"], 1)
+    found = {
+        each["name"]: (each["ids"]["num_distinct"], each["ids"]["num_ids"] / rows)
+        for each in described["columns"]
+        if each["ids"]
+    }
+    for name in columns:
+        if name not in found:
+            raise ValueError(f"{path}: no column {name!r} has ids; there are {', '.join(found)}")
+    chosen = {name: found[name] for name in columns or found}
+    if not chosen:
+        raise ValueError(f"{path}: no column has ids")
+    return chosen
+
+
+def _widths(given: Sequence[str], columns: Mapping[str, Any]) -> dict[str, int]:
+    of_all, of_column = 64, dict[str, int]()
+    for text in given:
+        name, _, number = text.rpartition("=")
+        if not number.isdecimal() or int(number) < 1:
+            raise ValueError(f"--width: {text!r} is not WIDTH or COLUMN=WIDTH, such as user=128")
+        if name and name not in columns:
+            raise ValueError(f"--width: no column {name!r} is planned, of {', '.join(columns)}")
+        if name:
+            of_column[name] = int(number)
+        else:
+            of_all = int(number)
+    return {name: of_column.get(name, of_all) for name in columns}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torchrec's planner warns of its own defaults."""
+    log = logging.getLogger("torchrec")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
+    finally:
+        log.setLevel(before)
+
+
+@contextmanager
+def _one_process() -> Iterator[Any]:
+    """A group for the sharders, which plan alone and exchange nothing."""
+    import torch.distributed as dist
+    from torchrec.distributed.types import ShardingEnv
+
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        yield ShardingEnv(world_size=1, rank=0, pg=dist.new_group(backend="gloo"))
+    finally:
+        dist.destroy_process_group()
+
+
+def _planned(
+    tables: Sequence[tuple[str, int, int, float]],
+    ranks: int,
+    batch_size: int,
+    optimizer: str,
+    growth: float,
+    host_memory: float,
+    host_env: Any,
+) -> str:
+    import torch
+    from torchrec.distributed.planner import Topology
+    from torchrec.distributed.planner.types import PlannerError
+    from torchrec.optim import RowWiseAdagrad
+    from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
+    import recsdk_sharding as rs
+
+    kinds = (torch.optim.SGD, RowWiseAdagrad, torch.optim.Adagrad, torch.optim.Adam)
+    configs = [
+        rs.HashEmbeddingBagConfig(
+            name=name, embedding_dim=width, num_embeddings=max(distinct, 1), feature_names=[name]
+        )
+        for name, width, distinct, _ in tables
+    ]
+    ebc = rs.HashEmbeddingBagCollection(tables=configs, device=torch.device("meta"))
+    model = torch.nn.ModuleDict({"tables": ebc})
+    kind = dict(zip(_OPTIMIZERS, kinds, strict=True))[optimizer]
+    apply_optimizer_in_backward(kind, model.parameters(), {"lr": 0.1})
+    planner = rs.HashEmbeddingShardingPlanner(
+        topology=Topology(
+            world_size=ranks, compute_device="cpu", ddr_cap=round(host_memory * _GIB)
+        ),
+        batch_size=batch_size,
+        constraints={
+            name: rs.HashParameterConstraints(
+                expected_rows=distinct, growth=growth, pooling_factors=[ids_a_row]
+            )
+            for name, _, distinct, ids_a_row in tables
+        },
+    )
+    try:
+        planner.plan(model, [rs.HashEmbeddingBagCollectionSharder(host_env=host_env)])
+    except PlannerError as error:
+        reason = str(error).strip().splitlines()[-1].strip()
+        raise ValueError(
+            f"no plan fits {ranks} ranks of {host_memory:g} GiB; give more --ranks, more "
+            f"--host-memory or a smaller --width: {reason}"
+        ) from error
+    return str(planner)
