@@ -73,7 +73,8 @@ class Case:
 
     part: Literal["sparse", "whole"]
     """The tables alone, or a DLRM in each one's pipeline."""
-    sharding_type: str = "row_wise"
+    sharding_type: str | None = "row_wise"
+    """None: what each one's planner chooses."""
     num_tables: int = 26
     dim: int = 64
     num_rows: int = 100_000
@@ -82,6 +83,10 @@ class Case:
     """Of each rank."""
     bag_size: int = 1
     """Ids of each bag."""
+    dense_layers: tuple[int, ...] = (64,)
+    """Widths of a DLRM's layers over its dense inputs; one of `dim` follows."""
+    over_layers: tuple[int, ...] = (64,)
+    """Widths of its layers over the interactions; one of 1 follows."""
     turns: int = 9
     with_managed_collisions: bool = False
     """Whether torchrec's collection that maps raw ids itself takes part."""
@@ -111,11 +116,12 @@ def bags(case: Case, ids: torch.Tensor, batch_size: int) -> KeyedJaggedTensor:
 
 
 class ClickModel(nn.Module):
-    """torchrec's DLRM with the layers of `recsdk demo`, and its loss."""
+    """torchrec's DLRM, and its loss."""
 
     def __init__(self, case: Case, tables: nn.Module) -> None:
         super().__init__()
-        self.dlrm = DLRM(tables, DENSE_COLUMNS, [64, case.dim], [64, 1])
+        dense, over = [*case.dense_layers, case.dim], [*case.over_layers, 1]
+        self.dlrm = DLRM(tables, DENSE_COLUMNS, dense, over)
 
     def forward(self, batch: ClickBatch) -> tuple[torch.Tensor, torch.Tensor]:
         logits = self.dlrm(batch.dense, batch.sparse).squeeze(1)
@@ -176,6 +182,8 @@ def sharders_for(case: Case, name: str) -> list[Any]:
         return list(get_default_hybrid_sharders(host_env=host))
     if name == MANAGED:
         return [ManagedCollisionEmbeddingBagCollectionSharder()]
+    if case.sharding_type is None:
+        return [EmbeddingBagCollectionSharder()]
     return [StockSharder(case.sharding_type)]
 
 
@@ -199,7 +207,9 @@ def sharded(case: Case, name: str) -> tuple[DistributedModelParallel, Any]:
     if not is_dense:
         apply_optimizer_in_backward(RowWiseAdagrad, tables.parameters(), dict(OPTIMIZER))
     sharders = sharders_for(case, name)
-    constraint = ParameterConstraints(sharding_types=[case.sharding_type])
+    constraint = ParameterConstraints()
+    if case.sharding_type is not None:
+        constraint = ParameterConstraints(sharding_types=[case.sharding_type])
     planner = EmbeddingShardingPlanner(
         topology=Topology(
             world_size=dist.get_world_size(),

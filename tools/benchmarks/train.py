@@ -3,6 +3,10 @@
 The sparse part is input dist, lookup, output dist, backward and update of the tables alone; the
 whole step is that of the DLRM of `recsdk demo` in each one's pipeline. Every case runs a second
 time with huge pages switched on for the peer.
+
+The last cases have the layers that torchrec's script for DLRM has by default, and the plan that
+each one's planner chooses. Their dense layers take most of the time: the sparse part alone is
+beside them, and says how much there is to gain.
 """
 
 from __future__ import annotations
@@ -16,9 +20,36 @@ from benchmarks.steps import OURS, Case
 
 ONE_HOT = Case(part="sparse")
 MULTI_HOT = Case(part="sparse", bag_size=30, num_tables=8, batch_size=1024)
+# Source: the defaults of dlrm_main.py in torchrec_dlrm of github.com/facebookresearch/dlrm.
+OF_SCRIPT = Case(
+    part="whole",
+    sharding_type=None,
+    dense_layers=(512, 256),
+    over_layers=(512, 512, 256),
+    batch_size=512,
+)
+SCRIPTS = {"width64": OF_SCRIPT, "width16": replace(OF_SCRIPT, dim=16, batch_size=1024)}
 
 
 def run(quick: bool) -> list[Record]:
+    return own_records(quick) + ([] if quick else records_of_script())
+
+
+def records_of_script() -> list[Record]:
+    """The DLRM of torchrec's script, and its sparse part."""
+    results = []
+    for name, case in SCRIPTS.items():
+        for num_ranks in (1, 2):
+            for part in ("whole", "sparse"):
+                outcome = run_case(num_ranks, replace(case, part=part, turns=15))
+                workload = f"torchrec_dlrm_{name}_{num_ranks}ranks"
+                results.append(
+                    record_of(workload, f"{part}_step", "ms", OURS, outcome.milliseconds)
+                )
+    return results
+
+
+def own_records(quick: bool) -> list[Record]:
     results = []
     for pages, environment in (("", {}), ("_hugepages", HUGE_PAGES)):
         for load, case in (("one_hot", ONE_HOT), ("multi_hot", MULTI_HOT)):

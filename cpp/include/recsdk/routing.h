@@ -33,6 +33,18 @@ struct FeatureBatch {
   bool every_key_is_a_bag = false;
 };
 
+/// What the lengths of the bags of F features say of each feature.
+struct FeatureCounts {
+  std::vector<std::int64_t> num_keys;          ///< (F,)
+  std::vector<std::uint8_t> has_one_key_each;  ///< (F,), whether each of its bags has one
+};
+
+/// Counts the keys of features with `num_bags` bags (F,), whose lengths (G,) lie one after the
+/// other, of `num_keys` in all. Throws std::invalid_argument for lengths that are negative or do
+/// not add up to that, or whose number is not that of the bags. Cost: one pass over the lengths.
+RECSDK_API FeatureCounts count_keys(std::span<const std::int64_t> lengths,
+                                    std::span<const std::int64_t> num_bags, std::int64_t num_keys);
+
 /// A batch whose keys are known by shard, ready to be written. Refers to the batch's arrays.
 class RECSDK_API BagCutter {
  public:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from recsdk_core import cut_bags, num_threads, read_bags, set_num_threads
+from recsdk_core import count_keys, cut_bags, num_threads, read_bags, set_num_threads
 from recsdk_core.testing import keys
 from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS, virtual_shards
 
@@ -193,3 +193,46 @@ def test_words_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         read_bags(np.array(words, np.int64), num_features, every_key_is_a_bag=False)
+
+
+@given(st.lists(st.lists(st.sampled_from([0, 1, 1, 1, 2, 300]), max_size=5), max_size=5))
+@example([[1, 1], [], [1]])
+@example([[2, 0], [1]])
+@example([])
+def test_keys_are_counted_as_lists_are(features: list[list[int]]) -> None:
+    lengths = np.array([length for bags in features for length in bags], np.int64)
+    counts = count_keys(lengths, list(map(len, features)), int(lengths.sum()))
+    assert counts == ([sum(bags) for bags in features], [set(bags) <= {1} for bags in features])
+
+
+def test_threads_count_alike() -> None:
+    lengths = np.ones(300_000, np.int64)
+    lengths[250_000] = 3
+    before = num_threads()
+    try:
+        for threads in (1, 2, 5):
+            set_num_threads(threads)
+            found = count_keys(lengths, [200_000, 0, 100_000], 300_002)
+            assert found == ([200_000, 0, 100_002], [True, True, False])
+    finally:
+        set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "num_bags", "message"),
+    [
+        ([1, 2], [2], "add up to the 2 keys, got a sum of 3 and a least of 1"),
+        ([3, -1], [1, 1], "add up to the 2 keys, got a sum of 2 and a least of -1"),
+        ([2**62] * 4, [4], "add up to the 2 keys"),
+        ([2**63 - 1] * 2 + [4], [3], "add up to the 2 keys"),
+        ([1, 1], [1], "num_bags must not be negative and add up to the 2 lengths"),
+        ([1, 1], [3], "num_bags must not be negative and add up to the 2 lengths"),
+        ([1, 1], [2, -1], "num_bags must not be negative"),
+        ([1, 1], [2**63 - 1, 2], "num_bags must not be negative"),
+    ],
+)
+def test_lengths_that_do_not_fit_are_refused(
+    lengths: list[int], num_bags: list[int], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        count_keys(np.array(lengths, np.int64), num_bags, 2)

@@ -15,10 +15,12 @@ from recsdk_core import (
     Table,
     init,
     join_rows,
+    lease_tables,
     map_joined,
     map_tables,
     optim,
     pool_tables,
+    release_leases,
     update_tables,
 )
 
@@ -45,6 +47,33 @@ def test_map_pool_update() -> None:
     update_tables([(tables[0], [(first, out, 3)]), (tables[1], [(empty, out, 0)])])
     assert tables[0].lookup(KEYS)[:, 0].tolist() == [-2.0, -1.0, -2.0]
     assert [table.update_count for table in tables] == [1, 1]
+
+
+def test_leases_of_many_tables_are_those_of_each() -> None:
+    tables = [make(1, "a"), make(2, "b")]
+    leases = lease_tables(tables, 3)
+    map_tables([(table, KEYS) for table in tables], True, leases)
+    assert [lease.step for lease in leases] == [3, 3]
+    assert [len(table) for table in tables] == [0, 0]
+    release_leases([*leases, None])
+    release_leases(leases)
+    assert all(lease.is_released for lease in leases)
+    assert [len(table) for table in tables] == [2, 2]
+    assert [lease.step for lease in lease_tables(tables)] == [None, None]
+
+
+def test_leases_are_taken_of_all_tables_or_of_none() -> None:
+    tables = [make(1, "a"), make(1, "b")]
+    tables[1].lease(5).release()
+    with pytest.raises(ValueError, match="a lease for step 4 comes after one for step 5"):
+        lease_tables(tables, 4)
+    tables[0].clear()  # raises if a lease with a step were open
+    with pytest.raises(TypeError, match="Table or Index"):
+        lease_tables([tables[0], None])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="step must be in"):
+        lease_tables(tables, 2**63)
+    with pytest.raises(TypeError, match="a recsdk_core.Lease or None each"):
+        release_leases([tables[0]])  # type: ignore[list-item]
 
 
 def test_no_calls_and_no_blocks() -> None:

@@ -66,6 +66,14 @@ def test_the_optimizer_may_be_applied_at_any_time(
     check(ranks, SETUPS[name], before, after, size)
 
 
+def test_tables_that_train_are_looked_at_again(ranks: RankPool) -> None:
+    found = ranks.run(1, orders_on_ranks.changed_while_in_use, SETUPS["adagrad"])[0]
+    assert "are frozen" in found["one frozen"]
+    assert found["all frozen"] == 2
+    assert found["trained again"] == 3
+    assert "called more than once" in found["second optimizer"]
+
+
 @given(st.sampled_from(["adagrad", "adam"]), orders, orders, st.sampled_from([0, 2]))
 @example("adagrad", ["state_dict"], [], 2)
 @example("adam", ["load_state_dict", "import_rows", "pickle"], ["evaluate"], 0)

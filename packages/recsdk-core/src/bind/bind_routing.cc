@@ -73,9 +73,24 @@ nb::tuple read(nb::handle words_object, std::int64_t num_features, bool every_ke
   return nb::make_tuple(found.num_words, found.num_keys, found.num_filled, std::move(offsets));
 }
 
+nb::tuple count(nb::handle lengths_object, const std::vector<std::int64_t>& num_bags,
+                std::int64_t num_keys) {
+  const Integers lengths(lengths_object, "lengths");
+  FeatureCounts found;
+  {
+    const nb::gil_scoped_release without_gil;
+    found = count_keys(lengths.span(), num_bags, num_keys);
+  }
+  nb::list has_one_key_each;
+  for (const std::uint8_t flag : found.has_one_key_each) has_one_key_each.append(flag != 0);
+  return nb::make_tuple(found.num_keys, std::move(has_one_key_each));
+}
+
 }  // namespace
 
 void bind_routing(nb::module_& module) {
+  module.def("count_keys", &count, nb::arg("lengths").none(), nb::arg("num_bags"),
+             nb::arg("num_keys"));
   module.def("cut_bags", &cut, nb::arg("keys").none(), nb::arg("lengths").none(),
              nb::arg("num_bags"), nb::arg("num_shards"), nb::arg("by_modulo"),
              nb::arg("wants_places"), nb::arg("num_virtual_shards"));

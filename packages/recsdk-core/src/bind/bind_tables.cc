@@ -108,6 +108,36 @@ nb::object leases_for(nb::handle leases, std::size_t count) {
   return items_for(leases, count, "leases must have one item for each call");
 }
 
+nb::list lease_all(nb::handle tables_object, std::optional<std::int64_t> step) {
+  const nb::tuple tables = nb::steal<nb::tuple>(PySequence_Tuple(tables_object.ptr()));
+  if (!tables.is_valid()) nb::raise_python_error();
+  std::vector<Index*> indexes;
+  for (const nb::handle table : tables) indexes.push_back(&index_of(table));
+  std::vector<Lease> taken;
+  taken.reserve(indexes.size());
+  {
+    const nb::gil_scoped_release without_gil;
+    for (Index* const index : indexes) taken.push_back(index->lease(step));
+  }
+  nb::list leases;
+  for (Lease& lease : taken) leases.append(PyLease(std::move(lease)));
+  return leases;
+}
+
+void release_all(nb::handle leases_object) {
+  const nb::tuple leases = nb::steal<nb::tuple>(PySequence_Tuple(leases_object.ptr()));
+  if (!leases.is_valid()) nb::raise_python_error();
+  std::vector<PyLease*> given;
+  for (const nb::handle lease : leases) {
+    if (lease.is_none()) continue;
+    if (!nb::isinstance<PyLease>(lease))
+      throw nb::type_error("leases must hold a recsdk_core.Lease or None each");
+    given.push_back(nb::inst_ptr<PyLease>(lease));
+  }
+  const nb::gil_scoped_release without_gil;
+  for (PyLease* const lease : given) lease->release_without_gil();
+}
+
 nb::list map_all(nb::handle calls, bool insert, nb::handle leases_object) {
   const nb::tuple all = nb::steal<nb::tuple>(PySequence_Tuple(calls.ptr()));
   if (!all.is_valid()) nb::raise_python_error();
@@ -234,6 +264,8 @@ void bind_tables(nb::module_& module) {
       .def_prop_ro("num_keys", &PyBags::num_keys);
   module.def("map_tables", &map_all, nb::arg("calls").none(), nb::arg("insert"),
              nb::arg("leases").none());
+  module.def("lease_tables", &lease_all, nb::arg("tables").none(), nb::arg("step").none());
+  module.def("release_leases", &release_all, nb::arg("leases").none());
   module.def("map_joined", &map_joined, nb::arg("tables").none(), nb::arg("keys").none(),
              nb::arg("counts").none(), nb::arg("insert"), nb::arg("leases").none());
   module.def("join_rows", &join, nb::arg("rows").none(), nb::arg("outcomes").none(),

@@ -29,7 +29,7 @@ from recsdk_core.eviction import Evict  # noqa: E402
 from recsdk_core.index import Index, IndexCut  # noqa: E402
 from recsdk_core.outcome import Outcome  # noqa: E402
 from recsdk_core.records import ExportBatch, IndexStats, TableStats  # noqa: E402
-from recsdk_core.routing import ArrivedBags, CutBags, cut_bags, read_bags  # noqa: E402
+from recsdk_core.routing import ArrivedBags, CutBags, count_keys, cut_bags, read_bags  # noqa: E402
 from recsdk_core.runtime import (  # noqa: E402
     available_isas,
     isa,
@@ -43,9 +43,11 @@ from recsdk_core.table import Lease, Table  # noqa: E402
 from recsdk_core.tables import (  # noqa: E402
     Bags,
     join_rows,
+    lease_tables,
     map_joined,
     map_tables,
     pool_tables,
+    release_leases,
     update_tables,
 )
 from recsdk_core.vectors import pack_vectors, unpack_vectors  # noqa: E402
@@ -75,6 +77,7 @@ __all__ = [
     "available_isas",
     "checkpoint",
     "combine_gradients",
+    "count_keys",
     "cut_bags",
     "distinct_keys",
     "hash_strings",
@@ -82,6 +85,7 @@ __all__ = [
     "initial_rows",
     "isa",
     "join_rows",
+    "lease_tables",
     "map_joined",
     "map_tables",
     "num_threads",
@@ -89,6 +93,7 @@ __all__ = [
     "pack_vectors",
     "pool_tables",
     "read_bags",
+    "release_leases",
     "set_isa",
     "set_num_threads",
     "unpack_vectors",

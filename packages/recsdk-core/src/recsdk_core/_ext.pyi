@@ -399,6 +399,10 @@ def map_tables(
     insert: bool,
     leases: Sequence[Lease | None] | None,
 ) -> list[tuple[Any, Any]]: ...
+def lease_tables(
+    tables: Sequence[_table.Table | _index.Index], step: int | None
+) -> list[Lease]: ...
+def release_leases(leases: Sequence[Lease | None]) -> None: ...
 def map_joined(
     tables: Sequence[_table.Table | _index.Index],
     keys: Any,
@@ -417,6 +421,9 @@ def distinct_keys(keys: Any) -> tuple[Any, Any]: ...
 def combine_gradients(blocks: Sequence[tuple[Any, ...]], packed: Any) -> None: ...
 
 # routing.h
+def count_keys(
+    lengths: Any, num_bags: Sequence[int], num_keys: int
+) -> tuple[list[int], list[bool]]: ...
 def cut_bags(
     keys: Any,
     lengths: Any,

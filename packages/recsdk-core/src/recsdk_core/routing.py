@@ -17,12 +17,28 @@ from typing import Any, TypeAlias
 from recsdk_core import _ext
 from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS
 
-__all__ = ["ArrivedBags", "CutBags", "cut_bags", "read_bags"]
+__all__ = ["ArrivedBags", "CutBags", "count_keys", "cut_bags", "read_bags"]
 
 Array: TypeAlias = Any
 """A numpy array, a torch CPU tensor, or any DLPack CPU array."""
 
 _RULES = ("virtual_shard", "modulo")
+
+
+def count_keys(
+    lengths: Array, num_bags: Sequence[int], num_keys: int
+) -> tuple[list[int], list[bool]]:
+    """The keys of each of F features, and whether each of its bags has one key.
+
+    `lengths`: keys of each bag, int64 (G,), feature by feature. `num_bags`: bags of each feature, F
+    numbers. `num_keys`: of all. Raises ValueError for lengths that are negative or do not add up to
+    that. Cost: one pass over the lengths, on the threads of `set_num_threads`.
+
+    >>> import numpy as np
+    >>> count_keys(np.array([1, 1, 2, 0]), [2, 2], 4)
+    ([2, 2], [True, False])
+    """
+    return _ext.count_keys(lengths, num_bags, num_keys)
 
 
 @dataclass(frozen=True)

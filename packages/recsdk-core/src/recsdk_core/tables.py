@@ -13,15 +13,40 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from recsdk_core import _ext
 from recsdk_core._ext import Bags, Lease
+from recsdk_core._internal.keyed import INT64
 
 if TYPE_CHECKING:
     from recsdk_core.index import Index
     from recsdk_core.table import Table
 
-__all__ = ["Bags", "join_rows", "map_joined", "map_tables", "pool_tables", "update_tables"]
+__all__ = [
+    "Bags",
+    "join_rows",
+    "lease_tables",
+    "map_joined",
+    "map_tables",
+    "pool_tables",
+    "release_leases",
+    "update_tables",
+]
 
 Array: TypeAlias = Any
 """A numpy array, a torch CPU tensor, or any DLPack CPU array."""
+
+
+def lease_tables(tables: Sequence[Table | Index], step: int | None = None) -> list[Lease]:
+    """Opens a batch in flight in each of many tables: `Table.lease` of each, in one call.
+
+    All or none: if one cannot be opened, those before it are released, and its error is raised.
+    """
+    if step is not None and not -INT64 <= step < INT64:
+        raise ValueError(f"lease_tables: step must be in [-2**63, 2**63), got {step}")
+    return _ext.lease_tables(tables, step)
+
+
+def release_leases(leases: Sequence[Lease | None]) -> None:
+    """Releases many leases in one call; None, and what is released already, is left alone."""
+    _ext.release_leases(leases)
 
 
 def map_tables(

@@ -35,8 +35,10 @@ from worlds import (
     unwrapped,
 )
 
+import recsdk_core
 from recsdk_core import Outcome, RecsdkError
 from recsdk_sharding import get_default_hybrid_sharders
+from recsdk_sharding._batch import features
 from recsdk_sharding._batch.assembly import HostAssembly
 from recsdk_sharding._batch.host_job import Received
 from recsdk_sharding.exchange import EndOfData, exchanges_of
@@ -228,7 +230,7 @@ def fail_once(kind: str, bad_rank: int, depth: int) -> dict[str, Any]:
     batches = own_batches([[3, 3, 3, 3]] * 6, weighted=False)
     inputs: list[Any] = [batch.sparse for batch in batches]
     if dist.get_rank() == bad_rank:
-        inputs[2] = _spoil(kind, inputs[2], ebc)
+        inputs[2] = _spoil(kind, inputs[2])
     started: deque[Any] = deque()
     errors: list[Any] = []
     start = time.monotonic()
@@ -243,14 +245,14 @@ def fail_once(kind: str, bad_rank: int, depth: int) -> dict[str, Any]:
     seconds = time.monotonic() - start
     del context, request
     states = [exchange.state for exchange in exchanges_of(model)]
-    _heal(kind, ebc, bad_rank)
+    _heal(kind, bad_rank)
     for exchange in exchanges_of(model):
         exchange.reset()
     outputs = [out.detach().numpy() for out in plain(model, optimizer_of(model, 0.1), batches[:1])]
     return {"errors": errors, "seconds": seconds, "states": states, "outputs": outputs}
 
 
-def _spoil(kind: str, sparse: KeyedJaggedTensor, ebc: Any) -> Any:
+def _spoil(kind: str, sparse: KeyedJaggedTensor) -> Any:
     values, lengths = sparse.values(), sparse.lengths()
     if kind == "float ids":
         return KeyedJaggedTensor(sparse.keys(), values.float(), lengths=lengths)
@@ -261,17 +263,17 @@ def _spoil(kind: str, sparse: KeyedJaggedTensor, ebc: Any) -> Any:
         return KeyedJaggedTensor(sparse.keys(), values[:-1], lengths=lengths)
     if kind == "not a batch":
         return None
-    ebc.tables()["genre"].lease = _refuse  # after the ids have been exchanged
+    features.lease_tables = _refuse  # after the ids have been exchanged
     return sparse
 
 
-def _refuse(step: int | None) -> Any:
+def _refuse(tables: Any, step: int | None) -> Any:
     raise RuntimeError("no lease today")
 
 
-def _heal(kind: str, ebc: Any, bad_rank: int) -> None:
+def _heal(kind: str, bad_rank: int) -> None:
     if kind == "late" and dist.get_rank() == bad_rank:
-        del ebc.tables()["genre"].lease
+        features.lease_tables = recsdk_core.lease_tables
 
 
 def restore_after_a_failure(bad_rank: int) -> dict[str, Any]:

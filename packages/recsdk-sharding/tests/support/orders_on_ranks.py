@@ -76,6 +76,37 @@ def after_calls(setup: Setup, calls: list[str], is_sharded: bool) -> dict[str, A
     return {"rows": found, "counts": counts}
 
 
+def changed_while_in_use(setup: Setup) -> dict[str, Any]:
+    """What becomes of steps after the parameters of tables that train were changed."""
+    model = shard(new_model(setup, setup.device), setup)
+    ebc = unwrapped(model).ebc
+    weights = list(ebc.parameters())
+    user = ebc.tables()["user"]
+
+    def error_of_step(seed: int) -> str | None:
+        try:
+            model(make_batch(seed, 4))[0].backward()
+        except ValueError as error:
+            return str(error)
+        return None
+
+    errors = [error_of_step(seed) for seed in (1, 2)]
+    weights[0].requires_grad_(False)
+    found: dict[str, Any] = {"one frozen": error_of_step(3)}
+    for weight in weights:
+        weight.requires_grad_(False)
+    errors.append(error_of_step(4))
+    found["all frozen"] = user.update_count
+    for weight in weights:
+        weight.requires_grad_(True)
+    errors.append(error_of_step(5))
+    found["trained again"] = user.update_count
+    assert errors == [None] * len(errors), errors
+    _apply_optimizer_in_backward(torch.optim.SGD, weights[:1], {"lr": 0.1})
+    found["second optimizer"] = error_of_step(6)
+    return found
+
+
 def _trained_state(setup: Setup) -> dict[str, Any]:
     model = new_model(setup, setup.device)
     model.over.to(setup.device)

@@ -27,6 +27,7 @@ class PyLease {
     const nb::gil_scoped_release without_gil;
     lease_.release();
   }
+  void release_without_gil() noexcept { lease_.release(); }
   const Lease& get() const { return lease_; }
 
  private:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Generic, TypeVar
 
 from recsdk_core.table import Lease
+from recsdk_core.tables import release_leases
 
 __all__ = ["Accumulation"]
 
@@ -38,6 +39,5 @@ class Accumulation(Generic[T]):
 
     def drop(self) -> None:
         """Forgets the gradients and releases the leases."""
-        for lease in self._leases:
-            lease.release()
+        release_leases(self._leases)
         self._num_added, self._parts, self._leases = 0, [], []

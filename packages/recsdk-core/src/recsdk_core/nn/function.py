@@ -25,7 +25,7 @@ from recsdk_core.nn.accumulation import Accumulation
 from recsdk_core.nn.row_gradients import RowGradients
 from recsdk_core.nn.scaled_losses import refuse_scaled_loss
 from recsdk_core.table import Lease, Table
-from recsdk_core.tables import Bags, pool_tables, update_tables
+from recsdk_core.tables import Bags, pool_tables, release_leases, update_tables
 
 __all__ = [
     "FeatureBags",
@@ -169,9 +169,7 @@ class Node:
 
     def end(self) -> None:
         """Releases the leases and drops what the backward needed."""
-        for lease in self.leases:
-            if lease is not None:
-                lease.release()
+        release_leases(self.leases)
         self.tables, self.leases, self.accumulations, self.waiting = [], [], [], []
         self.pooled, self.trained, self.shared = [], [], None
         self.reduction = self.before_training = self.noted = None

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -18,7 +17,15 @@ from numpy.typing import NDArray
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
-from recsdk_core import Index, Lease, Table, map_joined
+from recsdk_core import (
+    Index,
+    Lease,
+    Table,
+    count_keys,
+    lease_tables,
+    map_joined,
+    release_leases,
+)
 
 __all__ = [
     "Features",
@@ -47,31 +54,19 @@ class Features:
     """float32 (N,), if weighted."""
     batch_size: int
     """Samples B."""
+    counts: list[int]
+    """Keys of each feature."""
+    has_one_key_each_F: list[bool]
+    """Whether each bag of a feature has one key."""
     bag_of_sample: list[torch.Tensor] | None = None
     """The bag of each sample, F times int64 (B,); None: bag b is that of sample b."""
     key_spans: list[slice] | None = None
     """Where each feature's keys were in the batch; None: as they are here."""
 
-    @cached_property
+    @property
     def has_one_key_each(self) -> bool:
         """Whether every bag has one key."""
-        lengths_G = self.lengths_G
-        if len(self.keys_N) != len(lengths_G):
-            return False
-        if not len(lengths_G):
-            return True
-        lowest, highest = lengths_G.aminmax()
-        return int(lowest) == int(highest) == 1
-
-    @cached_property
-    def counts(self) -> list[int]:
-        """Keys of each feature."""
-        if self.has_one_key_each:
-            return self.num_bags
-        if len(set(self.num_bags)) == 1:
-            counts: list[int] = self.lengths_G.view(len(self.num_bags), -1).sum(1).tolist()
-            return counts
-        return [int(part.sum()) for part in self.lengths_G.split_with_sizes(self.num_bags)]
+        return all(self.has_one_key_each_F)
 
 
 def features_on_host(source: Any) -> Any:
@@ -97,15 +92,17 @@ def read_features(source: Any, names: Sequence[str], is_weighted: bool) -> Featu
     positions = _positions(kjt, names)
     varies = kjt.variable_stride_per_key()
     num_bags: list[int] = kjt.stride_per_key() if varies else [kjt.stride()] * len(kjt.keys())
-    keys_N = _keys_of(kjt)
+    keys_N, lengths_G = _keys_of(kjt), _lengths_of(kjt, num_bags)
+    counts, has_one_key_each_F = count_keys(lengths_G, num_bags, len(keys_N))
     batch = Features(
         keys_N=keys_N,
-        lengths_G=_lengths_of(kjt, num_bags),
+        lengths_G=lengths_G,
         num_bags=num_bags,
         weights_N=_weights_of(kjt, len(keys_N)) if is_weighted else None,
         batch_size=kjt.stride(),
+        counts=counts,
+        has_one_key_each_F=has_one_key_each_F,
     )
-    _check_lengths(batch)
     if positions != list(range(len(num_bags))):
         batch = _select(batch, positions)
     return _with_samples(batch, kjt, names) if varies else batch
@@ -138,6 +135,8 @@ def _select(batch: Features, positions: Sequence[int]) -> Features:
         num_bags=[batch.num_bags[i] for i in positions],
         weights_N=None if weights_N is None else torch.cat([weights_N[s] for s in key_spans]),
         batch_size=batch.batch_size,
+        counts=[batch.counts[i] for i in positions],
+        has_one_key_each_F=[batch.has_one_key_each_F[i] for i in positions],
         key_spans=key_spans,
     )
 
@@ -185,18 +184,6 @@ def _lengths_of(kjt: KeyedJaggedTensor, num_bags: list[int]) -> torch.Tensor:
     return lengths.flatten()
 
 
-def _check_lengths(batch: Features) -> None:
-    if batch.has_one_key_each:
-        return
-    num_keys, lengths_G = len(batch.keys_N), batch.lengths_G
-    total, lowest = (sum(batch.counts), int(lengths_G.min())) if len(lengths_G) else (0, 0)
-    if total != num_keys or lowest < 0:
-        raise ValueError(
-            f"lengths must not be negative and add up to the {num_keys} ids, got a sum of {total} "
-            f"and a least of {lowest}"
-        )
-
-
 def _weights_of(kjt: KeyedJaggedTensor, num_keys: int) -> torch.Tensor:
     weights: torch.Tensor | None = kjt.weights_or_none()
     if weights is None:
@@ -236,8 +223,7 @@ class MappedKeys(NamedTuple):
 
     def release(self) -> None:
         """Ends the leases."""
-        for lease in self.leases:
-            lease.release()
+        release_leases(self.leases)
 
 
 def map_under_leases(
@@ -252,13 +238,11 @@ def map_under_leases(
 
     A key without a row gets one with `insert`. If it raises, all leases are released.
     """
-    leases: list[Lease] = []
+    leases = lease_tables(tables, step)
     try:
-        leases.extend(table.lease(step) for table in tables)
         return MappedKeys(*map_joined(tables, keys_N, num_keys, insert, leases), leases)
     except BaseException:
-        for lease in leases:  # the traceback would keep them open
-            lease.release()
+        release_leases(leases)  # the traceback would keep them open
         raise
 
 

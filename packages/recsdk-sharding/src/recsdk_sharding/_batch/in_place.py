@@ -105,10 +105,9 @@ def _offsets_of(features: Features) -> list[torch.Tensor | None] | None:
     lengths_FB = features.lengths_G.view(count, -1)
     offsets = torch.zeros(count, features.batch_size + 1, dtype=torch.int64)
     torch.cumsum(lengths_FB, 1, out=offsets[:, 1:])
-    has_one_key_each = lengths_FB.eq(1).all(1).tolist()
     return [
         None if is_single else own
-        for is_single, own in zip(has_one_key_each, offsets.unbind(), strict=True)
+        for is_single, own in zip(features.has_one_key_each_F, offsets.unbind(), strict=True)
     ]
 
 

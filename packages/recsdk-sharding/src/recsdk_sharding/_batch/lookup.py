@@ -10,7 +10,8 @@ from torchrec.distributed.embedding_types import BaseEmbeddingLookup
 from torchrec.optim.fused import FusedOptimizer, FusedOptimizerModule
 
 from recsdk_sharding._rows.home import MappedBatch
-from recsdk_sharding._rows.rows import TableRows, anchor_of
+from recsdk_sharding._rows.in_use import TablesInUse
+from recsdk_sharding._rows.rows import TableRows
 from recsdk_sharding.exchange.failures import failing_together
 
 __all__ = ["HashLookup"]
@@ -26,6 +27,7 @@ class HashLookup(BaseEmbeddingLookup[Any, Any], FusedOptimizerModule):  # type: 
     def __init__(self, rows: Sequence[TableRows]) -> None:
         super().__init__()
         self._rows = list(rows)
+        self._in_use = TablesInUse(self._rows)
         self._optimizer = HashFusedOptimizer(self._rows)
 
     @property
@@ -39,7 +41,7 @@ class HashLookup(BaseEmbeddingLookup[Any, Any], FusedOptimizerModule):  # type: 
         The results themselves, (B, C), if they can be made at once.
         """
         self._optimizer.step()  # a scheduler may have changed the learning rate since the last step
-        return sparse_features.pool(anchor_of(self._rows), failing_together)
+        return sparse_features.pool(self._in_use.anchor(), failing_together)
 
     def prefetch(self, sparse_features: MappedBatch, forward_stream: Any = None) -> None:
         """Does nothing: rows are in memory."""
@@ -67,9 +69,7 @@ class HashFusedOptimizer(FusedOptimizer):  # type: ignore[misc]
     def step(self, closure: Any = None) -> None:
         """Hands the learning rates of `param_groups` to the tables."""
         for each, group in zip(self._rows, self.param_groups, strict=True):
-            rate = float(group["lr"])
-            if rate != each.learning_rate:
-                each.learning_rate = rate
+            each.set_learning_rate(float(group["lr"]))
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         """As `step`: gradients are never kept."""

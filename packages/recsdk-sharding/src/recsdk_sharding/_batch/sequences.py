@@ -44,6 +44,8 @@ def without_duplicates(features: Features, drops_duplicates: bool) -> Features:
         keys_N=keys_N,
         lengths_G=lengths_G,
         num_bags=counts,
+        counts=counts,
+        has_one_key_each_F=[True] * len(counts),
         weights_N=None,
         bag_of_sample=which,
     )

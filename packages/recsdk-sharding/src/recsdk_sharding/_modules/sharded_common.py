@@ -39,6 +39,7 @@ from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding._modules.sharding_types import HashSharding, make_sharding
 from recsdk_sharding._modules.unsharded import HashEmbeddingBagCollection, HashEmbeddingCollection
 from recsdk_sharding._rows.home import RowTable
+from recsdk_sharding._rows.in_use import TablesInUse
 from recsdk_sharding._rows.rows import TableRows
 from recsdk_sharding.exchange import HostExchange
 from recsdk_sharding.placement.devices import wait_for
@@ -157,6 +158,7 @@ class ShardedTables(KeepsOutcomes):
             sharding.drop_duplicates(getattr(self, "_use_index_dedup", False))
         self._input_dists = [sharding.create_input_dist() for sharding in shardings]
         self._has_uninitialized_input_dist = False
+        self._in_use = TablesInUse(self._own_rows())
         self.keep_outcomes(module._keeps_outcomes)
         self._complete()
 
@@ -283,8 +285,7 @@ class ShardedTables(KeepsOutcomes):
         Returns at once. Raises only if something is wrong with the module, on every rank alike.
         """
         if self.training:
-            for rows in self._own_rows():
-                rows.check_trainable()
+            self._in_use.check_trainable()
         features = maybe_td_to_kjt(features, None)
         weights = None
         if self._weights_ids and isinstance(features, KeyedJaggedTensor):

@@ -37,9 +37,11 @@ from recsdk_sharding._rows.row_state import (
 from recsdk_sharding.placement.devices import check_device
 from recsdk_sharding.placement.layout import Shard
 
-__all__ = ["OwnedShard", "TableRows", "anchor_of"]
+__all__ = ["APPLIED", "OwnedShard", "TableRows", "anchor_of"]
 
-_ATTACHED = ("_optimizer_classes", "_optimizer_kwargs")
+APPLIED = "_optimizer_classes"
+"""Where `apply_optimizer_in_backward` leaves the classes on a parameter."""
+_ATTACHED = (APPLIED, "_optimizer_kwargs")
 
 
 @dataclass(frozen=True)
@@ -153,13 +155,13 @@ class TableRows(nn.Module):
             self._held = self._make()
             for other in filter(None, (sibling() for sibling in self._siblings)):
                 # So that the home knows all tables of its stores. Optimizers may come later.
-                if other._held is None and hasattr(other.weight, _ATTACHED[0]):
+                if other._held is None and hasattr(other.weight, APPLIED):
                     other._held = other._make()
         elif self._optimizer is None:
             self._adopt_optimizer(self._held)
         elif self._lost_state:
             raise self._state_lost("its optimizer state was left out")
-        elif len(getattr(self.weight, _ATTACHED[0], [])) > 1:
+        elif len(getattr(self.weight, APPLIED, [])) > 1:
             optimizer_of_parameter(self.weight, self.config.name)  # refuses the second
         return self._held
 
@@ -210,13 +212,19 @@ class TableRows(nn.Module):
     @property
     def learning_rate(self) -> float:
         """The learning rate of the next updates; set it to change that of all shards."""
-        rates = [each.table.learning_rate for each in self.shards]
-        return rates[0] if rates else (self._optimizer or optim.SGD()).lr
+        held = self._made()
+        return held[0].table.learning_rate if held else (self._optimizer or optim.SGD()).lr
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        for each in self.shards:
-            each.table.learning_rate = value
+        self._made()
+        self.set_learning_rate(value)
+
+    def set_learning_rate(self, value: float) -> None:
+        """Changes the rate of tables that are made, where it is another one; cheap where not."""
+        for held in self._held or ():
+            if held.table.learning_rate != value:
+                held.table.learning_rate = value
 
     def _make_accumulations(self) -> list[Accumulation[Any] | None]:
         by_optimizer = accumulate_steps_of_parameter(self.weight)

@@ -15,6 +15,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torchrec.streamable import Multistreamable
 
+from recsdk_core import release_leases
 from recsdk_core.nn.scaled_losses import refuse_scaled_loss
 from recsdk_sharding.device.batch import BagItems, Block, TableSet
 from recsdk_sharding.device.kernels import (
@@ -219,10 +220,13 @@ class _Node:
 
     def end(self) -> None:
         """Releases the leases: the rows' work is queued, in order."""
-        for shard in _shards_of(self._batch):
-            is_kept = shard.accumulation is not None and self._is_accumulated
-            if shard.lease is not None and not is_kept:
-                shard.lease.release()
+        release_leases(
+            [
+                shard.lease
+                for shard in _shards_of(self._batch)
+                if shard.accumulation is None or not self._is_accumulated
+            ]
+        )
         self._batch = _NOTHING  # the graph may live on: a loss that is kept, say
         self._is_spent = True
 
