@@ -6,6 +6,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ from pipeline_support.model import (
     stock_tables,
     with_bad_ids,
 )
-from recsdk_core import init
+from recsdk_core import Evict, init
 from recsdk_pipeline import HybridTrainPipelineSparseDist
 from recsdk_sharding import HashEmbeddingBagCollection, HashEmbeddingBagConfig, Saver
 from recsdk_sharding.exchange import PeerError
@@ -42,28 +43,41 @@ NUM_STEPS = 15
 EVALUATED_AFTER = 7
 
 
+Make = Callable[[World], tuple[nn.Module, Any]]
+
+
 def hashed(world: World) -> tuple[nn.Module, Any]:
     return spread(SmallModel(tables=hash_tables()), world)
 
 
-def pipeline_of(world: World, make: Callable[[World], tuple[nn.Module, Any]] = hashed, **options):
+def pipeline_of(world: World, make: Make = hashed, **options):
     model, optimizer = make(world)
     return HybridTrainPipelineSparseDist(model, optimizer, DEVICE, **options)
 
 
-def train_plainly(world: World, train: list[Any], evaluated: list[Any]) -> dict[str, Any]:
-    model, optimizer = hashed(world)
+def train_plainly(
+    world: World, train: list[Any], evaluated: list[Any], make: Make = hashed
+) -> dict[str, Any]:
+    model, optimizer = make(world)
     outputs, found = [], {}
     for step, batch in enumerate(train):
         if step == EVALUATED_AFTER:
             found["midway"] = content(model)
             found["evaluation"] = plain_evaluation(model, evaluated)
         outputs.append(plain_step(model, optimizer, batch))
-    return {**found, "outputs": outputs, "end": content(model)}
+    return {**found, "outputs": outputs, "end": content(model), "evicted": num_evicted(model)}
 
 
-def train_ahead(world: World, train: list[Any], evaluated: list[Any], depth: int) -> dict[str, Any]:
-    pipeline = pipeline_of(world, pipe_n_batch=depth)
+def num_evicted(model: Any) -> list[torch.Tensor]:
+    """How many ids have left each of this rank's tables."""
+    tables = model.module.tables["tables"].tables().values()
+    return [torch.tensor(table.stats().evicted) for table in tables]
+
+
+def train_ahead(
+    world: World, train: list[Any], evaluated: list[Any], depth: int, make: Make = hashed
+) -> dict[str, Any]:
+    pipeline = pipeline_of(world, make, pipe_n_batch=depth)
     model, iterator = pipeline._model, iter(train)
     outputs = [pipeline.progress(iterator) for _ in range(EVALUATED_AFTER)]
     found = {"midway": content(model)}
@@ -73,7 +87,7 @@ def train_ahead(world: World, train: list[Any], evaluated: list[Any], depth: int
     assert_equal(content(model), found["midway"])
     outputs += rest_of(pipeline, iterator)
     assert pipeline.num_batches_trained == len(train)
-    return {**found, "outputs": outputs, "end": content(model)}
+    return {**found, "outputs": outputs, "end": content(model), "evicted": num_evicted(model)}
 
 
 def case_any_depth_equals_the_plain_loop(world: World) -> None:
@@ -81,6 +95,32 @@ def case_any_depth_equals_the_plain_loop(world: World) -> None:
     expected = train_plainly(world, train, evaluated)
     for depth in range(1, 13):
         found = train_ahead(world, train, evaluated, depth)
+        for name, values in expected.items():
+            assert_equal(found[name], values)
+
+
+def evicting(world: World) -> tuple[nn.Module, Any]:
+    """Both tables are soon full, and ids leave them."""
+    tables = hash_tables().embedding_bag_configs()
+    rules = (Evict.lfu(half_life=3.0), Evict.lru(min_age=1))
+    configs = [
+        replace(table, max_rows=16, eviction_groups=4, eviction=rule)
+        for table, rule in zip(tables, rules, strict=True)
+    ]
+    made = HashEmbeddingBagCollection(configs, device=torch.device("meta"))
+    return spread(SmallModel(tables=made), world)
+
+
+def case_any_depth_evicts_as_the_plain_loop(world: World) -> None:
+    if DEVICE.type != "cpu":
+        with pytest.raises(ValueError, match="eviction is of tables on the cpu"):
+            evicting(world)
+        return
+    train, evaluated = batches(world, NUM_STEPS), batches(world, 4, seed=1)
+    expected = train_plainly(world, train, evaluated, evicting)
+    assert min(expected["evicted"]) > 10
+    for depth in (1, 2, 5, 12):
+        found = train_ahead(world, train, evaluated, depth, evicting)
         for name, values in expected.items():
             assert_equal(found[name], values)
 
