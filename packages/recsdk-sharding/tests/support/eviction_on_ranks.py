@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from plans import Spec
 from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -142,12 +143,20 @@ def _train(model: Any, out: Any) -> None:
     (sum(each.sum() for each in vectors) * scale).backward()
 
 
+def _load(model: Any, path: Path) -> None:
+    """By the saver, or at two ranks by torch."""
+    if dist.is_initialized() and dist.get_world_size() == 2:
+        dcp.load({"model": model}, checkpoint_id=path / "dcp")
+    else:
+        Saver().load(model, path)
+
+
 def run(case: Case, first: int, last: int, load: str | None, save: str | None) -> Rows:
     """Trains the steps from `first` to below `last`, and gives this rank's rows."""
     model = model_of(case)
     collection = getattr(model, "module", model).ebc
     if load is not None:
-        Saver().load(model, Path(load))
+        _load(model, Path(load))
     steps = list(enumerate(batches(first, last), first))
     is_whole = case.plan is None
     for begin in range(0, len(steps), case.depth):
@@ -168,6 +177,7 @@ def run(case: Case, first: int, last: int, load: str | None, save: str | None) -
     assert _rows(collection) == before
     if save is not None:
         Saver().save(model, Path(save))
+        dcp.save({"model": model}, checkpoint_id=Path(save) / "dcp")
     for table in collection.tables().values():
         table.check_invariants()
     return before

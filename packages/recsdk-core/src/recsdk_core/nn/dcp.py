@@ -243,7 +243,8 @@ def _is_of_rows(name: str) -> bool:
 def _checksum(entries: Mapping[str, torch.Tensor]) -> str:
     """A checksum of all rows in their order, and of what belongs to the table as a whole."""
     keys_n = entries["keys"].contiguous().numpy()
-    rows = {name: value for name, value in entries.items() if _is_of_rows(name)}
+    others = {name: value for name, value in entries.items() if _is_of_rows(name)}
+    rows = {"weight": others.pop("weight"), **others}  # a row file begins with it
     fields = [
         (name, "int64" if value.dtype == torch.int64 else "float32", _width(value))
         for name, value in rows.items()

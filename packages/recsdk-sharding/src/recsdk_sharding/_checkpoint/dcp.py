@@ -84,9 +84,15 @@ def _has_room(holder: Mapping[str, Any], saved: _SavedTable) -> bool:
 
 
 def _needs(rank: int, ranks: RankMap, saved: _SavedTable, number: int) -> bool:
-    """Whether a shard of this rank may have rows of a saved one."""
-    found = RankMap.of_groups(max(saved.shards) + 1, ranks.rule, ranks.num_virtual_shards)
-    return ranks.may_share_keys(rank, found, number)
+    """Whether a shard of this rank may have rows of a saved one.
+
+    The saved ranks may have had whole groups, or not if the table had no limit then.
+    """
+    world_size, shards = max(saved.shards) + 1, ranks.num_virtual_shards
+    found = [RankMap(world_size, ranks.rule)]
+    if world_size <= shards:
+        found.append(RankMap.of_groups(world_size, ranks.rule, shards))
+    return any(ranks.may_share_keys(rank, each, number) for each in found)
 
 
 @dataclass
