@@ -42,9 +42,12 @@ docs: ## the site of the documentation, into build/site; links and names are che
 	@$(PYTHON) tools/set_up.py docs
 	@.venv/bin/python tools/build_docs.py
 
+SHARDING_SUPPORT = packages/recsdk-sharding/tests/support
+
 torchrec-matrix: ## torchrec's test models with our modules and its own; writes the page in docs/
 	@$(PYTHON) tools/set_up.py all
-	@.venv/bin/python packages/recsdk-sharding/tests/support/torchrec_matrix.py $(ARGS)
+	@PYTHONPATH=$(SHARDING_SUPPORT):tests/support \
+	    .venv/bin/python $(SHARDING_SUPPORT)/torchrec_models/torchrec_matrix.py $(ARGS)
 
 bench-%: ## run a benchmark, as bench-engine; QUICK=1 for a subset
 	@$(PYTHON) tools/set_up.py bench

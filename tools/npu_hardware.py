@@ -28,7 +28,7 @@ SUITES = (
     "c_api_device_test",
 )
 TORCH_TESTS = set_up.ROOT / "packages" / "recsdk-sharding" / "tests"
-TORCH_SUITES = ("test_device*.py", "test_outcomes.py")
+TORCH_SUITES = ("device/test_device*.py", "training/test_outcomes.py")
 NPU_ONLY = "--gtest_filter=*/npu"
 
 

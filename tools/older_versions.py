@@ -33,8 +33,11 @@ NEEDS = (
 SAMPLES = {
     "recsdk-core": tuple(f"nn/test_{name}.py" for name in ("operators", "compiled", "exported")),
     "recsdk-sharding": (
-        *("test_versions.py", "test_sharding.py", "test_types.py", "test_planning.py"),
-        *("test_training.py", "test_modules.py", "test_pipelines.py", "test_device_steps.py"),
+        *("torchrec/test_versions.py", "planning/test_planning.py", "device/test_device_steps.py"),
+        *(
+            f"training/test_{name}.py"
+            for name in ("sharding", "types", "training", "modules", "pipelines")
+        ),
     ),
     "recsdk-pipeline": ("test_plain.py", "test_pipeline_on_ranks.py"),
 }

@@ -11,6 +11,7 @@ from rank_pool import RankPool, npu_pool
 from recsdk_core.testing import register_profiles
 
 register_profiles()
+pytest.register_assert_rewrite("comparing")
 warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
 
 

@@ -113,3 +113,21 @@ LOOPS: dict[str, Loop] = {
     "StagedTrainPipeline, prefetch": _by_stages("prefetch"),
     "StagedTrainPipeline, embedding_lookup": _by_stages("embedding_lookup"),
 }
+ON_CPU = {
+    "TrainPipelineBase": "plain",
+    "TrainPipelineSparseDist": "plain",
+    "TrainPipelineFusedSparseDist": "plain",
+    "TrainPipelineSemiSync": "plain",
+    "TrainPipelineSemiSync from 0": "looked up early",
+    "TrainPipelineSemiSync from 3": "looked up early from 3",
+}
+"""Pipelines that run without a device, and what each is equal to."""
+STOCK_PIPELINES = {
+    **ON_CPU,
+    "TrainPipelineFusedSparseDist, new stream": "plain",
+    "PrefetchTrainPipelineSparseDist": "plain",
+    "StagedTrainPipeline": "plain",
+    "StagedTrainPipeline, prefetch": "plain",
+    "StagedTrainPipeline, embedding_lookup": "looked up early",
+}
+"""All of torchrec's pipelines, and what each is equal to."""

@@ -15,6 +15,8 @@ Spec: TypeAlias = tuple[Any, ...]
 """("row_wise",), ("data_parallel",), ("table_wise", rank), ("table_row_wise", node), or
 ("column_wise" | "table_column_wise", [(width, rank), ...]), or
 ("grid_shard", [(width, node), ...])."""
+Plan: TypeAlias = dict[str, Spec]
+"""How to shard each table of `worlds`."""
 
 
 def module_plan(
@@ -76,3 +78,69 @@ def _cut(
 
 def _ranks_of_node(node: int, local_size: int) -> list[int]:
     return list(range(node * local_size, (node + 1) * local_size))
+
+
+def same(*spec: Any) -> Plan:
+    """One way for all tables."""
+    return dict.fromkeys(("user", "genre", "other"), spec)
+
+
+def columns(kind: str, places: list[int]) -> Plan:
+    """Tables of widths 8, 3 and 5 cut over two or more places."""
+    first, second, *_ = [*places, *places]
+    last = places[-1]
+    return {
+        "user": (kind, [(3, first), (4, second), (1, last)]),
+        "genre": (kind, [(1, second), (2, first)]),
+        "other": (kind, [(5, last)]),
+    }
+
+
+def replicated(plan: Plan) -> list[str]:
+    """Tables that every rank has all rows of."""
+    return [table for table, spec in plan.items() if spec[0] == "data_parallel"]
+
+
+ONE: dict[str, Plan] = {
+    "table_wise": same("table_wise", 0),
+    "column_wise": columns("column_wise", [0]),
+    "table_row_wise": same("table_row_wise", 0),
+    "grid_shard": columns("grid_shard", [0]),
+    "data_parallel": same("data_parallel"),
+}
+TWO: dict[str, Plan] = {
+    "table_wise": {**same("table_wise", 0), "genre": ("table_wise", 1)},
+    "table_wise_on_one_rank": same("table_wise", 1),
+    "column_wise": columns("column_wise", [0, 1]),
+    "table_column_wise": columns("table_column_wise", [1, 0]),
+    "table_row_wise": same("table_row_wise", 0),
+    "grid_shard": columns("grid_shard", [0]),
+    "data_parallel": same("data_parallel"),
+    "mixed": {
+        "user": ("column_wise", [(4, 1), (4, 0)]),
+        "genre": ("data_parallel",),
+        "other": ("row_wise",),
+    },
+    "mixed_more": {
+        "user": ("table_wise", 1),
+        "genre": ("row_wise",),
+        "other": ("grid_shard", [(2, 0), (3, 0)]),
+    },
+}
+NODES_OF_TWO: dict[str, Plan] = {
+    "table_row_wise": {**same("table_row_wise", 1), "genre": ("table_row_wise", 0)},
+    "grid_shard": columns("grid_shard", [0, 1]),
+    "table_column_wise": columns("table_column_wise", [2, 3]),
+    "mixed": {
+        "user": ("grid_shard", [(4, 1), (4, 0)]),
+        "genre": ("table_row_wise", 1),
+        "other": ("data_parallel",),
+    },
+}
+PLANS = {1: ONE, 2: TWO, 3: TWO, 4: {**TWO, **NODES_OF_TWO}, 5: TWO}
+MIXED_SEQUENCES: Plan = {
+    "user": ("column_wise", [(3, 1), (5, 0)]),
+    "genre": ("row_wise",),
+    "other": ("data_parallel",),
+}
+"""For tables of one width."""
