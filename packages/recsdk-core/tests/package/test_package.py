@@ -64,7 +64,7 @@ def test_examples_in_docstrings(name: str) -> None:
 
 
 def test_example_in_the_readme() -> None:
-    readme = Path(__file__).parents[1] / "README.md"
+    readme = Path(__file__).parents[2] / "README.md"
     result = doctest.testfile(str(readme), module_relative=False)
     assert result.attempted > 5
     assert result.failed == 0
