@@ -39,7 +39,7 @@ SAMPLES = {
             for name in ("sharding", "types", "training", "modules", "pipelines")
         ),
     ),
-    "recsdk-pipeline": ("test_plain.py", "test_pipeline_on_ranks.py"),
+    "recsdk-pipeline": ("data/test_plain.py", "pipelines/test_pipeline_on_ranks.py"),
 }
 
 
