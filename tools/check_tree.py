@@ -1,19 +1,22 @@
-"""What no formatter checks: paths and hosts of one machine, large files, non-ASCII sources, and
-prefetches that the compiler may drop.
+"""What no formatter checks: paths and hosts of one machine, large files, non-ASCII sources,
+prefetches that the compiler may drop, crowded folders, and tests that import other tests.
 
 python3 tools/check_tree.py        exits with 1 and names each finding, path:line: what
 """
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_BYTES = 1_000_000
+MAX_FILES = 24
 SOURCES = {".py", ".pyi", ".h", ".cc", ".c", ".inc", ".cmake", ".toml", ".txt", ".md", ".yml", ""}
 
 # Patterns that would find themselves are written in pieces.
@@ -28,6 +31,7 @@ PREFETCH = re.compile(r"\b__builtin_prefetch\b")
 PREFETCH_MAY_STAND_IN = re.compile(
     r"cpp/src/util/prefetch\.h|cpp/src/kernels/kernels_\w+\.inc|cpp/bench/|tools/"
 )
+IMPORTED_TEST = re.compile(r"(?:from|import) test_\w+")
 SYMLINKS = {"packages/recsdk-core/cpp": "../../cpp"}
 
 
@@ -47,6 +51,8 @@ def findings_of_line(name: str, line: str) -> Iterator[str]:
         yield "the torch index may stand only in " + ", ".join(sorted(TORCH_INDEX_MAY_STAND_IN))
     if PREFETCH.search(line) and not PREFETCH_MAY_STAND_IN.match(name):
         yield "call prefetch_line of util/prefetch.h: the compiler may drop this"
+    if Path(name).name.startswith("test_") and (match := IMPORTED_TEST.match(line)):
+        yield f"a test imports another: {match.group()}; what they share lies in support"
     if not line.isascii():
         odd = next(character for character in line if not character.isascii())
         yield f"not ASCII: {odd!r}"
@@ -73,6 +79,13 @@ def findings_of_file(name: str) -> Iterator[str]:
             yield f"{name}:{number}: {finding}"
 
 
+def findings_of_folders(names: Iterable[str]) -> Iterator[str]:
+    present = (Path(name) for name in names if os.path.lexists(ROOT / name))
+    for folder, number in sorted(Counter(path.parent.as_posix() for path in present).items()):
+        if number > MAX_FILES:
+            yield f"{folder}: {number} files; a folder has at most {MAX_FILES} of its own: split it"
+
+
 def findings_of_symlinks() -> Iterator[str]:
     for name, target in SYMLINKS.items():
         path = ROOT / name
@@ -82,7 +95,9 @@ def findings_of_symlinks() -> Iterator[str]:
 
 def main() -> int:
     findings = list(findings_of_symlinks())
-    for name in tracked():
+    names = tracked()
+    findings += findings_of_folders(names)
+    for name in names:
         findings += findings_of_file(name)
     print("\n".join(findings), end="\n" if findings else "")
     return 1 if findings else 0

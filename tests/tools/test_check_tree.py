@@ -21,6 +21,8 @@ REFUSED = [
     ("cpp/include/recsdk/table.h", "  " + PREFETCH, "call prefetch_line of util/prefetch.h"),
     ("cpp/src/table/table.cc", PREFETCH, "call prefetch_line of util/prefetch.h"),
     ("packages/recsdk-core/src/bind/array.cc", PREFETCH, "call prefetch_line"),
+    ("tests/test_a.py", "from test_b import C", "a test imports another: from test_b"),
+    ("tests/nn/test_a.py", "import test_b", "a test imports another: import test_b"),
     ("a.cc", "// na\u00efve", "not ASCII: '\u00ef'"),
     ("Makefile", "all: ", "white space at the end of the line"),
 ]
@@ -33,6 +35,8 @@ ALLOWED = [
     ("cpp/src/kernels/kernels_pool.inc", PREFETCH),
     ("cpp/bench/index_bench.cc", PREFETCH),
     ("cpp/src/index/index.cc", "util::prefetch_line(at);"),
+    ("tests/test_a.py", "from torchrec.distributed import test_utils"),
+    ("tools/test_cpp_consumer.py", "import cpp_tests"),
     ("a.png", "na\u00efve "),
     ("LICENSE", "\u00a9 "),
 ]
@@ -85,6 +89,26 @@ def test_files_as_a_whole(tree: Path, capsys: pytest.CaptureFixture[str]) -> Non
         "the repository",
         "odd.py: not text",
     ]
+
+
+def test_crowded_folders_are_named(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(check_tree.MAX_FILES):
+        write(tree, f"rooms/{number}.md", b"")
+        write(tree, f"rooms/of_tests/{number}.py", b"")
+    assert check_tree.main() == 0
+    write(tree, "rooms/of_tests/more/last.py", b"")
+    write(tree, ".gitignore", b"*.ignored\n")
+    write(tree, "rooms/one.ignored", b"")
+    assert check_tree.main() == 0
+    write(tree, "rooms/of_tests/last.py", b"")
+    subprocess.run(["git", "-C", tree, "add", "."], check=True)
+    assert check_tree.main() == 1
+    assert capsys.readouterr().out == (
+        f"rooms/of_tests: {check_tree.MAX_FILES + 1} files; a folder has at most "
+        f"{check_tree.MAX_FILES} of its own: split it\n"
+    )
+    (tree / "rooms/of_tests/last.py").unlink()  # git still tracks it
+    assert check_tree.main() == 0
 
 
 @pytest.mark.parametrize("target", [None, "elsewhere"])
