@@ -124,7 +124,9 @@ def test_a_pipeline_shows_those_of_the_batch_in_forward(ranks: RankPool, how: st
 
 def test_refused_ids_are_told_and_counted(ranks: RankPool, npus: RankPool) -> None:
     plan = {"user": ("table_wise", 1), "genre": ("row_wise",), "other": ("table_wise", 0)}
-    setup = replace(ADAGRAD, plan=plan, options={"num_rows": 7, "max_rows": 7})
+    setup = replace(
+        ADAGRAD, plan=plan, options={"num_rows": 7, "max_rows": 7, "eviction_groups": 2}
+    )
     on_cpu = ranks.run(2, outcomes_on_ranks.watch, setup, SIZES)
     on_device = npus.run(2, outcomes_on_ranks.watch, on_npu(setup), SIZES)
     expected = expected_of(setup, SIZES)

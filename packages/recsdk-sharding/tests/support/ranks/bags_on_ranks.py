@@ -33,7 +33,7 @@ class Model(nn.Module):
             "default_value": 0.25,
         }
         if device != "cpu":
-            options = {"optimizer": optim.Adagrad(lr=0.1, eps=1e-3), "max_rows": 100}
+            options = {"optimizer": optim.Adagrad(lr=0.1, eps=1e-3), "max_rows": 2048}
         self.bag = HashEmbeddingBag(DIM, mode=mode, name="user", **options)
 
     def forward(self, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
