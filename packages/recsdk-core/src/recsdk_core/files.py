@@ -8,7 +8,7 @@ from typing import Any
 
 from recsdk_core.checkpoint.stores import is_url
 
-__all__ = ["file_to_read", "local_path"]
+__all__ = ["file_to_read", "file_to_write", "local_path"]
 
 
 def local_path(path: Any) -> Path:
@@ -53,4 +53,21 @@ def file_to_read(path: Any) -> Path:
         )
     if not file.stat().st_size:
         raise ValueError(f"{file}: is empty; was it written or copied to its end?")
+    return file
+
+
+def file_to_write(path: Any) -> Path:
+    """The Path of a local file that can be made or written anew; ask before long work.
+
+    Raises what `local_path` raises; FileNotFoundError without its folder, IsADirectoryError for a
+    folder, PermissionError for what must not be written.
+    """
+    file = local_path(path)
+    if file.is_dir():
+        raise IsADirectoryError(f"{file}: is a folder; give the path of a file in it")
+    if not file.parent.is_dir():
+        raise FileNotFoundError(f"{file}: there is no folder {file.parent}; make it first")
+    place = file if file.exists() else file.parent
+    if not os.access(place, os.W_OK):
+        raise PermissionError(f"{file}: must not be written; give another path or the right to it")
     return file

@@ -311,3 +311,34 @@ def test_what_is_written_is_simulated_and_planned(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     distinct = len(np.unique(zipf_ids(1.0, 3000, 60_000)))
     assert f"{distinct:,}" in done.output
+
+
+def test_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "clicks.parquet"
+    numbers = pa.array([1, 2])
+    pq.write_table(pa.Table.from_arrays([numbers, numbers], names=["user", "user"]), path)
+    for command, problem in (
+        (["data", "describe"], "has 2 columns 'user'; write it with a name for each"),
+        (["simulate", "--column", "user"], "duplicate field names"),
+    ):
+        done = CliRunner().invoke(main, [*command, str(path)])
+        assert done.exit_code == 1
+        assert f"{path}: " in done.output
+        assert problem in done.output
+
+
+@pytest.mark.parametrize("option", ["--json", "--png"])
+@pytest.mark.parametrize("command", [["data", "describe"], ["simulate"]])
+def test_what_cannot_be_written_is_told_before_the_work(
+    option: str, command: list[str], tmp_path: Path
+) -> None:
+    for target, problem in (
+        (tmp_path / "none" / "out", f"there is no folder {tmp_path / 'none'}; make it first"),
+        (tmp_path, "is a folder"),
+        ("s3://bucket/out", "is a URL"),
+    ):
+        arguments = [*command, str(tmp_path / "no source.parquet"), option, str(target)]
+        done = CliRunner().invoke(main, arguments)
+        assert done.exit_code == 1
+        assert problem in done.output
+        assert "no source" not in done.output

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import click
@@ -15,6 +14,7 @@ import click
 from recsdk_core.checkpoint.command import progress_bar
 from recsdk_core.errors import RecsdkError
 from recsdk_core.eviction import Evict
+from recsdk_core.files import file_to_write
 from recsdk_core.simulation.running import Simulated
 from recsdk_core.simulation.running import simulate as simulate_tables
 from recsdk_core.simulation.traces import Trace, open_trace
@@ -91,16 +91,18 @@ def simulate(
         part = None if sample is None else float(Fraction(sample))
         if png is not None:
             from recsdk_core.simulation.drawing import draw
+        written = None if target in (None, "-") else file_to_write(target)
+        drawn = None if png is None else file_to_write(png)
         ids = open_trace(trace, column, time)
         sizes = _sizes(rows, ids)
         with progress_bar(ids.most_ids, "simulating") as progress:
             found = simulate_tables(
                 ids, sizes, parsed, step_ids=step, sample=part, progress=progress
             )
-        if target not in (None, "-"):
-            Path(str(target)).write_text(json.dumps(_as_json(trace, ids, found), indent=2) + "\n")
-        if png is not None:
-            draw(found, Path(png))
+        if written is not None:
+            written.write_text(json.dumps(_as_json(trace, ids, found), indent=2) + "\n")
+        if drawn is not None:
+            draw(found, drawn)
     except ImportError as error:
         advice = 'install matplotlib: pip install "recsdk-core[plot]"' if png else ""
         raise click.ClickException(f"{error} {advice}".strip()) from error

@@ -56,6 +56,10 @@ def find_files(
     schema = found[0][1]
     for path, (_, other) in zip(paths, found, strict=True):
         for name in set(columns) & set(schema.names):
+            if (count := other.names.count(name)) > 1:
+                raise ValueError(
+                    f"{path}: has {count} columns {name!r}; write it with a name for each"
+                )
             theirs = other.field(name).type if name in other.names else "absent"
             if theirs != schema.field(name).type:
                 raise ValueError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,7 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from recsdk_core.files import local_path
+from recsdk_core.files import file_to_write
 
 if TYPE_CHECKING:
     from recsdk_pipeline.data_command.description import Ages, Column, Description, Percentiles
@@ -107,15 +106,17 @@ def describe(source: str, target: str | None, png: str | None, time: str | None)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
     try:
+        written = None if target in (None, "-") else file_to_write(target)
+        drawn = None if png is None else file_to_write(png)
         with bar:
             task = bar.add_task("reading", total=None)
             found = describe_files(
                 source, lambda rows, total: bar.update(task, completed=rows, total=total), time
             )
-        if target not in (None, "-"):
-            local_path(target).write_text(json.dumps(found.as_json(), indent=2) + "\n")
-        if png is not None:
-            draw(found, Path(local_path(png)))
+        if written is not None:
+            written.write_text(json.dumps(found.as_json(), indent=2) + "\n")
+        if drawn is not None:
+            draw(found, drawn)
     except (OSError, ValueError, TypeError, ImportError) as error:
         raise click.ClickException(str(error)) from error
     if target == "-":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,7 +22,7 @@ class JsonLines:
     number, or objects within objects by the values of its labels: `{"recsdk_table_rows": {"user":
     12}}`. A number that is infinite or none, such as a loss that diverged, is null. Counters are
     told as they stand, from the start of the process. With ranks="each", rank r writes
-    `<stem>.rank_<r><suffix>`.
+    `<stem>.rank_<r><suffix>`. A file has one writer at a time.
     """
 
     def __init__(self, path: Any) -> None:
@@ -30,11 +32,18 @@ class JsonLines:
         self._file: TextIO | None = None
 
     def open(self, rank: int | None) -> None:
-        """Opens the file. Raises OSError."""
+        """Opens the file. Raises OSError, also if another sink or process writes to it."""
+        if self._file is not None:
+            raise OSError(f"{self.path}: is open; give each Telemetry a JsonLines of its own")
+        path = self.path
         if rank is not None:
-            self.path = self.path.with_name(f"{self.path.stem}.rank_{rank}{self.path.suffix}")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self.path.open("a")
+            path = path.with_name(f"{path.stem}.rank_{rank}{path.suffix}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a")
+        if not _is_alone(file):
+            file.close()
+            raise OSError(f"{path}: another JsonLines writes to it; give each its own path")
+        self.path, self._file = path, file
 
     def write(self, report: Report) -> None:
         """Writes a line, whole, so that others can read it at once."""
@@ -54,7 +63,21 @@ class JsonLines:
     def close(self) -> None:
         """Closes the file."""
         if self._file is not None:
+            with suppress(OSError):  # children of this process have it open too
+                fcntl.flock(self._file, fcntl.LOCK_UN)
             self._file.close()
+            self._file = None
+
+
+def _is_alone(file: TextIO) -> bool:
+    """Whether nobody else has locked it; a file system without locks cannot tell."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _put(whole: dict[str, Any], way: tuple[str, ...], number: float) -> None:

@@ -26,18 +26,16 @@ class Prometheus:
         self,
         port: int | None = None,
         *,
-        address: str = "127.0.0.1",
+        address: str | None = None,
         push: str | None = None,
-        job: str = "recsdk",
+        job: str | None = None,
     ) -> None:
         """Pass either `port` (0: any free one) or `push`, the gateway's `host:port`.
 
-        `address`: of this machine, to listen on; "0.0.0.0" for all. `job`: under which to push.
+        With `port`, `address` is that of this machine to listen on, by default "127.0.0.1";
+        "0.0.0.0" is all. With `push`, `job` is under which to push, by default "recsdk".
         """
-        if (port is None) == (push is None):
-            raise ValueError(f"pass either port or push, got port={port!r} and push={push!r}")
-        if port is not None and not 0 <= port <= 65535:
-            raise ValueError(f"port is {port}; pass 0 (any free one) to 65535")
+        _check(port, address, push, job)
         try:
             import prometheus_client.core
         except ImportError as error:
@@ -45,7 +43,8 @@ class Prometheus:
         self._client: Any = prometheus_client
         self.port = port
         """Where it listens; once it is open, never 0."""
-        self._address, self._gateway, self._job = address, push, job
+        self._address, self._gateway = address or "127.0.0.1", push
+        self._job = job or "recsdk"
         self._report: Report | None = None
         self._registry = prometheus_client.CollectorRegistry()
         self._server: Any = None
@@ -118,3 +117,25 @@ class Prometheus:
             grouping_key=self._grouping,
             timeout=_SECONDS_TO_PUSH,
         )
+
+
+def _check(port: Any, address: Any, push: Any, job: Any) -> None:
+    if (port is None) == (push is None):
+        raise ValueError(f"pass either port or push, got port={port!r} and push={push!r}")
+    if port is not None and (isinstance(port, bool) or not isinstance(port, int)):
+        raise TypeError(f"port is {port!r}; pass 0 (any free one) to 65535")
+    if port is not None and not 0 <= port <= 65535:
+        raise ValueError(f"port is {port}; pass 0 (any free one) to 65535")
+    for name, text, example in (
+        ("push", push, "gateway:9091"),
+        ("job", job, "clicks"),
+        ("address", address, "0.0.0.0"),
+    ):
+        if text is not None and not isinstance(text, str):
+            raise TypeError(f"{name} is {text!r}; pass a string such as {example!r}")
+        if text is not None and not text.strip():
+            raise ValueError(f"{name} is {text!r}; pass one such as {example!r}, or leave it out")
+    if port is not None and job is not None:
+        raise ValueError(f"job={job!r} is for push; what scrapes a port names the job, so leave it")
+    if push is not None and address is not None:
+        raise ValueError(f"address={address!r} is for port; nothing listens when one pushes")
