@@ -74,6 +74,8 @@ class TableStats(IndexStats):
 
     updates: int
     """Optimizer updates so far, empty ones included."""
+    evicted_by_request: int
+    """Those of `evicted` that `Table.evict` took out; the others left a full table."""
     nonfinite: int
     """Rows whose summed gradient was not finite."""
     row_bytes: int

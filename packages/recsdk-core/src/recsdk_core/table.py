@@ -155,6 +155,7 @@ class Table(Keyed, SavesAndLoads):
         )
         self._time: int | None = None
         self._eviction = eviction
+        self._evicted_by_request = 0
         self._dim = dim
         self._name = name
         self._optimizer = optimizer
@@ -344,7 +345,9 @@ class Table(Keyed, SavesAndLoads):
             max_rows = int((self._max_rows or 0) * (1 - Fraction(str(float(fraction)))))
         require_int("Table.evict", 0, INT64, max_rows=max_rows)
         assert max_rows is not None
-        return self._engine.evict(max_rows)
+        num_evicted = self._engine.evict(max_rows)
+        self._evicted_by_request += num_evicted
+        return num_evicted
 
     def lookup(self, keys: Array, *, return_outcomes: bool = False) -> Any:
         """The rows of keys (N,), read only: float32 (N, D).
@@ -528,9 +531,10 @@ class Table(Keyed, SavesAndLoads):
 
     def stats(self) -> TableStats:
         """Cumulative counts and sizes."""
+        of_table = {"evicted_by_request": self._evicted_by_request}  # first: never above `evicted`
         counts = self._engine.stats()
         outcomes = {kind: counts["outcomes"][kind] for kind in Outcome}
-        return TableStats(**{**counts, "outcomes": outcomes})
+        return TableStats(**{**counts, **of_table, "outcomes": outcomes})
 
     def memory_bytes(self) -> int:
         """Bytes of memory held: index, rows, metadata, tracked changes, copies for a cut."""
@@ -584,6 +588,7 @@ class Table(Keyed, SavesAndLoads):
         self.check_replaceable("optimizer")
         made = self._filled_copy({"optimizer": optimizer}, drop_state=True)
         self._engine, self._optimizer, self._position = made._engine, optimizer, None
+        self._evicted_by_request = 0
 
     def rename(self, name: str) -> None:
         """Gives the table another name, so keys that are new from now on get other first rows.
@@ -594,6 +599,7 @@ class Table(Keyed, SavesAndLoads):
         self.check_replaceable("name")
         made = self._filled_copy({"name": name})
         self._engine, self._name, self._position = made._engine, name, None
+        self._evicted_by_request = 0
 
     def check_replaceable(self, what: str) -> None:
         """Raises BusyError, naming `what`, while the table's engine cannot become another."""

@@ -147,6 +147,9 @@ def test_readers_see_who_leaves_until_the_batch_is_done() -> None:
         np.testing.assert_array_equal(table.lookup(np.array([1, 2])), old)
         assert (len(table), table.stats().evicted, 3 in table) == (2, 0, False)
     assert (keys_of(table), table.stats().evicted) == ({3, 4}, 2)
+    assert table.stats().evicted_by_request == 0
+    assert table.evict(max_rows=1) == table.stats().evicted_by_request == 1
+    assert table.stats().evicted == 3
 
 
 def test_batches_are_mapped_in_the_order_of_their_steps() -> None:

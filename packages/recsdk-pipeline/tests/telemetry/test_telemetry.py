@@ -20,7 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchmetrics.functional.classification import binary_auroc
 
-from recsdk_core import Table, TableStats
+from recsdk_core import Evict, Table, TableStats
+from recsdk_core.nn import HashEmbeddingBag
+from recsdk_core.optim import Adagrad
 from recsdk_pipeline.telemetry import (
     METRICS,
     JsonLines,
@@ -30,10 +32,11 @@ from recsdk_pipeline.telemetry import (
     Telemetry,
     TensorBoard,
 )
-from recsdk_pipeline.telemetry.collecting import _add_stats
+from recsdk_pipeline.telemetry.collecting import Collector, _add_stats
 from recsdk_pipeline.telemetry.merging import merged, skew
 from recsdk_pipeline.telemetry.metrics import Values, metric_of
 from recsdk_pipeline.telemetry.window import Figures, Window
+from recsdk_sharding.exchange.parts import Parts
 
 # Logits this far apart fall into different ranges.
 LOGITS = st.integers(-1900, 1900).map(lambda n: n / 100)
@@ -134,9 +137,30 @@ def test_counts_by_cause_are_told_without_knowing_them() -> None:
     _add_stats(found, "user", made(**vars(stats), expired={"stale": 3, "full": 1}, disk_bytes=9))
     counts = {("user", "stale"): 3, ("user", "full"): 1}
     assert found["recsdk_table_expired_total"] == counts
-    assert found["recsdk_table_evicted_total"] == {("user",): 0}
+    evicted = {("user", "full"): 0, ("user", "asked"): 0}
+    assert found["recsdk_table_evicted_total"] == evicted
     assert found["recsdk_table_bytes"]["user", "disk"] == 9
     assert metric_of("recsdk_table_expired_total").labels == ("table", "cause")
+
+
+def test_who_leaves_a_table_is_told_by_cause_and_as_churn() -> None:
+    bag = HashEmbeddingBag(4, name="user", max_rows=8, eviction=Evict.lru(), eviction_groups=1)
+    collector = Collector(bag, Parts())
+    table = bag.table
+    for keys in (np.arange(8), np.array([10, 11, 12])):
+        table.find_or_insert(keys)
+    table.erase(np.array([10]))
+    assert table.evict(max_rows=5) == 2
+    for of_now in (1.0, 0.0):
+        found = collector.values(collector.now())
+        assert found["recsdk_table_evicted_total"] == {("user", "full"): 3, ("user", "asked"): 2}
+        growth, churn = (
+            found[f"recsdk_table_{what}_rows_per_second"]["user",] for what in ("growth", "churn")
+        )
+        assert churn == pytest.approx(growth * 6 / 5)  # 11 came, 6 left
+        assert (churn > 0) == (of_now > 0)
+    table.set_optimizer(Adagrad(lr=0.1))  # counts anew
+    assert collector.values(collector.now())["recsdk_table_churn_rows_per_second"]["user",] == 0
 
 
 def test_every_name_has_its_row_in_the_reference() -> None:
@@ -184,6 +208,14 @@ def test_json_lines_hold_counters_as_they_stand(tmp_path: Path) -> None:
         "recsdk_step_seconds_total": {"forward": 0.5},
         "recsdk_table_expired_total": {"user": {"stale": 6}},
     }
+    with pytest.raises(OSError, match=r"run.jsonl: is open; give each Telemetry a JsonLines of"):
+        sink.open(None)
+    second = JsonLines(sink.path)
+    with pytest.raises(OSError, match=r"run.jsonl: another JsonLines writes to it; give each"):
+        second.open(None)
+    second.open(3)
+    assert second.path.name == "run.rank_3.jsonl"
+    second.close()
     sink.close()
     again = JsonLines(tmp_path / "new" / "run.jsonl")
     again.open(None)
@@ -329,9 +361,26 @@ def test_a_missing_package_is_named(
         make()
 
 
-@pytest.mark.parametrize("arguments", [{}, {"port": 1, "push": "gateway:9091"}, {"port": 65536}])
-def test_prometheus_refuses_other_arguments(arguments: Any) -> None:
-    with pytest.raises(ValueError, match="port"):
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({}, ValueError, "pass either port or push, got port=None and push=None"),
+        ({"port": 1, "push": "gateway:9091"}, ValueError, "either port or push"),
+        ({"port": 65536}, ValueError, "port is 65536; pass 0"),
+        ({"port": True}, TypeError, "port is True; pass 0"),
+        ({"port": "9400"}, TypeError, "port is '9400'; pass 0"),
+        ({"push": ""}, ValueError, "push is ''; pass one such as 'gateway:9091'"),
+        ({"push": 9091}, TypeError, "push is 9091; pass a string"),
+        ({"push": "gateway:9091", "job": ""}, ValueError, "job is ''; pass one"),
+        ({"port": 0, "address": ""}, ValueError, "address is ''; pass one"),
+        ({"port": 0, "job": "clicks"}, ValueError, "job='clicks' is for push"),
+        ({"push": "g:1", "address": "0.0.0.0"}, ValueError, "address='0.0.0.0' is for port"),
+    ],
+)
+def test_prometheus_refuses_other_arguments(
+    arguments: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
         Prometheus(**arguments)
 
 

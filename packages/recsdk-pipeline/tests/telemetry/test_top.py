@@ -38,6 +38,7 @@ def report_of(step: int, rank: int | None = None) -> Report:
             "recsdk_loss": {(): 0.625},
             "recsdk_table_rows": {("user",): 10 * step * scale, ("[item]",): 7},
             "recsdk_table_growth_rows_per_second": {("user",): 500 * scale, ("[item]",): 0},
+            "recsdk_table_churn_rows_per_second": {("user",): 20 * scale},
             "recsdk_table_bytes": {("user", "row"): 3000 * step, ("user", "index"): 500 * step},
             "recsdk_table_keys_total": {
                 ("user", "found"): 60 * step * scale,
@@ -81,7 +82,7 @@ def test_the_last_two_reports_of_a_file(tmp_path: Path) -> None:
     headline = text.splitlines()[0]
     assert headline.startswith("step 300  50 steps/s  2,000 examples/s  5,000 ids/s  loss 0.6250")
     [user] = rows_of(text, "user")
-    assert user == ["user", "3,000", "500", "1.05 MB", "5,000", "750", "25.0%", "0"]
+    assert user == ["user", "3,000", "500", "1.05 MB", "5,000", "750", "20", "25.0%", "0"]
     [item] = rows_of(text, "[item]")
     assert item[:4] == ["[item]", "7", "0", "0 B"]
     parts = [(row[1], row[2], row[3]) for row in rows_of(text, "training")]
@@ -104,7 +105,7 @@ def test_several_ranks_are_one_and_each(tmp_path: Path) -> None:
 def test_one_report_has_no_rates(tmp_path: Path) -> None:
     text = shown(recorded(tmp_path / "run.jsonl", [100]))
     assert text.splitlines()[0] == "step 100  loss 0.6250"
-    assert rows_of(text, "user") == [["user", "1,000", "500", "350 kB", "", "", "", "0"]]
+    assert rows_of(text, "user") == [["user", "1,000", "500", "350 kB", "", "", "20", "", "0"]]
     assert rows_of(text, "training") == []
 
 

@@ -119,7 +119,7 @@ class ReferenceTable:
         self._on_nonfinite = on_nonfinite
         self._rows: dict[int, _Row] = {}
         self._counts = dict.fromkeys(Outcome, 0)
-        self._num_erased = self._num_nonfinite = self._num_evicted = 0
+        self._num_erased = self._num_nonfinite = self._num_evicted = self._num_requested = 0
         self._leases: list[ReferenceLease] = []  # open, oldest first
         self._steps: list[ReferenceLease] = []  # with a step, until visible
         self._last_step: int | None = None
@@ -270,6 +270,7 @@ class ReferenceTable:
             max_rows = int((self.max_rows or 0) * (1 - Fraction(str(float(fraction)))))
         leaving = self._eviction.beyond(self._metas(), max_rows or 0)
         self._evict(leaving, None)
+        self._num_requested += len(leaving)
         return len(leaving)
 
     def _insert(
@@ -546,6 +547,7 @@ class ReferenceTable:
             "outcomes": dict(self._counts),
             "erased": self._num_erased,
             "evicted": self._num_evicted,
+            "evicted_by_request": self._num_requested,
             "updates": self.update_count,
             "nonfinite": self._num_nonfinite,
         }

@@ -28,7 +28,6 @@ _NUMBERS = {
     "num_rows": "recsdk_table_rows",
     "num_rows_in_flight": "recsdk_table_rows_in_flight",
     "erased": "recsdk_table_erased_total",
-    "evicted": "recsdk_table_evicted_total",
     "updates": "recsdk_table_updates_total",
     "nonfinite": "recsdk_table_nonfinite_total",
     "checkpoint_copied_bytes": "recsdk_save_copied_bytes_total",
@@ -48,10 +47,11 @@ class Collector:
         self._start = self._last = perf_counter()
         self._before = sum(parts.seconds.values())
         self._rows: dict[str, float] = {}
+        self._left: dict[str, float] = {}
         self._positions: dict[str, Any] = {}
         self._saved_at = self._start
         self._note_saves(dict(tables_of(model)))
-        self._growth(dict(tables_of(model)))
+        self._changes({name: table.stats() for name, table in tables_of(model)})
 
     def now(self) -> float:
         """What `values` takes."""
@@ -65,9 +65,10 @@ class Collector:
         """
         found: Values = {}
         tables = dict(tables_of(self._model))
-        for name, table in tables.items():
-            _add_stats(found, name, table.stats())
-        found["recsdk_table_growth_rows_per_second"] = self._growth(tables)
+        stats = {name: table.stats() for name, table in tables.items()}
+        for name, of_table in stats.items():
+            _add_stats(found, name, of_table)
+        found |= self._changes(stats)
         self._note_saves(tables)
         found["recsdk_save_age_seconds"] = {(): perf_counter() - self._saved_at}
         found["recsdk_step_seconds_total"] = self._of_step(began)
@@ -101,14 +102,20 @@ class Collector:
                     found[sharding, kind] = found.get((sharding, kind), 0) + number
         return found
 
-    def _growth(self, tables: Mapping[str, Any]) -> dict[tuple[str, ...], float]:
-        """In rows a second since it was asked before."""
-        now, before = perf_counter(), self._rows
+    def _changes(self, stats: Mapping[str, Any]) -> Values:
+        """Growth and churn, in rows a second since it was asked before."""
+        now = perf_counter()
         elapsed, self._last = max(now - self._last, 1e-9), now
-        self._rows = {name: float(len(table)) for name, table in tables.items()}
+        rows = {name: float(found.num_rows) for name, found in stats.items()}
+        left = {name: float(found.evicted + found.erased) for name, found in stats.items()}
+        growth = {name: n - self._rows.get(name, 0.0) for name, n in rows.items()}
+        churn = {name: n - self._left.get(name, 0.0) for name, n in left.items()}
+        # A table's counts begin anew with another optimizer or name.
+        churn = {name: left[name] if n < 0 else n for name, n in churn.items()}
+        self._rows, self._left = rows, left
         return {
-            (name,): (number - before.get(name, 0.0)) / elapsed
-            for name, number in self._rows.items()
+            f"recsdk_table_{what}_rows_per_second": {(n,): by / elapsed for n, by in rates.items()}
+            for what, rates in (("growth", growth), ("churn", churn))
         }
 
     def _note_saves(self, tables: Mapping[str, Any]) -> None:
@@ -144,6 +151,10 @@ def _add_stats(found: Values, table: str, stats: Any) -> None:
         name, value = field.name, getattr(stats, field.name)
         if name in _NUMBERS:
             found.setdefault(_NUMBERS[name], {})[table,] = value
+        elif name == "evicted":
+            asked = stats.evicted_by_request
+            evicted = found.setdefault("recsdk_table_evicted_total", {})
+            evicted[table, "full"], evicted[table, "asked"] = value - asked, asked
         elif name.endswith("_bytes"):
             part = name.removesuffix("_bytes")
             found.setdefault("recsdk_table_bytes", {})[table, part] = value

@@ -97,6 +97,12 @@ _ALL = (
         "table",
     ),
     _gauge(
+        "recsdk_table_churn_rows_per_second",
+        "{row}/s",
+        "Rows that left since the report before, evicted or erased; as many as came, less growth.",
+        "table",
+    ),
+    _gauge(
         "recsdk_table_bytes",
         "By",
         "Memory by part: row, index, metadata, tracking.",
@@ -112,7 +118,11 @@ _ALL = (
     ),
     _counter("recsdk_table_erased", "{row}", "Rows taken out by erase and clear.", "table"),
     _counter(
-        "recsdk_table_evicted", "{row}", "Rows whose key left a full table for others.", "table"
+        "recsdk_table_evicted",
+        "{row}",
+        "Rows whose key left by the table's rule, by cause: full, for other keys; asked, by evict.",
+        "table",
+        "cause",
     ),
     _counter("recsdk_table_updates", "{update}", "Optimizer updates.", "table", over="largest"),
     _counter("recsdk_table_nonfinite", "{row}", "Rows whose gradient was not finite.", "table"),

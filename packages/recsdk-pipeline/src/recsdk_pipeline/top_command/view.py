@@ -96,7 +96,17 @@ def _headline(numbers: _Numbers) -> Text:
 
 def _tables(numbers: _Numbers) -> Table:
     table = Table(title="tables", title_justify="left")
-    columns = ("table", "rows", "rows/s", "memory", "ids/s", "new/s", "refused", "not finite")
+    columns = (
+        "table",
+        "rows",
+        "rows/s",
+        "memory",
+        "ids/s",
+        "new/s",
+        "left/s",
+        "refused",
+        "not finite",
+    )
     for name in columns:
         table.add_column(name, justify="left" if name == "table" else "right")
     keys = "recsdk_table_keys_total"
@@ -111,6 +121,7 @@ def _tables(numbers: _Numbers) -> Table:
             _size(sum(memory)),
             _short(ids),
             _short(numbers.rate(keys, l0=name, l1="inserted")),
+            _short(numbers.one("recsdk_table_churn_rows_per_second", (name,))),
             "" if not ids or refused is None else f"{refused / ids:.1%}",
             f"{numbers.one('recsdk_table_nonfinite_total', (name,)) or 0:,.0f}",
         )

@@ -177,6 +177,7 @@ class DeviceTable:
         return recsdk_core.TableStats(
             **vars(self.index.stats()),
             updates=self.update_count,
+            evicted_by_request=0,
             nonfinite=self._rows.num_nonfinite,
             row_bytes=self._rows.num_bytes,
             checkpoint_copied_bytes=0,
