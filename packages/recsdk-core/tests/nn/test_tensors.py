@@ -183,6 +183,8 @@ def test_tensors_without_memory_are_refused(table: Table) -> None:
     with FakeTensorMode(), pytest.raises(RuntimeError, match="no memory here"):
         table.lookup(many)
     assert table.lookup(many).shape == (len(many), table.dim)
+    with FakeTensorMode() as mode, pytest.raises(ValueError, match="a compiler traces a model"):
+        table.lookup(mode.from_tensor(KEYS))
 
 
 def test_small_results_have_memory_of_their_own(table: Table) -> None:

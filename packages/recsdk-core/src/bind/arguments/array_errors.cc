@@ -35,6 +35,14 @@ std::string argument(const Array& array) { return std::string(array.name); }
   throw nb::value_error(message.c_str());
 }
 
+/// A tensor that only stands for one.
+void refuse_fake(const Array& array) {
+  if (!class_of(array.object).ends_with(".FakeTensor")) return;
+  throw_value_error(argument(array) + " must hold numbers that can be read" + got(array) +
+                    ", which has none, as while torch.export or a compiler traces a model; leave "
+                    "this call out of what is traced");
+}
+
 }  // namespace
 
 void throw_no_array(const Array& array) {
@@ -51,12 +59,14 @@ void throw_not_on_cpu(const Array& array) {
 }
 
 void throw_not_dense(const Array& array) {
+  refuse_fake(array);
   throw_value_error(argument(array) + " must be a dense tensor" + got(array) + " with layout " +
                     text(array.object.attr("layout")) + "; pass " + argument(array) +
                     ".to_dense()");
 }
 
 void throw_without_memory(const Array& array) {
+  refuse_fake(array);
   throw_value_error(argument(array) + " has no memory" + got(array) +
                     "; pass one whose storage was not freed");
 }

@@ -7,6 +7,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ __all__ = ["plan"]
 
 FORMAT = "recsdk.data.describe/1"
 _GIB = 2**30
+_TIMEOUT = timedelta(minutes=1)
 _OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad", "adam")
 
 
@@ -146,9 +148,10 @@ def _one_process() -> Iterator[Any]:
     from torchrec.distributed.types import ShardingEnv
 
     store = dist.HashStore()  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=_TIMEOUT)
     try:
-        yield ShardingEnv(world_size=1, rank=0, pg=dist.new_group(backend="gloo"))
+        group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
+        yield ShardingEnv(world_size=1, rank=0, pg=group)
     finally:
         dist.destroy_process_group()
 
