@@ -271,16 +271,15 @@ void StagedRows::fit() {
   evictor.forget();
   evictor.refresh(numbers, capacity);
   evictor.begin_call(numbers, {}, num_victims);
-  std::vector<std::uint32_t> victims;
-  constexpr std::int64_t kLastStep = INT64_MAX;  // at which all are old enough
+  std::vector<Evictor::Victim> victims;
   for (const Capacity::Excess& of_group : excess)
-    evictor.choose(of_group, kLastStep, numbers, capacity, victims);
+    evictor.choose(of_group, std::nullopt, numbers, capacity, victims);
   evicted.reserve(evicted.size() + victims.size());
   numbers.prepare_free(static_cast<std::int64_t>(victims.size()));
-  for (const std::uint32_t row : victims) {
-    evicted.push_back(numbers.key(row));
-    key_map->erase(numbers.key(row));
-    numbers.free(row, 0);
+  for (const Evictor::Victim& victim : victims) {
+    evicted.push_back(victim.key);
+    key_map->erase(victim.key);
+    numbers.free(victim.row, 0);
   }
   numbers.release_before(1);
 }

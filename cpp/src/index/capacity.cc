@@ -141,13 +141,12 @@ std::optional<Capacity::FullGroup> Capacity::refuse(std::span<const Key> keys, O
   return found;
 }
 
-void Capacity::find_excess(std::span<const std::uint32_t> rows, const RowNumbers& numbers,
-                           std::vector<Excess>& found) {
+void Capacity::find_excess(std::span<const std::uint64_t> hashes, std::vector<Excess>& found) {
   found.clear();
-  found.reserve(std::min(rows.size(), quotas_.size()));
-  for (const std::uint32_t row : rows) ++counts_[group_of_hash(hash_of(numbers.key(row)))];
-  for (const std::uint32_t row : rows) {
-    const std::size_t group = group_of_hash(hash_of(numbers.key(row)));
+  found.reserve(std::min(hashes.size(), quotas_.size()));
+  for (const std::uint64_t hash : hashes) ++counts_[group_of_hash(hash)];
+  for (const std::uint64_t hash : hashes) {
+    const std::size_t group = group_of_hash(hash);
     const std::uint32_t count = std::exchange(counts_[group], 0U);
     if (count > room(group))
       found.push_back({static_cast<std::uint32_t>(group), count - room(group)});
@@ -167,8 +166,17 @@ std::vector<Capacity::Excess> Capacity::find_excess(std::int64_t max_rows) const
 
 void Capacity::add(std::span<const std::uint32_t> rows, const RowNumbers& numbers) noexcept {
   for (const std::uint32_t row : rows) ++used_[group_of_hash(hash_of(numbers.key(row)))];
-  least_room_ -= std::min(least_room_, rows.size());
-  num_added_ += rows.size();
+  note_added(rows.size());
+}
+
+void Capacity::add(std::span<const std::uint64_t> hashes) noexcept {
+  for (const std::uint64_t hash : hashes) ++used_[group_of_hash(hash)];
+  note_added(hashes.size());
+}
+
+void Capacity::note_added(std::size_t count) noexcept {
+  least_room_ -= std::min(least_room_, count);
+  num_added_ += count;
 }
 
 void Capacity::remove(Key key) noexcept {

@@ -40,19 +40,25 @@ class Capacity {
   /// std::bad_alloc; then nothing has changed.
   std::optional<FullGroup> refuse(std::span<const Key> keys, Outcome* outcomes);
 
-  /// A group that these rows, whose keys are about to come, make too large, and by how many.
+  /// A group that keys which are about to come make too large, and by how many.
   struct Excess {
     std::uint32_t group = 0;
     std::uint32_t count = 0;
   };
-  /// Writes them to `found`, in any order. Throws std::bad_alloc; then nothing has changed.
-  void find_excess(std::span<const std::uint32_t> rows, const RowNumbers& numbers,
-                   std::vector<Excess>& found);
+  /// Writes them to `found`, in any order; the keys, distinct, are given by their hashes. Throws
+  /// std::bad_alloc; then nothing has changed.
+  void find_excess(std::span<const std::uint64_t> hashes, std::vector<Excess>& found);
   /// The groups that have more than their part of `max_rows`, divided as max_rows is.
   std::vector<Excess> find_excess(std::int64_t max_rows) const;
 
   static std::uint64_t hash_of(Key key) noexcept {
     return virtual_shard_hash(static_cast<std::uint64_t>(key));
+  }
+  static Key key_of(std::uint64_t hash) noexcept {
+    return static_cast<Key>(virtual_shard_key(hash));
+  }
+  std::size_t group_of_hash(std::uint64_t hash) const noexcept {
+    return static_cast<std::size_t>((hash & 0xFFFFU) >> shift_);
   }
   std::uint32_t group_of(Key key) const noexcept {
     return static_cast<std::uint32_t>(group_of_hash(hash_of(key)));
@@ -60,6 +66,8 @@ class Capacity {
 
   /// The keys of these rows have come.
   void add(std::span<const std::uint32_t> rows, const RowNumbers& numbers) noexcept;
+  /// The same of keys by their hashes.
+  void add(std::span<const std::uint64_t> hashes) noexcept;
   void remove(Key key) noexcept;
   void clear() noexcept;
   /// Counts anew: all keys that have rows. A group may then have more than its quota.
@@ -77,9 +85,7 @@ class Capacity {
   std::uint32_t room(std::size_t group) const noexcept {
     return used_[group] < quotas_[group] ? quotas_[group] - used_[group] : 0;
   }
-  std::size_t group_of_hash(std::uint64_t hash) const noexcept {
-    return static_cast<std::size_t>((hash & 0xFFFFU) >> shift_);
-  }
+  void note_added(std::size_t count) noexcept;
   template <typename Body>
   static void for_each_key(const RowNumbers& numbers, const Body& body);
   void find_least_room() noexcept;

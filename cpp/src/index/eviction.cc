@@ -91,35 +91,86 @@ std::int64_t Index::Impl::time_of(const KeyData& data, std::size_t i) noexcept {
 
 // The rows that came get fresh metadata.
 void Index::Impl::begin_meta(const Insertion& insertion) noexcept {
-  for (const std::uint32_t row : insertion.rows)
-    evictor->meta().begin(numbers.meta(row), insertion.step, !insertion.data.scores.empty());
+  const std::span<const std::uint32_t> rows = insertion.rows;
+  const bool has_scores = !insertion.data.scores.empty();
+  for (std::size_t j = 0; j < rows.size(); ++j) {
+    if (j + kAhead < rows.size()) numbers.prefetch_meta(rows[j + kAhead]);
+    evictor->meta().begin(numbers.meta(rows[j]), insertion.step, has_scores);
+  }
 }
 
-void Index::Impl::touch(std::span<const Key> keys, const RowNumber* rows_in,
-                        const Outcome* outcomes, const Insertion& insertion,
-                        LeaseRecord* record) noexcept {
+// Runs with the words of each row that a key of the call has.
+template <typename Body>
+void Index::Impl::for_touched(std::size_t num_keys, const RowNumber* rows_in,
+                              const Outcome* outcomes, const Body& body) const noexcept {
+  constexpr std::size_t kFar = 32;
+  const internal::RowAddresses records = numbers.meta();
+  for (std::size_t i = 0; i < num_keys; ++i) {
+    // A key without a row has number 0: one more line is faster than a branch.
+    if (i + kFar < num_keys) internal::prefetch_line(records.record(rows_in[i + kFar]));
+    if (has_row(outcomes[i])) body(i, reinterpret_cast<std::int64_t*>(records.record(rows_in[i])));
+  }
+}
+
+// Remembers what a batch in flight finds, before each is touched by `touch`.
+template <typename Touch>
+void Index::Impl::touch_in_flight(std::size_t num_keys, const RowNumber* rows_in,
+                                  const Outcome* outcomes, std::int64_t step, LeaseRecord& record,
+                                  const Touch& touch) noexcept {
   const RowMeta& meta = evictor->meta();
-  const float* const scores =
-      insertion.data.scores.empty() ? nullptr : insertion.data.scores.data();
+  const auto num_words = static_cast<std::size_t>(meta.num_words());
+  const std::size_t old_size = record.touched.size();
+  record.touched.resize(old_size + num_keys * (num_words + 1));  // there is room
+  std::int64_t* next = record.touched.data() + old_size;
+  for_touched(num_keys, rows_in, outcomes, [&](std::size_t i, std::int64_t* words) {
+    if (record.shares_step || meta.step(words) != step) {
+      *next++ = rows_in[i];
+      next = std::copy_n(words, num_words, next);
+    }
+    touch(i, words);
+  });
+  record.touched.resize(static_cast<std::size_t>(next - record.touched.data()));
+}
+
+template <typename Touch>
+void Index::Impl::touch_all(std::size_t num_keys, const RowNumber* rows_in, const Outcome* outcomes,
+                            std::int64_t step, LeaseRecord* record, const Touch& touch) noexcept {
+  if (record != nullptr) {
+    touch_in_flight(num_keys, rows_in, outcomes, step, *record, touch);
+    return;
+  }
+  for_touched(num_keys, rows_in, outcomes, touch);
+  if (tracker == nullptr) return;
+  for (std::size_t i = 0; i < num_keys; ++i) {
+    if (has_row(outcomes[i])) tracker->note_changed(rows_in[i]);
+  }
+}
+
+void Index::Impl::touch(std::size_t num_keys, const RowNumber* rows_in, const Outcome* outcomes,
+                        const Insertion& insertion, LeaseRecord* record) noexcept {
+  const RowMeta& meta = evictor->meta();
+  const std::span<const float> scores = insertion.data.scores;
+  if (!scores.empty()) {
+    const auto touch = [&](std::size_t i, std::int64_t* words) {
+      const std::uint64_t before = meta.order(words);
+      meta.touch(words, insertion.step, 0, &scores[i]);
+      if (meta.order(words) >= before) return;
+      evictor->note_fallen(static_cast<std::uint32_t>(rows_in[i]), numbers, *capacity);
+    };
+    return touch_all(num_keys, rows_in, outcomes, insertion.step, record, touch);
+  }
+  meta.with_touch(insertion.data, insertion.step, [&](const auto& touch) {
+    touch_all(num_keys, rows_in, outcomes, insertion.step, record, touch);
+  });
+}
+
+// The hashes of the keys that came, in the order of their rows: that of the call.
+void Index::Impl::hash_new(std::span<const Key> keys, const Outcome* outcomes,
+                           Insertion& insertion) {
+  insertion.hashes.resize(insertion.rows.size());
+  std::size_t count = 0;
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    if (i + kAhead < keys.size() && has_row(outcomes[i + kAhead]))
-      numbers.prefetch(rows_in[i + kAhead]);
-    if (!has_row(outcomes[i])) continue;
-    const auto row = static_cast<std::uint32_t>(rows_in[i]);
-    std::int64_t* const words = numbers.meta(row);
-    if (record == nullptr) {
-      if (tracker != nullptr) tracker->note_changed(row);
-    } else if (record->shares_step || meta.step(words) != insertion.step) {
-      record->touched.push_back(row);
-      record->touched.insert(record->touched.end(), words, words + meta.num_words());
-    }
-    if (scores == nullptr) {
-      meta.touch(words, insertion.step, time_of(insertion.data, i), nullptr);
-      continue;
-    }
-    const std::uint64_t before = meta.order(words);
-    meta.touch(words, insertion.step, 0, scores + i);
-    if (meta.order(words) < before) evictor->note_fallen(row, numbers, *capacity);
+    if (outcomes[i] == Outcome::kInserted) insertion.hashes[count++] = Capacity::hash_of(keys[i]);
   }
 }
 
@@ -128,8 +179,10 @@ void Index::Impl::insert_evicting(std::span<const Key> keys, RowNumber* rows_out
                                   RowState state, Insertion& insertion) {
   evictor->refresh(numbers, *capacity);
   insert_fitting(keys, rows_out, outcomes, state, insertion);
+  if (insertion.rows.empty()) return;
   std::vector<Capacity::Excess> excess;
-  capacity->find_excess(insertion.rows, numbers, excess);
+  hash_new(keys, outcomes, insertion);
+  capacity->find_excess(insertion.hashes, excess);
   if (excess.empty()) return;
   evictor->begin_call(numbers, insertion.rows, 2 * keys.size());
   for (std::size_t i = 0; i < keys.size(); ++i) {
@@ -191,6 +244,7 @@ void Index::Impl::refuse_lowest(std::span<const Key> keys, RowNumber* rows_out, 
   std::sort(refused.begin(), refused.end());
   take_back_rows(insertion);
   insertion.rows.clear();
+  insertion.hashes.clear();
   find(keys, rows_out, outcomes);
   for (std::size_t i = 0; i < keys.size(); ++i) {
     if (outcomes[i] == Outcome::kMissing &&
@@ -201,10 +255,11 @@ void Index::Impl::refuse_lowest(std::span<const Key> keys, RowNumber* rows_out, 
 }
 
 // The last that may fail.
-void Index::Impl::prepare_eviction(std::span<const Key> keys, const Insertion& insertion,
-                                   LeaseRecord* record) {
+void Index::Impl::prepare_eviction(std::span<const Key> keys, const Outcome* outcomes,
+                                   Insertion& insertion, LeaseRecord* record) {
   if (!evictor) return;
-  const std::vector<std::uint32_t>& victims = insertion.victims;
+  if (insertion.hashes.size() != insertion.rows.size()) hash_new(keys, outcomes, insertion);
+  const std::vector<Evictor::Victim>& victims = insertion.victims;
   numbers.prepare_free(num_leaving + static_cast<std::int64_t>(victims.size()));
   if (record != nullptr) {
     const auto make_room = [](auto& list, std::size_t count) {
@@ -219,7 +274,7 @@ void Index::Impl::prepare_eviction(std::span<const Key> keys, const Insertion& i
   if (tracker == nullptr || victims.empty()) return;
   std::vector<Key> leaving(victims.size());
   std::transform(victims.begin(), victims.end(), leaving.begin(),
-                 [&](std::uint32_t row) { return numbers.key(row); });
+                 [](const Evictor::Victim& victim) { return victim.key; });
   tracker->note_leaving(leaving, key_map);
 }
 
@@ -228,20 +283,20 @@ void Index::Impl::settle_eviction(std::span<const Key> keys, const RowNumber* ro
                                   const Outcome* outcomes, const Insertion& insertion,
                                   LeaseRecord* record) noexcept {
   begin_meta(insertion);
-  touch(keys, rows_in, outcomes, insertion, record);
-  evictor->add(insertion.rows, numbers, *capacity);
+  touch(keys.size(), rows_in, outcomes, insertion, record);
+  evictor->add(insertion.rows, insertion.hashes, numbers, *capacity);
   evict_rows(insertion.victims, record);
   if (record != nullptr && !record->clock_before) record->clock_before = clock;
   clock = {insertion.step, record == nullptr ? std::nullopt : record->step, true};
 }
 
-void Index::Impl::evict_rows(std::span<const std::uint32_t> victims, LeaseRecord* record) noexcept {
+void Index::Impl::evict_rows(std::span<const Evictor::Victim> victims,
+                             LeaseRecord* record) noexcept {
   for (std::size_t j = 0; j < std::min(kAhead, victims.size()); ++j)
-    key_map.prefetch(numbers.key(victims[j]));
+    key_map.prefetch(victims[j].key);
   for (std::size_t j = 0; j < victims.size(); ++j) {
-    if (j + kAhead < victims.size()) key_map.prefetch(numbers.key(victims[j + kAhead]));
-    const std::uint32_t row = victims[j];
-    const Key key = numbers.key(row);
+    if (j + kAhead < victims.size()) key_map.prefetch(victims[j + kAhead].key);
+    const auto [key, row] = victims[j];
     key_map.erase(key);
     capacity->remove(key);
     if (record == nullptr) {
@@ -265,8 +320,8 @@ void Index::Impl::evict_rows(std::span<const std::uint32_t> victims, LeaseRecord
 // The row of a key that a batch in flight has evicted, while readers still see it.
 std::optional<std::uint32_t> Index::Impl::find_leaving(Key key) const noexcept {
   for (const auto& record : open_steps) {
-    auto entry = std::lower_bound(record->evicted.begin(), record->evicted.end(),
-                                  LeaseRecord::Evicted{key, 0});
+    auto entry =
+        std::lower_bound(record->evicted.begin(), record->evicted.end(), Evictor::Victim{key, 0});
     for (; entry != record->evicted.end() && entry->key == key; ++entry) {
       if (numbers.state(entry->row) == RowState::kVisible) return entry->row;
     }
@@ -276,7 +331,7 @@ std::optional<std::uint32_t> Index::Impl::find_leaving(Key key) const noexcept {
 
 // What a batch evicted leaves for readers too.
 void Index::Impl::publish_evicted(const LeaseRecord& record) noexcept {
-  for (const LeaseRecord::Evicted& evicted : record.evicted) {
+  for (const Evictor::Victim& evicted : record.evicted) {
     numbers.set_leaving(evicted.row, false);
     numbers.free(evicted.row, next_epoch);
     if (tracker == nullptr) continue;
@@ -313,7 +368,7 @@ std::int64_t Index::Impl::evict(std::int64_t max_rows) {
     evictor->refresh(numbers, *capacity);
     evictor->begin_call(numbers, {}, num_victims);
     choose_victims(excess, none);
-    prepare_eviction({}, none, nullptr);
+    prepare_eviction({}, nullptr, none, nullptr);
   } catch (...) {
     undo(none);
     throw;

@@ -27,7 +27,7 @@ std::vector<std::int64_t> Index::Impl::visible_meta(const internal::RowBits& row
   // What batches in flight changed, by row; of a row what the oldest found comes first.
   std::vector<Undo> undone;
   for (const auto& record : open_steps) {
-    const std::vector<std::int64_t>& touched = record->touched;
+    const auto& touched = record->touched;
     const auto stride = static_cast<std::size_t>(num_words) + 1;
     for (std::size_t i = 0; i < touched.size(); i += stride)
       undone.emplace_back(static_cast<std::uint32_t>(touched[i]), &touched[i + 1]);

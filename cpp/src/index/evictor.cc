@@ -18,6 +18,11 @@ std::uint64_t hash_of(Key key) noexcept {
   return virtual_shard_hash(static_cast<std::uint64_t>(key));
 }
 
+void prefetch(std::uint32_t row, const RowNumbers& numbers) noexcept {
+  numbers.prefetch_key(row);
+  numbers.prefetch_meta(row);
+}
+
 }  // namespace
 
 Evictor::Evictor(const EvictConfig& config, std::int64_t num_groups)
@@ -28,6 +33,7 @@ void Evictor::begin_call(const RowNumbers& numbers, std::span<const std::uint32_
   marked_.grow(numbers.num_prepared());
   fresh_.grow(numbers.num_prepared());
   marked_rows_.reserve(num_marks);
+  if (!has_stale_) return;
   fresh_rows_.assign(fresh.begin(), fresh.end());
   for (const std::uint32_t row : fresh) fresh_.assign_alone(row, true);
 }
@@ -59,6 +65,12 @@ bool Evictor::is_there(const Filed& entry, const RowNumbers& numbers) const noex
          !fresh_.test(entry.row) && hash_of(numbers.key(entry.row)) == entry.place.hash;
 }
 
+bool Evictor::is_of(std::uint32_t row, std::uint32_t number, const RowNumbers& numbers,
+                    const Capacity& capacity) const noexcept {
+  return numbers.state(row) != RowState::kFree && !numbers.is_leaving(row) &&
+         capacity.group_of(numbers.key(row)) == number;
+}
+
 void Evictor::file(Group& group, const Filed& entry) {
   if (entry.place < group.border) {
     group.heap.push_back(entry);
@@ -80,26 +92,42 @@ bool Evictor::take_lowest(Group& group, const RowNumbers& numbers) {
     std::pop_heap(group.heap.begin(), group.heap.end(), std::greater<>());
     group.heap.pop_back();
   }
-  numbers.prefetch(scratch_.back().row);
+  numbers.prefetch_meta(scratch_.back().row);
   return true;
+}
+
+// Files the young that are old enough by now, or all.
+void Evictor::file_grown(Group& group, std::uint32_t number, std::optional<std::int64_t> step,
+                         const RowNumbers& numbers, const Capacity& capacity) {
+  std::vector<Young>& young = group.young;
+  std::size_t& n = group.num_grown;
+  for (; n < young.size() && (!step || meta_.is_grown(young[n].born, *step)); ++n) {
+    if (n + kAhead < young.size()) prefetch(young[n + kAhead].row, numbers);
+    const std::uint32_t row = young[n].row;
+    if (group.num_stale == 0 || (!fresh_.test(row) && is_of(row, number, numbers, capacity)))
+      file(group, filed(row, numbers));
+  }
+  if (n < young.size() / 2) return;
+  young.erase(young.begin(), young.begin() + static_cast<std::ptrdiff_t>(n));
+  n = 0;
 }
 
 // Makes candidates of the lower half of the members; there are no others.
 void Evictor::pass(Group& group, std::uint32_t number, const RowNumbers& numbers,
                    const Capacity& capacity) {
   std::vector<std::uint32_t>& rows = group.members;
-  if (std::exchange(group.num_stale, 0U) > 0) {  // of a row that is filed twice, one is enough
+  const bool has_stale = group.num_stale > 0;
+  if (has_stale) {  // of a row that is filed twice, one is enough
     std::sort(rows.begin(), rows.end());
     rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
+    if (group.young.empty()) group.num_stale = 0;
   }
   scratch_.clear();
   scratch_.reserve(rows.size());
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (i + kAhead < rows.size()) numbers.prefetch(rows[i + kAhead]);
-    const std::uint32_t row = rows[i];
-    if (numbers.state(row) == RowState::kFree || numbers.is_leaving(row)) continue;
-    if (fresh_.test(row)) continue;
-    if (capacity.group_of(numbers.key(row)) == number) scratch_.push_back(filed(row, numbers));
+    if (i + kAhead < rows.size()) prefetch(rows[i + kAhead], numbers);
+    if (!has_stale || (!fresh_.test(rows[i]) && is_of(rows[i], number, numbers, capacity)))
+      scratch_.push_back(filed(rows[i], numbers));
   }
   const std::size_t lower = scratch_.size() <= kFewMembers ? scratch_.size() : scratch_.size() / 2;
   const auto middle = scratch_.begin() + static_cast<std::ptrdiff_t>(lower);
@@ -120,59 +148,88 @@ void Evictor::pass(Group& group, std::uint32_t number, const RowNumbers& numbers
 // As many of the lowest candidates as are wanted are taken at a time, so that all their records are
 // on their way before the first is looked at. Orders only rise: whoever is lower than one of them
 // now was filed lower, and is among them. So all that have not risen leave.
-std::uint32_t Evictor::choose(Capacity::Excess excess, std::int64_t step, const RowNumbers& numbers,
-                              const Capacity& capacity, std::vector<std::uint32_t>& victims) {
-  Group& group = groups_[excess.group];
-  const std::size_t old_size = victims.size();
-  std::size_t wanted = excess.count;
-  if (victims.capacity() < old_size + wanted)
-    victims.reserve(std::max(old_size + wanted, 2 * victims.capacity()));
-  passed_over_.clear();
-  try {
-    while (wanted > 0) {
-      scratch_.clear();
-      scratch_.reserve(wanted);
-      while (scratch_.size() < wanted && take_lowest(group, numbers)) {
-      }
-      if (scratch_.empty()) {
-        if (group.members.empty()) break;
-        pass(group, excess.group, numbers, capacity);
-        continue;
-      }
-      for (const Filed& lowest : scratch_) {
-        if (!is_there(lowest, numbers)) continue;
-        const std::int64_t* const words = numbers.meta(lowest.row);
-        const std::uint64_t order = meta_.order(words);
-        if (order != lowest.place.order) {
-          file(group, {{order, lowest.place.hash}, lowest.row});
-        } else if (marked_.test(lowest.row) || !meta_.may_leave(words, step)) {
-          passed_over_.push_back(lowest);
-        } else {
-          victims.push_back(lowest.row);
-          mark(lowest.row);
-          --wanted;
-        }
+void Evictor::take_victims(Group& group, std::uint32_t number, std::size_t wanted,
+                           std::optional<std::int64_t> step, const RowNumbers& numbers,
+                           const Capacity& capacity) {
+  while (wanted > 0) {
+    scratch_.clear();
+    scratch_.reserve(wanted);
+    while (scratch_.size() < wanted && take_lowest(group, numbers)) {
+    }
+    if (scratch_.empty()) {
+      if (group.members.empty()) break;
+      pass(group, number, numbers, capacity);
+      continue;
+    }
+    for (const Filed& lowest : scratch_) {
+      if (group.num_stale > 0 && !is_there(lowest, numbers)) continue;
+      const std::int64_t* const words = numbers.meta(lowest.row);
+      const std::uint64_t order = meta_.order(words);
+      if (order != lowest.place.order) {
+        file(group, {{order, lowest.place.hash}, lowest.row});
+      } else if (marked_.test(lowest.row) || (step && !meta_.may_leave(words, *step))) {
+        passed_over_.push_back(lowest);
+      } else {
+        chosen_.push_back(lowest);
+        mark(lowest.row);
+        --wanted;
       }
     }
-    for (const Filed& entry : passed_over_) file(group, entry);
+  }
+  for (const Filed& entry : passed_over_) file(group, entry);
+}
+
+std::uint32_t Evictor::choose(Capacity::Excess excess, std::optional<std::int64_t> step,
+                              const RowNumbers& numbers, const Capacity& capacity,
+                              std::vector<Victim>& victims) {
+  Group& group = groups_[excess.group];
+  if (step && group.spent_in == step) return 0;
+  const std::size_t needed = victims.size() + excess.count;
+  if (victims.capacity() < needed) victims.reserve(std::max(needed, 2 * victims.capacity()));
+  chosen_.clear();
+  passed_over_.clear();
+  try {
+    chosen_.reserve(excess.count);
+    file_grown(group, excess.group, step, numbers, capacity);
+    take_victims(group, excess.group, excess.count, step, numbers, capacity);
   } catch (...) {
     is_lost_ = true;
     throw;
   }
-  const auto is_lower = [&](std::uint32_t a, std::uint32_t b) {
-    return place(a, numbers) < place(b, numbers);
-  };
-  const auto first = victims.begin() + static_cast<std::ptrdiff_t>(old_size);
-  if (!std::is_sorted(first, victims.end(), is_lower)) std::sort(first, victims.end(), is_lower);
-  return excess.count - static_cast<std::uint32_t>(wanted);
+  if (!std::is_sorted(chosen_.begin(), chosen_.end())) std::sort(chosen_.begin(), chosen_.end());
+  for (const Filed& entry : chosen_)
+    victims.push_back({Capacity::key_of(entry.place.hash), entry.row});
+  if (chosen_.size() < excess.count) group.spent_in = step;
+  return static_cast<std::uint32_t>(chosen_.size());
 }
 
-void Evictor::add(std::span<const std::uint32_t> rows, const RowNumbers& numbers,
-                  const Capacity& capacity) noexcept {
+void Evictor::undo_call(std::span<const Victim> victims, const RowNumbers& numbers,
+                        const Capacity& capacity) noexcept {
+  end_call();
+  for (Group& group : groups_) group.spent_in.reset();
   if (is_lost_) return;
   try {
-    for (const std::uint32_t row : rows)
-      file(groups_[capacity.group_of(numbers.key(row))], filed(row, numbers));
+    for (const Victim& victim : victims)
+      file(groups_[capacity.group_of(victim.key)], filed(victim.row, numbers));
+  } catch (const std::bad_alloc&) {
+    is_lost_ = true;
+  }
+}
+
+void Evictor::add(std::span<const std::uint32_t> rows, std::span<const std::uint64_t> hashes,
+                  const RowNumbers& numbers, const Capacity& capacity) noexcept {
+  if (is_lost_) return;
+  try {
+    for (std::size_t j = 0; j < rows.size(); ++j) {
+      if (j + kAhead < rows.size()) numbers.prefetch_meta(rows[j + kAhead]);
+      Group& group = groups_[capacity.group_of_hash(hashes[j])];
+      const std::int64_t* const words = numbers.meta(rows[j]);
+      if (meta_.has_young()) {
+        group.young.push_back({meta_.born(words), rows[j]});
+      } else {
+        file(group, {{meta_.order(words), hashes[j]}, rows[j]});
+      }
+    }
   } catch (const std::bad_alloc&) {
     is_lost_ = true;
   }
@@ -182,7 +239,11 @@ void Evictor::note_fallen(std::uint32_t row, const RowNumbers& numbers,
                           const Capacity& capacity) noexcept {
   const std::uint32_t number = capacity.group_of(numbers.key(row));
   const Filed entry = filed(row, numbers);
-  if (is_lost_ || !(entry.place < groups_[number].border)) return;
+  const Group& group = groups_[number];
+  if (is_lost_ || !(entry.place < group.border)) return;
+  const bool is_young = group.num_grown < group.young.size() &&
+                        meta_.born(numbers.meta(row)) >= group.young[group.num_grown].born;
+  if (is_young) return;
   try {
     file(groups_[number], entry);
     add_stale(number, numbers, capacity);
@@ -204,21 +265,28 @@ void Evictor::note_erased(Key key, const RowNumbers& numbers, const Capacity& ca
 void Evictor::add_stale(std::uint32_t number, const RowNumbers& numbers, const Capacity& capacity) {
   constexpr std::int64_t kManyStale = 64;
   Group& group = groups_[number];
+  has_stale_ = true;
   if (++group.num_stale <= kManyStale + 2 * capacity.used(number)) return;
   std::vector<std::uint32_t>& rows = group.members;
   for (const auto* entries : {&group.run, &group.heap}) {
     for (const Filed& entry : *entries) rows.push_back(entry.row);
   }
-  std::erase_if(rows, [&](std::uint32_t row) {
-    return numbers.state(row) == RowState::kFree || numbers.is_leaving(row) ||
-           capacity.group_of(numbers.key(row)) != number;
-  });
+  const auto is_other = [&](std::uint32_t row) { return !is_of(row, number, numbers, capacity); };
+  std::erase_if(rows, is_other);
   std::sort(rows.begin(), rows.end());
   rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
+  std::vector<Young>& young = group.young;
+  young.erase(young.begin(), young.begin() + static_cast<std::ptrdiff_t>(group.num_grown));
+  std::erase_if(young, [&](const Young& entry) {
+    return is_other(entry.row) || meta_.born(numbers.meta(entry.row)) != entry.born;
+  });
+  std::sort(young.begin(), young.end());
+  young.erase(std::unique(young.begin(), young.end()), young.end());
+  group.num_grown = 0;
   group.run.clear();
   group.heap.clear();
   group.border = Place();
-  group.num_stale = 0;
+  group.num_stale = 1;  // a row of the call under way may be filed for who had it before
 }
 
 void Evictor::forget() noexcept { is_lost_ = true; }
@@ -226,17 +294,28 @@ void Evictor::forget() noexcept { is_lost_ = true; }
 // Files all rows anew.
 void Evictor::scan(const RowNumbers& numbers, const Capacity& capacity) {
   for (Group& group : groups_) group = Group();
-  for (RowNumber row = 0; row < numbers.end(); ++row) {
-    if (numbers.state(row) == RowState::kFree || numbers.is_leaving(row)) continue;
-    groups_[capacity.group_of(numbers.key(row))].members.push_back(static_cast<std::uint32_t>(row));
+  for (RowNumber n = 0; n < numbers.end(); ++n) {
+    if (numbers.state(n) == RowState::kFree || numbers.is_leaving(n)) continue;
+    Group& group = groups_[capacity.group_of(numbers.key(n))];
+    const auto row = static_cast<std::uint32_t>(n);
+    if (meta_.has_young()) {
+      group.young.push_back({meta_.born(numbers.meta(row)), row});
+    } else {
+      group.members.push_back(row);
+    }
   }
+  for (Group& group : groups_) std::sort(group.young.begin(), group.young.end());
   is_lost_ = false;
+  has_stale_ = false;
 }
 
 std::int64_t Evictor::bytes() const noexcept {
-  std::size_t bytes = groups_.capacity() * sizeof(Group) + scratch_.capacity() * sizeof(Filed);
+  std::size_t bytes =
+      groups_.capacity() * sizeof(Group) +
+      (scratch_.capacity() + chosen_.capacity() + passed_over_.capacity()) * sizeof(Filed);
   for (const Group& group : groups_) {
     bytes += (group.run.capacity() + group.heap.capacity()) * sizeof(Filed) +
+             group.young.capacity() * sizeof(Young) +
              group.members.capacity() * sizeof(std::uint32_t);
   }
   return static_cast<std::int64_t>(bytes) + marked_.bytes() + fresh_.bytes();
@@ -265,6 +344,15 @@ std::string Evictor::find_broken(const RowNumbers& numbers, const Capacity& capa
       if (is_used(row) && capacity.group_of(numbers.key(row)) == g &&
           !(place(row, numbers) < group.border))
         is_filed[row] = true;
+    }
+    if (!std::is_sorted(group.young.begin(), group.young.end(),
+                        [](const Young& a, const Young& b) { return a.born < b.born; }))
+      return "the young are not sorted";
+    for (std::size_t i = group.num_grown; i < group.young.size(); ++i) {
+      const Young& young = group.young[i];
+      if (is_used(young.row) && capacity.group_of(numbers.key(young.row)) == g &&
+          meta_.born(numbers.meta(young.row)) == young.born)
+        is_filed[young.row] = true;
     }
   }
   for (std::uint32_t row = 0; row < numbers.end(); ++row) {

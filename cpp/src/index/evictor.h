@@ -5,14 +5,18 @@
 // Orders rise as keys are seen, so a candidate that comes up is looked at again and filed anew if
 // it has risen. Only scores fall: then the row is filed a second time. When candidates run out, one
 // pass over the members takes their lower half. So a victim costs a few looks at records, whatever
-// the size of its group.
+// the size of its group. Keys younger than min_age wait in the order in which they came, and are
+// filed once they are old enough: a call that cannot evict them does not look at them.
 //
 // Rows that are erased stay filed until they come up, and are then found not to be who they were. A
-// row that is filed more than once does no harm: it leaves once.
+// row that is filed more than once does no harm: it leaves once. Nobody looks for such rows in
+// groups where none was erased.
 #pragma once
 
 #include <compare>
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -26,6 +30,14 @@ namespace recsdk::internal {
 
 class Evictor {
  public:
+  /// A key that leaves, and its row.
+  struct Victim {
+    Key key = 0;
+    std::uint32_t row = 0;
+
+    friend auto operator<=>(const Victim&, const Victim&) = default;
+  };
+
   Evictor(const EvictConfig& config, std::int64_t num_groups);
 
   const RowMeta& meta() const noexcept { return meta_; }
@@ -52,13 +64,18 @@ class Evictor {
   };
   Place place(std::uint32_t row, const RowNumbers& numbers) const noexcept;
 
-  /// Adds the `count` lowest rows of the group that may leave in this step to `victims`; returns
-  /// how many there were. They are no longer filed. Throws std::bad_alloc, after put_back.
-  std::uint32_t choose(Capacity::Excess excess, std::int64_t step, const RowNumbers& numbers,
-                       const Capacity& capacity, std::vector<std::uint32_t>& victims);
-  /// Files victims again, or rows that have come. Their metadata are written.
-  void add(std::span<const std::uint32_t> rows, const RowNumbers& numbers,
-           const Capacity& capacity) noexcept;
+  /// Adds the `count` lowest rows of the group that may leave in this step, or in any if there is
+  /// none, to `victims`, ascending; returns how many there were. They are no longer filed. Throws
+  /// std::bad_alloc; then all rows will be filed anew.
+  std::uint32_t choose(Capacity::Excess excess, std::optional<std::int64_t> step,
+                       const RowNumbers& numbers, const Capacity& capacity,
+                       std::vector<Victim>& victims);
+  /// The call failed: files victims again, and forgets what it found.
+  void undo_call(std::span<const Victim> victims, const RowNumbers& numbers,
+                 const Capacity& capacity) noexcept;
+  /// Files rows that have come, by the hashes of their keys. Their metadata are written.
+  void add(std::span<const std::uint32_t> rows, std::span<const std::uint64_t> hashes,
+           const RowNumbers& numbers, const Capacity& capacity) noexcept;
   /// The key's order has fallen.
   void note_fallen(std::uint32_t row, const RowNumbers& numbers, const Capacity& capacity) noexcept;
   /// A key was erased, and is not counted any more.
@@ -78,17 +95,33 @@ class Evictor {
     friend bool operator<(const Filed& a, const Filed& b) noexcept { return a.place < b.place; }
     friend bool operator>(const Filed& a, const Filed& b) noexcept { return b < a; }
   };
+  struct Young {
+    std::int64_t born = 0;
+    std::uint32_t row = 0;
+
+    friend auto operator<=>(const Young&, const Young&) = default;
+  };
   struct Group {
     std::vector<Filed> run;  // descending
     std::vector<Filed> heap;
     std::vector<std::uint32_t> members;
-    Place border;                 // members are not below
-    std::uint32_t num_stale = 0;  // times that a row is filed in vain, at most
+    std::vector<Young> young;  // ascending by born, from num_grown on
+    std::size_t num_grown = 0;
+    Place border;                          // members are not below
+    std::uint32_t num_stale = 0;           // times that a row is filed in vain, at most
+    std::optional<std::int64_t> spent_in;  // the step in which no more of its keys may leave
   };
 
   Filed filed(std::uint32_t row, const RowNumbers& numbers) const noexcept;
   bool is_there(const Filed& entry, const RowNumbers& numbers) const noexcept;
+  bool is_of(std::uint32_t row, std::uint32_t number, const RowNumbers& numbers,
+             const Capacity& capacity) const noexcept;
   static void file(Group& group, const Filed& entry);
+  void file_grown(Group& group, std::uint32_t number, std::optional<std::int64_t> step,
+                  const RowNumbers& numbers, const Capacity& capacity);
+  void take_victims(Group& group, std::uint32_t number, std::size_t wanted,
+                    std::optional<std::int64_t> step, const RowNumbers& numbers,
+                    const Capacity& capacity);
   bool take_lowest(Group& group, const RowNumbers& numbers);
   void pass(Group& group, std::uint32_t number, const RowNumbers& numbers,
             const Capacity& capacity);
@@ -102,8 +135,10 @@ class Evictor {
   std::vector<std::uint32_t> fresh_rows_;
   std::vector<std::uint32_t> marked_rows_;
   std::vector<Filed> scratch_;
+  std::vector<Filed> chosen_;
   std::vector<Filed> passed_over_;
-  bool is_lost_ = false;  // not all rows are filed, since they are others or memory ran out
+  bool is_lost_ = false;    // not all rows are filed, since they are others or memory ran out
+  bool has_stale_ = false;  // some group has, or had, rows that are filed in vain
 };
 
 }  // namespace recsdk::internal

@@ -48,6 +48,13 @@ struct EvictionClock {
   bool is_begun = false;
 };
 
+/// Leaves plain values that a vector adds unset: their pages come when threads write to them.
+template <typename T>
+struct UnsetAllocator : std::allocator<T> {
+  void construct(T* place) noexcept { ::new (static_cast<void*>(place)) T; }
+  void construct(T* place, T value) noexcept { *place = value; }
+};
+
 /// A batch in flight, as the index sees it.
 struct LeaseRecord {
   std::uint64_t epoch = 0;
@@ -56,25 +63,11 @@ struct LeaseRecord {
   std::vector<std::uint32_t> new_rows;   // that only later batches see
   AtomicCounts outcomes{};               // to be counted when the batch becomes visible
 
-  /// A key that the batch evicted, and the row that readers still find.
-  struct Evicted {
-    Key key = 0;
-    std::uint32_t row = 0;
-
-    friend auto operator<=>(const Evicted&, const Evicted&) = default;
-  };
-  std::vector<Evicted> evicted;  // ascending
+  std::vector<Evictor::Victim> evicted;  // ascending; readers still find their rows
   // Rows whose metadata it changed, each with their words from before; some several times.
-  std::vector<std::int64_t> touched;
+  std::vector<std::int64_t, UnsetAllocator<std::int64_t>> touched;
   std::optional<EvictionClock> clock_before;  // its first call
   bool shares_step = false;                   // with a lease before
-};
-
-/// Leaves plain values that a vector adds unset: their pages come when threads write to them.
-template <typename T>
-struct UnsetAllocator : std::allocator<T> {
-  void construct(T* place) noexcept { ::new (static_cast<void*>(place)) T; }
-  void construct(T* place, T value) noexcept { *place = value; }
 };
 
 /// Rows that one call gave to keys, so that it can take them back.
@@ -84,7 +77,8 @@ struct Insertion {
   // With eviction: what comes with the keys, the step, and the rows whose keys leave for them.
   KeyData data = {};
   std::int64_t step = 0;
-  std::vector<std::uint32_t> victims;
+  std::vector<Evictor::Victim> victims;
+  std::vector<std::uint64_t, UnsetAllocator<std::uint64_t>> hashes;  // of the keys of `rows`
 
   /// Makes room for `count` more rows: doubling, as push_back would.
   void make_room(std::size_t count) {
@@ -173,8 +167,8 @@ struct Index::Impl {
   // part of a batch in flight, else null.
   void begin_insertion(internal::Insertion& insertion, const internal::LeaseRecord* record,
                        const KeyData& data) const;
-  void prepare_eviction(std::span<const Key> keys, const internal::Insertion& insertion,
-                        internal::LeaseRecord* record);
+  void prepare_eviction(std::span<const Key> keys, const Outcome* outcomes,
+                        internal::Insertion& insertion, internal::LeaseRecord* record);
   void settle_eviction(std::span<const Key> keys, const RowNumber* rows_in, const Outcome* outcomes,
                        const internal::Insertion& insertion,
                        internal::LeaseRecord* record) noexcept;
@@ -245,9 +239,22 @@ struct Index::Impl {
   std::int64_t step_of(const internal::LeaseRecord* record) const;
   static std::int64_t time_of(const KeyData& data, std::size_t i) noexcept;
   void begin_meta(const internal::Insertion& insertion) noexcept;
-  void touch(std::span<const Key> keys, const RowNumber* rows_in, const Outcome* outcomes,
+  template <typename Body>
+  void for_touched(std::size_t num_keys, const RowNumber* rows_in, const Outcome* outcomes,
+                   const Body& body) const noexcept;
+  template <typename Touch>
+  void touch_in_flight(std::size_t num_keys, const RowNumber* rows_in, const Outcome* outcomes,
+                       std::int64_t step, internal::LeaseRecord& record,
+                       const Touch& touch) noexcept;
+  template <typename Touch>
+  void touch_all(std::size_t num_keys, const RowNumber* rows_in, const Outcome* outcomes,
+                 std::int64_t step, internal::LeaseRecord* record, const Touch& touch) noexcept;
+  void touch(std::size_t num_keys, const RowNumber* rows_in, const Outcome* outcomes,
              const internal::Insertion& insertion, internal::LeaseRecord* record) noexcept;
-  void evict_rows(std::span<const std::uint32_t> victims, internal::LeaseRecord* record) noexcept;
+  void evict_rows(std::span<const internal::Evictor::Victim> victims,
+                  internal::LeaseRecord* record) noexcept;
+  static void hash_new(std::span<const Key> keys, const Outcome* outcomes,
+                       internal::Insertion& insertion);
   std::optional<std::uint32_t> find_leaving(Key key) const noexcept;
   void publish_evicted(const internal::LeaseRecord& record) noexcept;
   void take_back_rows(const internal::Insertion& insertion) noexcept;

@@ -269,8 +269,7 @@ void Index::Impl::insert_chunk(const Key* keys, std::span<const std::uint16_t> m
 void Index::Impl::undo(const Insertion& insertion) noexcept {
   take_back_rows(insertion);
   if (!evictor) return;
-  evictor->end_call();
-  evictor->add(insertion.victims, numbers, *capacity);
+  evictor->undo_call(insertion.victims, numbers, *capacity);
 }
 
 void Index::Impl::take_back_rows(const Insertion& insertion) noexcept {
@@ -292,7 +291,11 @@ void Index::Impl::populate_ahead(std::int64_t num_new) noexcept {
 }
 
 void Index::Impl::settle(const Insertion& insertion) noexcept {
-  if (capacity) capacity->add(insertion.rows, numbers);
+  if (evictor) {
+    capacity->add(insertion.hashes);
+  } else if (capacity) {
+    capacity->add(insertion.rows, numbers);
+  }
   key_map.adapt(static_cast<std::int64_t>(insertion.rows.size()));
   populate_ahead(static_cast<std::int64_t>(insertion.rows.size()));
 }
@@ -320,7 +323,7 @@ void Index::Impl::map_inserting(std::span<const Key> keys, RowNumber* rows_out, 
     }
     if (then) then();
     require_open(record);  // what makes rows may have released it
-    prepare_eviction(keys, insertion, in_flight ? record : nullptr);
+    prepare_eviction(keys, outcomes, insertion, in_flight ? record : nullptr);
   } catch (...) {
     undo(insertion);
     throw;

@@ -1,7 +1,9 @@
 // What eviction keeps of a key beside it: when it was last seen, how often, its score, its age.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -31,12 +33,12 @@ FileField file_field(MetaKind kind);
 /// What a field of a row file is; none: no metadata.
 std::optional<MetaKind> meta_kind(const FileField& field);
 
-/// The metadata that a config asks for, and what follows from them. A row's words lie behind its
-/// key. Order numbers compare as unsigned; they do not depend on the time at which they are looked
-/// at, and rise whenever a key is seen, but those of kScore.
+/// The metadata that a config asks for, and what follows from them. Order numbers compare as
+/// unsigned; they do not depend on the time at which they are looked at, and rise whenever a key is
+/// seen, but those of kScore.
 class RowMeta {
  public:
-  using Words = std::int64_t*;  // of a row, behind its key
+  using Words = std::int64_t*;  // of a row
 
   explicit RowMeta(const EvictConfig& config);
 
@@ -63,15 +65,48 @@ class RowMeta {
     if (score != nullptr) give_score(words, *score, is_first);
   }
 
+  /// Calls body(touch), where touch(i, words) changes what occurrence i of a call in this step
+  /// changes, scores apart.
+  template <typename Body>
+  void with_touch(const KeyData& data, std::int64_t step, const Body& body) const noexcept {
+    if (time_ >= 0) {
+      const std::int64_t* const times = data.times.data();
+      const std::size_t stride = data.times.size() == 1 ? 0 : 1;
+      body([=](std::size_t i, Words words) {
+        words[kStepWord] = step;
+        words[kSecondWord] = std::max(words[kSecondWord], times[i * stride]);
+      });
+    } else if (count_ < 0) {
+      body([=](std::size_t /*i*/, Words words) { words[kStepWord] = step; });
+    } else if (half_life_ == 0.0) {
+      body([this, step](std::size_t /*i*/, Words words) {
+        words[kStepWord] = step;
+        count(words);
+      });
+    } else {
+      body([this, step](std::size_t /*i*/, Words words) {
+        if (words[kStepWord] != step) advance(words, step);
+        count(words);
+      });
+    }
+  }
+
   /// Where the row stands.
   std::uint64_t order(const std::int64_t* words) const noexcept;
+  /// With min_age: keys stay for a while.
+  bool has_young() const noexcept { return born_ >= 0; }
+  std::int64_t born(const std::int64_t* words) const noexcept { return words[born_]; }
+  bool is_grown(std::int64_t born, std::int64_t step) const noexcept {
+    return elapsed(born, step) >= min_age_;
+  }
   /// True if the key may leave in this step.
   bool may_leave(const std::int64_t* words, std::int64_t step) const noexcept {
-    return words[kStepWord] != step && (born_ < 0 || elapsed(words[born_], step) >= min_age_);
+    return words[kStepWord] != step && (born_ < 0 || is_grown(words[born_], step));
   }
 
  private:
   static constexpr int kStepWord = 0;
+  static constexpr int kSecondWord = 1;  // time, count or score
   static constexpr std::size_t kNumFactors = 256;
 
   // Steps may be any numbers.
@@ -86,7 +121,7 @@ class RowMeta {
     words[kStepWord] = step;
   }
   void count(Words words) const noexcept {
-    if (words[count_] < kMostCounted) words[count_] += kCountUnits;
+    words[kSecondWord] += words[kSecondWord] < kMostCounted ? kCountUnits : 0;
   }
   void decay(Words words, std::int64_t elapsed) const noexcept;
   void give_score(Words words, float score, bool is_first) const noexcept;

@@ -13,7 +13,9 @@ void RowNumbers::grow(std::int64_t count) {
   keys_.grow(count);
   visible_.grow(count);
   in_flight_.grow(count);
-  if (has_meta_) leaving_.grow(count);
+  if (!meta_) return;
+  meta_->grow(count);
+  leaving_.grow(count);
 }
 
 void RowNumbers::prepare_allocate(std::int64_t count) {
@@ -117,7 +119,7 @@ void RowNumbers::swap(RowNumbers& other) noexcept {
   std::swap(visible_, other.visible_);
   std::swap(in_flight_, other.in_flight_);
   std::swap(leaving_, other.leaving_);
-  std::swap(has_meta_, other.has_meta_);
+  std::swap(meta_, other.meta_);
   free_.swap(other.free_);
   kept_back_.swap(other.kept_back_);
   std::swap(num_prepared_, other.num_prepared_);
@@ -128,12 +130,14 @@ void RowNumbers::reserve(std::int64_t count) {
   prepare_allocate(
       std::max<std::int64_t>(count - end_ + static_cast<std::int64_t>(free_.size()), 0));
   keys_.populate(end_, num_prepared_);
+  if (meta_) meta_->populate(end_, num_prepared_);
   visible_.populate(end_, num_prepared_);
 }
 
 std::int64_t RowNumbers::metadata_bytes() const noexcept {
   constexpr std::int64_t kStatesAByte = 4;  // two bits each
-  return num_prepared_ * keys_.row_bytes() + (num_prepared_ + kStatesAByte - 1) / kStatesAByte +
+  return num_prepared_ * (keys_.row_bytes() + (meta_ ? meta_->row_bytes() : 0)) +
+         (num_prepared_ + kStatesAByte - 1) / kStatesAByte +
          static_cast<std::int64_t>(free_.capacity() * sizeof(std::uint32_t) +
                                    kept_back_.capacity() * sizeof(KeptBack));
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -25,10 +26,11 @@ enum class RowState : std::uint8_t {
 /// except for `end`.
 class RowNumbers {
  public:
-  /// With room for so many words of metadata beside each key.
-  explicit RowNumbers(int num_meta_words = 0)
-      : keys_(static_cast<std::int64_t>(sizeof(Key)) * (1 + num_meta_words), 0, kSlabBytes),
-        has_meta_(num_meta_words > 0) {}
+  /// With room for so many words of metadata for each key.
+  explicit RowNumbers(int num_meta_words = 0) : keys_(sizeof(Key), 0, kSlabBytes) {
+    constexpr auto kWord = static_cast<std::int64_t>(sizeof(std::int64_t));
+    if (num_meta_words > 0) meta_.emplace(num_meta_words * kWord, 0, kSlabBytes);
+  }
 
   /// Makes sure that `count` calls of allocate, or of free, cannot fail. Throws
   /// Error(kOutOfMemory), Error(kCapacity), std::bad_alloc.
@@ -75,12 +77,14 @@ class RowNumbers {
     return in_flight_.test(row) ? RowState::kInFlight : RowState::kFree;
   }
   Key key(RowNumber row) const noexcept { return *keys_.at<Key>(row); }
-  /// The words of metadata of a row, behind its key.
-  std::int64_t* meta(RowNumber row) const noexcept { return keys_.at<std::int64_t>(row) + 1; }
-  void prefetch(RowNumber row) const noexcept { prefetch_line(keys_.at<Key>(row)); }
+  /// The words of metadata of a row.
+  std::int64_t* meta(RowNumber row) const noexcept { return meta_->at<std::int64_t>(row); }
+  RowAddresses meta() const noexcept { return meta_->addresses(); }
+  void prefetch_key(RowNumber row) const noexcept { prefetch_line(keys_.at<Key>(row)); }
+  void prefetch_meta(RowNumber row) const noexcept { prefetch_line(meta(row)); }
   /// With metadata: a batch in flight has evicted the row's key, so the index no longer leads to
   /// it, but what else the row is to readers stays until the batch is visible.
-  bool is_leaving(RowNumber row) const noexcept { return has_meta_ && leaving_.test(row); }
+  bool is_leaving(RowNumber row) const noexcept { return meta_ && leaving_.test(row); }
   void set_leaving(std::uint32_t row, bool value) noexcept { leaving_.assign_alone(row, value); }
   const RowBits& visible() const noexcept { return visible_; }
 
@@ -90,10 +94,13 @@ class RowNumbers {
   /// Makes room for `count` rows in all, and backs it with memory now.
   void reserve(std::int64_t count);
   /// Backs with memory a huge page that new rows will need soon. False if there is none.
-  bool populate_ahead() noexcept { return keys_.populate_ahead(end()); }
+  bool populate_ahead() noexcept {
+    return keys_.populate_ahead(end()) || (meta_ && meta_->populate_ahead(end()));
+  }
   /// Backs what is kept of the next `count` new rows with memory, on several threads.
   void populate(std::int64_t count, int max_threads) const {
     keys_.populate_pages(end(), end() + count, max_threads);
+    if (meta_) meta_->populate_pages(end(), end() + count, max_threads);
   }
   /// Rows that were needed or reserved so far; they can be addressed.
   std::int64_t num_prepared() const noexcept { return num_prepared_; }
@@ -119,10 +126,10 @@ class RowNumbers {
   void grow(std::int64_t count);
 
   Slabs keys_;
+  std::optional<Slabs> meta_;  // apart, for calls that find keys touch it and not the keys
   RowBits visible_;
   RowBits in_flight_;
-  RowBits leaving_;  // with metadata
-  bool has_meta_;
+  RowBits leaving_;                  // with metadata
   std::vector<std::uint32_t> free_;  // the last is given next
   std::vector<KeptBack> kept_back_;  // in ascending order of epochs
   std::int64_t num_prepared_ = 0;    // rows that the slabs can address

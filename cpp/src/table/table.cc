@@ -198,7 +198,7 @@ void Table::upsert(std::span<const Key> keys, const float* values, const float* 
     t.index.find_or_insert(keys, found.rows.data(), found.outcomes.data(), RowState::kVisible,
                            insertion);
     if (t.open_cut != nullptr) t.preserve_found(found);
-    t.index.prepare_eviction(keys, insertion, nullptr);
+    t.index.prepare_eviction(keys, found.outcomes.data(), insertion, nullptr);
   } catch (...) {
     t.index.undo(insertion);
     throw;

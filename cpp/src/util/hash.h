@@ -29,6 +29,18 @@ inline std::uint64_t virtual_shard_hash(std::uint64_t key) {
   return mix64(key + 0x9E3779B97F4A7C15U);
 }
 
+/// The number of which mix64 makes this one. Its factors are inverse to mix64's modulo 2^64.
+inline std::uint64_t unmix64(std::uint64_t x) {
+  x = (x ^ (x >> 31) ^ (x >> 62)) * 0x319642B2D24D8EC3U;
+  x = (x ^ (x >> 27) ^ (x >> 54)) * 0x96DE1B173F119089U;
+  return x ^ (x >> 30) ^ (x >> 60);
+}
+
+/// The key of a virtual_shard_hash.
+inline std::uint64_t virtual_shard_key(std::uint64_t hash) {
+  return unmix64(hash) - 0x9E3779B97F4A7C15U;
+}
+
 /// Two rounds of multiply_fold under secrets that are drawn from a seed.
 class SeededHash {
  public:
