@@ -78,7 +78,7 @@ void Index::Impl::begin_insertion(Insertion& insertion, const LeaseRecord* recor
   if (!time) {
     throw std::invalid_argument(title +
                                 ": eviction goes by time, and the call brings none; pass times, or "
-                                "call set_time before");
+                                "set a time before");
   }
   insertion.data.times = {&*time, 1};
 }
@@ -385,7 +385,7 @@ std::int64_t Index::evict(std::int64_t max_rows) {
 void Index::set_time(std::int64_t time) {
   if (!impl_->evictor || !impl_->evictor->meta().is_by_time()) {
     throw std::invalid_argument(impl_->title +
-                                ": set_time is for eviction by time; set its clock to kTime");
+                                ": a time is set, and only eviction by time takes it");
   }
   const std::unique_lock lock(impl_->mutex);
   impl_->time = time;

@@ -21,7 +21,7 @@ class Evict:
     `Table`, the keys that are lowest in the rule's order leave, those lower by a fixed hash first
     among equals. A key is seen by each of its occurrences in a call that inserts; evaluation sees
     none. Keys of the step that needs the room stay. New keys for which nobody may leave are
-    refused, the lowest first.
+    refused, the lowest first. Steps end at 2**63 - 1: all calls from there on are of that step.
     """
 
     order: Order
@@ -37,7 +37,11 @@ class Evict:
         require_one_of("Evict", ("lru", "lfu", "score"), order=self.order)
         require_one_of("Evict", ("step", "time"), by=self.by)
         if self.by == "time" and self.order != "lru":
-            raise ValueError(f"Evict: by='time' is for lru, got order={self.order!r}")
+            why = {
+                "lfu": "counts have no time, and half_life is in steps",
+                "score": "scores have no time",
+            }[self.order]
+            raise ValueError(f"Evict: by='time' is for lru, got order={self.order!r}: {why}")
         if self.half_life is not None:
             require_number("Evict", half_life=self.half_life)
             if self.order != "lfu":

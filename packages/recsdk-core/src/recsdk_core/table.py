@@ -209,6 +209,11 @@ class Table(Keyed, SavesAndLoads):
     @time.setter
     def time(self, value: int) -> None:
         require_int("Table", -INT64, INT64, time=value)
+        if self._eviction is None or self._eviction.by != "time":
+            raise ValueError(
+                f"Table: time is for eviction by time, got eviction={self._eviction}; "
+                "make the table with eviction=Evict.lru(by='time')"
+            )
         self._engine.set_time(value)
         self._time = value
 
@@ -693,7 +698,12 @@ def _restore(
 
 def _times(times: Array | int | None) -> Array | None:
     """Times as the engine takes them: one for all as (1,)."""
-    return np.array([times], np.int64) if isinstance(times, int) else times
+    if isinstance(times, np.integer):
+        times = int(times)
+    if not isinstance(times, int):
+        return times
+    require_int("Table", -INT64, INT64, times=times)
+    return np.array([times], np.int64)
 
 
 def _unpack_state(

@@ -23,6 +23,7 @@ RULES = [
     Evict.lfu(),
     Evict.lfu(half_life=2.5, min_age=5),
     Evict.score(),
+    Evict.score(min_age=5),
 ]
 Batch = tuple[NDArray[np.int64], dict[str, Any]]
 
@@ -232,11 +233,48 @@ def test_evicting_on_demand_leaves_each_group_its_part() -> None:
         ({"order": "lfu", "half_life": 0.0}, "half_life must be a finite number above 0"),
         ({"order": "lfu", "half_life": float("inf")}, "half_life must be a finite"),
         ({"order": "lru", "min_age": -1}, "min_age must be at least 0"),
+        ({"order": "lru", "min_age": 2**63}, "min_age must be at most"),
+        ({"order": "lru", "min_age": True}, "min_age must be an int, got bool"),
+        ({"order": "lfu", "half_life": True}, "half_life must be a number, got True"),
+        ({"order": "lfu", "half_life": 10**400}, "half_life is too large"),
     ],
 )
 def test_rules_that_make_no_sense(rule: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         Evict(**rule)
+
+
+def test_numbers_that_are_none_or_too_large() -> None:
+    table = Table(2, max_rows=3, eviction=Evict.lru(by="time"))
+    keys = np.array([1, 2])
+    for call, kind, message in [
+        (lambda: table.map(keys, True, times=True), TypeError, "times must be an int, got bool"),
+        (lambda: table.map(keys, True, times=2**70), ValueError, "times must be at most"),
+        (lambda: table.map(keys, True, times=-(2**63) - 1), ValueError, "times must be at least"),
+        (lambda: table.upsert(keys, np.ones((2, 2), np.float32), times=2**63), ValueError, "times"),
+        (lambda: setattr(table, "time", 2**63), ValueError, "time must be at most"),
+        (lambda: table.evict(fraction=True), TypeError, "fraction must be a number, got True"),
+        (lambda: table.evict(max_rows=True), TypeError, "max_rows must be an int, got bool"),
+        (lambda: table.evict(max_rows=2**63), ValueError, "max_rows must be at most"),
+        (lambda: table.lease(True), TypeError, "step must be an int, got True"),
+        (lambda: table.lease(2**63), ValueError, "step must be in"),
+    ]:
+        with pytest.raises(kind, match=message):
+            call()
+    assert len(table) == 0
+    table.map(keys, True, times=np.int64(2**63 - 1))
+    table.map(np.array([3, 4]), True, times=-(2**63))
+    assert keys_of(table) >= {3, 4}
+
+
+def test_the_last_step_lasts() -> None:
+    table = Table(2, max_rows=2, eviction=Evict.lru())
+    with table.lease(2**63 - 1) as lease:
+        table.map(np.array([1, 2]), True, lease=lease)
+    assert table.map(np.array([3]), True)[1].tolist() == [Outcome.REFUSED]
+    table.erase(np.array([1]))
+    assert table.map(np.array([4, 5]), True)[1].tolist().count(Outcome.INSERTED) == 1
+    table.check_invariants()
 
 
 def test_arguments_that_make_no_sense() -> None:
@@ -263,7 +301,7 @@ def test_arguments_that_make_no_sense() -> None:
         (lambda: scored.evict(), "one of fraction and max_rows"),
         (lambda: scored.evict(fraction=1.5), "fraction must be from 0 to 1"),
         (lambda: scored.evict(max_rows=-1), "max_rows must be at least 0"),
-        (lambda: setattr(scored, "time", 3), "set_time is for eviction by time"),
+        (lambda: setattr(scored, "time", 3), "time is for eviction by time, got eviction="),
     ]:
         with pytest.raises(ValueError, match=message):
             call()

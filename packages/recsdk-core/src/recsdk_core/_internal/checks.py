@@ -15,12 +15,17 @@ __all__ = [
 
 
 def require_number(owner: str, **fields: float) -> None:
-    """Raises TypeError for the first field that is no number, ValueError for one beyond floats."""
+    """Raises TypeError for the first field that is no number, ValueError for one beyond floats.
+
+    True and False are no numbers: they stand for a setting that was mixed up.
+    """
     for name, value in fields.items():
         _check_number(f"{owner}: {name}", value)
 
 
 def _check_number(name: str, value: float) -> None:
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be a number, got {value}")
     try:
         math.isnan(value)
     except TypeError:

@@ -91,10 +91,13 @@ class Keyed:
         released. It releases itself when it is garbage collected, and may be released from any
         thread.
 
-        Raises ValueError if `step` is below that of a lease taken before, or no int64.
+        Raises ValueError if `step` is below that of a lease taken before, or beyond int64, and
+        TypeError if it is no int.
         """
+        kind = type(self).__name__
+        if isinstance(step, bool):
+            raise TypeError(f"{kind}.lease: step must be an int, got {step}")
         if step is not None and not -INT64 <= step < INT64:
-            kind = type(self).__name__
             raise ValueError(f"{kind}.lease: step must be in [-2**63, 2**63), got {step}")
         return self._engine.lease(step)
 
