@@ -16,7 +16,17 @@ from pathlib import Path
 from benchmarks import records
 
 ROOT = Path(__file__).resolve().parent.parent
-NAMES = ("checkpoint", "data", "device", "engine", "nn", "serving", "sharding", "train")
+NAMES = (
+    "checkpoint",
+    "data",
+    "device",
+    "engine",
+    "nn",
+    "policies",
+    "serving",
+    "sharding",
+    "train",
+)
 
 
 def main() -> None:
