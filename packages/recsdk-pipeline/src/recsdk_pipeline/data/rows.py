@@ -69,6 +69,17 @@ class Bags:
         more = (None if each is None else each[there] for each in (self.weights, self.timestamps))
         return Bags(self.values[there], offsets, *more)
 
+    def picks(self) -> bool:
+        """Whether each row has one of the ids that rows share, which `write_ids` picks."""
+        return self.at is not None and self.offsets is None and self.values.dtype == np.int64
+
+    def write_ids(self, ids: Int64s) -> None:
+        """Into int64 (K,), of plain bags or those that `picks`."""
+        if self.at is None:
+            np.copyto(ids, self.values, casting="unsafe")  # the same 64 bits
+        elif len(ids):
+            np.take(self.values, self.at, out=ids, mode="clip")  # others copy once more
+
     def lengths(self, num_rows: int) -> Any:
         """int64 (N,), or bool."""
         found = self._lengths()
@@ -122,12 +133,12 @@ class Rows:
 
     def batch(self) -> ClickBatch:
         """The same rows as a batch of tensors."""
-        bags = [each.plain() for each in self.bags.values()]
+        bags = [each if each.picks() else each.plain() for each in self.bags.values()]
         has_weights = any(each.weights is not None for each in bags)
         has_times = any(each.timestamps is not None for each in bags)
         sparse = KeyedJaggedTensor(
             keys=list(self.bags),
-            values=_tensor([each.values for each in bags], np.int64),
+            values=_ids(bags),
             lengths=self._lengths(),
             weights=_tensor([_or(b, b.weights, 1.0) for b in bags], np.float32)
             if has_weights
@@ -221,8 +232,17 @@ def _concatenated(arrays: Sequence[Any]) -> Any:
     return None if arrays[0] is None else concatenated(arrays)
 
 
+def _ids(bags: Sequence[Bags]) -> torch.Tensor:
+    sizes = [len(each.values if each.at is None else each.at) for each in bags]
+    whole = empty((sum(sizes),), np.int64)
+    for each, stop, size in zip(bags, np.cumsum(sizes).tolist(), sizes, strict=True):
+        each.write_ids(whole[stop - size : stop])
+    return torch.from_numpy(whole)
+
+
 def _or(bags: Bags, values: Any, default: float) -> Any:
-    return np.full(len(bags.values), default) if values is None else values
+    size = len(bags.values if bags.at is None else bags.at)
+    return np.full(size, default) if values is None else values
 
 
 def _tensor(parts: Sequence[Any], dtype: Any) -> torch.Tensor:
