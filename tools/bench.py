@@ -28,13 +28,23 @@ NAMES = (
     "train",
 )
 
+OF_MODELS = ("policies", "serving")
+"""Those that train a model as well."""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", choices=NAMES)
-    name = parser.parse_args().name
+    parser.add_argument(
+        "--movielens", metavar="DIR", help="the models of policies and serving learn that too"
+    )
+    args = parser.parse_args()
+    name = args.name
     quick = os.environ.get("QUICK", "0") not in ("", "0")
-    results = importlib.import_module(f"benchmarks.{name}").run(quick)
+    if args.movielens and name not in OF_MODELS:
+        parser.error(f"--movielens is of {' and '.join(OF_MODELS)}")
+    run = importlib.import_module(f"benchmarks.{name}").run
+    results = run(quick, args.movielens) if name in OF_MODELS else run(quick)
     records.show(f"{name}, {platform.machine()}, {os.cpu_count()} processors", results)
     path = ROOT / "build" / "bench" / f"{name}.json"
     records.write(path, results)

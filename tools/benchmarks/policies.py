@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from benchmarks import records
+from benchmarks import bounded_models, records
 from benchmarks.draws import scramble
 from benchmarks.drift import drifting
 from benchmarks.exact_caches import EXACT_CACHES
@@ -243,7 +243,8 @@ def hit_rates(num_ids: int, draws_an_id: int) -> list[records.Record]:
     return found
 
 
-def run(quick: bool) -> list[records.Record]:
+def run(quick: bool, movielens: str | None = None) -> list[records.Record]:
+    """Costs, what is kept, hit rates, drift; and what a limit costs a model."""
     set_num_threads(1)
     print(f"load {os.getloadavg()[0]:.2f}")
     repetitions = 7 if quick else 15
@@ -256,4 +257,5 @@ def run(quick: bool) -> list[records.Record]:
         kept_of_the_top(1_000_000),
         *hit_rates(num_rows, 10),
         *drifting(num_rows, 100 * num_rows),
+        *bounded_models.run(quick, movielens),
     ]

@@ -1,0 +1,150 @@
+"""What a bounded table costs a model: the demo's model on tables with a limit, by rule and size.
+
+Each feature's table may have a share of the rows that an unbounded table has in the end; tables of
+few ids, as of genders and hours, are left whole. Beside them: the hashing trick, `nn.EmbeddingBag`
+whose rows the ids share by the remainder of a hash, in as many bytes as our tables take; and
+torchrec's managed collisions with as many rows as our tables. All have the same dense model, see
+the same batches, and train rows by Adagrad of one rate. The figure is the AUC on held-out examples,
+the mean over seeds.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torchrec.modules.mc_modules import LFU_EvictionPolicy, MCHManagedCollisionModule
+from torchrec.sparse.jagged_tensor import JaggedTensor
+
+from benchmarks import records
+from benchmarks.models import OwnOptimizer, Stream, Vectors, auc, hash_bag, streams, trained
+from recsdk_core import Evict, Table, optim
+from recsdk_pipeline.data import ClickData
+from recsdk_pipeline.demo.model import ROW_WIDTH
+
+FEW_IDS = 100
+SHARES = (0.05, 0.1, 0.25, 0.5)
+RULES: dict[str, dict[str, Any]] = {
+    "first come": {},
+    "lru": {"eviction": Evict.lru()},
+    "lfu": {"eviction": Evict.lfu()},
+}
+TRICK = "hashing trick"
+MANAGED = "torchrec managed collisions"
+STEPS_A_ROUND = 50
+"""After how many batches managed collisions choose anew which ids have rows."""
+NUM_ROWS_OF_SAMPLE = 100_000
+_MIX = -7046029254386353131
+"""2**64 over the golden ratio, as int64: Fibonacci hashing."""
+
+
+class SharedRows(OwnOptimizer):
+    """The hashing trick: the row of an id is the remainder of its hash."""
+
+    def __init__(self, num_rows: int, rate: float) -> None:
+        super().__init__()
+        self.num_rows = num_rows
+        self.bag = nn.EmbeddingBag(
+            num_rows, ROW_WIDTH, mode="mean", sparse=True, include_last_offset=True
+        )
+        nn.init.uniform_(self.bag.weight, -0.05, 0.05)
+        self.optimizer = torch.optim.Adagrad(self.bag.parameters(), lr=rate)
+
+    def forward(self, ids: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        pooled: torch.Tensor = self.bag(mixed(ids, self.num_rows), offsets)
+        return pooled
+
+
+class ManagedRows(OwnOptimizer):
+    """torchrec's managed collisions: frequent ids have rows of their own, the rest share one."""
+
+    def __init__(self, num_rows: int, rate: float) -> None:
+        super().__init__()
+        self.rows = SharedRows(num_rows, rate)
+        self.managed = MCHManagedCollisionModule(
+            zch_size=num_rows,
+            device=torch.device("cpu"),
+            eviction_policy=LFU_EvictionPolicy(),
+            eviction_interval=STEPS_A_ROUND,
+            input_hash_size=2**62,
+            input_hash_func=mixed,
+        )
+
+    def forward(self, ids: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        found = self.managed({"ids": JaggedTensor(values=ids, offsets=offsets)})
+        pooled: torch.Tensor = self.rows.bag(found["ids"].values(), offsets)
+        evicted = self.managed.evict()
+        if evicted is not None:
+            with torch.no_grad():
+                self.rows.bag.weight[evicted] = 0.0
+        return pooled
+
+
+def mixed(ids: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """A row for each id, alike to a drawn one."""
+    hashed = ids * _MIX
+    return (hashed ^ (hashed >> 32)).remainder(num_rows)
+
+
+def bytes_of_a_row(limits: Mapping[str, Any]) -> float:
+    """What a row of a full table takes, with its key and what its rule keeps of it."""
+    table = Table(ROW_WIDTH, optimizer=optim.Adagrad(), max_rows=NUM_ROWS_OF_SAMPLE, **limits)
+    table.find_or_insert(np.arange(NUM_ROWS_OF_SAMPLE) * np.int64(_MIX))
+    stats = table.stats()
+    return (stats.row_bytes + stats.index_bytes + stats.metadata_bytes) / stats.num_rows
+
+
+def auc_of(stream: Stream, data: ClickData, vectors: Vectors, seed: int) -> float:
+    return auc(trained(stream, data, vectors, seed), stream, data)
+
+
+def aucs(stream: Stream, shares: tuple[float, ...], seed: int) -> dict[tuple[float, str], float]:
+    """By share and contestant; share 1 is the unbounded table's."""
+    data, rate = stream.data(seed), stream.recipe.learning_rate
+    whole = {name: hash_bag(name, rate, seed) for name in data.features}
+    found = {(1.0, "unbounded"): auc_of(stream, data, Vectors(whole), seed)}
+    sizes = {name: len(bag.table) for name, bag in whole.items()}
+    state_and_row = 2 * 4 * ROW_WIDTH
+    for share in shares:
+        rows = {
+            name: size if size <= FEW_IDS else round(share * size) for name, size in sizes.items()
+        }
+        for rule, limits in RULES.items():
+            bags = {n: hash_bag(n, rate, seed, max_rows=rows[n], **limits) for n in rows}
+            found[share, rule] = auc_of(stream, data, Vectors(bags), seed)
+        scale = max(bytes_of_a_row(limits) for limits in RULES.values()) / state_and_row
+        torch.manual_seed(seed)
+        shared = {name: SharedRows(round(scale * size), rate) for name, size in rows.items()}
+        found[share, TRICK] = auc_of(stream, data, Vectors(shared), seed)
+        managed = {name: ManagedRows(size, rate) for name, size in rows.items()}
+        found[share, MANAGED] = auc_of(stream, data, Vectors(managed), seed)
+    return found
+
+
+def run(quick: bool, movielens: str | None = None) -> list[records.Record]:
+    torch.set_num_threads(1)
+    shares = (0.1, 0.5) if quick else SHARES
+    seeds = (0,) if quick else (0, 1, 2)
+    made = []
+    for stream in streams(quick, movielens):
+        each = [aucs(stream, shares, seed) for seed in seeds]
+        mean = {key: statistics.mean(one[key] for one in each) for key in each[0]}
+        for share in shares:
+            peers = {name: mean[share, name] for name in (TRICK, MANAGED)}
+            peers["unbounded"] = mean[1.0, "unbounded"]
+            made += [
+                records.Record(
+                    workload=f"{stream.name}_rows{share:.0%}",
+                    op=f"auc_{rule.replace(' ', '_')}",
+                    unit="AUC",
+                    ours=mean[share, rule],
+                    peers=peers,
+                    ratio={name: mean[share, rule] / value for name, value in peers.items()},
+                )
+                for rule in RULES
+            ]
+    return made
