@@ -40,6 +40,7 @@ class EvictionMachine(TableMachine):
         on_full=st.sampled_from(["refuse", "refuse", "raise"]),
         hash_seed=st.integers(0, 2**64 - 1),
         num_threads=st.sampled_from([1, 2]),
+        is_read=st.booleans(),
     )
     def make_tables(  # type: ignore[override]
         self,
@@ -48,6 +49,7 @@ class EvictionMachine(TableMachine):
         room: tuple[int, int | None],
         hash_seed: int,
         num_threads: int,
+        is_read: bool,
         **config: Any,
     ) -> None:
         self.rule = Evict(
@@ -62,6 +64,9 @@ class EvictionMachine(TableMachine):
         self.dim = 2
         self.last_step = 0
         self.taken: list[Any] = []
+        self.readers = None
+        if is_read:
+            self.begin_to_read_leavers("count")
         self.max_rows = room[0]
         self.set_time(0)
 
@@ -114,7 +119,7 @@ class EvictionMachine(TableMachine):
     def evict_a_fraction(self, fraction: float) -> None:
         self.both("evict", fraction=fraction)
 
-    @precondition(lambda self: not self.model._leases)
+    @precondition(lambda self: not self.model._leases and self.readers is None)
     @rule(ids=IDS)
     def save_and_load(self, ids: Any) -> None:
         """What happens between the two is undone."""

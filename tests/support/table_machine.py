@@ -56,9 +56,15 @@ class TableMachine(RuleBasedStateMachine):
         on_full=st.sampled_from(["refuse", "raise"]),
         on_nonfinite=st.sampled_from(["apply", "raise", "skip"]),
         hash_seed=st.integers(0, 2**64 - 1),
+        is_read=st.booleans(),
     )
     def make_tables(
-        self, dim: int, hash_seed: int, room: tuple[int | None, int | None], **config: Any
+        self,
+        dim: int,
+        hash_seed: int,
+        is_read: bool,
+        room: tuple[int | None, int | None],
+        **config: Any,
     ) -> None:
         config = {"name": "machine", "seed": 11, "default_value": 0.25, **config}
         config["max_rows"], config["eviction_groups"] = room
@@ -67,6 +73,9 @@ class TableMachine(RuleBasedStateMachine):
         self.dim = dim
         self.last_step = 0
         self.taken: list[tuple[Any, ReferenceLease]] = []
+        self.readers: tuple[Any, Any] | None = None
+        if is_read:
+            self.begin_to_read_leavers("count")
         self.max_rows = config["max_rows"]
 
     def both(self, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -234,6 +243,36 @@ class TableMachine(RuleBasedStateMachine):
         for pair in self.taken:
             self.release(pair)
 
+    @precondition(lambda self: self.readers is None)
+    @rule(on_overflow=st.sampled_from(["count", "raise"]))
+    def begin_to_read_leavers(self, on_overflow: Any) -> None:
+        try:
+            model = self.model.leavers()
+        except BusyError:
+            with pytest.raises(BusyError):
+                self.table.leavers(on_overflow=on_overflow)
+            return
+        self.readers = self.table.leavers(on_overflow=on_overflow), model
+
+    @precondition(lambda self: self.readers is not None)
+    @rule(max_rows=st.sampled_from([None, None, 3]))
+    def read_leavers(self, max_rows: int | None) -> None:
+        assert self.readers is not None
+        actual, expected = (reader.read(max_rows) for reader in self.readers)
+        for name in ("keys", "causes", "weights"):
+            assert_same(getattr(actual, name), getattr(expected, name))
+        assert_same(tuple(actual.state.values()), tuple(expected.state.values()))
+        assert actual.state.keys() == expected.state.keys()
+
+    @precondition(lambda self: self.readers is not None)
+    @rule()
+    def stop_reading_leavers(self) -> None:
+        assert self.readers is not None
+        self.read_leavers(None)
+        for reader in self.readers:
+            reader.close()
+        self.readers = None
+
     @invariant()
     def is_sound(self) -> None:
         if not hasattr(self, "table"):
@@ -241,6 +280,11 @@ class TableMachine(RuleBasedStateMachine):
         self.table.check_invariants()
         assert len(self.table) == len(self.model)
         assert self.table.update_count == self.model.update_count
+        if self.readers is not None:
+            actual, expected = self.readers
+            assert (len(actual), actual.num_lost) == (len(expected), 0)
+            if len(expected) > 4:
+                self.read_leavers(None)
 
     @rule()
     def compare_everything(self) -> None:

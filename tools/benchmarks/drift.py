@@ -64,15 +64,15 @@ def drifting(num_rows: int, num_draws: int) -> list[records.Record]:
             ("memory of the process", "bytes", [float(part.resident_bytes) for part in parts]),
             ("memory of the table", "bytes", [float(part.table_bytes) for part in parts]),
         ):
-            first, last = values[0], values[-1]
+            tenths = {f"in tenth {i + 1}": value for i, value in enumerate(values[:-1])}
             found.append(
                 records.Record(
                     workload=name,
                     op=f"{op} in the last tenth, {rule}",
                     unit=unit,
-                    ours=last,
-                    peers={"in the first": first},
-                    ratio={"in the first": records.ratio(unit, last, first)},
+                    ours=values[-1],
+                    peers=tenths,
+                    ratio={i: records.ratio(unit, values[-1], v) for i, v in tenths.items()},
                 )
             )
         wrong = float(sum(part.num_wrong for part in parts))
@@ -89,7 +89,7 @@ def run_through(num_rows: int, num_draws: int, eviction: Evict) -> list[Part]:
     table = Table(
         DIM, max_rows=num_rows, eviction=eviction, optimizer=SGD(lr=1.0), seed=3, hash_seed=1
     )
-    num_updates = np.zeros(drift.num_ids, np.int32)  # of each id since it came
+    num_updates = np.full(drift.num_ids, 0, np.int32)  # of each id since it came
     grads_ND = np.zeros((CALL, DIM), np.float32)
     grads_ND[:, 0] = -1.0
     parts = []

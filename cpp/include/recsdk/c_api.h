@@ -209,6 +209,62 @@ typedef struct recsdk_optimizer_config {
   int32_t reserved;  ///< must be 0
 } recsdk_optimizer_config;
 
+/// What a key's place in the order of eviction follows from. Equal to recsdk::EvictOrder.
+enum recsdk_evict_order {
+  RECSDK_EVICT_LRU = 0,    ///< when it was last seen
+  RECSDK_EVICT_LFU = 1,    ///< how often it was seen
+  RECSDK_EVICT_SCORE = 2,  ///< the score that the caller gave it last
+};
+
+/// What a rule of eviction takes for the time. Equal to recsdk::EvictClock.
+enum recsdk_evict_clock {
+  RECSDK_EVICT_BY_STEP = 0,
+  RECSDK_EVICT_BY_TIME = 1,  ///< the times that come with keys; of RECSDK_EVICT_LRU
+};
+
+/// Which keys leave when others find no room; see recsdk::EvictConfig.
+typedef struct recsdk_evict_config {
+  size_t struct_size;
+  int32_t order;     ///< enum recsdk_evict_order; default LRU
+  int32_t clock;     ///< enum recsdk_evict_clock; default by step
+  double half_life;  ///< of LFU: steps, > 0; default absent: all occurrences count alike for ever
+  int64_t min_age;   ///< steps, >= 0, that a key stays at least; default 0
+  int32_t has_half_life;
+  int32_t reserved;  ///< must be 0
+} recsdk_evict_config;
+
+/// What comes with the keys of a call that inserts, see recsdk::KeyData; all zero: nothing.
+typedef struct recsdk_key_data {
+  const int64_t* times;  ///< (num_times,), or null: that of recsdk_table_set_time
+  int64_t num_times;     ///< N, or 1: one for all
+  const float* scores;   ///< (N,), or null: keys keep their score, new ones have 0
+} recsdk_key_data;
+
+/// Why a key left; arrays of causes hold these as uint8_t. Equal to recsdk::LeaveCause.
+enum recsdk_leave_cause {
+  RECSDK_LEFT_EVICTED = 0,  ///< for another one, or by recsdk_table_evict
+  RECSDK_LEFT_ERASED = 1,   ///< by recsdk_table_erase or recsdk_table_clear
+};
+
+/// What happens when more rows leave than there are places for. Equal to recsdk::OnOverflow.
+enum recsdk_on_overflow {
+  RECSDK_OVERFLOW_COUNT = 0,  ///< those that find none are lost, and counted
+  RECSDK_OVERFLOW_BLOCK = 1,  ///< the call waits until they are read
+  RECSDK_OVERFLOW_RAISE = 2,  ///< the call fails with RECSDK_ERROR_CAPACITY and changes nothing
+};
+
+/// How rows that left wait to be read; see recsdk::LeaversOptions.
+typedef struct recsdk_leavers_options {
+  size_t struct_size;
+  int64_t max_rows;      ///< places, >= 1; default 65,536
+  double block_seconds;  ///< > 0: a call that waits longer fails with RECSDK_ERROR_BUSY; default 60
+  int32_t on_overflow;   ///< enum recsdk_on_overflow; default count
+  int32_t reserved;      ///< must be 0
+} recsdk_leavers_options;
+
+/// Keys that leave a table, see recsdk::Leavers.
+typedef struct recsdk_leavers recsdk_leavers;
+
 /// What a table is made of. Only `dim` has no default.
 typedef struct recsdk_table_config {
   size_t struct_size;
@@ -233,7 +289,8 @@ typedef struct recsdk_table_config {
   int64_t owned_begin;      ///< first of the groups whose keys may come; default absent: all
   int64_t owned_end;        ///< the one after the last
   int32_t has_owned_groups;
-  int32_t reserved;  ///< must be 0
+  int32_t reserved;                     ///< must be 0
+  const recsdk_evict_config* eviction;  ///< needs max_rows; null, the default: nobody leaves
 } recsdk_table_config;
 
 /// Bags of keys that were mapped before.
@@ -337,6 +394,7 @@ typedef struct recsdk_stats {
   int64_t checkpoint_copied_bytes;  ///< memory of rows copied for an open cut
   uint64_t checkpoint_waits;        ///< times that an update waited for a cut to be read further
   double checkpoint_wait_seconds;   ///< how long all of them took
+  uint64_t evicted;                 ///< keys that left for others, or by recsdk_table_evict
 } recsdk_stats;
 
 /// From raw keys to row numbers, for rows that the caller keeps; see recsdk::Index.
@@ -367,7 +425,8 @@ typedef struct recsdk_index_config {
   int64_t owned_begin;      ///< first of the groups whose keys may come; default absent: all
   int64_t owned_end;        ///< the one after the last
   int32_t has_owned_groups;
-  int32_t reserved;  ///< must be 0
+  int32_t reserved;                     ///< must be 0
+  const recsdk_evict_config* eviction;  ///< needs max_rows; null, the default: nobody leaves
 } recsdk_index_config;
 
 /// One index's part of recsdk_map_indexes.
@@ -538,6 +597,12 @@ RECSDK_API int recsdk_initializer_config_init(recsdk_initializer_config* config)
 /// Fills the defaults; dim must be set afterwards. `config->struct_size` must be set.
 RECSDK_API int recsdk_table_config_init(recsdk_table_config* config);
 
+/// Fills the defaults: LRU by step. `config->struct_size` must be set.
+RECSDK_API int recsdk_evict_config_init(recsdk_evict_config* config);
+
+/// Fills the defaults. `options->struct_size` must be set.
+RECSDK_API int recsdk_leavers_options_init(recsdk_leavers_options* options);
+
 // One table.
 
 /// Makes a table. The configs are copied and may go. Cost: no memory until the first insertion.
@@ -593,6 +658,41 @@ RECSDK_API int recsdk_table_erase(recsdk_table* table, const int64_t* keys, int6
 
 /// Takes every key out. Busy while leases with a step are open.
 RECSDK_API int recsdk_table_clear(recsdk_table* table);
+
+/// recsdk_table_map with insertion, with what comes with keys for eviction. `data` may be null.
+RECSDK_API int recsdk_table_map_with(recsdk_table* table, const int64_t* keys, int64_t num_keys,
+                                     const recsdk_lease* lease, const recsdk_key_data* data,
+                                     int64_t* rows, uint8_t* outcomes);
+
+/// The time of calls that bring none. Invalid argument unless eviction goes by time.
+RECSDK_API int recsdk_table_set_time(recsdk_table* table, int64_t time);
+
+/// Makes room: evicts until each group has at most its part of `max_rows`; *num_evicted, which may
+/// be null, is how many left. Invalid argument without eviction; busy while leases with a step are
+/// open.
+RECSDK_API int recsdk_table_evict(recsdk_table* table, int64_t max_rows, int64_t* num_evicted);
+
+/// Reads what leaves from now on; `options` may be null: their defaults. *leavers is to be freed
+/// with recsdk_leavers_destroy, and may outlive the table. Busy: another one is open, or leases
+/// with a step are.
+RECSDK_API int recsdk_table_leavers(recsdk_table* table, const recsdk_leavers_options* options,
+                                    recsdk_leavers** leavers);
+/// Takes up to `capacity` rows that left first, in the order in which they left: keys (capacity,),
+/// causes (capacity,) of enum recsdk_leave_cause, weights (capacity, D) and state (capacity, S),
+/// null but for keys where not wanted. Writes their number to *num_rows.
+RECSDK_API int recsdk_leavers_read(recsdk_leavers* leavers, int64_t capacity, int64_t* keys,
+                                   uint8_t* causes, float* weights, float* state,
+                                   int64_t* num_rows);
+/// Waits until a row can be read, this is closed, the table is gone, or so many seconds have
+/// passed; *has_rows: whether one can be read.
+RECSDK_API int recsdk_leavers_wait(const recsdk_leavers* leavers, double seconds, int* has_rows);
+/// Rows that can be read now, and how many found no place so far; either may be null.
+RECSDK_API int recsdk_leavers_size(const recsdk_leavers* leavers, int64_t* num_rows,
+                                   uint64_t* num_lost);
+/// From here on what leaves is not kept; what has left can still be read. Idempotent.
+RECSDK_API int recsdk_leavers_close(recsdk_leavers* leavers);
+/// Closes it and frees the handle; null does nothing.
+RECSDK_API void recsdk_leavers_destroy(recsdk_leavers* leavers);
 
 /// One optimizer update with gradients (N, D) of keys (N,); those of equal keys are added in order.
 /// Keys without a row are missing, not inserted. outcomes (N,) may be null. An empty call advances
@@ -768,6 +868,12 @@ RECSDK_API int recsdk_index_map(recsdk_index* index, const int64_t* keys, int64_
                                 uint8_t* outcomes);
 /// An index may occur once; as recsdk_map_tables.
 RECSDK_API int recsdk_map_indexes(const recsdk_index_map_call* calls, int64_t num_calls);
+/// As the functions of a recsdk_table.
+RECSDK_API int recsdk_index_map_with(recsdk_index* index, const int64_t* keys, int64_t num_keys,
+                                     const recsdk_lease* lease, const recsdk_key_data* data,
+                                     int64_t* rows, uint8_t* outcomes);
+RECSDK_API int recsdk_index_set_time(recsdk_index* index, int64_t time);
+RECSDK_API int recsdk_index_evict(recsdk_index* index, int64_t max_rows, int64_t* num_evicted);
 /// Takes keys (N,) out: outcomes (N,) or null.
 RECSDK_API int recsdk_index_erase(recsdk_index* index, const int64_t* keys, int64_t num_keys,
                                   uint8_t* outcomes);

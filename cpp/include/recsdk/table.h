@@ -53,6 +53,8 @@ struct TableStats : IndexStats {
 
 class Cut;
 struct CutOptions;
+class Leavers;
+struct LeaversOptions;
 
 /// Bags of keys that were mapped before.
 struct Bags {
@@ -138,6 +140,11 @@ class RECSDK_API Table {
   void clear();
   std::int64_t evict(std::int64_t max_rows);
   void set_time(std::int64_t time);
+
+  /// Reads what leaves from now on, see recsdk/leavers.h. One at a time. Throws
+  /// std::invalid_argument for a bad option, Error(kBusy) while another one is open or leases with
+  /// a step are. Cost: nothing until it is called; then a copy of each row that leaves.
+  Leavers leavers(const LeaversOptions& options);
 
   /// Copies the rows of keys (N,) to values (N, D); a key without a row reads the default value.
   /// outcomes (N,) may be empty.

@@ -183,6 +183,50 @@ recsdk_index_config index_defaults() {
   return c;
 }
 
+recsdk_evict_config evict_defaults() {
+  recsdk_evict_config c{};
+  c.struct_size = sizeof(c);
+  return c;
+}
+
+recsdk_leavers_options leavers_defaults() {
+  const LeaversOptions defaults;
+  recsdk_leavers_options c{};
+  c.struct_size = sizeof(c);
+  c.max_rows = defaults.max_rows;
+  c.block_seconds = defaults.block_seconds;
+  c.on_overflow = static_cast<std::int32_t>(defaults.on_overflow);
+  return c;
+}
+
+std::optional<EvictConfig> evict_config(const recsdk_evict_config* given) {
+  if (given == nullptr) return std::nullopt;
+  const recsdk_evict_config c = read_struct(given, evict_defaults(), "recsdk_evict_config");
+  EvictConfig config;
+  config.order = checked_enum(c.order, EvictOrder::kScore, "recsdk_evict_config.order");
+  config.clock = checked_enum(c.clock, EvictClock::kTime, "recsdk_evict_config.clock");
+  if (c.has_half_life != 0) config.half_life = c.half_life;
+  config.min_age = c.min_age;
+  check_reserved(c.reserved, "recsdk_evict_config.reserved");
+  return config;
+}
+
+LeaversOptions leavers_options(const recsdk_leavers_options* given) {
+  if (given == nullptr) return {};
+  const recsdk_leavers_options c = read_struct(given, leavers_defaults(), "recsdk_leavers_options");
+  check_reserved(c.reserved, "recsdk_leavers_options.reserved");
+  return {.max_rows = c.max_rows,
+          .on_overflow =
+              checked_enum(c.on_overflow, OnOverflow::kRaise, "recsdk_leavers_options.on_overflow"),
+          .block_seconds = c.block_seconds};
+}
+
+KeyData key_data(const recsdk_key_data* data, std::int64_t num_keys) {
+  if (data == nullptr) return {};
+  return {.times = optional_array(data->times, data->num_times, "recsdk_key_data.times"),
+          .scores = optional_array(data->scores, num_keys, "recsdk_key_data.scores")};
+}
+
 InitializerConfig initializer_config(const recsdk_initializer_config* given, std::int64_t dim) {
   const recsdk_initializer_config c =
       read_struct(given, initializer_defaults(), "recsdk_initializer_config");
@@ -218,6 +262,7 @@ TableConfig table_config(const recsdk_table_config* given) {
       checked_enum(c.weight_dtype, DType::kFloat16, "recsdk_table_config.weight_dtype");
   config.rounding = checked_enum(c.rounding, Rounding::kNearest, "recsdk_table_config.rounding");
   config.on_full = checked_enum(c.on_full, OnFull::kRaise, "recsdk_table_config.on_full");
+  config.eviction = evict_config(c.eviction);
   check_reserved(c.reserved, "recsdk_table_config.reserved");
   return config;
 }
@@ -231,6 +276,7 @@ IndexConfig index_config(const recsdk_index_config& c) {
   if (c.has_owned_groups != 0) config.owned_groups = GroupRange{c.owned_begin, c.owned_end};
   if (c.has_num_threads != 0) config.num_threads = c.num_threads;
   config.on_full = checked_enum(c.on_full, OnFull::kRaise, "recsdk_index_config.on_full");
+  config.eviction = evict_config(c.eviction);
   check_reserved(c.reserved, "recsdk_index_config.reserved");
   return config;
 }
@@ -258,7 +304,8 @@ recsdk_stats stats_of(const TableStats& from) {
                      .tracking_bytes = from.tracking_bytes,
                      .checkpoint_copied_bytes = from.checkpoint_copied_bytes,
                      .checkpoint_waits = from.checkpoint_waits,
-                     .checkpoint_wait_seconds = from.checkpoint_wait_seconds};
+                     .checkpoint_wait_seconds = from.checkpoint_wait_seconds,
+                     .evicted = from.evicted};
   std::copy(std::begin(from.outcomes), std::end(from.outcomes), to.outcomes);
   return to;
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "recsdk/c_api.h"
+#include "recsdk/leavers.h"
 #include "recsdk/table.h"
 
 struct recsdk_table {
@@ -102,9 +103,16 @@ recsdk_optimizer_config optimizer_defaults(std::int32_t kind);
 recsdk_initializer_config initializer_defaults();
 recsdk_table_config table_defaults();
 recsdk_index_config index_defaults();
+recsdk_evict_config evict_defaults();
+recsdk_leavers_options leavers_defaults();
 InitializerConfig initializer_config(const recsdk_initializer_config* given, std::int64_t dim);
 TableConfig table_config(const recsdk_table_config* config);
 IndexConfig index_config(const recsdk_index_config& config);
+std::optional<EvictConfig> evict_config(const recsdk_evict_config* config);
+/// Null: the defaults.
+LeaversOptions leavers_options(const recsdk_leavers_options* options);
+/// Null: nothing.
+KeyData key_data(const recsdk_key_data* data, std::int64_t num_keys);
 recsdk_stats stats_of(const TableStats& stats);
 
 MapCall map_call(const recsdk_map_call& call);

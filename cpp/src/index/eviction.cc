@@ -269,9 +269,10 @@ void Index::Impl::prepare_eviction(std::span<const Key> keys, const Outcome* out
     make_room(record->evicted, victims.size());
     make_room(record->touched,
               keys.size() * static_cast<std::size_t>(evictor->meta().num_words() + 1));
-    return;
   }
-  if (tracker == nullptr || victims.empty()) return;
+  if (has_reader())
+    insertion.num_places = leavers->reserve(static_cast<std::int64_t>(victims.size()));
+  if (record != nullptr || tracker == nullptr || victims.empty()) return;
   std::vector<Key> leaving(victims.size());
   std::transform(victims.begin(), victims.end(), leaving.begin(),
                  [](const Evictor::Victim& victim) { return victim.key; });
@@ -301,6 +302,7 @@ void Index::Impl::evict_rows(std::span<const Evictor::Victim> victims,
     capacity->remove(key);
     if (record == nullptr) {
       numbers.free(row, next_epoch);
+      note_left(key, row, LeaveCause::kEvicted);
     } else {
       numbers.set_leaving(row, true);
       record->evicted.push_back({key, row});
@@ -334,6 +336,7 @@ void Index::Impl::publish_evicted(const LeaseRecord& record) noexcept {
   for (const Evictor::Victim& evicted : record.evicted) {
     numbers.set_leaving(evicted.row, false);
     numbers.free(evicted.row, next_epoch);
+    note_left(evicted.key, evicted.row, LeaveCause::kEvicted);
     if (tracker == nullptr) continue;
     try {
       tracker->note_left(evicted.key);

@@ -16,7 +16,6 @@
 
 namespace recsdk {
 
-using internal::ChangeTracker;
 using internal::LeaseRecord;
 using internal::OutcomeCounts;
 using internal::RowState;
@@ -197,6 +196,7 @@ Outcome Index::Impl::erase_one(Key key) noexcept {
   const auto row = key_map.erase(key);
   if (!row) return Outcome::kMissing;
   numbers.free(*row, next_epoch);
+  note_left(key, *row, LeaveCause::kErased);
   if (capacity) capacity->remove(key);
   if (evictor) evictor->note_erased(key, numbers, *capacity);
   ++num_erased;
@@ -206,7 +206,7 @@ Outcome Index::Impl::erase_one(Key key) noexcept {
 void Index::Impl::erase(std::span<const Key> keys, Outcome* outcomes) {
   require_no_steps("erase");
   numbers.prepare_free(static_cast<std::int64_t>(keys.size()));
-  if (tracker != nullptr) tracker->note_leaving(keys, key_map);
+  prepare_erasing(keys);
   constexpr std::size_t kAhead = 16;
   OutcomeCounts counts{};
   for (std::size_t i = 0; i < keys.size(); ++i) {
@@ -222,10 +222,13 @@ void Index::Impl::erase(std::span<const Key> keys, Outcome* outcomes) {
 void Index::Impl::clear() {
   require_no_steps("clear");
   numbers.prepare_free(key_map.size());
-  if (tracker != nullptr) tracker->note_all_leaving(key_map);
-  for (RowNumber row = numbers.end(); row-- > 0;) {  // so that the lowest row is given next
-    if (numbers.state(row) != RowState::kFree)
-      numbers.free(static_cast<std::uint32_t>(row), next_epoch);
+  const std::int64_t num_places = has_reader() ? leavers->reserve(key_map.size()) : 0;
+  note_leaving(num_places, [&] { tracker->note_all_leaving(key_map); });
+  for (RowNumber n = numbers.end(); n-- > 0;) {  // so that the lowest row is given next
+    const auto row = static_cast<std::uint32_t>(n);
+    if (numbers.state(n) == RowState::kFree) continue;
+    numbers.free(row, next_epoch);
+    note_left(numbers.key(n), row, LeaveCause::kErased);
   }
   num_erased += static_cast<std::uint64_t>(key_map.size());
   key_map.clear();

@@ -26,7 +26,9 @@
 #include "index/row_numbers.h"
 #include "keymap/key_map.h"
 #include "recsdk/index.h"
+#include "rows/leaver_queue.h"
 #include "util/fair_mutex.h"
+#include "util/unset_allocator.h"
 
 namespace recsdk {
 
@@ -46,13 +48,6 @@ struct EvictionClock {
   std::int64_t step = 0;                   // of the last call that decided
   std::optional<std::int64_t> lease_step;  // its lease's
   bool is_begun = false;
-};
-
-/// Leaves plain values that a vector adds unset: their pages come when threads write to them.
-template <typename T>
-struct UnsetAllocator : std::allocator<T> {
-  void construct(T* place) noexcept { ::new (static_cast<void*>(place)) T; }
-  void construct(T* place, T value) noexcept { *place = value; }
 };
 
 /// A batch in flight, as the index sees it.
@@ -79,6 +74,7 @@ struct Insertion {
   std::int64_t step = 0;
   std::vector<Evictor::Victim> victims;
   std::vector<std::uint64_t, UnsetAllocator<std::uint64_t>> hashes;  // of the keys of `rows`
+  std::int64_t num_places = 0;  // that it has reserved with who reads what leaves
 
   /// Makes room for `count` more rows: doubling, as push_back would.
   void make_room(std::size_t count) {
@@ -142,6 +138,10 @@ struct Index::Impl {
   internal::EvictionClock clock;
   mutable internal::AtomicCounts outcome_counts{};
 
+  // While somebody reads what leaves; of a table, which copies rows out.
+  std::shared_ptr<internal::LeaverQueue> leavers;
+  std::function<void(internal::LeaverQueue&, std::uint64_t)> copy_left;  // LeaverQueue::copy_before
+
   // From the first cut or replacement on; of a table changed under its rows' lock too, and read
   // under either.
   std::unique_ptr<internal::ChangeTracker> tracker;
@@ -173,6 +173,9 @@ struct Index::Impl {
                        const internal::Insertion& insertion,
                        internal::LeaseRecord* record) noexcept;
   std::int64_t evict(std::int64_t max_rows);
+  /// True while somebody reads what leaves; lets go of a reader that is closed.
+  bool has_reader() noexcept;
+  void close_reader() noexcept;
   /// The words of `count` rows, ascending, as readers see them: without batches in flight. Throws
   /// std::bad_alloc.
   std::vector<std::int64_t> visible_meta(const internal::RowBits& rows, std::int64_t count) const;
@@ -273,6 +276,10 @@ struct Index::Impl {
   void prepare_missing(std::int64_t count);
   void populate_ahead(std::int64_t num_new) noexcept;
   Outcome erase_one(Key key) noexcept;
+  std::int64_t reserve_places(std::span<const Key> keys);
+  void prepare_erasing(std::span<const Key> keys);
+  void note_leaving(std::int64_t num_places, const internal::Then& note);
+  void note_left(Key key, std::uint32_t row, LeaveCause cause) noexcept;
   void publish_released() noexcept;
   void release_kept_rows() noexcept;
 };

@@ -268,6 +268,7 @@ void Index::Impl::insert_chunk(const Key* keys, std::span<const std::uint16_t> m
 
 void Index::Impl::undo(const Insertion& insertion) noexcept {
   take_back_rows(insertion);
+  if (insertion.num_places > 0) leavers->cancel(insertion.num_places);
   if (!evictor) return;
   evictor->undo_call(insertion.victims, numbers, *capacity);
 }

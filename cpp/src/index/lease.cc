@@ -102,7 +102,9 @@ void Index::Impl::publish_released() noexcept {
 
 // A row freed at epoch e may be in use by leases whose epoch is below e.
 void Index::Impl::release_kept_rows() noexcept {
-  numbers.release_before(open_leases.empty() ? next_epoch + 1 : open_leases.begin()->first + 1);
+  const std::uint64_t epoch = open_leases.empty() ? next_epoch + 1 : open_leases.begin()->first + 1;
+  if (leavers != nullptr && leavers->has_waiting(epoch)) copy_left(*leavers, epoch);
+  numbers.release_before(epoch);
 }
 
 std::shared_ptr<LeaseRecord> Index::Impl::check_lease(const Lease* lease) const {

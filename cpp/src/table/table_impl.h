@@ -50,6 +50,9 @@ class CountedIn {
 
 struct Table::Impl final : RowMaker {
   explicit Impl(TableConfig table_config);
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+  ~Impl() override { index.close_reader(); }
 
   const TableConfig config;
   const RowLayout layout;
@@ -85,6 +88,8 @@ struct Table::Impl final : RowMaker {
   void initialize_custom(const NewRows& added);
   void initialize_state(const NewRows& added, std::int64_t begin, std::int64_t end);
   void populate_ahead(std::int64_t num_new) noexcept;
+  /// Copies rows that have left; index.mutex is held alone.
+  void copy_left(internal::LeaverQueue& queue, std::uint64_t epoch) noexcept;
   void preserve_found(const internal::Found& found);
 
   // By row number; rows_mutex is held (alone where not const).

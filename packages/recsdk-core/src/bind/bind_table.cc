@@ -322,6 +322,13 @@ void bind_table(nb::module_& module) {
           "evict", [](PyTable& table, std::int64_t max_rows) { return table->evict(max_rows); },
           nb::arg("max_rows"), without_gil)
       .def(
+          "leavers",
+          [](PyTable& table, std::int64_t max_rows, OnOverflow on_overflow, double block_seconds) {
+            return PyLeavers(table->leavers({max_rows, on_overflow, block_seconds}),
+                             table->config().dim, table->layout().state_width());
+          },
+          nb::arg("max_rows"), nb::arg("on_overflow"), nb::arg("block_seconds"), without_gil)
+      .def(
           "set_time", [](PyTable& table, std::int64_t time) { table->set_time(time); },
           nb::arg("time"), without_gil)
       .def("apply_gradients", &apply_gradients, nb::arg("keys").none(), nb::arg("grads").none(),

@@ -17,6 +17,7 @@ void bind_combine(nb::module_& module);
 void bind_error(nb::module_& module);
 void bind_index(nb::module_& module);
 void bind_initializer(nb::module_& module);
+void bind_leavers(nb::module_& module);
 void bind_optimizer(nb::module_& module);
 void bind_policy(nb::module_& module);
 void bind_routing(nb::module_& module);

@@ -17,6 +17,7 @@ NB_MODULE(_ext, module) {
   bind_row_file(module);
   bind_row_layout(module);
   bind_runtime(module);
+  bind_leavers(module);
   bind_table(module);
   bind_tables(module);
   bind_combine(module);

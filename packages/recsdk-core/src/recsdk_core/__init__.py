@@ -27,6 +27,7 @@ from recsdk_core.errors import (  # noqa: E402
 )
 from recsdk_core.eviction import Evict  # noqa: E402
 from recsdk_core.index import Index, IndexCut  # noqa: E402
+from recsdk_core.leavers import LeaveCause, LeaverBatch, Leavers  # noqa: E402
 from recsdk_core.outcome import Outcome  # noqa: E402
 from recsdk_core.records import ExportBatch, IndexStats, TableStats  # noqa: E402
 from recsdk_core.routing import ArrivedBags, CutBags, count_keys, cut_bags, read_bags  # noqa: E402
@@ -67,6 +68,9 @@ __all__ = [
     "IndexCut",
     "IndexStats",
     "Lease",
+    "LeaveCause",
+    "LeaverBatch",
+    "Leavers",
     "NonFiniteError",
     "OutOfMemoryError",
     "Outcome",

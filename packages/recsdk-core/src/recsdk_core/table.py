@@ -11,11 +11,10 @@ from fractions import Fraction
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from recsdk_core import _ext
 from recsdk_core._ext import Bags, Lease
-from recsdk_core._internal.checks import require_finite, require_int
+from recsdk_core._internal.checks import require_finite, require_int, require_one_of
 from recsdk_core._internal.config import (
     engine_dtype,
     engine_eviction,
@@ -26,10 +25,12 @@ from recsdk_core._internal.config import (
     engine_rounding,
 )
 from recsdk_core._internal.keyed import INT64, UINT64, Array, Keyed, OnFull, require_keyed
+from recsdk_core._internal.packed_state import unpack_state
 from recsdk_core.checkpoint.table_io import SavesAndLoads
 from recsdk_core.errors import BusyError
 from recsdk_core.eviction import Evict
 from recsdk_core.init import Initializer, Uniform
+from recsdk_core.leavers import Leavers, OnOverflow
 from recsdk_core.optim import SGD, Optimizer
 from recsdk_core.outcome import Outcome
 from recsdk_core.records import ExportBatch, TableStats
@@ -354,6 +355,33 @@ class Table(Keyed, SavesAndLoads):
         self._evicted_by_request += num_evicted
         return num_evicted
 
+    def leavers(
+        self,
+        *,
+        max_rows: int = 65_536,
+        on_overflow: OnOverflow = "count",
+        block_seconds: float = 60.0,
+    ) -> Leavers:
+        """Reads what leaves from now on: keys, why, and their rows as they were last.
+
+        `max_rows`, at least 1, are the places for rows that are yet to be read, those that batches
+        in flight may use included; memory for them is reserved at once. When more leave,
+        `on_overflow` decides: "count": they are lost, and counted; "raise": the call that would
+        make them leave raises CapacityError and changes nothing; "block": it waits until another
+        thread reads, with every call that writes, and raises BusyError after `block_seconds`, or
+        CapacityError where reading all would not do. One at a time: raises BusyError while another
+        one is open, or leases with a step are; ValueError or TypeError for a bad argument.
+        `set_optimizer` and `rename` close it. Cost: nothing unless it is called; then a copy of
+        each row that leaves. See `Leavers` for an example.
+        """
+        require_int("Table.leavers", 1, INT64, max_rows=max_rows)
+        require_one_of("Table.leavers", ("count", "block", "raise"), on_overflow=on_overflow)
+        require_finite("Table.leavers", block_seconds=block_seconds)
+        engine = self._engine.leavers(
+            max_rows, _ext.OnOverflow[on_overflow.upper()], float(block_seconds)
+        )
+        return Leavers(engine, self.state_fields)
+
     def lookup(self, keys: Array, *, return_outcomes: bool = False) -> Any:
         """The rows of keys (N,), read only: float32 (N, D).
 
@@ -531,7 +559,7 @@ class Table(Keyed, SavesAndLoads):
             begin, keys, weights, packed = self._engine.export_rows(begin, capacity, bool(fields))
             is_last = len(keys) < capacity
             if len(keys):
-                state = {} if packed is None else _unpack_state(packed, fields)
+                state = {} if packed is None else unpack_state(packed, fields)
                 yield ExportBatch(keys=keys, weights=weights, state=state)
 
     def stats(self) -> TableStats:
@@ -704,12 +732,3 @@ def _times(times: Array | int | None) -> Array | None:
         return times
     require_int("Table", -INT64, INT64, times=times)
     return np.array([times], np.int64)
-
-
-def _unpack_state(
-    packed: NDArray[np.float32], fields: tuple[tuple[str, int], ...]
-) -> dict[str, NDArray[np.float32]]:
-    """The fields of packed state (n, sum of widths), each contiguous."""
-    ends = np.cumsum([width for _, width in fields])
-    parts = np.split(packed, ends[:-1], axis=1)
-    return {name: np.ascontiguousarray(part) for (name, _), part in zip(fields, parts, strict=True)}

@@ -10,6 +10,7 @@
 
 #include "arguments/array.h"
 #include "recsdk/checkpoint.h"
+#include "recsdk/leavers.h"
 #include "recsdk/table.h"
 
 namespace recsdk::bind {
@@ -32,6 +33,29 @@ class PyLease {
 
  private:
   Lease lease_;
+};
+
+/// What leaves a table. Its end may wait for who fills or reads it.
+class PyLeavers {
+ public:
+  PyLeavers(Leavers leavers, std::int64_t dim, std::int64_t state_width)
+      : leavers_(std::move(leavers)), dim_(dim), state_width_(state_width) {}
+  PyLeavers(PyLeavers&&) noexcept = default;
+  PyLeavers& operator=(PyLeavers&&) = delete;
+  ~PyLeavers() {
+    if (!leavers_) return;
+    const nb::gil_scoped_release without_gil;
+    leavers_.reset();
+  }
+
+  Leavers& get() { return *leavers_; }
+  std::int64_t dim() const { return dim_; }
+  std::int64_t state_width() const { return state_width_; }
+
+ private:
+  std::optional<Leavers> leavers_;
+  std::int64_t dim_;
+  std::int64_t state_width_;
 };
 
 /// Lets go of a Python object that threads without the GIL may drop.

@@ -12,7 +12,11 @@ require("hypothesis", extra="testing", user="recsdk_core.testing")
 from recsdk_core.testing._eviction import Eviction, KeyMeta, Seen  # noqa: E402
 from recsdk_core.testing._room import Room  # noqa: E402
 from recsdk_core.testing.profiles import register_profiles  # noqa: E402
-from recsdk_core.testing.reference import ReferenceLease, ReferenceTable  # noqa: E402
+from recsdk_core.testing.reference import (  # noqa: E402
+    ReferenceLease,
+    ReferenceLeavers,
+    ReferenceTable,
+)
 from recsdk_core.testing.strategies import (  # noqa: E402
     EDGE_KEYS,
     Operation,
@@ -29,6 +33,7 @@ __all__ = [
     "KeyMeta",
     "Operation",
     "ReferenceLease",
+    "ReferenceLeavers",
     "ReferenceTable",
     "Room",
     "Seen",

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from recsdk_core.errors import BusyError, CapacityError, NonFiniteError
 from recsdk_core.eviction import Evict
 from recsdk_core.init import Initializer, Uniform
+from recsdk_core.leavers import LeaveCause, LeaverBatch
 from recsdk_core.optim import SGD, Optimizer
 from recsdk_core.outcome import Outcome
 from recsdk_core.table import ExportBatch, OnFull, TableStats
@@ -26,7 +27,7 @@ from recsdk_core.testing._initial_rows import initial_rows
 from recsdk_core.testing._room import Room
 from recsdk_core.testing._rounding import random_halves, round_nearest, round_stochastic
 
-__all__ = ["ReferenceLease", "ReferenceTable"]
+__all__ = ["ReferenceLease", "ReferenceLeavers", "ReferenceTable"]
 
 F32 = np.float32
 Floats: TypeAlias = NDArray[np.float32]
@@ -41,6 +42,50 @@ class _Row:
     state: dict[str, Floats]
     is_in_flight: bool
     meta: KeyMeta | None = None
+
+
+@dataclass(eq=False)
+class _KeptBack:
+    """A row that its key has left, while leases may use it."""
+
+    epoch: int
+    key: int
+    row: _Row
+    cause: LeaveCause
+    reader: ReferenceLeavers | None
+    """Who read what leaves when it left."""
+
+
+class ReferenceLeavers:
+    """What leaves a ReferenceTable; holds any number of rows."""
+
+    def __init__(self, table: ReferenceTable) -> None:
+        self._table = table
+        self._left: list[_KeptBack] = []
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    def read(self, max_rows: int | None = None) -> LeaverBatch:
+        """Takes the rows that left first."""
+        taken = self._left[:max_rows]
+        self._left = self._left[len(taken) :]
+        rows = [each.row for each in taken]
+        state = {
+            name: np.array([row.state[name] for row in rows], F32).reshape(-1, width)
+            for name, width in self._table.state_fields
+        }
+        weights = np.array([row.weights for row in rows], F32).reshape(-1, self._table.dim)
+        return LeaverBatch(
+            keys=np.array([each.key for each in taken], np.int64),
+            causes=np.array([each.cause for each in taken], np.uint8),
+            weights=weights,
+            state=state,
+        )
+
+    def close(self) -> None:
+        """From here on what leaves is not kept."""
+        self._table._leavers = None
 
 
 class ReferenceLease:
@@ -126,7 +171,8 @@ class ReferenceTable:
         self._next_epoch = 0
         self._end_row = 0
         self._free: list[int] = []  # the last is given next
-        self._kept_back: list[tuple[int, int]] = []  # (epoch, row)
+        self._kept_back: list[_KeptBack] = []
+        self._leavers: ReferenceLeavers | None = None
 
     def _need_room(self) -> Room:
         if self._room is None:
@@ -164,8 +210,8 @@ class ReferenceTable:
         self._leases = [lease for lease in self._leases if not lease.is_released]
         while self._steps and self._steps[0].is_released:
             lease = self._steps.pop(0)
-            for _, row in sorted(lease._evicted, key=lambda entry: (entry[0], entry[1].number)):
-                self._kept_back.append((self._next_epoch, row.number))
+            for key, row in sorted(lease._evicted, key=lambda entry: (entry[0], entry[1].number)):
+                self._keep_back(key, row, LeaveCause.EVICTED)
             self._num_evicted += len(lease._evicted)
             for _, row in lease._new:
                 row.is_in_flight = False
@@ -176,8 +222,22 @@ class ReferenceTable:
     def _free_rows(self) -> None:
         """Gives back rows that no open lease can be using."""
         oldest = self._leases[0]._epoch if self._leases else self._next_epoch
-        self._free += [row for epoch, row in self._kept_back if epoch <= oldest]
-        self._kept_back = [(epoch, row) for epoch, row in self._kept_back if epoch > oldest]
+        freed = [kept for kept in self._kept_back if kept.epoch <= oldest]
+        self._kept_back = self._kept_back[len(freed) :]
+        self._free += [kept.row.number for kept in freed]
+        if self._leavers is not None:
+            self._leavers._left += [kept for kept in freed if kept.reader is self._leavers]
+
+    def _keep_back(self, key: int, row: _Row, cause: LeaveCause) -> None:
+        self._kept_back.append(_KeptBack(self._next_epoch, key, row, cause, self._leavers))
+
+    def leavers(self) -> ReferenceLeavers:
+        """Reads what leaves from now on."""
+        self._require_no_steps()
+        if self._leavers is not None:
+            raise BusyError("somebody reads what leaves already")
+        self._leavers = ReferenceLeavers(self)
+        return self._leavers
 
     def _require_no_steps(self) -> None:
         if self._steps:
@@ -255,7 +315,7 @@ class ReferenceTable:
         for key in leaving:
             row = self._rows.pop(key)
             if lease is None:
-                self._kept_back.append((self._next_epoch, row.number))
+                self._keep_back(key, row, LeaveCause.EVICTED)
                 self._num_evicted += 1
             else:
                 lease._evicted.append((key, row))
@@ -395,7 +455,7 @@ class ReferenceTable:
             row = self._rows.pop(key, None)
             outcomes.append(Outcome.MISSING if row is None else Outcome.FOUND)
             if row is not None:
-                self._kept_back.append((self._next_epoch, row.number))
+                self._keep_back(key, row, LeaveCause.ERASED)
                 self._num_erased += 1
         self._free_rows()
         self._count(_outcomes(outcomes))
@@ -404,9 +464,9 @@ class ReferenceTable:
     def clear(self) -> None:
         """Takes every key out; the lowest row is given next."""
         self._require_no_steps()
-        numbers = sorted((row.number for row in self._rows.values()), reverse=True)
-        self._kept_back += [(self._next_epoch, number) for number in numbers]
-        self._num_erased += len(numbers)
+        for key, row in sorted(self._rows.items(), key=lambda entry: -entry[1].number):
+            self._keep_back(key, row, LeaveCause.ERASED)
+            self._num_erased += 1
         self._rows.clear()
         self._free_rows()
 

@@ -1,0 +1,124 @@
+// The functions of c_api.h about who leaves a table, and who has left.
+#include <memory>
+#include <utility>
+
+#include "c_api/convert.h"
+#include "c_api/status.h"
+#include "recsdk/c_api.h"
+#include "recsdk/leavers.h"
+
+struct recsdk_leavers {
+  recsdk::Leavers leavers;
+};
+
+namespace {
+
+using recsdk::c_api::array;
+using recsdk::c_api::deref;
+using recsdk::c_api::guarded;
+using recsdk::c_api::lease_of;
+using recsdk::c_api::outcomes_of;
+using recsdk::c_api::write_struct;
+
+recsdk::Table& table_of(recsdk_table* table) { return deref(table, "table").table; }
+
+recsdk::Index& index_of(recsdk_index* index) { return deref(index, "index").index; }
+
+void map_with(recsdk::Index& index, const int64_t* keys, int64_t num_keys,
+              const recsdk_lease* lease, const recsdk_key_data* data, int64_t* rows,
+              uint8_t* outcomes) {
+  index.map(
+      array(keys, num_keys, "keys"), array(rows, num_keys, "rows"),
+      outcomes_of(array(outcomes, num_keys, "outcomes")),
+      {.insert = true, .lease = lease_of(lease), .data = recsdk::c_api::key_data(data, num_keys)});
+}
+
+void evict(recsdk::Index& index, int64_t max_rows, int64_t* num_evicted) {
+  const int64_t count = index.evict(max_rows);
+  if (num_evicted != nullptr) *num_evicted = count;
+}
+
+recsdk::Leavers& leavers_of(recsdk_leavers* leavers) { return deref(leavers, "leavers").leavers; }
+const recsdk::Leavers& leavers_of(const recsdk_leavers* leavers) {
+  return deref(leavers, "leavers").leavers;
+}
+
+}  // namespace
+
+int recsdk_evict_config_init(recsdk_evict_config* config) {
+  return guarded(
+      [&] { write_struct(config, recsdk::c_api::evict_defaults(), "recsdk_evict_config"); });
+}
+
+int recsdk_leavers_options_init(recsdk_leavers_options* options) {
+  return guarded(
+      [&] { write_struct(options, recsdk::c_api::leavers_defaults(), "recsdk_leavers_options"); });
+}
+
+int recsdk_table_map_with(recsdk_table* table, const int64_t* keys, int64_t num_keys,
+                          const recsdk_lease* lease, const recsdk_key_data* data, int64_t* rows,
+                          uint8_t* outcomes) {
+  return guarded(
+      [&] { map_with(table_of(table).index(), keys, num_keys, lease, data, rows, outcomes); });
+}
+
+int recsdk_index_map_with(recsdk_index* index, const int64_t* keys, int64_t num_keys,
+                          const recsdk_lease* lease, const recsdk_key_data* data, int64_t* rows,
+                          uint8_t* outcomes) {
+  return guarded([&] { map_with(index_of(index), keys, num_keys, lease, data, rows, outcomes); });
+}
+
+int recsdk_table_set_time(recsdk_table* table, int64_t time) {
+  return guarded([&] { table_of(table).set_time(time); });
+}
+
+int recsdk_index_set_time(recsdk_index* index, int64_t time) {
+  return guarded([&] { index_of(index).set_time(time); });
+}
+
+int recsdk_table_evict(recsdk_table* table, int64_t max_rows, int64_t* num_evicted) {
+  return guarded([&] { evict(table_of(table).index(), max_rows, num_evicted); });
+}
+
+int recsdk_index_evict(recsdk_index* index, int64_t max_rows, int64_t* num_evicted) {
+  return guarded([&] { evict(index_of(index), max_rows, num_evicted); });
+}
+
+int recsdk_table_leavers(recsdk_table* table, const recsdk_leavers_options* options,
+                         recsdk_leavers** leavers) {
+  return guarded([&] {
+    deref(leavers, "leavers");
+    recsdk::Leavers opened = table_of(table).leavers(recsdk::c_api::leavers_options(options));
+    *leavers = new recsdk_leavers{std::move(opened)};
+  });
+}
+
+int recsdk_leavers_read(recsdk_leavers* leavers, int64_t capacity, int64_t* keys, uint8_t* causes,
+                        float* weights, float* state, int64_t* num_rows) {
+  return guarded([&] {
+    deref(num_rows, "num_rows");
+    *num_rows = leavers_of(leavers).read(
+        {capacity, keys, reinterpret_cast<recsdk::LeaveCause*>(causes), weights, state});
+  });
+}
+
+int recsdk_leavers_wait(const recsdk_leavers* leavers, double seconds, int* has_rows) {
+  return guarded([&] {
+    deref(has_rows, "has_rows");
+    *has_rows = leavers_of(leavers).wait(seconds) ? 1 : 0;
+  });
+}
+
+int recsdk_leavers_size(const recsdk_leavers* leavers, int64_t* num_rows, uint64_t* num_lost) {
+  return guarded([&] {
+    const recsdk::Leavers& of = leavers_of(leavers);
+    if (num_rows != nullptr) *num_rows = of.size();
+    if (num_lost != nullptr) *num_lost = of.num_lost();
+  });
+}
+
+int recsdk_leavers_close(recsdk_leavers* leavers) {
+  return guarded([&] { leavers_of(leavers).close(); });
+}
+
+void recsdk_leavers_destroy(recsdk_leavers* leavers) { delete leavers; }

@@ -1,0 +1,181 @@
+#include "rows/leaver_queue.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <stdexcept>
+#include <utility>
+
+#include "recsdk/error.h"
+#include "util/number_text.h"
+
+namespace recsdk::internal {
+namespace {
+
+LeaversOptions validated(const LeaversOptions& options, const std::string& title) {
+  if (options.max_rows < 1) {
+    throw std::invalid_argument(title + ": leavers with max_rows " +
+                                std::to_string(options.max_rows) + " hold no row; pass 1 or more");
+  }
+  if (options.on_overflow > OnOverflow::kRaise) {
+    throw std::invalid_argument(title + ": on_overflow is " +
+                                std::to_string(static_cast<int>(options.on_overflow)) +
+                                "; pass one of OnOverflow");
+  }
+  if (!(options.block_seconds > 0.0) || std::isinf(options.block_seconds)) {
+    throw std::invalid_argument(title + ": block_seconds is " + number_text(options.block_seconds) +
+                                "; pass a finite number above 0");
+  }
+  return options;
+}
+
+// As a duration that no clock overflows at.
+std::chrono::duration<double> seconds(double count) {
+  constexpr double kLongest = 1e8;  // three years
+  return std::chrono::duration<double>(std::min(count, kLongest));
+}
+
+}  // namespace
+
+LeaverQueue::LeaverQueue(const LeaversOptions& options, std::string title, std::int64_t dim,
+                         std::int64_t state_width)
+    : options_(validated(options, title)),
+      title_(std::move(title)),
+      dim_(dim),
+      state_width_(state_width) {
+  const auto num_rows = static_cast<std::size_t>(options_.max_rows);
+  try {
+    leaving_.resize(num_rows);
+    weights_.resize(num_rows * static_cast<std::size_t>(dim_));
+    state_.resize(num_rows * static_cast<std::size_t>(state_width_));
+  } catch (const std::length_error&) {
+    throw std::bad_alloc();
+  }
+}
+
+std::int64_t LeaverQueue::reserve(std::int64_t count) {
+  if (options_.on_overflow == OnOverflow::kCount || count == 0) return 0;
+  std::unique_lock lock(mutex_);
+  if (is_closed_) return 0;
+  const auto fail = [&](ErrorCode code, const std::string& why) {
+    throw Error(code, title_ + ": " + std::to_string(count) +
+                          " keys would leave, and the reader of leavers has room for " +
+                          std::to_string(num_places()) + " of max_rows " +
+                          std::to_string(options_.max_rows) + why);
+  };
+  if (count > num_places() && options_.on_overflow == OnOverflow::kRaise)
+    fail(ErrorCode::kCapacity, "; read what has left, or raise its max_rows");
+  // Rows that leases may use become ready by other calls of the table, which wait for this one.
+  if (count > num_places() + num_ready_)
+    fail(ErrorCode::kCapacity, " even once all is read; raise its max_rows");
+  const bool has_room = has_places_.wait_for(lock, seconds(options_.block_seconds),
+                                             [&] { return is_closed_ || count <= num_places(); });
+  if (!has_room) {
+    fail(ErrorCode::kBusy, ", and nobody has read for " + number_text(options_.block_seconds) +
+                               " seconds; read on another thread, or raise its max_rows");
+  }
+  if (is_closed_) return 0;
+  num_reserved_ += count;
+  return count;
+}
+
+void LeaverQueue::cancel(std::int64_t num_reserved) noexcept {
+  const std::scoped_lock lock(mutex_);
+  num_reserved_ -= std::min(num_reserved, num_reserved_);
+}
+
+void LeaverQueue::note(Key key, std::uint32_t row, LeaveCause cause, std::uint64_t epoch) noexcept {
+  const std::scoped_lock lock(mutex_);
+  if (is_closed_) return;
+  if (num_reserved_ > 0) --num_reserved_;
+  if (num_places() < 1) {
+    ++num_lost_;
+    return;
+  }
+  leaving_[place(num_held_++)] = {key, epoch, row, cause};
+}
+
+bool LeaverQueue::has_waiting(std::uint64_t epoch) const noexcept {
+  const std::scoped_lock lock(mutex_);
+  return num_ready_ < num_held_ && leaving_[place(num_ready_)].epoch < epoch;
+}
+
+void LeaverQueue::copy_before(std::uint64_t epoch, const ReadRow& read_row) noexcept {
+  const std::scoped_lock lock(mutex_);
+  if (is_closed_) return;
+  const std::int64_t num_before = num_ready_;
+  for (; num_ready_ < num_held_; ++num_ready_) {
+    const std::size_t at = place(num_ready_);
+    if (leaving_[at].epoch >= epoch) break;
+    read_row(leaving_[at].row, weights_.data() + at * static_cast<std::size_t>(dim_),
+             state_.data() + at * static_cast<std::size_t>(state_width_));
+  }
+  if (num_ready_ > num_before) has_rows_.notify_all();
+}
+
+// Rows that leases may still use are not copied any more.
+void LeaverQueue::close() noexcept {
+  const std::scoped_lock lock(mutex_);
+  is_closed_ = true;
+  num_held_ = num_ready_;
+  num_reserved_ = 0;
+  has_rows_.notify_all();
+  has_places_.notify_all();
+}
+
+bool LeaverQueue::is_closed() const {
+  const std::scoped_lock lock(mutex_);
+  return is_closed_;
+}
+
+std::int64_t LeaverQueue::read(const LeaversBuffer& buffer) {
+  if (buffer.capacity < 1 || buffer.keys == nullptr) {
+    throw std::invalid_argument(title_ +
+                                ": reading leavers needs a capacity of 1 or more and room for "
+                                "keys");
+  }
+  const std::scoped_lock lock(mutex_);
+  const std::int64_t count = std::min(buffer.capacity, num_ready_);
+  copy_out(buffer, count);
+  first_ = static_cast<std::int64_t>(place(count));
+  num_ready_ -= count;
+  num_held_ -= count;
+  if (count > 0) has_places_.notify_all();
+  return count;
+}
+
+bool LeaverQueue::wait(double at_most) const {
+  if (!(at_most >= 0.0)) {
+    throw std::invalid_argument(title_ + ": cannot wait " + number_text(at_most) +
+                                " seconds for leavers; pass 0 or more");
+  }
+  std::unique_lock lock(mutex_);
+  has_rows_.wait_for(lock, seconds(at_most), [&] { return num_ready_ > 0 || is_closed_; });
+  return num_ready_ > 0;
+}
+
+void LeaverQueue::copy_out(const LeaversBuffer& buffer, std::int64_t count) const {
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::size_t at = place(i);
+    buffer.keys[i] = leaving_[at].key;
+    if (buffer.causes != nullptr) buffer.causes[i] = leaving_[at].cause;
+    if (buffer.weights != nullptr)
+      std::copy_n(weights_.data() + at * static_cast<std::size_t>(dim_), dim_,
+                  buffer.weights + i * dim_);
+    if (buffer.state != nullptr)
+      std::copy_n(state_.data() + at * static_cast<std::size_t>(state_width_), state_width_,
+                  buffer.state + i * state_width_);
+  }
+}
+
+std::int64_t LeaverQueue::size() const {
+  const std::scoped_lock lock(mutex_);
+  return num_ready_;
+}
+
+std::uint64_t LeaverQueue::num_lost() const {
+  const std::scoped_lock lock(mutex_);
+  return num_lost_;
+}
+
+}  // namespace recsdk::internal

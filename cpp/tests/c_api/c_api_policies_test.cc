@@ -1,0 +1,213 @@
+// Who leaves a table of the C interface, and reading who has left.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "c_api_helpers.h"
+#include "recsdk/c_api.h"
+
+namespace recsdk::test {
+namespace {
+
+using Keys = std::vector<std::int64_t>;
+using Bytes = std::vector<std::uint8_t>;
+
+struct DestroyLeavers {
+  void operator()(recsdk_leavers* leavers) const { recsdk_leavers_destroy(leavers); }
+};
+using LeaversHandle = std::unique_ptr<recsdk_leavers, DestroyLeavers>;
+
+recsdk_evict_config evict_by(std::int32_t order, std::int32_t clock = RECSDK_EVICT_BY_STEP) {
+  recsdk_evict_config config{};
+  config.struct_size = sizeof(config);
+  EXPECT_EQ(recsdk_evict_config_init(&config), RECSDK_OK);
+  EXPECT_EQ(config.order, RECSDK_EVICT_LRU);
+  config.order = order;
+  config.clock = clock;
+  return config;
+}
+
+TableHandle table_of(const recsdk_evict_config& eviction, std::int64_t max_rows) {
+  recsdk_table_config config = default_config(2);
+  config.max_rows = max_rows;
+  config.has_max_rows = 1;
+  config.eviction_groups = 1;
+  config.has_eviction_groups = 1;
+  config.eviction = &eviction;
+  return make_table(config);
+}
+
+/// Whether keys came, were there or were refused.
+Bytes map(recsdk_table* table, const Keys& keys, const recsdk_key_data* data = nullptr) {
+  Keys rows(keys.size());
+  Bytes outcomes(keys.size());
+  EXPECT_EQ(recsdk_table_map_with(table, keys.data(), std::ssize(keys), nullptr, data, rows.data(),
+                                  outcomes.data()),
+            RECSDK_OK)
+      << recsdk_last_error_message();
+  return outcomes;
+}
+
+bool has(const recsdk_table* table, std::int64_t key) {
+  std::vector<float> row(2);
+  std::uint8_t outcome = 0;
+  EXPECT_EQ(recsdk_table_lookup(table, &key, 1, row.data(), &outcome), RECSDK_OK);
+  return outcome == RECSDK_OUTCOME_FOUND;
+}
+
+LeaversHandle leavers_of(recsdk_table* table, const recsdk_leavers_options* options = nullptr) {
+  recsdk_leavers* leavers = nullptr;
+  EXPECT_EQ(recsdk_table_leavers(table, options, &leavers), RECSDK_OK)
+      << recsdk_last_error_message();
+  return LeaversHandle(leavers);
+}
+
+TEST(CApiPoliciesTest, TheLowestByTheRuleLeaves) {
+  const TableHandle lru = table_of(evict_by(RECSDK_EVICT_LRU), 2);
+  map(lru.get(), {1});
+  map(lru.get(), {2});
+  map(lru.get(), {1});
+  EXPECT_EQ(map(lru.get(), {3}), Bytes{RECSDK_OUTCOME_INSERTED});
+  EXPECT_TRUE(has(lru.get(), 1) && has(lru.get(), 3) && !has(lru.get(), 2));
+  EXPECT_EQ(stats_of(lru.get()).evicted, 1U);
+
+  const TableHandle scored = table_of(evict_by(RECSDK_EVICT_SCORE), 2);
+  const std::vector<float> scores = {5.0F, -1.0F};
+  const recsdk_key_data data = {.times = nullptr, .num_times = 0, .scores = scores.data()};
+  map(scored.get(), {1, 2}, &data);
+  map(scored.get(), {3});
+  EXPECT_TRUE(has(scored.get(), 1) && !has(scored.get(), 2));
+
+  const TableHandle timed = table_of(evict_by(RECSDK_EVICT_LRU, RECSDK_EVICT_BY_TIME), 2);
+  const std::int64_t late = 9;
+  const recsdk_key_data then = {.times = &late, .num_times = 1, .scores = nullptr};
+  map(timed.get(), {1}, &then);
+  ASSERT_EQ(recsdk_table_set_time(timed.get(), 3), RECSDK_OK);
+  map(timed.get(), {2});
+  map(timed.get(), {3});
+  EXPECT_TRUE(has(timed.get(), 1) && !has(timed.get(), 2));
+}
+
+TEST(CApiPoliciesTest, RoomIsMadeAheadByTableAndIndex) {
+  const TableHandle table = table_of(evict_by(RECSDK_EVICT_LFU), 4);
+  map(table.get(), {1, 2, 3, 4});
+  std::int64_t count = 0;
+  ASSERT_EQ(recsdk_table_evict(table.get(), 1, &count), RECSDK_OK);
+  EXPECT_EQ(count, 3);
+  EXPECT_EQ(size_of(table.get()), 1);
+  ASSERT_EQ(recsdk_table_evict(table.get(), 1, nullptr), RECSDK_OK);
+
+  const recsdk_evict_config eviction = evict_by(RECSDK_EVICT_LRU, RECSDK_EVICT_BY_TIME);
+  recsdk_index_config config{};
+  config.struct_size = sizeof(config);
+  ASSERT_EQ(recsdk_index_config_init(&config), RECSDK_OK);
+  config.max_rows = 2;
+  config.has_max_rows = 1;
+  config.eviction = &eviction;
+  recsdk_index* index = nullptr;
+  ASSERT_EQ(recsdk_index_create(&config, &index), RECSDK_OK) << recsdk_last_error_message();
+  const Keys keys = {1, 2};
+  const Keys times = {7, 6};
+  const recsdk_key_data data = {.times = times.data(), .num_times = 2, .scores = nullptr};
+  Keys rows(2);
+  Bytes outcomes(2);
+  expect_invalid(
+      recsdk_index_map_with(index, keys.data(), 2, nullptr, nullptr, rows.data(), outcomes.data()),
+      "eviction goes by time");
+  ASSERT_EQ(
+      recsdk_index_map_with(index, keys.data(), 2, nullptr, &data, rows.data(), outcomes.data()),
+      RECSDK_OK);
+  ASSERT_EQ(recsdk_index_set_time(index, 8), RECSDK_OK);
+  ASSERT_EQ(recsdk_index_evict(index, 1, &count), RECSDK_OK);
+  EXPECT_EQ(count, 1);
+  ASSERT_EQ(recsdk_index_map(index, keys.data(), 2, 0, nullptr, rows.data(), outcomes.data()),
+            RECSDK_OK);
+  EXPECT_EQ(outcomes, (Bytes{RECSDK_OUTCOME_FOUND, RECSDK_OUTCOME_MISSING}));
+  recsdk_index_destroy(index);
+}
+
+TEST(CApiPoliciesTest, WhatLeavesIsReadWithItsRowAndCause) {
+  TableHandle table = table_of(evict_by(RECSDK_EVICT_LRU), 2);
+  map(table.get(), {1});
+  map(table.get(), {2});
+  const std::vector<float> gradient = {1.0F, -1.0F};
+  const std::int64_t one = 1;
+  ASSERT_EQ(recsdk_table_apply_gradients(table.get(), &one, 1, gradient.data(), nullptr),
+            RECSDK_OK);
+  std::vector<float> row(2);
+  ASSERT_EQ(recsdk_table_lookup(table.get(), &one, 1, row.data(), nullptr), RECSDK_OK);
+  const LeaversHandle leavers = leavers_of(table.get());
+  recsdk_leavers* second = nullptr;
+  expect_failure(recsdk_table_leavers(table.get(), nullptr, &second), RECSDK_ERROR_BUSY,
+                 "somebody reads what leaves already");
+  map(table.get(), {3});
+  const std::int64_t two = 2;
+  ASSERT_EQ(recsdk_table_erase(table.get(), &two, 1, nullptr), RECSDK_OK);
+  table.reset();
+  Keys keys(3);
+  Bytes causes(3);
+  std::vector<float> weights(6);
+  std::int64_t count = 0;
+  std::uint64_t lost = 1;
+  ASSERT_EQ(recsdk_leavers_size(leavers.get(), &count, &lost), RECSDK_OK);
+  EXPECT_EQ(count, 2);
+  EXPECT_EQ(lost, 0U);
+  int has_rows = 0;
+  ASSERT_EQ(recsdk_leavers_wait(leavers.get(), 60.0, &has_rows), RECSDK_OK);
+  EXPECT_EQ(has_rows, 1);
+  ASSERT_EQ(recsdk_leavers_read(leavers.get(), 3, keys.data(), causes.data(), weights.data(),
+                                nullptr, &count),
+            RECSDK_OK);
+  ASSERT_EQ(count, 2);
+  EXPECT_EQ(keys, (Keys{1, 2, 0}));
+  EXPECT_EQ(causes, (Bytes{RECSDK_LEFT_EVICTED, RECSDK_LEFT_ERASED, 0}));
+  EXPECT_EQ((std::vector<float>{weights[0], weights[1]}), row);
+  ASSERT_EQ(recsdk_leavers_wait(leavers.get(), 60.0, &has_rows), RECSDK_OK);
+  EXPECT_EQ(has_rows, 0);
+}
+
+TEST(CApiPoliciesTest, ACallThatWouldLoseSomeChangesNothing) {
+  const TableHandle table = table_of(evict_by(RECSDK_EVICT_LRU), 3);
+  map(table.get(), {1, 2, 3});
+  recsdk_leavers_options options{};
+  options.struct_size = sizeof(options);
+  ASSERT_EQ(recsdk_leavers_options_init(&options), RECSDK_OK);
+  EXPECT_EQ(options.max_rows, 65'536);
+  options.max_rows = 1;
+  options.on_overflow = RECSDK_OVERFLOW_RAISE;
+  const LeaversHandle leavers = leavers_of(table.get(), &options);
+  expect_failure(recsdk_table_clear(table.get()), RECSDK_ERROR_CAPACITY, "3 keys would leave");
+  EXPECT_EQ(size_of(table.get()), 3);
+  ASSERT_EQ(recsdk_leavers_close(leavers.get()), RECSDK_OK);
+  ASSERT_EQ(recsdk_table_clear(table.get()), RECSDK_OK);
+  options.on_overflow = 3;
+  recsdk_leavers* other = nullptr;
+  expect_invalid(recsdk_table_leavers(table.get(), &options, &other),
+                 "recsdk_leavers_options.on_overflow");
+  options.on_overflow = RECSDK_OVERFLOW_COUNT;
+  options.max_rows = 0;
+  expect_invalid(recsdk_table_leavers(table.get(), &options, &other), "max_rows 0");
+}
+
+TEST(CApiPoliciesTest, ARuleThatMakesNoSenseIsRefused) {
+  recsdk_evict_config eviction = evict_by(RECSDK_EVICT_SCORE + 1);
+  recsdk_table_config config = default_config(2);
+  config.max_rows = 2;
+  config.has_max_rows = 1;
+  config.eviction = &eviction;
+  recsdk_table* table = nullptr;
+  expect_invalid(recsdk_table_create(&config, &table), "recsdk_evict_config.order");
+  eviction.order = RECSDK_EVICT_LRU;
+  eviction.has_half_life = 1;
+  eviction.half_life = 2.0;
+  expect_invalid(recsdk_table_create(&config, &table), "half_life");
+  eviction.has_half_life = 0;
+  config.has_max_rows = 0;
+  expect_invalid(recsdk_table_create(&config, &table), "max_rows");
+}
+
+}  // namespace
+}  // namespace recsdk::test
