@@ -48,11 +48,6 @@ def batch_of(step: int, share: Share) -> ClickBatch:
     return ClickBatch(torch.empty(len(users), 0), ids, (users % 2).float())
 
 
-def last_saved(folder: Path) -> int:
-    """The step of the last whole checkpoint; torch writes `.metadata` last."""
-    return max((int(path.parent.name) for path in folder.glob("*/.metadata")), default=0)
-
-
 def main() -> None:
     folder = Path(sys.argv[1])
     with joined() as host_env:
@@ -60,7 +55,9 @@ def main() -> None:
         model = ClickModel()
         ddp_model, optimizer = spread(model, model.tables, host_env, row_lr=0.1, dense_lr=0.01)
         state = {"model": ddp_model, "optimizer": optimizer}
-        if start := last_saved(folder):
+        # The last whole checkpoint, of which torch writes `.metadata` last.
+        start = max((int(path.parent.name) for path in folder.glob("*/.metadata")), default=0)
+        if start:
             optimizer.init_state()  # Adam makes its state in the first step, else
             dcp.load(state, checkpoint_id=folder / str(start))
         pipeline = Pipeline(ddp_model, optimizer, CPU, return_loss=True)

@@ -60,9 +60,8 @@ def main() -> None:
     for _ in range(STEPS):
         batch = sequences(rng, order, BATCH)
         scores = model([each[:-1] for each in batch], items)
-        wanted = np.concatenate([each[1:] for each in batch])
         is_item = torch.arange(scores.shape[1]) < torch.tensor([len(e) - 1 for e in batch])[:, None]
-        numbers = torch.from_numpy(np.searchsorted(items, wanted))
+        numbers = torch.from_numpy(np.searchsorted(items, np.concatenate([e[1:] for e in batch])))
         loss = nn.functional.cross_entropy(scores[is_item], numbers)
         optimizer.zero_grad()
         loss.backward()

@@ -11,6 +11,16 @@ from pipeline_support.launch import TESTS, run_ranks
 EXAMPLES = TESTS.parent / "examples"
 
 
+LONGER = {"dlrm.py", "interactions.py", "next_item.py", "two_tower.py"}
+"""Over ranks, with options; and what they share."""
+
+
+def test_small_examples_stay_small() -> None:
+    sizes = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.py")}
+    assert sizes.keys() >= LONGER
+    assert [name for name, size in sizes.items() if size >= 80 and name not in LONGER] == []
+
+
 def figures(text: str, name: str) -> list[float]:
     """What an example printed after `name`, in order."""
     return [float(figure) for figure in re.findall(rf"{re.escape(name)} ([01]\.\d+)", text)]
