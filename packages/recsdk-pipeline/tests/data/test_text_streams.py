@@ -6,6 +6,8 @@ import bz2
 import contextlib
 import gzip
 import itertools
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -202,3 +204,20 @@ def test_movielens_in_streams(tmp_path: Path) -> None:
         assert sorted(hours) == sorted(category_key("hour", str(n % 24)) for n in range(50))
         assert sum(float(batch.labels.sum()) for batch in batches) == 20
         assert all(len(batch.sparse["genres"].values()) == len(batch) for batch in batches)
+
+
+def test_a_stream_may_be_left_at_the_end_of_a_program(tmp_path: Path) -> None:
+    path = tmp_path / "clicks.tsv"
+    path.write_text("".join(f"{line_of(number, 8)}\n" for number in range(1000)))
+    program = (
+        "from recsdk_pipeline.data import CriteoData\n"
+        f"data = CriteoData({str(path)!r}, batch_size=10, window_bytes=20_000)\n"
+        "batches = iter(data)\n"
+        "print(len(next(batches)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "10\n"
+    assert "Exception" not in done.stderr
+    assert "Error" not in done.stderr

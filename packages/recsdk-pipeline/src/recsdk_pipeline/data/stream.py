@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -225,6 +226,7 @@ class FileData(IterableDataset[ClickBatch]):
         if is_worker:
             yield from (_load(read, plan, window) for window in windows)
             return
+        is_exiting = sys.is_finalizing  # held, for modules are emptied then
         pool = ThreadPoolExecutor(1, thread_name_prefix="recsdk-data")
         try:
             ahead = [pool.submit(_load, read, plan, window) for window in windows[:1]]
@@ -236,7 +238,8 @@ class FileData(IterableDataset[ClickBatch]):
                     yield loaded
         finally:
             # Without waiting: an iterator left behind may be collected inside threading's locks.
-            pool.shutdown(wait=False, cancel_futures=True)
+            if not is_exiting():
+                pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _load(read: Callable[[Piece], Iterable[Loaded]], plan: Plan, window: Window) -> Loaded:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -129,8 +130,9 @@ class _Opened:
             self._file.close()
         self._path = self._file = None
 
-    def __del__(self) -> None:
-        self.close()
+    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_exiting():  # modules are emptied then
+            self.close()
 
 
 def held_out(source: TextSource, *, most: int | None, seed: int, bad: BadLines) -> HeldOutSplit:
