@@ -29,7 +29,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_inference import (
     IntNBitTableBatchedEmbeddingBagsCodegen,
 )
 
-from benchmarks import frozen_models, records
+from benchmarks import following, frozen_models, records
 from benchmarks.draws import draw_indexes, scramble
 from recsdk_core import Table
 from recsdk_core.serving import ServingTable, freeze
@@ -198,15 +198,14 @@ def run(quick: bool, movielens: str | None = None) -> list[records.Record]:
             Case(num_rows=rows, dim=64, dtype="int8", distribution="zipf")
             for rows in (10**5, 10**6)
         ]
-        return [
-            *(record for case in cases for record in run_case(case, 5)),
-            *frozen_models.run(quick, movielens),
-        ]
+        read = [record for case in cases for record in run_case(case, 5)]
+        return read + following.run_case(10**6, 5) + frozen_models.run(quick, movielens)
     dtypes: tuple[FrozenDType, ...] = ("int8", "int4", "float32")
     axes = itertools.product(
         (10**5, 10**6, 10**7, 5 * 10**7), (16, 64, 128), dtypes, ("zipf", "uniform")
     )
     every = [Case(num_rows=r, dim=d, dtype=t, distribution=law) for r, d, t, law in axes]
     fitting = [case for case in every if case.num_rows * case.dim * 4 <= MOST_BYTES]
-    timed = [record for case in fitting for record in run_case(case, 9)]
-    return timed + frozen_models.run(quick, movielens)
+    read = [record for case in fitting for record in run_case(case, 9)]
+    followed = [record for rows in (10**6, 10**7) for record in following.run_case(rows, 9)]
+    return read + followed + frozen_models.run(quick, movielens)

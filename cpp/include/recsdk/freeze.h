@@ -77,7 +77,8 @@ RECSDK_API std::int64_t frozen_row_bytes(FrozenDType dtype, std::int64_t dim);
 /// FloatToFused8BitRowwiseQuantized and FloatToFusedNBitRowwiseQuantizedSBHalf, but for the sign of
 /// a bias of zero in a row that has zeros of both signs. False, with `out` unspecified, if the
 /// dtype cannot hold the row: kInt8 and kInt4 need finite values whose range is finite, kInt4 no
-/// smallest value and scale beyond float16. Source: https://github.com/pytorch/FBGEMM (formulas of
+/// smallest value and scale beyond float16; a finite value must not become infinite, as those of
+/// 65520 and more do as kFloat16. Source: https://github.com/pytorch/FBGEMM (formulas of
 /// QuantUtils).
 RECSDK_API bool quantize_row(FrozenDType dtype, std::span<const float> row, std::byte* out);
 

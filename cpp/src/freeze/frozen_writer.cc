@@ -10,12 +10,13 @@
 #include "recsdk/error.h"
 #include "recsdk/freeze.h"
 #include "serving/format.h"
+#include "serving/line_writer.h"
 
 namespace recsdk {
 namespace {
 
 using internal::FrozenHeader;
-using internal::FrozenLine;
+using internal::LineWriter;
 using internal::Spill;
 
 constexpr std::int64_t kBufferBytes = std::int64_t{32} << 20;  // of all parts
@@ -75,44 +76,6 @@ class Section {
   internal::StreamChecksum64 checksum_;
 };
 
-/// The lines of a file, made as its records pass in ascending order of hash.
-class Lines {
- public:
-  Lines(Section& section, std::int64_t num_lines) : section_(section), num_lines_(num_lines) {}
-
-  void add(std::uint64_t hash) {
-    move_to(internal::frozen_line(hash, num_lines_));
-    if (count_ == FrozenLine::kMostRecords) {
-      throw Error(ErrorCode::kCheckpoint,
-                  "more than " + std::to_string(FrozenLine::kMostRecords) +
-                      " keys share a line of the index, which keys that nobody chose do not do; "
-                      "freeze again, with another hash seed");
-    }
-    if (count_ < FrozenLine::kTags) line_.tags[count_] = internal::frozen_tag(hash);
-    ++count_;
-    ++num_records_;
-  }
-  void finish() { move_to(num_lines_); }
-
- private:
-  void move_to(std::int64_t number) {
-    for (; number_ < number; ++number_) {
-      line_.begin_and_count = static_cast<std::uint64_t>(num_records_ - count_) |
-                              static_cast<std::uint64_t>(count_) << 56;
-      section_.append(std::as_bytes(std::span(&line_, 1)));
-      line_ = {};
-      count_ = 0;
-    }
-  }
-
-  Section& section_;
-  std::int64_t num_lines_;
-  std::int64_t number_ = 0;  // of the line under way
-  FrozenLine line_{};
-  int count_ = 0;
-  std::int64_t num_records_ = 0;
-};
-
 }  // namespace
 
 struct FrozenWriter::Impl {
@@ -128,7 +91,7 @@ struct FrozenWriter::Impl {
   static std::int64_t parts_for(const FreezeConfig& config, std::int64_t record_bytes);
   std::int64_t part_of(Key key, std::uint64_t hash) const;
   void add(std::span<const Key> keys, const float* weights);
-  void write_part(std::int64_t part, Section& records, Lines& lines) const;
+  void write_part(std::int64_t part, Section& records, LineWriter<Section>& lines) const;
   std::int64_t rows_of(std::int64_t shard) const;
   FrozenHeader header_of(std::int64_t shard) const;
   FrozenFileSummary write_shard(std::int64_t shard, int descriptor, const std::string& name) const;
@@ -161,10 +124,7 @@ void FrozenWriter::Impl::add(std::span<const Key> keys, const float* weights) {
     std::byte* const record = spill.next(part_of(keys[i], hash));
     std::memcpy(record, &keys[i], sizeof(Key));
     if (!quantize_row(config.dtype, {weights + i * dim, dim}, record + sizeof(Key))) {
-      throw std::invalid_argument(
-          "table '" + config.name + "': " + internal::frozen_dtype_name(config.dtype) +
-          " cannot hold the row of key " + std::to_string(keys[i]) +
-          ", which is not finite or too large; freeze it as float32, or see why it is so");
+      throw std::invalid_argument(internal::frozen_row_refusal(config.name, config.dtype, keys[i]));
     }
     ++num_rows;
   }
@@ -177,7 +137,8 @@ std::int64_t FrozenWriter::Impl::rows_of(std::int64_t shard) const {
   return rows;
 }
 
-void FrozenWriter::Impl::write_part(std::int64_t part, Section& records, Lines& lines) const {
+void FrozenWriter::Impl::write_part(std::int64_t part, Section& records,
+                                    LineWriter<Section>& lines) const {
   const std::vector<std::byte> bytes = spill.read(part);
   const auto size = static_cast<std::size_t>(record_bytes);
   const auto key_at = [&](std::size_t i) {
@@ -227,7 +188,7 @@ FrozenFileSummary FrozenWriter::Impl::write_shard(std::int64_t shard, int descri
   FrozenHeader head = header_of(shard);
   Section index(descriptor, internal::kFrozenHeaderBytes, name);
   Section records(descriptor, internal::frozen_records_offset(head.num_lines), name);
-  Lines lines(index, head.num_lines);
+  LineWriter<Section> lines(index, head.num_lines);
   for (std::int64_t part = 0; part < parts_per_shard; ++part)
     write_part(shard * parts_per_shard + part, records, lines);
   lines.finish();

@@ -64,9 +64,15 @@ bool to_int4(std::span<const float> row, std::byte* out) {
   return true;
 }
 
-void to_halves(std::span<const float> row, DType dtype, std::byte* out) {
-  for (std::size_t i = 0; i < row.size(); ++i)
-    put_half(out + 2 * i, internal::nearest(dtype, row[i]));
+// False if a finite value would become infinite.
+bool to_halves(std::span<const float> row, DType dtype, std::byte* out) {
+  bool fits = true;
+  for (std::size_t i = 0; i < row.size(); ++i) {
+    const std::uint16_t half = internal::nearest(dtype, row[i]);
+    fits &= !std::isfinite(row[i]) || std::isfinite(internal::widen(dtype, half));
+    put_half(out + 2 * i, half);
+  }
+  return fits;
 }
 
 }  // namespace
@@ -81,11 +87,9 @@ bool quantize_row(FrozenDType dtype, std::span<const float> row, std::byte* out)
       std::memcpy(out, row.data(), row.size_bytes());
       return true;
     case FrozenDType::kBFloat16:
-      to_halves(row, DType::kBFloat16, out);
-      return true;
+      return to_halves(row, DType::kBFloat16, out);
     case FrozenDType::kFloat16:
-      to_halves(row, DType::kFloat16, out);
-      return true;
+      return to_halves(row, DType::kFloat16, out);
     case FrozenDType::kInt8:
       return to_int8(row, out);
     case FrozenDType::kInt4:

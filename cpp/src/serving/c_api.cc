@@ -13,6 +13,10 @@ struct recsdk_serving_table {
   recsdk::ServingTable table;
 };
 
+struct recsdk_serving_delta {
+  recsdk::ServingDelta delta;
+};
+
 namespace recsdk {
 namespace {
 
@@ -104,14 +108,16 @@ recsdk_serving_info info_of(const ServingTable& table) {
   return {sizeof(recsdk_serving_info),
           info.name.c_str(),
           info.dim,
-          info.num_rows,
+          table.size(),
           info.row_bytes,
           info.num_bytes,
           info.num_shards,
           static_cast<std::int32_t>(info.dtype),
           info.default_value,
           table.is_whole() ? 1 : 0,
-          0};
+          0,
+          table.num_deltas(),
+          table.delta_bytes()};
 }
 
 }  // namespace
@@ -172,6 +178,33 @@ int recsdk_serving_pool(const recsdk_serving_call* calls, int64_t num_calls) {
       made.push_back(recsdk::call_of(call));
     recsdk::pool_serving(made);
   });
+}
+
+int recsdk_serving_delta_create(const recsdk_serving_table* table, recsdk_serving_delta** delta) {
+  return recsdk::guarded([&] {
+    const recsdk::ServingTable& of = recsdk::deref(table, "table").table;
+    recsdk::deref(delta, "delta") = new recsdk_serving_delta{recsdk::ServingDelta(of)};
+  });
+}
+
+void recsdk_serving_delta_destroy(recsdk_serving_delta* delta) { delete delta; }
+
+int recsdk_serving_delta_add(recsdk_serving_delta* delta, const int64_t* keys, int64_t num_keys,
+                             const float* weights) {
+  return recsdk::guarded([&] {
+    if (num_keys > 0) recsdk::deref(weights, "weights");
+    recsdk::deref(delta, "delta").delta.add(recsdk::array(keys, num_keys, "keys"), weights);
+  });
+}
+
+int recsdk_serving_delta_erase(recsdk_serving_delta* delta, const int64_t* keys, int64_t num_keys) {
+  return recsdk::guarded(
+      [&] { recsdk::deref(delta, "delta").delta.erase(recsdk::array(keys, num_keys, "keys")); });
+}
+
+int recsdk_serving_take(recsdk_serving_table* table, const recsdk_serving_delta* delta) {
+  return recsdk::guarded(
+      [&] { recsdk::deref(table, "table").table.take(recsdk::deref(delta, "delta").delta); });
 }
 
 int recsdk_serving_shard(int64_t key, int64_t num_shards, int64_t* shard) {

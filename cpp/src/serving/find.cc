@@ -5,6 +5,7 @@
 #endif
 
 #include <algorithm>
+#include <array>
 #include <bit>
 
 #include "util/prefetch.h"
@@ -77,10 +78,8 @@ bool has_key(const std::byte* record, Key key) {
   return std::memcmp(record, &key, sizeof(key)) == 0;
 }
 
-}  // namespace
-
-void find_candidates(const FrozenShards& shards, std::span<const Key> keys,
-                     const std::byte** records) {
+// Of the files, or of one image as a table of one file.
+void find_in(const FrozenShards& shards, std::span<const Key> keys, const std::byte** records) {
   Sought sought[2][kBlock];
   const std::size_t n = keys.size();
   std::size_t ahead = std::min(kBlock, n);
@@ -97,8 +96,7 @@ void find_candidates(const FrozenShards& shards, std::span<const Key> keys,
   }
 }
 
-const std::byte* find_record(const void* context, Key key) {
-  const FrozenView& view = *static_cast<const FrozenShards*>(context)->of(key);
+const std::byte* find_one(const FrozenView& view, Key key) {
   const std::uint64_t hash = frozen_hash(key, view.hash_seed);
   const FrozenLine& line = view.lines[frozen_line(hash, view.num_lines)];
   const int count = records_of(view, line);
@@ -112,6 +110,95 @@ const std::byte* find_record(const void* context, Key key) {
     if (has_key(record, key)) return record;
   }
   return nullptr;
+}
+
+// Keys of a call that no layer so far has told of.
+class Pending {
+ public:
+  explicit Pending(std::span<const Key> keys) : count_(keys.size()) {
+    for (std::size_t i = 0; i < count_; ++i) {
+      keys_[i] = keys[i];
+      places_[i] = static_cast<std::uint16_t>(i);
+    }
+  }
+
+  /// Passes the candidates of an image, with the place of their key in the call, to settles(place,
+  /// key, record), and keeps the keys that it does not settle.
+  template <class Settles>
+  void pass(const FrozenShards& image, const Settles& settles) {
+    find_in(image, {keys_.data(), count_}, found_.data());
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < count_; ++i) {
+      if (settles(places_[i], keys_[i], found_[i])) continue;
+      keys_[kept] = keys_[i];
+      places_[kept++] = places_[i];
+    }
+    count_ = kept;
+  }
+
+ private:
+  std::size_t count_;
+  std::array<Key, kKeysAtATime> keys_;
+  std::array<std::uint16_t, kKeysAtATime> places_;
+  std::array<const std::byte*, kKeysAtATime> found_;
+};
+
+template <class Settles>
+void pass(Pending& pending, const Image& image, const Settles& settles) {
+  if (image.is_empty()) return;
+  const FrozenView* const view = &image.view();
+  pending.pass({{&view, 1}}, settles);
+}
+
+}  // namespace
+
+void find_candidates(const Sources& sources, std::span<const Key> keys, const std::byte** records) {
+  if (sources.layers.empty()) return find_in(sources.files, keys, records);
+  Pending pending(keys);
+  for (const auto& layer : sources.layers) {
+    pass(pending, layer->rows, [&](std::uint16_t place, Key, const std::byte* record) {
+      records[place] = record;
+      return record != nullptr;
+    });
+    pass(pending, layer->erased, [&](std::uint16_t place, Key key, const std::byte* record) {
+      records[place] = nullptr;
+      return record != nullptr && has_key(record, key);
+    });
+  }
+  pending.pass(sources.files, [&](std::uint16_t place, Key, const std::byte* record) {
+    records[place] = record;
+    return true;
+  });
+}
+
+const std::byte* find_record(const void* context, Key key) {
+  const Sources& sources = *static_cast<const Sources*>(context);
+  for (const auto& layer : sources.layers) {
+    const bool has_rows = !layer->rows.is_empty();
+    const std::byte* const record = has_rows ? find_one(layer->rows.view(), key) : nullptr;
+    if (record != nullptr) return record;
+    const bool has_erased = !layer->erased.is_empty();
+    if (has_erased && find_one(layer->erased.view(), key) != nullptr) return nullptr;
+  }
+  return find_one(*sources.files.of(key), key);
+}
+
+std::vector<std::uint8_t> have_rows(const Sources& sources, std::span<const Key> keys) {
+  std::vector<std::uint8_t> answers;
+  answers.reserve(keys.size());
+  std::array<const std::byte*, kKeysAtATime> records;
+  for (std::size_t begin = 0; begin < keys.size(); begin += kKeysAtATime) {
+    const std::span<const Key> some =
+        keys.subspan(begin, std::min(kKeysAtATime, keys.size() - begin));
+    find_candidates(sources, some, records.data());
+    for (std::size_t i = 0; i < some.size(); ++i) {
+      const bool is_it = records[i] != nullptr && has_key(records[i], some[i]);
+      const bool is_there =
+          is_it || (records[i] != nullptr && find_record(&sources, some[i]) != nullptr);
+      answers.push_back(is_there ? 1 : 0);
+    }
+  }
+  return answers;
 }
 
 }  // namespace recsdk::internal

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <string>
 
 #include "recsdk/serving/frozen.h"
 #include "recsdk/types.h"
@@ -112,6 +113,13 @@ inline const char* frozen_dtype_name(FrozenDType dtype) {
   constexpr const char* kNames[kNumFrozenDTypes] = {"float32", "bfloat16", "float16", "int8",
                                                     "int4"};
   return kNames[static_cast<std::size_t>(dtype)];
+}
+
+/// What is said of a row that quantize_row refuses.
+inline std::string frozen_row_refusal(const std::string& table, FrozenDType dtype, Key key) {
+  return "table '" + table + "': " + frozen_dtype_name(dtype) + " cannot hold the row of key " +
+         std::to_string(key) +
+         ", which is not finite or too large; freeze it as float32, or see why it is so";
 }
 
 inline std::uint32_t frozen_shard(Key key, std::uint32_t num_shards) {

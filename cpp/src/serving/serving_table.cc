@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
 #include <stdexcept>
 #include <utility>
@@ -10,6 +11,7 @@
 #include "serving/find.h"
 #include "serving/frozen_file.h"
 #include "serving/serving_kernels.h"
+#include "serving/versions.h"
 #include "util/isa.h"
 
 namespace recsdk {
@@ -19,8 +21,7 @@ using internal::FrozenFile;
 using internal::FrozenHeader;
 using internal::FrozenView;
 
-// Keys found at a time; their candidates lie on the stack.
-constexpr std::int64_t kChunk = 2048;
+constexpr auto kChunk = static_cast<std::int64_t>(internal::kKeysAtATime);
 
 const internal::ServingKernels& kernels() {
 #if defined(RECSDK_HAVE_AVX2)
@@ -45,6 +46,8 @@ struct ServingTable::Impl {
   std::vector<FrozenFile> files;
   std::vector<const FrozenView*> views;  // (W,), null where a shard is not open
   FrozenInfo info;
+  internal::Versions versions;
+  std::atomic_flag is_taking;
 
   explicit Impl(std::span<const std::string> paths);
   void add(FrozenFile file);
@@ -56,9 +59,11 @@ struct ServingTable::Impl {
   void check(const ServingBlock& block) const;
   void lookup(std::span<const Key> keys, float* values, std::span<Outcome> outcomes) const;
   void pool(const ServingBlock& block) const;
-  /// Calls use(candidates) for a chunk of keys after the other; once if there is none.
+  /// Calls use(candidates), all of one version, for a chunk of keys after the other; once if there
+  /// is none.
   template <class Use>
   void for_chunks(std::span<const Key> keys, std::span<Outcome> outcomes, const Use& use) const;
+  void take(const ServingDelta::Impl& delta);
 };
 
 ServingTable::Impl::Impl(std::span<const std::string> paths) {
@@ -66,6 +71,7 @@ ServingTable::Impl::Impl(std::span<const std::string> paths) {
     throw std::invalid_argument("a serving table of no file; pass the files of its shards");
   files.reserve(paths.size());
   for (const std::string& path : paths) add(FrozenFile(path));
+  versions.start(info.num_rows);
 }
 
 void ServingTable::Impl::add(FrozenFile file) {
@@ -141,20 +147,43 @@ void ServingTable::Impl::check(const ServingBlock& block) const {
 template <class Use>
 void ServingTable::Impl::for_chunks(std::span<const Key> keys, std::span<Outcome> outcomes,
                                     const Use& use) const {
-  std::array<const std::byte*, static_cast<std::size_t>(kChunk)> records;
-  const internal::FrozenShards all = shards();
-  const auto n = static_cast<std::int64_t>(keys.size());
-  std::int64_t begin = 0;
-  do {
-    const std::int64_t end = std::min(begin + kChunk, n);
-    internal::find_candidates(
-        all, keys.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin)),
-        records.data());
-    use(internal::Candidates{
-        keys.data(), begin, end, records.data(), internal::kKeyBytes + info.row_bytes,
-        outcomes.empty() ? nullptr : outcomes.data(), &internal::find_record, &all});
-    begin = end;
-  } while (begin < n);
+  versions.read([&](const internal::Version& version) {
+    std::array<const std::byte*, static_cast<std::size_t>(kChunk)> records;
+    const internal::Sources all = version.sources(shards());
+    const auto n = static_cast<std::int64_t>(keys.size());
+    std::int64_t begin = 0;
+    do {
+      const std::int64_t end = std::min(begin + kChunk, n);
+      internal::find_candidates(
+          all, keys.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin)),
+          records.data());
+      use(internal::Candidates{
+          keys.data(), begin, end, records.data(), internal::kKeyBytes + info.row_bytes,
+          outcomes.empty() ? nullptr : outcomes.data(), &internal::find_record, &all});
+      begin = end;
+    } while (begin < n);
+  });
+}
+
+void ServingTable::Impl::take(const ServingDelta::Impl& delta) {
+  const FrozenHeader& head = files.front().header();
+  if (delta.name != info.name || delta.dtype != info.dtype || delta.dim != info.dim ||
+      delta.hash_seed != head.hash_seed) {
+    throw std::invalid_argument(title() + ": the delta was made for other files of table '" +
+                                delta.name + "'; make it for this table");
+  }
+  if (is_taking.test_and_set()) {
+    throw std::invalid_argument(title() +
+                                ": another thread takes a delta; take one at a time (in "
+                                "a process that was forked meanwhile, open the table again)");
+  }
+  try {
+    versions.take(delta, shards());
+  } catch (...) {
+    is_taking.clear();
+    throw;
+  }
+  is_taking.clear();
 }
 
 void ServingTable::Impl::lookup(std::span<const Key> keys, float* values,
@@ -189,7 +218,25 @@ ServingTable::ServingTable(ServingTable&&) noexcept = default;
 ServingTable& ServingTable::operator=(ServingTable&&) noexcept = default;
 
 const FrozenInfo& ServingTable::info() const noexcept { return impl_->info; }
-std::int64_t ServingTable::size() const noexcept { return impl_->info.num_rows; }
+std::int64_t ServingTable::size() const noexcept {
+  return impl_->versions.read([](const internal::Version& version) { return version.num_rows; });
+}
+std::int64_t ServingTable::num_deltas() const noexcept {
+  return impl_->versions.read([](const internal::Version& version) { return version.num_deltas; });
+}
+std::int64_t ServingTable::delta_bytes() const noexcept {
+  return impl_->versions.read(
+      [](const internal::Version& version) { return version.layer_bytes(); });
+}
+void ServingTable::take(const ServingDelta& delta) { impl_->take(*delta.impl_); }
+
+ServingDelta::ServingDelta(const ServingTable& table) : impl_(std::make_unique<Impl>()) {
+  const FrozenInfo& info = table.info();
+  impl_->name = info.name;
+  impl_->dtype = info.dtype;
+  impl_->dim = info.dim;
+  impl_->hash_seed = table.impl_->files.front().header().hash_seed;
+}
 bool ServingTable::is_whole() const noexcept { return impl_->is_whole(); }
 
 void ServingTable::verify() const {

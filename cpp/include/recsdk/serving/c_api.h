@@ -9,7 +9,8 @@
 /// be null. Strings are UTF-8, terminated by a zero byte. Arrays belong to the caller and are only
 /// used during the call.
 ///
-/// Thread safety: every function may be called from any thread, also on one table;
+/// Thread safety: every function may be called from any thread, also on one table, but for
+/// recsdk_serving_take, which one thread calls at a time, and functions of one delta;
 /// recsdk_serving_close must come after all other calls on its table.
 ///
 /// ABI rule: RECSDK_SERVING_ABI_VERSION rises by one when a program compiled against the header
@@ -65,12 +66,15 @@ enum recsdk_serving_dtype {
 /// A table that is open.
 typedef struct recsdk_serving_table recsdk_serving_table;
 
+/// What changed since a version of a table.
+typedef struct recsdk_serving_delta recsdk_serving_delta;
+
 /// What is known of a table.
 typedef struct recsdk_serving_info {
   size_t struct_size;   ///< set it to sizeof(recsdk_serving_info) before the call
   const char* name;     ///< lives as long as the table
   int64_t dim;          ///< D
-  int64_t num_rows;     ///< of the files that are open
+  int64_t num_rows;     ///< of the files that are open, with the deltas that were taken
   int64_t row_bytes;    ///< of a stored row, without its key
   int64_t num_bytes;    ///< of the files that are open
   int64_t num_shards;   ///< files that the table is cut into
@@ -78,6 +82,8 @@ typedef struct recsdk_serving_info {
   float default_value;  ///< what every column of a missing key reads
   int32_t is_whole;     ///< flag: all shards are open
   int32_t reserved;     ///< 0
+  int64_t num_deltas;   ///< taken since the table was opened
+  int64_t delta_bytes;  ///< of memory that they take now
 } recsdk_serving_info;
 
 /// Bags of one table.
@@ -124,6 +130,24 @@ RECSDK_API int recsdk_serving_lookup(const recsdk_serving_table* table, const in
 
 /// Pools bags of one table or many. All calls are checked before the first is read.
 RECSDK_API int recsdk_serving_pool(const recsdk_serving_call* calls, int64_t num_calls);
+
+/// Begins a delta of a table. See recsdk::ServingDelta; recsdk_serving_delta_destroy ends it.
+RECSDK_API int recsdk_serving_delta_create(const recsdk_serving_table* table,
+                                           recsdk_serving_delta** delta);
+
+/// Frees a delta; null is nothing.
+RECSDK_API void recsdk_serving_delta_destroy(recsdk_serving_delta* delta);
+
+/// Adds rows (N, D) of keys (N,).
+RECSDK_API int recsdk_serving_delta_add(recsdk_serving_delta* delta, const int64_t* keys,
+                                        int64_t num_keys, const float* weights);
+
+/// Adds keys (N,) that have left.
+RECSDK_API int recsdk_serving_delta_erase(recsdk_serving_delta* delta, const int64_t* keys,
+                                          int64_t num_keys);
+
+/// Puts a delta in front of what the table has, whole or not at all, while others read.
+RECSDK_API int recsdk_serving_take(recsdk_serving_table* table, const recsdk_serving_delta* delta);
 
 /// The shard of a key, for routers.
 RECSDK_API int recsdk_serving_shard(int64_t key, int64_t num_shards, int64_t* shard);

@@ -38,15 +38,19 @@ struct ServingBlock {
 
 struct ServingCall;
 
-/// A table that is only read: one frozen file a shard, mapped into memory.
+class ServingDelta;
+
+/// A table that is only read: one frozen file a shard, mapped into memory, and the deltas that it
+/// has taken since.
 ///
 /// Opening reads a header a file, so it takes the same time whatever the size. Processes that open
 /// the same files share their pages. Rows are read with bounds checked, so a damaged file gives
 /// wrong numbers at worst; `verify` compares all bytes with their checksums. A file must not be
 /// changed or cut short while it is open: replace it by a rename.
 ///
-/// Thread safety: every method may be called from any thread and at once; reads take no lock and
-/// allocate nothing. A call that throws has changed nothing; its outputs may be written in part.
+/// Thread safety: every method may be called from any thread and at once, but for `take`, which one
+/// thread calls at a time; reads take no lock, wait for nobody and allocate nothing. A call that
+/// throws has changed nothing; its outputs may be written in part.
 class RECSDK_API ServingTable {
  public:
   /// Opens the files of one table in any order: all W shards, or some of them, and then a key of
@@ -58,9 +62,14 @@ class RECSDK_API ServingTable {
   ServingTable(ServingTable&&) noexcept;
   ServingTable& operator=(ServingTable&&) noexcept;
 
+  /// What the files say, whatever deltas came since.
   const FrozenInfo& info() const noexcept;
-  /// Number of rows.
+  /// Number of rows, with the deltas that were taken.
   std::int64_t size() const noexcept;
+  /// Deltas taken since the table was opened.
+  std::int64_t num_deltas() const noexcept;
+  /// Bytes of memory that they take now.
+  std::int64_t delta_bytes() const noexcept;
   /// Whether all W shards are open.
   bool is_whole() const noexcept;
 
@@ -81,9 +90,49 @@ class RECSDK_API ServingTable {
   /// missing key adds the default value. Throws as lookup.
   void pool(const ServingBlock& block) const;
 
+  /// Puts a delta in front of what the table has, whole or not at all. A call of `lookup` or `pool`
+  /// reads before it or after it, never both; those that begin when it has returned read after it.
+  /// Keys of shards that are not open are left out. The delta can be taken again, or by another
+  /// table of the same files.
+  ///
+  /// Cost: sorting the delta, and a copy of it; from time to time, a copy of all rows that deltas
+  /// have brought. It waits until calls that read what it replaces have ended. Throws
+  /// std::invalid_argument for a delta of another table, for a key that is in it twice, and while
+  /// another thread takes one; std::bad_alloc.
+  void take(const ServingDelta& delta);
+
  private:
+  friend class ServingDelta;
   friend RECSDK_API void pool_serving(std::span<const ServingCall> calls);
   struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// What changed since a version of a table: rows that are new or differ, and keys that left.
+/// Not thread-safe.
+class RECSDK_API ServingDelta {
+ public:
+  /// For the table, and others that are opened from the same files. It may be closed meanwhile.
+  explicit ServingDelta(const ServingTable& table);
+  ~ServingDelta();
+  ServingDelta(ServingDelta&&) noexcept;
+  ServingDelta& operator=(ServingDelta&&) noexcept;
+
+  /// Adds rows (N, D) of keys (N,), stored as the table's, by quantize_row. Throws
+  /// std::invalid_argument for a row that the dtype cannot hold, which names its key; then none of
+  /// the call is added.
+  void add(std::span<const Key> keys, const float* weights);
+  /// Adds keys (N,) that have left; one that the table lacks is nothing.
+  void erase(std::span<const Key> keys);
+  /// Rows added so far.
+  std::int64_t num_rows() const noexcept;
+  /// Keys erased so far.
+  std::int64_t num_erased() const noexcept;
+
+  struct Impl;
+
+ private:
+  friend class ServingTable;
   std::unique_ptr<Impl> impl_;
 };
 
@@ -94,7 +143,7 @@ struct ServingCall {
 };
 
 /// ServingTable::pool over many tables, one after the other on this thread. All calls are checked
-/// before the first is read.
+/// before the first is read. Each call reads one version of its table.
 RECSDK_API void pool_serving(std::span<const ServingCall> calls);
 
 /// The shard of a key: floor(v * num_shards / 65536) of its virtual shard v. For routers.

@@ -87,6 +87,22 @@ nb::dict info(const ServingTable& table) {
   return made;
 }
 
+void make_delta(ServingDelta* place, const ServingTable& table) { new (place) ServingDelta(table); }
+
+void add_to_delta(ServingDelta& delta, nb::handle keys_object, nb::handle weights_object,
+                  std::int64_t dim) {
+  const Keys keys(keys_object);
+  const Array weights =
+      floats(weights_object, "weights", static_cast<std::int64_t>(keys.size()), dim);
+  const nb::gil_scoped_release without_gil;
+  delta.add(keys.span(), float_data(weights));
+}
+
+void erase_in_delta(ServingDelta& delta, nb::handle keys_object) {
+  const Keys keys(keys_object);
+  delta.erase(keys.span());
+}
+
 nb::object with_outcomes(Result result, std::optional<Result> outcomes) {
   if (!outcomes) return std::move(result.object);
   return nb::make_tuple(std::move(result.object), std::move(outcomes->object));
@@ -179,9 +195,19 @@ void bind_serving(nb::module_& module) {
       .def("info", &info)
       .def("verify", &ServingTable::verify, without_gil)
       .def("preload", &ServingTable::preload, without_gil)
+      .def_prop_ro("size", &ServingTable::size)
+      .def_prop_ro("num_deltas", &ServingTable::num_deltas)
+      .def_prop_ro("delta_bytes", &ServingTable::delta_bytes)
+      .def("take", &ServingTable::take, nb::arg("delta"), without_gil)
       .def("lookup", &lookup, nb::arg("keys").none(), nb::arg("return_outcomes"))
       .def("pool", &pool, nb::arg("keys").none(), nb::arg("offsets").none(),
            nb::arg("weights").none(), nb::arg("pooling").none(), nb::arg("return_outcomes"));
+  nb::class_<ServingDelta>(module, "ServingDelta")
+      .def("__init__", &make_delta, nb::arg("table"))
+      .def("add", &add_to_delta, nb::arg("keys").none(), nb::arg("weights").none(), nb::arg("dim"))
+      .def("erase", &erase_in_delta, nb::arg("keys").none())
+      .def_prop_ro("num_rows", &ServingDelta::num_rows)
+      .def_prop_ro("num_erased", &ServingDelta::num_erased);
   module.def("pool_serving", &pool_all, nb::arg("calls").none());
 }
 

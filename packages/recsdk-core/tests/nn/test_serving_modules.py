@@ -8,6 +8,7 @@ import itertools
 import pickle
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch._inductor.constant_folding import constant_fold
 from torch.export import Dim, export
 
-from recsdk_core import init, optim
+from recsdk_core import Table, init, optim
 from recsdk_core.checkpoint import open_checkpoint
 from recsdk_core.nn import (
     HashEmbedding,
@@ -29,6 +31,7 @@ from recsdk_core.nn import (
     freeze,
 )
 from recsdk_core.serving import ServingTable, freeze_tables, open_frozen
+from recsdk_core.serving import freeze as freeze_checkpoint
 
 KEYS = torch.tensor([[5, 6, 7], [-1, 5, 2**62]])
 WEIGHTS = torch.tensor([[1.0, 2.0, 0.5], [-1.0, 0.0, 3.0]])
@@ -213,6 +216,51 @@ def test_an_exported_program_opens_its_files_in_another_process(tmp_path: Path) 
         check=False,
     )
     assert (ran.stdout.split(), ran.returncode) == (["True"], 0), ran.stderr
+
+
+class ConstantKeys(nn.Module):
+    """What a compiler could compute ahead, if the table stayed as it is."""
+
+    def __init__(self, table: ServingTable) -> None:
+        super().__init__()
+        self.items = ServingEmbedding(table)
+        self.bags = ServingEmbeddingBag(table)
+        self.register_buffer("keys", torch.arange(4))
+
+    def forward(self, scale: torch.Tensor) -> torch.Tensor:
+        return (self.items(self.keys) + self.bags(self.keys.view(4, 1))) * scale
+
+
+def test_modules_of_a_table_that_follows_serve_the_newest_version(tmp_path: Path) -> None:
+    """So do copies, compiled functions, and programs that were exported here or elsewhere."""
+    table = Table(dim=4, name="items")
+    chain = tmp_path / "chain"
+    table.upsert(np.arange(4), np.zeros((4, 4), dtype=np.float32))
+    table.save(chain / "0")
+    freeze_checkpoint(chain / "0", tmp_path / "served")
+    served = ServingTable(tmp_path / "served")
+    module = ConstantKeys(served)
+    one = torch.ones(1)
+    program = export(module, (one,), strict=False)
+    ahead = export(module, (one,), strict=False).module()
+    constant_fold(ahead)
+    elsewhere = export(ConstantKeys(ServingTable(tmp_path / "served")), (one,), strict=False)
+    forgotten = elsewhere.module()  # its own table is gone, as in another process
+    del elsewhere
+    torch._dynamo.reset()
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    every = [module, copy.deepcopy(module), compiled, program.module(), ahead, forgotten]
+    assert [float(each(one).sum()) for each in every] == [0.0] * 6
+    served.follow(chain, interval_seconds=0.005)
+    assert copy.deepcopy(module).items.table is served
+    for value in (1.0, 2.0):
+        table.upsert(np.arange(4), np.full((4, 4), value, dtype=np.float32))
+        table.save_delta(chain / str(int(value)))
+        while served.stats().sequence != value:
+            time.sleep(0.002)
+        assert [float(each(one).sum()) for each in every] == [32 * value] * 6
+    served.stop_following()
+    torch._dynamo.reset()
 
 
 def test_a_backward_to_weights_is_refused(tmp_path: Path) -> None:

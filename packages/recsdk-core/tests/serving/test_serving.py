@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import threading
@@ -330,6 +331,41 @@ def test_arguments_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     assert empty.tolist() == [[0.0] * 4]
     _, outcomes = served.lookup(keys + 1, return_outcomes=True)
     assert set(outcomes.tolist()) == {Outcome.MISSING}
+
+
+def test_arguments_of_another_kind_are_refused_by_name(tmp_path: Path) -> None:
+    path = frozen(tmp_path)
+    served = ServingTable(path)
+    call = (LARGE[:2], np.array([0, 2]), np.zeros((1, 9), dtype=np.float32))
+    freezing: Any = functools.partial(freeze, tmp_path / "checkpoint", tmp_path / "x")
+    for wrong, message in (
+        (lambda: ServingTable(path, shards=1), "shards must be the numbers"),  # type: ignore[arg-type]
+        (lambda: ServingTable(path, 5), "table must be the name"),  # type: ignore[arg-type]
+        (lambda: pool_serving([(served, *call, True)]), "column must be an int"),
+        (lambda: pool_serving([(path, *call, 0)]), "start with a ServingTable, got"),
+        (lambda: served.follow(tmp_path, interval_seconds=True), "interval_seconds must be"),
+        (lambda: freezing(num_shards=True), "num_shards must be an int"),
+        (lambda: freezing(max_rows=True), "max_rows must be an int"),
+        (lambda: freezing(overwrite="no"), "overwrite must be True or False"),
+        (lambda: freezing(progress=1), "progress must be callable"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            wrong()
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("float16", 65504.0), ("bfloat16", 3.3895e38)])
+def test_finite_values_never_become_infinite(tmp_path: Path, dtype: Any, most: float) -> None:
+    table = Table(dim=2, name="t")
+    table.upsert(np.array([4, 5]), np.array([[most, -most], [np.inf, np.nan]], dtype=np.float32))
+    table.save(tmp_path / "fits")
+    freeze(tmp_path / "fits", tmp_path / "frozen", dtype=dtype)
+    values = ServingTable(tmp_path / "frozen").lookup(np.array([4, 5]))
+    np.testing.assert_allclose(values, [[most, -most], [np.inf, np.nan]], rtol=2**-8)
+    table.upsert(np.array([6]), np.array([[0.0, -1.003 * most]], dtype=np.float32))
+    table.save(tmp_path / "large")
+    with pytest.raises(ValueError, match=f"{dtype} cannot hold the row of key 6"):
+        freeze(tmp_path / "large", tmp_path / "x", dtype=dtype)
+    assert not (tmp_path / "x").exists()
 
 
 def test_the_command_freezes_and_says_what_is_wrong(tmp_path: Path) -> None:

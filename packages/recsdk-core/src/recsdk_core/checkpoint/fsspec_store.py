@@ -247,26 +247,56 @@ class FsspecStore(Store):
             self._uncached.invalidate_cache()
             return bool(self._uncached.exists(self._at(MANIFEST_NAME)))
 
+    def stamp(self) -> Any:
+        with self._naming("", "looking at it"):
+            self._uncached.invalidate_cache()
+            try:
+                return self._uncached.ukey(self._at(MANIFEST_NAME))
+            except FileNotFoundError:
+                return None
+
+    def children(self) -> Sequence[Store]:
+        with self._naming("", "listing the folder"):
+            names = self._folders_in(self._path)
+        return [self._other(f"{self._path}/{name}", _url_below(self.location, name))
+                for name in names]  # fmt: skip
+
     def siblings(self) -> Sequence[Store]:
         above, slash, own = self._path.rpartition("/")
         with self._naming("", "listing the folder above it"):
             try:
-                found = self._uncached.ls(above, detail=True)
+                names = self._folders_in(above)
             except FileNotFoundError:  # it is still to be made
                 return []
-            folders = [e["name"].rstrip("/") for e in found if e["type"] == "directory"]
-        names = sorted({path.rpartition("/")[2] for path in folders} - {own, ""})
-        urls = [_url_beside(self.location, name) for name in names]
-        return [
-            FsspecStore(self._files, f"{above}{slash}{name}", url)
-            for name, url in zip(names, urls, strict=True)
-        ]
+        others = [name for name in names if name != own]
+        return [self._other(f"{above}{slash}{name}", _url_beside(self.location, name))
+                for name in others]  # fmt: skip
+
+    def _folders_in(self, folder: str) -> list[str]:
+        found = self._uncached.ls(folder, detail=True)
+        folders = [e["name"].rstrip("/") for e in found if e["type"] == "directory"]
+        return sorted({path.rpartition("/")[2] for path in folders} - {""})
+
+    def _other(self, path: str, url: str) -> FsspecStore:
+        return FsspecStore(self._files, path, url)
+
+
+def _url_below(url: str, name: str) -> str:
+    """The URL of a folder in that of another."""
+    links, at = _links(url)
+    links[at] = f"{links[at].rstrip('/')}/{name}"
+    return "::".join(links)
+
+
+def _links(url: str) -> tuple[list[str], int]:
+    """The parts of a chain of URLs, and which has the path: the first that can."""
+    links = url.split("::")
+    return links, next((n for n, link in enumerate(links) if "://" in link), len(links) - 1)
 
 
 def _url_beside(url: str, name: str) -> str:
-    """The URL with another last name in its path; in a chain of URLs the first one has the path."""
-    links = url.split("::")
-    at = next((n for n, link in enumerate(links) if "://" in link), len(links) - 1)
+    """The URL with another last name in its path."""
+    links, at = _links(url)
     links[at] = f"{links[at].rstrip('/').rpartition('/')[0]}/{name}"
     return "::".join(links)
 

@@ -10,6 +10,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from recsdk_core.checkpoint.manifest import MANIFEST_NAME
 from recsdk_core.checkpoint.place_lock import PlaceLock, lock_place
@@ -274,15 +275,32 @@ class LocalStore(Store):
             except (FileNotFoundError, NotADirectoryError):
                 return False
 
+    def stamp(self) -> Any:
+        path = self._folder / MANIFEST_NAME
+        with naming(str(path), "looking at it"):
+            try:
+                found = os.stat(path)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+        return found.st_mtime_ns, found.st_ino, found.st_size
+
+    def children(self) -> Sequence[Store]:
+        with naming(self.location, "listing the folder"):
+            return [LocalStore(self._folder / name) for name in _places_in(self._folder)]
+
     def siblings(self) -> Sequence[Store]:
         folder = self._folder.parent
         with naming(str(folder), "listing the folder"):
             try:
-                names = sorted(os.listdir(folder))
+                names = _places_in(folder)
             except FileNotFoundError:  # it is still to be made
                 return []
-        others = [n for n in names if n != self._folder.name and not _PARTIAL.fullmatch(n)]
-        return [LocalStore(folder / name) for name in others]
+        return [LocalStore(folder / name) for name in names if name != self._folder.name]
+
+
+def _places_in(folder: Path) -> list[str]:
+    """The names in a folder, without those of saves under way."""
+    return [name for name in sorted(os.listdir(folder)) if not _PARTIAL.fullmatch(name)]
 
 
 def _remove_all(left: Sequence[Path]) -> None:

@@ -25,6 +25,7 @@ __all__ = [
     "find_chain",
     "look_beside",
     "open_checkpoint",
+    "open_checkpoint_at",
     "position_of",
 ]
 
@@ -232,10 +233,11 @@ def open_checkpoint(path: Any) -> Checkpoint:
     Raises CheckpointError if there is none or its manifest is damaged, ValueError for a path that
     is empty or longer than 1024 characters.
     """
-    return _open(open_store(path))
+    return open_checkpoint_at(open_store(path))
 
 
-def _open(store: Store) -> Checkpoint:
+def open_checkpoint_at(store: Store) -> Checkpoint:
+    """As `open_checkpoint`, at a place."""
     raw = store.read_manifest()
     manifest = Manifest.from_bytes(raw, f"{store.location}/manifest.json")
     return Checkpoint(store, manifest, hashlib.sha256(raw).hexdigest())
@@ -315,7 +317,7 @@ def look_beside(store: Store) -> Beside:
 def _open_if_any(store: Store, errors: list[CheckpointError]) -> Checkpoint | None:
     """The checkpoint there; None if there is none, or if it cannot be read: then adds the error."""
     try:
-        return _open(store) if store.has_manifest() else None
+        return open_checkpoint_at(store) if store.has_manifest() else None
     except CheckpointError as error:
         errors.append(error)
         return None

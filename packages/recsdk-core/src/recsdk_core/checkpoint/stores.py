@@ -138,6 +138,14 @@ class Store(ABC):
         """Whether there is a file of that name; raises if that cannot be told."""
 
     @abstractmethod
+    def stamp(self) -> Any:
+        """A value that differs when the manifest was replaced; None if there is none."""
+
+    @abstractmethod
+    def children(self) -> Sequence[Store]:
+        """Places in this folder, with or without a checkpoint; raises if there is no folder."""
+
+    @abstractmethod
     def siblings(self) -> Sequence[Store]:
         """Other places in the same folder, with or without a checkpoint."""
 

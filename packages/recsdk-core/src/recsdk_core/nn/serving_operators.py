@@ -1,8 +1,10 @@
 """Reads of frozen tables as torch operators, for compilers, exporters and tracers.
 
-They change nothing, so they may be merged, moved and dropped. An operator names its table by a
-number of this process, which is a tensor, so that one compiled function serves many tables. An
-exported program names path and table too, by which another process opens them.
+They change nothing, so they may be moved and dropped. A table that follows a chain may answer
+differently from one call to the next, so they are not computed ahead. An operator names its table
+by a number of this process, which is a tensor, so that one compiled function serves many tables. An
+exported program names path and table too, by which another process opens them; a table of that
+path that follows a chain there is the one that it reads.
 
 Shape letters: N keys, B bags, D row width.
 """
@@ -23,6 +25,7 @@ from recsdk_core.nn.asked_lookups import MaxOfBags
 from recsdk_core.nn.bag_arguments import bag_offsets
 from recsdk_core.nn.embedding_arguments import check_ends, left_out
 from recsdk_core.serving import ServingTable
+from recsdk_core.serving.table import followed_table
 
 __all__ = [
     "lookup_recorded",
@@ -115,12 +118,27 @@ def _table_of(place: str | None, number: torch.Tensor | None, dim: int) -> Servi
     return table
 
 
-@functools.cache
 def _exported(place: str) -> ServingTable:
-    """The table that was exported, if it lives here; else what is at its path, from now on."""
-    process, number, path, name, shards = json.loads(place)
+    """The table that was exported, if it lives here; else one of its path that follows a chain;
+    else what is at its path, from now on."""
+    process, number, path, name, shards = _parsed(place)
     own = _tables.get(number) if process == _PROCESS else None
-    return ServingTable(path, name, shards=shards) if own is None else own
+    if own is not None:
+        return own
+    follower = followed_table(path, name, shards)
+    return _opened(place) if follower is None else follower
+
+
+@functools.cache
+def _parsed(place: str) -> tuple[str, int, str, str, tuple[int, ...] | None]:
+    process, number, path, name, shards = json.loads(place)
+    return process, number, path, name, None if shards is None else tuple(shards)
+
+
+@functools.cache
+def _opened(place: str) -> ServingTable:
+    _, _, path, name, shards = _parsed(place)
+    return ServingTable(path, name, shards=shards)
 
 
 def _lookup(
@@ -175,6 +193,8 @@ def _no_gradient(ctx: Any, *grads: Sequence[Any]) -> None:
     )
 
 
+_TAGS = (torch.Tag.nondeterministic_seeded,)
+"""Compilers then compute nothing of them ahead, not even where all keys are constants."""
 _PLACE = "int dim, str? place, Tensor? number"
 _HOW = "SymInt num_bags, str mode, bool include_last_offset, int? padding"
 _SCHEMAS: dict[str, tuple[str, Any, Any]] = {
@@ -190,7 +210,7 @@ _SCHEMAS: dict[str, tuple[str, Any, Any]] = {
 def _define() -> None:
     for name, (schema, run, fake) in _SCHEMAS.items():
         full = f"recsdk::{name}"
-        _LIBRARY.define(name + schema)
+        _LIBRARY.define(name + schema, tags=_TAGS)
         _LIBRARY.impl(name, _uncompiled(run), "CompositeExplicitAutograd")
         _torch_library.register_fake(full, fake, lib=_LIBRARY)
         _torch_library.register_autograd(full, _no_gradient, lib=_LIBRARY)

@@ -6,6 +6,7 @@ the files byte by byte.
 
 from __future__ import annotations
 
+from recsdk_core.serving.following import ServingStats
 from recsdk_core.serving.freezing import freeze, freeze_tables
 from recsdk_core.serving.manifest import (
     FrozenFileEntry,
@@ -20,6 +21,7 @@ __all__ = [
     "FrozenManifest",
     "FrozenSource",
     "FrozenTableEntry",
+    "ServingStats",
     "ServingTable",
     "freeze",
     "freeze_tables",

@@ -60,13 +60,16 @@ def freeze(
 
     Memory: some 200 MiB and the keys of the deltas. Disk: twice the size of the result until it is
     done. Raises CheckpointError for a source that is damaged or no chain, and for a target that
-    cannot be written; CapacityError for more than `max_rows` rows; ValueError for rows that int8
-    and int4 cannot hold, as they are not finite, and for other arguments. Then nothing is at
-    `target` but what was there.
+    cannot be written; CapacityError for more than `max_rows` rows; ValueError for rows that the
+    dtype cannot hold, which names a key: values that are not finite in int8 and int4, finite ones
+    that 16 bits would make infinite, as float16 does from 65520 on; and for other arguments. Then
+    nothing is at `target` but what was there.
     """
-    _check_shards(num_shards)
+    _check_files(num_shards, overwrite)
     if max_rows is not None:
         require_int("freeze", 0, max_rows=max_rows)
+    if progress is not None and not callable(progress):
+        raise TypeError(f"freeze: progress must be callable, got {type(progress).__name__}")
     folder = local_path(target)
     chain = chain_of(source)
     entries = chain[-1].manifest.tables
@@ -92,7 +95,7 @@ def freeze_tables(
     train the tables meanwhile, or rows are of different moments. Raises ValueError for two tables
     of one name as well.
     """
-    _check_shards(num_shards)
+    _check_files(num_shards, overwrite)
     names = [table.name for table in tables]
     if len(set(names)) < len(names):
         raise ValueError(f"freeze_tables: tables must have names of their own, got {names}")
@@ -101,7 +104,9 @@ def freeze_tables(
     return _write(store, sources, _dtypes(dtype, names), None, num_shards, None, overwrite)
 
 
-def _check_shards(num_shards: int) -> None:
+def _check_files(num_shards: int, overwrite: bool) -> None:
+    if not isinstance(overwrite, bool):
+        raise TypeError(f"freeze: overwrite must be True or False, got {overwrite!r}")
     require_int("freeze", 1, num_shards=num_shards)
     if num_shards > MAX_SHARDS:
         raise ValueError(f"freeze: num_shards must be 1 to {MAX_SHARDS}, got {num_shards}")

@@ -6,22 +6,30 @@ Shape letters: N keys, B bags, C columns of a matrix, D row width.
 from __future__ import annotations
 
 import os
+import time
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from recsdk_core import _ext
-from recsdk_core.checkpoint.stores import naming, open_store
+from recsdk_core._internal.checks import require_finite
+from recsdk_core.checkpoint.stores import is_url, naming, open_store
 from recsdk_core.errors import CheckpointError
 from recsdk_core.files import local_path
-from recsdk_core.serving.manifest import FrozenFileEntry, FrozenManifest
+from recsdk_core.serving.chain_folder import ChainFolder, Place
+from recsdk_core.serving.following import Follower, Progress, ServingStats
+from recsdk_core.serving.manifest import FrozenFileEntry, FrozenManifest, FrozenSource
 
-__all__ = ["ServingTable", "open_frozen", "pool_serving"]
+__all__ = ["ServingTable", "followed_table", "open_frozen", "pool_serving"]
 
 Array: TypeAlias = Any
 """A numpy array, a torch CPU tensor, or any DLPack CPU array."""
 
 _HEADER_BYTES = 8192
+_SECONDS, _SECONDS_OF_URL = 0.1, 2.0
+_Name: TypeAlias = tuple[str, str, tuple[int, ...] | None]
+_followed: weakref.WeakValueDictionary[_Name, ServingTable] = weakref.WeakValueDictionary()
 
 
 def open_frozen(path: Any) -> FrozenManifest:
@@ -37,12 +45,15 @@ class ServingTable:
     """A table of a frozen checkpoint: rows by raw keys, read only, mapped from its files.
 
     Opening takes the same time whatever the size; processes that open the same files share their
-    memory. A server opens it once and keeps it.
+    memory. A server opens it once and keeps it. With `follow` it takes the deltas of the chain that
+    the checkpoint was frozen of.
 
-    A pickle has the path only, and opens what is there then; a copy is the table itself.
+    A pickle has the path only, and opens what is there then, without the deltas; a copy is the
+    table itself, and serves the same version.
 
-    Thread safety: every method may be called from any thread and at once; reads take no lock and
-    let go of the GIL. After fork both processes go on reading.
+    Thread safety: every method may be called from any thread and at once; reads take no lock, wait
+    for nobody and let go of the GIL. After fork both processes go on reading; only the parent goes
+    on following, until the child calls `follow` itself.
     """
 
     def __init__(
@@ -57,7 +68,9 @@ class ServingTable:
         """
         folder = local_path(path)
         self._path = os.path.abspath(folder)
-        self._shards = None if shards is None else tuple(shards)
+        if table is not None and not isinstance(table, str):
+            raise TypeError(f"table must be the name of a table, got {table!r}")
+        self._shards = _numbers_of(shards)
         self._manifest = open_frozen(folder)
         self._index, self._entry = self._manifest.table(table, str(folder))
         chosen = range(len(self._entry.files)) if shards is None else shards
@@ -65,6 +78,8 @@ class ServingTable:
         self._engine = _ext.ServingTable(files)
         self._info = self._engine.info()
         self._check(folder)
+        self._follower: Follower | None = None
+        self._start = Progress(_place_of(self._manifest.source))
 
     def _file(self, shard: int) -> FrozenFileEntry:
         count = len(self._entry.files)
@@ -136,7 +151,7 @@ class ServingTable:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the files that are open."""
+        """Size of the files that are open; `stats` tells what deltas take beside it."""
         return int(self._info["num_bytes"])
 
     @property
@@ -161,11 +176,11 @@ class ServingTable:
         return self
 
     def __deepcopy__(self, memo: Any) -> ServingTable:
-        return self  # it never changes
+        return self  # nobody but its follower changes it, and that for all
 
     def __len__(self) -> int:
-        """Rows of the files that are open."""
-        return int(self._info["num_rows"])
+        """Rows of the files that are open, with the deltas that were taken."""
+        return self._engine.size
 
     def __repr__(self) -> str:
         return (
@@ -198,16 +213,116 @@ class ServingTable:
         """
         return self._engine.pool(keys, offsets, weights, pooling, return_outcomes)
 
+    def follow(self, location: Any, *, interval_seconds: float | None = None) -> None:
+        """Takes each delta of the table's chain as soon as it is complete, in the background.
+
+        `location` is the folder, a path or an fsspec URL, in which the deltas appear beside each
+        other, as `Table.save_delta` and `Saver` write them. They are taken in their order, from the
+        checkpoint that was frozen on: each whole or not at all, after every byte of it was
+        verified. A call of `lookup` or `pool` reads one version, and never waits. Keys that were
+        erased or evicted read the default value from then on. Until a delta is complete, and while
+        one is missing or damaged, the last good version is served, and `stats` says why; what
+        failed is tried again, at first after `interval_seconds`, then ever more rarely. The thread
+        ends with `stop_following`, with the table, or with the process.
+
+        `interval_seconds` is how long it waits between two looks: 0.1, for a URL 2.0. Memory while
+        a delta is taken: the delta twice, and from time to time a copy of all rows that deltas have
+        brought. Those stay in memory, beside the files, and are gone with the table; a table that
+        is opened anew takes the deltas again.
+
+        Raises CheckpointError for a location that cannot be read or is itself a checkpoint;
+        ValueError if the table follows already, was frozen from memory and so is of no chain, or
+        for an `interval_seconds` that is not above 0.
+        """
+        _check_interval(interval_seconds)
+        progress = self._progress()
+        if progress.place is None:
+            raise ValueError(
+                f"follow: table {self.name!r} was frozen from memory, so it has no place in a "
+                "chain; save a checkpoint, freeze that, and save deltas"
+            )
+        if self._follower is not None and self._follower.is_running:
+            raise ValueError(
+                f"follow: table {self.name!r} follows already; call stop_following first"
+            )
+        folder = ChainFolder(location)
+        if interval_seconds is None:
+            interval_seconds = _SECONDS_OF_URL if is_url(folder.location) else _SECONDS
+        self._follower = Follower(
+            folder, self._engine, self.name, self._shards, interval_seconds, progress
+        )
+        weakref.finalize(self, self._follower.ask_to_stop)
+        _followed[self._path, self.name, self._shards] = self
+        self._follower.start()
+
+    def stop_following(self) -> None:
+        """Ends following; the version that is served stays. Nothing if it does not follow."""
+        if self._follower is not None:
+            self._follower.stop()
+
+    def _progress(self) -> Progress:
+        return self._start if self._follower is None else self._follower.progress
+
+    def stats(self) -> ServingStats:
+        """What is served, how far it is behind, and what is wrong. Cost: a microsecond."""
+        progress = self._progress()
+        seen_at, place = progress.seen_at, progress.place
+        return ServingStats(
+            num_rows=len(self),
+            num_deltas=self._engine.num_deltas,
+            delta_bytes=self._engine.delta_bytes,
+            sequence=None if place is None else place.sequence,
+            step=None if place is None else place.step,
+            is_following=self._follower is not None and self._follower.is_running,
+            num_behind=progress.num_behind,
+            seconds_behind=0.0 if seen_at is None else time.monotonic() - seen_at,
+            last_seconds=progress.last_seconds,
+            num_failures=progress.num_failures,
+            problem=progress.problem,
+        )
+
     def verify(self) -> None:
         """Reads every byte and compares it with its checksum; CheckpointError names what differs.
 
-        Cost: reading the files once. Opening does not do it.
+        Cost: reading the files once. Opening does not do it. Deltas were verified when they came.
         """
         self._engine.verify()
 
     def preload(self) -> None:
         """Has the system read the files into memory, so that no later call waits for a disk."""
         self._engine.preload()
+
+
+def _check_interval(interval_seconds: float | None) -> None:
+    if interval_seconds is None:
+        return
+    if isinstance(interval_seconds, bool):
+        raise TypeError(f"follow: interval_seconds must be a number, got {interval_seconds}")
+    require_finite("follow", interval_seconds=interval_seconds)
+    if interval_seconds <= 0:
+        raise ValueError(f"follow: interval_seconds must be above 0, got {interval_seconds}")
+
+
+def _numbers_of(shards: Sequence[int] | None) -> tuple[int, ...] | None:
+    if shards is None:
+        return None
+    try:
+        return tuple(shards)
+    except TypeError:
+        raise TypeError(
+            f"shards must be the numbers of the shards to open, such as [0, 2], got {shards!r}"
+        ) from None
+
+
+def _place_of(source: FrozenSource | None) -> Place | None:
+    if source is None:
+        return None
+    return Place(hash=source.hash, base=source.base, sequence=source.sequence, step=source.step)
+
+
+def followed_table(path: str, table: str, shards: tuple[int, ...] | None) -> ServingTable | None:
+    """The table of this place that follows a chain in this process; None if none does."""
+    return _followed.get((path, table, shards))
 
 
 def _reopen(path: str, table: str, shards: tuple[int, ...] | None) -> ServingTable:
@@ -219,7 +334,17 @@ def pool_serving(calls: Sequence[tuple[Any, ...]]) -> None:
 
     Each call is (table, keys (N,), offsets (B + 1,), out, column), optionally with weights (N,) or
     None, then with the pooling. Bag b goes to `out[b, column : column + D]`; `out` is float32 (at
-    least B, C), each row contiguous. All calls are checked before the first is read. Raises
-    ValueError and TypeError for arrays that do not fit.
+    least B, C), each row contiguous. All calls are checked before the first is read. Each call
+    reads one version of its table; tables that follow a chain do so apart, so two of them may be a
+    delta apart. Raises ValueError and TypeError for arrays that do not fit.
     """
-    _ext.pool_serving([(call[0]._engine, *call[1:]) for call in calls])
+    _ext.pool_serving([_engine_call(call) for call in calls])
+
+
+def _engine_call(call: tuple[Any, ...]) -> tuple[Any, ...]:
+    table, *arguments = call
+    if not isinstance(table, ServingTable):
+        raise TypeError(f"each call must start with a ServingTable, got {type(table).__name__}")
+    if len(arguments) > 3 and isinstance(arguments[3], bool):
+        raise TypeError(f"column must be an int, got {arguments[3]}")
+    return table._engine, *arguments

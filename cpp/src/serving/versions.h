@@ -1,0 +1,58 @@
+// The versions of a table: its files, and the layers in front of them.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "serving/delta_rows.h"
+#include "serving/find.h"
+#include "serving/readers.h"
+
+namespace recsdk::internal {
+
+struct Version {
+  std::vector<std::shared_ptr<const Layer>> layers;  // the newest first
+  std::int64_t num_rows = 0;
+  std::int64_t num_deltas = 0;  // taken since the files
+
+  Sources sources(const FrozenShards& files) const { return {files, layers}; }
+  std::int64_t layer_bytes() const;
+};
+
+class Versions {
+ public:
+  Versions() = default;
+  ~Versions();
+  Versions(const Versions&) = delete;
+  Versions& operator=(const Versions&) = delete;
+
+  /// The number of rows of the files, before the first read.
+  void start(std::int64_t num_rows) { first_.num_rows = num_rows; }
+
+  /// Calls use(version) with the newest one, which stays until the call ends. Nothing is waited
+  /// for.
+  template <class Use>
+  decltype(auto) read(const Use& use) const {
+    // The first version stays as long as the table, so a table that takes no deltas counts nobody.
+    if (current_.load(std::memory_order_acquire) == &first_) return use(first_);
+    const Readers::Call call(Readers::of_process());
+    return use(*current_.load());
+  }
+
+  /// Puts a delta in front, merges layers until they are few, and frees what was replaced. One
+  /// thread at a time. If it throws, nothing has changed.
+  void take(const ServingDelta::Impl& delta, const FrozenShards& files);
+
+ private:
+  void publish(std::unique_ptr<const Version> next);
+  bool has_many_layers() const;
+  void merge_newest(const FrozenShards& files);
+
+  Version first_;
+  std::atomic<const Version*> current_{&first_};
+};
+
+}  // namespace recsdk::internal

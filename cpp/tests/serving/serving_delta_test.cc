@@ -1,0 +1,314 @@
+// A table that takes deltas answers as a plain map of its newest version, also while it takes them.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "recsdk/serving/c_api.h"
+#include "support/frozen_helpers.h"
+
+namespace recsdk::test {
+namespace {
+
+constexpr float kDefault = -2.5F;
+
+FreezeConfig config_of(const TemporaryFolder& folder, std::int64_t dim, FrozenDType dtype) {
+  FreezeConfig config;
+  config.name = "item";
+  config.dim = dim;
+  config.dtype = dtype;
+  config.default_value = kDefault;
+  config.hash_seed = 0x1234'5678'9ABC'DEF1U;
+  config.scratch_folder = folder.path();
+  return config;
+}
+
+using Values = std::vector<float>;
+
+/// Every key of a small range, and what each must read; more than are found at a time.
+void expect_answers(const ServingTable& table, const Rows& rows, FrozenDType dtype,
+                    const std::vector<Key>& keys) {
+  const auto dim = static_cast<std::size_t>(table.info().dim);
+  Values values(keys.size() * dim);
+  Values pooled(keys.size() * dim);
+  std::vector<Outcome> outcomes(keys.size());
+  table.lookup(keys, values.data(), outcomes);
+  table.pool({{keys, {}, {}, Pooling::kSum}, pooled.data(), table.info().dim, {}});
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    const auto found = rows.find(keys[i]);
+    const bool is_there = found != rows.end();
+    const Values wanted = is_there ? stored_values(dtype, found->second) : Values(dim, kDefault);
+    ASSERT_EQ(std::memcmp(&values[i * dim], wanted.data(), dim * 4), 0) << "key " << keys[i];
+    for (std::size_t c = 0; c < dim; ++c) ASSERT_EQ(pooled[i * dim + c], 0.0F + wanted[c]);
+    ASSERT_EQ(outcomes[i], is_there ? Outcome::kFound : Outcome::kMissing);
+  }
+  ASSERT_EQ(table.size(), static_cast<std::int64_t>(rows.size()));
+}
+
+/// Changes `rows` at random, and returns what changed as a delta of the table.
+ServingDelta random_delta(const ServingTable& table, Rows& rows, const std::vector<Key>& keys,
+                          std::size_t most, std::mt19937_64& random) {
+  ServingDelta delta(table);
+  std::normal_distribution<float> normal;
+  std::map<Key, bool> chosen;
+  for (std::size_t i = random() % (most + 1); i > 0; --i)
+    chosen[keys[random() % keys.size()]] = random() % 3 == 0;
+  for (const auto& [key, is_erased] : chosen) {
+    if (is_erased) {
+      delta.erase({&key, 1});
+      rows.erase(key);
+      continue;
+    }
+    Values row(static_cast<std::size_t>(table.info().dim));
+    for (float& x : row) x = normal(random);
+    delta.add({&key, 1}, row.data());
+    rows[key] = row;
+  }
+  return delta;
+}
+
+std::vector<Key> some_keys(std::size_t count, std::mt19937_64& random) {
+  std::vector<Key> keys{0, -1, INT64_MIN, INT64_MAX};
+  while (keys.size() < count) keys.push_back(static_cast<Key>(random() >> (random() % 40)));
+  return keys;
+}
+
+class DeltaDTypeTest : public testing::TestWithParam<int> {};
+
+TEST_P(DeltaDTypeTest, ChainsOfDeltasAnswerAsAPlainMap) {
+  const auto dtype = static_cast<FrozenDType>(GetParam());
+  std::mt19937_64 random(static_cast<std::uint64_t>(GetParam()) + 20);
+  for (const std::size_t base_rows : {0U, 1500U}) {
+    const std::vector<Key> keys = some_keys(3000, random);
+    const TemporaryFolder folder;
+    FreezeConfig config = config_of(folder, 5, dtype);
+    config.num_shards = base_rows == 0 ? 1 : 3;
+    Rows rows;
+    for (std::size_t i = 0; i < base_rows; ++i) rows[keys[2 * i]] = Values(5, 1.0F);
+    ServingTable table(freeze(rows, config));
+    for (int i = 0; i < 40; ++i) {
+      SCOPED_TRACE(testing::Message() << "delta " << i);
+      const std::size_t most = i % 5 == 0 ? 2000 : 40;
+      table.take(random_delta(table, rows, keys, most, random));
+      ASSERT_EQ(table.num_deltas(), i + 1);
+      if (i % 4 == 3) expect_answers(table, rows, dtype, keys);
+      if (testing::Test::HasFatalFailure()) return;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, DeltaDTypeTest, testing::Range(0, kNumFrozenDTypes));
+
+TEST(DeltaTest, KeysThatLeaveAgainTakeNoMemory) {
+  std::mt19937_64 random(31);
+  const TemporaryFolder folder;
+  const FreezeConfig config = config_of(folder, 4, FrozenDType::kFloat32);
+  Rows rows{{7, Values(4, 1.0F)}};
+  ServingTable table(freeze(rows, config));
+  std::int64_t bytes = 0;
+  for (int i = 0; i < 6; ++i) {
+    const std::vector<Key> keys = some_keys(5000, random);
+    const Values values(keys.size() * 4, 3.0F);
+    ServingDelta comes(table);
+    comes.add(keys, values.data());
+    table.take(comes);
+    EXPECT_EQ(table.size(), 5001);
+    bytes = table.delta_bytes();
+    ServingDelta leaves(table);
+    leaves.erase(keys);
+    table.take(leaves);
+    EXPECT_EQ(table.size(), 1);
+  }
+  EXPECT_GT(bytes, 5000 * 24);
+  ServingDelta small(table);
+  small.erase(std::vector<Key>{1, 2, 3});
+  table.take(small);
+  EXPECT_LT(table.delta_bytes(), 2 * bytes);
+  EXPECT_EQ(table.num_deltas(), 13);
+}
+
+TEST(DeltaTest, WhatIsWrongIsRefusedAndChangesNothing) {
+  std::mt19937_64 random(32);
+  const TemporaryFolder folder;
+  const FreezeConfig config = config_of(folder, 2, FrozenDType::kFloat16);
+  const Rows rows{{7, Values{1.0F, 2.0F}}};
+  ServingTable table(freeze(rows, config));
+  const auto delta = [&](std::vector<Key> added, const std::vector<Key>& erased) {
+    const Values values(2 * added.size(), 9.0F);
+    ServingDelta made(table);
+    made.add(added, values.data());
+    made.erase(erased);
+    return made;
+  };
+  EXPECT_THROW(table.take(delta({7, 8, 7}, {})), std::invalid_argument);
+  EXPECT_THROW(table.take(delta({7}, {8, 7})), std::invalid_argument);
+  EXPECT_THROW(table.take(delta({}, {8, 8})), std::invalid_argument);
+  FreezeConfig other = config;
+  const TemporaryFolder other_folder;
+  other.scratch_folder = other_folder.path();
+  other.hash_seed = 5;
+  ServingTable another(freeze(rows, other));
+  EXPECT_THROW(another.take(delta({7}, {})), std::invalid_argument);
+  ServingDelta large(table);
+  const Key key = 9;
+  for (const Values& row : {Values{0.0F, 65520.0F}, Values{-1e9F, 0.0F}})
+    EXPECT_THROW(large.add({&key, 1}, row.data()), std::invalid_argument);
+  EXPECT_EQ(large.num_rows(), 0);
+  const Values fits{-65504.0F, INFINITY};
+  large.add({&key, 1}, fits.data());
+  expect_answers(table, rows, config.dtype, {7, 8, 9});
+  EXPECT_EQ(table.num_deltas(), 0);
+  table.take(large);
+  expect_answers(table, {{7, rows.at(7)}, {9, fits}}, config.dtype, {7, 8, 9});
+}
+
+TEST(DeltaTest, KeysOfShardsThatAreNotOpenAreLeftOut) {
+  const TemporaryFolder folder;
+  FreezeConfig config = config_of(folder, 1, FrozenDType::kFloat32);
+  config.num_shards = 2;
+  const std::vector<std::string> paths = freeze({}, config);
+  ServingTable part({&paths[1], 1});
+  std::vector<Key> keys(100);
+  for (std::size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<Key>(i);
+  const Values values(100, 4.0F);
+  ServingDelta delta(part);
+  delta.add(keys, values.data());
+  part.take(delta);
+  std::int64_t here = 0;
+  for (const Key key : keys) here += serving_shard(key, 2);
+  EXPECT_EQ(part.size(), here);
+}
+
+/// Version v has all even keys or all odd ones, by v; every row of it is v.
+constexpr std::size_t kLiveKeys = 600;
+constexpr int kLiveVersions = 60;
+
+ServingDelta live_delta(const ServingTable& table, int version) {
+  ServingDelta delta(table);
+  const Values row(static_cast<std::size_t>(table.info().dim), static_cast<float>(version));
+  for (std::size_t i = 0; i < kLiveKeys; ++i) {
+    const auto key = static_cast<Key>(i);
+    if (static_cast<int>(i % 2) == version % 2) {
+      delta.add({&key, 1}, row.data());
+    } else {
+      delta.erase({&key, 1});
+    }
+  }
+  return delta;
+}
+
+/// Which version all answers are of; fails if they are of several.
+int version_of(const ServingTable& table) {
+  std::vector<Key> keys;
+  for (std::size_t i = 0; i < 4 * kLiveKeys; ++i) keys.push_back(static_cast<Key>(i % kLiveKeys));
+  Values values(keys.size() * 3);
+  std::vector<Outcome> outcomes(keys.size());
+  table.lookup(keys, values.data(), outcomes);
+  int version = -1;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    if (outcomes[i] == Outcome::kFound) version = static_cast<int>(values[i * 3]);
+  }
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    const bool is_there = static_cast<int>(i % kLiveKeys % 2) == version % 2;
+    const float wanted = is_there ? static_cast<float>(version) : kDefault;
+    for (std::size_t c = 0; c < 3; ++c) {
+      if (values[i * 3 + c] != wanted) return -1;
+    }
+  }
+  return version;
+}
+
+TEST(DeltaThreadsTest, EveryAnswerIsOfOneVersion) {
+  const TemporaryFolder folder;
+  Rows rows;
+  for (std::size_t i = 0; i < kLiveKeys; i += 2) rows[static_cast<Key>(i)] = Values(3, 0.0F);
+  ServingTable table(freeze(rows, config_of(folder, 3, FrozenDType::kFloat32)));
+  std::atomic<bool> is_done{false};
+  std::atomic<int> num_wrong{0};
+  std::atomic<std::int64_t> num_calls{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 8; ++t) {
+    threads.emplace_back([&] {
+      for (int last = 0; !is_done.load();) {
+        const int version = version_of(table);
+        if (version < last) ++num_wrong;  // -1, or back in time
+        last = version;
+        ++num_calls;
+      }
+    });
+  }
+  for (int version = 1; version <= kLiveVersions; ++version) table.take(live_delta(table, version));
+  while (num_calls.load() < 100) std::this_thread::yield();
+  is_done = true;
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(num_wrong.load(), 0);
+  EXPECT_EQ(version_of(table), kLiveVersions);
+}
+
+#if !defined(RECSDK_TEST_EMULATED) && !defined(__SANITIZE_THREAD__)  // no fork beside threads
+TEST(DeltaThreadsTest, AForkedProcessTakesDeltasWhateverOthersRead) {
+  const TemporaryFolder folder;
+  ServingTable table(freeze({}, config_of(folder, 3, FrozenDType::kFloat32)));
+  table.take(live_delta(table, 1));
+  std::atomic<bool> is_done{false};
+  std::thread reader([&] {
+    while (!is_done.load()) version_of(table);
+  });
+  for (int i = 0; i < 20; ++i) {
+    const pid_t child = fork();
+    if (child == 0) {  // it would wait for ever for calls of the thread that it lacks
+      table.take(live_delta(table, 2));
+      table.take(live_delta(table, 3));
+      _exit(version_of(table) == 3 ? 0 : 1);
+    }
+    int status = -1;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+  }
+  is_done = true;
+  reader.join();
+  EXPECT_EQ(version_of(table), 1);
+}
+#endif
+
+TEST(DeltaCTest, TakesDeltasAsInCpp) {
+  const TemporaryFolder folder;
+  const std::string path =
+      freeze({{-7, {1.0F, 2.0F}}}, config_of(folder, 2, FrozenDType::kFloat32))[0];
+  const char* const files[] = {path.c_str()};
+  recsdk_serving_table* table = nullptr;
+  ASSERT_EQ(recsdk_serving_open(files, 1, &table), RECSDK_SERVING_OK);
+  recsdk_serving_delta* delta = nullptr;
+  ASSERT_EQ(recsdk_serving_delta_create(table, &delta), RECSDK_SERVING_OK);
+  const std::int64_t keys[] = {8, 9};
+  const float rows[] = {3.0F, 4.0F, 5.0F, 6.0F};
+  const std::int64_t gone = -7;
+  ASSERT_EQ(recsdk_serving_delta_add(delta, keys, 2, rows), RECSDK_SERVING_OK);
+  ASSERT_EQ(recsdk_serving_delta_erase(delta, &gone, 1), RECSDK_SERVING_OK);
+  ASSERT_EQ(recsdk_serving_take(table, delta), RECSDK_SERVING_OK);
+  const std::int64_t asked[] = {-7, 9};
+  float values[4];
+  ASSERT_EQ(recsdk_serving_lookup(table, asked, 2, values, nullptr), RECSDK_SERVING_OK);
+  EXPECT_EQ(Values(values, values + 4), (Values{kDefault, kDefault, 5.0F, 6.0F}));
+  recsdk_serving_info info{};
+  info.struct_size = sizeof(info);
+  ASSERT_EQ(recsdk_serving_get_info(table, &info), RECSDK_SERVING_OK);
+  EXPECT_EQ(info.num_rows, 2);
+  EXPECT_EQ(info.num_deltas, 1);
+  EXPECT_GT(info.delta_bytes, 0);
+  ASSERT_EQ(recsdk_serving_delta_add(delta, keys, 1, rows), RECSDK_SERVING_OK);
+  EXPECT_EQ(recsdk_serving_take(table, delta), RECSDK_SERVING_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(recsdk_serving_delta_add(delta, keys, 1, nullptr),
+            RECSDK_SERVING_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(recsdk_serving_take(table, nullptr), RECSDK_SERVING_ERROR_INVALID_ARGUMENT);
+  recsdk_serving_delta_destroy(delta);
+  recsdk_serving_close(table);
+}
+
+}  // namespace
+}  // namespace recsdk::test

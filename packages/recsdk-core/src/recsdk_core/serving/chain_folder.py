@@ -1,0 +1,158 @@
+"""The checkpoints of a folder, looked at again and again: which delta comes next in a chain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from recsdk_core.checkpoint.reading import Checkpoint, open_checkpoint_at
+from recsdk_core.checkpoint.stores import Store, open_store
+from recsdk_core.errors import CheckpointError
+from recsdk_core.serving.manifest import FrozenManifest
+
+__all__ = ["ChainFolder", "Look", "Place"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A checkpoint of a chain."""
+
+    hash: str
+    """SHA-256 of its manifest."""
+    base: str
+    """That of the snapshot of its chain."""
+    sequence: int
+    """Deltas after that snapshot."""
+    step: int | None
+    """The caller's step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What a look at a folder has found."""
+
+    next: Checkpoint | None
+    """The delta that builds on the place that was asked for."""
+    behind: int
+    """Deltas that lie there, one on the other, from that place on."""
+    problem: str | None
+    """Why there is no next one, although the training has gone on."""
+
+
+class ChainFolder:
+    """A folder of checkpoints, by path or URL. Manifests are read once, and again when replaced."""
+
+    def __init__(self, location: Any) -> None:
+        """Raises CheckpointError for what is no folder of checkpoints."""
+        self._store = open_store(location)
+        if self._store.has_manifest():
+            raise CheckpointError(
+                f"{self._store.location}: is itself a checkpoint; give the folder that it lies in"
+            )
+        self._store.children()
+        self._known: dict[str, tuple[Any, Checkpoint | None]] = {}
+        self._errors: dict[str, str] = {}
+
+    @property
+    def location(self) -> str:
+        """Its path or URL."""
+        return self._store.location
+
+    def look(self, place: Place) -> Look:
+        """Looks for what builds on a place. Raises CheckpointError if the folder cannot be read."""
+        by_parent = self._deltas_by_parent()
+        fitting = by_parent.get(place.hash, {})
+        if len(fitting) == 1:
+            [found] = fitting.values()
+            return Look(next=found, behind=_length(by_parent, place.hash), problem=None)
+        if fitting:
+            where = sorted(each.location for each in fitting.values())
+            return Look(
+                next=None,
+                behind=1,
+                problem=f"{len(fitting)} deltas build on delta {place.sequence}, which is served: "
+                f"{', '.join(where)}; remove all but the right one",
+            )
+        return Look(next=None, behind=0, problem=self._gap(place))
+
+    def _gap(self, place: Place) -> str | None:
+        """What tells that the chain goes on where this cannot follow."""
+        known = [found for _, found in self._known.values() if found is not None]
+        of_chain = [each for each in known if _base(each) == place.base]
+        later = [each for each in of_chain if _sequence(each) > place.sequence]
+        unread = "".join(f"; {error}" for error in self._errors.values())
+        if later:
+            first = min(later, key=_sequence)
+            return (
+                f"there is a gap in the chain: {first.location} is delta {_sequence(first)}, and "
+                f"no delta builds on delta {place.sequence}, which is served{unread}; put it "
+                "there, or freeze the end of the chain and open that"
+            )
+        if self._errors:
+            return unread[2:]
+        step = place.step
+        for each in known:
+            other = each.manifest.step
+            if step is not None and other is not None and other > step:
+                return (
+                    f"{each.location} is of step {other} and of another chain than what is served, "
+                    f"of step {step}; freeze it and open that"
+                )
+        return None
+
+    def _deltas_by_parent(self) -> dict[str, dict[str, Checkpoint]]:
+        known, self._errors = {}, {}
+        found: dict[str, dict[str, Checkpoint]] = {}
+        for store in self._store.children():
+            try:
+                stamp, checkpoint = self._read(store)
+            except CheckpointError as error:
+                self._errors[store.address] = str(error)
+                continue
+            known[store.address] = (stamp, checkpoint)
+            if checkpoint is not None and checkpoint.manifest.chain is not None:
+                siblings = found.setdefault(checkpoint.manifest.chain.parent, {})
+                siblings.setdefault(checkpoint.hash, checkpoint)
+        self._known = known
+        return found
+
+    def _read(self, store: Store) -> tuple[Any, Checkpoint | None]:
+        stamp = store.stamp()
+        known = self._known.get(store.address)
+        if known is not None and known[0] == stamp:
+            return known
+        if stamp is None:
+            return None, None
+        try:
+            return stamp, open_checkpoint_at(store)
+        except CheckpointError:
+            if _is_frozen(store):  # it may lie beside what it was made of
+                return stamp, None
+            raise
+
+
+def _is_frozen(store: Store) -> bool:
+    try:
+        FrozenManifest.from_bytes(store.read_manifest(), store.location)
+    except CheckpointError:
+        return False
+    return True
+
+
+def _base(checkpoint: Checkpoint) -> str:
+    chain = checkpoint.manifest.chain
+    return checkpoint.hash if chain is None else chain.base
+
+
+def _sequence(checkpoint: Checkpoint) -> int:
+    chain = checkpoint.manifest.chain
+    return 0 if chain is None else chain.sequence
+
+
+def _length(by_parent: dict[str, dict[str, Checkpoint]], hash_of: str) -> int:
+    """Deltas from a place on; where two build on one, the way of the first."""
+    count = 0
+    while following := by_parent.get(hash_of):
+        hash_of = next(iter(following))
+        count += 1
+    return count

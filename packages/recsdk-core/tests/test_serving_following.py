@@ -1,0 +1,389 @@
+"""A frozen table that follows a chain serves what freezing its end would serve."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recsdk_core import CheckpointError, Table, init, optim
+from recsdk_core.serving import ServingTable, freeze, freeze_tables
+
+ALL = np.arange(-30, 400)
+LINKS = st.lists(
+    st.tuples(st.lists(st.sampled_from(ALL.tolist())), st.lists(st.sampled_from(ALL.tolist()))),
+    min_size=1,
+    max_size=6,
+)
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Waits as long as it takes; a minute means that it never is."""
+    end = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+def wait_for(served: ServingTable, sequence: int) -> None:
+    wait_until(lambda: served.stats().sequence == sequence)
+
+
+def wait_for_problem(served: ServingTable) -> None:
+    wait_until(lambda: served.stats().problem is not None)
+
+
+def bits(values: Any) -> bytes:
+    return np.ascontiguousarray(values).tobytes()
+
+
+def answers(served: ServingTable, keys: np.ndarray = ALL) -> tuple[bytes, ...]:
+    values, outcomes = served.lookup(keys, return_outcomes=True)
+    pooled = served.pool(keys, np.array([0, 3, 3, len(keys)]), pooling="mean")
+    return bits(values), bits(outcomes), bits(pooled)
+
+
+def new_table() -> Table:
+    return Table(
+        dim=5,
+        name="items",
+        optimizer=optim.Adagrad(lr=0.1),
+        initializer=init.Normal(mean=0.0, stddev=0.5),
+        default_value=-0.5,
+    )
+
+
+class Training:
+    """A table whose chain grows, link by link, in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.sequence = folder, 0
+        self.table = new_table()
+        self.rng = np.random.default_rng(5)
+        self.table.find_or_insert(np.arange(300))
+        self.table.save(folder / "link_0", step=0)
+
+    def save(self, trained: Any = (), erased: Any = (), step: int | None = None) -> Path:
+        keys = np.array(trained, dtype=np.int64)
+        self.table.find_or_insert(keys)
+        grads = self.rng.normal(size=(len(keys), self.table.dim)).astype(np.float32)
+        self.table.apply_gradients(keys, grads)
+        self.table.erase(np.array(erased, dtype=np.int64))
+        self.sequence += 1
+        path = self.folder / f"link_{self.sequence}"
+        self.table.save_delta(path, step=self.sequence if step is None else step)
+        return path
+
+    def freeze(self, sequence: int, to: str, **options: Any) -> Path:
+        freeze(self.folder / f"link_{sequence}", self.folder.parent / to, **options)
+        return self.folder.parent / to
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Training:
+    return Training(tmp_path / "chain")
+
+
+@pytest.fixture
+def followed(training: Training) -> Iterator[ServingTable]:
+    """Its first link, frozen, which follows the others."""
+    served = ServingTable(training.freeze(0, "served"))
+    served.follow(training.folder, interval_seconds=0.005)
+    yield served
+    served.stop_following()
+
+
+@settings(max_examples=12)
+@given(
+    links=LINKS,
+    data=st.data(),
+    dtype=st.sampled_from(["float32", "bfloat16", "float16", "int8", "int4"]),
+    num_shards=st.sampled_from([1, 3]),
+)
+def test_a_chain_taken_live_is_its_end_frozen_bit_for_bit(
+    tmp_path_factory: pytest.TempPathFactory,
+    links: list[tuple[list[int], list[int]]],
+    data: st.DataObject,
+    dtype: Any,
+    num_shards: int,
+) -> None:
+    """Whenever it is frozen, and whenever it begins to follow; keys leave, and come back."""
+    training = Training(tmp_path_factory.mktemp("live") / "chain")
+    frozen_at = data.draw(st.integers(0, len(links) - 1), "frozen at")
+    begins_at = data.draw(st.integers(frozen_at, len(links) - 1), "follows from")
+    waits_at = data.draw(st.sets(st.integers(begins_at, len(links))), "waits for")
+    options: dict[str, Any] = {"dtype": dtype, "num_shards": num_shards}
+    served = []
+    for sequence in range(len(links) + 1):
+        if sequence:
+            training.save(*links[sequence - 1])
+        if sequence == frozen_at:
+            path = training.freeze(sequence, "served", **options)
+        if sequence == begins_at:
+            served = [ServingTable(path), ServingTable(path, shards=[num_shards - 1])]
+            for table in served:
+                table.follow(training.folder, interval_seconds=0.001)
+        if sequence in waits_at:
+            wait_for(served[0], sequence)
+    wait_until(lambda: all(each.stats().sequence == len(links) for each in served))
+    end = training.freeze(len(links), "end", **options)
+    whole, part = ServingTable(end), ServingTable(end, shards=[num_shards - 1])
+    assert answers(served[0]) == answers(whole)
+    assert (len(served[0]), len(served[1])) == (len(whole), len(part))
+    for key in ALL:
+        try:
+            wanted = bits(part.lookup(np.array([key])))
+        except ValueError:
+            continue
+        assert bits(served[1].lookup(np.array([key]))) == wanted
+    stats = served[0].stats()
+    assert (stats.num_behind, stats.problem, stats.seconds_behind) == (0, None, 0.0)
+    assert (stats.num_deltas, stats.step) == (len(links) - frozen_at, len(links))
+    for table in served:
+        table.stop_following()
+
+
+def damaged(path: Path, kind: str, rng: np.random.Generator) -> None:
+    """Cuts, flips or removes something of a checkpoint."""
+    [file] = path.rglob("*.rows")
+    target = path / "manifest.json" if kind.startswith("manifest") else file
+    raw = bytearray(target.read_bytes())
+    if kind.endswith("cut"):
+        target.write_bytes(raw[: int(rng.integers(0, len(raw)))])
+    elif kind.endswith("flip"):
+        raw[int(rng.integers(0, len(raw)))] ^= 1 << int(rng.integers(0, 8))
+        target.write_bytes(raw)
+    else:
+        target.unlink()
+
+
+@pytest.mark.parametrize("kind", ["cut", "flip", "gone", "manifest cut", "manifest flip"])
+def test_a_damaged_delta_leaves_the_last_version_and_is_named(
+    training: Training, followed: ServingTable, kind: str
+) -> None:
+    training.save([1, 2, 350], [3])
+    wait_for(followed, 1)
+    before = answers(followed)
+    aside = training.folder.parent / "aside"
+    good = training.save([4, 350, 351], [1])
+    training.save([5], [2])
+    followed.stop_following()
+    # Written beside the chain and then moved, so that it is never seen whole.
+    again = ServingTable(training.freeze(1, "again"))
+    shutil.copytree(good, aside)
+    damaged(good, kind, np.random.default_rng(len(kind)))
+    again.follow(training.folder, interval_seconds=0.005)
+    wait_for_problem(again)
+    stats = again.stats()
+    assert "link_2" in str(stats.problem)
+    assert (stats.sequence, stats.num_deltas, answers(again)) == (1, 0, before)
+    if kind in ("cut", "flip", "gone"):
+        assert (stats.num_behind, stats.num_failures > 0) == (2, True)
+    shutil.rmtree(good)
+    aside.rename(good)
+    wait_for(again, 3)
+    assert again.stats().problem is None
+    assert answers(again) == answers(ServingTable(training.freeze(3, "end")))
+    again.stop_following()
+
+
+def test_a_gap_is_said_and_closed(training: Training, followed: ServingTable) -> None:
+    before = answers(followed)
+    followed.stop_following()
+    missing = training.save([7, 399])
+    training.save([8], [7])
+    missing.rename(training.folder.parent / "missing")
+    followed.follow(training.folder, interval_seconds=0.005)
+    wait_for_problem(followed)
+    assert "link_2 is delta 2, and no delta builds on delta 0" in str(followed.stats().problem)
+    assert answers(followed) == before
+    (training.folder.parent / "missing").rename(missing)
+    wait_for(followed, 2)
+    assert followed.stats().problem is None
+
+
+def test_two_deltas_on_one_place_and_newer_chains_are_said(
+    training: Training, followed: ServingTable
+) -> None:
+    followed.stop_following()
+    training.save([1])
+    other = new_table()
+    other.load(training.folder / "link_0")
+    other.find_or_insert(np.array([399]))
+    other.save_delta(training.folder / "other")
+    followed.follow(training.folder, interval_seconds=0.005)
+    wait_for_problem(followed)
+    assert "2 deltas build on delta 0" in str(followed.stats().problem)
+    shutil.rmtree(training.folder / "other")
+    wait_for(followed, 1)
+    training.table.save(training.folder / "new_chain", step=77)
+    wait_for_problem(followed)
+    assert "of step 77 and of another chain" in str(followed.stats().problem)
+
+
+FOLLOWER = """
+import sys, time
+from recsdk_core.serving import ServingTable
+served = ServingTable(sys.argv[1])
+served.follow(sys.argv[2], interval_seconds=0.005)
+while True:
+    print(served.stats().sequence, flush=True)
+    time.sleep(0.005)
+"""
+
+
+def test_a_follower_that_was_killed_starts_again(training: Training) -> None:
+    path = training.freeze(0, "served")
+    command = [sys.executable, "-c", FOLLOWER, str(path), str(training.folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        for _ in range(5):
+            training.save(np.arange(200), [250])
+        while process.stdout.readline().strip() == "0":
+            pass
+        process.send_signal(signal.SIGKILL)
+    training.save([320])
+    served = ServingTable(path)
+    served.verify()
+    served.follow(training.folder, interval_seconds=0.005)
+    wait_for(served, 6)
+    assert answers(served) == answers(ServingTable(training.freeze(6, "end")))
+    served.stop_following()
+
+
+def test_every_answer_is_of_one_version(training: Training, followed: ServingTable) -> None:
+    """While deltas come, eight threads read; in a version all rows of keys 0 to 99 are equal."""
+    keys = np.tile(np.arange(100), 30)
+    is_done = threading.Event()
+    wrong: list[str] = []
+
+    def read() -> None:
+        last = -1.0
+        while not is_done.is_set():
+            values = followed.lookup(keys)
+            if not (values == values[0, 0]).all() or values[0, 0] < last:
+                wrong.append(str(np.unique(values)))
+            last = float(values[0, 0])
+
+    training.table.upsert(np.arange(100), np.zeros((100, 5), dtype=np.float32))
+    training.save()
+    wait_for(followed, 1)
+    threads = [threading.Thread(target=read) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for value in range(1, 20):
+        training.table.upsert(np.arange(100), np.full((100, 5), value, dtype=np.float32))
+        training.save()
+    wait_for(followed, 20)
+    is_done.set()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert (followed.lookup(keys) == 19.0).all()
+
+
+def test_a_url_is_followed(training: Training) -> None:
+    """The chain appears in a store, object by object."""
+    import fsspec
+
+    files = fsspec.filesystem("memory")
+    served = ServingTable(training.freeze(0, "served"))
+    with pytest.raises(CheckpointError, match="listing"):
+        served.follow("memory://nowhere/chain")
+    files.put(str(training.folder / "link_0"), "/follow/link_0", recursive=True)
+    served.follow("memory://follow", interval_seconds=0.005)
+    for sequence in (1, 2):
+        path = training.save([sequence, 320 + sequence], [10 * sequence])
+        manifest = (path / "manifest.json").read_bytes()
+        (path / "manifest.json").unlink()
+        files.put(str(path), f"/follow/link_{sequence}", recursive=True)
+        files.pipe(f"/follow/link_{sequence}/manifest.json", manifest)
+        (path / "manifest.json").write_bytes(manifest)
+        wait_for(served, sequence)
+    served.stop_following()
+    assert answers(served) == answers(ServingTable(training.freeze(2, "end")))
+    files.rm("/follow", recursive=True)
+
+
+def test_what_cannot_be_followed_is_refused(training: Training, followed: ServingTable) -> None:
+    with pytest.raises(ValueError, match="follows already"):
+        followed.follow(training.folder)
+    followed.stop_following()
+    with pytest.raises(CheckpointError, match="is itself a checkpoint"):
+        followed.follow(training.folder / "link_0")
+    with pytest.raises(CheckpointError, match="listing"):
+        followed.follow(training.folder / "nothing")
+    for seconds in (0, -1.0):
+        with pytest.raises(ValueError, match="interval_seconds must be above 0"):
+            followed.follow(training.folder, interval_seconds=seconds)
+    with pytest.raises(ValueError, match="must be finite"):
+        followed.follow(training.folder, interval_seconds=float("nan"))
+    freeze_tables([training.table], training.folder.parent / "memory")
+    with pytest.raises(ValueError, match="frozen from memory"):
+        ServingTable(training.folder.parent / "memory").follow(training.folder)
+    stats = ServingTable(training.folder.parent / "memory").stats()
+    assert (stats.sequence, stats.num_deltas, stats.is_following) == (None, 0, False)
+
+
+def test_following_stops_goes_on_and_ends_with_the_table(
+    training: Training, followed: ServingTable
+) -> None:
+    followed.stop_following()
+    training.save([333])
+    assert not followed.stats().is_following
+    assert followed.stats().sequence == 0
+    followed.follow(training.folder, interval_seconds=0.005)
+    wait_for(followed, 1)
+    assert copy.deepcopy(followed) is followed
+    assert pickle.loads(pickle.dumps(followed)).stats().sequence == 0
+    passing = ServingTable(followed.path)
+    passing.follow(training.folder, interval_seconds=0.005)
+    count = threading.active_count()
+    del passing
+    gc.collect()
+    wait_until(lambda: threading.active_count() < count)
+
+
+def test_a_forked_process_follows_for_itself(training: Training, followed: ServingTable) -> None:
+    training.save([333])
+    wait_for(followed, 1)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            assert not followed.stats().is_following
+            followed.follow(training.folder, interval_seconds=0.005)
+            wait_for(followed, 2)
+            status = 0
+        finally:
+            os._exit(status)
+    training.save([334])
+    assert os.waitpid(child, 0)[1] == 0
+    wait_for(followed, 2)
+
+
+def test_rows_that_the_dtype_cannot_hold_stop_it_by_name(training: Training) -> None:
+    served = ServingTable(training.freeze(0, "served", dtype="float16"))
+    served.follow(training.folder, interval_seconds=0.005)
+    training.table.upsert(np.array([5]), np.full((1, 5), 7e4, dtype=np.float32))
+    training.save()
+    wait_for_problem(served)
+    assert "float16 cannot hold the row of key 5" in str(served.stats().problem)
+    assert (served.stats().sequence, served.stats().num_behind) == (0, 1)
+    served.stop_following()
