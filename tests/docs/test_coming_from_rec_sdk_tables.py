@@ -505,11 +505,10 @@ def test_operators(name: str) -> None:
         assert not hasattr(getattr(torch.ops, namespace), name)
 
 
-WORDS_OF_WHAT_IS_ABSENT = ("expiry", "expire", "admission", "tier", "cache", "quant")
+WORDS_OF_WHAT_IS_ABSENT = ("expiry", "expire", "admission", "tier", "cache")
 
 
 @holds(ABSENT, "not here", "rows in several tiers, with device memory as a cache")
-@holds(ABSENT, "not here", "quantized tables, `quantize_inference_model`")
 @holds(
     ABSENT,
     "not here",

@@ -18,7 +18,11 @@ from torch import nn
 from torchrec.distributed.embedding import set_ec_index_dedup
 from torchrec.distributed.types import EmbeddingModuleShardingPlan
 from torchrec.fx import Tracer
-from torchrec.inference.modules import quantize_embeddings, quantize_inference_model
+from torchrec.inference.modules import (
+    quantize_embeddings,
+    quantize_inference_model,
+    shard_quant_model,
+)
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.modules.fused_embedding_modules import (
     fuse_embedding_optimizer,
@@ -255,13 +259,21 @@ def test_a_collection_cannot_be_compiled_away() -> None:
         torch.export.export(optimized(bags()).eval(), (batch(),))
 
 
-@holds(HABITS, "refused", "quantize_embeddings", "quantize_inference_model")
-def test_quantization_is_refused() -> None:
-    model = nn.ModuleDict({"ebc": optimized(bags())})
+@holds(HABITS, "same", "quantize_embeddings", "quantize_inference_model")
+@holds(HABITS, "differs", "shard_quant_model")
+def test_quantization_takes_tables_along(world: None) -> None:
+    ebc = optimized(bags())
+    ebc(batch())
+    model = nn.ModuleDict({"sparse": ebc})
+    made = quantize_embeddings(model, torch.float32, inplace=False)
+    other = quantize_inference_model(copy.deepcopy(model), quantization_dtype=torch.float32)
+    sharded_too, plan = shard_quant_model(other, compute_device="cpu", sharding_device="cpu")
+    assert plan.plan == {}
+    for each in (made, sharded_too):
+        assert type(each["sparse"]) is recsdk_sharding.QuantHashEmbeddingBagCollection
+        assert torch.equal(each["sparse"](batch()).values(), ebc.eval()(batch()).values())
     with pytest.raises(PAGE.error(HABITS, "quantize_embeddings"), match="cannot be quantized"):
-        quantize_embeddings(model, torch.qint8, inplace=False)
-    with pytest.raises(PAGE.error(HABITS, "quantize_inference_model"), match="cannot be quantized"):
-        quantize_inference_model(copy.deepcopy(model))
+        quantize_embeddings(ebc, torch.qint8, inplace=False)
 
 
 @holds(HABITS, "refused", "fuse_embedding_optimizer")
@@ -314,7 +326,7 @@ def test_full_tables_refuse() -> None:
 
 
 WORDS_OF_WHAT_IS_ABSENT = (
-    *("expiry", "expire", "admission", "tier", "cache", "uvm", "ssd", "quant"),
+    *("expiry", "expire", "admission", "tier", "cache", "uvm", "ssd", "shardedquant"),
     *("inference", "freeze", "tracker", "dmpcollection"),
 )
 
@@ -324,7 +336,7 @@ WORDS_OF_WHAT_IS_ABSENT = (
 @holds(
     ABSENT,
     "not here",
-    "quantized tables",
+    "sharded quantized tables",
     "serving by `torchrec.inference`",
     "tracking of changed rows",
 )

@@ -38,6 +38,10 @@ from recsdk_sharding._modules.feature_processed import (  # noqa: E402
     HashFeatureProcessedEmbeddingBagCollectionSharder,
     ShardedHashFeatureProcessedEmbeddingBagCollection,
 )
+from recsdk_sharding._modules.quantized import (  # noqa: E402
+    QuantHashEmbeddingBagCollection,
+    QuantHashEmbeddingCollection,
+)
 from recsdk_sharding._modules.sharded_bags import ShardedHashEmbeddingBagCollection  # noqa: E402
 from recsdk_sharding._modules.sharded_sequences import ShardedHashEmbeddingCollection  # noqa: E402
 from recsdk_sharding._modules.sharders import (  # noqa: E402
@@ -100,6 +104,8 @@ __all__ = [
     "HashLoadPlanner",
     "HashParameterConstraints",
     "PeerError",
+    "QuantHashEmbeddingBagCollection",
+    "QuantHashEmbeddingCollection",
     "RowOptimizer",
     "Saver",
     "ShardedHashEmbeddingBag",

@@ -1,34 +1,44 @@
-"""Quantization refuses models with hash tables, by whatever way it is asked for."""
+"""torchrec's quantization takes hash tables along, and refuses those it cannot, by name."""
 
 from __future__ import annotations
 
+import copy
+import gc
+import pickle
 import warnings
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
-from torchrec.inference.modules import quantize_embeddings, quantize_inference_model
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.inference.modules import (
+    quantize_embeddings,
+    quantize_inference_model,
+    shard_quant_model,
+)
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recsdk_core import optim
+from recsdk_core import CheckpointError, optim
 from recsdk_core.nn import HashEmbeddingBag
 from recsdk_sharding import (
     HashEmbeddingBagCollection,
     HashEmbeddingBagConfig,
     HashEmbeddingCollection,
     HashEmbeddingConfig,
+    QuantHashEmbeddingBagCollection,
+    QuantHashEmbeddingCollection,
 )
 
 BASE: dict[str, Any] = {"name": "t", "embedding_dim": 4, "num_embeddings": 10}
-HASH: dict[str, Any] = {
-    "HashEmbeddingBagCollection": lambda: HashEmbeddingBagCollection(
-        [HashEmbeddingBagConfig(**BASE)]
-    ),
-    "HashEmbeddingCollection": lambda: HashEmbeddingCollection([HashEmbeddingConfig(**BASE)]),
-    "HashEmbeddingBag": lambda: HashEmbeddingBag(4, name="t", optimizer=optim.SGD(lr=0.1)),
-}
+IDS = st.lists(st.sampled_from([-7, 0, 3, 2**62, -(2**63), 404]), max_size=12)
+# The largest error of a value of a row whose range is 2 or less.
+ERROR = {torch.float32: 0.0, torch.float16: 1e-3, torch.qint8: 0.005, torch.quint4x2: 0.08}
 
 
 def model_with(sparse: nn.Module) -> nn.Module:
@@ -36,22 +46,156 @@ def model_with(sparse: nn.Module) -> nn.Module:
     return nn.ModuleDict({"sparse": sparse, "over": nn.Linear(4, 2)})
 
 
-@pytest.mark.parametrize("kind", HASH)
-def test_torchrecs_quantization_refuses_hash_tables(kind: str) -> None:
-    model = model_with(HASH[kind]())
-    said = f"module 'sparse': a {kind} cannot be quantized"
-    with pytest.raises(ValueError, match=said):
-        quantize_embeddings(model, torch.qint8, inplace=False)
-    with pytest.raises(ValueError, match=said):
-        quantize_inference_model(model)
-    assert type(model["sparse"]).__name__ == kind
+def uniform(weight: torch.Tensor) -> None:
+    nn.init.uniform_(weight, -1, 1)
+
+
+def configs() -> list[HashEmbeddingBagConfig]:
+    return [
+        HashEmbeddingBagConfig(
+            name="users", embedding_dim=8, num_embeddings=9, feature_names=["user", "friend"],
+            init_fn=uniform,
+        ),
+        HashEmbeddingBagConfig(
+            name="films", embedding_dim=20, num_embeddings=9, feature_names=["item"],
+            pooling=PoolingType.MEAN, init_fn=uniform,
+        ),
+    ]  # fmt: skip
+
+
+def trained(module: Any) -> Any:
+    for table in module.tables().values():
+        table.set_optimizer(optim.SGD(lr=0.1))
+        table.find_or_insert(np.array([-7, 0, 3, 2**62, -(2**63)]))
+    return module.eval()
+
+
+def batch_of(data: st.DataObject, is_weighted: bool) -> KeyedJaggedTensor:
+    num_bags = data.draw(st.integers(0, 4))
+    bags = [[data.draw(IDS) for _ in range(num_bags)] for _ in range(3)]
+    ids = [i for feature in bags for bag in feature for i in bag]
+    lengths = torch.tensor([len(bag) for feature in bags for bag in feature], dtype=torch.int64)
+    weights = torch.tensor([(i % 5) / 4 for i in range(len(ids))]) if is_weighted else None
+    values = torch.tensor(ids, dtype=torch.int64)
+    return KeyedJaggedTensor(["item", "user", "friend"], values, weights, lengths)
+
+
+@settings(max_examples=30)
+@given(
+    data=st.data(),
+    dtype=st.sampled_from(list(ERROR)),
+    films=st.sampled_from(list(ERROR)),
+    is_weighted=st.booleans(),
+    by_inference=st.booleans(),
+)
+def test_bags_are_those_of_the_trained_module_within_the_step_of_the_dtype(
+    data: st.DataObject,
+    dtype: torch.dtype,
+    films: torch.dtype,
+    is_weighted: bool,
+    by_inference: bool,
+) -> None:
+    ebc = trained(HashEmbeddingBagCollection(configs(), is_weighted=is_weighted))
+    model = model_with(ebc)
+    options: dict[str, Any] = {"per_table_weight_dtype": {"films": films}}
+    if by_inference:
+        made = quantize_inference_model(copy.deepcopy(model), quantization_dtype=dtype, **options)
+    else:
+        made = quantize_embeddings(model, dtype, inplace=False, **options)
+    quantized = made["sparse"]
+    assert type(quantized) is QuantHashEmbeddingBagCollection
+    assert model["sparse"] is ebc
+    batch = batch_of(data, is_weighted)
+    got, wanted = quantized(batch).to_dict(), ebc(batch).to_dict()
+    assert list(got) == list(wanted)
+    for name, values in wanted.items():
+        most = ERROR[films if name == "item" else dtype]
+        assert got[name].dtype == torch.float32
+        torch.testing.assert_close(got[name], values, rtol=0, atol=12 * most)
+        if most == 0.0:
+            assert torch.equal(got[name], values)
+    assert quantized.state_dict() == {}
+
+
+def test_sequences_are_those_of_the_trained_module() -> None:
+    config = HashEmbeddingConfig(
+        name="films", embedding_dim=4, num_embeddings=9, feature_names=["a", "b"]
+    )
+    ec = trained(HashEmbeddingCollection([config], need_indices=True))
+    made = quantize_embeddings(
+        model_with(ec), torch.float32, inplace=False, output_dtype=torch.float16
+    )["sparse"]
+    assert type(made) is QuantHashEmbeddingCollection
+    ids = torch.tensor([-7, 404, 3, 2**62, -7])
+    batch = KeyedJaggedTensor(["b", "a"], ids, lengths=torch.tensor([2, 0, 1, 2]))
+    for name, wanted in ec(batch).items():
+        got = made(batch)[name]
+        assert torch.equal(got.values(), wanted.values().half())
+        assert torch.equal(got.lengths(), wanted.lengths())
+        assert torch.equal(got.weights(), wanted.weights())
+
+
+def test_sharding_for_inference_leaves_frozen_tables_as_they_are() -> None:
+    """They are whole in every process; nothing of them is for a planner."""
+    bags = trained(HashEmbeddingBagCollection(configs()))
+    made = quantize_inference_model(nn.ModuleDict({"all": model_with(bags)}))
+    ids = torch.tensor([3, 404, -7])
+    batch = KeyedJaggedTensor(["item", "user", "friend"], ids, lengths=torch.ones(3).long())
+    wanted = made["all"]["sparse"](batch).values().clone()
+    assert bool(wanted.any())
+    sharded, plan = shard_quant_model(made, compute_device="cpu", sharding_device="cpu")
+    assert plan.plan == {}
+    assert type(sharded["all"]["sparse"]) is QuantHashEmbeddingBagCollection
+    assert torch.equal(sharded["all"]["sparse"](batch).values(), wanted)
+
+
+def test_tables_lie_in_a_folder_of_the_module_or_at_a_path(tmp_path: Path) -> None:
+    model = model_with(trained(HashEmbeddingBagCollection(configs())))
+    made = quantize_embeddings(model, torch.qint8, inplace=False)["sparse"]
+    folder = Path(made.serving_tables()["users"].path)
+    copied = copy.deepcopy(made)
+    assert copied.serving_tables() == made.serving_tables()
+    with pytest.raises(TypeError, match="recsdk freeze"):
+        pickle.dumps(made)
+    ids = torch.tensor([3, 404, -7])
+    batch = KeyedJaggedTensor(["item", "user", "friend"], ids, lengths=torch.ones(3).long())
+    kept = tmp_path / "frozen"
+    kept.symlink_to(folder)
+    served = QuantHashEmbeddingBagCollection(configs(), path=folder)
+    assert torch.equal(served(batch).values(), made(batch).values())
+    wrong = configs()
+    wrong[0].embedding_dim = 5
+    with pytest.raises(ValueError, match="has width 8, and its config embedding_dim=5"):
+        QuantHashEmbeddingBagCollection(wrong, path=folder)
+    del made, copied
+    gc.collect()
+    assert not folder.exists()
+    with pytest.raises(CheckpointError):
+        QuantHashEmbeddingBagCollection(configs(), path=folder)
+
+
+@pytest.mark.parametrize("is_bare", [False, True])
+def test_what_cannot_be_quantized_is_refused_by_name(is_bare: bool) -> None:
+    model = HashEmbeddingBag(4, name="t", optimizer=optim.SGD(lr=0.1))
+    whole = HashEmbeddingBagCollection(configs()) if is_bare else model_with(model)
+    said = "a bare HashEmbeddingBagCollection" if is_bare else "module 'sparse': a HashEmbeddingBag"
+    with pytest.raises(ValueError, match=f"{said} cannot be quantized"):
+        quantize_embeddings(whole, torch.qint8, inplace=False)
+    with pytest.raises(ValueError, match=f"{said} cannot be quantized"):
+        quantize_inference_model(whole)
+
+
+def test_dtypes_that_frozen_tables_lack_are_refused() -> None:
+    model = model_with(trained(HashEmbeddingBagCollection(configs())))
+    with pytest.raises(ValueError, match="table 'users' cannot be quantized to torch.quint2x4"):
+        quantize_embeddings(model, torch.quint2x4, inplace=False)
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_dense_layers_beside_hash_tables_and_torchrecs_own_tables_are_quantized() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        beside = model_with(HASH["HashEmbeddingBagCollection"]())
+        beside = model_with(HashEmbeddingBagCollection([HashEmbeddingBagConfig(**BASE)]))
         made = torch.quantization.quantize_dynamic(beside, {nn.Linear})
         stock = model_with(EmbeddingBagCollection([EmbeddingBagConfig(**BASE)]))
         quantized = quantize_embeddings(stock, torch.qint8, inplace=False)

@@ -1,20 +1,25 @@
-"""Refuses to quantize models with hash tables for inference.
+"""Has torchrec's quantization for inference take hash tables along.
 
 torchrec's `quantize_embeddings`, and with it `quantize_inference_model`, replaces modules of
 torchrec's own types and skips all others: hash tables would silently stay in float32. Both call one
-function of torch in the end. Importing the package makes that function look for hash tables first.
+function of torch in the end. Importing the package has that function replace the unsharded
+collections of hash tables too, and refuse what has no counterpart.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch.quantization
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from recsdk_core.nn import HashEmbeddingBag
+from recsdk_sharding._modules.quantized import (
+    QuantHashEmbeddingBagCollection,
+    QuantHashEmbeddingCollection,
+)
 from recsdk_sharding._modules.sharded_common import ShardedTables
 from recsdk_sharding._modules.unsharded import HashEmbeddingBagCollection, HashEmbeddingCollection
 
@@ -22,30 +27,59 @@ __all__ = ["adapt_quantization"]
 
 _STOCK = (EmbeddingBagCollection, EmbeddingCollection)
 _HASH = (HashEmbeddingBagCollection, HashEmbeddingCollection, HashEmbeddingBag, ShardedTables)
+_MADE_OF: dict[type, type] = {
+    HashEmbeddingBagCollection: QuantHashEmbeddingBagCollection,
+    HashEmbeddingCollection: QuantHashEmbeddingCollection,
+}
 
 
 def adapt_quantization() -> None:
-    """Makes torch refuse to quantize tables of models that have hash tables."""
+    """Makes torch quantize hash tables where it quantizes torchrec's tables."""
     module: Any = torch.quantization
-    module.quantize_dynamic = _checking(module.quantize_dynamic)
+    module.quantize_dynamic = _taking_along(module.quantize_dynamic)
 
 
-def _checking(quantize: Callable[..., Any]) -> Callable[..., Any]:
+def _taking_along(quantize: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(quantize)
-    def adapted(model: Any, qconfig_spec: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if any(kind in (qconfig_spec or ()) for kind in _STOCK):
-            _check(model)
-        return quantize(model, qconfig_spec, *args, **kwargs)
+    def adapted(
+        model: Any,
+        qconfig_spec: Any = None,
+        dtype: torch.dtype = torch.qint8,
+        mapping: Any = None,
+        inplace: bool = False,
+    ) -> Any:
+        config = _of_stock(qconfig_spec)
+        if config is not None:
+            found = _hash_types(model, mapping or {})
+            if found:
+                qconfig_spec = {**dict.fromkeys(found, config), **qconfig_spec}
+                mapping = {**{kind: _MADE_OF[kind] for kind in found}, **(mapping or {})}
+        return quantize(model, qconfig_spec, dtype, mapping, inplace)
 
     return adapted
 
 
-def _check(model: Any) -> None:
-    """Raises ValueError if the model has hash tables."""
+def _of_stock(qconfig_spec: Any) -> Any:
+    """How torchrec's tables are to be quantized; None if they are not."""
+    if not isinstance(qconfig_spec, Mapping):
+        return None
+    return next((qconfig_spec[kind] for kind in _STOCK if kind in qconfig_spec), None)
+
+
+def _hash_types(model: Any, mapping: Mapping[type, type]) -> set[type]:
+    """The kinds of hash tables in a model; raises ValueError for one that cannot be quantized."""
+    found: set[type] = set()
     for path, module in model.named_modules():
-        if isinstance(module, _HASH):
+        if not isinstance(module, _HASH):
+            continue
+        kind = type(module)
+        if (kind not in _MADE_OF and kind not in mapping) or not path:
+            what = f"module {path!r}: a {kind.__name__}" if path else f"a bare {kind.__name__}"
             raise ValueError(
-                f"module {path!r}: a {type(module).__name__} cannot be quantized, so its rows "
-                "would stay as they are stored; quantize the rest of the model by itself, or store "
-                "rows in 16 bits with data_type=DataType.FP16"
+                f"{what} cannot be quantized, so its rows would stay as they are stored; quantize "
+                "the unsharded model, with HashEmbeddingBagCollection or HashEmbeddingCollection "
+                "as a part of it, or serve frozen tables: `recsdk freeze`"
             )
+        if kind in _MADE_OF:
+            found.add(kind)
+    return found
