@@ -17,10 +17,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from benchmarks import bounded_models, records
+from benchmarks import records
 from benchmarks.draws import scramble
 from benchmarks.drift import drifting
 from benchmarks.exact_caches import EXACT_CACHES
+from benchmarks.models import bounded
 from recsdk_core import Evict, Outcome, Table
 from recsdk_core.runtime import set_num_threads
 
@@ -257,5 +258,5 @@ def run(quick: bool, movielens: str | None = None) -> list[records.Record]:
         kept_of_the_top(1_000_000),
         *hit_rates(num_rows, 10),
         *drifting(num_rows, 100 * num_rows),
-        *bounded_models.run(quick, movielens),
+        *bounded.run(quick, movielens),
     ]

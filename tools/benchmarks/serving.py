@@ -29,8 +29,9 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_inference import (
     IntNBitTableBatchedEmbeddingBagsCodegen,
 )
 
-from benchmarks import following, frozen_models, records
+from benchmarks import following, records
 from benchmarks.draws import draw_indexes, scramble
+from benchmarks.models.frozen import run as run_frozen
 from recsdk_core import Table
 from recsdk_core.serving import ServingTable, freeze
 from recsdk_core.serving.manifest import FrozenDType
@@ -199,7 +200,7 @@ def run(quick: bool, movielens: str | None = None) -> list[records.Record]:
             for rows in (10**5, 10**6)
         ]
         read = [record for case in cases for record in run_case(case, 5)]
-        return read + following.run_case(10**6, 5) + frozen_models.run(quick, movielens)
+        return read + following.run_case(10**6, 5) + run_frozen(quick, movielens)
     dtypes: tuple[FrozenDType, ...] = ("int8", "int4", "float32")
     axes = itertools.product(
         (10**5, 10**6, 10**7, 5 * 10**7), (16, 64, 128), dtypes, ("zipf", "uniform")
@@ -208,4 +209,4 @@ def run(quick: bool, movielens: str | None = None) -> list[records.Record]:
     fitting = [case for case in every if case.num_rows * case.dim * 4 <= MOST_BYTES]
     read = [record for case in fitting for record in run_case(case, 9)]
     followed = [record for rows in (10**6, 10**7) for record in following.run_case(rows, 9)]
-    return read + followed + frozen_models.run(quick, movielens)
+    return read + followed + run_frozen(quick, movielens)

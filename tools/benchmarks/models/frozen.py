@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import records
-from benchmarks.models import Stream, Vectors, auc, hash_bag, streams, trained
+from benchmarks.models.training import Stream, Vectors, auc, hash_bag, streams, trained
 from recsdk_core.nn import HashEmbeddingBag, freeze
 from recsdk_core.serving import ServingTable
 from recsdk_core.serving.manifest import DTYPES

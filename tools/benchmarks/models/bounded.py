@@ -21,7 +21,15 @@ from torchrec.modules.mc_modules import LFU_EvictionPolicy, MCHManagedCollisionM
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from benchmarks import records
-from benchmarks.models import OwnOptimizer, Stream, Vectors, auc, hash_bag, streams, trained
+from benchmarks.models.training import (
+    OwnOptimizer,
+    Stream,
+    Vectors,
+    auc,
+    hash_bag,
+    streams,
+    trained,
+)
 from recsdk_core import Evict, Table, optim
 from recsdk_pipeline.data import ClickData
 from recsdk_pipeline.demo.model import ROW_WIDTH
@@ -59,7 +67,7 @@ class SharedRows(OwnOptimizer):
         return pooled
 
 
-class ManagedRows(OwnOptimizer):
+class ManagedRows(nn.Module):
     """torchrec's managed collisions: frequent ids have rows of their own, the rest share one."""
 
     def __init__(self, num_rows: int, rate: float) -> None:

@@ -1,0 +1,1 @@
+"""What limits and types of rows cost a model."""
