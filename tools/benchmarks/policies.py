@@ -110,10 +110,16 @@ def cost_of_finding(num_keys: int, repetitions: int) -> list[records.Record]:
         "uniform": lambda: random.integers(0, num_keys, CALL),
     }
     grads_ND = random.normal(size=(CALL, DIM)).astype(np.float32)
+
+    def read_and_update(table: Table, keys: np.ndarray) -> None:
+        table.find_or_insert(keys)
+        table.apply_gradients(keys, grads_ND)
+
     ops: dict[str, Callable[[Table, np.ndarray], object]] = {
         "map": lambda table, keys: table.map(keys, True),
         "find_or_insert": lambda table, keys: table.find_or_insert(keys),
         "update": lambda table, keys: table.apply_gradients(keys, grads_ND),
+        "find_or_insert and update": read_and_update,
     }
     found = []
     for stream, draw in streams.items():
