@@ -63,6 +63,14 @@ def test_small_examples_learn(
     assert reached > at_least
 
 
+def test_a_server_follows_an_online_training(tmp_path: Path) -> None:
+    output = run_example(1, "online.py", str(tmp_path))
+    losses = figures(output, "loss")
+    assert "with 8 deltas" in output
+    assert len(losses) == 8
+    assert max(losses) < 0.6  # of items that are new each hour; 0.693 is to know nothing
+
+
 def test_lightning_trains_rows_and_layers() -> None:
     pytest.importorskip("lightning", reason="Lightning is not installed")
     output = run_example(1, "with_lightning.py")
