@@ -10,6 +10,7 @@
 #include "recsdk/index.h"         // IWYU pragma: export
 #include "recsdk/initializer.h"   // IWYU pragma: export
 #include "recsdk/join_rows.h"     // IWYU pragma: export
+#include "recsdk/key_metadata.h"  // IWYU pragma: export
 #include "recsdk/leavers.h"       // IWYU pragma: export
 #include "recsdk/optimizer.h"     // IWYU pragma: export
 #include "recsdk/policy.h"        // IWYU pragma: export

@@ -15,6 +15,7 @@ namespace recsdk {
 using internal::ChangeTracker;
 using internal::kWordRows;
 using internal::RowBits;
+using internal::RowMeta;
 using internal::RowState;
 
 struct IndexCut::Impl {
@@ -132,38 +133,51 @@ void Index::check_idle() const {
   impl_->require_idle("replacing rows");
 }
 
-void Index::assign(std::span<const Key> keys) {
-  impl_->require_alone("other keys");
+void Index::Impl::assign(std::span<const Key> keys, std::span<const std::int64_t> words,
+                         const EvictionState& state) {
+  require_alone("other keys");
   const auto count = static_cast<std::int64_t>(keys.size());
-  if (impl_->config.max_rows && count > *impl_->config.max_rows) {
+  if (config.max_rows && count > *config.max_rows) {
     throw Error(ErrorCode::kCapacity,
-                impl_->title + ": " + std::to_string(count) + " keys are given, and max_rows is " +
-                    std::to_string(*impl_->config.max_rows) + "; raise max_rows, or give fewer");
+                title + ": " + std::to_string(count) + " keys are given, and max_rows is " +
+                    std::to_string(*config.max_rows) + "; raise max_rows, or give fewer");
   }
-  internal::KeyMap map(impl_->hash_seed);
-  internal::RowNumbers numbers(impl_->evictor ? impl_->evictor->meta().num_words() : 0);
-  auto tracker = std::make_unique<ChangeTracker>(impl_->hash_seed);
+  const RowMeta* const meta = evictor ? &evictor->meta() : nullptr;
+  const auto num_words = static_cast<std::size_t>(meta == nullptr ? 0 : meta->num_words());
+  internal::KeyMap map(hash_seed);
+  internal::RowNumbers others(static_cast<int>(num_words));
+  auto changes = std::make_unique<ChangeTracker>(hash_seed);
   map.reserve(count);
-  numbers.prepare_allocate(count);
-  tracker->grow(count);
+  others.prepare_allocate(count);
+  changes->grow(count);
   for (std::int64_t row = 0; row < count; ++row) {
-    const Key key = keys[static_cast<std::size_t>(row)];
-    if (map.find_or_insert(key, static_cast<std::uint32_t>(row)) != row) {
-      throw std::invalid_argument(impl_->title + ": key " + std::to_string(key) +
+    const auto i = static_cast<std::size_t>(row);
+    if (map.find_or_insert(keys[i], static_cast<std::uint32_t>(row)) != row) {
+      throw std::invalid_argument(title + ": key " + std::to_string(keys[i]) +
                                   " comes twice; pass distinct keys");
     }
-    numbers.allocate(key, RowState::kVisible);
+    others.allocate(keys[i], RowState::kVisible);
+    if (meta == nullptr) continue;
+    if (words.empty()) {
+      meta->begin_unknown(others.meta(row));
+    } else {
+      std::copy_n(words.begin() + static_cast<std::ptrdiff_t>(i * num_words), num_words,
+                  others.meta(row));
+    }
   }
   map.adapt(count);
-  impl_->check_room(numbers);
-  const std::unique_lock lock(impl_->mutex);
-  impl_->require_idle("replacing all keys");
-  if (impl_->maker != nullptr) {
-    const internal::FairMutex::CallbackScope scope(impl_->mutex);
-    impl_->maker->prepare(count, {});
+  check_room(others);
+  const std::unique_lock lock(mutex);
+  require_idle("replacing all keys");
+  if (maker != nullptr) {
+    const internal::FairMutex::CallbackScope scope(mutex);
+    maker->prepare(count, {});
   }
-  impl_->replace(map, numbers, tracker);
+  replace(map, others, changes);
+  if (meta != nullptr) set_state(state);
 }
+
+void Index::assign(std::span<const Key> keys) { impl_->assign(keys, {}, {}); }
 
 IndexCut::IndexCut(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
 IndexCut::IndexCut(IndexCut&& other) noexcept = default;

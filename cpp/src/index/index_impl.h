@@ -201,6 +201,10 @@ struct Index::Impl {
   /// Exchanges all keys and what tells changes, which are tracked from here on.
   void replace(internal::KeyMap& other_map, internal::RowNumbers& other_numbers,
                std::unique_ptr<internal::ChangeTracker>& other_tracker) noexcept;
+  /// Index::assign. With eviction `words` are the metadata of keys (N, words), or empty: they
+  /// count as never seen; and the clock is set.
+  void assign(std::span<const Key> keys, std::span<const std::int64_t> words,
+              const EvictionState& state);
   /// Throws Error(kCapacity) if the keys that have these rows find no room.
   void check_room(const internal::RowNumbers& other_numbers) const;
   /// From here on `fresh` tells changes; returns what told them before.

@@ -12,6 +12,7 @@
 #include "arguments/handles.h"
 #include "bindings.h"
 #include "index_calls.h"
+#include "recsdk/key_metadata.h"
 
 namespace recsdk::bind {
 
@@ -125,10 +126,35 @@ nb::tuple export_keys(PyIndex& index, RowNumber begin, std::int64_t capacity) {
   return nb::make_tuple(begin, keys.object[part], rows.object[part]);
 }
 
-void assign(PyIndex& index, nb::handle keys_object) {
+/// `words` (n * W,) with eviction, of keys that were seen; else None.
+void assign(PyIndex& index, nb::handle keys_object, nb::handle words_object,
+            const std::optional<EvictionState>& state) {
   const Keys keys(keys_object);
+  if (words_object.is_none()) {
+    const nb::gil_scoped_release without_gil;
+    return index->assign(keys.span());
+  }
+  const Integers words(words_object, "metadata");
   const nb::gil_scoped_release without_gil;
-  index->assign(keys.span());
+  assign_with_metadata(*index, keys.span(), words.span(), state.value_or(EvictionState()));
+}
+
+/// (n * W,) of rows (n,).
+nb::object metadata(PyIndex& index, nb::handle rows_object) {
+  const Integers rows(rows_object, "rows");
+  const std::size_t size = rows.span().size() * metadata_fields(*index).size();
+  Result words = make_rows(Framework::kNumpy, static_cast<std::int64_t>(size));
+  {
+    const nb::gil_scoped_release without_gil;
+    copy_metadata(*index, rows.span(), {static_cast<std::int64_t*>(words.data), size});
+  }
+  return std::move(words.object);
+}
+
+nb::list metadata_names(PyIndex& index) {
+  nb::list names;
+  for (const FileField& field : metadata_fields(*index)) names.append(field.name);
+  return names;
 }
 
 void note_changed(PyIndex& index, nb::handle rows_object) {
@@ -140,12 +166,13 @@ void note_changed(PyIndex& index, nb::handle rows_object) {
 void make_index(PyIndex* place, std::string name, std::optional<std::uint64_t> hash_seed,
                 std::optional<std::int64_t> max_rows, std::optional<std::int64_t> eviction_groups,
                 const std::optional<std::pair<std::int64_t, std::int64_t>>& owned_groups,
-                OnFull on_full, nb::object make_rows_function, std::optional<int> num_threads) {
+                OnFull on_full, nb::object make_rows_function, std::optional<int> num_threads,
+                const std::optional<EvictConfig>& eviction) {
   std::shared_ptr<PythonMaker> maker;
   if (!make_rows_function.is_none())
     maker = std::make_shared<PythonMaker>(std::move(make_rows_function));
   new (place) PyIndex({std::move(name), hash_seed, max_rows, eviction_groups,
-                       group_range(owned_groups), on_full, num_threads},
+                       group_range(owned_groups), on_full, num_threads, eviction},
                       std::move(maker));
 }
 
@@ -196,7 +223,7 @@ void bind_index(nb::module_& module) {
       .def("__init__", &make_index, nb::arg("name"), nb::arg("hash_seed").none(),
            nb::arg("max_rows").none(), nb::arg("eviction_groups").none(),
            nb::arg("owned_groups").none(), nb::arg("on_full"), nb::arg("make_rows").none(),
-           nb::arg("num_threads").none())
+           nb::arg("num_threads").none(), nb::arg("eviction").none())
       .def(
           "lease",
           [](PyIndex& index, std::optional<std::int64_t> step) {
@@ -205,10 +232,12 @@ void bind_index(nb::module_& module) {
           nb::arg("step").none(), without_gil)
       .def(
           "map",
-          [](PyIndex& index, nb::handle keys, bool insert, PyLease* lease) {
-            return map(*index, keys, insert, lease);
+          [](PyIndex& index, nb::handle keys, bool insert, PyLease* lease, nb::handle times,
+             nb::handle scores) {
+            return map(*index, keys, insert, lease, PyKeyData(times, scores).get());
           },
-          nb::arg("keys").none(), nb::arg("insert"), nb::arg("lease").none())
+          nb::arg("keys").none(), nb::arg("insert"), nb::arg("lease").none(),
+          nb::arg("times").none(), nb::arg("scores").none())
       .def(
           "erase",
           [](PyIndex& index, nb::handle keys, bool outcomes) {
@@ -217,7 +246,18 @@ void bind_index(nb::module_& module) {
           nb::arg("keys").none(), nb::arg("return_outcomes"))
       .def(
           "clear", [](PyIndex& index) { index->clear(); }, without_gil)
-      .def("assign", &assign, nb::arg("keys").none())
+      .def("assign", &assign, nb::arg("keys").none(), nb::arg("words").none(),
+           nb::arg("state").none())
+      .def(
+          "evict", [](PyIndex& index, std::int64_t max_rows) { return index->evict(max_rows); },
+          nb::arg("max_rows"), without_gil)
+      .def(
+          "set_time", [](PyIndex& index, std::int64_t time) { index->set_time(time); },
+          nb::arg("time"), without_gil)
+      .def("metadata", &metadata, nb::arg("rows").none())
+      .def("metadata_names", &metadata_names)
+      .def(
+          "eviction_state", [](PyIndex& index) { return eviction_state(*index); }, without_gil)
       .def(
           "check_idle", [](PyIndex& index) { index->check_idle(); }, without_gil)
       .def(

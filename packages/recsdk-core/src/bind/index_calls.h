@@ -30,7 +30,7 @@ class PyKeyData {
 };
 
 /// (rows, outcomes)
-nb::tuple map(Index& index, nb::handle keys, bool insert, PyLease* lease, const KeyData& data = {});
+nb::tuple map(Index& index, nb::handle keys, bool insert, PyLease* lease, const KeyData& data);
 /// Outcomes, or None.
 nb::object erase(Index& index, nb::handle keys, bool return_outcomes);
 /// Groups of keys from (begin, end).

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from recsdk_core._internal.checks import require_int, require_number, require_one_of
 
-__all__ = ["Evict"]
+__all__ = ["Evict", "EvictionClock"]
 
 Order: TypeAlias = Literal["lru", "lfu", "score"]
 Clock: TypeAlias = Literal["step", "time"]
@@ -87,3 +87,13 @@ class Evict:
         one that it had. A key that came without a score has 0.
         """
         return Evict(order="score", min_age=min_age)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvictionClock:
+    """Where the clock of a table with eviction stands."""
+
+    step: int | None = None
+    """The step of the last call that inserted, as the table counts; None: there was none."""
+    time: int | None = None
+    """The time of calls that bring none, if it is set."""

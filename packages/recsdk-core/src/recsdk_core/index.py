@@ -5,7 +5,7 @@ Shape letters: n or N keys.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from recsdk_core import _ext
 from recsdk_core._ext import IndexCut, Lease
 from recsdk_core._internal.checks import require_int
-from recsdk_core._internal.config import engine_on_full
-from recsdk_core._internal.keyed import Array, Keyed, OnFull, require_keyed
+from recsdk_core._internal.config import engine_eviction, engine_on_full
+from recsdk_core._internal.keyed import Array, Keyed, OnFull, require_keyed, times_of
+from recsdk_core.eviction import Evict, EvictionClock
 from recsdk_core.outcome import Outcome
 from recsdk_core.records import IndexStats
 
@@ -55,6 +56,7 @@ class Index(Keyed):
         eviction_groups: int | None = None,
         owned_groups: tuple[int, int] | None = None,
         on_full: OnFull = "refuse",
+        eviction: Evict | None = None,
         make_rows: MakeRows | None = None,
         num_threads: int | None = None,
         hash_seed: int | None = None,
@@ -63,11 +65,13 @@ class Index(Keyed):
 
         At `max_rows` keys (None: no limit) further keys are refused, or under `on_full="raise"` the
         call that brings them raises CapacityError and changes nothing. `eviction_groups` and
-        `owned_groups` say how `max_rows` divides over groups of keys, see Table. Row numbers may
-        lie beyond `max_rows` while leases keep back rows of keys that left. Each call that inserts
-        keys calls `make_rows` with them and their row numbers, in the order of the call, before
-        anybody sees them. It runs under the index's lock and must not call the index (BusyError).
-        What it raises takes the insertion back. Without it the outcomes say which rows are new.
+        `owned_groups` say how `max_rows` divides over groups of keys, see Table. With `eviction`,
+        which needs `max_rows`, others leave for keys that come, see `Evict`. Row numbers may lie
+        beyond `max_rows` while leases keep back rows of keys that left, and with eviction by the
+        new keys of a call. Each call that inserts keys calls `make_rows` with them and their row
+        numbers, in the order of the call, before anybody sees them. It runs under the index's lock
+        and must not call the index (BusyError). What it raises takes the insertion back. Without it
+        the outcomes say which rows are new.
         `name` is for messages. `num_threads`, 1 to 1024, limits the threads of this index's calls
         (None: the pool's size). No result depends on `hash_seed` (None: random).
 
@@ -93,9 +97,11 @@ class Index(Keyed):
             engine_on_full(on_full),
             make_rows,
             num_threads,
+            engine_eviction(eviction, max_rows),
         )
         self._name, self._max_rows, self._on_full = name, max_rows, on_full
         self._eviction_groups, self._owned_groups = eviction_groups, owned_groups
+        self._eviction, self._time, self._evicted_by_request = eviction, None, 0
 
     @property
     def name(self) -> str:
@@ -112,30 +118,86 @@ class Index(Keyed):
         """Whether a cut may be of changes only."""
         return self._engine.is_tracking()
 
-    def map(self, keys: Array, insert: bool, *, lease: Lease | None = None) -> tuple[Array, Array]:
+    def map(
+        self,
+        keys: Array,
+        insert: bool,
+        *,
+        lease: Lease | None = None,
+        times: Array | int | None = None,
+        scores: Array | None = None,
+    ) -> tuple[Array, Array]:
         """Finds the rows of keys (N,), and with `insert` gives a row to each unseen key.
 
         Returns (rows int64 (N,), outcomes uint8 (N,)); a key without a row has an unspecified row
         number. Of a new key that occurs several times the first is INSERTED, the rest FOUND. Row
         numbers are given in input order. Which keys are REFUSED depends on the keys of the call,
         not on their order: in a group of keys that has too little room, those that are lowest by a
-        fixed hash. Empty input is fine.
+        fixed hash. Empty input is fine. With eviction others leave instead, for which `times` and
+        `scores` are, see `Table.map`.
 
         Raises BusyError when inserting without a step while leases with a step are open,
-        CapacityError under `on_full="raise"`, OutOfMemoryError, and what a custom initializer or
-        `make_rows` raises.
+        CapacityError under `on_full="raise"`, OutOfMemoryError, ValueError for times or scores that
+        the rule does not take, or lacks, and what `make_rows` raises.
         Cost: one cache line per key, plus one row per insertion.
         """
-        return self._engine.map(keys, insert, lease)
+        return self._engine.map(keys, insert, lease, times_of(times), scores)
 
-    def assign(self, keys: Array) -> None:
+    def assign(
+        self,
+        keys: Array,
+        *,
+        metadata: Mapping[str, Array] | None = None,
+        clock: EvictionClock | None = None,
+    ) -> None:
         """Replaces all keys by distinct keys (N,): key i gets row i, and `make_rows` is not called.
 
+        With eviction `metadata`, as the method of that name gives it, says what was known of them
+        (None: they count as never seen, and there was no step), and `clock` where it stands.
         Changes are tracked from here on. Raises BusyError while leases or a cut are open,
-        CapacityError beyond `max_rows`, and ValueError if a key comes twice; then nothing has
-        changed.
+        CapacityError beyond `max_rows` or a group's part of it, and ValueError if a key comes twice
+        or for metadata that the rule does not take, or lacks; then nothing has changed.
         """
-        self._engine.assign(keys)
+        if metadata is None and clock is None:
+            self._engine.assign(keys, None, None)
+            return
+        if metadata is None or clock is None:
+            raise ValueError("Index.assign: metadata and clock belong together; pass both or none")
+        names = self._engine.metadata_names()
+        if not names or set(names) != set(metadata):
+            raise ValueError(
+                f"index {self._name!r}: with eviction={self._eviction} metadata are {names}, got "
+                f"{sorted(metadata)}"
+            )
+        columns = [_words(metadata[name], _type_of(name)) for name in names]
+        state = _ext.EvictionState(clock.step or 0, None, clock.step is not None, clock.time)
+        self._engine.assign(keys, np.stack(columns, 1).reshape(-1), state)
+        self._time = clock.time
+
+    def metadata(self, rows: Array) -> dict[str, NDArray[Any]]:
+        """What eviction keeps of the keys of rows int64 (n,), ascending, as readers see it.
+
+        (n,) by name, such as "evict_step" int64 or "evict_score" float32. Rows without a visible
+        key have any. Raises ValueError without eviction, and for rows out of range or order. Cost:
+        a look at each row, and at what batches in flight have touched.
+
+        >>> import numpy as np
+        >>> from recsdk_core import Evict, Index
+        >>> index = Index(max_rows=9, eviction=Evict.lru())
+        >>> for key in (5, 6, 5):
+        ...     rows, _ = index.map(np.array([key]), insert=True)
+        >>> {name: kept.tolist() for name, kept in index.metadata(np.array([0, 1])).items()}
+        {'evict_step': [3, 2]}
+        """
+        names = self._engine.metadata_names()
+        words = self._engine.metadata(rows).reshape(-1, max(len(names), 1))
+        return {name: _column(words[:, place], _type_of(name)) for place, name in enumerate(names)}
+
+    @property
+    def clock(self) -> EvictionClock:
+        """Where the clock of eviction stands to readers. Raises ValueError without eviction."""
+        state = self._engine.eviction_state()
+        return EvictionClock(step=state.step if state.is_begun else None, time=state.time)
 
     def keys_and_rows(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Visible keys int64 (n,) and their rows int64 (n,), in ascending order of row number.
@@ -202,3 +264,22 @@ class Index(Keyed):
     def __repr__(self) -> str:
         limit = "" if self._max_rows is None else f", max_rows={self._max_rows}"
         return f"Index(name={self._name!r}, keys={len(self)}{limit})"
+
+
+def _type_of(name: str) -> Any:
+    return np.float32 if name == "evict_score" else np.int64
+
+
+def _words(values: Array, kind: Any) -> NDArray[np.int64]:
+    """Numbers as words of 64 bits, of which they are the first bytes."""
+    values_n: NDArray[Any] = np.asarray(values)
+    if values_n.dtype != kind:
+        raise TypeError(f"Index.assign: metadata must be {np.dtype(kind)}, got {values_n.dtype}")
+    bits_n: NDArray[Any] = values_n if kind == np.int64 else values_n.view(np.uint32)
+    return bits_n.astype(np.int64)
+
+
+def _column(words_n: NDArray[np.int64], kind: Any) -> NDArray[Any]:
+    bits_n: NDArray[Any] = words_n if kind == np.int64 else words_n.astype(np.uint32)
+    column_n: NDArray[Any] = bits_n.copy().view(kind)
+    return column_n

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -24,7 +23,15 @@ from recsdk_core._internal.config import (
     engine_optimizer,
     engine_rounding,
 )
-from recsdk_core._internal.keyed import INT64, UINT64, Array, Keyed, OnFull, require_keyed
+from recsdk_core._internal.keyed import (
+    INT64,
+    UINT64,
+    Array,
+    Keyed,
+    OnFull,
+    require_keyed,
+    times_of,
+)
 from recsdk_core._internal.packed_state import unpack_state
 from recsdk_core.checkpoint.table_io import SavesAndLoads
 from recsdk_core.errors import BusyError
@@ -154,8 +161,7 @@ class Table(Keyed, SavesAndLoads):
             num_threads,
             engine_eviction(eviction, max_rows),
         )
-        self._time: int | None = None
-        self._eviction = eviction
+        self._eviction, self._time = eviction, None
         self._evicted_by_request = 0
         self._dim = dim
         self._name = name
@@ -196,27 +202,6 @@ class Table(Keyed, SavesAndLoads):
     def initializer(self) -> Initializer:
         """How new rows get their values."""
         return self._initializer
-
-    @property
-    def eviction(self) -> Evict | None:
-        """Who leaves when the table is full; None: nobody."""
-        return self._eviction
-
-    @property
-    def time(self) -> int | None:
-        """The time of calls that bring none, for `Evict.lru(by="time")`; None until it is set."""
-        return self._time
-
-    @time.setter
-    def time(self, value: int) -> None:
-        require_int("Table", -INT64, INT64, time=value)
-        if self._eviction is None or self._eviction.by != "time":
-            raise ValueError(
-                f"Table: time is for eviction by time, got eviction={self._eviction}; "
-                "make the table with eviction=Evict.lru(by='time')"
-            )
-        self._engine.set_time(value)
-        self._time = value
 
     @property
     def default_value(self) -> float:
@@ -307,7 +292,7 @@ class Table(Keyed, SavesAndLoads):
         Cost: one cache line per key, plus one row per insertion; with eviction one more line per
         key, and a few per key that leaves.
         """
-        return self._engine.map(keys, insert, lease, _times(times), scores)
+        return self._engine.map(keys, insert, lease, times_of(times), scores)
 
     def find_or_insert(
         self,
@@ -324,36 +309,7 @@ class Table(Keyed, SavesAndLoads):
         uint8 (N,)). `times`, `scores`, duplicates, errors and cost are those of `map`, plus reading
         the rows.
         """
-        return self._engine.find_or_insert(keys, lease, return_outcomes, _times(times), scores)
-
-    def evict(self, *, fraction: float | None = None, max_rows: int | None = None) -> int:
-        """Makes room: the lowest keys leave until each group has at most its part of a limit.
-
-        The limit is `max_rows`, or the table's own without a `fraction` of it, from 0 to 1,
-        rounded down. It divides over groups as the table's own. Keys below `min_age` stay. Returns
-        how many left. The call is no step. Raises ValueError without eviction, or unless one of the
-        two is given; BusyError while leases with a step are open.
-
-        >>> import numpy as np
-        >>> from recsdk_core import Evict, Table
-        >>> table = Table(dim=2, max_rows=100, eviction=Evict.lfu())
-        >>> _ = table.find_or_insert(np.arange(100))
-        >>> table.evict(fraction=0.25), len(table)
-        (25, 75)
-        """
-        if (fraction is None) == (max_rows is None):
-            raise ValueError("Table.evict: pass one of fraction and max_rows")
-        if fraction is not None:
-            require_finite("Table.evict", fraction=fraction)
-            if not 0.0 <= fraction <= 1.0:
-                raise ValueError(f"Table.evict: fraction must be from 0 to 1, got {fraction}")
-            # As it is written: in binary 10 * (1 - 0.9) is below 1.
-            max_rows = int((self._max_rows or 0) * (1 - Fraction(str(float(fraction)))))
-        require_int("Table.evict", 0, INT64, max_rows=max_rows)
-        assert max_rows is not None
-        num_evicted = self._engine.evict(max_rows)
-        self._evicted_by_request += num_evicted
-        return num_evicted
+        return self._engine.find_or_insert(keys, lease, return_outcomes, times_of(times), scores)
 
     def leavers(
         self,
@@ -408,7 +364,7 @@ class Table(Keyed, SavesAndLoads):
         a step are open.
         """
         packed = None if state is None else self._pack_state(state)
-        return self._engine.upsert(keys, values, packed, return_outcomes, _times(times), scores)
+        return self._engine.upsert(keys, values, packed, return_outcomes, times_of(times), scores)
 
     def _pack_state(self, state: Mapping[str, Array]) -> Array | None:
         """The state fields side by side, (N, sum of widths); None if the rows have no state."""
@@ -722,13 +678,3 @@ def _restore(
     table.update_count = update_count
     table.log_decay = log_decay
     return table
-
-
-def _times(times: Array | int | None) -> Array | None:
-    """Times as the engine takes them: one for all as (1,)."""
-    if isinstance(times, np.integer):
-        times = int(times)
-    if not isinstance(times, int):
-        return times
-    require_int("Table", -INT64, INT64, times=times)
-    return np.array([times], np.int64)

@@ -112,10 +112,6 @@ def evicting(world: World) -> tuple[nn.Module, Any]:
 
 
 def case_any_depth_evicts_as_the_plain_loop(world: World) -> None:
-    if DEVICE.type != "cpu":
-        with pytest.raises(ValueError, match="eviction is of tables on the cpu"):
-            evicting(world)
-        return
     train, evaluated = batches(world, NUM_STEPS), batches(world, 4, seed=1)
     expected = train_plainly(world, train, evaluated, evicting)
     assert min(expected["evicted"]) > 10

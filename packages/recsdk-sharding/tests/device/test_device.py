@@ -239,6 +239,7 @@ def test_random_operations_are_those_of_the_cpu(npus: RankPool) -> None:
     for counts in found:
         assert set(counts) >= {each.__name__ for each in device_machine.OPERATIONS}
         assert set(counts) >= {"FOUND", "INSERTED", "REFUSED", "MISSING", "erased", "nonfinite"}
+        assert counts["evicted"] > 0
 
 
 def test_state_moves_between_devices_and_world_sizes(npus: RankPool) -> None:

@@ -6,7 +6,7 @@ all ranks; a row is the number of times that it was trained. Shape letter: W ran
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import eviction_on_ranks
@@ -16,14 +16,17 @@ from eviction_on_ranks import GROUPS, MAX_ROWS, RULES, WIDTH, Case, Rows, batche
 from plans import Spec
 from rank_pool import RankPool
 
-from recsdk_core import Evict
+from recsdk_core import Evict, optim
 from recsdk_core.testing import Eviction, KeyMeta, Room
 from recsdk_sharding import (
-    HashEmbeddingBagCollection,
     HashEmbeddingBagConfig,
     HashEmbeddingCollection,
     HashEmbeddingConfig,
 )
+from recsdk_sharding.device.home import DeviceHome
+from recsdk_sharding.placement.layout import Shard
+from recsdk_sharding.placement.ranks import RankMap
+from recsdk_sharding.planning.planned_tables import PlannedTable
 
 STEPS = 14
 ROW_WISE: dict[str, Spec] = dict.fromkeys(RULES, ("row_wise",))
@@ -163,6 +166,61 @@ def test_saved_and_resumed_at_another_number_of_ranks(
     assert run(Case(None), STEPS, STEPS, at, None) == expected.rows
 
 
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_devices_do_the_same(npus: RankPool, expected: _Expected, world_size: int) -> None:
+    tried = [replace(case, device="npu") for case in cases(world_size) if case.local_size is None]
+    found = npus.run(world_size, eviction_on_ranks.run_all, tried, 0, STEPS)
+    for number, case in enumerate(tried):
+        is_copied = case.plan is not None and ("data_parallel",) in case.plan.values()
+        assert whole([of_rank[number] for of_rank in found], is_copied) == expected.rows, case
+
+
+def test_devices_save_and_resume_at_another_number_of_ranks(
+    ranks: RankPool, npus: RankPool, expected: _Expected, tmp_path: Path
+) -> None:
+    columns: dict[str, Spec] = dict.fromkeys(RULES, ("column_wise", [(1, 0), (WIDTH - 1, 1)]))
+    ways = [(1, "npu", ROW_WISE), (3, "cpu", ROW_WISE), (2, "npu", columns), (1, "npu", ROW_WISE)]
+    ends = [0, 4, 7, 10, STEPS]
+    at: str | None = None
+    for number, (world_size, device, plan) in enumerate(ways):
+        to = str(tmp_path / str(number))
+        pool, case = npus if device == "npu" else ranks, Case(plan, device=device, depth=2)
+        parts = pool.run(world_size, run, case, ends[number], ends[number + 1], at, to)
+        at = to
+    assert whole(parts) == expected.rows
+
+
+def test_a_row_of_a_device_begins_with_the_values_of_the_key_that_has_it(npus: RankPool) -> None:
+    [(written, first)] = npus.run(1, eviction_on_ranks.rows_of_batches_that_nobody_read)
+    assert written == first
+    assert len(first) == 4
+
+
+def test_batches_in_flight_may_keep_back_all_rows_of_a_device(npus: RankPool) -> None:
+    [(text, held)] = npus.run(1, eviction_on_ranks.leases_that_keep_all_rows)
+    assert "table 'user': the device has 8 rows, and batches in flight keep back those" in text
+    assert "raise num_embeddings" in text
+    assert len(held) == 4
+    assert set(held) > {3, 4, 5}
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+@pytest.mark.parametrize("max_rows", [40, 5_000, 1_000_000])
+def test_the_planner_counts_spare_rows_of_devices(max_rows: int, world_size: int) -> None:
+    for num_embeddings in (10, max_rows, 2 * max_rows):
+        settings = {"max_rows": max_rows, "eviction_groups": 8, "eviction": Evict.lru()}
+        config = HashEmbeddingBagConfig(**{**BAG, **settings, "num_embeddings": num_embeddings})  # type: ignore[arg-type]
+        planned = PlannedTable(
+            "user", num_embeddings, max_rows, "float32", optim.SGD(), 1, 8, evicts=True
+        ).rows_on_device(world_size)
+        ranks = RankMap.of_groups(world_size, "virtual_shard", config.num_groups)
+        shards = [[Shard(ranks, index, (0, 2))] for index in range(world_size)]
+        stores = DeviceHome(torch.device("cpu")).make_stores([(config, own) for own in shards])
+        rows = [len(store) - 1 for store in stores]
+        assert all(count >= max_rows // world_size + 4096 for count in rows[:1])
+        assert max(rows) <= planned <= max(rows) + 16
+
+
 def test_a_state_dict_goes_on_as_its_model(ranks: RankPool, expected: _Expected) -> None:
     found = ranks.run(3, eviction_on_ranks.copies, Case(ROW_WISE), 0, 8, STEPS)
     for which in (0, 1):
@@ -207,12 +265,6 @@ def test_settings_that_make_no_sense(
 
 
 def test_what_collections_refuse() -> None:
-    lru = HashEmbeddingBagConfig(**BAG, max_rows=9, eviction=Evict.lru())  # type: ignore[arg-type]
-    on_device: Callable[[], object] = lambda: HashEmbeddingBagCollection(  # noqa: E731
-        [lru], device=torch.device("cuda")
-    )
-    with pytest.raises(ValueError, match="table 'user': eviction is of tables on the cpu, not yet"):
-        on_device()
     timed = HashEmbeddingConfig(**BAG, max_rows=9, eviction=Evict.lru(by="time"))  # type: ignore[arg-type]
     collection = HashEmbeddingCollection([timed])
     collection.requires_grad_(False)

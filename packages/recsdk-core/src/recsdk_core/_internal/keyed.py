@@ -6,17 +6,19 @@ Shape letters: N keys.
 from __future__ import annotations
 
 import operator
+from fractions import Fraction
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from recsdk_core import _ext
-from recsdk_core._internal.checks import require_int
+from recsdk_core._internal.checks import require_finite, require_int
 from recsdk_core._internal.groups import require_groups
+from recsdk_core.eviction import Evict
 from recsdk_core.outcome import Outcome
 from recsdk_core.virtual_shards import default_eviction_groups
 
-__all__ = ["INT64", "UINT64", "Array", "Keyed", "OnFull", "require_keyed"]
+__all__ = ["INT64", "UINT64", "Array", "Keyed", "OnFull", "require_keyed", "times_of"]
 
 Array: TypeAlias = Any
 """A numpy array, a torch CPU tensor, or any DLPack CPU array."""
@@ -59,6 +61,9 @@ class Keyed:
     _eviction_groups: int | None
     _owned_groups: tuple[int, int] | None
     _on_full: OnFull
+    _eviction: Evict | None
+    _time: int | None
+    _evicted_by_request: int
 
     @property
     def max_rows(self) -> int | None:
@@ -81,6 +86,28 @@ class Keyed:
     def on_full(self) -> OnFull:
         """What happens to keys that find no room: refused, or the call raises CapacityError."""
         return self._on_full
+
+    @property
+    def eviction(self) -> Evict | None:
+        """Who leaves when it is full; None: nobody."""
+        return self._eviction
+
+    @property
+    def time(self) -> int | None:
+        """The time of calls that bring none, for `Evict.lru(by="time")`; None: not set."""
+        return self._time
+
+    @time.setter
+    def time(self, value: int) -> None:
+        kind = type(self).__name__
+        require_int(kind, -INT64, INT64, time=value)
+        if self._eviction is None or self._eviction.by != "time":
+            raise ValueError(
+                f"{kind}: time is for eviction by time, got eviction={self._eviction}; "
+                f"make the {kind.lower()} with eviction=Evict.lru(by='time')"
+            )
+        self._engine.set_time(value)
+        self._time = value
 
     def lease(self, step: int | None = None) -> _ext.Lease:
         """Opens a batch in flight; use as a context manager or call `release()`.
@@ -114,6 +141,36 @@ class Keyed:
         step are open.
         """
         return self._engine.erase(keys, return_outcomes)
+
+    def evict(self, *, fraction: float | None = None, max_rows: int | None = None) -> int:
+        """Makes room: the lowest keys leave until each group has at most its part of a limit.
+
+        The limit is `max_rows`, or its own without a `fraction` of it, from 0 to 1, rounded down.
+        It divides over groups as that. Keys below `min_age` stay. Returns how many left. The call
+        is no step. Raises ValueError without eviction, or unless one of the two is given; BusyError
+        while leases with a step are open.
+
+        >>> import numpy as np
+        >>> from recsdk_core import Evict, Table
+        >>> table = Table(dim=2, max_rows=100, eviction=Evict.lfu())
+        >>> _ = table.find_or_insert(np.arange(100))
+        >>> table.evict(fraction=0.25), len(table)
+        (25, 75)
+        """
+        where = f"{type(self).__name__}.evict"
+        if (fraction is None) == (max_rows is None):
+            raise ValueError(f"{where}: pass one of fraction and max_rows")
+        if fraction is not None:
+            require_finite(where, fraction=fraction)
+            if not 0.0 <= fraction <= 1.0:
+                raise ValueError(f"{where}: fraction must be from 0 to 1, got {fraction}")
+            # As it is written: in binary 10 * (1 - 0.9) is below 1.
+            max_rows = int((self._max_rows or 0) * (1 - Fraction(str(float(fraction)))))
+        require_int(where, 0, INT64, max_rows=max_rows)
+        assert max_rows is not None
+        num_evicted = self._engine.evict(max_rows)
+        self._evicted_by_request += num_evicted
+        return num_evicted
 
     def clear(self) -> None:
         """Takes every key out. Raises BusyError while leases with a step are open."""
@@ -151,3 +208,13 @@ class Keyed:
             return False
         _, outcomes = self.map(np.array([number % UINT64], dtype=np.uint64), False)
         return bool(outcomes[0] == Outcome.FOUND)
+
+
+def times_of(times: Array | int | None) -> Array | None:
+    """Times as the engine takes them: one for all as (1,)."""
+    if isinstance(times, np.integer):
+        times = int(times)
+    if not isinstance(times, int):
+        return times
+    require_int("Table", -INT64, INT64, times=times)
+    return np.array([times], np.int64)

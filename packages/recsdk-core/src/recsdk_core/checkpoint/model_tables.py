@@ -75,6 +75,8 @@ class ShardCut(Protocol):
 
     update_count: int
     log_decay: float
+    eviction: _ext.EvictionState | None
+    """Where the clock of eviction stands, if the table has it."""
 
     @property
     def num_rows(self) -> int:
@@ -476,7 +478,7 @@ def entry_of(shard: Shard, cut: _ext.Cut | ShardCut | None, sharding: Sharding) 
 
 
 def _eviction_entry(table: Table, cut: _ext.Cut | ShardCut | None) -> EvictionEntry | None:
-    state = cut.eviction if isinstance(cut, _ext.Cut) else None
+    state = None if cut is None else cut.eviction
     if table.eviction is None or state is None:
         return None
     return EvictionEntry(

@@ -18,12 +18,12 @@ from recsdk_core import _ext
 from recsdk_core.checkpoint.manifest import METADATA
 from recsdk_core.checkpoint.saving import fields_of
 from recsdk_core.errors import CapacityError
+from recsdk_core.eviction import EvictionClock
 
 if TYPE_CHECKING:
     from recsdk_core.table import Table
 
 __all__ = [
-    "EvictionClock",
     "NewRows",
     "as_stored",
     "give_state",
@@ -35,16 +35,6 @@ __all__ = [
 
 _NEVER = -(2**63)
 _NEVER_SEEN = {"evict_step": _NEVER, "evict_time": _NEVER, "evict_born": _NEVER}
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvictionClock:
-    """Where the clock of a table with eviction stands."""
-
-    step: int | None = None
-    """The step of the last call that inserted, as the table counts; None: there was none."""
-    time: int | None = None
-    """The time of calls that bring none, if it is set."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +54,7 @@ class NewRows:
     metadata: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     """(n,) for each of `metadata_of` the table; none at all: its keys count as never seen. A table
     without eviction takes none of them."""
-    clock: EvictionClock = EvictionClock()
+    clock: EvictionClock = field(default_factory=EvictionClock)
     """That of eviction."""
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from recsdk_core.checkpoint.replacing import EvictionClock, NewRows, metadata_of, replace_rows
+from recsdk_core.checkpoint.replacing import NewRows, metadata_of, replace_rows
+from recsdk_core.eviction import EvictionClock
 from recsdk_core.nn.row_entries import (
     CLOCK,
     KEPT_OF_KEYS,

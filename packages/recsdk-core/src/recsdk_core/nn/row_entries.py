@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from recsdk_core.checkpoint.manifest import METADATA
-from recsdk_core.checkpoint.replacing import EvictionClock, NewRows, rows_with_metadata
+from recsdk_core.checkpoint.replacing import NewRows, rows_with_metadata
+from recsdk_core.eviction import EvictionClock
 
 __all__ = [
     "CLOCK",

@@ -20,9 +20,9 @@ from recsdk_core.checkpoint.comparing import as_floats
 from recsdk_core.checkpoint.merging import Rows, merged_rows
 from recsdk_core.checkpoint.model_tables import Assembled
 from recsdk_core.checkpoint.owners import Owner
-from recsdk_core.checkpoint.replacing import EvictionClock
 from recsdk_core.errors import CheckpointError
-from recsdk_core.nn.row_entries import KEPT_OF_KEYS
+from recsdk_core.eviction import EvictionClock
+from recsdk_core.nn.row_entries import KEPT_OF_KEYS, rows_of
 from recsdk_core.optim import SGD, Optimizer
 from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding._rows.row_state import SavedShard, rows_for
@@ -72,7 +72,7 @@ def _fresh_state(saved: SavedShard, optimizer: Optimizer | None) -> dict[str, ND
     """Fresh state, as an optimizer gives it to new rows."""
     table = Table(saved.weight.shape[1], optimizer=optimizer or SGD())
     table.upsert(saved.keys, saved.weight)
-    return SavedShard.of_table(table, saved.shard).state
+    return dict(rows_of(table).state)
 
 
 def sharding_of(shard: Shard) -> Sharding:

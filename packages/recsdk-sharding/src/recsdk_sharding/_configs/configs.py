@@ -83,7 +83,7 @@ class _Settings:
     many as leave each 4,096 rows, but no fewer than 64 where that leaves 16, at most 65,536."""
     eviction: Evict | None = None
     """Which ids leave when others need their room, by step or by time; needs `max_rows`. None:
-    none. Not for rows on a device."""
+    none. On a device a table has spare rows for batches in flight."""
     admit_and_evict_config: AdmitAndEvictConfig | None = None
     """Rec SDK's settings of who gets a row and who loses it: taken if they ask for nothing, else
     refused by name. None: nothing."""

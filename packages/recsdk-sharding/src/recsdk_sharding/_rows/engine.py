@@ -5,7 +5,7 @@ Shape letters: n keys, M weights that come late.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torchrec.streamable import Multistreamable
 
-from recsdk_core import CapacityError, Outcome, Table, optim
-from recsdk_core.checkpoint.replacing import NewRows, replace_rows
+from recsdk_core import Table, optim
+from recsdk_core.checkpoint.replacing import NewRows, give_state, replace_rows
 from recsdk_core.nn.function import TableBags, pack_features, pool_features
-from recsdk_core.virtual_shards import eviction_group_quotas, eviction_groups_of
+from recsdk_core.nn.row_entries import rows_of
 from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding._rows.home import GroupBags, Guard, PoolRequest
 from recsdk_sharding.placement.layout import Shard
+from recsdk_sharding.placement.room import require_room
 
 __all__ = ["EngineBatch", "EngineHome", "EngineShard"]
 
@@ -94,21 +95,26 @@ class EngineShard:
 
     def check_room(self, keys: NDArray[np.int64]) -> None:
         """Raises CapacityError unless keys (n,) without a row can have one."""
-        limit, num_groups = self.table.max_rows, self.table.eviction_groups
-        if limit is None or num_groups is None:
-            return
-        _, outcomes = self.table.map(keys, insert=False)
-        new = np.unique(keys[outcomes == Outcome.MISSING])
-        parts = [new, *(batch.keys for batch in self.table.export(state=False))]
-        groups = eviction_groups_of(np.concatenate(parts), num_groups)
-        used = np.bincount(groups, minlength=num_groups)
-        quotas = eviction_group_quotas(limit, num_groups)
-        for group in np.flatnonzero(used > quotas).tolist():
-            which = "it" if num_groups == 1 else f"group {group} of its {num_groups} groups of ids"
-            raise CapacityError(
-                f"table {self.table.name!r} is full: {which} takes {quotas[group]} rows of "
-                f"max_rows={limit} and would have {used[group]}; raise max_rows"
-            )
+        table = self.table
+        if table.max_rows is not None and table.eviction_groups is not None:
+            held = [batch.keys for batch in table.export(state=False)]
+            require_room(table.name, table.max_rows, table.eviction_groups, [*held, keys])
+
+    def rows(self) -> NewRows:
+        """The rows that readers see now, with what eviction keeps of their keys."""
+        return rows_of(self.table)
+
+    def give_state(
+        self,
+        keys: NDArray[np.int64],
+        weights: NDArray[np.float32],
+        state: Mapping[str, NDArray[np.float32]],
+    ) -> None:
+        """Gives state to rows that are there; no key is seen by it."""
+        if self.table.eviction is None:
+            self.table.upsert(keys, weights, state)
+        else:
+            give_state(self.table, keys, state)
 
     def host_table(self) -> Table:
         """The table itself."""

@@ -111,6 +111,23 @@ class HeldShard(Protocol):
     def check_room(self, keys: NDArray[np.int64]) -> None:
         """Raises CapacityError unless keys (n,) without a row can have one."""
 
+    def rows(self) -> NewRows:
+        """The rows that readers see now, by row number, with what eviction keeps of their keys.
+
+        With eviction BusyError while a save is under way.
+        """
+
+    def give_state(
+        self,
+        keys: NDArray[np.int64],
+        weights: NDArray[np.float32],
+        state: Mapping[str, NDArray[np.float32]],
+    ) -> None:
+        """Gives state to rows that are there, of keys (n,), and have these weights (n, D).
+
+        No key is seen by it.
+        """
+
     def host_table(self) -> recsdk_core.Table:
         """The engine's table that describes the shard to checkpoints, and into which they load."""
 

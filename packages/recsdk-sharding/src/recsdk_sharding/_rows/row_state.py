@@ -17,16 +17,17 @@ from numpy.typing import NDArray
 
 import recsdk_core
 from recsdk_core import Outcome
-from recsdk_core.checkpoint.replacing import EvictionClock, NewRows, give_state
+from recsdk_core.checkpoint.replacing import NewRows
+from recsdk_core.eviction import EvictionClock
 from recsdk_core.nn.row_entries import (
     CLOCK,
     KEPT_OF_KEYS,
     STATE,
     clock_of_entry,
     entries_of,
-    rows_of,
 )
 from recsdk_sharding._configs.configs import HashTableConfig
+from recsdk_sharding._rows.home import HeldShard
 from recsdk_sharding.placement.layout import Shard
 from recsdk_sharding.placement.ranks import ranks_of_tensor
 
@@ -84,9 +85,9 @@ class SavedShard:
     clock: EvictionClock = field(default_factory=EvictionClock)
 
     @staticmethod
-    def of_table(table: Any, shard: Shard) -> SavedShard:
-        """The rows that a table has now."""
-        rows = rows_of(table)
+    def of_held(held: HeldShard, shard: Shard) -> SavedShard:
+        """The rows that a shard has now."""
+        table, rows = held.table, held.rows()
         return SavedShard(
             shard=shard,
             keys=rows.keys,
@@ -242,16 +243,14 @@ def rows_for(
     return _recut(shard, groups, fields)
 
 
-def put_state(table: Any, rows: SavedShard) -> None:
-    """Gives loaded state to the rows of a table that have not changed since they were loaded."""
+def put_state(held: HeldShard, rows: SavedShard) -> None:
+    """Gives loaded state to the rows of a shard that have not changed since they were loaded."""
+    table = held.table
     values, outcomes = table.lookup(rows.keys, return_outcomes=True)
     stored = torch.from_numpy(rows.weight).to(getattr(torch, table.dtype)).float().numpy()
     is_same_n = (values.view(np.int32) == stored.view(np.int32)).all(1)
     same = rows.select(is_same_n & (outcomes == Outcome.FOUND))
-    if getattr(table, "eviction", None) is None:
-        table.upsert(same.keys, same.weight, same.state)
-    else:
-        give_state(table, same.keys, same.state)
+    held.give_state(same.keys, same.weight, same.state)
     table.log_decay = rows.log_decay
 
 

@@ -184,17 +184,17 @@ class TableRows(nn.Module):
             return
         if self._lost_state:
             raise self._state_lost("its optimizer state was left out")
-        [table] = [own.table for own in held]  # all of them, before a plan
+        [own] = held  # all of them, before a plan
         found = None
         if self._kept:
             try:
                 found = rows_for(self._shards[0], self._kept, self.config, optimizer)
             except ValueError as error:
                 raise self._state_lost(str(error)) from error
-        table.set_optimizer(optimizer)
+        own.table.set_optimizer(optimizer)
         self._optimizer, self._accumulations = optimizer, self._make_accumulations()
         if found is not None:
-            put_state(table, found)
+            put_state(own, found)
         self._kept = []
 
     def _name_of(self, shard: Shard) -> str:
@@ -258,9 +258,7 @@ class TableRows(nn.Module):
         self.weight.requires_grad_(other.weight.requires_grad)
         self._attach(other._attached())
         if other._held is not None:
-            self._replace_rows(
-                [SavedShard.of_table(each.table, each.shard) for each in other.shards]
-            )
+            self._replace_rows([SavedShard.of_held(each.held, each.shard) for each in other.shards])
             self.learning_rate = other.learning_rate
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> TableRows:
@@ -323,7 +321,7 @@ class TableRows(nn.Module):
         ]
         if self._held and not self.home.copies_tables:
             state["_held"] = None
-            saved = [SavedShard.of_table(each.table, each.shard) for each in self.shards]
+            saved = [SavedShard.of_held(each.held, each.shard) for each in self.shards]
             state["_saved"] = saved, self.learning_rate
         return state
 
@@ -345,7 +343,7 @@ class TableRows(nn.Module):
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
         for each in self.shards:
-            saved = SavedShard.of_table(each.table, each.shard)
+            saved = SavedShard.of_held(each.held, each.shard)
             start = prefix + prefix_of(each.shard, self.config.embedding_dim)
             for name, tensor in saved.tensors().items():
                 destination[f"{start}{name}"] = tensor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -14,15 +14,16 @@ import torch
 from numpy.typing import NDArray
 
 import recsdk_core
-from recsdk_core import ExportBatch, optim
-from recsdk_core.checkpoint.replacing import NewRows
+from recsdk_core import optim
+from recsdk_core.checkpoint.replacing import NewRows, replace_rows
+from recsdk_core.nn.row_entries import rows_of
 from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding.device.batch import plan_batch
 from recsdk_sharding.device.host_index import is_limited, quota_of
 from recsdk_sharding.device.pooling import DeviceBatch
 from recsdk_sharding.device.saving import DeviceCut, take_saved_rows
 from recsdk_sharding.device.table import DeviceTable
-from recsdk_sharding.placement.devices import row_budget
+from recsdk_sharding.placement.devices import row_budget, rows_with_eviction
 from recsdk_sharding.placement.layout import Shard
 
 __all__ = ["DeviceHome", "DeviceShard"]
@@ -46,17 +47,7 @@ class DeviceHome:
     def make_stores(
         self, tables: Sequence[tuple[HashTableConfig, Sequence[Shard]]]
     ) -> list[torch.Tensor]:
-        """All the memory that the rows ever take; tables of one width lie in one store.
-
-        Raises ValueError for tables that evict.
-        """
-        for config, _ in tables:
-            if config.eviction is not None:
-                raise ValueError(
-                    f"table {config.name!r}: eviction is of tables on the cpu, not yet of rows in "
-                    f"the memory of a device, {self.device}; leave it out, or keep the table on "
-                    "the cpu"
-                )
+        """All the memory that the rows ever take; tables of one width lie in one store."""
         sizes: dict[Any, int] = {}
         places: list[tuple[Any, int, int]] = []
         for number, (config, shards) in enumerate(tables):
@@ -129,7 +120,8 @@ class DeviceHome:
 def _shape_of(config: HashTableConfig, shard: Shard) -> tuple[int, int]:
     budget = row_budget(config.num_embeddings, shard.ranks.world_size)
     if is_limited(config):
-        budget = max(budget, quota_of(config, shard))
+        quota = quota_of(config, shard)
+        budget = max(budget, quota if config.eviction is None else rows_with_eviction(quota))
     return budget + 1, shard.width
 
 
@@ -154,20 +146,31 @@ class DeviceShard:
 
     def keep(self) -> Callable[[], None]:
         """Copies its rows to the host; returns what puts them back."""
-        table = self.table
-        batches, count, decay = list(table.export()), table.update_count, table.log_decay
-
-        def put_back() -> None:
-            table.replace_rows(batches)
-            table.update_count, table.log_decay = count, decay
-
-        return put_back
+        return partial(self.table.replace_rows, self.table.rows())
 
     def replace_rows(self, rows: NewRows) -> None:
-        """Takes these rows in place of all that it has. If that fails it is empty."""
-        table, state = self.table, dict(rows.state)
-        table.replace_rows([ExportBatch(keys=rows.keys, weights=rows.weights, state=state)])
-        table.update_count, table.log_decay = rows.update_count, rows.log_decay
+        """Takes these rows in place of all that it has. If that fails it is empty.
+
+        With eviction the lowest keys of groups that are too large leave at once.
+        """
+        if self.table.eviction is not None:
+            host = self.table.empty_host_table()
+            replace_rows([(host, rows)])
+            rows = rows_of(host)
+        self.table.replace_rows(rows)
+
+    def rows(self) -> NewRows:
+        """The rows that readers see now, with what eviction keeps of their keys."""
+        return self.table.rows()
+
+    def give_state(
+        self,
+        keys: NDArray[np.int64],
+        weights: NDArray[np.float32],
+        state: Mapping[str, NDArray[np.float32]],
+    ) -> None:
+        """Gives state to rows that are there; no key is seen by it."""
+        self.table.give_rows(keys, weights, state)
 
     def host_table(self) -> recsdk_core.Table:
         """An empty table on the host."""

@@ -27,7 +27,9 @@ NumberedRows: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
 def is_limited(config: HashTableConfig) -> bool:
     """Whether `max_rows` limits the table; else the memory that was planned for it does."""
-    return config.max_rows is not None and config.max_rows <= config.num_embeddings
+    if config.max_rows is None:
+        return False
+    return config.eviction is not None or config.max_rows <= config.num_embeddings
 
 
 def quota_of(config: HashTableConfig, shard: Shard) -> int:
@@ -67,6 +69,7 @@ class HostIndex:
             **self.limits,
             owned_groups=shard.owned_groups(config.num_groups) if is_by_groups else None,
             on_full=config.on_full,
+            eviction=config.eviction,
             make_rows=self._make_rows,
         )
         """From keys to row numbers."""
@@ -80,10 +83,7 @@ class HostIndex:
         What it raises undoes the insertion: CapacityError, and errors of a custom initializer.
         """
         if rows.max() >= self._capacity:
-            raise CapacityError(
-                f"table {self.index.name!r}: leases keep rows of erased keys back, and the device "
-                "has no others; release leases before inserting"
-            )
+            raise CapacityError(f"table {self.index.name!r}: {self._why_none_is_free()}")
         if getattr(self._given, "rows", False):
             return
         config, (first, last) = self._config, self._columns
@@ -99,6 +99,18 @@ class HostIndex:
         with self._lock:
             self._unwritten.append((numbers, values))
 
+    def _why_none_is_free(self) -> str:
+        if self.index.eviction is None:
+            return (
+                "leases keep rows of erased keys back, and the device has no others; release "
+                "leases before inserting"
+            )
+        return (
+            f"the device has {self._capacity} rows, and batches in flight keep back those of "
+            f"evicted ids, beyond the {self.limit} of max_rows; raise num_embeddings, which the "
+            "device memory of a table follows, or map fewer batches ahead"
+        )
+
     @contextmanager
     def given_rows(self) -> Iterator[None]:
         """Inside, new keys that this thread maps get their rows from elsewhere."""
@@ -112,7 +124,7 @@ class HostIndex:
         """The rows to be written to the device, in this order."""
         with self._lock:
             entries, self._unwritten = self._unwritten, []
-        return entries
+        return entries if len(entries) < 2 or self.index.eviction is None else _latest(entries)
 
     def put_back(self, entries: list[NumberedRows]) -> None:
         """Takes back rows that could not be written; writing some twice is as good as once."""
@@ -123,3 +135,23 @@ class HostIndex:
         """Drops what is to be written: other rows take their place."""
         with self._lock:
             self._unwritten = []
+
+
+def _latest(entries: list[NumberedRows]) -> list[NumberedRows]:
+    """The rows without those that came to others since: a batch was abandoned before it was read.
+
+    A device writes equal row numbers of one call in any order.
+    """
+    numbers = np.concatenate([numbers.numpy() for numbers, _ in entries])
+    _, last = np.unique(numbers[::-1], return_index=True)
+    if len(last) == len(numbers):
+        return entries
+    is_last = np.zeros(len(numbers), np.bool_)
+    is_last[len(numbers) - 1 - last] = True
+    parts = np.split(is_last, np.cumsum([len(numbers) for numbers, _ in entries])[:-1])
+    kept = [torch.from_numpy(part.nonzero()[0]) for part in parts]
+    return [
+        (numbers[own].pin_memory(), rows[own].pin_memory())
+        for (numbers, rows), own in zip(entries, kept, strict=True)
+        if len(own)
+    ]

@@ -7,6 +7,9 @@ a byte for each.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
+
+from numpy.typing import NDArray
 
 import recsdk_core
 from recsdk_core import _ext
@@ -32,6 +35,12 @@ class DeviceCut:
         self.update_count, self.log_decay = table.update_count, table.log_decay
         self._cut = table.cut(changes_only=is_delta)
         self._keys, self._numbers, self._left = self._cut.keys, self._cut.rows, self._cut.left
+        self.eviction: _ext.EvictionState | None = None
+        self._metadata: dict[str, NDArray[Any]] = {}
+        if table.eviction is not None:
+            step, time = table.index.clock.step, table.index.clock.time
+            self.eviction = _ext.EvictionState(step or 0, None, step is not None, time)
+            self._metadata = table.index.metadata(self._numbers)
 
     @property
     def num_rows(self) -> int:
@@ -59,8 +68,12 @@ class DeviceCut:
         )
 
     def _blocks(self) -> Iterator[_ext.RowBlock]:
+        begin = 0
         for batch in self._table.rows_of_cut(self._keys, self._numbers):
-            yield _ext.RowBlock.rows(batch.keys, {"weight": batch.weights, **batch.state})
+            end = begin + len(batch.keys)
+            kept = {name: of[begin:end, None] for name, of in self._metadata.items()}
+            yield _ext.RowBlock.rows(batch.keys, {"weight": batch.weights, **batch.state, **kept})
+            begin = end
         if len(self._left):
             yield _ext.RowBlock.erased(self._left)
 

@@ -120,6 +120,7 @@ class StoredRows:
         writes: list[Write] = [partial(into.index_copy_, 0, rows_n, rows) for into, rows in pairs]
         if state is None:
             writes.append(partial(self._reset_state, rows_n))
+        writes.append(self.weight_RD[-1].zero_)  # the spare row, for what has no other
         return RoomForRows(rows_n, writes, self.store.writes)
 
     def _on_device(

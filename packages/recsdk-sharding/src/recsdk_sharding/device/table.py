@@ -15,8 +15,11 @@ from numpy.typing import NDArray
 from torchrec.modules.embedding_configs import DataType
 
 import recsdk_core
-from recsdk_core import ExportBatch, IndexCut, optim
+from recsdk_core import Evict, ExportBatch, IndexCut, optim
 from recsdk_core.checkpoint import Position
+from recsdk_core.checkpoint.replacing import NewRows
+from recsdk_core.eviction import EvictionClock
+from recsdk_core.nn.row_entries import rows_of
 from recsdk_core.table import DType
 from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding.device.host_index import HostIndex, NumberedRows, is_limited
@@ -25,6 +28,7 @@ from recsdk_sharding.device.store import DeviceStore, StoredTable
 from recsdk_sharding.device.stored_rows import StoredRows
 from recsdk_sharding.exchange.parts import shown
 from recsdk_sharding.placement.layout import Shard
+from recsdk_sharding.placement.room import require_room
 
 __all__ = ["DeviceTable", "write_new_rows"]
 
@@ -78,6 +82,7 @@ class DeviceTable:
         self._rows = StoredRows(
             config.name, store_RD, optimizer, self.state_fields, is_joint=is_joint
         )
+        self._evicted_by_request = 0
         self.update_count = 0
         """Optimizer updates so far, empty ones included; set it when restoring a table."""
         self.log_decay = 0.0
@@ -164,6 +169,26 @@ class DeviceTable:
     def learning_rate(self, value: float) -> None:
         self._optimizer = replace(self._optimizer, lr=float(value))
 
+    @property
+    def eviction(self) -> Evict | None:
+        """Who leaves when the table is full; None: nobody."""
+        return self.index.eviction
+
+    @property
+    def time(self) -> int | None:
+        """As `recsdk_core.Table.time`."""
+        return self.index.time
+
+    @time.setter
+    def time(self, value: int) -> None:
+        self.index.time = value
+
+    def evict(self, *, fraction: float | None = None, max_rows: int | None = None) -> int:
+        """As `recsdk_core.Table.evict`."""
+        num_evicted = self.index.evict(fraction=fraction, max_rows=max_rows)
+        self._evicted_by_request += num_evicted
+        return num_evicted
+
     def __len__(self) -> int:
         """Number of visible keys."""
         return len(self.index)
@@ -177,7 +202,7 @@ class DeviceTable:
         return recsdk_core.TableStats(
             **vars(self.index.stats()),
             updates=self.update_count,
-            evicted_by_request=0,
+            evicted_by_request=self._evicted_by_request,
             nonfinite=self._rows.num_nonfinite,
             row_bytes=self._rows.num_bytes,
             checkpoint_copied_bytes=0,
@@ -300,33 +325,85 @@ class DeviceTable:
         )
 
     @torch.no_grad()
+    def rows(self) -> NewRows:
+        """The rows that readers see now, by row number, with what eviction keeps of their keys.
+
+        With eviction BusyError while a save is under way.
+        """
+        self._write_new_rows()
+        metadata: dict[str, NDArray[Any]] = {}
+        clock = EvictionClock()
+        if self.eviction is None:
+            keys, numbers = self.index.keys_and_rows()
+        else:
+            with self.index.cut() as cut:
+                keys, numbers = cut.keys, cut.rows
+                metadata, clock = self.index.metadata(numbers), self.index.clock
+        batches = list(self.rows_of_cut(keys, numbers))
+        return NewRows(
+            keys=keys,
+            weights=np.concatenate([_no_rows(self.dim), *(each.weights for each in batches)]),
+            state={
+                name: np.concatenate([_no_rows(width), *(each.state[name] for each in batches)])
+                for name, width in self.state_fields
+            },
+            update_count=self.update_count,
+            log_decay=self.log_decay,
+            metadata=metadata,
+            clock=clock,
+        )
+
+    @torch.no_grad()
     def upsert(
         self,
         keys: NDArray[np.int64],
         values: NDArray[np.float32],
         state: Mapping[str, NDArray[np.float32]] | None = None,
+        *,
+        times: NDArray[np.int64] | int | None = None,
     ) -> None:
         """Writes rows (n, D) and their state (without it: fresh) for distinct keys (n,).
 
-        Raises CapacityError if they do not fit, BusyError while leases with a step are open, and
-        ValueError or TypeError for arrays that do not fit; then nothing has changed.
+        With eviction others leave for them, and those that find no room are not written; `times` as
+        `recsdk_core.Table.upsert`. Raises CapacityError if they do not fit, BusyError while leases
+        with a step are open, and ValueError or TypeError for arrays that do not fit; then nothing
+        has changed.
         """
         self._write_new_rows()
         self.check_idle()
         # What can fail does so before keys are there.
         room = self._rows.make_room(len(keys), values, state)
-        self.check_room(keys)
+        if self.eviction is None:
+            self.check_room(keys)
         with self._keys.given_rows():
-            numbers, _ = self.index.map(keys, insert=True)
-        self.index.note_changed(numbers)
+            numbers, outcomes = self.index.map(keys, insert=True, times=times)
+        numbers[outcomes == recsdk_core.Outcome.REFUSED] = self.spare_row
+        self.index.note_changed(numbers[numbers != self.spare_row])
         room.write(numbers, has_begun=True)
+
+    @torch.no_grad()
+    def give_rows(
+        self,
+        keys: NDArray[np.int64],
+        values: NDArray[np.float32],
+        state: Mapping[str, NDArray[np.float32]],
+    ) -> None:
+        """Writes rows (n, D) and their state of distinct keys (n,) that are there, unseen by it."""
+        self._write_new_rows()
+        numbers, _ = self.index.map(keys, insert=False)
+        self._rows.write(numbers, values, state)
+        self.index.note_changed(numbers)
 
     def check_room(self, keys: NDArray[np.int64]) -> None:
         """Raises CapacityError unless keys without a row can have one."""
-        room = self.max_rows - len(self.index)
-        if len(keys) <= room:
-            return
         held, _ = self.index.keys_and_rows()
+        limit, num_groups = self.index.max_rows, self.index.eviction_groups
+        if is_limited(self._config):
+            assert limit is not None
+            assert num_groups is not None
+            require_room(self.name, limit, num_groups, [held, keys])
+            return
+        room = self.max_rows - len(held)
         if len(np.setdiff1d(keys.astype(np.int64), held)) > room:  # keys may be uint64
             raise recsdk_core.CapacityError(
                 f"table {self.name!r} is full: it takes {self.max_rows} rows on this rank; raise "
@@ -355,6 +432,8 @@ class DeviceTable:
         owned = None if limits else shard.owned_groups(num_groups)
         table = self._config.make_table(self._optimizer, owned, shard.columns, **limits)
         table._position = self.position
+        if self.time is not None:
+            table.time = self.time
         return table
 
     def check_idle(self) -> None:
@@ -369,31 +448,38 @@ class DeviceTable:
 
     def take_rows_of(self, table: recsdk_core.Table) -> None:
         """Replaces the rows, the rate and the count by those of a table on the host."""
-        batches = list(table.export())
-        self.replace_rows(batches)
-        self.update_count, self.log_decay = table.update_count, table.log_decay
+        self.replace_rows(rows_of(table))
         self.learning_rate = table.learning_rate
 
     @torch.no_grad()
-    def replace_rows(self, batches: Sequence[ExportBatch]) -> None:
-        """Replaces all rows by those of batches; without state: with a fresh one.
+    def replace_rows(self, rows: NewRows) -> None:
+        """Replaces all rows by these, which fit into the table; without state: with a fresh one.
 
         Raises BusyError while batches are in flight; then nothing has changed. If the device fails,
         the table is empty: no key may read a row that is not its own.
         """
-        self.index.assign(np.concatenate([np.zeros(0, np.int64), *(b.keys for b in batches)]))
+        if self.eviction is None or not rows.metadata:
+            self.index.assign(rows.keys)
+        else:
+            self.index.assign(rows.keys, metadata=rows.metadata, clock=rows.clock)
         self.position = None
         self._keys.forget_new_rows()
-        begin = 0
+        size = self._rows_per_batch()
         try:
-            for batch in batches:
-                end = begin + len(batch.keys)
-                self._rows.write(np.arange(begin, end), batch.weights, batch.state or None)
+            for begin in range(0, len(rows.keys), size):
+                numbers = np.arange(begin, min(begin + size, len(rows.keys)))
+                part = slice(begin, begin + size)
+                state = {name: values[part] for name, values in rows.state.items()}
+                self._rows.write(numbers, rows.weights[part], state or None)
                 self._rows.settle()
-                begin = end
         except BaseException:
             self.clear()
             raise
+        self.update_count, self.log_decay = rows.update_count, rows.log_decay
+
+
+def _no_rows(width: int) -> NDArray[np.float32]:
+    return np.empty((0, width), np.float32)
 
 
 @torch.no_grad()

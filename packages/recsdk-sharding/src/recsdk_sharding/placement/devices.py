@@ -6,9 +6,10 @@ import math
 
 import torch
 
-__all__ = ["check_device", "mark_of", "row_budget", "wait_for"]
+__all__ = ["check_device", "mark_of", "row_budget", "rows_with_eviction", "wait_for"]
 
 _ROW_DEVICES = ("cpu", "npu", "cuda")
+_FEWEST_SPARE_ROWS = 4096
 _DEVIATIONS = 6  # standard deviations of the number of keys that a rank gets
 
 
@@ -54,3 +55,12 @@ def row_budget(num_embeddings: int, world_size: int) -> int:
     share = 1 / world_size
     deviation = math.sqrt(num_embeddings * share * (1 - share))
     return min(num_embeddings, math.ceil(num_embeddings * share + _DEVIATIONS * deviation))
+
+
+def rows_with_eviction(quota: int) -> int:
+    """Rows on a device of a shard that may have `quota` keys, and evicts.
+
+    A sixteenth more, and at least 4096: rows of evicted keys that batches in flight still use, and
+    those of a batch's new keys, which come before others leave.
+    """
+    return quota + max(_FEWEST_SPARE_ROWS, quota // 16)

@@ -14,7 +14,6 @@ import numpy as np
 import recsdk_core
 from recsdk_core import optim
 from recsdk_core.table import DType
-from recsdk_sharding.placement.devices import row_budget
 from recsdk_sharding.planning.planned_tables import PlannedTable
 
 __all__ = ["TableMemory", "memory_of_shard", "record_bytes"]
@@ -53,15 +52,15 @@ def memory_of_shard(
 
     `num_rows`: rows of the whole table. On the cpu it is the memory of `num_rows / num_shards`
     rows; a shard without rows takes next to nothing. On a device it is the memory of the shard's
-    whole budget, which follows from `num_embeddings`, and of the index on the host. Ids are assumed
-    to be scattered; the index of consecutive ids takes a fifth.
+    whole budget, which follows from `num_embeddings` and, with eviction, `max_rows`, and of the
+    index on the host. Ids are assumed to be scattered; the index of consecutive ids takes a fifth.
     """
     rows = math.ceil(num_rows / num_shards)
     if not on_device:
         return TableMemory(
             host=_engine_bytes(rows, _row_bytes(width, table.optimizer, table.dtype))
         )
-    budget = row_budget(table.num_embeddings, num_shards)
+    budget = table.rows_on_device(num_shards)
     index = _engine_bytes(min(rows, budget), _bytes_of_a_key())
     floats = (budget + 1) * (width + _state_width(width, table.optimizer))
     return TableMemory(host=index, device=floats * _FLOAT_BYTES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from recsdk_core.nn import HashEmbeddingBag
 from recsdk_core.table import DType
 from recsdk_sharding._adapt.npu import compute_device_of
 from recsdk_sharding._rows.rows import TableRows
+from recsdk_sharding.placement.devices import row_budget, rows_with_eviction
 from recsdk_sharding.planning.traffic import Traffic, num_row_shards
 
 __all__ = [
@@ -45,6 +47,20 @@ class PlannedTable:
     optimizer: optim.Optimizer
     """The optimizer; SGD, which keeps no state, if it has none yet."""
     num_features: int
+    num_groups: int | None = None
+    """Groups of ids that `max_rows` divides over."""
+    evicts: bool = False
+
+    def rows_on_device(self, num_shards: int) -> int:
+        """For which one of so many shards of its rows has room in device memory."""
+        budget = row_budget(self.num_embeddings, num_shards)
+        if self.max_rows is None or self.num_groups is None:
+            return budget
+        if not self.evicts and self.max_rows > self.num_embeddings:
+            return budget
+        of_group = math.ceil(self.max_rows / self.num_groups)
+        quota = min(self.max_rows, math.ceil(self.num_groups / num_shards) * of_group)
+        return max(budget, rows_with_eviction(quota) if self.evicts else quota)
 
 
 def table_of_option(option: Any) -> PlannedTable | None:
@@ -53,7 +69,14 @@ def table_of_option(option: Any) -> PlannedTable | None:
     if isinstance(module, HashEmbeddingBag):
         table, planned = module.table, int(option.tensor.shape[0])
         return PlannedTable(
-            table.name, planned, table.max_rows, table.dtype, table.optimizer, num_features=1
+            table.name,
+            planned,
+            table.max_rows,
+            table.dtype,
+            table.optimizer,
+            num_features=1,
+            num_groups=table.eviction_groups,
+            evicts=table.eviction is not None,
         )
     for child in module.modules():
         if isinstance(child, TableRows) and child.config.name == option.name:
@@ -65,6 +88,8 @@ def table_of_option(option: Any) -> PlannedTable | None:
                 config.dtype,
                 optimizer,
                 len(config.feature_names),
+                config.num_groups,
+                config.eviction is not None,
             )
     return None
 

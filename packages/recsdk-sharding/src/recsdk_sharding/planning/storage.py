@@ -15,7 +15,6 @@ from torchrec.distributed.planner.types import (
     Topology,
 )
 
-from recsdk_sharding.placement.devices import row_budget
 from recsdk_sharding.planning.constraints import planned_rows
 from recsdk_sharding.planning.memory import memory_of_shard
 from recsdk_sharding.planning.planned_tables import (
@@ -114,7 +113,7 @@ class HashStorageEstimator(ShardEstimator):  # type: ignore[misc]
 
 
 def _check_budget(table: PlannedTable, num_rows: int, num_shards: int) -> None:
-    budget = row_budget(table.num_embeddings, num_shards) * num_shards
+    budget = table.rows_on_device(num_shards) * num_shards
     if num_rows > budget:
         raise ValueError(
             f"table {table.name!r} is to have {num_rows} rows (expected_rows * growth), but "

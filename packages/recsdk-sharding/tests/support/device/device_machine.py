@@ -17,16 +17,30 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from optimizer_cases import PLAIN
-from recsdk_core import BusyError, Outcome, RecsdkError
+from recsdk_core import BusyError, Evict, Outcome, RecsdkError
 from recsdk_sharding import HashEmbeddingBagCollection, HashEmbeddingBagConfig, RowOptimizer
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
 CAPACITIES = {"small": 12, "large": 60}
 KEYS = np.concatenate([np.arange(12), -(2**63) + np.arange(8), 2**63 - 1 - np.arange(8)])
+STATS = (
+    "num_rows",
+    "outcomes",
+    "erased",
+    "evicted",
+    "evicted_by_request",
+    "updates",
+    "nonfinite",
+)
 FORMS = [name for name in PLAIN if "centered" not in name and "both" not in name]
 
 
-def collection(device: str, optimizer: Any, accumulate_steps: int) -> HashEmbeddingBagCollection:
+RULES = [None, None, Evict.lru(), Evict.lfu(half_life=2.0), Evict.lru(min_age=3)]
+
+
+def collection(
+    device: str, optimizer: Any, accumulate_steps: int, rules: list[Evict | None]
+) -> HashEmbeddingBagCollection:
     """Two tables with as much room on a device as on the cpu; one is full soon."""
     configs = [
         HashEmbeddingBagConfig(
@@ -37,8 +51,9 @@ def collection(device: str, optimizer: Any, accumulate_steps: int) -> HashEmbedd
             feature_names=[name],
             on_nonfinite="skip",
             accumulate_steps=accumulate_steps,
+            eviction=rule,
         )
-        for name, capacity in CAPACITIES.items()
+        for (name, capacity), rule in zip(CAPACITIES.items(), rules, strict=True)
     ]
     ebc = HashEmbeddingBagCollection(configs, device=device)
     apply_optimizer_in_backward(RowOptimizer, ebc.parameters(), {"settings": optimizer})
@@ -55,7 +70,9 @@ class Machine:
         if self._random.random() < 0.3 and hasattr(optimizer, "weight_decay_mode"):
             optimizer = replace(optimizer, weight_decay=0.3, weight_decay_mode="decoupled")
         self._steps = self._random.choice([1, 1, 2])
-        self.both = [collection(d, optimizer, self._steps) for d in ("cpu", device)]
+        self._rules = dict(zip(CAPACITIES, self._random.choices(RULES, k=2), strict=True))
+        rules = list(self._rules.values())
+        self.both = [collection(d, optimizer, self._steps, rules) for d in ("cpu", device)]
         self._in_flight: list[list[torch.Tensor]] = []
         self._touched: dict[str, set[int]] = {name: set() for name in CAPACITIES}
 
@@ -146,10 +163,15 @@ class Machine:
     def upsert(self) -> None:
         keys, name = np.unique(self._keys().numpy())[:3], self._random.choice(list(CAPACITIES))
         tables = [ebc.tables()[name] for ebc in self.both]
-        if len(tables[0]) + len(keys) > CAPACITIES[name]:
+        if self._rules[name] is None and len(tables[0]) + len(keys) > CAPACITIES[name]:
             return
         values = np.random.default_rng(len(keys)).normal(size=(len(keys), 4)).astype(np.float32)
         self._same(lambda table: table.upsert(keys, values), name=name)
+
+    def evict(self) -> None:
+        """A table without a rule refuses."""
+        fraction, name = self._random.choice([0.0, 0.3, 1.0]), self._random.choice(list(CAPACITIES))
+        self._same(lambda table: table.evict(fraction=fraction), name=name)
 
     def change_rate(self) -> None:
         rate = self._random.choice([0.01, 0.05, 0.1])
@@ -175,7 +197,7 @@ class Machine:
             found = outcomes == Outcome.FOUND
             np.testing.assert_array_equal(device_rows[found], rows[found])
             one, other = engine.stats(), device.stats()
-            for field in ("num_rows", "outcomes", "erased", "updates", "nonfinite"):
+            for field in STATS:
                 found = getattr(other, field), getattr(one, field)
                 assert found[0] == found[1], (name, field, found)
             device.check_invariants()
@@ -211,6 +233,7 @@ OPERATIONS = [
     Machine.lookup,
     Machine.find_or_insert,
     Machine.upsert,
+    Machine.evict,
     Machine.change_rate,
     Machine.reload,
 ]
@@ -229,6 +252,7 @@ def run_machines(seeds: list[int], num_operations: int) -> dict[str, int]:
             stats = table.stats()
             done += [kind.name for kind in Outcome for _ in range(stats.outcomes[kind])]
             done += ["erased"] * stats.erased + ["nonfinite"] * stats.nonfinite
+            done += ["evicted"] * (stats.evicted - stats.evicted_by_request)
         for name in done:
             counts[name] = counts.get(name, 0) + 1
     return counts

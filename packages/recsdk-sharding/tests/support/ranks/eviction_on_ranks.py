@@ -24,7 +24,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import Setup, host_env, shard
 
-from recsdk_core import Evict, init, optim
+from recsdk_core import CapacityError, Evict, init, initial_rows, optim
 from recsdk_core.nn import HashEmbeddingBag
 from recsdk_sharding import (
     HashEmbeddingBagCollection,
@@ -34,6 +34,8 @@ from recsdk_sharding import (
     Saver,
     get_default_hybrid_sharders,
 )
+from recsdk_sharding.device.host_index import HostIndex
+from recsdk_sharding.placement.layout import Shard
 
 RULES: dict[str, Evict | None] = {
     "user": Evict.lfu(half_life=2.0),
@@ -56,6 +58,7 @@ class Case:
     """None: unsharded."""
     local_size: int | None = None
     is_sequence: bool = False
+    device: str = "cpu"
     depth: int = 1
     """Batches that are mapped before the first of them is trained."""
     accumulate: int = 1
@@ -114,7 +117,7 @@ class _Model(nn.Module):
 def model_of(case: Case) -> Any:
     if case.plan is None:
         return _Model(case, "cpu")
-    setup = Setup(plan=case.plan, local_size=case.local_size)
+    setup = Setup(plan=case.plan, local_size=case.local_size, device=case.device)
     return shard(_Model(case, "meta"), setup)
 
 
@@ -148,7 +151,7 @@ def _load(model: Any, path: Path) -> None:
     if dist.is_initialized() and dist.get_world_size() == 2:
         dcp.load({"model": model}, checkpoint_id=path / "dcp")
     else:
-        Saver().load(model, path)
+        Saver().load(model, [path / "full", path / "changes"])
 
 
 def run(case: Case, first: int, last: int, load: str | None, save: str | None) -> Rows:
@@ -171,12 +174,14 @@ def run(case: Case, first: int, last: int, load: str | None, save: str | None) -
         for context, started in flying:
             mapped = started.wait().wait()
             _train(model, collection.compute_and_output_dist(context, mapped).wait())
+        if save is not None and begin == 0:
+            Saver().save(model, Path(save) / "full")
     model.eval()
     before = _rows(collection)
     model(_joined(batches(999, 1000)[0]) if is_whole else _own_part(batches(999, 1000)[0]))
     assert _rows(collection) == before
     if save is not None:
-        Saver().save(model, Path(save))
+        Saver().save(model, Path(save) / "changes", incremental=True)
         dcp.save({"model": model}, checkpoint_id=Path(save) / "dcp")
     for table in collection.tables().values():
         table.check_invariants()
@@ -279,3 +284,53 @@ def bag_on_ranks(middle: int, last: int) -> Rows:
         own = torch.tensor(lists[dist.get_rank() :: dist.get_world_size()])
         (bag(own).wait().sum() * dist.get_world_size()).backward()
     return _rows(bag.collection)
+
+
+def _index_on_device(capacity: int) -> HostIndex:
+    config = HashEmbeddingBagConfig(
+        name="user",
+        embedding_dim=2,
+        num_embeddings=4,
+        feature_names=["user"],
+        max_rows=4,
+        eviction_groups=1,
+        eviction=Evict.lru(),
+    )
+    return HostIndex(config, capacity, Shard.whole(2))
+
+
+def rows_of_batches_that_nobody_read() -> tuple[dict[int, list[float]], dict[int, list[float]]]:
+    """What is written to each row at last, and the first values of the key that has it."""
+    keys = _index_on_device(capacity=20)
+    for first in range(0, 24, 3):
+        with keys.index.lease(step=first) as lease:
+            keys.index.map(np.arange(first, first + 3), insert=True, lease=lease)
+    entries = keys.take_new_rows()
+    numbers = [number for of_call, _ in entries for number in of_call.tolist()]
+    assert len(set(numbers)) == len(numbers) < 24
+    written = dict(zip(numbers, torch.cat([v for _, v in entries]).tolist(), strict=True))
+    held, rows = keys.index.keys_and_rows()
+    first_nD = initial_rows(held, 2, initializer=keys._initializer, name="user", seed=0)
+    found = {row: written[row] for row in rows.tolist()}
+    return found, dict(zip(rows.tolist(), first_nD.tolist(), strict=True))
+
+
+def leases_that_keep_all_rows() -> tuple[str, list[int]]:
+    """What is said once batches in flight keep back all rows, and the keys that stay."""
+    keys, open_leases = _index_on_device(capacity=8), []
+    text = ""
+    for first in range(0, 12, 3):
+        lease = keys.index.lease(step=first)
+        try:
+            keys.index.map(np.arange(first, first + 3), insert=True, lease=lease)
+        except CapacityError as error:
+            text = str(error)
+            lease.release()
+            break
+        open_leases.append(lease)
+    for lease in open_leases:
+        lease.release()
+    held, _ = keys.index.keys_and_rows()
+    keys.index.map(np.arange(100, 104), insert=True)  # there are rows again
+    assert sorted(keys.index.keys_and_rows()[0].tolist()) == [100, 101, 102, 103]
+    return text, sorted(held.tolist())

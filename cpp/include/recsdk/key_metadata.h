@@ -1,0 +1,38 @@
+// What eviction keeps of the keys of an index, for programs that save it beside rows of their own.
+//
+// Shape letters: N keys, n rows, W numbers that are kept of each.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "recsdk/export.h"
+#include "recsdk/index.h"
+#include "recsdk/policy.h"
+#include "recsdk/row_file.h"
+#include "recsdk/types.h"
+
+namespace recsdk {
+
+/// What is kept of each key (W,), as fields of row files; none without eviction.
+RECSDK_API std::vector<FileField> metadata_fields(const Index& index);
+
+/// Where the clock stands to readers: without batches in flight. Throws std::invalid_argument
+/// without eviction.
+RECSDK_API EvictionState eviction_state(const Index& index);
+
+/// What is kept of the keys of rows (n,), in ascending order, as readers see it: words (n, W), each
+/// with the bytes of its field first. Rows without a visible key have any words. Throws
+/// std::invalid_argument without eviction, for rows out of range or order, and for sizes that do
+/// not fit. Cost: looks at each row, and at what batches in flight have touched.
+RECSDK_API void copy_metadata(const Index& index, std::span<const RowNumber> rows,
+                              std::span<std::int64_t> words);
+
+/// Index::assign of keys (N,) with words (N, W) as copy_metadata gives them, and a clock. Throws
+/// as Index::assign, and std::invalid_argument without eviction or for sizes that do not fit.
+RECSDK_API void assign_with_metadata(Index& index, std::span<const Key> keys,
+                                     std::span<const std::int64_t> words,
+                                     const EvictionState& state);
+
+}  // namespace recsdk
