@@ -28,7 +28,7 @@ from sampling import sampled
 CHOICES = {
     name: list(values) for name, values in {**CONFIG, **COLLECTION, **OPTIMIZER}.items()
 } | SWITCHES
-ON_NPUS = {"device": ["npu"], "data_type": ["FP32"], "eviction": ["none"]}
+ON_NPUS = {"device": ["npu"], "data_type": ["FP32"]}
 ROWS = {
     "cpu": covering({**CHOICES, "device": ["cpu"]}, is_legal),
     "npu": covering({**CHOICES, **ON_NPUS}, is_legal),
