@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -102,6 +103,10 @@ def test_two_lookups() -> None:
     module = fused()
     (module(KEYS[:2]).sum() + module(KEYS).sum()).backward()
     assert module.table.update_count == 2
+    one = fused(accumulate_steps=2)
+    for expected in (0, 1):
+        (one(KEYS[:2]).sum() + one(KEYS).sum()).backward()
+        assert one.table.update_count == expected
 
 
 @holds(HABITS, "same", "GradScaler")
@@ -270,6 +275,22 @@ def test_first_values() -> None:
             call()
 
 
+SETTING = "setting `weight` or `weight.data`, tying `a.weight = b.weight`"
+
+
+@holds(HABITS, "refused", SETTING)
+def test_setting_weight() -> None:
+    module, other = HashEmbedding(DIM), HashEmbedding(DIM)
+    calls: list[Callable[[], Any]] = [
+        lambda: setattr(module, "weight", nn.Parameter(torch.ones(NUM_KEYS, DIM))),
+        lambda: setattr(module.weight, "data", torch.ones(NUM_KEYS, DIM)),
+        lambda: setattr(module, "weight", other.weight),
+    ]
+    for call in calls:
+        with pytest.raises(PAGE.error(HABITS, SETTING), match=r"table\.upsert"):
+            call()
+
+
 @holds(HABITS, "same", "two modules without `name=`")
 def test_two_modules_without_names() -> None:
     for one, other in (
@@ -294,6 +315,13 @@ def test_copies() -> None:
     copied = copy.deepcopy(fused())
     copied(KEYS).sum().backward()
     assert copied.table.update_count == 1
+
+
+@holds(HABITS, "refused", "a copy or pickle of the optimizer")
+def test_copies_of_optimizers() -> None:
+    for copied in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(PAGE.error(HABITS, "a copy or pickle of the optimizer")):
+            copied(twins()[0].optimizer)
 
 
 @holds(HABITS, "same", "model.to(torch.bfloat16)")

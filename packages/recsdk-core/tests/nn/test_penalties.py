@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from recsdk_core.nn import HashEmbedding, HashEmbeddingBag, RowOptimizer, l2
+from recsdk_core.nn import HashEmbedding, HashEmbeddingBag, RowOptimizer, l2, row_gradients
 
 NUM_KEYS, DIM = 5, 3
 KEYS = torch.arange(NUM_KEYS)
@@ -55,6 +55,29 @@ def test_evaluation_in_between_and_reused_memory_do_not_change_the_batch() -> No
     module(KEYS.reshape(1, -1))
     torch.testing.assert_close(l2(module).detach(), expected)
     assert len(module.table) == 2
+
+
+def test_lookups_of_one_forward_are_one_batch() -> None:
+    module = HashEmbedding.from_pretrained(KEYS, torch.ones(NUM_KEYS, DIM), freeze=False)
+    optimizer = RowOptimizer(module, torch.optim.SGD, lr=0.1)
+    for _ in range(2):
+        loss = module(KEYS[:2]).sum() + module(KEYS[1:3]).sum()
+        assert l2(module) == l2(module) == 3 * DIM  # asking ends no batch, the next forward does
+        loss.backward()
+        optimizer.zero_grad()
+    module(KEYS[:1])
+    assert l2(module) == DIM
+
+
+def test_forwards_that_nobody_ends_keep_a_key_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_gradients, "_MOST_KEYS", 10)
+    module = HashEmbedding.from_pretrained(KEYS, torch.ones(NUM_KEYS, DIM), freeze=False)
+    RowOptimizer(module, torch.optim.SGD, lr=0.1)
+    for _ in range(20):
+        module(KEYS)
+    gradients = module.weight.gradients
+    assert l2(module) == NUM_KEYS * DIM
+    assert len(gradients.keys_of_last_batch()) < 30
 
 
 def test_refused_keys_and_models_without_tables_add_nothing() -> None:

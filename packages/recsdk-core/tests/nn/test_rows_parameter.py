@@ -104,6 +104,20 @@ def test_what_computes_with_weight_is_refused(how: str, kind: str) -> None:
             COMPUTING[how](module.weight)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_cannot_be_given_by_assignment(kind: str) -> None:
+    module, other = KINDS[kind](4, name="item"), KINDS[kind](4, name="other")
+    rows = torch.full((3, 4), 7.0)
+    with pytest.raises(ValueError, match=r"'item': `weight.data` takes no rows.*from_pretrained"):
+        module.weight.data = rows
+    for each in (nn.Parameter(rows), other.weight, None):
+        with pytest.raises(ValueError, match="'item': `weight` of .* cannot be replaced.*one mod"):
+            module.weight = each  # type: ignore[assignment]
+    module.weight = module.weight
+    module.weight.data = torch.empty(0, 4)
+    assert module.weight.data.shape == (0, 4)
+
+
 def test_what_loops_do_with_parameters_goes_on() -> None:
     hashed = HashEmbedding(4, name="item", optimizer=torch.optim.SGD)
     model = nn.Sequential(hashed, nn.Linear(4, 1, bias=False))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import torch
 
 from recsdk_core.table import Lease
 from recsdk_core.tables import release_leases
@@ -23,6 +26,7 @@ class Accumulation(Generic[T]):
         """Collects the gradients of `num_backwards` backwards, at least 1."""
         self.num_backwards = num_backwards
         self._num_added = 0
+        self._pass: int | None = None
         self._parts: list[T] = []
         self._leases: list[Lease] = []
 
@@ -32,12 +36,40 @@ class Accumulation(Generic[T]):
         After the update call `drop`.
         """
         self._num_added += 1
+        self._keep(parts, lease)
+        return self._parts if self._num_added >= self.num_backwards else None
+
+    def add_in_pass(
+        self, number: int, parts: list[T], lease: Lease | None, update: Callable[[list[T]], None]
+    ) -> None:
+        """Adds gradients of one lookup, of which a backward pass may have many.
+
+        `number` is torch's of the running pass. If it is the last of `num_backwards` passes, it
+        ends with `update` of all gradients, and then `drop`.
+        """
+        is_first = number != self._pass
+        self._pass = number
+        self._num_added += is_first
+        self._keep(parts, lease)
+        if not is_first or self._num_added < self.num_backwards:
+            return
+
+        def end() -> None:
+            try:
+                if self._parts:  # unless other rows were loaded meanwhile
+                    update(self._parts)
+            finally:
+                self.drop()
+
+        engine: Any = torch.autograd.Variable._execution_engine
+        engine.queue_callback(end)
+
+    def _keep(self, parts: list[T], lease: Lease | None) -> None:
         self._parts += parts
         if lease is not None:
             self._leases.append(lease)
-        return self._parts if self._num_added == self.num_backwards else None
 
     def drop(self) -> None:
         """Forgets the gradients and releases the leases."""
         release_leases(self._leases)
-        self._num_added, self._parts, self._leases = 0, [], []
+        self._num_added, self._pass, self._parts, self._leases = 0, None, [], []

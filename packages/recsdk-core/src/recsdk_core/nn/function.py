@@ -9,6 +9,7 @@ Shape letters: N keys, B bags, C columns of the output, D row width.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -361,6 +362,8 @@ def train(
         try:
             if trains:
                 _check_trained(node)
+            if node.noted is not None:
+                node.noted.end_batch()
             if node.before_training is not None:
                 node.before_training()
             vectors = grad if node.reduction is None else node.reduction.backward(grad)
@@ -415,6 +418,11 @@ def _update(
             continue
         if accumulation is not None:
             lease, node.leases[index] = node.leases[index], None
+            number = torch._C._current_graph_task_id()
+            if node.noted is not None and number >= 0:  # compiled autograd has no passes
+                update = functools.partial(_update_later, table, node.noted, number)
+                accumulation.add_in_pass(number, parts, lease, update)
+                continue
             due = accumulation.add(parts, lease)
             if due is None:
                 continue
@@ -429,6 +437,11 @@ def _update(
     if calls and node.noted is not None:
         node.noted.updated_in = torch._C._current_graph_task_id()
     return grads
+
+
+def _update_later(table: Table, noted: RowGradients, number: int, parts: list[_Part]) -> None:
+    update_tables([(table, parts)])
+    noted.updated_in = number
 
 
 def _part(

@@ -198,6 +198,17 @@ class _TableModule(nn.Module):
         self.weight.table_name = self.table.name
         self.weight.gradients = self._gradients
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = self.__dict__.get("_parameters", {}).get("weight") if name == "weight" else None
+        if own is not None and value is not own:
+            raise ValueError(
+                f"table {self.table.name!r}: `weight` of {type(self).__name__} cannot be replaced, "
+                "since it has no row in it: from_pretrained(keys, weights) makes a module with "
+                "given rows, table.upsert(keys, weights) writes them, and to share rows use one "
+                "module in both places"
+            )
+        super().__setattr__(name, value)
+
     @property
     def kind(self) -> str:
         """What it makes of a table's rows, in programs for other processes."""
@@ -246,8 +257,8 @@ class _TableModule(nn.Module):
             rows, outcomes = map_without(self.table, keys, self._padding, sees, lease, given)
             if insert and is_again:
                 self._check_still_there(keys, outcomes)
-            if insert:
-                self._gradients.last_keys = keys.clone()  # the caller may reuse their memory
+            if insert and torch._C._current_graph_task_id() < 0:  # else a checkpoint's again
+                self._gradients.note_keys(keys)
             mapped = TableBags(
                 table=self.table,
                 features=[FeatureBags(rows=rows, outcomes=outcomes)],
@@ -468,8 +479,10 @@ class HashEmbedding(_TableModule):
 
     `optimizer` is one of recsdk_core.optim, or a torch or torchrec optimizer class with its
     `optimizer_kwargs`, and applies the gradients of `accumulate_steps` backwards as one update (no
-    `state_dict` has those since the last one); leave it out if a `RowOptimizer` trains the table in
-    the loop's `step`. Without either, or `table.set_optimizer`, a backward raises RuntimeError.
+    `state_dict` has those since the last one); a backward that reaches the table counts once, with
+    any number of lookups, and that of a reentrant checkpoint is one of its own; leave it out if a
+    `RowOptimizer` trains the table in the loop's `step`. Without either, or `table.set_optimizer`,
+    a backward raises RuntimeError.
 
     With `eviction` each forward in training mode is a step of the table: keys leave a full group
     for those that come, see `Evict`, and two forwards before a backward are two steps. A row that

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.fx._symbolic_trace import is_fx_tracing
+from torch.fx import _symbolic_trace
 
 from recsdk_core.nn.function import run
 from recsdk_core.nn.modules import HashEmbedding, HashEmbeddingBag
@@ -12,15 +12,18 @@ from recsdk_core.nn.operators import is_recorded, seen_by_compilers, squares
 
 __all__ = ["l2"]
 
+_is_traced = getattr(_symbolic_trace, "is_fx_symbolic_tracing", _symbolic_trace.is_fx_tracing)
+
 
 @seen_by_compilers
 def l2(module: nn.Module, last_batch: bool = True) -> torch.Tensor:
     """The sum of squares of rows of a model's plain modules, to add to a loss: float32, a scalar.
 
     Of each `HashEmbedding` and `HashEmbeddingBag` in `module`: with `last_batch` the rows of the
-    keys of its last forward in training mode, each once, so that no other row moves; without it all
-    rows, as a penalty on `nn.Embedding.weight` has them. A key without a row adds nothing, and a
-    model without such modules gives 0. Frozen tables add to the value only.
+    keys of its forwards in training mode since the last backward or `l2` before them, each once, so
+    that no other row moves; without it all rows, as a penalty on `nn.Embedding.weight` has them. A
+    key without a row adds nothing, and a model without such modules gives 0. Frozen tables add to
+    the value only.
 
     The gradient goes the way of others, to a `RowOptimizer`. A module with an `optimizer` of its
     own would take it as an update for itself: give that optimizer weight_decay, which is twice the
@@ -46,7 +49,7 @@ def l2(module: nn.Module, last_batch: bool = True) -> torch.Tensor:
 def _squares_of(module: HashEmbedding | HashEmbeddingBag, last_batch: bool) -> torch.Tensor:
     if is_recorded(module.number_1):
         return squares(module, last_batch)
-    if is_fx_tracing():
+    if _is_traced():
         raise RuntimeError(
             f"torch.fx cannot trace l2, whose rows are those of the keys that "
             f"{type(module).__name__} last looked up: add it to the loss outside of what is traced"

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RowGradients"]
 
+_MOST_KEYS = 1 << 20  # of a batch, that may repeat
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Part:
@@ -77,8 +79,9 @@ class RowGradients:
         self._accumulate_steps = accumulate_steps
         self.accumulation: Accumulation[Any] | None = None
         """Where gradients of a fused optimizer wait for `accumulate_steps` backwards."""
-        self.last_keys: torch.Tensor | None = None
-        """Those of the last forward in training mode, for penalties."""
+        self._last_keys: list[torch.Tensor] = []
+        self._num_noted = self._num_distinct = 0
+        self._is_batch_over = False
         self.forget()
         self.is_fused = is_fused
         """Whether the module was given an optimizer of its own."""
@@ -96,15 +99,35 @@ class RowGradients:
         steps = self._accumulate_steps
         return _copy_of, (self.is_fused, self.waits, self.is_told, steps, self.loaded)
 
+    def note_keys(self, keys: torch.Tensor) -> None:
+        """Notes keys (N,) of a forward in training mode, for penalties.
+
+        Forwards are one batch until a backward or a penalty has followed.
+        """
+        if self._is_batch_over:
+            self._last_keys, self._num_noted, self._num_distinct = [], 0, 0
+        self._is_batch_over = False
+        self._last_keys.append(keys.to(torch.int64, copy=True))  # the caller may reuse their memory
+        self._num_noted += 1 + len(keys)
+        if self._num_noted > _MOST_KEYS + 2 * self._num_distinct:  # nobody may ever ask for them
+            self._last_keys = [torch.unique(torch.cat(self._last_keys))]
+            self._num_noted = self._num_distinct = len(self._last_keys[0])
+
+    def end_batch(self) -> None:
+        """The next forward begins another batch of keys."""
+        self._is_batch_over = True
+
     def keys_of_last_batch(self) -> torch.Tensor:
-        """`last_keys`; raises RuntimeError if there was no such forward."""
-        if self.last_keys is None:
+        """Those noted, (n,); raises RuntimeError if there was no such forward."""
+        if not self._last_keys:
             name = "" if self.table is None else self.table.name
             raise RuntimeError(
                 f"table {name!r} had no forward in training mode, so it has no last batch; call "
                 "the module first, or pass last_batch=False for all rows"
             )
-        return self.last_keys
+        self._last_keys = [torch.cat(self._last_keys)]
+        self.end_batch()
+        return self._last_keys[0]
 
     def forget(self) -> None:
         """Drops what a fused optimizer has accumulated, since other rows come."""

@@ -55,6 +55,7 @@ class RowOptimizer(torch.optim.Optimizer):
 
     def __init__(self, params: nn.Module | Iterable[Any], optimizer_class: type, **kwargs: Any):
         self._kind = optimizer_class
+        self._given = dict(kwargs)
         self._mark = object()
         defaults = _defaults_of(optimizer_class, kwargs)
         self._options = list(defaults)
@@ -83,7 +84,8 @@ class RowOptimizer(torch.optim.Optimizer):
             {"params": params, **self._options_of(group)}
             for params, group in zip(dense, self.param_groups, strict=True)
         ]
-        made: torch.optim.Optimizer = self._kind(groups)
+        # Some fill their first state from what they are made with, not from groups.
+        made: torch.optim.Optimizer = self._kind(groups, **self._given)
         self.state = made.state
         return made
 
@@ -108,6 +110,13 @@ class RowOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
         for each in self.param_groups[-1]["params"]:
             _check(each)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refused with TypeError, as copy.deepcopy is: a copy would train no table."""
+        raise TypeError(
+            "RowOptimizer cannot be copied or pickled, since it trains tables of this process: "
+            "make a RowOptimizer over the copy of the model, and load_state_dict its state_dict"
+        )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops all gradients; those of rows with `set_to_none=False` too: they take memory."""

@@ -87,6 +87,12 @@ class RowsParameter(nn.Parameter):
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
+        if self.gradients is not None and len(value):
+            raise ValueError(
+                f"table {self.table_name!r}: `weight.data` takes no rows, got "
+                f"{tuple(value.shape)}: from_pretrained(keys, weights) makes a module with given "
+                "rows, and table.upsert(keys, weights) writes them"
+            )
         _torch_data.__set__(self, value.as_subclass(torch.Tensor))
 
     @property

@@ -1,0 +1,71 @@
+"""Lookups of one table in one backward pass, and passes that follow each other."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from recsdk_core.nn import HashEmbedding, RowOptimizer
+
+DIM = 2
+KEYS = torch.arange(4)
+passes = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3), max_size=6)
+
+
+@given(passes, st.integers(2, 3))
+def test_accumulate_steps_counts_passes_and_not_lookups(drawn: Any, steps: int) -> None:
+    """Beside a dense table whose loop steps once in so many passes; each lookup is of one key."""
+    options: dict[str, Any] = {"optimizer": torch.optim.SGD, "optimizer_kwargs": {"lr": 0.1}}
+    hashed, dense = HashEmbedding(DIM, accumulate_steps=steps, **options), nn.Embedding(4, DIM)
+    hashed.table.upsert(KEYS, dense.weight.detach().clone())
+    optimizer = torch.optim.SGD(dense.parameters(), lr=0.1)
+    for number, keys in enumerate(drawn, 1):
+        for module in (hashed, dense):
+            losses = [(module(torch.tensor([key])) - 1.0).square().sum() for key in keys]
+            torch.stack(losses).sum().backward()
+        if number % steps == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        assert hashed.table.update_count == number // steps
+        torch.testing.assert_close(hashed.table.lookup(KEYS), dense.weight.detach())
+
+
+def test_a_pass_that_fails_does_not_stop_the_updates() -> None:
+    def fail(grad: torch.Tensor) -> None:
+        raise KeyError("on purpose")
+
+    module = HashEmbedding(DIM, optimizer=torch.optim.SGD, accumulate_steps=2)
+    leaf = torch.ones(1, requires_grad=True)
+    for number in range(2):
+        product = leaf * 1.0
+        if number == 1:
+            product.register_hook(fail)  # type: ignore[no-untyped-call]
+            with pytest.raises(KeyError):
+                (module(KEYS) * product).sum().backward()
+        else:
+            (module(KEYS) * product).sum().backward()
+    module(KEYS).sum().backward()
+    assert module.table.update_count == 1
+
+
+@pytest.mark.parametrize("how", [copy.deepcopy, pickle.dumps])
+def test_an_optimizer_is_not_copied(how: Callable[[Any], Any]) -> None:
+    module = HashEmbedding(DIM)
+    optimizer = RowOptimizer(module, torch.optim.SGD)
+    with pytest.raises(TypeError, match=r"make a RowOptimizer over the copy.*load_state_dict"):
+        how((module, optimizer))
+
+
+def test_dense_state_begins_as_the_class_makes_it() -> None:
+    table, dense = HashEmbedding(DIM), nn.Linear(DIM, 1)
+    params = [*table.parameters(), *dense.parameters()]
+    optimizer = RowOptimizer(params, torch.optim.Adagrad, initial_accumulator_value=0.5)
+    assert all((optimizer.state[each]["sum"] == 0.5).all() for each in dense.parameters())
