@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from recsdk_core.nn import HashEmbedding, RowOptimizer
+from recsdk_core.errors import NonFiniteError
+from recsdk_core.nn import HashEmbedding, RowOptimizer, row_gradients
 
 DIM = 2
 KEYS = torch.arange(4)
@@ -54,6 +57,65 @@ def test_a_pass_that_fails_does_not_stop_the_updates() -> None:
             (module(KEYS) * product).sum().backward()
     module(KEYS).sum().backward()
     assert module.table.update_count == 1
+
+
+def test_threads_lose_no_gradient() -> None:
+    module = HashEmbedding(DIM)
+    RowOptimizer(module, torch.optim.SGD)
+    module(KEYS)
+
+    def train() -> None:
+        for number in range(50):
+            module(KEYS).sum().backward()
+            if number % 5 == 0:
+                assert module.weight.grad is not None
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(3) as pool:
+            for each in [pool.submit(train) for _ in range(3)]:
+                each.result()
+    finally:
+        sys.setswitchinterval(before)
+    assert module.weight.grad is not None
+    assert (module.weight.grad == 150).all()
+
+
+def test_waiting_gradients_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When sums are made, the joined backwards are there once, and are those that may wait."""
+    module = HashEmbedding(DIM)
+    RowOptimizer(module, torch.optim.SGD)
+    waiting: Any = module.weight.gradients
+    waiting.most_bytes, sums_of, seen = 1000, row_gradients._sums_of, []
+
+    def watched(joined: Any) -> Any:
+        assert waiting._parts == [joined]
+        assert waiting._sums is None
+        seen.append(joined.num_bytes)
+        return sums_of(joined)
+
+    monkeypatch.setattr(row_gradients, "_sums_of", watched)
+    for _ in range(100):
+        module(KEYS).sum().backward()
+    one = waiting._parts[0].num_bytes
+    assert 1000 < max(seen) <= 1000 + 2 * one
+    assert (module.weight.grad == 100).all()
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_step_that_raises_changes_no_table(bad: int) -> None:
+    tables = [HashEmbedding(DIM, on_nonfinite="raise") for _ in range(2)]
+    optimizer = RowOptimizer(nn.ModuleList(tables), torch.optim.SGD, lr=0.1)
+    before = [each(KEYS).detach() for each in tables]
+    optimizer.param_groups[0]["lr"] = 0.2
+    for number, each in enumerate(tables):
+        (each(KEYS).sum() * (float("inf") if number == bad else 1.0)).backward()
+    with pytest.raises(NonFiniteError):
+        optimizer.step()
+    for each, rows in zip(tables, before, strict=True):
+        assert torch.equal(each.table.lookup(KEYS), rows)
+        assert (each.table.update_count, each.table.learning_rate) == (0, 0.1)
 
 
 @pytest.mark.parametrize("how", [copy.deepcopy, pickle.dumps])

@@ -1,4 +1,4 @@
-"""Plain torch modules over tables of raw keys, with the optimizer fused into the backward pass."""
+"""Plain torch modules over tables of raw keys, trained in backward or by a `RowOptimizer`."""
 
 from __future__ import annotations
 

@@ -107,11 +107,6 @@ class Marks:
     times: torch.Tensor | int | None = None
     scores: torch.Tensor | None = None
 
-    @property
-    def are_given(self) -> bool:
-        """Whether there are any."""
-        return self.times is not None or self.scores is not None
-
     def check(self, kind: str, keys: torch.Tensor) -> None:
         """Raises TypeError or ValueError for what does not fit the keys."""
         for name, dtype in (("times", torch.int64), ("scores", torch.float32)):

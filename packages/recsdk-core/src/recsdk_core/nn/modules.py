@@ -69,11 +69,11 @@ _BEFORE_ALL = -(2**63)
 class _TableModule(nn.Module):
     """A module over one table; its parameter `weight` is only a handle.
 
-    Rows, optimizer and optimizer state belong to the table. Each backward through a forward applies
-    one update with the fused optimizer, so no torch optimizer is needed. `weight` is an empty
-    (0, D) parameter that makes outputs require gradients and never gets a `.grad`. After a
-    `RowOptimizer` has taken the table, backward updates nothing, and `weight.grad` has the
-    gradients of the touched rows until its `step` applies them.
+    Rows, optimizer and optimizer state belong to the table. `weight` is an empty (0, D) parameter
+    that makes outputs require gradients. With an `optimizer` each backward through a forward
+    applies one update, and `weight.grad` stays None. After a `RowOptimizer` has taken the table,
+    backward updates nothing, and `weight.grad` has the gradients of the touched rows until its
+    `step` applies them.
     `weight.requires_grad_(False)` freezes the table. Functions of torch.nn.init and other writes in
     place to it raise ValueError: `initializer` makes new rows, `table.upsert` writes rows.
     """
@@ -710,5 +710,5 @@ def _refuse_ddp(module: nn.Module) -> None:
     raise RuntimeError(
         f"{type(module).__name__} keeps its rows on one rank and cannot be trained under "
         f"DistributedDataParallel with {ddp.process_group.size()} ranks; shard its table with "
-        "recsdk-sharding instead"
+        "recsdk-sharding instead: docs/howto/spread_plain_modules.md has the lines"
     )

@@ -6,6 +6,7 @@ Shape letters: N keys, B bags, U distinct rows, D row width.
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -50,15 +51,19 @@ class _Part:
 
 
 class RowGradients:
-    """The gradient of each row that backwards have touched, added up; not thread-safe.
+    """The gradient of each row that backwards have touched, added up.
 
     Backwards are kept as they come, and added up when `values` is read or when they need more than
-    `most_bytes` and more than the sums; the bits do not depend on when. It keeps the leases of
-    their batches, so that no other key gets a row that has a gradient here. A copy has no gradients
-    and no optimizer, but waits for one if this one does.
+    `most_bytes` and more than half of the sums; the bits do not depend on when. It keeps the leases
+    of their batches, so that no other key gets a row that has a gradient here. A copy has no
+    gradients and no optimizer, but waits for one if this one does. Threads may run backwards at
+    once, in no order; whoever drops, replaces or applies gradients waits until they have ended.
+
+    Memory: the sums, and before they are added up as much again, or twice `most_bytes`, and a
+    backward: all are joined in one matrix, so that half of the sums stand for three of it.
     """
 
-    most_bytes = 1 << 26
+    most_bytes = 1 << 25
     """Of gradients that are not added up yet."""
 
     def __init__(
@@ -93,6 +98,8 @@ class RowGradients:
         """What the optimizer that applies them holds too."""
         self._sums: _Part | None = None
         self._parts: list[_Part] = []  # came after the sums
+        self._waiting_bytes = 0  # of the parts
+        self._lock = threading.RLock()
         self._leases: list[Lease] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -239,7 +246,8 @@ class RowGradients:
     def keep(self, lease: Lease | None) -> None:
         """Keeps a batch's lease until `drop`."""
         if lease is not None:
-            self._leases.append(lease)
+            with self._lock:
+                self._leases.append(lease)
 
     def add(
         self, feature: FeatureBags, weights: torch.Tensor | None, grad_BD: torch.Tensor
@@ -257,11 +265,12 @@ class RowGradients:
             pooling=feature.pooling,
             grad_BD=grad_BD,
         )
-        self._parts.append(part)
-        sums = 0 if self._sums is None else self._sums.num_bytes
-        waiting = sum(each.num_bytes for each in self._parts)
-        if len(self._parts) > 1 and waiting > max(self.most_bytes, sums):
-            self._add_up()
+        with self._lock:
+            self._parts.append(part)
+            self._waiting_bytes += part.num_bytes
+            sums = 0 if self._sums is None else self._sums.num_bytes
+            if len(self._parts) > 1 and self._waiting_bytes > max(self.most_bytes, sums // 2):
+                self._add_up()
 
     @property
     def is_empty(self) -> bool:
@@ -275,19 +284,27 @@ class RowGradients:
         A row of zeros if backwards touched no row: some functions of torch refuse to look at
         nothing, as the largest number of it.
         """
-        self._add_up()
-        if self._sums is None:
+        with self._lock:
+            self._add_up()
+            sums = self._sums
+        if sums is None:
             return None
-        sums_UD = self._sums.grad_BD
+        sums_UD = sums.grad_BD
         return sums_UD if len(sums_UD) else sums_UD.new_zeros(1, sums_UD.shape[1])
 
     def _add_up(self) -> None:
         """Makes one sum for each row. Gradients are added in the order in which they came."""
         # Sums are bags of one key, so they have the same mean as sum.
-        for _, parts in itertools.groupby(self._parts, lambda part: part.pooling):
-            before = [] if self._sums is None else [self._sums]
-            self._sums = _sums_of(_joined([*before, *parts]))
-        self._parts = []
+        while self._parts:
+            _, group = next(itertools.groupby(self._parts, lambda part: part.pooling))
+            alike = list(group)
+            joined = _joined([*([] if self._sums is None else [self._sums]), *alike])
+            # The parts end before there are sums of them; if memory for these lacks, nothing does.
+            self._sums, self._parts = None, [joined, *self._parts[len(alike) :]]
+            del alike, group
+            self._sums = _sums_of(joined)
+            del self._parts[0]
+        self._waiting_bytes = 0
 
     def replace(self, values: torch.Tensor) -> None:
         """Sets the gradients of the same rows; raises ValueError for another shape or dtype."""
@@ -317,9 +334,11 @@ class RowGradients:
 
     def drop(self) -> None:
         """Forgets the gradients and releases the leases."""
-        for lease in self._leases:
+        with self._lock:
+            leases, self._leases = self._leases, []
+            self._sums, self._parts, self._waiting_bytes = None, [], 0
+        for lease in leases:
             lease.release()
-        self._sums, self._parts, self._leases = None, [], []
 
 
 def _part_of_sums(rows: torch.Tensor, sums_UD: torch.Tensor) -> _Part:

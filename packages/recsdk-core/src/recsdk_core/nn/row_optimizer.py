@@ -41,6 +41,7 @@ class RowOptimizer(torch.optim.Optimizer):
     know; BusyError while outputs of earlier forwards live, or gradients of another RowOptimizer
     wait. Cost of a backward: a copy of its gradients; they are added up once, in `step` or when
     `weight.grad` is read. Memory: the touched rows', plus as much again or 64 MiB, and a backward.
+    Threads may run backwards of one model at once; `step` and `zero_grad` come after them.
 
     >>> import torch
     >>> from recsdk_core.nn import HashEmbedding, RowOptimizer
@@ -144,20 +145,20 @@ class RowOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update of what has gradients; calls `closure` first, returns its result.
 
-        Raises ValueError for an option of a table's that changed, other than lr, and RuntimeError
-        if another RowOptimizer has taken a table; then no row has changed.
+        Raises ValueError for an option of a table's that changed, other than lr, RuntimeError if
+        another RowOptimizer has taken a table, and NonFiniteError for a gradient that is not finite
+        where `on_nonfinite` of its table says "raise"; then nothing has changed.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        calls: list[Any] = []
         rates: list[tuple[RowGradients, float]] = []
         for group in self.param_groups:
-            for each in _tables_of(group):
-                rates.append((each, self._check_group(each, group).lr))
-                if not each.is_empty:
-                    calls.append((each.table, each.blocks()))
+            tables = _tables_of(group)
+            rates.extend((each, self._check_group(each, group).lr) for each in tables)
+        _raise_nonfinite(rates)
+        calls = [(_table(each), each.blocks()) for each, _ in rates if not each.is_empty]
         for each, rate in rates:
             _table(each).learning_rate = rate
         update_tables(calls)
@@ -182,11 +183,21 @@ class RowOptimizer(torch.optim.Optimizer):
         asked = self._settings(group)
         if replace(table.optimizer, lr=asked.lr) != asked:
             raise ValueError(
-                f"table {table.name!r}: of an option's group only lr may change: it was made with "
+                f"table {table.name!r}: of a group's options only lr may change: it was made with "
                 f"{table.optimizer}, and the group asks for {asked}; a scheduler that moves betas "
                 "or momentum takes cycle_momentum=False"
             )
         return asked
+
+
+def _raise_nonfinite(rates: list[tuple[RowGradients, float]]) -> None:
+    """Has the first table raise that would; else one table's error would leave others updated."""
+    for each, _ in rates:
+        if _table(each).on_nonfinite != "raise" or each.is_empty:
+            continue
+        values = each.values
+        if values is not None and not bool(torch.isfinite(values).all()):
+            update_tables([(_table(each), each.blocks())])
 
 
 def _defaults_of(kind: type, kwargs: dict[str, Any]) -> dict[str, Any]:
