@@ -163,7 +163,8 @@ def check_modules_arguments(arguments: Mapping[str, Any]) -> None:
     """
     module, given = arguments.get("module"), arguments.get("sharders") or ()
     has_sharder = any(isinstance(sharder, _HASH_SHARDERS) for sharder in given)
-    if isinstance(module, nn.Module) and not has_sharder and dist.get_world_size() > 1:
+    is_over_ranks = dist.is_initialized() and dist.get_world_size() > 1
+    if isinstance(module, nn.Module) and not has_sharder and is_over_ranks:
         for path, child in module.named_modules():
             if isinstance(child, _HASH_MODULES):
                 raise ValueError(
