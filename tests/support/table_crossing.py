@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from optimizer_cases import CLIPS, DECAYS, PLAIN, is_a_product
-from recsdk_core import Evict, RecsdkError, Table, _ext, init, optim
+from recsdk_core import Admit, Evict, RecsdkError, Table, _ext, init, optim
 from recsdk_core.checkpoint import compact, reshard
 from recsdk_core.nn import HashEmbedding
 from recsdk_core.testing import EDGE_KEYS, ReferenceTable
@@ -53,6 +53,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "max_rows": {"none": None, "few": 45},
     "eviction_groups": {"none": None, "4": 4},
     "owned_groups": {"none": None, "all": (0, 4)},
+    "admission": {
+        "none": None,
+        "count": Admit.count(2, max_records=30),
+        "any": Admit.count(3) | Admit.probability(0.4),
+    },
     "on_full": {name: name for name in ("refuse", "raise")},
     "eviction": {
         "none": None,
@@ -274,7 +279,7 @@ def _export(saving: Saving) -> Table:
 
 
 def _state_dict(saving: Saving) -> Table:
-    apart = ("dim", "hash_seed", "owned_groups")
+    apart = ("dim", "hash_seed", "owned_groups", "admission")
     options = {name: value for name, value in saving.config.items() if name not in apart}
     dim = saving.config["dim"]
     modules = HashEmbedding(dim, **options), HashEmbedding(dim, **options)
@@ -317,6 +322,8 @@ def is_legal(row: Mapping[str, str]) -> bool:
         return False
     if into == "itself" and way in ("export", "state_dict", "save_async beside updates"):
         return False
+    if row.get("admission", "none") != "none" and way in ("export", "state_dict"):
+        return False  # they have rows alone
     if row.get("eviction_groups") == "4" and row.get("max_rows") == "none":
         return False
     if row.get("owned_groups") == "all" and (

@@ -76,7 +76,7 @@ enum recsdk_outcome {
   RECSDK_OUTCOME_OVERFLOWED = 4,  ///< a device cache could not hold the batch's row
 };
 
-/// Number of outcomes.
+/// Number of outcomes. Tables of this interface have no rule of admission, whose outcome it lacks.
 #define RECSDK_NUM_OUTCOMES 5
 
 /// How the rows of one bag become one vector. Equal to recsdk::Pooling.

@@ -50,8 +50,11 @@ class RECSDK_API Cut {
   std::uint64_t update_count() const noexcept;
   float learning_rate() const noexcept;
   double log_decay() const noexcept;
-  /// The clock of eviction, without batches in flight; absent: the table has none.
+  /// The clock of eviction and admission, without batches in flight; absent: the table has neither.
   const std::optional<EvictionState>& eviction() const noexcept;
+  /// How often keys without a row were seen, ascending by key, without batches in flight; absent:
+  /// the table has no admission. Row files do not have them: save them beside, see add_records.
+  const std::optional<std::vector<AdmitRecord>>& admission() const noexcept;
   /// Bytes of copies of rows that changed: held now, and the most held so far. Memory for them is
   /// taken in pieces of 256 KiB, up to 32 of which may be partly used, and up to 64 MiB ahead, as
   /// far as max_copy_bytes leaves room. When the cut is finished, the table keeps what Table::cut
@@ -135,6 +138,12 @@ class RECSDK_API Restore {
   /// called again for more. Throws as add_file.
   void add_rows(std::span<const Key> keys, std::span<const void* const> fields,
                 const RestoreOptions& options = {});
+
+  /// Stages how often keys without a row were seen, see Cut::admission; may be called again for
+  /// more. Of groups that have too many those seen longest ago are left out. Throws
+  /// std::invalid_argument without admission, or for a count below 1 or a key that comes twice;
+  /// then this Restore cannot be committed.
+  void add_records(std::span<const AdmitRecord> records);
 
   /// The fields that files, and rows in memory, must have.
   const std::vector<FileField>& fields() const;

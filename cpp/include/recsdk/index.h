@@ -47,6 +47,9 @@ struct IndexConfig {
   /// leave; needs max_rows. Absent: nobody does. A cut of an index alone has keys and rows, and
   /// nothing of what eviction keeps of them.
   std::optional<EvictConfig> eviction = std::nullopt;
+  /// Which new keys get a row; those kept out are kNotAdmitted. Absent: all do. Eviction's remark
+  /// on cuts of an index alone holds here too.
+  std::optional<AdmitConfig> admission = std::nullopt;
 };
 
 /// Cumulative counts of keys by outcome, and sizes of an index.
@@ -56,6 +59,8 @@ struct IndexStats {
   std::uint64_t outcomes[kNumOutcomes] = {};  ///< keys by Outcome, over all calls (visible batches)
   std::uint64_t erased = 0;                   ///< keys taken out by erase and clear
   std::uint64_t evicted = 0;                  ///< keys that left for others, or by evict
+  std::int64_t admission_records = 0;         ///< keys without a row whose count is kept
+  std::uint64_t records_lost = 0;             ///< counts of keys that left for others
   std::int64_t index_bytes = 0;               ///< memory from keys to row numbers
   std::int64_t metadata_bytes = 0;            ///< memory of what is kept per row number
   std::int64_t tracking_bytes = 0;            ///< memory of what tells changes since the last cut
@@ -76,11 +81,10 @@ struct IndexStats {
 ///    readers (lookup, size, export, stats): they become visible when it and all earlier leases
 ///    with a step are released, whether the batch was trained or abandoned.
 /// Leases with a step must be taken in ascending order of steps (checked), and their batches mapped
-/// in that order (checked with eviction, else the caller's duty: insertions are decided as calls
-/// come). Movable; releases itself when destroyed. May outlive the index or table that it was taken
-/// from.
-/// May be released from any thread, also while another call uses it: that call then either is part
-/// of the batch or fails.
+/// in that order (checked with eviction or admission, else the caller's duty: insertions are
+/// decided as calls come). Movable; releases itself when destroyed. May outlive the index or table
+/// that it was taken from. May be released from any thread, also while another call uses it: that
+/// call then either is part of the batch or fails.
 class RECSDK_API Lease {
  public:
   Lease() noexcept = default;
@@ -102,12 +106,16 @@ class RECSDK_API Lease {
   std::shared_ptr<Impl> impl_;
 };
 
-/// What comes with the keys of a call that inserts, for eviction. Of equal keys the largest counts.
+/// What comes with the keys of a call that inserts. Of the times and scores of equal keys the
+/// largest counts; counts are added up.
 struct KeyData {
   /// (N,) or one for all; absent: Index::set_time's. Only by EvictClock::kTime, which needs them.
   std::span<const std::int64_t> times;
   /// (N,), finite; only by EvictOrder::kScore. Absent: keys keep their score, new ones have 0.
   std::span<const float> scores;
+  /// (N,) or one for all, >= 1: how many occurrences each stands for; absent: 1. Only with
+  /// admission.
+  std::span<const std::int64_t> counts;
 };
 
 struct MapOptions {

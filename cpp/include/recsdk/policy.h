@@ -1,5 +1,5 @@
-// Who gets a row of an index or table, and who loses it: how max_rows divides over groups of keys,
-// and the order in which the keys of a full group leave.
+// Who gets a row of an index or table, and who loses it: which new keys are admitted, how max_rows
+// divides over groups of keys, and the order in which the keys of a full group leave.
 //
 // The keys of an index fall into groups by the fixed hash that also gives their virtual shard, so
 // that a group does not depend on rank, thread, order or hash_seed. Each group has room for an
@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "recsdk/export.h"
 #include "recsdk/types.h"
@@ -50,7 +51,7 @@ struct EvictConfig {
   std::int64_t min_age = 0;
 };
 
-/// Where the clock of an index with eviction stands: what a save keeps of it beside rows.
+/// Where the clock of an index with eviction or admission stands: what a save keeps of it.
 struct EvictionState {
   std::int64_t step = 0;                   ///< of the last call that inserted
   std::optional<std::int64_t> lease_step;  ///< that its lease carried, if any
@@ -58,6 +59,45 @@ struct EvictionState {
   std::optional<std::int64_t> time;        ///< what Index::set_time set
 
   friend bool operator==(const EvictionState&, const EvictionState&) = default;
+};
+
+/// One term of a rule of admission.
+struct AdmitTerm {
+  enum class Kind : std::uint8_t {
+    kCount = 0,        ///< the key has been seen `count` times, this step's included
+    kProbability = 1,  ///< drawn with `probability` for each time that this step sees the key
+    kAll = 2,          ///< both of the two terms before it
+    kAny = 3,          ///< one of the two terms before it, or both
+  };
+  Kind kind = Kind::kCount;
+  std::int64_t count = 1;    ///< 1 to kMostAdmitCount
+  double probability = 1.0;  ///< above 0, up to 1
+};
+
+inline constexpr std::int64_t kMostAdmitCount = 0x7FFFFFFF;
+inline constexpr std::size_t kMostAdmitTerms = 63;
+
+/// Which new keys get a row. A key that is seen without one is decided on anew in each step, by the
+/// step's keys and counts alone. One that is written by upsert gets a row in any case.
+struct AdmitConfig {
+  /// The rule in postfix notation, 1 to kMostAdmitTerms terms.
+  std::vector<AdmitTerm> rule;
+  /// Keys without a row whose count is kept, >= 1, divided over the groups of keys that max_rows
+  /// has, or else would have by default. In a full group those leave that were seen longest ago,
+  /// the lowest by a fixed hash first; keys of the step stay. Those that find no room count from 0
+  /// again. Only with kCount. Absent: no limit.
+  std::optional<std::int64_t> max_records = std::nullopt;
+  /// What kProbability draws from beside key and step. A table sets its own, by seed and name.
+  std::uint64_t salt = 0;
+};
+
+/// How often a key without a row was seen.
+struct AdmitRecord {
+  Key key = 0;
+  std::int64_t count = 0;  ///< >= 1
+  std::int64_t step = 0;   ///< that saw it last, as the index counts
+
+  friend bool operator==(const AdmitRecord&, const AdmitRecord&) = default;
 };
 
 /// How many groups an index of so many rows has unless told otherwise. A power of two: as many as

@@ -35,8 +35,9 @@ struct TableConfig {
   NonFinite on_nonfinite = NonFinite::kApply;
   DType weight_dtype = DType::kFloat32;       ///< of stored rows; state and all calls are float32
   Rounding rounding = Rounding::kStochastic;  ///< of updates to 16-bit rows
-  std::optional<int> num_threads;       ///< >= 1, of this table's calls; absent: the pool's size
-  std::optional<EvictConfig> eviction;  ///< see IndexConfig
+  std::optional<int> num_threads;        ///< >= 1, of this table's calls; absent: the pool's size
+  std::optional<EvictConfig> eviction;   ///< see IndexConfig
+  std::optional<AdmitConfig> admission;  ///< see IndexConfig; of its salt the table's own is taken
 };
 
 /// The counts of an index, and those of the table's rows and updates. Reading them waits for a

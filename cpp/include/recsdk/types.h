@@ -16,15 +16,16 @@ using RowNumber = std::int64_t;
 
 /// What became of one key of one call.
 enum class Outcome : std::uint8_t {
-  kFound = 0,       ///< the key had a row
-  kInserted = 1,    ///< the call gave the key a row
-  kRefused = 2,     ///< the key has no row and was not admitted (the table holds max_rows keys)
-  kMissing = 3,     ///< the key has no row and the call does not insert
-  kOverflowed = 4,  ///< a device cache could not hold the batch's row
+  kFound = 0,        ///< the key had a row
+  kInserted = 1,     ///< the call gave the key a row
+  kRefused = 2,      ///< the key has no row and found no room (the table holds max_rows keys)
+  kMissing = 3,      ///< the key has no row and the call does not insert
+  kOverflowed = 4,   ///< a device cache could not hold the batch's row
+  kNotAdmitted = 5,  ///< the key has no row yet: the rule of admission kept it out
 };
 
 /// Number of values of Outcome.
-inline constexpr int kNumOutcomes = 5;
+inline constexpr int kNumOutcomes = 6;
 
 /// True if the key has a row, so that its row number means something.
 constexpr bool has_row(Outcome outcome) { return outcome <= Outcome::kInserted; }

@@ -224,7 +224,8 @@ LeaversOptions leavers_options(const recsdk_leavers_options* given) {
 KeyData key_data(const recsdk_key_data* data, std::int64_t num_keys) {
   if (data == nullptr) return {};
   return {.times = optional_array(data->times, data->num_times, "recsdk_key_data.times"),
-          .scores = optional_array(data->scores, num_keys, "recsdk_key_data.scores")};
+          .scores = optional_array(data->scores, num_keys, "recsdk_key_data.scores"),
+          .counts = {}};
 }
 
 InitializerConfig initializer_config(const recsdk_initializer_config* given, std::int64_t dim) {
@@ -306,7 +307,7 @@ recsdk_stats stats_of(const TableStats& from) {
                      .checkpoint_waits = from.checkpoint_waits,
                      .checkpoint_wait_seconds = from.checkpoint_wait_seconds,
                      .evicted = from.evicted};
-  std::copy(std::begin(from.outcomes), std::end(from.outcomes), to.outcomes);
+  std::copy_n(from.outcomes, RECSDK_NUM_OUTCOMES, to.outcomes);
   return to;
 }
 

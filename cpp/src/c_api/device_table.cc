@@ -208,7 +208,7 @@ int recsdk_device_table_stats(const recsdk_device_table* table, recsdk_device_st
     recsdk_device_stats to{};
     to.num_rows = from.num_rows;
     to.num_rows_in_flight = from.num_rows_in_flight;
-    std::copy(std::begin(from.outcomes), std::end(from.outcomes), to.outcomes);
+    std::copy_n(from.outcomes, RECSDK_NUM_OUTCOMES, to.outcomes);
     to.erased = from.erased;
     to.updates = from.updates;
     to.host_bytes = from.host_bytes;

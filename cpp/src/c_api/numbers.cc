@@ -24,7 +24,8 @@ static_assert(same(Outcome::kInserted, RECSDK_OUTCOME_INSERTED));
 static_assert(same(Outcome::kRefused, RECSDK_OUTCOME_REFUSED));
 static_assert(same(Outcome::kMissing, RECSDK_OUTCOME_MISSING));
 static_assert(same(Outcome::kOverflowed, RECSDK_OUTCOME_OVERFLOWED));
-static_assert(kNumOutcomes == RECSDK_NUM_OUTCOMES);
+static_assert(same(Outcome::kNotAdmitted, RECSDK_NUM_OUTCOMES));
+static_assert(kNumOutcomes == RECSDK_NUM_OUTCOMES + 1);
 
 static_assert(same(Pooling::kSum, RECSDK_POOLING_SUM));
 static_assert(same(Pooling::kMean, RECSDK_POOLING_MEAN));

@@ -173,6 +173,7 @@ struct Restore::Impl {
   std::shared_ptr<Table::Impl> table;
   const std::vector<FileField> row_fields;
   std::unique_ptr<StagedRows> staged;  // null once committed
+  std::vector<AdmitRecord> records;
   std::optional<std::array<std::uint8_t, 16>> token;
   RowFileKind kind = RowFileKind::kSnapshot;
   bool has_failed = false;
@@ -229,6 +230,11 @@ void Restore::Impl::check(std::uint64_t update_count, double log_decay) {
 void Restore::Impl::commit(std::uint64_t update_count, double log_decay,
                            const EvictionState& state) {
   check(update_count, log_decay);
+  std::unique_ptr<internal::Admission> admission;
+  if (table->index.admission) {
+    admission = table->index.admission->empty_copy();
+    admission->assign(records);
+  }
   auto tracker = std::make_unique<internal::ChangeTracker>(table->index.hash_seed);
   tracker->grow(staged->numbers.end());
   for (const Key key : staged->evicted) tracker->note_left(key);
@@ -238,6 +244,7 @@ void Restore::Impl::commit(std::uint64_t update_count, double log_decay,
   const std::unique_lock rows_lock(table->rows_mutex);
   table->index.replace(*staged->key_map, staged->numbers, tracker);
   table->rows.swap(staged->rows);
+  if (admission != nullptr) table->index.admission->replace_by(*admission);
   table->index.set_state(state);
   table->index.num_evicted += staged->evicted.size();
   kept = table->cut_memory.forget();
@@ -261,6 +268,17 @@ void Restore::add_file(RowFileReader& file, const RestoreOptions& options) {
     r.begin_file(file, options);
     r.add_blocks(file, options);
   });
+}
+
+void Restore::add_records(std::span<const AdmitRecord> records) {
+  Impl& r = *impl_;
+  r.require_usable();
+  if (!r.table->index.admission) {
+    throw std::invalid_argument(r.table->title() +
+                                ": counts of keys without a row need a rule of admission; set it, "
+                                "or leave them out");
+  }
+  r.attempt([&] { internal::append_records(r.records, records, r.table->title()); });
 }
 
 const std::vector<FileField>& Restore::fields() const { return impl_->row_fields; }

@@ -42,6 +42,7 @@ void check_options(const TableConfig& config, const DeviceOptions& options) {
   // A row's number is 32 bits, and one more row is the default.
   constexpr std::int64_t kMostRows = (std::int64_t{1} << 32) - 2;
   if (config.eviction) refuse(config.name, "eviction needs rows in the engine; leave it out");
+  if (config.admission) refuse(config.name, "admission needs rows in the engine; leave it out");
   if (options.max_device_rows < 1 || options.max_device_rows > kMostRows) {
     refuse(config.name, "max_device_rows is " + std::to_string(options.max_device_rows) +
                             "; pass 1 to " + std::to_string(kMostRows));

@@ -48,6 +48,7 @@ void Index::Impl::check_data(std::size_t num_keys, const KeyData& data, bool ins
   if (!data.scores.empty() && data.scores.size() != num_keys)
     fail("scores has " + std::to_string(data.scores.size()) + " elements for " +
          std::to_string(num_keys) + " keys; pass one per key");
+  check_counts(num_keys, data, insert);
   const bool is_finite = std::all_of(data.scores.begin(), data.scores.end(),
                                      [](float score) { return std::isfinite(score); });
   if (!is_finite) fail("a score is infinite or not a number; pass finite ones");
@@ -64,17 +65,17 @@ std::int64_t Index::Impl::step_of(const LeaseRecord* record) const {
 
 void Index::Impl::begin_insertion(Insertion& insertion, const LeaseRecord* record,
                                   const KeyData& data) const {
-  if (!evictor) return;
+  if (!has_clock()) return;
   if (record != nullptr && record->step && clock.lease_step && *record->step < *clock.lease_step) {
     // It might evict what a later batch has inserted and is to make visible.
-    throw std::invalid_argument(title + ": a batch of step " + std::to_string(*record->step) +
-                                " is mapped after one of step " +
-                                std::to_string(*clock.lease_step) +
-                                "; with eviction, map batches in ascending order of steps");
+    throw std::invalid_argument(
+        title + ": a batch of step " + std::to_string(*record->step) +
+        " is mapped after one of step " + std::to_string(*clock.lease_step) +
+        "; with eviction or admission, map batches in ascending order of steps");
   }
   insertion.data = data;
   insertion.step = step_of(record);
-  if (!evictor->meta().is_by_time() || !data.times.empty()) return;
+  if (!evictor || !evictor->meta().is_by_time() || !data.times.empty()) return;
   if (!time) {
     throw std::invalid_argument(title +
                                 ": eviction goes by time, and the call brings none; pass times, or "
@@ -287,6 +288,9 @@ void Index::Impl::settle_eviction(std::span<const Key> keys, const RowNumber* ro
   touch(keys.size(), rows_in, outcomes, insertion, record);
   evictor->add(insertion.rows, insertion.hashes, numbers, *capacity);
   evict_rows(insertion.victims, record);
+}
+
+void Index::Impl::advance_clock(const Insertion& insertion, LeaseRecord* record) noexcept {
   if (record != nullptr && !record->clock_before) record->clock_before = clock;
   clock = {insertion.step, record == nullptr ? std::nullopt : record->step, true};
 }

@@ -47,6 +47,12 @@ void check_groups(const IndexConfig& config, const std::string& title) {
   }
 }
 
+// Of rows; absent: there is no limit.
+std::optional<std::int64_t> groups_of(const IndexConfig& config) {
+  if (!config.max_rows) return std::nullopt;
+  return config.eviction_groups.value_or(default_eviction_groups(*config.max_rows));
+}
+
 IndexConfig validated(IndexConfig config, const std::string& title) {
   if (config.name.empty()) throw std::invalid_argument("an index's name is empty; give it one");
   if (config.max_rows && *config.max_rows < 0) {
@@ -59,6 +65,7 @@ IndexConfig validated(IndexConfig config, const std::string& title) {
     if (!config.max_rows)
       throw std::invalid_argument(title + ": eviction makes room within max_rows; set it too");
   }
+  if (config.admission) internal::check_admission(*config.admission, title, groups_of(config));
   if (config.num_threads && *config.num_threads < 1) {
     throw std::invalid_argument(title + ": num_threads is " + std::to_string(*config.num_threads) +
                                 "; pass 1 or more, or leave it out for all threads of the pool");
@@ -118,10 +125,11 @@ Index::Impl::Impl(IndexConfig index_config, std::string title_of_messages,
       maker(std::move(maker_of_rows)),
       key_map(hash_seed),
       numbers(config.eviction ? internal::RowMeta(*config.eviction).num_words() : 0) {
-  if (!config.max_rows) return;
-  capacity.emplace(*config.max_rows,
-                   config.eviction_groups.value_or(default_eviction_groups(*config.max_rows)),
-                   config.owned_groups);
+  const std::optional<std::int64_t> groups = groups_of(config);
+  if (config.admission)
+    admission.emplace(*config.admission, groups, config.owned_groups, hash_seed);
+  if (!groups) return;
+  capacity.emplace(*config.max_rows, *groups, config.owned_groups);
   if (config.eviction) evictor.emplace(*config.eviction, capacity->num_groups());
 }
 
@@ -193,6 +201,7 @@ void Index::Impl::check_rows(std::size_t num_keys, std::size_t num_rows) const {
 }
 
 Outcome Index::Impl::erase_one(Key key) noexcept {
+  if (admission) admission->forget(key);
   const auto row = key_map.erase(key);
   if (!row) return Outcome::kMissing;
   numbers.free(*row, next_epoch);
@@ -234,6 +243,7 @@ void Index::Impl::clear() {
   key_map.clear();
   if (capacity) capacity->clear();
   if (evictor) evictor->forget();
+  if (admission) admission->clear();
   release_kept_rows();
 }
 

@@ -36,6 +36,7 @@ void Index::Impl::replace(internal::KeyMap& other_map, internal::RowNumbers& oth
   has_parent = true;
   if (capacity) capacity->recount(numbers);
   if (evictor) evictor->forget();
+  if (admission) admission->clear();
 }
 
 void Index::Impl::check_room(const internal::RowNumbers& other_numbers) const {

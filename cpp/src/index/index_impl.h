@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "index/admission.h"
 #include "index/capacity.h"
 #include "index/change_tracker.h"
 #include "index/evictor.h"
@@ -61,6 +62,7 @@ struct LeaseRecord {
   std::vector<Evictor::Victim> evicted;  // ascending; readers still find their rows
   // Rows whose metadata it changed, each with their words from before; some several times.
   std::vector<std::int64_t, UnsetAllocator<std::int64_t>> touched;
+  std::vector<AdmitRecord> records_before;    // that it changed; count 0: there was none
   std::optional<EvictionClock> clock_before;  // its first call
   bool shares_step = false;                   // with a lease before
 };
@@ -75,6 +77,9 @@ struct Insertion {
   std::vector<Evictor::Victim> victims;
   std::vector<std::uint64_t, UnsetAllocator<std::uint64_t>> hashes;  // of the keys of `rows`
   std::int64_t num_places = 0;  // that it has reserved with who reads what leaves
+  // With admission.
+  bool admits_all = false;
+  AdmissionCall admission;
 
   /// Makes room for `count` more rows: doubling, as push_back would.
   void make_room(std::size_t count) {
@@ -123,6 +128,7 @@ struct Index::Impl {
   internal::RowNumbers numbers;
   std::optional<internal::Capacity> capacity;  // with max_rows
   std::optional<internal::Evictor> evictor;    // with eviction
+  std::optional<internal::Admission> admission;
   bool is_mostly_new = false;  // half or more of the keys inserted last had no row yet
   std::uint64_t next_epoch = 0;
   std::optional<std::int64_t> last_step;
@@ -172,6 +178,14 @@ struct Index::Impl {
   void settle_eviction(std::span<const Key> keys, const RowNumber* rows_in, const Outcome* outcomes,
                        const internal::Insertion& insertion,
                        internal::LeaseRecord* record) noexcept;
+  /// Whether it counts steps.
+  bool has_clock() const noexcept { return evictor || admission; }
+  void advance_clock(const internal::Insertion& insertion, internal::LeaseRecord* record) noexcept;
+  void prepare_admission(internal::Insertion& insertion, internal::LeaseRecord* record);
+  void settle_admission(const Outcome* outcomes, internal::Insertion& insertion,
+                        internal::LeaseRecord* record) noexcept;
+  /// Counts of keys without a row as readers see them, ascending by key. Throws std::bad_alloc.
+  std::vector<AdmitRecord> visible_records() const;
   std::int64_t evict(std::int64_t max_rows);
   /// True while somebody reads what leaves; lets go of a reader that is closed.
   bool has_reader() noexcept;
@@ -226,12 +240,17 @@ struct Index::Impl {
   void check_sizes(std::size_t num_keys, std::size_t num_outcomes) const;
   void check_rows(std::size_t num_keys, std::size_t num_rows) const;
   void check_data(std::size_t num_keys, const KeyData& data, bool insert) const;
+  void check_counts(std::size_t num_keys, const KeyData& data, bool insert) const;
 
  private:
   int shard_bits_for(std::size_t num_keys) const;
   std::size_t piece_of(int shard_bits) const;
   void insert_fitting(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                       internal::RowState state, internal::Insertion& insertion);
+  void insert_admitted(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
+                       internal::RowState state, internal::Insertion& insertion);
+  void insert_into_room(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
+                        internal::RowState state, internal::Insertion& insertion);
   void insert_limited(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                       internal::RowState state, internal::Insertion& insertion);
   void insert_found(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,

@@ -29,6 +29,8 @@ void Index::Impl::add_stats(IndexStats& stats) const {
     stats.outcomes[o] = outcome_counts[o].load();
   stats.erased = num_erased;
   stats.evicted = num_evicted;
+  stats.admission_records = admission ? admission->size() : 0;
+  stats.records_lost = admission ? admission->num_lost() : 0;
   const internal::KeyMapStats map = key_map.stats();
   stats.index_bytes = map.bytes;
   stats.index_slots = map.hashed.slots;
@@ -41,7 +43,7 @@ void Index::Impl::add_stats(IndexStats& stats) const {
   stats.index_dense_keys = map.dense_keys;
   stats.index_dense_pages = map.dense_pages;
   stats.metadata_bytes = numbers.metadata_bytes() + (capacity ? capacity->bytes() : 0) +
-                         (evictor ? evictor->bytes() : 0);
+                         (evictor ? evictor->bytes() : 0) + (admission ? admission->bytes() : 0);
   if (tracker != nullptr) stats.tracking_bytes += tracker->bytes();
 }
 
@@ -69,6 +71,10 @@ void Index::Impl::check_invariants() const {
   std::sort(free_rows.begin(), free_rows.end());
   if (std::adjacent_find(free_rows.begin(), free_rows.end()) != free_rows.end())
     broken(title, "a row is free twice");
+  if (admission) {
+    if (const std::string what = admission->find_broken(key_map); !what.empty())
+      broken(title, what);
+  }
   if (config.max_rows && key_map.size() > *config.max_rows)
     broken(title, "there are more rows than max_rows");
   if (!capacity) return;

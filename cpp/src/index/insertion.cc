@@ -73,6 +73,16 @@ void Index::Impl::prepare_missing(std::int64_t count) {
 void Index::Impl::find_or_insert(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                                  RowState state, Insertion& insertion) {
   insertion.old_end = numbers.end();
+  if (admission && !insertion.admits_all) {
+    insert_admitted(keys, rows_out, outcomes, state, insertion);
+  } else {
+    insert_into_room(keys, rows_out, outcomes, state, insertion);
+  }
+}
+
+// For keys that are to get a row if they find room.
+void Index::Impl::insert_into_room(std::span<const Key> keys, RowNumber* rows_out,
+                                   Outcome* outcomes, RowState state, Insertion& insertion) {
   if (key_map.size() == 0) is_mostly_new = true;
   const bool fits = !capacity || capacity->has_room_for(keys.size()) ||
                     (is_mostly_new && capacity->has_room_for(keys));
@@ -268,6 +278,7 @@ void Index::Impl::insert_chunk(const Key* keys, std::span<const std::uint16_t> m
 
 void Index::Impl::undo(const Insertion& insertion) noexcept {
   take_back_rows(insertion);
+  if (admission) admission->undo(insertion.admission);
   if (insertion.num_places > 0) leavers->cancel(insertion.num_places);
   if (!evictor) return;
   evictor->undo_call(insertion.victims, numbers, *capacity);
@@ -324,6 +335,7 @@ void Index::Impl::map_inserting(std::span<const Key> keys, RowNumber* rows_out, 
     }
     if (then) then();
     require_open(record);  // what makes rows may have released it
+    if (admission) prepare_admission(insertion, in_flight ? record : nullptr);
     prepare_eviction(keys, outcomes, insertion, in_flight ? record : nullptr);
   } catch (...) {
     undo(insertion);
@@ -331,6 +343,8 @@ void Index::Impl::map_inserting(std::span<const Key> keys, RowNumber* rows_out, 
   }
   settle(insertion);
   if (evictor) settle_eviction(keys, rows_out, outcomes, insertion, in_flight ? record : nullptr);
+  if (admission) settle_admission(outcomes, insertion, in_flight ? record : nullptr);
+  if (has_clock()) advance_clock(insertion, in_flight ? record : nullptr);
   const OutcomeCounts counts =
       internal::count_outcomes(outcomes, static_cast<std::int64_t>(keys.size()));
   if (!in_flight) {

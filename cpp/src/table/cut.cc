@@ -57,10 +57,12 @@ Cut Table::cut(const CutOptions& options) {
   }
   cut->num_rows = state->mark(options.changes_only ? &t.index.tracker->changed() : nullptr,
                               t.index.max_threads());
-  if (t.index.evictor) {
+  if (t.index.has_clock()) {
     try {
       cut->eviction = t.index.visible_state();
-      state->set_meta({t.index.visible_meta(state->marked(), cut->num_rows), t.meta_bytes()});
+      if (t.index.admission) cut->admission = t.index.visible_records();
+      if (t.index.evictor)
+        state->set_meta({t.index.visible_meta(state->marked(), cut->num_rows), t.meta_bytes()});
     } catch (...) {
       t.cut_memory.forget();
       throw;
@@ -170,6 +172,9 @@ std::uint64_t Cut::update_count() const noexcept { return impl_->update_count; }
 float Cut::learning_rate() const noexcept { return impl_->learning_rate; }
 double Cut::log_decay() const noexcept { return impl_->log_decay; }
 const std::optional<EvictionState>& Cut::eviction() const noexcept { return impl_->eviction; }
+const std::optional<std::vector<AdmitRecord>>& Cut::admission() const noexcept {
+  return impl_->admission;
+}
 std::int64_t Cut::copied_bytes() const noexcept { return impl_->state->copied_bytes(); }
 std::int64_t Cut::max_copied_bytes() const noexcept { return impl_->state->max_copied_bytes(); }
 bool Cut::is_finished() const noexcept { return impl_->is_finished.load(); }

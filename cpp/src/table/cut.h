@@ -29,6 +29,7 @@ struct Cut::Impl {
   float learning_rate = 0.0F;
   double log_decay = 0.0;
   std::optional<EvictionState> eviction;
+  std::optional<std::vector<AdmitRecord>> admission;
   std::atomic<bool> is_finished{false};
   std::atomic<bool> is_begun{false};  // somebody reads it
 

@@ -12,6 +12,7 @@
 #include "rows/file_fields.h"
 #include "rows/row_values.h"
 #include "table/table_impl.h"
+#include "util/hash.h"
 #include "util/number_text.h"
 #include "util/thread_pool.h"
 
@@ -50,10 +51,16 @@ TableConfig validated(TableConfig config) {
 
 // Its rows' maker is the table, which lives as long as anybody inserts.
 std::shared_ptr<Index::Impl> make_index(const TableConfig& config, RowMaker& maker) {
-  auto index = std::make_shared<Index::Impl>(
-      IndexConfig{config.name, config.hash_seed, config.max_rows, config.eviction_groups,
-                  config.owned_groups, config.on_full, config.num_threads, config.eviction},
-      "table '" + config.name + "'", std::shared_ptr<RowMaker>(std::shared_ptr<void>(), &maker));
+  IndexConfig of_index{
+      config.name,         config.hash_seed, config.max_rows,    config.eviction_groups,
+      config.owned_groups, config.on_full,   config.num_threads, config.eviction,
+      config.admission};
+  if (of_index.admission)
+    of_index.admission->salt =
+        internal::mix64(config.seed ^ internal::mix64(table_hash(config.name)));
+  auto index =
+      std::make_shared<Index::Impl>(std::move(of_index), "table '" + config.name + "'",
+                                    std::shared_ptr<RowMaker>(std::shared_ptr<void>(), &maker));
   index->is_of_table = true;
   return index;
 }
@@ -193,6 +200,7 @@ void Table::upsert(std::span<const Key> keys, const float* values, const float* 
   const std::unique_lock lock(t.index.mutex);
   t.index.require_no_steps("upsert");
   Insertion insertion;
+  insertion.admits_all = true;
   t.index.begin_insertion(insertion, nullptr, data);
   try {
     t.index.find_or_insert(keys, found.rows.data(), found.outcomes.data(), RowState::kVisible,
@@ -207,6 +215,8 @@ void Table::upsert(std::span<const Key> keys, const float* values, const float* 
   if (t.index.evictor) {
     t.index.settle_eviction(keys, found.rows.data(), found.outcomes.data(), insertion, nullptr);
   }
+  if (t.index.admission) t.index.settle_admission(found.outcomes.data(), insertion, nullptr);
+  if (t.index.has_clock()) t.index.advance_clock(insertion, nullptr);
   t.index.note_visible(insertion.rows);
   const std::unique_lock rows_lock(t.rows_mutex);
   t.write(found, values, state);

@@ -172,6 +172,19 @@ inline Values rooms() {
           leaving("lfu", {.order = EvictOrder::kLfu, .half_life = 2.0, .min_age = 1})};
 }
 
+/// Rounds see most keys twice or more.
+inline Values admissions() {
+  using Kind = AdmitTerm::Kind;
+  const auto rule = [](const std::string& name, const AdmitConfig& config) {
+    return Value{name, [config](Combination& row) { row.table.admission = config; }};
+  };
+  const AdmitTerm twice{.kind = Kind::kCount, .count = 2};
+  const AdmitTerm some{.kind = Kind::kProbability, .probability = 0.3};
+  return {{"none", [](Combination&) {}},
+          rule("count", {.rule = {twice}, .max_records = 100}),
+          rule("any", {.rule = {twice, some, {.kind = Kind::kAny}}})};
+}
+
 /// In the order in which they are to be set.
 inline const std::vector<Setting>& settings() {
   using Threads = std::optional<int>;
@@ -189,6 +202,7 @@ inline const std::vector<Setting>& settings() {
       {"hash_seed",
        assigned([](auto& r) -> auto& { return r.table.hash_seed; }, {HashSeed(), HashSeed(7)})},
       {"room", rooms()},
+      {"admission", admissions()},
       {"on_full", assigned([](auto& r) -> auto& { return r.table.on_full; },
                            {OnFull::kRefuse, OnFull::kRaise})},
       {"default_value",
@@ -247,7 +261,8 @@ inline bool is_of_devices(const TableConfig& config) {
                         c.kind == OptimizerKind::kRowwiseAdagrad || c.kind == OptimizerKind::kAdam;
   return is_known && c.bias_correction == BiasCorrection::kTable && c.dampening == 0.0 &&
          !c.catch_up && !c.clip_value && !c.clip_norm && config.weight_dtype == DType::kFloat32 &&
-         config.on_nonfinite == NonFinite::kApply && !config.eviction_groups && !config.eviction;
+         config.on_nonfinite == NonFinite::kApply && !config.eviction_groups && !config.eviction &&
+         !config.admission;
 }
 
 inline std::vector<Choices> combinations(const std::function<bool(const TableConfig&)>& rule) {
@@ -265,10 +280,10 @@ inline std::vector<Choices> combinations(const std::function<bool(const TableCon
 inline auto fields_of(const TableConfig& config) {
   const auto& [dim, name, optimizer, initializer, seed, hash_seed, max_rows, eviction_groups,
                owned_groups, on_full, default_value, on_nonfinite, weight_dtype, rounding,
-               num_threads, eviction] = config;
+               num_threads, eviction, admission] = config;
   return std::make_tuple(dim, name, seed, hash_seed, max_rows, eviction_groups, owned_groups,
                          on_full, default_value, on_nonfinite, weight_dtype, rounding, num_threads,
-                         eviction.has_value());
+                         eviction.has_value(), admission.has_value());
 }
 
 inline auto fields_of(const OptimizerConfig& config) {

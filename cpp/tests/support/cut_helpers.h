@@ -48,16 +48,25 @@ inline RowFileOptions tiny_blocks(Codec codec = Codec::kNone) {
   return {.codec = codec, .block_bytes = 4096, .in_background = false};
 }
 
-/// Writes a cut of the whole table, which is finished as durable; gives its eviction's state too.
+/// What a cut has beside rows.
+struct BesideRows {
+  EvictionState eviction;
+  std::vector<AdmitRecord> counts;
+};
+
+/// Writes a cut of the whole table, which is finished as durable; gives what it has beside rows
+/// too.
 inline Bytes save(Table& table, bool changes_only = false, std::uint8_t token = 1,
-                  EvictionState* eviction = nullptr) {
+                  BesideRows* beside = nullptr) {
   Cut cut = table.cut({.changes_only = changes_only, .max_copy_bytes = {}});
   MemorySink sink;
   WriteOptions options;
   options.token = {token};
   options.file = tiny_blocks();
   write_rows(cut, sink, options);
-  if (eviction != nullptr) *eviction = cut.eviction().value_or(EvictionState{});
+  if (beside != nullptr)
+    *beside = {cut.eviction().value_or(EvictionState{}),
+               cut.admission().value_or(std::vector<AdmitRecord>())};
   cut.finish(true);
   return sink.content;
 }

@@ -170,6 +170,19 @@ TEST_F(AllocationFailureTest, EvictingForABatchInFlight) {
   fail_each(prepare, [](Subject& s) { s.map(range(1200, 500), &s.lease); });
 }
 
+// Most keys come once and get a record, some twice and get a row; records leave for others.
+TEST_F(AllocationFailureTest, KeepingKeysOut) {
+  config_.admission =
+      AdmitConfig{.rule = {{.kind = AdmitTerm::Kind::kCount, .count = 2}}, .max_records = 1500};
+  const auto prepare = [](Subject& s) {
+    s.map(range(0, 900));
+    s.map(range(0, 200));
+    s.map(range(900, 500));
+    s.lease = s.table.lease(9);
+  };
+  fail_each(prepare, [](Subject& s) { s.map(range(150, 2000), &s.lease); });
+}
+
 TEST_F(AllocationFailureTest, FindingOrInserting) {
   fail_each(kLived, [](Subject& s) {
     const Keys keys = range(500, 2500);

@@ -36,6 +36,22 @@ RowFileSummary write_cut(PyCut& cut, nb::handle write, const nb::bytes& token,
   return write_rows(*cut, *sink.sink, options);
 }
 
+/// (keys, counts, steps), int64 (n,) each; or None.
+nb::object records_of(const PyCut& cut) {
+  const std::optional<std::vector<AdmitRecord>>& records = cut->admission();
+  if (!records) return nb::none();
+  const auto n = static_cast<std::int64_t>(records->size());
+  Result keys = make_rows(Framework::kNumpy, n);
+  Result counts = make_rows(Framework::kNumpy, n);
+  Result steps = make_rows(Framework::kNumpy, n);
+  for (std::size_t i = 0; i < records->size(); ++i) {
+    static_cast<std::int64_t*>(keys.data)[i] = (*records)[i].key;
+    static_cast<std::int64_t*>(counts.data)[i] = (*records)[i].count;
+    static_cast<std::int64_t*>(steps.data)[i] = (*records)[i].step;
+  }
+  return nb::make_tuple(std::move(keys.object), std::move(counts.object), std::move(steps.object));
+}
+
 /// The engine's restore, one call at a time.
 class PyRestore {
  public:
@@ -73,6 +89,21 @@ class PyRestore {
     restore_->add_rows(arrays.keys.span(), arrays.fields);
   }
 
+  /// int64 (n,) each
+  void add_records(nb::handle keys_object, nb::handle counts_object, nb::handle steps_object) {
+    const Keys keys(keys_object);
+    const Integers counts(counts_object, "counts");
+    const Integers steps(steps_object, "steps");
+    if (counts.span().size() != keys.size() || steps.span().size() != keys.size())
+      throw nb::value_error("counts and steps must have one element per key");
+    std::vector<AdmitRecord> records(keys.size());
+    for (std::size_t i = 0; i < records.size(); ++i)
+      records[i] = {keys.span()[i], counts.span()[i], steps.span()[i]};
+    const nb::gil_scoped_release without_gil;
+    const std::lock_guard lock(mutex_);
+    restore_->add_records(records);
+  }
+
   void check(std::uint64_t update_count, double log_decay) {
     const nb::gil_scoped_release without_gil;
     const std::lock_guard lock(mutex_);
@@ -107,6 +138,7 @@ void bind_checkpoint(nb::module_& module) {
       .def_prop_ro("learning_rate", [](const PyCut& cut) { return cut->learning_rate(); })
       .def_prop_ro("log_decay", [](const PyCut& cut) { return cut->log_decay(); })
       .def_prop_ro("eviction", [](const PyCut& cut) { return cut->eviction(); })
+      .def_prop_ro("admission", &records_of)
       .def_prop_ro("copied_bytes", [](const PyCut& cut) { return cut->copied_bytes(); })
       .def_prop_ro("max_copied_bytes", [](const PyCut& cut) { return cut->max_copied_bytes(); })
       .def_prop_ro("is_finished", [](const PyCut& cut) { return cut->is_finished(); })
@@ -127,6 +159,8 @@ void bind_checkpoint(nb::module_& module) {
            nb::arg("drop_state") = false, nb::arg("drop_metadata") = false)
       .def_prop_ro("num_rows", &PyRestore::num_rows)
       .def("add_rows", &PyRestore::add_rows, nb::arg("block"))
+      .def("add_records", &PyRestore::add_records, nb::arg("keys"), nb::arg("counts"),
+           nb::arg("steps"))
       .def("check", &PyRestore::check, nb::arg("update_count"), nb::arg("log_decay") = 0.0)
       .def("commit", &PyRestore::commit, nb::arg("update_count"), nb::arg("log_decay") = 0.0,
            nb::arg("state") = EvictionState());

@@ -29,7 +29,11 @@ std::span<Outcome> span_of(const std::optional<Result>& outcomes, std::size_t n)
   return outcomes ? outcome_span(*outcomes, n) : std::span<Outcome>();
 }
 
-PyKeyData::PyKeyData(nb::handle times, nb::handle scores) {
+PyKeyData::PyKeyData(nb::handle times, nb::handle scores, nb::handle counts) {
+  if (!counts.is_none()) {
+    counts_.emplace(counts, "counts");
+    data_.counts = counts_->span();
+  }
   if (!times.is_none()) {
     times_.emplace(times, "times");
     data_.times = times_->span();
@@ -79,6 +83,8 @@ nb::dict stats_of(const IndexStats& found) {
   made["outcomes"] = outcomes;
   made["erased"] = found.erased;
   made["evicted"] = found.evicted;
+  made["admission_records"] = found.admission_records;
+  made["records_lost"] = found.records_lost;
   made["index_bytes"] = found.index_bytes;
   made["metadata_bytes"] = found.metadata_bytes;
   made["tracking_bytes"] = found.tracking_bytes;
@@ -234,7 +240,7 @@ void bind_index(nb::module_& module) {
           "map",
           [](PyIndex& index, nb::handle keys, bool insert, PyLease* lease, nb::handle times,
              nb::handle scores) {
-            return map(*index, keys, insert, lease, PyKeyData(times, scores).get());
+            return map(*index, keys, insert, lease, PyKeyData(times, scores, nb::none()).get());
           },
           nb::arg("keys").none(), nb::arg("insert"), nb::arg("lease").none(),
           nb::arg("times").none(), nb::arg("scores").none())

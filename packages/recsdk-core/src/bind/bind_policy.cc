@@ -2,6 +2,7 @@
 #include "recsdk/policy.h"
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/vector.h>
 
 #include "bindings.h"
 
@@ -18,6 +19,17 @@ void bind_policy(nb::module_& module) {
   nb::class_<EvictConfig>(module, "EvictConfig")
       .def(nb::init<EvictOrder, EvictClock, std::optional<double>, std::int64_t>(),
            nb::arg("order"), nb::arg("clock"), nb::arg("half_life").none(), nb::arg("min_age"));
+  nb::enum_<AdmitTerm::Kind>(module, "AdmitKind")
+      .value("COUNT", AdmitTerm::Kind::kCount)
+      .value("PROBABILITY", AdmitTerm::Kind::kProbability)
+      .value("ALL", AdmitTerm::Kind::kAll)
+      .value("ANY", AdmitTerm::Kind::kAny);
+  nb::class_<AdmitTerm>(module, "AdmitTerm")
+      .def(nb::init<AdmitTerm::Kind, std::int64_t, double>(), nb::arg("kind"), nb::arg("count") = 1,
+           nb::arg("probability") = 1.0);
+  nb::class_<AdmitConfig>(module, "AdmitConfig")
+      .def(nb::init<std::vector<AdmitTerm>, std::optional<std::int64_t>>(), nb::arg("rule"),
+           nb::arg("max_records").none());
   nb::class_<EvictionState>(module, "EvictionState")
       .def(nb::init<std::int64_t, std::optional<std::int64_t>, bool, std::optional<std::int64_t>>(),
            nb::arg("step") = 0, nb::arg("lease_step").none() = nb::none(),

@@ -33,9 +33,9 @@ struct Mapped {
 };
 
 nb::object find_or_insert(PyTable& table, nb::handle keys_object, PyLease* lease, bool outcomes,
-                          nb::handle times, nb::handle scores) {
+                          nb::handle times, nb::handle scores, nb::handle counts) {
   const Keys keys(keys_object);
-  const PyKeyData data(times, scores);
+  const PyKeyData data(times, scores, counts);
   const Lease* batch = lease_of(lease);
   Result values =
       make_floats(keys.framework(), static_cast<std::int64_t>(keys.size()), table->config().dim);
@@ -63,7 +63,7 @@ nb::object lookup(PyTable& table, nb::handle keys_object, bool outcomes) {
 nb::object upsert(PyTable& table, nb::handle keys_object, nb::handle values_object,
                   nb::handle state_object, bool outcomes, nb::handle times, nb::handle scores) {
   const Keys keys(keys_object);
-  const PyKeyData data(times, scores);
+  const PyKeyData data(times, scores, nb::none());
   const auto n = static_cast<std::int64_t>(keys.size());
   const Array values = floats(values_object, "values", n, table->config().dim);
   Array state;
@@ -264,10 +264,11 @@ void make_table(PyTable* place, std::int64_t dim, std::string name,
                 const std::optional<std::pair<std::int64_t, std::int64_t>>& owned_groups,
                 OnFull on_full, float default_value, NonFinite on_nonfinite, DType weight_dtype,
                 Rounding rounding, std::optional<int> num_threads,
-                const std::optional<EvictConfig>& eviction) {
+                const std::optional<EvictConfig>& eviction,
+                const std::optional<AdmitConfig>& admission) {
   new (place) PyTable({dim, std::move(name), optimizer, initializer, seed, hash_seed, max_rows,
                        eviction_groups, group_range(owned_groups), on_full, default_value,
-                       on_nonfinite, weight_dtype, rounding, num_threads, eviction});
+                       on_nonfinite, weight_dtype, rounding, num_threads, eviction, admission});
 }
 
 }  // namespace
@@ -280,7 +281,7 @@ void bind_table(nb::module_& module) {
            nb::arg("max_rows").none(), nb::arg("eviction_groups").none(),
            nb::arg("owned_groups").none(), nb::arg("on_full"), nb::arg("default_value"),
            nb::arg("on_nonfinite"), nb::arg("weight_dtype"), nb::arg("rounding"),
-           nb::arg("num_threads").none(), nb::arg("eviction").none())
+           nb::arg("num_threads").none(), nb::arg("eviction").none(), nb::arg("admission").none())
       .def("state_fields", [](PyTable& table) { return state_fields(table->layout()); })
       .def(
           "lease",
@@ -299,13 +300,14 @@ void bind_table(nb::module_& module) {
       .def(
           "map",
           [](PyTable& table, nb::handle keys, bool insert, PyLease* lease, nb::handle times,
-             nb::handle scores) {
-            return map(table->index(), keys, insert, lease, PyKeyData(times, scores).get());
+             nb::handle scores, nb::handle counts) {
+            return map(table->index(), keys, insert, lease, PyKeyData(times, scores, counts).get());
           },
           nb::arg("keys").none(), nb::arg("insert"), nb::arg("lease").none(),
-          nb::arg("times").none(), nb::arg("scores").none())
+          nb::arg("times").none(), nb::arg("scores").none(), nb::arg("counts").none())
       .def("find_or_insert", &find_or_insert, nb::arg("keys").none(), nb::arg("lease").none(),
-           nb::arg("return_outcomes"), nb::arg("times").none(), nb::arg("scores").none())
+           nb::arg("return_outcomes"), nb::arg("times").none(), nb::arg("scores").none(),
+           nb::arg("counts").none())
       .def("lookup", &lookup, nb::arg("keys").none(), nb::arg("return_outcomes"))
       .def("upsert", &upsert, nb::arg("keys").none(), nb::arg("values").none(),
            nb::arg("state").none(), nb::arg("return_outcomes"), nb::arg("times").none(),

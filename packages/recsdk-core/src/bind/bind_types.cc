@@ -12,6 +12,7 @@ void bind_types(nb::module_& module) {
   outcomes["REFUSED"] = static_cast<int>(Outcome::kRefused);
   outcomes["MISSING"] = static_cast<int>(Outcome::kMissing);
   outcomes["OVERFLOWED"] = static_cast<int>(Outcome::kOverflowed);
+  outcomes["NOT_ADMITTED"] = static_cast<int>(Outcome::kNotAdmitted);
   module.attr("OUTCOMES") = outcomes;
 }
 

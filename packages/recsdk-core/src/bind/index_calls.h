@@ -17,14 +17,15 @@ std::optional<Result> make_outcomes_if(bool wanted, const Keys& keys);
 nb::object outcomes_or_none(std::optional<Result> outcomes);
 std::span<Outcome> span_of(const std::optional<Result>& outcomes, std::size_t n);
 
-/// What comes with keys for eviction: arrays or None each.
+/// What comes with keys for eviction and admission: arrays or None each.
 class PyKeyData {
  public:
-  PyKeyData(nb::handle times, nb::handle scores);
+  PyKeyData(nb::handle times, nb::handle scores, nb::handle counts);
   const KeyData& get() const { return data_; }
 
  private:
   std::optional<Integers> times_;
+  std::optional<Integers> counts_;
   Array scores_;
   KeyData data_;
 };

@@ -15,6 +15,7 @@ check_compiled_version(_ext.__version__)
 
 from recsdk_core import checkpoint, init, optim  # noqa: E402
 from recsdk_core._internal.initial_rows import initial_rows  # noqa: E402
+from recsdk_core.admission import Admit  # noqa: E402
 from recsdk_core.combine import CombineBlock, combine_gradients, distinct_keys  # noqa: E402
 from recsdk_core.errors import (  # noqa: E402
     BackendUnavailable,
@@ -54,6 +55,7 @@ from recsdk_core.tables import (  # noqa: E402
 from recsdk_core.vectors import pack_vectors, unpack_vectors  # noqa: E402
 
 __all__ = [
+    "Admit",
     "ArrivedBags",
     "BackendUnavailable",
     "Bags",

@@ -22,8 +22,10 @@ class Outcome(enum.IntEnum):
     INSERTED = 1
     """The call gave the key a row."""
     REFUSED = 2
-    """The key has no row and was not admitted: the table holds `max_rows` keys."""
+    """The key has no row and found no room: the table holds `max_rows` keys."""
     MISSING = 3
     """The key has no row and the call does not insert."""
     OVERFLOWED = 4
     """The key has no row because a device cache could not hold the batch."""
+    NOT_ADMITTED = 5
+    """The key has no row yet: the table's rule of admission kept it out, see `Admit`."""

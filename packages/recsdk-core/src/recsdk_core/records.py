@@ -42,6 +42,10 @@ class IndexStats:
     """Keys that `erase` and `clear` took out."""
     evicted: int
     """Keys that left for others, or by `evict`."""
+    admission_records: int
+    """Keys without a row whose count is kept, see `Admit.count`; batches in flight included."""
+    records_lost: int
+    """Counts of such keys that left for others."""
     index_bytes: int
     """Memory from keys to row numbers."""
     metadata_bytes: int

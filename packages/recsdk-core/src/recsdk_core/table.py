@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recsdk_core import _ext
 from recsdk_core._ext import Bags, Lease
 from recsdk_core._internal.checks import require_finite, require_int, require_one_of
 from recsdk_core._internal.config import (
+    engine_admission,
     engine_dtype,
     engine_eviction,
     engine_initializer,
@@ -33,6 +35,7 @@ from recsdk_core._internal.keyed import (
     times_of,
 )
 from recsdk_core._internal.packed_state import unpack_state
+from recsdk_core.admission import Admit
 from recsdk_core.checkpoint.table_io import SavesAndLoads
 from recsdk_core.errors import BusyError
 from recsdk_core.eviction import Evict
@@ -99,6 +102,7 @@ class Table(Keyed, SavesAndLoads):
         owned_groups: tuple[int, int] | None = None,
         on_full: OnFull = "refuse",
         eviction: Evict | None = None,
+        admission: Admit | None = None,
         default_value: float = 0.0,
         on_nonfinite: Literal["apply", "raise", "skip"] = "apply",
         dtype: DType = "float32",
@@ -118,7 +122,8 @@ class Table(Keyed, SavesAndLoads):
         part of the groups, from `owned_groups[0]` to below `owned_groups[1]`, has their part of
         `max_rows`, and refuses keys of others. With `eviction`, which needs `max_rows`, keys leave
         a full group for those that come, see `Evict`; `on_full` then is about keys for which nobody
-        may leave. Every column of a refused or missing key reads `default_value`.
+        may leave. With `admission` only some new keys get a row, see `Admit`. Every column of a key
+        without a row reads `default_value`.
         `on_nonfinite` says what happens to a summed gradient that is infinite or not a number: it
         is applied as torch does ("apply"), the update raises NonFiniteError ("raise"), or that
         key's update is left out ("skip"). Weights are stored as `dtype`: "float32", "bfloat16" or
@@ -160,9 +165,11 @@ class Table(Keyed, SavesAndLoads):
             engine_rounding(rounding),
             num_threads,
             engine_eviction(eviction, max_rows),
+            engine_admission(admission),
         )
         self._eviction, self._time = eviction, None
         self._evicted_by_request = 0
+        self._admission = admission
         self._dim = dim
         self._name = name
         self._optimizer = optimizer
@@ -204,8 +211,13 @@ class Table(Keyed, SavesAndLoads):
         return self._initializer
 
     @property
+    def admission(self) -> Admit | None:
+        """Which new keys get a row; None: all."""
+        return self._admission
+
+    @property
     def default_value(self) -> float:
-        """What every column of a refused or missing key reads."""
+        """What every column of a key without a row reads."""
         return self._default_value
 
     @property
@@ -271,6 +283,7 @@ class Table(Keyed, SavesAndLoads):
         lease: Lease | None = None,
         times: Array | int | None = None,
         scores: Array | None = None,
+        counts: Array | int | None = None,
     ) -> tuple[Array, Array]:
         """Finds the rows of keys (N,), and with `insert` gives a row to each unseen key.
 
@@ -283,16 +296,20 @@ class Table(Keyed, SavesAndLoads):
         With eviction others leave instead, see `Evict`; they, and their rows, stay what they are to
         readers and earlier leases until the call's lease is released, if it carries a step. `times`
         int64 (N,) or one for all are for `Evict.lru(by="time")`, finite `scores` float32 (N,) for
-        `Evict.score()`; of equal keys the largest counts.
+        `Evict.score()`; of equal keys the largest counts. With admission a new key gets a row only
+        if the rule lets it in, see `Admit`; `counts`, int64 (N,) or one for all, 1 or more, say how
+        many occurrences each key stands for.
 
         Raises BusyError when inserting without a step while leases with a step are open,
-        CapacityError under `on_full="raise"`, OutOfMemoryError, ValueError for times or scores that
-        the rule does not take, or lacks, or with eviction for a lease of an earlier step than was
-        mapped before, and what a custom initializer raises.
+        CapacityError under `on_full="raise"`, OutOfMemoryError, ValueError for times, scores or
+        counts that the rules do not take, or lack, or with eviction or admission for a lease of an
+        earlier step than was mapped before, and what a custom initializer raises.
         Cost: one cache line per key, plus one row per insertion; with eviction one more line per
-        key, and a few per key that leaves.
+        key, and a few per key that leaves; with admission keys without a row are sorted.
         """
-        return self._engine.map(keys, insert, lease, times_of(times), scores)
+        return self._engine.map(
+            keys, insert, lease, times_of(times), scores, times_of(counts, "counts")
+        )
 
     def find_or_insert(
         self,
@@ -301,15 +318,18 @@ class Table(Keyed, SavesAndLoads):
         lease: Lease | None = None,
         times: Array | int | None = None,
         scores: Array | None = None,
+        counts: Array | int | None = None,
         return_outcomes: bool = False,
     ) -> Any:
         """The rows of keys (N,), float32 (N, D); an unseen key gets a row.
 
-        A refused key reads the default value. With `return_outcomes` returns (values, outcomes
-        uint8 (N,)). `times`, `scores`, duplicates, errors and cost are those of `map`, plus reading
-        the rows.
+        A key that is refused or not admitted reads the default value. With `return_outcomes`
+        returns (values, outcomes uint8 (N,)). `times`, `scores`, `counts`, duplicates, errors and
+        cost are those of `map`, plus reading the rows.
         """
-        return self._engine.find_or_insert(keys, lease, return_outcomes, times_of(times), scores)
+        return self._engine.find_or_insert(
+            keys, lease, return_outcomes, times_of(times), scores, times_of(counts, "counts")
+        )
 
     def leavers(
         self,
@@ -359,9 +379,9 @@ class Table(Keyed, SavesAndLoads):
         """Writes values (N, D) as the weights of keys (N,), inserting unseen keys.
 
         Of duplicates the last wins. `state` has float32 (N, width) for every one of `state_fields`;
-        without it optimizer state is made fresh. `times` and `scores` are those of `map`. With
-        `return_outcomes` returns outcomes uint8 (N,), else None. Raises BusyError while leases with
-        a step are open.
+        without it optimizer state is made fresh. No rule of admission keeps a key out. `times` and
+        `scores` are those of `map`. With `return_outcomes` returns outcomes uint8 (N,), else None.
+        Raises BusyError while leases with a step are open.
         """
         packed = None if state is None else self._pack_state(state)
         return self._engine.upsert(keys, values, packed, return_outcomes, times_of(times), scores)
@@ -549,6 +569,7 @@ class Table(Keyed, SavesAndLoads):
             "owned_groups": self._owned_groups,
             "on_full": self._on_full,
             "eviction": self._eviction,
+            "admission": self._admission,
             "default_value": self._default_value,
             "on_nonfinite": self._on_nonfinite,
             "dtype": self._dtype,
@@ -569,7 +590,8 @@ class Table(Keyed, SavesAndLoads):
         """Gives the table another optimizer: rows stay, and get its fresh state.
 
         The update count stays too. `log_decay` becomes 0, the next save must be full, and the
-        counters of `stats()` begin anew, with the rows as inserted or, with eviction, with none.
+        counters of `stats()` begin anew, with the rows as inserted or, with eviction or admission,
+        with none.
         Raises BusyError while leases or a save are open, and OutOfMemoryError; then nothing has
         changed. Call it while no other thread uses the table. Cost: all rows are copied, and
         held twice until the end.
@@ -603,12 +625,17 @@ class Table(Keyed, SavesAndLoads):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles configuration, visible rows, their optimizer state and the update count.
 
-        With eviction also what it keeps of keys, and its clock; BusyError while a save is open.
+        With eviction or admission also what they keep of keys, and their clock; BusyError while a
+        save is open.
         """
-        if self._eviction is not None:
+        if self._has_clock:
             return _restore_image, (self._config(), self._image())
         counts = (self.update_count, self.log_decay)
         return _restore, (self._config(), list(self.export()), *counts)
+
+    @property
+    def _has_clock(self) -> bool:
+        return self._eviction is not None or self._admission is not None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Table:
         """What pickling and unpickling would give."""
@@ -617,14 +644,14 @@ class Table(Keyed, SavesAndLoads):
     def _filled_copy(self, changes: dict[str, Any], *, drop_state: bool = False) -> Table:
         """A table with its rows and other arguments; without state as after set_optimizer."""
         config = {**self._config(), **changes}
-        if self._eviction is not None:
+        if self._has_clock:
             return _restore_image(config, self._image(), drop_state=drop_state)
         batches = self.export(state=not drop_state)
         log_decay = 0.0 if drop_state else self.log_decay
         return _restore(config, batches, self.update_count, log_decay)
 
     def _image(self) -> _Image:
-        """All visible rows, with what eviction keeps of them, as one row file."""
+        """All visible rows and counts, with what eviction keeps of them, as one row file."""
         pieces: list[bytes] = []
         cut = self._engine.cut(False, None)
         try:
@@ -638,17 +665,20 @@ class Table(Keyed, SavesAndLoads):
             update_count=cut.update_count,
             log_decay=cut.log_decay,
             eviction=(state.step, None, state.is_begun, state.time),
+            records=cut.admission,
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Image:
-    """What a table with eviction holds."""
+    """What a table with eviction or admission holds."""
 
     rows: bytes
     update_count: int
     log_decay: float
     eviction: tuple[int, None, bool, int | None]
+    records: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]] | None
+    """Keys without a row, how often they were seen, and in which step last: (n,) each."""
 
 
 def _restore_image(config: dict[str, Any], image: _Image, *, drop_state: bool = False) -> Table:
@@ -660,6 +690,8 @@ def _restore_image(config: dict[str, Any], image: _Image, *, drop_state: bool = 
 
     rows = _ext.RowFile(read, len(image.rows), "rows in memory")
     restore.add_file(rows, drop_state=drop_state)
+    if image.records is not None:
+        restore.add_records(*image.records)
     state = _ext.EvictionState(*image.eviction)
     restore.commit(image.update_count, 0.0 if drop_state else image.log_decay, state)
     table._time = state.time

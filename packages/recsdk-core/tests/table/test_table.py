@@ -484,6 +484,7 @@ def test_stats_count_every_key() -> None:
         REFUSED: 1,
         MISSING: 2,
         Outcome.OVERFLOWED: 0,
+        Outcome.NOT_ADMITTED: 0,
     }
     assert (stats.num_rows, stats.erased) == (1, 1)
     assert stats.index_bytes + stats.row_bytes + stats.metadata_bytes == table.memory_bytes()

@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from recsdk_core import _ext
+from recsdk_core.admission import Admit
 from recsdk_core.eviction import Evict
 from recsdk_core.init import Constant, Custom, Initializer, Normal, TruncatedNormal, Uniform
 from recsdk_core.optim import (
@@ -23,6 +24,7 @@ from recsdk_core.optim import (
 )
 
 __all__ = [
+    "engine_admission",
     "engine_dtype",
     "engine_eviction",
     "engine_initializer",
@@ -134,6 +136,23 @@ def engine_eviction(eviction: Evict | None, max_rows: int | None) -> _ext.EvictC
     return _ext.EvictConfig(
         order, _ext.EvictClock[eviction.by.upper()], half_life, eviction.min_age
     )
+
+
+def engine_admission(admission: Admit | None) -> _ext.AdmitConfig | None:
+    """The engine's form of a rule which keys get a row; TypeError for anything else."""
+    if admission is None:
+        return None
+    if not isinstance(admission, Admit):
+        raise TypeError(f"admission must be an Admit, such as Admit.count(3), got {admission!r}")
+    terms = [
+        _ext.AdmitTerm(
+            _ext.AdmitKind[term.kind.upper()],
+            1 if term.n is None else term.n,
+            1.0 if term.p is None else float(term.p),
+        )
+        for term in admission.terms()
+    ]
+    return _ext.AdmitConfig(terms, admission.max_records)
 
 
 def engine_on_full(on_full: str) -> _ext.OnFull:

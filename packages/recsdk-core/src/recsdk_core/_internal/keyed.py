@@ -210,11 +210,11 @@ class Keyed:
         return bool(outcomes[0] == Outcome.FOUND)
 
 
-def times_of(times: Array | int | None) -> Array | None:
-    """Times as the engine takes them: one for all as (1,)."""
+def times_of(times: Array | int | None, name: str = "times") -> Array | None:
+    """Times, or counts, as the engine takes them: one for all as (1,)."""
     if isinstance(times, np.integer):
         times = int(times)
     if not isinstance(times, int):
         return times
-    require_int("Table", -INT64, INT64, times=times)
+    require_int("Table", -INT64, INT64, **{name: times})
     return np.array([times], np.int64)

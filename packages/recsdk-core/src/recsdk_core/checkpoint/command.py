@@ -209,6 +209,12 @@ def _lines_of(found: Checkpoint) -> list[str]:
         ]
         if entry.eviction is not None:
             lines.append(f"  eviction {entry.eviction.rule}, at step {entry.eviction.step}")
+        if entry.admission is not None:
+            num_counts = sum(file.num_rows for file in entry.admission.files)
+            lines.append(
+                f"  admission {entry.admission.rule}, at step {entry.admission.step}, counts of "
+                f"{num_counts} keys without a row"
+            )
     return lines
 
 

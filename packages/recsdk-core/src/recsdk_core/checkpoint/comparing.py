@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from recsdk_core.checkpoint.manifest import TableEntry
 from recsdk_core.checkpoint.merging import Rows, merged_rows
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.reading import Checkpoint, Progress
+from recsdk_core.checkpoint.records import Records, read_records
 from recsdk_core.virtual_shards import mix64
 
 __all__ = ["TableDifference", "as_floats", "diff", "find_row", "top_rows"]
@@ -84,9 +85,14 @@ def _diff_table(
         "only_in_b": np.delete(keys_b, at_b),
         "changed": keys_a[at_a][is_changed],
     }
+    settings = _settings(_entry(a, name), _entry(b, name))
+    counts = _counts(a, name), _counts(b, name)
+    if not counts[0].equals(counts[1]):
+        told = (f"{len(part.keys)} keys, or other counts" for part in counts)
+        settings["counts of keys without a row"] = next(told), next(told)
     return TableDifference(
         name=name,
-        settings=_settings(_entry(a, name), _entry(b, name)),
+        settings=settings,
         only_in_a=len(found["only_in_a"]),
         only_in_b=len(found["only_in_b"]),
         changed=len(found["changed"]),
@@ -115,7 +121,16 @@ def _settings(a: TableEntry | None, b: TableEntry | None) -> dict[str, tuple[Any
         pair = getattr(a, what), getattr(b, what)
         if pair[0] != pair[1]:
             found[what] = (_text(pair[0]), _text(pair[1]))
+    admissions = [None if e.admission is None else replace(e.admission, files=()) for e in (a, b)]
+    if admissions[0] != admissions[1]:
+        found["admission"] = (_text(admissions[0]), _text(admissions[1]))
     return found
+
+
+def _counts(chain: Sequence[Checkpoint], name: str) -> Records:
+    if _entry(chain, name) is None:
+        return Records.joined([])
+    return Records.joined(list(read_records(chain[-1], name, Owner())))
 
 
 def _text(value: Any) -> Any:

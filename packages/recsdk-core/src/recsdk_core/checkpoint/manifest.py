@@ -18,7 +18,9 @@ __all__ = [
     "MANIFEST_NAME",
     "MAX_MANIFEST_BYTES",
     "METADATA",
+    "RECORD_FIELDS",
     "VERSION",
+    "AdmissionEntry",
     "ChainLink",
     "Described",
     "EvictionEntry",
@@ -104,6 +106,13 @@ METADATA = (
     Field(name="evict_born", dtype="int64", width=1),
 )
 """What eviction may keep of a key, in the order of a file."""
+
+
+RECORD_FIELDS = (
+    Field(name="weight", dtype="int64", width=1),
+    Field(name="admit_step", dtype="int64", width=1),
+)
+"""What a file of counts has of a key without a row: how often it was seen, in which step last."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,6 +204,33 @@ class RowsEntry(FileEntry):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AdmissionEntry:
+    """Which new keys get a row, and how often keys without one were seen."""
+
+    rule: Described
+    """An `Admit`: its terms in postfix order, and `max_records`."""
+    step: int | None
+    """The step of the last call that inserted, as the table counts; None: there was none."""
+    files: tuple[RowsEntry, ...]
+    """The counts of keys without a row: one beside each file of rows."""
+
+    @staticmethod
+    def path_of(token: str, table: int, shard: int) -> str:
+        """Where the counts of a shard lie."""
+        return f"{token}/tables/{table:04d}/rank_{shard:05d}.counts"
+
+    @staticmethod
+    def _read(fields: Fields) -> AdmissionEntry:
+        entry = AdmissionEntry(
+            rule=Described._read(fields.child("rule")),
+            step=fields.optional("step", lambda n: fields.integer(n, -_INT64 - 1, _INT64)),
+            files=tuple(RowsEntry._read(item) for item in fields.children("files", 1, MAX_RANKS)),
+        )
+        fields.done()
+        return entry
+
+
+@dataclass(frozen=True, kw_only=True)
 class UserEntry(FileEntry):
     """A file of user state."""
 
@@ -241,6 +277,8 @@ class TableEntry:
     """What the rows' state "log_decay" is compared with; see `Table.log_decay`."""
     eviction: EvictionEntry | None = None
     """Who leaves; None: nobody."""
+    admission: AdmissionEntry | None = None
+    """Which new keys get a row; None: all."""
     fields: tuple[Field, ...]
     """What a row consists of, in the order of the file."""
     sharding: Sharding
@@ -282,6 +320,9 @@ class TableEntry:
             log_decay=fields.number("log_decay"),
             eviction=(
                 EvictionEntry._read(fields.child("eviction")) if fields.has("eviction") else None
+            ),
+            admission=(
+                AdmissionEntry._read(fields.child("admission")) if fields.has("admission") else None
             ),
             fields=tuple(Field._read(item) for item in fields.children("fields", 1, 32)),
             sharding=Sharding._read(fields.child("sharding")),
@@ -350,7 +391,9 @@ class Manifest:
     def files(self) -> tuple[FileEntry, ...]:
         """All files but the manifest."""
         rows = [entry for table in self.tables for entry in table.files]
-        return (*rows, *self.user_files)
+        with_counts = (table.admission for table in self.tables if table.admission is not None)
+        counts = [entry for admission in with_counts for entry in admission.files]
+        return (*rows, *counts, *self.user_files)
 
     @property
     def num_bytes(self) -> int:
@@ -361,8 +404,9 @@ class Manifest:
         """The file's bytes: canonical JSON with its own SHA-256; CheckpointError if too large."""
         value = asdict(self)
         for table in value["tables"]:
-            if table["eviction"] is None:
-                del table["eviction"]
+            for rule in ("eviction", "admission"):
+                if table[rule] is None:
+                    del table[rule]
         advice = "save fewer tables, or cut them into fewer shards"
         return sealed(value, FORMAT, VERSION, advice)
 
@@ -408,8 +452,22 @@ def _check_whole(manifest: Manifest, fields: Fields) -> None:
                             f"{entry.path!r}")  # fmt: skip
             if manifest.chain is None and entry.num_erased:
                 fields.fail(f"tables[{index}].files[{rank}].num_erased", "must be 0 in a snapshot")
+        _check_counts(manifest, index, fields)
     for index, user_file in enumerate(manifest.user_files):
         expected = UserEntry.path_of(manifest.token, index)
         if user_file.path != expected:
             fields.fail(f"user_files[{index}].path", f"must be {expected!r}, got "
                         f"{user_file.path!r}")  # fmt: skip
+
+
+def _check_counts(manifest: Manifest, index: int, fields: Fields) -> None:
+    """Checks the files of counts of a table."""
+    table = manifest.tables[index]
+    files = () if table.admission is None else table.admission.files
+    if table.admission is not None and len(files) != len(table.files):
+        fields.fail(f"tables[{index}].admission.files", f"must be {len(table.files)}, as of rows")
+    for rank, entry in enumerate(files):
+        expected = AdmissionEntry.path_of(manifest.token, index, rank)
+        if entry.path != expected or entry.num_erased:
+            fields.fail(f"tables[{index}].admission.files[{rank}]", f"must be {expected!r} without "
+                        "erased keys")  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from recsdk_core import _ext
@@ -28,6 +29,7 @@ from recsdk_core.checkpoint.reading import (
     chain_of,
     position_of,
 )
+from recsdk_core.checkpoint.records import Records, admission_entry
 from recsdk_core.checkpoint.replacing import NewRows, stage_rows
 from recsdk_core.checkpoint.restoring import check_table, stage
 from recsdk_core.checkpoint.saving import (
@@ -153,6 +155,7 @@ class Cuts:
         for shard, cut in zip(self._shards, self.cuts, strict=True):
             width = sum(item.width for item in row_fields(shard.table))
             total += cut.num_rows * (8 + 4 * width) + cut.num_erased * 8
+            total += 0 if shard.table.admission is None else 24 * len(cut.admission[0])
         return total
 
     def finish(self, position: Position | None) -> None:
@@ -224,7 +227,12 @@ def _shard_file(
         index=shard.owner.rank,
         num_shards=shard.owner.world_size,
         position=shard.table._position if is_delta else None,
+        records=partial(_records_of, cut) if shard.table.admission is not None else None,
     )
+
+
+def _records_of(cut: Any) -> Records:
+    return Records(*cut.admission)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -407,6 +415,7 @@ def _stage(shard: Shard, chain: Sequence[Checkpoint], loading: Loading) -> _Stag
             shard.owner,
             drop_state=drop_state,
             drop_metadata=drop_metadata,
+            has_admission=table.admission is not None,
             progress=loading.progress,
         )
         owner = shard.owner
@@ -441,16 +450,19 @@ def _stage(shard: Shard, chain: Sequence[Checkpoint], loading: Loading) -> _Stag
         _learning_rate(table, entry, chain[-1]),
         position,
         found,
-        _eviction_state(table, None if drop_metadata else entry.eviction),
+        _clock(table, entry, drop_metadata),
     )
 
 
-def _eviction_state(table: Table, entry: EvictionEntry | None) -> _ext.EvictionState:
+def _clock(table: Table, entry: TableEntry, drop_metadata: bool) -> _ext.EvictionState:
     """Where the clock of a table stands once its rows are loaded."""
-    if table.eviction is None or entry is None:
-        return _ext.EvictionState(time=table._time)
+    eviction = None if drop_metadata or table.eviction is None else entry.eviction
+    time = table._time if eviction is None else eviction.time
+    found = eviction if table.admission is None else entry.admission or eviction
+    if found is None:
+        return _ext.EvictionState(time=time)
     # Leases of a later job may count their steps anew: the next one comes right after.
-    return _ext.EvictionState(entry.step or 0, None, entry.step is not None, entry.time)
+    return _ext.EvictionState(found.step or 0, None, found.step is not None, time)
 
 
 def row_fields(table: Table) -> tuple[Field, ...]:
@@ -471,6 +483,7 @@ def entry_of(shard: Shard, cut: _ext.Cut | ShardCut | None, sharding: Sharding) 
         update_count=table.update_count if cut is None else cut.update_count,
         log_decay=table.log_decay if cut is None else cut.log_decay,
         eviction=_eviction_entry(table, cut),
+        admission=admission_entry(table, cut),
         fields=row_fields(table),
         sharding=sharding,
         files=(),

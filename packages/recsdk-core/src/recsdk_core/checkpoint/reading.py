@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from recsdk_core import _ext
-from recsdk_core.checkpoint.manifest import Manifest, RowsEntry, TableEntry, UserEntry
+from recsdk_core.checkpoint.manifest import (
+    RECORD_FIELDS,
+    Field,
+    Manifest,
+    RowsEntry,
+    TableEntry,
+    UserEntry,
+)
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.stores import Source, Store, open_store
 from recsdk_core.checkpoint.user_state import MAX_HEADER, check_array, decode_array, unpack
@@ -101,12 +108,19 @@ class Checkpoint:
         Blocks are verified as they are read. The end of the `with` reads the rest.
         """
         entry = self.manifest.tables[table]
-        file = entry.files[rank]
+        header = self.manifest.kind, entry.dim, entry.fields
+        with self._row_file(entry.files[rank], *header) as rows:
+            yield rows
+
+    @contextmanager
+    def _row_file(
+        self, file: RowsEntry, kind: str, dim: int, fields: Sequence[Field]
+    ) -> Iterator[_ext.RowFile]:
         with self._source(file) as source:
             rows = _ext.RowFile(
                 source.read, source.size, source.name, file.num_rows, file.num_erased
             )
-            self._check_header(rows, entry, source.name)
+            self._check_header(rows, kind, dim, fields, source.name)
             yield rows
             while rows.next_block() is not None:
                 pass
@@ -114,16 +128,27 @@ class Checkpoint:
 
     def blocks(self, table: int, rank: int) -> Iterator[_ext.RowBlock]:
         """The blocks of a rank's file, verified, also that its keys are those of this file."""
-        entry = self.manifest.tables[table]
-        owner = Owner(rank, len(entry.files), entry.sharding)
         with self.rows_file(table, rank) as file:
-            while (block := file.next_block()) is not None:
-                if owner.world_size > 1 and not owner.owns(block.keys).all():
-                    raise CheckpointError(
-                        f"{self.location}/{entry.files[rank].path}: has keys of another file; "
-                        "whatever wrote it mixed up its ranks or their rule"
-                    )
-                yield block
+            yield from self._own_blocks(file, table, rank, self.manifest.tables[table].files)
+
+    def record_blocks(self, table: int, rank: int) -> Iterator[_ext.RowBlock]:
+        """As `blocks`, for how often keys without a row were seen; see `records`."""
+        admission = self.manifest.tables[table].admission
+        assert admission is not None
+        with self._row_file(admission.files[rank], "snapshot", 1, RECORD_FIELDS) as file:
+            yield from self._own_blocks(file, table, rank, admission.files)
+
+    def _own_blocks(
+        self, file: _ext.RowFile, table: int, rank: int, files: Sequence[RowsEntry]
+    ) -> Iterator[_ext.RowBlock]:
+        owner = Owner(rank, len(files), self.manifest.tables[table].sharding)
+        while (block := file.next_block()) is not None:
+            if owner.world_size > 1 and not owner.owns(block.keys).all():
+                raise CheckpointError(
+                    f"{self.location}/{files[rank].path}: has keys of another file; "
+                    "whatever wrote it mixed up its ranks or their rule"
+                )
+            yield block
 
     @contextmanager
     def _source(self, file: Any) -> Iterator[Source]:
@@ -135,12 +160,14 @@ class Checkpoint:
                 )
             yield source
 
-    def _check_header(self, rows: _ext.RowFile, entry: TableEntry, name: str) -> None:
+    def _check_header(
+        self, rows: _ext.RowFile, kind: str, dim: int, fields: Sequence[Field], name: str
+    ) -> None:
         expected = (
             ("token", bytes.fromhex(self.manifest.token), bytes(rows.token)),
-            ("kind", self.manifest.kind, rows.kind),
-            ("dim", entry.dim, rows.dim),
-            ("fields", [(f.name, f.dtype, f.width) for f in entry.fields], list(rows.fields)),
+            ("kind", kind, rows.kind),
+            ("dim", dim, rows.dim),
+            ("fields", [(f.name, f.dtype, f.width) for f in fields], list(rows.fields)),
         )
         for what, wanted, got in expected:
             if wanted != got:
@@ -154,6 +181,11 @@ class Checkpoint:
         for index, entry in enumerate(self.manifest.tables):
             for rank, file in enumerate(entry.files):
                 for _ in self.blocks(index, rank):
+                    pass
+                if progress is not None:
+                    progress(file.num_bytes)
+            for rank, file in enumerate(() if entry.admission is None else entry.admission.files):
+                for _ in self.record_blocks(index, rank):
                     pass
                 if progress is not None:
                     progress(file.num_bytes)

@@ -9,6 +9,7 @@ from recsdk_core import _ext
 from recsdk_core.checkpoint.manifest import METADATA, TableEntry
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.reading import Checkpoint, Progress
+from recsdk_core.checkpoint.records import read_records
 from recsdk_core.checkpoint.saving import describe
 from recsdk_core.errors import CheckpointError
 
@@ -89,10 +90,12 @@ def stage(
     *,
     drop_state: bool = False,
     drop_metadata: bool = False,
+    has_admission: bool = False,
     progress: Progress | None = None,
 ) -> tuple[_ext.Restore, int]:
     """Reads and verifies the rows of a chain that a rank owns; the table does not change yet.
 
+    With admission also how often keys without a row were seen, if the chain's last has it.
     Also returns how many of them the snapshot had.
     """
     restore, num_in_snapshot = _ext.Restore(engine), 0
@@ -115,4 +118,6 @@ def stage(
                 progress(file.num_bytes)
         if checkpoint.is_snapshot:
             num_in_snapshot = restore.num_rows
+    for records in read_records(chain[-1], name, owner) if has_admission else ():
+        restore.add_records(records.keys, records.counts, records.steps)
     return restore, num_in_snapshot

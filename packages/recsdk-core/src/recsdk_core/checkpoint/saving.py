@@ -17,6 +17,7 @@ from recsdk_core._internal.version import __version__
 from recsdk_core.checkpoint.copies import refuse_different
 from recsdk_core.checkpoint.manifest import (
     METADATA,
+    AdmissionEntry,
     ChainLink,
     Described,
     Field,
@@ -27,6 +28,7 @@ from recsdk_core.checkpoint.manifest import (
 )
 from recsdk_core.checkpoint.participants import Ranks, share, together
 from recsdk_core.checkpoint.reading import Position, Progress, look_beside
+from recsdk_core.checkpoint.records import Records
 from recsdk_core.checkpoint.stores import Store, Target, open_store
 from recsdk_core.checkpoint.user_state import PackedState, UserFile, pack
 from recsdk_core.errors import CheckpointError
@@ -56,6 +58,8 @@ class ShardFile:
     """How many there are, on all ranks."""
     position: Position | None = None
     """For a delta: the checkpoint that its changes are counted from; equal for all shards."""
+    records: Callable[[], Records] | None = None
+    """How often keys without a row were seen, if the table has a rule of admission."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +129,7 @@ def save_shards(
         )
         refuse_different([of_rank.copies for of_rank in written], _REMEDY)
         files = {place: file for of_rank in written for place, file in of_rank.files.items()}
+        counts = {place: file for of_rank in written for place, file in of_rank.counts.items()}
 
         def complete() -> Position:
             users = _write_user_files(store, token, packed.files)
@@ -133,7 +138,7 @@ def save_shards(
                 chain=plan.link if options.is_delta else None,
                 world_size=options.world_size or ranks.world_size,
                 step=options.step,
-                tables=plan.tables_with(files),
+                tables=plan.tables_with(files, counts),
                 user_state=packed.value,
                 user_files=users,
                 writer=_WRITER,
@@ -189,12 +194,19 @@ class _Plan:
             )
         holders.setdefault(offer.index, []).append(rank)
 
-    def tables_with(self, files: dict[_Place, RowsEntry]) -> tuple[TableEntry, ...]:
+    def tables_with(
+        self, files: dict[_Place, RowsEntry], counts: dict[_Place, RowsEntry]
+    ) -> tuple[TableEntry, ...]:
         """The manifest's entries."""
-        return tuple(
-            replace(entry, files=tuple(files[table, index] for index in sorted(holders)))
-            for table, (entry, holders) in enumerate(zip(self.entries, self.holders, strict=True))
-        )
+        made = []
+        for table, (entry, holders) in enumerate(zip(self.entries, self.holders, strict=True)):
+            rows = tuple(files[table, index] for index in sorted(holders))
+            admission = entry.admission
+            if admission is not None:
+                of_shards = tuple(counts[table, index] for index in sorted(holders))
+                admission = replace(admission, files=of_shards)
+            made.append(replace(entry, files=rows, admission=admission))
+        return tuple(made)
 
 
 @dataclass(frozen=True)
@@ -291,6 +303,8 @@ class _Written:
     """What a rank has written."""
 
     files: dict[_Place, RowsEntry] = field(default_factory=dict)
+    counts: dict[_Place, RowsEntry] = field(default_factory=dict)
+    """Of keys without a row."""
     copies: dict[str, str] = field(default_factory=dict)
     """By table, if other ranks have it too: the checksum of what it wrote or would have written."""
 
@@ -312,13 +326,12 @@ def _write_shards(
         if holders[0] == rank:
             with store.create(token, path) as target:
                 done = shard.write(target, bytes.fromhex(token), options.codec, options.progress)
-            written.files[table, shard.index] = RowsEntry(
-                path=path,
-                num_bytes=done.num_bytes,
-                checksum=done.checksum,
-                num_rows=done.num_rows,
-                num_erased=done.num_erased,
-            )
+            written.files[table, shard.index] = _entry_of(path, done)
+            if shard.records is not None:
+                path = AdmissionEntry.path_of(token, table, shard.index)
+                with store.create(token, path) as target:
+                    kept = shard.records().write(target, bytes.fromhex(token), options.codec)
+                written.counts[table, shard.index] = _entry_of(path, kept)
         else:
             nowhere = Target(lambda _: None, path)
             done = shard.write(nowhere, bytes.fromhex(token), options.codec, None)
@@ -326,6 +339,16 @@ def _write_shards(
             label = "" if shard.num_shards == 1 else f", shard {shard.index}"
             written.copies[shard.entry.name + label] = done.checksum
     return written
+
+
+def _entry_of(path: str, done: _ext.RowFileSummary) -> RowsEntry:
+    return RowsEntry(
+        path=path,
+        num_bytes=done.num_bytes,
+        checksum=done.checksum,
+        num_rows=done.num_rows,
+        num_erased=done.num_erased,
+    )
 
 
 def _write_user_files(store: Store, token: str, files: Sequence[UserFile]) -> tuple[UserEntry, ...]:

@@ -15,6 +15,7 @@ from recsdk_core.checkpoint.merging import Rows, merged_rows
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.participants import OneRank
 from recsdk_core.checkpoint.reading import Checkpoint, Position, Progress, chain_of
+from recsdk_core.checkpoint.records import Records, read_records
 from recsdk_core.checkpoint.saving import Codec, SaveOptions, ShardFile, save_shards
 from recsdk_core.checkpoint.stores import Target, open_store
 
@@ -92,9 +93,19 @@ def _rewrite(
     for entry in last.manifest.tables:
         num_shards, sharding = layouts[entry.name]
         rows_of = partial(merged_rows, chain)
-        bare = replace(entry, sharding=sharding, files=())
-        shards += [_shard_file(bare, rows_of, index, num_shards) for index in range(num_shards)]
+        admission = None if entry.admission is None else replace(entry.admission, files=())
+        bare = replace(entry, sharding=sharding, files=(), admission=admission)
+        for index in range(num_shards):
+            made = _shard_file(bare, rows_of, index, num_shards)
+            if admission is not None:
+                owner = Owner(index, num_shards, sharding)
+                made = replace(made, records=partial(_records_of, last, entry.name, owner))
+            shards.append(made)
     return save_shards(open_store(path), OneRank(), shards, told)
+
+
+def _records_of(checkpoint: Checkpoint, name: str, owner: Owner) -> Records:
+    return Records.joined(list(read_records(checkpoint, name, owner)))
 
 
 def _refuse_source(path: Any, chain: Sequence[Checkpoint]) -> None:

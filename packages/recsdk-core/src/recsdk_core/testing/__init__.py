@@ -9,6 +9,7 @@ from recsdk_core._internal.extras import require
 
 require("hypothesis", extra="testing", user="recsdk_core.testing")
 
+from recsdk_core.testing._admission import Admission, AdmissionRecord  # noqa: E402
 from recsdk_core.testing._eviction import Eviction, KeyMeta, Seen  # noqa: E402
 from recsdk_core.testing._room import Room  # noqa: E402
 from recsdk_core.testing.profiles import register_profiles  # noqa: E402
@@ -28,6 +29,8 @@ from recsdk_core.testing.strategies import (  # noqa: E402
 )
 
 __all__ = [
+    "Admission",
+    "AdmissionRecord",
     "EDGE_KEYS",
     "Eviction",
     "KeyMeta",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from recsdk_core.eviction import Evict
+from recsdk_core.testing._clock import Clock
 from recsdk_core.testing._optimizers import exp_of_negative, log_of_ratio
 from recsdk_core.testing._room import Room, key_hash
 
@@ -51,23 +52,20 @@ class Eviction:
     def __init__(self, rule: Evict, room: Room) -> None:
         self.rule = rule
         self._room = room
-        self.step = 0
-        self._lease_step: int | None = None
-        self._is_begun = False
+        self.clock = Clock()
+
+    @property
+    def step(self) -> int:
+        """The step of the last call that decided."""
+        return self.clock.step
 
     def step_of(self, lease_step: int | None) -> int:
-        """The step of a call, under a lease with a step or none; ValueError if it is past."""
-        if lease_step is None or (self._lease_step is None and self._is_begun):
-            return min(self.step + 1, 2**63 - 1)
-        if self._lease_step is None:
-            return lease_step
-        if lease_step < self._lease_step:
-            raise ValueError(f"step {lease_step} is mapped after {self._lease_step}")
-        return min(self.step + lease_step - self._lease_step, 2**63 - 1)
+        """See `Clock`."""
+        return self.clock.step_of(lease_step)
 
     def decided(self, step: int, lease_step: int | None) -> None:
         """A call has decided."""
-        self.step, self._lease_step, self._is_begun = step, lease_step, True
+        self.clock.decided(step, lease_step)
 
     def seen(self, keys: Iterable[int], times: Any, scores: Any) -> dict[int, Seen]:
         """What a call brings, by key."""

@@ -5,7 +5,7 @@ Shape letters: N keys, B bags, D row width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from itertools import pairwise
@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from recsdk_core.admission import Admit
 from recsdk_core.errors import BusyError, CapacityError, NonFiniteError
 from recsdk_core.eviction import Evict
 from recsdk_core.init import Initializer, Uniform
@@ -22,6 +23,8 @@ from recsdk_core.optim import SGD, Optimizer
 from recsdk_core.outcome import Outcome
 from recsdk_core.table import ExportBatch, OnFull, TableStats
 from recsdk_core.testing import _arithmetic, _optimizers
+from recsdk_core.testing._admission import Admission, AdmissionRecord
+from recsdk_core.testing._clock import Clock
 from recsdk_core.testing._eviction import Eviction, KeyMeta, Seen
 from recsdk_core.testing._initial_rows import initial_rows
 from recsdk_core.testing._room import Room
@@ -99,6 +102,8 @@ class ReferenceLease:
         self._new: list[tuple[int, _Row]] = []
         self._evicted: list[tuple[int, _Row]] = []
         self._outcomes: list[Outcomes] = []
+        self._records: dict[int, AdmissionRecord] | None = None
+        """The counts of keys without a row from before its first call."""
 
     def release(self) -> None:
         """Ends the batch. Idempotent."""
@@ -140,6 +145,7 @@ class ReferenceTable:
         owned_groups: tuple[int, int] | None = None,
         on_full: OnFull = "refuse",
         eviction: Evict | None = None,
+        admission: Admit | None = None,
         default_value: float = 0.0,
         on_nonfinite: Literal["apply", "raise", "skip"] = "apply",
         dtype: Literal["float32", "bfloat16", "float16"] = "float32",
@@ -153,6 +159,11 @@ class ReferenceTable:
         self.on_full = on_full
         self.eviction = eviction
         self._eviction = None if eviction is None else Eviction(eviction, self._need_room())
+        self.admission = admission
+        self._admission = (
+            None if admission is None else Admission(admission, seed, name, self._room)
+        )
+        self._clock = Clock() if self._eviction is None else self._eviction.clock
         self.time: int | None = None
         self.default_value = default_value
         self.initializer = initializer
@@ -255,6 +266,7 @@ class ReferenceTable:
         lease: ReferenceLease | None = None,
         times: Any = None,
         scores: Any = None,
+        counts: Any = None,
     ) -> tuple[NDArray[np.int64], Outcomes]:
         """Finds the rows of keys (N,), and with `insert` gives a row to each unseen key."""
         is_in_flight = lease is not None and lease.step is not None
@@ -262,7 +274,8 @@ class ReferenceTable:
             if not is_in_flight:
                 self._require_no_steps()
             seen = self._seen(keys, times, scores)
-            rows, outcomes = self._insert(_as_ints(keys), seen, lease if is_in_flight else None)
+            batch = lease if is_in_flight else None
+            rows, outcomes = self._insert(_as_ints(keys), seen, batch, counts)
         else:
             found = [self._find(key, sees_in_flight=is_in_flight) for key in _as_ints(keys)]
             rows = np.array([row.number if row else 0 for row in found], np.int64)
@@ -300,15 +313,15 @@ class ReferenceTable:
         self, seen: dict[int, Seen], leaving: list[int], lease: ReferenceLease | None
     ) -> None:
         """What a call changes of metadata, and whom it evicts."""
+        lease_step = None if lease is None else lease.step
+        step = self._step_of(lease_step)
+        self._clock.decided(step, lease_step)
         if self._eviction is None:
             return
-        lease_step = None if lease is None else lease.step
-        step = self._eviction.step_of(lease_step)
         for key in seen:
             if key in self._rows:
                 row = self._rows[key]
                 row.meta = self._eviction.touched(row.meta, seen[key], step)
-        self._eviction.decided(step, lease_step)
         self._evict(leaving, lease)
 
     def _evict(self, leaving: list[int], lease: ReferenceLease | None) -> None:
@@ -334,9 +347,18 @@ class ReferenceTable:
         return len(leaving)
 
     def _insert(
-        self, keys: list[int], seen: dict[int, Seen], lease: ReferenceLease | None
+        self,
+        keys: list[int],
+        seen: dict[int, Seen],
+        lease: ReferenceLease | None,
+        counts: Any = None,
     ) -> tuple[NDArray[np.int64], Outcomes]:
-        new, leaving = self._admitted(keys, seen, None if lease is None else lease.step)
+        lease_step = None if lease is None else lease.step
+        kept_out, settle = self._kept_out(keys, counts, lease)
+        let_in = [key for key in keys if key not in kept_out]
+        new, leaving = self._with_room(
+            let_in, {k: v for k, v in seen.items() if k not in kept_out}, lease_step
+        )
         weights = initial_rows(
             self.initializer, self.seed, self.name, np.array(new, np.int64), self.dim
         )
@@ -347,23 +369,59 @@ class ReferenceTable:
         if lease is not None:
             lease._new += [(key, self._rows[key]) for key in new]
         outcomes = [
-            Outcome.REFUSED
+            (Outcome.NOT_ADMITTED if key in kept_out else Outcome.REFUSED)
             if key not in self._rows
             else (Outcome.INSERTED if first.pop(key, False) else Outcome.FOUND)
             for key in keys
         ]
+        settle()
         rows = [self._rows[key].number if key in self._rows else 0 for key in keys]
         self._settle(seen, leaving, lease)
         return np.array(rows, np.int64), _outcomes(outcomes)
 
-    def _admitted(
+    def _step_of(self, lease_step: int | None) -> int:
+        """Tables without rules take batches in any order."""
+        if self._eviction is None and self._admission is None:
+            return 0
+        return self._clock.step_of(lease_step)
+
+    def _kept_out(
+        self, keys: list[int], counts: Any, lease: ReferenceLease | None
+    ) -> tuple[set[int], Callable[[], None]]:
+        """The keys that the rule keeps out, and what counts them once the others have rows."""
+        step = self._step_of(None if lease is None else lease.step)
+        admission = self._admission
+        if admission is None:
+            return set(), lambda: None
+        seen: dict[int, int] = {}
+        for i, key in enumerate(keys):
+            if key not in self._rows:
+                count = 1 if counts is None else counts if isinstance(counts, int) else counts[i]
+                seen[key] = seen.get(key, 0) + int(count)
+        admitted = admission.admitted(seen, step)
+
+        def settle() -> None:
+            if lease is not None and lease._records is None:
+                lease._records = dict(admission.records)
+            admission.decided(seen, admitted, self._rows, step)
+
+        return seen.keys() - admitted, settle
+
+    def visible_records(self) -> dict[int, AdmissionRecord]:
+        """How often keys without a row were seen, without batches in flight."""
+        if self._admission is None:
+            return {}
+        before = [lease._records for lease in self._steps if lease._records is not None]
+        return before[0] if before else self._admission.records
+
+    def _with_room(
         self, keys: list[int], seen: dict[int, Seen], lease_step: int | None
     ) -> tuple[list[int], list[int]]:
         """The keys without a row for which there is room, each once, and those that leave."""
         new = [key for key in dict.fromkeys(keys) if key not in self._rows]
         leaving: list[int] = []
+        step = self._step_of(lease_step)
         if self._eviction is not None:
-            step = self._eviction.step_of(lease_step)
             leaving, refused = self._eviction.decide(self._metas(), seen, step)
         else:
             refused = self._room.refused(new, self._rows) if self._room else set()
@@ -373,8 +431,7 @@ class ReferenceTable:
 
     def renumber(self) -> None:
         """Gives rows the numbers that they have once the table is saved and loaded."""
-        if self._eviction is not None:
-            self._eviction._lease_step = None
+        self._clock.forget_lease()
         for number, row in enumerate(sorted(self._rows.values(), key=lambda row: row.number)):
             row.number = number
         self._end_row, self._free, self._kept_back = len(self._rows), [], []
@@ -403,10 +460,12 @@ class ReferenceTable:
         lease: ReferenceLease | None = None,
         times: Any = None,
         scores: Any = None,
+        counts: Any = None,
         return_outcomes: bool = False,
     ) -> Any:
         """The rows of keys (N,), made where they do not exist."""
-        _, outcomes = self.map(keys, True, lease=lease, times=times, scores=scores)
+        more = {"times": times, "scores": scores, "counts": counts}
+        _, outcomes = self.map(keys, True, lease=lease, **more)
         values = self._read(_as_ints(keys), sees_in_flight=True)
         return (values, outcomes) if return_outcomes else values
 
@@ -429,8 +488,10 @@ class ReferenceTable:
         """Writes values (N, D) as the weights of keys (N,)."""
         self._require_no_steps()
         seen = self._seen(keys, times, scores)
-        new, leaving = self._admitted(_as_ints(keys), seen, None)
+        new, leaving = self._with_room(_as_ints(keys), seen, None)
         admitted = set(new)
+        if self._admission is not None:
+            self._admission.forget(new)
         outcomes = []
         for i, key in enumerate(_as_ints(keys)):
             row = self._rows.get(key)
@@ -451,6 +512,8 @@ class ReferenceTable:
         """Takes keys (N,) out of the table."""
         self._require_no_steps()
         outcomes = []
+        if self._admission is not None:
+            self._admission.forget(_as_ints(keys))
         for key in _as_ints(keys):
             row = self._rows.pop(key, None)
             outcomes.append(Outcome.MISSING if row is None else Outcome.FOUND)
@@ -468,6 +531,8 @@ class ReferenceTable:
             self._keep_back(key, row, LeaveCause.ERASED)
             self._num_erased += 1
         self._rows.clear()
+        if self._admission is not None:
+            self._admission.clear()
         self._free_rows()
 
     def apply_gradients(self, keys: Keys, grads: Floats, *, return_outcomes: bool = False) -> Any:
@@ -608,6 +673,8 @@ class ReferenceTable:
             "erased": self._num_erased,
             "evicted": self._num_evicted,
             "evicted_by_request": self._num_requested,
+            "admission_records": 0 if self._admission is None else len(self._admission.records),
+            "records_lost": 0 if self._admission is None else self._admission.num_lost,
             "updates": self.update_count,
             "nonfinite": self._num_nonfinite,
         }

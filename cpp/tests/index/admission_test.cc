@@ -1,0 +1,205 @@
+// Which new keys an index lets in, against a plain model of the words of recsdk/policy.h.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <random>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "recsdk/recsdk.h"
+#include "util/hash.h"
+
+namespace recsdk {
+namespace {
+
+using Kind = AdmitTerm::Kind;
+using Outcomes = std::vector<Outcome>;
+constexpr Outcome kFound = Outcome::kFound;
+constexpr Outcome kInserted = Outcome::kInserted;
+constexpr Outcome kNotAdmitted = Outcome::kNotAdmitted;
+
+AdmitTerm count(std::int64_t n) { return {.kind = Kind::kCount, .count = n}; }
+AdmitTerm chance(double p) { return {.kind = Kind::kProbability, .probability = p}; }
+AdmitTerm join(Kind kind) { return {.kind = kind}; }
+
+Outcomes map(Index& index, const std::vector<Key>& keys, const Lease* lease = nullptr,
+             std::span<const std::int64_t> counts = {}) {
+  std::vector<RowNumber> rows(keys.size());
+  Outcomes outcomes(keys.size());
+  index.map(keys, rows, outcomes, {true, lease, {{}, {}, counts}});
+  return outcomes;
+}
+
+/// One rule of a count, without max_rows.
+class CountModel {
+ public:
+  CountModel(std::int64_t n, std::optional<std::int64_t> max_records)
+      : n_(n), max_records_(max_records) {}
+
+  Outcomes see(const std::vector<Key>& keys) {
+    ++step_;
+    std::map<Key, std::int64_t> seen;
+    for (const Key key : keys) ++seen[key];
+    std::set<Key> let_in;
+    std::set<std::pair<std::uint64_t, Key>> fresh;  // by hash
+    for (const auto& [key, occurrences] : seen) {
+      if (rows_.contains(key)) continue;
+      const auto record = records_.find(key);
+      const std::int64_t total =
+          occurrences + (record == records_.end() ? 0 : record->second.count);
+      if (total >= n_) let_in.insert(key);
+      if (record != records_.end()) {
+        record->second = {key, total, step_};
+      } else if (total < n_) {
+        fresh.emplace(hash(key), key);
+      }
+    }
+    make_room(fresh);  // records of those that are let in go afterwards
+    for (const Key key : let_in) records_.erase(key);
+    for (const auto& [hash, key] : fresh) records_[key] = {key, seen[key], step_};
+    Outcomes outcomes;
+    for (const Key key : keys) {
+      const bool is_new = let_in.contains(key) && rows_.insert(key).second;
+      outcomes.push_back(is_new ? kInserted : rows_.contains(key) ? kFound : kNotAdmitted);
+    }
+    return outcomes;
+  }
+
+  std::int64_t num_records() const { return std::ssize(records_); }
+  std::uint64_t num_lost() const { return num_lost_; }
+
+ private:
+  static std::uint64_t hash(Key key) {
+    return internal::virtual_shard_hash(static_cast<std::uint64_t>(key));
+  }
+
+  // In each group the lowest by (step, hash) leave, then the lowest new ones find no room.
+  void make_room(std::set<std::pair<std::uint64_t, Key>>& fresh) {
+    if (!max_records_) return;
+    const std::int64_t groups = default_eviction_groups(*max_records_);
+    for (std::int64_t group = 0; group < groups; ++group) {
+      std::set<std::tuple<std::int64_t, std::uint64_t, Key>> held;
+      for (const auto& [key, record] : records_) {
+        if (eviction_group(key, groups) == group) held.emplace(record.step, hash(key), key);
+      }
+      std::int64_t excess = std::ssize(held) - eviction_group_quota(*max_records_, groups, group);
+      for (const auto& each : fresh) excess += eviction_group(each.second, groups) == group ? 1 : 0;
+      for (const auto& [step, hash, key] : held) {
+        if (excess <= 0 || step == step_) break;
+        records_.erase(key);
+        ++num_lost_;
+        --excess;
+      }
+      for (auto it = fresh.begin(); it != fresh.end() && excess > 0;) {
+        const bool is_here = eviction_group(it->second, groups) == group;
+        it = is_here ? fresh.erase(it) : std::next(it);
+        excess -= is_here ? 1 : 0;
+      }
+    }
+  }
+
+  std::int64_t n_;
+  std::optional<std::int64_t> max_records_;
+  std::int64_t step_ = 0;
+  std::set<Key> rows_;
+  std::map<Key, AdmitRecord> records_;
+  std::uint64_t num_lost_ = 0;
+};
+
+TEST(Admission, CountsAsAModelDoes) {
+  for (const std::optional<std::int64_t> limit :
+       {std::optional<std::int64_t>(), {40}, {300}, {9000}}) {
+    std::mt19937_64 random(7);
+    std::geometric_distribution<Key> rank(0.004);
+    Index index(
+        {.hash_seed = 3, .admission = AdmitConfig{.rule = {count(3)}, .max_records = limit}});
+    CountModel model(3, limit);
+    for (int step = 0; step < 30; ++step) {
+      std::vector<Key> keys(300);
+      for (Key& key : keys) key = (rank(random) + 20 * step) * 0x9E3779B97F4A7C1;
+      ASSERT_EQ(map(index, keys), model.see(keys)) << "step " << step;
+      const IndexStats stats = index.stats();
+      ASSERT_EQ(stats.admission_records, model.num_records());
+      ASSERT_EQ(stats.records_lost, model.num_lost());
+      ASSERT_NO_THROW(index.check_invariants());
+    }
+    EXPECT_GT(index.size(), 300);
+    EXPECT_EQ(model.num_lost() > 0, limit == 40 || limit == 300);
+  }
+}
+
+// What a step decides is the same in whatever calls it comes, but that earlier calls are not taken
+// back: so the keys that have a row in the end are.
+TEST(Admission, AStepMayComeInPieces) {
+  const AdmitConfig rule{
+      .rule = {count(4), chance(0.4), join(Kind::kAll), chance(0.1), join(Kind::kAny)}, .salt = 11};
+  std::mt19937_64 random(5);
+  Index whole({.hash_seed = 1, .admission = rule});
+  Index cut({.hash_seed = 2, .num_threads = 1, .admission = rule});
+  for (std::int64_t step = 1; step < 20; ++step) {
+    std::vector<Key> keys(200);
+    for (Key& key : keys) key = static_cast<Key>(random() % 400);
+    const Lease all = whole.lease(step);
+    map(whole, keys, &all);
+    std::shuffle(keys.begin(), keys.end(), random);
+    const Lease part = cut.lease(step);
+    map(cut, {keys.begin(), keys.begin() + 70}, &part);
+    map(cut, {keys.begin() + 70, keys.end()}, &part);
+  }
+  for (Key key = 0; key < 400; ++key) {
+    Outcome has[2];
+    RowNumber row = 0;
+    whole.map({&key, 1}, {&row, 1}, {has, 1}, {false, nullptr});
+    cut.map({&key, 1}, {&row, 1}, {has + 1, 1}, {false, nullptr});
+    ASSERT_EQ(has[0], has[1]) << "key " << key;
+  }
+  EXPECT_GT(whole.size(), 20);
+  EXPECT_LT(whole.size(), 380);
+}
+
+TEST(Admission, ACountStandsForOccurrences) {
+  Index index({.admission = AdmitConfig{.rule = {count(5)}}});
+  const std::int64_t twice[] = {2};
+  EXPECT_EQ(map(index, {1, 1, 2}, nullptr, twice), Outcomes(3, kNotAdmitted));
+  const std::int64_t each[] = {1, INT64_MAX, INT64_MAX};
+  EXPECT_EQ(map(index, {1, 2, 2}, nullptr, each), (Outcomes{kInserted, kInserted, kFound}));
+  const std::int64_t none[] = {0};
+  EXPECT_THROW(map(index, {1}, nullptr, none), std::invalid_argument);
+  EXPECT_THROW(map(index, {1, 2}, nullptr, each), std::invalid_argument);
+  Index plain({.name = "plain"});
+  EXPECT_THROW(map(plain, {1}, nullptr, twice), std::invalid_argument);
+}
+
+TEST(Admission, ARuleThatMakesNoSenseIsRefusedByField) {
+  const auto expect_refused = [](const AdmitConfig& config, const std::string& field,
+                                 std::optional<std::int64_t> max_rows = std::nullopt) {
+    try {
+      Index({.max_rows = max_rows, .admission = config});
+      ADD_FAILURE() << field << " was taken";
+    } catch (const std::invalid_argument& error) {
+      EXPECT_NE(std::string(error.what()).find("admission." + field), std::string::npos)
+          << error.what();
+    }
+  };
+  expect_refused({}, "rule has 0 terms");
+  expect_refused({.rule = std::vector<AdmitTerm>(65, count(1))}, "rule has 65 terms");
+  expect_refused({.rule = {count(0)}}, "count is 0");
+  expect_refused({.rule = {chance(0.0)}}, "probability is 0");
+  expect_refused({.rule = {chance(1.5)}}, "probability is 1.5");
+  expect_refused({.rule = {count(1), join(Kind::kAll)}}, "rule joins terms");
+  expect_refused({.rule = {count(1), count(1)}}, "rule has terms that are not joined");
+  expect_refused({.rule = {join(static_cast<Kind>(9))}}, "rule has a term of unknown kind");
+  expect_refused({.rule = {count(2)}, .max_records = 0}, "max_records is 0");
+  expect_refused({.rule = {count(2)}, .max_records = 5}, "max_records is 5", 2000);
+  expect_refused({.rule = {chance(0.5)}, .max_records = 5}, "max_records is given");
+}
+
+}  // namespace
+}  // namespace recsdk

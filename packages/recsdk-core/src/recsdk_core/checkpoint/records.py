@@ -1,0 +1,103 @@
+"""How often keys without a row were seen: the files of a checkpoint that have these counts.
+
+They are row files of their own, one beside each file of rows, whose "weight" is the count. Every
+checkpoint has all counts, a delta too.
+
+Shape letter: N keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recsdk_core import _ext
+from recsdk_core.checkpoint.manifest import RECORD_FIELDS, AdmissionEntry, Described
+from recsdk_core.checkpoint.owners import Owner
+from recsdk_core.checkpoint.stores import Target
+
+if TYPE_CHECKING:
+    from recsdk_core.checkpoint.reading import Checkpoint
+    from recsdk_core.table import Table
+
+__all__ = ["Records", "admission_entry", "read_records"]
+_NAMES = ("keys", "counts", "steps")
+
+
+@dataclass(frozen=True)
+class Records:
+    """Keys without a row, and how often they were seen."""
+
+    keys: NDArray[np.int64]
+    """int64 (N,), distinct."""
+    counts: NDArray[np.int64]
+    """int64 (N,), 1 or more."""
+    steps: NDArray[np.int64]
+    """int64 (N,), the step that saw the key last, as the table counts."""
+
+    def select(self, is_wanted: NDArray[np.bool_]) -> Records:
+        """Those of a mask (N,)."""
+        return Records(self.keys[is_wanted], self.counts[is_wanted], self.steps[is_wanted])
+
+    def equals(self, other: Records) -> bool:
+        """Whether both are the same, in the same order."""
+        pairs = ((getattr(one, name) for one in (self, other)) for name in _NAMES)
+        return all(np.array_equal(*pair) for pair in pairs)
+
+    def write(self, target: Target, token: bytes, codec: Any) -> _ext.RowFileSummary:
+        """Writes a file."""
+        fields = {"weight": self.counts.reshape(-1, 1), "admit_step": self.steps.reshape(-1, 1)}
+        return _ext.write_row_file(
+            target.write,
+            kind="snapshot",
+            dim=1,
+            fields=[(field.name, field.dtype, field.width) for field in RECORD_FIELDS],
+            blocks=[_ext.RowBlock.rows(self.keys, fields)] if len(self.keys) else [],
+            token=token,
+            codec=codec,
+            name=target.name,
+        )
+
+    @staticmethod
+    def joined(parts: Sequence[Records]) -> Records:
+        """All of some, ascending by key."""
+        none = np.empty(0, np.int64)
+        keys, counts, steps = (
+            np.concatenate([none, *(getattr(part, name) for part in parts)]) for name in _NAMES
+        )
+        order = np.argsort(keys)
+        return Records(keys[order], counts[order], steps[order])
+
+
+def admission_entry(table: Table, cut: Any) -> AdmissionEntry | None:
+    """What a manifest says of a table's admission, as of a cut, without files."""
+    state = cut.eviction if isinstance(cut, _ext.Cut) else None
+    if table.admission is None or state is None:
+        return None
+    rule = [
+        {name: v for name in ("kind", "n", "p") if (v := getattr(term, name)) is not None}
+        for term in table.admission.terms()
+    ]
+    most = table.admission.max_records
+    return AdmissionEntry(
+        rule=Described(kind="Admit", arguments={"rule": rule, "max_records": most}),
+        step=state.step if state.is_begun else None,
+        files=(),
+    )
+
+
+def read_records(checkpoint: Checkpoint, name: str, owner: Owner) -> Iterator[Records]:
+    """The counts that a checkpoint has of a table's keys, those of an owner, file by file."""
+    index, entry = checkpoint.table(name)
+    if entry.admission is None:
+        return
+    for rank in range(len(entry.admission.files)):
+        if not owner.may_share_keys(Owner(rank, len(entry.files), entry.sharding)):
+            continue
+        for block in checkpoint.record_blocks(index, rank):
+            counts, steps = (block.fields[field.name].reshape(-1) for field in RECORD_FIELDS)
+            yield Records(block.keys, counts, steps).select(owner.owns(block.keys))

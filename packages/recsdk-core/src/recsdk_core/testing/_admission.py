@@ -1,0 +1,138 @@
+"""Which new keys a rule of admission lets in, in plain Python."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from recsdk_core._ext import table_hash
+from recsdk_core.admission import Admit
+from recsdk_core.testing._initial_rows import mix64
+from recsdk_core.testing._room import Room, key_hash
+from recsdk_core.virtual_shards import default_eviction_groups
+
+__all__ = ["Admission", "AdmissionRecord"]
+
+_INCREMENT = 0x9E3779B97F4A7C15
+
+
+@dataclass(frozen=True)
+class AdmissionRecord:
+    """What is kept of a key without a row."""
+
+    count: int
+    """How often it was seen, as far as the rule asks."""
+    step: int
+    """The step that saw it last."""
+
+
+class Admission:
+    """A rule, and the counts of keys without a row of its table."""
+
+    def __init__(self, rule: Admit, seed: int, name: str, room: Room | None) -> None:
+        self.rule = rule
+        self.records: dict[int, AdmissionRecord] = {}
+        self.num_lost = 0
+        self._salt = mix64(seed ^ mix64(table_hash(name)))
+        self._terms = list(rule.terms())
+        self._most = max((term.n or 0 for term in self._terms), default=0)
+        self._room: Room | None = None
+        if rule.max_records is not None and room is None:
+            self._room = Room(rule.max_records, default_eviction_groups(rule.max_records))
+        elif rule.max_records is not None and room is not None:
+            self._room = Room(rule.max_records, room.num_groups, room.owned_groups)
+        self._in_step: dict[int, int] = {}
+        self._step: int | None = None
+
+    def admitted(self, seen: Mapping[int, int], step: int) -> set[int]:
+        """Of the keys without a row, each with how often a call sees it, those that are let in."""
+        return {key for key, count in seen.items() if self._admits(key, count, step)}
+
+    def _total(self, key: int, count: int) -> int:
+        before = self.records[key].count if key in self.records else 0
+        return min(before + count, self._most)
+
+    def _admits(self, key: int, count: int, step: int) -> bool:
+        in_step = count + (self._in_step.get(key, 0) if self._step == step else 0)
+        held: list[bool] = []
+        for place, term in enumerate(self._terms):
+            if term.kind == "count":
+                held.append(self._total(key, count) >= (term.n or 0))
+            elif term.kind == "probability":
+                held.append(self._draw(place, key, step) >= _power(1.0 - (term.p or 0.0), in_step))
+            else:
+                second, first = held.pop(), held.pop()
+                held.append((first and second) if term.kind == "all" else (first or second))
+        return held[0]
+
+    def _draw(self, place: int, key: int, step: int) -> float:
+        """Uniform in [0, 1), from the table, a term of the rule, the key and the step."""
+        bits = mix64(self._salt + (place + 1) * _INCREMENT)
+        bits = mix64(bits ^ (key % 2**64))
+        bits = mix64(bits ^ (step % 2**64))
+        return (bits >> 11) * 2.0**-53
+
+    def decided(
+        self, seen: Mapping[int, int], admitted: set[int], rows: Iterable[int], step: int
+    ) -> None:
+        """A call has seen keys without a row; `rows` are the keys that have one now."""
+        has_row = set(rows)
+        if self._step != step:
+            self._in_step = {}
+        self._step = step
+        for key, count in seen.items():
+            self._in_step[key] = self._in_step.get(key, 0) + count
+        if self._most == 0:
+            return
+        fresh = [key for key in seen if key not in admitted and key not in self.records]
+        leaving, unrecorded = self._beyond(fresh, set(seen), step)
+        counted = {key: self._total(key, count) for key, count in seen.items()}
+        for key in seen:
+            if key in has_row:
+                self.records.pop(key, None)
+            elif (key not in admitted and key not in unrecorded) or key in self.records:
+                self.records[key] = AdmissionRecord(counted[key], step)
+        for key in leaving:
+            del self.records[key]
+        self.num_lost += len(leaving)
+
+    def _beyond(self, fresh: list[int], seen: set[int], step: int) -> tuple[list[int], set[int]]:
+        """The keys whose count leaves for those of a call, and those of the call that have none."""
+        leaving: list[int] = []
+        unrecorded: set[int] = set()
+        if self._room is None:
+            return leaving, unrecorded
+        groups: defaultdict[int, list[int]] = defaultdict(list)
+        for key in fresh:
+            groups[self._room.group(key)].append(key)
+        for group, keys in groups.items():
+            held = [key for key in self.records if self._room.group(key) == group]
+            excess = max(len(held) + len(keys) - self._room.quota(group), 0)
+            excess = min(excess, len(keys))
+            old = [k for k in held if k not in seen and self.records[k].step != step]
+            chosen = sorted(old, key=lambda k: (self.records[k].step, key_hash(k)))[:excess]
+            leaving += chosen
+            unrecorded |= set(sorted(keys, key=key_hash)[: excess - len(chosen)])
+        return leaving, unrecorded
+
+    def forget(self, keys: Iterable[int]) -> None:
+        """Keys that were erased, or written, have no count any more."""
+        for key in keys:
+            self.records.pop(key, None)
+
+    def clear(self) -> None:
+        """All keys were taken out."""
+        self.records.clear()
+        self._step = None
+
+
+def _power(base: float, exponent: int) -> float:
+    """By squaring, as the engine computes it."""
+    result = 1.0
+    while exponent:
+        if exponent & 1:
+            result *= base
+        base *= base
+        exponent >>= 1
+    return result

@@ -1,0 +1,32 @@
+"""The steps that a table with eviction or admission has seen, in plain Python."""
+
+from __future__ import annotations
+
+__all__ = ["Clock"]
+
+
+class Clock:
+    """Where it stands: a call without a step is a step of its own, after the latest."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self._lease_step: int | None = None
+        self._is_begun = False
+
+    def step_of(self, lease_step: int | None) -> int:
+        """The step of a call, under a lease with a step or none; ValueError if it is past."""
+        if lease_step is None or (self._lease_step is None and self._is_begun):
+            return min(self.step + 1, 2**63 - 1)
+        if self._lease_step is None:
+            return lease_step
+        if lease_step < self._lease_step:
+            raise ValueError(f"step {lease_step} is mapped after {self._lease_step}")
+        return min(self.step + lease_step - self._lease_step, 2**63 - 1)
+
+    def decided(self, step: int, lease_step: int | None) -> None:
+        """A call has decided."""
+        self.step, self._lease_step, self._is_begun = step, lease_step, True
+
+    def forget_lease(self) -> None:
+        """A table that was loaded takes the next lease, whatever its step, as one step later."""
+        self._lease_step = None

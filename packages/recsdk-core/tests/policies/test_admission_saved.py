@@ -1,0 +1,158 @@
+"""What admission knows of keys is saved and loaded: decisions go on as if nothing had been.
+
+Shape letter: N keys.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from recsdk_core import Admit, CheckpointError, Evict, Table, optim
+from recsdk_core.checkpoint import compact, reshard
+from recsdk_core.checkpoint.model_tables import Loading, Shard, load_tables
+from recsdk_core.checkpoint.owners import Owner
+from recsdk_core.checkpoint.participants import OneRank
+from recsdk_core.checkpoint.reading import open_checkpoint
+from recsdk_core.testing import Room
+
+MAX_RECORDS = 900
+RULES = [
+    Admit.count(3, max_records=MAX_RECORDS),
+    Admit.count(4) & Admit.probability(0.5),
+    Admit.probability(0.2),
+]
+
+
+def stream(num_steps: int) -> list[NDArray[np.int64]]:
+    random = np.random.default_rng(5)
+    keys = [random.zipf(1.2, 900) % 5000 + 50 * step for step in range(num_steps)]
+    return [of_step * 0x9E3779B97F4A7C1 for of_step in keys]
+
+
+def counts_of(table: Table) -> list[list[int]]:
+    cut = table._engine.cut(False, None)
+    found = [part.tolist() for part in cut.admission or ()]
+    cut.finish(False)
+    return found
+
+
+def keys_of(table: Table) -> set[int]:
+    return {key for batch in table.export() for key in batch.keys.tolist()}
+
+
+@pytest.mark.parametrize("eviction", [None, Evict.lru()], ids=["stays", "lru"])
+@pytest.mark.parametrize("rule", RULES, ids=["count", "and", "probability"])
+def test_a_table_goes_on_where_its_copy_stood(
+    rule: Admit, eviction: Evict | None, tmp_path: Path
+) -> None:
+    def empty(**changes: Any) -> Table:
+        config: dict[str, Any] = {"max_rows": 700, "eviction_groups": 8, "admission": rule}
+        config |= {"eviction": eviction, "optimizer": optim.Adam(lr=0.1)}
+        return Table(2, **{**config, **changes})
+
+    def loaded(*names: str) -> Table:
+        table = empty(hash_seed=5, num_threads=1)
+        table.load([tmp_path / name for name in names])
+        return table
+
+    table, batches = empty(), stream(9)
+    for keys in batches[:3]:
+        table.map(keys, True)
+    table.save(tmp_path / "full")
+    for keys in batches[3:6]:
+        table.map(keys, True)
+    table.save_delta(tmp_path / "delta")
+    compact(tmp_path / "delta", tmp_path / "whole")
+    reshard(tmp_path / "delta", tmp_path / "three", world_size=3)
+    counts = counts_of(table)
+    assert (len(counts[0]) > 500) == (rule.kind != "probability")
+    with table.lease(40) as lease:  # what is saved is as without it
+        table.map(batches[6], True, lease=lease)
+        table.save_async(tmp_path / "beside").wait()
+        copies = [copy.deepcopy(table), pickle.loads(pickle.dumps(table))]
+    renamed, other = copy.deepcopy(copies[0]), copy.deepcopy(copies[0])
+    other.set_optimizer(optim.SGD(lr=0.5))
+    copies += [other, loaded("full", "delta"), loaded("whole"), loaded("three"), loaded("beside")]
+    for one in copies:
+        assert counts_of(one) == counts
+    for one in copies:
+        one.map(batches[6], True)
+    for one in (table, *copies):
+        for keys in batches[7:]:
+            one.map(keys, True)
+        assert (keys_of(one), counts_of(one)) == (keys_of(table), counts_of(table))
+        one.check_invariants()
+    renamed.rename("item")  # draws go by the name
+    assert counts_of(renamed) == counts
+
+
+def test_ranks_of_another_number_take_their_keys(tmp_path: Path) -> None:
+    table = Table(2, admission=RULES[0])
+    for keys in stream(4):
+        table.map(keys, True)
+    table.save(tmp_path / "one")
+    found: list[list[int]] = [[], [], []]
+    for rank in range(3):
+        part = Table(2, admission=RULES[0])
+        shard = Shard(table=part, owner=Owner(rank, 3))
+        load_tables([shard], OneRank(), tmp_path / "one", Loading())
+        for all_of, of_part in zip(found, counts_of(part), strict=True):
+            all_of += of_part
+    order = np.argsort(found[0])
+    assert [[part[i] for i in order] for part in found] == counts_of(table)
+
+
+def test_a_smaller_limit_keeps_the_counts_seen_last(tmp_path: Path) -> None:
+    table = Table(2, admission=Admit.count(3))
+    for keys in stream(4):
+        table.map(keys, True)
+    table.save(tmp_path / "saved")
+    small = Table(2, admission=Admit.count(3, max_records=100))
+    small.load(tmp_path / "saved")
+    all_keys, *rest = counts_of(table)
+    before = dict(zip(all_keys, zip(*rest, strict=True), strict=True))
+    kept_keys, *rest = counts_of(small)
+    assert len(kept_keys) == 100
+    assert small.stats().records_lost == len(before) - 100
+    kept = dict(zip(kept_keys, zip(*rest, strict=True), strict=True))
+    assert kept.items() <= before.items()
+    group = Room(100, 1).group
+    assert {group(key) for key in before} == {0}
+    assert min(step for _, step in kept.values()) >= max(
+        step for key, (_, step) in before.items() if key not in kept
+    )
+    plain = Table(2)
+    plain.load(tmp_path / "saved")
+    assert keys_of(plain) == keys_of(table)
+    plain.save(tmp_path / "plain")
+    table.load(tmp_path / "plain")
+    assert counts_of(table) == [[], [], []]
+
+
+def test_files_of_counts_are_verified(tmp_path: Path) -> None:
+    table = Table(2, admission=RULES[0])
+    table.map(stream(1)[0], True)
+    table.save(tmp_path / "saved")
+    entry = open_checkpoint(tmp_path / "saved").manifest.tables[0].admission
+    assert entry is not None
+    assert entry.step == 1
+    arguments = {"rule": [{"kind": "count", "n": 3}], "max_records": MAX_RECORDS}
+    assert json.loads(json.dumps(entry.rule.arguments)) == arguments
+    path = tmp_path / "saved" / entry.files[0].path
+    content = bytearray(path.read_bytes())
+    content[-200] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"rank_00000\.counts"):
+        open_checkpoint(tmp_path / "saved").verify()
+    before = counts_of(table)
+    with pytest.raises(CheckpointError, match=r"rank_00000\.counts"):
+        table.load(tmp_path / "saved")
+    assert counts_of(table) == before

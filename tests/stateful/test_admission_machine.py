@@ -1,0 +1,147 @@
+"""Table with admission against ReferenceTable: each key that is let in or kept out is compared.
+
+The rules of TableMachine, and more that bring keys and counts, with eviction and without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, invariant, precondition, rule
+
+from recsdk_core import Admit, BusyError, CapacityError, Evict, Table, init, optim
+from recsdk_core.testing import ReferenceTable
+from table_machine import IDS, TableMachine, assert_same
+
+RULES = [
+    Admit.count(2),
+    Admit.count(4, max_records=8),
+    Admit.count(3, max_records=40),
+    Admit.probability(0.3),
+    Admit.count(3, max_records=16) | Admit.probability(0.2),
+    Admit.count(2) & (Admit.probability(0.5) | Admit.count(5)),
+]
+ROOMS = [(None, None), (5, None), (20, 8), (40, 2)]
+
+
+class AdmissionMachine(TableMachine):
+    """A table that most new keys are kept out of."""
+
+    @initialize(
+        admission=st.sampled_from(RULES),
+        eviction=st.sampled_from([None, Evict.lru(), Evict.lfu(half_life=3.0)]),
+        room=st.sampled_from(ROOMS),
+        optimizer=st.sampled_from([optim.SGD(lr=0.5), optim.Adam(lr=0.1)]),
+        on_full=st.sampled_from(["refuse", "refuse", "raise"]),
+        seed=st.integers(0, 2**64 - 1),
+        hash_seed=st.integers(0, 2**64 - 1),
+        num_threads=st.sampled_from([1, 2]),
+    )
+    def make_tables(  # type: ignore[override]
+        self,
+        eviction: Evict | None,
+        room: tuple[int | None, int | None],
+        hash_seed: int,
+        num_threads: int,
+        **config: Any,
+    ) -> None:
+        config = {"initializer": init.Uniform(low=-1.0, high=1.0), **config}
+        config["max_rows"], config["eviction_groups"] = room
+        config["eviction"] = None if room[0] is None else eviction
+        self.table = Table(2, hash_seed=hash_seed, num_threads=num_threads, **config)
+        self.model = ReferenceTable(2, **config)
+        self.dim = 2
+        self.last_step = 0
+        self.taken: list[Any] = []
+        self.max_rows = room[0]
+
+    @rule(data=st.data(), ids=IDS)
+    def find_or_insert_with_counts(self, data: st.DataObject, ids: Any) -> None:
+        counts = st.lists(st.integers(1, 4), min_size=len(ids), max_size=len(ids))
+        drawn = np.array(data.draw(counts), np.int64)
+        self.both("find_or_insert", ids, counts=drawn, return_outcomes=True)
+
+    @rule(start=st.integers(0, 100), count=st.integers(1, 60), times=st.sampled_from([1, 2]))
+    def find_or_insert_many(self, start: int, count: int, times: int) -> None:
+        ids = np.arange(start, start + count) * 7
+        self.both("find_or_insert", ids, counts=times, return_outcomes=True)
+
+    @rule(pair=TableMachine.leases, start=st.integers(0, 60), times=st.integers(1, 3))
+    def map_many_under_lease(self, pair: Any, start: int, times: int) -> None:
+        lease, model_lease = pair
+        if model_lease.is_released:
+            return
+        ids = np.arange(start, start + 12) * 7
+        try:
+            rows, outcomes = self.model.map(ids, True, lease=model_lease, counts=times)
+        except (BusyError, CapacityError, ValueError) as error:
+            with pytest.raises(type(error)):
+                self.table.map(ids, True, lease=lease, counts=times)
+            return
+        actual, actual_outcomes = self.table.map(ids, True, lease=lease, counts=times)
+        assert_same(actual_outcomes, outcomes)
+        assert_same(actual[outcomes <= 1], rows[outcomes <= 1])
+
+    @precondition(lambda self: not self.model._leases)
+    @rule(ids=IDS)
+    def save_and_load(self, ids: Any) -> None:
+        """What happens between the two is undone."""
+        with TemporaryDirectory() as folder:
+            self.table.save(folder + "/saved")
+            with contextlib.suppress(CapacityError):
+                self.table.find_or_insert(ids)
+            stats = self.table.stats()
+            self.table.load(folder + "/saved")
+        self.model.renumber()
+        self.model._num_evicted = stats.evicted
+        self.model._counts = dict(stats.outcomes)
+        assert self.model._admission is not None
+        self.model._admission.num_lost = stats.records_lost
+
+    @precondition(lambda self: not self.model._steps)
+    @rule(ids=IDS)
+    def save_a_delta(self, ids: Any) -> None:
+        """A table that loads the chain has the same rows and counts."""
+        with TemporaryDirectory() as folder:
+            self.table.save(folder + "/0")
+            self.both("find_or_insert", ids, return_outcomes=True)
+            self.table.save_delta(folder + "/1")
+            other = self.table.empty_copy(num_threads=1)
+            other.load(folder + "/1")
+        assert counts_of(other) == counts_of(self.table)
+        keys, others = (
+            sorted(key for batch in table.export() for key in batch.keys.tolist())
+            for table in (self.table, other)
+        )
+        assert keys == others
+
+    @invariant()
+    def has_the_same_keys_and_counts(self) -> None:
+        if not hasattr(self, "table"):
+            return
+        found = [batch.keys.tolist() for batch in self.table.export()]
+        assert found == [batch.keys.tolist() for batch in self.model.export()]
+        expected = self.model.stats()
+        for name in ("evicted", "admission_records", "records_lost", "outcomes"):
+            assert getattr(self.table.stats(), name) == getattr(expected, name), name
+        visible = self.model.visible_records()
+        wanted = [(key, visible[key].count, visible[key].step) for key in sorted(visible)]
+        assert counts_of(self.table) == wanted
+
+
+def counts_of(table: Table) -> list[tuple[int, int, int]]:
+    """Keys without a row, how often they were seen, and in which step last."""
+    cut = table._engine.cut(False, None)
+    keys, counts, steps = (part.tolist() for part in cut.admission or ())
+    cut.finish(False)
+    return list(zip(keys, counts, steps, strict=True))
+
+
+TestAdmissionMachine = AdmissionMachine.TestCase
+TestAdmissionMachine.settings = settings(max_examples=4 * settings().max_examples)
