@@ -68,7 +68,7 @@ def test_every_setting_of_a_table_is_crossed() -> None:
     arguments = set(parameters)
     assert arguments == set(SETTINGS) - {"decay", "clip"}
     of_modules = set(inspect.signature(HashEmbedding).parameters)
-    assert of_modules >= arguments - {"dim", "hash_seed", "owned_groups", "admission"}
+    assert of_modules >= arguments - {"dim", "hash_seed", "owned_groups"}
     for name, parameter in parameters.items():
         values = list(SETTINGS[name].values())
         others = [value for value in values if value != parameter.default]

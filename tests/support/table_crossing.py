@@ -279,7 +279,7 @@ def _export(saving: Saving) -> Table:
 
 
 def _state_dict(saving: Saving) -> Table:
-    apart = ("dim", "hash_seed", "owned_groups", "admission")
+    apart = ("dim", "hash_seed", "owned_groups")
     options = {name: value for name, value in saving.config.items() if name not in apart}
     dim = saving.config["dim"]
     modules = HashEmbedding(dim, **options), HashEmbedding(dim, **options)
@@ -322,8 +322,8 @@ def is_legal(row: Mapping[str, str]) -> bool:
         return False
     if into == "itself" and way in ("export", "state_dict", "save_async beside updates"):
         return False
-    if row.get("admission", "none") != "none" and way in ("export", "state_dict"):
-        return False  # they have rows alone
+    if row.get("admission", "none") != "none" and way == "export":
+        return False  # it has rows alone
     if row.get("eviction_groups") == "4" and row.get("max_rows") == "none":
         return False
     if row.get("owned_groups") == "all" and (

@@ -273,7 +273,7 @@ def test_compiled_modules_evict_as_eager_ones() -> None:
             call(keys).sum().backward()
     assert modules[0].table._image() == modules[1].table._image()
     assert modules[0].table.stats().evicted > 50
-    with pytest.raises(Exception, match="times and scores cannot be recorded"):
+    with pytest.raises(Exception, match="times, scores and counts cannot be recorded"):
         calls[1](keys, times=torch.zeros_like(keys))
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from recsdk_core import _ext
 from recsdk_core.checkpoint.manifest import METADATA
+from recsdk_core.checkpoint.records import Records
 from recsdk_core.checkpoint.saving import fields_of
 from recsdk_core.errors import CapacityError
 from recsdk_core.eviction import EvictionClock
@@ -55,7 +56,10 @@ class NewRows:
     """(n,) for each of `metadata_of` the table; none at all: its keys count as never seen. A table
     without eviction takes none of them."""
     clock: EvictionClock = field(default_factory=EvictionClock)
-    """That of eviction."""
+    """That of eviction and admission."""
+    records: Records | None = None
+    """What admission knows of keys without a row; none: nothing. A table without admission takes
+    none."""
 
 
 def replace_rows(changes: Sequence[tuple[Table, NewRows]]) -> None:
@@ -90,6 +94,8 @@ def stage_rows(table: Table, rows: NewRows) -> _ext.Restore:
     fields |= _metadata_for(table, rows)
     restore = _ext.Restore(table._engine)
     restore.add_rows(_ext.RowBlock.rows(np.ascontiguousarray(rows.keys), fields))
+    if rows.records is not None:
+        restore.add_records(rows.records.keys, rows.records.counts, rows.records.steps)
     return restore
 
 
@@ -120,7 +126,7 @@ def _metadata_for(table: Table, rows: NewRows) -> dict[str, NDArray[Any]]:
 
 
 def rows_with_metadata(table: Table) -> NewRows:
-    """The rows that readers of a table with eviction see now, with what it keeps of keys.
+    """The rows that readers of a table see now, with what eviction and admission keep of keys.
 
     In ascending order of row number. BusyError while a save is under way. Cost: two copies of the
     rows.
@@ -153,13 +159,14 @@ def rows_with_metadata(table: Table) -> NewRows:
         log_decay=image.log_decay,
         metadata={name: joined[name].reshape(-1) for name in kinds},
         clock=EvictionClock(step=step if is_begun else None, time=time),
+        records=None if image.records is None else Records(*image.records),
     )
 
 
 def give_state(
     table: Table, keys_n: NDArray[np.int64], state: Mapping[str, NDArray[np.float32]]
 ) -> None:
-    """Gives the rows of some keys (n,) of a table with eviction this state, if they are there.
+    """Gives the rows of some keys (n,) this state, if they are there; no step of the table.
 
     No key is seen by it. BusyError as `replace_rows`. Cost: copies of all rows.
     """

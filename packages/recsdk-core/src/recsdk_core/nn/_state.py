@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from recsdk_core.checkpoint.records import Records
 from recsdk_core.checkpoint.replacing import NewRows, metadata_of, replace_rows
 from recsdk_core.eviction import EvictionClock
 from recsdk_core.nn.row_entries import (
     CLOCK,
     KEPT_OF_KEYS,
+    RECORDS,
     STATE,
     clock_of_entry,
     entries_of,
@@ -49,7 +51,8 @@ def load_table(
 
     Optimizer state that is missing is made fresh, and its names are noted as missing:
     `load_state_dict` raises for them unless `strict=False`. So is what eviction keeps of keys: they
-    then count as never seen. Entries that are not used are noted as unexpected.
+    then count as never seen, and the counts of keys without a row, which then begin at 0. Entries
+    that are not used are noted as unexpected.
     """
     given = {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
     shapes = {"keys": (), "weight": (table.dim,)}
@@ -57,7 +60,8 @@ def load_table(
     kept = metadata_of(table)
     shapes.update(dict.fromkeys(kept, ()))
     known = [*shapes, "update_count", *(["log_decay"] if _catches_up(table) else [])]
-    known += [CLOCK] if kept else []
+    known += RECORDS if table.admission is not None else []
+    known += [CLOCK] if table._has_clock else []
     missing_keys.extend(prefix + name for name in known if name not in given)
     unexpected_keys.extend(prefix + name for name in given if name not in known)
     if not {"keys", "weight"} <= set(given):
@@ -159,12 +163,14 @@ def _bad_log_decay(value: Any) -> list[str]:
 
 
 def _bad_metadata(table: Table, given: Mapping[str, Any]) -> list[str]:
-    wanted = {*metadata_of(table), *([CLOCK] if table.eviction is not None else [])}
-    missing = sorted(wanted - set(given))
-    if missing and len(missing) < len(wanted):
-        return [f"{missing}: must be there as well: all of {sorted(wanted)}, or none"]
+    for names in (metadata_of(table), RECORDS if table.admission is not None else ()):
+        wanted = {*names, CLOCK} if names else set()
+        missing = sorted(wanted - set(given))
+        if missing and any(name in given for name in names):
+            return [f"{missing}: must be there as well: all of {sorted(wanted)}, or none"]
     try:
         _clock(given)
+        _records(table, given)
     except ValueError as error:
         return [str(error)]
     return []
@@ -174,12 +180,31 @@ def _clock(given: Mapping[str, Any]) -> EvictionClock:
     return clock_of_entry(given[CLOCK]) if CLOCK in given else EvictionClock()
 
 
+def _records(table: Table, given: Mapping[str, Any]) -> Records | None:
+    """The counts of keys without a row; ValueError for what cannot be such."""
+    if table.admission is None or RECORDS[0] not in given:
+        return None
+    parts = [given[name] for name in RECORDS]
+    num_keys = parts[0].numel() if isinstance(parts[0], torch.Tensor) else 0
+    for name, part in zip(RECORDS, parts, strict=True):
+        is_fit = isinstance(part, torch.Tensor) and part.dtype == torch.int64
+        if not is_fit or part.shape != (num_keys,):
+            raise ValueError(f"{name}: must be int64 ({num_keys},), got {part}")
+    records = Records(*map(_array, parts))
+    if not bool((records.counts > 0).all()):
+        raise ValueError(f"{RECORDS[1]}: must be 1 or more")
+    all_keys = np.concatenate([_array(given["keys"]), records.keys])
+    if len(np.unique(all_keys)) != len(all_keys):
+        raise ValueError(f"{RECORDS[0]}: must not repeat, nor be among keys")
+    return records
+
+
 def _replace_rows(table: Table, given: Mapping[str, Any]) -> None:
     keys, weights, state = _array(given["keys"]), _array(given["weight"]), None
     if all(STATE + name in given for name, _ in table.state_fields):
         state = {name: _array(given[STATE + name]) for name, _ in table.state_fields}
     count, log_decay = int(given.get("update_count", 0)), float(given.get("log_decay", 0.0))
-    if table.eviction is not None:  # an upsert would be a step that sees the keys
+    if table._has_clock:  # an upsert would be a step that sees the keys
         kept = metadata_of(table)
         rows = NewRows(
             keys=keys,
@@ -189,6 +214,7 @@ def _replace_rows(table: Table, given: Mapping[str, Any]) -> None:
             log_decay=log_decay if _catches_up(table) else 0.0,
             metadata={name: _array(given[name]) for name in kept if name in given},
             clock=_clock(given),
+            records=_records(table, given),
         )
         replace_rows([(table, rows)])
         return
@@ -202,7 +228,9 @@ def _replace_rows(table: Table, given: Mapping[str, Any]) -> None:
 
 def _fresh_state(table: Table, keys: Any, weights: Any, log_decay: float) -> Mapping[str, Any]:
     """The optimizer state that rows of these distinct keys (n,) begin with."""
-    made = table.empty_copy(max_rows=None, eviction_groups=None, owned_groups=None, eviction=None)
+    made = table.empty_copy(
+        max_rows=None, eviction_groups=None, owned_groups=None, eviction=None, admission=None
+    )
     if _catches_up(made):
         made.log_decay = log_decay
     made.upsert(keys, weights)

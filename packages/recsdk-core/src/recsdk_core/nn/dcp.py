@@ -12,6 +12,7 @@ Shape letters: n rows, D row width.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,11 +29,11 @@ from torch.distributed.checkpoint.planner import SavePlan
 from recsdk_core import _ext
 from recsdk_core.checkpoint.copies import refuse_different
 from recsdk_core.errors import CheckpointError
-from recsdk_core.nn.row_entries import CLOCK, KEPT_OF_KEYS
+from recsdk_core.nn.row_entries import CLOCK, KEPT_OF_KEYS, RECORDS
 
 __all__ = ["MakeRoom", "before_loading", "holder_of", "saved_tensors"]
 
-_KEPT = (CLOCK, *KEPT_OF_KEYS)
+_KEPT = (CLOCK, *KEPT_OF_KEYS, *RECORDS)
 _NAME = re.compile(
     r"keys|weight|update_count|log_decay|drawn_name|seed|ranks|state\.[^.]+|" + "|".join(_KEPT)
 )
@@ -265,8 +266,16 @@ def _checksum(entries: Mapping[str, torch.Tensor]) -> str:
         blocks=blocks(),
         token=bytes(16),
     )
-    whole = {n: v.tolist() for n, v in entries.items() if n not in rows and n != "keys"}
+    whole: dict[str, Any] = {
+        name: _digest(value) if name in RECORDS else value.tolist()
+        for name, value in entries.items()
+        if name not in rows and name != "keys"
+    }
     return f"{summary.checksum} {rows['weight'].dtype} {sorted(whole.items())}"
+
+
+def _digest(values: torch.Tensor) -> str:
+    return hashlib.sha256(values.contiguous().numpy().tobytes()).hexdigest()
 
 
 def _width(values: torch.Tensor) -> int:

@@ -102,16 +102,30 @@ def check_norms(kind: str, max_norm: float | None, norm_type: float) -> None:
 
 @dataclass(frozen=True)
 class Marks:
-    """What comes with keys for eviction, of the shape of the keys; times may be one for all."""
+    """What comes with keys for rules of eviction and admission, of the shape of the keys.
+
+    Times and counts may be one for all.
+    """
 
     times: torch.Tensor | int | None = None
     scores: torch.Tensor | None = None
+    counts: torch.Tensor | int | None = None
+
+    @property
+    def are_given(self) -> bool:
+        """Whether there are any."""
+        return any(each is not None for each in self._all)
+
+    @property
+    def _all(self) -> tuple[torch.Tensor | int | None, ...]:
+        return self.times, self.scores, self.counts
 
     def check(self, kind: str, keys: torch.Tensor) -> None:
         """Raises TypeError or ValueError for what does not fit the keys."""
-        for name, dtype in (("times", torch.int64), ("scores", torch.float32)):
+        dtypes = {"times": torch.int64, "scores": torch.float32, "counts": torch.int64}
+        for name, dtype in dtypes.items():
             value = getattr(self, name)
-            is_one = name == "times" and isinstance(value, int) and not isinstance(value, bool)
+            is_one = name != "scores" and isinstance(value, int) and not isinstance(value, bool)
             if value is None or is_one:
                 continue
             if not isinstance(value, torch.Tensor) or value.dtype != dtype:
@@ -125,16 +139,15 @@ class Marks:
 
     def flat(self) -> Marks:
         """In one dimension, as a table takes them."""
-        return Marks(*(_flat(each) for each in (self.times, self.scores)))
+        return Marks(*map(_flat, self._all))
 
     def at(self, kept: torch.Tensor) -> Marks:
         """Those of some keys, bool (N,)."""
-        found = (_of_some(each, kept) for each in (self.times, self.scores))
-        return Marks(*found)
+        return Marks(*(_of_some(each, kept) for each in self._all))
 
     def for_table(self) -> dict[str, Any]:
         """As arguments of a table's `map`."""
-        return {"times": self.times, "scores": self.scores}
+        return {"times": self.times, "scores": self.scores, "counts": self.counts}
 
 
 def _flat(value: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
+from recsdk_core.admission import Admit
 from recsdk_core.combine import distinct_keys
 from recsdk_core.eviction import Evict
 from recsdk_core.init import Initializer, Uniform
@@ -100,6 +101,7 @@ class _TableModule(nn.Module):
         eviction_groups: int | None = None,
         on_full: OnFull = "refuse",
         eviction: Evict | None = None,
+        admission: Admit | None = None,
         default_value: float = 0.0,
         on_nonfinite: Literal["apply", "raise", "skip"] = "apply",
         dtype: DType = "float32",
@@ -135,6 +137,7 @@ class _TableModule(nn.Module):
             eviction_groups=eviction_groups,
             on_full=on_full,
             eviction=eviction,
+            admission=admission,
             default_value=default_value,
             on_nonfinite=on_nonfinite,
             dtype=dtype,
@@ -249,13 +252,13 @@ class _TableModule(nn.Module):
         """The node over keys (N,), mapped under a lease; `trains`: a backward may follow."""
         self._check_begin(insert, trains)
         # A checkpoint looks up again in backward; that is no step of the table.
-        is_again = self.table.eviction is not None and torch._C._current_graph_task_id() >= 0
+        is_again = self.table._has_clock and torch._C._current_graph_task_id() >= 0
         lease = self.table.lease()
         try:
             sees = insert and not is_again
             given = marks if sees else _NO_MARKS
             rows, outcomes = map_without(self.table, keys, self._padding, sees, lease, given)
-            if insert and is_again:
+            if insert and is_again and self.table.eviction is not None:
                 self._check_still_there(keys, outcomes)
             if insert and torch._C._current_graph_task_id() < 0:  # else a checkpoint's again
                 self._gradients.note_keys(keys)
@@ -279,25 +282,24 @@ class _TableModule(nn.Module):
         if bool((is_gone if is_padding is None else is_gone & ~is_padding).any()):
             raise RuntimeError(
                 f"table {self.table.name!r}: a checkpoint looks it up again in backward, and keys "
-                "of its forward have no row now: others took their room, or they were refused; "
+                "of its forward have no row now: others took their room, or they got none; "
                 "look the table up outside of torch.utils.checkpoint"
             )
 
-    def _marks(self, keys: torch.Tensor, times: Any, scores: Any) -> Marks:
+    def _marks(self, keys: torch.Tensor, marks: Marks) -> Marks:
         """What came with keys, checked and flat."""
-        if times is None and scores is None:
+        if not marks.are_given:
             return _NO_MARKS
         require_tensor("keys", keys)
-        marks = Marks(times, scores)
         marks.check(type(self).__name__, keys)
         return marks.flat()
 
-    def _refuse_marks(self, times: Any, scores: Any) -> None:
+    def _refuse_marks(self, marks: Marks) -> None:
         """Raises RuntimeError where a call is recorded, not run."""
-        if times is not None or scores is not None:
+        if marks.are_given:
             raise RuntimeError(
-                f"{type(self).__name__}: times and scores cannot be recorded by torch.compile, "
-                "torch.export or torch.fx; look up outside of what is compiled "
+                f"{type(self).__name__}: times, scores and counts cannot be recorded by "
+                "torch.compile, torch.export or torch.fx; look up outside of what is compiled "
                 "(torch.compiler.disable), or set table.time before the call"
             )
 
@@ -383,6 +385,7 @@ class _TableModule(nn.Module):
             "padding_idx": self.padding_idx is not None,
             "max_norm": self.max_norm is not None,
             "scale_grad_by_freq": self.scale_grad_by_freq,
+            "admission": self.table.admission is not None,
         }
         for argument, is_asked in asked.items():
             if is_asked:
@@ -489,7 +492,11 @@ class HashEmbedding(_TableModule):
     leaves while a backward is to come is trained by it, and given to another key only afterwards;
     a key that comes back meanwhile has a new row. `times` and `scores` of keys are arguments of
     forward; `table.time` is the time of forwards that bring none. A forward that a checkpoint
-    repeats in backward is no step, and raises RuntimeError if keys have left since.
+    repeats in backward is no step, and raises RuntimeError if keys have no row by then.
+
+    With `admission` too each forward in training mode is a step: new keys get a row when the rule
+    lets them in, see `Admit`. Others read `default_value`, and no gradient reaches them. `counts`
+    of keys is an argument of forward. A checkpoint's repeated forward counts nothing.
 
     Other arguments are those of `Table`. `state_dict()` holds keys, weights, optimizer state and
     update count; deepcopy and pickle copy the rows, and torch's AveragedModel averages them.
@@ -514,23 +521,26 @@ class HashEmbedding(_TableModule):
         *,
         times: torch.Tensor | int | None = None,
         scores: torch.Tensor | None = None,
+        counts: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
         """keys of any shape, int64 -> (*shape, D) in the dtype of `weight`.
 
-        `times` int64 and `scores` float32 have the shape of keys and are for `eviction`, see
-        `Table.map`; times may be one for all.
+        `times` int64 and `scores` float32 have the shape of keys and are for `eviction`, `counts`
+        int64 for `admission`, see `Table.map`; times and counts may be one for all. Evaluation uses
+        none of them.
         """
+        given = Marks(times, scores, counts)
         if isinstance(keys, torch.fx.Proxy):
             recorded = leaf(self, keys)
-            self._refuse_marks(times, scores)
+            self._refuse_marks(given)
             return recorded
         require_tensor("keys", keys)
         weight = self.weight
         if is_recorded(keys):
-            self._refuse_marks(times, scores)
+            self._refuse_marks(given)
             vectors = lookup(self, keys)
         else:
-            marks = self._marks(keys, times, scores)
+            marks = self._marks(keys, given)
             trains = weight.requires_grad and torch.is_grad_enabled()
             node = self.begin(keys, insert=self.training, trains=trains, marks=marks)
             vectors = run(node, weight).view(*keys.shape, self.table.dim)
@@ -593,22 +603,24 @@ class HashEmbeddingBag(_TableModule):
         *,
         times: torch.Tensor | int | None = None,
         scores: torch.Tensor | None = None,
+        counts: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
         """keys (N,) with offsets, or (B, L) without, and weights of the same shape -> (B, D).
 
-        `times` and `scores` as those of `HashEmbedding`.
+        `times`, `scores` and `counts` as those of `HashEmbedding`.
         """
+        given = Marks(times, scores, counts)
         if isinstance(keys, torch.fx.Proxy):
             recorded = leaf(self, keys, offsets, per_sample_weights)
-            self._refuse_marks(times, scores)
+            self._refuse_marks(given)
             return recorded
         if is_recorded(keys):
-            self._refuse_marks(times, scores)
+            self._refuse_marks(given)
             return self._pool_recorded(keys, offsets, per_sample_weights)
         if per_sample_weights is not None:
             self._check_weights(per_sample_weights, keys)
         weights = self._without_padding(keys, per_sample_weights)
-        marks = self._marks(keys, times, scores)
+        marks = self._marks(keys, given)
         trains = self.weight.requires_grad and torch.is_grad_enabled()
         node = self.begin(keys, offsets, weights, insert=self.training, trains=trains, marks=marks)
         return run(node, self.weight).to(self.weight.dtype)

@@ -49,8 +49,23 @@ def _average_tables(averaged: AveragedModel, mine: list[Table], theirs: list[Tab
         for batch in trained.export(state=False):
             keys, rows = torch.from_numpy(batch.keys), torch.from_numpy(batch.weights)
             # An unseen key gets its first row: so far the average of a row that was not trained.
-            own_rows = own.find_or_insert(keys, times=times)
+            _insert_first_rows(own, keys, times)
+            own_rows = own.lookup(keys)
             own.upsert(keys, _averaged(averaged, own_rows, rows, number), times=times)
+
+
+def _insert_first_rows(own: Table, keys: torch.Tensor, times: int | None) -> None:
+    """Gives keys without a row the one that they begin with, also where a rule keeps keys out."""
+    if own.admission is None:
+        own.map(keys, True, times=times)
+        return
+    _, outcomes = own.lookup(keys, return_outcomes=True)
+    unseen = keys[outcomes == int(Outcome.MISSING)]
+    if len(unseen):
+        maker = own.empty_copy(
+            max_rows=None, eviction_groups=None, owned_groups=None, eviction=None, admission=None
+        )
+        own.upsert(unseen, maker.find_or_insert(unseen), times=times)
 
 
 def _forget(own: Table, trained: Table) -> None:

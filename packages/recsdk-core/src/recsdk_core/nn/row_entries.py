@@ -20,6 +20,7 @@ __all__ = [
     "CLOCK",
     "ENTRIES",
     "KEPT_OF_KEYS",
+    "RECORDS",
     "STATE",
     "AnyName",
     "clock_of_entry",
@@ -32,14 +33,26 @@ STATE = "state."
 
 
 CLOCK = "evict_clock"
-"""The name of the entry that says where the clock of eviction stands."""
+"""The name of the entry that says where the clock of eviction and admission stands."""
+
+RECORDS = ("admit_keys", "admit_counts", "admit_steps")
+"""The entries of `Records`: what admission knows of keys without a row, int64 (m,) each."""
 
 KEPT_OF_KEYS: Mapping[str, torch.dtype] = {
     each.name: getattr(torch, each.dtype) for each in METADATA
 }
 """The entries of what eviction keeps of keys, (n,) each."""
 
-ENTRIES = ("keys", "state", "update_count", "log_decay", "drawn_name", CLOCK, *KEPT_OF_KEYS)
+ENTRIES = (
+    "keys",
+    "state",
+    "update_count",
+    "log_decay",
+    "drawn_name",
+    CLOCK,
+    *KEPT_OF_KEYS,
+    *RECORDS,
+)
 """What the names of entries begin with, but for that of a parameter."""
 
 
@@ -55,9 +68,10 @@ class AnyName:
 def rows_of(table: Any) -> NewRows:
     """The rows that readers of a table see now, in ascending order of row number.
 
-    With what eviction keeps of keys, if the table has it; then BusyError while a save is under way.
+    With what eviction and admission keep of keys, if the table has them; then BusyError while a
+    save is under way.
     """
-    if getattr(table, "eviction", None) is not None:
+    if getattr(table, "_has_clock", False):
         return rows_with_metadata(table)
     batches = list(table.export())
     return NewRows(
@@ -76,7 +90,7 @@ def entries_of(rows: NewRows, dtype: torch.dtype = torch.float32) -> dict[str, t
     """keys int64 (n,), weight (n, D), state.<field> float32 (n, width), update_count.
 
     `dtype`: of weight. With an optimizer that catches up, log_decay too; with eviction what it
-    keeps of each key (n,), and `CLOCK`, see `clock_of_entry`.
+    keeps of each key (n,), with admission `RECORDS`, and with either `CLOCK`, see `clock_of_entry`.
     """
     entries = {
         "keys": torch.from_numpy(rows.keys),
@@ -86,8 +100,11 @@ def entries_of(rows: NewRows, dtype: torch.dtype = torch.float32) -> dict[str, t
     }
     if "log_decay" in rows.state:
         entries["log_decay"] = torch.tensor(rows.log_decay, dtype=torch.float64)
-    if rows.metadata:
-        entries.update({name: torch.from_numpy(kept) for name, kept in rows.metadata.items()})
+    entries.update({name: torch.from_numpy(kept) for name, kept in rows.metadata.items()})
+    if rows.records is not None:
+        parts = rows.records.keys, rows.records.counts, rows.records.steps
+        entries.update(zip(RECORDS, map(torch.from_numpy, parts), strict=True))
+    if rows.metadata or rows.records is not None:
         step, time = rows.clock.step, rows.clock.time
         entries[CLOCK] = torch.tensor([step is not None, step or 0, time is not None, time or 0])
     return entries

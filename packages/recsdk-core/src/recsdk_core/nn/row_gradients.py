@@ -228,14 +228,14 @@ class RowGradients:
     def restore_loaded(self) -> None:
         """Gives rows the state that was loaded, if they are still there, once the table has room.
 
-        Cost: one upsert of these rows; with eviction, which an upsert would have see their keys,
-        a copy of all rows.
+        Cost: one upsert of these rows; with eviction or admission, of which an upsert would be a
+        step, a copy of all rows.
         """
         if not self.loaded or self.table is None:
             return
         state, self.loaded = self.loaded, {}
         keys = state.pop("keys")
-        if self.table.eviction is not None:
+        if self.table._has_clock:
             give_state(self.table, keys.numpy(), {n: each.numpy() for n, each in state.items()})
             return
         weights, outcomes = self.table.lookup(keys, return_outcomes=True)
