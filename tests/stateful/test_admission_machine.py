@@ -59,6 +59,7 @@ class AdmissionMachine(TableMachine):
         self.dim = 2
         self.last_step = 0
         self.taken: list[Any] = []
+        self.readers = None
         self.max_rows = room[0]
 
     @rule(data=st.data(), ids=IDS)

@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-#include "index/admission.h"
+#include "admission/admission.h"
 #include "index/capacity.h"
 #include "index/change_tracker.h"
 #include "index/evictor.h"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from recsdk_core.agreement import attempt, raise_together, text_of
 from recsdk_core.errors import CheckpointError
 
-__all__ = ["OneRank", "Ranks", "share", "together"]
+__all__ = ["OneRank", "Ranks", "refuse_different", "share", "together"]
 
 T = TypeVar("T")
 
@@ -57,3 +57,21 @@ def _failed(rank: int, text: str) -> CheckpointError:
 def share(ranks: Ranks, work: Callable[[], T]) -> T:
     """Runs work on rank 0 only; its result on every rank."""
     return together(ranks, lambda: work() if ranks.rank == 0 else None)[0]  # type: ignore[return-value]
+
+
+def refuse_different(of_ranks: Sequence[Mapping[str, str]], remedy: str) -> None:
+    """Raises CheckpointError if ranks have different rows of a table, or another order of them.
+
+    `of_ranks` has for each rank the digests of its copies, by table name. `remedy` ends the
+    message.
+    """
+    first: dict[str, tuple[int, str]] = {}
+    for rank, digests in enumerate(of_ranks):
+        for table, digest in digests.items():
+            other, expected = first.setdefault(table, (rank, digest))
+            if digest != expected:
+                raise CheckpointError(
+                    f"table {table!r} is whole on ranks {other} and {rank}, which have different "
+                    "rows, or the same rows in another order; under this name a checkpoint can "
+                    f"hold the rows of one rank only; {remedy}"
+                )

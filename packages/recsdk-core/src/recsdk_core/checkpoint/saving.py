@@ -14,7 +14,6 @@ from typing import Any, Literal, TypeAlias
 
 from recsdk_core import _ext
 from recsdk_core._internal.version import __version__
-from recsdk_core.checkpoint.copies import refuse_different
 from recsdk_core.checkpoint.manifest import (
     METADATA,
     AdmissionEntry,
@@ -26,7 +25,7 @@ from recsdk_core.checkpoint.manifest import (
     TableEntry,
     UserEntry,
 )
-from recsdk_core.checkpoint.participants import Ranks, share, together
+from recsdk_core.checkpoint.participants import Ranks, refuse_different, share, together
 from recsdk_core.checkpoint.reading import Position, Progress, look_beside
 from recsdk_core.checkpoint.records import Records
 from recsdk_core.checkpoint.stores import Store, Target, open_store

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.planner import SavePlan
 
 from recsdk_core import _ext
-from recsdk_core.checkpoint.copies import refuse_different
+from recsdk_core.checkpoint.participants import refuse_different
 from recsdk_core.errors import CheckpointError
 from recsdk_core.nn.row_entries import CLOCK, KEPT_OF_KEYS, RECORDS
 

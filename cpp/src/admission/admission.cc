@@ -1,4 +1,4 @@
-#include "index/admission.h"
+#include "admission/admission.h"
 
 #include <algorithm>
 #include <bit>
