@@ -353,14 +353,49 @@ def test_repr_names_the_table() -> None:
 
 @pytest.mark.parametrize("module_type", [HashEmbedding, HashEmbeddingBag])
 @pytest.mark.parametrize("is_used", [False, True])
-def test_an_optimizer_on_the_parameter_is_refused(module_type: Any, is_used: bool) -> None:
+def test_an_optimizer_on_the_parameter_is_refused_beside_another(
+    module_type: Any, is_used: bool
+) -> None:
     module = module_type(2, name="item", optimizer=optim.Adagrad(lr=0.1))
     keys = KEYS.reshape(2, 2)
     if is_used:
         module(keys)
     _apply_optimizer_in_backward(torch.optim.Adam, module.parameters(), {"lr": 0.1})
-    with pytest.raises(ValueError, match=r"'item'.*gave \['Adam'\].*Adagrad\(.*pass optimizer="):
+    with pytest.raises(ValueError, match=r"'item'.*gave \['Adam'\].*Adagrad\(.*already"):
         module(keys)
+
+
+@pytest.mark.parametrize("module_type", [HashEmbedding, HashEmbeddingBag])
+@pytest.mark.parametrize("is_used", [False, True])
+def test_an_optimizer_on_the_parameter_trains_as_one_of_the_constructor(
+    module_type: Any, is_used: bool
+) -> None:
+    kwargs = {"lr": 0.1, "eps": 1e-3}
+    told = module_type(2, name="item", optimizer=torch.optim.Adagrad, optimizer_kwargs=kwargs)
+    module = module_type(2, name="item")
+    keys = KEYS.reshape(2, 2)
+    for each in (module, told):
+        if is_used:
+            each(keys)
+    _apply_optimizer_in_backward(torch.optim.Adagrad, module.parameters(), kwargs)
+    for each in (module, told):
+        each(keys).square().sum().backward()
+    assert rows_of(module) == rows_of(told)
+    assert module.table.optimizer == told.table.optimizer
+    copies = [copy.deepcopy(module), pickle.loads(pickle.dumps(module)), told]
+    for each in copies:
+        each(keys).square().sum().backward()
+    assert rows_of(copies[0]) == rows_of(copies[1]) == rows_of(told)
+    _apply_optimizer_in_backward(torch.optim.SGD, module.parameters(), {"lr": 0.1})
+    with pytest.raises(ValueError, match=r"gave \['Adagrad', 'SGD'\].*already"):
+        module(keys)
+
+
+def test_a_shallow_copy_knows_the_optimizer_of_its_table() -> None:
+    module = HashEmbedding(2)
+    module.table.set_optimizer(optim.SGD(lr=0.1))
+    copy.copy(module)(KEYS).sum().backward()
+    assert module.table.update_count == 1
 
 
 @pytest.mark.parametrize("keys", [None, 5, [1, 2], KEYS.numpy()])

@@ -356,15 +356,23 @@ class _TableModule(nn.Module):
         )
 
     def check_optimizer(self) -> None:
-        """Raises ValueError if `weight` was given an optimizer for backward: it would not run."""
-        given = [each.__name__ for each in getattr(self.weight, "_optimizer_classes", [])]
-        if given:
+        """Takes the optimizer that `apply_optimizer_in_backward` gave to `weight`, if it did.
+
+        Raises ValueError if somebody else said how the table is trained, or another one follows.
+        """
+        classes = getattr(self.weight, "_optimizer_classes", [])
+        if len(classes) == self.weight.num_taken:
+            return
+        if len(classes) > 1 or self._gradients.is_told:
             raise ValueError(
-                f"table {self.table.name!r}: apply_optimizer_in_backward gave {given} to `weight` "
-                f"of {type(self).__name__}, which trains by its own {self.table.optimizer}: pass "
-                f"optimizer={given[0]} and optimizer_kwargs where it is made, and leave its "
-                "parameter out"
+                f"table {self.table.name!r}: apply_optimizer_in_backward gave "
+                f"{[each.__name__ for each in classes]} to `weight` of {type(self).__name__}, "
+                f"which trains by {self.table.optimizer} already: say it once, there, or by "
+                "optimizer= where the module is made"
             )
+        [options] = vars(self.weight)["_optimizer_kwargs"]
+        self._gradients.apply(from_torch(classes[0], options))
+        self.weight.num_taken = 1
 
     def check_named(self) -> None:
         """Raises ValueError if the table was given no name, by which others would find it."""
@@ -502,7 +510,8 @@ class HashEmbedding(_TableModule):
     update count; deepcopy and pickle copy the rows, and torch's AveragedModel averages them.
     torch.distributed.checkpoint saves the module once for all ranks, and refuses if ranks have
     different rows; it loads into a module with any rows. Raises ValueError if
-    `apply_optimizer_in_backward` was called for `weight`, and RuntimeError under
+    `apply_optimizer_in_backward` was called for `weight` of a module that has one, and RuntimeError
+    under
     DistributedDataParallel with more than one rank, under `torch.jit.trace`, for `torch.jit.script`
     and for `share_memory`.
 

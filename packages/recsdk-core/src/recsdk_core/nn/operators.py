@@ -25,6 +25,7 @@ from weakref import WeakValueDictionary
 import torch
 import torch.utils.checkpoint
 from torch import nn
+from torch._C import _functorch
 
 from recsdk_core.nn.function import Node, read, train
 from recsdk_core.nn.rows_parameter import RowsParameter
@@ -142,11 +143,14 @@ def _trains(module: Any, weights: torch.Tensor | None) -> bool:
         )
     trains: bool = torch.is_grad_enabled() and module.weight.requires_grad
     if torch._C._are_functorch_transforms_active():
+        if _functorch.peek_interpreter_stack().key() == _functorch.TransformType.Vmap:
+            _not_batched(None, None)
         if trains:
             raise RuntimeError(
                 "torch.func cannot differentiate a lookup of raw keys, whose backward updates its "
                 "table and has no gradient to return; look up outside of the transformed function, "
-                "or freeze the table with weight.requires_grad_(False)"
+                "or freeze the table: weight.requires_grad_(False), and leave `weight` out of the "
+                "parameters that functional_call gets"
             )
         if weights is not None:
             raise RuntimeError("torch.func does not reach per_sample_weights; use backward")

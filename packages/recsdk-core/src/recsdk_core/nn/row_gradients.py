@@ -145,8 +145,17 @@ class RowGradients:
 
     def attach(self, table: Table) -> None:
         """Takes a table, whose optimizer is nobody's choice so far unless `is_told`."""
+        if table is not self.table:  # a shallow copy of a module has this one's
+            self._default = table.optimizer
         self.table = table
-        self._default = table.optimizer
+
+    def apply(self, optimizer: Optimizer) -> None:
+        """Lets the optimizer update rows in backward from now on."""
+        assert self.table is not None
+        self.check_loaded(optimizer)
+        self.table.set_optimizer(optimizer)
+        self.restore_loaded()
+        self.is_fused = True
 
     def check_table(self, table: Table) -> None:
         """Raises ValueError for another table than the one that gets the gradients."""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from recsdk_core.errors import BusyError
 from recsdk_core.nn.row_gradients import RowGradients
 from recsdk_core.nn.rows_parameter import RowsParameter
 from recsdk_core.optim import Optimizer, from_torch
@@ -71,7 +72,7 @@ class RowOptimizer(torch.optim.Optimizer):
             )
         self._dense = self._optimizer_of_dense()
         for each, group in taken:
-            _table(each).check_idle()
+            _check_idle(each)
             each.check_loaded(self._settings(group))
         for each, group in taken:
             self._take(each, group)
@@ -218,6 +219,16 @@ def _dense_of(group: dict[str, Any]) -> list[torch.Tensor]:
 def _table(gradients: RowGradients) -> Any:
     assert gradients.table is not None
     return gradients.table
+
+
+def _check_idle(gradients: RowGradients) -> None:
+    try:
+        _table(gradients).check_idle()
+    except BusyError as error:
+        raise BusyError(
+            f"{error}: call zero_grad() of the optimizer that it had, and drop what forwards "
+            "without a backward returned"
+        ) from None
 
 
 def _shown(params: Any) -> str:

@@ -67,6 +67,8 @@ class RowsParameter(nn.Parameter):
     """The table, in messages."""
     gradients: RowGradients | None = None
     """Of a plain module: where gradients wait for a `RowOptimizer`."""
+    num_taken: int = 0
+    """Of a plain module: optimizers of `apply_optimizer_in_backward` that its table has taken."""
 
     @classmethod
     def of_table(cls, name: str, store: torch.Tensor, requires_grad: bool = True) -> RowsParameter:
