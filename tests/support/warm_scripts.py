@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import os
 import runpy
@@ -77,6 +78,7 @@ def _run(rank: int, pipe: Connection) -> None:
         os.dup2(file.fileno(), 2)
     faulthandler.enable()
     status = _status_of_script(list(command))
+    atexit._run_exitfuncs()  # as a process of its own would; one that is forked does not
     sys.stdout.flush()
     sys.stderr.flush()
     pipe.send(status)
