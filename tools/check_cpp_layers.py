@@ -21,7 +21,7 @@ MAY_INCLUDE: dict[str, set[str]] = {
     "kernels": {"util"},
     "bags": {"util", "kernels"},
     "rows": {"util", "kernels"},
-    "admission": {"util", "keymap"},
+    "admission": {"util", "keymap", "kernels"},
     "index": {"util", "keymap", "kernels", "rows", "admission"},
     "cut": {"util", "index", "kernels", "bags", "rows"},
     "table": {"util", "index", "kernels", "bags", "rows", "cut"},

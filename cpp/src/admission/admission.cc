@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <tuple>
 
+#include "kernels/scalar_math.h"
 #include "recsdk/error.h"
 #include "util/hash.h"
 #include "util/number_text.h"
@@ -25,16 +26,6 @@ std::uint64_t hash_of(Key key) { return virtual_shard_hash(static_cast<std::uint
 std::int64_t add(std::int64_t a, std::int64_t b) {
   std::int64_t sum = 0;
   return __builtin_add_overflow(a, b, &sum) ? std::numeric_limits<std::int64_t>::max() : sum;
-}
-
-// Multiplies only, so that it is the same everywhere.
-double power(double base, std::int64_t exponent) {
-  double result = 1.0;
-  for (auto left = static_cast<std::uint64_t>(exponent); left != 0; left >>= 1U) {
-    if ((left & 1U) != 0) result *= base;
-    base *= base;
-  }
-  return result;
 }
 
 // Uniform in [0, 1), the same for every call of a step.
@@ -177,9 +168,10 @@ bool Admission::admits(const Seen& seen, std::int64_t in_step, std::int64_t step
       held = term.kind == Kind::kAll ? held & (~std::uint64_t{1} | last) : held | last;
       continue;
     }
+    const auto times = static_cast<std::uint64_t>(in_step);
     const bool holds = term.kind == Kind::kCount ? seen.total >= term.count
                                                  : draw(config_.salt, i, seen.key, step) >=
-                                                       power(1.0 - term.probability, in_step);
+                                                       power(1.0 - term.probability, times);
     held = held << 1U | static_cast<std::uint64_t>(holds);
   }
   return (held & 1U) != 0;

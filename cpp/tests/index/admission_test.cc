@@ -123,7 +123,10 @@ TEST(Admission, CountsAsAModelDoes) {
     CountModel model(3, limit);
     for (int step = 0; step < 30; ++step) {
       std::vector<Key> keys(300);
-      for (Key& key : keys) key = (rank(random) + 20 * step) * 0x9E3779B97F4A7C1;
+      for (Key& key : keys) {
+        const auto number = static_cast<std::uint64_t>(rank(random) + 20 * step);
+        key = static_cast<Key>(number * 0x9E3779B97F4A7C1U);
+      }
       ASSERT_EQ(map(index, keys), model.see(keys)) << "step " << step;
       const IndexStats stats = index.stats();
       ASSERT_EQ(stats.admission_records, model.num_records());

@@ -1,7 +1,5 @@
 // A table that takes deltas answers as a plain map of its newest version, also while it takes them.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <cstring>
@@ -10,23 +8,11 @@
 #include <vector>
 
 #include "recsdk/serving/c_api.h"
+#include "support/fork_helpers.h"
 #include "support/frozen_helpers.h"
 
 namespace recsdk::test {
 namespace {
-
-constexpr float kDefault = -2.5F;
-
-FreezeConfig config_of(const TemporaryFolder& folder, std::int64_t dim, FrozenDType dtype) {
-  FreezeConfig config;
-  config.name = "item";
-  config.dim = dim;
-  config.dtype = dtype;
-  config.default_value = kDefault;
-  config.hash_seed = 0x1234'5678'9ABC'DEF1U;
-  config.scratch_folder = folder.path();
-  return config;
-}
 
 using Values = std::vector<float>;
 
@@ -202,26 +188,37 @@ ServingDelta live_delta(const ServingTable& table, int version) {
   return delta;
 }
 
-/// Which version all answers are of; fails if they are of several.
-int version_of(const ServingTable& table) {
-  std::vector<Key> keys;
-  for (std::size_t i = 0; i < 4 * kLiveKeys; ++i) keys.push_back(static_cast<Key>(i % kLiveKeys));
-  Values values(keys.size() * 3);
-  std::vector<Outcome> outcomes(keys.size());
-  table.lookup(keys, values.data(), outcomes);
-  int version = -1;
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    if (outcomes[i] == Outcome::kFound) version = static_cast<int>(values[i * 3]);
+/// Reads all keys again and again, without memory of the heap in between.
+class LiveReader {
+ public:
+  LiveReader() : values_(4 * kLiveKeys * 3), outcomes_(4 * kLiveKeys) {
+    for (std::size_t i = 0; i < 4 * kLiveKeys; ++i) keys_.push_back(key_at(i));
   }
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    const bool is_there = static_cast<int>(i % kLiveKeys % 2) == version % 2;
-    const float wanted = is_there ? static_cast<float>(version) : kDefault;
-    for (std::size_t c = 0; c < 3; ++c) {
-      if (values[i * 3 + c] != wanted) return -1;
+
+  /// Which version all answers are of; -1 if they are of several.
+  int version_of(const ServingTable& table) {
+    table.lookup(keys_, values_.data(), outcomes_);
+    int version = -1;
+    for (std::size_t i = 0; i < keys_.size(); ++i) {
+      if (outcomes_[i] == Outcome::kFound) version = static_cast<int>(values_[i * 3]);
     }
+    for (std::size_t i = 0; i < keys_.size(); ++i) {
+      const bool is_there = static_cast<int>(key_at(i) % 2) == version % 2;
+      const float wanted = is_there ? static_cast<float>(version) : kDefault;
+      for (std::size_t c = 0; c < 3; ++c) {
+        if (values_[i * 3 + c] != wanted) return -1;
+      }
+    }
+    return version;
   }
-  return version;
-}
+
+ private:
+  static Key key_at(std::size_t i) { return static_cast<Key>(i % kLiveKeys); }
+
+  std::vector<Key> keys_;
+  Values values_;
+  std::vector<Outcome> outcomes_;
+};
 
 TEST(DeltaThreadsTest, EveryAnswerIsOfOneVersion) {
   const TemporaryFolder folder;
@@ -234,8 +231,9 @@ TEST(DeltaThreadsTest, EveryAnswerIsOfOneVersion) {
   std::vector<std::thread> threads;
   for (int t = 0; t < 8; ++t) {
     threads.emplace_back([&] {
+      LiveReader reader;
       for (int last = 0; !is_done.load();) {
-        const int version = version_of(table);
+        const int version = reader.version_of(table);
         if (version < last) ++num_wrong;  // -1, or back in time
         last = version;
         ++num_calls;
@@ -247,7 +245,7 @@ TEST(DeltaThreadsTest, EveryAnswerIsOfOneVersion) {
   is_done = true;
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(num_wrong.load(), 0);
-  EXPECT_EQ(version_of(table), kLiveVersions);
+  EXPECT_EQ(LiveReader().version_of(table), kLiveVersions);
 }
 
 #if !defined(RECSDK_TEST_EMULATED) && !defined(__SANITIZE_THREAD__)  // no fork beside threads
@@ -255,24 +253,25 @@ TEST(DeltaThreadsTest, AForkedProcessTakesDeltasWhateverOthersRead) {
   const TemporaryFolder folder;
   ServingTable table(freeze({}, config_of(folder, 3, FrozenDType::kFloat32)));
   table.take(live_delta(table, 1));
+  std::atomic<bool> is_reading{false};
   std::atomic<bool> is_done{false};
-  std::thread reader([&] {
-    while (!is_done.load()) version_of(table);
+  std::thread reader([&] {  // a fork may meet it anywhere, but not in an allocator
+    LiveReader live;
+    is_reading = true;
+    while (!is_done.load()) live.version_of(table);
   });
+  while (!is_reading.load()) std::this_thread::yield();
   for (int i = 0; i < 20; ++i) {
-    const pid_t child = fork();
-    if (child == 0) {  // it would wait for ever for calls of the thread that it lacks
-      table.take(live_delta(table, 2));
-      table.take(live_delta(table, 3));
-      _exit(version_of(table) == 3 ? 0 : 1);
-    }
-    int status = -1;
-    ASSERT_EQ(waitpid(child, &status, 0), child);
-    EXPECT_EQ(status, 0);
+    EXPECT_EQ(status_of_child([&] {  // it would wait for ever for calls of the thread that it lacks
+                table.take(live_delta(table, 2));
+                table.take(live_delta(table, 3));
+                return LiveReader().version_of(table) == 3;
+              }),
+              0);
   }
   is_done = true;
   reader.join();
-  EXPECT_EQ(version_of(table), 1);
+  EXPECT_EQ(LiveReader().version_of(table), 1);
 }
 #endif
 

@@ -16,19 +16,6 @@
 namespace recsdk::test {
 namespace {
 
-constexpr float kDefault = -2.5F;
-
-FreezeConfig config_of(const TemporaryFolder& folder, std::int64_t dim, FrozenDType dtype) {
-  FreezeConfig config;
-  config.name = "item";
-  config.dim = dim;
-  config.dtype = dtype;
-  config.default_value = kDefault;
-  config.hash_seed = 0x1234'5678'9ABC'DEF1U;
-  config.scratch_folder = folder.path();
-  return config;
-}
-
 /// Some keys of a table, some that it lacks, some twice.
 std::vector<Key> mixed_keys(const Rows& rows, std::size_t count, std::mt19937_64& random) {
   std::vector<Key> there;

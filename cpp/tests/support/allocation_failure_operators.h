@@ -27,6 +27,14 @@ void* allocate(std::size_t size, std::size_t alignment) {
 [[gnu::noinline]] void* operator new(std::size_t size, std::align_val_t alignment) {
   return allocate(size, static_cast<std::size_t>(alignment));
 }
+// What algorithms take for scratch memory; they do without it.
+[[gnu::noinline]] void* operator new(std::size_t size, const std::nothrow_t& /*unused*/) noexcept {
+  try {
+    return allocate(size, alignof(std::max_align_t));
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
 [[gnu::noinline]] void operator delete(void* address) noexcept { std::free(address); }
 [[gnu::noinline]] void operator delete(void* address, std::size_t) noexcept { std::free(address); }
 [[gnu::noinline]] void operator delete(void* address, std::align_val_t) noexcept {

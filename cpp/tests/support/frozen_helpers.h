@@ -52,6 +52,20 @@ inline Rows random_rows(std::size_t count, std::int64_t dim, std::mt19937_64& ra
   return rows;
 }
 
+/// What the tables of `config_of` answer for a key that they lack.
+constexpr float kDefault = -2.5F;
+
+inline FreezeConfig config_of(const TemporaryFolder& folder, std::int64_t dim, FrozenDType dtype) {
+  FreezeConfig config;
+  config.name = "item";
+  config.dim = dim;
+  config.dtype = dtype;
+  config.default_value = kDefault;
+  config.hash_seed = 0x1234'5678'9ABC'DEF1U;
+  config.scratch_folder = folder.path();
+  return config;
+}
+
 /// Writes the files of a table; returns their paths, by shard.
 inline std::vector<std::string> freeze(const Rows& rows, const FreezeConfig& config) {
   FrozenWriter writer(config);
