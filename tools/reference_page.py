@@ -26,6 +26,7 @@ MODULES = (
     "recsdk_core.init",
     "recsdk_core.checkpoint",
     "recsdk_core.files",
+    "recsdk_core.predicates",
     "recsdk_core.serving",
     "recsdk_core.simulation",
     "recsdk_core.nn",

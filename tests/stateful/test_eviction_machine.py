@@ -17,6 +17,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from recsdk_core import BusyError, CapacityError, Evict, Table, init, optim
 from recsdk_core.testing import ReferenceTable
+from recsdk_core.testing.strategies import predicates
 from table_machine import IDS, TableMachine, assert_same
 
 RULES = [
@@ -118,6 +119,21 @@ class EvictionMachine(TableMachine):
     @rule(fraction=st.sampled_from([0.0, 0.25, 0.5]))
     def evict_a_fraction(self, fraction: float) -> None:
         self.both("evict", fraction=fraction)
+
+    @rule(data=st.data())
+    def evict_where(self, data: st.DataObject) -> None:
+        names = ["step", "idle"]
+        names += ["time"] if self.rule.by == "time" else []
+        names += ["count"] if self.rule.order == "lfu" else []
+        names += ["score"] if self.rule.order == "score" else []
+        names += ["age"] if self.rule.min_age else []
+        text = data.draw(predicates(names))
+        self.both("would_evict", where=text)
+        self.both("evict", where=text)
+
+    @rule(max_rows=st.integers(0, 40))
+    def would_evict(self, max_rows: int) -> None:
+        self.both("would_evict", max_rows=max_rows)
 
     @precondition(lambda self: not self.model._leases and self.readers is None)
     @rule(ids=IDS)

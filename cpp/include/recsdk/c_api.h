@@ -672,6 +672,24 @@ RECSDK_API int recsdk_table_set_time(recsdk_table* table, int64_t time);
 /// open.
 RECSDK_API int recsdk_table_evict(recsdk_table* table, int64_t max_rows, int64_t* num_evicted);
 
+/// Sets leaves[i] to 1 for each of the keys (n,) that is to leave; all are 0 before. `words`
+/// (n, num_words) are what eviction keeps of each, in this order, where there is such: the step
+/// that saw it last, its time, its count in units of 2^-16, its score (a float's bits), the step in
+/// which it came. `step` is that of the last call that inserted. Any result but 0 fails the call
+/// with RECSDK_ERROR_INTERNAL, and nobody has left. It runs under the lock of what it is called
+/// for, and must not call it.
+typedef int (*recsdk_choose_leaving_callback)(void* user_data, const int64_t* keys,
+                                              const int64_t* words, int64_t num_keys,
+                                              int64_t num_words, int64_t step, uint8_t* leaves);
+/// Evicts the keys that `choose` picks, apart from those below min_age. With `is_dry` not 0 nobody
+/// leaves: *num_evicted, which may be null, is how many would. All keys are shown to `choose`, some
+/// 65,536 at a time. Conditions as recsdk_table_evict.
+RECSDK_API int recsdk_table_evict_where(recsdk_table* table, recsdk_choose_leaving_callback choose,
+                                        void* user_data, int is_dry, int64_t* num_evicted);
+/// How many recsdk_table_evict would make leave now.
+RECSDK_API int recsdk_table_would_evict(recsdk_table* table, int64_t max_rows,
+                                        int64_t* num_evicted);
+
 /// Reads what leaves from now on; `options` may be null: their defaults. *leavers is to be freed
 /// with recsdk_leavers_destroy, and may outlive the table. Busy: another one is open, or leases
 /// with a step are.
@@ -874,6 +892,10 @@ RECSDK_API int recsdk_index_map_with(recsdk_index* index, const int64_t* keys, i
                                      int64_t* rows, uint8_t* outcomes);
 RECSDK_API int recsdk_index_set_time(recsdk_index* index, int64_t time);
 RECSDK_API int recsdk_index_evict(recsdk_index* index, int64_t max_rows, int64_t* num_evicted);
+RECSDK_API int recsdk_index_evict_where(recsdk_index* index, recsdk_choose_leaving_callback choose,
+                                        void* user_data, int is_dry, int64_t* num_evicted);
+RECSDK_API int recsdk_index_would_evict(recsdk_index* index, int64_t max_rows,
+                                        int64_t* num_evicted);
 /// Takes keys (N,) out: outcomes (N,) or null.
 RECSDK_API int recsdk_index_erase(recsdk_index* index, const int64_t* keys, int64_t num_keys,
                                   uint8_t* outcomes);

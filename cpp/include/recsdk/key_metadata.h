@@ -1,9 +1,11 @@
-// What eviction keeps of the keys of an index, for programs that save it beside rows of their own.
+// What eviction keeps of the keys of an index, for programs that save it beside rows of their own,
+// or choose by it who leaves.
 //
 // Shape letters: N keys, n rows, W numbers that are kept of each.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -34,5 +36,25 @@ RECSDK_API void copy_metadata(const Index& index, std::span<const RowNumber> row
 RECSDK_API void assign_with_metadata(Index& index, std::span<const Key> keys,
                                      std::span<const std::int64_t> words,
                                      const EvictionState& state);
+
+/// Some keys, and what is kept of each.
+struct KeptKeys {
+  std::span<const Key> keys;            ///< (n,)
+  std::span<const std::int64_t> words;  ///< (n, W), as copy_metadata gives them
+  std::int64_t step = 0;                ///< of the last call that inserted
+};
+/// Sets leaves[i] to 1 for each of the keys (n,) that is to leave; all are 0 before.
+using ChooseLeaving = std::function<void(const KeptKeys& kept, std::span<std::uint8_t> leaves)>;
+
+/// Evicts the keys that `choose` picks; those below min_age stay. Returns how many left. All keys
+/// are shown to it, some 65,536 at a time, under the index's lock, and it must not call the index;
+/// what it throws takes all back. Throws std::invalid_argument without eviction, Error(kBusy) while
+/// leases with a step are open. Cost: a look at each key and row number.
+RECSDK_API std::int64_t evict_where(Index& index, const ChooseLeaving& choose);
+
+/// How many keys evict_where, or Index::evict, would make leave now. Nobody leaves. Same conditions
+/// and cost.
+RECSDK_API std::int64_t would_evict_where(Index& index, const ChooseLeaving& choose);
+RECSDK_API std::int64_t would_evict(Index& index, std::int64_t max_rows);
 
 }  // namespace recsdk

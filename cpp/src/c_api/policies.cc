@@ -1,10 +1,14 @@
 // The functions of c_api.h about who leaves a table, and who has left.
+#include <cstdint>
 #include <memory>
+#include <span>
+#include <string>
 #include <utility>
 
 #include "c_api/convert.h"
 #include "c_api/status.h"
 #include "recsdk/c_api.h"
+#include "recsdk/key_metadata.h"
 #include "recsdk/leavers.h"
 
 struct recsdk_leavers {
@@ -18,6 +22,7 @@ using recsdk::c_api::deref;
 using recsdk::c_api::guarded;
 using recsdk::c_api::lease_of;
 using recsdk::c_api::outcomes_of;
+using recsdk::c_api::reject_null;
 using recsdk::c_api::write_struct;
 
 recsdk::Table& table_of(recsdk_table* table) { return deref(table, "table").table; }
@@ -35,6 +40,28 @@ void map_with(recsdk::Index& index, const int64_t* keys, int64_t num_keys,
 
 void evict(recsdk::Index& index, int64_t max_rows, int64_t* num_evicted) {
   const int64_t count = index.evict(max_rows);
+  if (num_evicted != nullptr) *num_evicted = count;
+}
+
+void would_evict(recsdk::Index& index, int64_t max_rows, int64_t* num_evicted) {
+  deref(num_evicted, "num_evicted");
+  *num_evicted = recsdk::would_evict(index, max_rows);
+}
+
+void evict_where(recsdk::Index& index, recsdk_choose_leaving_callback choose, void* user_data,
+                 int is_dry, int64_t* num_evicted) {
+  if (choose == nullptr) reject_null("choose");
+  const auto call = [&](const recsdk::KeptKeys& kept, std::span<std::uint8_t> leaves) {
+    const auto num_keys = static_cast<std::int64_t>(kept.keys.size());
+    const auto num_words = static_cast<std::int64_t>(kept.words.size()) / num_keys;
+    const int status = choose(user_data, kept.keys.data(), kept.words.data(), num_keys, num_words,
+                              kept.step, leaves.data());
+    if (status == 0) return;
+    throw recsdk::Error(recsdk::ErrorCode::kInternal,
+                        "the callback choose returned " + std::to_string(status) + ", not 0");
+  };
+  const std::int64_t count =
+      is_dry != 0 ? recsdk::would_evict_where(index, call) : recsdk::evict_where(index, call);
   if (num_evicted != nullptr) *num_evicted = count;
 }
 
@@ -82,6 +109,25 @@ int recsdk_table_evict(recsdk_table* table, int64_t max_rows, int64_t* num_evict
 
 int recsdk_index_evict(recsdk_index* index, int64_t max_rows, int64_t* num_evicted) {
   return guarded([&] { evict(index_of(index), max_rows, num_evicted); });
+}
+
+int recsdk_table_evict_where(recsdk_table* table, recsdk_choose_leaving_callback choose,
+                             void* user_data, int is_dry, int64_t* num_evicted) {
+  return guarded(
+      [&] { evict_where(table_of(table).index(), choose, user_data, is_dry, num_evicted); });
+}
+
+int recsdk_index_evict_where(recsdk_index* index, recsdk_choose_leaving_callback choose,
+                             void* user_data, int is_dry, int64_t* num_evicted) {
+  return guarded([&] { evict_where(index_of(index), choose, user_data, is_dry, num_evicted); });
+}
+
+int recsdk_table_would_evict(recsdk_table* table, int64_t max_rows, int64_t* num_evicted) {
+  return guarded([&] { would_evict(table_of(table).index(), max_rows, num_evicted); });
+}
+
+int recsdk_index_would_evict(recsdk_index* index, int64_t max_rows, int64_t* num_evicted) {
+  return guarded([&] { would_evict(index_of(index), max_rows, num_evicted); });
 }
 
 int recsdk_table_leavers(recsdk_table* table, const recsdk_leavers_options* options,

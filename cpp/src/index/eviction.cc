@@ -356,7 +356,7 @@ void Index::Impl::publish_evicted(const LeaseRecord& record) noexcept {
     tracker->note_changed(record.touched[i]);
 }
 
-std::int64_t Index::Impl::evict(std::int64_t max_rows) {
+std::int64_t Index::Impl::evict(std::int64_t max_rows, bool is_dry) {
   if (!evictor) {
     throw std::invalid_argument(title + ": evict needs a rule who leaves; set eviction");
   }
@@ -375,12 +375,16 @@ std::int64_t Index::Impl::evict(std::int64_t max_rows) {
     evictor->refresh(numbers, *capacity);
     evictor->begin_call(numbers, {}, num_victims);
     choose_victims(excess, none);
-    prepare_eviction({}, nullptr, none, nullptr);
+    if (!is_dry) prepare_eviction({}, nullptr, none, nullptr);
   } catch (...) {
     undo(none);
     throw;
   }
-  evict_rows(none.victims, nullptr);
+  if (is_dry) {
+    undo(none);
+  } else {
+    evict_rows(none.victims, nullptr);
+  }
   return static_cast<std::int64_t>(none.victims.size());
 }
 

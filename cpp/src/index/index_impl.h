@@ -27,6 +27,7 @@
 #include "index/row_numbers.h"
 #include "keymap/key_map.h"
 #include "recsdk/index.h"
+#include "recsdk/key_metadata.h"
 #include "rows/leaver_queue.h"
 #include "util/fair_mutex.h"
 #include "util/unset_allocator.h"
@@ -186,7 +187,10 @@ struct Index::Impl {
                         internal::LeaseRecord* record) noexcept;
   /// Counts of keys without a row as readers see them, ascending by key. Throws std::bad_alloc.
   std::vector<AdmitRecord> visible_records() const;
-  std::int64_t evict(std::int64_t max_rows);
+  std::int64_t evict(std::int64_t max_rows, bool is_dry = false);
+  /// The keys that `choose` picks, of those that may leave.
+  std::vector<internal::Evictor::Victim> choose_where(const ChooseLeaving& choose);
+  std::int64_t evict_chosen(std::span<const internal::Evictor::Victim> chosen);
   /// True while somebody reads what leaves; lets go of a reader that is closed.
   bool has_reader() noexcept;
   void close_reader() noexcept;

@@ -1,7 +1,8 @@
-// What eviction keeps of keys, read and replaced from outside.
+// What eviction keeps of keys, read and replaced from outside, and keys that leave by it.
 #include "recsdk/key_metadata.h"
 
 #include <algorithm>
+#include <mutex>
 #include <shared_mutex>
 #include <stdexcept>
 #include <string>
@@ -72,6 +73,76 @@ void assign_with_metadata(Index& index, std::span<const Key> keys,
   Index::Impl& impl = IndexAccess::impl(index);
   require_words(impl, keys.size(), words.size());
   impl.assign(keys, words, state);
+}
+
+std::int64_t evict_where(Index& index, const ChooseLeaving& choose) {
+  Index::Impl& impl = IndexAccess::impl(index);
+  meta_of(impl);
+  const std::unique_lock lock(impl.mutex);
+  return impl.evict_chosen(impl.choose_where(choose));
+}
+
+std::int64_t would_evict_where(Index& index, const ChooseLeaving& choose) {
+  Index::Impl& impl = IndexAccess::impl(index);
+  meta_of(impl);
+  const std::unique_lock lock(impl.mutex);
+  return static_cast<std::int64_t>(impl.choose_where(choose).size());
+}
+
+std::int64_t would_evict(Index& index, std::int64_t max_rows) {
+  Index::Impl& impl = IndexAccess::impl(index);
+  const std::unique_lock lock(impl.mutex);
+  return impl.evict(max_rows, /*is_dry=*/true);
+}
+
+// In ascending order of row number, so that what follows depends on nothing else.
+std::vector<internal::Evictor::Victim> Index::Impl::choose_where(const ChooseLeaving& choose) {
+  constexpr std::size_t kKeysAtOnce = 65'536;
+  require_no_steps("evict");
+  const internal::RowMeta& meta = evictor->meta();
+  const auto num_words = static_cast<std::size_t>(meta.num_words());
+  const std::int64_t step = step_of(nullptr);
+  std::vector<internal::Evictor::Victim> chosen;
+  std::vector<internal::Evictor::Victim> shown;
+  std::vector<Key> keys;
+  std::vector<std::int64_t> words;
+  std::vector<std::uint8_t> leaves;
+  for (RowNumber row = 0; row < numbers.end();) {
+    shown.clear();
+    keys.clear();
+    words.clear();
+    for (; row < numbers.end() && shown.size() < kKeysAtOnce; ++row) {
+      if (numbers.state(row) != internal::RowState::kVisible) continue;
+      const std::int64_t* const kept = numbers.meta(row);
+      shown.push_back({numbers.key(row), static_cast<std::uint32_t>(row)});
+      keys.push_back(shown.back().key);
+      words.insert(words.end(), kept, kept + num_words);
+    }
+    if (shown.empty()) break;
+    leaves.assign(shown.size(), 0);
+    {
+      const internal::FairMutex::CallbackScope scope(mutex);
+      choose({keys, words, clock.step}, leaves);
+    }
+    for (std::size_t i = 0; i < shown.size(); ++i) {
+      if (leaves[i] != 0 && meta.may_leave(&words[i * num_words], step)) chosen.push_back(shown[i]);
+    }
+  }
+  return chosen;
+}
+
+// All that may fail comes before the first key leaves.
+std::int64_t Index::Impl::evict_chosen(std::span<const internal::Evictor::Victim> chosen) {
+  const auto count = static_cast<std::int64_t>(chosen.size());
+  std::vector<Key> keys(chosen.size());
+  std::transform(chosen.begin(), chosen.end(), keys.begin(),
+                 [](const internal::Evictor::Victim& victim) { return victim.key; });
+  numbers.prepare_free(count);
+  const std::int64_t num_places = has_reader() ? leavers->reserve(count) : 0;
+  note_leaving(num_places, [&] { tracker->note_leaving(keys, key_map); });
+  evict_rows(chosen, nullptr);
+  for (const Key key : keys) evictor->note_erased(key, numbers, *capacity);
+  return count;
 }
 
 }  // namespace recsdk

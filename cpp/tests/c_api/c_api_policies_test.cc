@@ -91,6 +91,43 @@ TEST(CApiPoliciesTest, TheLowestByTheRuleLeaves) {
   EXPECT_TRUE(has(timed.get(), 1) && !has(timed.get(), 2));
 }
 
+// Picks keys with a count below *user_data.
+int choose_rare(void* user_data, const std::int64_t* keys, const std::int64_t* words,
+                std::int64_t num_keys, std::int64_t num_words, std::int64_t step,
+                std::uint8_t* leaves) {
+  const std::int64_t least = *static_cast<const std::int64_t*>(user_data);
+  if (num_words != 2 || step != 2 || keys == nullptr) return 7;
+  for (std::int64_t i = 0; i < num_keys; ++i)
+    leaves[i] = static_cast<std::uint8_t>(words[i * num_words + 1] < least * 65'536);
+  return 0;
+}
+
+TEST(CApiPoliciesTest, KeysLeaveThatACallbackPicks) {
+  const TableHandle table = table_of(evict_by(RECSDK_EVICT_LFU), 9);
+  map(table.get(), {1, 2, 2, 3, 3});
+  map(table.get(), {3});
+  std::int64_t least = 2;
+  std::int64_t count = 0;
+  ASSERT_EQ(recsdk_table_evict_where(table.get(), choose_rare, &least, 1, &count), RECSDK_OK);
+  EXPECT_EQ(count, 1);
+  EXPECT_TRUE(has(table.get(), 1));
+  least = 3;
+  ASSERT_EQ(recsdk_table_evict_where(table.get(), choose_rare, &least, 0, &count), RECSDK_OK);
+  EXPECT_EQ(count, 2);
+  EXPECT_TRUE(!has(table.get(), 1) && !has(table.get(), 2) && has(table.get(), 3));
+  EXPECT_EQ(stats_of(table.get()).evicted, 2U);
+  ASSERT_EQ(recsdk_table_would_evict(table.get(), 0, &count), RECSDK_OK);
+  EXPECT_EQ(count, 1);
+  EXPECT_TRUE(has(table.get(), 3));
+  map(table.get(), {4});
+  EXPECT_EQ(recsdk_table_evict_where(table.get(), choose_rare, &least, 0, nullptr),
+            RECSDK_ERROR_INTERNAL);
+  EXPECT_NE(std::string(recsdk_last_error_message()).find("returned 7"), std::string::npos);
+  EXPECT_EQ(recsdk_table_evict_where(table.get(), nullptr, nullptr, 0, nullptr),
+            RECSDK_ERROR_INVALID_ARGUMENT);
+  EXPECT_TRUE(has(table.get(), 3) && has(table.get(), 4));
+}
+
 TEST(CApiPoliciesTest, RoomIsMadeAheadByTableAndIndex) {
   const TableHandle table = table_of(evict_by(RECSDK_EVICT_LFU), 4);
   map(table.get(), {1, 2, 3, 4});

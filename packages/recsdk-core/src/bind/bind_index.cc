@@ -157,11 +157,7 @@ nb::object metadata(PyIndex& index, nb::handle rows_object) {
   return std::move(words.object);
 }
 
-nb::list metadata_names(PyIndex& index) {
-  nb::list names;
-  for (const FileField& field : metadata_fields(*index)) names.append(field.name);
-  return names;
-}
+nb::list metadata_names(PyIndex& index) { return metadata_names_of(*index); }
 
 void note_changed(PyIndex& index, nb::handle rows_object) {
   const Integers rows(rows_object, "rows");
@@ -205,6 +201,26 @@ void bind_cut(nb::module_& module) {
 }
 
 }  // namespace
+
+nb::list metadata_names_of(const Index& index) {
+  nb::list names;
+  for (const FileField& field : metadata_fields(index)) names.append(field.name);
+  return names;
+}
+
+std::int64_t evict_where(Index& index, const nb::callable& function, bool is_dry) {
+  const auto choose = [&](const KeptKeys& kept, std::span<std::uint8_t> leaves) {
+    const nb::gil_scoped_acquire gil;
+    const nb::object words = copy_of(kept.words);
+    const Result chosen =
+        make_outcomes(Framework::kNumpy, static_cast<std::int64_t>(leaves.size()));
+    std::memset(chosen.data, 0, leaves.size());
+    function(kept.step, words, chosen.object);
+    std::memcpy(leaves.data(), chosen.data, leaves.size());
+  };
+  const nb::gil_scoped_release without_gil;
+  return is_dry ? would_evict_where(index, choose) : evict_where(index, choose);
+}
 
 PythonMaker::PythonMaker(nb::object python_function)
     : function_(new nb::object(std::move(python_function)), release_python) {}
@@ -257,6 +273,16 @@ void bind_index(nb::module_& module) {
       .def(
           "evict", [](PyIndex& index, std::int64_t max_rows) { return index->evict(max_rows); },
           nb::arg("max_rows"), without_gil)
+      .def(
+          "would_evict",
+          [](PyIndex& index, std::int64_t max_rows) { return would_evict(*index, max_rows); },
+          nb::arg("max_rows"), without_gil)
+      .def(
+          "evict_where",
+          [](PyIndex& index, const nb::callable& choose, bool is_dry) {
+            return evict_where(*index, choose, is_dry);
+          },
+          nb::arg("choose"), nb::arg("is_dry"))
       .def(
           "set_time", [](PyIndex& index, std::int64_t time) { index->set_time(time); },
           nb::arg("time"), without_gil)

@@ -10,6 +10,7 @@
 #include "arguments/handles.h"
 #include "bindings.h"
 #include "index_calls.h"
+#include "recsdk/key_metadata.h"
 
 namespace recsdk::bind {
 namespace {
@@ -323,6 +324,22 @@ void bind_table(nb::module_& module) {
       .def(
           "evict", [](PyTable& table, std::int64_t max_rows) { return table->evict(max_rows); },
           nb::arg("max_rows"), without_gil)
+      .def(
+          "would_evict",
+          [](PyTable& table, std::int64_t max_rows) {
+            return would_evict(table->index(), max_rows);
+          },
+          nb::arg("max_rows"), without_gil)
+      .def(
+          "evict_where",
+          [](PyTable& table, const nb::callable& choose, bool is_dry) {
+            return evict_where(table->index(), choose, is_dry);
+          },
+          nb::arg("choose"), nb::arg("is_dry"))
+      .def("metadata_names", [](PyTable& table) { return metadata_names_of(table->index()); })
+      .def(
+          "eviction_state", [](PyTable& table) { return eviction_state(table->index()); },
+          without_gil)
       .def(
           "leavers",
           [](PyTable& table, std::int64_t max_rows, OnOverflow on_overflow, double block_seconds) {

@@ -37,6 +37,11 @@ nb::object erase(Index& index, nb::handle keys, bool return_outcomes);
 /// Groups of keys from (begin, end).
 std::optional<GroupRange> group_range(
     const std::optional<std::pair<std::int64_t, std::int64_t>>& given);
+/// The names of what eviction keeps of a key, in the order of its words; none without eviction.
+nb::list metadata_names_of(const Index& index);
+/// evict_where or would_evict_where: function(step, words (n * W,), leaves uint8 (n,)) fills
+/// leaves.
+std::int64_t evict_where(Index& index, const nb::callable& function, bool is_dry);
 /// What an index tells, by name.
 nb::dict stats_of(const IndexStats& stats);
 

@@ -15,7 +15,15 @@ from recsdk_core import _ext
 from recsdk_core._ext import IndexCut, Lease
 from recsdk_core._internal.checks import require_int
 from recsdk_core._internal.config import engine_eviction, engine_on_full
-from recsdk_core._internal.keyed import Array, Keyed, OnFull, require_keyed, times_of
+from recsdk_core._internal.keyed import (
+    Array,
+    Keyed,
+    OnFull,
+    columns_of_words,
+    require_keyed,
+    times_of,
+    type_of_metadata,
+)
 from recsdk_core.eviction import Evict, EvictionClock
 from recsdk_core.outcome import Outcome
 from recsdk_core.records import IndexStats
@@ -169,7 +177,7 @@ class Index(Keyed):
                 f"index {self._name!r}: with eviction={self._eviction} metadata are {names}, got "
                 f"{sorted(metadata)}"
             )
-        columns = [_words(metadata[name], _type_of(name)) for name in names]
+        columns = [_words(metadata[name], type_of_metadata(name)) for name in names]
         state = _ext.EvictionState(clock.step or 0, None, clock.step is not None, clock.time)
         self._engine.assign(keys, np.stack(columns, 1).reshape(-1), state)
         self._time = clock.time
@@ -190,8 +198,7 @@ class Index(Keyed):
         {'evict_step': [3, 2]}
         """
         names = self._engine.metadata_names()
-        words = self._engine.metadata(rows).reshape(-1, max(len(names), 1))
-        return {name: _column(words[:, place], _type_of(name)) for place, name in enumerate(names)}
+        return columns_of_words(names, self._engine.metadata(rows))
 
     @property
     def clock(self) -> EvictionClock:
@@ -266,10 +273,6 @@ class Index(Keyed):
         return f"Index(name={self._name!r}, keys={len(self)}{limit})"
 
 
-def _type_of(name: str) -> Any:
-    return np.float32 if name == "evict_score" else np.int64
-
-
 def _words(values: Array, kind: Any) -> NDArray[np.int64]:
     """Numbers as words of 64 bits, of which they are the first bytes."""
     values_n: NDArray[Any] = np.asarray(values)
@@ -277,9 +280,3 @@ def _words(values: Array, kind: Any) -> NDArray[np.int64]:
         raise TypeError(f"Index.assign: metadata must be {np.dtype(kind)}, got {values_n.dtype}")
     bits_n: NDArray[Any] = values_n if kind == np.int64 else values_n.view(np.uint32)
     return bits_n.astype(np.int64)
-
-
-def _column(words_n: NDArray[np.int64], kind: Any) -> NDArray[Any]:
-    bits_n: NDArray[Any] = words_n if kind == np.int64 else words_n.astype(np.uint32)
-    column_n: NDArray[Any] = bits_n.copy().view(kind)
-    return column_n

@@ -18,7 +18,7 @@ import torch.distributed.checkpoint as dcp
 from torch.optim.swa_utils import AveragedModel
 from torch.utils import checkpoint
 
-from recsdk_core import Evict, Table, init, optim
+from recsdk_core import Evict, LeaveCause, Table, init, optim
 from recsdk_core.nn import HashEmbedding, HashEmbeddingBag, RowOptimizer
 from recsdk_core.testing import Eviction, KeyMeta, Room
 
@@ -303,3 +303,12 @@ def test_arguments_that_do_not_fit() -> None:
         HashEmbedding.from_pretrained(
             torch.tensor([5, 6, 7]), torch.ones(3, 2), max_rows=2, eviction=Evict.lru()
         )
+
+
+def test_a_modules_table_evicts_by_a_predicate() -> None:
+    bag = HashEmbeddingBag(2, name="item", max_rows=9, eviction=Evict.lru())
+    for key in (1, 2):
+        bag(torch.tensor([key]), torch.tensor([0]))
+    assert bag.table.would_evict(where="idle >= 1") == {LeaveCause.EVICTED: 1}
+    assert bag.table.evict(where="idle >= 1") == 1
+    assert (1 in bag.table, 2 in bag.table) == (False, True)

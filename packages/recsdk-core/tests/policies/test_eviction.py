@@ -298,7 +298,7 @@ def test_arguments_that_make_no_sense() -> None:
             "a score is infinite or not a number",
         ),
         (lambda: plain.evict(max_rows=1), "set eviction"),
-        (lambda: scored.evict(), "one of fraction and max_rows"),
+        (lambda: scored.evict(), "one of fraction, max_rows and where"),
         (lambda: scored.evict(fraction=1.5), "fraction must be from 0 to 1"),
         (lambda: scored.evict(max_rows=-1), "max_rows must be at least 0"),
         (lambda: setattr(scored, "time", 3), "time is for eviction by time, got eviction="),

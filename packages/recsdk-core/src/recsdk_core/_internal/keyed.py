@@ -6,19 +6,33 @@ Shape letters: N keys.
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recsdk_core import _ext
 from recsdk_core._internal.checks import require_finite, require_int
 from recsdk_core._internal.groups import require_groups
 from recsdk_core.eviction import Evict
+from recsdk_core.leavers import LeaveCause
 from recsdk_core.outcome import Outcome
+from recsdk_core.predicates import Kept, Predicate
 from recsdk_core.virtual_shards import default_eviction_groups
 
-__all__ = ["INT64", "UINT64", "Array", "Keyed", "OnFull", "require_keyed", "times_of"]
+__all__ = [
+    "INT64",
+    "UINT64",
+    "Array",
+    "Keyed",
+    "OnFull",
+    "columns_of_words",
+    "require_keyed",
+    "times_of",
+    "type_of_metadata",
+]
 
 Array: TypeAlias = Any
 """A numpy array, a torch CPU tensor, or any DLPack CPU array."""
@@ -142,13 +156,22 @@ class Keyed:
         """
         return self._engine.erase(keys, return_outcomes)
 
-    def evict(self, *, fraction: float | None = None, max_rows: int | None = None) -> int:
+    def evict(
+        self,
+        *,
+        fraction: float | None = None,
+        max_rows: int | None = None,
+        where: str | None = None,
+    ) -> int:
         """Makes room: the lowest keys leave until each group has at most its part of a limit.
 
         The limit is `max_rows`, or its own without a `fraction` of it, from 0 to 1, rounded down.
-        It divides over groups as that. Keys below `min_age` stay. Returns how many left. The call
-        is no step. Raises ValueError without eviction, or unless one of the two is given; BusyError
-        while leases with a step are open.
+        It divides over groups as that. With `where` those leave of whom that is true, such as
+        "idle > 100 and count < 3", see `recsdk_core.predicates.Predicate`. Keys below `min_age`
+        stay in any case. Returns how many left. The call is no step. Raises ValueError without
+        eviction, unless one of the three is given, or for a predicate that cannot be read or asks
+        for what the rule does not keep; BusyError while leases with a step are open. Cost: that of
+        evicting; of `where` also a look at all keys, while other calls wait.
 
         >>> import numpy as np
         >>> from recsdk_core import Evict, Table
@@ -157,20 +180,68 @@ class Keyed:
         >>> table.evict(fraction=0.25), len(table)
         (25, 75)
         """
-        where = f"{type(self).__name__}.evict"
-        if (fraction is None) == (max_rows is None):
-            raise ValueError(f"{where}: pass one of fraction and max_rows")
-        if fraction is not None:
-            require_finite(where, fraction=fraction)
-            if not 0.0 <= fraction <= 1.0:
-                raise ValueError(f"{where}: fraction must be from 0 to 1, got {fraction}")
-            # As it is written: in binary 10 * (1 - 0.9) is below 1.
-            max_rows = int((self._max_rows or 0) * (1 - Fraction(str(float(fraction)))))
-        require_int(where, 0, INT64, max_rows=max_rows)
-        assert max_rows is not None
-        num_evicted = self._engine.evict(max_rows)
+        limit = self._limit_of("evict", fraction, max_rows, where)
+        if where is None:
+            num_evicted = self._engine.evict(limit)
+        else:
+            num_evicted = self._engine.evict_where(self._choosing(where), False)
         self._evicted_by_request += num_evicted
         return num_evicted
+
+    def would_evict(
+        self,
+        *,
+        fraction: float | None = None,
+        max_rows: int | None = None,
+        where: str | None = None,
+    ) -> dict[LeaveCause, int]:
+        """How many keys `evict` with these arguments would make leave now, by cause; nobody does.
+
+        Raises what `evict` raises, and costs as much.
+
+        >>> import numpy as np
+        >>> from recsdk_core import Evict, Table
+        >>> table = Table(dim=2, max_rows=100, eviction=Evict.lfu())
+        >>> _ = table.find_or_insert(np.array([7, 7, 8, 9]))
+        >>> table.would_evict(where="count < 2"), len(table)
+        ({<LeaveCause.EVICTED: 0>: 2}, 3)
+        """
+        limit = self._limit_of("would_evict", fraction, max_rows, where)
+        if where is None:
+            return {LeaveCause.EVICTED: self._engine.would_evict(limit)}
+        return {LeaveCause.EVICTED: self._engine.evict_where(self._choosing(where), True)}
+
+    def _limit_of(
+        self, call: str, fraction: float | None, max_rows: int | None, where: str | None
+    ) -> int:
+        """The limit of rows that arguments of `evict` mean; 0 with `where`."""
+        name = f"{type(self).__name__}.{call}"
+        if sum(given is not None for given in (fraction, max_rows, where)) != 1:
+            raise ValueError(f"{name}: pass one of fraction, max_rows and where")
+        if where is not None:
+            return 0
+        if fraction is not None:
+            require_finite(name, fraction=fraction)
+            if not 0.0 <= fraction <= 1.0:
+                raise ValueError(f"{name}: fraction must be from 0 to 1, got {fraction}")
+            # As it is written: in binary 10 * (1 - 0.9) is below 1.
+            max_rows = int((self._max_rows or 0) * (1 - Fraction(str(float(fraction)))))
+        require_int(name, 0, INT64, max_rows=max_rows)
+        assert max_rows is not None
+        return max_rows
+
+    def _choosing(self, where: str) -> Callable[[int, NDArray[np.int64], NDArray[np.uint8]], None]:
+        """What tells the engine of which keys a predicate is true."""
+        predicate = Predicate(where)
+        names = self._engine.metadata_names()
+        predicate.require(names, f"{type(self).__name__.lower()} {self._name!r}")
+        half_life = None if self._eviction is None else self._eviction.half_life
+
+        def choose(step: int, words: NDArray[np.int64], leaves_n: NDArray[np.uint8]) -> None:
+            kept = Kept(columns_of_words(names, words), step, half_life)
+            leaves_n[:] = predicate.matches(kept)
+
+        return choose
 
     def clear(self) -> None:
         """Takes every key out. Raises BusyError while leases with a step are open."""
@@ -208,6 +279,23 @@ class Keyed:
             return False
         _, outcomes = self.map(np.array([number % UINT64], dtype=np.uint64), False)
         return bool(outcomes[0] == Outcome.FOUND)
+
+
+def type_of_metadata(name: str) -> Any:
+    """The dtype of what eviction keeps under this name."""
+    return np.float32 if name == "evict_score" else np.int64
+
+
+def columns_of_words(names: Sequence[str], words: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+    """What eviction keeps of n keys, (n,) by name, from the engine's words (n * W,)."""
+    words_nw = words.reshape(-1, max(len(names), 1))
+    columns: dict[str, NDArray[Any]] = {}
+    for place, name in enumerate(names):
+        words_n = words_nw[:, place]
+        is_float = type_of_metadata(name) == np.float32
+        bits_n: NDArray[Any] = words_n.astype(np.uint32) if is_float else words_n
+        columns[name] = bits_n.copy().view(type_of_metadata(name))
+    return columns
 
 
 def times_of(times: Array | int | None, name: str = "times") -> Array | None:

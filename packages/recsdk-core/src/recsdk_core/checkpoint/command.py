@@ -327,12 +327,31 @@ def _write(
     _print(as_json, value, _lines_of(made))
 
 
-@_command(_CHAIN, _TARGET, _OVERWRITE, _CODEC, _JSON)
+@_command(
+    _CHAIN,
+    _TARGET,
+    click.option("--keep", metavar="PREDICATE",
+                 help="Leave out rows of which it is not true, as 'idle <= 1000 or count > 3'."),
+    click.option("--table", "tables", multiple=True,
+                 help="Of which --keep is; several times for several. By default all are."),
+    _OVERWRITE,
+    _CODEC,
+    _JSON,
+)  # fmt: skip
 def compact(
-    sources: tuple[str, ...], target: str, overwrite: bool, codec: Any, as_json: bool
+    sources: tuple[str, ...],
+    target: str,
+    keep: str | None,
+    tables: tuple[str, ...],
+    overwrite: bool,
+    codec: Any,
+    as_json: bool,
 ) -> None:
     """Merge a chain into a snapshot at TARGET. Nothing of the chain is removed."""
-    write = partial(transforming.compact, overwrite=overwrite, codec=codec)
+    if tables and keep is None:
+        raise click.UsageError("--table says which tables --keep is for; give --keep, too")
+    kept = keep if keep is None or not tables else dict.fromkeys(tables, keep)
+    write = partial(transforming.compact, keep=kept, overwrite=overwrite, codec=codec)
     _write(_sources(sources), target, "merging", as_json, write)
 
 

@@ -5,7 +5,7 @@ Shape letters: N keys, D row width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 from recsdk_core.checkpoint.manifest import TableEntry
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.reading import Checkpoint, Progress
+from recsdk_core.errors import CheckpointError
 from recsdk_core.outcome import Outcome
+from recsdk_core.predicates import Kept, Predicate
 from recsdk_core.table import Table
 
-__all__ = ["KeySet", "Rows", "bytes_to_read", "merged_rows"]
+__all__ = ["KeptRows", "KeySet", "Rows", "bytes_to_read", "merged_rows"]
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,60 @@ def merged_rows(
                     yield rows.select(is_new)
             if progress is not None:
                 progress(entry.files[rank].num_bytes)
+
+
+class KeptRows:
+    """The rows of a chain of which a predicate is true, by table."""
+
+    def __init__(self, chain: Sequence[Checkpoint], where: str | Mapping[str, str] | None) -> None:
+        """`where` is for all tables or by name; tables without one are whole.
+
+        Raises ValueError for what `Predicate` refuses, what a table does not keep, and tables that
+        there are not.
+        """
+        self._chain = chain
+        entries = {entry.name: entry for entry in chain[-1].manifest.tables}
+        given = where if isinstance(where, Mapping) else dict.fromkeys(entries, where)
+        if not set(given) <= set(entries):
+            raise ValueError(
+                f"a predicate is for table {min(set(given) - set(entries))!r}; "
+                f"{chain[-1].location} has {', '.join(entries)}"
+            )
+        self._predicates = {
+            name: Predicate(text) for name, text in given.items() if text is not None
+        }
+        for name, predicate in self._predicates.items():
+            names = [field.name for field in entries[name].fields]
+            predicate.require(names, f"table {name!r}")
+
+    def rows(
+        self, name: str, owner: Owner | None = None, progress: Progress | None = None
+    ) -> Iterator[Rows]:
+        """Those of `merged_rows` that a table keeps."""
+        predicate = self._predicates.get(name)
+        for rows in merged_rows(self._chain, name, owner, progress):
+            if predicate is None:
+                yield rows
+                continue
+            is_kept = predicate.matches(self._kept(name, rows))
+            if is_kept.any():
+                yield rows.select(is_kept)
+
+    def _kept(self, name: str, rows: Rows) -> Kept:
+        entry = self._chain[-1].table(name)[1].eviction
+        columns = {k: v.reshape(-1) for k, v in rows.fields.items() if k.startswith("evict_")}
+        if entry is None:
+            return Kept(columns, 0)
+        half_life = entry.rule.arguments.get("half_life")
+        if half_life is not None and not _is_positive(half_life):
+            raise CheckpointError(
+                f"{self._chain[-1].location}: table {name!r}: its rule has half_life={half_life!r}"
+            )
+        return Kept(columns, entry.step or 0, half_life)
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
 
 
 def files_of(entry: TableEntry, owner: Owner) -> list[int]:

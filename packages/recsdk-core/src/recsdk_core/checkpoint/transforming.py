@@ -11,7 +11,7 @@ import numpy as np
 
 from recsdk_core import _ext
 from recsdk_core.checkpoint.manifest import Sharding, TableEntry
-from recsdk_core.checkpoint.merging import Rows, merged_rows
+from recsdk_core.checkpoint.merging import KeptRows, Rows, merged_rows
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.participants import OneRank
 from recsdk_core.checkpoint.reading import Checkpoint, Position, Progress, chain_of
@@ -29,6 +29,7 @@ def compact(
     source: Any | Sequence[Any],
     path: Any,
     *,
+    keep: str | Mapping[str, str] | None = None,
     overwrite: bool = False,
     codec: Codec = "none",
     progress: Progress | None = None,
@@ -36,11 +37,15 @@ def compact(
     """Merges a chain into a snapshot at `path`, cut into files as its last checkpoint is.
 
     `source` is the last delta, or the list of the chain's paths, as in `Table.load`. Nothing of the
-    source is removed. Memory: the keys of the deltas, not the rows.
+    source is removed. `keep`, of all tables or by a table's name, leaves the rows out of which it
+    is not true: see `recsdk_core.predicates.Predicate`. Memory: the keys of the deltas, not the
+    rows.
 
-    Raises CheckpointError for a source that is damaged or no chain.
+    Raises CheckpointError for a source that is damaged or no chain, and ValueError for a predicate
+    that cannot be read, or asks for what a table does not keep.
     """
     chain = chain_of(source)
+    kept = KeptRows(chain, keep)
     options = SaveOptions(
         overwrite=overwrite,
         codec=codec,
@@ -48,7 +53,7 @@ def compact(
         progress=progress,
     )
     layouts = {e.name: (len(e.files), e.sharding) for e in chain[-1].manifest.tables}
-    return _rewrite(chain, path, layouts, options)
+    return _rewrite(chain, path, layouts, options, kept.rows)
 
 
 def reshard(
@@ -76,7 +81,7 @@ def reshard(
         overwrite=overwrite, codec=codec, world_size=world_size, progress=progress
     )
     layouts = {e.name: (world_size, sharding) for e in chain[-1].manifest.tables}
-    return _rewrite(chain, path, layouts, options)
+    return _rewrite(chain, path, layouts, options, partial(merged_rows, chain))
 
 
 def _rewrite(
@@ -84,15 +89,15 @@ def _rewrite(
     path: Any,
     layouts: Mapping[str, tuple[int, Sharding]],
     options: SaveOptions,
+    rows_of: RowsOf,
 ) -> Position:
-    """Writes what a chain holds, each table cut into a number of files by a rule."""
+    """Writes rows of what a chain holds, each table cut into a number of files by a rule."""
     last = chain[-1]
     _refuse_source(path, chain)
     told = replace(options, step=last.manifest.step, user_state=last.user_state())
     shards = []
     for entry in last.manifest.tables:
         num_shards, sharding = layouts[entry.name]
-        rows_of = partial(merged_rows, chain)
         admission = None if entry.admission is None else replace(entry.admission, files=())
         bare = replace(entry, sharding=sharding, files=(), admission=admission)
         for index in range(num_shards):

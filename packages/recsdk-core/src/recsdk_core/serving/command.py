@@ -42,6 +42,11 @@ __all__ = ["freeze"]
     type=click.IntRange(0),
     help="Refuse to freeze if a table has more rows. None is left out to make it fit.",
 )
+@click.option(
+    "--where",
+    metavar="PREDICATE",
+    help="Leave out rows of which it is not true, as 'idle <= 1000 or count > 3'.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace a frozen checkpoint at TARGET.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def freeze(
@@ -50,6 +55,7 @@ def freeze(
     dtype: Any,
     shards: int,
     max_rows: int | None,
+    where: str | None,
     overwrite: bool,
     as_json: bool,
 ) -> None:
@@ -68,6 +74,7 @@ def freeze(
                 dtype=dtype,
                 num_shards=shards,
                 max_rows=max_rows,
+                where=where,
                 overwrite=overwrite,
                 progress=progress,
             )

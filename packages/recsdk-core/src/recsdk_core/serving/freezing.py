@@ -16,7 +16,7 @@ from recsdk_core._internal.checks import require_int
 from recsdk_core._internal.version import __version__
 from recsdk_core.checkpoint.comparing import as_floats
 from recsdk_core.checkpoint.manifest import TableEntry
-from recsdk_core.checkpoint.merging import merged_rows
+from recsdk_core.checkpoint.merging import KeptRows
 from recsdk_core.checkpoint.reading import Checkpoint, Progress, chain_of
 from recsdk_core.checkpoint.stores import Store, naming, open_store
 from recsdk_core.errors import CapacityError, CheckpointError
@@ -45,6 +45,7 @@ def freeze(
     dtype: FrozenDType | Mapping[str, FrozenDType] = "float32",
     num_shards: int = 1,
     max_rows: int | None = None,
+    where: str | Mapping[str, str] | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> FrozenManifest:
@@ -55,15 +56,18 @@ def freeze(
     complete or absent like a checkpoint: a server never sees half of one. `dtype` is one for all
     tables or by name; 16 bits round to the nearest, "int8" and "int4" keep a scale and a bias for
     each row. `num_shards` (1 to 65536) files for each table. With `max_rows`, a table of more
-    rows is refused as a whole: no row is chosen or left out. `overwrite` replaces a frozen
-    checkpoint at `target`; servers that have it open go on with the old one.
+    rows is refused as a whole: no row is chosen or left out. `where`, of all tables or by name,
+    leaves the rows out of which it is not true: see `recsdk_core.predicates.Predicate`. A server
+    that follows the chain takes rows of later deltas whatever it says. `overwrite` replaces a
+    frozen checkpoint at `target`; servers that have it open go on with the old one.
 
     Memory: some 200 MiB and the keys of the deltas. Disk: twice the size of the result until it is
     done. Raises CheckpointError for a source that is damaged or no chain, and for a target that
     cannot be written; CapacityError for more than `max_rows` rows; ValueError for rows that the
     dtype cannot hold, which names a key: values that are not finite in int8 and int4, finite ones
-    that 16 bits would make infinite, as float16 does from 65520 on; and for other arguments. Then
-    nothing is at `target` but what was there.
+    that 16 bits would make infinite, as float16 does from 65520 on; for a predicate that cannot be
+    read, or asks for what a table does not keep; and for other arguments. Then nothing is at
+    `target` but what was there.
     """
     _check_files(num_shards, overwrite)
     if max_rows is not None:
@@ -77,7 +81,8 @@ def freeze(
     store = open_store(folder)
     if any(checkpoint.store.address == store.address for checkpoint in chain):
         raise ValueError(f"target {store.location!r} is one of the source's; choose another")
-    sources = [_of_chain(chain, entry, progress) for entry in entries]
+    kept = KeptRows(chain, where)
+    sources = [_of_chain(kept, chain, entry, progress) for entry in entries]
     return _write(store, sources, dtypes, _source_of(chain), num_shards, max_rows, overwrite)
 
 
@@ -124,9 +129,11 @@ class _Rows:
     """Keys (n,) and weights float32 (n, D), each key once."""
 
 
-def _of_chain(chain: Sequence[Checkpoint], entry: TableEntry, progress: Progress | None) -> _Rows:
+def _of_chain(
+    kept: KeptRows, chain: Sequence[Checkpoint], entry: TableEntry, progress: Progress | None
+) -> _Rows:
     def batches() -> Iterator[tuple[Any, Any]]:
-        for rows in merged_rows(chain, entry.name, None, progress):
+        for rows in kept.rows(entry.name, None, progress):
             weights = as_floats(rows.fields["weight"], entry.fields[0].dtype)
             yield rows.keys, weights
 

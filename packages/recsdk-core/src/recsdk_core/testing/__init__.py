@@ -25,6 +25,7 @@ from recsdk_core.testing.strategies import (  # noqa: E402
     key_arrays,
     keys,
     operations,
+    predicates,
     vectors,
 )
 
@@ -44,6 +45,7 @@ __all__ = [
     "key_arrays",
     "keys",
     "operations",
+    "predicates",
     "register_profiles",
     "vectors",
 ]

@@ -13,7 +13,7 @@ from recsdk_core.testing._clock import Clock
 from recsdk_core.testing._optimizers import exp_of_negative, log_of_ratio
 from recsdk_core.testing._room import Room, key_hash
 
-__all__ = ["Eviction", "KeyMeta", "Seen"]
+__all__ = ["Eviction", "KeyMeta", "Seen", "decayed"]
 
 _LOG2 = 0.6931471805599453
 _UNITS = 2**16
@@ -87,9 +87,8 @@ class Eviction:
             meta.score = None if seen.score is not None else 0.0
         is_first = meta.step != step
         made = replace(meta, step=step, time=max(meta.time, seen.time))
-        if is_first and self.rule.half_life is not None:
-            elapsed = min(step - meta.step, 2**63 - 1)
-            made.count = int(meta.count * exp_of_negative(-_LOG2 * (elapsed / self.rule.half_life)))
+        if is_first:
+            made.count = decayed(meta, self.rule, step)
         made.count += min(seen.count, max(-((made.count - _MOST) // _UNITS), 0)) * _UNITS
         if seen.score is not None:
             keeps = not is_first and meta.score is not None
@@ -106,14 +105,18 @@ class Eviction:
             return meta.count
         return _log2(max(meta.count, 1)) + meta.step / self.rule.half_life
 
+    def may_leave(self, meta: KeyMeta, step: int) -> bool:
+        """Whether a key may leave in a step: it does not see it, and the key is old enough."""
+        is_old = self.rule.min_age == 0 or step - meta.born >= self.rule.min_age
+        return meta.step != step and is_old
+
     def lowest(
         self, keys: Mapping[int, KeyMeta], step: int, excess: Mapping[int, int]
     ) -> list[int]:
         """Of each group that has some in excess, the keys that leave, in the order in which."""
         groups: defaultdict[int, list[int]] = defaultdict(list)
         for key, meta in keys.items():
-            is_old = self.rule.min_age == 0 or step - meta.born >= self.rule.min_age
-            if meta.step != step and is_old:
+            if self.may_leave(meta, step):
                 groups[self._room.group(key)].append(key)
         found = []
         for group in sorted(excess):
@@ -153,6 +156,14 @@ class Eviction:
             counts[part.group(key)] = counts.get(part.group(key), 0) + 1
         excess = {group: count - part.quota(group) for group, count in counts.items()}
         return self.lowest(keys, self.step_of(None), excess)
+
+
+def decayed(meta: KeyMeta, rule: Evict, step: int) -> int:
+    """The count of a key as of a step, in units of 2**-16."""
+    if rule.half_life is None or step <= meta.step:
+        return meta.count
+    elapsed = min(step - meta.step, 2**63 - 1)
+    return int(meta.count * exp_of_negative(-_LOG2 * (elapsed / rule.half_life)))
 
 
 def _log2(value: int) -> float:

@@ -27,6 +27,7 @@ from recsdk_core.testing._admission import Admission, AdmissionRecord
 from recsdk_core.testing._clock import Clock
 from recsdk_core.testing._eviction import Eviction, KeyMeta, Seen
 from recsdk_core.testing._initial_rows import initial_rows
+from recsdk_core.testing._predicates import columns_of, is_true
 from recsdk_core.testing._room import Room
 from recsdk_core.testing._rounding import random_halves, round_nearest, round_stochastic
 
@@ -334,17 +335,40 @@ class ReferenceTable:
                 lease._evicted.append((key, row))
         self._free_rows()
 
-    def evict(self, *, fraction: float | None = None, max_rows: int | None = None) -> int:
-        """Makes room: the lowest keys leave until each group has at most its part of a limit."""
-        if self._eviction is None:
-            raise ValueError("evict needs a rule who leaves")
-        self._require_no_steps()
-        if fraction is not None:
-            max_rows = int((self.max_rows or 0) * (1 - Fraction(str(float(fraction)))))
-        leaving = self._eviction.beyond(self._metas(), max_rows or 0)
+    def evict(self, **request: Any) -> int:
+        """Makes room: the lowest keys leave, or those of whom a predicate is true."""
+        leaving = self._asked(**request)
         self._evict(leaving, None)
         self._num_requested += len(leaving)
         return len(leaving)
+
+    def would_evict(self, **request: Any) -> dict[LeaveCause, int]:
+        """How many keys `evict` would make leave."""
+        return {LeaveCause.EVICTED: len(self._asked(**request))}
+
+    def _asked(
+        self,
+        *,
+        fraction: float | None = None,
+        max_rows: int | None = None,
+        where: str | None = None,
+    ) -> list[int]:
+        if self._eviction is None:
+            raise ValueError("evict needs a rule who leaves")
+        self._require_no_steps()
+        if where is not None:
+            rule, step = self._eviction.rule, self._eviction.step
+            in_order = sorted(self._rows.items(), key=lambda item: item[1].number)
+            return [
+                key
+                for key, row in in_order
+                if row.meta is not None
+                and self._eviction.may_leave(row.meta, self._eviction.step_of(None))
+                and is_true(where, columns_of(row.meta, rule, step))
+            ]
+        if fraction is not None:
+            max_rows = int((self.max_rows or 0) * (1 - Fraction(str(float(fraction)))))
+        return self._eviction.beyond(self._metas(), max_rows or 0)
 
     def _insert(
         self,

@@ -5,6 +5,7 @@ Shape letters: N keys, B bags, D row width.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +13,16 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-__all__ = ["EDGE_KEYS", "Operation", "bags", "key_arrays", "keys", "operations", "vectors"]
+__all__ = [
+    "EDGE_KEYS",
+    "Operation",
+    "bags",
+    "key_arrays",
+    "keys",
+    "operations",
+    "predicates",
+    "vectors",
+]
 
 _LOW, _HIGH = -(2**63), 2**63 - 1
 
@@ -44,6 +54,31 @@ def key_arrays(
     one = keys() if elements is None else elements
     return st.lists(one, min_size=min_size, max_size=max_size).map(
         lambda drawn: np.array(drawn, dtype=np.int64).view(dtype)
+    )
+
+
+def predicates(columns: Sequence[str]) -> st.SearchStrategy[str]:
+    """Texts for `recsdk_core.predicates.Predicate` over some of its columns."""
+    numbers = st.one_of(
+        st.integers(-4, 12).map(str),
+        st.sampled_from(["0.5", "2.25", "1 + 2 * 3", "-(2 - 5)", "1e30", str(2**63), str(_LOW)]),
+    )
+    comparisons = st.tuples(
+        st.sampled_from(columns), st.sampled_from(["<", "<=", ">", ">=", "==", "!="]), numbers
+    )
+    leaves = st.one_of(
+        comparisons.map(" ".join),
+        comparisons.map(lambda parts: " ".join(reversed(parts))),
+        st.tuples(numbers, st.sampled_from(columns), numbers).map(" <= ".join),
+    )
+    return st.recursive(
+        leaves,
+        lambda inner: st.one_of(
+            inner.map(lambda text: f"not ({text})"),
+            st.tuples(inner, inner).map(lambda texts: f"({texts[0]} and {texts[1]})"),
+            st.tuples(inner, inner).map(lambda texts: f"({texts[0]}) or {texts[1]}"),
+        ),
+        max_leaves=4,
     )
 
 

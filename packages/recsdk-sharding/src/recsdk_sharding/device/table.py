@@ -19,6 +19,7 @@ from recsdk_core import Evict, ExportBatch, IndexCut, optim
 from recsdk_core.checkpoint import Position
 from recsdk_core.checkpoint.replacing import NewRows
 from recsdk_core.eviction import EvictionClock
+from recsdk_core.leavers import LeaveCause
 from recsdk_core.nn.row_entries import rows_of
 from recsdk_core.table import DType
 from recsdk_sharding._configs.configs import HashTableConfig
@@ -183,11 +184,27 @@ class DeviceTable:
     def time(self, value: int) -> None:
         self.index.time = value
 
-    def evict(self, *, fraction: float | None = None, max_rows: int | None = None) -> int:
+    def evict(
+        self,
+        *,
+        fraction: float | None = None,
+        max_rows: int | None = None,
+        where: str | None = None,
+    ) -> int:
         """As `recsdk_core.Table.evict`."""
-        num_evicted = self.index.evict(fraction=fraction, max_rows=max_rows)
+        num_evicted = self.index.evict(fraction=fraction, max_rows=max_rows, where=where)
         self._evicted_by_request += num_evicted
         return num_evicted
+
+    def would_evict(
+        self,
+        *,
+        fraction: float | None = None,
+        max_rows: int | None = None,
+        where: str | None = None,
+    ) -> dict[LeaveCause, int]:
+        """As `recsdk_core.Table.would_evict`."""
+        return self.index.would_evict(fraction=fraction, max_rows=max_rows, where=where)
 
     def __len__(self) -> int:
         """Number of visible keys."""
