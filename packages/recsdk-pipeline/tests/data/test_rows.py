@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recsdk_pipeline.data import ClickBatch, memory
+from recsdk_pipeline.data.packed import Packed, joined_stretches, stretches
 from recsdk_pipeline.data.rows import Bags, Rows, joined
 
 Lists = list[list[int]]
@@ -75,3 +78,63 @@ def test_joined_rows_are_those_of_their_parts_in_the_order_given(
     assert batch.sparse.values().tolist() == [key for bag in bags for key in bag]
     again = found.take(np.arange(len(expected))[::-1])
     assert as_lists(again) == expected[::-1]
+
+
+@st.composite
+def single_rows(draw: st.DrawFn) -> Rows:
+    """Rows of one id of each feature."""
+    num = draw(st.integers(0, 9))
+    ids = draw(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=2 * num, max_size=2 * num))
+    bags = {name: Bags(np.array(ids[n::2], np.int64)) for n, name in enumerate(("a", "b"))}
+    numbers = draw(st.lists(st.integers(0, 99), min_size=5 * num, max_size=5 * num))
+    matrix = np.array(numbers, np.float32).reshape(num, 5)
+    return Rows(matrix[:, :2], matrix[:, 2:], bags)
+
+
+def rows_in(batches: list[ClickBatch]) -> list[Any]:
+    found: list[Any] = []
+    for each in batches:
+        assert each.sparse.lengths().tolist() == [1] * (2 * len(each))
+        ids = each.sparse.values().reshape(2, len(each)).T.tolist()
+        found += zip(ids, each.dense.tolist(), each.labels.tolist(), strict=True)
+    return found
+
+
+@given(st.lists(single_rows(), min_size=1, max_size=4), st.booleans(), st.data())
+@settings(deadline=None, max_examples=50)
+def test_stretches_of_single_ids_are_those_rows_in_the_order_given(
+    parts: list[Rows], is_shuffled: bool, data: st.DataObject
+) -> None:
+    expected = rows_in([part.batch() for part in parts])
+    order = data.draw(st.permutations(range(len(expected)))) if is_shuffled else None
+    if order is not None:
+        expected = [expected[n] for n in order]
+    ends = sorted(data.draw(st.lists(st.integers(0, len(expected)), min_size=2, max_size=6)))
+    permutation = None if order is None else np.array(order, np.int64)
+    found = stretches(parts, permutation, ends)
+    assert [len(each) for each in found] == [stop - start for start, stop in pairwise(ends)]
+    assert all(isinstance(each, Packed) for each in found)
+    expected = expected[ends[0] : ends[-1]]
+    assert rows_in([each.batch() for each in found]) == expected
+    assert rows_in([joined_stretches(found).batch()]) == expected
+    assert rows_in([joined_stretches([part.rows() for part in found]).batch()]) == expected
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 3), st.integers(0, 9)), max_size=40))
+@settings(deadline=None, max_examples=50)
+def test_memory_is_lent_again_only_when_no_view_is_left(calls: list[Any]) -> None:
+    held: list[tuple[Any, int]] = []
+    for number, (is_new, size, which) in enumerate(calls):
+        if is_new or not held:
+            array = memory.empty((9000 * size, 2), np.int64)
+            array[...] = number
+            held.append((array[len(array) // 2 :, 1:], number))  # a view alone keeps it
+        else:
+            del held[which % len(held)]
+        assert all((array == value).all() for array, value in held)
+    array = None
+    held.clear()
+    lent = memory.empty((9000, 2), np.int64)
+    place = lent.ctypes.data
+    del lent
+    assert memory.empty((9000, 2), np.int64).ctypes.data == place

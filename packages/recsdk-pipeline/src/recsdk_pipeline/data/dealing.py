@@ -17,6 +17,9 @@ import numpy as np
 
 from recsdk_pipeline.data.keys import Int64s
 
+_NEARLY_FULL = 4
+"""One of so many parts of a window is left, or less."""
+
 Position = tuple[int, int]
 """(window, offset): the next row of a stream is row `offset` of what `window` yields."""
 
@@ -124,17 +127,22 @@ class Plan:
         return [self._cut(stream) for stream in streams]
 
     def _cut(self, items: Iterable[Window]) -> list[Window]:
-        """Windows of at most `window_bytes`, or one row; windows that were begun stay whole."""
+        """Windows of at most `window_bytes`, or one row; windows that were begun stay whole.
+
+        One that is nearly full ends with its row group, whose rows then lie in one piece.
+        """
         items = list(items)
         windows = [item for item in items if item.skip]
         pieces: list[Piece] = []
         room = self.window_bytes
         for piece in chain.from_iterable(item.pieces for item in items if not item.skip):
             start, row = piece.start, self._row_bytes(piece.group)
+            is_nearly_full = room < self.window_bytes // _NEARLY_FULL
+            splits = is_nearly_full and room < (piece.stop - start) * row
             while start < piece.stop:
-                if room < row and pieces:
+                if pieces and (room < row or splits):
                     windows.append(Window(tuple(pieces)))
-                    pieces, room = [], self.window_bytes
+                    pieces, room, splits = [], self.window_bytes, False
                 stop = min(piece.stop, start + max(1, room // row))
                 pieces.append(Piece(piece.group, start, stop))
                 room -= (stop - start) * row

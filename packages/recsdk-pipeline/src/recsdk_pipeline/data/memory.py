@@ -1,34 +1,99 @@
-"""Arrays in Arrow's memory, which keeps for the next what is freed.
+"""Arrays in memory that is kept for the next when it is freed.
 
-numpy gives large arrays back to the system, and the next one is then paid for page by page: three
-times what it takes to fill it.
+The system takes large arrays back, and pays for the next one page by page: three times what it
+takes to fill it. Arrow's pool gives them back too, some time later.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+_MOST_KEPT = 128 << 20
+"""Bytes."""
+_SMALLEST_KEPT = 1 << 16
+_STEPS_A_DOUBLING = 8
+
+
+class _Free:
+    """Memory that nothing uses, by its size."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._of_size: dict[int, list[Any]] = {}
+        self._bytes = 0
+
+    def take(self, size: int) -> Any:
+        """Memory of `size` bytes, or None."""
+        with self._lock:
+            found = self._of_size.get(size)
+            if not found:
+                return None
+            self._bytes -= size
+            return found.pop()
+
+    def put(self, memory: Any) -> None:
+        """Keep it for `take`, unless there is no room."""
+        # Called by the collector of garbage, in the midst of anything: it must not wait.
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            if self._bytes + len(memory) > _MOST_KEPT:
+                self._of_size, self._bytes = {}, 0
+            if len(memory) <= _MOST_KEPT:
+                self._of_size.setdefault(len(memory), []).append(memory)
+                self._bytes += len(memory)
+        finally:
+            self._lock.release()
+
+
+_FREE = _Free()
+
+
+class _Lent:
+    """What numpy takes for the owner of an array, and lets go with the last view of it."""
+
+    def __init__(self, memory: Any, size: int) -> None:
+        self._memory, self._free = memory, _FREE
+        place = memory.__array_interface__["data"]
+        self.__array_interface__ = {"data": place, "shape": (size,), "typestr": "|u1", "version": 3}
+
+    def __del__(self) -> None:
+        self._free.put(self._memory)
+
 
 def empty(shape: Sequence[int], dtype: Any) -> Any:
-    """A new array of any values."""
-    import pyarrow as pa
-
+    """A new array of any values. Thread-safe."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
-    if size == 0:
+    if size < _SMALLEST_KEPT:
         return np.empty(shape, dtype)
-    return np.frombuffer(pa.allocate_buffer(size), dtype).reshape(shape)
+    room = _rounded(size)
+    memory = _FREE.take(room)
+    lent = _Lent(np.empty(room, np.uint8) if memory is None else memory, size)
+    return np.asarray(lent).view(dtype).reshape(shape)
+
+
+def _rounded(size: int) -> int:
+    """Few different sizes, at most an eighth more."""
+    step = 1 << max(0, size.bit_length() - _STEPS_A_DOUBLING.bit_length())
+    return -(-size // step) * step
 
 
 def taken(items: Any, rows: Any) -> Any:
     """`items[rows]`; the numbers in `rows` must be right, and not below 0."""
     out = empty((len(rows), *items.shape[1:]), items.dtype)
-    if len(rows):
-        np.take(items, rows, axis=0, out=out, mode="clip")  # others copy once more
+    take_into(out, items, rows)
     return out
+
+
+def take_into(out: Any, items: Any, rows: Any) -> None:
+    """`items[rows]` into `out`; the numbers in `rows` must be right, and not below 0."""
+    if len(rows):
+        items.take(rows, axis=0, out=out, mode="clip")  # others copy once more
 
 
 def concatenated(arrays: Sequence[Any]) -> Any:

@@ -159,7 +159,7 @@ class Reader:
         place = self._files.places[piece.group]
         try:
             if self._group != piece.group or self._next > piece.start:
-                self._begin(piece.group)
+                self._begin(piece)
             while self._next < piece.stop:
                 start = self._next
                 batch = self._take(piece.start, piece.stop)
@@ -171,18 +171,19 @@ class Reader:
                 f"changed or cut off? {error}"
             ) from error
 
-    def _begin(self, group: int) -> None:
-        place = self._files.places[group]
+    def _begin(self, piece: Piece) -> None:
+        place = self._files.places[piece.group]
         path, fs = _opened(place.path, self._options)
         fragment = _FORMAT.make_fragment(path, fs, row_groups=[place.row_group])
         self._batches = fragment.to_batches(
             schema=self._files.schema,
             columns=self._projection,
-            batch_size=_CHUNK_ROWS,
+            # A window whose rows lie in one record batch need not be joined.
+            batch_size=_CHUNK_ROWS if piece.start else max(1, min(piece.stop, _CHUNK_ROWS)),
             batch_readahead=2,
             use_threads=self._threads,
         )
-        self._group, self._next, self._rest = group, 0, None
+        self._group, self._next, self._rest = piece.group, 0, None
 
     def _take(self, start: int, stop: int) -> pa.RecordBatch | None:
         """The next rows of the open group that lie in start..stop; None if before it."""

@@ -168,7 +168,11 @@ def _beside_masks(
 def _infinite(name: str, items: Any, rows: Callable[[Any], Any]) -> Iterator[tuple[str, str, Any]]:
     if not pa.types.is_floating(items.type) and not pa.types.is_decimal(items.type):
         return
-    found = ~np.isfinite(_floats(items, 0.0))
+    floats = _floats(items, 0.0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(floats.sum()):  # then each is, at a third of the cost
+            return
+    found = ~np.isfinite(floats)
     if found.any():
         yield name, "the number is not finite as float32", rows(found)
 

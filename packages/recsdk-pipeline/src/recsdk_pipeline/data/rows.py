@@ -16,7 +16,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recsdk_pipeline.data.batch import ClickBatch
 from recsdk_pipeline.data.examples import Float32s, IdBags
 from recsdk_pipeline.data.keys import Int64s
-from recsdk_pipeline.data.memory import concatenated, empty, taken
+from recsdk_pipeline.data.memory import concatenated, empty, take_into, taken
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class Bags:
         """Into int64 (K,), of plain bags or those that `picks`."""
         if self.at is None:
             np.copyto(ids, self.values, casting="unsafe")  # the same 64 bits
-        elif len(ids):
-            np.take(self.values, self.at, out=ids, mode="clip")  # others copy once more
+        else:
+            take_into(ids, self.values, self.at)
 
     def lengths(self, num_rows: int) -> Any:
         """int64 (N,), or bool."""

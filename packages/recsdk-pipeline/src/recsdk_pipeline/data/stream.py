@@ -6,7 +6,7 @@ import hashlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch.distributed as dist
@@ -15,7 +15,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 from recsdk_pipeline.data.batch import ClickBatch
 from recsdk_pipeline.data.dealing import Group, Layer, Layout, Piece, Plan, Position, Window
 from recsdk_pipeline.data.lines import BadLine, BadLines
-from recsdk_pipeline.data.rows import Rows, joined
+from recsdk_pipeline.data.packed import Packed, joined_stretches, stretches
+from recsdk_pipeline.data.rows import Rows
 from recsdk_pipeline.data.stream_state import KIND, layer_of, layers_of, merged
 
 Loaded = tuple[Rows, list[BadLine]]
@@ -179,61 +180,60 @@ class FileData(IterableDataset[ClickBatch]):
         number = 0 if worker is None else worker.id
         return Layout(self._world_size, workers), self._rank * workers + number
 
-    def _parts(self) -> Iterator[Rows]:
+    def _parts(self) -> Iterator[Rows | Packed]:
         """The rows of each batch."""
         if not self._is_pending:
             self._layers, self._position, self._bad_before = (), (0, 0), self.bad.count
         self._is_pending = False
         return self._cut()
 
-    def _cut(self) -> Iterator[Rows]:
-        parts: list[Rows] = []
+    def _cut(self) -> Iterator[Rows | Packed]:
+        parts: list[Rows | Packed] = []
         for rows, after in self._stretches():
             parts.append(rows)
             if sum(map(len, parts)) == self.batch_size:
-                whole, parts = joined(parts), []
+                whole, parts = joined_stretches(parts), []
                 self._position, self._bad_before = after
                 yield whole
         if parts and not self._drop_last:
             self._position, self._bad_before = after
-            yield joined(parts)
+            yield joined_stretches(parts)
 
-    def _stretches(self) -> Iterator[tuple[Rows, tuple[Position, int]]]:
+    def _stretches(self) -> Iterator[tuple[Rows | Packed, tuple[Position, int]]]:
         """Rows of one window and batch each, with the position and bad rows after them."""
         plan = self._plan(self._epoch)
         layout, stream = self._here()
         windows = plan.streams(self._layers, layout)[stream]
         first, offset = self._position
-        room = self.batch_size
-        loaded = self._windows(plan, windows[first:])
-        for index, (rows, found) in enumerate(loaded, start=first):
+        windows = windows[first:]
+        if windows:
+            windows[0] = replace(windows[0], skip=max(windows[0].skip, offset))
+        for index, loaded in enumerate(self._windows(plan, windows), start=first):
             before = self.bad.count
-            for error in found:
+            for error in loaded.bad:
                 self.bad.add(error)
-            start = max(windows[index].skip, offset if index == first else 0)
-            while start < len(rows):
-                stop = min(len(rows), start + room)
-                ends = stop == len(rows)
+            stop = loaded.start
+            for rows in loaded.stretches:
+                stop += len(rows)
+                ends = stop == loaded.stop
                 position = (index + 1, 0) if ends else (index, stop)
-                yield rows.part(start, stop), (position, self.bad.count if ends else before)
-                room = self.batch_size if stop - start == room else room - (stop - start)
-                start = stop
+                yield rows, (position, self.bad.count if ends else before)
 
-    def _windows(self, plan: Plan, windows: Sequence[Window]) -> Iterator[Loaded]:
+    def _windows(self, plan: Plan, windows: Sequence[Window]) -> Iterator[_Window]:
         """The rows of each window; in the main process the next is read meanwhile."""
         is_worker = get_worker_info() is not None
-        read = self._source.reader(threads=not is_worker)
+        load = _Loader(self._source.reader(threads=not is_worker), plan, self.batch_size)
         if is_worker:
-            yield from (_load(read, plan, window) for window in windows)
+            yield from map(load, windows)
             return
         is_exiting = sys.is_finalizing  # held, for modules are emptied then
         pool = ThreadPoolExecutor(1, thread_name_prefix="recsdk-data")
         try:
-            ahead = [pool.submit(_load, read, plan, window) for window in windows[:1]]
+            ahead = [pool.submit(load, window) for window in windows[:1]]
             for window in [*windows[1:], None]:
                 loaded = ahead.pop().result() if ahead else None
                 if window is not None:
-                    ahead.append(pool.submit(_load, read, plan, window))
+                    ahead.append(pool.submit(load, window))
                 if loaded is not None:
                     yield loaded
         finally:
@@ -242,15 +242,41 @@ class FileData(IterableDataset[ClickBatch]):
                 pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _load(read: Callable[[Piece], Iterable[Loaded]], plan: Plan, window: Window) -> Loaded:
-    parts: list[Rows] = []
-    bad: list[BadLine] = []
-    for piece in window.pieces:
-        for rows, errors in read(piece):
-            parts.append(rows)
-            bad += errors
-    order = plan.permutation(window, sum(map(len, parts))) if plan.shuffle else None
-    return joined(parts, order), bad
+@dataclass(frozen=True)
+class _Window:
+    """The rows start..stop of what a window yields, in stretches that end where a batch does."""
+
+    stretches: Sequence[Rows | Packed]
+    start: int
+    stop: int
+    bad: list[BadLine]
+
+
+class _Loader:
+    """Reads windows one after the other; one thread at a time calls it."""
+
+    def __init__(
+        self, read: Callable[[Piece], Iterable[Loaded]], plan: Plan, batch_size: int
+    ) -> None:
+        self._read, self._plan, self._batch_size = read, plan, batch_size
+        self._begun = 0
+        """Rows of a batch that the windows so far have begun."""
+
+    def __call__(self, window: Window) -> _Window:
+        parts: list[Rows] = []
+        bad: list[BadLine] = []
+        for piece in window.pieces:
+            for rows, errors in self._read(piece):
+                parts.append(rows)
+                bad += errors
+        size = sum(map(len, parts))
+        start = min(window.skip, size)
+        if start == size:
+            return _Window((), start, size, bad)
+        order = self._plan.permutation(window, size) if self._plan.shuffle else None
+        ends = [start, *range(start + self._batch_size - self._begun, size, self._batch_size), size]
+        self._begun = (self._begun + size - start) % self._batch_size
+        return _Window(stretches(parts, order, ends), start, size, bad)
 
 
 def _rank_of(rank: int | None, world_size: int | None) -> tuple[int, int]:

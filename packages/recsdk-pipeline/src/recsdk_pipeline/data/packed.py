@@ -1,0 +1,148 @@
+"""Batches cut right out of a window: each row has one id of each feature, and nothing beside it.
+
+Each is one piece of memory, which a worker sends as such. Shapes: F features, N rows, C dense
+columns, L label columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recsdk_pipeline.data.batch import ClickBatch
+from recsdk_pipeline.data.examples import Float32s
+from recsdk_pipeline.data.keys import Int64s
+from recsdk_pipeline.data.memory import concatenated, empty, take_into
+from recsdk_pipeline.data.rows import Bags, Rows, joined
+
+_SIZES_OF_LENGTHS = 4
+
+
+@dataclass(frozen=True)
+class Packed:
+    """N rows in one piece of memory."""
+
+    features: tuple[str, ...]
+    memory: Any
+    """All of it, bytes: ids, dense numbers, labels."""
+    ids: Int64s
+    """(F, N)"""
+    dense: Float32s
+    """(N, C)"""
+    labels: Float32s
+    """(N, L)"""
+
+    @classmethod
+    def empty(cls, features: Sequence[str], num_rows: int, num_dense: int, labels: int) -> Packed:
+        """Rows of any values."""
+        wide, beside = 8 * len(features) * num_rows, 4 * num_dense * num_rows
+        memory = empty((wide + beside + 4 * labels * num_rows,), np.uint8)
+        return cls(
+            tuple(features),
+            memory,
+            memory[:wide].view(np.int64).reshape(len(features), num_rows),
+            memory[wide : wide + beside].view(np.float32).reshape(num_rows, num_dense),
+            memory[wide + beside :].view(np.float32).reshape(num_rows, labels),
+        )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def rows(self) -> Rows:
+        """The same, in columns."""
+        bags = {name: Bags(ids) for name, ids in zip(self.features, self.ids, strict=True)}
+        return Rows(self.labels, self.dense, bags)
+
+    def batch(self) -> ClickBatch:
+        """The same rows as a batch of tensors, of this memory."""
+        if not self.ids.size:
+            return self.rows().batch()
+        # Each view by numpy would be a storage of its own, and be sent by itself.
+        memory = torch.from_numpy(self.memory)
+        wide, beside = self.ids.nbytes, self.dense.nbytes
+        labels = memory[wide + beside :].view(torch.float32)
+        sparse = KeyedJaggedTensor(
+            keys=list(self.features),
+            values=memory[:wide].view(torch.int64),
+            lengths=_ones(self.ids.size),
+        )
+        return ClickBatch(
+            dense=memory[wide : wide + beside].view(torch.float32).view(self.dense.shape),
+            sparse=sparse,
+            labels=labels if self.labels.shape[1] == 1 else labels.view(self.labels.shape),
+        )
+
+
+@lru_cache(maxsize=_SIZES_OF_LENGTHS)
+def _ones(size: int) -> torch.Tensor:
+    """The lengths of `size` bags of one id, which batches share."""
+    return torch.from_numpy(np.ones(size, np.int64))
+
+
+def joined_stretches(parts: Sequence[Rows | Packed]) -> Rows | Packed:
+    """The rows of all parts, at least one, one part after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    return joined([part.rows() if isinstance(part, Packed) else part for part in parts])
+
+
+def stretches(
+    parts: Sequence[Rows], order: Int64s | None, ends: Sequence[int]
+) -> list[Packed] | list[Rows]:
+    """The rows of all parts, at least one, in this order, in stretches that end at `ends`."""
+    if not all(_packs(part) for part in parts):
+        whole = joined(parts, order)
+        return [whole.part(start, stop) for start, stop in pairwise(ends)]
+    first = parts[0]
+    shape = (tuple(first.bags), first.dense.shape[1], first.labels.shape[1])
+    found = [Packed.empty(shape[0], stop - start, *shape[1:]) for start, stop in pairwise(ends)]
+    for number, name in enumerate(first.bags):
+        _fill(
+            (each.ids[number] for each in found), [p.bags[name].values for p in parts], order, ends
+        )
+    _fill((each.dense for each in found), [part.dense for part in parts], order, ends)
+    _fill((each.labels for each in found), [part.labels for part in parts], order, ends)
+    return found
+
+
+def _packs(rows: Rows) -> bool:
+    return all(
+        each.values.dtype == np.int64
+        and each.offsets is None
+        and each.at is None
+        and each.is_there is None
+        and each.weights is None
+        and each.timestamps is None
+        for each in rows.bags.values()
+    )
+
+
+def _fill(
+    stretches: Iterable[Any], parts: Sequence[Any], order: Int64s | None, ends: Sequence[int]
+) -> None:
+    if order is None:
+        _fill_in_order(stretches, parts, ends[0])
+        return
+    whole = parts[0] if len(parts) == 1 else concatenated(parts)
+    for out, (start, stop) in zip(stretches, pairwise(ends), strict=True):
+        take_into(out, whole, order[start:stop])
+
+
+def _fill_in_order(stretches: Iterable[Any], parts: Iterable[Any], skip: int) -> None:
+    left = iter(parts)
+    part = next(left)
+    while skip > len(part):
+        skip, part = skip - len(part), next(left)
+    part = part[skip:]
+    for out in stretches:
+        while len(out) > len(part):
+            out[: len(part)] = part
+            out, part = out[len(part) :], next(left)
+        out[:], part = part[: len(out)], part[len(out) :]
