@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
 import re
 from collections.abc import Callable
@@ -13,6 +14,9 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import distribute_module
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
@@ -93,6 +97,27 @@ def test_accumulation() -> None:
     assert (module.table.update_count, one.table.update_count) == (2, 1)
 
 
+TWO_BACKWARDS = "two backwards through one forward (`retain_graph=True`)"
+
+
+@holds(HABITS, "same", TWO_BACKWARDS)
+def test_two_backwards_through_one_forward() -> None:
+    def loop(twin: Twin) -> None:
+        loss = twin.loss(0, 1, 1)
+        loss.backward(retain_graph=True)
+        loss.backward(retain_graph=True)
+        twin.optimizer.step()
+        twin.optimizer.zero_grad()
+        loss.sum().backward()
+        twin.optimizer.step()
+
+    assert_equal(loop)
+    loss = fused()(KEYS).sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(PAGE.error(HABITS, TWO_BACKWARDS), match="RowOptimizer"):
+        loss.backward()
+
+
 @holds(HABITS, "same", "one table looked up twice in a forward")
 def test_two_lookups() -> None:
     def loop(twin: Twin) -> None:
@@ -169,6 +194,23 @@ def test_schedulers_of_momentum() -> None:
         optimizer.step()
 
 
+@holds(HABITS, "same", "add_param_group")
+def test_groups_that_are_added() -> None:
+    pair = twins()
+    for twin in pair:
+        later = copy.deepcopy(pair[1].module)
+        if twin is pair[0]:
+            rows, later = later.weight.detach().clone(), HashEmbedding(DIM)
+            later.table.upsert(KEYS, rows)
+        twin.optimizer.add_param_group({"params": later.parameters(), "lr": 0.01})
+        if twin is pair[1]:  # torch's Adagrad gives what is added no state
+            twin.optimizer = torch.optim.Adagrad(later.parameters(), lr=0.01)
+        twin.module = later
+        twin.loss(0, 1, 1).backward()
+        twin.optimizer.step()
+    torch.testing.assert_close(pair[0].rows(), pair[1].rows(), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("set_to_none", [True, False])
 @holds(HABITS, "same", "zero_grad")
 def test_zero_grad(set_to_none: bool) -> None:
@@ -229,21 +271,43 @@ def test_averages() -> None:
     assert not torch.equal(rows, pair[0].rows())
 
 
-@holds(HABITS, "differs", "an average of `parameters()` or a `state_dict` made by hand")
-def test_averages_by_hand_do_not_see_rows() -> None:
+@holds(HABITS, "refused", "an average of `parameters()` made by hand")
+def test_averages_of_parameters() -> None:
     twin, _ = twins()
     copied = copy.deepcopy(twin.module)
-    before = twin.rows()
+    calls: list[Callable[[torch.Tensor, torch.Tensor], Any]] = [
+        lambda mine, theirs: mine.mul_(0.9).add_(theirs, alpha=0.1),
+        lambda mine, theirs: mine.detach().lerp_(theirs.detach(), 0.1),
+        lambda mine, theirs: mine.data.copy_(theirs.data),
+    ]
+    for call in calls:
+        for mine, theirs in zip(copied.parameters(), twin.module.parameters(), strict=True):
+            with (
+                torch.no_grad(),
+                pytest.raises(PAGE.error(HABITS, "an average of `parameters()` made by hand")),
+            ):
+                call(mine, theirs)
+
+
+@holds(HABITS, "differs", "an average of a `state_dict` made by hand")
+def test_averages_of_states() -> None:
+    twin, _ = twins()
+    copied, before = copy.deepcopy(twin.module), twin.rows()
     twin.loss(0, 1).backward()
     twin.optimizer.step()
-    for mine, theirs in zip(copied.parameters(), twin.module.parameters(), strict=True):
-        assert mine.detach().copy_(theirs.detach()).numel() == 0
-    for name, value in copied.state_dict().items():
+    state = copied.state_dict()
+    for name, value in state.items():
         value.copy_(twin.module.state_dict()[name])
     assert torch.equal(copied.table.lookup(KEYS), before)
+    copied.load_state_dict(state)
+    assert torch.equal(copied.table.lookup(KEYS), twin.rows())
 
 
-COMPUTING = "computing with `weight`: norms, sums, products, views, `F.embedding`"
+COMPUTING = (
+    "computing with `weight`, its copies or `detach()`: norms, sums, products, parts, comparisons, "
+    "`F.embedding`"
+)
+HOOKS = "hooks on `weight`, `torch.autograd.grad` of it"
 INITIALIZING = "first values by `torch.nn.init` or `weight.data`"
 
 
@@ -257,10 +321,35 @@ def test_computing_with_weight(is_fused: bool) -> None:
         lambda: torch.ones(1, DIM) @ weight.T,
         lambda: torch.cat([weight.view(-1)]).norm(),
         lambda: functional.embedding(KEYS, weight),
+        lambda: weight.detach().sum(),
+        lambda: weight.clone().to(torch.float64).abs(),
+        lambda: weight.chunk(2),
+        lambda: torch.equal(weight, weight),
     ]
     for call in calls:
-        with pytest.raises(PAGE.error(HABITS, COMPUTING), match="cannot compute with `weight`"):
+        with pytest.raises(PAGE.error(HABITS, COMPUTING), match="cannot use `weight`"):
             call()
+
+
+@pytest.mark.parametrize("is_fused", [True, False])
+@holds(HABITS, "refused", HOOKS)
+def test_hooks_and_gradients_of_weight(is_fused: bool) -> None:
+    module = fused() if is_fused else twins()[0].module
+    head = nn.Linear(DIM, 1)
+    loss = head(module(KEYS)).sum()
+    calls: list[Callable[[], Any]] = [
+        lambda: module.weight.register_hook(lambda grad: grad * 2),
+        lambda: module.weight.register_post_accumulate_grad_hook(print),
+        lambda: torch.autograd.grad(loss, [*head.parameters(), module.weight], allow_unused=True),
+    ]
+    for call in calls:
+        with pytest.raises(PAGE.error(HABITS, HOOKS), match="would see no gradient"):
+            call()
+    before = module.table.lookup(KEYS)
+    of_head, _ = torch.autograd.grad(loss, list(head.parameters()))
+    torch.testing.assert_close(of_head[0], before.sum(0))
+    assert module.weight.grad is None
+    assert torch.equal(module.table.lookup(KEYS), before)
 
 
 @holds(HABITS, "refused", INITIALIZING)
@@ -307,6 +396,35 @@ def test_no_optimizer() -> None:
         loss.backward()
 
 
+LOADING = "a `load_state_dict` between backward and step"
+
+
+@holds(HABITS, "refused", LOADING)
+def test_loading_between_backward_and_step() -> None:
+    twin, _ = twins()
+    saved = twin.module.state_dict()
+    twin.loss(0, 1).backward()
+    with pytest.raises(PAGE.error(HABITS, LOADING), match="wait for a RowOptimizer"):
+        twin.module.load_state_dict(saved, strict=False)
+    twin.optimizer.step()
+    twin.module.load_state_dict(saved)
+    module = fused()
+    module(KEYS).sum().backward()
+    module.load_state_dict(module.state_dict())
+
+
+@holds(HABITS, "refused", "FullyShardedDataParallel", "fully_shard", "distribute_module")
+def test_parameters_taken_apart(world: None) -> None:
+    mesh = init_device_mesh("cpu", (1,))
+    for call in (
+        lambda: fully_shard(fused(), mesh=mesh),
+        lambda: FullyShardedDataParallel(fused(), device_id=torch.device("cpu")),
+        lambda: distribute_module(fused(), mesh),
+    ):
+        with pytest.raises(PAGE.error(HABITS, "fully_shard"), match="as FSDP does"):
+            call()
+
+
 @holds(HABITS, "differs", "copy.deepcopy")
 def test_copies() -> None:
     twin, _ = twins()
@@ -333,12 +451,23 @@ def test_models_in_16_bits() -> None:
     assert twin.module.weight.grad.dtype == twin.rows().dtype == torch.float32
 
 
-@holds(HABITS, "refused", "torch.jit.trace", "torch.jit.script", "share_memory")
+@pytest.mark.filterwarnings("ignore:You are using the legacy TorchScript-based ONNX export")
+@holds(
+    HABITS,
+    "refused",
+    "torch.jit.trace",
+    "torch.jit.script",
+    "share_memory",
+    "torch.onnx.export(dynamo=False)",
+)
 def test_what_cannot_be_recorded_or_shared() -> None:
     calls: dict[str, Callable[[], Any]] = {
         "torch.jit.trace": lambda: torch.jit.trace(fused(), (KEYS,)),
         "torch.jit.script": lambda: torch.jit.script(fused()),
         "share_memory": fused().share_memory,
+        "torch.onnx.export(dynamo=False)": lambda: torch.onnx.export(
+            fused(), (KEYS,), io.BytesIO(), dynamo=False
+        ),
     }
     for name, call in calls.items():
         with pytest.raises(PAGE.error(HABITS, name)):

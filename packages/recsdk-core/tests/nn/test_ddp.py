@@ -1,4 +1,4 @@
-"""Under DistributedDataParallel: one rank works, more than one is refused.
+"""Under DistributedDataParallel one rank works, more than one is refused, as FSDP is on any.
 
 Run as a script, this file is one of the ranks.
 """
@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import distribute_module, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from recsdk_core import optim
@@ -28,11 +33,30 @@ class Model(nn.Module):
         return self.dense(self.embedding(keys))  # type: ignore[no-any-return]
 
 
+def refuse_sharding(world_size: int) -> None:
+    """What takes parameters apart over ranks would leave each its own rows."""
+    mesh = init_device_mesh("cpu", (world_size,))
+    calls: list[Callable[[nn.Module], Any]] = [
+        lambda model: fully_shard(model, mesh=mesh),
+        lambda model: FullyShardedDataParallel(model, device_id=torch.device("cpu")),
+        lambda model: distribute_module(model, mesh),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match="cannot use `weight`.*as FSDP does.*recsdk-sharding"):
+            call(Model())
+    model = Model()
+    plain = nn.Parameter(torch.empty(0, 2))
+    model.embedding._parameters["weight"] = nn.Parameter(distribute_tensor(plain, mesh))
+    with pytest.raises(RuntimeError, match="was made a DTensor.*recsdk-sharding"):
+        model(torch.arange(4))
+
+
 def run_rank(rank: int, world_size: int, store: str) -> None:
     distributed.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size
     )
     try:
+        refuse_sharding(world_size)
         model = DistributedDataParallel(Model())
         if world_size == 1:
             for _ in range(3):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import io
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -299,13 +298,6 @@ class TestFx:
         module(KEYS)
         with pytest.raises(RuntimeError, match="torch.fx cannot trace l2"):
             torch.fx.symbolic_trace(lambda scale: scale * l2(module))
-
-
-def test_the_old_onnx_exporter_is_refused() -> None:
-    model = nn.Sequential(embedding(), nn.Linear(4, 1))
-    with pytest.raises(RuntimeError, match=r"torch.jit.trace cannot record HashEmbedding"):
-        torch.onnx.export(model, (KEYS,), io.BytesIO(), dynamo=False)
-    assert len(model[0].table) == 0
 
 
 def test_dispatch_modes_see_one_call_and_rows_train() -> None:

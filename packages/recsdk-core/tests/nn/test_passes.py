@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from recsdk_core.errors import NonFiniteError
-from recsdk_core.nn import HashEmbedding, RowOptimizer, row_gradients
+from recsdk_core.errors import BusyError, NonFiniteError
+from recsdk_core.eviction import Evict
+from recsdk_core.nn import HashEmbedding, HashEmbeddingBag, RowOptimizer, row_gradients
 
 DIM = 2
 KEYS = torch.arange(4)
@@ -131,3 +132,79 @@ def test_dense_state_begins_as_the_class_makes_it() -> None:
     params = [*table.parameters(), *dense.parameters()]
     optimizer = RowOptimizer(params, torch.optim.Adagrad, initial_accumulator_value=0.5)
     assert all((optimizer.state[each]["sum"] == 0.5).all() for each in dense.parameters())
+
+
+def test_a_kept_graph_takes_more_backwards() -> None:
+    """Beside a dense table: with and without a step and zero_grad in between."""
+    hashed, dense = HashEmbedding(DIM), nn.Embedding(4, DIM)
+    hashed.table.upsert(KEYS, dense.weight.detach().clone())
+    options = {"lr": 0.1, "momentum": 0.5}
+    optimizers = [RowOptimizer(hashed, torch.optim.SGD, **options)]
+    optimizers.append(torch.optim.SGD(dense.parameters(), **options))
+    for module, optimizer in zip((hashed, dense), optimizers, strict=True):
+        vectors = module(torch.tensor([0, 1, 1]))
+        one, other = vectors.exp().sum(), vectors.square().sum()
+        one.backward(retain_graph=True)
+        other.backward(retain_graph=True)
+        optimizer.step()
+        optimizer.zero_grad()
+        other.backward(retain_graph=True)
+        optimizer.step()
+        optimizer.zero_grad()
+        if module is hashed:
+            with pytest.raises(BusyError):  # the graph has the rows
+                module.table.check_idle()
+        one.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.testing.assert_close(hashed.table.lookup(KEYS)[:2], dense.weight.detach()[:2])
+    hashed.table.check_idle()
+
+
+def test_a_kept_graph_keeps_its_rows_for_itself() -> None:
+    """Another key may have the row of one that left only when the graph has gone."""
+    module = HashEmbedding(DIM, max_rows=2, eviction=Evict.lru())
+    optimizer = RowOptimizer(module, torch.optim.SGD, lr=1.0)
+    old = module(torch.tensor([0, 1]))
+    old.sum().backward(retain_graph=True)
+    optimizer.step()
+    optimizer.zero_grad()
+    new = module(torch.tensor([2, 3])).detach()
+    (old * 100).sum().backward()
+    optimizer.step()
+    assert torch.equal(module.table.lookup(torch.tensor([2, 3])), new)
+
+
+def test_what_a_second_backward_cannot_do_is_said() -> None:
+    fused, waiting = HashEmbedding(DIM, optimizer=torch.optim.SGD), HashEmbeddingBag(DIM)
+    loss = fused(KEYS).sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="has run already.*if a RowOptimizer trains"):
+        loss.backward()
+    assert fused.table.update_count == 1
+    optimizer = RowOptimizer(waiting, torch.optim.SGD)
+    weights = torch.ones(1, 4, requires_grad=True)
+    loss = waiting(KEYS.reshape(1, 4), per_sample_weights=weights).sum()
+    loss.backward(retain_graph=True)
+    once = weights.grad.clone()  # type: ignore[union-attr]
+    loss.backward(retain_graph=True)
+    torch.testing.assert_close(weights.grad, 2 * once)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="were updated between two backwards"):
+        loss.backward()
+
+
+def test_gradients_that_wait_are_not_lost_by_a_load() -> None:
+    module, dense = HashEmbedding(DIM, name="item"), nn.Linear(DIM, 1)
+    optimizer = RowOptimizer([*module.parameters(), *dense.parameters()], torch.optim.SGD)
+    model = nn.Sequential(module, dense)
+    model(KEYS).sum().backward()
+    saved = model.state_dict()
+    with pytest.raises(RuntimeError, match=r"'item' wait for a RowOptimizer.*step or zero_grad"):
+        model.load_state_dict(saved, strict=False)
+    optimizer.step()
+    model.load_state_dict(saved)  # what was applied is not lost
+    assert torch.equal(module.table.lookup(saved["0.keys"]), saved["0.weight"])
+    model(KEYS).sum().backward()
+    optimizer.zero_grad()
+    model.load_state_dict(saved)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -17,11 +18,16 @@ from recsdk_core.nn import HashEmbedding, HashEmbeddingBag
 KEYS = torch.tensor([[5, 6], [-1, 5]])
 REFUSED: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
     "trace": (lambda model: torch.jit.trace(model, (KEYS,)), "torch.jit.trace cannot record Hash"),
+    "onnx": (
+        lambda model: torch.onnx.export(model, (KEYS,), io.BytesIO(), dynamo=False),
+        r"torch.onnx.export\(dynamo=False\) cannot record Hash.*found by key while it runs",
+    ),
     "script": (torch.jit.script, "torch.jit.script cannot record Hash"),
     "share_memory": (nn.Module.share_memory, "share_memory cannot share them"),
 }
 
 
+@pytest.mark.filterwarnings("ignore:You are using the legacy TorchScript-based ONNX export")
 @pytest.mark.parametrize("kind", [HashEmbedding, HashEmbeddingBag])
 @pytest.mark.parametrize("is_inside", [False, True])
 @pytest.mark.parametrize("what", sorted(REFUSED))

@@ -452,8 +452,6 @@ def test_options_other_than_the_rate_may_not_change() -> None:
     with pytest.raises(ValueError, match="'item'.*only lr may change"):
         optimizer.step()
     assert module.table.update_count == 0
-    with pytest.raises(ValueError, match="no further group"):
-        optimizer.add_param_group({"params": [module.weight]})
     with pytest.raises(BusyError, match="'item'.*zero_grad"):
         RowOptimizer(module, torch.optim.SGD)
     optimizer.zero_grad()

@@ -39,6 +39,10 @@ __all__ = [
 
 _saved_tensors_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
 _unpack_dual: Callable[[torch.Tensor], Any] = forward_ad.unpack_dual
+# Of torch 2.5 and later; before, no graph is seen to be kept.
+_keeps_graph: Callable[[], bool] = getattr(
+    torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: False
+)
 _Guard: TypeAlias = Callable[[], AbstractContextManager[None]]
 _Part: TypeAlias = tuple[Bags, torch.Tensor, int, torch.Tensor | None]
 """Bags, the matrix with their gradients, its first column, and the array for their weights'."""
@@ -167,6 +171,8 @@ class Node:
         self.before_training: Callable[[], Any] | None = None
         self.noted: RowGradients | None = None  # of a module: notes passes that update its rows
         self.is_spent = False
+        self.is_kept = False  # after this backward, for another
+        self.update_counts: list[int] | None = None  # when it was first kept
 
     def end(self) -> None:
         """Releases the leases and drops what the backward needed."""
@@ -193,7 +199,8 @@ def pool_features(
 
     The backward applies exactly one update per table (a table may occur once in `tables`), gives
     gradients to the `weights` that require them, then releases the leases. A second backward raises
-    RuntimeError. Without a backward the leases end when the graph is dropped. If gradients are off,
+    RuntimeError, unless the first has kept the graph and no table updates its rows in backward.
+    Without a backward the leases end when the graph is dropped. If gradients are off,
     or neither `anchor` nor any weights require one, the leases are released at once. If only
     weights require one (the table is frozen), the backward updates no table.
 
@@ -349,19 +356,24 @@ class _PoolFeatures(torch.autograd.Function):
 def train(
     node: Node, grad: torch.Tensor, trains: bool, wanted: Sequence[bool]
 ) -> list[torch.Tensor | None]:
-    """The node's only backward; returns the gradients of the features' weights that are `wanted`.
+    """The node's backward; returns the gradients of the features' weights that are `wanted`.
 
-    `grad` is that of what `read` gave. It updates rows only if it `trains`.
+    `grad` is that of what `read` gave. It updates rows only if it `trains`. It is the only one
+    unless the pass keeps its graph and gradients wait for a `RowOptimizer`, or nothing trains.
     """
     with node.guard():
         if node.is_spent:
             raise RuntimeError(
                 "this forward's backward has run already, whether it ended or raised: each forward "
-                "takes one backward; run forward again"
+                "takes one backward, or one more after each with retain_graph=True if a "
+                "RowOptimizer trains its tables; run forward again"
             )
+        node.is_kept, is_done = _is_kept(node, trains), False
         try:
             if trains:
                 _check_trained(node)
+            if node.is_kept or node.update_counts is not None:
+                _check_unchanged(node, wanted)
             if node.noted is not None:
                 node.noted.end_batch()
             if node.before_training is not None:
@@ -369,9 +381,31 @@ def train(
             vectors = grad if node.reduction is None else node.reduction.backward(grad)
             own = vectors.reshape(node.shape).contiguous()
             grads = [own] if node.shared is None else node.shared.gradients(own)
-            return (_update if trains else _weights_grads)(node, grads, wanted)
+            made = (_update if trains else _weights_grads)(node, grads, wanted)
+            is_done = True
+            return made
         finally:
-            node.end()
+            if not (node.is_kept and is_done):
+                node.end()
+
+
+def _is_kept(node: Node, trains: bool) -> bool:
+    """Whether another backward may follow: this pass keeps its graph, and changes no row."""
+    if torch._C._current_graph_task_id() < 0 or node.shared is not None or not _keeps_graph():
+        return False
+    return not trains or all(each is not None and each.waits for each in node.waiting)
+
+
+def _check_unchanged(node: Node, wanted: Sequence[bool]) -> None:
+    counts = [table.update_count for table in node.tables]
+    if node.update_counts is None:
+        node.update_counts = counts
+    elif any(wanted) and node.update_counts != counts:
+        raise RuntimeError(
+            f"tables {[table.name for table in node.tables]}: rows were updated between two "
+            "backwards of one forward, and gradients of its weights need them as they were: run "
+            "forward again"
+        )
 
 
 def _check_trained(node: Node) -> None:
@@ -413,8 +447,9 @@ def _update(
                 own = matrix[: block.bags.num_bags, column : column + table.dim]
                 waiting.add(block.feature, block.weights, own)
         if waiting is not None:
-            waiting.keep(node.leases[index])
-            node.leases[index] = None
+            waiting.keep(node.leases[index], node.is_kept)
+            if not node.is_kept:
+                node.leases[index] = None
             continue
         if accumulation is not None:
             lease, node.leases[index] = node.leases[index], None

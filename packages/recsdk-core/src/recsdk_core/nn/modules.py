@@ -65,6 +65,9 @@ __all__ = ["HashEmbedding", "HashEmbeddingBag"]
 
 _NO_MARKS = Marks()
 _BEFORE_ALL = -(2**63)
+_OVER_RANKS = (
+    "shard its table with recsdk-sharding instead: docs/howto/spread_plain_modules.md has the lines"
+)
 
 
 class _TableModule(nn.Module):
@@ -261,7 +264,7 @@ class _TableModule(nn.Module):
             if insert and is_again and self.table.eviction is not None:
                 self._check_still_there(keys, outcomes)
             if insert and torch._C._current_graph_task_id() < 0:  # else a checkpoint's again
-                self._gradients.note_keys(keys)
+                self._gradients.note_keys(keys, trains)
             mapped = TableBags(
                 table=self.table,
                 features=[FeatureBags(rows=rows, outcomes=outcomes)],
@@ -305,9 +308,12 @@ class _TableModule(nn.Module):
 
     def _check_begin(self, insert: bool, trains: bool) -> None:
         if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
-            raise not_compiled(self, "torch.jit.trace")
-        _refuse_ddp(self)
-        self.check_optimizer()
+            is_onnx = torch.onnx.is_in_onnx_export()
+            raise not_compiled(
+                self, "torch.onnx.export(dynamo=False)" if is_onnx else "torch.jit.trace"
+            )
+        _refuse_ranks(self)
+        self.take_applied_optimizer()
         self._gradients.check_table(self.table)
         if trains:
             self._gradients.check_looked_up_once()
@@ -355,7 +361,7 @@ class _TableModule(nn.Module):
             )
         )
 
-    def check_optimizer(self) -> None:
+    def take_applied_optimizer(self) -> None:
         """Takes the optimizer that `apply_optimizer_in_backward` gave to `weight`, if it did.
 
         Raises ValueError if somebody else said how the table is trained, or another one follows.
@@ -387,7 +393,7 @@ class _TableModule(nn.Module):
 
         For what spreads the table over ranks: a `RowOptimizer` cannot reach rows on other ranks.
         """
-        self.check_optimizer()
+        self.take_applied_optimizer()
         name, remedy = self.table.name, "pass optimizer= where the module is made"
         asked = {
             "padding_idx": self.padding_idx is not None,
@@ -438,6 +444,10 @@ class _TableModule(nn.Module):
             unexpected_keys.append(named_since(self.table, prefix))
         elif drawn is not None and not is_drawn(drawn):
             error_msgs.append(f"{prefix}{DRAWN_NAME}: must be an int64 number, got {drawn!r}")
+            return
+        why_not = self._gradients.why_not_replaced()
+        if why_not is not None:
+            error_msgs.append(f"{prefix}weight: {why_not}")
             return
         is_other = not (drawn is None or known is None or known == int(drawn))
         if is_other:
@@ -509,11 +519,10 @@ class HashEmbedding(_TableModule):
     Other arguments are those of `Table`. `state_dict()` holds keys, weights, optimizer state and
     update count; deepcopy and pickle copy the rows, and torch's AveragedModel averages them.
     torch.distributed.checkpoint saves the module once for all ranks, and refuses if ranks have
-    different rows; it loads into a module with any rows. Raises ValueError if
-    `apply_optimizer_in_backward` was called for `weight` of a module that has one, and RuntimeError
-    under
-    DistributedDataParallel with more than one rank, under `torch.jit.trace`, for `torch.jit.script`
-    and for `share_memory`.
+    different rows; it loads into a module with any rows. What torch's or torchrec's
+    `apply_optimizer_in_backward` gives to `weight` is taken at the next forward, as `optimizer` is;
+    ValueError if the module has one. Raises RuntimeError under DistributedDataParallel with more
+    than one rank, under `torch.jit.trace`, for `torch.jit.script` and for `share_memory`.
 
     >>> import torch
     >>> from recsdk_core.nn import HashEmbedding
@@ -527,7 +536,6 @@ class HashEmbedding(_TableModule):
     def forward(
         self,
         keys: torch.Tensor,
-        *,
         times: torch.Tensor | int | None = None,
         scores: torch.Tensor | None = None,
         counts: torch.Tensor | int | None = None,
@@ -609,7 +617,6 @@ class HashEmbeddingBag(_TableModule):
         keys: torch.Tensor,
         offsets: torch.Tensor | None = None,
         per_sample_weights: torch.Tensor | None = None,
-        *,
         times: torch.Tensor | int | None = None,
         scores: torch.Tensor | None = None,
         counts: torch.Tensor | int | None = None,
@@ -720,8 +727,14 @@ def _has_ranks() -> bool:
     )
 
 
-def _refuse_ddp(module: nn.Module) -> None:
-    """Under DDP each rank would train rows of its own, and none would be averaged."""
+def _refuse_ranks(module: _TableModule) -> None:
+    """Under DDP each rank would train rows of its own, and none would be averaged; so with FSDP."""
+    tensors: Any = sys.modules.get("torch.distributed.tensor")
+    if tensors is not None and isinstance(module.weight, tensors.DTensor):
+        raise RuntimeError(
+            f"table {module.table.name!r}: `weight` of {type(module).__name__} was made a DTensor, "
+            f"but its rows are not in it, and each rank would train its own; {_OVER_RANKS}"
+        )
     if not _has_ranks():
         return
     # The only way to know the wrapper: it is private, but what torch's own compiler relies on.
@@ -730,6 +743,5 @@ def _refuse_ddp(module: nn.Module) -> None:
         return
     raise RuntimeError(
         f"{type(module).__name__} keeps its rows on one rank and cannot be trained under "
-        f"DistributedDataParallel with {ddp.process_group.size()} ranks; shard its table with "
-        "recsdk-sharding instead: docs/howto/spread_plain_modules.md has the lines"
+        f"DistributedDataParallel with {ddp.process_group.size()} ranks; {_OVER_RANKS}"
     )

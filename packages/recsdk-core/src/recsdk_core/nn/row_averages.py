@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_swa_multi_avg_fn
 
-from recsdk_core.nn.rows_parameter import RowsParameter
+from recsdk_core.nn.rows_parameter import RowsParameter, answering
 from recsdk_core.outcome import Outcome
 from recsdk_core.table import Table
 
@@ -96,7 +96,8 @@ def _with_rows(update: Callable[[Any, nn.Module], None]) -> Callable[[Any, nn.Mo
         mine, theirs = _tables_of(self.module), _tables_of(model)
         with torch.no_grad():
             _average_tables(self, mine, theirs)
-        update(self, model)
+        with answering():
+            update(self, model)
 
     return update_parameters
 

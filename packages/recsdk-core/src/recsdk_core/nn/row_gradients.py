@@ -86,7 +86,7 @@ class RowGradients:
         """Where gradients of a fused optimizer wait for `accumulate_steps` backwards."""
         self._last_keys: list[torch.Tensor] = []
         self._num_noted = self._num_distinct = 0
-        self._is_batch_over = False
+        self._is_batch_over = True
         self.forget()
         self.is_fused = is_fused
         """Whether the module was given an optimizer of its own."""
@@ -101,19 +101,23 @@ class RowGradients:
         self._waiting_bytes = 0  # of the parts
         self._lock = threading.RLock()
         self._leases: list[Lease] = []
+        self._shared_leases: list[Lease] = []  # each ends with the last who has it
+        self.is_applied = False
+        """Whether a step has applied all that is here."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         steps = self._accumulate_steps
         return _copy_of, (self.is_fused, self.waits, self.is_told, steps, self.loaded)
 
-    def note_keys(self, keys: torch.Tensor) -> None:
+    def note_keys(self, keys: torch.Tensor, trains: bool) -> None:
         """Notes keys (N,) of a forward in training mode, for penalties.
 
-        Forwards are one batch until a backward or a penalty has followed.
+        Forwards are one batch until a backward or a penalty has followed. One that no backward can
+        follow, since it does not train, begins no batch that others join.
         """
         if self._is_batch_over:
             self._last_keys, self._num_noted, self._num_distinct = [], 0, 0
-        self._is_batch_over = False
+        self._is_batch_over = self._is_batch_over and not trains
         self._last_keys.append(keys.to(torch.int64, copy=True))  # the caller may reuse their memory
         self._num_noted += 1 + len(keys)
         if self._num_noted > _MOST_KEYS + 2 * self._num_distinct:  # nobody may ever ask for them
@@ -221,6 +225,15 @@ class RowGradients:
             )
         self.check_owner()
 
+    def why_not_replaced(self) -> str | None:
+        """Why other rows cannot be loaded now; None: they can."""
+        if self.is_empty or self.is_applied or self.table is None:
+            return None
+        return (
+            f"gradients of rows of table {self.table.name!r} wait for a RowOptimizer, and would be "
+            "lost with these rows: call its step or zero_grad before load_state_dict"
+        )
+
     def check_loaded(self, optimizer: Optimizer) -> None:
         """Raises ValueError if state was loaded that is not of this optimizer."""
         if not self.loaded or self.table is None:
@@ -252,11 +265,11 @@ class RowGradients:
         found = {name: each[is_there].contiguous() for name, each in state.items()}
         self.table.upsert(keys[is_there], weights[is_there], found)
 
-    def keep(self, lease: Lease | None) -> None:
-        """Keeps a batch's lease until `drop`."""
+    def keep(self, lease: Lease | None, is_shared: bool) -> None:
+        """Keeps a batch's lease until `drop`, which ends it unless it `is_shared` with a graph."""
         if lease is not None:
             with self._lock:
-                self._leases.append(lease)
+                (self._shared_leases if is_shared else self._leases).append(lease)
 
     def add(
         self, feature: FeatureBags, weights: torch.Tensor | None, grad_BD: torch.Tensor
@@ -276,6 +289,7 @@ class RowGradients:
         )
         with self._lock:
             self._parts.append(part)
+            self.is_applied = False
             self._waiting_bytes += part.num_bytes
             sums = 0 if self._sums is None else self._sums.num_bytes
             if len(self._parts) > 1 and self._waiting_bytes > max(self.most_bytes, sums // 2):
@@ -344,7 +358,7 @@ class RowGradients:
     def drop(self) -> None:
         """Forgets the gradients and releases the leases."""
         with self._lock:
-            leases, self._leases = self._leases, []
+            leases, self._leases, self._shared_leases = self._leases, [], []
             self._sums, self._parts, self._waiting_bytes = None, [], 0
         for lease in leases:
             lease.release()

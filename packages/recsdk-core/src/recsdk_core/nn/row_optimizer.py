@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterable
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+from typing import Any, get_args
 
 import torch
 from torch import nn
 
-from recsdk_core.errors import BusyError
+from recsdk_core.errors import BusyError, NonFiniteError
 from recsdk_core.nn.row_gradients import RowGradients
 from recsdk_core.nn.rows_parameter import RowsParameter
 from recsdk_core.optim import Optimizer, from_torch
 from recsdk_core.tables import update_tables
 
 __all__ = ["RowOptimizer"]
+
+_OWN_KINDS = get_args(Optimizer)
 
 
 class RowOptimizer(torch.optim.Optimizer):
@@ -26,7 +28,8 @@ class RowOptimizer(torch.optim.Optimizer):
     `params`: a model, or parameters or groups of them as every torch optimizer takes; at least one
     is `weight` of a `HashEmbedding` or `HashEmbeddingBag`, and the others are dense parameters,
     which an `optimizer_class` of its own inside trains. `optimizer_class` is one that
-    `recsdk_core.optim.from_torch` takes, with its arguments as `kwargs`.
+    `recsdk_core.optim.from_torch` takes, with its arguments as `kwargs`; or, for tables alone, a
+    class of `recsdk_core.optim` (FTRL, or SGD with `clip_norm`) with its.
 
     From then on a backward through these modules updates no row. It adds its gradients up per row
     in `weight.grad`, float32 (U, D) of the U rows touched since the last `zero_grad`, which
@@ -61,34 +64,49 @@ class RowOptimizer(torch.optim.Optimizer):
         self._mark = object()
         defaults = _defaults_of(optimizer_class, kwargs)
         self._options = list(defaults)
+        self._dense: torch.optim.Optimizer | None = None
+        self._is_made = False
         super().__init__(params.parameters() if isinstance(params, nn.Module) else params, defaults)
-        self._is_made = True
-        taken = [(each, group) for group in self.param_groups for each in _tables_of(group)]
-        if not taken:
+        if not any(_tables_of(group) for group in self.param_groups):
             raise ValueError(
                 f"RowOptimizer found no table of a HashEmbedding or HashEmbeddingBag in what it "
                 f"was given, {_shown(params)}; give it a model that has one, or use "
                 f"{optimizer_class.__name__} itself"
             )
-        self._dense = self._optimizer_of_dense()
+        self._adopt(self.param_groups)
+        self._is_made = True
+
+    def _adopt(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Takes tables and dense parameters of groups; changes nothing if it raises."""
+        taken = [(each, group) for group in groups for each in _tables_of(group)]
         for each, group in taken:
             _check_idle(each)
             each.check_loaded(self._settings(group))
+        fresh = self._optimizer_of_dense(groups if self._dense is not None else self.param_groups)
+        if self._dense is None:
+            self._dense = fresh
+            if fresh is not None:
+                self.state = fresh.state
+        else:
+            for group in groups:
+                self._dense.add_param_group({"params": _dense_of(group), **self._options_of(group)})
+            self.state.update({} if fresh is None else fresh.state)
         for each, group in taken:
             self._take(each, group)
 
-    def _optimizer_of_dense(self) -> torch.optim.Optimizer | None:
+    def _optimizer_of_dense(
+        self, of_groups: Sequence[dict[str, Any]]
+    ) -> torch.optim.Optimizer | None:
         """Trains the dense parameters, in a group for each of ours; None: there are none."""
-        dense = [_dense_of(group) for group in self.param_groups]
+        dense = [_dense_of(group) for group in of_groups]
         if not any(dense):
             return None
         groups = [
             {"params": params, **self._options_of(group)}
-            for params, group in zip(dense, self.param_groups, strict=True)
+            for params, group in zip(dense, of_groups, strict=True)
         ]
         # Some fill their first state from what they are made with, not from groups.
         made: torch.optim.Optimizer = self._kind(groups, **self._given)
-        self.state = made.state
         return made
 
     def _take(self, gradients: RowGradients, group: dict[str, Any]) -> None:
@@ -101,17 +119,29 @@ class RowOptimizer(torch.optim.Optimizer):
         return {name: group[name] for name in self._options}
 
     def _settings(self, group: dict[str, Any]) -> Optimizer:
-        return from_torch(self._kind, self._options_of(group))
+        return _settings(self._kind, self._options_of(group))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused once the optimizer is made."""
-        if hasattr(self, "_is_made"):
-            raise ValueError(
-                "RowOptimizer takes no further group; make another RowOptimizer for these tables"
-            )
+        """Takes further parameters, dense or tables; raises as the constructor does for these."""
         super().add_param_group(param_group)
-        for each in self.param_groups[-1]["params"]:
-            _check(each)
+        try:
+            for each in self.param_groups[-1]["params"]:
+                self._check(each)
+            if self._is_made:
+                self._adopt(self.param_groups[-1:])
+        except BaseException:
+            del self.param_groups[-1]
+            raise
+
+    def _check(self, parameter: torch.Tensor) -> None:
+        if isinstance(parameter, RowsParameter):
+            _check_table(parameter)
+        elif self._kind in _OWN_KINDS:
+            raise ValueError(
+                f"recsdk_core.optim.{self._kind.__name__} trains tables only, and got a dense "
+                f"parameter {tuple(parameter.shape)}: give it `weight` of the modules alone, and "
+                "the dense parameters to an optimizer of torch"
+            )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refused with TypeError, as copy.deepcopy is: a copy would train no table."""
@@ -163,6 +193,8 @@ class RowOptimizer(torch.optim.Optimizer):
         for each, rate in rates:
             _table(each).learning_rate = rate
         update_tables(calls)
+        for each, _ in rates:
+            each.is_applied = True
         self._step_dense()
         return loss
 
@@ -182,30 +214,59 @@ class RowOptimizer(torch.optim.Optimizer):
                 f"table {table.name!r}: another RowOptimizer trains it since; step that one"
             )
         asked = self._settings(group)
-        if replace(table.optimizer, lr=asked.lr) != asked:
+        changed = _changed(table.optimizer, asked)
+        if changed:
             raise ValueError(
-                f"table {table.name!r}: of a group's options only lr may change: it was made with "
-                f"{table.optimizer}, and the group asks for {asked}; a scheduler that moves betas "
-                "or momentum takes cycle_momentum=False"
+                f"table {table.name!r}: of a group's options only lr may change once its optimizer "
+                f"is made, and {changed}; a scheduler that moves betas or momentum takes "
+                "cycle_momentum=False"
             )
         return asked
 
 
+def _changed(had: Optimizer, asked: Optimizer) -> str:
+    """What other options than lr differ, in words."""
+    if type(had) is not type(asked):
+        return f"{had} is now {asked}"
+    names = [each.name for each in fields(asked) if each.name != "lr"]
+    pairs = [(name, getattr(had, name), getattr(asked, name)) for name in names]
+    return ", ".join(f"{name} {old!r} is now {new!r}" for name, old, new in pairs if old != new)
+
+
 def _raise_nonfinite(rates: list[tuple[RowGradients, float]]) -> None:
-    """Has the first table raise that would; else one table's error would leave others updated."""
+    """Raises where a table would, before any is updated."""
     for each, _ in rates:
-        if _table(each).on_nonfinite != "raise" or each.is_empty:
+        table = _table(each)
+        if table.on_nonfinite != "raise" or each.is_empty:
             continue
         values = each.values
-        if values is not None and not bool(torch.isfinite(values).all()):
-            update_tables([(_table(each), each.blocks())])
+        num_bad = 0 if values is None else int((~torch.isfinite(values)).any(1).sum())
+        if num_bad:
+            raise NonFiniteError(
+                f"table {table.name!r}: the gradient of {num_bad} rows is infinite or not a "
+                'number; lower the learning rate, clip gradients, or set on_nonfinite="skip"'
+            )
+
+
+def _settings(kind: type, options: dict[str, Any]) -> Optimizer:
+    if kind not in _OWN_KINDS:
+        return from_torch(kind, options)
+    made: Optimizer = kind(**{**options, "lr": float(options["lr"])})
+    return made
 
 
 def _defaults_of(kind: type, kwargs: dict[str, Any]) -> dict[str, Any]:
     """All options of an optimizer class, so that a group may set each; checks `kwargs`."""
+    if isinstance(kind, _OWN_KINDS):
+        name = type(kind).__name__
+        raise TypeError(
+            f"RowOptimizer takes a class and its arguments, got {kind}: write "
+            f"RowOptimizer(params, {name}, lr={kind.lr})"
+        )
     given = inspect.signature(kind).parameters.values()
     defaults = {each.name: each.default for each in given if each.default is not each.empty}
-    return {"lr": from_torch(kind, kwargs).lr, **defaults, **kwargs}
+    rate = (from_torch(kind, kwargs) if kind not in _OWN_KINDS else kind(**kwargs)).lr
+    return {"lr": rate, **defaults, **kwargs}
 
 
 def _tables_of(group: dict[str, Any]) -> list[RowGradients]:
@@ -235,9 +296,7 @@ def _shown(params: Any) -> str:
     return type(params).__name__
 
 
-def _check(parameter: torch.Tensor) -> None:
-    if not isinstance(parameter, RowsParameter):
-        return
+def _check_table(parameter: RowsParameter) -> None:
     if parameter.gradients is None:
         raise ValueError(
             f"table {parameter.table_name!r} is not of a HashEmbedding or HashEmbeddingBag; "

@@ -1,20 +1,23 @@
-"""The parameter that stands for a table's rows, and refuses writes in place."""
+"""The parameter that stands for a table's rows, and refuses what only rows could answer."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import sys
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
-from recsdk_core.nn.computing import computes
+from recsdk_core.nn.handle_uses import COPIES, is_permitted, name_of
 from recsdk_core.nn.row_gradients import RowGradients
 
-__all__ = ["RowsParameter"]
+__all__ = ["RowsParameter", "answering"]
 
-_INIT = "a function of torch.nn.init"
+_INIT = "torch.nn.init"
 _torch_data: Any = torch.Tensor.data
 _torch_grad: Any = torch.Tensor.grad
 _OWN = {"requires_grad_", "detach_", "share_memory_", "rename_"}
@@ -22,10 +25,25 @@ _WRITES = [
     *(n for n in dir(torch.Tensor) if n.endswith("_") and n[0] != "_" and n not in _OWN),
     *("__iadd__", "__isub__", "__imul__", "__itruediv__", "__setitem__"),
 ]
+_OF_GRADIENTS = {"grad", "register_hook", "register_post_accumulate_grad_hook"}
+_OF_RANKS = {"broadcast", "chunk", "flatten"}
+"""By which FSDP and torch.distributed.tensor begin."""
+_thread = threading.local()
 
 
-class _RowsData(torch.Tensor):
-    """`weight.data` of a plain module, which refuses what the parameter refuses."""
+@contextlib.contextmanager
+def answering() -> Iterator[None]:
+    """Lets this thread's calls of torch use handles as the empty tensors that they are."""
+    before = getattr(_thread, "answers", False)
+    _thread.answers = True
+    try:
+        yield
+    finally:
+        _thread.answers = before
+
+
+class _Handle(torch.Tensor):
+    """A copy or a view of a plain module's `weight`, which refuses what the parameter refuses."""
 
     table_name: str = ""
 
@@ -33,14 +51,17 @@ class _RowsData(torch.Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        values = (*args, *(kwargs or {}).values())
-        if computes(func):
-            _refuse_to_compute(_name_of(func), values)
-        name = func.__name__
-        if name in _WRITES and args and isinstance(args[0], _RowsData):
-            raise _error(args[0], f"{name} of its parameter")
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
+        return _call(func, args, kwargs or {})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if id(self) not in memo:
+            plain = self.as_subclass(torch.Tensor)
+            memo[id(self)] = _handle_of(copy.deepcopy(plain), self.table_name)
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickles as a plain tensor."""
+        return self.as_subclass(torch.Tensor).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
 
 class RowsParameter(nn.Parameter):
@@ -48,8 +69,9 @@ class RowsParameter(nn.Parameter):
 
     On the cpu it has no numbers, so functions of `torch.nn.init` would do nothing to it; on a
     device they would overwrite rows of ids. So they raise ValueError, as do methods that write in
-    place, and for a plain module whatever computes with it: a sum, a norm, a product, F.embedding.
-    What loops do with any parameter (copies, moves, comparisons, optimizers) goes on. A copy has no
+    place, and for a plain module whatever is not known to need no row (`handle_uses`): sums, norms,
+    products, views, comparisons, F.embedding, hooks. Its copies and `detach` refuse likewise. What
+    loops do with any parameter (copies, moves, optimizers) goes on. A copy has no
     name, and pickling gives a plain parameter, so a copied module wraps its parameter again.
     """
 
@@ -57,11 +79,8 @@ class RowsParameter(nn.Parameter):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Calls the function as for any parameter; refuses, unless compiled, to compute with it."""
-        if not torch.compiler.is_compiling() and computes(func):
-            _refuse_to_compute(_name_of(func), (*args, *(kwargs or {}).values()))
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
+        """Calls the function as for any parameter; refuses, unless compiled, what needs rows."""
+        return _call(func, args, kwargs or {})
 
     table_name: str = ""
     """The table, in messages."""
@@ -83,9 +102,7 @@ class RowsParameter(nn.Parameter):
         own: torch.Tensor = _torch_data.__get__(self)
         if self.gradients is None or torch.compiler.is_compiling():
             return own
-        made = own.as_subclass(_RowsData)
-        made.table_name = self.table_name
-        return made
+        return _handle_of(own, self.table_name)
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
@@ -120,6 +137,12 @@ class RowsParameter(nn.Parameter):
     def grad(self) -> None:
         self.grad = None
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if id(self) not in memo:
+            own = _torch_data.__get__(self).as_subclass(torch.Tensor).clone()
+            memo[id(self)] = type(self)(own, self.requires_grad)
+        return memo[id(self)]
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickles its own numbers, though it may be a part of a larger store."""
         make, (data, *rest), *more = super().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
@@ -149,32 +172,71 @@ class RowsParameter(nn.Parameter):
         return super().numel()
 
 
-def _name_of(func: Any) -> str:
-    is_init = getattr(func, "__module__", None) == "torch.nn.init"
-    name: str = _INIT if is_init else func.__name__
-    return name
+def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The function's result, unless it asks a handle for what only rows could answer."""
+    if torch.compiler.is_compiling():
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+    is_free = getattr(_thread, "answers", False)
+    if not is_free and not is_permitted(func, args):
+        handle = _first_handle((*args, *kwargs.values()))
+        if handle is not None:
+            raise _refusal(handle, func, args)
+    with torch._C.DisableTorchFunctionSubclass():
+        result = func(*args, **kwargs)
+    if is_free or type(result) is not torch.Tensor or name_of(func) not in COPIES:
+        return result
+    handle = _first_handle(args)
+    return result if handle is None else _handle_of(result, handle.table_name)
 
 
-def _refuse_to_compute(what: str, values: Iterable[Any]) -> None:
+def _handle_of(tensor: torch.Tensor, table_name: str) -> _Handle:
+    tensor.__class__ = _Handle  # unlike as_subclass, it keeps the tensor's place in a graph
+    assert isinstance(tensor, _Handle)
+    tensor.table_name = table_name
+    return tensor
+
+
+def _first_handle(values: Iterable[Any]) -> RowsParameter | _Handle | None:
+    """The first plain module's `weight`, or copy of one, among values and lists of them."""
     for each in values:
-        if isinstance(each, (list, tuple)):
-            _refuse_to_compute(what, each)
-        elif isinstance(each, _RowsData) or (
-            isinstance(each, RowsParameter) and each.gradients is not None
-        ):
-            if what == _INIT:
-                raise _error(each, _INIT)
-            raise ValueError(
-                f"table {each.table_name!r}: {what} cannot compute with `weight` of its "
-                "module, which has no row in it: call the module for the vectors of ids, add "
-                "recsdk_core.nn.l2(module) to the loss for a penalty, give initializer= for first "
-                "values, or read rows by module.table.lookup(ids)"
-            )
+        found = _first_handle(each) if isinstance(each, (list, tuple)) else each
+        if isinstance(found, _Handle):
+            return found
+        if isinstance(found, RowsParameter) and found.gradients is not None:
+            return found
+    return None
+
+
+def _refusal(handle: RowsParameter | _Handle, func: Any, args: tuple[Any, ...]) -> ValueError:
+    name = name_of(func)
+    if getattr(func, "__module__", None) == _INIT:
+        return _error(handle, f"{_INIT}.{name}")
+    if name in _WRITES and args and args[0] is handle:
+        return _error(handle, f"{name} of its parameter")
+    if name in _OF_GRADIENTS:
+        return ValueError(
+            f"table {handle.table_name!r}: {name} would see no gradient of `weight` of its module, "
+            "which has no row in it: backward leaves those of the touched rows in weight.grad, for "
+            "a RowOptimizer, until its step; leave this parameter out"
+        )
+    if name in _OF_RANKS:
+        return ValueError(
+            f"table {handle.table_name!r}: {name} cannot use `weight` of its module, which has no "
+            "row in it, to spread it over ranks as FSDP does: shard its table with "
+            "recsdk-sharding, docs/howto/spread_plain_modules.md has the lines"
+        )
+    return ValueError(
+        f"table {handle.table_name!r}: {name} cannot use `weight` of its module, which has no row "
+        "in it: call the module for the vectors of ids, add recsdk_core.nn.l2(module) to the loss "
+        "for a penalty, give initializer= for first values, read rows by "
+        "module.table.lookup(ids), or leave this parameter out"
+    )
 
 
 def _refuse_to_initialize(parameter: RowsParameter) -> None:
-    if _calling_module(3) == "torch.nn.init":
-        raise _error(parameter, _INIT)
+    if _calling_module(3) == _INIT:
+        raise _error(parameter, f"a function of {_INIT}")
 
 
 def _calling_module(depth: int) -> Any:
@@ -182,7 +244,7 @@ def _calling_module(depth: int) -> Any:
     return sys._getframe(depth).f_globals.get("__name__")
 
 
-def _error(parameter: RowsParameter | _RowsData, what: str) -> ValueError:
+def _error(parameter: RowsParameter | _Handle, what: str) -> ValueError:
     return ValueError(
         f"table {parameter.table_name!r}: {what} cannot set its rows, which come as their ids "
         "show up; give the config init_fn or initializer, or the module an initializer, write rows "
@@ -197,18 +259,5 @@ def _refusing(name: str) -> Callable[..., Any]:
     return refuse
 
 
-def _refusing_part(name: str) -> property:
-    own = getattr(torch.Tensor, name)
-
-    def read(self: RowsParameter) -> Any:
-        if not torch.compiler.is_compiling():
-            _refuse_to_compute(name, (self,))
-        return own.__get__(self)
-
-    return property(read)
-
-
-for _name in ("T", "mT", "H", "mH"):
-    setattr(RowsParameter, _name, _refusing_part(_name))
 for _name in _WRITES:
     setattr(RowsParameter, _name, _refusing(_name))
