@@ -67,7 +67,7 @@ class FeatureBags:
     number; `gather_features` ignores it."""
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class TableBags:
     """All features of one table in one forward."""
 

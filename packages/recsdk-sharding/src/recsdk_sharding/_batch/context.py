@@ -15,11 +15,13 @@ import torch
 from numpy.typing import NDArray
 from torchrec.distributed.embedding_sharding import EmbeddingShardingContext
 
+from recsdk_core import Index, Table
 from recsdk_sharding._batch.assembly import Assembly
+from recsdk_sharding._batch.eviction_time import tables_with_time
 from recsdk_sharding._batch.features import Features
 from recsdk_sharding._batch.late_weights import LateWeights
 from recsdk_sharding._batch.repeats import SampleBags
-from recsdk_sharding._rows.home import RowHome
+from recsdk_sharding._rows.home import RowHome, RowTable
 from recsdk_sharding._rows.rows import OwnedShard
 from recsdk_sharding.exchange import HostExchange
 from recsdk_sharding.placement.layout import GroupLayout, ShardFeatures
@@ -74,6 +76,16 @@ class HostDistConfig:
     def rank(self) -> int:
         """This rank."""
         return self.group.exchange.rank
+
+    @cached_property
+    def indexes(self) -> list[Table | Index]:
+        """What maps the keys of each shard."""
+        return [own.held.index for own in self.shards]
+
+    @cached_property
+    def timed(self) -> list[RowTable]:
+        """The shards' tables that evict by time."""
+        return tables_with_time(own.table for own in self.shards)
 
     @cached_property
     def features(self) -> ShardFeatures:

@@ -7,7 +7,7 @@ from typing import Any
 
 from recsdk_core import Evict
 
-__all__ = ["evicts_by_time", "require_time", "set_time"]
+__all__ = ["evicts_by_time", "require_time", "set_time", "tables_with_time"]
 
 _INT64 = 2**63
 
@@ -26,14 +26,17 @@ def require_time(time: object) -> int:
     return time
 
 
+def tables_with_time(tables: Iterable[Any]) -> list[Any]:
+    """Those of some tables that evict by time."""
+    return [table for table in tables if evicts_by_time(getattr(table, "eviction", None))]
+
+
 def set_time(tables: Iterable[Any], time: int | None) -> None:
-    """Sets the time of those tables that evict by time; None: it stays.
+    """Sets the time of tables that evict by time; None: it stays.
 
     Raises ValueError if one never had any.
     """
     for table in tables:
-        if not evicts_by_time(getattr(table, "eviction", None)):
-            continue
         if time is not None:
             table.time = time
         elif table.time is None:

@@ -360,10 +360,10 @@ def map_keys(received: Alone | Received, step: int, time: int | None) -> Mapped:
     """
     training, config, arrived = received.order.training, received.config, received.arrived
     if training:
-        set_time([own.table for own in config.shards], time)
+        set_time(config.timed, time)
     sizes = [count * arrived.num_senders for count in config.num_features]
     found = map_under_leases(
-        [own.held.index for own in config.shards],
+        config.indexes,
         arrived.keys_of(config.features),
         sums_of(arrived.num_keys_of(config.features), sizes),
         insert=training,

@@ -18,7 +18,12 @@ from torchrec.modules.embedding_modules import (
 )
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from recsdk_sharding._batch.eviction_time import evicts_by_time, require_time, set_time
+from recsdk_sharding._batch.eviction_time import (
+    evicts_by_time,
+    require_time,
+    set_time,
+    tables_with_time,
+)
 from recsdk_sharding._batch.features import Features, features_on_host, read_features
 from recsdk_sharding._batch.local_batch import LocalBatch
 from recsdk_sharding._batch.outcomes import KeepsOutcomes, of_repeated
@@ -53,7 +58,7 @@ class _Unsharded(KeepsOutcomes):
 
         Raises TypeError or ValueError for what is no int64.
         """
-        set_time(self.tables().values(), require_time(time))
+        set_time(tables_with_time(self.tables().values()), require_time(time))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Rows and optimizer state move with the module."""

@@ -87,31 +87,38 @@ def plan_batch(bags: Any, request: Any, *, training: bool) -> tuple[Parcel, list
     `bags`, `request`: `GroupBags` and `PoolRequest` of `recsdk_sharding._rows.home`.
     """
     parcel = Parcel()
-    sets: dict[Any, list[int]] = {}
-    for number, shard in enumerate(bags.shards):
-        sets.setdefault(_set_of(shard, training), []).append(number)
-    plans = [_plan_set(parcel, bags, members, request) for members in sets.values()]
+    sets = _sets_of(bags.shards, training)
+    plans = [_plan_set(parcel, bags, members, request) for members in sets]
     parcel.seal()
     return parcel, plans
 
 
-def _set_of(shard: Any, training: bool) -> Any:
-    """What the tables of a set have in common; a table that accumulates is alone."""
-    table: DeviceTable = shard.held.table
-    if not training:
-        return id(table.store)
-    if shard.accumulation is not None:
-        return id(table)
-    return id(table.store), table.settings
+def _sets_of(shards: Sequence[Any], training: bool) -> list[list[int]]:
+    """Which shards are a set: those of one store. In training of equal settings too, and a table
+    that accumulates is alone."""
+    sets: dict[Any, list[tuple[Any, list[int]]]] = {}
+    for number, shard in enumerate(shards):
+        table: DeviceTable = shard.held.table
+        is_alone = training and shard.accumulation is not None
+        settings = table.settings if training else None
+        of_store = sets.setdefault(id(table) if is_alone else id(table.store), [])
+        for common, members in of_store:  # comparing costs less than hashing, and most are equal
+            if common == settings:
+                members.append(number)
+                break
+        else:
+            of_store.append((settings, [number]))
+    return [members for of_store in sets.values() for _, members in of_store]
 
 
 def _plan_set(parcel: Parcel, bags: Any, members: Sequence[int], request: Any) -> TableSet:
     """`members`: which of the group's shards the set has."""
     shards = [bags.shards[number] for number in members]
     tables = [shard.held.table for shard in shards]
-    own = _SetBags.of_shards(bags, members, [table.first_row for table in tables])
+    stored = [table.stored for table in tables]
+    own = _SetBags.of_shards(bags, members, [each.first_row for each in stored])
     store = tables[0].store
-    spare_row = max(table.spare_row_of_store for table in tables)
+    spare_row = max(each.spare_row for each in stored)
     number = _type_of(len(store.weight_RD))
     items = own.put(parcel, spare_row, number)
     read = None
