@@ -95,3 +95,18 @@ def test_a_job_whose_rank_dies_ends_as_if_it_had_not(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
     assert f"from step 20 {ended}" in done.stdout
     assert figures(done.stdout, ended) == whole
+
+
+def test_a_server_over_http_follows_the_demo(tmp_path: Path) -> None:
+    for needs in ("fastapi", "httpx", "matplotlib", "uvicorn"):
+        pytest.importorskip(needs, reason=f"{needs} is not installed")
+    options = (str(tmp_path), "--steps", "60", "--requests", "100")
+    output = run_example(1, "http_serving/train_and_serve.py", *options)
+    assert "step 120: 3 deltas, all served" in output
+    [trained], [served], [old] = (
+        figures(output, f"{model}: held-out AUC") for model in ("trainer", "served", "not followed")
+    )
+    assert abs(trained - served) < 0.002 < trained - old  # of int8
+    assert served > 0.6
+    assert "100 requests of 16 examples, 4 at once" in output
+    assert (tmp_path / "freshness.png").read_bytes().startswith(b"\x89PNG")
