@@ -68,10 +68,12 @@ HEADERS = {
     "zstd.h": ("libzstd-dev", "compression of checkpoints"),
     "gtest/gtest.h": ("libgtest-dev", "GoogleTest"),
     "absl/container/flat_hash_map.h": ("libabsl-dev", "a hash map to race with"),
+    "boost/json/src.hpp": ("libboost1.81-dev", "reads the manifests of frozen tables"),
     "boost/unordered/unordered_flat_map.hpp": ("libboost1.81-dev", "a hash map to race with"),
 }
 ENGINE_HEADERS = ("xxhash.h", "zstd.h")
 TEST_HEADERS = ("gtest/gtest.h",)
+FULL_TEST_HEADERS = (*TEST_HEADERS, "boost/json/src.hpp")
 BENCH_HEADERS = ("absl/container/flat_hash_map.h", "boost/unordered/unordered_flat_map.hpp")
 
 

@@ -67,7 +67,7 @@ PROFILES = {
     ),
     "test-full": Profile(
         requirements=("run", "build", "test", "loops"),
-        headers=debian.TEST_HEADERS,
+        headers=debian.FULL_TEST_HEADERS,
         programs=(debian.program("prometheus", purpose="runs the dashboard's queries"),),
         simulated_npu=True,
         npu_headers=True,

@@ -25,6 +25,9 @@ from recsdk_core import CheckpointError, Table, init, optim
 from recsdk_core.serving import ServingTable, freeze, freeze_tables
 
 ALL = np.arange(-30, 400)
+LIVE, LIVE_ENDS = np.arange(128), np.array([0, 64, 128])
+"""Keys that each delta changes, in two bags."""
+NUM_CALLS = 1_000_000 if os.environ.get("RECSDK_TEST_PROFILE") == "full" else 4_000
 LINKS = st.lists(
     st.tuples(st.lists(st.sampled_from(ALL.tolist())), st.lists(st.sampled_from(ALL.tolist()))),
     min_size=1,
@@ -267,35 +270,56 @@ def test_a_follower_that_was_killed_starts_again(training: Training) -> None:
     served.stop_following()
 
 
+def version_of(served: ServingTable, call: int) -> float:
+    """Of an answer by `lookup` or `pool`, the version; NaN if it is of several."""
+    if call % 2:
+        lasting, coming = served.pool(LIVE, LIVE_ENDS, pooling="mean")
+        rows = np.stack([lasting, coming])
+    else:
+        rows = served.lookup(LIVE)
+    value = float(rows[0, 0])
+    wanted = value if value % 2 == 0 else served.default_value
+    half = len(rows) // 2
+    is_one = (rows[:half] == value).all() and (rows[half:] == wanted).all()
+    return value if is_one else float("nan")
+
+
 def test_every_answer_is_of_one_version(training: Training, followed: ServingTable) -> None:
-    """While deltas come, eight threads read; in a version all rows of keys 0 to 99 are equal."""
-    keys = np.tile(np.arange(100), 30)
-    is_done = threading.Event()
-    wrong: list[str] = []
+    """Under constant deltas eight threads read.
 
-    def read() -> None:
-        last = -1.0
-        while not is_done.is_set():
-            values = followed.lookup(keys)
-            if not (values == values[0, 0]).all() or values[0, 0] < last:
-                wrong.append(str(np.unique(values)))
-            last = float(values[0, 0])
+    In version v keys 0 to 63 have rows of v, and keys 64 to 127 only if v is even.
+    """
+    wrong: list[tuple[float, float]] = []
+    counts = [0] * 8
 
-    training.table.upsert(np.arange(100), np.zeros((100, 5), dtype=np.float32))
-    training.save()
+    def read(thread: int) -> None:
+        last = 0.0
+        while counts[thread] < NUM_CALLS // 8 or training.sequence < 8:
+            version = version_of(followed, counts[thread])
+            if not version >= last:  # nor back in time
+                wrong.append((last, version))
+            last = version
+            counts[thread] += 1
+
+    def take(value: int) -> None:
+        alive = LIVE[: len(LIVE) if value % 2 == 0 else len(LIVE) // 2]
+        rows = np.full((len(alive), 5), value, dtype=np.float32)
+        training.table.upsert(alive, rows)
+        training.save(erased=np.setdiff1d(LIVE, alive))
+
+    take(0)
     wait_for(followed, 1)
-    threads = [threading.Thread(target=read) for _ in range(8)]
+    threads = [threading.Thread(target=read, args=(thread,)) for thread in range(8)]
     for thread in threads:
         thread.start()
-    for value in range(1, 20):
-        training.table.upsert(np.arange(100), np.full((100, 5), value, dtype=np.float32))
-        training.save()
-    wait_for(followed, 20)
-    is_done.set()
+    while any(thread.is_alive() for thread in threads):
+        take(training.sequence)
     for thread in threads:
         thread.join()
+    wait_for(followed, training.sequence)
     assert wrong == []
-    assert (followed.lookup(keys) == 19.0).all()
+    assert sum(counts) >= NUM_CALLS
+    assert version_of(followed, 0) == training.sequence - 1
 
 
 def test_a_url_is_followed(training: Training) -> None:

@@ -1,0 +1,117 @@
+#include "frozen_place.h"
+
+#include <algorithm>
+#include <boost/json/src.hpp>
+#include <cctype>
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <stdexcept>
+
+namespace recsdk::serving_torch {
+namespace {
+
+namespace json = boost::json;
+
+constexpr std::int64_t kVersion = 1;
+constexpr std::size_t kTokenLength = 32;
+
+json::value parsed(std::string_view text, const std::string& where) {
+  boost::system::error_code error;
+  json::value value = json::parse(text, error);
+  if (error) throw std::runtime_error(where + ": is no JSON: " + error.message());
+  return value;
+}
+
+const json::value& field(const json::value& object, const char* name, const std::string& where) {
+  const json::object* const fields = object.if_object();
+  const json::value* const value = fields == nullptr ? nullptr : fields->if_contains(name);
+  if (value == nullptr) throw std::runtime_error(where + ": has no '" + name + "'");
+  return *value;
+}
+
+std::string text_field(const json::value& object, const char* name, const std::string& where) {
+  const json::value& value = field(object, name, where);
+  if (!value.is_string()) throw std::runtime_error(where + ": '" + name + "' is no text");
+  return json::value_to<std::string>(value);
+}
+
+const json::array& list_field(const json::value& object, const char* name,
+                              const std::string& where) {
+  const json::value& value = field(object, name, where);
+  if (!value.is_array()) throw std::runtime_error(where + ": '" + name + "' is no list");
+  return value.get_array();
+}
+
+json::value read_manifest(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  if (!file) throw std::runtime_error(path + ": cannot be read; is it a frozen checkpoint?");
+  json::value manifest = parsed(text, path);
+  const json::value& version = field(manifest, "version", path);
+  if (text_field(manifest, "format", path) != "recsdk-frozen" || !version.is_int64() ||
+      version.get_int64() != kVersion) {
+    throw std::runtime_error(path + ": is no manifest of frozen tables of version 1");
+  }
+  return manifest;
+}
+
+/// The folder of the files: 128 random bits in hexadecimal, so no path leads out of it.
+std::string token_of(const json::value& manifest, const std::string& where) {
+  std::string token = text_field(manifest, "token", where);
+  const auto is_hex = [](char c) { return ('0' <= c && c <= '9') || ('a' <= c && c <= 'f'); };
+  if (token.size() != kTokenLength || !std::ranges::all_of(token, is_hex)) {
+    throw std::runtime_error(where + ": its token is damaged");
+  }
+  return token;
+}
+
+std::string file_of(const std::string& folder, std::size_t table, std::int64_t shard) {
+  char name[64];
+  std::snprintf(name, sizeof(name), "/tables/%04zu/shard_%05lld.frozen", table,
+                static_cast<long long>(shard));
+  return folder + name;
+}
+
+}  // namespace
+
+Place parse_place(std::string_view text) {
+  const std::string where = "the place of a frozen table, " + std::string(text);
+  const json::value value = parsed(text, where);
+  const json::array* const parts = value.if_array();
+  // Process, number, path, name, shards.
+  if (parts == nullptr || parts->size() != 5 || !parts->at(2).is_string() ||
+      !parts->at(3).is_string()) {
+    throw std::runtime_error(where + ": was not exported by this version of recsdk-core");
+  }
+  Place place{json::value_to<std::string>(parts->at(2)), json::value_to<std::string>(parts->at(3)),
+              std::nullopt};
+  if (!parts->at(4).is_null()) {
+    place.shards = json::value_to<std::vector<std::int64_t>>(parts->at(4));
+  }
+  return place;
+}
+
+std::vector<std::string> files_of(const Place& place) {
+  const std::string where = place.path + "/manifest.json";
+  const json::value manifest = read_manifest(where);
+  const json::array& tables = list_field(manifest, "tables", where);
+  for (std::size_t t = 0; t < tables.size(); ++t) {
+    if (text_field(tables[t], "name", where) != place.name) continue;
+    const auto count = static_cast<std::int64_t>(list_field(tables[t], "files", where).size());
+    const std::string folder = place.path + "/" + token_of(manifest, where);
+    std::vector<std::string> files;
+    for (std::int64_t shard = 0; shard < count; ++shard) {
+      const bool is_open = !place.shards || std::ranges::count(*place.shards, shard) > 0;
+      if (is_open) files.push_back(file_of(folder, t, shard));
+    }
+    if (place.shards && files.size() != place.shards->size()) {
+      throw std::runtime_error(where + ": table '" + place.name + "' has " + std::to_string(count) +
+                               " shards, others were exported");
+    }
+    return files;
+  }
+  throw std::runtime_error(where + ": has no table '" + place.name + "'");
+}
+
+}  // namespace recsdk::serving_torch

@@ -1,0 +1,170 @@
+"""Models with frozen tables as packages of AOTInductor, in Python and in a program without it.
+
+Compilers of C++ take their time, so only the full profile runs these.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim, export
+
+from recsdk_core import init
+from recsdk_core.nn import HashEmbedding, HashEmbeddingBag, freeze
+from recsdk_core.serving import open_frozen
+
+IS_FULL = os.environ.get("RECSDK_TEST_PROFILE", "ci") == "full"
+pytestmark = pytest.mark.skipif(not IS_FULL, reason="compiles C++; RECSDK_TEST_PROFILE=full")
+
+ROOT = Path(__file__).resolve().parents[4]
+ENGINE = ROOT / "build" / "cpp"
+TORCH = Path(torch.__file__).parent
+PADDING = 6
+KNOWN = torch.tensor([5, PADDING, 7, -1, 2**62, -(2**63)])
+
+
+class Model(nn.Module):
+    """A table of sequences, and one of bags, by `mode`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        first: dict[str, Any] = {"initializer": init.Normal(), "default_value": -0.25}
+        self.items = HashEmbedding(4, name="items", padding_idx=PADDING, **first)
+        self.means = HashEmbeddingBag(4, name="means", mode="mean", padding_idx=PADDING, **first)
+        self.most = HashEmbeddingBag(
+            4, name="most", mode="max", padding_idx=PADDING, include_last_offset=True, **first
+        )
+        self.head = nn.Linear(4, 3)
+        for each in (self.items, self.means, self.most):
+            each.table.find_or_insert(KNOWN)
+
+    def forward(
+        self, keys: torch.Tensor, weights: torch.Tensor, flat: torch.Tensor, ends: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        weighted = self.means(keys, per_sample_weights=weights)
+        bags = self.means(flat, ends[:-1].int())
+        return self.head(self.items(keys).sum(1) + weighted), bags, self.most(flat, ends)
+
+
+def inputs(num_bags: int, length: int, lengths: list[int]) -> tuple[torch.Tensor, ...]:
+    """(B, L) keys and weights, and bags of these lengths; some keys have no row."""
+    some = torch.cat([KNOWN, torch.tensor([404, 405])])
+    keys = some[torch.arange(num_bags * length) % len(some)].view(num_bags, length)
+    flat = some[torch.arange(sum(lengths)) * 3 % len(some)]
+    ends = torch.tensor([0, *lengths]).cumsum(0)
+    return keys, torch.linspace(-1, 1, num_bags * length).view(num_bags, length), flat, ends
+
+
+EXAMPLE = inputs(3, 2, [2, 0, 3])
+OTHERS = [inputs(5, 7, [0, 9, 1, 0, 4, 2]), inputs(2, 3, [1, 1]), inputs(4, 2, [0, 0, 8])]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("frozen") / "served"
+    return freeze(Model(), folder, num_shards=2).requires_grad_(False)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["not_strict", "strict"])
+def package(
+    request: pytest.FixtureRequest, served: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    dynamic = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},) * 2 + ({0: Dim.DYNAMIC},) * 2
+    program = export(served, EXAMPLE, dynamic_shapes=dynamic, strict=request.param)
+    path = tmp_path_factory.mktemp("package") / "model.pt2"
+    inductor: Any = torch._inductor
+    return Path(inductor.aoti_compile_and_package(program, package_path=str(path)))
+
+
+def same(got: Any, wanted: Any) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(got, wanted, strict=True))
+
+
+def test_a_package_gives_what_the_model_gives(served: Any, package: Path) -> None:
+    inductor: Any = torch._inductor
+    run = inductor.aoti_load_package(str(package))
+    for args in (EXAMPLE, *OTHERS):
+        assert same(run(*args), served(*args))
+
+
+@pytest.fixture(scope="module")
+def program() -> Path:
+    """A program without Python, beside librecsdk_serving_torch."""
+    if not (ENGINE / "recsdk_servingConfig.cmake").exists():
+        pytest.skip(f"the engine is not built in {ENGINE}; tools/set_up.py builds it")
+    if not any(Path(folder, "boost/json/src.hpp").exists() for folder in ("/usr/include",)):
+        pytest.skip("there is no boost/json/src.hpp; libboost1.81-dev has it")
+    tools = Path(shutil.which("python") or "").parent, *os.environ["PATH"].split(os.pathsep)
+    folder = ROOT / "build" / "serving_torch"
+    configure = ["cmake", "-S", "cpp/torch", "-B", str(folder), "-G", "Ninja"]
+    configure += [f"-Drecsdk_serving_DIR={ENGINE}", f"-DRECSDK_TORCH={TORCH}"]
+    env = {**os.environ, "PATH": os.pathsep.join(map(str, tools))}
+    for command in ([*configure, "-DRECSDK_BUILD_TESTS=ON"], ["cmake", "--build", str(folder)]):
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "run_package"
+
+
+def ran(program: Path, package: Path, folder: Path, args: Any, wanted: Any, *moved: str) -> Any:
+    torch.save(list(args), folder / "inputs.pt")
+    torch.save(list(wanted), folder / "outputs.pt")
+    command = [program, package, folder / "inputs.pt", folder / "outputs.pt", *moved]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_program_without_python_runs_it(
+    served: Any, package: Path, program: Path, tmp_path: Path
+) -> None:
+    for args in (EXAMPLE, *OTHERS):
+        done = ran(program, package, tmp_path, args, served(*args))
+        assert (done.returncode, done.stdout) == (0, "3 outputs are equal\n"), done.stderr
+
+
+def test_a_program_says_what_is_wrong_with_its_files(
+    served: Any, package: Path, program: Path, tmp_path: Path
+) -> None:
+    """And reads the table that it gives itself, wherever the files lie."""
+    folder = Path(served.items.table.path)
+    manifest = folder / "manifest.json"
+    whole = manifest.read_bytes()
+    damages = {
+        b"": "is no JSON",
+        whole.replace(b"recsdk-frozen", b"recsdk-thawed"): "is no manifest of frozen tables",
+        whole.replace(b'"name":"items"', b'"name":"other"'): "has no table 'items'",
+        whole.replace(b'"token":"', b'"token":"../'): "its token is damaged",
+        whole.replace(b'"dim"', b'"dam"').replace(b'"files":', b'"files":3,"a":'): "is no list",
+    }
+    try:
+        for damaged, message in damages.items():
+            manifest.write_bytes(damaged)
+            done = ran(program, package, tmp_path, EXAMPLE, served(*EXAMPLE))
+            assert done.returncode < 0
+            assert message in done.stderr
+        manifest.write_bytes(whole)
+        one = freeze(HashEmbedding(5, name="wide"), tmp_path / "wide").table
+        [file] = open_frozen(one.path).tables[0].files
+        moved = (str(Path(one.path, file.path)), str(folder), "items")
+        done = ran(program, package, tmp_path, EXAMPLE, served(*EXAMPLE), *moved)
+        assert "table 'wide' has width 5, and the program was exported for 4" in done.stderr
+    finally:
+        manifest.write_bytes(whole)
+
+
+def test_the_library_needs_nothing_of_torch_but_its_stable_interface(program: Path) -> None:
+    """So that it is compiled once, and not for each torch."""
+    library = program.parent / "librecsdk_serving_torch.so"
+    listed = subprocess.run(["nm", "-D", "--undefined-only", library], capture_output=True)
+    names = [line.split()[1] for line in listed.stdout.decode().splitlines()]
+    assert "torch_library_impl" in names
+    system = re.compile(r"@(GLIBC|CXXABI|GCC)|^(_ITM|__gmon|__cxa)|^_Z\w*(St|std)")
+    own = [name for name in names if not system.search(name)]
+    assert [name for name in own if not re.match("(aoti_)?torch_", name)] == []
