@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -107,7 +107,10 @@ class FileData(IterableDataset[ClickBatch]):
         self._is_pending = False
 
     def __iter__(self) -> Iterator[ClickBatch]:
-        """Read the epoch from its start, or once from where `load_state_dict` says."""
+        """Read the epoch from its start, or once from where `load_state_dict` says.
+
+        Reading begins with this call, in a DataLoader's worker with the first batch.
+        """
         return (rows.batch() for rows in self._parts())
 
     def state_dict(self) -> dict[str, Any]:
@@ -185,13 +188,22 @@ class FileData(IterableDataset[ClickBatch]):
         if not self._is_pending:
             self._layers, self._position, self._bad_before = (), (0, 0), self.bad.count
         self._is_pending = False
-        return self._cut()
+        plan = self._plan(self._epoch)
+        layout, stream = self._here()
+        first, offset = self._position
+        windows = plan.streams(self._layers, layout)[stream][first:]
+        if windows:
+            windows[0] = replace(windows[0], skip=max(windows[0].skip, offset))
+        stretches = self._stretches(self._windows(plan, windows), first)
+        return self._cut(stretches, self.batch_size)
 
-    def _cut(self) -> Iterator[Rows | Packed]:
+    def _cut(
+        self, stretches: Iterator[tuple[Rows | Packed, tuple[Position, int]]], batch_size: int
+    ) -> Iterator[Rows | Packed]:
         parts: list[Rows | Packed] = []
-        for rows, after in self._stretches():
+        for rows, after in stretches:
             parts.append(rows)
-            if sum(map(len, parts)) == self.batch_size:
+            if sum(map(len, parts)) == batch_size:
                 whole, parts = joined_stretches(parts), []
                 self._position, self._bad_before = after
                 yield whole
@@ -199,47 +211,50 @@ class FileData(IterableDataset[ClickBatch]):
             self._position, self._bad_before = after
             yield joined_stretches(parts)
 
-    def _stretches(self) -> Iterator[tuple[Rows | Packed, tuple[Position, int]]]:
+    def _stretches(
+        self, windows: Iterator[_Window], first: int
+    ) -> Iterator[tuple[Rows | Packed, tuple[Position, int]]]:
         """Rows of one window and batch each, with the position and bad rows after them."""
-        plan = self._plan(self._epoch)
-        layout, stream = self._here()
-        windows = plan.streams(self._layers, layout)[stream]
-        first, offset = self._position
-        windows = windows[first:]
-        if windows:
-            windows[0] = replace(windows[0], skip=max(windows[0].skip, offset))
-        for index, loaded in enumerate(self._windows(plan, windows), start=first):
+        for index, window in enumerate(windows, start=first):
             before = self.bad.count
-            for error in loaded.bad:
+            for error in window.bad:
                 self.bad.add(error)
-            stop = loaded.start
-            for rows in loaded.stretches:
+            stop = window.start
+            for rows in window.stretches:
                 stop += len(rows)
-                ends = stop == loaded.stop
+                ends = stop == window.stop
                 position = (index + 1, 0) if ends else (index, stop)
                 yield rows, (position, self.bad.count if ends else before)
 
     def _windows(self, plan: Plan, windows: Sequence[Window]) -> Iterator[_Window]:
-        """The rows of each window; in the main process the next is read meanwhile."""
+        """The rows of each window; in the main process one is read ahead, the first from now."""
         is_worker = get_worker_info() is not None
         load = _Loader(self._source.reader(threads=not is_worker), plan, self.batch_size)
         if is_worker:
-            yield from map(load, windows)
-            return
-        is_exiting = sys.is_finalizing  # held, for modules are emptied then
+            return map(load, windows)
         pool = ThreadPoolExecutor(1, thread_name_prefix="recsdk-data")
-        try:
-            ahead = [pool.submit(load, window) for window in windows[:1]]
-            for window in [*windows[1:], None]:
-                loaded = ahead.pop().result() if ahead else None
-                if window is not None:
-                    ahead.append(pool.submit(load, window))
-                if loaded is not None:
-                    yield loaded
-        finally:
-            # Without waiting: an iterator left behind may be collected inside threading's locks.
-            if not is_exiting():
-                pool.shutdown(wait=False, cancel_futures=True)
+        return _ahead(load, windows, pool, [pool.submit(load, window) for window in windows[:1]])
+
+
+def _ahead(
+    load: _Loader,
+    windows: Sequence[Window],
+    pool: ThreadPoolExecutor,
+    ahead: list[Future[_Window]],
+) -> Iterator[_Window]:
+    """The rows of each window; the next is read meanwhile. Those in `ahead` are under way."""
+    is_exiting = sys.is_finalizing  # held, for modules are emptied then
+    try:
+        for window in [*windows[1:], None]:
+            loaded = ahead.pop().result() if ahead else None
+            if window is not None:
+                ahead.append(pool.submit(load, window))
+            if loaded is not None:
+                yield loaded
+    finally:
+        # Without waiting: an iterator left behind may be collected inside threading's locks.
+        if not is_exiting():
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclass(frozen=True)

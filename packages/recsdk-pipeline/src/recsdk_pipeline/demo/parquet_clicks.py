@@ -60,10 +60,9 @@ class ParquetClicks:
         num_batches = _most_batches(data, epoch, batch_size)
         data.set_epoch(epoch)
         data.batch_size = _of_a_rank(batch_size, share.world_size)
-        batches = iter(data)
-        for _ in range(num_batches):
-            batch = next(batches, None)
-            yield self._empty() if batch is None else _checked(batch)
+        batches = iter(data)  # reading begins here
+        found = (next(batches, None) for _ in range(num_batches))
+        return (self._empty() if batch is None else _checked(batch) for batch in found)
 
     def _empty(self) -> ClickBatch:
         return ClickBatch(

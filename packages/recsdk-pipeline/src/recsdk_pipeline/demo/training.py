@@ -65,7 +65,10 @@ class _Kept:
 
 
 class Training:
-    """Trains a model that is spread over all ranks; each rank has one."""
+    """Trains a model that is spread over all ranks; each rank has one.
+
+    `batches` are those of the first epoch of `data`.
+    """
 
     def __init__(
         self,
@@ -73,12 +76,13 @@ class Training:
         optimizer: Any,
         *,
         data: ClickData,
+        batches: Iterator[ClickBatch],
         rank: Rank,
         recipe: Recipe,
         num_steps: int,
     ) -> None:
         self._model = model
-        self._data = data
+        self._data, self._batches = data, batches
         self._rank = rank
         self._recipe = recipe
         self._pipeline: HybridTrainPipelineSparseDist[ClickBatch, Any] = (
@@ -159,7 +163,9 @@ class Training:
         """Train, yielding the loss of each step on this rank."""
         size, share = self._recipe.batch_size, self._rank.share
         for epoch in range(self._recipe.epochs):
-            batches = _Timed(self._data.train(epoch=epoch, batch_size=size, share=share))
+            if epoch:
+                self._batches = self._data.train(epoch=epoch, batch_size=size, share=share)
+            batches = _Timed(self._batches)
             start = time.monotonic()
             for step, (_, losses) in enumerate(self._steps(batches)):
                 self._seconds += time.monotonic() - start

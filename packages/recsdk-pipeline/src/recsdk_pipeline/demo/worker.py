@@ -81,11 +81,14 @@ def _train(
     settings: Settings, data: ClickData, rank: Rank, bad: BadLines
 ) -> tuple[Training, Summary]:
     torch.manual_seed(settings.seed)
+    batch_size = settings.recipe().batch_size
+    batches = data.train(epoch=0, batch_size=batch_size, share=rank.share)  # read meanwhile
     model, optimizer = spread(_models(data, settings.seed), rank, settings.recipe())
     training = Training(
         model,
         optimizer,
         data=data,
+        batches=batches,
         rank=rank,
         recipe=settings.recipe(),
         num_steps=num_steps(data, settings),
