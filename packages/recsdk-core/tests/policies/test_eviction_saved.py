@@ -10,9 +10,8 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
+from drifting import Batch, drifting
 
 from recsdk_core import CheckpointError, Evict, Outcome, Table, optim
 from recsdk_core.checkpoint import compact
@@ -28,22 +27,10 @@ RULES = [
     Evict.lfu(half_life=2.5, min_age=3),
     Evict.score(min_age=2),
 ]
-Batch = tuple[NDArray[np.int64], dict[str, Any]]
 
 
 def stream(rule: Evict, num_steps: int) -> list[Batch]:
-    """Power-law keys whose popular ones drift, with what the rule takes."""
-    random = np.random.default_rng(7)
-    batches = []
-    for step in range(num_steps):
-        keys = (random.zipf(1.2, 400) % 20_000 + 97 * step) * 0x9E3779B97F4A7C1
-        more: dict[str, Any] = {}
-        if rule.by == "time":
-            more["times"] = random.integers(0, 5, len(keys)) + 3 * step
-        if rule.order == "score":
-            more["scores"] = random.integers(-3, 3, len(keys)).astype(np.float32)
-        batches.append((keys, more))
-    return batches
+    return drifting(rule, num_steps, 400)
 
 
 class Model:

@@ -5,17 +5,15 @@ Shapes: K ids of a block.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from recsdk_core.simulation.descriptions import read_description
 from recsdk_core.simulation.traces import Block, Int64s, Trace
 from recsdk_core.virtual_shards import mix64
 
-FORMAT = "recsdk.data.describe/1"
 _DRAWN = 1 << 16  # at a time, so that the stream does not depend on who asks
 
 
@@ -25,14 +23,7 @@ def open_description(path: str, choose: Callable[[list[str]], str], time: str | 
     `choose` is given the columns of ids. Raises FileNotFoundError, or ValueError for a file of
     another kind, a column without an exponent, and a `time`, which is not drawn.
     """
-    try:
-        described = json.loads(Path(path).read_text())
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}: is no JSON: {error}") from error
-    if not isinstance(described, dict) or described.get("format") != FORMAT:
-        raise ValueError(
-            f"{path}: is not of the format {FORMAT}, which recsdk data describe writes"
-        )
+    described = read_description(path)
     if time is not None:
         raise ValueError(
             f"{path}: is a description, of which no times are drawn; leave out {time!r}"

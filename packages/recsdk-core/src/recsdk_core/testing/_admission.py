@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from recsdk_core._ext import table_hash
 from recsdk_core.admission import Admit
+from recsdk_core.testing._arithmetic import power
 from recsdk_core.testing._initial_rows import mix64
 from recsdk_core.testing._room import Room, key_hash
 from recsdk_core.virtual_shards import default_eviction_groups
@@ -60,7 +61,7 @@ class Admission:
             if term.kind == "count":
                 held.append(self._total(key, count) >= (term.n or 0))
             elif term.kind == "probability":
-                held.append(self._draw(place, key, step) >= _power(1.0 - (term.p or 0.0), in_step))
+                held.append(self._draw(place, key, step) >= power(1.0 - (term.p or 0.0), in_step))
             else:
                 second, first = held.pop(), held.pop()
                 held.append((first and second) if term.kind == "all" else (first or second))
@@ -125,14 +126,3 @@ class Admission:
         """All keys were taken out."""
         self.records.clear()
         self._step = None
-
-
-def _power(base: float, exponent: int) -> float:
-    """By squaring, as the engine computes it."""
-    result = 1.0
-    while exponent:
-        if exponent & 1:
-            result *= base
-        base *= base
-        exponent >>= 1
-    return result

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["bag_divisor", "dot", "lane_sum"]
+__all__ = ["bag_divisor", "dot", "lane_sum", "power"]
 
 F32 = np.float32
 Floats: TypeAlias = NDArray[np.float32]
@@ -41,3 +41,14 @@ def lane_sum(values: Floats) -> Any:
 def dot(a: Floats, b: Floats) -> Any:
     """Scalar product in the order of `lane_sum`."""
     return lane_sum(a * b)
+
+
+def power(base: float, exponent: int) -> float:
+    """base**exponent by squaring, as the engine computes it."""
+    result = 1.0
+    while exponent:
+        if exponent & 1:
+            result *= base
+        base *= base
+        exponent >>= 1
+    return result

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsdk_core import optim
-from recsdk_core.testing._arithmetic import lane_sum
+from recsdk_core.testing._arithmetic import lane_sum, power
 
 __all__ = [
     "Step",
@@ -169,7 +169,7 @@ def _biases(step: Step, state: State) -> tuple[float, float]:
         state["step"] += F32(1)
         t = int(state["step"][0])
     beta1, beta2 = step.optimizer.betas
-    return 1.0 - _power(beta1, t), 1.0 - _power(beta2, t)
+    return 1.0 - power(beta1, t), 1.0 - power(beta2, t)
 
 
 def _moved_square(step: Step, state: State, square: Any) -> Floats:
@@ -268,17 +268,6 @@ def _lerp(start: Floats, end: Floats, weight: Any) -> Floats:
         return start + difference
     difference *= F32(1) - weight
     return end - difference
-
-
-def _power(base: float, exponent: int) -> float:
-    """base**exponent by squaring."""
-    result = 1.0
-    while exponent:
-        if exponent & 1:
-            result *= base
-        base *= base
-        exponent >>= 1
-    return result
 
 
 def log_of_ratio(z: float) -> float:

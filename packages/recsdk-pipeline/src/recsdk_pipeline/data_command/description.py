@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from recsdk_core.simulation import DESCRIPTION_FORMAT
 from recsdk_pipeline.data.dealing import Piece
 from recsdk_pipeline.data.parquet_columns import IdColumn, Mapping
 from recsdk_pipeline.data.parquet_files import Reader, find_files
@@ -25,7 +26,6 @@ from recsdk_pipeline.data.parquet_rows import (
 )
 from recsdk_pipeline.data_command.id_sketch import IdSketch, ZipfFit, fit_zipf
 
-FORMAT = "recsdk.data.describe/1"
 _LONGEST = 1 << 16
 
 
@@ -110,7 +110,7 @@ class Description:
         """What is written as JSON."""
         columns = [asdict(each) for each in self.columns]
         return {
-            "format": FORMAT,
+            "format": DESCRIPTION_FORMAT,
             "source": self.source,
             "rows": self.rows,
             "row_groups": self.row_groups,

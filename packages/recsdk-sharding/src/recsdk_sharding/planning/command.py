@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import click
 
+from recsdk_core.simulation import read_description
+
 __all__ = ["plan"]
 
-FORMAT = "recsdk.data.describe/1"
 _GIB = 2**30
 _TIMEOUT = timedelta(minutes=1)
 _OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad", "adam")
@@ -89,14 +88,7 @@ def plan(
 
 def _read(path: str, columns: Sequence[str]) -> dict[str, tuple[int, float]]:
     """(different ids, ids a row) of each column."""
-    try:
-        described = json.loads(Path(path).read_text())
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}: is no JSON: {error}") from error
-    if not isinstance(described, dict) or described.get("format") != FORMAT:
-        raise ValueError(
-            f"{path}: is not of the format {FORMAT}, which recsdk data describe writes"
-        )
+    described = read_description(path)
     rows = max(described["rows"], 1)
     found = {
         each["name"]: (each["ids"]["num_distinct"], each["ids"]["num_ids"] / rows)
