@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recsdk_core import Evict, Outcome
+from recsdk_core import Admit, Evict, Outcome
 from recsdk_core.cli import main
 from recsdk_core.simulation import Simulated, Trace, open_trace, running, simulate
 from recsdk_core.testing import ReferenceTable
@@ -25,6 +25,14 @@ RULES = {
     "lru:time": Evict.lru(by="time"),
     "lfu": Evict.lfu(),
     "lfu:3": Evict.lfu(half_life=3),
+    "none+count:2": None,
+    "lru+count:3": Evict.lru(),
+    "lfu+probability:0.4": Evict.lfu(),
+}
+ADMISSION = {
+    "none+count:2": Admit.count(2),
+    "lru+count:3": Admit.count(3),
+    "lfu+probability:0.4": Admit.probability(0.4),
 }
 
 
@@ -45,9 +53,12 @@ def test_each_figure_is_that_of_the_reference_table(
     drawn: list[tuple[int, int]], size: int, step_ids: int
 ) -> None:
     ids, times = np.array(drawn, np.int64).reshape(-1, 2).T
-    found = simulate(Trace.of_arrays(ids, times), [size], RULES, step_ids=step_ids)
+    trace = Trace.of_arrays(ids, times)
+    found = simulate(trace, [size], RULES, admission=ADMISSION, step_ids=step_ids)
     for run, (name, rule) in zip(found, RULES.items(), strict=True):
-        table, had = ReferenceTable(1, max_rows=size, eviction=rule), set[int]()
+        admission = ADMISSION.get(name)
+        table = ReferenceTable(1, max_rows=size, eviction=rule, admission=admission)
+        had = set[int]()
         counts, returned = dict.fromkeys(Outcome, 0), 0
         for start in range(0, len(ids), step_ids):
             part = slice(start, start + step_ids)
@@ -62,6 +73,7 @@ def test_each_figure_is_that_of_the_reference_table(
         assert (run.rule, run.max_rows, run.sample) == (name, size, 1)
         assert run.hit_rate == pytest.approx(counts[Outcome.FOUND] / all_ids)
         assert run.refused_rate == counts[Outcome.REFUSED] / all_ids
+        assert run.not_admitted_rate == counts[Outcome.NOT_ADMITTED] / all_ids
         assert run.inserted == inserted
         assert run.returned_rate == returned / max(inserted, 1)
         assert run.num_rows == len(table)
@@ -70,13 +82,15 @@ def test_each_figure_is_that_of_the_reference_table(
 
 def test_a_part_of_the_keys_stands_for_all() -> None:
     trace = Trace.of_arrays(zipf_ids(400_000, 300_000))
-    rules = {"none": None, "lru": Evict.lru(), "lfu": Evict.lfu()}
-    whole = simulate(trace, [70_000], rules)
-    part = simulate(trace, [70_000], rules, sample=0.25)
-    assert [each.sample for each in part] == [0.25] * 3
+    rules = {"none": None, "lru": Evict.lru(), "lfu": Evict.lfu(), "lru+count": Evict.lru()}
+    admission = {"lru+count": Admit.count(2)}
+    whole = simulate(trace, [70_000], rules, admission=admission)
+    part = simulate(trace, [70_000], rules, admission=admission, sample=0.25)
+    assert [each.sample for each in part] == [0.25] * 4
     for exact, about in zip(whole, part, strict=True):
         assert about.hit_rate == pytest.approx(exact.hit_rate, abs=0.005)
         assert about.refused_rate == pytest.approx(exact.refused_rate, abs=0.005)
+        assert about.not_admitted_rate == pytest.approx(exact.not_admitted_rate, abs=0.005)
         assert about.evicted == pytest.approx(exact.evicted, rel=0.05)
         assert about.num_rows == pytest.approx(exact.num_rows, rel=0.02)
 
@@ -208,15 +222,17 @@ def test_the_command(tmp_path: Path) -> None:
     path, target, picture = tmp_path / "trace.npz", tmp_path / "found.json", tmp_path / "found.png"
     np.savez(path, ids=zipf_ids(20_000, 5_000))
     drawn = ["--png", picture] if _has_matplotlib() else []
-    done = run(path, "--rows", "100,50%", "--rules", "none,lfu:9", "--json", target, *drawn)
+    done = run(
+        path, "--rows", "100,50%", "--rules", "none,lfu:9,lru+count:2", "--json", target, *drawn
+    )
     assert done.exit_code == 0, done.output
     found = json.loads(target.read_text())
     assert found["format"] == "recsdk.simulate/1"
     assert {each["num_ids"] for each in found["runs"]} == {20_000}
     distinct = len(np.unique(zipf_ids(20_000, 5_000)))
-    assert [each["max_rows"] for each in found["runs"]] == [100, 100, *[round(distinct / 2)] * 2]
+    assert [each["max_rows"] for each in found["runs"]] == [100] * 3 + [round(distinct / 2)] * 3
     assert set(found["runs"][0]) == set(Simulated.__dataclass_fields__)
-    assert [each["rule"] for each in found["runs"]] == ["none", "lfu:9"] * 2
+    assert [each["rule"] for each in found["runs"]] == ["none", "lfu:9", "lru+count:2"] * 2
     for shown in ("20,000 ids", "refused", "lfu:9", f"{found['runs'][3]['hit_rate']:.2%}"):
         assert shown in done.output
     assert not drawn or picture.read_bytes().startswith(b"\x89PNG")
@@ -235,6 +251,9 @@ def _has_matplotlib() -> bool:
     [
         (["--rules", "lifo"], "'lifo' is none of none, lru"),
         (["--rules", "lfu:x"], "could not convert"),
+        (["--rules", "lru+often"], "neither +count:N nor"),
+        (["--rules", "lru+count:0"], "n must be"),
+        (["--rules", "lru+probability:2"], "p must be above 0"),
         (["--rules", "lru:time"], "the trace has no times"),
         (["--rows", "many"], "'many' is no number of rows"),
         (["--rows", "0"], "at least one"),

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from recsdk_core.admission import Admit
 from recsdk_core.checkpoint.command import progress_bar
 from recsdk_core.errors import RecsdkError
 from recsdk_core.eviction import Evict
@@ -43,7 +44,8 @@ _MOST_COUNTED = (
     "--rules",
     default="none,lru,lfu",
     show_default=True,
-    help="Of none (refuse), lru, lru:time, lfu, lfu:HALF_LIFE in steps.",
+    help="Of none (refuse), lru, lru:time, lfu, lfu:HALF_LIFE in steps; each may go on by "
+    "+count:N or +probability:P, which new ids are let in.",
 )
 @click.option(
     "--step", type=click.IntRange(min=1), default=8192, show_default=True, help="Ids of a step."
@@ -82,12 +84,13 @@ def simulate(
     then as many ids are drawn as the column has, by its Zipf exponent.
 
     Ids are taken in order, --step of them at a time. For each size and rule: which part of the ids
-    had a row (hits), was refused, how many left for others, and which part of the rows given went
+    had a row (hits), found no room (refused), was not let in (kept out), how many left for others, and which part of the rows given went
     to ids that had had one before (returned). Where the trace is long, a part of the keys stands
     for all, which the output says.
     """
     try:
-        parsed = {text: _rule(text) for text in rules.split(",")}
+        parsed = {text: _rule(text.partition("+")[0]) for text in rules.split(",")}
+        admission = {text: _admission(text) for text in parsed if "+" in text}
         part = None if sample is None else float(Fraction(sample))
         if png is not None:
             from recsdk_core.simulation.drawing import draw
@@ -97,7 +100,13 @@ def simulate(
         sizes = _sizes(rows, ids)
         with progress_bar(ids.most_ids, "simulating") as progress:
             found = simulate_tables(
-                ids, sizes, parsed, step_ids=step, sample=part, progress=progress
+                ids,
+                sizes,
+                parsed,
+                admission=admission,
+                step_ids=step,
+                sample=part,
+                progress=progress,
             )
         if written is not None:
             written.write_text(json.dumps(_as_json(trace, ids, found), indent=2) + "\n")
@@ -123,6 +132,15 @@ def _rule(text: str) -> Evict | None:
     if text.strip() not in plain:
         raise ValueError(f"--rules: {text!r} is none of {', '.join(plain)}, lfu:HALF_LIFE")
     return plain[text.strip()]
+
+
+def _admission(text: str) -> Admit:
+    kind, _, number = text.partition("+")[2].strip().partition(":")
+    if kind == "count" and number.isdecimal():
+        return Admit.count(int(number))
+    if kind == "probability" and number:
+        return Admit.probability(float(number))
+    raise ValueError(f"--rules: {text!r} goes on by neither +count:N nor +probability:P")
 
 
 def _sizes(text: str, trace: Trace) -> list[int]:
@@ -156,7 +174,17 @@ def _print(trace: Trace, found: Sequence[Simulated], row_bytes: int) -> None:
     click.echo(f"{found[0].num_ids:,} ids{how}")
     if trace.remark is not None:
         click.echo(trace.remark)
-    titles = ("rows", "rule", "hits", "refused", "inserted", "evicted", "returned", "memory")
+    titles = (
+        "rows",
+        "rule",
+        "hits",
+        "refused",
+        "kept out",
+        "inserted",
+        "evicted",
+        "returned",
+        "memory",
+    )
     lines = [titles, *(_cells(each, row_bytes) for each in found)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
@@ -169,6 +197,7 @@ def _cells(run: Simulated, row_bytes: int) -> tuple[str, ...]:
         run.rule,
         f"{run.hit_rate:.2%}",
         f"{run.refused_rate:.2%}",
+        f"{run.not_admitted_rate:.2%}",
         f"{run.inserted:,}",
         f"{run.evicted:,}",
         f"{run.returned_rate:.2%}",

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recsdk_core._internal.checks import require_int
+from recsdk_core.admission import Admit
 from recsdk_core.eviction import Evict
 from recsdk_core.index import Index
 from recsdk_core.outcome import Outcome
@@ -42,7 +44,9 @@ class Simulated:
     hit_rate: float
     """Ids that had a row, of all ids; later ones of a new id in one step count as hits."""
     refused_rate: float
-    """Ids that got no row, of all ids."""
+    """Ids that found no room, of all ids."""
+    not_admitted_rate: float
+    """Ids that a rule of admission kept out, of all ids."""
     inserted: int
     """Rows that were given to ids."""
     evicted: int
@@ -52,7 +56,7 @@ class Simulated:
     num_rows: int
     """Rows at the end."""
     index_bytes: int
-    """Memory from keys to rows and of what the rule keeps of a key, at the end."""
+    """Memory from keys to rows and of what the rules keep of a key, at the end."""
     sample: float
     """The part of the keys that took part; 1: the figures are exact."""
 
@@ -62,13 +66,15 @@ def simulate(
     sizes: Sequence[int],
     rules: Mapping[str, Evict | None],
     *,
+    admission: Mapping[str, Admit] = MappingProxyType({}),
     step_ids: int = 8192,
     sample: float | None = None,
     progress: Callable[[int], None] = lambda num_ids: None,
 ) -> list[Simulated]:
     """What a table with `max_rows` of each of `sizes` does under each of `rules`, by name.
 
-    The rule None refuses ids when the table is full. `step_ids` ids are one step. `sample` is the
+    The rule None refuses ids when the table is full. `admission` says of rules, by name, whom their
+    tables let in; by default all ids. `step_ids` ids are one step. `sample` is the
     part of the keys that take part, a power of 1/2; by default 1 while all runs together look up at
     most 3e8 ids, else what makes it so many, but leaves the smallest table 16,384 rows. `progress`
     hears of ids that were read.
@@ -88,8 +94,14 @@ def simulate(
     by_score = [name for name, rule in rules.items() if rule is not None and rule.order == "score"]
     if by_score:
         raise ValueError(f"simulate: the rule {by_score[0]!r} is by scores, which traces have not")
+    if unknown := set(admission) - set(rules):
+        raise ValueError(f"simulate: admission names {sorted(unknown)}, which are not among rules")
     part = _sample_of(trace, sizes, len(rules), sample)
-    runs = [_Run(name, rule, size, part) for size in sizes for name, rule in rules.items()]
+    runs = [
+        _Run(name, rule, admission.get(name), size, part)
+        for size in sizes
+        for name, rule in rules.items()
+    ]
     num_ids = 0
     for ids, times in trace.blocks(step_ids):
         num_ids += len(ids)
@@ -123,7 +135,9 @@ def _sample_of(trace: Trace, sizes: Sequence[int], num_rules: int, sample: float
 class _Run:
     """One table."""
 
-    def __init__(self, name: str, rule: Evict | None, max_rows: int, sample: float) -> None:
+    def __init__(
+        self, name: str, rule: Evict | None, admission: Admit | None, max_rows: int, sample: float
+    ) -> None:
         groups = default_eviction_groups(max_rows)
         self._name, self._max_rows, self._sample = name, max_rows, sample
         self._by_time = rule is not None and rule.by == "time"
@@ -131,11 +145,12 @@ class _Run:
             1,
             max_rows=max_rows,
             eviction=rule,
+            admission=admission,
             owned_groups=(0, round(groups * sample)),
             hash_seed=0,
         )
         self._had = Index(hash_seed=0)
-        self._refused = self._inserted = self._returned = 0
+        self._refused = self._not_admitted = self._inserted = self._returned = 0
 
     def add(self, keys: NDArray[np.int64], times: NDArray[np.int64] | None) -> None:
         """One step."""
@@ -145,6 +160,7 @@ class _Run:
             _, outcomes = self._table.map(keys, True)
         inserted = keys[outcomes == Outcome.INSERTED]
         self._refused += int((outcomes == Outcome.REFUSED).sum())
+        self._not_admitted += int((outcomes == Outcome.NOT_ADMITTED).sum())
         self._inserted += len(inserted)
         _, before = self._had.map(inserted, True)
         self._returned += int((before == Outcome.FOUND).sum())
@@ -152,13 +168,14 @@ class _Run:
     def result(self, num_ids: int) -> Simulated:
         due = max(num_ids, 1) * self._sample
         stats = self._table.stats()
-        misses = self._inserted + self._refused
+        misses = self._inserted + self._refused + self._not_admitted
         return Simulated(
             rule=self._name,
             max_rows=self._max_rows,
             num_ids=num_ids,
             hit_rate=max(1 - misses / due, 0.0) if num_ids else 0.0,
             refused_rate=min(self._refused / due, 1.0),
+            not_admitted_rate=min(self._not_admitted / due, 1.0),
             inserted=round(self._inserted / self._sample),
             evicted=round(stats.evicted / self._sample),
             returned_rate=self._returned / max(self._inserted, 1),
