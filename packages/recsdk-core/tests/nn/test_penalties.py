@@ -69,6 +69,20 @@ def test_lookups_of_one_forward_are_one_batch() -> None:
     assert l2(module) == DIM
 
 
+def test_forwards_that_do_not_train_gather_no_keys() -> None:
+    module = HashEmbedding.from_pretrained(KEYS, torch.ones(NUM_KEYS, DIM), freeze=False)
+    RowOptimizer(module, torch.optim.SGD, lr=0.1)
+    with torch.no_grad():
+        for key in range(NUM_KEYS):
+            module(KEYS[key:])
+    assert l2(module) == DIM  # the last of them
+    module(KEYS[:2])
+    with torch.no_grad():
+        module(KEYS[2:3])  # joins the batch that has begun
+    module(KEYS[1:2])
+    assert l2(module) == 3 * DIM
+
+
 def test_forwards_that_nobody_ends_keep_a_key_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_gradients, "_MOST_KEYS", 10)
     module = HashEmbedding.from_pretrained(KEYS, torch.ones(NUM_KEYS, DIM), freeze=False)

@@ -127,3 +127,29 @@ def test_only_what_changed_is_named() -> None:
     optimizer.param_groups[0].update(lr=0.2, eps=0.5)
     with pytest.raises(ValueError, match=r"is made, and eps 1e-08 is now 0.5; a scheduler"):
         optimizer.step()
+
+
+def test_a_rate_is_seen_in_any_form() -> None:
+    """A tensor that changes in place, a rate that somebody set in the table, another optimizer."""
+    module = HashEmbedding(DIM, name="item")
+    optimizer = RowOptimizer(module, torch.optim.SGD, lr=torch.tensor(0.5))
+
+    def step() -> float:
+        optimizer.zero_grad()
+        before = module(KEYS).detach()
+        module(KEYS).sum().backward()
+        optimizer.step()
+        return float((before - module.table.lookup(KEYS)).mean())
+
+    assert step() == pytest.approx(0.5)
+    optimizer.param_groups[0]["lr"].fill_(0.25)
+    assert step() == pytest.approx(0.25)
+    for rate in (0.125, 0.5, 0.5):
+        optimizer.param_groups[0]["lr"] = rate
+        assert step() == pytest.approx(rate)
+    module.table.learning_rate = 3.0
+    assert step() == pytest.approx(0.5)
+    optimizer.zero_grad()
+    module.table.set_optimizer(optim.SGD(lr=0.5, momentum=0.9))
+    with pytest.raises(ValueError, match=r"momentum 0.9 is now 0"):
+        step()

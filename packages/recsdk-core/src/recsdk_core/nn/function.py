@@ -24,6 +24,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from recsdk_core.combine import CombineBlock, combine_gradients
 from recsdk_core.nn.accumulation import Accumulation
 from recsdk_core.nn.row_gradients import RowGradients
+from recsdk_core.nn.rows_parameter import facts_of
 from recsdk_core.nn.scaled_losses import refuse_scaled_loss
 from recsdk_core.table import Lease, Table
 from recsdk_core.tables import Bags, pool_tables, release_leases, update_tables
@@ -277,11 +278,12 @@ def _blocks(features: Sequence[Sequence[FeatureBags]], num_gradients: int = 1) -
 def run(node: Node, anchor: torch.Tensor) -> torch.Tensor:
     """Reads the node's vectors, as one autograd node if a backward may follow; else it ends."""
     weights = [block.feature.weights for part in node.trained for block in part]
-    if any(w is not None and _unpack_dual(w).tangent is not None for w in weights):
+    given = [w for w in weights if w is not None]
+    if given and any(_unpack_dual(w).tangent is not None for w in given):
         raise RuntimeError(
             "forward-mode differentiation does not reach a lookup's weights; use backward"
         )
-    wants_grad = anchor.requires_grad or any(w is not None and w.requires_grad for w in weights)
+    wants_grad = facts_of(anchor)[0] or any(w.requires_grad for w in given)
     if torch.is_grad_enabled() and wants_grad:
         out: torch.Tensor = _PoolFeatures.apply(node, anchor, *weights)  # type: ignore[no-untyped-call]
         return out
@@ -379,7 +381,8 @@ def train(
             if node.before_training is not None:
                 node.before_training()
             vectors = grad if node.reduction is None else node.reduction.backward(grad)
-            own = vectors.reshape(node.shape).contiguous()
+            is_whole = vectors.shape == node.shape and vectors.is_contiguous()
+            own = vectors if is_whole else vectors.reshape(node.shape).contiguous()
             grads = [own] if node.shared is None else node.shared.gradients(own)
             made = (_update if trains else _weights_grads)(node, grads, wanted)
             is_done = True

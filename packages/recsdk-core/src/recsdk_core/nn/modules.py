@@ -52,7 +52,7 @@ from recsdk_core.nn.operators import (
 )
 from recsdk_core.nn.row_entries import ENTRIES, AnyName
 from recsdk_core.nn.row_gradients import RowGradients
-from recsdk_core.nn.rows_parameter import RowsParameter
+from recsdk_core.nn.rows_parameter import RowsParameter, facts_of
 from recsdk_core.optim import SGD, Optimizer, from_torch
 from recsdk_core.outcome import Outcome
 from recsdk_core.table import DType, OnFull, Rounding, Table
@@ -366,8 +366,9 @@ class _TableModule(nn.Module):
 
         Raises ValueError if somebody else said how the table is trained, or another one follows.
         """
-        classes = getattr(self.weight, "_optimizer_classes", [])
-        if len(classes) == self.weight.num_taken:
+        weight = self.weight
+        classes = vars(weight).get("_optimizer_classes", ())
+        if len(classes) == weight.num_taken:
             return
         if len(classes) > 1 or self._gradients.is_told:
             raise ValueError(
@@ -546,25 +547,27 @@ class HashEmbedding(_TableModule):
         int64 for `admission`, see `Table.map`; times and counts may be one for all. Evaluation uses
         none of them.
         """
-        given = Marks(times, scores, counts)
+        has_marks = times is not None or scores is not None or counts is not None
+        given = Marks(times, scores, counts) if has_marks else _NO_MARKS
         if isinstance(keys, torch.fx.Proxy):
             recorded = leaf(self, keys)
             self._refuse_marks(given)
             return recorded
         require_tensor("keys", keys)
         weight = self.weight
+        requires_grad, dtype = facts_of(weight)
         if is_recorded(keys):
             self._refuse_marks(given)
             vectors = lookup(self, keys)
         else:
             marks = self._marks(keys, given)
-            trains = weight.requires_grad and torch.is_grad_enabled()
+            trains = requires_grad and torch.is_grad_enabled()
             node = self.begin(keys, insert=self.training, trains=trains, marks=marks)
             vectors = run(node, weight).view(*keys.shape, self.table.dim)
         is_padding = padding_among(keys, self._padding)
         if is_padding is not None:
             vectors = vectors.masked_fill(is_padding.unsqueeze(-1), 0.0)
-        return vectors.to(weight.dtype)
+        return vectors if dtype is torch.float32 else vectors.to(dtype)
 
     def begin(
         self, keys: torch.Tensor, *, insert: bool, trains: bool, marks: Marks = _NO_MARKS
@@ -625,7 +628,8 @@ class HashEmbeddingBag(_TableModule):
 
         `times`, `scores` and `counts` as those of `HashEmbedding`.
         """
-        given = Marks(times, scores, counts)
+        has_marks = times is not None or scores is not None or counts is not None
+        given = Marks(times, scores, counts) if has_marks else _NO_MARKS
         if isinstance(keys, torch.fx.Proxy):
             recorded = leaf(self, keys, offsets, per_sample_weights)
             self._refuse_marks(given)
@@ -637,9 +641,12 @@ class HashEmbeddingBag(_TableModule):
             self._check_weights(per_sample_weights, keys)
         weights = self._without_padding(keys, per_sample_weights)
         marks = self._marks(keys, given)
-        trains = self.weight.requires_grad and torch.is_grad_enabled()
+        weight = self.weight
+        requires_grad, dtype = facts_of(weight)
+        trains = requires_grad and torch.is_grad_enabled()
         node = self.begin(keys, offsets, weights, insert=self.training, trains=trains, marks=marks)
-        return run(node, self.weight).to(self.weight.dtype)
+        pooled = run(node, weight)
+        return pooled if dtype is torch.float32 else pooled.to(dtype)
 
     def _without_padding(
         self, keys: torch.Tensor, weights: torch.Tensor | None

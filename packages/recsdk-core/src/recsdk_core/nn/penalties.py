@@ -23,7 +23,8 @@ def l2(module: nn.Module, last_batch: bool = True) -> torch.Tensor:
     keys of its forwards in training mode since the last backward or `l2` before them, each once, so
     that no other row moves; without it all rows, as a penalty on `nn.Embedding.weight` has them. A
     key without a row adds nothing, and a model without such modules gives 0. Frozen tables add to
-    the value only.
+    the value only. Of forwards that no backward can follow (gradients off, or frozen), the last one
+    counts, unless others have begun the batch.
 
     The gradient goes the way of others, to a `RowOptimizer`. A module with an `optimizer` of its
     own would take it as an update for itself: give that optimizer weight_decay, which is twice the

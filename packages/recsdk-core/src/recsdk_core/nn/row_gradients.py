@@ -84,8 +84,9 @@ class RowGradients:
         self._accumulate_steps = accumulate_steps
         self.accumulation: Accumulation[Any] | None = None
         """Where gradients of a fused optimizer wait for `accumulate_steps` backwards."""
-        self._last_keys: list[torch.Tensor] = []
+        self._noted = torch.empty(0, dtype=torch.int64, device="cpu")  # room for keys of a batch
         self._num_noted = self._num_distinct = 0
+        self._has_noted = False
         self._is_batch_over = True
         self.forget()
         self.is_fused = is_fused
@@ -96,6 +97,8 @@ class RowGradients:
         """torch's number of the backward pass that last updated rows of a fused optimizer."""
         self.owner: object | None = None
         """What the optimizer that applies them holds too."""
+        self.agreed: tuple[dict[str, Any], Optimizer] | None = None
+        """Options of a group, and the table's optimizer, which does what they ask for."""
         self._sums: _Part | None = None
         self._parts: list[_Part] = []  # came after the sums
         self._waiting_bytes = 0  # of the parts
@@ -115,14 +118,23 @@ class RowGradients:
         Forwards are one batch until a backward or a penalty has followed. One that no backward can
         follow, since it does not train, begins no batch that others join.
         """
+        with self._lock:
+            self._note(keys, trains)
+
+    def _note(self, keys: torch.Tensor, trains: bool) -> None:
         if self._is_batch_over:
-            self._last_keys, self._num_noted, self._num_distinct = [], 0, 0
-        self._is_batch_over = self._is_batch_over and not trains
-        self._last_keys.append(keys.to(torch.int64, copy=True))  # the caller may reuse their memory
-        self._num_noted += 1 + len(keys)
-        if self._num_noted > _MOST_KEYS + 2 * self._num_distinct:  # nobody may ever ask for them
-            self._last_keys = [torch.unique(torch.cat(self._last_keys))]
-            self._num_noted = self._num_distinct = len(self._last_keys[0])
+            self._num_noted = self._num_distinct = 0
+        self._is_batch_over, self._has_noted = self._is_batch_over and not trains, True
+        begin, end = self._num_noted, self._num_noted + keys.numel()
+        if end > self._noted.numel():
+            noted = self._noted.new_empty(max(end, 2 * begin))
+            noted[:begin] = self._noted[:begin]
+            self._noted = noted
+        self._noted[begin:end].copy_(keys)  # the caller may reuse their memory
+        self._num_noted = end
+        if end > _MOST_KEYS + 2 * self._num_distinct:  # nobody may ever ask for them
+            self._noted = torch.unique(self._noted[:end])
+            self._num_noted = self._num_distinct = len(self._noted)
 
     def end_batch(self) -> None:
         """The next forward begins another batch of keys."""
@@ -130,15 +142,14 @@ class RowGradients:
 
     def keys_of_last_batch(self) -> torch.Tensor:
         """Those noted, (n,); raises RuntimeError if there was no such forward."""
-        if not self._last_keys:
+        if not self._has_noted:
             name = "" if self.table is None else self.table.name
             raise RuntimeError(
                 f"table {name!r} had no forward in training mode, so it has no last batch; call "
                 "the module first, or pass last_batch=False for all rows"
             )
-        self._last_keys = [torch.cat(self._last_keys)]
         self.end_batch()
-        return self._last_keys[0]
+        return self._noted[: self._num_noted].clone()
 
     def forget(self) -> None:
         """Drops what a fused optimizer has accumulated, since other rows come."""

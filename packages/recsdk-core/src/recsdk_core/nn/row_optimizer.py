@@ -20,6 +20,7 @@ from recsdk_core.tables import update_tables
 __all__ = ["RowOptimizer"]
 
 _OWN_KINDS = get_args(Optimizer)
+_UNCHANGING = (int, float, str, tuple, type(None))
 
 
 class RowOptimizer(torch.optim.Optimizer):
@@ -184,19 +185,30 @@ class RowOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        rates: list[tuple[RowGradients, float]] = []
-        for group in self.param_groups:
-            tables = _tables_of(group)
-            rates.extend((each, self._check_group(each, group).lr) for each in tables)
-        _raise_nonfinite(rates)
-        calls = [(_table(each), each.blocks()) for each, _ in rates if not each.is_empty]
-        for each, rate in rates:
-            _table(each).learning_rate = rate
+        asked = [
+            (each, self._check_group(each, group), group)
+            for group in self.param_groups
+            for each in _tables_of(group)
+        ]
+        tables = [each for each, _, _ in asked]
+        _raise_nonfinite(tables)
+        calls = [(_table(each), each.blocks()) for each in tables if not each.is_empty]
+        for each, settings, group in asked:
+            self._agree(each, settings, group)
         update_tables(calls)
-        for each, _ in rates:
+        for each in tables:
             each.is_applied = True
         self._step_dense()
         return loss
+
+    def _agree(self, each: RowGradients, settings: Optimizer, group: dict[str, Any]) -> None:
+        """Sets the rate that a group asks for, and notes that the table has what it asks for."""
+        table = _table(each)
+        if table.optimizer.lr != settings.lr:
+            table.learning_rate = settings.lr
+        options = self._options_of(group)
+        if all(isinstance(value, _UNCHANGING) for value in options.values()):
+            each.agreed = (options, table.optimizer)
 
     def _step_dense(self) -> None:
         if self._dense is None:
@@ -213,6 +225,10 @@ class RowOptimizer(torch.optim.Optimizer):
             raise RuntimeError(
                 f"table {table.name!r}: another RowOptimizer trains it since; step that one"
             )
+        if each.agreed is not None:
+            options, settings = each.agreed
+            if id(settings) == id(table.optimizer) and options == self._options_of(group):
+                return settings
         asked = self._settings(group)
         changed = _changed(table.optimizer, asked)
         if changed:
@@ -233,9 +249,9 @@ def _changed(had: Optimizer, asked: Optimizer) -> str:
     return ", ".join(f"{name} {old!r} is now {new!r}" for name, old, new in pairs if old != new)
 
 
-def _raise_nonfinite(rates: list[tuple[RowGradients, float]]) -> None:
+def _raise_nonfinite(tables: Sequence[RowGradients]) -> None:
     """Raises where a table would, before any is updated."""
-    for each, _ in rates:
+    for each in tables:
         table = _table(each)
         if table.on_nonfinite != "raise" or each.is_empty:
             continue

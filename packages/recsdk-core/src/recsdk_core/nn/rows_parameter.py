@@ -15,7 +15,7 @@ from torch import nn
 from recsdk_core.nn.handle_uses import COPIES, is_permitted, name_of
 from recsdk_core.nn.row_gradients import RowGradients
 
-__all__ = ["RowsParameter", "answering"]
+__all__ = ["RowsParameter", "answering", "facts_of"]
 
 _INIT = "torch.nn.init"
 _torch_data: Any = torch.Tensor.data
@@ -188,6 +188,12 @@ def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return result
     handle = _first_handle(args)
     return result if handle is None else _handle_of(result, handle.table_name)
+
+
+def facts_of(weight: torch.Tensor) -> tuple[bool, torch.dtype]:
+    """Whether it requires a gradient, and its dtype, without the cost of asking a handle."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return weight.requires_grad, weight.dtype
 
 
 def _handle_of(tensor: torch.Tensor, table_name: str) -> _Handle:

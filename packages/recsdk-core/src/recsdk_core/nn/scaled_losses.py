@@ -29,8 +29,10 @@ def refuse_scaled_loss(tables: Iterable[str]) -> None:
     reentrant checkpoint, which is a pass of its own, nor one under compiled autograd.
     """
     scaler = _scaler_of_pass.get(torch._C._current_graph_task_id())
+    if scaler is None:
+        return
     names = sorted(tables)
-    if scaler is not None and names:
+    if names:
         raise RuntimeError(
             f"a GradScaler has scaled the loss that trains tables {names}: its scale is "
             f"{scaler.get_scale():g}, and rows are updated in backward, before a scaler can "
