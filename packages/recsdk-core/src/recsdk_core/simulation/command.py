@@ -84,9 +84,9 @@ def simulate(
     then as many ids are drawn as the column has, by its Zipf exponent.
 
     Ids are taken in order, --step of them at a time. For each size and rule: which part of the ids
-    had a row (hits), found no room (refused), was not let in (kept out), how many left for others, and which part of the rows given went
-    to ids that had had one before (returned). Where the trace is long, a part of the keys stands
-    for all, which the output says.
+    had a row (hits), found no room (refused), was not let in (kept out), how many left for others,
+    and which part of the rows given went to ids that had had one before (returned). Where the
+    trace is long, a part of the keys stands for all, which the output says.
     """
     try:
         parsed = {text: _rule(text.partition("+")[0]) for text in rules.split(",")}
