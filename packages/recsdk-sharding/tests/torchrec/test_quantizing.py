@@ -22,6 +22,11 @@ from torchrec.inference.modules import (
 )
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.modules.feature_processor_ import (
+    PositionWeightedModule,
+    PositionWeightedModuleCollection,
+)
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recsdk_core import CheckpointError, optim
@@ -115,6 +120,40 @@ def test_bags_are_those_of_the_trained_module_within_the_step_of_the_dtype(
         if most == 0.0:
             assert torch.equal(got[name], values)
     assert quantized.state_dict() == {}
+
+
+@pytest.mark.parametrize("by_inference", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "by_feature"), [(torch.float32, True), (torch.qint8, False), (torch.quint4x2, True)]
+)
+def test_feature_processors_stay_in_front(
+    dtype: torch.dtype, by_feature: bool, by_inference: bool
+) -> None:
+    lengths = {"item": 4, "user": 4, "friend": 4}
+    weigh: Any = PositionWeightedModuleCollection(lengths)
+    if by_feature:
+        weigh = {name: PositionWeightedModule(most) for name, most in lengths.items()}
+    tables = trained(HashEmbeddingBagCollection(configs(), is_weighted=True))
+    processed = FeatureProcessedEmbeddingBagCollection(tables, weigh).eval()
+    for weights in processed._feature_processors.parameters():
+        nn.init.uniform_(weights)
+    model = nn.ModuleDict({"all": model_with(processed)})
+    ids = torch.tensor([-7, 404, 2**62, 3, 0, -7, 3])
+    bags = torch.tensor([2, 0, 1, 3, 0, 1])
+    batch = KeyedJaggedTensor(["item", "user", "friend"], ids, lengths=bags)
+    wanted = processed(batch).to_dict()
+    if by_inference:
+        made = quantize_inference_model(model, quantization_dtype=dtype, fp_weight_dtype=dtype)
+        assert not hasattr(tables, "qconfig")
+    else:
+        made = quantize_embeddings(model, dtype, inplace=False)
+    quantized = made["all"]["sparse"]
+    assert type(quantized._embedding_bag_collection) is QuantHashEmbeddingBagCollection
+    got = quantized(batch).to_dict()
+    assert got.keys() == wanted.keys()
+    for name, values in got.items():
+        torch.testing.assert_close(values, wanted[name], rtol=0, atol=3 * ERROR[dtype])
+    assert any(bool(values.any()) for values in got.values())
 
 
 def test_sequences_are_those_of_the_trained_module() -> None:

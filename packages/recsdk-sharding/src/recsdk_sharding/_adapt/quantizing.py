@@ -3,7 +3,9 @@
 torchrec's `quantize_embeddings`, and with it `quantize_inference_model`, replaces modules of
 torchrec's own types and skips all others: hash tables would silently stay in float32. Both call one
 function of torch in the end. Importing the package has that function replace the unsharded
-collections of hash tables too, and refuse what has no counterpart.
+collections of hash tables too, and refuse what has no counterpart. `quantize_inference_model` makes
+one module of torchrec's tables and the feature processors in front of them; with hash tables the
+processors stay as they are, in front of frozen tables.
 """
 
 from __future__ import annotations
@@ -14,6 +16,10 @@ from typing import Any
 
 import torch.quantization
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+from torchrec.quant.embedding_modules import (
+    FeatureProcessedEmbeddingBagCollection as QuantFeatureProcessedEmbeddingBagCollection,
+)
 
 from recsdk_core.nn import HashEmbeddingBag
 from recsdk_sharding._modules.quantized import (
@@ -37,6 +43,8 @@ def adapt_quantization() -> None:
     """Makes torch quantize hash tables where it quantizes torchrec's tables."""
     module: Any = torch.quantization
     module.quantize_dynamic = _taking_along(module.quantize_dynamic)
+    processed: Any = QuantFeatureProcessedEmbeddingBagCollection
+    processed.from_float = classmethod(_behind_processors(processed.from_float.__func__))
 
 
 def _taking_along(quantize: Callable[..., Any]) -> Callable[..., Any]:
@@ -55,6 +63,22 @@ def _taking_along(quantize: Callable[..., Any]) -> Callable[..., Any]:
                 qconfig_spec = {**dict.fromkeys(found, config), **qconfig_spec}
                 mapping = {**{kind: _MADE_OF[kind] for kind in found}, **(mapping or {})}
         return quantize(model, qconfig_spec, dtype, mapping, inplace)
+
+    return adapted
+
+
+def _behind_processors(from_float: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(from_float)
+    def adapted(cls: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+        tables: Any = module._embedding_bag_collection
+        if not isinstance(tables, HashEmbeddingBagCollection):
+            return from_float(cls, module, *args, **kwargs)
+        tables.qconfig = module.qconfig
+        try:
+            frozen: Any = QuantHashEmbeddingBagCollection.from_float(tables)
+        finally:
+            del tables.qconfig
+        return FeatureProcessedEmbeddingBagCollection(frozen, module._feature_processors).eval()
 
     return adapted
 
