@@ -6,6 +6,7 @@ The rules of TableMachine, and more that bring keys, times and scores.
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -27,7 +28,15 @@ RULES = [
     Evict.lfu(half_life=3.0),
     Evict.score(),
 ]
-ROOMS = [(5, None), (20, None), (20, 8), (40, 2)]
+ROOMS = [(5, None), (20, None), (20, 8), (40, 2), (None, None)]
+EXPIRIES: list[dict[str, int]] = [
+    {},
+    {},
+    {"ttl": 3, "every": 1},
+    {"ttl": 5, "rare_ttl": 2, "rare_count": 2, "every": 2},
+    {"rare_ttl": 1, "rare_count": 3, "every": 3},
+]
+KEPT = ("evicted", "expired", "outcomes")
 
 
 class EvictionMachine(TableMachine):
@@ -36,6 +45,7 @@ class EvictionMachine(TableMachine):
     @initialize(
         eviction=st.sampled_from(RULES),
         min_age=st.sampled_from([0, 0, 2]),
+        expiry=st.sampled_from(EXPIRIES),
         room=st.sampled_from(ROOMS),
         optimizer=st.sampled_from([optim.SGD(lr=0.5), optim.Adam(lr=0.1)]),
         on_full=st.sampled_from(["refuse", "refuse", "raise"]),
@@ -47,15 +57,15 @@ class EvictionMachine(TableMachine):
         self,
         eviction: Evict,
         min_age: int,
-        room: tuple[int, int | None],
+        expiry: dict[str, int],
+        room: tuple[int | None, int | None],
         hash_seed: int,
         num_threads: int,
         is_read: bool,
         **config: Any,
     ) -> None:
-        self.rule = Evict(
-            order=eviction.order, by=eviction.by, half_life=eviction.half_life, min_age=min_age
-        )
+        self.rule = replace(eviction, min_age=min_age).expiring(**expiry)
+        room = room if expiry or room[0] is not None else ROOMS[0]
         config = {"seed": 3, "initializer": init.Uniform(low=-1.0, high=1.0), **config}
         config["max_rows"], config["eviction_groups"] = room
         self.table = Table(
@@ -68,7 +78,7 @@ class EvictionMachine(TableMachine):
         self.readers = None
         if is_read:
             self.begin_to_read_leavers("count")
-        self.max_rows = room[0]
+        self.max_rows = room[0] or 60
         self.set_time(0)
 
     @rule(time=st.integers(-3, 10))
@@ -116,15 +126,22 @@ class EvictionMachine(TableMachine):
     def evict(self, max_rows: int) -> None:
         self.both("evict", max_rows=max_rows)
 
+    @precondition(lambda self: self.table.max_rows is not None)
     @rule(fraction=st.sampled_from([0.0, 0.25, 0.5]))
     def evict_a_fraction(self, fraction: float) -> None:
         self.both("evict", fraction=fraction)
+
+    @precondition(lambda self: self.rule.expires)
+    @rule()
+    def expire(self) -> None:
+        self.both("expire")
 
     @rule(data=st.data())
     def evict_where(self, data: st.DataObject) -> None:
         names = ["step", "idle"]
         names += ["time"] if self.rule.by == "time" else []
-        names += ["count"] if self.rule.order == "lfu" else []
+        is_counted = self.rule.order == "lfu" or self.rule.rare_count is not None
+        names += ["count"] if is_counted else []
         names += ["score"] if self.rule.order == "score" else []
         names += ["age"] if self.rule.min_age else []
         text = data.draw(predicates(names))
@@ -144,11 +161,11 @@ class EvictionMachine(TableMachine):
             time = self.model.time
             with contextlib.suppress(CapacityError):
                 self.table.map(ids, True, **({"times": 11} if self.rule.by == "time" else {}))
-            counts = {name: getattr(self.table.stats(), name) for name in ("evicted", "outcomes")}
+            counts = {name: getattr(self.table.stats(), name) for name in KEPT}
             self.table.load(folder + "/saved")
         assert self.table.time == time
         self.model.renumber()
-        self.model._num_evicted = counts["evicted"]
+        self.model._num_evicted, self.model._num_expired = counts["evicted"], counts["expired"]
         self.model._counts = dict(counts["outcomes"])
 
     @invariant()
@@ -156,7 +173,8 @@ class EvictionMachine(TableMachine):
         if hasattr(self, "table"):
             found = [batch.keys.tolist() for batch in self.table.export()]
             assert found == [batch.keys.tolist() for batch in self.model.export()]
-            assert self.table.stats().evicted == self.model.stats().evicted
+            stats, expected = self.table.stats(), self.model.stats()
+            assert (stats.evicted, stats.expired) == (expected.evicted, expected.expired)
 
 
 TestEvictionMachine = EvictionMachine.TestCase

@@ -230,7 +230,13 @@ typedef struct recsdk_evict_config {
   double half_life;  ///< of LFU: steps, > 0; default absent: all occurrences count alike for ever
   int64_t min_age;   ///< steps, >= 0, that a key stays at least; default 0
   int32_t has_half_life;
-  int32_t reserved;  ///< must be 0
+  int32_t reserved;    ///< must be 0
+  int64_t ttl;         ///< steps or time, >= 1, after which a key not seen expires; default absent
+  int64_t rare_ttl;    ///< the same of keys seen less than rare_count times; default absent
+  int64_t rare_count;  ///< >= 2
+  int64_t expire_every;  ///< steps, >= 1, between two looks for keys that expired; default 100
+  int32_t has_ttl;
+  int32_t has_rare_ttl;
 } recsdk_evict_config;
 
 /// What comes with the keys of a call that inserts, see recsdk::KeyData; all zero: nothing.
@@ -244,6 +250,7 @@ typedef struct recsdk_key_data {
 enum recsdk_leave_cause {
   RECSDK_LEFT_EVICTED = 0,  ///< for another one, or by recsdk_table_evict
   RECSDK_LEFT_ERASED = 1,   ///< by recsdk_table_erase or recsdk_table_clear
+  RECSDK_LEFT_EXPIRED = 2,  ///< since it was not seen for long
 };
 
 /// What happens when more rows leave than there are places for. Equal to recsdk::OnOverflow.
@@ -395,6 +402,7 @@ typedef struct recsdk_stats {
   uint64_t checkpoint_waits;        ///< times that an update waited for a cut to be read further
   double checkpoint_wait_seconds;   ///< how long all of them took
   uint64_t evicted;                 ///< keys that left for others, or by recsdk_table_evict
+  uint64_t expired;                 ///< keys that left since they were not seen for long
 } recsdk_stats;
 
 /// From raw keys to row numbers, for rows that the caller keeps; see recsdk::Index.
@@ -689,6 +697,9 @@ RECSDK_API int recsdk_table_evict_where(recsdk_table* table, recsdk_choose_leavi
 /// How many recsdk_table_evict would make leave now.
 RECSDK_API int recsdk_table_would_evict(recsdk_table* table, int64_t max_rows,
                                         int64_t* num_evicted);
+/// Makes the keys leave that have expired by now, or with `is_dry` not 0 only counts them. Invalid
+/// argument unless keys expire; busy while leases with a step are open. *num_expired may be null.
+RECSDK_API int recsdk_table_expire(recsdk_table* table, int is_dry, int64_t* num_expired);
 
 /// Reads what leaves from now on; `options` may be null: their defaults. *leavers is to be freed
 /// with recsdk_leavers_destroy, and may outlive the table. Busy: another one is open, or leases
@@ -896,6 +907,7 @@ RECSDK_API int recsdk_index_evict_where(recsdk_index* index, recsdk_choose_leavi
                                         void* user_data, int is_dry, int64_t* num_evicted);
 RECSDK_API int recsdk_index_would_evict(recsdk_index* index, int64_t max_rows,
                                         int64_t* num_evicted);
+RECSDK_API int recsdk_index_expire(recsdk_index* index, int is_dry, int64_t* num_expired);
 /// Takes keys (N,) out: outcomes (N,) or null.
 RECSDK_API int recsdk_index_erase(recsdk_index* index, const int64_t* keys, int64_t num_keys,
                                   uint8_t* outcomes);

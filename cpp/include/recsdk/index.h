@@ -44,8 +44,8 @@ struct IndexConfig {
   OnFull on_full = OnFull::kRefuse;
   std::optional<int> num_threads = std::nullopt;  ///< >= 1, of its calls; absent: the pool's size
   /// Who leaves when a group is full, so that on_full concerns only keys for which nobody may
-  /// leave; needs max_rows. Absent: nobody does. A cut of an index alone has keys and rows, and
-  /// nothing of what eviction keeps of them.
+  /// leave, and which keys expire; needs max_rows unless keys expire. Absent: nobody does. A cut of
+  /// an index alone has keys and rows, and nothing of what eviction keeps of them.
   std::optional<EvictConfig> eviction = std::nullopt;
   /// Which new keys get a row; those kept out are kNotAdmitted. Absent: all do. Eviction's remark
   /// on cuts of an index alone holds here too.
@@ -59,6 +59,7 @@ struct IndexStats {
   std::uint64_t outcomes[kNumOutcomes] = {};  ///< keys by Outcome, over all calls (visible batches)
   std::uint64_t erased = 0;                   ///< keys taken out by erase and clear
   std::uint64_t evicted = 0;                  ///< keys that left for others, or by evict
+  std::uint64_t expired = 0;                  ///< keys that left since they were not seen for long
   std::int64_t admission_records = 0;         ///< keys without a row whose count is kept
   std::uint64_t records_lost = 0;             ///< counts of keys that left for others
   std::int64_t index_bytes = 0;               ///< memory from keys to row numbers
@@ -237,6 +238,10 @@ class RECSDK_API Index {
   /// that of the config. Keys below min_age stay. Returns how many left. Throws
   /// std::invalid_argument without eviction or for a negative number; conditions as erase.
   std::int64_t evict(std::int64_t max_rows);
+  /// Makes the keys leave that have expired by now, rather than at the next look. Returns how many.
+  /// Throws std::invalid_argument unless keys expire; conditions as erase. Cost: a look at each
+  /// key.
+  std::int64_t expire();
   /// The time of calls that bring none, for EvictClock::kTime. Throws std::invalid_argument by
   /// another clock.
   void set_time(std::int64_t time);

@@ -52,9 +52,10 @@ using ChooseLeaving = std::function<void(const KeptKeys& kept, std::span<std::ui
 /// leases with a step are open. Cost: a look at each key and row number.
 RECSDK_API std::int64_t evict_where(Index& index, const ChooseLeaving& choose);
 
-/// How many keys evict_where, or Index::evict, would make leave now. Nobody leaves. Same conditions
-/// and cost.
+/// How many keys evict_where, Index::evict or Index::expire would make leave now, of the last 0 if
+/// none expire. Nobody leaves. Same conditions and cost.
 RECSDK_API std::int64_t would_evict_where(Index& index, const ChooseLeaving& choose);
 RECSDK_API std::int64_t would_evict(Index& index, std::int64_t max_rows);
+RECSDK_API std::int64_t would_expire(Index& index);
 
 }  // namespace recsdk

@@ -16,6 +16,7 @@ namespace recsdk {
 enum class LeaveCause : std::uint8_t {
   kEvicted = 0,  ///< for another one, or by evict
   kErased = 1,   ///< by erase or clear
+  kExpired = 2,  ///< since it was not seen for long
 };
 
 /// What happens when more rows leave than there are places for those yet to be read.

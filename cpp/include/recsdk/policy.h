@@ -49,6 +49,18 @@ struct EvictConfig {
   std::optional<double> half_life = std::nullopt;
   /// Steps, >= 0, that a key stays at least, counted from the one in which it came.
   std::int64_t min_age = 0;
+  /// A key that was not seen for so long expires: steps, or of kTime what its times count, >= 1.
+  /// Absent: never. With it, or rare_ttl, eviction needs no max_rows.
+  std::optional<std::int64_t> ttl = std::nullopt;
+  /// The same of a key that was seen less than rare_count times, >= 2; below ttl. Both or none.
+  std::optional<std::int64_t> rare_ttl = std::nullopt;
+  std::optional<std::int64_t> rare_count = std::nullopt;
+  /// Steps, >= 1, between two looks for keys that have expired: the first call of a step that is
+  /// a multiple, or has passed one, looks at all keys. They leave by what the step before left, but
+  /// those that the call brings stay. Only with ttl or rare_ttl.
+  std::int64_t expire_every = 100;
+
+  bool expires() const noexcept { return ttl.has_value() || rare_ttl.has_value(); }
 };
 
 /// Where the clock of an index with eviction or admission stands: what a save keeps of it.

@@ -186,6 +186,7 @@ recsdk_index_config index_defaults() {
 recsdk_evict_config evict_defaults() {
   recsdk_evict_config c{};
   c.struct_size = sizeof(c);
+  c.expire_every = EvictConfig().expire_every;
   return c;
 }
 
@@ -207,6 +208,12 @@ std::optional<EvictConfig> evict_config(const recsdk_evict_config* given) {
   config.clock = checked_enum(c.clock, EvictClock::kTime, "recsdk_evict_config.clock");
   if (c.has_half_life != 0) config.half_life = c.half_life;
   config.min_age = c.min_age;
+  config.expire_every = c.expire_every;
+  if (c.has_ttl != 0) config.ttl = c.ttl;
+  if (c.has_rare_ttl != 0) {
+    config.rare_ttl = c.rare_ttl;
+    config.rare_count = c.rare_count;
+  }
   check_reserved(c.reserved, "recsdk_evict_config.reserved");
   return config;
 }
@@ -306,7 +313,8 @@ recsdk_stats stats_of(const TableStats& from) {
                      .checkpoint_copied_bytes = from.checkpoint_copied_bytes,
                      .checkpoint_waits = from.checkpoint_waits,
                      .checkpoint_wait_seconds = from.checkpoint_wait_seconds,
-                     .evicted = from.evicted};
+                     .evicted = from.evicted,
+                     .expired = from.expired};
   std::copy_n(from.outcomes, RECSDK_NUM_OUTCOMES, to.outcomes);
   return to;
 }

@@ -48,6 +48,11 @@ void would_evict(recsdk::Index& index, int64_t max_rows, int64_t* num_evicted) {
   *num_evicted = recsdk::would_evict(index, max_rows);
 }
 
+void expire(recsdk::Index& index, int is_dry, int64_t* num_expired) {
+  const int64_t count = is_dry != 0 ? recsdk::would_expire(index) : index.expire();
+  if (num_expired != nullptr) *num_expired = count;
+}
+
 void evict_where(recsdk::Index& index, recsdk_choose_leaving_callback choose, void* user_data,
                  int is_dry, int64_t* num_evicted) {
   if (choose == nullptr) reject_null("choose");
@@ -128,6 +133,14 @@ int recsdk_table_would_evict(recsdk_table* table, int64_t max_rows, int64_t* num
 
 int recsdk_index_would_evict(recsdk_index* index, int64_t max_rows, int64_t* num_evicted) {
   return guarded([&] { would_evict(index_of(index), max_rows, num_evicted); });
+}
+
+int recsdk_table_expire(recsdk_table* table, int is_dry, int64_t* num_expired) {
+  return guarded([&] { expire(table_of(table).index(), is_dry, num_expired); });
+}
+
+int recsdk_index_expire(recsdk_index* index, int is_dry, int64_t* num_expired) {
+  return guarded([&] { expire(index_of(index), is_dry, num_expired); });
 }
 
 int recsdk_table_leavers(recsdk_table* table, const recsdk_leavers_options* options,

@@ -258,7 +258,7 @@ void StagedRows::copy_meta(const RowBlock& block, std::size_t first,
 
 void StagedRows::fit() {
   const Index::Impl& index = table.index;
-  if (!index.evictor) return;
+  if (!index.evictor || !index.config.max_rows) return;
   settle();
   const std::int64_t num_groups = index.capacity->num_groups();
   Capacity capacity(*index.config.max_rows, num_groups, index.config.owned_groups);

@@ -4,6 +4,7 @@
 // All that may fail comes before the first key leaves.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <mutex>
 #include <stdexcept>
 #include <string>
@@ -185,7 +186,8 @@ void Index::Impl::insert_evicting(std::span<const Key> keys, RowNumber* rows_out
   hash_new(keys, outcomes, insertion);
   capacity->find_excess(insertion.hashes, excess);
   if (excess.empty()) return;
-  evictor->begin_call(numbers, insertion.rows, 2 * keys.size());
+  evictor->begin_call(numbers, insertion.rows, 2 * keys.size() + insertion.expired.size());
+  for (const Evictor::Victim& expired : insertion.expired) evictor->mark(expired.row);
   for (std::size_t i = 0; i < keys.size(); ++i) {
     if (outcomes[i] == Outcome::kFound) evictor->mark(rows_out[i]);
   }
@@ -260,7 +262,13 @@ void Index::Impl::prepare_eviction(std::span<const Key> keys, const Outcome* out
                                    Insertion& insertion, LeaseRecord* record) {
   if (!evictor) return;
   if (insertion.hashes.size() != insertion.rows.size()) hash_new(keys, outcomes, insertion);
-  const std::vector<Evictor::Victim>& victims = insertion.victims;
+  std::vector<Evictor::Victim> expired_too;
+  if (!insertion.expired.empty()) {
+    expired_too = insertion.victims;
+    expired_too.insert(expired_too.end(), insertion.expired.begin(), insertion.expired.end());
+  }
+  const std::vector<Evictor::Victim>& victims =
+      insertion.expired.empty() ? insertion.victims : expired_too;
   numbers.prepare_free(num_leaving + static_cast<std::int64_t>(victims.size()));
   if (record != nullptr) {
     const auto make_room = [](auto& list, std::size_t count) {
@@ -288,6 +296,10 @@ void Index::Impl::settle_eviction(std::span<const Key> keys, const RowNumber* ro
   touch(keys.size(), rows_in, outcomes, insertion, record);
   evictor->add(insertion.rows, insertion.hashes, numbers, *capacity);
   evict_rows(insertion.victims, record);
+  if (insertion.expired.empty()) return;
+  evict_rows(insertion.expired, record);
+  for (const Evictor::Victim& expired : insertion.expired)
+    evictor->note_erased(expired.key, numbers, *capacity);
 }
 
 void Index::Impl::advance_clock(const Insertion& insertion, LeaseRecord* record) noexcept {
@@ -301,19 +313,19 @@ void Index::Impl::evict_rows(std::span<const Evictor::Victim> victims,
     key_map.prefetch(victims[j].key);
   for (std::size_t j = 0; j < victims.size(); ++j) {
     if (j + kAhead < victims.size()) key_map.prefetch(victims[j + kAhead].key);
-    const auto [key, row] = victims[j];
+    const auto [key, row, cause] = victims[j];
     key_map.erase(key);
-    capacity->remove(key);
+    if (cause != LeaveCause::kExpired) capacity->remove(key);  // else that is done
     if (record == nullptr) {
       numbers.free(row, next_epoch);
-      note_left(key, row, LeaveCause::kEvicted);
+      note_left(key, row, cause);
+      count_left(cause);
     } else {
       numbers.set_leaving(row, true);
-      record->evicted.push_back({key, row});
+      record->evicted.push_back({key, row, cause});
     }
   }
   if (record == nullptr) {
-    num_evicted += victims.size();
     release_kept_rows();
     return;
   }
@@ -340,7 +352,8 @@ void Index::Impl::publish_evicted(const LeaseRecord& record) noexcept {
   for (const Evictor::Victim& evicted : record.evicted) {
     numbers.set_leaving(evicted.row, false);
     numbers.free(evicted.row, next_epoch);
-    note_left(evicted.key, evicted.row, LeaveCause::kEvicted);
+    note_left(evicted.key, evicted.row, evicted.cause);
+    count_left(evicted.cause);
     if (tracker == nullptr) continue;
     try {
       tracker->note_left(evicted.key);
@@ -349,7 +362,6 @@ void Index::Impl::publish_evicted(const LeaseRecord& record) noexcept {
     }
   }
   num_leaving -= static_cast<std::int64_t>(record.evicted.size());
-  num_evicted += record.evicted.size();
   if (tracker == nullptr || record.touched.empty()) return;
   const auto words = static_cast<std::size_t>(evictor->meta().num_words()) + 1;
   for (std::size_t i = 0; i < record.touched.size(); i += words)
@@ -391,6 +403,65 @@ std::int64_t Index::Impl::evict(std::int64_t max_rows, bool is_dry) {
 std::int64_t Index::evict(std::int64_t max_rows) {
   const std::unique_lock lock(impl_->mutex);
   return impl_->evict(max_rows);
+}
+
+std::vector<Evictor::Victim> Index::Impl::find_expired(std::int64_t step) const {
+  const RowMeta& meta = evictor->meta();
+  const auto for_each = [&](const auto& body) {
+    for (RowNumber row = 0; row < numbers.end(); ++row) {
+      if (numbers.state(row) != RowState::kFree && !numbers.is_leaving(row))
+        body(static_cast<std::uint32_t>(row), numbers.meta(row));
+    }
+  };
+  // The latest of the keys' times if none is set, or it lies before.
+  std::int64_t now = time.value_or(std::numeric_limits<std::int64_t>::min());
+  if (meta.is_by_time()) {
+    for_each([&](std::uint32_t /*row*/, const std::int64_t* words) {
+      now = std::max(now, meta.time(words));
+    });
+  }
+  std::vector<Evictor::Victim> expired;
+  for_each([&](std::uint32_t row, const std::int64_t* words) {
+    if (meta.has_expired(words, clock.step, now) && meta.may_leave(words, step))
+      expired.push_back({numbers.key(row), row, LeaveCause::kExpired});
+  });
+  return expired;
+}
+
+// The first call of a step that is due takes out who has expired, but for the keys that it brings.
+// They leave when the call is settled; until then they are only not counted.
+void Index::Impl::take_expired(std::span<const Key> keys, Insertion& insertion) {
+  const bool is_due = clock.is_begun && evictor->meta().is_due(clock.step, insertion.step);
+  if (!is_due) return;
+  std::vector<Evictor::Victim> expired = find_expired(insertion.step);
+  if (expired.empty()) return;
+  internal::Found found(keys.size(), {});
+  find(keys, found.rows.data(), found.outcomes.data());
+  std::vector<RowNumber> seen;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    if (found.outcomes[i] == Outcome::kFound) seen.push_back(found.rows[i]);
+  }
+  std::sort(seen.begin(), seen.end());
+  std::erase_if(expired, [&](const Evictor::Victim& each) {
+    return std::binary_search(seen.begin(), seen.end(), static_cast<RowNumber>(each.row));
+  });
+  insertion.expired = std::move(expired);
+  for (const Evictor::Victim& each : insertion.expired) capacity->remove(each.key);
+}
+
+std::int64_t Index::Impl::expire(bool is_dry) {
+  if (!evictor || !evictor->meta().expires()) {
+    throw std::invalid_argument(title + ": expire needs keys that expire; set a ttl of eviction");
+  }
+  require_no_steps("expire");
+  const std::vector<Evictor::Victim> expired = find_expired(step_of(nullptr));
+  if (is_dry) return static_cast<std::int64_t>(expired.size());
+  return evict_chosen(expired);
+}
+
+std::int64_t Index::expire() {
+  const std::unique_lock lock(impl_->mutex);
+  return impl_->expire();
 }
 
 void Index::set_time(std::int64_t time) {

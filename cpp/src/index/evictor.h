@@ -24,6 +24,7 @@
 #include "index/capacity.h"
 #include "index/row_meta.h"
 #include "index/row_numbers.h"
+#include "recsdk/leavers.h"
 #include "rows/row_bits.h"
 
 namespace recsdk::internal {
@@ -34,6 +35,7 @@ class Evictor {
   struct Victim {
     Key key = 0;
     std::uint32_t row = 0;
+    LeaveCause cause = LeaveCause::kEvicted;
 
     friend auto operator<=>(const Victim&, const Victim&) = default;
   };

@@ -63,8 +63,9 @@ IndexConfig validated(IndexConfig config, const std::string& title) {
   check_groups(config, title);
   if (config.eviction) {
     internal::check_eviction(*config.eviction, title);
-    if (!config.max_rows)
-      throw std::invalid_argument(title + ": eviction makes room within max_rows; set it too");
+    if (!config.max_rows && !config.eviction->expires())
+      throw std::invalid_argument(title +
+                                  ": eviction makes room within max_rows; set it too, or a ttl");
   }
   if (config.admission) internal::check_admission(*config.admission, title, groups_of(config));
   if (config.num_threads && *config.num_threads < 1) {
@@ -129,8 +130,11 @@ Index::Impl::Impl(IndexConfig index_config, std::string title_of_messages,
   const std::optional<std::int64_t> groups = groups_of(config);
   if (config.admission)
     admission.emplace(*config.admission, groups, config.owned_groups, hash_seed);
-  if (!groups) return;
-  capacity.emplace(*config.max_rows, *groups, config.owned_groups);
+  if (groups) {
+    capacity.emplace(*config.max_rows, *groups, config.owned_groups);
+  } else if (config.eviction) {
+    capacity.emplace(internal::kMaxRows, 1, std::nullopt);  // of keys that expire: never full
+  }
   if (config.eviction) evictor.emplace(*config.eviction, capacity->num_groups());
 }
 

@@ -76,6 +76,7 @@ struct Insertion {
   KeyData data = {};
   std::int64_t step = 0;
   std::vector<Evictor::Victim> victims;
+  std::vector<Evictor::Victim> expired;  // not counted any more, and marked while others are chosen
   std::vector<std::uint64_t, UnsetAllocator<std::uint64_t>> hashes;  // of the keys of `rows`
   std::int64_t num_places = 0;  // that it has reserved with who reads what leaves
   // With admission.
@@ -141,6 +142,7 @@ struct Index::Impl {
   // With eviction.
   std::int64_t num_leaving = 0;  // rows whose key was evicted by a batch that is not visible yet
   std::uint64_t num_evicted = 0;
+  std::uint64_t num_expired = 0;
   std::optional<std::int64_t> time;  // of calls that bring none
   internal::EvictionClock clock;
   mutable internal::AtomicCounts outcome_counts{};
@@ -191,6 +193,9 @@ struct Index::Impl {
   /// The keys that `choose` picks, of those that may leave.
   std::vector<internal::Evictor::Victim> choose_where(const ChooseLeaving& choose);
   std::int64_t evict_chosen(std::span<const internal::Evictor::Victim> chosen);
+  /// The keys that have expired as of the last step, and may leave in this one, by row number.
+  std::vector<internal::Evictor::Victim> find_expired(std::int64_t step) const;
+  std::int64_t expire(bool is_dry = false);
   /// True while somebody reads what leaves; lets go of a reader that is closed.
   bool has_reader() noexcept;
   void close_reader() noexcept;
@@ -253,6 +258,7 @@ struct Index::Impl {
                       internal::RowState state, internal::Insertion& insertion);
   void insert_admitted(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                        internal::RowState state, internal::Insertion& insertion);
+  void take_expired(std::span<const Key> keys, internal::Insertion& insertion);
   void insert_into_room(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                         internal::RowState state, internal::Insertion& insertion);
   void insert_limited(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
@@ -283,6 +289,9 @@ struct Index::Impl {
              const internal::Insertion& insertion, internal::LeaseRecord* record) noexcept;
   void evict_rows(std::span<const internal::Evictor::Victim> victims,
                   internal::LeaseRecord* record) noexcept;
+  void count_left(LeaveCause cause) noexcept {
+    ++(cause == LeaveCause::kExpired ? num_expired : num_evicted);
+  }
   static void hash_new(std::span<const Key> keys, const Outcome* outcomes,
                        internal::Insertion& insertion);
   std::optional<std::uint32_t> find_leaving(Key key) const noexcept;

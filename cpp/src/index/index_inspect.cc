@@ -29,6 +29,7 @@ void Index::Impl::add_stats(IndexStats& stats) const {
     stats.outcomes[o] = outcome_counts[o].load();
   stats.erased = num_erased;
   stats.evicted = num_evicted;
+  stats.expired = num_expired;
   stats.admission_records = admission ? admission->size() : 0;
   stats.records_lost = admission ? admission->num_lost() : 0;
   const internal::KeyMapStats map = key_map.stats();

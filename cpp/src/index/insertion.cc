@@ -73,6 +73,7 @@ void Index::Impl::prepare_missing(std::int64_t count) {
 void Index::Impl::find_or_insert(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                                  RowState state, Insertion& insertion) {
   insertion.old_end = numbers.end();
+  if (evictor) take_expired(keys, insertion);
   if (admission && !insertion.admits_all) {
     insert_admitted(keys, rows_out, outcomes, state, insertion);
   } else {
@@ -282,6 +283,10 @@ void Index::Impl::undo(const Insertion& insertion) noexcept {
   if (insertion.num_places > 0) leavers->cancel(insertion.num_places);
   if (!evictor) return;
   evictor->undo_call(insertion.victims, numbers, *capacity);
+  for (const internal::Evictor::Victim& expired : insertion.expired) {
+    const std::uint64_t hash = Capacity::hash_of(expired.key);
+    capacity->add({&hash, 1});
+  }
 }
 
 void Index::Impl::take_back_rows(const Insertion& insertion) noexcept {

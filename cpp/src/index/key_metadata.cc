@@ -95,6 +95,12 @@ std::int64_t would_evict(Index& index, std::int64_t max_rows) {
   return impl.evict(max_rows, /*is_dry=*/true);
 }
 
+std::int64_t would_expire(Index& index) {
+  Index::Impl& impl = IndexAccess::impl(index);
+  const std::unique_lock lock(impl.mutex);
+  return impl.evictor && impl.evictor->meta().expires() ? impl.expire(/*is_dry=*/true) : 0;
+}
+
 // In ascending order of row number, so that what follows depends on nothing else.
 std::vector<internal::Evictor::Victim> Index::Impl::choose_where(const ChooseLeaving& choose) {
   constexpr std::size_t kKeysAtOnce = 65'536;
@@ -140,6 +146,9 @@ std::int64_t Index::Impl::evict_chosen(std::span<const internal::Evictor::Victim
   numbers.prepare_free(count);
   const std::int64_t num_places = has_reader() ? leavers->reserve(count) : 0;
   note_leaving(num_places, [&] { tracker->note_leaving(keys, key_map); });
+  for (const internal::Evictor::Victim& each : chosen) {
+    if (each.cause == LeaveCause::kExpired) capacity->remove(each.key);
+  }
   evict_rows(chosen, nullptr);
   for (const Key key : keys) evictor->note_erased(key, numbers, *capacity);
   return count;

@@ -61,11 +61,18 @@ std::optional<MetaKind> meta_kind(const FileField& field) {
 }
 
 RowMeta::RowMeta(const EvictConfig& config)
-    : order_(config.order), half_life_(config.half_life.value_or(0.0)), min_age_(config.min_age) {
+    : order_(config.order),
+      half_life_(config.half_life.value_or(0.0)),
+      min_age_(config.min_age),
+      ttl_(config.ttl),
+      rare_ttl_(config.rare_ttl),
+      rare_units_(config.rare_count.value_or(0) * kCountUnits),
+      expire_every_(config.expire_every),
+      counts_beside_(config.rare_count && order_ != EvictOrder::kLfu) {
   int step = -1;
   add(MetaKind::kStep, step);
   if (config.clock == EvictClock::kTime) add(MetaKind::kTime, time_);
-  if (order_ == EvictOrder::kLfu) add(MetaKind::kCount, count_);
+  if (order_ == EvictOrder::kLfu || counts_beside_) add(MetaKind::kCount, count_);
   if (order_ == EvictOrder::kScore) add(MetaKind::kScore, score_);
   if (min_age_ > 0) add(MetaKind::kBorn, born_);
   if (half_life_ == 0.0) return;
@@ -98,7 +105,22 @@ void RowMeta::begin(Words words, std::int64_t step, bool has_scores) const noexc
 }
 
 void RowMeta::begin_unknown(Words words) const noexcept {
-  begin(words, std::numeric_limits<std::int64_t>::min(), false);
+  // What expires must not leave for having been saved without metadata: it begins now.
+  begin(words, expires() ? 0 : std::numeric_limits<std::int64_t>::min(), false);
+}
+
+bool RowMeta::has_expired(const std::int64_t* words, std::int64_t step,
+                          std::int64_t now) const noexcept {
+  constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::min();
+  if (time_ >= 0 && words[time_] == kNever) return false;
+  const std::int64_t idle =
+      time_ >= 0 ? elapsed(words[time_], now) : elapsed(words[kStepWord], step);
+  if (ttl_ && idle >= *ttl_) return true;
+  if (!rare_ttl_ || idle < *rare_ttl_) return false;
+  const std::int64_t units = words[count_];
+  if (half_life_ == 0.0 || words[kStepWord] >= step) return units < rare_units_;
+  return static_cast<std::int64_t>(static_cast<double>(units) *
+                                   factor(elapsed(words[kStepWord], step))) < rare_units_;
 }
 
 // Minus zero would be another number to the order.
@@ -129,6 +151,23 @@ void check_eviction(const EvictConfig& config, const std::string& title) {
     fail("half_life is " + number_text(*config.half_life) + "; pass a finite number above 0");
   if (config.min_age < 0)
     fail("min_age is " + std::to_string(config.min_age) + "; pass 0 or more steps");
+  const auto require = [&](const char* name, std::optional<std::int64_t> value,
+                           std::int64_t least) {
+    if (value && *value < least)
+      fail(std::string(name) + " is " + std::to_string(*value) + "; pass " + std::to_string(least) +
+           " or more");
+  };
+  require("ttl", config.ttl, 1);
+  require("rare_ttl", config.rare_ttl, 1);
+  require("rare_count", config.rare_count, 2);
+  require("expire_every", config.expire_every, 1);
+  if (config.rare_count && *config.rare_count > kMostCounted / kCountUnits)
+    fail("rare_count is " + std::to_string(*config.rare_count) + "; pass 2**36 at most");
+  if (config.rare_ttl.has_value() != config.rare_count.has_value())
+    fail("rare_ttl and rare_count belong together; pass both or none");
+  if (config.ttl && config.rare_ttl && *config.rare_ttl >= *config.ttl)
+    fail("rare_ttl is " + std::to_string(*config.rare_ttl) + "; pass less than ttl, " +
+         std::to_string(*config.ttl));
 }
 
 }  // namespace recsdk::internal

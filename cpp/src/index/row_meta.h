@@ -42,6 +42,20 @@ class RowMeta {
 
   explicit RowMeta(const EvictConfig& config);
 
+  /// True if keys leave that were not seen for long.
+  bool expires() const noexcept { return ttl_ || rare_ttl_; }
+  /// Whether the look at keys that expire is due, when this step begins after that one.
+  bool is_due(std::int64_t before, std::int64_t step) const noexcept {
+    const auto period = [this](std::int64_t of) {
+      return of / expire_every_ - static_cast<std::int64_t>(of % expire_every_ < 0);
+    };
+    return expires() && period(step) != period(before);
+  }
+  /// True if the key has expired as of a step, by time as of `now`. One of unknown time has not.
+  bool has_expired(const std::int64_t* words, std::int64_t step, std::int64_t now) const noexcept;
+  /// The largest time that came with the key; by time.
+  std::int64_t time(const std::int64_t* words) const noexcept { return words[time_]; }
+
   int num_words() const noexcept { return num_words_; }
   std::span<const MetaKind> kinds() const noexcept {
     return {kinds_.data(), static_cast<std::size_t>(num_words_)};
@@ -69,7 +83,14 @@ class RowMeta {
   /// changes, scores apart.
   template <typename Body>
   void with_touch(const KeyData& data, std::int64_t step, const Body& body) const noexcept {
-    if (time_ >= 0) {
+    if (counts_beside_) {  // the order does not follow from them
+      const std::int64_t* const times = data.times.data();
+      const std::size_t stride = data.times.size() <= 1 ? 0 : 1;
+      const bool has_times = !data.times.empty();
+      body([=, this](std::size_t i, Words words) {
+        touch(words, step, has_times ? times[i * stride] : 0, nullptr);
+      });
+    } else if (time_ >= 0) {
       const std::int64_t* const times = data.times.data();
       const std::size_t stride = data.times.size() == 1 ? 0 : 1;
       body([=](std::size_t i, Words words) {
@@ -121,7 +142,7 @@ class RowMeta {
     words[kStepWord] = step;
   }
   void count(Words words) const noexcept {
-    words[kSecondWord] += words[kSecondWord] < kMostCounted ? kCountUnits : 0;
+    words[count_] += words[count_] < kMostCounted ? kCountUnits : 0;
   }
   void decay(Words words, std::int64_t elapsed) const noexcept;
   void give_score(Words words, float score, bool is_first) const noexcept;
@@ -131,7 +152,12 @@ class RowMeta {
   double half_life_ = 0.0;  // 0: none
   std::int64_t min_age_;
   int num_words_ = 0;
-  int time_ = -1;  // words of each kind, -1 if there is none
+  std::optional<std::int64_t> ttl_;
+  std::optional<std::int64_t> rare_ttl_;
+  std::int64_t rare_units_ = 0;  // of counts
+  std::int64_t expire_every_ = 1;
+  bool counts_beside_ = false;  // what is rare follows from counts, and the order from others
+  int time_ = -1;               // words of each kind, -1 if there is none
   int count_ = -1;
   int score_ = -1;
   int born_ = -1;

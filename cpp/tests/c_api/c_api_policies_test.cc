@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "c_api_helpers.h"
@@ -126,6 +127,38 @@ TEST(CApiPoliciesTest, KeysLeaveThatACallbackPicks) {
   EXPECT_EQ(recsdk_table_evict_where(table.get(), nullptr, nullptr, 0, nullptr),
             RECSDK_ERROR_INVALID_ARGUMENT);
   EXPECT_TRUE(has(table.get(), 3) && has(table.get(), 4));
+}
+
+TEST(CApiPoliciesTest, KeysExpire) {
+  recsdk_evict_config rule = evict_by(RECSDK_EVICT_LRU);
+  EXPECT_EQ(rule.expire_every, 100);
+  rule.ttl = 2;
+  rule.has_ttl = 1;
+  recsdk_table_config config = default_config(2);  // without max_rows
+  config.eviction = &rule;
+  const TableHandle table = make_table(config);
+  const LeaversHandle leavers = leavers_of(table.get());
+  map(table.get(), {1, 2});
+  map(table.get(), {3});
+  map(table.get(), {2});
+  std::int64_t count = 0;
+  ASSERT_EQ(recsdk_table_expire(table.get(), 1, &count), RECSDK_OK);
+  EXPECT_EQ(count, 1);
+  ASSERT_EQ(recsdk_table_expire(table.get(), 0, &count), RECSDK_OK);
+  EXPECT_EQ(count, 1);
+  EXPECT_TRUE(!has(table.get(), 1) && has(table.get(), 2) && has(table.get(), 3));
+  EXPECT_EQ(stats_of(table.get()).expired, 1U);
+  std::int64_t key = 0;
+  std::uint8_t cause = 9;
+  ASSERT_EQ(recsdk_leavers_read(leavers.get(), 1, &key, &cause, nullptr, nullptr, &count),
+            RECSDK_OK);
+  EXPECT_EQ(std::tuple(key, cause, count), std::tuple(1, RECSDK_LEFT_EXPIRED, 1));
+  rule.has_rare_ttl = 1;
+  rule.rare_ttl = 2;
+  rule.rare_count = 2;
+  recsdk_table* none = nullptr;
+  EXPECT_EQ(recsdk_table_create(&config, &none), RECSDK_ERROR_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(recsdk_last_error_message()).find("pass less than ttl"), std::string::npos);
 }
 
 TEST(CApiPoliciesTest, RoomIsMadeAheadByTableAndIndex) {

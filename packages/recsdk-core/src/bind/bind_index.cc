@@ -83,6 +83,7 @@ nb::dict stats_of(const IndexStats& found) {
   made["outcomes"] = outcomes;
   made["erased"] = found.erased;
   made["evicted"] = found.evicted;
+  made["expired"] = found.expired;
   made["admission_records"] = found.admission_records;
   made["records_lost"] = found.records_lost;
   made["index_bytes"] = found.index_bytes;
@@ -277,6 +278,10 @@ void bind_index(nb::module_& module) {
           "would_evict",
           [](PyIndex& index, std::int64_t max_rows) { return would_evict(*index, max_rows); },
           nb::arg("max_rows"), without_gil)
+      .def(
+          "expire", [](PyIndex& index) { return index->expire(); }, without_gil)
+      .def(
+          "would_expire", [](PyIndex& index) { return would_expire(*index); }, without_gil)
       .def(
           "evict_where",
           [](PyIndex& index, const nb::callable& choose, bool is_dry) {

@@ -17,8 +17,12 @@ void bind_policy(nb::module_& module) {
       .value("STEP", EvictClock::kStep)
       .value("TIME", EvictClock::kTime);
   nb::class_<EvictConfig>(module, "EvictConfig")
-      .def(nb::init<EvictOrder, EvictClock, std::optional<double>, std::int64_t>(),
-           nb::arg("order"), nb::arg("clock"), nb::arg("half_life").none(), nb::arg("min_age"));
+      .def(nb::init<EvictOrder, EvictClock, std::optional<double>, std::int64_t,
+                    std::optional<std::int64_t>, std::optional<std::int64_t>,
+                    std::optional<std::int64_t>, std::int64_t>(),
+           nb::arg("order"), nb::arg("clock"), nb::arg("half_life").none(), nb::arg("min_age"),
+           nb::arg("ttl").none(), nb::arg("rare_ttl").none(), nb::arg("rare_count").none(),
+           nb::arg("expire_every"));
   nb::enum_<AdmitTerm::Kind>(module, "AdmitKind")
       .value("COUNT", AdmitTerm::Kind::kCount)
       .value("PROBABILITY", AdmitTerm::Kind::kProbability)

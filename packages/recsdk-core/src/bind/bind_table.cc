@@ -331,6 +331,10 @@ void bind_table(nb::module_& module) {
           },
           nb::arg("max_rows"), without_gil)
       .def(
+          "expire", [](PyTable& table) { return table->index().expire(); }, without_gil)
+      .def(
+          "would_expire", [](PyTable& table) { return would_expire(table->index()); }, without_gil)
+      .def(
           "evict_where",
           [](PyTable& table, const nb::callable& choose, bool is_dry) {
             return evict_where(table->index(), choose, is_dry);

@@ -31,6 +31,8 @@ class LeaveCause(enum.IntEnum):
     """For another one, or by `Table.evict`."""
     ERASED = 1
     """By `Table.erase` or `Table.clear`."""
+    EXPIRED = 2
+    """Since it was not seen for long, see `Evict.expiring`."""
 
 
 @dataclass(frozen=True, kw_only=True)

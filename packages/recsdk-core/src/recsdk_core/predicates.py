@@ -23,7 +23,7 @@ COLUMNS: Mapping[str, str] = {
     "step": "with any rule of eviction",
     "idle": "with any rule of eviction",
     "time": "with Evict.lru(by='time')",
-    "count": "with Evict.lfu()",
+    "count": "with Evict.lfu() or rare_count",
     "score": "with Evict.score()",
     "age": "with min_age",
 }

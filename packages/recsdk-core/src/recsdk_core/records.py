@@ -42,6 +42,8 @@ class IndexStats:
     """Keys that `erase` and `clear` took out."""
     evicted: int
     """Keys that left for others, or by `evict`."""
+    expired: int
+    """Keys that left since they were not seen for long."""
     admission_records: int
     """Keys without a row whose count is kept, see `Admit.count`; batches in flight included."""
     records_lost: int

@@ -129,18 +129,18 @@ def test_counts_by_cause_are_told_without_knowing_them() -> None:
     stats = Table(dim=4).stats()
     made = dataclasses.make_dataclass(
         "Stats",
-        [("expired", dict[str, int]), ("disk_bytes", int)],
+        [("gone", dict[str, int]), ("disk_bytes", int)],
         bases=(TableStats,),
         frozen=True,
     )
     found: Values = {}
-    _add_stats(found, "user", made(**vars(stats), expired={"stale": 3, "full": 1}, disk_bytes=9))
+    _add_stats(found, "user", made(**vars(stats), gone={"stale": 3, "full": 1}, disk_bytes=9))
     counts = {("user", "stale"): 3, ("user", "full"): 1}
-    assert found["recsdk_table_expired_total"] == counts
-    evicted = {("user", "full"): 0, ("user", "asked"): 0}
+    assert found["recsdk_table_gone_total"] == counts
+    evicted = {("user", "full"): 0, ("user", "asked"): 0, ("user", "expired"): 0}
     assert found["recsdk_table_evicted_total"] == evicted
     assert found["recsdk_table_bytes"]["user", "disk"] == 9
-    assert metric_of("recsdk_table_expired_total").labels == ("table", "cause")
+    assert metric_of("recsdk_table_gone_total").labels == ("table", "cause")
 
 
 def test_who_leaves_a_table_is_told_by_cause_and_as_churn() -> None:
@@ -153,7 +153,11 @@ def test_who_leaves_a_table_is_told_by_cause_and_as_churn() -> None:
     assert table.evict(max_rows=5) == 2
     for of_now in (1.0, 0.0):
         found = collector.values(collector.now())
-        assert found["recsdk_table_evicted_total"] == {("user", "full"): 3, ("user", "asked"): 2}
+        assert found["recsdk_table_evicted_total"] == {
+            ("user", "full"): 3,
+            ("user", "asked"): 2,
+            ("user", "expired"): 0,
+        }
         growth, churn = (
             found[f"recsdk_table_{what}_rows_per_second"]["user",] for what in ("growth", "churn")
         )

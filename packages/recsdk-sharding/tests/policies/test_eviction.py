@@ -36,7 +36,7 @@ class _Expected:
     """Keys and rows of all tables."""
 
     def __init__(self, steps: int = STEPS) -> None:
-        self.num_left = self.num_refused = 0
+        self.num_left = self.num_expired = self.num_refused = 0
         self.rows: Rows = {}
         for position, (name, rule) in enumerate(RULES.items()):
             keys = [[key for bag in step[position] for key in bag] for step in batches(0, steps)]
@@ -63,7 +63,9 @@ class _Expected:
         for number, keys in enumerate(steps):
             step = model.step_of(None)
             seen = model.seen(keys, time_of(number) if rule.by == "time" else None, None)
+            model.time = time_of(number)  # is set for each batch
             leaving, refused = model.decide(metas, seen, step)
+            self.num_expired += len(model.expiring)
             self.num_left += len(leaving)
             for key in leaving:
                 del metas[key], counts[key]
@@ -80,6 +82,7 @@ class _Expected:
 def expected() -> _Expected:
     found = _Expected()
     assert found.num_left > 200
+    assert found.num_expired > 50
     assert found.num_refused > 50
     return found
 

@@ -129,12 +129,19 @@ def engine_eviction(eviction: Evict | None, max_rows: int | None) -> _ext.EvictC
         return None
     if not isinstance(eviction, Evict):
         raise TypeError(f"eviction must be an Evict, such as Evict.lru(), got {eviction!r}")
-    if max_rows is None:
-        raise ValueError("eviction makes room within max_rows; set max_rows too")
+    if max_rows is None and not eviction.expires:
+        raise ValueError("eviction makes room within max_rows; set max_rows too, or a ttl")
     order = _ext.EvictOrder[eviction.order.upper()]
     half_life = None if eviction.half_life is None else float(eviction.half_life)
     return _ext.EvictConfig(
-        order, _ext.EvictClock[eviction.by.upper()], half_life, eviction.min_age
+        order,
+        _ext.EvictClock[eviction.by.upper()],
+        half_life,
+        eviction.min_age,
+        eviction.ttl,
+        eviction.rare_ttl,
+        eviction.rare_count,
+        100 if eviction.expire_every is None else eviction.expire_every,
     )
 
 

@@ -188,6 +188,14 @@ class Keyed:
         self._evicted_by_request += num_evicted
         return num_evicted
 
+    def expire(self) -> int:
+        """Makes the keys leave that have expired by now, rather than at the next look; how many.
+
+        The call is no step. Raises ValueError unless keys expire, see `Evict.expiring`; BusyError
+        while leases with a step are open. Cost: a look at each key.
+        """
+        return self._engine.expire()
+
     def would_evict(
         self,
         *,
@@ -197,6 +205,7 @@ class Keyed:
     ) -> dict[LeaveCause, int]:
         """How many keys `evict` with these arguments would make leave now, by cause; nobody does.
 
+        Where keys expire, EXPIRED is how many `expire` would; some may be counted twice.
         Raises what `evict` raises, and costs as much.
 
         >>> import numpy as np
@@ -208,8 +217,12 @@ class Keyed:
         """
         limit = self._limit_of("would_evict", fraction, max_rows, where)
         if where is None:
-            return {LeaveCause.EVICTED: self._engine.would_evict(limit)}
-        return {LeaveCause.EVICTED: self._engine.evict_where(self._choosing(where), True)}
+            counts = {LeaveCause.EVICTED: self._engine.would_evict(limit)}
+        else:
+            counts = {LeaveCause.EVICTED: self._engine.evict_where(self._choosing(where), True)}
+        if self._eviction is not None and self._eviction.expires:
+            counts[LeaveCause.EXPIRED] = self._engine.would_expire()
+        return counts
 
     def _limit_of(
         self, call: str, fraction: float | None, max_rows: int | None, where: str | None
@@ -224,8 +237,10 @@ class Keyed:
             require_finite(name, fraction=fraction)
             if not 0.0 <= fraction <= 1.0:
                 raise ValueError(f"{name}: fraction must be from 0 to 1, got {fraction}")
+            if self._max_rows is None:
+                raise ValueError(f"{name}: fraction is of max_rows, and there is no limit")
             # As it is written: in binary 10 * (1 - 0.9) is below 1.
-            max_rows = int((self._max_rows or 0) * (1 - Fraction(str(float(fraction)))))
+            max_rows = int(self._max_rows * (1 - Fraction(str(float(fraction)))))
         require_int(name, 0, INT64, max_rows=max_rows)
         assert max_rows is not None
         return max_rows

@@ -383,7 +383,7 @@ def _metadata(rule: Evict) -> Iterator[Field]:
     is_kept = (
         True,
         rule.by == "time",
-        rule.order == "lfu",
+        rule.order == "lfu" or rule.rare_count is not None,
         rule.order == "score",
         rule.min_age > 0,
     )

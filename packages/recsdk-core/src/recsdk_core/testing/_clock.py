@@ -27,6 +27,10 @@ class Clock:
         """A call has decided."""
         self.step, self._lease_step, self._is_begun = step, lease_step, True
 
+    def is_due(self, step: int, every: int) -> bool:
+        """Whether this step is, or has passed, a multiple that the latest has not."""
+        return self._is_begun and step // every != self.step // every
+
     def forget_lease(self) -> None:
         """A table that was loaded takes the next lease, whatever its step, as one step later."""
         self._lease_step = None

@@ -53,6 +53,10 @@ class Eviction:
         self.rule = rule
         self._room = room
         self.clock = Clock()
+        self.time: int | None = None
+        """That calls set, for `ttl` by time."""
+        self.expiring: set[int] = set()
+        """Of the keys that the latest decision made leave, those that had expired."""
 
     @property
     def step(self) -> int:
@@ -128,6 +132,9 @@ class Eviction:
         self, keys: Mapping[int, KeyMeta], seen: Step, step: int
     ) -> tuple[list[int], set[int]]:
         """The keys that leave for those of a call, and those of the call that find no room."""
+        is_due = self.rule.expires and self.clock.is_due(step, self.rule.expire_every or 100)
+        self.expiring = set(self.expired(keys, step)) - seen.keys() if is_due else set()
+        keys = {key: meta for key, meta in keys.items() if key not in self.expiring}
         new = {key: self.touched(None, seen[key], step) for key in seen if key not in keys}
         excess = self._excess([*keys, *new])
         leaving = self.lowest({k: m for k, m in keys.items() if k not in seen}, step, excess)
@@ -139,7 +146,28 @@ class Eviction:
             if excess.get(group, 0) > 0:
                 excess[group] -= 1
                 refused.add(key)
-        return leaving, refused
+        return [*leaving, *self.expiring], refused
+
+    def expired(self, keys: Mapping[int, KeyMeta], step: int) -> list[int]:
+        """The keys that have expired as of the latest step, and may leave in this one."""
+        now = max([-(2**63) if self.time is None else self.time, *(m.time for m in keys.values())])
+        return [
+            key
+            for key, meta in keys.items()
+            if self.may_leave(meta, step) and self._has_expired(meta, now)
+        ]
+
+    def _has_expired(self, meta: KeyMeta, now: int) -> bool:
+        rule = self.rule
+        if rule.by == "time" and meta.time == -(2**63):
+            return False
+        since, until = (meta.time, now) if rule.by == "time" else (meta.step, self.step)
+        idle = min(max(until - since, 0), 2**63 - 1)
+        if rule.ttl is not None and idle >= rule.ttl:
+            return True
+        if rule.rare_ttl is None or rule.rare_count is None or idle < rule.rare_ttl:
+            return False
+        return decayed(meta, rule, self.step) < rule.rare_count * _UNITS
 
     def _excess(self, keys: Iterable[int]) -> dict[int, int]:
         excess: dict[int, int] = {}

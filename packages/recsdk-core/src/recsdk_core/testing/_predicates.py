@@ -32,7 +32,7 @@ def columns_of(meta: KeyMeta, rule: Evict, step: int) -> dict[str, int | float]:
     columns: dict[str, int | float] = {"step": meta.step, "idle": _elapsed(meta.step, step)}
     if rule.by == "time":
         columns["time"] = meta.time
-    if rule.order == "lfu":
+    if rule.order == "lfu" or rule.rare_count is not None:
         columns["count"] = decayed(meta, rule, step) / 2**16
     if rule.order == "score":
         columns["score"] = meta.score or 0.0

@@ -5,7 +5,7 @@ Shape letters: N keys, B bags, D row width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from itertools import pairwise
@@ -46,6 +46,7 @@ class _Row:
     state: dict[str, Floats]
     is_in_flight: bool
     meta: KeyMeta | None = None
+    has_expired: bool = False
 
 
 @dataclass(eq=False)
@@ -159,7 +160,7 @@ class ReferenceTable:
         self._room = None if max_rows is None else Room(max_rows, eviction_groups, owned_groups)
         self.on_full = on_full
         self.eviction = eviction
-        self._eviction = None if eviction is None else Eviction(eviction, self._need_room())
+        self._eviction = None if eviction is None else Eviction(eviction, self._need_room(eviction))
         self.admission = admission
         self._admission = (
             None if admission is None else Admission(admission, seed, name, self._room)
@@ -177,6 +178,7 @@ class ReferenceTable:
         self._rows: dict[int, _Row] = {}
         self._counts = dict.fromkeys(Outcome, 0)
         self._num_erased = self._num_nonfinite = self._num_evicted = self._num_requested = 0
+        self._num_expired = 0
         self._leases: list[ReferenceLease] = []  # open, oldest first
         self._steps: list[ReferenceLease] = []  # with a step, until visible
         self._last_step: int | None = None
@@ -186,10 +188,12 @@ class ReferenceTable:
         self._kept_back: list[_KeptBack] = []
         self._leavers: ReferenceLeavers | None = None
 
-    def _need_room(self) -> Room:
-        if self._room is None:
+    def _need_room(self, eviction: Evict) -> Room:
+        if self._room is not None:
+            return self._room
+        if not eviction.expires:
             raise ValueError("eviction makes room within max_rows; set max_rows too")
-        return self._room
+        return Room(2**32 - 1, 1)
 
     @property
     def learning_rate(self) -> float:
@@ -223,8 +227,7 @@ class ReferenceTable:
         while self._steps and self._steps[0].is_released:
             lease = self._steps.pop(0)
             for key, row in sorted(lease._evicted, key=lambda entry: (entry[0], entry[1].number)):
-                self._keep_back(key, row, LeaveCause.EVICTED)
-            self._num_evicted += len(lease._evicted)
+                self._leave(key, row)
             for _, row in lease._new:
                 row.is_in_flight = False
             for outcomes in lease._outcomes:
@@ -323,17 +326,41 @@ class ReferenceTable:
             if key in self._rows:
                 row = self._rows[key]
                 row.meta = self._eviction.touched(row.meta, seen[key], step)
-        self._evict(leaving, lease)
+        self._evict(leaving, lease, self._eviction.expiring)
 
-    def _evict(self, leaving: list[int], lease: ReferenceLease | None) -> None:
+    def _in_order(self, keys: Iterable[int]) -> list[int]:
+        return sorted(keys, key=lambda key: self._rows[key].number)
+
+    def _evict(
+        self, leaving: list[int], lease: ReferenceLease | None, expiring: Collection[int] = ()
+    ) -> None:
         for key in leaving:
             row = self._rows.pop(key)
+            row.has_expired = key in expiring
             if lease is None:
-                self._keep_back(key, row, LeaveCause.EVICTED)
-                self._num_evicted += 1
+                self._leave(key, row)
             else:
                 lease._evicted.append((key, row))
         self._free_rows()
+
+    def _leave(self, key: int, row: _Row) -> None:
+        self._keep_back(key, row, LeaveCause.EXPIRED if row.has_expired else LeaveCause.EVICTED)
+        self._num_expired += row.has_expired
+        self._num_evicted += not row.has_expired
+
+    def expire(self) -> int:
+        """Makes the keys leave that have expired."""
+        self._require_no_steps()
+        expired = self._expired()
+        self._evict(expired, None, expired)
+        return len(expired)
+
+    def _expired(self) -> list[int]:
+        if self._eviction is None or not self._eviction.rule.expires:
+            raise ValueError("expire needs keys that expire")
+        self._eviction.time = self.time
+        expired = self._eviction.expired(self._metas(), self._eviction.step_of(None))
+        return self._in_order(expired)
 
     def evict(self, **request: Any) -> int:
         """Makes room: the lowest keys leave, or those of whom a predicate is true."""
@@ -344,7 +371,10 @@ class ReferenceTable:
 
     def would_evict(self, **request: Any) -> dict[LeaveCause, int]:
         """How many keys `evict` would make leave."""
-        return {LeaveCause.EVICTED: len(self._asked(**request))}
+        counts = {LeaveCause.EVICTED: len(self._asked(**request))}
+        if self._eviction is not None and self._eviction.rule.expires:
+            counts[LeaveCause.EXPIRED] = len(self._expired())
+        return counts
 
     def _asked(
         self,
@@ -446,7 +476,10 @@ class ReferenceTable:
         leaving: list[int] = []
         step = self._step_of(lease_step)
         if self._eviction is not None:
+            self._eviction.time = self.time
             leaving, refused = self._eviction.decide(self._metas(), seen, step)
+            expiring = self._eviction.expiring
+            leaving = [key for key in leaving if key not in expiring] + self._in_order(expiring)
         else:
             refused = self._room.refused(new, self._rows) if self._room else set()
         if self.on_full == "raise" and refused:
@@ -696,6 +729,7 @@ class ReferenceTable:
             "outcomes": dict(self._counts),
             "erased": self._num_erased,
             "evicted": self._num_evicted,
+            "expired": self._num_expired,
             "evicted_by_request": self._num_requested,
             "admission_records": 0 if self._admission is None else len(self._admission.records),
             "records_lost": 0 if self._admission is None else self._admission.num_lost,

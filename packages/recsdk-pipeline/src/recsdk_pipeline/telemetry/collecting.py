@@ -107,7 +107,10 @@ class Collector:
         now = perf_counter()
         elapsed, self._last = max(now - self._last, 1e-9), now
         rows = {name: float(found.num_rows) for name, found in stats.items()}
-        left = {name: float(found.evicted + found.erased) for name, found in stats.items()}
+        left = {
+            name: float(found.evicted + found.expired + found.erased)
+            for name, found in stats.items()
+        }
         growth = {name: n - self._rows.get(name, 0.0) for name, n in rows.items()}
         churn = {name: n - self._left.get(name, 0.0) for name, n in left.items()}
         # A table's counts begin anew with another optimizer or name.
@@ -155,6 +158,7 @@ def _add_stats(found: Values, table: str, stats: Any) -> None:
             asked = stats.evicted_by_request
             evicted = found.setdefault("recsdk_table_evicted_total", {})
             evicted[table, "full"], evicted[table, "asked"] = value - asked, asked
+            evicted[table, "expired"] = stats.expired
         elif name.endswith("_bytes"):
             part = name.removesuffix("_bytes")
             found.setdefault("recsdk_table_bytes", {})[table, part] = value

@@ -99,7 +99,7 @@ _ALL = (
     _gauge(
         "recsdk_table_churn_rows_per_second",
         "{row}/s",
-        "Rows that left since the report before, evicted or erased; as many as came, less growth.",
+        "Rows that left since the report before, by any cause; as many as came, less growth.",
         "table",
     ),
     _gauge(
@@ -120,7 +120,8 @@ _ALL = (
     _counter(
         "recsdk_table_evicted",
         "{row}",
-        "Rows whose key left by the table's rule, by cause: full, for other keys; asked, by evict.",
+        "Rows whose key left by the table's rule, by cause: full, for other keys; asked, by evict; "
+        "expired.",
         "table",
         "cause",
     ),

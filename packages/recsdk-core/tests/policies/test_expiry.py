@@ -1,0 +1,226 @@
+"""Keys expire by what the step before left: whatever their order, threads, ranks, or saves.
+
+`testing.Eviction` says the same in plain Python; the state machine of tests/stateful compares small
+tables call by call, and what leases hide. Shape letter: N keys.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recsdk_core import Evict, Index, LeaveCause, Outcome, Table
+from recsdk_core.checkpoint import compact
+from recsdk_core.testing import Eviction, KeyMeta, Room
+
+MAX_ROWS = 3000
+RULES = [
+    Evict.lru().expiring(ttl=2, every=1),
+    Evict.lru(by="time", min_age=2).expiring(ttl=9, rare_ttl=3, rare_count=3, every=2),
+    Evict.lfu(half_life=2.5).expiring(rare_ttl=2, rare_count=2, every=3),
+    Evict.score().expiring(ttl=4, rare_ttl=1, rare_count=2, every=2),
+]
+
+
+class Model:
+    """The keys of a table, and what its rule keeps of them."""
+
+    def __init__(self, rule: Evict) -> None:
+        self.eviction = Eviction(rule, Room(MAX_ROWS))
+        self.metas: dict[int, KeyMeta] = {}
+        self.left: dict[LeaveCause, set[int]] = {}
+        self.num_expired = self.num_evicted = 0
+
+    def call(self, keys: Any, time: int) -> set[int]:
+        """A call without a step; returns the keys refused."""
+        self.eviction.time = time
+        step = self.eviction.step_of(None)
+        seen = self.eviction.seen(keys.tolist(), time, None)
+        leaving, refused = self.eviction.decide(self.metas, seen, step)
+        expired = self.eviction.expiring
+        self.left = {LeaveCause.EXPIRED: expired, LeaveCause.EVICTED: {*leaving} - expired}
+        self.num_expired += len(expired)
+        self.num_evicted += len(leaving) - len(expired)
+        for key in leaving:
+            del self.metas[key]
+        for key in seen.keys() - refused:
+            self.metas[key] = self.eviction.touched(self.metas.get(key), seen[key], step)
+        self.eviction.decided(step, None)
+        return refused
+
+
+def stream(num_steps: int) -> list[Any]:
+    """Power-law keys whose popular ones drift; one step in five brings none."""
+    random = np.random.default_rng(5)
+    return [
+        (random.zipf(1.2, 0 if step % 5 == 4 else 1500) % 20_000 + 97 * step) * 0x9E3779B97F4A7C1
+        for step in range(num_steps)
+    ]
+
+
+def set_time(table: Table, time: int) -> None:
+    if table.eviction is not None and table.eviction.by == "time":
+        table.time = time
+
+
+def keys_of(*tables: Table) -> set[int]:
+    batches = (batch for table in tables for batch in table.export(state=False))
+    return {key for batch in batches for key in batch.keys.tolist()}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_who_expires_is_the_models_on_any_threads_ranks_and_after_any_save(
+    rule: Evict, tmp_path: Path
+) -> None:
+    model = Model(rule)
+    num_groups = 64
+    borders = [num_groups * rank // 3 for rank in range(4)]
+
+    def ranks_of() -> list[Table]:
+        return [
+            Table(1, max_rows=MAX_ROWS, eviction=rule, owned_groups=(begin, end))
+            for begin, end in itertools.pairwise(borders)
+        ]
+
+    def empty(threads: int = 1) -> Table:
+        return Table(1, max_rows=MAX_ROWS, eviction=rule, num_threads=threads)
+
+    table, threaded, ranks = empty(), empty(3), ranks_of()
+    random = np.random.default_rng(1)
+    leavers = table.leavers(max_rows=100_000)
+    room = Room(MAX_ROWS)
+    for step, keys in enumerate(stream(16)):
+        refused = model.call(keys, 2 * step)
+        owners = np.searchsorted(borders, [room.group(key) for key in keys.tolist()], "right") - 1
+        for each in (table, threaded, *ranks):
+            set_time(each, 2 * step)
+        for rank, each in enumerate(ranks):
+            each.map(keys[owners == rank], True)
+        order = random.permutation(len(keys))
+        _, outcomes = table.map(keys[order], True)
+        assert set(keys[order][outcomes == Outcome.REFUSED].tolist()) == refused
+        threaded.map(keys, True)
+        assert keys_of(table) == keys_of(threaded) == keys_of(*ranks) == model.metas.keys()
+        batch = leavers.read()
+        for cause, expected in model.left.items():
+            assert set(batch.keys[batch.causes == cause].tolist()) == expected
+        if step == 5:
+            table.save(tmp_path / "full")
+        if step == 8:  # goes on where others stood, and as other numbers of ranks
+            table.save_delta(tmp_path / "delta")
+            compact(tmp_path / "delta", tmp_path / "merged")
+            merged = empty()
+            merged.load(tmp_path / "merged")
+            assert (keys_of(merged), merged.time) == (keys_of(table), table.time)
+            threaded.load(tmp_path / "delta")
+        if step == 11:
+            threaded = copy.deepcopy(table)
+        if step == 13:
+            table.save(tmp_path / "last")
+            table.load(tmp_path / "last")
+    stats = table.stats()
+    assert (stats.expired, stats.evicted) == (model.num_expired, model.num_evicted)
+    assert stats.expired > 300
+    for each in (table, threaded, *ranks):
+        each.check_invariants()
+
+
+def test_batches_in_flight_hide_who_expires_and_train_its_row() -> None:
+    rule = Evict.lru().expiring(ttl=2, every=1)
+    tables = [Table(2, eviction=rule), Table(2, eviction=rule)]
+    for table in tables:
+        table.find_or_insert(np.array([1, 2]))
+    pipelined, plain = tables
+    leases = []
+    with pipelined.leavers() as leavers:
+        for step, keys in enumerate(([3], [4], [2], [5]), 2):
+            leases.append(pipelined.lease(step))
+            pipelined.map(np.array(keys), True, lease=leases[-1])
+            plain.map(np.array(keys), True)
+        assert (keys_of(pipelined), pipelined.stats().expired) == ({1, 2}, 0)
+        pipelined.apply_gradients(np.array([1]), np.full((1, 2), 100.0, np.float32))
+        row = pipelined.lookup(np.array([1]))
+        for lease in leases:
+            lease.release()
+        batch = leavers.read()
+    assert batch.keys.tolist()[0] == 1
+    assert set(batch.causes.tolist()) == {LeaveCause.EXPIRED}
+    np.testing.assert_array_equal(batch.weights[:1], row)
+    assert keys_of(pipelined) == keys_of(plain)
+    assert pipelined.stats().expired == plain.stats().expired == len(batch.keys)
+
+
+def test_a_call_that_fails_expires_nobody() -> None:
+    rule = Evict.lru().expiring(ttl=1, every=2)
+    table = Table(2, max_rows=3, eviction_groups=1, eviction=rule, on_full="raise")
+    for key in (1, 2, 3):
+        table.find_or_insert(np.array([key]))
+    with pytest.raises(RuntimeError, match="is full"):
+        table.find_or_insert(np.arange(3, 9))
+    assert (keys_of(table), table.stats().expired) == ({1, 2, 3}, 0)
+    table.check_invariants()
+    table.find_or_insert(np.array([4]))
+    assert (keys_of(table), table.stats().expired, table.stats().evicted) == ({3, 4}, 2, 0)
+    table.check_invariants()
+
+
+def test_without_a_limit_and_on_demand() -> None:
+    table = Table(2, eviction=Evict.lfu().expiring(ttl=3, rare_ttl=2, rare_count=2))
+    table.find_or_insert(np.array([1, 2, 2]))
+    for _ in range(2):
+        table.find_or_insert(np.array([3]))
+    counts = {LeaveCause.EVICTED: 1, LeaveCause.EXPIRED: 1}
+    assert table.would_evict(where="count == 1 and idle >= 2") == counts
+    assert table.expire() == 1
+    assert keys_of(table) == {2, 3}
+    assert table.expire() == 0
+    with pytest.raises(ValueError, match="fraction is of max_rows, and there is no limit"):
+        table.evict(fraction=0.5)
+    assert table.evict(max_rows=1) == 1
+    assert (table.stats().expired, table.stats().evicted) == (1, 1)
+    with pytest.raises(ValueError, match="set a ttl of eviction"):
+        Table(2, max_rows=3, eviction=Evict.lru()).expire()
+
+
+def test_keys_without_metadata_begin_when_they_are_loaded(tmp_path: Path) -> None:
+    plain = Table(2)
+    plain.find_or_insert(np.array([1, 2]))
+    plain.save(tmp_path / "plain")
+    for rule, num_left in ((Evict.lru(), 2), (Evict.lru(by="time"), 0)):
+        table = Table(2, eviction=rule.expiring(ttl=3, every=1))
+        table.load(tmp_path / "plain")
+        for step in range(1, 6):
+            set_time(table, 10 * step)
+            assert len(keys_of(table) & {1, 2}) == 2 or step > 3
+            table.find_or_insert(np.array([9]))
+        assert table.stats().expired == num_left
+    index = Index(eviction=Evict.lru().expiring(ttl=1, every=1))
+    index.assign(np.array([1, 2]))
+    for _ in range(3):
+        index.map(np.array([2]), True)
+    assert (1 in index, 2 in index) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"ttl": 0}, "ttl must be at least 1"),
+        ({"ttl": True}, "ttl must be an int, got bool"),
+        ({"rare_ttl": 3}, "rare_ttl and rare_count belong together"),
+        ({"rare_count": 3}, "rare_ttl and rare_count belong together"),
+        ({"ttl": 3, "rare_ttl": 3, "rare_count": 2}, "rare_ttl must be below ttl, got 3 and 3"),
+        ({"ttl": 3, "rare_ttl": 2, "rare_count": 1}, "rare_count must be at least 2"),
+        ({"every": 3}, "expire_every is given, and no key expires; set ttl"),
+        ({"ttl": 3, "every": 0}, "expire_every must be at least 1"),
+    ],
+)
+def test_rules_that_make_no_sense(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        Evict.lru().expiring(**arguments)
+    with pytest.raises(ValueError, match="set max_rows too, or a ttl"):
+        Table(2, eviction=Evict.lru())
