@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -101,12 +101,13 @@ def test_a_group_that_cannot_be_added_changes_nothing() -> None:
     assert [each.table.update_count for each in hashed.tables] == [1, 1]
 
 
-def test_optimizers_that_torch_does_not_have() -> None:
-    options = {"lr": 0.2, "l1_regularization_strength": 0.01, "clip_norm": 0.5}
+@pytest.mark.parametrize("kind", get_args(optim.Optimizer))
+def test_optimizers_of_our_own_update_as_they_do_in_backward(kind: Any) -> None:
+    options = {"lr": 0.2, "clip_norm": 0.5}
     waiting = HashEmbedding(DIM, name="item")
-    fused = HashEmbedding(DIM, name="item", optimizer=optim.FTRL(**options))
-    optimizer = RowOptimizer(waiting.parameters(), optim.FTRL, **options)
-    for rate in (0.2, 0.1):
+    fused = HashEmbedding(DIM, name="item", optimizer=kind(**options))
+    optimizer = RowOptimizer(waiting.parameters(), kind, **options)
+    for rate in (0.2, 0.1, 0.1):
         fused.table.learning_rate = optimizer.param_groups[0]["lr"] = rate
         for module in (waiting, fused):
             (module(KEYS) - 1.0).square().sum().backward()
@@ -114,11 +115,15 @@ def test_optimizers_that_torch_does_not_have() -> None:
         optimizer.zero_grad()
     assert torch.equal(waiting.table.lookup(KEYS), fused.table.lookup(KEYS))
     assert waiting.table.optimizer == fused.table.optimizer
-    model = nn.Sequential(waiting, nn.Linear(DIM, 1))
+
+
+def test_optimizers_of_our_own_train_tables_only() -> None:
+    table = HashEmbedding(DIM)
+    model = nn.Sequential(table, nn.Linear(DIM, 1))
     with pytest.raises(ValueError, match=r"FTRL trains tables only.*dense parameter \(1, 2\)"):
-        RowOptimizer(model, optim.FTRL, **options)
+        RowOptimizer(model, optim.FTRL, lr=0.1)
     with pytest.raises(TypeError, match=r"takes a class.*RowOptimizer\(params, SGD, lr=0.1\)"):
-        RowOptimizer(waiting, optim.SGD(lr=0.1))  # type: ignore[arg-type]
+        RowOptimizer(table, optim.SGD(lr=0.1))  # type: ignore[arg-type]
 
 
 def test_only_what_changed_is_named() -> None:

@@ -190,6 +190,10 @@ def test_what_loops_do_with_parameters_goes_on() -> None:
     nn.utils.clip_grad_value_(model.parameters(), 1.0, foreach=True)
     assert torch.isfinite(weight).all()
     assert weight != None  # noqa: E711
+    assert all(type(each) is torch.Tensor for each in (X.to(weight), X.type_as(weight)))
+    assert weight.new(2, 3).zero_().sum() == torch.zeros_like(weight).sum() == 0
+    with pytest.raises(ValueError, match="cannot use"):
+        torch.clone(input=weight).sum()
     assert weight.view_as(weight).grad_fn.next_functions[0][0].variable is weight
     assert (weight.detach().shape, weight.dim(), weight.numel()) == ((0, 4), 2, 0)
     assert sum(each.numel() * each.element_size() for each in model.parameters()) == 16

@@ -26,7 +26,7 @@ _FACTS = (
     "untyped_storage _typed_storage _is_view _is_zerotensor _nested_tensor_size result_type"
 )
 _OTHERS_MADE_LIKE_IT = (
-    "empty_like full_like new_empty new_empty_strided new_full new_ones new_tensor new_zeros "
+    "empty_like full_like new new_empty new_empty_strided new_full new_ones new_tensor new_zeros "
     "ones_like rand_like randint_like randn_like zeros_like"
 )
 _KEPT = (

@@ -186,7 +186,7 @@ def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
     if is_free or type(result) is not torch.Tensor or name_of(func) not in COPIES:
         return result
-    handle = _first_handle(args)
+    handle = _first_handle([*args, *kwargs.values()][:1])  # not what others are made like
     return result if handle is None else _handle_of(result, handle.table_name)
 
 
