@@ -226,17 +226,16 @@ def _refusal(handle: RowsParameter | _Handle, func: Any, args: tuple[Any, ...]) 
             "which has no row in it: backward leaves those of the touched rows in weight.grad, for "
             "a RowOptimizer, until its step; leave this parameter out"
         )
-    if name in _OF_RANKS:
-        return ValueError(
-            f"table {handle.table_name!r}: {name} cannot use `weight` of its module, which has no "
-            "row in it, to spread it over ranks as FSDP does: shard its table with "
-            "recsdk-sharding, docs/howto/spread_plain_modules.md has the lines"
-        )
+    over_ranks = (
+        "; to spread it over ranks, as FSDP does, shard its table with recsdk-sharding: "
+        "docs/howto/spread_plain_modules.md has the lines"
+    )
     return ValueError(
         f"table {handle.table_name!r}: {name} cannot use `weight` of its module, which has no row "
         "in it: call the module for the vectors of ids, add recsdk_core.nn.l2(module) to the loss "
         "for a penalty, give initializer= for first values, read rows by "
         "module.table.lookup(ids), or leave this parameter out"
+        f"{over_ranks if name in _OF_RANKS else ''}"
     )
 
 
