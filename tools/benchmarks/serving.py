@@ -3,8 +3,9 @@
 Ours takes raw 64-bit ids. So does one peer, nearly: FBGEMM's tables with the hash look-up that they
 have for pruned rows ("fbgemm hashed"), which finds 32-bit ids. The others are given the index of
 each row for free: "fbgemm dense", and torch's `embedding_bag_byte` ("torch int8"), whose results
-ours are checked against. All use one thread, and what is counted is the processor's time: on a
-quiet machine that is what a call takes, and on a busy one it is not what others take. Files and
+ours are checked against. General stores of bytes have cases of their own (`stores`). All use one
+thread, and what is counted is the processor's time: on a quiet machine that is what a call takes,
+and on a busy one it is not what others take. Single bags alone are timed on the wall. Files and
 peers are in memory before the first call.
 
 Shape letters: N keys, B bags, D row width.
@@ -12,6 +13,7 @@ Shape letters: N keys, B bags, D row width.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import tempfile
@@ -29,7 +31,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_inference import (
     IntNBitTableBatchedEmbeddingBagsCodegen,
 )
 
-from benchmarks import following, records
+from benchmarks import following, records, stores
 from benchmarks.draws import draw_indexes, scramble
 from benchmarks.models.frozen import run as run_frozen
 from recsdk_core import Table
@@ -38,6 +40,8 @@ from recsdk_core.serving.manifest import FrozenDType
 
 NUM_BATCHES = 8
 NUM_BAGS, BAG_LENGTH = 4096, 20
+NUM_SINGLE = 2000
+ENDS = np.arange(0, NUM_BAGS * BAG_LENGTH + 1, BAG_LENGTH)
 SEED = 1
 ROWS_AT_ONCE = 100_000
 MOST_BYTES = 3 << 29  # of the rows of a peer
@@ -137,37 +141,74 @@ def torch_rows(case: Case) -> torch.Tensor:
     )
 
 
-def contestants_of(
-    case: Case, served: ServingTable, batches: list[Batch]
-) -> dict[str, Callable[[], object]]:
-    offsets = np.arange(0, NUM_BAGS * BAG_LENGTH + 1, BAG_LENGTH)
-    torch_offsets = torch.from_numpy(offsets.astype(np.int32))
+@dataclass(kw_only=True, frozen=True)
+class Contestant:
+    """Who pools, and the bytes that it holds, if they can be told."""
 
-    def all_of(call: Callable[[Batch], object]) -> Callable[[], object]:
-        def run() -> None:
-            for batch in batches:
-                call(batch)
+    pool: Callable[[Batch, np.ndarray], Any]
+    num_bytes: int | None
 
-        return run
 
-    found = {"ours": all_of(lambda batch: served.pool(batch.keys_N, offsets))}
-    dense, hashed = fbgemm(case, False), fbgemm(case, True)
-    found[DENSE] = all_of(lambda batch: dense(batch.indexes_N, torch_offsets))
-    found[HASHED] = all_of(lambda batch: hashed(batch.indexes_N, torch_offsets))
+def of_fbgemm(case: Case, is_hashed: bool) -> Contestant:
+    module = fbgemm(case, is_hashed)
+    held = [*module.split_embedding_weights(split_scale_shifts=False)]
+    tensors = [each for pair in held for each in pair if each is not None]
+
+    def pool(batch: Batch, ends: np.ndarray) -> object:
+        return module(batch.indexes_N, torch.from_numpy(ends.astype(np.int32)))
+
+    num_bytes = None if is_hashed else sum(each.nbytes for each in tensors)  # of its map, who knows
+    return Contestant(pool=pool, num_bytes=num_bytes)
+
+
+def of_torch(case: Case) -> Contestant:
+    rows = torch_rows(case)
+    bag = torch.ops.quantized.embedding_bag_byte_rowwise_offsets
+
+    def pool(batch: Batch, ends: np.ndarray) -> object:
+        offsets = torch.from_numpy(ends.astype(np.int32))
+        return bag(rows, batch.indexes_N, offsets, include_last_offset=True)
+
+    return Contestant(pool=pool, num_bytes=rows.nbytes)
+
+
+def contestants_of(case: Case, served: ServingTable, batch: Batch) -> dict[str, Contestant]:
+    found = {
+        "ours": Contestant(
+            pool=lambda batch, ends: served.pool(batch.keys_N, ends), num_bytes=served.num_bytes
+        ),
+        DENSE: of_fbgemm(case, False),
+        HASHED: of_fbgemm(case, True),
+    }
     if case.dtype == "int8":
-        rows = torch_rows(case)
-
-        def pooled(batch: Batch) -> torch.Tensor:
-            bag = torch.ops.quantized.embedding_bag_byte_rowwise_offsets
-            result: torch.Tensor = bag(
-                rows, batch.indexes_N, torch_offsets, include_last_offset=True
-            )
-            return result
-
-        ours = torch.from_numpy(served.pool(batches[0].keys_N, offsets))
-        torch.testing.assert_close(ours, pooled(batches[0]), rtol=1e-4, atol=1e-4)
-        found[TORCH] = all_of(pooled)
+        found[TORCH] = of_torch(case)
+        ours = torch.from_numpy(found["ours"].pool(batch, ENDS))
+        torch.testing.assert_close(ours, found[TORCH].pool(batch, ENDS), rtol=1e-4, atol=1e-4)
     return found
+
+
+def singles_of(batch: Batch) -> list[Batch]:
+    """The first bags, each alone."""
+    starts = range(0, min(NUM_BAGS, NUM_SINGLE) * BAG_LENGTH, BAG_LENGTH)
+    parts = [slice(first, first + BAG_LENGTH) for first in starts]
+    return [Batch(keys_N=batch.keys_N[p], indexes_N=batch.indexes_N[p].clone()) for p in parts]
+
+
+def single_bags(
+    contestants: dict[str, Contestant], bags: list[Batch], repetitions: int
+) -> dict[str, list[float]]:
+    """By contestant, the 99th percentile of a bag in each repetition, in microseconds."""
+    ends = np.array([0, BAG_LENGTH])
+    found: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(repetitions):
+        for name, each in contestants.items():
+            call = functools.partial(_pool_one, each, ends)
+            found[name].append(stores.single_p99(call, bags))
+    return found
+
+
+def _pool_one(contestant: Contestant, ends: np.ndarray, bag: Batch) -> object:
+    return contestant.pool(bag, ends)
 
 
 def run_case(case: Case, repetitions: int) -> list[records.Record]:
@@ -175,16 +216,27 @@ def run_case(case: Case, repetitions: int) -> list[records.Record]:
     parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=parent) as folder:
         served = frozen(case, Path(folder))
-        samples = records.race(
-            contestants_of(case, served, batches_of(case)), repetitions, time.process_time
-        )
+        batches = batches_of(case)
+        contestants = contestants_of(case, served, batches[0])
+
+        def all_of(each: Contestant) -> Callable[[], object]:
+            return lambda: [each.pool(batch, ENDS) for batch in batches]
+
+        runs = {name: all_of(each) for name, each in contestants.items()}
+        samples = records.race(runs, repetitions, time.process_time)
+        single = single_bags(contestants, singles_of(batches[0]), repetitions)
         a_batch = {name: [ms / NUM_BATCHES for ms in each] for name, each in samples.items()}
         opened = records.race(
             {"ours": lambda: ServingTable(Path(folder) / "frozen")}, repetitions, time.process_time
         )
-        size = {"ours": [served.num_bytes / case.num_rows]}
+        size = {
+            name: [each.num_bytes / case.num_rows]
+            for name, each in contestants.items()
+            if each.num_bytes is not None
+        }
         return [
             records.record_of(case.name, "pool a batch", "ms", "ours", a_batch),
+            records.record_of(case.name, "p99 of a bag", "us", "ours", single),
             records.record_of(case.name, "open", "ms", "ours", opened),
             records.record_of(case.name, "a key with its row", "bytes", "ours", size),
         ]
@@ -200,7 +252,8 @@ def run(quick: bool, movielens: str | None = None) -> list[records.Record]:
             for rows in (10**5, 10**6)
         ]
         read = [record for case in cases for record in run_case(case, 5)]
-        return read + following.run_case(10**6, 5) + run_frozen(quick, movielens)
+        stored = stores.run_case(10**5, 5)
+        return read + stored + following.run_case(10**6, 5) + run_frozen(quick, movielens)
     dtypes: tuple[FrozenDType, ...] = ("int8", "int4", "float32")
     axes = itertools.product(
         (10**5, 10**6, 10**7, 5 * 10**7), (16, 64, 128), dtypes, ("zipf", "uniform")
@@ -208,5 +261,6 @@ def run(quick: bool, movielens: str | None = None) -> list[records.Record]:
     every = [Case(num_rows=r, dim=d, dtype=t, distribution=law) for r, d, t, law in axes]
     fitting = [case for case in every if case.num_rows * case.dim * 4 <= MOST_BYTES]
     read = [record for case in fitting for record in run_case(case, 9)]
+    stored = [record for rows in (10**6, 10**7) for record in stores.run_case(rows, 9)]
     followed = [record for rows in (10**6, 10**7) for record in following.run_case(rows, 9)]
-    return read + followed + run_frozen(quick, movielens)
+    return read + stored + followed + run_frozen(quick, movielens)
