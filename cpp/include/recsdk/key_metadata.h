@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -36,6 +37,21 @@ RECSDK_API void copy_metadata(const Index& index, std::span<const RowNumber> row
 RECSDK_API void assign_with_metadata(Index& index, std::span<const Key> keys,
                                      std::span<const std::int64_t> words,
                                      const EvictionState& state);
+
+/// How a key stands in an index, as readers see it, for people who ask why.
+struct KeyStanding {
+  std::optional<RowNumber> row;      ///< absent: the key has none
+  std::vector<std::int64_t> words;   ///< with eviction and a row: what is kept of it (W,)
+  std::optional<std::int64_t> seen;  ///< without a row: how often it was seen, if that is kept
+  std::int64_t step = 0;             ///< of the last call that inserted, with eviction or admission
+  std::optional<std::int64_t> group;  ///< with max_rows: the key's group,
+  std::int64_t group_rows = 0;        ///< how many keys it has, batches in flight included,
+  std::int64_t group_quota = 0;       ///< and may have
+  std::int64_t num_before = 0;  ///< with eviction and a row: keys of the group that leave before it
+  bool has_expired = false;     ///< it leaves at the next look
+};
+/// Cost: a look at all keys, and a copy of what is kept of keys without a row.
+RECSDK_API KeyStanding standing_of(const Index& index, Key key);
 
 /// Some keys, and what is kept of each.
 struct KeptKeys {

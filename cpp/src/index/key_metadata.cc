@@ -75,6 +75,50 @@ void assign_with_metadata(Index& index, std::span<const Key> keys,
   impl.assign(keys, words, state);
 }
 
+KeyStanding standing_of(const Index& index, Key key) {
+  const Index::Impl& impl = IndexAccess::impl(index);
+  const std::shared_lock lock(impl.mutex);
+  KeyStanding found;
+  found.step = impl.visible_state().step;
+  if (impl.config.max_rows) {
+    const std::uint32_t group = impl.capacity->group_of(key);
+    found.group = group;
+    found.group_rows = impl.capacity->used(group);
+    found.group_quota = impl.capacity->quota(group);
+  }
+  RowNumber row = 0;
+  Outcome outcome = Outcome::kMissing;
+  impl.find_visible({&key, 1}, &row, &outcome);
+  if (outcome != Outcome::kFound) {
+    if (!impl.admission) return found;
+    for (const AdmitRecord& record : impl.visible_records()) {
+      if (record.key == key) found.seen = record.count;
+    }
+    return found;
+  }
+  found.row = row;
+  if (!impl.evictor) return found;
+  internal::RowBits wanted;
+  wanted.grow(impl.numbers.end());
+  wanted.assign_alone(row, true);
+  found.words = impl.visible_meta(wanted, 1);
+  const std::int64_t next = found.step + static_cast<std::int64_t>(found.step < INT64_MAX);
+  const std::vector<internal::Evictor::Victim> expired =
+      impl.evictor->meta().expires() ? impl.find_expired(next)
+                                     : std::vector<internal::Evictor::Victim>();
+  found.has_expired = std::any_of(expired.begin(), expired.end(),
+                                  [&](const auto& each) { return each.row == row; });
+  const auto own = impl.evictor->place(static_cast<std::uint32_t>(row), impl.numbers);
+  for (std::uint32_t other = 0; other < impl.numbers.end(); ++other) {
+    const bool is_there =
+        impl.numbers.state(other) != internal::RowState::kFree && !impl.numbers.is_leaving(other) &&
+        impl.capacity->group_of(impl.numbers.key(other)) == impl.capacity->group_of(key);
+    found.num_before +=
+        static_cast<std::int64_t>(is_there && impl.evictor->place(other, impl.numbers) < own);
+  }
+  return found;
+}
+
 std::int64_t evict_where(Index& index, const ChooseLeaving& choose) {
   Index::Impl& impl = IndexAccess::impl(index);
   meta_of(impl);

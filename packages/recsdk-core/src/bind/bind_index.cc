@@ -209,6 +209,25 @@ nb::list metadata_names_of(const Index& index) {
   return names;
 }
 
+nb::dict standing(const Index& index, std::uint64_t key) {
+  KeyStanding found;
+  {
+    const nb::gil_scoped_release without_gil;
+    found = standing_of(index, static_cast<Key>(key));
+  }
+  nb::dict made;
+  made["row"] = found.row;
+  made["words"] = copy_of(found.words);
+  made["seen"] = found.seen;
+  made["step"] = found.step;
+  made["group"] = found.group;
+  made["group_rows"] = found.group_rows;
+  made["group_quota"] = found.group_quota;
+  made["num_before"] = found.num_before;
+  made["has_expired"] = found.has_expired;
+  return made;
+}
+
 std::int64_t evict_where(Index& index, const nb::callable& function, bool is_dry) {
   const auto choose = [&](const KeptKeys& kept, std::span<std::uint8_t> leaves) {
     const nb::gil_scoped_acquire gil;
@@ -282,6 +301,9 @@ void bind_index(nb::module_& module) {
           "expire", [](PyIndex& index) { return index->expire(); }, without_gil)
       .def(
           "would_expire", [](PyIndex& index) { return would_expire(*index); }, without_gil)
+      .def(
+          "standing", [](PyIndex& index, std::uint64_t key) { return standing(*index, key); },
+          nb::arg("key"))
       .def(
           "evict_where",
           [](PyIndex& index, const nb::callable& choose, bool is_dry) {

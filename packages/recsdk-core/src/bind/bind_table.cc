@@ -335,6 +335,10 @@ void bind_table(nb::module_& module) {
       .def(
           "would_expire", [](PyTable& table) { return would_expire(table->index()); }, without_gil)
       .def(
+          "standing",
+          [](PyTable& table, std::uint64_t key) { return standing(table->index(), key); },
+          nb::arg("key"))
+      .def(
           "evict_where",
           [](PyTable& table, const nb::callable& choose, bool is_dry) {
             return evict_where(table->index(), choose, is_dry);

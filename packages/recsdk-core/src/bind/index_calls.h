@@ -42,6 +42,8 @@ nb::list metadata_names_of(const Index& index);
 /// evict_where or would_evict_where: function(step, words (n * W,), leaves uint8 (n,)) fills
 /// leaves.
 std::int64_t evict_where(Index& index, const nb::callable& function, bool is_dry);
+/// standing_of, by name.
+nb::dict standing(const Index& index, std::uint64_t key);
 /// What an index tells, by name.
 nb::dict stats_of(const IndexStats& stats);
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["COLUMNS", "Kept", "Predicate"]
+__all__ = ["COLUMNS", "Kept", "Predicate", "sources_of"]
 
 COLUMNS: Mapping[str, str] = {
     "step": "with any rule of eviction",
@@ -104,6 +104,11 @@ class Kept:
         return units_n / _COUNT_UNITS
 
 
+def sources_of(metadata: Iterable[str]) -> list[str]:
+    """The columns that follow from metadata of these names."""
+    return [name for source in metadata for name in _SOURCES.get(source, ())]
+
+
 def _exp_of_negative(x_n: NDArray[np.float64]) -> NDArray[np.float64]:
     """exp(x) for x <= 0, the same on all processors; 0 where a float could not hold it."""
     x_n = np.maximum(x_n, -104.0)
@@ -170,7 +175,7 @@ class Predicate:
 
         `of` names what keeps them in the message, such as "table 'user'".
         """
-        kept = [name for source in metadata for name in _SOURCES.get(source, ())]
+        kept = sources_of(metadata)
         missing = sorted(self._columns.difference(kept))
         if not missing:
             return

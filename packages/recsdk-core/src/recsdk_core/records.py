@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from recsdk_core.outcome import Outcome
 
-__all__ = ["ExportBatch", "IndexStats", "TableStats"]
+__all__ = ["ExportBatch", "Explanation", "IndexStats", "TableStats"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,3 +92,32 @@ class TableStats(IndexStats):
     """How often an update waited until more of a cut was written."""
     checkpoint_wait_seconds: float
     """How long these waits took in all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """How a key stands in a table or index, as readers see it; its text says it in words."""
+
+    key: int
+    """The key, int64."""
+    row: int | None
+    """Its row number; None: it has no row."""
+    columns: Mapping[str, float]
+    """What eviction keeps of it, by the names of `recsdk_core.predicates`; empty without a row."""
+    seen: int | None
+    """How often it was seen without a row, if a rule of admission keeps that."""
+    group: int | None
+    """Its group of keys; None: there is no limit of rows."""
+    group_rows: int
+    """Keys that have rows in the group, batches in flight included."""
+    group_quota: int
+    """Rows that the group may have."""
+    num_before: int | None
+    """Keys of the group that leave before it; None: it has no row, or nobody leaves."""
+    has_expired: bool
+    """It leaves at the next look for keys that have expired."""
+    reasons: tuple[str, ...]
+    """Why it has a row or none, and what would take it out."""
+
+    def __str__(self) -> str:
+        return f"key {self.key}: " + "; ".join(self.reasons)

@@ -15,11 +15,14 @@ from numpy.typing import NDArray
 
 from recsdk_core import _ext
 from recsdk_core._internal.checks import require_finite, require_int
+from recsdk_core._internal.explaining import explained
 from recsdk_core._internal.groups import require_groups
+from recsdk_core.admission import Admit
 from recsdk_core.eviction import Evict
 from recsdk_core.leavers import LeaveCause
 from recsdk_core.outcome import Outcome
 from recsdk_core.predicates import Kept, Predicate
+from recsdk_core.records import Explanation
 from recsdk_core.virtual_shards import default_eviction_groups
 
 __all__ = [
@@ -76,6 +79,7 @@ class Keyed:
     _owned_groups: tuple[int, int] | None
     _on_full: OnFull
     _eviction: Evict | None
+    _admission: Admit | None = None
     _time: int | None
     _evicted_by_request: int
 
@@ -257,6 +261,30 @@ class Keyed:
             leaves_n[:] = predicate.matches(kept)
 
         return choose
+
+    def explain(self, key: int) -> Explanation:
+        """How a key of 64 bits, signed or unsigned, stands: its row, and what would take it out.
+
+        Raises TypeError for what is no integer, ValueError for one beyond 64 bits. Cost: a look at
+        all keys, so it is for people.
+
+        >>> import numpy as np
+        >>> from recsdk_core import Evict, Table
+        >>> table = Table(dim=2, max_rows=2, eviction=Evict.lru())
+        >>> for key in (5, 6):
+        ...     _ = table.find_or_insert(np.array([key]))
+        >>> found = table.explain(5)
+        >>> found.columns, found.num_before, found.reasons[0]
+        ({'step': 1, 'idle': 1}, 0, 'it has row 0')
+        """
+        number = operator.index(key)
+        if not -INT64 <= number < UINT64:
+            raise ValueError(f"{type(self).__name__}.explain: key must have 64 bits, got {number}")
+        standing = self._engine.standing(number % UINT64)
+        names = self._engine.metadata_names() if standing["row"] is not None else []
+        metadata = columns_of_words(names, standing["words"])
+        signed = (number + INT64) % UINT64 - INT64
+        return explained(signed, standing, metadata, self._eviction, self._admission)
 
     def clear(self) -> None:
         """Takes every key out. Raises BusyError while leases with a step are open."""

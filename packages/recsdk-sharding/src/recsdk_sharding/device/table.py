@@ -21,6 +21,7 @@ from recsdk_core.checkpoint.replacing import NewRows
 from recsdk_core.eviction import EvictionClock
 from recsdk_core.leavers import LeaveCause
 from recsdk_core.nn.row_entries import rows_of
+from recsdk_core.records import Explanation
 from recsdk_core.table import DType
 from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding.device.host_index import HostIndex, NumberedRows, is_limited
@@ -205,6 +206,14 @@ class DeviceTable:
     ) -> dict[LeaveCause, int]:
         """As `recsdk_core.Table.would_evict`."""
         return self.index.would_evict(fraction=fraction, max_rows=max_rows, where=where)
+
+    def expire(self) -> int:
+        """As `recsdk_core.Table.expire`."""
+        return self.index.expire()
+
+    def explain(self, key: int) -> Explanation:
+        """As `recsdk_core.Table.explain`."""
+        return self.index.explain(key)
 
     def __len__(self) -> int:
         """Number of visible keys."""
