@@ -331,7 +331,7 @@ WORDS_OF_WHAT_IS_ABSENT = (
 )
 
 
-@holds(ABSENT, "not here", "admission of ids, and eviction below a threshold")
+@holds(ABSENT, "not here", "eviction below a threshold")
 @holds(ABSENT, "not here", "rows in several tiers (UVM, caching, SSD, DRAM)")
 @holds(
     ABSENT,

@@ -123,6 +123,9 @@ struct MapOptions {
   bool insert = false;           ///< give unseen keys a row
   const Lease* lease = nullptr;  ///< the batch this call belongs to; null: visible at once
   KeyData data = {};             ///< only with insert
+  /// No rule of admission keeps keys out, as of Table::upsert; only with insert, and without a
+  /// lease that has a step.
+  bool admits_all = false;
 };
 
 /// Keys that a call is about to insert, and the row numbers that they get.

@@ -1,5 +1,5 @@
-// What eviction keeps of the keys of an index, for programs that save it beside rows of their own,
-// or choose by it who leaves.
+// What eviction and admission keep of the keys of an index, for programs that save it beside rows
+// of their own, or choose by it who leaves.
 //
 // Shape letters: N keys, n rows, W numbers that are kept of each.
 #pragma once
@@ -22,7 +22,7 @@ namespace recsdk {
 RECSDK_API std::vector<FileField> metadata_fields(const Index& index);
 
 /// Where the clock stands to readers: without batches in flight. Throws std::invalid_argument
-/// without eviction.
+/// without eviction and admission.
 RECSDK_API EvictionState eviction_state(const Index& index);
 
 /// What is kept of the keys of rows (n,), in ascending order, as readers see it: words (n, W), each
@@ -32,11 +32,18 @@ RECSDK_API EvictionState eviction_state(const Index& index);
 RECSDK_API void copy_metadata(const Index& index, std::span<const RowNumber> rows,
                               std::span<std::int64_t> words);
 
-/// Index::assign of keys (N,) with words (N, W) as copy_metadata gives them, and a clock. Throws
-/// as Index::assign, and std::invalid_argument without eviction or for sizes that do not fit.
+/// How often keys without a row were seen, ascending by key, as readers see it. Throws
+/// std::invalid_argument without admission.
+RECSDK_API std::vector<AdmitRecord> admission_records(const Index& index);
+
+/// Index::assign of keys (N,) with words (N, W) as copy_metadata gives them, none without eviction,
+/// a clock, and records as admission_records gives them. Records beyond the limit leave. Throws as
+/// Index::assign, and std::invalid_argument without eviction and admission, for sizes that do not
+/// fit, records without admission, and those of keys that have a row or come twice.
 RECSDK_API void assign_with_metadata(Index& index, std::span<const Key> keys,
                                      std::span<const std::int64_t> words,
-                                     const EvictionState& state);
+                                     const EvictionState& state,
+                                     std::span<const AdmitRecord> records = {});
 
 /// How a key stands in an index, as readers see it, for people who ask why.
 struct KeyStanding {

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "recsdk/export.h"
@@ -111,6 +112,9 @@ struct AdmitRecord {
 
   friend bool operator==(const AdmitRecord&, const AdmitRecord&) = default;
 };
+
+/// AdmitConfig::salt of a table with this seed and name.
+RECSDK_API std::uint64_t admission_salt(std::uint64_t seed, std::string_view name);
 
 /// How many groups an index of so many rows has unless told otherwise. A power of two: as many as
 /// leave each at least 4096 rows, but no fewer than 64 where that leaves 16, at most 65,536.

@@ -8,8 +8,17 @@
 
 #include "kernels/scalar_math.h"
 #include "recsdk/error.h"
+#include "recsdk/initializer.h"
 #include "util/hash.h"
 #include "util/number_text.h"
+
+namespace recsdk {
+
+std::uint64_t admission_salt(std::uint64_t seed, std::string_view name) {
+  return internal::mix64(seed ^ internal::mix64(table_hash(name)));
+}
+
+}  // namespace recsdk
 
 namespace recsdk::internal {
 

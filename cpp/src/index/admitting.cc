@@ -1,5 +1,6 @@
 // How a rule of admission decides on the new keys of a call.
 #include <algorithm>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -25,6 +26,17 @@ void Index::Impl::check_counts(std::size_t num_keys, const KeyData& data, bool i
          std::to_string(num_keys) + " keys; pass one per key, or one for all");
   const auto least = std::min_element(data.counts.begin(), data.counts.end());
   if (*least < 1) fail("a count is " + std::to_string(*least) + "; pass 1 or more");
+}
+
+void Index::Impl::check_admits_all(const MapOptions& options) const {
+  if (!options.admits_all) return;
+  if (!options.insert)
+    throw std::invalid_argument(title + ": admits_all is of calls that insert; leave it out");
+  // What it forgets could not be given back to readers.
+  if (options.lease != nullptr && options.lease->step())
+    throw std::invalid_argument(title +
+                                ": a call of a batch with a step cannot admit all keys; pass a "
+                                "lease without a step, or none");
 }
 
 // The keys that the rule keeps out are left aside; the others are inserted as a call of their own.
@@ -82,6 +94,33 @@ std::vector<AdmitRecord> Index::Impl::visible_records() const {
   for (const auto& record : open_steps)
     before.insert(before.end(), record->records_before.begin(), record->records_before.end());
   return admission->records(before);
+}
+
+std::unique_ptr<internal::Admission> Index::Impl::counted_anew(
+    const internal::KeyMap& rows, std::span<const AdmitRecord> records) const {
+  if (!admission) {
+    if (records.empty()) return nullptr;
+    throw std::invalid_argument(title +
+                                ": counts of keys without a row need a rule of admission; set it, "
+                                "or leave them out");
+  }
+  std::vector<AdmitRecord> checked;
+  internal::append_records(checked, records, title);
+  std::vector<Key> keys(checked.size());
+  std::transform(checked.begin(), checked.end(), keys.begin(),
+                 [](const AdmitRecord& record) { return record.key; });
+  std::vector<RowNumber> found(keys.size());
+  std::vector<Outcome> outcomes(keys.size());
+  rows.find(keys, found.data(), outcomes.data());
+  const auto twice = std::find(outcomes.begin(), outcomes.end(), Outcome::kFound);
+  if (twice != outcomes.end()) {
+    const Key key = keys[static_cast<std::size_t>(twice - outcomes.begin())];
+    throw std::invalid_argument(title + ": key " + std::to_string(key) +
+                                " has a row and a count of keys without one; pass one of them");
+  }
+  std::unique_ptr<internal::Admission> made = admission->empty_copy();
+  made->assign(checked);
+  return made;
 }
 
 }  // namespace recsdk

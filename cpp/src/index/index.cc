@@ -271,10 +271,12 @@ void Index::map(std::span<const Key> keys, std::span<RowNumber> rows, std::span<
   impl_->check_sizes(keys.size(), outcomes.size());
   impl_->check_rows(keys.size(), rows.size());
   impl_->check_data(keys.size(), options.data, options.insert);
+  impl_->check_admits_all(options);
   const std::shared_ptr<LeaseRecord> record = impl_->check_lease(options.lease);
   if (options.insert) {
     const std::unique_lock lock(impl_->mutex);
-    impl_->map_inserting(keys, rows.data(), outcomes.data(), record.get(), options.data);
+    impl_->map_inserting(keys, rows.data(), outcomes.data(), record.get(), options.data, {},
+                         options.admits_all);
     return;
   }
   const std::shared_lock lock(impl_->mutex);
@@ -311,6 +313,7 @@ void map_indexes(std::span<const IndexMapCall> calls) {
     index.check_sizes(call.keys.size(), call.outcomes.size());
     index.check_rows(call.keys.size(), call.rows.size());
     index.check_data(call.keys.size(), call.options.data, call.options.insert);
+    index.check_admits_all(call.options);
     index.check_lease(call.options.lease);
   }
   internal::run_all(calls, [](const IndexMapCall& call) {

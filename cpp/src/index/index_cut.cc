@@ -135,7 +135,7 @@ void Index::check_idle() const {
 }
 
 void Index::Impl::assign(std::span<const Key> keys, std::span<const std::int64_t> words,
-                         const EvictionState& state) {
+                         const EvictionState& state, std::span<const AdmitRecord> records) {
   require_alone("other keys");
   const auto count = static_cast<std::int64_t>(keys.size());
   if (config.max_rows && count > *config.max_rows) {
@@ -168,6 +168,7 @@ void Index::Impl::assign(std::span<const Key> keys, std::span<const std::int64_t
   }
   map.adapt(count);
   check_room(others);
+  const std::unique_ptr<internal::Admission> counted = counted_anew(map, records);
   const std::unique_lock lock(mutex);
   require_idle("replacing all keys");
   if (maker != nullptr) {
@@ -175,10 +176,11 @@ void Index::Impl::assign(std::span<const Key> keys, std::span<const std::int64_t
     maker->prepare(count, {});
   }
   replace(map, others, changes);
-  if (meta != nullptr) set_state(state);
+  if (counted != nullptr) admission->replace_by(*counted);
+  if (has_clock()) set_state(state);
 }
 
-void Index::assign(std::span<const Key> keys) { impl_->assign(keys, {}, {}); }
+void Index::assign(std::span<const Key> keys) { impl_->assign(keys, {}, {}, {}); }
 
 IndexCut::IndexCut(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
 IndexCut::IndexCut(IndexCut&& other) noexcept = default;

@@ -169,7 +169,7 @@ struct Index::Impl {
   void undo(const internal::Insertion& insertion) noexcept;
   void map_inserting(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                      internal::LeaseRecord* record, const KeyData& data,
-                     const internal::Then& then = {});
+                     const internal::Then& then = {}, bool admits_all = false);
   /// What follows an insertion that stays.
   void settle(const internal::Insertion& insertion) noexcept;
   // With eviction an insertion begins, is prepared, and settles in these too. `record` if it is
@@ -225,9 +225,13 @@ struct Index::Impl {
   void replace(internal::KeyMap& other_map, internal::RowNumbers& other_numbers,
                std::unique_ptr<internal::ChangeTracker>& other_tracker) noexcept;
   /// Index::assign. With eviction `words` are the metadata of keys (N, words), or empty: they
-  /// count as never seen; and the clock is set.
+  /// count as never seen; with admission these are the records; and the clock is set.
   void assign(std::span<const Key> keys, std::span<const std::int64_t> words,
-              const EvictionState& state);
+              const EvictionState& state, std::span<const AdmitRecord> records);
+  /// Admission with these records, of keys that `rows` has not; null without admission. Throws
+  /// std::invalid_argument for records that do not fit, and std::bad_alloc.
+  std::unique_ptr<internal::Admission> counted_anew(const internal::KeyMap& rows,
+                                                    std::span<const AdmitRecord> records) const;
   /// Throws Error(kCapacity) if the keys that have these rows find no room.
   void check_room(const internal::RowNumbers& other_numbers) const;
   /// From here on `fresh` tells changes; returns what told them before.
@@ -250,6 +254,7 @@ struct Index::Impl {
   void check_rows(std::size_t num_keys, std::size_t num_rows) const;
   void check_data(std::size_t num_keys, const KeyData& data, bool insert) const;
   void check_counts(std::size_t num_keys, const KeyData& data, bool insert) const;
+  void check_admits_all(const MapOptions& options) const;
 
  private:
   int shard_bits_for(std::size_t num_keys) const;

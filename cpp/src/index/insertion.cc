@@ -319,11 +319,12 @@ void Index::Impl::settle(const Insertion& insertion) noexcept {
 
 void Index::Impl::map_inserting(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                                 LeaseRecord* record, const KeyData& data,
-                                const internal::Then& then) {
+                                const internal::Then& then, bool admits_all) {
   const bool in_flight = record != nullptr && record->step.has_value();
   require_open(record);
   if (!in_flight) require_no_steps("inserting without a step");
   Insertion insertion;
+  insertion.admits_all = admits_all;
   begin_insertion(insertion, record, data);
   try {
     find_or_insert(keys, rows_out, outcomes, in_flight ? RowState::kInFlight : RowState::kVisible,
@@ -340,7 +341,7 @@ void Index::Impl::map_inserting(std::span<const Key> keys, RowNumber* rows_out, 
     }
     if (then) then();
     require_open(record);  // what makes rows may have released it
-    if (admission) prepare_admission(insertion, in_flight ? record : nullptr);
+    if (admission && !admits_all) prepare_admission(insertion, in_flight ? record : nullptr);
     prepare_eviction(keys, outcomes, insertion, in_flight ? record : nullptr);
   } catch (...) {
     undo(insertion);

@@ -1,4 +1,5 @@
-// What eviction keeps of keys, read and replaced from outside, and keys that leave by it.
+// What eviction and admission keep of keys, read and replaced from outside, and keys that leave by
+// it.
 #include "recsdk/key_metadata.h"
 
 #include <algorithm>
@@ -22,6 +23,11 @@ const internal::RowMeta& meta_of(const Index::Impl& index) {
   return index.evictor->meta();
 }
 
+void require_clock(const Index::Impl& index) {
+  if (index.has_clock()) return;
+  fail(index, "it counts steps with eviction or admission only; set one of them");
+}
+
 void require_words(const Index::Impl& index, std::size_t num_keys, std::size_t num_given) {
   const auto num_words = static_cast<std::size_t>(meta_of(index).num_words());
   if (num_given == num_keys * num_words) return;
@@ -43,7 +49,7 @@ std::vector<FileField> metadata_fields(const Index& index) {
 
 EvictionState eviction_state(const Index& index) {
   const Index::Impl& impl = IndexAccess::impl(index);
-  meta_of(impl);
+  require_clock(impl);
   const std::shared_lock lock(impl.mutex);
   return impl.visible_state();
 }
@@ -68,11 +74,20 @@ void copy_metadata(const Index& index, std::span<const RowNumber> rows,
   std::copy(found.begin(), found.end(), words.begin());
 }
 
+std::vector<AdmitRecord> admission_records(const Index& index) {
+  const Index::Impl& impl = IndexAccess::impl(index);
+  if (!impl.admission) fail(impl, "keys without a row are counted with admission only; set it");
+  const std::shared_lock lock(impl.mutex);
+  return impl.visible_records();
+}
+
 void assign_with_metadata(Index& index, std::span<const Key> keys,
-                          std::span<const std::int64_t> words, const EvictionState& state) {
+                          std::span<const std::int64_t> words, const EvictionState& state,
+                          std::span<const AdmitRecord> records) {
   Index::Impl& impl = IndexAccess::impl(index);
-  require_words(impl, keys.size(), words.size());
-  impl.assign(keys, words, state);
+  require_clock(impl);
+  if (impl.evictor || !words.empty()) require_words(impl, keys.size(), words.size());
+  impl.assign(keys, words, state, records);
 }
 
 KeyStanding standing_of(const Index& index, Key key) {

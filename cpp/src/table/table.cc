@@ -55,9 +55,7 @@ std::shared_ptr<Index::Impl> make_index(const TableConfig& config, RowMaker& mak
       config.name,         config.hash_seed, config.max_rows,    config.eviction_groups,
       config.owned_groups, config.on_full,   config.num_threads, config.eviction,
       config.admission};
-  if (of_index.admission)
-    of_index.admission->salt =
-        internal::mix64(config.seed ^ internal::mix64(table_hash(config.name)));
+  if (of_index.admission) of_index.admission->salt = admission_salt(config.seed, config.name);
   auto index =
       std::make_shared<Index::Impl>(std::move(of_index), "table '" + config.name + "'",
                                     std::shared_ptr<RowMaker>(std::shared_ptr<void>(), &maker));

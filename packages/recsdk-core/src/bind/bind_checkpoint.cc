@@ -13,6 +13,7 @@
 #include "arguments/handles.h"
 #include "arguments/row_files.h"
 #include "bindings.h"
+#include "index_calls.h"
 
 namespace recsdk::bind {
 namespace {
@@ -40,16 +41,7 @@ RowFileSummary write_cut(PyCut& cut, nb::handle write, const nb::bytes& token,
 nb::object records_of(const PyCut& cut) {
   const std::optional<std::vector<AdmitRecord>>& records = cut->admission();
   if (!records) return nb::none();
-  const auto n = static_cast<std::int64_t>(records->size());
-  Result keys = make_rows(Framework::kNumpy, n);
-  Result counts = make_rows(Framework::kNumpy, n);
-  Result steps = make_rows(Framework::kNumpy, n);
-  for (std::size_t i = 0; i < records->size(); ++i) {
-    static_cast<std::int64_t*>(keys.data)[i] = (*records)[i].key;
-    static_cast<std::int64_t*>(counts.data)[i] = (*records)[i].count;
-    static_cast<std::int64_t*>(steps.data)[i] = (*records)[i].step;
-  }
-  return nb::make_tuple(std::move(keys.object), std::move(counts.object), std::move(steps.object));
+  return tuple_of_records(*records);
 }
 
 /// The engine's restore, one call at a time.
@@ -91,14 +83,8 @@ class PyRestore {
 
   /// int64 (n,) each
   void add_records(nb::handle keys_object, nb::handle counts_object, nb::handle steps_object) {
-    const Keys keys(keys_object);
-    const Integers counts(counts_object, "counts");
-    const Integers steps(steps_object, "steps");
-    if (counts.span().size() != keys.size() || steps.span().size() != keys.size())
-      throw nb::value_error("counts and steps must have one element per key");
-    std::vector<AdmitRecord> records(keys.size());
-    for (std::size_t i = 0; i < records.size(); ++i)
-      records[i] = {keys.span()[i], counts.span()[i], steps.span()[i]};
+    const std::vector<AdmitRecord> records =
+        joined_records(keys_object, counts_object, steps_object);
     const nb::gil_scoped_release without_gil;
     const std::lock_guard lock(mutex_);
     restore_->add_records(records);

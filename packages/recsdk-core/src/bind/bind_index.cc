@@ -44,12 +44,12 @@ PyKeyData::PyKeyData(nb::handle times, nb::handle scores, nb::handle counts) {
 }
 
 nb::tuple map(Index& index, nb::handle keys_object, bool insert, PyLease* lease,
-              const KeyData& data) {
+              const KeyData& data, bool admits_all) {
   const Keys keys(keys_object);
   const auto n = static_cast<std::int64_t>(keys.size());
   Result rows = make_rows(keys.framework(), n);
   Result outcomes = make_outcomes(keys.framework(), n);
-  const MapOptions options{insert, lease_of(lease), data};
+  const MapOptions options{insert, lease_of(lease), data, admits_all};
   {
     const nb::gil_scoped_release without_gil;
     index.map(keys.span(), row_span(rows, keys.size()), outcome_span(outcomes, keys.size()),
@@ -72,6 +72,32 @@ std::optional<GroupRange> group_range(
     const std::optional<std::pair<std::int64_t, std::int64_t>>& given) {
   if (!given) return std::nullopt;
   return GroupRange{given->first, given->second};
+}
+
+std::vector<AdmitRecord> joined_records(nb::handle keys_object, nb::handle counts_object,
+                                        nb::handle steps_object) {
+  const Keys keys(keys_object);
+  const Integers counts(counts_object, "counts");
+  const Integers steps(steps_object, "steps");
+  if (counts.span().size() != keys.size() || steps.span().size() != keys.size())
+    throw nb::value_error("counts and steps must have one element per key");
+  std::vector<AdmitRecord> records(keys.size());
+  for (std::size_t i = 0; i < records.size(); ++i)
+    records[i] = {keys.span()[i], counts.span()[i], steps.span()[i]};
+  return records;
+}
+
+nb::tuple tuple_of_records(std::span<const AdmitRecord> records) {
+  const auto n = static_cast<std::int64_t>(records.size());
+  Result keys = make_rows(Framework::kNumpy, n);
+  Result counts = make_rows(Framework::kNumpy, n);
+  Result steps = make_rows(Framework::kNumpy, n);
+  for (std::size_t i = 0; i < records.size(); ++i) {
+    static_cast<std::int64_t*>(keys.data)[i] = records[i].key;
+    static_cast<std::int64_t*>(counts.data)[i] = records[i].count;
+    static_cast<std::int64_t*>(steps.data)[i] = records[i].step;
+  }
+  return nb::make_tuple(std::move(keys.object), std::move(counts.object), std::move(steps.object));
 }
 
 nb::dict stats_of(const IndexStats& found) {
@@ -133,17 +159,31 @@ nb::tuple export_keys(PyIndex& index, RowNumber begin, std::int64_t capacity) {
   return nb::make_tuple(begin, keys.object[part], rows.object[part]);
 }
 
-/// `words` (n * W,) with eviction, of keys that were seen; else None.
+/// Without `state` as by Index::assign. With it `words` (n * W,) are what eviction keeps of the
+/// keys, and records (m,) each what admission counted of others.
 void assign(PyIndex& index, nb::handle keys_object, nb::handle words_object,
-            const std::optional<EvictionState>& state) {
+            const std::optional<EvictionState>& state, nb::handle record_keys_object,
+            nb::handle counts_object, nb::handle steps_object) {
   const Keys keys(keys_object);
-  if (words_object.is_none()) {
+  if (!state) {
     const nb::gil_scoped_release without_gil;
     return index->assign(keys.span());
   }
   const Integers words(words_object, "metadata");
+  const std::vector<AdmitRecord> records =
+      joined_records(record_keys_object, counts_object, steps_object);
   const nb::gil_scoped_release without_gil;
-  assign_with_metadata(*index, keys.span(), words.span(), state.value_or(EvictionState()));
+  assign_with_metadata(*index, keys.span(), words.span(), *state, records);
+}
+
+/// Keys, counts and steps (m,) each.
+nb::tuple records(PyIndex& index) {
+  std::vector<AdmitRecord> found;
+  {
+    const nb::gil_scoped_release without_gil;
+    found = admission_records(*index);
+  }
+  return tuple_of_records(found);
 }
 
 /// (n * W,) of rows (n,).
@@ -170,13 +210,16 @@ void make_index(PyIndex* place, std::string name, std::optional<std::uint64_t> h
                 std::optional<std::int64_t> max_rows, std::optional<std::int64_t> eviction_groups,
                 const std::optional<std::pair<std::int64_t, std::int64_t>>& owned_groups,
                 OnFull on_full, nb::object make_rows_function, std::optional<int> num_threads,
-                const std::optional<EvictConfig>& eviction) {
+                const std::optional<EvictConfig>& eviction, std::optional<AdmitConfig> admission,
+                std::uint64_t seed) {
+  if (admission) admission->salt = admission_salt(seed, name);
   std::shared_ptr<PythonMaker> maker;
   if (!make_rows_function.is_none())
     maker = std::make_shared<PythonMaker>(std::move(make_rows_function));
-  new (place) PyIndex({std::move(name), hash_seed, max_rows, eviction_groups,
-                       group_range(owned_groups), on_full, num_threads, eviction},
-                      std::move(maker));
+  new (place)
+      PyIndex({std::move(name), hash_seed, max_rows, eviction_groups, group_range(owned_groups),
+               on_full, num_threads, eviction, std::move(admission)},
+              std::move(maker));
 }
 
 void bind_lease(nb::module_& module) {
@@ -265,7 +308,8 @@ void bind_index(nb::module_& module) {
       .def("__init__", &make_index, nb::arg("name"), nb::arg("hash_seed").none(),
            nb::arg("max_rows").none(), nb::arg("eviction_groups").none(),
            nb::arg("owned_groups").none(), nb::arg("on_full"), nb::arg("make_rows").none(),
-           nb::arg("num_threads").none(), nb::arg("eviction").none())
+           nb::arg("num_threads").none(), nb::arg("eviction").none(), nb::arg("admission").none(),
+           nb::arg("seed"))
       .def(
           "lease",
           [](PyIndex& index, std::optional<std::int64_t> step) {
@@ -275,11 +319,13 @@ void bind_index(nb::module_& module) {
       .def(
           "map",
           [](PyIndex& index, nb::handle keys, bool insert, PyLease* lease, nb::handle times,
-             nb::handle scores) {
-            return map(*index, keys, insert, lease, PyKeyData(times, scores, nb::none()).get());
+             nb::handle scores, nb::handle counts, bool admits_all) {
+            const PyKeyData data(times, scores, counts);
+            return map(*index, keys, insert, lease, data.get(), admits_all);
           },
           nb::arg("keys").none(), nb::arg("insert"), nb::arg("lease").none(),
-          nb::arg("times").none(), nb::arg("scores").none())
+          nb::arg("times").none(), nb::arg("scores").none(), nb::arg("counts").none(),
+          nb::arg("admits_all"))
       .def(
           "erase",
           [](PyIndex& index, nb::handle keys, bool outcomes) {
@@ -289,7 +335,9 @@ void bind_index(nb::module_& module) {
       .def(
           "clear", [](PyIndex& index) { index->clear(); }, without_gil)
       .def("assign", &assign, nb::arg("keys").none(), nb::arg("words").none(),
-           nb::arg("state").none())
+           nb::arg("state").none(), nb::arg("record_keys").none(), nb::arg("counts").none(),
+           nb::arg("steps").none())
+      .def("records", &records)
       .def(
           "evict", [](PyIndex& index, std::int64_t max_rows) { return index->evict(max_rows); },
           nb::arg("max_rows"), without_gil)

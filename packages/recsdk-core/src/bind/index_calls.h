@@ -5,7 +5,9 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "arguments/array.h"
 #include "arguments/handles.h"
@@ -31,7 +33,12 @@ class PyKeyData {
 };
 
 /// (rows, outcomes)
-nb::tuple map(Index& index, nb::handle keys, bool insert, PyLease* lease, const KeyData& data);
+nb::tuple map(Index& index, nb::handle keys, bool insert, PyLease* lease, const KeyData& data,
+              bool admits_all = false);
+/// How often keys without a row were seen: (n,) each. ValueError for other lengths.
+std::vector<AdmitRecord> joined_records(nb::handle keys, nb::handle counts, nb::handle steps);
+/// (keys, counts, steps), int64 (n,) each.
+nb::tuple tuple_of_records(std::span<const AdmitRecord> records);
 /// Outcomes, or None.
 nb::object erase(Index& index, nb::handle keys, bool return_outcomes);
 /// Groups of keys from (begin, end).

@@ -5,7 +5,7 @@ Shape letters: n or N keys.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from recsdk_core import _ext
 from recsdk_core._ext import IndexCut, Lease
 from recsdk_core._internal.checks import require_int
-from recsdk_core._internal.config import engine_eviction, engine_on_full
+from recsdk_core._internal.config import engine_admission, engine_eviction, engine_on_full
 from recsdk_core._internal.keyed import (
+    UINT64,
     Array,
     Keyed,
     OnFull,
@@ -24,6 +25,7 @@ from recsdk_core._internal.keyed import (
     times_of,
     type_of_metadata,
 )
+from recsdk_core.admission import Admit
 from recsdk_core.eviction import Evict, EvictionClock
 from recsdk_core.outcome import Outcome
 from recsdk_core.records import IndexStats
@@ -34,6 +36,7 @@ MakeRows: TypeAlias = Callable[[NDArray[np.int64], NDArray[np.int64]], Any]
 """Makes the rows of keys int64 (n,) at distinct row numbers int64 (n,)."""
 
 _BATCH = 2**16
+_RECORDS = ("admit_keys", "admit_counts", "admit_steps")
 
 
 class Index(Keyed):
@@ -65,6 +68,8 @@ class Index(Keyed):
         owned_groups: tuple[int, int] | None = None,
         on_full: OnFull = "refuse",
         eviction: Evict | None = None,
+        admission: Admit | None = None,
+        seed: int = 0,
         make_rows: MakeRows | None = None,
         num_threads: int | None = None,
         hash_seed: int | None = None,
@@ -74,13 +79,16 @@ class Index(Keyed):
         At `max_rows` keys (None: no limit) further keys are refused, or under `on_full="raise"` the
         call that brings them raises CapacityError and changes nothing. `eviction_groups` and
         `owned_groups` say how `max_rows` divides over groups of keys, see Table. With `eviction`,
-        which needs `max_rows`, others leave for keys that come, see `Evict`. Row numbers may lie
-        beyond `max_rows` while leases keep back rows of keys that left, and with eviction by the
-        new keys of a call. Each call that inserts keys calls `make_rows` with them and their row
-        numbers, in the order of the call, before anybody sees them. It runs under the index's lock
-        and must not call the index (BusyError). What it raises takes the insertion back. Without it
-        the outcomes say which rows are new.
-        `name` is for messages. `num_threads`, 1 to 1024, limits the threads of this index's calls
+        which needs `max_rows`, others leave for keys that come, see `Evict`. With `admission` only
+        some new keys get a row, see `Admit`; what it draws follows from `seed`, 0 to 2**64 - 1, and
+        `name`, as in a Table that has the same. Row numbers may lie beyond `max_rows` while leases
+        keep back rows of keys that left, and with eviction by the new keys of a call.
+
+        Each call that inserts keys calls `make_rows` with them and their row numbers, in the order
+        of the call, before anybody sees them. It runs under the index's lock and must not call the
+        index (BusyError). What it raises takes the insertion back. Without it the outcomes say
+        which rows are new.
+        Messages give `name`. `num_threads`, 1 to 1024, limits the threads of this index's calls
         (None: the pool's size). No result depends on `hash_seed` (None: random).
 
         Raises ValueError or TypeError naming the argument that is wrong.
@@ -94,6 +102,7 @@ class Index(Keyed):
             num_threads=num_threads,
             hash_seed=hash_seed,
         )
+        require_int("Index", 0, UINT64, seed=seed)
         if make_rows is not None and not callable(make_rows):
             raise TypeError(f"Index: make_rows must be callable, got {type(make_rows).__name__}")
         self._engine = _ext.Index(
@@ -106,7 +115,10 @@ class Index(Keyed):
             make_rows,
             num_threads,
             engine_eviction(eviction, max_rows),
+            engine_admission(admission),
+            seed,
         )
+        self._admission = admission
         self._name, self._max_rows, self._on_full = name, max_rows, on_full
         self._eviction_groups, self._owned_groups = eviction_groups, owned_groups
         self._eviction, self._time, self._evicted_by_request = eviction, None, 0
@@ -115,6 +127,11 @@ class Index(Keyed):
     def name(self) -> str:
         """What messages call the index."""
         return self._name
+
+    @property
+    def admission(self) -> Admit | None:
+        """Which new keys get a row; None: all."""
+        return self._admission
 
     @property
     def end_row(self) -> int:
@@ -134,6 +151,8 @@ class Index(Keyed):
         lease: Lease | None = None,
         times: Array | int | None = None,
         scores: Array | None = None,
+        counts: Array | int | None = None,
+        admits_all: bool = False,
     ) -> tuple[Array, Array]:
         """Finds the rows of keys (N,), and with `insert` gives a row to each unseen key.
 
@@ -142,45 +161,77 @@ class Index(Keyed):
         numbers are given in input order. Which keys are REFUSED depends on the keys of the call,
         not on their order: in a group of keys that has too little room, those that are lowest by a
         fixed hash. Empty input is fine. With eviction others leave instead, for which `times` and
-        `scores` are, see `Table.map`.
+        `scores` are, and with admission `counts`, see `Table.map`. With `admits_all` no rule of
+        admission keeps a key out, as in `Table.upsert`.
 
         Raises BusyError when inserting without a step while leases with a step are open,
-        CapacityError under `on_full="raise"`, OutOfMemoryError, ValueError for times or scores that
-        the rule does not take, or lacks, and what `make_rows` raises.
+        CapacityError under `on_full="raise"`, OutOfMemoryError, ValueError for times, scores or
+        counts that the rules do not take, or lack, and for `admits_all` without `insert` or with a
+        lease that has a step, and what `make_rows` raises.
         Cost: one cache line per key, plus one row per insertion.
         """
-        return self._engine.map(keys, insert, lease, times_of(times), scores)
+        times, counts = times_of(times), times_of(counts, "counts")
+        return self._engine.map(keys, insert, lease, times, scores, counts, admits_all)
 
     def assign(
         self,
         keys: Array,
         *,
         metadata: Mapping[str, Array] | None = None,
+        records: Mapping[str, Array] | None = None,
         clock: EvictionClock | None = None,
     ) -> None:
         """Replaces all keys by distinct keys (N,): key i gets row i, and `make_rows` is not called.
 
-        With eviction `metadata`, as the method of that name gives it, says what was known of them
-        (None: they count as never seen, and there was no step), and `clock` where it stands.
-        Changes are tracked from here on. Raises BusyError while leases or a cut are open,
-        CapacityError beyond `max_rows` or a group's part of it, and ValueError if a key comes twice
-        or for metadata that the rule does not take, or lacks; then nothing has changed.
+        With eviction `metadata`, as the method of that name gives it, says what was known of them.
+        With admission `records` is what `records()` gave of keys without a row; those beyond its
+        limit leave. `clock` says where their clock stands. Without all three keys count as never
+        seen, and there was no step. Changes are tracked from here on. Raises BusyError while leases
+        or a cut are open, CapacityError beyond `max_rows` or a group's part of it, and ValueError
+        if a key comes twice, or for what the rules do not take, or lack; then nothing has changed.
         """
-        if metadata is None and clock is None:
-            self._engine.assign(keys, None, None)
+        if metadata is None and records is None and clock is None:
+            self._engine.assign(keys, None, None, None, None, None)
             return
-        if metadata is None or clock is None:
-            raise ValueError("Index.assign: metadata and clock belong together; pass both or none")
-        names = self._engine.metadata_names()
-        if not names or set(names) != set(metadata):
+        if clock is None or (metadata is None and records is None):
             raise ValueError(
-                f"index {self._name!r}: with eviction={self._eviction} metadata are {names}, got "
-                f"{sorted(metadata)}"
+                "Index.assign: clock belongs together with metadata or records; pass both or none"
             )
-        columns = [_words(metadata[name], type_of_metadata(name)) for name in names]
+        names = self._engine.metadata_names()
+        self._require_names("eviction", self._eviction, "metadata", names, metadata or {})
+        wanted = _RECORDS if self._admission is not None else ()
+        self._require_names("admission", self._admission, "records", wanted, records or {})
+        columns = [_words((metadata or {})[name], type_of_metadata(name)) for name in names]
+        words = np.stack(columns, 1).reshape(-1) if columns else np.zeros(0, np.int64)
+        nothing = np.zeros(0, np.int64)
+        counted = [(records or {}).get(name, nothing) for name in _RECORDS]
         state = _ext.EvictionState(clock.step or 0, None, clock.step is not None, clock.time)
-        self._engine.assign(keys, np.stack(columns, 1).reshape(-1), state)
+        self._engine.assign(keys, words, state, *counted)
         self._time = clock.time
+
+    def _require_names(
+        self, setting: str, rule: Any, what: str, wanted: Sequence[str], given: Mapping[str, Array]
+    ) -> None:
+        if set(wanted) != set(given):
+            raise ValueError(
+                f"index {self._name!r}: with {setting}={rule} {what} are {list(wanted)}, got "
+                f"{sorted(given)}"
+            )
+
+    def records(self) -> dict[str, NDArray[np.int64]]:
+        """What admission knows of keys without a row, as readers see it: int64 (m,) by name.
+
+        "admit_keys", ascending, "admit_counts", how often each was seen as far as the rule asks,
+        and "admit_steps", the step that saw it last. Raises ValueError without admission.
+
+        >>> import numpy as np
+        >>> from recsdk_core import Admit, Index
+        >>> index = Index(admission=Admit.count(3))
+        >>> _ = index.map(np.array([5, 6, 5]), insert=True)
+        >>> {name: found.tolist() for name, found in index.records().items()}
+        {'admit_keys': [5, 6], 'admit_counts': [2, 1], 'admit_steps': [1, 1]}
+        """
+        return dict(zip(_RECORDS, self._engine.records(), strict=True))
 
     def metadata(self, rows: Array) -> dict[str, NDArray[Any]]:
         """What eviction keeps of the keys of rows int64 (n,), ascending, as readers see it.
@@ -202,7 +253,10 @@ class Index(Keyed):
 
     @property
     def clock(self) -> EvictionClock:
-        """Where the clock of eviction stands to readers. Raises ValueError without eviction."""
+        """Where the clock of eviction and admission stands to readers.
+
+        Raises ValueError without both.
+        """
         state = self._engine.eviction_state()
         return EvictionClock(step=state.step if state.is_begun else None, time=state.time)
 

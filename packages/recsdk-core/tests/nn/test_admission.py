@@ -229,8 +229,6 @@ def test_arguments_that_do_not_fit() -> None:
     assert (len(module.table), content(module)["admit_keys"]) == (0, [])
     with pytest.raises(TypeError, match="admission must be an Admit"):
         HashEmbedding(2, admission=3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="admission is of modules on one process"):
-        module.check_shardable()
     pretrained = HashEmbedding.from_pretrained(
         torch.tensor([5, 6]), torch.ones(2, 2), admission=RULES[0]
     )

@@ -12,7 +12,20 @@ from pathlib import Path
 import eviction_on_ranks
 import pytest
 import torch
-from eviction_on_ranks import GROUPS, MAX_ROWS, RULES, WIDTH, Case, Rows, batches, run, time_of
+from eviction_on_ranks import (
+    GROUPS,
+    MAX_ROWS,
+    ROW_WISE,
+    RULES,
+    WIDTH,
+    Case,
+    Rows,
+    batches,
+    cases,
+    run,
+    time_of,
+    whole,
+)
 from plans import Spec
 from rank_pool import RankPool
 
@@ -29,7 +42,6 @@ from recsdk_sharding.placement.ranks import RankMap
 from recsdk_sharding.planning.planned_tables import PlannedTable
 
 STEPS = 14
-ROW_WISE: dict[str, Spec] = dict.fromkeys(RULES, ("row_wise",))
 
 
 class _Expected:
@@ -87,25 +99,6 @@ def expected() -> _Expected:
     return found
 
 
-def whole(parts: list[Rows], replicated: bool = False) -> Rows:
-    """The rows of all ranks, with their columns side by side."""
-    columns: dict[str, dict[int, dict[int, list[float]]]] = {}
-    for part in parts:
-        for name, rows in part.items():
-            table, _, which = name.partition(".columns_")
-            held = columns.setdefault(table, {}).setdefault(int(which.partition("_")[0] or 0), {})
-            assert replicated or not set(held) & set(rows)
-            assert all(held.get(key, row) == row for key, row in rows.items())
-            held.update(rows)
-    return {
-        table: {
-            key: [number for first in sorted(by_first) for number in by_first[first][key]]
-            for key in by_first[min(by_first)]
-        }
-        for table, by_first in columns.items()
-    }
-
-
 def test_unsharded_tables_do_as_the_plain_model(expected: _Expected) -> None:
     for is_sequence in (False, True):
         rows = run_whole(Case(None, is_sequence=is_sequence))
@@ -114,32 +107,6 @@ def test_unsharded_tables_do_as_the_plain_model(expected: _Expected) -> None:
 
 def run_whole(case: Case) -> Rows:
     return run(case, 0, STEPS, None, None)
-
-
-def cases(world_size: int) -> list[Case]:
-    """Every sharding type, batches ahead, gradients accumulated."""
-    last = world_size - 1
-    cut = [(1, 0), (WIDTH - 1, last)]
-    local = 2 if world_size == 4 else world_size
-    mixed: dict[str, Spec] = {
-        "user": ("row_wise",),
-        "item": ("table_wise", last),
-        "ad": ("data_parallel",),
-        "full": ("column_wise", cut),
-    }
-    grid = [(1, 0), (WIDTH - 1, world_size // local - 1)]
-    made = [
-        Case(ROW_WISE, depth=3),
-        Case(mixed, depth=2),
-        Case(dict.fromkeys(RULES, ("data_parallel",)), depth=5, accumulate=1),
-        Case(dict.fromkeys(RULES, ("table_row_wise", 0)), local_size=local),
-        Case(dict.fromkeys(RULES, ("grid_shard", grid)), local_size=local, depth=12),
-        Case(ROW_WISE, is_sequence=True, depth=2),
-        Case(ROW_WISE, accumulate=2, depth=2),
-    ]
-    if world_size > 1:
-        made.append(Case(dict.fromkeys(RULES, ("column_wise", cut)), is_sequence=True))
-    return made
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])

@@ -44,6 +44,9 @@ from recsdk_core.checkpoint.stores import Store, Target, open_store
 from recsdk_core.errors import CapacityError, CheckpointError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from recsdk_core.table import Table
 
 __all__ = [
@@ -78,7 +81,10 @@ class ShardCut(Protocol):
     update_count: int
     log_decay: float
     eviction: _ext.EvictionState | None
-    """Where the clock of eviction stands, if the table has it."""
+    """Where the clock of eviction and admission stands, if the table has one of them."""
+    admission: tuple[NDArray[np.int64], ...] | None
+    """Keys without a row, how often they were seen, and the step that saw each last, int64 (m,)
+    each, if the table has admission."""
 
     @property
     def num_rows(self) -> int:

@@ -21,6 +21,7 @@ from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.stores import Target
 
 if TYPE_CHECKING:
+    from recsdk_core.checkpoint.model_tables import ShardCut
     from recsdk_core.checkpoint.reading import Checkpoint
     from recsdk_core.table import Table
 
@@ -73,9 +74,9 @@ class Records:
         return Records(keys[order], counts[order], steps[order])
 
 
-def admission_entry(table: Table, cut: Any) -> AdmissionEntry | None:
+def admission_entry(table: Table, cut: _ext.Cut | ShardCut | None) -> AdmissionEntry | None:
     """What a manifest says of a table's admission, as of a cut, without files."""
-    state = cut.eviction if isinstance(cut, _ext.Cut) else None
+    state = None if cut is None else cut.eviction
     if table.admission is None or state is None:
         return None
     rule = [

@@ -19,6 +19,7 @@ from recsdk_core.nn.row_entries import (
     STATE,
     clock_of_entry,
     entries_of,
+    records_of_entries,
     rows_of,
 )
 from recsdk_core.nn.unused import Unused
@@ -182,21 +183,9 @@ def _clock(given: Mapping[str, Any]) -> EvictionClock:
 
 def _records(table: Table, given: Mapping[str, Any]) -> Records | None:
     """The counts of keys without a row; ValueError for what cannot be such."""
-    if table.admission is None or RECORDS[0] not in given:
+    if table.admission is None:
         return None
-    parts = [given[name] for name in RECORDS]
-    num_keys = parts[0].numel() if isinstance(parts[0], torch.Tensor) else 0
-    for name, part in zip(RECORDS, parts, strict=True):
-        is_fit = isinstance(part, torch.Tensor) and part.dtype == torch.int64
-        if not is_fit or part.shape != (num_keys,):
-            raise ValueError(f"{name}: must be int64 ({num_keys},), got {part}")
-    records = Records(*map(_array, parts))
-    if not bool((records.counts > 0).all()):
-        raise ValueError(f"{RECORDS[1]}: must be 1 or more")
-    all_keys = np.concatenate([_array(given["keys"]), records.keys])
-    if len(np.unique(all_keys)) != len(all_keys):
-        raise ValueError(f"{RECORDS[0]}: must not repeat, nor be among keys")
-    return records
+    return records_of_entries(given, _array(given["keys"]))
 
 
 def _replace_rows(table: Table, given: Mapping[str, Any]) -> None:

@@ -400,7 +400,6 @@ class _TableModule(nn.Module):
             "padding_idx": self.padding_idx is not None,
             "max_norm": self.max_norm is not None,
             "scale_grad_by_freq": self.scale_grad_by_freq,
-            "admission": self.table.admission is not None,
         }
         for argument, is_asked in asked.items():
             if is_asked:

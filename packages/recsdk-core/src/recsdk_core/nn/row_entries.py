@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from recsdk_core.checkpoint.manifest import METADATA
+from recsdk_core.checkpoint.records import Records
 from recsdk_core.checkpoint.replacing import NewRows, rows_with_metadata
 from recsdk_core.eviction import EvictionClock
 
@@ -25,6 +26,7 @@ __all__ = [
     "AnyName",
     "clock_of_entry",
     "entries_of",
+    "records_of_entries",
     "rows_of",
 ]
 
@@ -124,6 +126,28 @@ def clock_of_entry(entry: Any) -> EvictionClock:
         )
     has_step, step, has_time, time = numbers
     return EvictionClock(step=step if has_step else None, time=time if has_time else None)
+
+
+def records_of_entries(entries: Mapping[str, Any], keys_n: NDArray[np.int64]) -> Records | None:
+    """The counts of keys without a row among entries, beside rows of keys (n,); None: none.
+
+    Raises ValueError, naming the entry, for what cannot be such.
+    """
+    if RECORDS[0] not in entries:
+        return None
+    parts: list[Any] = [entries.get(name) for name in RECORDS]
+    num_keys = parts[0].numel() if isinstance(parts[0], torch.Tensor) else 0
+    for name, part in zip(RECORDS, parts, strict=True):
+        is_fit = isinstance(part, torch.Tensor) and part.dtype == torch.int64
+        if not is_fit or part.shape != (num_keys,):
+            raise ValueError(f"{name}: must be int64 ({num_keys},), got {part}")
+    records = Records(*(np.ascontiguousarray(part.detach().cpu().numpy()) for part in parts))
+    if not bool((records.counts > 0).all()):
+        raise ValueError(f"{RECORDS[1]}: must be 1 or more")
+    all_keys = np.concatenate([keys_n, records.keys])
+    if len(np.unique(all_keys)) != len(all_keys):
+        raise ValueError(f"{RECORDS[0]}: must not repeat, nor be among keys")
+    return records
 
 
 def _no_rows(width: int) -> NDArray[np.float32]:

@@ -21,6 +21,7 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingType
 
 from recsdk_core.nn import HashEmbeddingBag
+from recsdk_sharding._configs.configs import limit_groups
 from recsdk_sharding._configs.settings import Subject, check_constraints, check_groups_of
 from recsdk_sharding._modules.feature_processed import (
     HashFeatureProcessedEmbeddingBagCollectionSharder,
@@ -113,7 +114,7 @@ def with_whole_groups(options: list[Any]) -> list[Any]:
 
 def _num_groups(module: Any, table: str) -> int | None:
     if isinstance(module, HashEmbeddingBag):
-        return module.table.eviction_groups
+        return limit_groups(module.table.eviction_groups, module.table.admission)
     [config] = [config for config in configs_of(module) if config.name == table]
     groups: int | None = config.num_groups
     return groups

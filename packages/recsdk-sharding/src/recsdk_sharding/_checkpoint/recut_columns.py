@@ -20,6 +20,7 @@ from recsdk_core.checkpoint.comparing import as_floats
 from recsdk_core.checkpoint.merging import Rows, merged_rows
 from recsdk_core.checkpoint.model_tables import Assembled
 from recsdk_core.checkpoint.owners import Owner
+from recsdk_core.checkpoint.records import Records, read_records
 from recsdk_core.errors import CheckpointError
 from recsdk_core.eviction import EvictionClock
 from recsdk_core.nn.row_entries import KEPT_OF_KEYS, rows_of
@@ -105,8 +106,13 @@ def _saved_shard(
     }
     kept = {name: of for name, of in names.items() if name in KEPT_OF_KEYS}
     clock = EvictionClock()
+    if entry.admission is not None:
+        clock = EvictionClock(step=entry.admission.step)
     if entry.eviction is not None:
         clock = EvictionClock(step=entry.eviction.step, time=entry.eviction.time)
+    counted = None
+    if entry.admission is not None:
+        counted = Records.joined(list(read_records(chain[-1], entry.name, owner)))
     weight = arrays.pop("weight")
     return SavedShard(
         shard=Shard(shard.ranks, shard.index, columns_of(entry.name) or (0, entry.dim)),
@@ -118,6 +124,7 @@ def _saved_shard(
         seed=entry.seed or 0,
         log_decay=entry.log_decay,
         metadata={n: _joined(found, n, width, dtype)[:, 0] for n, (dtype, width) in kept.items()},
+        records=counted,
         clock=clock,
     )
 

@@ -17,7 +17,7 @@ from torchrec.modules.embedding_configs import (
 )
 
 import recsdk_core
-from recsdk_core import Evict, init
+from recsdk_core import Admit, Evict, init
 from recsdk_core.table import DType, OnFull
 from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS, default_eviction_groups
 from recsdk_sharding._configs.initializers import (
@@ -37,6 +37,7 @@ __all__ = [
     "HashEmbeddingBagConfig",
     "HashEmbeddingConfig",
     "HashTableConfig",
+    "limit_groups",
 ]
 
 NonFinite: TypeAlias = Literal["apply", "raise", "skip"]
@@ -69,6 +70,12 @@ DTYPES: dict[DataType, DType] = {
 """The engine's names of the types in which rows are stored."""
 
 
+def limit_groups(of_rows: int | None, admission: Admit | None) -> int | None:
+    """Groups of ids that limits of a table divide over; `of_rows`: those of `max_rows`, if any."""
+    most = None if admission is None else admission.max_records
+    return default_eviction_groups(most) if of_rows is None and most is not None else of_rows
+
+
 @dataclass
 class _Settings:
     """The fields that both configs of hash tables have beside torchrec's."""
@@ -84,6 +91,9 @@ class _Settings:
     eviction: Evict | None = None
     """Which ids leave when others need their room, by step or by time; needs `max_rows`. None:
     none. On a device a table has spare rows for batches in flight."""
+    admission: Admit | None = None
+    """Which new ids get a row: by how often all ranks' batches brought them, or by chance. Others
+    are NOT_ADMITTED: they read zeros and are not trained. None: all ids."""
     admit_and_evict_config: AdmitAndEvictConfig | None = None
     """Rec SDK's settings of who gets a row and who loses it: taken if they ask for nothing, else
     refused by name. None: nothing."""
@@ -191,6 +201,7 @@ class HashTableConfig(_Settings):
                         f"{self.max_rows}, and 65536, got {groups}"
                     )
                 )
+        self._check_admission()
         if self.eviction is None:
             return
         if not isinstance(self.eviction, Evict):
@@ -202,6 +213,24 @@ class HashTableConfig(_Settings):
                 self._error(
                     "Evict.score() needs a score for each id, which batches of a collection do not "
                     "carry: take Evict.lru() or Evict.lfu(), or a module of recsdk_core.nn"
+                )
+            )
+
+    def _check_admission(self) -> None:
+        if self.admission is None:
+            return
+        if not isinstance(self.admission, Admit):
+            raise TypeError(
+                self._error(
+                    f"admission must be an Admit, as Admit.count(3), got {self.admission!r}"
+                )
+            )
+        most, groups = self.admission.max_records, self.num_groups
+        if most is not None and groups is not None and most < groups:
+            raise ValueError(
+                self._error(
+                    f"max_records of admission is {most}, and ids fall into {groups} groups; pass "
+                    "as many, or set fewer eviction_groups"
                 )
             )
 
@@ -269,10 +298,19 @@ class HashTableConfig(_Settings):
 
     @property
     def num_groups(self) -> int | None:
-        """Groups that `max_rows` divides over; None: there is no limit."""
-        if self.max_rows is None:
-            return None
-        return self.eviction_groups or default_eviction_groups(self.max_rows)
+        """Groups of ids that limits divide over, so that ranks have whole ones; None: no limit."""
+        of_rows = None
+        if self.max_rows is not None:
+            of_rows = self.eviction_groups or default_eviction_groups(self.max_rows)
+        return limit_groups(of_rows, self.admission)
+
+    @property
+    def counting_rule(self) -> str | None:
+        """The rule that needs to see every occurrence of an id, in its words; None: none does."""
+        if self.admission is not None:
+            return "admission"
+        is_lfu = self.eviction is not None and self.eviction.order == "lfu"
+        return "Evict.lfu()" if is_lfu else None
 
     def make_table(
         self,
@@ -285,16 +323,18 @@ class HashTableConfig(_Settings):
 
         `limits`: `max_rows` and `eviction_groups`, if they are others than the config's.
         """
+        limits = {"max_rows": self.max_rows, "eviction_groups": self.eviction_groups, **limits}
         return recsdk_core.Table(
             columns[1] - columns[0],
             name=self.name,
             optimizer=optimizer,
             initializer=self.initializer_of(columns),
             seed=self.seed,
-            **{"max_rows": self.max_rows, "eviction_groups": self.eviction_groups, **limits},
-            owned_groups=owned_groups,
+            **limits,
+            owned_groups=None if limits["max_rows"] is None else owned_groups,
             on_full=self.on_full,
             eviction=self.eviction,
+            admission=self.admission,
             on_nonfinite=self.on_nonfinite,
             dtype=self.dtype,
         )

@@ -163,16 +163,16 @@ def check_groups_of(
         return
     if rule != "virtual_shard":
         raise ValueError(
-            f"table {table!r}: max_rows divides over groups of ids, which rank_rule={rule!r} does "
-            "not keep together; leave rank_rule at 'virtual_shard', plan the table table_wise, or "
-            "leave max_rows out"
+            f"table {table!r}: max_rows, or max_records of admission, divides over groups of ids, "
+            f"which rank_rule={rule!r} does not keep together; leave rank_rule at 'virtual_shard', "
+            "plan the table table_wise, or leave the limit out"
         )
     if num_groups < num_row_shards:
         raise ValueError(
-            f"table {table!r}: its rows are cut over {num_row_shards} ranks, and max_rows divides "
+            f"table {table!r}: its rows are cut over {num_row_shards} ranks, and its limits divide "
             f"over {num_groups} groups of ids, which ranks have whole; set eviction_groups to a "
-            f"power of two from {num_row_shards} on, which must be at most max_rows, or plan the "
-            "table table_wise or column_wise"
+            f"power of two from {num_row_shards} on, which must be at most max_rows (without "
+            "max_rows raise max_records of admission), or plan the table table_wise or column_wise"
         )
 
 

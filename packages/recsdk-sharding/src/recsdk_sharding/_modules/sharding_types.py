@@ -83,8 +83,8 @@ class HashSharding:
     _is_sequence = False
     _drops_duplicates = False
     _sharding_type: str
-    _counting: Sequence[str] = ()
-    """Tables whose rule counts occurrences."""
+    _counting: Mapping[str, str] = {}
+    """Tables that have a rule that counts occurrences, and what it is."""
 
     def attach(
         self, host: HostGroup, configs: Sequence[HashTableConfig], is_weighted: bool
@@ -93,8 +93,7 @@ class HashSharding:
         self._host = host
         self._configs = list(configs)
         self._is_weighted = is_weighted
-        rules = [(config.name, config.eviction) for config in configs]
-        self._counting = [name for name, rule in rules if rule and rule.order == "lfu"]
+        self._counting = {c.name: rule for c in configs if (rule := c.counting_rule) is not None}
         is_replicated = self._sharding_type == ShardingType.DATA_PARALLEL.value
         placed: dict[str, list[tuple[int, tuple[int, int]]]] = {}
         for rank, table in self._placed_tables():
@@ -133,10 +132,10 @@ class HashSharding:
 
         Raises ValueError if a table's rule counts occurrences.
         """
-        if is_wanted and self._counting:
+        for table, rule in self._counting.items() if is_wanted else ():
             raise ValueError(
-                f"table {self._counting[0]!r}: Evict.lfu() counts every occurrence of an id, and "
-                "use_index_dedup sends each once; leave one of them out"
+                f"table {table!r}: {rule} counts every occurrence of an id, and use_index_dedup "
+                "sends each once; leave one of them out"
             )
         self._drops_duplicates = is_wanted
 

@@ -57,7 +57,7 @@ class _TableConfig(HashEmbeddingBagConfig):
         return self.template.empty_copy(
             dim=columns[1] - columns[0],
             optimizer=optimizer,
-            owned_groups=owned_groups,
+            owned_groups=None if self.max_rows is None else owned_groups,
             initializer=self.initializer_of(columns),
             **limits,
         )
@@ -78,6 +78,7 @@ def _collection_of(bag: HashEmbeddingBag) -> HashEmbeddingBagCollection:
         max_rows=table.max_rows,
         eviction_groups=table.eviction_groups,
         eviction=table.eviction,
+        admission=table.admission,
         accumulate_steps=bag.accumulate_steps,
         on_full=table.on_full,
         initializer=table.initializer,

@@ -77,9 +77,10 @@ class _Unsharded(KeepsOutcomes):
                 each.check_trainable()
             timed = [each for each in self._rows() if evicts_by_time(each.config.eviction)]
             set_time([each.shards[0].table for each in timed], None)
-            self._num_steps += 1
-            step = self._num_steps
-        return LocalBatch(self._rows(), batch, step=step, is_sequence=is_sequence)
+            step = self._num_steps + 1
+        mapped = LocalBatch(self._rows(), batch, step=step, is_sequence=is_sequence)
+        self._num_steps += int(self.training)  # a batch that fails is no step
+        return mapped
 
     def _check_usable(self) -> None:
         kind = type(self).__name__

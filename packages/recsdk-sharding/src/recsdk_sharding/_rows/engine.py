@@ -101,7 +101,7 @@ class EngineShard:
             require_room(table.name, table.max_rows, table.eviction_groups, [*held, keys])
 
     def rows(self) -> NewRows:
-        """The rows that readers see now, with what eviction keeps of their keys."""
+        """The rows that readers see now, with what eviction and admission keep of keys."""
         return rows_of(self.table)
 
     def give_state(
@@ -111,7 +111,7 @@ class EngineShard:
         state: Mapping[str, NDArray[np.float32]],
     ) -> None:
         """Gives state to rows that are there; no key is seen by it."""
-        if self.table.eviction is None:
+        if self.table.eviction is None and self.table.admission is None:
             self.table.upsert(keys, weights, state)
         else:
             give_state(self.table, keys, state)

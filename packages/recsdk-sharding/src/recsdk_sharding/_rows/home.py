@@ -112,9 +112,9 @@ class HeldShard(Protocol):
         """Raises CapacityError unless keys (n,) without a row can have one."""
 
     def rows(self) -> NewRows:
-        """The rows that readers see now, by row number, with what eviction keeps of their keys.
+        """The rows that readers see now, by row number, with what the rules keep of keys.
 
-        With eviction BusyError while a save is under way.
+        With eviction or admission BusyError while a save is under way.
         """
 
     def give_state(

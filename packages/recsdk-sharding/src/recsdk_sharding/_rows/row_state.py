@@ -17,14 +17,17 @@ from numpy.typing import NDArray
 
 import recsdk_core
 from recsdk_core import Outcome
+from recsdk_core.checkpoint.records import Records
 from recsdk_core.checkpoint.replacing import NewRows
 from recsdk_core.eviction import EvictionClock
 from recsdk_core.nn.row_entries import (
     CLOCK,
     KEPT_OF_KEYS,
+    RECORDS,
     STATE,
     clock_of_entry,
     entries_of,
+    records_of_entries,
 )
 from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding._rows.home import HeldShard
@@ -48,7 +51,7 @@ SHARD_PATTERN = r"rank_(?P<rank>[0-9]+)\.(?:columns_(?P<first>[0-9]+)_(?P<last>[
 
 ENTRY_PATTERN = (
     r"(?P<name>keys|weight|ranks|seed|update_count|log_decay|state\..+|"
-    + "|".join([CLOCK, *KEPT_OF_KEYS])
+    + "|".join([CLOCK, *KEPT_OF_KEYS, *RECORDS])
     + ")"
 )
 """What follows: the name of an entry."""
@@ -82,6 +85,8 @@ class SavedShard:
     log_decay: float
     metadata: dict[str, NDArray[Any]] = field(default_factory=dict)
     """What eviction keeps of the keys, (n,) each."""
+    records: Records | None = None
+    """What admission knows of the shard's keys without a row; None: it was saved without it."""
     clock: EvictionClock = field(default_factory=EvictionClock)
 
     @staticmethod
@@ -98,6 +103,7 @@ class SavedShard:
             seed=table.seed,
             log_decay=rows.log_decay,
             metadata=dict(rows.metadata),
+            records=rows.records,
             clock=rows.clock,
         )
 
@@ -109,9 +115,10 @@ class SavedShard:
         columns = (0, dim)
         if match["first"] is not None:
             columns = (int(match["first"]), int(match["last"]))
+        keys = _array(entries["keys"], np.int64)
         return SavedShard(
             shard=Shard(ranks_of_tensor(entries["ranks"]), int(match["rank"]), columns),
-            keys=_array(entries["keys"], np.int64),
+            keys=keys,
             weight=_weights(entries["weight"]),
             dtype=entries["weight"].dtype,
             state={
@@ -127,6 +134,7 @@ class SavedShard:
                 for name, dtype in KEPT_OF_KEYS.items()
                 if name in entries
             },
+            records=records_of_entries(entries, keys),
             clock=clock_of_entry(entries[CLOCK]) if CLOCK in entries else EvictionClock(),
         )
 
@@ -147,12 +155,14 @@ class SavedShard:
             update_count=self.update_count,
             log_decay=self.log_decay,
             metadata=self.metadata,
+            records=self.records,
             clock=self.clock,
         )
 
     def copy(self) -> SavedShard:
         """The same, in memory of its own."""
-        return self.select(np.arange(len(self.keys)))
+        records = None if self.records is None else Records.joined([self.records])
+        return replace(self.select(np.arange(len(self.keys))), records=records)
 
     def check(self, config: HashTableConfig, fields: Mapping[str, int]) -> None:
         """Raises ValueError if the rows do not fit the table.
@@ -199,7 +209,7 @@ class SavedShard:
                 raise ValueError(f"{name} must have shape {wanted}, got {array.shape}")
 
     def select(self, chosen: NDArray[Any]) -> SavedShard:
-        """The rows of a mask or of positions (n,)."""
+        """The rows of a mask or of positions (n,); keys without a row stay."""
         return replace(
             self,
             keys=self.keys[chosen],
@@ -240,7 +250,8 @@ def rows_for(
         if columns[0] < shard.columns[1] and shard.columns[0] < columns[1]
     ]
     _check_columns(shard, groups)
-    return _recut(shard, groups, fields)
+    found = _recut(shard, groups, fields)
+    return found if config.admission is not None else replace(found, records=None)
 
 
 def put_state(held: HeldShard, rows: SavedShard) -> None:
@@ -283,6 +294,7 @@ def _rows_of_columns(shard: Shard, saved: Sequence[SavedShard]) -> SavedShard:
             name: np.concatenate([each.state[name] for each in owned]) for name in owned[0].state
         },
         metadata=_joined_metadata(owned),
+        records=_owned_records(shard, saved),
         clock=_latest([each.clock for each in saved]),
         update_count=max(each.update_count for each in saved),
         log_decay=min(each.log_decay for each in saved),
@@ -295,6 +307,17 @@ def _joined_metadata(parts: Sequence[SavedShard]) -> dict[str, NDArray[Any]]:
     if any(own != names[0] for own in names):
         raise ValueError(f"some shards have {sorted(set().union(*names))}, and others have not")
     return {name: np.concatenate([part.metadata[name] for part in parts]) for name in names[0]}
+
+
+def _owned_records(shard: Shard, saved: Sequence[SavedShard]) -> Records | None:
+    """What admission knows of a shard's keys without a row, of all parts."""
+    parts = [each.records for each in saved if each.records is not None]
+    if not parts:
+        return None
+    if len(parts) < len(saved):
+        raise ValueError(f"some shards have {list(RECORDS)}, and others have not")
+    joined = Records.joined(parts)
+    return joined.select(shard.ranks.owned_by(shard.index, joined.keys))
 
 
 def _latest(clocks: Sequence[EvictionClock]) -> EvictionClock:

@@ -151,16 +151,17 @@ class DeviceShard:
     def replace_rows(self, rows: NewRows) -> None:
         """Takes these rows in place of all that it has. If that fails it is empty.
 
-        With eviction the lowest keys of groups that are too large leave at once.
+        With eviction the lowest keys of groups that are too large leave at once, as do counts of
+        keys without a row beyond their limit.
         """
-        if self.table.eviction is not None:
+        if self.table.has_clock:
             host = self.table.empty_host_table()
             replace_rows([(host, rows)])
             rows = rows_of(host)
         self.table.replace_rows(rows)
 
     def rows(self) -> NewRows:
-        """The rows that readers see now, with what eviction keeps of their keys."""
+        """The rows that readers see now, with what the rules keep of keys."""
         return self.table.rows()
 
     def give_state(

@@ -70,6 +70,8 @@ class HostIndex:
             owned_groups=shard.owned_groups(config.num_groups) if is_by_groups else None,
             on_full=config.on_full,
             eviction=config.eviction,
+            admission=config.admission,
+            seed=config.seed,
             make_rows=self._make_rows,
         )
         """From keys to row numbers."""

@@ -6,9 +6,10 @@ a byte for each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 import recsdk_core
@@ -36,11 +37,15 @@ class DeviceCut:
         self._cut = table.cut(changes_only=is_delta)
         self._keys, self._numbers, self._left = self._cut.keys, self._cut.rows, self._cut.left
         self.eviction: _ext.EvictionState | None = None
-        self._metadata: dict[str, NDArray[Any]] = {}
-        if table.eviction is not None:
-            step, time = table.index.clock.step, table.index.clock.time
+        self.admission: tuple[NDArray[np.int64], ...] | None = None
+        self._metadata: Mapping[str, NDArray[Any]] = {}
+        if table.has_clock:
+            kept = table.kept_of(self._numbers)
+            step, time, counted = kept.clock.step, kept.clock.time, kept.records
             self.eviction = _ext.EvictionState(step or 0, None, step is not None, time)
-            self._metadata = table.index.metadata(self._numbers)
+            self._metadata = kept.metadata
+            if counted is not None:
+                self.admission = counted.keys, counted.counts, counted.steps
 
     @property
     def num_rows(self) -> int:

@@ -6,7 +6,7 @@ Shape letters: R rows of the store, n or N keys, D row width.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from torchrec.modules.embedding_configs import DataType
 
 import recsdk_core
-from recsdk_core import Evict, ExportBatch, IndexCut, optim
+from recsdk_core import Admit, Evict, ExportBatch, IndexCut, optim
 from recsdk_core.checkpoint import Position
+from recsdk_core.checkpoint.records import Records
 from recsdk_core.checkpoint.replacing import NewRows
 from recsdk_core.eviction import EvictionClock
 from recsdk_core.leavers import LeaveCause
-from recsdk_core.nn.row_entries import rows_of
+from recsdk_core.nn.row_entries import RECORDS, rows_of
 from recsdk_core.records import Explanation
 from recsdk_core.table import DType
 from recsdk_sharding._configs.configs import HashTableConfig
@@ -32,9 +33,20 @@ from recsdk_sharding.exchange.parts import shown
 from recsdk_sharding.placement.layout import Shard
 from recsdk_sharding.placement.room import require_room
 
-__all__ = ["DeviceTable", "write_new_rows"]
+__all__ = ["DeviceTable", "Kept", "write_new_rows"]
 
 _EXPORT_ROWS, _EXPORT_BYTES = 65_536, 2**24  # of a batch, by default; at least a row
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What rules keep of keys."""
+
+    metadata: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """Of eviction, (n,) by name."""
+    records: Records | None = None
+    """Of admission: keys without a row; None: the table has none."""
+    clock: EvictionClock = field(default_factory=EvictionClock)
 
 
 class DeviceTable:
@@ -70,6 +82,7 @@ class DeviceTable:
                 f"memory, got {config.data_type}; or keep the table on the cpu"
             )
         self._optimizer = check_optimizer(optimizer, config.name)
+        _check_records(config)
         capacity = store_RD.shape[0] - 1
         self._config = config
         self._shard = shard
@@ -175,6 +188,16 @@ class DeviceTable:
     def eviction(self) -> Evict | None:
         """Who leaves when the table is full; None: nobody."""
         return self.index.eviction
+
+    @property
+    def admission(self) -> Admit | None:
+        """Which new keys get a row; None: all."""
+        return self.index.admission
+
+    @property
+    def has_clock(self) -> bool:
+        """Whether a rule counts steps, and keeps something of keys."""
+        return self.eviction is not None or self.admission is not None
 
     @property
     def time(self) -> int | None:
@@ -352,19 +375,18 @@ class DeviceTable:
 
     @torch.no_grad()
     def rows(self) -> NewRows:
-        """The rows that readers see now, by row number, with what eviction keeps of their keys.
+        """The rows that readers see now, by row number, with what the rules keep of keys.
 
-        With eviction BusyError while a save is under way.
+        With eviction or admission BusyError while a save is under way.
         """
         self._write_new_rows()
-        metadata: dict[str, NDArray[Any]] = {}
-        clock = EvictionClock()
-        if self.eviction is None:
+        kept = Kept()
+        if not self.has_clock:
             keys, numbers = self.index.keys_and_rows()
         else:
             with self.index.cut() as cut:
                 keys, numbers = cut.keys, cut.rows
-                metadata, clock = self.index.metadata(numbers), self.index.clock
+                kept = self.kept_of(numbers)
         batches = list(self.rows_of_cut(keys, numbers))
         return NewRows(
             keys=keys,
@@ -375,8 +397,17 @@ class DeviceTable:
             },
             update_count=self.update_count,
             log_decay=self.log_decay,
-            metadata=metadata,
-            clock=clock,
+            metadata=kept.metadata,
+            clock=kept.clock,
+            records=kept.records,
+        )
+
+    def kept_of(self, numbers: NDArray[np.int64]) -> Kept:
+        """What the rules keep of the keys of rows (n,), ascending, and of keys without a row."""
+        return Kept(
+            metadata=self.index.metadata(numbers) if self.eviction is not None else {},
+            records=None if self.admission is None else Records(*self.index.records().values()),
+            clock=self.index.clock,
         )
 
     @torch.no_grad()
@@ -390,10 +421,10 @@ class DeviceTable:
     ) -> None:
         """Writes rows (n, D) and their state (without it: fresh) for distinct keys (n,).
 
-        With eviction others leave for them, and those that find no room are not written; `times` as
-        `recsdk_core.Table.upsert`. Raises CapacityError if they do not fit, BusyError while leases
-        with a step are open, and ValueError or TypeError for arrays that do not fit; then nothing
-        has changed.
+        With eviction others leave for them, and those that find no room are not written; no rule of
+        admission keeps a key out; `times` as `recsdk_core.Table.upsert`. Raises CapacityError if
+        they do not fit, BusyError while leases with a step are open, and ValueError or TypeError
+        for arrays that do not fit; then nothing has changed.
         """
         self._write_new_rows()
         self.check_idle()
@@ -402,7 +433,7 @@ class DeviceTable:
         if self.eviction is None:
             self.check_room(keys)
         with self._keys.given_rows():
-            numbers, outcomes = self.index.map(keys, insert=True, times=times)
+            numbers, outcomes = self.index.map(keys, insert=True, times=times, admits_all=True)
         numbers[outcomes == recsdk_core.Outcome.REFUSED] = self.spare_row
         self.index.note_changed(numbers[numbers != self.spare_row])
         room.write(numbers, has_begun=True)
@@ -484,10 +515,15 @@ class DeviceTable:
         Raises BusyError while batches are in flight; then nothing has changed. If the device fails,
         the table is empty: no key may read a row that is not its own.
         """
-        if self.eviction is None or not rows.metadata:
+        if not rows.metadata and rows.records is None:
             self.index.assign(rows.keys)
         else:
-            self.index.assign(rows.keys, metadata=rows.metadata, clock=rows.clock)
+            self.index.assign(
+                rows.keys,
+                metadata=rows.metadata,
+                records=_by_name(rows.records),
+                clock=rows.clock,
+            )
         self.position = None
         self._keys.forget_new_rows()
         size = self._rows_per_batch()
@@ -502,6 +538,23 @@ class DeviceTable:
             self.clear()
             raise
         self.update_count, self.log_decay = rows.update_count, rows.log_decay
+
+
+def _check_records(config: HashTableConfig) -> None:
+    limit = None if config.admission is None else config.admission.max_records
+    if limit is not None and not is_limited(config):
+        raise ValueError(
+            f"table {config.name!r}: max_records of admission divides over the groups of ids of "
+            f"max_rows, which here is {config.max_rows} and does not limit the rows in device "
+            "memory; set max_rows to num_embeddings or less, leave max_records out, or keep the "
+            "table on the cpu"
+        )
+
+
+def _by_name(records: Records | None) -> dict[str, NDArray[np.int64]] | None:
+    if records is None:
+        return None
+    return dict(zip(RECORDS, (records.keys, records.counts, records.steps), strict=True))
 
 
 def _no_rows(width: int) -> NDArray[np.float32]:
@@ -566,5 +619,5 @@ def _make_fresh(
             alike.append(((block, table.stored.fresh), begin, end))
     for (block, fresh), first, last in alike:
         places_n = block.places(rows_n.narrow(0, first, last - first))
-        for name, field in block.state.items():
-            field.index_fill_(0, places_n, fresh[name])
+        for name, values in block.state.items():
+            values.index_fill_(0, places_n, fresh[name])

@@ -25,7 +25,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import Setup, shard
 
 from optimizer_cases import CLIPS, DECAYS, is_a_product
-from recsdk_core import CapacityError, Evict, NonFiniteError, init
+from recsdk_core import Admit, CapacityError, Evict, NonFiniteError, init
 from recsdk_sharding import (
     AdmitAndEvictConfig,
     HashEmbeddingBagCollection,
@@ -61,6 +61,12 @@ CONFIG: dict[str, dict[str, Any]] = {
         "lru": Evict.lru(min_age=1),
         "time": Evict.lru(by="time"),
         "lfu": Evict.lfu(half_life=2.0),
+    },
+    "admission": {
+        "none": None,
+        "count": Admit.count(2),
+        "limited": Admit.count(2, max_records=20),
+        "chance": Admit.probability(0.5) | Admit.count(3),
     },
     "admit_and_evict_config": {"none": None, "off": AdmitAndEvictConfig()},
     "virtual_table_eviction_policy": {"none": None, "off": NoEvictionPolicy()},
@@ -116,6 +122,8 @@ def is_legal(row: Mapping[str, str]) -> bool:
     if row.get("max_rows") == "none" and divides:
         return False
     is_cut = row.get("ranks") == "2" and row.get("place") == "sharded"
+    if row.get("admission") == "limited" and row.get("max_rows") == "none":
+        return False  # on a device, and where ranks have no whole groups
     if is_cut and row.get("max_rows") == "few" and row.get("eviction_groups") == "none":
         return False  # ranks have whole groups
     kind = row.get("kind", "")
@@ -219,6 +227,11 @@ class Program:
             torch.from_numpy(weights) if row["is_weighted"] == "yes" else None,
             lengths=torch.tensor([3, 0, 1, len(ids) - 4] * 2),
         )
+
+
+def _counts(model: Any) -> dict[str, Any]:
+    found = model.state_dict().items()
+    return {name: value.numpy() for name, value in found if ".admit_" in name}
 
 
 def _both(sides: list[Side], batch: KeyedJaggedTensor, scale: float) -> bool:
@@ -345,6 +358,8 @@ def run(rows: list[dict[str, str]], folder: str) -> int:
                 found = [contents(side.table) for side in sides]
                 for name, expected in found[1].items():
                     assert_same(found[0][name], expected, name)
+                counts = [_counts(side.model) for side in sides]
+                assert_same(counts[0], counts[1], "counts of keys without a row")
                 saving.program.go_on(sides)
             assert len(sides[0].table) > 10 // dist.get_world_size()
             for side in sides:

@@ -24,7 +24,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import Setup, host_env, shard
 
-from recsdk_core import CapacityError, Evict, init, initial_rows, optim
+from recsdk_core import Admit, CapacityError, Evict, Outcome, init, initial_rows, optim
 from recsdk_core.nn import HashEmbeddingBag
 from recsdk_sharding import (
     HashEmbeddingBagCollection,
@@ -47,7 +47,17 @@ RULES: dict[str, Evict | None] = {
 MAX_ROWS = 40
 GROUPS = {"user": 8, "item": 4, "ad": 16, "full": 8}
 WIDTH = 4
+ROW_WISE: dict[str, Spec] = dict.fromkeys(RULES, ("row_wise",))
+ADMISSION: dict[str, Admit] = {
+    "user": Admit.count(2),
+    "item": Admit.probability(0.5),
+    "ad": Admit.count(3, max_records=32) | Admit.probability(0.2),
+    "full": Admit.count(2) & Admit.probability(0.8),
+}
+"""Of each table, in cases with admission."""
 Rows = dict[str, dict[int, list[float]]]
+Outcomes = dict[str, dict[int, int]]
+"""What becomes of the keys of a step, by table; of those that have a row FOUND."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +74,10 @@ class Case:
     accumulate: int = 1
     state: dict[str, Any] = field(default_factory=dict)
     """Further arguments of tables."""
+    admission: dict[str, Admit] = field(default_factory=dict)
+    """Rules, by table."""
+    outcomes: list[Outcomes] | None = None
+    """What is to become of the keys of each step; None: no matter."""
 
 
 def batches(first: int, last: int) -> list[list[list[int]]]:
@@ -97,6 +111,7 @@ class _Model(nn.Module):
                 "feature_names": [name],
                 "eviction": rule,
                 "eviction_groups": GROUPS[name],
+                "admission": case.admission.get(name),
                 **common,
             }
             for name, rule in RULES.items()
@@ -123,10 +138,13 @@ def model_of(case: Case) -> Any:
 
 def _own_part(step: list[list[list[int]]]) -> KeyedJaggedTensor:
     """This rank's samples, of which it has more the higher its number is."""
+    return _joined(_own_lists(step))
+
+
+def _own_lists(step: list[list[list[int]]]) -> list[list[list[int]]]:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     ends = [12 * i * i // (world_size * world_size) for i in range(world_size + 1)]
-    lists = [of_table[ends[rank] : ends[rank + 1]] for of_table in step]
-    return _joined(lists)
+    return [of_table[ends[rank] : ends[rank + 1]] for of_table in step]
 
 
 def _joined(lists: list[list[list[int]]]) -> KeyedJaggedTensor:
@@ -146,6 +164,17 @@ def _train(model: Any, out: Any) -> None:
     (sum(each.sum() for each in vectors) * scale).backward()
 
 
+def _check_outcomes(case: Case, collection: Any, lists: list[list[list[int]]], step: int) -> None:
+    """What became of the keys of this rank's part of a step."""
+    if case.outcomes is None:
+        return
+    found = collection.outcomes()
+    for name, bags in zip(RULES, lists, strict=True):
+        keys = [key for bag in bags for key in bag]
+        outcomes = [0 if each == Outcome.INSERTED else each for each in found[name].tolist()]
+        assert outcomes == [case.outcomes[step][name][key] for key in keys], (name, step)
+
+
 def _load(model: Any, path: Path) -> None:
     """By the saver, or at two ranks by torch."""
     if dist.is_initialized() and dist.get_world_size() == 2:
@@ -162,18 +191,24 @@ def run(case: Case, first: int, last: int, load: str | None, save: str | None) -
         _load(model, Path(load))
     steps = list(enumerate(batches(first, last), first))
     is_whole = case.plan is None
+    if case.outcomes is not None:
+        collection.keep_outcomes()
     for begin in range(0, len(steps), case.depth):
         flying = []
         for step, lists in steps[begin : begin + case.depth]:
             collection.set_time(time_of(step))
             if is_whole:
                 _train(model, collection(_joined(lists)))
+                _check_outcomes(case, collection, lists, step)
                 continue
             context = collection.create_context()
-            flying.append((context, collection.input_dist(context, _own_part(lists))))
-        for context, started in flying:
+            started = collection.input_dist(context, _own_part(lists))
+            flying.append((context, started, step, _own_lists(lists)))
+        for context, started, step, lists in flying:
             mapped = started.wait().wait()
-            _train(model, collection.compute_and_output_dist(context, mapped).wait())
+            out = collection.compute_and_output_dist(context, mapped).wait()
+            _check_outcomes(case, collection, lists, step)
+            _train(model, out)
         if save is not None and begin == 0:
             Saver().save(model, Path(save) / "full")
     model.eval()
@@ -195,6 +230,51 @@ def _rows(collection: Any) -> Rows:
         for batch in table.export():
             found[name].update(zip(batch.keys.tolist(), batch.weights.tolist(), strict=True))
     return found
+
+
+def whole(parts: list[Rows], replicated: bool = False) -> Rows:
+    """The rows of all ranks, with their columns side by side."""
+    columns: dict[str, dict[int, dict[int, list[float]]]] = {}
+    for part in parts:
+        for name, rows in part.items():
+            table, _, which = name.partition(".columns_")
+            held = columns.setdefault(table, {}).setdefault(int(which.partition("_")[0] or 0), {})
+            assert replicated or not set(held) & set(rows)
+            assert all(held.get(key, row) == row for key, row in rows.items())
+            held.update(rows)
+    return {
+        table: {
+            key: [number for first in sorted(by_first) for number in by_first[first][key]]
+            for key in by_first[min(by_first)]
+        }
+        for table, by_first in columns.items()
+    }
+
+
+def cases(world_size: int) -> list[Case]:
+    """Every sharding type, batches ahead, gradients accumulated."""
+    last = world_size - 1
+    cut = [(1, 0), (WIDTH - 1, last)]
+    local = 2 if world_size == 4 else world_size
+    mixed: dict[str, Spec] = {
+        "user": ("row_wise",),
+        "item": ("table_wise", last),
+        "ad": ("data_parallel",),
+        "full": ("column_wise", cut),
+    }
+    grid = [(1, 0), (WIDTH - 1, world_size // local - 1)]
+    made = [
+        Case(ROW_WISE, depth=3),
+        Case(mixed, depth=2),
+        Case(dict.fromkeys(RULES, ("data_parallel",)), depth=5, accumulate=1),
+        Case(dict.fromkeys(RULES, ("table_row_wise", 0)), local_size=local),
+        Case(dict.fromkeys(RULES, ("grid_shard", grid)), local_size=local, depth=12),
+        Case(ROW_WISE, is_sequence=True, depth=2),
+        Case(ROW_WISE, accumulate=2, depth=2),
+    ]
+    if world_size > 1:
+        made.append(Case(dict.fromkeys(RULES, ("column_wise", cut)), is_sequence=True))
+    return made
 
 
 def run_all(cases: list[Case], first: int, last: int) -> list[Rows]:
@@ -254,7 +334,7 @@ def refusals(groups: int, rank_rule: str) -> list[str]:
 
 
 class _Bag(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, admission: Admit | None) -> None:
         super().__init__()
         self.bag = HashEmbeddingBag(
             WIDTH,
@@ -264,12 +344,13 @@ class _Bag(nn.Module):
             max_rows=MAX_ROWS,
             eviction_groups=GROUPS["user"],
             eviction=RULES["user"],
+            admission=admission,
         )
 
 
-def bag_on_ranks(middle: int, last: int) -> Rows:
+def bag_on_ranks(middle: int, last: int, admission: Admit | None = None) -> Rows:
     """A plain module that is trained alone, and spread over the ranks in the middle."""
-    model = _Bag()
+    model = _Bag(admission)
     for [lists, *_] in batches(0, middle):
         model.bag(torch.tensor(lists)).sum().backward()
     names = {"user": ParameterConstraints(sharding_types=["row_wise"])}

@@ -1,0 +1,99 @@
+"""An index with a rule of admission decides as a table with it, and gives its counts to another."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from recsdk_core import Admit, Evict, Index, Lease, Outcome, Table
+from recsdk_core.checkpoint.replacing import rows_with_metadata
+
+NAMES = ("admit_keys", "admit_counts", "admit_steps")
+RULE = Admit.count(3, max_records=16) | Admit.probability(0.1)
+CONFIG = {"name": "user", "seed": 7, "max_rows": 24, "eviction_groups": 4, "admission": RULE}
+
+
+def test_an_index_and_its_copies_do_as_a_table() -> None:
+    for rule in (None, Evict.lru()):
+        table = Table(1, **CONFIG, eviction=rule)  # type: ignore[arg-type]
+        index = Index(**CONFIG, eviction=rule)  # type: ignore[arg-type]
+        source = np.random.default_rng(4)
+        flying: list[list[Lease]] = []
+        for step in range(60):
+            keys = source.zipf(1.3, 20) % 60
+            both = (table, index)
+            flying.append([each.lease(step=step) for each in both])
+            counts = source.integers(1, 3, len(keys))
+            found = [
+                each.map(keys, True, lease=lease, counts=counts)[1]
+                for each, lease in zip(both, flying[-1], strict=True)
+            ]
+            assert found[0].tolist() == found[1].tolist()
+            while len(flying) > 3 * (step % 10 > 0):  # the copy is made while none is open
+                for lease in flying.pop(0):
+                    lease.release()
+            assert_equal_records(table, index)
+            if step % 10 == 0:
+                index = copy_of(index, rule)
+        assert table.stats().outcomes[Outcome.NOT_ADMITTED] > 100
+        assert table.stats().records_lost > 10
+        for leases in flying:
+            for lease in leases:
+                lease.release()
+        written = np.array([1000, 1001])
+        table.upsert(written, np.ones((2, 1), np.float32))
+        index.map(written, True, admits_all=True)
+        assert_equal_records(table, index)
+        assert sorted(index.keys_and_rows()[0]) == sorted(rows_with_metadata(table).keys)
+
+
+def copy_of(index: Index, rule: Evict | None) -> Index:
+    made = Index(**CONFIG, eviction=rule)  # type: ignore[arg-type]
+    made.map(np.arange(90, 99), True)  # which the copy forgets
+    keys, rows = index.keys_and_rows()
+    metadata = None if rule is None else index.metadata(rows)
+    made.assign(keys, metadata=metadata, records=index.records(), clock=index.clock)
+    return made
+
+
+def assert_equal_records(table: Table, index: Index) -> None:
+    expected = rows_with_metadata(table)
+    assert expected.records is not None
+    found = index.records()
+    for name, kept in zip(NAMES, ("keys", "counts", "steps"), strict=True):
+        assert found[name].tolist() == getattr(expected.records, kept).tolist(), name
+    assert index.clock == expected.clock
+    index.check_invariants()
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    plain, index = Index(), Index(**CONFIG)  # type: ignore[arg-type]
+    keys = np.arange(4)
+    index.map(keys, True)
+    counted, clock = index.records(), index.clock
+    with pytest.raises(ValueError, match="counted with admission only; set it"):
+        plain.records()
+    with pytest.raises(ValueError, match="with admission=None records are"):
+        plain.assign(keys, records=counted, clock=clock)
+    with pytest.raises(ValueError, match="belongs together with metadata or records"):
+        index.assign(keys, records=counted)
+    with pytest.raises(ValueError, match=r"got \['admit_keys'\]"):
+        index.assign(keys, records={"admit_keys": keys}, clock=clock)
+    with pytest.raises(ValueError, match="key 0 has a row and a count of keys without one"):
+        index.assign(keys, records=counted, clock=clock)
+    twice = {**counted, "admit_keys": np.zeros(4, np.int64)}
+    with pytest.raises(ValueError, match="count of key 0 comes twice"):
+        index.assign(keys[:0], records=twice, clock=clock)
+    with pytest.raises(ValueError, match="one element per key"):
+        index.assign(keys[:0], records={**counted, "admit_steps": keys[:1]}, clock=clock)
+    with pytest.raises(ValueError, match="admits_all is of calls that insert"):
+        index.map(keys, False, admits_all=True)
+    with index.lease(step=9) as lease, pytest.raises(ValueError, match="cannot admit all keys"):
+        index.map(keys, True, lease=lease, admits_all=True)
+    with pytest.raises(TypeError, match="admission must be an Admit"):
+        Index(admission=3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="seed must be"):
+        Index(seed=-1)
+    assert index.records()["admit_keys"].tolist() == keys.tolist()
+    index.assign(np.arange(50, 54))
+    assert index.records()["admit_keys"].tolist() == []
