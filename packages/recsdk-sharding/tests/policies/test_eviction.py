@@ -248,3 +248,14 @@ def test_what_collections_refuse() -> None:
     collection.set_time(-7)
     collection(batch)
     assert 3 in collection.tables()["user"]
+
+
+def test_what_counts_occurrences_has_each_of_them_sent() -> None:
+    rules = {
+        "Evict.lfu()": Evict.lfu(),
+        "rare_count": Evict.lru().expiring(rare_ttl=1, rare_count=2),
+        None: Evict.lru().expiring(ttl=1),
+    }
+    for told, rule in rules.items():
+        config = HashEmbeddingConfig(**BAG, max_rows=9, eviction=rule)  # type: ignore[arg-type]
+        assert config.counting_rule == told

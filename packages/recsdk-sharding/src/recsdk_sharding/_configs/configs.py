@@ -309,8 +309,11 @@ class HashTableConfig(_Settings):
         """The rule that needs to see every occurrence of an id, in its words; None: none does."""
         if self.admission is not None:
             return "admission"
-        is_lfu = self.eviction is not None and self.eviction.order == "lfu"
-        return "Evict.lfu()" if is_lfu else None
+        if self.eviction is None:
+            return None
+        if self.eviction.order == "lfu":
+            return "Evict.lfu()"
+        return None if self.eviction.rare_count is None else "rare_count"
 
     def make_table(
         self,

@@ -40,7 +40,7 @@ from recsdk_sharding.placement.layout import Shard
 RULES: dict[str, Evict | None] = {
     "user": Evict.lfu(half_life=2.0).expiring(rare_ttl=2, rare_count=2, every=2),
     "item": Evict.lru(by="time", min_age=2).expiring(ttl=6, every=1),
-    "ad": Evict.lru(),
+    "ad": Evict.lru().expiring(rare_ttl=3, rare_count=2, every=2),
     "full": None,
 }
 """Of each table; the last one refuses."""
