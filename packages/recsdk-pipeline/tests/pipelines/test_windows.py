@@ -85,7 +85,7 @@ def test_an_iterator_left_behind_waits_for_no_thread(
         first: list[Piece] = []
 
         def wait(piece: Piece) -> Any:
-            if len(first) >= 5:
+            if len(first) >= 3:
                 is_wanted.set()
                 is_let_go.wait()
             first.append(piece)
