@@ -91,6 +91,13 @@ class SimulatedHccl(_ProcessGroup):  # type: ignore[misc]
     def _device_types(self) -> list[torch.device]:
         return [torch.device("npu")]
 
+    def shutdown(self) -> None:
+        """Ends gloo's threads, which else outlive the group.
+
+        One of them that lets go of a tensor while Python ends would end the process by SIGABRT.
+        """
+        self._gloo = None
+
     def abort(self) -> None:
         """Ends the collectives of this rank, now and later, and by that those of the others."""
         peer = (self._rank + 1) % self._size

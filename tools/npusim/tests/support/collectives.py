@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -141,6 +143,11 @@ def data_parallel(rank: int, size: int) -> None:
     assert all(torch.equal(weights[0], each) for each in weights)
 
 
+def threads_of_gloo() -> list[str]:
+    names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    return [name for name in names if "gloo" in name]
+
+
 def main() -> None:
     dist.init_process_group("hccl")
     assert dist.get_backend() == "hccl"
@@ -150,7 +157,9 @@ def main() -> None:
     for case in (*cases, host_tensors_are_refused):
         case(rank, size)
         dist.barrier()
+    assert threads_of_gloo()
     dist.destroy_process_group()
+    assert not threads_of_gloo()
 
 
 if __name__ == "__main__":
