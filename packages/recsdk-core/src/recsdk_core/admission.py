@@ -20,13 +20,15 @@ _MOST_TERMS = 63
 class Admit:
     """A rule for which new keys get a row; `Table(admission=...)` takes it.
 
-    Make one with `Admit.count` or `Admit.probability`, and join two with `&` and `|`. A key without
-    a row is decided on in each step that sees it, by how often that step and those before have seen
-    it: its duplicates count, and each occurrence as often as `counts` of the call says. The order
-    of keys and threads do not matter. Nor does how a step is cut into calls, to what keys have a
-    row after it, unless `max_records` is reached; a call's outcomes say what it found. A key that
-    the rule keeps out is NOT_ADMITTED: it reads the table's default value and is not trained.
-    `upsert` writes rows of keys in any case. Evaluation counts nothing.
+    Make one with `Admit.count` or `Admit.probability`, and join two with `&` and `|`. The rule
+    decides on a key without a row in each step that sees it, by how often that step and those
+    before have seen it: duplicates count, and each occurrence as often as `counts` of the call
+    says. A key that the rule keeps out is NOT_ADMITTED: it reads the table's default value and is
+    not trained. `upsert` gives keys rows in any case. Evaluation counts nothing.
+
+    Neither the order of the keys nor the number of threads matters. A step may be cut into calls
+    in any way: after it the same keys have rows, unless `max_records` is reached; only the outcomes
+    of its calls differ.
     """
 
     kind: Kind

@@ -37,9 +37,9 @@ def compact(
     """Merges a chain into a snapshot at `path`, cut into files as its last checkpoint is.
 
     `source` is the last delta, or the list of the chain's paths, as in `Table.load`. Nothing of the
-    source is removed. `keep`, of all tables or by a table's name, leaves the rows out of which it
-    is not true: see `recsdk_core.predicates.Predicate`. Memory: the keys of the deltas, not the
-    rows.
+    source is removed. `keep`, for all tables or by a table's name, is a predicate, see
+    `recsdk_core.predicates.Predicate`; rows for which it is false are left out. Memory: the keys of
+    the deltas, not the rows.
 
     Raises CheckpointError for a source that is damaged or no chain, and ValueError for a predicate
     that cannot be read, or asks for what a table does not keep.

@@ -499,11 +499,11 @@ class HashEmbedding(_TableModule):
     Saver, refuses a drawn one.
 
     `optimizer` is one of recsdk_core.optim, or a torch or torchrec optimizer class with its
-    `optimizer_kwargs`, and applies the gradients of `accumulate_steps` backwards as one update (no
-    `state_dict` has those since the last one); a backward that reaches the table counts once, with
-    any number of lookups, and that of a reentrant checkpoint is one of its own; leave it out if a
-    `RowOptimizer` trains the table in the loop's `step`. Without either, or `table.set_optimizer`,
-    a backward raises RuntimeError.
+    `optimizer_kwargs`. Leave it out if a `RowOptimizer` trains the table in the loop's `step`.
+    Without either, or `table.set_optimizer`, a backward raises RuntimeError. The gradients of
+    `accumulate_steps` backwards are applied as one update; a `state_dict` does not have those since
+    the last one. A backward that reaches the table counts once, with any number of lookups; that of
+    a reentrant checkpoint is one of its own.
 
     With `eviction` each forward in training mode is a step of the table: keys leave a full group
     for those that come, see `Evict`, and two forwards before a backward are two steps. A row that

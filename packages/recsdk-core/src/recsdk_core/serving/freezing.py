@@ -56,9 +56,9 @@ def freeze(
     complete or absent like a checkpoint: a server never sees half of one. `dtype` is one for all
     tables or by name; 16 bits round to the nearest, "int8" and "int4" keep a scale and a bias for
     each row. `num_shards` (1 to 65536) files for each table. With `max_rows`, a table of more
-    rows is refused as a whole: no row is chosen or left out. `where`, of all tables or by name,
-    leaves the rows out of which it is not true: see `recsdk_core.predicates.Predicate`. A server
-    that follows the chain takes rows of later deltas whatever it says. `overwrite` replaces a
+    rows is refused as a whole: no row is chosen or left out. `where`, for all tables or by name,
+    is a predicate, see `recsdk_core.predicates.Predicate`; rows for which it is false are left out.
+    A server that follows the chain takes all rows of later deltas. `overwrite` replaces a
     frozen checkpoint at `target`; servers that have it open go on with the old one.
 
     Memory: some 200 MiB and the keys of the deltas. Disk: twice the size of the result until it is

@@ -73,11 +73,12 @@ def simulate(
 ) -> list[Simulated]:
     """What a table with `max_rows` of each of `sizes` does under each of `rules`, by name.
 
-    The rule None refuses ids when the table is full. `admission` says of rules, by name, whom their
-    tables let in; by default all ids. `step_ids` ids are one step. `sample` is the
-    part of the keys that take part, a power of 1/2; by default 1 while all runs together look up at
-    most 3e8 ids, else what makes it so many, but leaves the smallest table 16,384 rows. `progress`
-    hears of ids that were read.
+    The rule None refuses ids when the table is full. `admission` has, by a rule's name, what admits
+    ids to its tables; by default all ids are admitted. `step_ids` ids are one step. `sample` is the
+    share of the keys that take part, a power of 1/2. By default it is 1 while all runs together
+    look up at most 3e8 ids; beyond that it is as large as that limit allows, but leaves the
+    smallest table 16,384 rows. `progress` is called with the number of ids read since it was called
+    before.
 
     Sizes come in the outer loop of the result. Memory: one row of width 1 a row of each table that
     is simulated, times the sample. Cost: 50 to 500 ns an id, size and rule. Raises ValueError or

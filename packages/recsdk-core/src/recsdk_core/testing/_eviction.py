@@ -117,7 +117,7 @@ class Eviction:
     def lowest(
         self, keys: Mapping[int, KeyMeta], step: int, excess: Mapping[int, int]
     ) -> list[int]:
-        """Of each group that has some in excess, the keys that leave, in the order in which."""
+        """The keys that leave each group that has too many, in the order in which they leave."""
         groups: defaultdict[int, list[int]] = defaultdict(list)
         for key, meta in keys.items():
             if self.may_leave(meta, step):
