@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recsdk_core import Table
+from recsdk_core import Default, Table
 from recsdk_core.serving import ServingTable, freeze
 from recsdk_core.serving.manifest import DTYPES, FrozenDType
 
@@ -33,7 +33,7 @@ def reader() -> Any:
 def test_the_documented_format_is_enough_to_read_it(
     tmp_path: Path, reader: Any, dtype: FrozenDType, num_shards: int
 ) -> None:
-    table = Table(dim=5, name="items", default_value=0.25)
+    table = Table(dim=5, name="items", default=Default.constant(0.25))
     keys = np.array([0, -1, 2**63 - 1, -(2**63), *range(100, 900, 7)], dtype=np.int64)
     table.find_or_insert(keys)
     table.save(tmp_path / "checkpoint")

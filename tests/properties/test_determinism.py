@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from recsdk_core import (
     Bags,
+    Default,
     Outcome,
     Table,
     available_isas,
@@ -102,7 +103,7 @@ def test_a_big_workload_gives_the_same_bits_on_every_machine(
     width: int, optimizer: optim.Optimizer, initializer: init.Initializer
 ) -> None:
     config: dict[str, Any] = {"optimizer": optimizer, "initializer": initializer}
-    config |= {"max_rows": 8000, "default_value": 0.5}
+    config |= {"max_rows": 8000, "default": Default.constant(0.5)}
     expected: list[bytes] | None = None
     for name, threads, table_threads, hash_seed in sampled(MACHINES, 6):
         set_machine(name, threads)

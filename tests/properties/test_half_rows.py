@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsdk_core import Bags, CheckpointError, Table, _ext, init, optim
+from recsdk_core import Bags, CheckpointError, Default, Table, _ext, init, optim
 from recsdk_core.testing import Operation, ReferenceTable, operations, vectors
 from recsdk_core.testing._rounding import random_halves
 
@@ -163,7 +163,7 @@ def test_operations_give_what_the_reference_gives(
     sequence: list[Operation], dtype: DTypeName
 ) -> None:
     config: dict[str, Any] = {"optimizer": optim.Adagrad(lr=0.1), "dtype": dtype}
-    config["default_value"] = 0.1  # which no 16-bit number is
+    config["default"] = Default.constant(0.1)  # which no 16-bit number is
     table, model = Table(3, **config), ReferenceTable(3, **config)
     for operation in sequence:
         np.testing.assert_equal(operation.run(table), operation.run(model))

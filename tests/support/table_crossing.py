@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from optimizer_cases import CLIPS, DECAYS, PLAIN, is_a_product
-from recsdk_core import Admit, Evict, RecsdkError, Table, _ext, init, optim
+from recsdk_core import Admit, Default, Evict, RecsdkError, Table, _ext, init, optim
 from recsdk_core.checkpoint import compact, reshard
 from recsdk_core.nn import HashEmbedding
 from recsdk_core.testing import EDGE_KEYS, ReferenceTable
@@ -65,7 +65,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "lfu": Evict.lfu(half_life=2.5, min_age=1),
         "score": Evict.score(),
     },
-    "default_value": {"0": 0.0, "other": -1.5},
+    "default": {"zeros": Default.zeros(), "constant": Default.constant(-1.5)},
     "on_nonfinite": {name: name for name in ("apply", "raise", "skip")},
     "dtype": {name: name for name in ("float32", "bfloat16", "float16")},
     "rounding": {name: name for name in ("stochastic", "nearest")},

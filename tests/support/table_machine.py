@@ -20,7 +20,16 @@ from hypothesis.stateful import (
     rule,
 )
 
-from recsdk_core import BusyError, CapacityError, NonFiniteError, Outcome, Table, init, optim
+from recsdk_core import (
+    BusyError,
+    CapacityError,
+    Default,
+    NonFiniteError,
+    Outcome,
+    Table,
+    init,
+    optim,
+)
 from recsdk_core.testing import ReferenceLease, ReferenceTable, bags, key_arrays, keys, vectors
 
 OPTIMIZERS = [
@@ -66,7 +75,7 @@ class TableMachine(RuleBasedStateMachine):
         room: tuple[int | None, int | None],
         **config: Any,
     ) -> None:
-        config = {"name": "machine", "seed": 11, "default_value": 0.25, **config}
+        config = {"name": "machine", "seed": 11, "default": Default.constant(0.25), **config}
         config["max_rows"], config["eviction_groups"] = room
         self.table = Table(dim, hash_seed=hash_seed, **config)
         self.model = ReferenceTable(dim, **config)

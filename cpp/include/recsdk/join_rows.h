@@ -15,14 +15,16 @@ struct MappedRows {
   std::span<const RowNumber> rows;    ///< (N,), as `map` gave them
   std::span<const Outcome> outcomes;  ///< (N,); empty: every key has a row
   std::int64_t first_row = 0;         ///< where the table's rows begin in the store
+  /// Of the store: what a key without a row reads. With num_shared it is the first of as many rows,
+  /// and the key's is the one whose number `map` gave it.
+  std::int64_t default_row = 0;
+  std::int64_t num_shared = 0;
 };
 
-/// Writes the store's number of each key's row, part by part; `spare_row` for keys without a row.
-/// The result does not depend on the number of threads. Throws std::invalid_argument, with `out`
-/// unspecified, if its size is not that of the parts, or a number is negative or too large for it.
-RECSDK_API void join_rows(std::span<const MappedRows> parts, std::int64_t spare_row,
-                          std::span<std::int32_t> out);
-RECSDK_API void join_rows(std::span<const MappedRows> parts, std::int64_t spare_row,
-                          std::span<std::int64_t> out);
+/// Writes the store's number of each key's row, part by part. The result does not depend on the
+/// number of threads. Throws std::invalid_argument, with `out` unspecified, if its size is not that
+/// of the parts, or a number is negative or too large for it or its part.
+RECSDK_API void join_rows(std::span<const MappedRows> parts, std::span<std::int32_t> out);
+RECSDK_API void join_rows(std::span<const MappedRows> parts, std::span<std::int64_t> out);
 
 }  // namespace recsdk

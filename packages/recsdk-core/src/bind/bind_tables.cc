@@ -214,7 +214,7 @@ Array numbers_to_fill(nb::handle object) {
 }
 
 void join(nb::handle rows_object, nb::handle outcomes_object, nb::handle parts_object,
-          std::int64_t spare_row, nb::handle out_object) {
+          nb::handle out_object) {
   const Array out = numbers_to_fill(out_object);
   const Integers rows(rows_object, "rows");
   const auto total = static_cast<std::int64_t>(rows.span().size());
@@ -223,13 +223,18 @@ void join(nb::handle rows_object, nb::handle outcomes_object, nb::handle parts_o
     const Array array = outcomes(outcomes_object, "outcomes", total);
     found = {static_cast<const Outcome*>(array.data), rows.span().size()};
   }
-  const nb::tuple numbers = items(parts_object, 3, 3, "parts (begins, counts, first_rows)");
+  const char* const names = "parts (begins, counts, first_rows, default_rows, num_shared)";
+  const nb::tuple numbers = items(parts_object, 5, 5, names);
   const Integers begins(numbers[0], "begins");
   const Integers counts(numbers[1], "counts");
   const Integers first_rows(numbers[2], "first_rows");
+  const Integers default_rows(numbers[3], "default_rows");
+  const Integers num_shared(numbers[4], "num_shared");
   const std::size_t size = begins.span().size();
-  if (counts.span().size() != size || first_rows.span().size() != size)
-    throw nb::value_error("begins, counts and first_rows must have one number for each part");
+  for (const Integers* each : {&counts, &first_rows, &default_rows, &num_shared}) {
+    if (each->span().size() != size)
+      throw nb::value_error("the arrays of parts must have one number for each part");
+  }
   std::vector<MappedRows> parts;
   for (std::size_t i = 0; i < size; ++i) {
     const std::int64_t begin = begins.span()[i];
@@ -239,13 +244,13 @@ void join(nb::handle rows_object, nb::handle outcomes_object, nb::handle parts_o
     const auto first = static_cast<std::size_t>(begin);
     const auto n = static_cast<std::size_t>(count);
     parts.push_back({rows.span().subspan(first, n), found.empty() ? found : found.subspan(first, n),
-                     first_rows.span()[i]});
+                     first_rows.span()[i], default_rows.span()[i], num_shared.span()[i]});
   }
   const nb::gil_scoped_release without_gil;
   if (out.scalar == Scalar::kInt32)
-    join_rows(parts, spare_row, numbers_of<std::int32_t>(out));
+    join_rows(parts, numbers_of<std::int32_t>(out));
   else
-    join_rows(parts, spare_row, numbers_of<std::int64_t>(out));
+    join_rows(parts, numbers_of<std::int64_t>(out));
 }
 
 }  // namespace
@@ -269,7 +274,7 @@ void bind_tables(nb::module_& module) {
   module.def("map_joined", &map_joined, nb::arg("tables").none(), nb::arg("keys").none(),
              nb::arg("counts").none(), nb::arg("insert"), nb::arg("leases").none());
   module.def("join_rows", &join, nb::arg("rows").none(), nb::arg("outcomes").none(),
-             nb::arg("parts").none(), nb::arg("spare_row"), nb::arg("out").none());
+             nb::arg("parts").none(), nb::arg("out").none());
   module.def("pool_tables", &pool_all, nb::arg("calls").none());
   module.def("update_tables", &update_all, nb::arg("calls").none());
 }

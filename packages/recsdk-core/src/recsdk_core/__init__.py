@@ -29,7 +29,7 @@ from recsdk_core.errors import (  # noqa: E402
 from recsdk_core.eviction import Evict  # noqa: E402
 from recsdk_core.index import Index, IndexCut  # noqa: E402
 from recsdk_core.leavers import LeaveCause, LeaverBatch, Leavers  # noqa: E402
-from recsdk_core.outcome import Outcome  # noqa: E402
+from recsdk_core.outcome import Default, Outcome  # noqa: E402
 from recsdk_core.records import ExportBatch, IndexStats, TableStats  # noqa: E402
 from recsdk_core.routing import ArrivedBags, CutBags, count_keys, cut_bags, read_bags  # noqa: E402
 from recsdk_core.runtime import (  # noqa: E402
@@ -64,6 +64,7 @@ __all__ = [
     "CheckpointError",
     "CombineBlock",
     "CutBags",
+    "Default",
     "Evict",
     "ExportBatch",
     "Index",

@@ -17,6 +17,7 @@ from recsdk_core._ext import Bags, Lease
 from recsdk_core._internal.checks import require_finite, require_int, require_one_of
 from recsdk_core._internal.config import (
     engine_admission,
+    engine_default,
     engine_dtype,
     engine_eviction,
     engine_initializer,
@@ -42,7 +43,7 @@ from recsdk_core.eviction import Evict
 from recsdk_core.init import Initializer, Uniform
 from recsdk_core.leavers import Leavers, OnOverflow
 from recsdk_core.optim import SGD, Optimizer
-from recsdk_core.outcome import Outcome
+from recsdk_core.outcome import Default, Outcome
 from recsdk_core.records import ExportBatch, TableStats
 
 __all__ = ["Array", "ExportBatch", "Lease", "OnFull", "Table", "TableStats"]
@@ -103,7 +104,7 @@ class Table(Keyed, SavesAndLoads):
         on_full: OnFull = "refuse",
         eviction: Evict | None = None,
         admission: Admit | None = None,
-        default_value: float = 0.0,
+        default: Default = Default(),
         on_nonfinite: Literal["apply", "raise", "skip"] = "apply",
         dtype: DType = "float32",
         rounding: Rounding = "stochastic",
@@ -122,8 +123,8 @@ class Table(Keyed, SavesAndLoads):
         part of the groups, from `owned_groups[0]` to below `owned_groups[1]`, has their part of
         `max_rows`, and refuses keys of others. With `eviction`, which needs `max_rows`, keys leave
         a full group for those that come, see `Evict`; `on_full` then is about keys for which nobody
-        may leave. With `admission` only some new keys get a row, see `Admit`. Every column of a key
-        without a row reads `default_value`.
+        may leave. With `admission` only some new keys get a row, see `Admit`. `default` says what a
+        key without a row reads, see `Default`.
         `on_nonfinite` says what happens to a summed gradient that is infinite or not a number: it
         is applied as torch does ("apply"), the update raises NonFiniteError ("raise"), or that
         key's update is left out ("skip"). Weights are stored as `dtype`: "float32", "bfloat16" or
@@ -147,7 +148,6 @@ class Table(Keyed, SavesAndLoads):
             num_threads=num_threads,
             hash_seed=hash_seed,
         )
-        require_finite("Table", default_value=default_value)
         self._engine = _ext.Table(
             dim,
             name,
@@ -159,7 +159,7 @@ class Table(Keyed, SavesAndLoads):
             eviction_groups,
             owned_groups,
             engine_on_full(on_full),
-            default_value,
+            engine_default(default),
             engine_nonfinite(on_nonfinite),
             engine_dtype(dtype),
             engine_rounding(rounding),
@@ -179,7 +179,7 @@ class Table(Keyed, SavesAndLoads):
         self._eviction_groups = eviction_groups
         self._owned_groups = owned_groups
         self._on_full: OnFull = on_full
-        self._default_value = default_value
+        self._default = default
         self._on_nonfinite = on_nonfinite
         self._dtype: DType = dtype
         self._rounding: Rounding = rounding
@@ -216,9 +216,9 @@ class Table(Keyed, SavesAndLoads):
         return self._admission
 
     @property
-    def default_value(self) -> float:
-        """What every column of a key without a row reads."""
-        return self._default_value
+    def default(self) -> Default:
+        """What a key without a row reads."""
+        return self._default
 
     @property
     def dtype(self) -> DType:
@@ -323,9 +323,9 @@ class Table(Keyed, SavesAndLoads):
     ) -> Any:
         """The rows of keys (N,), float32 (N, D); an unseen key gets a row.
 
-        A key that is refused or not admitted reads the default value. With `return_outcomes`
-        returns (values, outcomes uint8 (N,)). `times`, `scores`, `counts`, duplicates, errors and
-        cost are those of `map`, plus reading the rows.
+        A key that is refused or not admitted reads the default, see `Default`. With
+        `return_outcomes` returns (values, outcomes uint8 (N,)). `times`, `scores`, `counts`,
+        duplicates, errors and cost are those of `map`, plus reading the rows.
         """
         return self._engine.find_or_insert(
             keys, lease, return_outcomes, times_of(times), scores, times_of(counts, "counts")
@@ -361,7 +361,7 @@ class Table(Keyed, SavesAndLoads):
     def lookup(self, keys: Array, *, return_outcomes: bool = False) -> Any:
         """The rows of keys (N,), read only: float32 (N, D).
 
-        A key without a row reads the default value and is MISSING. With `return_outcomes` returns
+        A key without a row reads the default and is MISSING. With `return_outcomes` returns
         (values, outcomes uint8 (N,)). Keys of batches in flight that carry a step are not seen.
         """
         return self._engine.lookup(keys, return_outcomes)
@@ -436,7 +436,7 @@ class Table(Keyed, SavesAndLoads):
         Bag b is `keys[offsets[b]:offsets[b + 1]]`, offsets (B + 1,) ascending from 0 to N;
         `weights` (N,) multiply the rows. `pooling` is "sum" or "mean"; the mean divides by the
         number of keys of the bag whatever their outcome, or by the sum of its weights (0 gives
-        zeros). An empty bag pools to zeros; a key without a row contributes the default value. With
+        zeros). An empty bag pools to zeros; a key without a row contributes the default. With
         `insert`, unseen keys get a row first. With `return_outcomes` returns (pooled, outcomes
         uint8 (N,)).
 
@@ -570,7 +570,7 @@ class Table(Keyed, SavesAndLoads):
             "on_full": self._on_full,
             "eviction": self._eviction,
             "admission": self._admission,
-            "default_value": self._default_value,
+            "default": self._default,
             "on_nonfinite": self._on_nonfinite,
             "dtype": self._dtype,
             "rounding": self._rounding,

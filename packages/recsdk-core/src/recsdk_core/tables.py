@@ -113,18 +113,18 @@ def update_tables(
 def join_rows(
     rows: Array,
     outcomes: Array | None,
-    parts: tuple[Array, Array, Array],
-    spare_row: int,
+    parts: tuple[Array, Array, Array, Array, Array],
     out: Array,
 ) -> None:
     """Writes the rows of many tables' keys as numbers of one store that has all their rows.
 
     `rows` int64 (N,), `outcomes` uint8 (N,): as `map_joined` gave them; outcomes None: every key
-    has a row. `parts`: (begins, counts, first rows), int64 (P,) each: part p is `counts[p]` keys
-    from `begins[p]` on, of a table whose first row in the store is `first_rows[p]`. `out`: int32 or
-    int64 (M,), the keys of all parts one after the other; a key without a row gets `spare_row`.
-    Raises ValueError, with `out` unspecified, if its size is not that of the parts, a part does not
-    lie within `rows`, or a number is negative or too large for `out`. Cost: one pass over the keys,
-    on the threads of `set_num_threads`.
+    has a row. `parts`: (begins, counts, first rows, default rows, numbers of shared rows), int64
+    (P,) each: part p is `counts[p]` keys from `begins[p]` on, of a table whose first row in the
+    store is the first of these, and whose keys without a row read the second; if it has shared
+    rows, they begin there, and `rows` says which one a key reads. `out`: int32 or int64 (M,), the
+    keys of all parts one after the other. Raises ValueError, with `out` unspecified, if its size is
+    not that of the parts, a part does not lie within `rows`, or a number is negative or too large
+    for `out` or its part. Cost: one pass over the keys, on the threads of `set_num_threads`.
     """
-    _ext.join_rows(rows, outcomes, parts, spare_row, out)
+    _ext.join_rows(rows, outcomes, parts, out)

@@ -18,7 +18,7 @@ import torch.distributed.checkpoint as dcp
 from torch.optim.swa_utils import AveragedModel
 from torch.utils import checkpoint
 
-from recsdk_core import Admit, Evict, Outcome, init, optim
+from recsdk_core import Admit, Default, Evict, Outcome, init, optim
 from recsdk_core.nn import HashEmbedding, HashEmbeddingBag, RowOptimizer
 from recsdk_core.testing import ReferenceTable
 
@@ -33,7 +33,7 @@ PLAIN: dict[str, Any] = {
     "optimizer": optim.SGD(lr=1.0),
     "name": "item",
     "initializer": init.Constant(value=0.0),
-    "default_value": 2.5,
+    "default": Default.constant(2.5),
 }
 Batch = tuple[torch.Tensor, dict[str, Any]]
 

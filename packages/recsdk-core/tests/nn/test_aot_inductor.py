@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.export import Dim, export
 
-from recsdk_core import init
+from recsdk_core import Default, init
 from recsdk_core.nn import HashEmbedding, HashEmbeddingBag, freeze
 from recsdk_core.serving import open_frozen
 
@@ -36,7 +36,7 @@ class Model(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        first: dict[str, Any] = {"initializer": init.Normal(), "default_value": -0.25}
+        first: dict[str, Any] = {"initializer": init.Normal(), "default": Default.constant(-0.25)}
         self.items = HashEmbedding(4, name="items", padding_idx=PADDING, **first)
         self.means = HashEmbeddingBag(4, name="means", mode="mean", padding_idx=PADDING, **first)
         self.most = HashEmbeddingBag(

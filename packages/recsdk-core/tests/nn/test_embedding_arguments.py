@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
-from recsdk_core import Bags, Table, init, optim
+from recsdk_core import Bags, Default, Table, init, optim
 from recsdk_core.nn import HashEmbedding, HashEmbeddingBag, RowOptimizer
 
 NUM_KEYS, DIM = 6, 3
@@ -62,7 +62,7 @@ def make_pair(kind: str, padding: int | None, dtype: torch.dtype, **options: Any
         dense_kind = ScaledBag
     dense = dense_kind(NUM_KEYS, DIM, padding_idx=padding, **options)
     made = HashEmbedding if kind == "Embedding" else HashEmbeddingBag
-    hashed: Any = made(NUM_KEYS, DIM, padding_idx=padding, default_value=7.0, **options)
+    hashed: Any = made(NUM_KEYS, DIM, padding_idx=padding, default=Default.constant(7.0), **options)
     kept = [key for key in KEYS.tolist() if key != padding]
     hashed.table.upsert(torch.tensor(kept), dense.weight.detach()[kept].contiguous())
     optimizers = [
@@ -285,7 +285,9 @@ class TestMaxNorm:
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     def test_evaluation_reads_scaled_rows_and_writes_none(self, dtype: Any) -> None:
-        module = HashEmbedding(DIM, dtype=dtype, default_value=9.0, **self.options).eval()
+        module = HashEmbedding(
+            DIM, dtype=dtype, default=Default.constant(9.0), **self.options
+        ).eval()
         rows = torch.linspace(-2.0, 2.0, 2 * DIM).reshape(2, DIM).contiguous()
         module.table.upsert(KEYS[:2], rows)
         before = module.table.lookup(KEYS[:2])

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram, export
 
-from recsdk_core import init, optim
+from recsdk_core import Default, init, optim
 from recsdk_core.nn import HashEmbedding, HashEmbeddingBag, RowOptimizer, l2
 
 KEYS = torch.tensor([[5, 6, 7], [-1, 5, 2**62]])
@@ -174,13 +174,13 @@ class TestTheTable:
         return export(nn.Sequential(module), (KEYS,)).module()
 
     def test_is_found_by_name_after_its_module_is_gone(self) -> None:
-        module = HashEmbedding(4, name="one", default_value=2.0).eval()
+        module = HashEmbedding(4, name="one", default=Default.constant(2.0)).eval()
         program = self.program(module)
         del module
         gc.collect()
         with pytest.raises(RuntimeError, match="reads table 'one' .* this process has none"):
             program(KEYS)
-        other = HashEmbedding(4, name="one", default_value=3.0)
+        other = HashEmbedding(4, name="one", default=Default.constant(3.0))
         assert program(KEYS).unique().tolist() == [3.0]
         assert len(other.table) == 0
 

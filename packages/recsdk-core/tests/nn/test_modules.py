@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 
-from recsdk_core import init, optim
+from recsdk_core import Default, init, optim
 from recsdk_core.nn import HashEmbedding, HashEmbeddingBag
 
 KEYS = torch.tensor([3, -3, 2**62, 3])
@@ -41,7 +41,7 @@ def test_int32_and_non_contiguous_keys() -> None:
 
 
 def test_training_mode_inserts_and_evaluation_mode_does_not() -> None:
-    module = HashEmbedding(2, default_value=0.5, initializer=init.Constant(value=1.0))
+    module = HashEmbedding(2, default=Default.constant(0.5), initializer=init.Constant(value=1.0))
     module.eval()
     assert module(KEYS).tolist() == [[0.5, 0.5]] * 4
     assert len(module.table) == 0

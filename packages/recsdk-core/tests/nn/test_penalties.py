@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from recsdk_core import Default
 from recsdk_core.nn import HashEmbedding, HashEmbeddingBag, RowOptimizer, l2, row_gradients
 
 NUM_KEYS, DIM = 5, 3
@@ -95,7 +96,7 @@ def test_forwards_that_nobody_ends_keep_a_key_once(monkeypatch: pytest.MonkeyPat
 
 
 def test_refused_keys_and_models_without_tables_add_nothing() -> None:
-    module = HashEmbedding(DIM, max_rows=1, default_value=3.0)
+    module = HashEmbedding(DIM, max_rows=1, default=Default.constant(3.0))
     RowOptimizer(module, torch.optim.SGD, lr=0.1)
     module(KEYS)
     expected = module.table.lookup(KEYS[:1]).square().sum()

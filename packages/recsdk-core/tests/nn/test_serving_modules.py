@@ -21,7 +21,7 @@ from torch import nn
 from torch._inductor.constant_folding import constant_fold
 from torch.export import Dim, export
 
-from recsdk_core import Table, init, optim
+from recsdk_core import Default, Table, init, optim
 from recsdk_core.checkpoint import open_checkpoint
 from recsdk_core.nn import (
     HashEmbedding,
@@ -49,7 +49,7 @@ class Model(nn.Module):
         kwargs: dict[str, Any] = {
             "optimizer": optim.Adam(lr=0.5, weight_decay=0.1),
             "initializer": init.Normal(),
-            "default_value": -0.25,
+            "default": Default.constant(-0.25),
             "padding_idx": padding_idx,
         }
         self.items = HashEmbedding(4, name="items", **kwargs)

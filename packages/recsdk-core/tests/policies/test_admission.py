@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from recsdk_core import Admit, CapacityError, Evict, Outcome, Table
+from recsdk_core import Admit, CapacityError, Default, Evict, Outcome, Table
 from recsdk_core.testing._room import key_hash
 
 NOT, NEW, FOUND, REFUSED = (
@@ -42,7 +42,7 @@ def counts_of(table: Table) -> dict[int, int]:
 
 
 def test_the_nth_occurrence_is_admitted_and_duplicates_count() -> None:
-    table = Table(2, admission=Admit.count(3), default_value=0.5)
+    table = Table(2, admission=Admit.count(3), default=Default.constant(0.5))
     values, outcomes = table.find_or_insert(np.array([7, 8, 7]), return_outcomes=True)
     assert outcomes.tolist() == [NOT, NOT, NOT]
     assert (values == 0.5).all()

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recsdk_core import CheckpointError, Table, init, optim
+from recsdk_core import CheckpointError, Default, Table, init, optim
 from recsdk_core.serving import ServingTable, freeze, freeze_tables
 
 ALL = np.arange(-30, 400)
@@ -67,7 +67,7 @@ def new_table() -> Table:
         name="items",
         optimizer=optim.Adagrad(lr=0.1),
         initializer=init.Normal(mean=0.0, stddev=0.5),
-        default_value=-0.5,
+        default=Default.constant(-0.5),
     )
 
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recsdk_core import CapacityError, CheckpointError, Outcome, Table, init, optim
+from recsdk_core import CapacityError, CheckpointError, Default, Outcome, Table, init, optim
 from recsdk_core.cli import main
 from recsdk_core.serving import (
     FrozenManifest,
@@ -93,7 +93,9 @@ def test_a_frozen_chain_answers_as_its_table_bit_for_bit(
     """Rows of 16 bits frozen as they are lose nothing either."""
     folder = tmp_path_factory.mktemp("chain")
     optimizer = optim.Adagrad(lr=0.1)
-    table = Table(dim=dim, name="t", optimizer=optimizer, dtype=dtype, default_value=-0.5)
+    table = Table(
+        dim=dim, name="t", optimizer=optimizer, dtype=dtype, default=Default.constant(-0.5)
+    )
     last = save_chain(table, folder, links)
     freeze(last, folder / "frozen", dtype=dtype, num_shards=num_shards)
     served = ServingTable(folder / "frozen")

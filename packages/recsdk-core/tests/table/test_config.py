@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from recsdk_core import Table, init, optim
+from recsdk_core import Default, Table, init, optim
 
 BAD = [
     (lambda: init.Constant(value=float("inf")), "Constant: value must be finite"),
@@ -57,7 +57,7 @@ def test_bad_values(make: Any, message: str) -> None:
         (lambda x: optim.RMSprop(alpha=x), "RMSprop: alpha"),
         (lambda x: init.Uniform(low=x, high=1.0), "Uniform: low"),
         (lambda x: init.Constant(value=x), "Constant: value"),
-        (lambda x: Table(2, default_value=x), "Table: default_value"),
+        (lambda x: Default.constant(x), "Default: value"),
         (lambda x: setattr(Table(2), "learning_rate", x), "Table: learning_rate"),
     ],
 )

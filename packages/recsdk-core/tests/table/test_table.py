@@ -13,6 +13,7 @@ import pytest
 
 from recsdk_core import (
     BusyError,
+    Default,
     NonFiniteError,
     Outcome,
     RecsdkError,
@@ -45,15 +46,20 @@ def ones(n: int, dim: int = 1) -> np.ndarray[Any, Any]:
 
 def test_properties() -> None:
     table = Table(
-        4, name="user", seed=7, max_rows=9, default_value=0.5, optimizer=optim.Adam(lr=0.25)
+        4,
+        name="user",
+        seed=7,
+        max_rows=9,
+        default=Default.constant(0.5),
+        optimizer=optim.Adam(lr=0.25),
     )
     assert (table.dim, table.name, table.seed, table.max_rows) == (4, "user", 7, 9)
-    assert table.default_value == 0.5
+    assert table.default == Default.constant(0.5)
     assert table.optimizer == optim.Adam(lr=0.25)
     assert table.initializer == init.Uniform(low=-0.01, high=0.01)
     assert table.learning_rate == 0.25
     assert "name='user', dim=4, rows=0, max_rows=9" in repr(table)
-    for name in ("dim", "name", "seed", "max_rows", "optimizer", "initializer", "default_value"):
+    for name in ("dim", "name", "seed", "max_rows", "optimizer", "initializer", "default"):
         with pytest.raises(AttributeError):
             setattr(table, name, 1)
 
@@ -83,7 +89,7 @@ BAD_CONFIGS = [
     ({"hash_seed": 2**64}, ValueError, "hash_seed"),
     ({"max_rows": -1}, ValueError, "max_rows must be at least 0, got -1"),
     ({"num_threads": 0}, ValueError, "num_threads must be at least 1"),
-    ({"default_value": float("nan")}, ValueError, "default_value must be finite"),
+    ({"default": 0.5}, TypeError, "default must be a Default, as Default.constant"),
     ({"on_nonfinite": "ignore"}, ValueError, "'apply', 'raise' or 'skip', got 'ignore'"),
     ({"optimizer": "sgd"}, TypeError, "optimizer must be one of"),
     ({"initializer": 0.0}, TypeError, "initializer must be one of"),
@@ -146,7 +152,7 @@ def test_growth_over_many_splits() -> None:
 
 
 def test_max_rows_refuses_whatever_the_order() -> None:
-    table = make(max_rows=2, default_value=7.0)
+    table = make(max_rows=2, default=Default.constant(7.0))
     # Key 3 is lower than 1 and 2 by the fixed hash, and lower than 4.
     values, outcomes = table.find_or_insert(np.array([3, 1, 2, 1, 3]), return_outcomes=True)
     assert outcomes.tolist() == [REFUSED, INSERTED, INSERTED, FOUND, REFUSED]
@@ -187,7 +193,7 @@ def test_an_empty_update_advances_adam() -> None:
 
 
 def test_pool_and_backward() -> None:
-    table = make(2, initializer=init.Constant(value=1.0), default_value=10.0)
+    table = make(2, initializer=init.Constant(value=1.0), default=Default.constant(10.0))
     table.find_or_insert(np.array([1, 2]))
     keys, offsets = np.array([1, 2, 3, 1]), np.array([0, 3, 3, 4])
     pooled, outcomes = table.pool(keys, offsets, return_outcomes=True)
@@ -424,13 +430,20 @@ class TestExport:
 @pytest.mark.parametrize("copied_by", [copy.deepcopy, lambda t: pickle.loads(pickle.dumps(t))])
 @pytest.mark.parametrize("optimizer", [optim.SGD(), optim.Adam(bias_correction="row")])
 def test_copies(copied_by: Any, optimizer: optim.Optimizer) -> None:
-    table = Table(3, name="user", optimizer=optimizer, seed=5, max_rows=50, default_value=2.0)
+    table = Table(
+        3, name="user", optimizer=optimizer, seed=5, max_rows=50, default=Default.constant(2.0)
+    )
     table.find_or_insert(np.arange(20))
     table.erase(np.arange(0, 20, 3))
     table.learning_rate = 0.125
     table.apply_gradients(np.arange(20), ones(20, 3))
     other = copied_by(table)
-    assert (other.name, other.seed, other.max_rows, other.default_value) == ("user", 5, 50, 2.0)
+    assert (other.name, other.seed, other.max_rows, other.default) == (
+        "user",
+        5,
+        50,
+        Default.constant(2.0),
+    )
     assert other.optimizer == table.optimizer
     assert other.update_count == 1
     for grown in (table, other):

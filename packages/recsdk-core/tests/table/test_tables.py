@@ -189,14 +189,16 @@ def test_rows_of_tables_are_joined_as_lists_are(data: Any, number: Any) -> None:
     order = data.draw(st.permutations(range(len(sizes))))
     has_outcomes = data.draw(st.booleans())
     random = np.random.default_rng(data.draw(st.integers(0, 99)))
-    rows = random.integers(-5, 10, sum(sizes))
+    rows = random.integers(0, 10, sum(sizes))
+    num_shared = data.draw(st.sampled_from([0, 10]))
     outcomes = random.integers(0, 5, len(rows)).astype(np.uint8)
-    rows[outcomes <= Outcome.INSERTED] = np.abs(rows[outcomes <= Outcome.INSERTED])
+    if num_shared == 0:
+        rows[outcomes > Outcome.INSERTED] -= 5  # they mean nothing
     if not has_outcomes:
         rows, outcomes = np.abs(rows), np.zeros(len(rows), np.uint8)
     begins = np.cumsum([0, *sizes])[order]
     expected = [
-        row + 100 * table if outcome <= Outcome.INSERTED else 77
+        100 * table + (row if outcome <= Outcome.INSERTED else 77 + row * (num_shared > 0))
         for table in order
         for row, outcome in zip(
             *(np.split(array, np.cumsum(sizes))[table].tolist() for array in (rows, outcomes)),
@@ -205,8 +207,9 @@ def test_rows_of_tables_are_joined_as_lists_are(data: Any, number: Any) -> None:
     ]
     out = np.full(len(rows), -1, number)
     counts = np.array([sizes[table] for table in order], np.int64)
-    parts = begins.astype(np.int64), counts, 100 * np.array(order, np.int64)
-    join_rows(rows, outcomes if has_outcomes else None, parts, 77, out)
+    firsts = 100 * np.array(order, np.int64)
+    parts = begins.astype(np.int64), counts, firsts, firsts + 77, np.full_like(firsts, num_shared)
+    join_rows(rows, outcomes if has_outcomes else None, parts, out)
     assert out.tolist() == expected
 
 
@@ -215,8 +218,16 @@ def test_rows_of_tables_are_joined_as_lists_are(data: Any, number: Any) -> None:
     [
         ([1, 2], [0, 0], np.zeros(3, np.int32), ValueError, "room for 3 numbers; pass room for 2"),
         ([1, 2], [0], np.zeros(2, np.int32), ValueError, "outcomes"),
-        ([1, 2**31], [0, 0], np.zeros(2, np.int32), ValueError, "0 to 2147483647; pass int64"),
+        (
+            [1, 2**31],
+            [0, 0],
+            np.zeros(2, np.int32),
+            ValueError,
+            "0 to 2147483647, and of shared rows .* pass int64",
+        ),
         ([-1], [0], np.zeros(1, np.int64), ValueError, "must be 0 to"),
+        ([2], [2], np.zeros(1, np.int64), ValueError, "of shared rows below num_shared"),
+        ([-1], [3], np.zeros(1, np.int64), ValueError, "of shared rows below num_shared"),
         ([1], [0], np.zeros(1, np.float32), TypeError, "int32 or int64"),
         ([1, 2], [0, 0], np.zeros(4, np.int32)[::2], ValueError, "contiguous"),
     ],
@@ -224,18 +235,19 @@ def test_rows_of_tables_are_joined_as_lists_are(data: Any, number: Any) -> None:
 def test_rows_that_cannot_be_joined_are_refused(
     rows: list[int], outcomes: list[int], out: Any, error: type[Exception], message: str
 ) -> None:
-    parts = tuple(np.array([number]) for number in (0, len(rows), 0))
+    parts: Any = tuple(np.array([number]) for number in (0, len(rows), 0, 0, 2))
     with pytest.raises(error, match=message):
-        join_rows(np.array(rows), np.array(outcomes, np.uint8), parts, 0, out)
+        join_rows(np.array(rows), np.array(outcomes, np.uint8), parts, out)
 
 
 @pytest.mark.parametrize(
     ("begins", "counts"), [([0, 1], [1, 3]), ([-1], [1]), ([0], [-1]), ([4], [1]), ([0], [1, 2])]
 )
 def test_parts_outside_of_the_rows_are_refused(begins: list[int], counts: list[int]) -> None:
-    parts = np.array(begins), np.array(counts), np.zeros(len(begins), np.int64)
+    none = np.zeros(len(begins), np.int64)
+    parts = np.array(begins), np.array(counts), none, none, none
     with pytest.raises(ValueError, match="part"):
-        join_rows(np.arange(3), None, parts, 0, np.zeros(3, np.int64))
+        join_rows(np.arange(3), None, parts, np.zeros(3, np.int64))
 
 
 @given(data=st.data())

@@ -62,7 +62,6 @@ def test_ranks_that_look_up_bags_in_another_order_are_told(ranks: RankPool) -> N
     ("options", "text"),
     [
         ({}, "table 'user': a HashEmbeddingBag needs max_rows to be sharded on a device"),
-        ({"max_rows": 9, "default_value": 1.0}, "default_value must be 0.0 for rows on a device"),
     ],
 )
 def test_what_devices_do_not_have_is_refused(options: dict[str, Any], text: str) -> None:

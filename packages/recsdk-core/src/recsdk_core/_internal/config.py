@@ -22,9 +22,11 @@ from recsdk_core.optim import (
     RMSprop,
     RowwiseAdagrad,
 )
+from recsdk_core.outcome import Default
 
 __all__ = [
     "engine_admission",
+    "engine_default",
     "engine_dtype",
     "engine_eviction",
     "engine_initializer",
@@ -160,6 +162,13 @@ def engine_admission(admission: Admit | None) -> _ext.AdmitConfig | None:
         for term in admission.terms()
     ]
     return _ext.AdmitConfig(terms, admission.max_records)
+
+
+def engine_default(default: Default) -> float:
+    """The engine's form of what keys without a row read; TypeError for anything else."""
+    if not isinstance(default, Default):
+        raise TypeError(f"default must be a Default, as Default.constant(0.5), got {default!r}")
+    return float(default.value)
 
 
 def engine_on_full(on_full: str) -> _ext.OnFull:

@@ -484,7 +484,7 @@ def entry_of(shard: Shard, cut: _ext.Cut | ShardCut | None, sharding: Sharding) 
         dim=table.dim,
         seed=table.seed,
         initializer=describe(table.initializer),
-        default_value=float(table.default_value),
+        default_value=float(table.default.value),
         optimizer=describe(table.optimizer),
         update_count=table.update_count if cut is None else cut.update_count,
         log_decay=table.log_decay if cut is None else cut.log_decay,

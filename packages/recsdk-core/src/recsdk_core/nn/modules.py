@@ -54,7 +54,7 @@ from recsdk_core.nn.row_entries import ENTRIES, AnyName
 from recsdk_core.nn.row_gradients import RowGradients
 from recsdk_core.nn.rows_parameter import RowsParameter, facts_of
 from recsdk_core.optim import SGD, Optimizer, from_torch
-from recsdk_core.outcome import Outcome
+from recsdk_core.outcome import Default, Outcome
 from recsdk_core.table import DType, OnFull, Rounding, Table
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class _TableModule(nn.Module):
         on_full: OnFull = "refuse",
         eviction: Evict | None = None,
         admission: Admit | None = None,
-        default_value: float = 0.0,
+        default: Default = Default(),
         on_nonfinite: Literal["apply", "raise", "skip"] = "apply",
         dtype: DType = "float32",
         rounding: Rounding = "stochastic",
@@ -141,7 +141,7 @@ class _TableModule(nn.Module):
             on_full=on_full,
             eviction=eviction,
             admission=admission,
-            default_value=default_value,
+            default=default,
             on_nonfinite=on_nonfinite,
             dtype=dtype,
             rounding=rounding,
@@ -478,7 +478,7 @@ class HashEmbedding(_TableModule):
     """Looks up one vector for each raw key, as nn.Embedding does for dense indexes.
 
     In training mode (`module.training`) an unseen key gets a row. In evaluation mode, and beyond
-    `max_rows`, a key without a row reads `default_value`. The gradient mode does not matter for
+    `max_rows`, a key without a row reads `default`. The gradient mode does not matter for
     this. In either mode a backward applies one update of the fused optimizer to the rows that its
     forward found, as torch trains its own modules. A second backward through one forward raises
     RuntimeError. A forward in evaluation mode changes nothing but the counters in `table.stats()`.
@@ -513,7 +513,7 @@ class HashEmbedding(_TableModule):
     repeats in backward is no step, and raises RuntimeError if keys have no row by then.
 
     With `admission` too each forward in training mode is a step: new keys get a row when the rule
-    lets them in, see `Admit`. Others read `default_value`, and no gradient reaches them. `counts`
+    lets them in, see `Admit`. Others read `default`, and no gradient is kept of them. `counts`
     of keys is an argument of forward. A checkpoint's repeated forward counts nothing.
 
     Other arguments are those of `Table`. `state_dict()` holds keys, weights, optimizer state and

@@ -150,7 +150,7 @@ def _of_table(table: Table) -> _Rows:
     return _Rows(
         name=table.name,
         dim=table.dim,
-        default_value=table.default_value,
+        default_value=table.default.value,
         expected_rows=len(table),
         batches=((batch.keys, batch.weights) for batch in table.export(state=False)),
     )

@@ -20,7 +20,7 @@ from recsdk_core.eviction import Evict
 from recsdk_core.init import Initializer, Uniform
 from recsdk_core.leavers import LeaveCause, LeaverBatch
 from recsdk_core.optim import SGD, Optimizer
-from recsdk_core.outcome import Outcome
+from recsdk_core.outcome import Default, Outcome
 from recsdk_core.table import ExportBatch, OnFull, TableStats
 from recsdk_core.testing import _arithmetic, _optimizers
 from recsdk_core.testing._admission import Admission, AdmissionRecord
@@ -148,7 +148,7 @@ class ReferenceTable:
         on_full: OnFull = "refuse",
         eviction: Evict | None = None,
         admission: Admit | None = None,
-        default_value: float = 0.0,
+        default: Default = Default(),
         on_nonfinite: Literal["apply", "raise", "skip"] = "apply",
         dtype: Literal["float32", "bfloat16", "float16"] = "float32",
         rounding: Literal["stochastic", "nearest"] = "stochastic",
@@ -167,7 +167,7 @@ class ReferenceTable:
         )
         self._clock = Clock() if self._eviction is None else self._eviction.clock
         self.time: int | None = None
-        self.default_value = default_value
+        self.default = default
         self.initializer = initializer
         self.optimizer = optimizer
         self.update_count = 0
@@ -503,7 +503,7 @@ class ReferenceTable:
         return row
 
     def _read(self, keys: list[int], *, sees_in_flight: bool) -> Floats:
-        values = np.full((len(keys), self.dim), self.default_value, F32)
+        values = np.full((len(keys), self.dim), self.default.value, F32)
         for i, key in enumerate(keys):
             row = self._find(key, sees_in_flight=sees_in_flight)
             if row is not None:

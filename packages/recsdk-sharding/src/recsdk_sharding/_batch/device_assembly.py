@@ -160,6 +160,7 @@ def _plan_width(
     cells_W = np.diff(np.concatenate([[0], counts_S.cumsum()])[at])
     starts = np.concatenate([plan.starts_S[own_S], [0]])[at[:-1]]
     is_large = int(num_bags_F.sum()) * (dim // cell) >= 2**31
+    none_P = np.zeros(len(parts[0]), np.int64)
     divided = None
     if divisors is not None:
         divided = parcel.put(torch.cat([divisors[feature] for feature in features]).numpy())
@@ -172,7 +173,7 @@ def _plan_width(
         places_P=parcel.put_made(
             int(cells_W.sum()),
             np.dtype(np.int64 if is_large else np.int32),
-            lambda out: join_rows(rows, None, parts, 0, out),
+            lambda out: join_rows(rows, None, (*parts, none_P, none_P), out),
         ),
         divisors=divided,
     )

@@ -17,7 +17,7 @@ from torchrec.modules.embedding_configs import (
 )
 
 import recsdk_core
-from recsdk_core import Admit, Evict, init
+from recsdk_core import Admit, Default, Evict, init
 from recsdk_core.table import DType, OnFull
 from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS, default_eviction_groups
 from recsdk_sharding._configs.initializers import (
@@ -93,14 +93,17 @@ class _Settings:
     none. On a device a table has spare rows for batches in flight."""
     admission: Admit | None = None
     """Which new ids get a row: by how often all ranks' batches brought them, or by chance. Others
-    are NOT_ADMITTED: they read zeros and are not trained. None: all ids."""
+    are NOT_ADMITTED: they read `default`. None: all ids."""
+    default: Default = Default()
+    """What ids without a row read: refused ones, those not admitted, and in evaluation those that
+    were never seen. The tables of a collection may differ in it."""
     admit_and_evict_config: AdmitAndEvictConfig | None = None
     """Rec SDK's settings of who gets a row and who loses it: taken if they ask for nothing, else
     refused by name. None: nothing."""
     on_full: OnFull = "refuse"
     """What happens to ids that find no row free, because of `max_rows` or, on a device, of its
-    memory: they are refused and read zeros ("refuse"), or the step raises CapacityError on the rank
-    that is full, and PeerError on the others, before anything is trained ("raise")."""
+    memory: they are refused and read `default` ("refuse"), or the step raises CapacityError on the
+    rank that is full, and PeerError on the others, before anything is trained ("raise")."""
     accumulate_steps: int = 1
     """Backwards whose gradients are added up and applied as one optimizer update, which advances
     the update count by one. The rows that these batches make are seen by readers after it."""
@@ -202,6 +205,9 @@ class HashTableConfig(_Settings):
                     )
                 )
         self._check_admission()
+        if not isinstance(self.default, Default):
+            text = f"default must be a Default, as Default.constant(0.5), got {self.default!r}"
+            raise TypeError(self._error(text))
         if self.eviction is None:
             return
         if not isinstance(self.eviction, Evict):
@@ -338,6 +344,7 @@ class HashTableConfig(_Settings):
             on_full=self.on_full,
             eviction=self.eviction,
             admission=self.admission,
+            default=self.default,
             on_nonfinite=self.on_nonfinite,
             dtype=self.dtype,
         )

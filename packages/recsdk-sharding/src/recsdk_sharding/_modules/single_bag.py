@@ -79,6 +79,7 @@ def _collection_of(bag: HashEmbeddingBag) -> HashEmbeddingBagCollection:
         eviction_groups=table.eviction_groups,
         eviction=table.eviction,
         admission=table.admission,
+        default=table.default,
         accumulate_steps=bag.accumulate_steps,
         on_full=table.on_full,
         initializer=table.initializer,
@@ -278,11 +279,6 @@ def planned_parameter(module: HashEmbeddingBag) -> dict[str, nn.Parameter]:
 
 
 def _check_for_device(table: recsdk_core.Table) -> None:
-    if table.default_value != 0:
-        raise ValueError(
-            f"table {table.name!r}: default_value must be 0.0 for rows on a device, got "
-            f"{table.default_value!r}"
-        )
     if table.max_rows is None:
         raise ValueError(
             f"table {table.name!r}: a HashEmbeddingBag needs max_rows to be sharded on a device, "

@@ -9,7 +9,7 @@ Shape letters: N keys, P pieces of a set, B bags, M weights that come late.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from recsdk_core import join_rows
 from recsdk_sharding.device.parcel import Item, Parcel, put_optional
 
 if TYPE_CHECKING:
+    from recsdk_sharding.device.store import StoredTable
     from recsdk_sharding.device.table import DeviceTable
 
 __all__ = ["BagItems", "Block", "TableSet", "plan_batch"]
@@ -64,7 +65,7 @@ class TableSet:
     shards: list[Any]
     """Their `MappedShard`s."""
     spare_row: int
-    """What keys without a row read: zeros. Of the store."""
+    """The last one of its tables, which takes what must not be written. Of the store."""
     bags: BagItems
     num_bags: int
     read: ReadBags | None
@@ -116,15 +117,15 @@ def _plan_set(parcel: Parcel, bags: Any, members: Sequence[int], request: Any) -
     shards = [bags.shards[number] for number in members]
     tables = [shard.held.table for shard in shards]
     stored = [table.stored for table in tables]
-    own = _SetBags.of_shards(bags, members, [each.first_row for each in stored])
+    own = _SetBags.of_shards(bags, members, stored)
     store = tables[0].store
     spare_row = max(each.spare_row for each in stored)
     number = _type_of(len(store.weight_RD))
-    items = own.put(parcel, spare_row, number)
+    items = own.put(parcel, number)
     read = None
     if request.pooled is not None:
         part, first, first_key = own.within(request.pooled)
-        of_part = part.put(parcel, spare_row, number)
+        of_part = part.put(parcel, number)
         read = ReadBags(first, int(part.num_bags_P.sum()), first_key, of_part)
     return TableSet(
         tables=tables,
@@ -151,26 +152,31 @@ class _SetBags:
     """The `GroupBags` that have them."""
     pieces_P: NDArray[np.int64]
     """Which of the group's they are."""
-    first_rows_P: NDArray[np.int64]
-    """The first row of each one's table in the store."""
+    stored: Sequence[StoredTable]
+    """The set's tables."""
+    tables_P: NDArray[np.int64]
+    """Which of them each one's is."""
     lengths_B: NDArray[np.int64] | None
     """None: each bag has one key."""
     num_bags_P: NDArray[np.int64]
     weights_N: NDArray[np.float32] | None
 
     @staticmethod
-    def of_shards(group: Any, members: Sequence[int], first_rows: Sequence[int]) -> _SetBags:
-        """Those of some shards, the first row of each in the store."""
-        first_row_of = np.full(len(group.shards), -1)
-        first_row_of[members] = first_rows
-        first_rows_P = np.repeat(first_row_of, group.num_pieces)
-        own_P = np.flatnonzero(first_rows_P >= 0)
+    def of_shards(group: Any, members: Sequence[int], stored: Sequence[StoredTable]) -> _SetBags:
+        """Those of some shards, whose tables these are."""
+        table_of = np.full(len(group.shards), -1)
+        table_of[members] = np.arange(len(stored))
+        tables_P = np.repeat(table_of, group.num_pieces)
+        own_P = np.flatnonzero(tables_P >= 0)
         pieces_P = own_P[np.argsort(group.starts_P[own_P], kind="stable")]
-        return _SetBags.of_pieces(group, pieces_P, first_rows_P[pieces_P])
+        return _SetBags.of_pieces(group, pieces_P, stored, tables_P[pieces_P])
 
     @staticmethod
     def of_pieces(
-        group: Any, pieces_P: NDArray[np.int64], first_rows_P: NDArray[np.int64]
+        group: Any,
+        pieces_P: NDArray[np.int64],
+        stored: Sequence[StoredTable],
+        tables_P: NDArray[np.int64],
     ) -> _SetBags:
         """Some pieces of a group."""
         pieces = pieces_P.tolist()
@@ -178,7 +184,7 @@ class _SetBags:
         given = [of_piece for of_piece in weights if of_piece is not None]
         lengths_B, num_bags_P = _lengths_of(group, pieces_P)
         weights_N = torch.cat(given).detach().numpy() if given else None
-        return _SetBags(group, pieces_P, first_rows_P, lengths_B, num_bags_P, weights_N)
+        return _SetBags(group, pieces_P, stored, tables_P, lengths_B, num_bags_P, weights_N)
 
     @property
     def num_keys_P(self) -> NDArray[np.int64]:
@@ -192,15 +198,22 @@ class _SetBags:
         starts_P: NDArray[np.int64] = self.group.starts_P[self.pieces_P]
         return starts_P
 
-    def put(self, parcel: Parcel, spare_row: int, number: np.dtype[Any]) -> BagItems:
+    def _rows_of_tables(self) -> Iterator[NDArray[np.int64]]:
+        """As `join_rows` takes them: each one's first row, default row, number of shared rows."""
+        for name in ("first_row", "spare_row"):
+            of_tables = np.array([getattr(each, name) for each in self.stored], np.int64)
+            yield of_tables[self.tables_P]
+        yield np.zeros(len(self.tables_P), np.int64)
+
+    def put(self, parcel: Parcel, number: np.dtype[Any]) -> BagItems:
         """Puts them into a parcel."""
         group = self.group
         begins = group.num_keys_P.cumsum() - group.num_keys_P
-        parts = begins[self.pieces_P], self.num_keys_P, self.first_rows_P
+        parts = begins[self.pieces_P], self.num_keys_P, *self._rows_of_tables()
         rows_N = parcel.put_made(
             int(self.num_keys_P.sum()),
             number,
-            lambda out: join_rows(group.rows_N, group.outcomes_N, parts, spare_row, out),
+            lambda out: join_rows(group.rows_N, group.outcomes_N, parts, out),
         )
         offsets = None
         if self.lengths_B is not None:
@@ -215,7 +228,8 @@ class _SetBags:
         starts_P = self.starts_P
         wanted = np.flatnonzero((starts_P >= pooled.start) & (starts_P < pooled.stop))
         first = int(wanted[0]) if len(wanted) else 0
-        part = _SetBags.of_pieces(self.group, self.pieces_P[wanted], self.first_rows_P[wanted])
+        of_part = self.pieces_P[wanted], self.stored, self.tables_P[wanted]
+        part = _SetBags.of_pieces(self.group, *of_part)
         before = self.num_bags_P[:first].sum(), self.num_keys_P[:first].sum()
         return part, int(before[0]), int(before[1])
 

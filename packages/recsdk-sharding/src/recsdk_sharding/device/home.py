@@ -34,8 +34,8 @@ class DeviceHome:
     """Keeps rows and optimizer state in tensors on a device, and their keys on the host.
 
     The parameter of a table has its shard's rows, float32 (row budget + 1, columns); the last row
-    stays zero. Those of several shards lie one after the other in one dimension. Tables that are
-    made together, and whose shards have one width, lie in one store.
+    keeps the default value. Those of several shards lie one after the other in one dimension.
+    Tables that are made together, and whose shards have one width, lie in one store.
     """
 
     device: torch.device

@@ -1,7 +1,8 @@
 """The rows and optimizer state of all tables of one width, in one store on a device.
 
 A store is one tensor of rows. Each table has the rows from its first one on, of which the last
-stays zero: its spare row. So a batch of many tables is pooled, and trained, as if of one table.
+stays as it is: its spare row, which has the default value in each column. So a batch of many tables
+is pooled, and trained, as if of one table.
 
 Shape letters: R rows of the store, L rows by number, T tables (2T: two numbers for each), D row
 width.
@@ -37,12 +38,14 @@ class StoredTable:
     fields: Fields
     fresh: dict[str, float]
     """What each field of a new row begins with."""
+    spare_value: float = 0.0
+    """What its spare row has in each column."""
     block: StateBlock | None = None
     """Where its optimizer state is; None: nowhere yet."""
 
     @property
     def spare_row(self) -> int:
-        """The row of the store that keys without a row read: zeros."""
+        """The row of the store that keys without a row read."""
         return self.first_row + self.num_rows - 1
 
     def set_optimizer(self, optimizer: optim.Optimizer, fields: Fields) -> None:
@@ -110,6 +113,8 @@ class DeviceStore:
     """uint8; 1: updated since the table's updates are tracked. None: no table's are."""
     ends_2T: torch.Tensor | None = None
     """Each table's spare row, and one past it; None: not on the device yet."""
+    spare: tuple[torch.Tensor, torch.Tensor] | None = None
+    """Each table's spare row, int64 (T,), and what they have, float32 (T, D); None: as above."""
 
     @staticmethod
     def holding(rows: torch.Tensor, *, is_joint: bool) -> tuple[DeviceStore, int]:
@@ -136,10 +141,15 @@ class DeviceStore:
         return self.weight_RD.device
 
     def add(
-        self, first: int, num_rows: int, optimizer: optim.Optimizer, fields: Fields
+        self,
+        first: int,
+        num_rows: int,
+        optimizer: optim.Optimizer,
+        fields: Fields,
+        spare_value: float,
     ) -> StoredTable:
         """A table that has the rows from `first` on; one that had them before is gone."""
-        table = StoredTable(first, num_rows, (), {})
+        table = StoredTable(first, num_rows, (), {}, spare_value)
         table.set_optimizer(optimizer, fields)
         others = [each for each in self.tables if each.first_row != first]
         counts = {id(each): self.nonfinite_of(each) for each in others}
@@ -147,8 +157,18 @@ class DeviceStore:
         if self.nonfinite_2T is not None:
             kept = [[counts.get(id(each), 0), 0] for each in self.tables]
             self.nonfinite_2T = torch.tensor(kept).flatten().to(self.device)
-        self.ends_2T = None
+        self.ends_2T = self.spare = None
+        self.restore_spare_rows()
         return table
+
+    def restore_spare_rows(self) -> None:
+        """Gives all spare rows what they have, after a write into some of them."""
+        if self.spare is None:
+            rows = torch.tensor([each.spare_row for each in self.tables])
+            values = torch.tensor([[each.spare_value] for each in self.tables])
+            values_TD = values.repeat(1, self.weight_RD.shape[1])
+            self.spare = rows.to(self.device), values_TD.to(self.device)
+        self.weight_RD.index_copy_(0, *self.spare)
 
     def settle(self) -> None:
         """Completes a write that failed half-way; raises if that fails again."""

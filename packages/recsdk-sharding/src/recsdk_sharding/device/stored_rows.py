@@ -35,15 +35,16 @@ class StoredRows:
         fields: Fields,
         *,
         is_joint: bool,
+        spare_value: float,
     ) -> None:
         """`table`: its name, for messages; `weight_RD`, `is_joint`: as `DeviceStore.holding`.
 
-        `fields`: name and width of each of the state.
+        `fields`: name and width of each of the state; `spare_value`: what the last row has.
         """
         self.weight_RD = weight_RD.detach()
         self.store, first = DeviceStore.holding(weight_RD, is_joint=is_joint)
         """Where they are, with those of other tables."""
-        self.stored = self.store.add(first, len(self.weight_RD), optimizer, fields)
+        self.stored = self.store.add(first, len(self.weight_RD), optimizer, fields, spare_value)
         """Which of the store's tables this is."""
         self._table = table
         self._is_updated_R: torch.Tensor | None = None  # uint8; 1: since `track_updates`
@@ -120,7 +121,7 @@ class StoredRows:
         writes: list[Write] = [partial(into.index_copy_, 0, rows_n, rows) for into, rows in pairs]
         if state is None:
             writes.append(partial(self._reset_state, rows_n))
-        writes.append(self.weight_RD[-1].zero_)  # the spare row, for what has no other
+        writes.append(self.store.restore_spare_rows)  # which take what has no other
         return RoomForRows(rows_n, writes, self.store.writes)
 
     def _on_device(

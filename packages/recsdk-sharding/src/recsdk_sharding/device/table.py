@@ -52,8 +52,8 @@ class Kept:
 class DeviceTable:
     """Rows and optimizer state in tensors on a device, found through an index on the host.
 
-    The store has one row more than the table takes keys: its last row stays zero, and is what
-    refused and missing keys read. Row numbers, refusals and initial rows are the engine's.
+    The store has one row more than the table takes keys: its last row keeps the default value,
+    which refused and missing keys read. Row numbers, refusals and initial rows are the engine's.
 
     Offers what `recsdk_core.Table` offers to its owner: rows in and out, len, stats, learning rate,
     update count. The `index` maps keys and opens leases. It may be used from any thread; all else
@@ -95,7 +95,12 @@ class DeviceTable:
         self.state_fields: tuple[tuple[str, int], ...] = shape.state_fields
         """(name, width) of each field of optimizer state that a row has."""
         self._rows = StoredRows(
-            config.name, store_RD, optimizer, self.state_fields, is_joint=is_joint
+            config.name,
+            store_RD,
+            optimizer,
+            self.state_fields,
+            is_joint=is_joint,
+            spare_value=config.default.value,
         )
         self._evicted_by_request = 0
         self.update_count = 0
@@ -137,7 +142,7 @@ class DeviceTable:
 
     @property
     def spare_row(self) -> int:
-        """The row that keys without one read: zeros."""
+        """The row that keys without one read."""
         return self._rows.weight_RD.shape[0] - 1
 
     @property
@@ -292,9 +297,10 @@ class DeviceTable:
     # ---- rows in and out -----------------------------------------------------------------------
 
     def lookup(self, keys: NDArray[np.int64], *, return_outcomes: bool = False) -> Any:
-        """The rows of keys (N,), read only: numpy float32 (N, D); a key without one reads zeros.
+        """The rows of keys (N,), read only: numpy float32 (N, D).
 
-        With `return_outcomes` returns (values, outcomes uint8 (N,)).
+        A key without one reads the default. With `return_outcomes` returns (values, outcomes uint8
+        (N,)).
         """
         return self._read(*self.index.map(keys, insert=False), return_outcomes)
 
@@ -314,8 +320,9 @@ class DeviceTable:
     ) -> Any:
         self._write_new_rows()
         readable_N = np.empty(len(rows_N), np.int64)
-        whole = np.zeros(1, np.int64), np.array([len(rows_N)], np.int64), np.zeros(1, np.int64)
-        recsdk_core.join_rows(rows_N, outcomes_N, whole, self.spare_row, readable_N)
+        whole = (0, len(rows_N), 0, self.spare_row, 0)
+        parts: Any = tuple(np.array([number], np.int64) for number in whole)
+        recsdk_core.join_rows(rows_N, outcomes_N, parts, readable_N)
         values = self._rows.read(torch.from_numpy(readable_N).to(self.device))
         return (values, outcomes_N) if return_outcomes else values
 

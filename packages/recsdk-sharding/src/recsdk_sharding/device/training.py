@@ -102,7 +102,7 @@ def _update_alike(
     ]
     if store.is_updated_R is not None:
         along.append(partial(store.is_updated_R.index_fill_, 0, written_L, 1))
-    along.append(store.weight_RD[spare_row].zero_)
+    along.append(store.restore_spare_rows)
     if writes is None:  # a kernel that has made them
         store.writes.commit(along, has_begun=True)
     else:

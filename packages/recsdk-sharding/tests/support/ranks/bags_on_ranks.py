@@ -14,7 +14,7 @@ from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.types import ShardingPlan
 from worlds import EDGE_KEYS, host_env, rows_of, use_nodes_of
 
-from recsdk_core import RecsdkError, optim
+from recsdk_core import Default, RecsdkError, optim
 from recsdk_core.nn import HashEmbeddingBag
 from recsdk_sharding import Saver, get_default_hybrid_sharders
 from recsdk_sharding.exchange import exchanges_of
@@ -30,7 +30,7 @@ class Model(nn.Module):
         super().__init__()
         options: dict[str, Any] = {
             "optimizer": optim.FTRL(lr=0.1, clip_norm=0.5),
-            "default_value": 0.25,
+            "default": Default.constant(0.25),
         }
         if device != "cpu":
             options = {"optimizer": optim.Adagrad(lr=0.1, eps=1e-3), "max_rows": 2048}

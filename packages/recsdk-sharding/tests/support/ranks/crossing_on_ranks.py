@@ -25,7 +25,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import Setup, shard
 
 from optimizer_cases import CLIPS, DECAYS, is_a_product
-from recsdk_core import Admit, CapacityError, Evict, NonFiniteError, init
+from recsdk_core import Admit, CapacityError, Default, Evict, NonFiniteError, init
 from recsdk_sharding import (
     AdmitAndEvictConfig,
     HashEmbeddingBagCollection,
@@ -68,6 +68,7 @@ CONFIG: dict[str, dict[str, Any]] = {
         "limited": Admit.count(2, max_records=20),
         "chance": Admit.probability(0.5) | Admit.count(3),
     },
+    "default": {"zeros": Default.zeros(), "constant": Default.constant(-1.5)},
     "admit_and_evict_config": {"none": None, "off": AdmitAndEvictConfig()},
     "virtual_table_eviction_policy": {"none": None, "off": NoEvictionPolicy()},
     "on_full": {name: name for name in ("refuse", "raise")},

@@ -24,7 +24,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import Setup, host_env, shard
 
-from recsdk_core import Admit, CapacityError, Evict, Outcome, init, initial_rows, optim
+from recsdk_core import Admit, CapacityError, Default, Evict, Outcome, init, initial_rows, optim
 from recsdk_core.nn import HashEmbeddingBag
 from recsdk_sharding import (
     HashEmbeddingBagCollection,
@@ -58,6 +58,8 @@ ADMISSION: dict[str, Admit] = {
 Rows = dict[str, dict[int, list[float]]]
 Outcomes = dict[str, dict[int, int]]
 """What becomes of the keys of a step, by table; of those that have a row FOUND."""
+Reads = dict[str, dict[int, float]]
+"""What the keys of a step read in each column, by table."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,10 @@ class Case:
     """Rules, by table."""
     outcomes: list[Outcomes] | None = None
     """What is to become of the keys of each step; None: no matter."""
+    default: dict[str, Default] = field(default_factory=dict)
+    """What keys without a row read, by table."""
+    reads: list[Reads] | None = None
+    """What the keys of each step are to read; None: no matter."""
 
 
 def batches(first: int, last: int) -> list[list[list[int]]]:
@@ -112,6 +118,7 @@ class _Model(nn.Module):
                 "eviction": rule,
                 "eviction_groups": GROUPS[name],
                 "admission": case.admission.get(name),
+                "default": case.default.get(name, Default.zeros()),
                 **common,
             }
             for name, rule in RULES.items()
@@ -175,6 +182,20 @@ def _check_outcomes(case: Case, collection: Any, lists: list[list[list[int]]], s
         assert outcomes == [case.outcomes[step][name][key] for key in keys], (name, step)
 
 
+def _check_reads(case: Case, out: Any, lists: list[list[list[int]]], step: int) -> None:
+    """What the keys of this rank's part of a step read."""
+    if case.reads is None:
+        return
+    for name, bags in zip(RULES, lists, strict=True):
+        of = case.reads[step][name]
+        wanted = [[of[key] for key in bag] for bag in bags]
+        each = [number for bag in wanted for number in bag]
+        numbers = each if case.is_sequence else [sum(bag) for bag in wanted]
+        found = out[name].values() if case.is_sequence else out[name]
+        expected = torch.tensor(numbers).reshape(-1, 1).expand(-1, WIDTH)
+        assert torch.equal(found.detach().cpu(), expected), (name, step)
+
+
 def _load(model: Any, path: Path) -> None:
     """By the saver, or at two ranks by torch."""
     if dist.is_initialized() and dist.get_world_size() == 2:
@@ -198,7 +219,9 @@ def run(case: Case, first: int, last: int, load: str | None, save: str | None) -
         for step, lists in steps[begin : begin + case.depth]:
             collection.set_time(time_of(step))
             if is_whole:
-                _train(model, collection(_joined(lists)))
+                out = collection(_joined(lists))
+                _check_reads(case, out, lists, step)
+                _train(model, out)
                 _check_outcomes(case, collection, lists, step)
                 continue
             context = collection.create_context()
@@ -208,6 +231,7 @@ def run(case: Case, first: int, last: int, load: str | None, save: str | None) -
             mapped = started.wait().wait()
             out = collection.compute_and_output_dist(context, mapped).wait()
             _check_outcomes(case, collection, lists, step)
+            _check_reads(case, out, lists, step)
             _train(model, out)
         if save is not None and begin == 0:
             Saver().save(model, Path(save) / "full")
