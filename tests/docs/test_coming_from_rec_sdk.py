@@ -157,8 +157,7 @@ ABSENT = {
         *("EmbCacheEmbeddingBagConfig", "EmbCacheEmbeddingConfig"),
         *("EmbCacheEmbeddingBagCollection", "EmbCacheEmbeddingCollection"),
         *("EmbCacheEmbeddingBagCollectionSharder", "EmbCacheEmbeddingCollectionSharder"),
-        *("EmbCacheTrainPipelineSparseDist", "InitializerType", "JaggedTensorWithTimestamp"),
-        "KeyedJaggedTensorWithTimestamp",
+        *("EmbCacheTrainPipelineSparseDist", "InitializerType"),
     ),
     "EmbCacheTrainPipelineSparseDist": ("wait_pipeline_compute_swapinfo",),
     SECOND: (

@@ -40,7 +40,7 @@ from one_rank import (
     sharders,
 )
 from public_names import public_classes, public_names
-from recsdk_core import CheckpointError, init
+from recsdk_core import Admit, CheckpointError, Evict, init
 from recsdk_core.outcome import Outcome
 from recsdk_pipeline import HybridTrainPipelineSparseDist
 from recsdk_sharding import (
@@ -395,6 +395,33 @@ def test_batches_from_jagged_tensors() -> None:
     given = KeyedJaggedTensor.from_jt_dict({"user": ids})
     module = trained(optimized(bags(is_weighted=True)), given)
     assert len(module.tables()["user"]) == 3
+
+
+TIMED = ("JaggedTensorWithTimestamp", "KeyedJaggedTensorWithTimestamp")
+
+
+@holds(CLASSES, "same", *TIMED, "JaggedTensorWithCount", "KeyedJaggedTensorWithCount")
+@pytest.mark.parametrize("make", [bag_config, sequence_config])
+def test_batches_with_timestamps_and_counts(make: Callable[..., Any]) -> None:
+    lengths, ids = torch.tensor([1, 2]), torch.tensor([7, 7, 8])
+    config = make(eviction=Evict.lru(by="time").expiring(ttl=10, every=1), admission=Admit.count(2))
+    module = optimized((bags if make is bag_config else sequences)(config))
+    for times in ([5, 9, 6], [12, 13, 20]):
+        jagged = recsdk_sharding.JaggedTensorWithTimestamp(
+            ids, lengths=lengths, timestamps=torch.tensor(times)
+        )
+        given = recsdk_sharding.KeyedJaggedTensorWithTimestamp.from_jt_dict({"user": jagged})
+        trained(module, given)
+    [table] = module.tables().values()
+    assert table.explain(7).columns["time"] == 13
+    assert table.explain(8).columns["time"] == 20
+    counted = recsdk_sharding.JaggedTensorWithCount(
+        torch.tensor([9]), lengths=torch.tensor([1]), counts=torch.tensor([2])
+    )
+    module(recsdk_sharding.KeyedJaggedTensorWithCount.from_jt_dict({"user": counted}))
+    assert 9 in table
+    with pytest.raises(PAGE.error(CLASSES, "JaggedTensorWithTimestamp"), match="timestamps"):
+        recsdk_sharding.JaggedTensorWithTimestamp(ids, lengths=lengths, timestamps=ids.float())
 
 
 # Habits

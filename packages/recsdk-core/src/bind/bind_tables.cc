@@ -6,6 +6,7 @@
 #include "arguments/calls.h"
 #include "arguments/handles.h"
 #include "bindings.h"
+#include "index_calls.h"
 #include "recsdk/join_rows.h"
 #include "recsdk/table.h"
 
@@ -166,13 +167,35 @@ nb::list map_all(nb::handle calls, bool insert, nb::handle leases_object) {
   return results;
 }
 
+/// What comes with the keys of each table, by the names of KeyData: None for none, or a tuple.
+class DataOfTables {
+ public:
+  DataOfTables(nb::handle object, std::size_t count) {
+    if (object.is_none()) return;
+    const nb::tuple tables = items_for(object, count, "data must have one item for each table");
+    for (const nb::handle table : tables) {
+      if (table.is_none()) {
+        data_.emplace_back(nb::none(), nb::none(), nb::none());
+        continue;
+      }
+      const nb::tuple parts = items(table, 3, 3, "data (times, scores, counts)");
+      data_.emplace_back(parts[0], parts[1], parts[2]);
+    }
+  }
+  KeyData at(std::size_t i) const { return data_.empty() ? KeyData() : data_[i].get(); }
+
+ private:
+  std::deque<PyKeyData> data_;
+};
+
 nb::tuple map_joined(nb::handle tables_object, nb::handle keys_object, nb::handle counts_object,
-                     bool insert, nb::handle leases_object) {
+                     bool insert, nb::handle leases_object, nb::handle data_object) {
   const Keys keys(keys_object);
   const Integers counts(counts_object, "counts");
   const std::size_t size = counts.span().size();
   const nb::tuple tables = items_for(tables_object, size, "counts must have one for each table");
   const nb::object leases = leases_for(leases_object, size);
+  const DataOfTables data(data_object, size);
   const auto total = static_cast<std::int64_t>(keys.size());
   const Result rows = make_rows(keys.framework(), total);
   const Result outcomes = make_outcomes(keys.framework(), total);
@@ -187,7 +210,7 @@ nb::tuple map_joined(nb::handle tables_object, nb::handle keys_object, nb::handl
                     keys.span().subspan(begin, n),
                     row_span(rows, keys.size()).subspan(begin, n),
                     outcome_span(outcomes, keys.size()).subspan(begin, n),
-                    {insert, lease_at(leases, i)}});
+                    {insert, lease_at(leases, i), data.at(i)}});
     begin += n;
   }
   if (begin != keys.size())
@@ -272,7 +295,8 @@ void bind_tables(nb::module_& module) {
   module.def("lease_tables", &lease_all, nb::arg("tables").none(), nb::arg("step").none());
   module.def("release_leases", &release_all, nb::arg("leases").none());
   module.def("map_joined", &map_joined, nb::arg("tables").none(), nb::arg("keys").none(),
-             nb::arg("counts").none(), nb::arg("insert"), nb::arg("leases").none());
+             nb::arg("counts").none(), nb::arg("insert"), nb::arg("leases").none(),
+             nb::arg("data").none());
   module.def("join_rows", &join, nb::arg("rows").none(), nb::arg("outcomes").none(),
              nb::arg("parts").none(), nb::arg("out").none());
   module.def("pool_tables", &pool_all, nb::arg("calls").none());

@@ -44,6 +44,7 @@ from recsdk_core.strings import hash_strings  # noqa: E402
 from recsdk_core.table import Lease, Table  # noqa: E402
 from recsdk_core.tables import (  # noqa: E402
     Bags,
+    KeyData,
     join_rows,
     lease_tables,
     map_joined,
@@ -70,6 +71,7 @@ __all__ = [
     "Index",
     "IndexCut",
     "IndexStats",
+    "KeyData",
     "Lease",
     "LeaveCause",
     "LeaverBatch",

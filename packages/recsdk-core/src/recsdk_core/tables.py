@@ -9,7 +9,7 @@ Shape letters: N keys, B bags, C columns of a matrix, D row width.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from recsdk_core import _ext
 from recsdk_core._ext import Bags, Lease
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Bags",
+    "KeyData",
     "join_rows",
     "lease_tables",
     "map_joined",
@@ -32,6 +33,17 @@ __all__ = [
 
 Array: TypeAlias = Any
 """A numpy array, a torch CPU tensor, or any DLPack CPU array."""
+
+
+class KeyData(NamedTuple):
+    """What comes with the keys of one table, for its eviction and admission; see `Table.map`."""
+
+    times: Array | None = None
+    """int64 (N,), or one for all."""
+    scores: Array | None = None
+    """float32 (N,)."""
+    counts: Array | None = None
+    """int64 (N,), or one for all: how many occurrences each key stands for."""
 
 
 def lease_tables(tables: Sequence[Table | Index], step: int | None = None) -> list[Lease]:
@@ -71,14 +83,16 @@ def map_joined(
     counts: Array,
     insert: bool,
     leases: Sequence[Lease | None] | None = None,
+    data: Sequence[KeyData | None] | None = None,
 ) -> tuple[Array, Array]:
     """As `map_tables`, for keys of many tables that lie one after the other.
 
     `keys` (N,): those of the first table, then those of the second. `counts`: of each table, int64
-    (T,). Returns (rows int64 (N,), outcomes uint8 (N,)). With many tables it takes less time, as
-    there are fewer arrays. Raises ValueError for counts that do not fit the tables or the keys.
+    (T,). `data`: what comes with the keys of each table, or None. Returns (rows int64 (N,),
+    outcomes uint8 (N,)). With many tables it takes less time, as there are fewer arrays. Raises
+    ValueError for counts that do not fit the tables or the keys, and for data as `Table.map` does.
     """
-    return _ext.map_joined(tables, keys, counts, insert, leases)
+    return _ext.map_joined(tables, keys, counts, insert, leases, data)
 
 
 def pool_tables(

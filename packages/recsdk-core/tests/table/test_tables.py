@@ -10,7 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recsdk_core import (
+    Admit,
     Bags,
+    Evict,
+    KeyData,
     Outcome,
     Table,
     init,
@@ -265,6 +268,51 @@ def test_keys_one_after_the_other_are_mapped_as_apart(data: Any) -> None:
         has_row = outcomes <= Outcome.INSERTED
         numbers = np.array([row for part, _ in expected for row in part.tolist()], np.int64)
         assert (rows[has_row] == numbers[has_row]).all()
+
+
+RULES: list[dict[str, Any]] = [
+    {"max_rows": 4, "eviction_groups": 1, "eviction": Evict.lru(by="time"), "admission": None},
+    {"max_rows": 4, "eviction_groups": 1, "eviction": Evict.score(), "admission": None},
+    {"max_rows": None, "eviction": None, "admission": Admit.count(3)},
+    {"max_rows": None, "eviction": None, "admission": None},
+]
+
+
+@given(data=st.data())
+def test_what_comes_with_keys_one_after_the_other_goes_to_their_tables(data: Any) -> None:
+    apart, joined = ([Table(1, name=f"{i}", **r) for i, r in enumerate(RULES)] for _ in range(2))
+    for _ in range(3):
+        keys = [data.draw(st.lists(st.integers(0, 9), max_size=6)) for _ in RULES]
+        numbers = [np.array([7 * key % 5 + 1 for key in part], np.int64) for part in keys]
+        given_ = [
+            KeyData(times=numbers[0]),
+            KeyData(scores=numbers[1].astype(np.float32)),
+            KeyData(counts=numbers[2]),
+            None,
+        ]
+        apart[0].time = joined[0].time = 3  # of a table without keys
+        found = map_joined(
+            joined,
+            np.array([key for part in keys for key in part], np.int64),
+            np.array([len(part) for part in keys], np.int64),
+            True,
+            data=given_,
+        )
+        expected = [
+            table.map(np.array(part, np.int64), True, **({} if each is None else each._asdict()))
+            for table, part, each in zip(apart, keys, given_, strict=True)
+        ]
+        assert found[1].tolist() == [o for _, outcomes in expected for o in outcomes.tolist()]
+    for one, other in zip(apart, joined, strict=True):
+        assert [key in one for key in range(10)] == [key in other for key in range(10)]
+
+
+def test_data_that_does_not_fit_its_table_is_refused() -> None:
+    table = Table(1, admission=Admit.count(3))
+    for data, message in (([], "data must have one item"), ([KeyData(times=KEYS)], "times are")):
+        with pytest.raises(ValueError, match=message):
+            map_joined([table], KEYS, np.array([3]), True, data=data)
+    assert table.stats().admission_records == 0
 
 
 @pytest.mark.parametrize("counts", [[1], [1, 1], [4, -1], [1, 3], [1, 1, 1]])

@@ -25,6 +25,14 @@ from recsdk_sharding._adapt.npu import adapt_torchrec  # noqa: E402
 from recsdk_sharding._adapt.npu_kernels import adapt_kernels  # noqa: E402
 from recsdk_sharding._adapt.quantizing import adapt_quantization  # noqa: E402
 from recsdk_sharding._adapt.stock_pipelines import adapt_pipelines  # noqa: E402
+from recsdk_sharding._batch.jagged_data import (  # noqa: E402
+    JaggedTensorWithCount,
+    JaggedTensorWithData,
+    JaggedTensorWithTimestamp,
+    KeyedJaggedTensorWithCount,
+    KeyedJaggedTensorWithData,
+    KeyedJaggedTensorWithTimestamp,
+)
 from recsdk_sharding._checkpoint.dcp import HashLoadPlanner, adapt_load_planner  # noqa: E402
 from recsdk_sharding._checkpoint.migrate import export_rows, import_rows  # noqa: E402
 from recsdk_sharding._checkpoint.saver import Saver  # noqa: E402
@@ -103,6 +111,12 @@ __all__ = [
     "HashFeatureProcessedEmbeddingBagCollectionSharder",
     "HashLoadPlanner",
     "HashParameterConstraints",
+    "JaggedTensorWithCount",
+    "JaggedTensorWithData",
+    "JaggedTensorWithTimestamp",
+    "KeyedJaggedTensorWithCount",
+    "KeyedJaggedTensorWithData",
+    "KeyedJaggedTensorWithTimestamp",
     "PeerError",
     "QuantHashEmbeddingBagCollection",
     "QuantHashEmbeddingCollection",

@@ -37,6 +37,7 @@ from recsdk_sharding import (
     HashEmbeddingConfig,
 )
 from recsdk_sharding.device.home import DeviceHome
+from recsdk_sharding.device.host_index import HostIndex
 from recsdk_sharding.placement.layout import Shard
 from recsdk_sharding.placement.ranks import RankMap
 from recsdk_sharding.planning.planned_tables import PlannedTable
@@ -224,7 +225,6 @@ BAG = {"name": "user", "embedding_dim": 2, "num_embeddings": 9}
         ({"max_rows": 9, "eviction_groups": 3}, ValueError, "must be a power of two up to max_r"),
         ({"max_rows": 9, "eviction_groups": 16}, ValueError, "must be a power of two up to max_r"),
         ({"max_rows": 9, "eviction": "lru"}, TypeError, "eviction must be an Evict"),
-        ({"max_rows": 9, "eviction": Evict.score()}, ValueError, "needs a score for each id"),
     ],
 )
 def test_settings_that_make_no_sense(
@@ -240,7 +240,7 @@ def test_what_collections_refuse() -> None:
     collection.requires_grad_(False)
     ids = torch.tensor([3])
     batch = eviction_on_ranks.KeyedJaggedTensor(["user"], ids, lengths=torch.tensor([1]))
-    with pytest.raises(ValueError, match=r"'user': Evict.lru\(by='time'\) needs the time of a b"):
+    with pytest.raises(ValueError, match=r"'user': Evict.lru\(by='time'\) needs the times of ids"):
         collection(batch)
     for wrong, kind in ((1.5, TypeError), (2**63, ValueError)):
         with pytest.raises(kind, match="set_time: the time must be"):
@@ -248,6 +248,17 @@ def test_what_collections_refuse() -> None:
     collection.set_time(-7)
     collection(batch)
     assert 3 in collection.tables()["user"]
+    scored = HashEmbeddingConfig(**BAG, max_rows=9, eviction=Evict.score())  # type: ignore[arg-type]
+    collection = HashEmbeddingCollection([scored]).requires_grad_(False)
+    with pytest.raises(ValueError, match=r"'user': Evict.score\(\) needs a score for each id"):
+        collection(batch)
+    collection.eval()(batch)
+    with pytest.raises(ValueError, match="'user': on a device eviction needs max_rows"):
+        HostIndex(
+            HashEmbeddingConfig(**BAG, eviction=Evict.lru().expiring(ttl=1)),  # type: ignore[arg-type]
+            10,
+            Shard.whole(2),
+        )
 
 
 def test_what_counts_occurrences_has_each_of_them_sent() -> None:

@@ -7,7 +7,7 @@ pieces: what each of W ranks sent of each of those, feature by feature.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from recsdk_core import read_bags
 from recsdk_sharding._batch.assembly import lay_out
 from recsdk_sharding._batch.features import MappedKeys
+from recsdk_sharding._batch.key_data import ArrivedData
 from recsdk_sharding._batch.outcomes import highest
+from recsdk_sharding._configs.data_taken import DTYPES
 from recsdk_sharding._rows.home import GroupBags, MappedShard
 from recsdk_sharding.placement.layout import Route, ShardFeatures
 
@@ -36,6 +38,8 @@ class _OfRank:
     """int64, of the bags that have keys; None: every key is a bag."""
     weights: Sequence[torch.Tensor | None]
     """float32, of the keys."""
+    data: dict[str, Sequence[torch.Tensor]] = field(default_factory=dict)
+    """What came with the keys, by name of `KeyData`."""
 
 
 class Arrivals:
@@ -54,6 +58,8 @@ class Arrivals:
         ]
         self._num_keys_WA = np.array([each.num_keys for each in self._ranks], np.int64)
         self._num_filled_WA = np.array([each.num_filled for each in self._ranks], np.int64)
+        self.latest_F: NDArray[np.int64] | None = None
+        """The latest time of the keys of each of the group's features; None: they have none."""
 
     @property
     def num_senders(self) -> int:
@@ -70,6 +76,34 @@ class Arrivals:
         for of_rank, own, counts in zip(self._ranks, weights, self._num_keys_WA, strict=True):
             if own is not None:
                 of_rank.weights = own.split_with_sizes(counts.tolist())
+
+    def add_data(self, arrived: ArrivedData) -> None:
+        """Adds what came with the keys of all ranks."""
+        self.latest_F = arrived.latest_F
+        pairs = zip(self._ranks, arrived.of_ranks, self._num_keys_WA.tolist(), strict=True)
+        for of_rank, columns, counts in pairs:
+            of_rank.data = {name: own.split_with_sizes(counts) for name, own in columns.items()}
+
+    @property
+    def data_names(self) -> set[str]:
+        """What came with keys of some rank, by name of `KeyData`."""
+        return {name for of_rank in self._ranks for name in of_rank.data}
+
+    def data_of(self, placed: ShardFeatures, name: str, fills_S: Sequence[int]) -> torch.Tensor:
+        """One thing that came with all pieces' keys, (N,).
+
+        `fills_S`: what keys of each feature have, of ranks from which none came.
+        """
+        dtype = DTYPES[name]
+        pieces = [torch.zeros(0, dtype=dtype)]
+        for arrival, fill in zip(placed.arrivals_S.tolist(), fills_S, strict=True):
+            for of_rank in self._ranks:
+                own = of_rank.data.get(name)
+                size = of_rank.num_keys[arrival]
+                pieces.append(
+                    torch.full((size,), fill, dtype=dtype) if own is None else own[arrival]
+                )
+        return torch.cat(pieces)
 
     def weight_starts_of(self, placed: ShardFeatures) -> NDArray[np.int64]:
         """Where the weights of each piece's keys lie, among those of all keys, (P,)."""

@@ -17,10 +17,10 @@ from torchrec.distributed.embedding_sharding import EmbeddingShardingContext
 
 from recsdk_core import Index, Table
 from recsdk_sharding._batch.assembly import Assembly
-from recsdk_sharding._batch.eviction_time import tables_with_time
 from recsdk_sharding._batch.features import Features
 from recsdk_sharding._batch.late_weights import LateWeights
 from recsdk_sharding._batch.repeats import SampleBags
+from recsdk_sharding._configs.data_taken import evicts_by_time
 from recsdk_sharding._rows.home import RowHome, RowTable
 from recsdk_sharding._rows.rows import OwnedShard
 from recsdk_sharding.exchange import HostExchange
@@ -69,6 +69,10 @@ class HostDistConfig:
     """Whether an id that a feature has several times is sent once; for sequences."""
     counts_ids: bool = False
     """Whether a table's rule counts occurrences, so that each is sent."""
+    takes: tuple[str, ...] = ()
+    """What rules of the group's tables take of what comes with keys, by name of `KeyData`."""
+    scored: tuple[str, ...] = ()
+    """The group's tables that evict by scores."""
     multiple: int = 1
     """What the numbers for each rank have to be a multiple of."""
 
@@ -83,9 +87,10 @@ class HostDistConfig:
         return [own.held.index for own in self.shards]
 
     @cached_property
-    def timed(self) -> list[RowTable]:
-        """The shards' tables that evict by time."""
-        return tables_with_time(own.table for own in self.shards)
+    def timed(self) -> list[tuple[int, RowTable]]:
+        """The shards that evict by time: which they are, and their tables."""
+        each = enumerate(self.indexes)
+        return [(i, self.shards[i].table) for i, own in each if evicts_by_time(own.eviction)]
 
     @cached_property
     def features(self) -> ShardFeatures:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recsdk_core import (
     Index,
+    KeyData,
     Lease,
     Table,
     count_keys,
@@ -26,6 +27,7 @@ from recsdk_core import (
     map_joined,
     release_leases,
 )
+from recsdk_sharding._batch.jagged_data import data_of
 
 __all__ = [
     "Features",
@@ -62,6 +64,8 @@ class Features:
     """The bag of each sample, F times int64 (B,); None: bag b is that of sample b."""
     key_spans: list[slice] | None = None
     """Where each feature's keys were in the batch; None: as they are here."""
+    data: dict[str, torch.Tensor] = field(default_factory=dict)
+    """What comes with the keys for rules of admission and eviction, (N,) by name of `KeyData`."""
 
     @property
     def has_one_key_each(self) -> bool:
@@ -79,12 +83,15 @@ def features_on_host(source: Any) -> Any:
     return source
 
 
-def read_features(source: Any, names: Sequence[str], is_weighted: bool) -> Features:
+def read_features(
+    source: Any, names: Sequence[str], is_weighted: bool, takes: Sequence[str] = ()
+) -> Features:
     """The features `names` of a KeyedJaggedTensor (or TensorDict) on the cpu, checked.
 
     Keys int64, int32 (widened) or uint64 (the same bits). With another batch size per feature the
-    inverse indices say which bag is whose. Raises TypeError or ValueError that says what is wrong:
-    a missing feature, another dtype or device, lengths that do not match the keys.
+    inverse indices say which bag is whose. `takes`: what is read of what comes with the keys.
+    Raises TypeError or ValueError that says what is wrong: a missing feature, another dtype or
+    device, lengths that do not match the keys.
     """
     kjt = maybe_td_to_kjt(source, None)
     if not isinstance(kjt, KeyedJaggedTensor):
@@ -102,6 +109,7 @@ def read_features(source: Any, names: Sequence[str], is_weighted: bool) -> Featu
         batch_size=kjt.stride(),
         counts=counts,
         has_one_key_each_F=has_one_key_each_F,
+        data=data_of(kjt, takes, len(keys_N)) if takes else {},
     )
     if positions != list(range(len(num_bags))):
         batch = _select(batch, positions)
@@ -138,6 +146,7 @@ def _select(batch: Features, positions: Sequence[int]) -> Features:
         counts=[batch.counts[i] for i in positions],
         has_one_key_each_F=[batch.has_one_key_each_F[i] for i in positions],
         key_spans=key_spans,
+        data={n: torch.cat([own[span] for span in key_spans]) for n, own in batch.data.items()},
     )
 
 
@@ -233,14 +242,16 @@ def map_under_leases(
     *,
     insert: bool,
     step: int | None,
+    data: Sequence[KeyData | None] | None = None,
 ) -> MappedKeys:
     """Maps the keys (N,) of tables, `num_keys` of each, each table under a lease of its own.
 
-    A key without a row gets one with `insert`. If it raises, all leases are released.
+    A key without a row gets one with `insert`. `data`: what comes with the keys of each table. If
+    it raises, all leases are released.
     """
     leases = lease_tables(tables, step)
     try:
-        return MappedKeys(*map_joined(tables, keys_N, num_keys, insert, leases), leases)
+        return MappedKeys(*map_joined(tables, keys_N, num_keys, insert, leases, data), leases)
     except BaseException:
         release_leases(leases)  # the traceback would keep them open
         raise

@@ -13,15 +13,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recsdk_core import KeyData
 from recsdk_sharding._batch.arrivals import Arrivals
 from recsdk_sharding._batch.assembly import Assembly, Plan
 from recsdk_sharding._batch.context import HostDistConfig, Order, Remainder
 from recsdk_sharding._batch.device_assembly import assembly_on
-from recsdk_sharding._batch.eviction_time import set_time
 from recsdk_sharding._batch.features import (
     Features,
     MappedKeys,
@@ -31,6 +32,16 @@ from recsdk_sharding._batch.features import (
     sums_of,
 )
 from recsdk_sharding._batch.in_place import WholeBags, bags_of_all_ranks
+from recsdk_sharding._batch.key_data import (
+    ArrivedData,
+    SentData,
+    advance_time,
+    bits_of,
+    data_of_tables,
+    fill_of,
+    latest_of_shards,
+    require_scores,
+)
 from recsdk_sharding._batch.late_weights import LateWeights
 from recsdk_sharding._batch.outcomes import outcomes_of_features
 from recsdk_sharding._batch.repeats import SampleBags
@@ -49,14 +60,18 @@ def prepare(config: HostDistConfig, order: Order) -> Alone | Prepared:
     Raises TypeError or ValueError that says what is wrong with it.
     """
     has_weights = config.is_weighted and not order.sends_weights_late
-    features = read_features(order.source, config.layout.feature_names, has_weights)
+    takes = config.takes if order.training else ()
+    features = read_features(order.source, config.layout.feature_names, has_weights, takes)
+    if order.training and config.scored:
+        require_scores(config.scored, features)
     if config.is_sequence:
         features = without_duplicates(features, config.drops_duplicates)
     is_late = order.sends_weights_late or (config.is_weighted and _requires_grad(order.source))
-    combines = not config.counts_ids or config.layout.world_size == 1
+    is_alone = config.layout.world_size == 1
+    combines = is_alone or not (config.counts_ids or features.data)
     if order.results is None or is_late or features.bag_of_sample or not combines:
         return Prepared.of(config, order, features, is_late=is_late)
-    if config.layout.world_size == 1:
+    if is_alone:
         return Alone(config, order, WholeBags(order.results, features))
     if features.weights_N is not None:  # read in backward too
         features = replace(features, weights_N=features.weights_N.detach().clone())
@@ -84,7 +99,11 @@ class Alone:
         """What this rank says to the others."""
         size = self.arrived.features.batch_size
         order = self.order
-        return Splits(batch_size=size, wants_outcomes=order.wants_outcomes, time=order.time)
+        return Splits(
+            batch_size=size,
+            wants_outcomes=order.wants_outcomes,
+            time=_time_of(order, self.arrived.features),
+        )
 
     def receive(self, group: dist.ProcessGroup, splits: Sequence[Splits]) -> Alone:
         """The same."""
@@ -144,7 +163,9 @@ class Prepared:
             sent,
             config.layout,
             is_sequence=config.is_sequence or whole is not None,
-            notes_positions=order.wants_outcomes or (config.is_weighted and whole is None),
+            notes_positions=order.wants_outcomes
+            or bool(sent.data)
+            or (config.is_weighted and whole is None),
         )
         return Prepared(config, order, features, sent, requests, is_late, whole)
 
@@ -157,7 +178,8 @@ class Prepared:
             sends_weights_late=self.is_late,
             combines_keys=self.whole is not None,
             wants_outcomes=self.order.wants_outcomes,
-            time=self.order.time,
+            time=_time_of(self.order, self.sent),
+            data=bits_of(self.sent.data),
         )
 
     def receive(self, group: dist.ProcessGroup, splits: Sequence[Splits]) -> Received:
@@ -166,16 +188,20 @@ class Prepared:
         combines = [entry.combines_keys for entry in splits]
         num_words = [entry.counts[rank] for entry in splits]
         if not any(entry.sends_weights_late for entry in splits):
-            return self._receive(group, num_words, combines)
+            return self._receive(group, num_words, combines, splits)
         own = replace(self, is_late=True)
         if any(combines):  # the ranks learn only now that weights come late
             if self.whole is not None:
                 own = Prepared.of(self.config, self.order, self.features, is_late=True)
             num_words = _swap_numbers(group, own.requests.num_words)
-        return own._receive(group, num_words, [False] * len(splits))
+        return own._receive(group, num_words, [False] * len(splits), splits)
 
     def _receive(
-        self, group: dist.ProcessGroup, num_words: list[int], combines: Sequence[bool]
+        self,
+        group: dist.ProcessGroup,
+        num_words: list[int],
+        combines: Sequence[bool],
+        splits: Sequence[Splits],
     ) -> Received:
         """`num_words`: from each rank; `combines`: whether it sends each key once."""
         config, sent = self.config, self.requests
@@ -188,7 +214,20 @@ class Prepared:
         num_bytes = 8 * (sum(sent.num_words) - sent.num_words[config.rank])
         if config.is_weighted and not self.is_late and not all(combines):
             num_bytes += self._exchange_weights(group, arrived, combines)
+        if any(entry.data for entry in splits):
+            num_bytes += self._exchange_data(group, arrived, [entry.data for entry in splits])
         return Received(self, arrived, num_bytes)
+
+    def _exchange_data(
+        self, group: dist.ProcessGroup, arrived: Arrivals, bits: Sequence[int]
+    ) -> int:
+        """Adds what comes with keys; `bits`: what of each rank. Returns the bytes sent."""
+        requests, num_features = self.requests, len(self.sent.num_bags)
+        sent = SentData.of_features(self.sent, requests.positions, requests.num_keys)
+        counts = ArrivedData.num_words(bits, arrived.num_keys, num_features)
+        words = _all_to_all(group, sent.words, sent.num_words, counts).split_with_sizes(counts)
+        arrived.add_data(ArrivedData.of_words(words, bits, num_features))
+        return 8 * (sum(sent.num_words) - sent.num_words[self.config.rank])
 
     def _exchange_weights(
         self, group: dist.ProcessGroup, arrived: Arrivals, combines: Sequence[bool]
@@ -356,18 +395,21 @@ class Mapped:
 def map_keys(received: Alone | Received, step: int, time: int | None) -> Mapped:
     """Maps the keys of this rank's shards; if the batch is trained, new keys get a row.
 
-    `time`: the latest of all ranks' batches, for tables that evict by time.
+    `time`: the latest of all ranks' batches whose ids have none, for tables that evict by time.
     """
     training, config, arrived = received.order.training, received.config, received.arrived
-    if training:
-        set_time(config.timed, time)
     sizes = [count * arrived.num_senders for count in config.num_features]
+    num_keys = sums_of(arrived.num_keys_of(config.features), sizes)
+    data = None
+    if training and config.takes:
+        data = _take_data(config, arrived, num_keys.tolist(), time)
     found = map_under_leases(
         config.indexes,
         arrived.keys_of(config.features),
-        sums_of(arrived.num_keys_of(config.features), sizes),
+        num_keys,
         insert=training,
         step=step if training else None,
+        data=data,
     )
     try:
         batch, remainder = received.mapped(step, found)
@@ -375,6 +417,27 @@ def map_keys(received: Alone | Received, step: int, time: int | None) -> Mapped:
         found.release()  # the traceback would keep them open
         raise
     return Mapped(received, found.outcomes_N, batch, remainder)
+
+
+def _take_data(
+    config: HostDistConfig, arrived: WholeBags | Arrivals, num_keys: Sequence[int], time: int | None
+) -> list[KeyData | None] | None:
+    """What each shard's table takes of what came with its keys; sets the time of tables."""
+    if config.timed:
+        latest = latest_of_shards(arrived.latest_F, config.features, config.num_features)
+        for shard, table in config.timed:
+            advance_time(table, time, latest[shard])
+    data = {}
+    for name in arrived.data_names:
+        of_shards = [fill_of(name, own.table) for own in config.shards]
+        fills_S = np.repeat(of_shards, config.num_features).tolist()
+        data[name] = arrived.data_of(config.features, name, fills_S)
+    return data_of_tables(config.indexes, data, num_keys)
+
+
+def _time_of(order: Order, features: Features) -> int | None:
+    """The time of a batch, unless its keys have their own."""
+    return None if "times" in features.data else order.time
 
 
 def _mapped_shards(config: HostDistConfig, found: MappedKeys) -> list[MappedShard]:

@@ -20,6 +20,7 @@ from recsdk_core import Bags, CombineBlock
 from recsdk_core.nn.function import FeatureBags, SharedTraining
 from recsdk_sharding._batch.context import ResultColumns
 from recsdk_sharding._batch.features import Features
+from recsdk_sharding._batch.key_data import latest_of
 from recsdk_sharding._batch.outcomes import highest
 from recsdk_sharding._rows.home import GroupBags, MappedShard
 from recsdk_sharding.placement.layout import ShardFeatures
@@ -50,6 +51,20 @@ class WholeBags:
     def keys_of(self, placed: ShardFeatures) -> torch.Tensor:
         """Those keys, int64 (N,)."""
         return self._of_shards(self.features.keys_N, placed)
+
+    @property
+    def latest_F(self) -> NDArray[np.int64] | None:
+        """The latest time of each feature's keys; None: they have none."""
+        return latest_of(self.features)
+
+    @property
+    def data_names(self) -> set[str]:
+        """What comes with the keys, by name of `KeyData`."""
+        return set(self.features.data)
+
+    def data_of(self, placed: ShardFeatures, name: str, fills_S: Sequence[int]) -> torch.Tensor:
+        """One thing that comes with the keys of the shards, (N,); as of `Arrivals.data_of`."""
+        return self._of_shards(self.features.data[name], placed)
 
     def _of_shards(self, of_keys_N: torch.Tensor, placed: ShardFeatures) -> torch.Tensor:
         """What each key of the shards has, of what each of the batch has."""

@@ -15,6 +15,7 @@ import torch
 from torchrec.modules.embedding_configs import PoolingType
 
 from recsdk_sharding._batch.features import Features, map_under_leases, mean_divisor, sums_of
+from recsdk_sharding._batch.key_data import data_of_tables
 from recsdk_sharding._batch.repeats import SampleBags, of_samples
 from recsdk_sharding._rows.home import GroupBags, MappedShard, PoolRequest
 from recsdk_sharding._rows.rows import TableRows, anchor_of
@@ -33,7 +34,7 @@ class LocalBatch:
         step: int | None,
         is_sequence: bool,
     ) -> None:
-        """Maps the keys; with a `step` those without a row get one.
+        """Maps the keys, with what comes with them; with a `step` those without a row get one.
 
         `features` are those of the tables, in their order. In a sequence every key is a bag.
         """
@@ -59,13 +60,15 @@ class LocalBatch:
         """The bags of all features, which begin nowhere yet."""
         shards = [rows.shards[0] for rows in self._rows]
         num_features = [len(rows.config.feature_names) for rows in self._rows]
-        num_keys = np.array(counts, np.int64)
+        num_keys, indexes = np.array(counts, np.int64), [shard.held.index for shard in shards]
+        of_tables = sums_of(num_keys, num_features)
         mapped = map_under_leases(
-            [shard.held.index for shard in shards],
+            indexes,
             self._features.keys_N,
-            sums_of(num_keys, num_features),
+            of_tables,
             insert=self._step is not None,
             step=self._step,
+            data=data_of_tables(indexes, self._features.data, of_tables.tolist()),
         )
         weights = self._features.weights_N
         if self._learning_weights() is not None:

@@ -27,11 +27,14 @@ def without_duplicates(features: Features, drops_duplicates: bool) -> Features:
     counts = features.counts
     keys_N = features.keys_N
     which: list[torch.Tensor] | None = None
+    data = features.data
     if drops_duplicates:
         parts = [distinct_keys(part) for part in keys_N.split_with_sizes(counts)]
-        keys_N = torch.cat([keys_U for keys_U, _ in parts])
-        counts = [len(keys_U) for keys_U, _ in parts]
         which = [position for _, position in parts]
+        sizes = [len(keys_U) for keys_U, _ in parts]
+        data = {name: _largest(own_N, counts, which, sizes) for name, own_N in data.items()}
+        keys_N = torch.cat([keys_U for keys_U, _ in parts])
+        counts = sizes
     lengths_G = features.lengths_G
     if features.bag_of_sample is not None:
         lengths_G, positions = _of_samples(features, features.bag_of_sample)
@@ -48,6 +51,23 @@ def without_duplicates(features: Features, drops_duplicates: bool) -> Features:
         has_one_key_each_F=[True] * len(counts),
         weights_N=None,
         bag_of_sample=which,
+        data=data,
+    )
+
+
+def _largest(
+    numbers_N: torch.Tensor, counts: list[int], which: list[torch.Tensor], sizes: list[int]
+) -> torch.Tensor:
+    """The largest number of each distinct key, as a table takes it of equal keys' times or scores.
+
+    Tables that add up what comes with equal keys take all of them.
+    """
+    parts = zip(numbers_N.split_with_sizes(counts), which, sizes, strict=True)
+    return torch.cat(
+        [
+            numbers_N.new_zeros(size).index_reduce(0, which_N, part, "amax", include_self=False)
+            for part, which_N, size in parts
+        ]
     )
 
 

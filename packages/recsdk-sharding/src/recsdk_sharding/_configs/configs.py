@@ -20,6 +20,7 @@ import recsdk_core
 from recsdk_core import Admit, Default, Evict, init
 from recsdk_core.table import DType, OnFull
 from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS, default_eviction_groups
+from recsdk_sharding._configs.data_taken import taken_by
 from recsdk_sharding._configs.initializers import (
     column_initializer,
     native_initializer,
@@ -89,8 +90,9 @@ class _Settings:
     """Groups of ids that `max_rows` divides over, a power of two; a rank has whole groups. None: as
     many as leave each 4,096 rows, but no fewer than 64 where that leaves 16, at most 65,536."""
     eviction: Evict | None = None
-    """Which ids leave when others need their room, by step or by time; needs `max_rows`. None:
-    none. On a device a table has spare rows for batches in flight."""
+    """Which ids leave when others need their room, which takes `max_rows`, and which expire. None:
+    none. What comes with ids for it, such as times, is in a `KeyedJaggedTensorWithData`. On a
+    device it needs `max_rows`, and a table has spare rows for batches in flight."""
     admission: Admit | None = None
     """Which new ids get a row: by how often all ranks' batches brought them, or by chance. Others
     are NOT_ADMITTED: they read `default`. None: all ids."""
@@ -191,9 +193,8 @@ class HashTableConfig(_Settings):
         groups = self.eviction_groups
         if self.max_rows is not None:
             self._require_int("max_rows", 0)
-        elif groups is not None or self.eviction is not None:
-            field = "eviction_groups divides" if self.eviction is None else "eviction makes room in"
-            raise ValueError(self._error(f"{field} max_rows; set max_rows too"))
+        elif groups is not None:
+            raise ValueError(self._error("eviction_groups divides max_rows; set max_rows too"))
         if groups is not None:
             self._require_int("eviction_groups", 1)
             most = min(max(self.max_rows or 0, 1), NUM_VIRTUAL_SHARDS)
@@ -214,11 +215,11 @@ class HashTableConfig(_Settings):
             raise TypeError(
                 self._error(f"eviction must be an Evict, as Evict.lru(), got {self.eviction!r}")
             )
-        if self.eviction.order == "score":
+        if self.max_rows is None and not self.eviction.expires:
             raise ValueError(
                 self._error(
-                    "Evict.score() needs a score for each id, which batches of a collection do not "
-                    "carry: take Evict.lru() or Evict.lfu(), or a module of recsdk_core.nn"
+                    "eviction makes room in max_rows; set max_rows too, or let ids expire, as in "
+                    "Evict.lru().expiring(ttl=...)"
                 )
             )
 
@@ -309,6 +310,11 @@ class HashTableConfig(_Settings):
         if self.max_rows is not None:
             of_rows = self.eviction_groups or default_eviction_groups(self.max_rows)
         return limit_groups(of_rows, self.admission)
+
+    @property
+    def data_taken(self) -> tuple[str, ...]:
+        """What the table's rules take of what comes with ids, by name of `KeyData`."""
+        return taken_by(self.eviction, self.admission)
 
     @property
     def counting_rule(self) -> str | None:

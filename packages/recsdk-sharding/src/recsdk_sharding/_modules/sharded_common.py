@@ -24,8 +24,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recsdk_sharding._batch.context import HashShardingContext, HostGroup
-from recsdk_sharding._batch.eviction_time import require_time
 from recsdk_sharding._batch.input_dist import HostDist
+from recsdk_sharding._batch.key_data import require_time
 from recsdk_sharding._batch.late_weights import exchange_weights, tied
 from recsdk_sharding._batch.outcomes import KeepsOutcomes
 from recsdk_sharding._batch.output_dist import (
@@ -190,7 +190,8 @@ class ShardedTables(KeepsOutcomes):
     def set_time(self, time: int) -> None:
         """The time, in any unit, of the batches that `input_dist` takes from now on.
 
-        For tables with `Evict.lru(by="time")`. The latest of all ranks' times counts for a batch.
+        For tables with `Evict.lru(by="time")`, and batches whose ids have no times of their own,
+        see `KeyedJaggedTensorWithData`. The latest of all ranks' times counts for a batch.
         Raises TypeError or ValueError for what is no int64.
         """
         for dist in self._input_dists:

@@ -37,6 +37,7 @@ from recsdk_sharding._batch.input_dist import HostDist
 from recsdk_sharding._batch.lookup import HashLookup
 from recsdk_sharding._batch.output_dist import HashOutputDist, multiple_of
 from recsdk_sharding._configs.configs import HashTableConfig
+from recsdk_sharding._configs.data_taken import DTYPES
 from recsdk_sharding._rows.rows import TableRows
 from recsdk_sharding.placement.layout import GroupLayout
 
@@ -147,6 +148,8 @@ class HashSharding:
             for config in self._configs
             for _ in config.feature_names
         ]
+        taken = {name for config in self._configs for name in config.data_taken}
+        takes = tuple(name for name in DTYPES if name in taken)
         return HostDist(
             HostDistConfig(
                 group=self._host,
@@ -158,6 +161,8 @@ class HashSharding:
                 is_sequence=self._is_sequence,
                 drops_duplicates=self._drops_duplicates,
                 counts_ids=bool(self._counting),
+                takes=takes,
+                scored=tuple(c.name for c in self._configs if "scores" in c.data_taken),
                 multiple=multiple_of(self._codecs()),
             )
         )

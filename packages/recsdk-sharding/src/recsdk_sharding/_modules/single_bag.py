@@ -27,6 +27,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 import recsdk_core
 from recsdk_core.nn import HashEmbeddingBag, bag_offsets
 from recsdk_core.nn.row_entries import rows_of
+from recsdk_sharding._batch.jagged_data import KeyedJaggedTensorWithData
 from recsdk_sharding._configs.configs import DTYPES, HashEmbeddingBagConfig
 from recsdk_sharding._modules.sharded_common import Results
 from recsdk_sharding._modules.unsharded import HashEmbeddingBagCollection
@@ -137,14 +138,18 @@ class ShardedHashEmbeddingBag(
         keys: torch.Tensor,
         offsets: torch.Tensor | None = None,
         per_sample_weights: torch.Tensor | None = None,
+        times: torch.Tensor | int | None = None,
+        scores: torch.Tensor | None = None,
+        counts: torch.Tensor | int | None = None,
     ) -> Awaitable[Any]:
         """Starts the host work: keys (N,) with offsets, or (B, L) without; weights likewise.
 
-        Raises ValueError or TypeError for offsets and shapes that do not fit; the other ranks then
-        raise PeerError.
+        `times`, `scores` and `counts` as those of the unsharded module. Raises ValueError or
+        TypeError for offsets and shapes that do not fit; the other ranks then raise PeerError.
         """
         try:
-            features = self._features(keys, offsets, per_sample_weights)
+            data = {"times": times, "scores": scores, "counts": counts}
+            features = self._features(keys, offsets, per_sample_weights, data)
         except Exception as error:
             self.host_exchange.announce_failure(error)
             raise
@@ -152,7 +157,11 @@ class ShardedHashEmbeddingBag(
         return started
 
     def _features(
-        self, keys: torch.Tensor, offsets: torch.Tensor | None, weights: torch.Tensor | None
+        self,
+        keys: torch.Tensor,
+        offsets: torch.Tensor | None,
+        weights: torch.Tensor | None,
+        data: dict[str, Any],
     ) -> KeyedJaggedTensor:
         if weights is None:
             weights = torch.ones(keys.shape, device=keys.device)
@@ -161,11 +170,12 @@ class ShardedHashEmbeddingBag(
                 f"per_sample_weights must have the shape of keys, {tuple(keys.shape)}, got "
                 f"{tuple(weights.shape)}"
             )
-        return KeyedJaggedTensor(
+        return KeyedJaggedTensorWithData(
             keys=[_FEATURE],
             values=keys.reshape(-1),
             weights=weights.reshape(-1),
             lengths=_lengths(keys, offsets, self._include_last_offset),
+            **{name: _of_all(keys, given) for name, given in data.items()},
         )
 
     def compute(self, ctx: EmbeddingBagCollectionContext, dist_input: Any) -> list[torch.Tensor]:
@@ -195,6 +205,18 @@ class ShardedHashEmbeddingBag(
     def unsharded_module_type(self) -> type[HashEmbeddingBag]:
         """The type of the unsharded module."""
         return HashEmbeddingBag
+
+
+def _of_all(keys: torch.Tensor, given: torch.Tensor | int | None) -> torch.Tensor | None:
+    """What comes with each key, (N,), if it is one for all too."""
+    if isinstance(given, int):
+        return torch.full((keys.numel(),), given, device=keys.device)
+    if given is not None and given.shape != keys.shape:
+        raise ValueError(
+            f"times, scores and counts must have the shape of keys, {tuple(keys.shape)}, got "
+            f"{tuple(given.shape)}"
+        )
+    return None if given is None else given.reshape(-1)
 
 
 def _lengths(

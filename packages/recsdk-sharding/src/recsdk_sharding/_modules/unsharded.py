@@ -18,18 +18,22 @@ from torchrec.modules.embedding_modules import (
 )
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from recsdk_sharding._batch.eviction_time import (
-    evicts_by_time,
+from recsdk_sharding._batch.features import Features, features_on_host, read_features
+from recsdk_sharding._batch.key_data import (
+    advance_time,
+    latest_in,
+    latest_of,
+    require_scores,
     require_time,
     set_time,
     tables_with_time,
 )
-from recsdk_sharding._batch.features import Features, features_on_host, read_features
 from recsdk_sharding._batch.local_batch import LocalBatch
 from recsdk_sharding._batch.outcomes import KeepsOutcomes, of_repeated
 from recsdk_sharding._batch.sequences import jagged_tensors, lengths_and_keys, without_duplicates
 from recsdk_sharding._compat.private import active_data_parallel_size
 from recsdk_sharding._configs.configs import HashEmbeddingBagConfig, HashEmbeddingConfig
+from recsdk_sharding._configs.data_taken import evicts_by_time
 from recsdk_sharding._configs.translating import bag_configs, sequence_configs
 from recsdk_sharding._rows.home import RowTable
 from recsdk_sharding._rows.rows import TableRows
@@ -56,6 +60,7 @@ class _Unsharded(KeepsOutcomes):
     def set_time(self, time: int) -> None:
         """The time, in any unit, of the batches from now on; for `Evict.lru(by="time")`.
 
+        It is that of ids that have none of their own, see `KeyedJaggedTensorWithData`.
         Raises TypeError or ValueError for what is no int64.
         """
         set_time(tables_with_time(self.tables().values()), require_time(time))
@@ -75,12 +80,31 @@ class _Unsharded(KeepsOutcomes):
         if self.training:
             for each in self._rows():
                 each.check_trainable()
-            timed = [each for each in self._rows() if evicts_by_time(each.config.eviction)]
-            set_time([each.shards[0].table for each in timed], None)
+            self._take_data(batch)
             step = self._num_steps + 1
         mapped = LocalBatch(self._rows(), batch, step=step, is_sequence=is_sequence)
         self._num_steps += int(self.training)  # a batch that fails is no step
         return mapped
+
+    def _takes(self) -> tuple[str, ...]:
+        """What rules of the tables take of what comes with ids."""
+        if not self.training:
+            return ()
+        return tuple({name for each in self._rows() for name in each.config.data_taken})
+
+    def _take_data(self, batch: Features) -> None:
+        """Sets the time of tables that evict by time, and requires the scores that tables need."""
+        configs = [each.config for each in self._rows()]
+        require_scores([c.name for c in configs if "scores" in c.data_taken], batch)
+        if not any(evicts_by_time(config.eviction) for config in configs):
+            return
+        latest_F = latest_of(batch)
+        begin = 0
+        for each in self._rows():
+            end = begin + len(each.config.feature_names)
+            if evicts_by_time(each.config.eviction):
+                advance_time(each.shards[0].table, None, latest_in(latest_F, slice(begin, end)))
+            begin = end
 
     def _check_usable(self) -> None:
         kind = type(self).__name__
@@ -172,7 +196,8 @@ class HashEmbeddingBagCollection(_Unsharded, EmbeddingBagCollection):  # type: i
         """
         self._check_usable()
         names = [name for table in self._feature_names for name in table]
-        batch = read_features(features_on_host(features), names, self._is_weighted)
+        source = features_on_host(features)
+        batch = read_features(source, names, self._is_weighted, self._takes())
         mapped = self._map(batch, is_sequence=False)
         self._note_outcomes(
             self._embedding_names, mapped.outcomes() if self._keeps_outcomes else None
@@ -245,7 +270,7 @@ class HashEmbeddingCollection(_Unsharded, EmbeddingCollection):  # type: ignore[
         """
         self._check_usable()
         names = [name for table in self._feature_names for name in table]
-        batch = read_features(features_on_host(features), names, is_weighted=False)
+        batch = read_features(features_on_host(features), names, False, self._takes())
         every = without_duplicates(batch, drops_duplicates=False)
         mapped = self._map(every, is_sequence=True)
         keys = [name for table in self._embedding_names_by_table for name in table]

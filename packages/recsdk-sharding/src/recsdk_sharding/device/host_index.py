@@ -51,8 +51,14 @@ class HostIndex:
 
         Beyond the `limit` the config's `on_full` says what becomes of more. The device has
         `capacity` rows: a call that would need more, because leases keep rows of erased keys back,
-        raises CapacityError.
+        raises CapacityError. Raises ValueError for eviction without `max_rows`.
         """
+        if config.eviction is not None and config.max_rows is None:
+            raise ValueError(
+                f"table {config.name!r}: on a device eviction needs max_rows, as its memory there "
+                "is taken at once; set max_rows, for example to num_embeddings, "
+                f"{config.num_embeddings}"
+            )
         self._config = config
         self._capacity = capacity
         self._columns = shard.columns

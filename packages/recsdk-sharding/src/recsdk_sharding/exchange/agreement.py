@@ -39,6 +39,8 @@ class Splits:
     """Whether it wants to know what became of its keys."""
     time: int | None = None
     """The time of its batch, for tables that evict by time; None: it has none."""
+    data: int = 0
+    """What comes with its keys, a bit for each thing that may."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,13 +73,14 @@ class Header:
             splits.batch_size,
             int(splits.time is not None),
             splits.time or 0,
+            splits.data,
             *counts,
         ]
 
     @staticmethod
     def of_words(words: Sequence[int]) -> Header:
         has_batch, training, is_late, combines_keys, wants_outcomes, *rest = words
-        step, tag, depth, message_bytes, batch_size, has_time, time, *counts = rest
+        step, tag, depth, message_bytes, batch_size, has_time, time, data, *counts = rest
         return Header(
             has_batch=bool(has_batch),
             training=bool(training),
@@ -92,6 +95,7 @@ class Header:
                 combines_keys=bool(combines_keys),
                 wants_outcomes=bool(wants_outcomes),
                 time=time if has_time else None,
+                data=data,
             ),
         )
 

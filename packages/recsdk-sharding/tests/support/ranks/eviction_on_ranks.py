@@ -19,10 +19,11 @@ from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.types import ShardingPlan
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
-from worlds import Setup, host_env, shard
+from worlds import Setup, configs_of, host_env, module_plan, shard
 
 from recsdk_core import Admit, CapacityError, Default, Evict, Outcome, init, initial_rows, optim
 from recsdk_core.nn import HashEmbeddingBag
@@ -31,6 +32,8 @@ from recsdk_sharding import (
     HashEmbeddingBagConfig,
     HashEmbeddingCollection,
     HashEmbeddingConfig,
+    KeyedJaggedTensorWithData,
+    KeyedJaggedTensorWithTimestamp,
     Saver,
     get_default_hybrid_sharders,
 )
@@ -76,8 +79,12 @@ class Case:
     accumulate: int = 1
     state: dict[str, Any] = field(default_factory=dict)
     """Further arguments of tables."""
+    rules: dict[str, Evict | None] = field(default_factory=lambda: RULES)
+    """Of eviction, by table."""
     admission: dict[str, Admit] = field(default_factory=dict)
     """Rules, by table."""
+    has_data: bool = False
+    """Whether ids come with times, scores and counts; else a time is set for each batch."""
     outcomes: list[Outcomes] | None = None
     """What is to become of the keys of each step; None: no matter."""
     default: dict[str, Default] = field(default_factory=dict)
@@ -98,6 +105,16 @@ def batches(first: int, last: int) -> list[list[list[int]]]:
 
 def time_of(step: int) -> int:
     return 3 * (step // 2)
+
+
+def data_of(step: int) -> dict[str, np.ndarray[Any, Any]]:
+    """What comes with the keys of a step, each as they are; of some steps there is less."""
+    random = np.random.default_rng(1_000 + step)
+    shape = (len(RULES), 12, 2)
+    times = time_of(step) + random.integers(-4, 5, shape)
+    scores = random.integers(-9, 10, shape).astype(np.float32)
+    data = {"scores": scores, "counts": random.integers(1, 4, shape), "times": times}
+    return data if step % 5 != 4 else {"scores": scores}
 
 
 class _Model(nn.Module):
@@ -121,7 +138,7 @@ class _Model(nn.Module):
                 "default": case.default.get(name, Default.zeros()),
                 **common,
             }
-            for name, rule in RULES.items()
+            for name, rule in case.rules.items()
         ]
         at = torch.device(device)
         self.ebc: Any
@@ -148,10 +165,16 @@ def _own_part(step: list[list[list[int]]]) -> KeyedJaggedTensor:
     return _joined(_own_lists(step))
 
 
-def _own_lists(step: list[list[list[int]]]) -> list[list[list[int]]]:
+def _own_samples() -> slice:
+    if not dist.is_initialized():
+        return slice(None)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     ends = [12 * i * i // (world_size * world_size) for i in range(world_size + 1)]
-    return [of_table[ends[rank] : ends[rank + 1]] for of_table in step]
+    return slice(ends[rank], ends[rank + 1])
+
+
+def _own_lists(step: list[list[list[int]]]) -> list[list[list[int]]]:
+    return [of_table[_own_samples()] for of_table in step]
 
 
 def _joined(lists: list[list[list[int]]]) -> KeyedJaggedTensor:
@@ -162,6 +185,16 @@ def _joined(lists: list[list[list[int]]]) -> KeyedJaggedTensor:
         ),
         lengths=torch.tensor([len(keys) for of in lists for keys in of], dtype=torch.int64),
     )
+
+
+def _batch_of(case: Case, lists: list[list[list[int]]], step: int) -> KeyedJaggedTensor:
+    """This rank's batch; `lists`: its samples."""
+    plain = _joined(lists)
+    if not case.has_data:
+        return plain
+    samples = slice(None) if case.plan is None else _own_samples()
+    data = {n: torch.from_numpy(d[:, samples].reshape(-1).copy()) for n, d in data_of(step).items()}
+    return KeyedJaggedTensorWithData(plain.keys(), plain.values(), lengths=plain.lengths(), **data)
 
 
 def _train(model: Any, out: Any) -> None:
@@ -217,15 +250,16 @@ def run(case: Case, first: int, last: int, load: str | None, save: str | None) -
     for begin in range(0, len(steps), case.depth):
         flying = []
         for step, lists in steps[begin : begin + case.depth]:
-            collection.set_time(time_of(step))
+            if not case.has_data:
+                collection.set_time(time_of(step))
             if is_whole:
-                out = collection(_joined(lists))
+                out = collection(_batch_of(case, lists, step))
                 _check_reads(case, out, lists, step)
                 _train(model, out)
                 _check_outcomes(case, collection, lists, step)
                 continue
             context = collection.create_context()
-            started = collection.input_dist(context, _own_part(lists))
+            started = collection.input_dist(context, _batch_of(case, _own_lists(lists), step))
             flying.append((context, started, step, _own_lists(lists)))
         for context, started, step, lists in flying:
             mapped = started.wait().wait()
@@ -439,3 +473,62 @@ def leases_that_keep_all_rows() -> tuple[str, list[int]]:
     keys.index.map(np.arange(100, 104), insert=True)  # there are rows again
     assert sorted(keys.index.keys_and_rows()[0].tolist()) == [100, 101, 102, 103]
     return text, sorted(held.tolist())
+
+
+def times_of_some_ranks(plan: dict[str, Spec], is_sequence: bool) -> Any:
+    """What is kept of the keys of a table if rank 1 has no times, and what time it is there.
+
+    Sequences send an id once. The last batch is evaluated.
+    """
+    rules: dict[str, Evict | None] = {"user": Evict.lru(by="time").expiring(ttl=100)}
+    unsharded = _Model(Case(plan, is_sequence=is_sequence, rules=rules), "meta")
+    world_size = dist.get_world_size()
+    by_table = module_plan(configs_of(unsharded), plan, world_size, world_size, "cpu")
+    model = DistributedModelParallel(
+        unsharded,
+        device=torch.device("cpu"),
+        plan=ShardingPlan({"ebc": by_table}),
+        sharders=get_default_hybrid_sharders(host_env=host_env(), use_index_dedup=is_sequence),
+    )
+    for times in ([50, 60, 40], [7, 7, 7], [900, 900, 900]):
+        ids, lengths = torch.tensor([5, 5, 6 + dist.get_rank()]), torch.tensor([3])
+        batch = KeyedJaggedTensor(["user"], ids, lengths=lengths)
+        if dist.get_rank() != 1:
+            batch = KeyedJaggedTensorWithTimestamp(
+                ["user"], ids, torch.tensor(times), lengths=lengths
+            )
+        model.train(times[0] != 900)
+        out = model.module.ebc(batch).wait()
+        if model.training:
+            _train(model, out)
+    [table] = model.module.ebc.tables().values()
+    [keys] = _rows(model.module.ebc).values()
+    return table.time, {key: table.explain(key).columns["time"] for key in keys}
+
+
+def times_of_a_bag() -> Any:
+    """The same of a plain module's bag over ranks, with times of each id, and one for all."""
+    bag = HashEmbeddingBag(
+        WIDTH,
+        name="user",
+        optimizer=optim.SGD(lr=1.0),
+        max_rows=MAX_ROWS,
+        eviction_groups=GROUPS["user"],
+        eviction=Evict.lru(by="time"),
+        admission=Admit.count(2),
+    )
+    model = nn.ModuleDict({"bag": bag})
+    names = {"user": ParameterConstraints(sharding_types=["row_wise"])}
+    topology = Topology(world_size=dist.get_world_size(), compute_device="cpu")
+    sharders = get_default_hybrid_sharders(host_env=host_env())
+    plan = EmbeddingShardingPlanner(topology=topology, constraints=names).plan(model, sharders)
+    made = DistributedModelParallel(
+        model, device=torch.device("cpu"), plan=plan, sharders=sharders
+    ).module["bag"]
+    ids = torch.tensor([[5, 7 + dist.get_rank()]])
+    made(ids, times=torch.tensor([[30, 40]]), counts=torch.tensor([[1, 2]])).wait().sum().backward()
+    made(ids, times=35).wait().sum().backward()
+    text = _refusal(lambda: made(ids, counts=ids[:0]).wait())
+    [table] = made.collection.tables().values()
+    keys = _rows(made.collection)["user"]
+    return text, table.time, {key: table.explain(key).columns["time"] for key in keys}

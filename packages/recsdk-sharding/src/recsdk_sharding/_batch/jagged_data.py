@@ -1,0 +1,329 @@
+"""Jagged tensors with what rules of admission and eviction take beside each id.
+
+Shape letters: N ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+from recsdk_sharding._configs.data_taken import DTYPES
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = [
+    "JaggedTensorWithCount",
+    "JaggedTensorWithData",
+    "JaggedTensorWithTimestamp",
+    "KeyedJaggedTensorWithCount",
+    "KeyedJaggedTensorWithData",
+    "KeyedJaggedTensorWithTimestamp",
+    "data_of",
+]
+
+Tensors = Mapping[str, torch.Tensor | None]
+
+
+class _WithData:
+    """What the classes below have in common; mixed into torchrec's."""
+
+    _data: dict[str, torch.Tensor]
+    _shown: ClassVar[Mapping[str, str]] = {}
+    """What arguments of data are called, where it is otherwise."""
+
+    def _take_data(self, values: Any, data: Tensors, **others: Any) -> None:
+        """Takes what is given of `data`; TypeError or ValueError for what does not fit the values.
+
+        `others`: further tensors that torchrec's class takes.
+        """
+        for name, tensor in {"values": values, **others, **data}.items():
+            is_absent = tensor is None and name != "values"
+            if not is_absent and not isinstance(tensor, torch.Tensor):
+                raise TypeError(
+                    f"{type(self).__name__}: {self._shown.get(name, name)} must be a tensor, got "
+                    f"{type(tensor).__name__}"
+                )
+        self._data = {name: tensor for name, tensor in data.items() if tensor is not None}
+        for name, tensor in self._data.items():
+            what, dtype = f"{type(self).__name__}: {self._shown.get(name, name)} must", DTYPES[name]
+            if tensor.shape != values.shape:
+                raise ValueError(
+                    f"{what} have the shape of values, {tuple(values.shape)}, got "
+                    f"{tuple(tensor.shape)}"
+                )
+            if tensor.dtype != dtype:
+                raise ValueError(f"{what} be {dtype}, got {tensor.dtype}; pass it .to({dtype})")
+
+    @property
+    def data(self) -> dict[str, torch.Tensor]:
+        """What comes with the ids: (N,) each, by its name in `recsdk_core.KeyData`."""
+        return dict(self._data)
+
+    def _like(self, plain: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Self:
+        """torchrec's tensor as one of this class, with changed data."""
+        data = {name: change(own) for name, own in self._data.items()}
+        made: Self = _made(type(self), plain, data)
+        return made
+
+    def to(self, device: torch.device, non_blocking: bool = False, **options: Any) -> Self:
+        """As torchrec's."""
+        plain = super().to(device, non_blocking=non_blocking, **options)  # type: ignore[misc]
+        return self._like(plain, lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def record_stream(self, stream: Any) -> None:
+        """As torchrec's."""
+        super().record_stream(stream)  # type: ignore[misc]
+        for tensor in self._data.values():
+            tensor.record_stream(stream)
+
+
+def _made(kind: Any, plain: Any, data: dict[str, torch.Tensor]) -> Any:
+    """torchrec's tensor as one of ours."""
+    made = kind.__new__(kind)
+    made.__dict__.update(plain.__dict__)
+    made._data = data
+    return made
+
+
+class JaggedTensorWithData(_WithData, JaggedTensor):  # type: ignore[misc]
+    """torchrec's `JaggedTensor` with what rules of admission and eviction take beside each id.
+
+    `times`, `scores` and `counts` as those of `KeyedJaggedTensorWithData`.
+    """
+
+    def __init__(
+        self,
+        values: torch.Tensor,
+        weights: torch.Tensor | None = None,
+        lengths: torch.Tensor | None = None,
+        offsets: torch.Tensor | None = None,
+        *,
+        times: torch.Tensor | None = None,
+        scores: torch.Tensor | None = None,
+        counts: torch.Tensor | None = None,
+    ) -> None:
+        data = {"times": times, "scores": scores, "counts": counts}
+        self._take_data(values, data, weights=weights, lengths=lengths, offsets=offsets)
+        super().__init__(values, weights, lengths, offsets)
+
+
+class KeyedJaggedTensorWithData(_WithData, KeyedJaggedTensor):  # type: ignore[misc]
+    """torchrec's `KeyedJaggedTensor` with what rules of admission and eviction take beside each id.
+
+    Collections of hash tables take it in place of torchrec's, sharded or not: what comes with an id
+    goes with it to the rank that has its row. `times` int64, `scores` float32 and `counts` int64
+    have the shape of the values. `times`, in any unit, are for `Evict.lru(by="time")`: the largest
+    that came with an id says when it was seen last, and the largest of a table's ids what time it
+    is. `scores` are for `Evict.score()`, which needs them. `counts`, 1 or more, are for tables with
+    admission: how many occurrences an id stands for. Tables whose rules take none of them, and
+    evaluation, do not look at them.
+
+    `to`, `pin_memory`, `record_stream`, `permute`, `split`, `[]` and `to_dict` keep them. Raises
+    TypeError or ValueError for what does not fit.
+
+    >>> import torch
+    >>> batch = KeyedJaggedTensorWithData(
+    ...     keys=["user"],
+    ...     values=torch.tensor([7, 8]),
+    ...     lengths=torch.tensor([1, 1]),
+    ...     times=torch.tensor([1732550400, 1732550460]),
+    ... )
+    >>> batch["user"].data["times"].tolist()
+    [1732550400, 1732550460]
+    """
+
+    _of_feature: ClassVar[type[JaggedTensorWithData]] = JaggedTensorWithData
+
+    def __init__(
+        self,
+        keys: list[str],
+        values: torch.Tensor,
+        weights: torch.Tensor | None = None,
+        lengths: torch.Tensor | None = None,
+        offsets: torch.Tensor | None = None,
+        *,
+        times: torch.Tensor | None = None,
+        scores: torch.Tensor | None = None,
+        counts: torch.Tensor | None = None,
+        **options: Any,
+    ) -> None:
+        """`options`: further arguments of torchrec's class."""
+        data = {"times": times, "scores": scores, "counts": counts}
+        self._take_data(values, data, weights=weights, lengths=lengths, offsets=offsets)
+        super().__init__(keys, values, weights, lengths, offsets, **options)
+
+    @classmethod
+    def from_jt_dict(cls, jt_dict: Mapping[str, Any]) -> Self:
+        """The features of a dictionary of jagged tensors, by name, with what comes with their ids.
+
+        Raises ValueError for none, and if something comes with some features and not with others.
+        """
+        if not jt_dict:
+            raise ValueError(f"{cls.__name__}.from_jt_dict: there must be a feature, got none")
+        data = {name: getattr(tensor, "_data", {}) for name, tensor in jt_dict.items()}
+        names = sorted({name for each in data.values() for name in each})
+        for name in names:
+            lacking = [feature for feature, each in data.items() if name not in each]
+            if lacking:
+                raise ValueError(
+                    f"{cls.__name__}.from_jt_dict: {cls._shown.get(name, name)} come with some "
+                    f"features, and {lacking} have none"
+                )
+        joined = {name: torch.cat([each[name] for each in data.values()]) for name in names}
+        made: Self = _made(cls, KeyedJaggedTensor.from_jt_dict(dict(jt_dict)), joined)
+        return made
+
+    def pin_memory(self) -> Self:
+        """As torchrec's."""
+        return self._like(super().pin_memory(), torch.Tensor.pin_memory)
+
+    def permute(self, indices: list[int], indices_tensor: torch.Tensor | None = None) -> Self:
+        """As torchrec's."""
+        spans = [self._span(index) for index in indices]
+        plain = super().permute(indices, indices_tensor)
+        return self._like(plain, lambda own: torch.cat([own[:0], *(own[span] for span in spans)]))
+
+    def split(self, segments: list[int]) -> list[Self]:
+        """As torchrec's."""
+        ends, bounds = self.offset_per_key(), [0, *accumulate(segments)]
+        spans = [slice(ends[begin], ends[end]) for begin, end in pairwise(bounds)]
+        return [
+            self._like(plain, itemgetter(span))
+            for plain, span in zip(super().split(segments), spans, strict=True)
+        ]
+
+    def flatten_lengths(self) -> Self:
+        """As torchrec's."""
+        return self._like(super().flatten_lengths(), lambda tensor: tensor)
+
+    def __getitem__(self, key: str) -> JaggedTensorWithData:
+        return self._feature(key, super().__getitem__(key))
+
+    def to_dict(self, compute_offsets: bool = True) -> dict[str, JaggedTensorWithData]:
+        """As torchrec's."""
+        plain = super().to_dict(compute_offsets)
+        return {name: self._feature(name, tensor) for name, tensor in plain.items()}
+
+    def _feature(self, key: str, plain: JaggedTensor) -> JaggedTensorWithData:
+        span = self._span(self._key_indices()[key])
+        data = {name: tensor[span] for name, tensor in self._data.items()}
+        made: JaggedTensorWithData = _made(self._of_feature, plain, data)
+        return made
+
+    def _span(self, index: int) -> slice:
+        """Where a feature's ids lie."""
+        return slice(*self.offset_per_key()[index : index + 2])
+
+
+class JaggedTensorWithTimestamp(JaggedTensorWithData):
+    """Rec SDK's jagged tensor with a timestamp for each id: `times` of `JaggedTensorWithData`."""
+
+    _shown: ClassVar[Mapping[str, str]] = {"times": "timestamps"}
+
+    def __init__(
+        self,
+        values: torch.Tensor,
+        weights: torch.Tensor | None = None,
+        lengths: torch.Tensor | None = None,
+        offsets: torch.Tensor | None = None,
+        timestamps: torch.Tensor | None = None,
+    ) -> None:
+        super().__init__(values, weights, lengths, offsets, times=timestamps)
+
+    @property
+    def timestamps(self) -> torch.Tensor | None:
+        """int64, of the values' shape."""
+        return self._data.get("times")
+
+
+class KeyedJaggedTensorWithTimestamp(KeyedJaggedTensorWithData):
+    """Rec SDK's batch with a timestamp for each id: `times` of `KeyedJaggedTensorWithData`."""
+
+    _shown: ClassVar[Mapping[str, str]] = {"times": "timestamps"}
+    _of_feature = JaggedTensorWithTimestamp
+
+    def __init__(
+        self,
+        keys: list[str],
+        values: torch.Tensor,
+        timestamps: torch.Tensor | None = None,
+        weights: torch.Tensor | None = None,
+        lengths: torch.Tensor | None = None,
+        offsets: torch.Tensor | None = None,
+        **options: Any,
+    ) -> None:
+        """`options`: further arguments of torchrec's class."""
+        super().__init__(keys, values, weights, lengths, offsets, times=timestamps, **options)
+
+    @property
+    def timestamps(self) -> torch.Tensor | None:
+        """int64, of the values' shape."""
+        return self._data.get("times")
+
+
+class JaggedTensorWithCount(JaggedTensorWithData):
+    """Rec SDK's jagged tensor with a count for each id: `counts` of `JaggedTensorWithData`."""
+
+    def __init__(
+        self,
+        values: torch.Tensor,
+        weights: torch.Tensor | None = None,
+        lengths: torch.Tensor | None = None,
+        offsets: torch.Tensor | None = None,
+        counts: torch.Tensor | None = None,
+    ) -> None:
+        super().__init__(values, weights, lengths, offsets, counts=counts)
+
+    @property
+    def counts(self) -> torch.Tensor | None:
+        """int64, of the values' shape."""
+        return self._data.get("counts")
+
+
+class KeyedJaggedTensorWithCount(KeyedJaggedTensorWithData):
+    """Rec SDK's batch with a count for each id: `counts` of `KeyedJaggedTensorWithData`."""
+
+    _of_feature = JaggedTensorWithCount
+
+    def __init__(
+        self,
+        keys: list[str],
+        values: torch.Tensor,
+        counts: torch.Tensor | None = None,
+        weights: torch.Tensor | None = None,
+        lengths: torch.Tensor | None = None,
+        offsets: torch.Tensor | None = None,
+        **options: Any,
+    ) -> None:
+        """`options`: further arguments of torchrec's class."""
+        super().__init__(keys, values, weights, lengths, offsets, counts=counts, **options)
+
+    @property
+    def counts(self) -> torch.Tensor | None:
+        """int64, of the values' shape."""
+        return self._data.get("counts")
+
+
+def data_of(
+    source: KeyedJaggedTensor, wanted: Sequence[str], num_keys: int
+) -> dict[str, torch.Tensor]:
+    """What comes with the ids of a batch on the host, of what is `wanted`; (N,) each.
+
+    Raises ValueError for what does not fit the ids any more.
+    """
+    given = source._data if isinstance(source, KeyedJaggedTensorWithData) else {}
+    found = {name: given[name] for name in wanted if name in given}
+    for name, tensor in found.items():
+        if tensor.device.type != "cpu" or tensor.shape != (num_keys,):
+            raise ValueError(
+                f"{name} must be on the cpu, one for each of the {num_keys} ids, got "
+                f"{tuple(tensor.shape)} on {tensor.device}"
+            )
+    return found
