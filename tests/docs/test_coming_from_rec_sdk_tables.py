@@ -40,7 +40,7 @@ from one_rank import (
     sharders,
 )
 from public_names import public_classes, public_names
-from recsdk_core import Admit, CheckpointError, Evict, init
+from recsdk_core import Admit, CheckpointError, Default, Evict, init
 from recsdk_core.outcome import Outcome
 from recsdk_pipeline import HybridTrainPipelineSparseDist
 from recsdk_sharding import (
@@ -169,26 +169,99 @@ def test_fields_of_the_cache(field: str, make: Callable[..., Any]) -> None:
 
 
 ADMISSION = ("AdmitAndEvictConfig", "AdmitAndEvictPolicyType", "ShowClickParams")
+CACHED, SETTINGS = "EmbCacheEmbeddingBagConfig", "AdmitAndEvictConfig"
 
 
-@holds("Classes and functions", "stricter", *ADMISSION)
-@holds("EmbCacheEmbeddingBagConfig", "stricter", "admit_and_evict_config")
+def timed(ids: list[int], times: list[int]) -> KeyedJaggedTensor:
+    """A batch of one feature with timestamps."""
+    return recsdk_sharding.KeyedJaggedTensorWithTimestamp(
+        ["user"],
+        torch.tensor(ids),
+        torch.tensor(times),
+        lengths=torch.ones(len(ids), dtype=torch.int64),
+    )
+
+
+@holds(CLASSES, "same", *ADMISSION)
+@holds(CACHED, "looser", "admit_and_evict_config")
 @pytest.mark.parametrize("make", [bag_config, sequence_config])
 def test_settings_of_admission(make: Callable[..., Any]) -> None:
     config, policy = recsdk_sharding.AdmitAndEvictConfig, recsdk_sharding.AdmitAndEvictPolicyType
     off = config(admit_threshold=5, evict_threshold=9, policy_type=policy.NONE)
-    assert make(admit_and_evict_config=off).admit_and_evict_config is off
-    for asked, name in (
-        (config(admit_threshold=1), "admit_threshold=1"),
-        (config(evict_threshold=60), "evict_threshold=60"),
-        (config(policy_type=policy.POLICY_SHOWCLICK), "POLICY_SHOWCLICK"),
-    ):
-        assert asked.is_feature_filter_enabled()
-        with pytest.raises(
-            PAGE.error("EmbCacheEmbeddingBagConfig", "admit_and_evict_config"),
-            match=f"table 'user': admit_and_evict_config has .*{name}",
-        ):
-            make(admit_and_evict_config=asked)
+    assert make(admit_and_evict_config=off).admission is None
+    asked = config(2, 0.5, evict_threshold=60, evict_step_interval=2)
+    made = make(admit_and_evict_config=asked)
+    assert made.admission == Admit.count(2)
+    assert made.eviction == Evict.lru(by="time").expiring(ttl=60, every=2)
+    assert made.default == Default.constant(0.5)
+    with pytest.raises(PAGE.error(CACHED, "admit_and_evict_config"), match="asks for admission="):
+        make(admit_and_evict_config=asked, admission=Admit.count(3))
+
+
+@holds(SETTINGS, "same", "admit_threshold")
+@holds(SETTINGS, "differs", "not_admitted_default_value")
+def test_admission_by_count() -> None:
+    asked = recsdk_sharding.AdmitAndEvictConfig(3, 0.5)
+    module = optimized(bags(bag_config(admit_and_evict_config=asked)))
+    trained(module, batch([7, 7], [1, 1]))
+    assert len(module.tables()["user"]) == 0
+    assert trained(module, batch([7], [1])).tables()["user"].explain(7).row is not None
+    read = module(batch([8], [1])).values()
+    assert read.tolist() == [[0.5] * 4]
+    assert module.eval()(batch([9], [1])).values().tolist() == [[0.5] * 4]
+
+
+@holds(SETTINGS, "differs", "evict_threshold")
+@pytest.mark.parametrize("compat", [None, "upstream"])
+def test_expiry_by_timestamps(compat: Any) -> None:
+    config = recsdk_sharding.AdmitAndEvictConfig
+    asked = config(2, evict_threshold=60, evict_step_interval=2, compat=compat)
+    module = optimized(bags(bag_config(admit_and_evict_config=asked)), torch.optim.Adagrad)
+    trained(module, timed([1, 1, 2, 2, 3, 3], [100, 40, 30, 30, 41, 41]))  # the largest counts
+    trained(module, timed([3, 4, 4, 5], [40, 101, 1, 0]))  # step 2 looks; 3 stays, as it comes
+    [table] = module.tables().values()
+    held = [key in table for key in (1, 2, 3, 4, 5)]
+    assert held == [True, False, True, True, False]
+    trained(module, timed([9], [101]))
+    trained(module, timed([9], [101]))  # 41 + 60 is not more than 60 ago
+    assert (3 in table) == (compat == "upstream")
+    trained(module, timed([2], [101]))
+    assert 2 not in table  # its count began anew
+    trained(module, timed([2, 5], [101, 102]))
+    assert 2 in table
+    assert 5 in table  # without a row its count stays
+    found = torch.from_numpy(np.asarray(table.lookup(np.array([2]))))
+    weight = nn.Parameter(rows_before(bags, key=2))
+    weight.grad = torch.ones(1, 4)
+    torch.optim.Adagrad([weight], lr=0.1).step()
+    assert torch.allclose(found, weight, rtol=1e-5)  # its row and state too
+
+
+@holds(SETTINGS, "stricter", "evict_step_interval")
+def test_an_interval_of_nothing() -> None:
+    with pytest.raises(PAGE.error(SETTINGS, "evict_step_interval"), match="evict_step_interval"):
+        recsdk_sharding.AdmitAndEvictConfig(evict_threshold=60)
+    configs = [
+        bag_config(
+            name,
+            admit_and_evict_config=recsdk_sharding.AdmitAndEvictConfig(
+                evict_threshold=60, evict_step_interval=interval
+            ),
+        )
+        for name, interval in (("user", 1), ("item", 2))
+    ]
+    assert len(bags(*configs).tables()) == 2
+
+
+@holds(SETTINGS, "stricter", "policy_type", "showclick_params")
+def test_shows_and_clicks() -> None:
+    params = recsdk_sharding.ShowClickParams(admit_threshold=0.1)
+    policy = recsdk_sharding.AdmitAndEvictPolicyType.POLICY_SHOWCLICK
+    asked = recsdk_sharding.AdmitAndEvictConfig(showclick_params=params, policy_type=policy)
+    with pytest.raises(PAGE.error(SETTINGS, "policy_type"), match="POLICY_SHOWCLICK"):
+        bag_config(admit_and_evict_config=asked)
+    asked = recsdk_sharding.AdmitAndEvictConfig(policy_type=policy)
+    assert bag_config(admit_and_evict_config=asked).admission is None
 
 
 OPTIONS = "DynamicEmbTableOptions"
@@ -321,9 +394,9 @@ def test_two_backwards_make_one_update(kind: type, make: Callable[..., Any]) -> 
         assert torch.allclose(found, weight, rtol=1e-5)
 
 
-def rows_before(make: Callable[..., Any]) -> torch.Tensor:
+def rows_before(make: Callable[..., Any], key: int = 1) -> torch.Tensor:
     [table] = make().tables().values()
-    return torch.from_numpy(np.asarray(table.find_or_insert(np.array([1]))))
+    return torch.from_numpy(np.asarray(table.find_or_insert(np.array([key]))))
 
 
 @holds("Optimizers", "refused", "two optimizers on one table")
@@ -539,7 +612,7 @@ WORDS_OF_WHAT_IS_ABSENT = ("expiry", "expire", "admission", "tier", "cache")
 @holds(
     ABSENT,
     "not here",
-    "admission of ids by count, expiry, and both by shows and clicks",
+    "admission and eviction by shows and clicks",
 )
 def test_no_public_name_speaks_of_what_is_not_here() -> None:
     packages = ("recsdk_core", "recsdk_sharding", "recsdk_pipeline")

@@ -13,6 +13,7 @@ from torch import nn
 from torchrec import DataType, KeyedJaggedTensor, PoolingType
 from torchrec.modules.embedding_configs import (
     CountBasedEvictionPolicy,
+    FeatureScoreBasedEvictionPolicy,
     NoEvictionPolicy,
     TimestampBasedEvictionPolicy,
 )
@@ -34,7 +35,7 @@ from one_rank import (
     sequences,
     sharded,
 )
-from recsdk_core import init, optim
+from recsdk_core import Evict, init, optim
 
 PAGE = Page(Path(__file__).parents[2] / "docs" / "howto" / "coming_from_torchrec.md")
 CONFIG = "EmbeddingBagConfig"
@@ -208,7 +209,11 @@ def test_policies_of_virtual_tables(make: Callable[..., Any]) -> None:
     name = "virtual_table_eviction_policy"
     for stays in (NoEvictionPolicy(), TimestampBasedEvictionPolicy(eviction_ttl_mins=0)):
         make(**{name: stays})
-    for policy in (CountBasedEvictionPolicy(), TimestampBasedEvictionPolicy(), object()):
+    made = make(**{name: TimestampBasedEvictionPolicy(eviction_ttl_mins=2)})
+    assert made.eviction == Evict.lru(by="time").expiring(ttl=120)
+    made = make(**{name: CountBasedEvictionPolicy(decay_rate=1.0)})
+    assert made.eviction == Evict.lru().expiring(rare_ttl=1, rare_count=15)
+    for policy in (CountBasedEvictionPolicy(), FeatureScoreBasedEvictionPolicy(), object()):
         with pytest.raises(PAGE.error(CONFIG, name), match=f"{name} is a {type(policy).__name__}"):
             make(**{name: policy})
 

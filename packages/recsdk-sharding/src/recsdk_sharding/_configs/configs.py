@@ -28,8 +28,8 @@ from recsdk_sharding._configs.initializers import (
 )
 from recsdk_sharding._configs.upstream import (
     AdmitAndEvictConfig,
-    asked_of_admission,
-    asked_of_virtual_table,
+    eviction_of_virtual_table,
+    rules_of_config,
 )
 
 __all__ = [
@@ -100,8 +100,8 @@ class _Settings:
     """What ids without a row read: refused ones, those not admitted, and in evaluation those that
     were never seen. The tables of a collection may differ in it."""
     admit_and_evict_config: AdmitAndEvictConfig | None = None
-    """Rec SDK's settings of who gets a row and who loses it: taken if they ask for nothing, else
-    refused by name. None: nothing."""
+    """Rec SDK's settings of who gets a row and who loses it, which become `admission`, `eviction`
+    and `default`. None: nothing."""
     on_full: OnFull = "refuse"
     """What happens to ids that find no row free, because of `max_rows` or, on a device, of its
     memory: they are refused and read `default` ("refuse"), or the step raises CapacityError on the
@@ -136,12 +136,35 @@ class HashTableConfig(_Settings):
 
     def __post_init__(self) -> None:
         self._check_names()
+        self._take_rules()
         self._check_numbers()
         self._check_kinds()
         super().__post_init__()  # type: ignore[misc]
 
     def _error(self, text: str) -> str:
         return f"table {self.name!r}: {text}"
+
+    def _take_rules(self) -> None:
+        """Takes what others' settings ask for as rules of ours."""
+        try:
+            of_config = rules_of_config(self.admit_and_evict_config)
+            of_policy = eviction_of_virtual_table(self.virtual_table_eviction_policy)
+        except (TypeError, ValueError) as error:
+            raise type(error)(self._error(str(error))) from None
+        self._take_rule("admission", of_config.admission, "admit_and_evict_config")
+        self._take_rule("default", of_config.default, "admit_and_evict_config")
+        self._take_rule("eviction", of_config.eviction, "admit_and_evict_config")
+        self._take_rule("eviction", of_policy, "virtual_table_eviction_policy")
+
+    def _take_rule(self, field: str, rule: Admit | Default | Evict | None, asked_by: str) -> None:
+        own = getattr(self, field)
+        if rule is None or own == rule:
+            return
+        if own not in (None, Default()):
+            raise ValueError(
+                self._error(f"{asked_by} asks for {field}={rule}, and it is {own}; leave one out")
+            )
+        setattr(self, field, rule)
 
     def _check_names(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -175,9 +198,6 @@ class HashTableConfig(_Settings):
         if self.seed >= _UINT64:
             raise ValueError(self._error(f"seed must be below 2**64, got {self.seed}"))
         self._check_room()
-        asked = asked_of_admission(self.admit_and_evict_config)
-        if asked is not None:
-            raise ValueError(self._error(asked))
         low, high = self.get_weight_init_min(), self.get_weight_init_max()
         for field, value in (("weight_init_min", low), ("weight_init_max", high)):
             if not isinstance(value, Real) or not math.isfinite(value):
@@ -253,9 +273,6 @@ class HashTableConfig(_Settings):
             raise ValueError(
                 self._error(f"data_type must be DataType.FP32, BF16 or FP16, got {self.data_type}")
             )
-        asked = asked_of_virtual_table(self.virtual_table_eviction_policy)
-        if asked is not None:
-            raise ValueError(self._error(asked))
         for field in fields(EmbeddingBagConfig):
             if field.name not in HONOURED_FIELDS and getattr(self, field.name) != field.default:
                 raise ValueError(

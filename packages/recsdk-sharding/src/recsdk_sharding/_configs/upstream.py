@@ -6,8 +6,9 @@ What they ask for is translated where tables can do it, and refused by its name 
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from torchrec.modules.embedding_configs import (
     CountBasedEvictionPolicy,
@@ -18,16 +19,16 @@ from torchrec.modules.embedding_configs import (
     TimestampBasedEvictionPolicy,
 )
 
+from recsdk_core import Admit, Default, Evict
+
 __all__ = [
     "AdmitAndEvictConfig",
     "AdmitAndEvictPolicyType",
+    "Rules",
     "ShowClickParams",
-    "asked_of_admission",
-    "asked_of_virtual_table",
+    "eviction_of_virtual_table",
+    "rules_of_config",
 ]
-
-_BY_COUNT = "with max_rows, eviction=Evict.lfu(half_life=...) makes the least frequent ids leave"
-_BY_TIME = 'with max_rows, eviction=Evict.lru(by="time") makes the ids leave that came longest ago'
 
 
 class AdmitAndEvictPolicyType(enum.Enum):
@@ -38,11 +39,11 @@ class AdmitAndEvictPolicyType(enum.Enum):
     POLICY_SHOWCLICK = 2
 
 
-@dataclass(kw_only=True)
+@dataclass
 class ShowClickParams:
-    """Rec SDK's settings of admission and eviction by shows and clicks; refused if they are used.
+    """Rec SDK's settings of admission and eviction by shows and clicks.
 
-    Raises TypeError for what is no number.
+    Raises TypeError for what is no number, ValueError for what is out of range.
     """
 
     alpha: float = 1.0
@@ -50,24 +51,38 @@ class ShowClickParams:
     beta: float = 0.0
     """What a click adds."""
     admit_threshold: float = 0.0
-    """The score from which on an id has a row."""
+    """The score from which on an id has a row; 0: all have."""
     evict_percentage: float = 0.0
-    """The part of ids that leave each time, the lowest scores first."""
+    """The part of ids that leave each time, the lowest scores first, up to 1; 0: none."""
     score_decay: float = 1.0
-    """By what scores are multiplied each time."""
+    """By what scores are multiplied each time, 0 to 1."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise TypeError(f"ShowClickParams: {name} must be a number, got {value!r}")
+        if not 0.0 <= self.admit_threshold < math.inf:
+            raise ValueError(
+                "ShowClickParams: admit_threshold must be a finite number from 0 on, got "
+                f"{self.admit_threshold}"
+            )
+        for name in ("evict_percentage", "score_decay"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ValueError(f"ShowClickParams: {name} must be 0 to 1, got {vars(self)[name]}")
 
 
-@dataclass(kw_only=True)
+@dataclass
 class AdmitAndEvictConfig:
     """Rec SDK's settings of who gets a row, and who loses it; `admit_and_evict_config` of a config.
 
-    A table takes one that asks for nothing. It refuses what it cannot do by name: ids are neither
-    admitted by count, nor do they expire. Raises TypeError and ValueError as there.
+    By count, an id has a row from the `admit_threshold`th occurrence on, in the batches of all
+    ranks: `Admit.count`. It leaves, at a step that is a multiple of `evict_step_interval`, once
+    `evict_threshold` seconds have passed since its last timestamp, up to the latest that came with
+    an id of the table: `Evict.lru(by="time").expiring(...)`. Batches are then
+    `KeyedJaggedTensorWithTimestamp`.
+
+    Raises TypeError and ValueError as there, and ValueError for settings that contradict each
+    other; a table refuses by name what it cannot do.
 
     >>> AdmitAndEvictConfig(admit_threshold=3).is_feature_admit_enabled()
     True
@@ -80,13 +95,38 @@ class AdmitAndEvictConfig:
     evict_threshold: int = 0
     """Seconds without the id after which it leaves; 0: it stays."""
     evict_step_interval: int = 0
-    """Steps from one look to the next at who leaves."""
+    """Steps from one look to the next at who leaves, 1 or more where ids leave."""
     showclick_params: ShowClickParams = field(default_factory=ShowClickParams)
     """For POLICY_SHOWCLICK."""
     policy_type: AdmitAndEvictPolicyType = AdmitAndEvictPolicyType.POLICY_COUNT
     """Which of them counts."""
+    compat: Literal["upstream"] | None = field(default=None, kw_only=True)
+    """"upstream": as Rec SDK's code does it where that is not what its pages say: an id leaves once
+    more than `evict_threshold` seconds have passed, not as many. None: as its pages say."""
 
     def __post_init__(self) -> None:
+        self._check_numbers()
+        for name, kind in (
+            ("not_admitted_default_value", float),
+            ("showclick_params", ShowClickParams),
+            ("policy_type", AdmitAndEvictPolicyType),
+        ):
+            if not isinstance(getattr(self, name), kind):
+                raise TypeError(
+                    f"AdmitAndEvictConfig: {name} must be of {kind.__name__}, got "
+                    f"{getattr(self, name)!r}"
+                )
+        if self.compat not in (None, "upstream"):
+            raise ValueError(
+                f"AdmitAndEvictConfig: compat must be 'upstream' or None, got {self.compat!r}"
+            )
+        if self.is_feature_evict_enabled() and self.evict_step_interval == 0:
+            raise ValueError(
+                "AdmitAndEvictConfig: evict_step_interval is 0, so nobody ever looks who leaves; "
+                "pass 1 or more"
+            )
+
+    def _check_numbers(self) -> None:
         for name, lowest in (
             ("admit_threshold", -1),
             ("evict_threshold", 0),
@@ -99,77 +139,143 @@ class AdmitAndEvictConfig:
                 raise ValueError(
                     f"AdmitAndEvictConfig: {name} must be at least {lowest}, got {value}"
                 )
-        for name, kind in (
-            ("not_admitted_default_value", float),
-            ("showclick_params", ShowClickParams),
-            ("policy_type", AdmitAndEvictPolicyType),
-        ):
-            if not isinstance(getattr(self, name), kind):
-                raise TypeError(
-                    f"AdmitAndEvictConfig: {name} must be of {kind.__name__}, got "
-                    f"{getattr(self, name)!r}"
-                )
 
     def is_feature_admit_enabled(self) -> bool:
-        """Whether ids are admitted by count."""
-        return self._is_by_count() and self.admit_threshold != -1
+        """Whether some new ids have no row."""
+        if self._is_by_count():
+            return self.admit_threshold != -1
+        return self._is_by_score() and self.showclick_params.admit_threshold > 0
 
     def is_feature_evict_enabled(self) -> bool:
-        """Whether ids expire."""
-        return self._is_by_count() and self.evict_threshold > 0
+        """Whether ids leave."""
+        if self._is_by_count():
+            return self.evict_threshold > 0
+        return self._is_by_score() and self.showclick_params.evict_percentage > 0
 
     def is_feature_filter_enabled(self) -> bool:
         """Whether the config asks for anything."""
-        by_score = self.policy_type == AdmitAndEvictPolicyType.POLICY_SHOWCLICK
-        return by_score or self.is_feature_admit_enabled() or self.is_feature_evict_enabled()
+        return self.is_feature_admit_enabled() or self.is_feature_evict_enabled()
 
     def _is_by_count(self) -> bool:
         return self.policy_type == AdmitAndEvictPolicyType.POLICY_COUNT
 
+    def _is_by_score(self) -> bool:
+        return self.policy_type == AdmitAndEvictPolicyType.POLICY_SHOWCLICK
 
-def asked_of_admission(config: AdmitAndEvictConfig | None) -> str | None:
-    """What a config asks for that tables cannot do, and what to do; None: nothing.
 
-    Raises TypeError for what is no such config.
+class Rules(NamedTuple):
+    """What others' settings ask of a table."""
+
+    admission: Admit | None = None
+    eviction: Evict | None = None
+    default: Default | None = None
+
+
+def rules_of_config(config: AdmitAndEvictConfig | None) -> Rules:
+    """The rules of Rec SDK's settings.
+
+    Raises TypeError for what is no such config, ValueError for what tables cannot do.
     """
     if config is None:
-        return None
+        return Rules()
     if not isinstance(config, AdmitAndEvictConfig):
         raise TypeError(
             f"admit_and_evict_config must be an AdmitAndEvictConfig, got {type(config).__name__}"
         )
     if not config.is_feature_filter_enabled():
+        return Rules()
+    if config.policy_type == AdmitAndEvictPolicyType.POLICY_SHOWCLICK:
+        raise ValueError(
+            "admit_and_evict_config has policy_type=POLICY_SHOWCLICK, and batches carry no clicks; "
+            "take AdmitAndEvictPolicyType.POLICY_COUNT"
+        )
+    return Rules(_admission_by_count(config), _expiry(config), _default(config))
+
+
+def _default(config: AdmitAndEvictConfig) -> Default | None:
+    """What ids without a row read, which Rec SDK has only of tables that keep some out."""
+    if not config.is_feature_admit_enabled() or config.not_admitted_default_value == 0.0:
         return None
-    if config.is_feature_admit_enabled():
-        what = f"admit_threshold={config.admit_threshold}"
-        advice = "every id has a row from its first occurrence on; leave it at -1"
-    elif config.is_feature_evict_enabled():
-        what = f"evict_threshold={config.evict_threshold}"
-        advice = f"ids do not expire; leave it at 0: {_BY_TIME}"
-    else:
-        what = "policy_type=POLICY_SHOWCLICK"
-        advice = "batches carry no shows and clicks; take AdmitAndEvictPolicyType.NONE"
-    return f"admit_and_evict_config has {what}, and {advice}"
+    return Default.constant(config.not_admitted_default_value)
 
 
-def asked_of_virtual_table(policy: Any) -> str | None:
-    """What a policy of torchrec's virtual tables asks for, and what to do; None: nothing."""
+def _admission_by_count(config: AdmitAndEvictConfig) -> Admit | None:
+    return Admit.count(config.admit_threshold) if config.admit_threshold > 1 else None
+
+
+def _expiry(config: AdmitAndEvictConfig) -> Evict | None:
+    if not config.is_feature_evict_enabled():
+        return None
+    ttl = config.evict_threshold + int(config.compat == "upstream")
+    return Evict.lru(by="time").expiring(ttl=ttl, every=config.evict_step_interval)
+
+
+_NOT_THE_SAME = (
+    "training_id_eviction_trigger_count",
+    "max_inference_id_num_per_rank",
+)
+_OF_SERVING = {
+    "inference_eviction_threshold": "eviction_threshold",
+    "inference_eviction_ttl_mins": "eviction_ttl_mins",
+}
+
+
+def eviction_of_virtual_table(policy: Any) -> Evict | None:
+    """The rule of a policy of torchrec's virtual tables; ValueError for what tables cannot do."""
     if policy is None or isinstance(policy, NoEvictionPolicy):
         return None
-    thresholds = [getattr(policy, name, 0) for name in ("eviction_threshold", "eviction_ttl_mins")]
-    known = {
-        CountBasedEvictionPolicy: _BY_COUNT,
-        TimestampBasedEvictionPolicy: _BY_TIME,
-        CountTimestampMixedEvictionPolicy: f"{_BY_COUNT}; {_BY_TIME}",
-        FeatureL2NormBasedEvictionPolicy: "no id leaves for the norm of its row",
-        FeatureScoreBasedEvictionPolicy: "batches carry no scores of ids",
-    }
-    by_score = isinstance(policy, FeatureScoreBasedEvictionPolicy)
-    asks = policy.enable_eviction if by_score else any(thresholds)
-    if type(policy) in known and not asks:
+    threshold, minutes = (getattr(policy, name, 0) for name in _OF_SERVING.values())
+    if isinstance(policy, FeatureScoreBasedEvictionPolicy):
+        if not policy.enable_eviction:
+            return None
+        raise _refused(policy, "take eviction=Evict.score() with scores of ids in the batch")
+    if isinstance(policy, FeatureL2NormBasedEvictionPolicy):
+        if not threshold:
+            return None
+        raise _refused(policy, "no id leaves for the norm of its row; leave it out")
+    if isinstance(policy, TimestampBasedEvictionPolicy):
+        rule = None if not minutes else Evict.lru(by="time").expiring(ttl=60 * minutes)
+    elif isinstance(policy, CountBasedEvictionPolicy):
+        rule = _unless_rare(Evict.lru(), policy, threshold, 1)
+    elif isinstance(policy, CountTimestampMixedEvictionPolicy):
+        rule = _unless_rare(Evict.lru(by="time"), policy, threshold, 60 * minutes)
+    else:
+        raise _refused(policy, "say by eviction= who leaves")
+    if rule is not None:
+        _check_rest(policy)
+    return rule
+
+
+def _unless_rare(order: Evict, policy: Any, threshold: int, ttl: int) -> Evict | None:
+    """The rule by which ids leave that were seen less often than the threshold."""
+    if threshold < 2 or not ttl:  # every row was seen once
         return None
-    advice = known.get(type(policy), "eviction=Evict.lru() or Evict.lfu(...) says who leaves")
-    return (
-        f"virtual_table_eviction_policy is a {type(policy).__name__}, whose thresholds go by other "
-        f"things than the room that there is; leave it out: {advice}"
-    )
+    if policy.decay_rate != 1.0:
+        raise _refused(
+            policy,
+            f"its decay_rate={policy.decay_rate} is of each look, so what counts mean would depend "
+            "on how often one looks; pass decay_rate=1.0, or take Evict.lfu(half_life=...)",
+        )
+    return order.expiring(rare_ttl=ttl, rare_count=threshold)
+
+
+def _check_rest(policy: Any) -> None:
+    """Raises ValueError for settings that no rule has."""
+    for name in _NOT_THE_SAME:
+        if getattr(policy, name, 0):
+            raise _refused(
+                policy,
+                f"its {name}={getattr(policy, name)} is of a rank, and limits here are of a table: "
+                "leave it at 0, and set max_rows",
+            )
+    for name, of_training in _OF_SERVING.items():
+        if getattr(policy, name, None) not in (None, getattr(policy, of_training, None)):
+            raise _refused(
+                policy,
+                f"its {name} is not its {of_training}, and rows are chosen for serving when they "
+                "are frozen: leave it out, and pass --where to `recsdk freeze`",
+            )
+
+
+def _refused(policy: Any, advice: str) -> ValueError:
+    return ValueError(f"virtual_table_eviction_policy is a {type(policy).__name__}: {advice}")
