@@ -139,8 +139,18 @@ def say(name: str, line: bytes) -> None:
     sys.stdout.flush()
 
 
-def run_and_keep_last_line(name: str, command: Sequence[str]) -> tuple[int, str]:
-    """Exit status and last line of a command, whose output goes to the terminal as it comes."""
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    status: int
+    last_line: str
+    processor_seconds: float
+    """Of its own and of all the processes that it waited for."""
+
+
+def run_command(name: str, command: Sequence[str]) -> Ended:
+    """Runs a command, whose output goes to the terminal as it comes."""
     last = ""
     env = {**set_up.environment(), "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
@@ -149,16 +159,19 @@ def run_and_keep_last_line(name: str, command: Sequence[str]) -> tuple[int, str]
         for line in process.stdout or ():
             say(name, line)
             last = line.decode(errors="replace") or last
-    return process.returncode, last
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    return Ended(process.returncode, last, usage.ru_utime + usage.ru_stime)
 
 
 def run_suite(suite: Suite) -> Counts:
     say(suite.name, f"==== {' '.join(suite.command)}".encode())
     suite.junit.unlink(missing_ok=True)
     start = time.monotonic()
-    status, last_line = run_and_keep_last_line(suite.name, suite.command)
-    counts = counts_of(suite, status, last_line)
-    say(suite.name, f"==== {counts} in {time.monotonic() - start:.0f} s".encode())
+    ended = run_command(suite.name, suite.command)
+    counts = counts_of(suite, ended.status, ended.last_line)
+    took = f"{time.monotonic() - start:.0f} s, {ended.processor_seconds:.0f} s of processors"
+    say(suite.name, f"==== {counts} in {took}".encode())
     return counts
 
 

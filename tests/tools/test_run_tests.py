@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,8 +68,17 @@ def test_a_script_is_counted_by_its_last_line() -> None:
 
 
 def test_the_last_line_is_kept_and_all_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run_tests.run_and_keep_last_line("some", ["printf", "a\\nb"]) == (0, "b")
+    ended = run_tests.run_command("some", ["printf", "a\\nb"])
+    assert (ended.status, ended.last_line) == (0, "b")
     assert capfd.readouterr().out == "some     | a\nsome     | b\n"
+
+
+def test_a_suite_has_the_processors_time_of_its_processes_too() -> None:
+    loop = f"{sys.executable} -c 'sum(range(3_000_000))'"
+    idle = run_tests.run_command("some", ["sh", "-c", "exit 3"])
+    busy = run_tests.run_command("some", ["sh", "-c", f"{loop}; exit 3"])
+    assert (idle.status, busy.status) == (3, 3)
+    assert busy.processor_seconds > idle.processor_seconds
 
 
 def printing(name: str, line: str, after: str = "") -> run_tests.Suite:
