@@ -1,0 +1,23 @@
+"""What Rec SDK's own tests of admission and expiry check holds here, on the cpu and on devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pipeline_support.launch import run_cases
+
+SIMULATED_NPU = {
+    "RECSDK_SIM_NPU": "1",
+    "RECSDK_SIM_NPU_ASYNC": "1",
+    "RECSDK_TEST_DEVICE": "npu",
+}
+
+
+@pytest.mark.parametrize("variables", [{}, SIMULATED_NPU], ids=["cpu", "npu"])
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_cases(tmp_path: Path, num_ranks: int, variables: dict[str, str]) -> None:
+    found = run_cases("pipeline_support.cases_of_rec_sdk", num_ranks, tmp_path, **variables)
+    assert found
+    for name, problems in found.items():
+        assert not problems, "\n".join([name, *problems])
