@@ -26,6 +26,14 @@ RULES = [
     Admit.probability(0.3),
     Admit.count(3, max_records=16) | Admit.probability(0.2),
     Admit.count(2) & (Admit.probability(0.5) | Admit.count(5)),
+    Admit.show_click(alpha=0.1, beta=0.2, threshold=0.6, max_records=30),
+    Admit.show_click(alpha=0.0, beta=1.0, threshold=2.0) | Admit.count(3),
+]
+EVICTIONS = [
+    None,
+    Evict.lru(),
+    Evict.lfu(half_life=3.0),
+    Evict.show_click(alpha=1.0, beta=0.5, decay=0.5),
 ]
 ROOMS = [(None, None), (5, None), (20, 8), (40, 2)]
 
@@ -35,7 +43,7 @@ class AdmissionMachine(TableMachine):
 
     @initialize(
         admission=st.sampled_from(RULES),
-        eviction=st.sampled_from([None, Evict.lru(), Evict.lfu(half_life=3.0)]),
+        eviction=st.sampled_from(EVICTIONS),
         room=st.sampled_from(ROOMS),
         optimizer=st.sampled_from([optim.SGD(lr=0.5), optim.Adam(lr=0.1)]),
         on_full=st.sampled_from(["refuse", "refuse", "raise"]),
@@ -62,16 +70,24 @@ class AdmissionMachine(TableMachine):
         self.readers = None
         self.max_rows = room[0]
 
+    def takes_clicks(self) -> bool:
+        rules = (self.table.eviction, self.table.admission)
+        return any(rule is not None and rule.needs_clicks for rule in rules)
+
     @rule(data=st.data(), ids=IDS)
     def find_or_insert_with_counts(self, data: st.DataObject, ids: Any) -> None:
-        counts = st.lists(st.integers(1, 4), min_size=len(ids), max_size=len(ids))
-        drawn = np.array(data.draw(counts), np.int64)
-        self.both("find_or_insert", ids, counts=drawn, return_outcomes=True)
+        def drawn(least: int) -> Any:
+            numbers = st.lists(st.integers(least, 4), min_size=len(ids), max_size=len(ids))
+            return np.array(data.draw(numbers), np.int64)
+
+        more = {"clicks": drawn(0)} if self.takes_clicks() else {}
+        self.both("find_or_insert", ids, counts=drawn(1), return_outcomes=True, **more)
 
     @rule(start=st.integers(0, 100), count=st.integers(1, 60), times=st.sampled_from([1, 2]))
     def find_or_insert_many(self, start: int, count: int, times: int) -> None:
         ids = np.arange(start, start + count) * 7
-        self.both("find_or_insert", ids, counts=times, return_outcomes=True)
+        more = {"clicks": times - 1} if self.takes_clicks() else {}
+        self.both("find_or_insert", ids, counts=times, return_outcomes=True, **more)
 
     @rule(pair=TableMachine.leases, start=st.integers(0, 60), times=st.integers(1, 3))
     def map_many_under_lease(self, pair: Any, start: int, times: int) -> None:
@@ -79,13 +95,14 @@ class AdmissionMachine(TableMachine):
         if model_lease.is_released:
             return
         ids = np.arange(start, start + 12) * 7
+        more = {"counts": times} | ({"clicks": times - 1} if self.takes_clicks() else {})
         try:
-            rows, outcomes = self.model.map(ids, True, lease=model_lease, counts=times)
+            rows, outcomes = self.model.map(ids, True, lease=model_lease, **more)
         except (BusyError, CapacityError, ValueError) as error:
             with pytest.raises(type(error)):
-                self.table.map(ids, True, lease=lease, counts=times)
+                self.table.map(ids, True, lease=lease, **more)
             return
-        actual, actual_outcomes = self.table.map(ids, True, lease=lease, counts=times)
+        actual, actual_outcomes = self.table.map(ids, True, lease=lease, **more)
         assert_same(actual_outcomes, outcomes)
         assert_same(actual[outcomes <= 1], rows[outcomes <= 1])
 
@@ -96,7 +113,7 @@ class AdmissionMachine(TableMachine):
         with TemporaryDirectory() as folder:
             self.table.save(folder + "/saved")
             with contextlib.suppress(CapacityError):
-                self.table.find_or_insert(ids)
+                self.table.find_or_insert(ids, **({"clicks": 1} if self.takes_clicks() else {}))
             stats = self.table.stats()
             self.table.load(folder + "/saved")
         self.model.renumber()
@@ -111,7 +128,8 @@ class AdmissionMachine(TableMachine):
         """A table that loads the chain has the same rows and counts."""
         with TemporaryDirectory() as folder:
             self.table.save(folder + "/0")
-            self.both("find_or_insert", ids, return_outcomes=True)
+            more = {"clicks": 1} if self.takes_clicks() else {}
+            self.both("find_or_insert", ids, return_outcomes=True, **more)
             self.table.save_delta(folder + "/1")
             other = self.table.empty_copy(num_threads=1)
             other.load(folder + "/1")
@@ -132,16 +150,17 @@ class AdmissionMachine(TableMachine):
         for name in ("evicted", "admission_records", "records_lost", "outcomes"):
             assert getattr(self.table.stats(), name) == getattr(expected, name), name
         visible = self.model.visible_records()
-        wanted = [(key, visible[key].count, visible[key].step) for key in sorted(visible)]
+        kept = sorted(visible.items())
+        wanted = [(key, found.count, found.step, found.clicks) for key, found in kept]
         assert counts_of(self.table) == wanted
 
 
-def counts_of(table: Table) -> list[tuple[int, int, int]]:
-    """Keys without a row, how often they were seen, and in which step last."""
+def counts_of(table: Table) -> list[tuple[int, ...]]:
+    """Keys without a row, how often they were seen, in which step last, and their clicks."""
     cut = table._engine.cut(False, None)
-    keys, counts, steps = (part.tolist() for part in cut.admission or ())
+    parts = [part.tolist() for part in cut.admission or ()]
     cut.finish(False)
-    return list(zip(keys, counts, steps, strict=True))
+    return list(zip(*parts, strict=True))
 
 
 TestAdmissionMachine = AdmissionMachine.TestCase

@@ -27,6 +27,9 @@ RULES = [
     Evict.lfu(),
     Evict.lfu(half_life=3.0),
     Evict.score(),
+    Evict.show_click(alpha=0.5, beta=2.0, decay=0.75),
+    Evict.show_click(alpha=0.0, beta=1.0, decay=0.5),
+    Evict.show_click(alpha=1.0, beta=0.0),
 ]
 ROOMS = [(5, None), (20, None), (20, 8), (40, 2), (None, None)]
 EXPIRIES: list[dict[str, int]] = [
@@ -87,10 +90,16 @@ class EvictionMachine(TableMachine):
             self.table.time = self.model.time = time
 
     def data_for(self, data: st.DataObject, count: int) -> dict[str, Any]:
-        """Times or scores for so many keys, where the rule takes them."""
+        """What so many keys bring, where the rule takes it."""
         if self.rule.by == "time":
             times = st.lists(st.integers(-5, 10), min_size=count, max_size=count)
             return {"times": np.array(data.draw(times), np.int64)}
+        if self.rule.order == "show_click":
+            clicks = st.lists(st.integers(0, 3), min_size=count, max_size=count)
+            found: dict[str, Any] = {"clicks": np.array(data.draw(clicks), np.int64)}
+            if data.draw(st.booleans()):
+                found["counts"] = data.draw(st.integers(1, 3))
+            return found
         if self.rule.order == "score" and data.draw(st.booleans()):
             scores = st.lists(st.integers(-4, 4), min_size=count, max_size=count)
             return {"scores": np.array(data.draw(scores), np.float32) / np.float32(4)}
@@ -142,7 +151,7 @@ class EvictionMachine(TableMachine):
         names += ["time"] if self.rule.by == "time" else []
         is_counted = self.rule.order == "lfu" or self.rule.rare_count is not None
         names += ["count"] if is_counted else []
-        names += ["score"] if self.rule.order == "score" else []
+        names += ["score"] if self.rule.order in ("score", "show_click") else []
         names += ["age"] if self.rule.min_age else []
         text = data.draw(predicates(names))
         self.both("would_evict", where=text)
@@ -160,7 +169,8 @@ class EvictionMachine(TableMachine):
             self.table.save(folder + "/saved")
             time = self.model.time
             with contextlib.suppress(CapacityError):
-                self.table.map(ids, True, **({"times": 11} if self.rule.by == "time" else {}))
+                more = {"times": 11} if self.rule.by == "time" else {}
+                self.table.map(ids, True, **more, **({"clicks": 1} if self.rule.alpha else {}))
             counts = {name: getattr(self.table.stats(), name) for name in KEPT}
             self.table.load(folder + "/saved")
         assert self.table.time == time

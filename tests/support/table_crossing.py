@@ -57,6 +57,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "none": None,
         "count": Admit.count(2, max_records=30),
         "any": Admit.count(3) | Admit.probability(0.4),
+        "shows": Admit.show_click(alpha=0.5, threshold=1.0, max_records=30),
     },
     "on_full": {name: name for name in ("refuse", "raise")},
     "eviction": {
@@ -64,6 +65,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "lru": Evict.lru(),
         "lfu": Evict.lfu(half_life=2.5, min_age=1),
         "score": Evict.score(),
+        "shows": Evict.show_click(alpha=0.5, decay=0.75, min_age=1),
     },
     "default": {"zeros": Default.zeros(), "constant": Default.constant(-1.5)},
     "on_nonfinite": {name: name for name in ("apply", "raise", "skip")},

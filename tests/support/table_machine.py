@@ -91,7 +91,7 @@ class TableMachine(RuleBasedStateMachine):
         """Calls both; their results, or the classes of their errors, are the same."""
         try:
             expected = getattr(self.model, method)(*args, **kwargs)
-        except (BusyError, CapacityError, NonFiniteError) as error:
+        except (BusyError, CapacityError, NonFiniteError, ValueError) as error:
             with pytest.raises(type(error)):
                 getattr(self.table, method)(*args, **kwargs)
             return None
@@ -116,7 +116,7 @@ class TableMachine(RuleBasedStateMachine):
     def map(self, ids: Any, insert: bool) -> None:
         try:
             expected_rows, expected = self.model.map(ids, insert)
-        except (BusyError, CapacityError) as error:
+        except (BusyError, CapacityError, ValueError) as error:
             with pytest.raises(type(error)):
                 self.table.map(ids, insert)
             return

@@ -214,6 +214,8 @@ enum recsdk_evict_order {
   RECSDK_EVICT_LRU = 0,    ///< when it was last seen
   RECSDK_EVICT_LFU = 1,    ///< how often it was seen
   RECSDK_EVICT_SCORE = 2,  ///< the score that the caller gave it last
+  /// alpha times how often it was shown, and beta times its clicks, with decay
+  RECSDK_EVICT_SHOW_CLICK = 3,
 };
 
 /// What a rule of eviction takes for the time. Equal to recsdk::EvictClock.
@@ -237,13 +239,20 @@ typedef struct recsdk_evict_config {
   int64_t expire_every;  ///< steps, >= 1, between two looks for keys that expired; default 100
   int32_t has_ttl;
   int32_t has_rare_ttl;
+  double alpha;  ///< of SHOW_CLICK: 0, or 2**-16 to 2**20; default 1
+  double beta;   ///< of SHOW_CLICK: the same, not both 0; default 0
+  double decay;  ///< of SHOW_CLICK: what a step leaves, above 0, up to 1; default 1
 } recsdk_evict_config;
 
 /// What comes with the keys of a call that inserts, see recsdk::KeyData; all zero: nothing.
 typedef struct recsdk_key_data {
-  const int64_t* times;  ///< (num_times,), or null: that of recsdk_table_set_time
-  int64_t num_times;     ///< N, or 1: one for all
-  const float* scores;   ///< (N,), or null: keys keep their score, new ones have 0
+  const int64_t* times;   ///< (num_times,), or null: that of recsdk_table_set_time
+  int64_t num_times;      ///< N, or 1: one for all
+  const float* scores;    ///< (N,), or null: keys keep their score, new ones have 0
+  const int64_t* counts;  ///< (num_counts,), >= 1: occurrences, or null: 1; of SHOW_CLICK
+  int64_t num_counts;     ///< N, or 1: one for all
+  const int64_t* clicks;  ///< (num_clicks,), >= 0; SHOW_CLICK with beta above 0 needs them
+  int64_t num_clicks;     ///< N, or 1: one for all
 } recsdk_key_data;
 
 /// Why a key left; arrays of causes hold these as uint8_t. Equal to recsdk::LeaveCause.

@@ -108,15 +108,19 @@ class RECSDK_API Lease {
 };
 
 /// What comes with the keys of a call that inserts. Of the times and scores of equal keys the
-/// largest counts; counts are added up.
+/// largest counts; counts and clicks are added up.
 struct KeyData {
   /// (N,) or one for all; absent: Index::set_time's. Only by EvictClock::kTime, which needs them.
   std::span<const std::int64_t> times;
   /// (N,), finite; only by EvictOrder::kScore. Absent: keys keep their score, new ones have 0.
   std::span<const float> scores;
-  /// (N,) or one for all, >= 1: how many occurrences each stands for; absent: 1. Only with
-  /// admission.
+  /// (N,) or one for all, >= 1: how many occurrences each stands for to admission, and to
+  /// EvictOrder::kShowClick; absent: 1. Only with one of them.
   std::span<const std::int64_t> counts;
+  /// (N,) or one for all, >= 0: how often each was clicked. Only with AdmitTerm::Kind::kShowClick
+  /// or EvictOrder::kShowClick. Absent: 0, but calls that insert under a rule whose beta is above 0
+  /// need them, if they do not admit all.
+  std::span<const std::int64_t> clicks = {};
 };
 
 struct MapOptions {

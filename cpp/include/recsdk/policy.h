@@ -33,6 +33,8 @@ enum class EvictOrder : std::uint8_t {
   kLru = 0,    ///< when it was last seen
   kLfu = 1,    ///< how often it was seen
   kScore = 2,  ///< the score that the caller gave it last
+  /// how often it was shown, and clicked: alpha * shows + beta * clicks, with decay
+  kShowClick = 3,
 };
 
 /// What an index takes for the time.
@@ -61,6 +63,13 @@ struct EvictConfig {
   /// those that the call brings stay. Only with ttl or rare_ttl.
   std::int64_t expire_every = 100;
 
+  /// Of kShowClick: what an occurrence of a key adds, and what a click does. Each 0, or from 2**-16
+  /// to 2**20, in whole numbers of 2**-16; not both 0.
+  double alpha = 1.0;
+  double beta = 0.0;
+  /// Of kShowClick: what a step leaves of what was added before, above 0, up to 1: all of it.
+  double decay = 1.0;
+
   bool expires() const noexcept { return ttl.has_value() || rare_ttl.has_value(); }
 };
 
@@ -81,12 +90,19 @@ struct AdmitTerm {
     kProbability = 1,  ///< drawn with `probability` for each time that this step sees the key
     kAll = 2,          ///< both of the two terms before it
     kAny = 3,          ///< one of the two terms before it, or both
+    /// alpha times how often the key has been seen, and beta times its clicks, this step's
+    /// included, are `threshold` or more
+    kShowClick = 4,
   };
   Kind kind = Kind::kCount;
   std::int64_t count = 1;    ///< 1 to kMostAdmitCount
   double probability = 1.0;  ///< above 0, up to 1
+  double alpha = 1.0;        ///< finite, 0 or more
+  double beta = 0.0;         ///< finite, 0 or more, not both 0
+  double threshold = 1.0;    ///< finite, above 0
 };
 
+/// Counts of keys without a row end here, clicks too.
 inline constexpr std::int64_t kMostAdmitCount = 0x7FFFFFFF;
 inline constexpr std::size_t kMostAdmitTerms = 63;
 
@@ -98,7 +114,7 @@ struct AdmitConfig {
   /// Keys without a row whose count is kept, >= 1, divided over the groups of keys that max_rows
   /// has, or else would have by default. In a full group those leave that were seen longest ago,
   /// the lowest by a fixed hash first; keys of the step stay. Those that find no room count from 0
-  /// again. Only with kCount. Absent: no limit.
+  /// again. Only with kCount or kShowClick. Absent: no limit.
   std::optional<std::int64_t> max_records = std::nullopt;
   /// What kProbability draws from beside key and step. A table sets its own, by seed and name.
   std::uint64_t salt = 0;
@@ -107,8 +123,9 @@ struct AdmitConfig {
 /// How often a key without a row was seen.
 struct AdmitRecord {
   Key key = 0;
-  std::int64_t count = 0;  ///< >= 1
-  std::int64_t step = 0;   ///< that saw it last, as the index counts
+  std::int64_t count = 0;   ///< >= 1
+  std::int64_t step = 0;    ///< that saw it last, as the index counts
+  std::int64_t clicks = 0;  ///< >= 0; of a rule with kShowClick
 
   friend bool operator==(const AdmitRecord&, const AdmitRecord&) = default;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <limits>
 #include <stdexcept>
 #include <tuple>
@@ -28,6 +29,7 @@ using Seen = AdmissionCall::Seen;
 namespace {
 
 constexpr std::uint32_t kNone = AdmissionCall::kNone;
+constexpr std::uint32_t kMaxClicks = 0x7FFFFFFF;  // of the 31 bits of a record
 constexpr std::uint64_t kIncrement = 0x9E3779B97F4A7C15U;
 
 std::uint64_t hash_of(Key key) { return virtual_shard_hash(static_cast<std::uint64_t>(key)); }
@@ -37,12 +39,31 @@ std::int64_t add(std::int64_t a, std::int64_t b) {
   return __builtin_add_overflow(a, b, &sum) ? std::numeric_limits<std::int64_t>::max() : sum;
 }
 
+std::int64_t at_or_one(std::span<const std::int64_t> values, std::size_t i) {
+  return values.size() == 1 ? values[0] : values[i];
+}
+
+std::uint32_t kept_clicks(std::int64_t clicks) {
+  return static_cast<std::uint32_t>(std::min(clicks, kMostAdmitCount));
+}
+
 // Uniform in [0, 1), the same for every call of a step.
 double draw(std::uint64_t salt, std::size_t term, Key key, std::int64_t step) {
   std::uint64_t bits = mix64(salt + (term + 1) * kIncrement);
   bits = mix64(bits ^ static_cast<std::uint64_t>(key));
   bits = mix64(bits ^ static_cast<std::uint64_t>(step));
   return static_cast<double>(bits >> 11U) * 0x1p-53;
+}
+
+void check_show_click(const AdmitTerm& term, const auto& fail) {
+  for (const auto& [name, value] : {std::pair("alpha", term.alpha), std::pair("beta", term.beta)}) {
+    if (!(value >= 0.0 && std::isfinite(value)))
+      fail(std::string(name) + " is " + number_text(value) + "; pass a finite number, 0 or more");
+  }
+  if (term.alpha == 0.0 && term.beta == 0.0)
+    fail("alpha and beta are 0, so no key would ever be admitted; pass one above 0");
+  if (!(term.threshold > 0.0 && std::isfinite(term.threshold)))
+    fail("threshold is " + number_text(term.threshold) + "; pass a finite number above 0");
 }
 
 }  // namespace
@@ -59,15 +80,17 @@ void check_admission(const AdmitConfig& config, const std::string& title,
   bool has_counts = false;
   for (const AdmitTerm& term : config.rule) {
     const bool joins = term.kind == Kind::kAll || term.kind == Kind::kAny;
-    if (term.kind > Kind::kAny) fail("rule has a term of unknown kind; pass those of AdmitTerm");
+    if (term.kind > Kind::kShowClick)
+      fail("rule has a term of unknown kind; pass those of AdmitTerm");
     if (joins && depth < 2) fail("rule joins terms before there are two; pass it in postfix order");
     depth += joins ? std::size_t(-1) : 1;
-    has_counts |= term.kind == Kind::kCount;
+    has_counts |= term.kind == Kind::kCount || term.kind == Kind::kShowClick;
     if (term.kind == Kind::kCount && (term.count < 1 || term.count > kMostAdmitCount))
       fail("count is " + std::to_string(term.count) + "; pass 1 to " +
            std::to_string(kMostAdmitCount));
     if (term.kind == Kind::kProbability && !(term.probability > 0.0 && term.probability <= 1.0))
       fail("probability is " + number_text(term.probability) + "; pass a number above 0, up to 1");
+    if (term.kind == Kind::kShowClick) check_show_click(term, fail);
   }
   if (depth != 1) fail("rule has terms that are not joined; join them by kAll or kAny");
   if (!config.max_records) return;
@@ -82,10 +105,11 @@ void check_admission(const AdmitConfig& config, const std::string& title,
 void append_records(std::vector<AdmitRecord>& records, std::span<const AdmitRecord> more,
                     const std::string& title) {
   for (const AdmitRecord& record : more) {
-    if (record.count >= 1) continue;
+    if (record.count >= 1 && record.clicks >= 0) continue;
     throw std::invalid_argument(title + ": key " + std::to_string(record.key) +
                                 " without a row was seen " + std::to_string(record.count) +
-                                " times; pass counts of 1 or more");
+                                " times, and clicked " + std::to_string(record.clicks) +
+                                "; pass counts of 1 or more, and clicks of 0 or more");
   }
   records.insert(records.end(), more.begin(), more.end());
   std::vector<Key> keys(records.size());
@@ -103,6 +127,9 @@ Admission::Admission(const AdmitConfig& config, std::optional<std::int64_t> grou
     : config_(config), hash_seed_(hash_seed), map_(hash_seed) {
   for (const AdmitTerm& term : config_.rule) {
     if (term.kind == Kind::kCount) most_ = std::max(most_, term.count);
+    if (term.kind == Kind::kShowClick) most_ = kMostAdmitCount;
+    takes_clicks_ |= term.kind == Kind::kShowClick;
+    needs_clicks_ |= term.kind == Kind::kShowClick && term.beta > 0.0;
     has_draws_ |= term.kind == Kind::kProbability;
   }
   is_limited_ = config_.max_records.has_value();
@@ -123,6 +150,8 @@ Admission::Admission(const Admission& other, EmptyCopy /*tag*/)
     : config_(other.config_),
       most_(other.most_),
       has_draws_(other.has_draws_),
+      takes_clicks_(other.takes_clicks_),
+      needs_clicks_(other.needs_clicks_),
       is_limited_(other.is_limited_),
       shift_(other.shift_),
       hash_seed_(other.hash_seed_),
@@ -134,8 +163,8 @@ Admission::Admission(const Admission& other, EmptyCopy /*tag*/)
 // ---- deciding ----------------------------------------------------------------------------------
 
 // The distinct keys without a row, with how often they occur.
-void Admission::gather(std::span<const Key> keys, const Outcome* outcomes,
-                       std::span<const std::int64_t> counts, AdmissionCall& call) const {
+void Admission::gather(std::span<const Key> keys, const Outcome* outcomes, const Brought& brought,
+                       AdmissionCall& call) const {
   std::vector<std::pair<Key, std::size_t>> found;
   for (std::size_t i = 0; i < keys.size(); ++i) {
     if (outcomes[i] == Outcome::kMissing) found.emplace_back(keys[i], i);
@@ -143,11 +172,13 @@ void Admission::gather(std::span<const Key> keys, const Outcome* outcomes,
   std::sort(found.begin(), found.end());
   call.seen.clear();
   for (const auto& [key, place] : found) {
-    const std::int64_t count = counts.empty() ? 1 : counts.size() == 1 ? counts[0] : counts[place];
+    const std::int64_t count = brought.counts.empty() ? 1 : at_or_one(brought.counts, place);
+    const std::int64_t clicks = brought.clicks.empty() ? 0 : at_or_one(brought.clicks, place);
     if (call.seen.empty() || call.seen.back().key != key) {
-      call.seen.push_back({.key = key, .place = place, .count = count});
+      call.seen.push_back({.key = key, .place = place, .count = count, .clicks = clicks});
     } else {
       call.seen.back().count = add(call.seen.back().count, count);
+      call.seen.back().clicks = add(call.seen.back().clicks, clicks);
     }
   }
 }
@@ -177,19 +208,28 @@ bool Admission::admits(const Seen& seen, std::int64_t in_step, std::int64_t step
       held = term.kind == Kind::kAll ? held & (~std::uint64_t{1} | last) : held | last;
       continue;
     }
-    const auto times = static_cast<std::uint64_t>(in_step);
-    const bool holds = term.kind == Kind::kCount ? seen.total >= term.count
-                                                 : draw(config_.salt, i, seen.key, step) >=
-                                                       power(1.0 - term.probability, times);
-    held = held << 1U | static_cast<std::uint64_t>(holds);
+    held = held << 1U | static_cast<std::uint64_t>(holds(i, seen, in_step, step));
   }
   return (held & 1U) != 0;
 }
 
-bool Admission::decide(std::span<const Key> keys, Outcome* outcomes,
-                       std::span<const std::int64_t> counts, std::int64_t step,
-                       AdmissionCall& call) const {
-  gather(keys, outcomes, counts, call);
+// Whether a term that joins no others holds.
+bool Admission::holds(std::size_t place, const Seen& seen, std::int64_t in_step,
+                      std::int64_t step) const {
+  const AdmitTerm& term = config_.rule[place];
+  if (term.kind == Kind::kCount) return seen.total >= term.count;
+  if (term.kind == Kind::kShowClick) {
+    return term.alpha * static_cast<double>(seen.total) +
+               term.beta * static_cast<double>(seen.all_clicks) >=
+           term.threshold;
+  }
+  return draw(config_.salt, place, seen.key, step) >=
+         power(1.0 - term.probability, static_cast<std::uint64_t>(in_step));
+}
+
+bool Admission::decide(std::span<const Key> keys, Outcome* outcomes, const Brought& brought,
+                       std::int64_t step, AdmissionCall& call) const {
+  gather(keys, outcomes, brought, call);
   call.step = step;
   if (most_ > 0) find_records(call);
   auto earlier = in_step_.begin();
@@ -201,6 +241,10 @@ bool Admission::decide(std::span<const Key> keys, Outcome* outcomes,
     const std::int64_t in_step = came_before ? add(earlier->second, seen.count) : seen.count;
     const std::int64_t before = seen.record == kNone ? 0 : at(seen.record).count;
     seen.total = std::min(add(before, seen.count), most_);
+    if (takes_clicks_) {
+      const std::int64_t clicks = seen.record == kNone ? 0 : at(seen.record).clicks;
+      seen.all_clicks = std::min(add(clicks, seen.clicks), kMostAdmitCount);
+    }
     seen.is_admitted = admits(seen, in_step, step);
     keeps_out |= !seen.is_admitted;
   }
@@ -340,6 +384,7 @@ void Admission::settle(AdmissionCall& call, const Outcome* outcomes,
     if (!is_new) unlink(seen.record);
     record.is_seen = false;
     record.count = static_cast<std::uint32_t>(seen.total);
+    record.clicks = kept_clicks(seen.all_clicks) & kMaxClicks;
     record.step = call.step;
     link(seen.record);
     if (has_row(outcomes[seen.place])) drop(seen.record);
@@ -451,7 +496,8 @@ void Admission::assign(std::span<const AdmitRecord> records) {
     const std::uint32_t number = take();
     at(number) = {.key = records[place].key,
                   .step = step,
-                  .count = static_cast<std::uint32_t>(std::min(records[place].count, most_))};
+                  .count = static_cast<std::uint32_t>(std::min(records[place].count, most_)),
+                  .clicks = takes_clicks_ ? kept_clicks(records[place].clicks) & kMaxClicks : 0};
     link(number);
   }
   map_.adapt(map_.size());

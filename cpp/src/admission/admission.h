@@ -28,7 +28,9 @@ struct AdmissionCall {
     Key key = 0;
     std::size_t place = 0;         // of its first occurrence
     std::int64_t count = 0;        // in this call
+    std::int64_t clicks = 0;       // in this call
     std::int64_t total = 0;        // with those before, as far as the rule asks
+    std::int64_t all_clicks = 0;   // with those before
     std::uint32_t record = kNone;  // its record
     bool is_admitted = false;
   };
@@ -49,10 +51,18 @@ class Admission {
   Admission(const AdmitConfig& config, std::optional<std::int64_t> groups,
             std::optional<GroupRange> owned, std::uint64_t hash_seed);
 
-  /// Of the keys (N,) left kMissing, those that the rule keeps out become kNotAdmitted. `counts` as
-  /// in KeyData. Returns whether there are any. Throws std::bad_alloc; then nothing has changed.
-  bool decide(std::span<const Key> keys, Outcome* outcomes, std::span<const std::int64_t> counts,
+  /// What comes with the keys of a call, as in KeyData.
+  struct Brought {
+    std::span<const std::int64_t> counts;
+    std::span<const std::int64_t> clicks;
+  };
+  /// Of the keys (N,) left kMissing, those that the rule keeps out become kNotAdmitted. Returns
+  /// whether there are any. Throws std::bad_alloc; then nothing has changed.
+  bool decide(std::span<const Key> keys, Outcome* outcomes, const Brought& brought,
               std::int64_t step, AdmissionCall& call) const;
+  /// Whether the rule takes clicks, and whether it needs them.
+  bool takes_clicks() const noexcept { return takes_clicks_; }
+  bool needs_clicks() const noexcept { return needs_clicks_; }
   /// Makes sure that settle cannot fail. `shares_step`: more calls of this step may follow. Throws
   /// std::bad_alloc, Error(kOutOfMemory) or Error(kCapacity); then undo the call.
   void prepare(AdmissionCall& call, bool shares_step);
@@ -97,7 +107,8 @@ class Admission {
     std::uint32_t count = 0;
     std::uint32_t previous = AdmissionCall::kNone;
     std::uint32_t next = AdmissionCall::kNone;
-    bool is_seen = false;  // by the call that is prepared
+    std::uint32_t clicks : 31 = 0;
+    bool is_seen : 1 = false;  // by the call that is prepared
   };
   struct Group {
     std::uint32_t first = AdmissionCall::kNone;  // seen longest ago
@@ -123,10 +134,12 @@ class Admission {
   std::uint32_t group_of_hash(std::uint64_t hash) const noexcept {
     return static_cast<std::uint32_t>((hash & 0xFFFFU) >> shift_);
   }
-  void gather(std::span<const Key> keys, const Outcome* outcomes,
-              std::span<const std::int64_t> counts, AdmissionCall& call) const;
+  void gather(std::span<const Key> keys, const Outcome* outcomes, const Brought& brought,
+              AdmissionCall& call) const;
   void find_records(AdmissionCall& call) const;
   bool admits(const AdmissionCall::Seen& seen, std::int64_t in_step, std::int64_t step) const;
+  bool holds(std::size_t place, const AdmissionCall::Seen& seen, std::int64_t in_step,
+             std::int64_t step) const;
   std::vector<std::uint32_t> choose_added(AdmissionCall& call);
   std::uint32_t choose_victims(Group& group, std::uint32_t count, AdmissionCall& call);
   std::uint32_t sort_run(Group& group, std::uint32_t first);
@@ -138,12 +151,14 @@ class Admission {
   void unlink(std::uint32_t number) noexcept;
   void drop(std::uint32_t number) noexcept;
   AdmitRecord of(std::uint32_t number) const noexcept {
-    return {at(number).key, at(number).count, at(number).step};
+    return {at(number).key, at(number).count, at(number).step, at(number).clicks};
   }
 
   AdmitConfig config_;
   std::int64_t most_ = 0;  // what records count up to; 0: the rule needs none
   bool has_draws_ = false;
+  bool takes_clicks_ = false;
+  bool needs_clicks_ = false;
   bool is_limited_ = false;
   int shift_ = 16;
   std::uint64_t hash_seed_;

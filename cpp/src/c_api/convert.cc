@@ -186,7 +186,11 @@ recsdk_index_config index_defaults() {
 recsdk_evict_config evict_defaults() {
   recsdk_evict_config c{};
   c.struct_size = sizeof(c);
-  c.expire_every = EvictConfig().expire_every;
+  const EvictConfig defaults;
+  c.expire_every = defaults.expire_every;
+  c.alpha = defaults.alpha;
+  c.beta = defaults.beta;
+  c.decay = defaults.decay;
   return c;
 }
 
@@ -204,11 +208,14 @@ std::optional<EvictConfig> evict_config(const recsdk_evict_config* given) {
   if (given == nullptr) return std::nullopt;
   const recsdk_evict_config c = read_struct(given, evict_defaults(), "recsdk_evict_config");
   EvictConfig config;
-  config.order = checked_enum(c.order, EvictOrder::kScore, "recsdk_evict_config.order");
+  config.order = checked_enum(c.order, EvictOrder::kShowClick, "recsdk_evict_config.order");
   config.clock = checked_enum(c.clock, EvictClock::kTime, "recsdk_evict_config.clock");
   if (c.has_half_life != 0) config.half_life = c.half_life;
   config.min_age = c.min_age;
   config.expire_every = c.expire_every;
+  config.alpha = c.alpha;
+  config.beta = c.beta;
+  config.decay = c.decay;
   if (c.has_ttl != 0) config.ttl = c.ttl;
   if (c.has_rare_ttl != 0) {
     config.rare_ttl = c.rare_ttl;
@@ -232,7 +239,8 @@ KeyData key_data(const recsdk_key_data* data, std::int64_t num_keys) {
   if (data == nullptr) return {};
   return {.times = optional_array(data->times, data->num_times, "recsdk_key_data.times"),
           .scores = optional_array(data->scores, num_keys, "recsdk_key_data.scores"),
-          .counts = {}};
+          .counts = optional_array(data->counts, data->num_counts, "recsdk_key_data.counts"),
+          .clicks = optional_array(data->clicks, data->num_clicks, "recsdk_key_data.clicks")};
 }
 
 InitializerConfig initializer_config(const recsdk_initializer_config* given, std::int64_t dim) {

@@ -14,18 +14,62 @@ using internal::Insertion;
 using internal::LeaseRecord;
 using internal::RowState;
 
+namespace {
+
+void check_numbers(const std::string& title, const char* name, const char* one,
+                   std::span<const std::int64_t> numbers, std::size_t num_keys,
+                   std::int64_t least) {
+  if (numbers.size() > 1 && numbers.size() != num_keys)
+    throw std::invalid_argument(title + ": " + name + " has " + std::to_string(numbers.size()) +
+                                " elements for " + std::to_string(num_keys) +
+                                " keys; pass one per key, or one for all");
+  const auto lowest = std::min_element(numbers.begin(), numbers.end());
+  if (lowest != numbers.end() && *lowest < least)
+    throw std::invalid_argument(title + ": a " + one + " is " + std::to_string(*lowest) +
+                                "; pass " + std::to_string(least) + " or more");
+}
+
+// What comes with some of the keys; none where one number is for all.
+template <typename Value>
+std::vector<Value> part_of(std::span<const Value> values, std::span<const std::size_t> places) {
+  std::vector<Value> part;
+  if (values.size() <= 1) return part;
+  part.reserve(places.size());
+  for (const std::size_t place : places) part.push_back(values[place]);
+  return part;
+}
+
+}  // namespace
+
+bool Index::Impl::is_by_show_click() const noexcept {
+  return evictor && evictor->meta().is_by_show_click();
+}
+
 void Index::Impl::check_counts(std::size_t num_keys, const KeyData& data, bool insert) const {
   if (data.counts.empty()) return;
-  const auto fail = [&](const std::string& what) {
-    throw std::invalid_argument(title + ": " + what);
-  };
-  if (!insert || !admission)
-    fail("counts are given, and only calls that insert, with admission, take them");
-  if (data.counts.size() > 1 && data.counts.size() != num_keys)
-    fail("counts has " + std::to_string(data.counts.size()) + " elements for " +
-         std::to_string(num_keys) + " keys; pass one per key, or one for all");
-  const auto least = std::min_element(data.counts.begin(), data.counts.end());
-  if (*least < 1) fail("a count is " + std::to_string(*least) + "; pass 1 or more");
+  if (!insert || !(admission || is_by_show_click()))
+    throw std::invalid_argument(title +
+                                ": counts are given, and only calls that insert, with admission or "
+                                "eviction by shows and clicks, take them");
+  check_numbers(title, "counts", "count", data.counts, num_keys, 1);
+}
+
+void Index::Impl::check_clicks(std::size_t num_keys, const KeyData& data, bool insert,
+                               bool admits_all) const {
+  if (data.clicks.empty()) {
+    const bool needs =
+        (evictor && evictor->meta().needs_clicks()) || (admission && admission->needs_clicks());
+    if (!insert || admits_all || !needs || num_keys == 0) return;
+    throw std::invalid_argument(title +
+                                ": a rule goes by clicks, its beta is above 0, and the call brings "
+                                "none; pass clicks, or 0 for all");
+  }
+  const bool admission_takes = admission && admission->takes_clicks() && !admits_all;
+  if (!insert || !(admission_takes || is_by_show_click()))
+    throw std::invalid_argument(title +
+                                ": clicks are given, and only calls that insert, with a rule of "
+                                "shows and clicks, take them");
+  check_numbers(title, "clicks", "number of clicks", data.clicks, num_keys, 0);
 }
 
 void Index::Impl::check_admits_all(const MapOptions& options) const {
@@ -44,25 +88,28 @@ void Index::Impl::insert_admitted(std::span<const Key> keys, RowNumber* rows_out
                                   RowState state, Insertion& insertion) {
   find(keys, rows_out, outcomes);
   const bool keeps_out =
-      admission->decide(keys, outcomes, insertion.data.counts, insertion.step, insertion.admission);
+      admission->decide(keys, outcomes, {insertion.data.counts, insertion.data.clicks},
+                        insertion.step, insertion.admission);
   if (insertion.admission.seen.empty()) return;
   if (!keeps_out) return insert_into_room(keys, rows_out, outcomes, state, insertion);
   std::vector<std::size_t> places;
   std::vector<Key> part;
-  std::vector<std::int64_t> times;
-  std::vector<float> scores;
   for (std::size_t i = 0; i < keys.size(); ++i) {
     if (outcomes[i] == Outcome::kNotAdmitted) continue;
     places.push_back(i);
     part.push_back(keys[i]);
-    if (insertion.data.times.size() > 1) times.push_back(insertion.data.times[i]);
-    if (!insertion.data.scores.empty()) scores.push_back(insertion.data.scores[i]);
   }
   std::vector<RowNumber> rows(part.size());
   std::vector<Outcome> kinds(part.size());
   const KeyData whole = insertion.data;
-  if (!times.empty()) insertion.data.times = times;
-  if (!scores.empty()) insertion.data.scores = scores;
+  const std::vector<std::int64_t> times = part_of(whole.times, places);
+  const std::vector<float> scores = part_of(whole.scores, places);
+  const std::vector<std::int64_t> counts = part_of(whole.counts, places);
+  const std::vector<std::int64_t> clicks = part_of(whole.clicks, places);
+  if (whole.times.size() > 1) insertion.data.times = times;
+  if (whole.scores.size() > 1) insertion.data.scores = scores;
+  if (whole.counts.size() > 1) insertion.data.counts = counts;
+  if (whole.clicks.size() > 1) insertion.data.clicks = clicks;
   insert_into_room(part, rows.data(), kinds.data(), state, insertion);
   insertion.data = whole;
   for (std::size_t j = 0; j < places.size(); ++j) {

@@ -33,7 +33,8 @@ std::int64_t later(std::int64_t step, std::int64_t by) {
 
 }  // namespace
 
-void Index::Impl::check_data(std::size_t num_keys, const KeyData& data, bool insert) const {
+void Index::Impl::check_data(std::size_t num_keys, const KeyData& data, bool insert,
+                             bool admits_all) const {
   const auto fail = [&](const std::string& what) {
     throw std::invalid_argument(title + ": " + what);
   };
@@ -50,6 +51,7 @@ void Index::Impl::check_data(std::size_t num_keys, const KeyData& data, bool ins
     fail("scores has " + std::to_string(data.scores.size()) + " elements for " +
          std::to_string(num_keys) + " keys; pass one per key");
   check_counts(num_keys, data, insert);
+  check_clicks(num_keys, data, insert, admits_all);
   const bool is_finite = std::all_of(data.scores.begin(), data.scores.end(),
                                      [](float score) { return std::isfinite(score); });
   if (!is_finite) fail("a score is infinite or not a number; pass finite ones");
@@ -83,12 +85,6 @@ void Index::Impl::begin_insertion(Insertion& insertion, const LeaseRecord* recor
                                 "set a time before");
   }
   insertion.data.times = {&*time, 1};
-}
-
-// What an occurrence of key i brings.
-std::int64_t Index::Impl::time_of(const KeyData& data, std::size_t i) noexcept {
-  if (data.times.empty()) return 0;
-  return data.times.size() == 1 ? data.times[0] : data.times[i];
 }
 
 // The rows that came get fresh metadata.
@@ -151,11 +147,10 @@ void Index::Impl::touch_all(std::size_t num_keys, const RowNumber* rows_in, cons
 void Index::Impl::touch(std::size_t num_keys, const RowNumber* rows_in, const Outcome* outcomes,
                         const Insertion& insertion, LeaseRecord* record) noexcept {
   const RowMeta& meta = evictor->meta();
-  const std::span<const float> scores = insertion.data.scores;
-  if (!scores.empty()) {
+  if (!insertion.data.scores.empty() || meta.may_round_down()) {
     const auto touch = [&](std::size_t i, std::int64_t* words) {
       const std::uint64_t before = meta.order(words);
-      meta.touch(words, insertion.step, 0, &scores[i]);
+      meta.touch(words, insertion.step, RowMeta::occurrence(insertion.data, i));
       if (meta.order(words) >= before) return;
       evictor->note_fallen(static_cast<std::uint32_t>(rows_in[i]), numbers, *capacity);
     };
@@ -228,8 +223,7 @@ void Index::Impl::refuse_lowest(std::span<const Key> keys, RowNumber* rows_out, 
   const KeyData& data = insertion.data;
   for (std::size_t i = 0; i < keys.size(); ++i) {
     if (!has_row(outcomes[i]) || !evictor->is_marked(rows_out[i])) continue;
-    meta.touch(numbers.meta(rows_out[i]), insertion.step, time_of(data, i),
-               data.scores.empty() ? nullptr : &data.scores[i]);
+    meta.touch(numbers.meta(rows_out[i]), insertion.step, RowMeta::occurrence(data, i));
   }
   evictor->end_call();
   std::vector<std::pair<std::uint32_t, Evictor::Place>> places;  // by group

@@ -270,7 +270,7 @@ void Index::map(std::span<const Key> keys, std::span<RowNumber> rows, std::span<
                 const MapOptions& options) {
   impl_->check_sizes(keys.size(), outcomes.size());
   impl_->check_rows(keys.size(), rows.size());
-  impl_->check_data(keys.size(), options.data, options.insert);
+  impl_->check_data(keys.size(), options.data, options.insert, options.admits_all);
   impl_->check_admits_all(options);
   const std::shared_ptr<LeaseRecord> record = impl_->check_lease(options.lease);
   if (options.insert) {
@@ -312,7 +312,8 @@ void map_indexes(std::span<const IndexMapCall> calls) {
     const Index::Impl& index = IndexAccess::impl(*call.index);
     index.check_sizes(call.keys.size(), call.outcomes.size());
     index.check_rows(call.keys.size(), call.rows.size());
-    index.check_data(call.keys.size(), call.options.data, call.options.insert);
+    index.check_data(call.keys.size(), call.options.data, call.options.insert,
+                     call.options.admits_all);
     index.check_admits_all(call.options);
     index.check_lease(call.options.lease);
   }

@@ -252,8 +252,11 @@ struct Index::Impl {
   std::shared_ptr<internal::LeaseRecord> check_lease(const Lease* lease) const;
   void check_sizes(std::size_t num_keys, std::size_t num_outcomes) const;
   void check_rows(std::size_t num_keys, std::size_t num_rows) const;
-  void check_data(std::size_t num_keys, const KeyData& data, bool insert) const;
+  void check_data(std::size_t num_keys, const KeyData& data, bool insert,
+                  bool admits_all = false) const;
   void check_counts(std::size_t num_keys, const KeyData& data, bool insert) const;
+  void check_clicks(std::size_t num_keys, const KeyData& data, bool insert, bool admits_all) const;
+  bool is_by_show_click() const noexcept;
   void check_admits_all(const MapOptions& options) const;
 
  private:
@@ -278,7 +281,6 @@ struct Index::Impl {
   std::vector<internal::Capacity::Excess> choose_victims(
       std::vector<internal::Capacity::Excess>& excess, internal::Insertion& insertion);
   std::int64_t step_of(const internal::LeaseRecord* record) const;
-  static std::int64_t time_of(const KeyData& data, std::size_t i) noexcept;
   void begin_meta(const internal::Insertion& insertion) noexcept;
   template <typename Body>
   void for_touched(std::size_t num_keys, const RowNumber* rows_in, const Outcome* outcomes,

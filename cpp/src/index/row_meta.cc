@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <stdexcept>
+#include <utility>
 
 #include "kernels/scalar_math.h"
 #include "util/number_text.h"
@@ -22,17 +23,47 @@ std::uint64_t sortable(double value) {
   return (bits & kSign) != 0 ? ~bits : bits | kSign;
 }
 
-// log2 of 1 or more. Not the C library's, which differs between processors.
-double log2_of(std::int64_t value) {
-  const auto doublings = static_cast<int>(std::bit_width(static_cast<std::uint64_t>(value))) - 1;
-  const double rest = std::ldexp(static_cast<double>(value), -doublings);  // in [1, 2)
+// log2 of a number above 0. Not the C library's, which differs between processors.
+double log2_of(double value) {
+  int exponent = 0;
+  const double rest = 2.0 * std::frexp(value, &exponent);  // in [1, 2)
+  const int doublings = exponent - 1;
   const double scaled = rest < 1.4 ? rest : rest / 2.0;
   const double whole = rest < 1.4 ? doublings : doublings + 1;
   return whole + log_of_ratio((scaled - 1.0) / (scaled + 1.0)) / kLog2;
 }
 
+std::int64_t units_of(double value) {
+  return static_cast<std::int64_t>(std::nearbyint(value * static_cast<double>(kCountUnits)));
+}
+
+std::int64_t product(std::int64_t count, std::int64_t units) {
+  std::int64_t found = 0;
+  return __builtin_mul_overflow(count, units, &found) ? kMostCounted : found;
+}
+
 float float_of(std::int64_t word) { return std::bit_cast<float>(static_cast<std::uint32_t>(word)); }
 std::int64_t word_of(float value) { return std::bit_cast<std::uint32_t>(value); }
+
+void check_show_click(const EvictConfig& config, const auto& fail) {
+  constexpr double kLeast = 0x1p-16;
+  constexpr double kMost = 0x1p20;
+  const auto is_weight = [](double x) { return x == 0.0 || (x >= kLeast && x <= kMost); };
+  if (config.order != EvictOrder::kShowClick) {
+    if (config.alpha != 1.0 || config.beta != 0.0 || config.decay != 1.0)
+      fail("alpha, beta or decay is given, and only kShowClick goes by them; leave them out");
+    return;
+  }
+  for (const auto& [name, x] : {std::pair("alpha", config.alpha), std::pair("beta", config.beta)}) {
+    if (!is_weight(x))
+      fail(std::string(name) + " is " + number_text(x) +
+           "; pass 0, or a number of 2**-16 to 2**20");
+  }
+  if (config.alpha == 0.0 && config.beta == 0.0)
+    fail("alpha and beta are 0, so all keys would be alike; pass one above 0");
+  if (!(config.decay > 0.0 && config.decay <= 1.0))
+    fail("decay is " + number_text(config.decay) + "; pass a number above 0, up to 1");
+}
 
 }  // namespace
 
@@ -48,13 +79,15 @@ FileField file_field(MetaKind kind) {
       return {"evict_score", FieldType::kFloat32, 1};
     case MetaKind::kBorn:
       return {"evict_born", FieldType::kInt64, 1};
+    case MetaKind::kShowClick:
+      return {"evict_show_click", FieldType::kInt64, 1};
   }
   throw std::invalid_argument("unknown kind of metadata");
 }
 
 std::optional<MetaKind> meta_kind(const FileField& field) {
-  for (const MetaKind kind :
-       {MetaKind::kStep, MetaKind::kTime, MetaKind::kCount, MetaKind::kScore, MetaKind::kBorn}) {
+  for (const MetaKind kind : {MetaKind::kStep, MetaKind::kTime, MetaKind::kCount, MetaKind::kScore,
+                              MetaKind::kBorn, MetaKind::kShowClick}) {
     if (file_field(kind) == field) return kind;
   }
   return std::nullopt;
@@ -74,10 +107,23 @@ RowMeta::RowMeta(const EvictConfig& config)
   if (config.clock == EvictClock::kTime) add(MetaKind::kTime, time_);
   if (order_ == EvictOrder::kLfu || counts_beside_) add(MetaKind::kCount, count_);
   if (order_ == EvictOrder::kScore) add(MetaKind::kScore, score_);
+  if (order_ == EvictOrder::kShowClick) weigh_by(config);
   if (min_age_ > 0) add(MetaKind::kBorn, born_);
   if (half_life_ == 0.0) return;
+  decayed_ = count_;
   for (std::size_t i = 0; i < factors_.size(); ++i)
     factors_[i] = exp_of_negative(-kLog2 * (static_cast<double>(i) / half_life_));
+}
+
+void RowMeta::weigh_by(const EvictConfig& config) noexcept {
+  add(MetaKind::kShowClick, show_click_);
+  show_units_ = units_of(config.alpha);
+  click_units_ = units_of(config.beta);
+  if (config.decay == 1.0) return;
+  decayed_ = show_click_;
+  decay_ = config.decay;
+  rate_ = -log2_of(decay_);
+  for (std::size_t i = 0; i < factors_.size(); ++i) factors_[i] = power(decay_, i);
 }
 
 void RowMeta::add(MetaKind kind, int& place) noexcept {
@@ -88,17 +134,24 @@ void RowMeta::add(MetaKind kind, int& place) noexcept {
 double RowMeta::factor(std::int64_t elapsed) const noexcept {
   if (elapsed < static_cast<std::int64_t>(kNumFactors))
     return factors_[static_cast<std::size_t>(elapsed)];
+  if (half_life_ == 0.0) return power(decay_, static_cast<std::uint64_t>(elapsed));
   return exp_of_negative(-kLog2 * (static_cast<double>(elapsed) / half_life_));
 }
 
-void RowMeta::decay(Words words, std::int64_t elapsed) const noexcept {
-  words[count_] = static_cast<std::int64_t>(static_cast<double>(words[count_]) * factor(elapsed));
+std::int64_t RowMeta::decayed(std::int64_t units, std::int64_t elapsed) const noexcept {
+  return static_cast<std::int64_t>(static_cast<double>(units) * factor(elapsed));
+}
+
+void RowMeta::weigh(Words words, std::int64_t count, std::int64_t clicks) const noexcept {
+  for (const std::int64_t more : {product(count, show_units_), product(clicks, click_units_)})
+    words[show_click_] += std::min(more, kMostCounted - std::min(words[show_click_], kMostCounted));
 }
 
 void RowMeta::begin(Words words, std::int64_t step, bool has_scores) const noexcept {
   words[kStepWord] = step;
   if (time_ >= 0) words[time_] = std::numeric_limits<std::int64_t>::min();
   if (count_ >= 0) words[count_] = 0;
+  if (show_click_ >= 0) words[show_click_] = 0;
   if (score_ >= 0)
     words[score_] = word_of(has_scores ? -std::numeric_limits<float>::infinity() : 0.0F);
   if (born_ >= 0) words[born_] = step;
@@ -119,8 +172,7 @@ bool RowMeta::has_expired(const std::int64_t* words, std::int64_t step,
   if (!rare_ttl_ || idle < *rare_ttl_) return false;
   const std::int64_t units = words[count_];
   if (half_life_ == 0.0 || words[kStepWord] >= step) return units < rare_units_;
-  return static_cast<std::int64_t>(static_cast<double>(units) *
-                                   factor(elapsed(words[kStepWord], step))) < rare_units_;
+  return decayed(units, elapsed(words[kStepWord], step)) < rare_units_;
 }
 
 // Minus zero would be another number to the order.
@@ -132,16 +184,18 @@ void RowMeta::give_score(Words words, float score, bool is_first) const noexcept
 std::uint64_t RowMeta::order(const std::int64_t* words) const noexcept {
   if (order_ == EvictOrder::kScore) return sortable(static_cast<double>(float_of(words[score_])));
   if (order_ == EvictOrder::kLru) return sortable(words[time_ >= 0 ? time_ : kStepWord]);
-  if (half_life_ == 0.0) return sortable(words[count_]);
-  return sortable(log2_of(std::max<std::int64_t>(words[count_], 1)) +
-                  static_cast<double>(words[kStepWord]) / half_life_);
+  const std::int64_t units = words[show_click_ >= 0 ? show_click_ : count_];
+  if (decayed_ < 0) return sortable(units);
+  const double rise = half_life_ > 0.0 ? static_cast<double>(words[kStepWord]) / half_life_
+                                       : static_cast<double>(words[kStepWord]) * rate_;
+  return sortable(log2_of(static_cast<double>(std::max<std::int64_t>(units, 1))) + rise);
 }
 
 void check_eviction(const EvictConfig& config, const std::string& title) {
   const auto fail = [&](const std::string& what) {
     throw std::invalid_argument(title + ": eviction." + what);
   };
-  if (config.order > EvictOrder::kScore) fail("order is out of range; pass one of EvictOrder");
+  if (config.order > EvictOrder::kShowClick) fail("order is out of range; pass one of EvictOrder");
   if (config.clock > EvictClock::kTime) fail("clock is out of range; pass one of EvictClock");
   if (config.clock == EvictClock::kTime && config.order != EvictOrder::kLru)
     fail("clock is time, and only kLru goes by it; leave it out");
@@ -149,6 +203,7 @@ void check_eviction(const EvictConfig& config, const std::string& title) {
     fail("half_life is given, and only kLfu decays; leave it out");
   if (config.half_life && !(*config.half_life > 0.0 && std::isfinite(*config.half_life)))
     fail("half_life is " + number_text(*config.half_life) + "; pass a finite number above 0");
+  check_show_click(config, fail);
   if (config.min_age < 0)
     fail("min_age is " + std::to_string(config.min_age) + "; pass 0 or more steps");
   const auto require = [&](const char* name, std::optional<std::int64_t> value,

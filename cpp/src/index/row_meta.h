@@ -17,11 +17,12 @@ namespace recsdk::internal {
 
 /// One number of a row's metadata, as a word of 64 bits.
 enum class MetaKind : std::uint8_t {
-  kStep,   ///< int64: the step that saw the key last
-  kTime,   ///< int64: the largest time that came with it
-  kCount,  ///< int64: occurrences, decayed, in units of 1 / kCountUnits
-  kScore,  ///< a float's bits
-  kBorn,   ///< int64: the step in which it came
+  kStep,       ///< int64: the step that saw the key last
+  kTime,       ///< int64: the largest time that came with it
+  kCount,      ///< int64: occurrences, decayed, in units of 1 / kCountUnits
+  kScore,      ///< a float's bits
+  kBorn,       ///< int64: the step in which it came
+  kShowClick,  ///< int64: alpha * shows + beta * clicks, decayed, in units of 1 / kCountUnits
 };
 
 inline constexpr int kMaxMetaWords = 4;
@@ -63,6 +64,27 @@ class RowMeta {
 
   bool is_by_score() const noexcept { return score_ >= 0; }
   bool is_by_time() const noexcept { return time_ >= 0; }
+  bool is_by_show_click() const noexcept { return show_click_ >= 0; }
+  bool needs_clicks() const noexcept { return click_units_ > 0; }
+  /// Whether an order may fall by being rounded, though a key was seen.
+  bool may_round_down() const noexcept { return rate_ > 0.0; }
+
+  /// What an occurrence of a key brings.
+  struct Occurrence {
+    std::int64_t time = 0;
+    const float* score = nullptr;
+    std::int64_t count = 1;
+    std::int64_t clicks = 0;
+  };
+  static Occurrence occurrence(const KeyData& data, std::size_t i) noexcept {
+    const auto number = [i](std::span<const std::int64_t> of, std::int64_t otherwise) {
+      return of.empty() ? otherwise : of[of.size() == 1 ? 0 : i];
+    };
+    return {.time = number(data.times, 0),
+            .score = data.scores.empty() ? nullptr : &data.scores[i],
+            .count = number(data.counts, 1),
+            .clicks = number(data.clicks, 0)};
+  }
 
   std::int64_t step(const std::int64_t* words) const noexcept { return words[kStepWord]; }
 
@@ -71,25 +93,21 @@ class RowMeta {
   /// A key of which nothing is known: never seen, and older than all others.
   void begin_unknown(Words words) const noexcept;
   /// What an occurrence changes. The result depends on the occurrences of a step, not their order.
-  void touch(Words words, std::int64_t step, std::int64_t time, const float* score) const noexcept {
+  void touch(Words words, std::int64_t step, const Occurrence& seen) const noexcept {
     const bool is_first = words[kStepWord] != step;
     if (is_first) advance(words, step);
-    if (time_ >= 0 && words[time_] < time) words[time_] = time;
+    if (time_ >= 0 && words[time_] < seen.time) words[time_] = seen.time;
     if (count_ >= 0) count(words);
-    if (score != nullptr) give_score(words, *score, is_first);
+    if (show_click_ >= 0) weigh(words, seen.count, seen.clicks);
+    if (seen.score != nullptr) give_score(words, *seen.score, is_first);
   }
 
   /// Calls body(touch), where touch(i, words) changes what occurrence i of a call in this step
   /// changes, scores apart.
   template <typename Body>
   void with_touch(const KeyData& data, std::int64_t step, const Body& body) const noexcept {
-    if (counts_beside_) {  // the order does not follow from them
-      const std::int64_t* const times = data.times.data();
-      const std::size_t stride = data.times.size() <= 1 ? 0 : 1;
-      const bool has_times = !data.times.empty();
-      body([=, this](std::size_t i, Words words) {
-        touch(words, step, has_times ? times[i * stride] : 0, nullptr);
-      });
+    if (counts_beside_ || show_click_ >= 0) {
+      body([=, this](std::size_t i, Words words) { touch(words, step, occurrence(data, i)); });
     } else if (time_ >= 0) {
       const std::int64_t* const times = data.times.data();
       const std::size_t stride = data.times.size() == 1 ? 0 : 1;
@@ -137,19 +155,25 @@ class RowMeta {
     return __builtin_sub_overflow(to, from, &steps) ? INT64_MAX : steps;
   }
   void add(MetaKind kind, int& place) noexcept;
+  void weigh_by(const EvictConfig& config) noexcept;
   void advance(Words words, std::int64_t step) const noexcept {
-    if (half_life_ > 0.0) decay(words, elapsed(words[kStepWord], step));
+    if (decayed_ >= 0) words[decayed_] = decayed(words[decayed_], elapsed(words[kStepWord], step));
     words[kStepWord] = step;
   }
   void count(Words words) const noexcept {
     words[count_] += words[count_] < kMostCounted ? kCountUnits : 0;
   }
-  void decay(Words words, std::int64_t elapsed) const noexcept;
+  void weigh(Words words, std::int64_t count, std::int64_t clicks) const noexcept;
+  std::int64_t decayed(std::int64_t units, std::int64_t elapsed) const noexcept;
   void give_score(Words words, float score, bool is_first) const noexcept;
   double factor(std::int64_t elapsed) const noexcept;
 
   EvictOrder order_;
   double half_life_ = 0.0;  // 0: none
+  double decay_ = 1.0;      // what a step leaves, of shows and clicks
+  double rate_ = 0.0;       // log2 of it, negated
+  std::int64_t show_units_ = 0;
+  std::int64_t click_units_ = 0;
   std::int64_t min_age_;
   int num_words_ = 0;
   std::optional<std::int64_t> ttl_;
@@ -161,6 +185,8 @@ class RowMeta {
   int count_ = -1;
   int score_ = -1;
   int born_ = -1;
+  int show_click_ = -1;
+  int decayed_ = -1;
   std::array<MetaKind, kMaxMetaWords> kinds_{};
   std::array<double, kNumFactors> factors_{};  // of small elapsed times
 };

@@ -193,7 +193,7 @@ void Table::upsert(std::span<const Key> keys, const float* values, const float* 
                    std::span<Outcome> outcomes, const KeyData& data) {
   Impl& t = *impl_;
   if (!outcomes.empty()) t.index.check_sizes(keys.size(), outcomes.size());
-  t.index.check_data(keys.size(), data, true);
+  t.index.check_data(keys.size(), data, true, /*admits_all=*/true);
   Found found(keys.size(), outcomes);
   const std::unique_lock lock(t.index.mutex);
   t.index.require_no_steps("upsert");

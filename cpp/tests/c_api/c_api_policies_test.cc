@@ -77,19 +77,53 @@ TEST(CApiPoliciesTest, TheLowestByTheRuleLeaves) {
 
   const TableHandle scored = table_of(evict_by(RECSDK_EVICT_SCORE), 2);
   const std::vector<float> scores = {5.0F, -1.0F};
-  const recsdk_key_data data = {.times = nullptr, .num_times = 0, .scores = scores.data()};
+  recsdk_key_data data = {};
+  data.scores = scores.data();
   map(scored.get(), {1, 2}, &data);
   map(scored.get(), {3});
   EXPECT_TRUE(has(scored.get(), 1) && !has(scored.get(), 2));
 
   const TableHandle timed = table_of(evict_by(RECSDK_EVICT_LRU, RECSDK_EVICT_BY_TIME), 2);
   const std::int64_t late = 9;
-  const recsdk_key_data then = {.times = &late, .num_times = 1, .scores = nullptr};
+  recsdk_key_data then = {};
+  then.times = &late;
+  then.num_times = 1;
   map(timed.get(), {1}, &then);
   ASSERT_EQ(recsdk_table_set_time(timed.get(), 3), RECSDK_OK);
   map(timed.get(), {2});
   map(timed.get(), {3});
   EXPECT_TRUE(has(timed.get(), 1) && !has(timed.get(), 2));
+}
+
+TEST(CApiPoliciesTest, ShowsAndClicksMakeAScore) {
+  recsdk_evict_config rule = evict_by(RECSDK_EVICT_SHOW_CLICK);
+  EXPECT_EQ(rule.alpha, 1.0);
+  EXPECT_EQ(rule.decay, 1.0);
+  rule.beta = 3.0;
+  rule.decay = 0.5;
+  const TableHandle table = table_of(rule, 2);
+  const std::vector<std::int64_t> clicks = {1, 0};
+  const std::int64_t twice = 2;
+  const recsdk_key_data data = {.times = nullptr,
+                                .num_times = 0,
+                                .scores = nullptr,
+                                .counts = &twice,
+                                .num_counts = 1,
+                                .clicks = clicks.data(),
+                                .num_clicks = 2};
+  map(table.get(), {1, 2}, &data);  // worth 5 and 2
+  const std::int64_t none = 0;
+  recsdk_key_data shown = {};
+  shown.clicks = &none;
+  shown.num_clicks = 1;
+  map(table.get(), {2}, &shown);  // 2.5 and 2
+  map(table.get(), {3}, &shown);
+  EXPECT_TRUE(has(table.get(), 1) && has(table.get(), 3) && !has(table.get(), 2));
+  const std::vector<std::int64_t> keys = {4};
+  std::int64_t row = 0;
+  std::uint8_t outcome = 0;
+  EXPECT_EQ(recsdk_table_map_with(table.get(), keys.data(), 1, nullptr, nullptr, &row, &outcome),
+            RECSDK_ERROR_INVALID_ARGUMENT);
 }
 
 // Picks keys with a count below *user_data.
@@ -181,7 +215,9 @@ TEST(CApiPoliciesTest, RoomIsMadeAheadByTableAndIndex) {
   ASSERT_EQ(recsdk_index_create(&config, &index), RECSDK_OK) << recsdk_last_error_message();
   const Keys keys = {1, 2};
   const Keys times = {7, 6};
-  const recsdk_key_data data = {.times = times.data(), .num_times = 2, .scores = nullptr};
+  recsdk_key_data data = {};
+  data.times = times.data();
+  data.num_times = 2;
   Keys rows(2);
   Bytes outcomes(2);
   expect_invalid(
@@ -263,7 +299,7 @@ TEST(CApiPoliciesTest, ACallThatWouldLoseSomeChangesNothing) {
 }
 
 TEST(CApiPoliciesTest, ARuleThatMakesNoSenseIsRefused) {
-  recsdk_evict_config eviction = evict_by(RECSDK_EVICT_SCORE + 1);
+  recsdk_evict_config eviction = evict_by(RECSDK_EVICT_SHOW_CLICK + 1);
   recsdk_table_config config = default_config(2);
   config.max_rows = 2;
   config.has_max_rows = 1;

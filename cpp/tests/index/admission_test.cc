@@ -113,6 +113,24 @@ class CountModel {
   std::uint64_t num_lost_ = 0;
 };
 
+TEST(Admission, AddsUpShowsAndClicks) {
+  const AdmitTerm worth{.kind = Kind::kShowClick, .alpha = 0.5, .beta = 2.0, .threshold = 3.0};
+  Index index({.admission = AdmitConfig{.rule = {worth}}});
+  const std::vector<Key> keys = {1, 2, 2};
+  std::vector<RowNumber> rows(3);
+  Outcomes outcomes(3);
+  const auto see = [&](std::vector<std::int64_t> clicks) {
+    index.map(keys, rows, outcomes, {true, nullptr, {{}, {}, {}, clicks}});
+    return outcomes;
+  };
+  EXPECT_EQ(see({1, 0, 0}), (Outcomes{kNotAdmitted, kNotAdmitted, kNotAdmitted}));
+  EXPECT_EQ(see({0, 0, 0}), (Outcomes{kInserted, kNotAdmitted, kNotAdmitted}));  // 3 and 2
+  EXPECT_EQ(admission_records(index), (std::vector<AdmitRecord>{{2, 4, 2, 0}}));
+  EXPECT_EQ(see({5, 0, 1}), (Outcomes{kFound, kInserted, kFound}));
+  EXPECT_THROW(map(index, {3}), std::invalid_argument);
+  EXPECT_NO_THROW(map(index, {}));
+}
+
 TEST(Admission, CountsAsAModelDoes) {
   for (const std::optional<std::int64_t> limit :
        {std::optional<std::int64_t>(), {40}, {300}, {9000}}) {
@@ -196,6 +214,13 @@ TEST(Admission, ARuleThatMakesNoSenseIsRefusedByField) {
   expect_refused({.rule = {count(0)}}, "count is 0");
   expect_refused({.rule = {chance(0.0)}}, "probability is 0");
   expect_refused({.rule = {chance(1.5)}}, "probability is 1.5");
+  const auto worth = [](double alpha, double beta, double threshold) {
+    return AdmitTerm{
+        .kind = Kind::kShowClick, .alpha = alpha, .beta = beta, .threshold = threshold};
+  };
+  expect_refused({.rule = {worth(-1.0, 0.0, 1.0)}}, "alpha is -1");
+  expect_refused({.rule = {worth(0.0, 0.0, 1.0)}}, "alpha and beta are 0");
+  expect_refused({.rule = {worth(1.0, 0.0, 0.0)}}, "threshold is 0");
   expect_refused({.rule = {count(1), join(Kind::kAll)}}, "rule joins terms");
   expect_refused({.rule = {count(1), count(1)}}, "rule has terms that are not joined");
   expect_refused({.rule = {join(static_cast<Kind>(9))}}, "rule has a term of unknown kind");

@@ -169,7 +169,8 @@ inline Values rooms() {
              row.table.owned_groups = GroupRange{0, 4};
            }},
           leaving("lru", {.order = EvictOrder::kLru}),
-          leaving("lfu", {.order = EvictOrder::kLfu, .half_life = 2.0, .min_age = 1})};
+          leaving("lfu", {.order = EvictOrder::kLfu, .half_life = 2.0, .min_age = 1}),
+          leaving("shows", {.order = EvictOrder::kShowClick, .alpha = 0.5, .decay = 0.75})};
 }
 
 /// Rounds see most keys twice or more.
@@ -179,9 +180,11 @@ inline Values admissions() {
     return Value{name, [config](Combination& row) { row.table.admission = config; }};
   };
   const AdmitTerm twice{.kind = Kind::kCount, .count = 2};
+  const AdmitTerm shown{.kind = Kind::kShowClick, .alpha = 0.5, .threshold = 1.0};
   const AdmitTerm some{.kind = Kind::kProbability, .probability = 0.3};
   return {{"none", [](Combination&) {}},
           rule("count", {.rule = {twice}, .max_records = 100}),
+          rule("shows", {.rule = {shown}, .max_records = 100}),
           rule("any", {.rule = {twice, some, {.kind = Kind::kAny}}})};
 }
 

@@ -37,7 +37,7 @@ RowFileSummary write_cut(PyCut& cut, nb::handle write, const nb::bytes& token,
   return write_rows(*cut, *sink.sink, options);
 }
 
-/// (keys, counts, steps), int64 (n,) each; or None.
+/// (keys, counts, steps, clicks), int64 (n,) each; or None.
 nb::object records_of(const PyCut& cut) {
   const std::optional<std::vector<AdmitRecord>>& records = cut->admission();
   if (!records) return nb::none();
@@ -81,10 +81,11 @@ class PyRestore {
     restore_->add_rows(arrays.keys.span(), arrays.fields);
   }
 
-  /// int64 (n,) each
-  void add_records(nb::handle keys_object, nb::handle counts_object, nb::handle steps_object) {
+  /// int64 (n,) each, clicks or None
+  void add_records(nb::handle keys_object, nb::handle counts_object, nb::handle steps_object,
+                   nb::handle clicks_object) {
     const std::vector<AdmitRecord> records =
-        joined_records(keys_object, counts_object, steps_object);
+        joined_records(keys_object, counts_object, steps_object, clicks_object);
     const nb::gil_scoped_release without_gil;
     const std::lock_guard lock(mutex_);
     restore_->add_records(records);
@@ -146,7 +147,7 @@ void bind_checkpoint(nb::module_& module) {
       .def_prop_ro("num_rows", &PyRestore::num_rows)
       .def("add_rows", &PyRestore::add_rows, nb::arg("block"))
       .def("add_records", &PyRestore::add_records, nb::arg("keys"), nb::arg("counts"),
-           nb::arg("steps"))
+           nb::arg("steps"), nb::arg("clicks").none())
       .def("check", &PyRestore::check, nb::arg("update_count"), nb::arg("log_decay") = 0.0)
       .def("commit", &PyRestore::commit, nb::arg("update_count"), nb::arg("log_decay") = 0.0,
            nb::arg("state") = EvictionState());

@@ -29,15 +29,15 @@ std::span<Outcome> span_of(const std::optional<Result>& outcomes, std::size_t n)
   return outcomes ? outcome_span(*outcomes, n) : std::span<Outcome>();
 }
 
-PyKeyData::PyKeyData(nb::handle times, nb::handle scores, nb::handle counts) {
-  if (!counts.is_none()) {
-    counts_.emplace(counts, "counts");
-    data_.counts = counts_->span();
-  }
-  if (!times.is_none()) {
-    times_.emplace(times, "times");
-    data_.times = times_->span();
-  }
+PyKeyData::PyKeyData(nb::handle times, nb::handle scores, nb::handle counts, nb::handle clicks) {
+  const auto take = [](nb::handle given, const char* name, std::optional<Integers>& own) {
+    if (given.is_none()) return std::span<const std::int64_t>();
+    own.emplace(given, name);
+    return std::span<const std::int64_t>(own->span());
+  };
+  data_.counts = take(counts, "counts", counts_);
+  data_.clicks = take(clicks, "clicks", clicks_);
+  data_.times = take(times, "times", times_);
   if (scores.is_none()) return;
   scores_ = floats(scores, "scores");
   data_.scores = {float_data(scores_), static_cast<std::size_t>(scores_.shape[0])};
@@ -75,15 +75,19 @@ std::optional<GroupRange> group_range(
 }
 
 std::vector<AdmitRecord> joined_records(nb::handle keys_object, nb::handle counts_object,
-                                        nb::handle steps_object) {
+                                        nb::handle steps_object, nb::handle clicks_object) {
   const Keys keys(keys_object);
   const Integers counts(counts_object, "counts");
   const Integers steps(steps_object, "steps");
-  if (counts.span().size() != keys.size() || steps.span().size() != keys.size())
-    throw nb::value_error("counts and steps must have one element per key");
+  std::optional<Integers> clicks;
+  if (!clicks_object.is_none()) clicks.emplace(clicks_object, "clicks");
+  if (counts.span().size() != keys.size() || steps.span().size() != keys.size() ||
+      (clicks && clicks->span().size() != keys.size()))
+    throw nb::value_error("counts, steps and clicks must have one element per key");
   std::vector<AdmitRecord> records(keys.size());
   for (std::size_t i = 0; i < records.size(); ++i)
-    records[i] = {keys.span()[i], counts.span()[i], steps.span()[i]};
+    records[i] = {keys.span()[i], counts.span()[i], steps.span()[i],
+                  clicks ? clicks->span()[i] : 0};
   return records;
 }
 
@@ -92,12 +96,15 @@ nb::tuple tuple_of_records(std::span<const AdmitRecord> records) {
   Result keys = make_rows(Framework::kNumpy, n);
   Result counts = make_rows(Framework::kNumpy, n);
   Result steps = make_rows(Framework::kNumpy, n);
+  Result clicks = make_rows(Framework::kNumpy, n);
   for (std::size_t i = 0; i < records.size(); ++i) {
     static_cast<std::int64_t*>(keys.data)[i] = records[i].key;
     static_cast<std::int64_t*>(counts.data)[i] = records[i].count;
     static_cast<std::int64_t*>(steps.data)[i] = records[i].step;
+    static_cast<std::int64_t*>(clicks.data)[i] = records[i].clicks;
   }
-  return nb::make_tuple(std::move(keys.object), std::move(counts.object), std::move(steps.object));
+  return nb::make_tuple(std::move(keys.object), std::move(counts.object), std::move(steps.object),
+                        std::move(clicks.object));
 }
 
 nb::dict stats_of(const IndexStats& found) {
@@ -163,7 +170,7 @@ nb::tuple export_keys(PyIndex& index, RowNumber begin, std::int64_t capacity) {
 /// keys, and records (m,) each what admission counted of others.
 void assign(PyIndex& index, nb::handle keys_object, nb::handle words_object,
             const std::optional<EvictionState>& state, nb::handle record_keys_object,
-            nb::handle counts_object, nb::handle steps_object) {
+            nb::handle counts_object, nb::handle steps_object, nb::handle clicks_object) {
   const Keys keys(keys_object);
   if (!state) {
     const nb::gil_scoped_release without_gil;
@@ -171,12 +178,12 @@ void assign(PyIndex& index, nb::handle keys_object, nb::handle words_object,
   }
   const Integers words(words_object, "metadata");
   const std::vector<AdmitRecord> records =
-      joined_records(record_keys_object, counts_object, steps_object);
+      joined_records(record_keys_object, counts_object, steps_object, clicks_object);
   const nb::gil_scoped_release without_gil;
   assign_with_metadata(*index, keys.span(), words.span(), *state, records);
 }
 
-/// Keys, counts and steps (m,) each.
+/// Keys, counts, steps and clicks (m,) each.
 nb::tuple records(PyIndex& index) {
   std::vector<AdmitRecord> found;
   {
@@ -319,13 +326,13 @@ void bind_index(nb::module_& module) {
       .def(
           "map",
           [](PyIndex& index, nb::handle keys, bool insert, PyLease* lease, nb::handle times,
-             nb::handle scores, nb::handle counts, bool admits_all) {
-            const PyKeyData data(times, scores, counts);
+             nb::handle scores, nb::handle counts, nb::handle clicks, bool admits_all) {
+            const PyKeyData data(times, scores, counts, clicks);
             return map(*index, keys, insert, lease, data.get(), admits_all);
           },
           nb::arg("keys").none(), nb::arg("insert"), nb::arg("lease").none(),
           nb::arg("times").none(), nb::arg("scores").none(), nb::arg("counts").none(),
-          nb::arg("admits_all"))
+          nb::arg("clicks").none(), nb::arg("admits_all"))
       .def(
           "erase",
           [](PyIndex& index, nb::handle keys, bool outcomes) {
@@ -336,7 +343,7 @@ void bind_index(nb::module_& module) {
           "clear", [](PyIndex& index) { index->clear(); }, without_gil)
       .def("assign", &assign, nb::arg("keys").none(), nb::arg("words").none(),
            nb::arg("state").none(), nb::arg("record_keys").none(), nb::arg("counts").none(),
-           nb::arg("steps").none())
+           nb::arg("steps").none(), nb::arg("clicks").none())
       .def("records", &records)
       .def(
           "evict", [](PyIndex& index, std::int64_t max_rows) { return index->evict(max_rows); },

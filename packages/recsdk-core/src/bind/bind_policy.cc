@@ -12,25 +12,29 @@ void bind_policy(nb::module_& module) {
   nb::enum_<EvictOrder>(module, "EvictOrder")
       .value("LRU", EvictOrder::kLru)
       .value("LFU", EvictOrder::kLfu)
-      .value("SCORE", EvictOrder::kScore);
+      .value("SCORE", EvictOrder::kScore)
+      .value("SHOW_CLICK", EvictOrder::kShowClick);
   nb::enum_<EvictClock>(module, "EvictClock")
       .value("STEP", EvictClock::kStep)
       .value("TIME", EvictClock::kTime);
   nb::class_<EvictConfig>(module, "EvictConfig")
       .def(nb::init<EvictOrder, EvictClock, std::optional<double>, std::int64_t,
                     std::optional<std::int64_t>, std::optional<std::int64_t>,
-                    std::optional<std::int64_t>, std::int64_t>(),
+                    std::optional<std::int64_t>, std::int64_t, double, double, double>(),
            nb::arg("order"), nb::arg("clock"), nb::arg("half_life").none(), nb::arg("min_age"),
            nb::arg("ttl").none(), nb::arg("rare_ttl").none(), nb::arg("rare_count").none(),
-           nb::arg("expire_every"));
+           nb::arg("expire_every"), nb::arg("alpha") = 1.0, nb::arg("beta") = 0.0,
+           nb::arg("decay") = 1.0);
   nb::enum_<AdmitTerm::Kind>(module, "AdmitKind")
       .value("COUNT", AdmitTerm::Kind::kCount)
       .value("PROBABILITY", AdmitTerm::Kind::kProbability)
       .value("ALL", AdmitTerm::Kind::kAll)
-      .value("ANY", AdmitTerm::Kind::kAny);
+      .value("ANY", AdmitTerm::Kind::kAny)
+      .value("SHOW_CLICK", AdmitTerm::Kind::kShowClick);
   nb::class_<AdmitTerm>(module, "AdmitTerm")
-      .def(nb::init<AdmitTerm::Kind, std::int64_t, double>(), nb::arg("kind"), nb::arg("count") = 1,
-           nb::arg("probability") = 1.0);
+      .def(nb::init<AdmitTerm::Kind, std::int64_t, double, double, double, double>(),
+           nb::arg("kind"), nb::arg("count") = 1, nb::arg("probability") = 1.0,
+           nb::arg("alpha") = 1.0, nb::arg("beta") = 0.0, nb::arg("threshold") = 1.0);
   nb::class_<AdmitConfig>(module, "AdmitConfig")
       .def(nb::init<std::vector<AdmitTerm>, std::optional<std::int64_t>>(), nb::arg("rule"),
            nb::arg("max_records").none());

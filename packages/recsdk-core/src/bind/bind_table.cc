@@ -34,9 +34,10 @@ struct Mapped {
 };
 
 nb::object find_or_insert(PyTable& table, nb::handle keys_object, PyLease* lease, bool outcomes,
-                          nb::handle times, nb::handle scores, nb::handle counts) {
+                          nb::handle times, nb::handle scores, nb::handle counts,
+                          nb::handle clicks) {
   const Keys keys(keys_object);
-  const PyKeyData data(times, scores, counts);
+  const PyKeyData data(times, scores, counts, clicks);
   const Lease* batch = lease_of(lease);
   Result values =
       make_floats(keys.framework(), static_cast<std::int64_t>(keys.size()), table->config().dim);
@@ -62,9 +63,10 @@ nb::object lookup(PyTable& table, nb::handle keys_object, bool outcomes) {
 }
 
 nb::object upsert(PyTable& table, nb::handle keys_object, nb::handle values_object,
-                  nb::handle state_object, bool outcomes, nb::handle times, nb::handle scores) {
+                  nb::handle state_object, bool outcomes, nb::handle times, nb::handle scores,
+                  nb::handle clicks) {
   const Keys keys(keys_object);
-  const PyKeyData data(times, scores, nb::none());
+  const PyKeyData data(times, scores, nb::none(), clicks);
   const auto n = static_cast<std::int64_t>(keys.size());
   const Array values = floats(values_object, "values", n, table->config().dim);
   Array state;
@@ -301,18 +303,20 @@ void bind_table(nb::module_& module) {
       .def(
           "map",
           [](PyTable& table, nb::handle keys, bool insert, PyLease* lease, nb::handle times,
-             nb::handle scores, nb::handle counts) {
-            return map(table->index(), keys, insert, lease, PyKeyData(times, scores, counts).get());
+             nb::handle scores, nb::handle counts, nb::handle clicks) {
+            const PyKeyData data(times, scores, counts, clicks);
+            return map(table->index(), keys, insert, lease, data.get());
           },
           nb::arg("keys").none(), nb::arg("insert"), nb::arg("lease").none(),
-          nb::arg("times").none(), nb::arg("scores").none(), nb::arg("counts").none())
+          nb::arg("times").none(), nb::arg("scores").none(), nb::arg("counts").none(),
+          nb::arg("clicks").none())
       .def("find_or_insert", &find_or_insert, nb::arg("keys").none(), nb::arg("lease").none(),
            nb::arg("return_outcomes"), nb::arg("times").none(), nb::arg("scores").none(),
-           nb::arg("counts").none())
+           nb::arg("counts").none(), nb::arg("clicks").none())
       .def("lookup", &lookup, nb::arg("keys").none(), nb::arg("return_outcomes"))
       .def("upsert", &upsert, nb::arg("keys").none(), nb::arg("values").none(),
            nb::arg("state").none(), nb::arg("return_outcomes"), nb::arg("times").none(),
-           nb::arg("scores").none())
+           nb::arg("scores").none(), nb::arg("clicks").none())
       .def(
           "erase",
           [](PyTable& table, nb::handle keys, bool outcomes) {

@@ -175,11 +175,11 @@ class DataOfTables {
     const nb::tuple tables = items_for(object, count, "data must have one item for each table");
     for (const nb::handle table : tables) {
       if (table.is_none()) {
-        data_.emplace_back(nb::none(), nb::none(), nb::none());
+        data_.emplace_back(nb::none(), nb::none(), nb::none(), nb::none());
         continue;
       }
-      const nb::tuple parts = items(table, 3, 3, "data (times, scores, counts)");
-      data_.emplace_back(parts[0], parts[1], parts[2]);
+      const nb::tuple parts = items(table, 4, 4, "data (times, scores, counts, clicks)");
+      data_.emplace_back(parts[0], parts[1], parts[2], parts[3]);
     }
   }
   KeyData at(std::size_t i) const { return data_.empty() ? KeyData() : data_[i].get(); }

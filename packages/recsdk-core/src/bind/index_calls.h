@@ -22,12 +22,13 @@ std::span<Outcome> span_of(const std::optional<Result>& outcomes, std::size_t n)
 /// What comes with keys for eviction and admission: arrays or None each.
 class PyKeyData {
  public:
-  PyKeyData(nb::handle times, nb::handle scores, nb::handle counts);
+  PyKeyData(nb::handle times, nb::handle scores, nb::handle counts, nb::handle clicks);
   const KeyData& get() const { return data_; }
 
  private:
   std::optional<Integers> times_;
   std::optional<Integers> counts_;
+  std::optional<Integers> clicks_;
   Array scores_;
   KeyData data_;
 };
@@ -35,9 +36,11 @@ class PyKeyData {
 /// (rows, outcomes)
 nb::tuple map(Index& index, nb::handle keys, bool insert, PyLease* lease, const KeyData& data,
               bool admits_all = false);
-/// How often keys without a row were seen: (n,) each. ValueError for other lengths.
-std::vector<AdmitRecord> joined_records(nb::handle keys, nb::handle counts, nb::handle steps);
-/// (keys, counts, steps), int64 (n,) each.
+/// How often keys without a row were seen, and clicked: (n,) each, clicks or None. ValueError for
+/// other lengths.
+std::vector<AdmitRecord> joined_records(nb::handle keys, nb::handle counts, nb::handle steps,
+                                        nb::handle clicks);
+/// (keys, counts, steps, clicks), int64 (n,) each.
 nb::tuple tuple_of_records(std::span<const AdmitRecord> records);
 /// Outcomes, or None.
 nb::object erase(Index& index, nb::handle keys, bool return_outcomes);

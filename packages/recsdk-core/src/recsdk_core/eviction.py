@@ -9,17 +9,18 @@ from recsdk_core._internal.checks import require_int, require_number, require_on
 
 __all__ = ["Evict", "EvictionClock"]
 
-Order: TypeAlias = Literal["lru", "lfu", "score"]
+Order: TypeAlias = Literal["lru", "lfu", "score", "show_click"]
 Clock: TypeAlias = Literal["step", "time"]
 
 _MOST_COUNT = 2**36
+_LEAST_WEIGHT, _MOST_WEIGHT = 2.0**-16, 2.0**20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evict:
     """A rule for who leaves when other keys need the room; `Table(eviction=...)` takes it.
 
-    Make one with `Evict.lru`, `Evict.lfu` or `Evict.score`. In a group of keys that is full, see
+    Make one with `Evict.lru`, `lfu`, `score` or `show_click`. In a group of keys that is full, see
     `Table`, the keys that are lowest in the rule's order leave, those lower by a fixed hash first
     among equals. With `expiring` keys also leave that were not seen for long. A key is seen by each
     of its occurrences in a call that inserts; evaluation sees none. Keys of the step that needs the
@@ -43,14 +44,21 @@ class Evict:
     """How often a key must be seen so as not to be rare, 2 or more."""
     expire_every: int | None = None
     """Steps between two looks for keys that have expired; None: 100."""
+    alpha: float | None = None
+    """Of "show_click": what an occurrence adds to a key's score; None of others."""
+    beta: float | None = None
+    """The same: what a click adds."""
+    decay: float | None = None
+    """The same: what a step leaves of a score, above 0, up to 1."""
 
     def __post_init__(self) -> None:
-        require_one_of("Evict", ("lru", "lfu", "score"), order=self.order)
+        require_one_of("Evict", ("lru", "lfu", "score", "show_click"), order=self.order)
         require_one_of("Evict", ("step", "time"), by=self.by)
         if self.by == "time" and self.order != "lru":
             why = {
                 "lfu": "counts have no time, and half_life is in steps",
                 "score": "scores have no time",
+                "show_click": "shows and clicks have no time, and decay is by steps",
             }[self.order]
             raise ValueError(f"Evict: by='time' is for lru, got order={self.order!r}: {why}")
         if self.half_life is not None:
@@ -62,7 +70,27 @@ class Evict:
                     f"Evict: half_life must be a finite number above 0, got {self.half_life}"
                 )
         require_int("Evict", 0, 2**63, min_age=self.min_age)
+        self._check_show_click()
         self._check_expiry()
+
+    def _check_show_click(self) -> None:
+        given = {"alpha": self.alpha, "beta": self.beta, "decay": self.decay}
+        for name, value in given.items():
+            if (value is not None) != (self.order == "show_click"):
+                raise ValueError(
+                    f"Evict: {name} is for show_click, which needs it, got {name}={value} with "
+                    f"order={self.order!r}"
+                )
+        if self.alpha is None or self.beta is None or self.decay is None:
+            return
+        require_number("Evict", alpha=self.alpha, beta=self.beta, decay=self.decay)
+        for name, weight in (("alpha", self.alpha), ("beta", self.beta)):
+            if weight != 0 and not _LEAST_WEIGHT <= weight <= _MOST_WEIGHT:
+                raise ValueError(f"Evict: {name} must be 0, or from 2**-16 to 2**20, got {weight}")
+        if self.alpha == 0 and self.beta == 0:
+            raise ValueError("Evict: alpha and beta are 0, so all keys would be alike; set one")
+        if not 0.0 < self.decay <= 1.0:
+            raise ValueError(f"Evict: decay must be above 0, up to 1, got {self.decay}")
 
     def _check_expiry(self) -> None:
         if self.ttl is not None:
@@ -88,6 +116,11 @@ class Evict:
     def expires(self) -> bool:
         """Whether keys leave that were not seen for long."""
         return self.ttl is not None or self.rare_ttl is not None
+
+    @property
+    def needs_clicks(self) -> bool:
+        """Whether calls that insert must bring the clicks of their keys."""
+        return self.beta is not None and self.beta > 0
 
     @staticmethod
     def lru(*, by: Clock = "step", min_age: int = 0) -> Evict:
@@ -124,6 +157,28 @@ class Evict:
         one that it had. A key that came without a score has 0.
         """
         return Evict(order="score", min_age=min_age)
+
+    @staticmethod
+    def show_click(
+        *, alpha: float = 1.0, beta: float = 0.0, decay: float = 1.0, min_age: int = 0
+    ) -> Evict:
+        """The key with the lowest score leaves first, where shows and clicks make the score.
+
+        Each occurrence of a key adds `alpha`, and each of its `clicks` `beta`; an occurrence counts
+        as often as `counts` of the call says. A step leaves `decay` of what was there before, so
+        keys compare alike at whatever step one looks at them. `alpha` and `beta` are 0, or 2**-16
+        to 2**20, and count in whole numbers of 2**-16; scores end at 2**36. Calls that insert must
+        bring `clicks` if `beta` is above 0; `upsert` may leave them out: it is a show without.
+
+        >>> import numpy as np
+        >>> from recsdk_core import Evict, Table
+        >>> table = Table(dim=2, max_rows=2, eviction=Evict.show_click(beta=3.0, decay=0.5))
+        >>> _ = table.find_or_insert(np.array([1, 2, 2]), clicks=np.array([1, 0, 0]))
+        >>> _ = table.find_or_insert(np.array([3]), clicks=0)
+        >>> [key in table for key in (1, 2, 3)], table.explain(1).columns["score"]
+        ([True, False, True], 2.0)
+        """
+        return Evict(order="show_click", alpha=alpha, beta=beta, decay=decay, min_age=min_age)
 
     def expiring(
         self,

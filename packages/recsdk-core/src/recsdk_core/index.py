@@ -25,7 +25,7 @@ from recsdk_core._internal.keyed import (
     times_of,
     type_of_metadata,
 )
-from recsdk_core.admission import Admit
+from recsdk_core.admission import RECORDS, Admit, record_names
 from recsdk_core.eviction import Evict, EvictionClock
 from recsdk_core.outcome import Outcome
 from recsdk_core.records import IndexStats
@@ -36,7 +36,6 @@ MakeRows: TypeAlias = Callable[[NDArray[np.int64], NDArray[np.int64]], Any]
 """Makes the rows of keys int64 (n,) at distinct row numbers int64 (n,)."""
 
 _BATCH = 2**16
-_RECORDS = ("admit_keys", "admit_counts", "admit_steps")
 
 
 class Index(Keyed):
@@ -152,6 +151,7 @@ class Index(Keyed):
         times: Array | int | None = None,
         scores: Array | None = None,
         counts: Array | int | None = None,
+        clicks: Array | int | None = None,
         admits_all: bool = False,
     ) -> tuple[Array, Array]:
         """Finds the rows of keys (N,), and with `insert` gives a row to each unseen key.
@@ -160,18 +160,19 @@ class Index(Keyed):
         number. Of a new key that occurs several times the first is INSERTED, the rest FOUND. Row
         numbers are given in input order. Which keys are REFUSED depends on the keys of the call,
         not on their order: in a group of keys that has too little room, those that are lowest by a
-        fixed hash. Empty input is fine. With eviction others leave instead, for which `times` and
-        `scores` are, and with admission `counts`, see `Table.map`. With `admits_all` no rule of
-        admission keeps a key out, as in `Table.upsert`.
+        fixed hash. Empty input is fine. With eviction others leave instead. `times`, `scores`,
+        `counts` and `clicks` are for rules, see `Table.map`. With `admits_all` no rule of admission
+        keeps a key out, as in `Table.upsert`.
 
         Raises BusyError when inserting without a step while leases with a step are open,
-        CapacityError under `on_full="raise"`, OutOfMemoryError, ValueError for times, scores or
-        counts that the rules do not take, or lack, and for `admits_all` without `insert` or with a
-        lease that has a step, and what `make_rows` raises.
+        CapacityError under `on_full="raise"`, OutOfMemoryError, ValueError for times, scores,
+        counts or clicks that the rules do not take, or lack, and for `admits_all` without `insert`
+        or with a lease that has a step, and what `make_rows` raises.
         Cost: one cache line per key, plus one row per insertion.
         """
         times, counts = times_of(times), times_of(counts, "counts")
-        return self._engine.map(keys, insert, lease, times, scores, counts, admits_all)
+        clicks = times_of(clicks, "clicks")
+        return self._engine.map(keys, insert, lease, times, scores, counts, clicks, admits_all)
 
     def assign(
         self,
@@ -191,7 +192,7 @@ class Index(Keyed):
         if a key comes twice, or for what the rules do not take, or lack; then nothing has changed.
         """
         if metadata is None and records is None and clock is None:
-            self._engine.assign(keys, None, None, None, None, None)
+            self._engine.assign(keys, None, None, None, None, None, None)
             return
         if clock is None or (metadata is None and records is None):
             raise ValueError(
@@ -199,12 +200,13 @@ class Index(Keyed):
             )
         names = self._engine.metadata_names()
         self._require_names("eviction", self._eviction, "metadata", names, metadata or {})
-        wanted = _RECORDS if self._admission is not None else ()
+        wanted = record_names(self._admission)
         self._require_names("admission", self._admission, "records", wanted, records or {})
         columns = [_words((metadata or {})[name], type_of_metadata(name)) for name in names]
         words = np.stack(columns, 1).reshape(-1) if columns else np.zeros(0, np.int64)
         nothing = np.zeros(0, np.int64)
-        counted = [(records or {}).get(name, nothing) for name in _RECORDS]
+        counted = [(records or {}).get(name, nothing) for name in RECORDS[:3]]
+        counted.append((records or {}).get(RECORDS[3]))
         state = _ext.EvictionState(clock.step or 0, None, clock.step is not None, clock.time)
         self._engine.assign(keys, words, state, *counted)
         self._time = clock.time
@@ -222,7 +224,8 @@ class Index(Keyed):
         """What admission knows of keys without a row, as readers see it: int64 (m,) by name.
 
         "admit_keys", ascending, "admit_counts", how often each was seen as far as the rule asks,
-        and "admit_steps", the step that saw it last. Raises ValueError without admission.
+        "admit_steps", the step that saw it last, and with `Admit.show_click` "admit_clicks".
+        Raises ValueError without admission.
 
         >>> import numpy as np
         >>> from recsdk_core import Admit, Index
@@ -231,7 +234,8 @@ class Index(Keyed):
         >>> {name: found.tolist() for name, found in index.records().items()}
         {'admit_keys': [5, 6], 'admit_counts': [2, 1], 'admit_steps': [1, 1]}
         """
-        return dict(zip(_RECORDS, self._engine.records(), strict=True))
+        found = dict(zip(RECORDS, self._engine.records(), strict=True))
+        return {name: found[name] for name in record_names(self._admission)}
 
     def metadata(self, rows: Array) -> dict[str, NDArray[Any]]:
         """What eviction keeps of the keys of rows int64 (n,), ascending, as readers see it.

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recsdk_core.eviction import Evict
+
 __all__ = ["COLUMNS", "Kept", "Predicate", "sources_of"]
 
 COLUMNS: Mapping[str, str] = {
@@ -24,7 +26,7 @@ COLUMNS: Mapping[str, str] = {
     "idle": "with any rule of eviction",
     "time": "with Evict.lru(by='time')",
     "count": "with Evict.lfu() or rare_count",
-    "score": "with Evict.score()",
+    "score": "with Evict.score() or Evict.show_click()",
     "age": "with min_age",
 }
 """The columns of a predicate, and with what a table keeps each."""
@@ -35,6 +37,7 @@ _SOURCES = {
     "evict_count": ("count",),
     "evict_score": ("score",),
     "evict_born": ("age",),
+    "evict_show_click": ("score",),
 }
 _COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Lt: operator.lt,
@@ -71,9 +74,18 @@ class Kept:
     """The step of the last call that inserted: now."""
     half_life: float | None = None
     """Of `Evict.lfu`: counts are as of now."""
+    decay: float | None = None
+    """Of `Evict.show_click`: scores are as of now."""
+
+    @staticmethod
+    def by_rule(metadata: Mapping[str, NDArray[Any]], step: int, rule: Evict | None) -> Kept:
+        """What a rule keeps; None: there is none."""
+        if rule is None:
+            return Kept(metadata, step)
+        return Kept(metadata, step, rule.half_life, rule.decay)
 
     def column(self, name: str) -> NDArray[Any]:
-        """A column (n,): int64, but count float64 and score float32.
+        """A column (n,): int64, but count float64, and score float32, of shows and clicks float64.
 
         `step` saw the key last, `idle` steps ago; `age` steps ago it came. `time` is the largest
         that came with it. Of a key of which nothing is known, step and time are -2**63.
@@ -84,9 +96,11 @@ class Kept:
             return self._steps_since("evict_step")
         if name == "age":
             return self._steps_since("evict_born")
-        if name == "score":
-            return self.metadata["evict_score"]
-        return self._counts()
+        if name != "score":
+            return self._counts()
+        return (
+            self._shows() if "evict_show_click" in self.metadata else self.metadata["evict_score"]
+        )
 
     def _steps_since(self, name: str) -> NDArray[np.int64]:
         steps_n: NDArray[np.int64] = self.metadata[name]
@@ -94,6 +108,13 @@ class Kept:
         # In 64 bits without a sign the difference is right, and then held to what int64 has.
         elapsed_n = np.minimum(now - steps_n.view(np.uint64), np.uint64(_INT64 - 1))
         return np.where(steps_n < self.step, elapsed_n.astype(np.int64), 0)
+
+    def _shows(self) -> NDArray[np.float64]:
+        units_n = self.metadata["evict_show_click"].astype(np.float64)
+        if self.decay is not None:
+            elapsed_n = self._steps_since("evict_step")
+            units_n = np.floor(units_n * _power(self.decay, elapsed_n))
+        return units_n / _COUNT_UNITS
 
     def _counts(self) -> NDArray[np.float64]:
         units_n = self.metadata["evict_count"].astype(np.float64)
@@ -107,6 +128,17 @@ class Kept:
 def sources_of(metadata: Iterable[str]) -> list[str]:
     """The columns that follow from metadata of these names."""
     return [name for source in metadata for name in _SOURCES.get(source, ())]
+
+
+def _power(base: float, exponents_n: NDArray[np.int64]) -> NDArray[np.float64]:
+    """base**exponent by squaring, as the engine has it, to the bit."""
+    found_n = np.ones(exponents_n.shape)
+    rest_n = exponents_n.copy()
+    while rest_n.any():
+        found_n = np.where(rest_n & 1, found_n * base, found_n)
+        base *= base
+        rest_n >>= 1
+    return found_n
 
 
 def _exp_of_negative(x_n: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -130,7 +162,7 @@ class Predicate:
     - `step`, the step that saw the key last, and `idle`, how many steps ago that was
     - `time`, the largest time that came with it
     - `count`, how often it was seen; with a half-life as of now
-    - `score`, that the caller gave it
+    - `score`, that the caller gave it, or that its shows and clicks make, as of now
     - `age`, how many steps ago it came
 
     Comparisons of whole numbers are exact. Raises TypeError for what is no text, and ValueError,

@@ -284,6 +284,7 @@ class Table(Keyed, SavesAndLoads):
         times: Array | int | None = None,
         scores: Array | None = None,
         counts: Array | int | None = None,
+        clicks: Array | int | None = None,
     ) -> tuple[Array, Array]:
         """Finds the rows of keys (N,), and with `insert` gives a row to each unseen key.
 
@@ -298,17 +299,24 @@ class Table(Keyed, SavesAndLoads):
         int64 (N,) or one for all are for `Evict.lru(by="time")`, finite `scores` float32 (N,) for
         `Evict.score()`; of equal keys the largest counts. With admission a new key gets a row only
         if the rule lets it in, see `Admit`; `counts`, int64 (N,) or one for all, 1 or more, say how
-        many occurrences each key stands for.
+        many occurrences each key stands for, to `Evict.show_click` too. `clicks`, int64 (N,) or
+        one for all, 0 or more, are for `Admit.show_click` and `Evict.show_click`, and add up.
 
         Raises BusyError when inserting without a step while leases with a step are open,
-        CapacityError under `on_full="raise"`, OutOfMemoryError, ValueError for times, scores or
-        counts that the rules do not take, or lack, or with eviction or admission for a lease of an
+        CapacityError under `on_full="raise"`, OutOfMemoryError, ValueError for times, scores,
+        counts or clicks that the rules do not take, or lack, or with a rule for a lease of an
         earlier step than was mapped before, and what a custom initializer raises.
         Cost: one cache line per key, plus one row per insertion; with eviction one more line per
         key, and a few per key that leaves; with admission keys without a row are sorted.
         """
         return self._engine.map(
-            keys, insert, lease, times_of(times), scores, times_of(counts, "counts")
+            keys,
+            insert,
+            lease,
+            times_of(times),
+            scores,
+            times_of(counts, "counts"),
+            times_of(clicks, "clicks"),
         )
 
     def find_or_insert(
@@ -319,16 +327,23 @@ class Table(Keyed, SavesAndLoads):
         times: Array | int | None = None,
         scores: Array | None = None,
         counts: Array | int | None = None,
+        clicks: Array | int | None = None,
         return_outcomes: bool = False,
     ) -> Any:
         """The rows of keys (N,), float32 (N, D); an unseen key gets a row.
 
         A key that is refused or not admitted reads the default, see `Default`. With
-        `return_outcomes` returns (values, outcomes uint8 (N,)). `times`, `scores`, `counts`,
-        duplicates, errors and cost are those of `map`, plus reading the rows.
+        `return_outcomes` returns (values, outcomes uint8 (N,)). What comes with keys, duplicates,
+        errors and cost are those of `map`, plus reading the rows.
         """
         return self._engine.find_or_insert(
-            keys, lease, return_outcomes, times_of(times), scores, times_of(counts, "counts")
+            keys,
+            lease,
+            return_outcomes,
+            times_of(times),
+            scores,
+            times_of(counts, "counts"),
+            times_of(clicks, "clicks"),
         )
 
     def leavers(
@@ -374,17 +389,26 @@ class Table(Keyed, SavesAndLoads):
         *,
         times: Array | int | None = None,
         scores: Array | None = None,
+        clicks: Array | int | None = None,
         return_outcomes: bool = False,
     ) -> Any:
         """Writes values (N, D) as the weights of keys (N,), inserting unseen keys.
 
         Of duplicates the last wins. `state` has float32 (N, width) for every one of `state_fields`;
-        without it optimizer state is made fresh. No rule of admission keeps a key out. `times` and
-        `scores` are those of `map`. With `return_outcomes` returns outcomes uint8 (N,), else None.
-        Raises BusyError while leases with a step are open.
+        without it optimizer state is made fresh. No rule of admission keeps a key out. `times`,
+        `scores` and `clicks` are those of `map` for eviction. With `return_outcomes` returns
+        outcomes uint8 (N,), else None. Raises BusyError while leases with a step are open.
         """
         packed = None if state is None else self._pack_state(state)
-        return self._engine.upsert(keys, values, packed, return_outcomes, times_of(times), scores)
+        return self._engine.upsert(
+            keys,
+            values,
+            packed,
+            return_outcomes,
+            times_of(times),
+            scores,
+            times_of(clicks, "clicks"),
+        )
 
     def _pack_state(self, state: Mapping[str, Array]) -> Array | None:
         """The state fields side by side, (N, sum of widths); None if the rows have no state."""
@@ -677,8 +701,8 @@ class _Image:
     update_count: int
     log_decay: float
     eviction: tuple[int, None, bool, int | None]
-    records: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]] | None
-    """Keys without a row, how often they were seen, and in which step last: (n,) each."""
+    records: tuple[NDArray[np.int64], ...] | None
+    """Keys without a row, how often they were seen, in which step last, and clicks: (n,) each."""
 
 
 def _restore_image(config: dict[str, Any], image: _Image, *, drop_state: bool = False) -> Table:

@@ -44,6 +44,8 @@ class KeyData(NamedTuple):
     """float32 (N,)."""
     counts: Array | None = None
     """int64 (N,), or one for all: how many occurrences each key stands for."""
+    clicks: Array | None = None
+    """int64 (N,), or one for all: how often each was clicked."""
 
 
 def lease_tables(tables: Sequence[Table | Index], step: int | None = None) -> list[Lease]:

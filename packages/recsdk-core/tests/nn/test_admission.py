@@ -28,6 +28,7 @@ RULES = [
     Admit.probability(0.3),
     (Admit.count(4) & Admit.probability(0.5)) | Admit.count(9),
 ]
+CLICKS = Admit.show_click(alpha=0.25, beta=0.5, threshold=1.25)
 ROOMS: list[dict[str, Any]] = [{}, {"max_rows": 60, "eviction": Evict.lru()}]
 PLAIN: dict[str, Any] = {
     "optimizer": optim.SGD(lr=1.0),
@@ -107,7 +108,7 @@ def test_a_training_forward_is_a_step(
 
 
 @pytest.mark.parametrize("room", ROOMS, ids=["stays", "lru"])
-@pytest.mark.parametrize("rule", RULES, ids=["count", "probability", "or"])
+@pytest.mark.parametrize("rule", [*RULES, CLICKS], ids=["count", "probability", "or", "clicks"])
 def test_copies_go_on_as_the_module_would(rule: Admit, room: dict[str, Any], tmp_path: Any) -> None:
     def made(**kwargs: Any) -> HashEmbedding:
         kwargs = {"optimizer": optim.Adagrad(lr=0.5), "name": "item", **kwargs}
@@ -115,11 +116,12 @@ def test_copies_go_on_as_the_module_would(rule: Admit, room: dict[str, Any], tmp
 
     def run(module: HashEmbedding, batches: list[Batch]) -> None:
         for keys, marks in batches:
-            module(keys, **marks).square().sum().backward()
+            clicked = {"clicks": (keys % 3 == 0).long()} if rule.needs_clicks else {}
+            module(keys, **marks, **clicked).square().sum().backward()
 
     def loaded(state: dict[str, Any], **kwargs: Any) -> HashEmbedding:
         module = made(**kwargs)
-        module(first[0][0])  # is replaced
+        module(first[0][0], clicks=0 if rule.needs_clicks else None)  # is replaced
         module.load_state_dict(state)
         return module
 
@@ -128,6 +130,7 @@ def test_copies_go_on_as_the_module_would(rule: Admit, room: dict[str, Any], tmp
     run(module, first)
     state = copy.deepcopy(module.state_dict())
     assert (len(state["admit_keys"]) > 50) == (rule.kind != "probability")
+    assert ("admit_clicks" in state) == rule.takes_clicks
     dcp.save(state, checkpoint_id=tmp_path)
     from_files = made()
     dcp.load(to_fill := from_files.state_dict(), checkpoint_id=tmp_path)
@@ -208,7 +211,7 @@ def test_compiled_modules_count_as_eager_ones() -> None:
         for call in calls:
             call(keys).sum().backward()
     assert content(modules[0]) == content(modules[1])
-    with pytest.raises(Exception, match="counts cannot be recorded"):
+    with pytest.raises(Exception, match="counts and clicks cannot be recorded"):
         calls[1](keys, counts=3)
 
 

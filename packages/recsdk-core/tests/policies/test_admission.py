@@ -37,7 +37,7 @@ def counts_of(table: Table) -> dict[int, int]:
     found = cut.admission
     cut.finish(False)
     assert found is not None
-    keys, counts, _ = found
+    keys, counts, *_ = found
     return dict(zip(keys.tolist(), counts.tolist(), strict=True))
 
 

@@ -28,6 +28,7 @@ RULES = [
     Admit.count(3, max_records=MAX_RECORDS),
     Admit.count(4) & Admit.probability(0.5),
     Admit.probability(0.2),
+    Admit.show_click(alpha=0.5, beta=1.5, threshold=2.5, max_records=MAX_RECORDS),
 ]
 
 
@@ -49,7 +50,7 @@ def keys_of(table: Table) -> set[int]:
 
 
 @pytest.mark.parametrize("eviction", [None, Evict.lru()], ids=["stays", "lru"])
-@pytest.mark.parametrize("rule", RULES, ids=["count", "and", "probability"])
+@pytest.mark.parametrize("rule", RULES, ids=["count", "and", "probability", "clicks"])
 def test_a_table_goes_on_where_its_copy_stood(
     rule: Admit, eviction: Evict | None, tmp_path: Path
 ) -> None:
@@ -58,6 +59,10 @@ def test_a_table_goes_on_where_its_copy_stood(
         config |= {"eviction": eviction, "optimizer": optim.Adam(lr=0.1)}
         return Table(2, **{**config, **changes})
 
+    def see(table: Table, keys: NDArray[np.int64], lease: Any = None) -> None:
+        clicks = (keys % 3 == 0).astype(np.int64) if rule.needs_clicks else None
+        table.map(keys, True, lease=lease, clicks=clicks)
+
     def loaded(*names: str) -> Table:
         table = empty(hash_seed=5, num_threads=1)
         table.load([tmp_path / name for name in names])
@@ -65,17 +70,17 @@ def test_a_table_goes_on_where_its_copy_stood(
 
     table, batches = empty(), stream(9)
     for keys in batches[:3]:
-        table.map(keys, True)
+        see(table, keys)
     table.save(tmp_path / "full")
     for keys in batches[3:6]:
-        table.map(keys, True)
+        see(table, keys)
     table.save_delta(tmp_path / "delta")
     compact(tmp_path / "delta", tmp_path / "whole")
     reshard(tmp_path / "delta", tmp_path / "three", world_size=3)
     counts = counts_of(table)
     assert (len(counts[0]) > 500) == (rule.kind != "probability")
     with table.lease(40) as lease:  # what is saved is as without it
-        table.map(batches[6], True, lease=lease)
+        see(table, batches[6], lease)
         table.save_async(tmp_path / "beside").wait()
         copies = [copy.deepcopy(table), pickle.loads(pickle.dumps(table))]
     renamed, other = copy.deepcopy(copies[0]), copy.deepcopy(copies[0])
@@ -84,10 +89,10 @@ def test_a_table_goes_on_where_its_copy_stood(
     for one in copies:
         assert counts_of(one) == counts
     for one in copies:
-        one.map(batches[6], True)
+        see(one, batches[6])
     for one in (table, *copies):
         for keys in batches[7:]:
-            one.map(keys, True)
+            see(one, keys)
         assert (keys_of(one), counts_of(one)) == (keys_of(table), counts_of(table))
         one.check_invariants()
     renamed.rename("item")  # draws go by the name
@@ -99,7 +104,7 @@ def test_ranks_of_another_number_take_their_keys(tmp_path: Path) -> None:
     for keys in stream(4):
         table.map(keys, True)
     table.save(tmp_path / "one")
-    found: list[list[int]] = [[], [], []]
+    found: list[list[int]] = [[], [], [], []]
     for rank in range(3):
         part = Table(2, admission=RULES[0])
         shard = Shard(table=part, owner=Owner(rank, 3))
@@ -126,15 +131,15 @@ def test_a_smaller_limit_keeps_the_counts_seen_last(tmp_path: Path) -> None:
     assert kept.items() <= before.items()
     group = Room(100, 1).group
     assert {group(key) for key in before} == {0}
-    assert min(step for _, step in kept.values()) >= max(
-        step for key, (_, step) in before.items() if key not in kept
+    assert min(step for _, step, _ in kept.values()) >= max(
+        step for key, (_, step, _) in before.items() if key not in kept
     )
     plain = Table(2)
     plain.load(tmp_path / "saved")
     assert keys_of(plain) == keys_of(table)
     plain.save(tmp_path / "plain")
     table.load(tmp_path / "plain")
-    assert counts_of(table) == [[], [], []]
+    assert counts_of(table) == [[], [], [], []]
 
 
 def test_files_of_counts_are_verified(tmp_path: Path) -> None:

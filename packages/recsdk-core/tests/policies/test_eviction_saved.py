@@ -26,6 +26,7 @@ RULES = [
     Evict.lfu(),
     Evict.lfu(half_life=2.5, min_age=3),
     Evict.score(min_age=2),
+    Evict.show_click(alpha=0.25, beta=2.5, decay=0.8, min_age=1),
 ]
 
 
@@ -44,7 +45,8 @@ class Model:
         """A call without a step; returns the keys refused."""
         keys, more = batch
         step = self.eviction.step_of(None)
-        seen = self.eviction.seen(keys.tolist(), more.get("times"), more.get("scores"))
+        brought = (more.get(name) for name in ("times", "scores", "counts", "clicks"))
+        seen = self.eviction.seen(keys.tolist(), *brought)
         leaving, refused = self.eviction.decide(self.metas, seen, step)
         for key in leaving:
             del self.metas[key]

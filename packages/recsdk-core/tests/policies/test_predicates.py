@@ -24,6 +24,7 @@ RULES = {
     "time < 9 or not 1 <= time": Evict.lru(by="time"),
     "count < 1.4": Evict.lfu(half_life=2.5),
     "score <= 0.1": Evict.score(),
+    "score < 0.3 or score == 1.25": Evict.show_click(alpha=0.25, beta=1.0, decay=0.5),
     "age >= 5 and idle > 1": Evict.lru(min_age=2),
 }
 
@@ -38,8 +39,17 @@ def fill(*tables: Any) -> None:
             more["times"] = random.integers(0, 9, len(keys)) + 2 * step
         if tables[0].eviction.order == "score":
             more["scores"] = random.choice(np.float32([0.1, 0.3, -2]), len(keys))
+        if tables[0].eviction.needs_clicks:
+            more["clicks"] = random.integers(0, 2, len(keys))
         for table in tables:
             table.find_or_insert(keys, **more)
+
+
+def brought(rule: Evict) -> dict[str, Any]:
+    """What a call of one key brings."""
+    if rule.by == "time":
+        return {"times": 3}
+    return {"clicks": 1} if rule.needs_clicks else {}
 
 
 def keys_of(table: Any) -> set[int]:
@@ -56,8 +66,8 @@ def test_each_key_of_which_it_is_true_leaves_or_is_kept_everywhere(
     fill(table, model)
     everyone = keys_of(table)
     table.save(tmp_path / "full")
-    table.find_or_insert(np.array([7]), **({"times": 3} if rule.by == "time" else {}))
-    model.find_or_insert(np.array([7]), **({"times": 3} if rule.by == "time" else {}))
+    table.find_or_insert(np.array([7]), **brought(rule))
+    model.find_or_insert(np.array([7]), **brought(rule))
     table.save_delta(tmp_path / "delta")
     expected = model.would_evict(where=text)
     assert 0 < expected[LeaveCause.EVICTED] < len(everyone)
@@ -88,7 +98,7 @@ def test_each_key_of_which_it_is_true_leaves_or_is_kept_everywhere(
         _, outcomes = frozen.lookup(keys, return_outcomes=True)
         assert set(keys[outcomes == 0].tolist()) == keys_of(model) - {7}
     # It goes on: who left is a new key.
-    table.find_or_insert(np.array(sorted(left)), **({"times": 3} if rule.by == "time" else {}))
+    table.find_or_insert(np.array(sorted(left)), **brought(rule))
     table.check_invariants()
 
 

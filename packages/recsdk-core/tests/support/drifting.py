@@ -24,5 +24,7 @@ def drifting(rule: Evict, num_steps: int, num_keys: int) -> list[Batch]:
             more["times"] = random.integers(0, 5, len(keys)) + 3 * step
         if rule.order == "score":
             more["scores"] = random.integers(-3, 3, len(keys)).astype(np.float32)
+        if rule.needs_clicks:
+            more["clicks"] = random.integers(0, 4, len(keys)) // 3
         batches.append((keys, more))
     return batches

@@ -274,6 +274,7 @@ RULES: list[dict[str, Any]] = [
     {"max_rows": 4, "eviction_groups": 1, "eviction": Evict.lru(by="time"), "admission": None},
     {"max_rows": 4, "eviction_groups": 1, "eviction": Evict.score(), "admission": None},
     {"max_rows": None, "eviction": None, "admission": Admit.count(3)},
+    {"eviction": None, "admission": Admit.show_click(alpha=0.0, beta=1.0, threshold=3.0)},
     {"max_rows": None, "eviction": None, "admission": None},
 ]
 
@@ -288,6 +289,7 @@ def test_what_comes_with_keys_one_after_the_other_goes_to_their_tables(data: Any
             KeyData(times=numbers[0]),
             KeyData(scores=numbers[1].astype(np.float32)),
             KeyData(counts=numbers[2]),
+            KeyData(clicks=numbers[3] - 1),
             None,
         ]
         apart[0].time = joined[0].time = 3  # of a table without keys

@@ -144,6 +144,9 @@ def engine_eviction(eviction: Evict | None, max_rows: int | None) -> _ext.EvictC
         eviction.rare_ttl,
         eviction.rare_count,
         100 if eviction.expire_every is None else eviction.expire_every,
+        1.0 if eviction.alpha is None else float(eviction.alpha),
+        0.0 if eviction.beta is None else float(eviction.beta),
+        1.0 if eviction.decay is None else float(eviction.decay),
     )
 
 
@@ -158,6 +161,9 @@ def engine_admission(admission: Admit | None) -> _ext.AdmitConfig | None:
             _ext.AdmitKind[term.kind.upper()],
             1 if term.n is None else term.n,
             1.0 if term.p is None else float(term.p),
+            1.0 if term.alpha is None else float(term.alpha),
+            0.0 if term.beta is None else float(term.beta),
+            1.0 if term.threshold is None else float(term.threshold),
         )
         for term in admission.terms()
     ]

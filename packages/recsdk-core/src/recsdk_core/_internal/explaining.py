@@ -22,7 +22,7 @@ def explained(
 ) -> Explanation:
     """An explanation of what the engine says of a key; `metadata` (1,) by name, if it has a row."""
     step = standing["step"]
-    kept = Kept(metadata, step, None if eviction is None else eviction.half_life)
+    kept = Kept.by_rule(metadata, step, eviction)
     names = [name for name in COLUMNS if name in sources_of(metadata)]
     columns = {name: kept.column(name)[0].item() for name in names}
     has_order = standing["row"] is not None and eviction is not None

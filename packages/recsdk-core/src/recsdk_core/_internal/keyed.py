@@ -254,10 +254,10 @@ class Keyed:
         predicate = Predicate(where)
         names = self._engine.metadata_names()
         predicate.require(names, f"{type(self).__name__.lower()} {self._name!r}")
-        half_life = None if self._eviction is None else self._eviction.half_life
+        rule = self._eviction
 
         def choose(step: int, words: NDArray[np.int64], leaves_n: NDArray[np.uint8]) -> None:
-            kept = Kept(columns_of_words(names, words), step, half_life)
+            kept = Kept.by_rule(columns_of_words(names, words), step, rule)
             leaves_n[:] = predicate.matches(kept)
 
         return choose

@@ -103,6 +103,7 @@ METADATA = (
     Field(name="evict_time", dtype="int64", width=1),
     Field(name="evict_count", dtype="int64", width=1),
     Field(name="evict_score", dtype="float32", width=1),
+    Field(name="evict_show_click", dtype="int64", width=1),
     Field(name="evict_born", dtype="int64", width=1),
 )
 """What eviction may keep of a key, in the order of a file."""
@@ -111,8 +112,10 @@ METADATA = (
 RECORD_FIELDS = (
     Field(name="weight", dtype="int64", width=1),
     Field(name="admit_step", dtype="int64", width=1),
+    Field(name="admit_clicks", dtype="int64", width=1),
 )
-"""What a file of counts has of a key without a row: how often it was seen, in which step last."""
+"""What a file of counts has of a key without a row: how often it was seen, in which step last, and
+with a rule that keeps them its clicks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,6 +216,13 @@ class AdmissionEntry:
     """The step of the last call that inserted, as the table counts; None: there was none."""
     files: tuple[RowsEntry, ...]
     """The counts of keys without a row: one beside each file of rows."""
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """What its files have of a key: clicks only if a term of the rule takes them."""
+        terms = self.rule.arguments.get("rule")
+        kinds = [term.get("kind") for term in terms if isinstance(term, dict)] if terms else []
+        return RECORD_FIELDS if "show_click" in kinds else RECORD_FIELDS[:2]
 
     @staticmethod
     def path_of(token: str, table: int, shard: int) -> str:

@@ -127,12 +127,13 @@ class KeptRows:
         columns = {k: v.reshape(-1) for k, v in rows.fields.items() if k.startswith("evict_")}
         if entry is None:
             return Kept(columns, 0)
-        half_life = entry.rule.arguments.get("half_life")
-        if half_life is not None and not _is_positive(half_life):
-            raise CheckpointError(
-                f"{self._chain[-1].location}: table {name!r}: its rule has half_life={half_life!r}"
-            )
-        return Kept(columns, entry.step or 0, half_life)
+        rule = {setting: entry.rule.arguments.get(setting) for setting in ("half_life", "decay")}
+        for setting, value in rule.items():
+            if value is not None and not _is_positive(value):
+                raise CheckpointError(
+                    f"{self._chain[-1].location}: table {name!r}: its rule has {setting}={value!r}"
+                )
+        return Kept(columns, entry.step or 0, **rule)
 
 
 def _is_positive(value: Any) -> bool:

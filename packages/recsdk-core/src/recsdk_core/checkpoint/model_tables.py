@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from recsdk_core import _ext
+from recsdk_core.admission import Admit
 from recsdk_core.checkpoint.columns import base_of
 from recsdk_core.checkpoint.manifest import (
     METADATA,
@@ -227,18 +228,19 @@ def _shard_file(
             in_background=not one_thread,
         )
 
+    admission = shard.table.admission
     return ShardFile(
         entry=entry_of(shard, cut, shard.owner.sharding),
         write=write,
         index=shard.owner.rank,
         num_shards=shard.owner.world_size,
         position=shard.table._position if is_delta else None,
-        records=partial(_records_of, cut) if shard.table.admission is not None else None,
+        records=None if admission is None else partial(_records_of, admission, cut),
     )
 
 
-def _records_of(cut: Any) -> Records:
-    return Records(*cut.admission)
+def _records_of(rule: Admit, cut: Any) -> Records:
+    return Records.of_rule(rule, cut.admission)
 
 
 @dataclass(frozen=True, kw_only=True)

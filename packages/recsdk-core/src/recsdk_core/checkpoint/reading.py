@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 
 from recsdk_core import _ext
 from recsdk_core.checkpoint.manifest import (
-    RECORD_FIELDS,
     Field,
     Manifest,
     RowsEntry,
@@ -135,7 +134,7 @@ class Checkpoint:
         """As `blocks`, for how often keys without a row were seen; see `records`."""
         admission = self.manifest.tables[table].admission
         assert admission is not None
-        with self._row_file(admission.files[rank], "snapshot", 1, RECORD_FIELDS) as file:
+        with self._row_file(admission.files[rank], "snapshot", 1, admission.fields) as file:
             yield from self._own_blocks(file, table, rank, admission.files)
 
     def _own_blocks(

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsdk_core import _ext
+from recsdk_core.admission import RECORDS, TERM_SETTINGS, Admit
 from recsdk_core.checkpoint.manifest import RECORD_FIELDS, AdmissionEntry, Described
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.stores import Target
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from recsdk_core.table import Table
 
 __all__ = ["Records", "admission_entry", "read_records"]
-_NAMES = ("keys", "counts", "steps")
+_NAMES = ("keys", "counts", "steps", "clicks")
 
 
 @dataclass(frozen=True)
@@ -39,24 +40,44 @@ class Records:
     """int64 (N,), 1 or more."""
     steps: NDArray[np.int64]
     """int64 (N,), the step that saw the key last, as the table counts."""
+    clicks: NDArray[np.int64] | None = None
+    """int64 (N,), 0 or more; None: the rule keeps none."""
 
-    def select(self, is_wanted: NDArray[np.bool_]) -> Records:
-        """Those of a mask (N,)."""
-        return Records(self.keys[is_wanted], self.counts[is_wanted], self.steps[is_wanted])
+    @staticmethod
+    def of_rule(rule: Admit, parts: Sequence[NDArray[np.int64]]) -> Records:
+        """What the engine says of a table with this rule: all four parts."""
+        keys, counts, steps, clicks = parts
+        return Records(keys, counts, steps, clicks if rule.takes_clicks else None)
+
+    @property
+    def by_name(self) -> dict[str, NDArray[np.int64]]:
+        """The parts by their names of `RECORDS`, without clicks if there are none."""
+        parts = zip(RECORDS, (getattr(self, name) for name in _NAMES), strict=True)
+        return {name: part for name, part in parts if part is not None}
+
+    def select(self, is_wanted: NDArray[np.bool_] | NDArray[np.int64]) -> Records:
+        """Those of a mask (N,), or with these numbers."""
+        return Records(*(part[is_wanted] for part in self.by_name.values()))
 
     def equals(self, other: Records) -> bool:
         """Whether both are the same, in the same order."""
-        pairs = ((getattr(one, name) for one in (self, other)) for name in _NAMES)
-        return all(np.array_equal(*pair) for pair in pairs)
+        return self.by_name.keys() == other.by_name.keys() and all(
+            np.array_equal(part, other.by_name[name]) for name, part in self.by_name.items()
+        )
 
     def write(self, target: Target, token: bytes, codec: Any) -> _ext.RowFileSummary:
         """Writes a file."""
-        fields = {"weight": self.counts.reshape(-1, 1), "admit_step": self.steps.reshape(-1, 1)}
+        parts = list(self.by_name.values())[1:]
+        fields = {
+            field.name: part.reshape(-1, 1)
+            for field, part in zip(RECORD_FIELDS, parts, strict=False)
+        }
+        kept = RECORD_FIELDS[: len(parts)]
         return _ext.write_row_file(
             target.write,
             kind="snapshot",
             dim=1,
-            fields=[(field.name, field.dtype, field.width) for field in RECORD_FIELDS],
+            fields=[(field.name, field.dtype, field.width) for field in kept],
             blocks=[_ext.RowBlock.rows(self.keys, fields)] if len(self.keys) else [],
             token=token,
             codec=codec,
@@ -65,13 +86,16 @@ class Records:
 
     @staticmethod
     def joined(parts: Sequence[Records]) -> Records:
-        """All of some, ascending by key."""
+        """All of some, ascending by key; with clicks only if all have them."""
         none = np.empty(0, np.int64)
-        keys, counts, steps = (
-            np.concatenate([none, *(getattr(part, name) for part in parts)]) for name in _NAMES
+        has_clicks = bool(parts) and all(part.clicks is not None for part in parts)
+        joined = Records(
+            *(
+                np.concatenate([none, *(getattr(part, name) for part in parts)])
+                for name in (_NAMES if has_clicks else _NAMES[:3])
+            )
         )
-        order = np.argsort(keys)
-        return Records(keys[order], counts[order], steps[order])
+        return joined.select(np.argsort(joined.keys))
 
 
 def admission_entry(table: Table, cut: _ext.Cut | ShardCut | None) -> AdmissionEntry | None:
@@ -80,7 +104,7 @@ def admission_entry(table: Table, cut: _ext.Cut | ShardCut | None) -> AdmissionE
     if table.admission is None or state is None:
         return None
     rule = [
-        {name: v for name in ("kind", "n", "p") if (v := getattr(term, name)) is not None}
+        {name: v for name in ("kind", *TERM_SETTINGS) if (v := getattr(term, name)) is not None}
         for term in table.admission.terms()
     ]
     most = table.admission.max_records
@@ -100,5 +124,6 @@ def read_records(checkpoint: Checkpoint, name: str, owner: Owner) -> Iterator[Re
         if not owner.may_share_keys(Owner(rank, len(entry.files), entry.sharding)):
             continue
         for block in checkpoint.record_blocks(index, rank):
-            counts, steps = (block.fields[field.name].reshape(-1) for field in RECORD_FIELDS)
-            yield Records(block.keys, counts, steps).select(owner.owns(block.keys))
+            kept = [field.name for field in RECORD_FIELDS if field.name in block.fields]
+            parts = (block.fields[name].reshape(-1) for name in kept)
+            yield Records(block.keys, *parts).select(owner.owns(block.keys))

@@ -95,7 +95,8 @@ def stage_rows(table: Table, rows: NewRows) -> _ext.Restore:
     restore = _ext.Restore(table._engine)
     restore.add_rows(_ext.RowBlock.rows(np.ascontiguousarray(rows.keys), fields))
     if rows.records is not None:
-        restore.add_records(rows.records.keys, rows.records.counts, rows.records.steps)
+        kept = rows.records
+        restore.add_records(kept.keys, kept.counts, kept.steps, kept.clicks)
     return restore
 
 
@@ -161,7 +162,11 @@ def rows_with_metadata(table: Table) -> NewRows:
         log_decay=image.log_decay,
         metadata={name: joined[name].reshape(-1) for name in kinds},
         clock=EvictionClock(step=step if is_begun else None, time=time),
-        records=None if image.records is None else Records(*image.records),
+        records=(
+            None
+            if image.records is None or table.admission is None
+            else Records.of_rule(table.admission, image.records)
+        ),
     )
 
 

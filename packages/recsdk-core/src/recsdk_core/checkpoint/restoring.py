@@ -119,5 +119,5 @@ def stage(
         if checkpoint.is_snapshot:
             num_in_snapshot = restore.num_rows
     for records in read_records(chain[-1], name, owner) if has_admission else ():
-        restore.add_records(records.keys, records.counts, records.steps)
+        restore.add_records(records.keys, records.counts, records.steps, records.clicks)
     return restore, num_in_snapshot

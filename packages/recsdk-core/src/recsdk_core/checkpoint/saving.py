@@ -385,6 +385,7 @@ def _metadata(rule: Evict) -> Iterator[Field]:
         rule.by == "time",
         rule.order == "lfu" or rule.rare_count is not None,
         rule.order == "score",
+        rule.order == "show_click",
         rule.min_age > 0,
     )
     return compress(METADATA, is_kept)

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from recsdk_core.admission import record_names
 from recsdk_core.checkpoint.records import Records
 from recsdk_core.checkpoint.replacing import NewRows, metadata_of, replace_rows
 from recsdk_core.eviction import EvictionClock
 from recsdk_core.nn.row_entries import (
     CLOCK,
     KEPT_OF_KEYS,
-    RECORDS,
     STATE,
     clock_of_entry,
     entries_of,
@@ -61,7 +61,7 @@ def load_table(
     kept = metadata_of(table)
     shapes.update(dict.fromkeys(kept, ()))
     known = [*shapes, "update_count", *(["log_decay"] if _catches_up(table) else [])]
-    known += RECORDS if table.admission is not None else []
+    known += record_names(table.admission)
     known += [CLOCK] if table._has_clock else []
     missing_keys.extend(prefix + name for name in known if name not in given)
     unexpected_keys.extend(prefix + name for name in given if name not in known)
@@ -164,7 +164,7 @@ def _bad_log_decay(value: Any) -> list[str]:
 
 
 def _bad_metadata(table: Table, given: Mapping[str, Any]) -> list[str]:
-    for names in (metadata_of(table), RECORDS if table.admission is not None else ()):
+    for names in (metadata_of(table), record_names(table.admission)):
         wanted = {*names, CLOCK} if names else set()
         missing = sorted(wanted - set(given))
         if missing and any(name in given for name in names):

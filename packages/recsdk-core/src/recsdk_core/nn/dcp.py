@@ -27,9 +27,10 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.planner import SavePlan
 
 from recsdk_core import _ext
+from recsdk_core.admission import RECORDS
 from recsdk_core.checkpoint.participants import refuse_different
 from recsdk_core.errors import CheckpointError
-from recsdk_core.nn.row_entries import CLOCK, KEPT_OF_KEYS, RECORDS
+from recsdk_core.nn.row_entries import CLOCK, KEPT_OF_KEYS
 
 __all__ = ["MakeRoom", "before_loading", "holder_of", "saved_tensors"]
 

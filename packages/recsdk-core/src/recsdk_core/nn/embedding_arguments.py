@@ -104,12 +104,13 @@ def check_norms(kind: str, max_norm: float | None, norm_type: float) -> None:
 class Marks:
     """What comes with keys for rules of eviction and admission, of the shape of the keys.
 
-    Times and counts may be one for all.
+    All but scores may be one for all.
     """
 
     times: torch.Tensor | int | None = None
     scores: torch.Tensor | None = None
     counts: torch.Tensor | int | None = None
+    clicks: torch.Tensor | int | None = None
 
     @property
     def are_given(self) -> bool:
@@ -118,13 +119,12 @@ class Marks:
 
     @property
     def _all(self) -> tuple[torch.Tensor | int | None, ...]:
-        return self.times, self.scores, self.counts
+        return self.times, self.scores, self.counts, self.clicks
 
     def check(self, kind: str, keys: torch.Tensor) -> None:
         """Raises TypeError or ValueError for what does not fit the keys."""
-        dtypes = {"times": torch.int64, "scores": torch.float32, "counts": torch.int64}
-        for name, dtype in dtypes.items():
-            value = getattr(self, name)
+        for name, value in self.for_table().items():
+            dtype = torch.float32 if name == "scores" else torch.int64
             is_one = name != "scores" and isinstance(value, int) and not isinstance(value, bool)
             if value is None or is_one:
                 continue
@@ -147,7 +147,7 @@ class Marks:
 
     def for_table(self) -> dict[str, Any]:
         """As arguments of a table's `map`."""
-        return {"times": self.times, "scores": self.scores, "counts": self.counts}
+        return dict(zip(("times", "scores", "counts", "clicks"), self._all, strict=True))
 
 
 def _flat(value: Any) -> Any:

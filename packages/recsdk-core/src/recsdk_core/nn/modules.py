@@ -64,6 +64,13 @@ __all__ = ["HashEmbedding", "HashEmbeddingBag"]
 
 
 _NO_MARKS = Marks()
+
+
+def _marks_of(*given: Any) -> Marks:
+    """What comes with keys; the same object where nothing does, which is most often."""
+    return _NO_MARKS if all(each is None for each in given) else Marks(*given)
+
+
 _BEFORE_ALL = -(2**63)
 _OVER_RANKS = (
     "shard its table with recsdk-sharding instead: docs/howto/spread_plain_modules.md has the lines"
@@ -301,7 +308,7 @@ class _TableModule(nn.Module):
         """Raises RuntimeError where a call is recorded, not run."""
         if marks.are_given:
             raise RuntimeError(
-                f"{type(self).__name__}: times, scores and counts cannot be recorded by "
+                f"{type(self).__name__}: times, scores, counts and clicks cannot be recorded by "
                 "torch.compile, torch.export or torch.fx; look up outside of what is compiled "
                 "(torch.compiler.disable), or set table.time before the call"
             )
@@ -508,13 +515,13 @@ class HashEmbedding(_TableModule):
     With `eviction` each forward in training mode is a step of the table: keys leave a full group
     for those that come, see `Evict`, and two forwards before a backward are two steps. A row that
     leaves while a backward is to come is trained by it, and given to another key only afterwards;
-    a key that comes back meanwhile has a new row. `times` and `scores` of keys are arguments of
-    forward; `table.time` is the time of forwards that bring none. A forward that a checkpoint
-    repeats in backward is no step, and raises RuntimeError if keys have no row by then.
+    a key that comes back meanwhile has a new row. `times`, `scores` and `clicks` of keys are
+    arguments of forward; `table.time` is the time of forwards that bring none. A forward that a
+    checkpoint repeats in backward is no step, and raises RuntimeError if keys have no row by then.
 
     With `admission` too each forward in training mode is a step: new keys get a row when the rule
     lets them in, see `Admit`. Others read `default`, and no gradient is kept of them. `counts`
-    of keys is an argument of forward. A checkpoint's repeated forward counts nothing.
+    and `clicks` of keys are arguments of forward. A checkpoint's repeated forward counts nothing.
 
     Other arguments are those of `Table`. `state_dict()` holds keys, weights, optimizer state and
     update count; deepcopy and pickle copy the rows, and torch's AveragedModel averages them.
@@ -539,15 +546,15 @@ class HashEmbedding(_TableModule):
         times: torch.Tensor | int | None = None,
         scores: torch.Tensor | None = None,
         counts: torch.Tensor | int | None = None,
+        clicks: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
         """keys of any shape, int64 -> (*shape, D) in the dtype of `weight`.
 
         `times` int64 and `scores` float32 have the shape of keys and are for `eviction`, `counts`
-        int64 for `admission`, see `Table.map`; times and counts may be one for all. Evaluation uses
-        none of them.
+        int64 for `admission`, `clicks` int64 for rules of shows and clicks, see `Table.map`; all
+        but scores may be one for all. Evaluation uses none of them.
         """
-        has_marks = times is not None or scores is not None or counts is not None
-        given = Marks(times, scores, counts) if has_marks else _NO_MARKS
+        given = _marks_of(times, scores, counts, clicks)
         if isinstance(keys, torch.fx.Proxy):
             recorded = leaf(self, keys)
             self._refuse_marks(given)
@@ -622,13 +629,13 @@ class HashEmbeddingBag(_TableModule):
         times: torch.Tensor | int | None = None,
         scores: torch.Tensor | None = None,
         counts: torch.Tensor | int | None = None,
+        clicks: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
         """keys (N,) with offsets, or (B, L) without, and weights of the same shape -> (B, D).
 
-        `times`, `scores` and `counts` as those of `HashEmbedding`.
+        `times`, `scores`, `counts` and `clicks` as those of `HashEmbedding`.
         """
-        has_marks = times is not None or scores is not None or counts is not None
-        given = Marks(times, scores, counts) if has_marks else _NO_MARKS
+        given = _marks_of(times, scores, counts, clicks)
         if isinstance(keys, torch.fx.Proxy):
             recorded = leaf(self, keys, offsets, per_sample_weights)
             self._refuse_marks(given)

@@ -57,7 +57,8 @@ def _average_tables(averaged: AveragedModel, mine: list[Table], theirs: list[Tab
 def _insert_first_rows(own: Table, keys: torch.Tensor, times: int | None) -> None:
     """Gives keys without a row the one that they begin with, also where a rule keeps keys out."""
     if own.admission is None:
-        own.map(keys, True, times=times)
+        needs_clicks = own.eviction is not None and own.eviction.needs_clicks
+        own.map(keys, True, times=times, clicks=0 if needs_clicks else None)
         return
     _, outcomes = own.lookup(keys, return_outcomes=True)
     unseen = keys[outcomes == int(Outcome.MISSING)]

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from recsdk_core.admission import RECORDS
 from recsdk_core.checkpoint.manifest import METADATA
 from recsdk_core.checkpoint.records import Records
 from recsdk_core.checkpoint.replacing import NewRows, rows_with_metadata
@@ -21,7 +22,6 @@ __all__ = [
     "CLOCK",
     "ENTRIES",
     "KEPT_OF_KEYS",
-    "RECORDS",
     "STATE",
     "AnyName",
     "clock_of_entry",
@@ -36,9 +36,6 @@ STATE = "state."
 
 CLOCK = "evict_clock"
 """The name of the entry that says where the clock of eviction and admission stands."""
-
-RECORDS = ("admit_keys", "admit_counts", "admit_steps")
-"""The entries of `Records`: what admission knows of keys without a row, int64 (m,) each."""
 
 KEPT_OF_KEYS: Mapping[str, torch.dtype] = {
     each.name: getattr(torch, each.dtype) for each in METADATA
@@ -92,7 +89,8 @@ def entries_of(rows: NewRows, dtype: torch.dtype = torch.float32) -> dict[str, t
     """keys int64 (n,), weight (n, D), state.<field> float32 (n, width), update_count.
 
     `dtype`: of weight. With an optimizer that catches up, log_decay too; with eviction what it
-    keeps of each key (n,), with admission `RECORDS`, and with either `CLOCK`, see `clock_of_entry`.
+    keeps of each key (n,), with admission those of
+    `recsdk_core.admission.RECORDS` that it keeps, and with either `CLOCK`, see `clock_of_entry`.
     """
     entries = {
         "keys": torch.from_numpy(rows.keys),
@@ -104,8 +102,7 @@ def entries_of(rows: NewRows, dtype: torch.dtype = torch.float32) -> dict[str, t
         entries["log_decay"] = torch.tensor(rows.log_decay, dtype=torch.float64)
     entries.update({name: torch.from_numpy(kept) for name, kept in rows.metadata.items()})
     if rows.records is not None:
-        parts = rows.records.keys, rows.records.counts, rows.records.steps
-        entries.update(zip(RECORDS, map(torch.from_numpy, parts), strict=True))
+        entries.update({n: torch.from_numpy(part) for n, part in rows.records.by_name.items()})
     if rows.metadata or rows.records is not None:
         step, time = rows.clock.step, rows.clock.time
         entries[CLOCK] = torch.tensor([step is not None, step or 0, time is not None, time or 0])
@@ -135,15 +132,18 @@ def records_of_entries(entries: Mapping[str, Any], keys_n: NDArray[np.int64]) ->
     """
     if RECORDS[0] not in entries:
         return None
-    parts: list[Any] = [entries.get(name) for name in RECORDS]
+    names = RECORDS if RECORDS[3] in entries else RECORDS[:3]
+    parts: list[Any] = [entries.get(name) for name in names]
     num_keys = parts[0].numel() if isinstance(parts[0], torch.Tensor) else 0
-    for name, part in zip(RECORDS, parts, strict=True):
+    for name, part in zip(names, parts, strict=True):
         is_fit = isinstance(part, torch.Tensor) and part.dtype == torch.int64
         if not is_fit or part.shape != (num_keys,):
             raise ValueError(f"{name}: must be int64 ({num_keys},), got {part}")
     records = Records(*(np.ascontiguousarray(part.detach().cpu().numpy()) for part in parts))
     if not bool((records.counts > 0).all()):
         raise ValueError(f"{RECORDS[1]}: must be 1 or more")
+    if records.clicks is not None and not bool((records.clicks >= 0).all()):
+        raise ValueError(f"{RECORDS[3]}: must be 0 or more")
     all_keys = np.concatenate([keys_n, records.keys])
     if len(np.unique(all_keys)) != len(all_keys):
         raise ValueError(f"{RECORDS[0]}: must not repeat, nor be among keys")

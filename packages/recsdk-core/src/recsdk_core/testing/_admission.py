@@ -16,6 +16,7 @@ from recsdk_core.virtual_shards import default_eviction_groups
 __all__ = ["Admission", "AdmissionRecord"]
 
 _INCREMENT = 0x9E3779B97F4A7C15
+_MOST = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class AdmissionRecord:
     """How often it was seen, as far as the rule asks."""
     step: int
     """The step that saw it last."""
+    clicks: int = 0
+    """Its clicks, if the rule takes them."""
 
 
 class Admission:
@@ -38,6 +41,9 @@ class Admission:
         self._salt = mix64(seed ^ mix64(table_hash(name)))
         self._terms = list(rule.terms())
         self._most = max((term.n or 0 for term in self._terms), default=0)
+        if rule.takes_clicks:
+            self._most = _MOST
+        self._clicks: Mapping[int, int] = {}
         self._room: Room | None = None
         if rule.max_records is not None and room is None:
             self._room = Room(rule.max_records, default_eviction_groups(rule.max_records))
@@ -46,13 +52,25 @@ class Admission:
         self._in_step: dict[int, int] = {}
         self._step: int | None = None
 
-    def admitted(self, seen: Mapping[int, int], step: int) -> set[int]:
-        """Of the keys without a row, each with how often a call sees it, those that are let in."""
+    def admitted(
+        self, seen: Mapping[int, int], step: int, clicks: Mapping[int, int] | None = None
+    ) -> set[int]:
+        """Of the keys without a row, each with how often a call sees it, those that are let in.
+
+        `clicks` of the call, by key, are also those that `decided` counts next.
+        """
+        self._clicks = clicks or {}
         return {key for key, count in seen.items() if self._admits(key, count, step)}
 
     def _total(self, key: int, count: int) -> int:
         before = self.records[key].count if key in self.records else 0
         return min(before + count, self._most)
+
+    def _all_clicks(self, key: int) -> int:
+        if not self.rule.takes_clicks:
+            return 0
+        before = self.records[key].clicks if key in self.records else 0
+        return min(before + self._clicks.get(key, 0), _MOST)
 
     def _admits(self, key: int, count: int, step: int) -> bool:
         in_step = count + (self._in_step.get(key, 0) if self._step == step else 0)
@@ -60,6 +78,10 @@ class Admission:
         for place, term in enumerate(self._terms):
             if term.kind == "count":
                 held.append(self._total(key, count) >= (term.n or 0))
+            elif term.kind == "show_click":
+                worth = (term.alpha or 0.0) * self._total(key, count)
+                worth += (term.beta or 0.0) * self._all_clicks(key)
+                held.append(worth >= (term.threshold or 0.0))
             elif term.kind == "probability":
                 held.append(self._draw(place, key, step) >= power(1.0 - (term.p or 0.0), in_step))
             else:
@@ -89,11 +111,12 @@ class Admission:
         fresh = [key for key in seen if key not in admitted and key not in self.records]
         leaving, unrecorded = self._beyond(fresh, set(seen), step)
         counted = {key: self._total(key, count) for key, count in seen.items()}
+        clicked = {key: self._all_clicks(key) for key in seen}
         for key in seen:
             if key in has_row:
                 self.records.pop(key, None)
             elif (key not in admitted and key not in unrecorded) or key in self.records:
-                self.records[key] = AdmissionRecord(counted[key], step)
+                self.records[key] = AdmissionRecord(counted[key], step, clicked[key])
         for key in leaving:
             del self.records[key]
         self.num_lost += len(leaving)

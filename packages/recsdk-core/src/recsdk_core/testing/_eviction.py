@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from recsdk_core.eviction import Evict
+from recsdk_core.testing._arithmetic import power
 from recsdk_core.testing._clock import Clock
 from recsdk_core.testing._optimizers import exp_of_negative, log_of_ratio
 from recsdk_core.testing._room import Room, key_hash
 
-__all__ = ["Eviction", "KeyMeta", "Seen", "decayed"]
+__all__ = ["Eviction", "KeyMeta", "Seen", "decayed", "decayed_score", "number_at"]
 
 _LOG2 = 0.6931471805599453
 _UNITS = 2**16
@@ -32,6 +33,8 @@ class KeyMeta:
     count: int = 0
     """Occurrences, decayed, in units of 2**-16."""
     score: float | None = None
+    show_click: int = 0
+    """alpha * shows + beta * clicks, decayed, in units of 2**-16."""
 
 
 @dataclass
@@ -39,6 +42,9 @@ class Seen:
     """What a call brings of a key."""
 
     count: int = 0
+    shows: int = 0
+    """As `counts` says."""
+    clicks: int = 0
     time: int = -(2**63)
     score: float | None = None
 
@@ -71,14 +77,18 @@ class Eviction:
         """A call has decided."""
         self.clock.decided(step, lease_step)
 
-    def seen(self, keys: Iterable[int], times: Any, scores: Any) -> dict[int, Seen]:
+    def seen(
+        self, keys: Iterable[int], times: Any, scores: Any, counts: Any = None, clicks: Any = None
+    ) -> dict[int, Seen]:
         """What a call brings, by key."""
         found: defaultdict[int, Seen] = defaultdict(Seen)
         for i, key in enumerate(keys):
             seen = found[key]
             seen.count += 1
+            seen.shows += number_at(counts, i, 1)
+            seen.clicks += number_at(clicks, i, 0)
             if times is not None:
-                seen.time = max(seen.time, times if isinstance(times, int) else int(times[i]))
+                seen.time = max(seen.time, number_at(times, i, 0))
             if scores is not None:
                 score = float(scores[i]) + 0.0
                 seen.score = score if seen.score is None else max(seen.score, score)
@@ -93,7 +103,11 @@ class Eviction:
         made = replace(meta, step=step, time=max(meta.time, seen.time))
         if is_first:
             made.count = decayed(meta, self.rule, step)
+            made.show_click = decayed_score(meta, self.rule, step)
         made.count += min(seen.count, max(-((made.count - _MOST) // _UNITS), 0)) * _UNITS
+        made.show_click += _units(self.rule.alpha) * seen.shows
+        made.show_click += _units(self.rule.beta) * seen.clicks
+        made.show_click = min(made.show_click, _MOST)
         if seen.score is not None:
             keeps = not is_first and meta.score is not None
             made.score = max(seen.score, meta.score or 0.0) if keeps else seen.score
@@ -105,9 +119,17 @@ class Eviction:
             return meta.score or 0.0
         if self.rule.order == "lru":
             return meta.step if self.rule.by == "step" else meta.time
+        if self.rule.order == "show_click":
+            return self._order_of_score(meta)
         if self.rule.half_life is None:
             return meta.count
         return _log2(max(meta.count, 1)) + meta.step / self.rule.half_life
+
+    def _order_of_score(self, meta: KeyMeta) -> float | int:
+        decay = self.rule.decay or 1.0
+        if decay == 1.0:
+            return meta.show_click
+        return _log2(max(meta.show_click, 1)) + meta.step * -_log2(decay)
 
     def may_leave(self, meta: KeyMeta, step: int) -> bool:
         """Whether a key may leave in a step: it does not see it, and the key is old enough."""
@@ -194,9 +216,28 @@ def decayed(meta: KeyMeta, rule: Evict, step: int) -> int:
     return int(meta.count * exp_of_negative(-_LOG2 * (elapsed / rule.half_life)))
 
 
-def _log2(value: int) -> float:
-    doublings = value.bit_length() - 1
-    rest = math.ldexp(value, -doublings)
+def decayed_score(meta: KeyMeta, rule: Evict, step: int) -> int:
+    """What shows and clicks make of a key as of a step, in units of 2**-16."""
+    if rule.decay is None or step <= meta.step:
+        return meta.show_click
+    elapsed = min(step - meta.step, 2**63 - 1)
+    return int(meta.show_click * power(rule.decay, elapsed))
+
+
+def number_at(given: Any, place: int, otherwise: int) -> int:
+    """What comes with a key: one number for each key, one for all, or none."""
+    if given is None:
+        return otherwise
+    return given if isinstance(given, int) else int(given[place])
+
+
+def _units(weight: float | None) -> int:
+    return round((weight or 0.0) * _UNITS)
+
+
+def _log2(value: float) -> float:
+    fraction, exponent = math.frexp(value)
+    rest, doublings = 2.0 * fraction, exponent - 1
     if rest >= 1.4:
         rest, doublings = rest / 2.0, doublings + 1
     return doublings + log_of_ratio((rest - 1.0) / (rest + 1.0)) / _LOG2

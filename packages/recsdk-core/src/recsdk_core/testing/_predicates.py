@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from recsdk_core.eviction import Evict
-from recsdk_core.testing._eviction import KeyMeta, decayed
+from recsdk_core.testing._eviction import KeyMeta, decayed, decayed_score
 
 __all__ = ["columns_of", "is_true"]
 
@@ -36,6 +36,8 @@ def columns_of(meta: KeyMeta, rule: Evict, step: int) -> dict[str, int | float]:
         columns["count"] = decayed(meta, rule, step) / 2**16
     if rule.order == "score":
         columns["score"] = meta.score or 0.0
+    if rule.order == "show_click":
+        columns["score"] = decayed_score(meta, rule, step) / 2**16
     if rule.min_age > 0:
         columns["age"] = _elapsed(meta.born, step)
     return columns
@@ -45,19 +47,19 @@ def _elapsed(since: int, step: int) -> int:
     return min(max(step - since, 0), 2**63 - 1)
 
 
-def is_true(text: str, columns: Mapping[str, int | float]) -> bool:
+def is_true(text: str, columns: Mapping[str, int | float], rule: Evict) -> bool:
     """Whether a predicate is true of a key; KeyError for a column that there is not."""
-    return _is_true(ast.parse(text, mode="eval").body, columns)
+    return _is_true(ast.parse(text, mode="eval").body, columns, rule.order == "score")
 
 
-def _is_true(node: Any, columns: Mapping[str, int | float]) -> bool:
+def _is_true(node: Any, columns: Mapping[str, int | float], has_singles: bool) -> bool:
     if isinstance(node, ast.BoolOp):
         join = all if isinstance(node.op, ast.And) else any
-        return join([_is_true(value, columns) for value in node.values])
+        return join([_is_true(value, columns, has_singles) for value in node.values])
     if isinstance(node, ast.UnaryOp):
-        return not _is_true(node.operand, columns)
+        return not _is_true(node.operand, columns, has_singles)
     sides = [node.left, *node.comparators]
-    is_single = any(getattr(side, "id", "") == "score" for side in sides)
+    is_single = has_singles and any(getattr(side, "id", "") == "score" for side in sides)
     values = [_value(side, columns, is_single) for side in sides]
     return all(
         _OPERATIONS[type(operation)](left, right)

@@ -25,7 +25,7 @@ from recsdk_core.table import ExportBatch, OnFull, TableStats
 from recsdk_core.testing import _arithmetic, _optimizers
 from recsdk_core.testing._admission import Admission, AdmissionRecord
 from recsdk_core.testing._clock import Clock
-from recsdk_core.testing._eviction import Eviction, KeyMeta, Seen
+from recsdk_core.testing._eviction import Eviction, KeyMeta, Seen, number_at
 from recsdk_core.testing._initial_rows import initial_rows
 from recsdk_core.testing._predicates import columns_of, is_true
 from recsdk_core.testing._room import Room
@@ -271,15 +271,17 @@ class ReferenceTable:
         times: Any = None,
         scores: Any = None,
         counts: Any = None,
+        clicks: Any = None,
     ) -> tuple[NDArray[np.int64], Outcomes]:
         """Finds the rows of keys (N,), and with `insert` gives a row to each unseen key."""
         is_in_flight = lease is not None and lease.step is not None
         if insert:
+            self._require_clicks(keys, clicks)
             if not is_in_flight:
                 self._require_no_steps()
-            seen = self._seen(keys, times, scores)
+            seen = self._seen(keys, times, scores, counts, clicks)
             batch = lease if is_in_flight else None
-            rows, outcomes = self._insert(_as_ints(keys), seen, batch, counts)
+            rows, outcomes = self._insert(_as_ints(keys), seen, batch, counts, clicks)
         else:
             found = [self._find(key, sees_in_flight=is_in_flight) for key in _as_ints(keys)]
             rows = np.array([row.number if row else 0 for row in found], np.int64)
@@ -301,14 +303,22 @@ class ReferenceTable:
         evicted = [entry for lease in self._steps for entry in lease._evicted]
         return [(key, row) for key, row in evicted if not row.is_in_flight]
 
-    def _seen(self, keys: Keys, times: Any, scores: Any) -> dict[int, Seen]:
+    def _require_clicks(self, keys: Keys, clicks: Any) -> None:
+        rules = [None if rule is None else rule.rule for rule in (self._eviction, self._admission)]
+        is_lacking = clicks is None and len(_as_ints(keys)) > 0
+        if is_lacking and any(rule is not None and rule.needs_clicks for rule in rules):
+            raise ValueError("a rule goes by clicks, and the call brings none")
+
+    def _seen(
+        self, keys: Keys, times: Any, scores: Any, counts: Any = None, clicks: Any = None
+    ) -> dict[int, Seen]:
         if self._eviction is None:
             return {}
         if self._eviction.rule.by == "time" and times is None:
             times = self.time
             if times is None:
                 raise ValueError("eviction goes by time, and the call brings none")
-        return self._eviction.seen(_as_ints(keys), times, scores)
+        return self._eviction.seen(_as_ints(keys), times, scores, counts, clicks)
 
     def _metas(self) -> dict[int, KeyMeta]:
         return {key: row.meta for key, row in self._rows.items() if row.meta is not None}
@@ -394,7 +404,7 @@ class ReferenceTable:
                 for key, row in in_order
                 if row.meta is not None
                 and self._eviction.may_leave(row.meta, self._eviction.step_of(None))
-                and is_true(where, columns_of(row.meta, rule, step))
+                and is_true(where, columns_of(row.meta, rule, step), rule)
             ]
         if fraction is not None:
             max_rows = int((self.max_rows or 0) * (1 - Fraction(str(float(fraction)))))
@@ -406,9 +416,10 @@ class ReferenceTable:
         seen: dict[int, Seen],
         lease: ReferenceLease | None,
         counts: Any = None,
+        clicks: Any = None,
     ) -> tuple[NDArray[np.int64], Outcomes]:
         lease_step = None if lease is None else lease.step
-        kept_out, settle = self._kept_out(keys, counts, lease)
+        kept_out, settle = self._kept_out(keys, counts, clicks, lease)
         let_in = [key for key in keys if key not in kept_out]
         new, leaving = self._with_room(
             let_in, {k: v for k, v in seen.items() if k not in kept_out}, lease_step
@@ -440,7 +451,7 @@ class ReferenceTable:
         return self._clock.step_of(lease_step)
 
     def _kept_out(
-        self, keys: list[int], counts: Any, lease: ReferenceLease | None
+        self, keys: list[int], counts: Any, clicks: Any, lease: ReferenceLease | None
     ) -> tuple[set[int], Callable[[], None]]:
         """The keys that the rule keeps out, and what counts them once the others have rows."""
         step = self._step_of(None if lease is None else lease.step)
@@ -448,11 +459,12 @@ class ReferenceTable:
         if admission is None:
             return set(), lambda: None
         seen: dict[int, int] = {}
+        clicked: dict[int, int] = {}
         for i, key in enumerate(keys):
             if key not in self._rows:
-                count = 1 if counts is None else counts if isinstance(counts, int) else counts[i]
-                seen[key] = seen.get(key, 0) + int(count)
-        admitted = admission.admitted(seen, step)
+                seen[key] = seen.get(key, 0) + number_at(counts, i, 1)
+                clicked[key] = clicked.get(key, 0) + number_at(clicks, i, 0)
+        admitted = admission.admitted(seen, step, clicked)
 
         def settle() -> None:
             if lease is not None and lease._records is None:
@@ -518,10 +530,11 @@ class ReferenceTable:
         times: Any = None,
         scores: Any = None,
         counts: Any = None,
+        clicks: Any = None,
         return_outcomes: bool = False,
     ) -> Any:
         """The rows of keys (N,), made where they do not exist."""
-        more = {"times": times, "scores": scores, "counts": counts}
+        more = {"times": times, "scores": scores, "counts": counts, "clicks": clicks}
         _, outcomes = self.map(keys, True, lease=lease, **more)
         values = self._read(_as_ints(keys), sees_in_flight=True)
         return (values, outcomes) if return_outcomes else values
@@ -540,11 +553,12 @@ class ReferenceTable:
         *,
         times: Any = None,
         scores: Any = None,
+        clicks: Any = None,
         return_outcomes: bool = False,
     ) -> Any:
         """Writes values (N, D) as the weights of keys (N,)."""
         self._require_no_steps()
-        seen = self._seen(keys, times, scores)
+        seen = self._seen(keys, times, scores, None, clicks)
         new, leaving = self._with_room(_as_ints(keys), seen, None)
         admitted = set(new)
         if self._admission is not None:

@@ -46,6 +46,11 @@ NonFinite: TypeAlias = Literal["apply", "raise", "skip"]
 
 _UINT64 = 2**64
 
+_NO_CLICKS = (
+    "{} with beta above 0 needs the clicks of ids, which batches of a collection do not carry: "
+    "leave beta 0, or take a module of recsdk_core.nn"
+)
+
 HONOURED_FIELDS = frozenset(
     {
         "num_embeddings",
@@ -235,6 +240,8 @@ class HashTableConfig(_Settings):
             raise TypeError(
                 self._error(f"eviction must be an Evict, as Evict.lru(), got {self.eviction!r}")
             )
+        if self.eviction.needs_clicks:
+            raise ValueError(self._error(_NO_CLICKS.format("Evict.show_click()")))
         if self.max_rows is None and not self.eviction.expires:
             raise ValueError(
                 self._error(
@@ -252,6 +259,8 @@ class HashTableConfig(_Settings):
                     f"admission must be an Admit, as Admit.count(3), got {self.admission!r}"
                 )
             )
+        if self.admission.needs_clicks:
+            raise ValueError(self._error(_NO_CLICKS.format("Admit.show_click()")))
         most, groups = self.admission.max_records, self.num_groups
         if most is not None and groups is not None and most < groups:
             raise ValueError(
@@ -340,8 +349,8 @@ class HashTableConfig(_Settings):
             return "admission"
         if self.eviction is None:
             return None
-        if self.eviction.order == "lfu":
-            return "Evict.lfu()"
+        if self.eviction.order in ("lfu", "show_click"):
+            return f"Evict.{self.eviction.order}()"
         return None if self.eviction.rare_count is None else "rare_count"
 
     def make_table(

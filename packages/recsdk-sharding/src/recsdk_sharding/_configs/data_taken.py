@@ -22,6 +22,6 @@ def taken_by(eviction: Evict | None, admission: Admit | None) -> tuple[str, ...]
     takes = {
         "times": evicts_by_time(eviction),
         "scores": eviction is not None and eviction.order == "score",
-        "counts": admission is not None,
+        "counts": admission is not None or (eviction is not None and eviction.alpha is not None),
     }
     return tuple(name for name in DTYPES if takes[name])

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 import recsdk_core
 from recsdk_core import Outcome
+from recsdk_core.admission import RECORDS
 from recsdk_core.checkpoint.records import Records
 from recsdk_core.checkpoint.replacing import NewRows
 from recsdk_core.eviction import EvictionClock
 from recsdk_core.nn.row_entries import (
     CLOCK,
     KEPT_OF_KEYS,
-    RECORDS,
     STATE,
     clock_of_entry,
     entries_of,

@@ -45,7 +45,8 @@ class DeviceCut:
             self.eviction = _ext.EvictionState(step or 0, None, step is not None, time)
             self._metadata = kept.metadata
             if counted is not None:
-                self.admission = counted.keys, counted.counts, counted.steps
+                clicks = np.zeros_like(counted.counts) if counted.clicks is None else counted.clicks
+                self.admission = counted.keys, counted.counts, counted.steps, clicks
 
     @property
     def num_rows(self) -> int:

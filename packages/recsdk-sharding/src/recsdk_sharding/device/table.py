@@ -16,12 +16,13 @@ from torchrec.modules.embedding_configs import DataType
 
 import recsdk_core
 from recsdk_core import Admit, Evict, ExportBatch, IndexCut, optim
+from recsdk_core.admission import record_names
 from recsdk_core.checkpoint import Position
 from recsdk_core.checkpoint.records import Records
 from recsdk_core.checkpoint.replacing import NewRows
 from recsdk_core.eviction import EvictionClock
 from recsdk_core.leavers import LeaveCause
-from recsdk_core.nn.row_entries import RECORDS, rows_of
+from recsdk_core.nn.row_entries import rows_of
 from recsdk_core.records import Explanation
 from recsdk_core.table import DType
 from recsdk_sharding._configs.configs import HashTableConfig
@@ -528,7 +529,7 @@ class DeviceTable:
             self.index.assign(
                 rows.keys,
                 metadata=rows.metadata,
-                records=_by_name(rows.records),
+                records=_by_name(self.admission, rows.records),
                 clock=rows.clock,
             )
         self.position = None
@@ -558,10 +559,13 @@ def _check_records(config: HashTableConfig) -> None:
         )
 
 
-def _by_name(records: Records | None) -> dict[str, NDArray[np.int64]] | None:
-    if records is None:
-        return None
-    return dict(zip(RECORDS, (records.keys, records.counts, records.steps), strict=True))
+def _by_name(rule: Admit | None, records: Records | None) -> dict[str, NDArray[np.int64]] | None:
+    if records is None or rule is None:  # without a rule the index refuses them
+        return None if records is None else records.by_name
+    found = records.by_name
+    for name in record_names(rule)[3:]:  # what was kept by another rule
+        found.setdefault(name, np.zeros_like(records.counts))
+    return {name: found[name] for name in record_names(rule)}
 
 
 def _no_rows(width: int) -> NDArray[np.float32]:

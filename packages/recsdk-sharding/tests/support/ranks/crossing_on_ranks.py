@@ -61,10 +61,12 @@ CONFIG: dict[str, dict[str, Any]] = {
         "lru": Evict.lru(min_age=1),
         "time": Evict.lru(by="time"),
         "lfu": Evict.lfu(half_life=2.0),
+        "shows": Evict.show_click(decay=0.5),
     },
     "admission": {
         "none": None,
         "count": Admit.count(2),
+        "shows": Admit.show_click(threshold=2.0),
         "limited": Admit.count(2, max_records=20),
         "chance": Admit.probability(0.5) | Admit.count(3),
     },
