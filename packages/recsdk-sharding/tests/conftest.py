@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator
 
 import pytest
+from device_type import IS_CUDA
 from rank_pool import RankPool, npu_pool
 
 from recsdk_core.testing import register_profiles
 
+if not IS_CUDA:
+    os.environ["TRITON_INTERPRET"] = "1"  # before anybody imports triton
 register_profiles()
 pytest.register_assert_rewrite("comparing")
 warnings.filterwarnings("ignore", category=FutureWarning, module="torch")

@@ -32,6 +32,7 @@ PACKAGES = (
     "fbgemm-gpu",
     "fbgemm-gpu-cpu",
     "torch-npu",
+    "triton",
     "recsdk-npusim",
 )
 FBGEMM_OF_TORCH = {"2.11": "1.6", "2.12": "1.7", "2.13": "1.8"}
@@ -126,7 +127,7 @@ def _backends(
         "cpu": "the engine",
         "npu, by the engine": _runtime(environment, load_library),
         "npu, by torch": _npu_of_torch(packages, environment),
-        "cuda, by torch": _cuda_of_torch(packages, devices),
+        "cuda, by torch": _cuda_of_torch(packages, environment, devices),
     }
 
 
@@ -154,14 +155,27 @@ def _npu_of_torch(packages: Mapping[str, str | None], environment: Mapping[str, 
     return f"not found: torch-npu is not installed{off}"
 
 
-def _cuda_of_torch(packages: Mapping[str, str | None], devices: Path) -> str:
+def _cuda_of_torch(
+    packages: Mapping[str, str | None], environment: Mapping[str, str], devices: Path
+) -> str:
     if not has_cuda(devices):
         return "not found: no device"
     torch = packages.get("torch")
     if torch is None:
         return "not found: torch is not installed"
-    is_for_cpu = torch.endswith("+cpu")
-    return f"not found: torch {torch} is built for the cpu" if is_for_cpu else f"torch {torch}"
+    if torch.endswith("+cpu"):
+        return f"not found: torch {torch} is built for the cpu"
+    return f"torch {torch}, tables on {_cuda_kernels(packages, environment)}"
+
+
+def _cuda_kernels(packages: Mapping[str, str | None], environment: Mapping[str, str]) -> str:
+    """What recsdk-sharding takes; whether Triton works it finds out when a table is made."""
+    asked, triton = environment.get("RECSDK_DEVICE_KERNELS"), packages.get("triton")
+    if asked == "torch":
+        return "its operators: RECSDK_DEVICE_KERNELS=torch"
+    if triton is None:
+        return "its operators: triton is not installed"
+    return f"kernels of triton {triton}"
 
 
 def mismatches(packages: Mapping[str, str | None], has_cuda: bool) -> list[str]:

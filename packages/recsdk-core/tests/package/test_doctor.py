@@ -136,7 +136,17 @@ def test_whether_there_is_cuda(tmp_path: Path) -> None:
     assert backends(tmp_path, {})["cuda, by torch"] == "not found: torch is not installed"
     built_for_cpu = backends(tmp_path, FITTING)["cuda, by torch"]
     assert built_for_cpu == "not found: torch 2.13.0+cpu is built for the cpu"
-    assert backends(tmp_path, {"torch": "2.13.0"})["cuda, by torch"] == "torch 2.13.0"
+    alone = backends(tmp_path, {"torch": "2.13.0"})["cuda, by torch"]
+    assert alone == "torch 2.13.0, tables on its operators: triton is not installed"
+
+
+def test_which_kernels_tables_on_cuda_run_on(tmp_path: Path) -> None:
+    (tmp_path / "nvidia0").touch()
+    packages = {"torch": "2.13.0", "triton": "3.7.1"}
+    by_default = backends(tmp_path, packages)["cuda, by torch"]
+    assert by_default == "torch 2.13.0, tables on kernels of triton 3.7.1"
+    chosen = backends(tmp_path, packages, RECSDK_DEVICE_KERNELS="torch")["cuda, by torch"]
+    assert chosen == "torch 2.13.0, tables on its operators: RECSDK_DEVICE_KERNELS=torch"
 
 
 def test_backends_are_printed() -> None:

@@ -22,6 +22,7 @@ import reference
 import torch
 from accumulating import ACCUMULATE, CLASSES, assert_equals_large_batches, every_optimizer
 from comparing import assert_dense_close, assert_identical, assert_outputs_close, assert_rows_close
+from device_type import DEVICE_TYPE, on_npus_alone
 from loops import STOCK_PIPELINES
 from planning_on_ranks import FACTOR, PIECE
 from rank_pool import RankPool
@@ -150,7 +151,7 @@ def test_processors_train_as_on_the_cpu(npus: RankPool, processor: str) -> None:
 
 def test_torchrec_pipelines_have_streams_of_the_device(npus: RankPool) -> None:
     for found in npus.run(1, on_npus.streams_of_pipelines):
-        assert set(found.values()) == {"npu"}
+        assert set(found.values()) == {DEVICE_TYPE}
         assert len(found) == 7
 
 
@@ -196,12 +197,12 @@ def test_accumulating_classes_equal_large_batches(npus: RankPool, name: str) -> 
     assert_equals_large_batches(npus, [(small, large)])
 
 
-@pytest.mark.parametrize("device", ["cpu", "npu"])
+@pytest.mark.parametrize("device", ["cpu", DEVICE_TYPE])
 def test_a_rate_that_was_changed_goes_with_the_rows(
     ranks: RankPool, npus: RankPool, device: str
 ) -> None:
     setup = replace(with_room(SETUPS["adagrad"]), device=device)
-    pool = npus if device == "npu" else ranks
+    pool = npus if device == DEVICE_TYPE else ranks
     [rates] = pool.run(1, on_npus.rates_of_copies, setup)
     assert rates == {name: {0.25} for name in ("deepcopy", "pickle", "sharded", "moved")}
 
@@ -318,9 +319,9 @@ def test_each_rank_reads_its_own_bags_of_tables_that_all_have(npus: RankPool) ->
 def test_a_kernel_of_an_unknown_operation_is_refused() -> None:
     operations = ("pool_rows", "sum_gradients", "update_rows")
     with pytest.raises(ValueError, match=r"operation must be one of .*, got 'pool_row'") as raised:
-        register_kernel("npu", "pool_row", lambda: None)  # type: ignore[arg-type]
+        register_kernel(DEVICE_TYPE, "pool_row", lambda: None)  # type: ignore[arg-type]
     assert all(repr(operation) in str(raised.value) for operation in operations)
-    assert kernel("npu", "pool_rows", operations.index) == operations.index
+    assert kernel(DEVICE_TYPE, "pool_rows", operations.index) == operations.index
 
 
 def test_an_optimizer_that_no_device_has_is_named() -> None:
@@ -351,7 +352,7 @@ def test_planned_memory_is_what_tables_take(npus: RankPool, kind: str) -> None:
         )
     }
     optimizers = {"user": (torch.optim.Adam, {"lr": 0.1})}
-    arguments = [config], optimizers, constraints, 20_000, "npu"
+    arguments = [config], optimizers, constraints, 20_000, DEVICE_TYPE
     for of_rank in npus.run(2, planning_on_ranks.fill, *arguments):
         host, on_device, measured_host, measured_on_device = of_rank["user"]
         assert measured_host / FACTOR - PIECE <= host <= measured_host * FACTOR + PIECE
@@ -360,13 +361,14 @@ def test_planned_memory_is_what_tables_take(npus: RankPool, kind: str) -> None:
 
 def test_more_rows_than_the_device_has_room_for_are_refused(npus: RankPool) -> None:
     constraints = {"a": HashParameterConstraints(expected_rows=1000, growth=2)}
-    topology = {"world_size": 1, "compute_device": "npu"}
+    topology = {"world_size": 1, "compute_device": DEVICE_TYPE}
     arguments = {"names": "a", "num_embeddings": 1500}, topology, constraints
     (found,) = npus.run(1, planning_on_ranks.choose, *arguments)
     assert "table 'a' is to have 2000 rows" in found["error"]
     assert "num_embeddings=1500 makes room for 1500" in found["error"]
 
 
+@on_npus_alone
 def test_tables_of_torchrec_say_which_kernel_fbgemm_lacks(npus: RankPool) -> None:
     (text,) = npus.run(1, on_npus.look_up_in_tables_of_torchrec)
     assert text.startswith(

@@ -6,13 +6,14 @@ import device_failures
 import numpy as np
 import pytest
 from comparing import assert_identical, assert_rows_close
+from device_type import DEVICE_TYPE
 from rank_pool import RankPool
 
 
 @pytest.mark.parametrize("how", ["apply", "raise", "skip"])
 def test_gradients_that_are_not_finite(npus: RankPool, how: str) -> None:
     (found,) = npus.run(1, device_failures.train_with_nan, how)
-    on_cpu, on_npu = found["cpu"], found["npu"]
+    on_cpu, on_npu = found["cpu"], found[DEVICE_TYPE]
     if how == "raise":
         assert on_npu["error"].startswith("NonFiniteError: table 'user': the gradient of")
         assert on_cpu["error"].startswith("NonFiniteError: table 'user': the gradient of")
@@ -32,9 +33,9 @@ def test_gradients_that_are_not_finite(npus: RankPool, how: str) -> None:
 
 def test_rows_of_a_batch_that_was_mapped_in_part_are_initial_rows(npus: RankPool) -> None:
     (found,) = npus.run(1, device_failures.map_half_of_a_batch)
-    assert len(found["npu"]["rows"]["first"]) == 5
-    assert_identical(found["npu"]["rows"], found["cpu"]["rows"])
-    np.testing.assert_allclose(found["npu"]["pooled"], found["cpu"]["pooled"], rtol=1e-6)
+    assert len(found[DEVICE_TYPE]["rows"]["first"]) == 5
+    assert_identical(found[DEVICE_TYPE]["rows"], found["cpu"]["rows"])
+    np.testing.assert_allclose(found[DEVICE_TYPE]["pooled"], found["cpu"]["pooled"], rtol=1e-6)
 
 
 @pytest.mark.parametrize("accumulate_steps", [1, 2])
@@ -49,7 +50,7 @@ def test_an_update_that_fails_changes_nothing(npus: RankPool, accumulate_steps: 
 def test_rows_and_state_move_between_devices(npus: RankPool) -> None:
     (result,) = npus.run(1, device_failures.move_between_devices)
     for number, step in enumerate(result["steps"]):
-        device = "cpu" if number in (0, 3) else "npu:0"
+        device = "cpu" if number in (0, 3) else f"{DEVICE_TYPE}:0"
         assert step["devices"] == {device}
         assert step["sizes"] == [0 if device == "cpu" else 401] * 3
         assert step["counts"] == [number + 1] * 3
@@ -64,7 +65,8 @@ def test_what_cannot_move_says_so(npus: RankPool) -> None:
     starts = [
         "BusyError: table 'user'",
         "ValueError: table 'user': rows in device memory are float32, and cannot become",
-        "ValueError: table 'user': a plan has put its rows on npu:0, so it cannot move to cpu",
+        f"ValueError: table 'user': a plan has put its rows on {DEVICE_TYPE}:0, so it cannot move "
+        "to cpu",
     ]
     assert len(said) == len(starts)
     for text, start in zip(said, starts, strict=True):
@@ -77,7 +79,7 @@ def test_rows_whose_gradient_waits_for_its_update_cannot_be_erased(npus: RankPoo
 
 
 def test_a_table_may_be_changed_while_it_is_exported(npus: RankPool) -> None:
-    (on_npu,) = npus.run(1, device_failures.change_while_exporting, "npu")
+    (on_npu,) = npus.run(1, device_failures.change_while_exporting, DEVICE_TYPE)
     (on_cpu,) = npus.run(1, device_failures.change_while_exporting, "cpu")
     assert on_npu["rest"] == on_cpu["rest"]
     assert_identical(on_npu["rows"], on_cpu["rows"])

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from comparing import assert_identical
+from device_type import DEVICE_TYPE
 from failing import Failing
 from rank_pool import RankPool
 from setups import SETUPS
@@ -27,7 +28,7 @@ from recsdk_sharding.placement.layout import Shard
 
 def on_npu(name: str) -> Setup:
     setup = SETUPS[name]
-    return replace(setup, device="npu", options={"num_rows": 400, **setup.options})
+    return replace(setup, device=DEVICE_TYPE, options={"num_rows": 400, **setup.options})
 
 
 def whole(results: list[list[Any]]) -> list[Any]:
@@ -75,7 +76,9 @@ def test_rows_of_a_chain_catch_up_as_those_that_were_saved(
     optimizer = optim.Adagrad(
         lr=0.1, weight_decay=0.2, weight_decay_mode="decoupled", catch_up=True
     )
-    setup = Setup(RowOptimizer, {"settings": optimizer}, device="npu", options={"num_rows": 400})
+    setup = Setup(
+        RowOptimizer, {"settings": optimizer}, device=DEVICE_TYPE, options={"num_rows": 400}
+    )
     for went_on, loaded in npus.run(
         world_size, device_saves.catch_up_after_a_delta, setup, str(tmp_path)
     ):

@@ -12,6 +12,7 @@ import device_steps
 import numpy as np
 import pytest
 import torch
+from device_type import on_npus_alone
 from hypothesis import example, given
 from hypothesis import strategies as st
 from rank_pool import RankPool
@@ -34,6 +35,7 @@ NUM_ROWS, DIM = 9, 2
 SPARE = NUM_ROWS - 1
 
 
+@on_npus_alone
 @pytest.mark.parametrize("longest", [1, 4])
 def test_a_step_is_as_many_operators_for_any_number_of_tables(npus: RankPool, longest: int) -> None:
     found = {}
@@ -50,6 +52,7 @@ def test_a_step_is_as_many_operators_for_any_number_of_tables(npus: RankPool, lo
     assert found[1]["backward"] in (of_some[0][1], of_some[0][1] - 1)
 
 
+@on_npus_alone
 @pytest.mark.parametrize(
     ("sharding_type", "pooling", "longest"),
     [("row_wise", "SUM", 1), ("row_wise", "MEAN", 4), ("column_wise", "SUM", 4)],
@@ -72,6 +75,7 @@ def test_a_step_of_two_ranks_is_as_many_operators_for_any_number_of_tables(
     assert len(both) == 1, found
 
 
+@on_npus_alone
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_bags_that_samples_share_go_to_the_device_without_a_wait(
     npus: RankPool, num_ranks: int

@@ -16,6 +16,7 @@ import reference
 import repeats_on_ranks
 import single_bags
 from comparing import assert_identical, assert_trained_as
+from device_type import DEVICE_TYPE
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from loops import STOCK_PIPELINES
@@ -99,7 +100,7 @@ def test_a_single_bag_trains_as_unsharded(
     npus: RankPool, spec: str, mode: str, is_weighted: bool, is_square: bool
 ) -> None:
     options = {"is_weighted": is_weighted, "is_square": is_square}
-    single_bags.assert_trains(npus, spec, mode, options, "npu")
+    single_bags.assert_trains(npus, spec, mode, options, DEVICE_TYPE)
 
 
 # Without shrinking: after a failure the ranks are started anew, which takes seconds.
@@ -107,7 +108,9 @@ def test_a_single_bag_trains_as_unsharded(
 @given(case=cases())
 @example(COLUMNS_ON_ONE_RANK)
 def test_any_collection_trains_as_dictionaries_of_rows(npus: RankPool, case: Case) -> None:
-    results = npus.run(case.world_size, random_models.train_sharded, replace(case, device="npu"))
+    results = npus.run(
+        case.world_size, random_models.train_sharded, replace(case, device=DEVICE_TYPE)
+    )
     assert_same(case, results)
 
 
@@ -123,11 +126,11 @@ SHARED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", SHARED)
 @pytest.mark.parametrize("is_sharded", [True, False])
-@pytest.mark.parametrize("device", ["npu", "cpu"])
+@pytest.mark.parametrize("device", [DEVICE_TYPE, "cpu"])
 def test_what_samples_share_gets_the_same_bits_every_time(
     ranks: RankPool, npus: RankPool, name: str, is_sharded: bool, device: str
 ) -> None:
-    pool = npus if device == "npu" else ranks
+    pool = npus if device == DEVICE_TYPE else ranks
     specs = (("column_wise", [(3, 1), (5, 0)]), ("row_wise",), ("table_wise", 1))
     case = Case(TABLES, specs, ((70, 50),) * 3, device=device, **SHARED[name])
     first, *others = (pool.run(2, repeats_on_ranks.train, case, is_sharded) for _ in range(3))

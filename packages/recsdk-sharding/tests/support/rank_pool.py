@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from device_type import IS_CUDA
 
 from rank_templates import Rank, RankError, start_rank
 
@@ -85,16 +86,24 @@ def npu_pool(most_ranks: int) -> RankPool:
     """Processes with a simulated NPU each, which copies later.
 
     With RECSDK_TEST_NPU_HARDWARE in the environment they have one of the machine's each, of those
-    in ASCEND_RT_VISIBLE_DEVICES if it is set; at most as many as there are.
+    in ASCEND_RT_VISIBLE_DEVICES if it is set; at most as many as there are. Likewise with
+    RECSDK_TEST_CUDA_HARDWARE they have a CUDA device each, of those in CUDA_VISIBLE_DEVICES.
     """
+    if IS_CUDA:
+        return _pool_of("nvidia", "CUDA_VISIBLE_DEVICES", most_ranks, "nccl")
     if not os.environ.get("RECSDK_TEST_NPU_HARDWARE"):
         simulated = {"RECSDK_SIM_NPU": "1", "RECSDK_SIM_NPU_ASYNC": "1"}
         return RankPool(most_ranks, "hccl", [simulated] * most_ranks)
-    nodes = (path.name.removeprefix("davinci") for path in Path("/dev").glob("davinci[0-9]*"))
-    numbers = os.environ.get("ASCEND_RT_VISIBLE_DEVICES")
-    devices = sorted(nodes, key=int) if numbers is None else numbers.split(",")
-    own = [{"ASCEND_RT_VISIBLE_DEVICES": device} for device in devices[:most_ranks]]
-    return RankPool(len(own), "hccl", own)
+    return _pool_of("davinci", "ASCEND_RT_VISIBLE_DEVICES", most_ranks, "hccl")
+
+
+def _pool_of(nodes: str, variable: str, most_ranks: int, backend: str) -> RankPool:
+    """Processes with a device each, of those that the variable names, else of all."""
+    found = (path.name.removeprefix(nodes) for path in Path("/dev").glob(f"{nodes}[0-9]*"))
+    numbers = os.environ.get(variable)
+    devices = sorted(found, key=int) if numbers is None else numbers.split(",")
+    own = [{variable: device} for device in devices[:most_ranks]]
+    return RankPool(len(own), backend, own)
 
 
 def _reply_of(pipe: Connection) -> tuple[bool, Any]:

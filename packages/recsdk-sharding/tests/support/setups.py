@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from device_type import DEVICE_TYPE
 from plans import NODES_OF_TWO, ONE, TWO
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from worlds import Setup
@@ -44,7 +45,7 @@ def sizes_for(world_size: int) -> list[list[int]]:
 
 def on_npu(setup: Setup) -> Setup:
     """The same with its tables on a device."""
-    return replace(setup, device="npu")
+    return replace(setup, device=DEVICE_TYPE)
 
 
 def with_room(setup: Setup) -> Setup:

@@ -4,24 +4,30 @@ No size here depends on a number that only the device knows, so nothing waits fo
 there, how many rows are distinct, stays there, and buffers have room for the most there can be.
 
 Shape letters: R rows of the store, N keys, B bags, L distinct rows, with room for the most there
-can be, D row width.
+can be, T tables (2T: two numbers for each), D row width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 
+from recsdk_sharding.device.optimizers import State, Step
+
 __all__ = [
     "BagIndex",
     "Operation",
     "RowIndex",
+    "RowUpdate",
     "bags_of_keys",
+    "fused_kernel",
     "join_gradients",
     "kernel",
+    "number_runs",
+    "offer_kernels",
     "plan_rows",
     "pool_rows",
     "register_kernel",
@@ -29,7 +35,9 @@ __all__ = [
     "sum_gradients",
 ]
 
-Operation: TypeAlias = Literal["pool_rows", "plan_rows", "sum_gradients", "update_rows"]
+Operation: TypeAlias = Literal[
+    "pool_rows", "plan_rows", "sum_gradients", "update_rows", "train_rows"
+]
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,13 @@ class BagIndex:
     """Where bags begin, and N: of the type of the rows, (B + 1,). None: every key is a bag."""
     weights_N: torch.Tensor | None
     """float32 (N,), if weighted."""
+    divisors_B: torch.Tensor | None = None
+    """What the sums of bags are divided by, float32 (B,); None: by nothing."""
+
+    @property
+    def num_bags(self) -> int:
+        """How many bags B there are."""
+        return len(self.rows_N) if self.offsets is None else len(self.offsets) - 1
 
 
 @dataclass(frozen=True)
@@ -51,22 +66,52 @@ class RowIndex:
     rows_L: torch.Tensor
     """Distinct row numbers in ascending order, int64 (L,); behind the last the spare row's."""
     sorted_N: torch.Tensor
-    """The row of each key, in ascending order: int64 (N,)."""
+    """The row of each key, in ascending order: (N,), of the type of the rows or int64."""
     run_N: torch.Tensor
     """Which of `rows_L` that is: int64 (N,), ascending."""
     order_N: torch.Tensor
     """Which key that is, int64 (N,); keys of a row are in the order of the batch."""
     bag_N: torch.Tensor
     """Its bag, of the type of offsets, else int64 (N,)."""
+    begins_L: torch.Tensor | None = None
+    """Where the keys of each row begin among the sorted, int32 or int64 (L + 1,); N behind the
+    last row. None: whoever wants it has to search."""
 
     @property
     def tensors(self) -> list[torch.Tensor]:
         """All of them."""
-        return [self.rows_L, self.sorted_N, self.run_N, self.order_N, self.bag_N]
+        all_of_them = [self.rows_L, self.sorted_N, self.run_N, self.order_N, self.bag_N]
+        return all_of_them if self.begins_L is None else [*all_of_them, self.begins_L]
+
+
+@dataclass(frozen=True)
+class RowUpdate:
+    """One update of tables of a store that are alike: what it depends on, and what it writes."""
+
+    step: Step
+    store_RD: torch.Tensor
+    state: State
+    places_L: torch.Tensor
+    """The rows of the state that belong to the distinct rows, int64 (L,)."""
+    skips_nonfinite: bool
+    """Whether rows whose gradient is not finite are left as they are."""
+    nonfinite_2T: torch.Tensor
+    """Where such rows are counted, int64: those of the tables one after the other, and behind
+    each table's one that nobody reads."""
+    ends_2T: torch.Tensor
+    """The spare row of each table of the store, which must stay as it is, and one past it: int64,
+    ascending."""
+    is_updated_R: torch.Tensor | None
+    """Where rows that are written get a 1, uint8; None: nowhere."""
 
 
 def pool_rows(store_RD: torch.Tensor, index: BagIndex) -> torch.Tensor:
-    """The sums of the rows of each bag, float32 (B, D); an empty bag gives zeros."""
+    """The sums of the rows of each bag, or means, float32 (B, D); an empty bag gives zeros."""
+    sums_BD = _sums_of_bags(store_RD, index)
+    return sums_BD if index.divisors_B is None else sums_BD / index.divisors_B[:, None]
+
+
+def _sums_of_bags(store_RD: torch.Tensor, index: BagIndex) -> torch.Tensor:
     if index.offsets is None:
         rows_ND = store_RD.index_select(0, index.rows_N)
         return rows_ND if index.weights_N is None else rows_ND.mul_(index.weights_N[:, None])
@@ -103,13 +148,18 @@ def _runs_of(
     sorted_N: torch.Tensor, num_rows: int, spare_row: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The distinct rows (L,) among sorted ones, those as int64, and which each is, (N,)."""
-    is_next_N = torch.zeros(len(sorted_N), dtype=torch.int64, device=sorted_N.device)
-    torch.ne(sorted_N[1:], sorted_N[:-1], out=is_next_N[1:])
-    run_N = is_next_N.cumsum(0)
+    run_N = number_runs(sorted_N)
     shape = (min(len(sorted_N), num_rows),)
     rows_L = torch.full(shape, spare_row, dtype=torch.int64, device=sorted_N.device)
     wide_N = sorted_N.to(torch.int64)
     return rows_L.scatter_(0, run_N, wide_N), wide_N, run_N
+
+
+def number_runs(sorted_N: torch.Tensor) -> torch.Tensor:
+    """Which of the distinct numbers each of sorted ones is, int64 (N,)."""
+    is_next_N = torch.zeros(len(sorted_N), dtype=torch.int64, device=sorted_N.device)
+    torch.ne(sorted_N[1:], sorted_N[:-1], out=is_next_N[1:])
+    return is_next_N.cumsum(0)
 
 
 def bags_of_keys(offsets: torch.Tensor, num_keys: int) -> torch.Tensor:
@@ -195,7 +245,11 @@ def _sums_of_sorted(
     return sums
 
 
+# ---- the registry -------------------------------------------------------------------------------
+
+
 _registered: dict[tuple[str, Operation], Callable[..., Any]] = {}
+_offered: dict[tuple[str, Operation], Callable[..., Any]] = {}
 
 
 def register_kernel(
@@ -207,8 +261,18 @@ def register_kernel(
     `recsdk_sharding.device.optimizers.update_rows`, with any of the engine's optimizers), for all
     tables of a store at once; it may call that function for what it does not handle. "update_rows"
     returns the writes that make the update, or makes them itself and returns None; if it raises it
-    must have written nothing. None as `function` restores torch's operators. The next run of the
-    operation uses it, also for a batch in flight. Raises ValueError for an unknown operation.
+    must have written nothing.
+
+    "train_rows" sums gradients and updates rows at once, which torch's operators do one after the
+    other: `function(update, grad_BD, index, weights_N)`, with a `RowUpdate` and what
+    `sum_gradients` takes. It returns whether it has made the update; False: it has written
+    nothing, and the update goes by steps, as it does if it has to be known beforehand whether
+    gradients are finite (`on_nonfinite="raise"`), with `accumulate_steps`, and for tables of a
+    store whose learning rates or update counts differ. If it raises it must have written nothing.
+
+    None as `function` restores what is there without the caller's: torch's operators, on cuda
+    Triton's kernels if they are in use. The next run of the operation uses it, also for a batch in
+    flight. Raises ValueError for an unknown operation.
     """
     if operation not in get_args(Operation):
         raise ValueError(f"operation must be one of {get_args(Operation)}, got {operation!r}")
@@ -218,8 +282,26 @@ def register_kernel(
         _registered[device_type, operation] = function
 
 
+def offer_kernels(device_type: str, functions: Mapping[Operation, Callable[..., Any]]) -> None:
+    """Has tables on a type of device run these kernels in place of torch's operators, and no
+    other but those that callers register."""
+    for key in [key for key in _offered if key[0] == device_type]:
+        del _offered[key]
+    _offered.update({(device_type, operation): each for operation, each in functions.items()})
+
+
 def kernel(
     device_type: str, operation: Operation, default: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """The kernel registered for an operation on a type of device, else `default`."""
-    return _registered.get((device_type, operation), default)
+    """The kernel of an operation on a type of device: the caller's, ours, else `default`."""
+    key = device_type, operation
+    return _registered.get(key) or _offered.get(key, default)
+
+
+def fused_kernel(device_type: str) -> Callable[..., bool] | None:
+    """The kernel of "train_rows": the caller's, else ours unless it would pass over a caller's."""
+    own = _registered.get((device_type, "train_rows"))
+    steps: tuple[Operation, ...] = ("sum_gradients", "update_rows")
+    if own is not None or any((device_type, each) in _registered for each in steps):
+        return own
+    return _offered.get((device_type, "train_rows"))

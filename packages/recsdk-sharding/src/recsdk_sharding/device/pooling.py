@@ -143,9 +143,8 @@ class _Node:
             if late is not None:
                 own = late.narrow(0, plan.read.first_key, len(index.rows_N))
                 index = replace(index, weights_N=own)
+        index = replace(index, divisors_B=get_optional(batch.parcel, plan.divisors_B))
         pooled_BD: torch.Tensor = run(plan.tables[0].store.weight_RD, index)
-        if plan.divisors_B is not None:
-            pooled_BD = pooled_BD / batch.parcel.get(plan.divisors_B)[:, None]
         return pooled_BD
 
     def gradients(

@@ -18,6 +18,7 @@ from typing import TypeAlias
 import torch
 
 from recsdk_core import optim
+from recsdk_sharding.device.choice import choose_kernels
 from recsdk_sharding.device.optimizers import initial_state
 from recsdk_sharding.device.writes import Writes
 
@@ -132,6 +133,7 @@ class DeviceStore:
         place = whole.device, whole.data_ptr(), width
         found = _stores.get(place)
         if found is None or found.weight_RD.shape != whole.shape:
+            choose_kernels(whole.device)
             found = _stores[place] = DeviceStore(whole)
         return found, first
 
@@ -194,17 +196,25 @@ class DeviceStore:
 
     def places_of(self, rows_L: torch.Tensor) -> torch.Tensor:
         """Twice the number of each row's table, and one more for spare rows: int64 (L,)."""
+        return torch.bucketize(rows_L, self.ends(), right=True)
+
+    def ends(self) -> torch.Tensor:
+        """Each table's spare row, and one past it: int64 (2T,)."""
         if self.ends_2T is None:
             ends = [[each.spare_row, each.spare_row + 1] for each in self.tables]
             self.ends_2T = torch.tensor(ends).flatten().to(self.device)
-        return torch.bucketize(rows_L, self.ends_2T, right=True)
+        return self.ends_2T
+
+    def counts(self) -> torch.Tensor:
+        """The counts of gradients that were not finite, int64 (2T,)."""
+        if self.nonfinite_2T is None:
+            size = 2 * len(self.tables)
+            self.nonfinite_2T = torch.zeros(size, dtype=torch.int64, device=self.device)
+        return self.nonfinite_2T
 
     def counts_with(self, places_L: torch.Tensor, is_bad_L: torch.Tensor) -> torch.Tensor:
         """The counts of gradients that were not finite with these, int64 (2T,)."""
-        counts_2T = self.nonfinite_2T
-        if counts_2T is None:
-            counts_2T = torch.zeros(2 * len(self.tables), dtype=torch.int64, device=self.device)
-        return counts_2T.index_add(0, places_L, is_bad_L.to(torch.int64))
+        return self.counts().index_add(0, places_L, is_bad_L.to(torch.int64))
 
     def nonfinite_of(self, table: StoredTable) -> int:
         """Gradients of a table's rows that were not finite so far; waits for the device."""

@@ -1,5 +1,7 @@
 """One optimizer update of the tables of a set, with the gradients of their bags.
 
+A kernel may do all of it at once; else gradients are summed, looked at, and the rows updated.
+
 Shape letters: N keys, B bags, L distinct rows with room for the most there can be, T tables (2T:
 two numbers for each), D row width.
 """
@@ -14,7 +16,14 @@ import torch
 
 from recsdk_core import NonFiniteError
 from recsdk_sharding.device.batch import TableSet
-from recsdk_sharding.device.kernels import RowIndex, join_gradients, kernel, sum_gradients
+from recsdk_sharding.device.kernels import (
+    RowIndex,
+    RowUpdate,
+    fused_kernel,
+    join_gradients,
+    kernel,
+    sum_gradients,
+)
 from recsdk_sharding.device.optimizers import update_rows
 from recsdk_sharding.device.writes import Write
 
@@ -36,12 +45,14 @@ def train_set(
     """
     store = plan.tables[0].store
     store.settle()
-    found = None
-    if index is not None:
-        sums = kernel(store.device.type, "sum_gradients", sum_gradients)
-        found = index.rows_L, sums(grad_BD, index, weights_N)
     shard = plan.shards[0]  # one that accumulates is alone
     accumulation = shard.accumulation
+    found = None
+    if index is not None:
+        if accumulation is None and _train_at_once(plan, grad_BD, index, weights_N):
+            return
+        sums = kernel(store.device.type, "sum_gradients", sum_gradients)
+        found = index.rows_L, sums(grad_BD, index, weights_N)
     if accumulation is None:
         _update(plan, found)
         return
@@ -59,13 +70,45 @@ def train_set(
         accumulation.drop()
 
 
-def _update(plan: TableSet, found: tuple[torch.Tensor, torch.Tensor] | None) -> None:
-    """Updates tables that are alike at once."""
+def _train_at_once(
+    plan: TableSet, grad_BD: torch.Tensor, index: RowIndex, weights_N: torch.Tensor | None
+) -> bool:
+    """Has one kernel make the whole update; false, and nothing done, if none does."""
+    first = plan.tables[0]
+    store = first.store
+    run = fused_kernel(store.device.type)
+    if run is None or first.on_nonfinite == "raise" or len(_alike(plan.tables)) > 1:
+        return False
+    step, block = first.next_step(), store.block_of(first.stored)
+    update = RowUpdate(
+        step=step,
+        store_RD=store.weight_RD,
+        state=block.state,
+        places_L=block.places(index.rows_L),
+        skips_nonfinite=first.on_nonfinite == "skip",
+        nonfinite_2T=store.counts(),
+        ends_2T=store.ends(),
+        is_updated_R=store.is_updated_R,
+    )
+    if not run(update, grad_BD, index, weights_N):
+        return False
+    counts = [partial(table.count_update, step) for table in plan.tables]
+    store.writes.commit(counts, has_begun=True)
+    return True
+
+
+def _alike(tables: Sequence[DeviceTable]) -> list[list[DeviceTable]]:
+    """Those that one update can be made of."""
     alike: dict[Any, list[DeviceTable]] = {}
-    for table in plan.tables:
+    for table in tables:
         place = table.settings, table.update_count, table.log_decay
         alike.setdefault((id(table.store.block_of(table.stored)), place), []).append(table)
-    for tables in alike.values():
+    return list(alike.values())
+
+
+def _update(plan: TableSet, found: tuple[torch.Tensor, torch.Tensor] | None) -> None:
+    """Updates tables that are alike at once."""
+    for tables in _alike(plan.tables):
         if found is None:
             for table in tables:
                 table.count_update(table.next_step())
@@ -90,7 +133,7 @@ def _update_alike(
         written_L = torch.where(is_other_L | (rows_L == plan.spare_row), spare_row, written_L)
     counts_2T = store.counts_with(places_L, is_bad_L)
     if how == "raise":
-        _require_finite(tables, counts_2T, store.nonfinite_2T)
+        _require_finite(tables, counts_2T, store.counts())
     if how == "skip":
         written_L = torch.where(is_bad_L, spare_row, written_L)
     block = store.block_of(first.stored)
@@ -120,11 +163,10 @@ def _is_of_others(
 
 
 def _require_finite(
-    tables: Sequence[DeviceTable], counts_2T: torch.Tensor, before_2T: torch.Tensor | None
+    tables: Sequence[DeviceTable], counts_2T: torch.Tensor, before_2T: torch.Tensor
 ) -> None:
     """Raises NonFiniteError for gradients that came on top; waits for the device."""
-    found = counts_2T if before_2T is None else counts_2T - before_2T
-    counts = found.tolist()
+    counts = (counts_2T - before_2T).tolist()
     for table in tables:
         number = counts[2 * table.store.tables.index(table.stored)]
         if number:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from device_type import DEVICE_TYPE
 from worlds import Setup, make_batch, new_model, rows_of, shard, unwrapped
 
 from recsdk_core import BusyError, RecsdkError
@@ -19,7 +20,7 @@ ADAGRAD = (torch.optim.Adagrad, {"lr": 0.1, "eps": 1e-4})
 def train_with_nan(how: str) -> dict[str, Any]:
     """Rows, counts and errors of a step with a gradient that is not finite, by device."""
     found = {}
-    for device in ("cpu", "npu"):
+    for device in ("cpu", DEVICE_TYPE):
         options = {"num_rows": 400, "on_nonfinite": how}
         model = new_model(Setup(*ADAGRAD, options=options), device)
         batch = make_batch(0, 6).sparse
@@ -51,7 +52,7 @@ def map_half_of_a_batch() -> dict[str, Any]:
     keys = torch.arange(5)
     batch = make_batch(0, 1).sparse
     rows = {}
-    for device in ("cpu", "npu"):
+    for device in ("cpu", DEVICE_TYPE):
         first = HashEmbeddingBagConfig(
             name="first", embedding_dim=4, num_embeddings=50, feature_names=["user"]
         )
@@ -82,7 +83,7 @@ def fail_an_update(accumulate_steps: int) -> dict[str, Any]:
         raise torch.OutOfMemoryError("no memory today")
 
     options = {"num_rows": 400, "accumulate_steps": accumulate_steps}
-    models = [new_model(Setup(*ADAGRAD, options=options), "npu") for _ in range(2)]
+    models = [new_model(Setup(*ADAGRAD, options=options), DEVICE_TYPE) for _ in range(2)]
     batches = [make_batch(seed, 6).sparse for seed in range(accumulate_steps)]
 
     def train(model: Any) -> None:
@@ -93,12 +94,12 @@ def fail_an_update(accumulate_steps: int) -> dict[str, Any]:
         train(model)
     before = rows_of(models[0].ebc.tables())
     counts = {name: table.update_count for name, table in models[0].ebc.tables().items()}
-    kernels.register_kernel("npu", "update_rows", failing)
+    kernels.register_kernel(DEVICE_TYPE, "update_rows", failing)
     try:
         with pytest.raises(torch.OutOfMemoryError):
             train(models[0])
     finally:
-        kernels.register_kernel("npu", "update_rows", None)
+        kernels.register_kernel(DEVICE_TYPE, "update_rows", None)
     table = models[0].ebc.tables()["user"]
     result = {
         "before": before,
@@ -122,7 +123,7 @@ def move_between_devices() -> dict[str, Any]:
     models = [new_model(Setup(*ADAGRAD, options={"num_rows": 400}), "cpu") for _ in range(2)]
     moving, staying = models
     steps = []
-    for seed, device in enumerate(("cpu", "npu", "npu", "cpu")):
+    for seed, device in enumerate(("cpu", DEVICE_TYPE, DEVICE_TYPE, "cpu")):
         before = rows_of(moving.ebc.tables())
         moving.ebc.to(device)
         moved = rows_of(moving.ebc.tables())
@@ -155,23 +156,25 @@ def _attempt_to_move(ebc: Any, target: Any) -> str:
 
 def refuse_to_move() -> list[str]:
     """What refused moves say, and that the rows are as they were."""
-    setup = Setup(*ADAGRAD, options={"num_rows": 400}, device="npu")
-    unsharded = new_model(setup, "npu").ebc
+    setup = Setup(*ADAGRAD, options={"num_rows": 400}, device=DEVICE_TYPE)
+    unsharded = new_model(setup, DEVICE_TYPE).ebc
     sharded = unwrapped(shard(new_model(setup, "meta"), setup)).ebc
     values = unsharded(make_batch(0, 6).sparse).values()
     moves = [(unsharded, "cpu"), (unsharded, torch.float16), (sharded, "cpu")]
     said = [_attempt_to_move(*move) for move in moves]
     values.sum().backward()
-    sharded.to(torch.device("npu"))
-    sharded(make_batch(0, 6).sparse.to(torch.device("npu"))).values().sum().backward()
-    assert {p.device.type for p in (*unsharded.parameters(), *sharded.parameters())} == {"npu"}
+    sharded.to(torch.device(DEVICE_TYPE))
+    sharded(make_batch(0, 6).sparse.to(torch.device(DEVICE_TYPE))).values().sum().backward()
+    assert {p.device.type for p in (*unsharded.parameters(), *sharded.parameters())} == {
+        DEVICE_TYPE
+    }
     return said
 
 
 def erase_while_gradients_wait() -> list[str]:
     """What erasing keys of a batch says: in flight, accumulated, and after the update."""
     setup = Setup(*ADAGRAD, options={"num_rows": 400, "accumulate_steps": 2})
-    model = new_model(setup, "npu")
+    model = new_model(setup, DEVICE_TYPE)
     table = model.ebc.tables()["user"]
     seen = []
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from device_type import DEVICE_TYPE
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -243,7 +244,7 @@ def run_machines(seeds: list[int], num_operations: int) -> dict[str, int]:
     """How often each operation ran, and each outcome and kind of event occurred, over the seeds."""
     counts: dict[str, int] = {}
     for seed in seeds:
-        machine = Machine(seed, "npu")
+        machine = Machine(seed, DEVICE_TYPE)
         try:
             done = machine.run(num_operations)
         except AssertionError as error:

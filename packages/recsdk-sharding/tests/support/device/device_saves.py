@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch.distributed as dist
+from device_type import DEVICE_TYPE
 from on_ranks import own_batches
 from worlds import Setup, new_model, rows_of, shard, unwrapped
 
@@ -29,7 +30,7 @@ def keys_of(tables: dict[str, DeviceTable]) -> dict[str, set[int]]:
 
 def train(model: Any, setup: Setup, seed: int, size: int) -> None:
     world_size = dist.get_world_size()
-    for batch in own_batches([[size] * world_size], setup.weighted, seed=seed, device="npu"):
+    for batch in own_batches([[size] * world_size], setup.weighted, seed=seed, device=DEVICE_TYPE):
         model(batch)[0].backward()
 
 
@@ -73,7 +74,9 @@ def go_on_from_a_load(setup: Setup, folder: str, follow: str) -> list[Any]:
     model = shard(new_model(setup, "meta"), setup)
     Saver().load(model, f"{folder}/{NUM_LINKS - 1}")
     ebc = unwrapped(model).ebc
-    [batch] = own_batches([[5] * dist.get_world_size()], setup.weighted, seed=500, device="npu")
+    [batch] = own_batches(
+        [[5] * dist.get_world_size()], setup.weighted, seed=500, device=DEVICE_TYPE
+    )
     context = ebc.create_context()
     dist_input = ebc.input_dist(context, batch.sparse).wait().wait()
     train(model, setup, 600, 2)

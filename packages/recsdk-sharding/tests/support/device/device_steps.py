@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from device_type import DEVICE_TYPE
 from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
@@ -21,7 +22,6 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import host_env, rows_of
 
 from recsdk_core import RecsdkError, optim
-from recsdk_npusim.counting import counting
 from recsdk_sharding import (
     HashEmbeddingBagCollection,
     HashEmbeddingBagConfig,
@@ -79,6 +79,8 @@ def count_a_step(
 
     `longest`: keys of the longest bag; None: samples share bags.
     """
+    from recsdk_npusim.counting import counting
+
     configs = _configs(num_tables, pooling=PoolingType[pooling])
     model = nn.ModuleDict({"ebc": HashEmbeddingBagCollection(configs, device=torch.device("meta"))})
     apply_optimizer_in_backward(RowWiseAdagrad, model.parameters(), {"lr": 0.1})
@@ -86,11 +88,11 @@ def count_a_step(
     size, rank = dist.get_world_size(), dist.get_rank()
     only = ParameterConstraints(sharding_types=[sharding_type], min_partition=4)
     planner = EmbeddingShardingPlanner(
-        topology=Topology(world_size=size, local_world_size=size, compute_device="npu"),
+        topology=Topology(world_size=size, local_world_size=size, compute_device=DEVICE_TYPE),
         constraints=None if size == 1 else {config.name: only for config in configs},
     )
     plan = planner.collective_plan(model, sharders, dist.GroupMember.WORLD)
-    device = torch.device("npu", rank % torch.npu.device_count())
+    device = torch.device(DEVICE_TYPE, rank % torch.accelerator.device_count())
     sharded = DistributedModelParallel(model, device=device, plan=plan, sharders=sharders)
     ebc = sharded.module["ebc"]
     batch = (
@@ -136,7 +138,7 @@ def train_unlike_tables(seed: int) -> str:
         config.accumulate_steps = rng.choice([1, 1, 1, 2])
         config.on_nonfinite = rng.choice(["apply", "skip", "raise"])
         config.max_rows = rng.choice([None, 7])
-    both = [HashEmbeddingBagCollection(list(configs), device=d) for d in ("cpu", "npu")]
+    both = [HashEmbeddingBagCollection(list(configs), device=d) for d in ("cpu", DEVICE_TYPE)]
     chosen = [rng.choice(OPTIMIZERS) for _ in configs]
     late = rng.random() < 0.3  # the optimizer comes when the tables are there already
     for ebc in both:
@@ -191,7 +193,7 @@ def _said(call: Any) -> str:
 
 def pickle_tables(num_tables: int) -> tuple[int, int]:
     """Bytes of a pickled module, and of the rows and state that it has."""
-    ebc = HashEmbeddingBagCollection(_configs(num_tables, dim=64), device="npu")
+    ebc = HashEmbeddingBagCollection(_configs(num_tables, dim=64), device=DEVICE_TYPE)
     apply_optimizer_in_backward(RowOptimizer, ebc.parameters(), {"settings": OPTIMIZERS[0]})
     ebc(_batch(0, num_tables, 3)).values().sum().backward()
     size = len(pickle.dumps(ebc))
@@ -203,7 +205,7 @@ def stores_of(num_tables: int) -> dict[str, int]:
     configs = [
         replace(c, embedding_dim=4 + 4 * (i % 2)) for i, c in enumerate(_configs(num_tables))
     ]
-    ebc = HashEmbeddingBagCollection(configs, device="npu")
+    ebc = HashEmbeddingBagCollection(configs, device=DEVICE_TYPE)
     apply_optimizer_in_backward(RowOptimizer, ebc.parameters(), {"settings": OPTIMIZERS[1]})
     tables = ebc.tables()
     found = {"new": len({id(table.store) for table in tables.values()})}
@@ -225,7 +227,7 @@ def put_together(seed: int) -> str:
     divisors = None
     if rng.random() < 0.5:
         divisors = [torch.randint(1, 4, (count,)).float() for count in num_bags]
-    host, device = HostAssembly(plan, divisors), torch.device("npu")
+    host, device = HostAssembly(plan, divisors), torch.device(DEVICE_TYPE)
     other = DeviceAssembly(device, plan, divisors)
     other.open()
     received = torch.randn(sum(plan.num_values), generator=torch_rng)

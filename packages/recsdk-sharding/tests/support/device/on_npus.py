@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from device_type import DEVICE_TYPE
 from on_ranks import own_batches
 from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -65,21 +66,21 @@ def streams_of_pipelines() -> dict[str, str]:
     """The type of device of each stream that a pipeline of torchrec has."""
     found: dict[str, str] = {}
     for kind in (TrainPipelineBase, PrefetchTrainPipelineSparseDist, TrainPipelineFusedSparseDist):
-        pipeline = kind(nn.Linear(1, 1), None, torch.device("npu"))
+        pipeline = kind(nn.Linear(1, 1), None, torch.device(DEVICE_TYPE))
         for owner in kind.__mro__:
             for name in PIPELINE_STREAMS.get(owner, ()):
                 found[f"{owner.__name__}.{name}"] = getattr(pipeline, name).device.type
-    stream = torch.get_device_module("npu").Stream()
+    stream = torch.get_device_module(DEVICE_TYPE).Stream()
     found["stage"] = SparseDataDistUtil(nn.Linear(1, 1), stream)._default_stream.device.type
     return found
 
 
 def fill_up(num_rows: int) -> dict[str, Any]:
     """This rank's shards when more ids come than their device memory has rows for."""
-    setup = Setup(options={"num_rows": num_rows}, device="npu")
+    setup = Setup(options={"num_rows": num_rows}, device=DEVICE_TYPE)
     model = shard(new_model(setup, "meta"), setup)
     optimizer = optimizer_of(model, setup.dense_lr)
-    for batch in own_batches([[20] * 4] * 3, weighted=False, device="npu"):
+    for batch in own_batches([[20] * 4] * 3, weighted=False, device=DEVICE_TYPE):
         optimizer.zero_grad()
         model(batch)[0].backward()
         optimizer.step()
@@ -98,7 +99,7 @@ def insert_beside_a_lease() -> str:
     config = HashEmbeddingBagConfig(
         name="full", embedding_dim=4, num_embeddings=2, feature_names=["f"]
     )
-    table = DeviceTable(config, torch.zeros(3, 4, device="npu"), optim.SGD(), Shard.whole(4))
+    table = DeviceTable(config, torch.zeros(3, 4, device=DEVICE_TYPE), optim.SGD(), Shard.whole(4))
     table.find_or_insert(np.array([0, 1]))
     said = ""
     with table.index.lease():
@@ -121,7 +122,7 @@ def map_beside_an_upsert() -> bool:
         name="user", embedding_dim=4, num_embeddings=10, feature_names=["f"]
     )
     table, alone = (
-        DeviceTable(config, torch.zeros(11, 4, device="npu"), optim.SGD(), Shard.whole(4))
+        DeviceTable(config, torch.zeros(11, 4, device=DEVICE_TYPE), optim.SGD(), Shard.whole(4))
         for _ in range(2)
     )
     mapped = np.array([5, 6])
@@ -134,13 +135,13 @@ def map_beside_an_upsert() -> bool:
 
 def train_unsharded(setup: Setup, num_steps: int) -> dict[str, Any]:
     """An unsharded module in device memory, and its state loaded by one on the cpu."""
-    model = new_model(setup, "npu").to(torch.device("npu"))
+    model = new_model(setup, DEVICE_TYPE).to(torch.device(DEVICE_TYPE))
     dense = torch.optim.SGD(dense_parameters(model), lr=setup.dense_lr)
     outputs = []
     for step in range(num_steps):
         dense.zero_grad()
         loss, out = model(
-            make_batch(100 * step, 5, weighted=setup.weighted).to(torch.device("npu"))
+            make_batch(100 * step, 5, weighted=setup.weighted).to(torch.device(DEVICE_TYPE))
         )
         loss.backward()
         dense.step()
@@ -149,7 +150,7 @@ def train_unsharded(setup: Setup, num_steps: int) -> dict[str, Any]:
     on_cpu = new_model(setup, "cpu")
     on_cpu.ebc.load_state_dict(model.ebc.state_dict())
     copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
-    batch = make_batch(1, 5, weighted=setup.weighted).to(torch.device("npu"))
+    batch = make_batch(1, 5, weighted=setup.weighted).to(torch.device(DEVICE_TYPE))
     outputs_of_copies = []
     for one in (model, *copies):
         one(batch)[0].backward()
@@ -193,7 +194,7 @@ def rates_of_copies(setup: Setup) -> dict[str, set[float]]:
 def save_and_load(setup: Setup, folder: str) -> dict[str, Any]:
     """Saves a trained model with Saver, and loads it into a new one."""
     model = shard(new_model(setup, "meta"), setup)
-    for batch in own_batches([[3] * 4] * 2, weighted=False, device="npu"):
+    for batch in own_batches([[3] * 4] * 2, weighted=False, device=DEVICE_TYPE):
         model(batch)[0].backward()
     Saver().save(model, folder)
     other = shard(new_model(setup, "meta"), setup)
@@ -208,7 +209,7 @@ def save_and_load(setup: Setup, folder: str) -> dict[str, Any]:
 
 def abandon_on_another_stream() -> bool:
     """Whether a batch's memory is kept while a stream that it was recorded on still reads it."""
-    module = torch.get_device_module("npu")
+    module = torch.get_device_module(DEVICE_TYPE)
     main, side = module.current_stream(), module.Stream()
 
     def sent(value: int) -> tuple[Parcel, torch.Tensor]:
@@ -216,7 +217,7 @@ def abandon_on_another_stream() -> bool:
         item = parcel.put(np.full(1000, value))
         parcel.seal()
         with module.stream(side):
-            parcel.send(torch.device("npu"))
+            parcel.send(torch.device(DEVICE_TYPE))
         return parcel, parcel.get(item)
 
     parcel, on_device = sent(3)
@@ -252,7 +253,7 @@ def everything_learns(setup: Setup) -> dict[str, bool]:
     """Which tables and dense parameters one step of training has changed."""
     model = shard(Regrouping(new_model(setup, "meta")), setup)
     optimizer = optimizer_of(model, 0.1)
-    (batch,) = own_batches([[8] * 4], weighted=False, device="npu")
+    (batch,) = own_batches([[8] * 4], weighted=False, device=DEVICE_TYPE)
     model(batch)  # every key gets its row
     tables = unwrapped(model).ebc.tables()
     before, dense_before = rows_of(tables), _dense(model)
@@ -283,7 +284,7 @@ def count_pooled_keys(setup: Setup, sizes: list[list[int]]) -> dict[str, list[in
 
     model = shard(new_model(setup, "meta"), setup)
     own = []
-    kernels.register_kernel("npu", "pool_rows", pool_rows)
+    kernels.register_kernel(DEVICE_TYPE, "pool_rows", pool_rows)
     try:
         for batch in own_batches(sizes, setup.weighted):
             counts = {name: len(bags[1]) for name, bags in features_of(batch).items()}
@@ -292,7 +293,7 @@ def count_pooled_keys(setup: Setup, sizes: list[list[int]]) -> dict[str, list[in
             ]
             model(batch.to(model.device))[0].backward()
     finally:
-        kernels.register_kernel("npu", "pool_rows", None)
+        kernels.register_kernel(DEVICE_TYPE, "pool_rows", None)
     return {"pooled": pooled, "own": own}
 
 
@@ -315,11 +316,11 @@ def use_registered_kernels(setup: Setup, sizes: list[list[int]]) -> dict[str, An
     functions = (kernels.pool_rows, kernels.plan_rows, kernels.sum_gradients, write_updates)
     try:
         for operation, function in zip(calls, functions, strict=True):
-            kernels.register_kernel("npu", operation, partial(counted, operation, function))
+            kernels.register_kernel(DEVICE_TYPE, operation, partial(counted, operation, function))
         result = train(setup, sizes)
     finally:
         for operation in calls:
-            kernels.register_kernel("npu", operation, None)
+            kernels.register_kernel(DEVICE_TYPE, operation, None)
     return {**result, "calls": calls, "num_ranks": dist.get_world_size()}
 
 
@@ -330,18 +331,18 @@ def look_up_in_tables_of_torchrec() -> str:
     apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
     sharders = get_default_hybrid_sharders(host_env())
     planner = EmbeddingShardingPlanner(
-        topology=Topology(world_size=dist.get_world_size(), compute_device="npu"),
+        topology=Topology(world_size=dist.get_world_size(), compute_device=DEVICE_TYPE),
         constraints={"s": ParameterConstraints(sharding_types=["table_wise"])},
     )
     sharded = DistributedModelParallel(
         model,
-        device=torch.device("npu"),
+        device=torch.device(DEVICE_TYPE),
         plan=planner.collective_plan(model, sharders, dist.GroupMember.WORLD),
         sharders=sharders,
     )
     batch = KeyedJaggedTensor(["s"], torch.tensor([8, 0, 8]), lengths=torch.tensor([2, 1]))
     try:
-        sharded.module["stock"](batch.to(torch.device("npu"))).values()
+        sharded.module["stock"](batch.to(torch.device(DEVICE_TYPE))).values()
     except BackendUnavailable as error:
         return str(error)
     return ""
@@ -349,7 +350,7 @@ def look_up_in_tables_of_torchrec() -> str:
 
 def initialize_rows() -> tuple[str, bool]:
     """What torch.nn.init says of a store on the device, and whether the store is as it was."""
-    (weight, *_) = new_model(Setup(), "npu").ebc.parameters()
+    (weight, *_) = new_model(Setup(), DEVICE_TYPE).ebc.parameters()
     before = weight.detach().clone()
     try:
         nn.init.kaiming_normal_(weight)

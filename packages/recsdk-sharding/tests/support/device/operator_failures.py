@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from device_type import DEVICE_TYPE
 from failing import Failing
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -35,7 +36,7 @@ def collection(optimizer: Any) -> HashEmbeddingBagCollection:
         feature_names=["a"],
         on_nonfinite="skip",
     )
-    ebc = HashEmbeddingBagCollection([config], device="npu")
+    ebc = HashEmbeddingBagCollection([config], device=DEVICE_TYPE)
     apply_optimizer_in_backward(RowOptimizer, ebc.parameters(), {"settings": optimizer})
     return ebc
 
@@ -215,7 +216,7 @@ def _two_shards(optimizer: Any) -> tuple[DeviceHome, list[DeviceShard]]:
     config = HashEmbeddingBagConfig(
         name="a", embedding_dim=2 * DIM, num_embeddings=20, feature_names=["a"]
     )
-    home, ranks = DeviceHome(torch.device("npu")), RankMap(1)
+    home, ranks = DeviceHome(torch.device(DEVICE_TYPE)), RankMap(1)
     shards = [Shard(ranks, 0, (0, DIM)), Shard(ranks, 0, (DIM, 2 * DIM))]
     [store] = home.make_stores([(config, shards)])
     made = home.make_shards(config, shards, store, optimizer)

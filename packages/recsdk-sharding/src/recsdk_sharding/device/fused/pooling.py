@@ -1,0 +1,89 @@
+"""Pooling rows to bags in one launch.
+
+Shape letters: R rows of the store, N keys, B bags, D row width.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from recsdk_sharding.device import kernels
+from recsdk_sharding.device.fused.launching import launch, tile_of
+from recsdk_sharding.device.kernels import BagIndex
+
+__all__ = ["pool_rows"]
+
+
+def pool_rows(store_RD: torch.Tensor, index: BagIndex) -> torch.Tensor:
+    """As `kernels.pool_rows`; the store may have rows of 16 bits."""
+    dim = store_RD.shape[1]
+    tile = tile_of(dim)
+    if tile is None or not store_RD.is_contiguous():
+        return kernels.pool_rows(store_RD, index)
+    num_bags = index.num_bags
+    pooled_BD = torch.empty(num_bags, dim, dtype=torch.float32, device=store_RD.device)
+    launch(
+        _pool,
+        (triton.cdiv(num_bags, tile.rows),),
+        pooled_BD,
+        store_RD,
+        index.rows_N,
+        index.offsets,
+        index.weights_N,
+        index.divisors_B,
+        num_bags,
+        dim,
+        HAS_OFFSETS=index.offsets is not None,
+        HAS_WEIGHTS=index.weights_N is not None,
+        HAS_DIVISORS=index.divisors_B is not None,
+        BAGS=tile.rows,
+        COLUMNS=tile.columns,
+    )
+    return pooled_BD
+
+
+@triton.jit(do_not_specialize=["num_bags"])
+def _pool(
+    pooled_BD,
+    store_RD,
+    rows_N,
+    offsets,
+    weights_N,
+    divisors_B,
+    num_bags,
+    dim,
+    HAS_OFFSETS: tl.constexpr,
+    HAS_WEIGHTS: tl.constexpr,
+    HAS_DIVISORS: tl.constexpr,
+    BAGS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """A program has BAGS bags; their keys are added in order."""
+    bag = tl.program_id(0).to(tl.int64) * BAGS + tl.arange(0, BAGS)
+    column = tl.arange(0, COLUMNS)
+    is_bag = bag < num_bags
+    is_column = column[None, :] < dim
+    if HAS_OFFSETS:
+        begin = tl.load(offsets + bag, mask=is_bag, other=0).to(tl.int64)
+        length = tl.load(offsets + bag + 1, mask=is_bag, other=0).to(tl.int64) - begin
+    else:
+        begin = bag
+        length = is_bag.to(tl.int64)
+    sum = tl.zeros([BAGS, COLUMNS], tl.float32)
+    for number in tl.range(0, tl.max(length, axis=0), loop_unroll_factor=4):
+        is_key = number < length
+        row = tl.load(rows_N + begin + number, mask=is_key, other=0).to(tl.int64)
+        mask = is_key[:, None] & is_column
+        value = tl.load(store_RD + row[:, None] * dim + column[None, :], mask=mask, other=0.0)
+        value = value.to(tl.float32)
+        if HAS_WEIGHTS:
+            weight = tl.load(weights_N + begin + number, mask=is_key, other=0.0)
+            value = value * weight[:, None]
+        sum += value
+    if HAS_DIVISORS:
+        divisor = tl.load(divisors_B + bag, mask=is_bag, other=1.0)
+        sum = tl.div_rn(sum, tl.broadcast_to(divisor[:, None], [BAGS, COLUMNS]))
+    place = bag[:, None] * dim + column[None, :]
+    tl.store(pooled_BD + place, sum, mask=is_bag[:, None] & is_column)

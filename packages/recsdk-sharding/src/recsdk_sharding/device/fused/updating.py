@@ -1,0 +1,305 @@
+"""Sums of gradients and the optimizer's update of all rows of a batch in one launch.
+
+Shape letters: R rows of the store, N keys, B bags, L distinct rows with room for the most there
+can be, P pieces, S spans, T tables (2T: two numbers for each), D row width.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from recsdk_sharding.device import optimizers
+from recsdk_sharding.device.fused.formulas import Formula, formula_of
+from recsdk_sharding.device.fused.launching import Tile, launch, tile_of
+from recsdk_sharding.device.fused.summing import PIECE, SPAN, parts_of, sum_of_runs
+from recsdk_sharding.device.kernels import RowIndex, RowUpdate
+from recsdk_sharding.device.optimizers import State, Step
+from recsdk_sharding.device.writes import Write
+
+__all__ = ["train_rows", "update_rows"]
+
+
+def train_rows(
+    update: RowUpdate, grad_BD: torch.Tensor, index: RowIndex, weights_N: torch.Tensor | None
+) -> bool:
+    """As `kernels.train_rows`; False where `formula_of` has none, and for rows too wide."""
+    formula, tile = formula_of(update.step), tile_of(grad_BD.shape[1])
+    if formula is None or tile is None:
+        return False
+    parts = parts_of(grad_BD, index, weights_N, tile)
+    _launch_update(
+        formula,
+        tile,
+        update.store_RD,
+        formula.state_of(update.state),
+        (index.rows_L, update.places_L),
+        parts.items_BD,
+        (index.bag_N, index.order_N, weights_N),
+        (parts.begins_L, parts.pieces_PD, parts.spans_SD),
+        (update.is_updated_R, update.nonfinite_2T, update.ends_2T, len(update.ends_2T)),
+        HAS_SUMS=False,
+        HAS_WEIGHTS=weights_N is not None,
+        SKIPS=update.skips_nonfinite,
+        TRACKS=update.is_updated_R is not None,
+    )
+    return True
+
+
+def update_rows(
+    step: Step,
+    store_RD: torch.Tensor,
+    state: State,
+    rows_U: torch.Tensor,
+    grad_UD: torch.Tensor,
+    places_U: torch.Tensor | None = None,
+) -> list[Write] | None:
+    """As `optimizers.update_rows`, but makes the writes itself where `formula_of` has a formula."""
+    formula, tile = formula_of(step), tile_of(grad_UD.shape[1])
+    if formula is None or tile is None:
+        return optimizers.update_rows(step, store_RD, state, rows_U, grad_UD, places_U)
+    _launch_update(
+        formula,
+        tile,
+        store_RD,
+        formula.state_of(state),
+        (rows_U, rows_U if places_U is None else places_U),
+        grad_UD if grad_UD.stride(1) == 1 else grad_UD.contiguous(),
+        (None, None, None),
+        (None, None, None),
+        (None, None, None, 0),
+        HAS_SUMS=True,
+        HAS_WEIGHTS=False,
+        SKIPS=False,
+        TRACKS=False,
+    )
+    return None
+
+
+def _launch_update(
+    formula: Formula,
+    tile: Tile,
+    store_RD: torch.Tensor,
+    state: list[torch.Tensor | None],
+    rows: tuple[torch.Tensor, torch.Tensor],
+    items: torch.Tensor,
+    keys: tuple[torch.Tensor | None, ...],
+    runs: tuple[torch.Tensor | None, ...],
+    tables: tuple[torch.Tensor | int | None, ...],
+    **constants: bool,
+) -> None:
+    num_rows, dim = len(rows[0]), store_RD.shape[1]
+    launch(
+        _update,
+        (triton.cdiv(num_rows, tile.rows),),
+        store_RD,
+        *state,
+        *rows,
+        items,
+        *keys,
+        *runs,
+        *tables,
+        num_rows,
+        items.stride(0),
+        dim,
+        formula.rate,
+        formula.eps,
+        formula.decay or 0.0,
+        formula.l2 or 0.0,
+        formula.clip or 0.0,
+        formula.rest1,
+        formula.beta2,
+        1.0 - formula.beta2,
+        formula.bias1,
+        formula.root_bias2,
+        KIND=formula.kind,
+        HAS_DECAY=formula.decay is not None,
+        HAS_L2=formula.l2 is not None,
+        HAS_CLIP=formula.clip is not None,
+        **constants,
+        PIECE=PIECE,
+        SPAN=SPAN,
+        RUNS=tile.rows,
+        COLUMNS=tile.columns,
+    )
+
+
+@triton.jit
+def _ends_before(ends_2T, num_ends, row, RUNS: tl.constexpr):
+    """How many ends there are up to each row: odd for spare rows."""
+    low = tl.zeros([RUNS], tl.int64)
+    high = low + num_ends
+    while tl.max(high - low, axis=0) > 0:
+        middle = (low + high) // 2
+        is_open = low < high
+        is_behind = tl.load(ends_2T + middle, mask=is_open, other=0) <= row
+        low = tl.where(is_open & is_behind, middle + 1, low)
+        high = tl.where(is_open & (is_behind == 0), middle, high)
+    return low
+
+
+@triton.jit
+def _stepped(
+    weight,
+    grad,
+    first_R,
+    second_R,
+    place,
+    is_row,
+    dim,
+    rate,
+    eps,
+    rest1,
+    beta2,
+    rest2,
+    bias1,
+    root_bias2,
+    KIND: tl.constexpr,
+    RUNS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """The weights after the update; writes the state. Formulas: docs/concepts/optimizers.md."""
+    column = tl.arange(0, COLUMNS)[None, :]
+    mask = is_row[:, None] & (column < dim)
+    if KIND == "sgd":
+        weight = weight - grad * rate
+    elif KIND == "adagrad":
+        of_total = first_R + place[:, None] * dim + column
+        total = tl.load(of_total, mask=mask, other=0.0) + grad * grad
+        tl.store(of_total, total, mask=mask)
+        weight = weight - rate * tl.div_rn(grad, tl.sqrt_rn(total) + eps)
+    elif KIND == "rowwise_adagrad":
+        mean = tl.sum(grad * grad, axis=1) / dim
+        total = tl.load(first_R + place, mask=is_row, other=0.0) + mean
+        tl.store(first_R + place, total, mask=is_row)
+        root = tl.broadcast_to((tl.sqrt_rn(total) + eps)[:, None], [RUNS, COLUMNS])
+        weight = weight - rate * tl.div_rn(grad, root)
+    else:
+        tl.static_assert(KIND == "adam")
+        of_mean = first_R + place[:, None] * dim + column
+        of_square = second_R + place[:, None] * dim + column
+        before = tl.load(of_mean, mask=mask, other=0.0)
+        step = grad - before
+        mean = tl.where(rest1 < 0.5, before + rest1 * step, grad - step * (1.0 - rest1))
+        square = tl.load(of_square, mask=mask, other=0.0) * beta2 + grad * grad * rest2
+        tl.store(of_mean, mean, mask=mask)
+        tl.store(of_square, square, mask=mask)
+        root = tl.sqrt_rn(square)
+        denominator = tl.div_rn(root, tl.zeros_like(root) + root_bias2) + eps
+        corrected = tl.div_rn(mean, tl.zeros_like(mean) + bias1)
+        weight = weight - rate * tl.div_rn(corrected, denominator)
+    return weight
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_ends"])
+def _update(
+    store_RD,
+    first_R,
+    second_R,
+    rows_L,
+    places_L,
+    items_BD,
+    bag_N,
+    order_N,
+    weights_N,
+    begins_L,
+    pieces_PD,
+    spans_SD,
+    is_updated_R,
+    nonfinite_2T,
+    ends_2T,
+    num_ends,
+    num_rows,
+    stride,
+    dim,
+    rate,
+    eps,
+    decay,
+    l2,
+    clip,
+    rest1,
+    beta2,
+    rest2,
+    bias1,
+    root_bias2,
+    KIND: tl.constexpr,
+    HAS_DECAY: tl.constexpr,
+    HAS_L2: tl.constexpr,
+    HAS_CLIP: tl.constexpr,
+    HAS_SUMS: tl.constexpr,
+    HAS_WEIGHTS: tl.constexpr,
+    SKIPS: tl.constexpr,
+    TRACKS: tl.constexpr,
+    PIECE: tl.constexpr,
+    SPAN: tl.constexpr,
+    RUNS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """A program has RUNS distinct rows, with all of their columns."""
+    run = tl.program_id(0).to(tl.int64) * RUNS + tl.arange(0, RUNS)
+    is_row = run < num_rows
+    column = tl.arange(0, COLUMNS)[None, :]
+    row = tl.load(rows_L + run, mask=is_row, other=0)
+    if HAS_SUMS:
+        mask = is_row[:, None] & (column < dim)
+        grad = tl.load(items_BD + run[:, None] * stride + column, mask=mask, other=0.0)
+    else:
+        table = _ends_before(ends_2T, num_ends, row, RUNS)
+        is_row = is_row & (table % 2 == 0)
+        begin = tl.load(begins_L + run, mask=is_row, other=0).to(tl.int64)
+        end = tl.load(begins_L + run + 1, mask=is_row, other=0).to(tl.int64)
+        grad = sum_of_runs(
+            items_BD,
+            bag_N,
+            order_N,
+            weights_N,
+            pieces_PD,
+            spans_SD,
+            begin,
+            end,
+            stride,
+            dim,
+            HAS_WEIGHTS,
+            PIECE,
+            SPAN,
+            RUNS,
+            COLUMNS,
+        )
+        is_bad = is_row & (tl.sum((tl.abs(grad) < float("inf")).to(tl.int32), axis=1) < COLUMNS)
+        tl.atomic_add(nonfinite_2T + table, tl.full([RUNS], 1, tl.int64), mask=is_bad)
+        if SKIPS:
+            is_row = is_row & (is_bad == 0)
+    place = tl.load(places_L + run, mask=is_row, other=0)
+    mask = is_row[:, None] & (column < dim)
+    at = store_RD + row[:, None] * dim + column
+    weight = tl.load(at, mask=mask, other=0.0)
+    if HAS_CLIP:  # written so that what is no number stays none
+        grad = tl.where(grad > clip, clip, tl.where(grad < -clip, -clip, grad))
+    if HAS_DECAY:
+        weight = weight * decay
+    if HAS_L2:
+        grad = grad + weight * l2
+    grad = tl.where(mask, grad, 0.0)
+    weight = _stepped(
+        weight,
+        grad,
+        first_R,
+        second_R,
+        place,
+        is_row,
+        dim,
+        rate,
+        eps,
+        rest1,
+        beta2,
+        rest2,
+        bias1,
+        root_bias2,
+        KIND,
+        RUNS,
+        COLUMNS,
+    )
+    tl.store(at, weight, mask=mask)
+    if TRACKS:
+        tl.store(is_updated_R + row, tl.full([RUNS], 1, tl.uint8), mask=is_row)

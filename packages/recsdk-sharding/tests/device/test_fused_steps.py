@@ -1,0 +1,65 @@
+"""Whole steps on Triton's kernels: interpreted, on the memory of simulated NPUs."""
+
+from __future__ import annotations
+
+import os
+
+import device_steps
+import numpy as np
+import on_npus
+import on_ranks
+import pytest
+from comparing import TOLERANCE, assert_identical, assert_rows_close
+from device_type import on_npus_alone
+from fused_on_npus import with_fused
+from rank_pool import RankPool
+from setups import SETUPS, on_npu, sizes_for, with_room
+
+pytest.importorskip("triton", reason="Triton is not installed")
+pytestmark = on_npus_alone  # on cuda all tests run on the kernels
+
+IS_FULL = os.environ.get("RECSDK_TEST_PROFILE") == "full"
+NUM_MODELS = 200 if IS_FULL else 12
+MOST_FORWARD, MOST_BACKWARD = 7, 3
+"""Torch's operators and launches of kernels; with torch's alone it is 12 and 20."""
+
+
+@pytest.mark.parametrize("longest", [1, 4])
+def test_a_step_is_few_launches_for_any_number_of_tables(npus: RankPool, longest: int) -> None:
+    for number in (1, 26):
+        ((counts, launched),) = npus.run(1, with_fused, device_steps.count_a_step, number, longest)
+        last = len(launched) - 1 - launched[::-1].index("_find_runs")
+        assert launched[last : last + 2] == ["_find_runs", "_pool"]
+        assert launched[-1] == "_update"
+        assert counts["waits"] == 0
+        assert counts["forward"] + 2 <= MOST_FORWARD
+        assert counts["backward"] + len(launched[last + 2 :]) <= MOST_BACKWARD
+
+
+@pytest.mark.parametrize("name", SETUPS)
+def test_training_is_that_of_torchs_operators(npus: RankPool, name: str) -> None:
+    setup, sizes = on_npu(with_room(SETUPS[name])), sizes_for(1)
+    ((found, launched),) = npus.run(1, with_fused, on_ranks.train, setup, sizes)
+    assert set(launched) >= {"_find_runs", "_pool", "_update"}
+    (expected,) = npus.run(1, on_ranks.train, setup, sizes)
+    assert_rows_close(found["rows"], expected["rows"])
+    for out, other in zip(found["outputs"], expected["outputs"], strict=True):
+        np.testing.assert_allclose(out, other, **TOLERANCE)
+    ((again, _),) = npus.run(1, with_fused, on_ranks.train, setup, sizes)
+    assert_identical(again["rows"], found["rows"])
+
+
+def test_unlike_tables_of_a_store_train_as_on_the_cpu(npus: RankPool) -> None:
+    kinds: set[str] = set()
+    for seed in range(NUM_MODELS):
+        ((said, launched),) = npus.run(1, with_fused, device_steps.train_unlike_tables, seed)
+        assert said == "", f"seed {seed}"
+        kinds |= set(launched)
+    assert kinds == {"_find_runs", "_pool", "_sum_all", "_sum_pieces", "_update"}
+
+
+def test_a_callers_kernel_is_not_passed_over(npus: RankPool) -> None:
+    setup, sizes = on_npu(with_room(SETUPS["adagrad"])), sizes_for(1)
+    ((result, launched),) = npus.run(1, with_fused, on_npus.use_registered_kernels, setup, sizes)
+    assert launched == []
+    assert all(result["calls"].values())
