@@ -253,15 +253,57 @@ def test_an_interval_of_nothing() -> None:
     assert len(bags(*configs).tables()) == 2
 
 
-@holds(SETTINGS, "stricter", "policy_type", "showclick_params")
-def test_shows_and_clicks() -> None:
-    params = recsdk_sharding.ShowClickParams(admit_threshold=0.1)
+PARAMS = "ShowClickParams"
+
+
+class Clicked(Batch):
+    """A batch with clicks of its samples."""
+
+    def __init__(self, ids: KeyedJaggedTensor, click_labels: torch.Tensor) -> None:
+        super().__init__(ids)
+        self.click_labels = click_labels
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Clicked:
+        return Clicked(self.ids.to(device, non_blocking), self.click_labels.to(device))
+
+
+@holds(SETTINGS, "same", "policy_type")
+@holds(SETTINGS, "stricter", "showclick_params")
+@holds(PARAMS, "differs", "alpha", "beta", "admit_threshold")
+@holds("HybridTrainPipelineSparseDist", "same", "batch.click_labels")
+def test_admission_by_shows_and_clicks() -> None:
+    config, policy = recsdk_sharding.AdmitAndEvictConfig, recsdk_sharding.AdmitAndEvictPolicyType
+    params = recsdk_sharding.ShowClickParams(alpha=1.0, beta=3.0, admit_threshold=5.0)
+    asked = config(showclick_params=params, policy_type=policy.POLICY_SHOWCLICK)
+    configured = bag_config(admit_and_evict_config=asked)
+    assert configured.admission == Admit.show_click(threshold=5.0, beta=3.0)
+    model = sharded(optimized(bags(configured, device=META)))
+    given = [(7, 8, 8, 9), (7, 8, 8, 9)]
+    batches = [Clicked(batch(ids, [1] * 4), torch.tensor([1.0, 0, 0, 0])) for ids in given]
+    pipeline, iterator = pipeline_of(model), iter(batches)
+    pipeline.progress(iterator)
+    pipeline.progress(iterator)
+    [table] = model.module.ebc.tables().values()
+    assert [key in table for key in (7, 8, 9)] == [True, False, False]  # 8, 4 and 2
+    with pytest.raises(PAGE.error(PARAMS, "admit_threshold"), match="compat='upstream'"):
+        bag_config(admit_and_evict_config=dataclasses.replace(asked, compat="upstream"))
+    nothing = config(policy_type=policy.POLICY_SHOWCLICK)
+    assert bag_config(admit_and_evict_config=nothing).admission is None
+
+
+@holds(PARAMS, "stricter", "evict_percentage", "score_decay")
+def test_no_part_of_the_ids_leaves() -> None:
     policy = recsdk_sharding.AdmitAndEvictPolicyType.POLICY_SHOWCLICK
-    asked = recsdk_sharding.AdmitAndEvictConfig(showclick_params=params, policy_type=policy)
-    with pytest.raises(PAGE.error(SETTINGS, "policy_type"), match="POLICY_SHOWCLICK"):
-        bag_config(admit_and_evict_config=asked)
-    asked = recsdk_sharding.AdmitAndEvictConfig(policy_type=policy)
-    assert bag_config(admit_and_evict_config=asked).admission is None
+    for percentage in (0.0, 0.1):
+        params = recsdk_sharding.ShowClickParams(evict_percentage=percentage, score_decay=0.9)
+        asked = recsdk_sharding.AdmitAndEvictConfig(
+            evict_step_interval=10, showclick_params=params, policy_type=policy
+        )
+        if not percentage:
+            assert bag_config(admit_and_evict_config=asked).eviction is None
+            continue
+        with pytest.raises(PAGE.error(PARAMS, "evict_percentage"), match="evict_percentage=0.1"):
+            bag_config(admit_and_evict_config=asked)
 
 
 OPTIONS = "DynamicEmbTableOptions"
@@ -612,7 +654,7 @@ WORDS_OF_WHAT_IS_ABSENT = ("expiry", "expire", "admission", "tier", "cache")
 @holds(
     ABSENT,
     "not here",
-    "admission and eviction by shows and clicks",
+    "eviction of a part of all ids by shows and clicks",
 )
 def test_no_public_name_speaks_of_what_is_not_here() -> None:
     packages = ("recsdk_core", "recsdk_sharding", "recsdk_pipeline")

@@ -14,6 +14,7 @@ from torch import nn
 from torchrec.streamable import Pipelineable
 
 from recsdk_pipeline._internal.arguments import check_parts
+from recsdk_pipeline._internal.clicks import giving_clicks
 from recsdk_pipeline._internal.feeds import Feeds, FeedSpy
 from recsdk_pipeline._internal.position import Progress
 from recsdk_pipeline._internal.queue import END, Queue
@@ -44,7 +45,9 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
     `model` returns `(losses, output)`; in training mode the sum of the losses is differentiated. It
     may have any mix of recsdk's and torchrec's sharded modules, or none. The pipeline learns from
     the first batch, by object identity, which field of a batch feeds which sharded module. A module
-    whose input is not itself a field of the batch runs inside forward, without lookahead.
+    whose input is not itself a field of the batch runs inside forward, without lookahead. If a
+    batch has `click_labels`, how often each of its samples was clicked (B,), tables that go by
+    shows and clicks get them for the sample's ids.
 
     `state_dict` says how far training has come, for a checkpoint. `data`, if given, is the training
     data: an object whose `state_dict()` and `load_state_dict()` tell and set how far it was read,
@@ -218,12 +221,15 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
     def _forward(self, slot: Slot) -> tuple[torch.Tensor, Out]:
         slot.hand_over(self._stream)
         if self._learned is None:
-            with FeedSpy(self._model, slot.batch) as spy:
+            with FeedSpy(self._model, slot.batch) as spy, giving_clicks(self._model, slot.batch):
                 result = self._model(slot.batch)
             self._learned = spy.feeds()
             return _losses_and_output(result)
         with slot.feeding():
-            return _losses_and_output(self._model(slot.batch))
+            if self._learned.can_look_ahead:
+                return _losses_and_output(self._model(slot.batch))
+            with giving_clicks(self._model, slot.batch):
+                return _losses_and_output(self._model(slot.batch))
 
     def _fill(self, queue: Queue, wanted: int) -> None:
         """Fetch batches until `wanted` are in flight, and start their host work."""

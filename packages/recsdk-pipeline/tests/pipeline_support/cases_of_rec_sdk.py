@@ -24,12 +24,14 @@ from pipeline_support.model import DEVICE, World
 from recsdk_pipeline import HybridTrainPipelineSparseDist
 from recsdk_sharding import (
     AdmitAndEvictConfig,
+    AdmitAndEvictPolicyType,
     HashEmbeddingBagCollection,
     HashEmbeddingBagConfig,
     HashEmbeddingCollection,
     HashEmbeddingConfig,
     JaggedTensorWithTimestamp,
     KeyedJaggedTensorWithTimestamp,
+    ShowClickParams,
     get_default_hybrid_sharders,
 )
 
@@ -43,6 +45,11 @@ SETTINGS = {
     "expiring": AdmitAndEvictConfig(evict_threshold=90, evict_step_interval=3),
     "both": AdmitAndEvictConfig(2, 0.5, 90, 4),
     "as_upstream": AdmitAndEvictConfig(3, 0.25, 70, 5, compat="upstream"),
+    "clicked": AdmitAndEvictConfig(
+        not_admitted_default_value=0.999,
+        showclick_params=ShowClickParams(alpha=1.0, beta=2.0, admit_threshold=5.5),
+        policy_type=AdmitAndEvictPolicyType.POLICY_SHOWCLICK,
+    ),
 }
 """Of each table, which has one feature of its name."""
 
@@ -53,18 +60,21 @@ def weight_init(weights_ND: torch.Tensor) -> None:
 
 @dataclass
 class Batch(Pipelineable):
-    """One id with its timestamp of each feature and sample."""
+    """One id with its timestamp of each feature and sample, and which samples were clicked."""
 
     sparse: KeyedJaggedTensorWithTimestamp
+    click_labels: torch.Tensor
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
-        return Batch(self.sparse.to(device, non_blocking))
+        labels = self.click_labels.to(device, non_blocking=non_blocking)
+        return Batch(self.sparse.to(device, non_blocking), labels)
 
     def pin_memory(self) -> Batch:
-        return Batch(self.sparse.pin_memory())
+        return Batch(self.sparse.pin_memory(), self.click_labels.pin_memory())
 
     def record_stream(self, stream: Any) -> None:
         self.sparse.record_stream(stream)
+        self.click_labels.record_stream(stream)
 
 
 def drawn(step: int, rank: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
@@ -79,13 +89,19 @@ def drawn(step: int, rank: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     return found
 
 
+def clicked(step: int, rank: int) -> torch.Tensor:
+    """Which samples were clicked, (B,)."""
+    generator = torch.Generator().manual_seed(7_000 + 100 * step + rank)
+    return torch.randint(0, 2, (BATCH,), generator=generator).float()
+
+
 def batch_of(step: int, rank: int) -> Batch:
     lengths = torch.ones(BATCH, dtype=torch.int64)
     jagged = {
         name: JaggedTensorWithTimestamp(ids, lengths=lengths, timestamps=times)
         for name, (ids, times) in drawn(step, rank).items()
     }
-    return Batch(KeyedJaggedTensorWithTimestamp.from_jt_dict(jagged))
+    return Batch(KeyedJaggedTensorWithTimestamp.from_jt_dict(jagged), clicked(step, rank))
 
 
 class Model(nn.Module):
@@ -111,6 +127,14 @@ class Model(nn.Module):
         return loss_of(vectors), torch.cat([each.detach() for each in vectors], dim=1)
 
 
+class InForward(Model):
+    """The same with features that are no part of the batch, so that nothing is looked ahead."""
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        order = list(range(len(SETTINGS)))
+        return super().forward(Batch(batch.sparse.permute(order), batch.click_labels))
+
+
 def loss_of(vectors: list[torch.Tensor]) -> torch.Tensor:
     return torch.stack([(each - 0.3).square().sum(1).mean() for each in vectors]).sum()
 
@@ -128,6 +152,7 @@ class Twin:
         self.weight_VD = nn.Parameter(self.first_VD())
         self.optimizer = torch.optim.Adagrad([self.weight_VD], lr=LR, eps=1e-8)
         self.counts = [0] * NUM_IDS
+        self.clicks = [0] * NUM_IDS
         self.held = [False] * NUM_IDS
         self.times: dict[int, int] = {}
         self.latest = 0
@@ -138,18 +163,26 @@ class Twin:
         weight_init(first_VD)
         return first_VD
 
-    def see(self, step: int, ids: list[int], times: list[int]) -> None:
+    def see(self, step: int, ids: list[int], times: list[int], clicks: list[int]) -> None:
         """A step of all ranks' ids; steps count from 1."""
         self.latest = max(self.latest, *times)
         if self.settings.is_feature_evict_enabled() and step > 1:
             self._expire(step, ids)
-        for key in ids:
+        for key, num_clicks in zip(ids, clicks, strict=True):
             self.counts[key] += 1
+            self.clicks[key] += num_clicks
         for key, time in zip(ids, times, strict=True):
-            self.held[key] |= self.counts[key] >= self.settings.admit_threshold
+            self.held[key] |= self._is_admitted(key)
             if self.held[key]:
                 self.times[key] = max(self.times.get(key, 0), time)
         self.num_kept_out += sum(not self.held[key] for key in ids)
+
+    def _is_admitted(self, key: int) -> bool:
+        params = self.settings.showclick_params
+        if self.settings.policy_type == AdmitAndEvictPolicyType.POLICY_COUNT:
+            return self.counts[key] >= self.settings.admit_threshold
+        worth = params.alpha * self.counts[key] + params.beta * self.clicks[key]
+        return worth >= params.admit_threshold
 
     def _expire(self, step: int, ids: list[int]) -> None:
         if step % self.settings.evict_step_interval:
@@ -179,10 +212,11 @@ class Golden:
     def step(self, number: int) -> list[torch.Tensor]:
         """The vectors (B, D) of each rank's samples."""
         given = [drawn(number, rank) for rank in range(self.num_ranks)]
+        clicks = torch.cat([clicked(number, rank) for rank in range(self.num_ranks)]).int().tolist()
         for name, twin in self.twins.items():
             parts = [of_rank[name] for of_rank in given]
             ids, times = (torch.cat([part[i] for part in parts]).tolist() for i in (0, 1))
-            twin.see(number + 1, ids, times)
+            twin.see(number + 1, ids, times, clicks)
         found, losses = [], []
         for of_rank in given:
             vectors = [twin(of_rank[name][0]) for name, twin in self.twins.items()]
@@ -196,9 +230,8 @@ class Golden:
         return found
 
 
-def spread(world: World) -> tuple[DistributedModelParallel, CombinedOptimizer]:
+def spread(world: World, model: Model) -> tuple[DistributedModelParallel, CombinedOptimizer]:
     """The model with its tables cut by rows, and its optimizer."""
-    model = Model()
     apply_optimizer_in_backward(torch.optim.Adagrad, model.parameters(), {"lr": LR, "eps": 1e-8})
     by_rows = ParameterConstraints(sharding_types=["row_wise"], compute_kernels=["fused"])
     planner = EmbeddingShardingPlanner(
@@ -212,7 +245,7 @@ def spread(world: World) -> tuple[DistributedModelParallel, CombinedOptimizer]:
 
 
 def case_losses_and_rows_are_those_of_a_table_of_all_ids(world: World) -> None:
-    model, optimizer = spread(world)
+    model, optimizer = spread(world, Model())
     pipeline: Any = HybridTrainPipelineSparseDist(model, optimizer, DEVICE)
     golden = Golden(world.size)
     iterator = iter([batch_of(step, world.rank) for step in range(NUM_STEPS)])
@@ -222,13 +255,28 @@ def case_losses_and_rows_are_those_of_a_table_of_all_ids(world: World) -> None:
         assert torch.allclose(output.cpu(), expected, rtol=1e-4, atol=1e-4), step
     kinds = {name: (t.num_expired, t.num_kept_out) for name, t in golden.twins.items()}
     assert all(kinds[name][0] > 5 for name in ("expiring", "both", "as_upstream")), kinds
-    assert all(kinds[name][1] > 20 for name in ("admitted", "both", "as_upstream")), kinds
+    assert all(kinds[name][1] > 20 for name in ("admitted", "both", "as_upstream", "clicked")), (
+        kinds
+    )
     held, counts = _kept(model)
     for name, twin in golden.twins.items():
         assert held[name] == {key for key in range(NUM_IDS) if twin.held[key]}, name
         if twin.settings.is_feature_admit_enabled():
             left = {k: n for k, n in enumerate(twin.counts) if n and not twin.held[k]}
             assert counts[name] == left, name
+
+
+def case_clicks_reach_tables_that_run_inside_forward(world: World) -> None:
+    found = []
+    for made in (Model(), InForward()):
+        model, optimizer = spread(world, made)
+        pipeline: Any = HybridTrainPipelineSparseDist(model, optimizer, DEVICE)
+        iterator = iter([batch_of(step, world.rank) for step in range(6)])
+        outputs = [pipeline.progress(iterator).cpu() for _ in range(6)]
+        found.append((torch.stack(outputs), *_kept(model)))
+    assert torch.allclose(found[0][0], found[1][0], rtol=1e-4, atol=1e-4)
+    assert found[0][1:] == found[1][1:]
+    assert found[0][1]["clicked"]
 
 
 def _kept(model: Any) -> tuple[dict[str, set[int]], dict[str, dict[int, int]]]:

@@ -32,6 +32,7 @@ from recsdk_sharding._batch.jagged_data import (  # noqa: E402
     KeyedJaggedTensorWithCount,
     KeyedJaggedTensorWithData,
     KeyedJaggedTensorWithTimestamp,
+    with_clicks,
 )
 from recsdk_sharding._checkpoint.dcp import HashLoadPlanner, adapt_load_planner  # noqa: E402
 from recsdk_sharding._checkpoint.migrate import export_rows, import_rows  # noqa: E402
@@ -135,4 +136,5 @@ __all__ = [
     "get_default_hybrid_sharders",
     "import_rows",
     "parallelize",
+    "with_clicks",
 ]

@@ -19,6 +19,7 @@ from recsdk_sharding import (
     KeyedJaggedTensorWithCount,
     KeyedJaggedTensorWithData,
     KeyedJaggedTensorWithTimestamp,
+    with_clicks,
 )
 
 CPU = torch.device("cpu")
@@ -133,3 +134,31 @@ def test_a_dictionary_has_data_of_all_features_or_of_none() -> None:
     with pytest.raises(ValueError, match=r"timestamps come with some features, and \['b'\] have"):
         kind.from_jt_dict({"a": timed, "b": plain})
     assert kind.from_jt_dict({"b": plain}).timestamps is None
+
+
+def test_ids_have_the_clicks_of_their_samples() -> None:
+    lengths = torch.tensor([2, 0, 1, 1, 1, 0])
+    plain = KeyedJaggedTensor(["a", "b"], torch.arange(5), lengths=lengths)
+    timed = KeyedJaggedTensorWithTimestamp(
+        ["a", "b"], torch.arange(5), torch.arange(5), None, lengths
+    )
+    for batch in (plain, timed):
+        for labels in (torch.tensor([3, 5, 7]), torch.tensor([3.0, 5.0, 7.0])):
+            found = with_clicks(batch, labels)
+            assert type(found) is KeyedJaggedTensorWithData
+            assert found.data["clicks"].tolist() == [3, 3, 7, 3, 5]
+            assert torch.equal(found.lengths(), lengths)
+            assert ("times" in found.data) == (batch is timed)
+    assert with_clicks(found, torch.zeros(3)) is found
+    with pytest.raises(ValueError, match=r"one for each of 3 samples, got \(2,\)"):
+        with_clicks(plain, torch.tensor([1, 0]))
+    with pytest.raises(ValueError, match="must be whole numbers"):
+        with_clicks(plain, torch.tensor([1.0, 0.5, 0.0]))
+    varying = KeyedJaggedTensor(
+        ["a", "b"],
+        torch.arange(3),
+        lengths=torch.tensor([1, 1, 1]),
+        stride_per_key_per_rank=[[2], [1]],
+    )
+    with pytest.raises(ValueError, match="must have one batch size"):
+        with_clicks(varying, torch.tensor([1, 0]))

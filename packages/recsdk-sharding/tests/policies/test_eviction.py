@@ -29,7 +29,7 @@ from eviction_on_ranks import (
 from plans import Spec
 from rank_pool import RankPool
 
-from recsdk_core import Evict, optim
+from recsdk_core import Admit, Evict, optim
 from recsdk_core.testing import Eviction, KeyMeta, Room
 from recsdk_sharding import (
     HashEmbeddingBagConfig,
@@ -250,9 +250,15 @@ def test_what_collections_refuse() -> None:
     assert 3 in collection.tables()["user"]
     scored = HashEmbeddingConfig(**BAG, max_rows=9, eviction=Evict.score())  # type: ignore[arg-type]
     collection = HashEmbeddingCollection([scored]).requires_grad_(False)
-    with pytest.raises(ValueError, match=r"'user': Evict.score\(\) needs a score for each id"):
+    with pytest.raises(ValueError, match=r"'user': Evict.score\(\) needs the scores of ids"):
         collection(batch)
     collection.eval()(batch)
+    clicked = Admit.show_click(threshold=2.0, beta=1.0)
+    asked = HashEmbeddingConfig(**BAG, admission=clicked)  # type: ignore[arg-type]
+    with pytest.raises(
+        ValueError, match=r"'user': Admit.show_click\(\) with beta above 0 needs the"
+    ):
+        HashEmbeddingCollection([asked]).requires_grad_(False)(batch)
     with pytest.raises(ValueError, match="'user': on a device eviction needs max_rows"):
         HostIndex(
             HashEmbeddingConfig(**BAG, eviction=Evict.lru().expiring(ttl=1)),  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Times, scores and counts that come with ids reach the tables, on any number of ranks.
+"""Times, scores, counts and clicks that come with ids reach the tables, on any number of ranks.
 
 `testing.ReferenceTable` says in plain Python which keys stay of the joined batches of all ranks;
 a row is the number of times that it was trained.
@@ -37,11 +37,11 @@ from recsdk_sharding._configs.data_taken import taken_by
 STEPS = 14
 RULES: dict[str, Evict | None] = {
     "user": Evict.lru(by="time").expiring(ttl=9, every=2),
-    "item": Evict.lru(by="time", min_age=2),
+    "item": Evict.show_click(beta=2.0, decay=0.5, min_age=2),
     "ad": Evict.score(),
     "full": None,
 }
-ADMISSION = {"user": Admit.count(3), "full": Admit.count(4) | Admit.probability(0.1)}
+ADMISSION = {"user": Admit.count(3), "full": Admit.show_click(threshold=7, beta=1.5)}
 EXPIRING = {**RULES, "item": RULES["user"], "ad": Evict.lru(by="time").expiring(ttl=5, every=1)}
 COLUMNS: dict[str, Spec] = dict.fromkeys(RULES, ("column_wise", [(1, 0), (WIDTH - 1, 1)]))
 

@@ -51,6 +51,7 @@ def test_defaults_are_rec_sdks_and_ask_for_nothing() -> None:
 
 
 CLICKS = ShowClickParams(admit_threshold=0.1, evict_percentage=0.1)
+SHOWN = ShowClickParams(1.0, 2.0, 2.2)
 EXPIRES = {"evict_threshold": 60, "evict_step_interval": 10}
 
 
@@ -67,6 +68,11 @@ EXPIRES = {"evict_threshold": 60, "evict_step_interval": 10}
         ({"policy_type": NONE, "admit_threshold": 9, "showclick_params": CLICKS}, None, None),
         ({"policy_type": SHOWCLICK, "admit_threshold": 9, **EXPIRES}, None, None),
         ({"evict_step_interval": 100, "not_admitted_default_value": 0.5}, None, None),
+        (
+            {"policy_type": SHOWCLICK, "showclick_params": SHOWN},
+            Admit.show_click(threshold=2.2, beta=2.0),
+            None,
+        ),
     ],
 )
 @pytest.mark.parametrize("kind", [HashEmbeddingBagConfig, HashEmbeddingConfig])
@@ -103,7 +109,15 @@ def test_what_is_enabled(given: dict[str, Any], admits: bool, evicts: bool) -> N
     [
         (
             {"policy_type": SHOWCLICK, "showclick_params": CLICKS, "evict_step_interval": 5},
-            "admit_and_evict_config has policy_type=POLICY_SHOWCLICK, .*POLICY_COUNT",
+            r"admit_and_evict_config has evict_percentage=0.1, .*Evict.show_click\(",
+        ),
+        (
+            {"policy_type": SHOWCLICK, "showclick_params": SHOWN, "compat": "upstream"},
+            "admit_and_evict_config has compat='upstream', and shows and clicks",
+        ),
+        (
+            {"policy_type": SHOWCLICK, "showclick_params": ShowClickParams(0.0, 0.0, 2.0)},
+            "Admit: alpha and beta are 0",
         ),
     ],
 )

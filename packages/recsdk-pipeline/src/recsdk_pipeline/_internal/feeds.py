@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torchrec.distributed.types import ShardedModule
 
+from recsdk_pipeline._internal.clicks import takes_clicks
 from recsdk_sharding.exchange import HostExchange, exchanges_of
 
 Way = tuple[tuple[str, Any], ...]
@@ -32,6 +33,8 @@ class Feed:
     way: Way
     exchange: HostExchange | None
     """Where the module's host work runs; None for a stock module."""
+    takes_clicks: bool = False
+    """Whether a table of the module goes by clicks."""
 
     def part_of(self, batch: Any) -> Any:
         """Return the part of `batch` that the module reads."""
@@ -104,7 +107,13 @@ class FeedSpy:
         module = self._modules[name]
         if way is None:
             return None
-        return Feed(name=name, module=module, way=way, exchange=_exchange(module))
+        return Feed(
+            name=name,
+            module=module,
+            way=way,
+            exchange=_exchange(module),
+            takes_clicks=takes_clicks(module),
+        )
 
 
 def _sharded_modules(

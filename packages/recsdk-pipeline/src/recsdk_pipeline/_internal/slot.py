@@ -12,6 +12,7 @@ from typing import Any
 import torch.distributed as dist
 from torchrec.distributed.types import Awaitable, ShardedModule
 
+from recsdk_pipeline._internal.clicks import with_clicks_of
 from recsdk_pipeline._internal.feeds import Feed
 from recsdk_pipeline._internal.streams import SideStream
 from recsdk_sharding.exchange import ExchangeJob, HostExchange, Splits
@@ -111,7 +112,10 @@ class Slot:
     def _request(self, feed: Feed) -> None:
         source = self.batch if feed.exchange is None else self.host_batch
         context = feed.module.create_context()
-        awaitable = feed.module.input_dist(context, feed.part_of(source))
+        part = feed.part_of(source)
+        if feed.takes_clicks:
+            part = with_clicks_of(source, part)
+        awaitable = feed.module.input_dist(context, part)
         self.requests.append(Request(feed, context, awaitable))
 
     def _wait(self) -> None:

@@ -5,7 +5,7 @@ Shape letters: N keys, F features, C columns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -71,8 +71,8 @@ class HostDistConfig:
     """Whether a table's rule counts occurrences, so that each is sent."""
     takes: tuple[str, ...] = ()
     """What rules of the group's tables take of what comes with keys, by name of `KeyData`."""
-    scored: tuple[str, ...] = ()
-    """The group's tables that evict by scores."""
+    needs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """What keys must bring, and the rule that needs it, by the group's tables."""
     multiple: int = 1
     """What the numbers for each rank have to be a multiple of."""
 

@@ -40,7 +40,7 @@ from recsdk_sharding._batch.key_data import (
     data_of_tables,
     fill_of,
     latest_of_shards,
-    require_scores,
+    require_data,
 )
 from recsdk_sharding._batch.late_weights import LateWeights
 from recsdk_sharding._batch.outcomes import outcomes_of_features
@@ -62,8 +62,8 @@ def prepare(config: HostDistConfig, order: Order) -> Alone | Prepared:
     has_weights = config.is_weighted and not order.sends_weights_late
     takes = config.takes if order.training else ()
     features = read_features(order.source, config.layout.feature_names, has_weights, takes)
-    if order.training and config.scored:
-        require_scores(config.scored, features)
+    if order.training and config.needs:
+        require_data(config.needs, features)
     if config.is_sequence:
         features = without_duplicates(features, config.drops_duplicates)
     is_late = order.sends_weights_late or (config.is_weighted and _requires_grad(order.source))

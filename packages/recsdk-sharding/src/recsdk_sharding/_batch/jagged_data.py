@@ -26,6 +26,7 @@ __all__ = [
     "KeyedJaggedTensorWithData",
     "KeyedJaggedTensorWithTimestamp",
     "data_of",
+    "with_clicks",
 ]
 
 Tensors = Mapping[str, torch.Tensor | None]
@@ -95,7 +96,7 @@ def _made(kind: Any, plain: Any, data: dict[str, torch.Tensor]) -> Any:
 class JaggedTensorWithData(_WithData, JaggedTensor):  # type: ignore[misc]
     """torchrec's `JaggedTensor` with what rules of admission and eviction take beside each id.
 
-    `times`, `scores` and `counts` as those of `KeyedJaggedTensorWithData`.
+    `times`, `scores`, `counts` and `clicks` as those of `KeyedJaggedTensorWithData`.
     """
 
     def __init__(
@@ -108,8 +109,9 @@ class JaggedTensorWithData(_WithData, JaggedTensor):  # type: ignore[misc]
         times: torch.Tensor | None = None,
         scores: torch.Tensor | None = None,
         counts: torch.Tensor | None = None,
+        clicks: torch.Tensor | None = None,
     ) -> None:
-        data = {"times": times, "scores": scores, "counts": counts}
+        data = {"times": times, "scores": scores, "counts": counts, "clicks": clicks}
         self._take_data(values, data, weights=weights, lengths=lengths, offsets=offsets)
         super().__init__(values, weights, lengths, offsets)
 
@@ -118,12 +120,13 @@ class KeyedJaggedTensorWithData(_WithData, KeyedJaggedTensor):  # type: ignore[m
     """torchrec's `KeyedJaggedTensor` with what rules of admission and eviction take beside each id.
 
     Collections of hash tables take it in place of torchrec's, sharded or not: what comes with an id
-    goes with it to the rank that has its row. `times` int64, `scores` float32 and `counts` int64
-    have the shape of the values. `times`, in any unit, are for `Evict.lru(by="time")`: the largest
-    that came with an id says when it was seen last, and the largest of a table's ids what time it
-    is. `scores` are for `Evict.score()`, which needs them. `counts`, 1 or more, are for tables with
-    admission: how many occurrences an id stands for. Tables whose rules take none of them, and
-    evaluation, do not look at them.
+    goes with it to the rank that has its row. `times` int64, `scores` float32, `counts` and
+    `clicks` int64 have the shape of the values. `times`, in any unit, are for
+    `Evict.lru(by="time")`: the largest that came with an id says when it was seen last, and the
+    largest of a table's ids what time it is. `scores` are for `Evict.score()`, which needs them.
+    `counts`, 1 or more, are for tables with admission or `Evict.show_click`: how many occurrences
+    an id stands for. `clicks`, 0 or more, are for rules by shows and clicks, see also
+    `with_clicks`. Tables whose rules take none of them, and evaluation, do not look at them.
 
     `to`, `pin_memory`, `record_stream`, `permute`, `split`, `[]` and `to_dict` keep them. Raises
     TypeError or ValueError for what does not fit.
@@ -152,10 +155,11 @@ class KeyedJaggedTensorWithData(_WithData, KeyedJaggedTensor):  # type: ignore[m
         times: torch.Tensor | None = None,
         scores: torch.Tensor | None = None,
         counts: torch.Tensor | None = None,
+        clicks: torch.Tensor | None = None,
         **options: Any,
     ) -> None:
         """`options`: further arguments of torchrec's class."""
-        data = {"times": times, "scores": scores, "counts": counts}
+        data = {"times": times, "scores": scores, "counts": counts, "clicks": clicks}
         self._take_data(values, data, weights=weights, lengths=lengths, offsets=offsets)
         super().__init__(keys, values, weights, lengths, offsets, **options)
 
@@ -309,6 +313,38 @@ class KeyedJaggedTensorWithCount(KeyedJaggedTensorWithData):
     def counts(self) -> torch.Tensor | None:
         """int64, of the values' shape."""
         return self._data.get("counts")
+
+
+def with_clicks(features: KeyedJaggedTensor, click_labels: torch.Tensor) -> Any:
+    """The same batch with clicks: each id has those of its sample.
+
+    `click_labels`: how often each sample was clicked, (B,), whole numbers of any dtype, where the
+    features are. What comes with ids stays, clicks too. For a `KeyedJaggedTensor` with one batch
+    size; gives a `KeyedJaggedTensorWithData`. Raises ValueError for labels that do not fit.
+
+    >>> import torch
+    >>> batch = KeyedJaggedTensor(["user"], torch.tensor([7, 8, 9]), lengths=torch.tensor([2, 1]))
+    >>> with_clicks(batch, torch.tensor([0.0, 1.0])).data["clicks"].tolist()
+    [0, 0, 1]
+    """
+    data = dict(features._data) if isinstance(features, KeyedJaggedTensorWithData) else {}
+    if "clicks" in data:
+        return features
+    if features.variable_stride_per_key():
+        raise ValueError(
+            "with_clicks: features must have one batch size, for labels are of samples"
+        )
+    if click_labels.shape != (features.stride(),):
+        raise ValueError(
+            f"with_clicks: click_labels must have one for each of {features.stride()} samples, got "
+            f"{tuple(click_labels.shape)}"
+        )
+    clicks_B = click_labels.to(torch.int64)
+    if not bool((clicks_B == click_labels).all()):
+        raise ValueError("with_clicks: click_labels must be whole numbers")
+    lengths_G = features.lengths().view(-1)
+    data["clicks"] = clicks_B.repeat(len(features.keys())).repeat_interleave(lengths_G)
+    return _made(KeyedJaggedTensorWithData, features, data)
 
 
 def data_of(

@@ -29,7 +29,7 @@ __all__ = [
     "latest_in",
     "latest_of",
     "latest_of_shards",
-    "require_scores",
+    "require_data",
     "require_time",
     "set_time",
     "tables_with_time",
@@ -48,14 +48,17 @@ def require_time(time: object) -> int:
     return time
 
 
-def require_scores(tables: Iterable[str], features: Features) -> None:
-    """Raises ValueError if keys lack the scores that `tables`, by name, evict by."""
-    if "scores" not in features.data and len(features.keys_N):
-        for name in tables:
-            raise ValueError(
-                f"table {name!r}: Evict.score() needs a score for each id; pass a "
-                "KeyedJaggedTensorWithData with scores"
-            )
+def require_data(needed: Mapping[str, Mapping[str, str]], features: Features) -> None:
+    """Raises ValueError if keys lack what tables need; `needed`: by name of the table."""
+    if not len(features.keys_N):
+        return
+    for table, by_name in needed.items():
+        for name, rule in by_name.items():
+            if name not in features.data:
+                raise ValueError(
+                    f"table {table!r}: {rule} needs the {name} of ids; pass a "
+                    f"KeyedJaggedTensorWithData with {name}"
+                )
 
 
 def tables_with_time(tables: Iterable[Any]) -> list[Any]:

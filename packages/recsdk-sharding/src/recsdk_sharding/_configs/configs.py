@@ -20,7 +20,7 @@ import recsdk_core
 from recsdk_core import Admit, Default, Evict, init
 from recsdk_core.table import DType, OnFull
 from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS, default_eviction_groups
-from recsdk_sharding._configs.data_taken import taken_by
+from recsdk_sharding._configs.data_taken import needed_by, taken_by
 from recsdk_sharding._configs.initializers import (
     column_initializer,
     native_initializer,
@@ -45,11 +45,6 @@ NonFinite: TypeAlias = Literal["apply", "raise", "skip"]
 """What happens to gradients that are not finite."""
 
 _UINT64 = 2**64
-
-_NO_CLICKS = (
-    "{} with beta above 0 needs the clicks of ids, which batches of a collection do not carry: "
-    "leave beta 0, or take a module of recsdk_core.nn"
-)
 
 HONOURED_FIELDS = frozenset(
     {
@@ -240,8 +235,6 @@ class HashTableConfig(_Settings):
             raise TypeError(
                 self._error(f"eviction must be an Evict, as Evict.lru(), got {self.eviction!r}")
             )
-        if self.eviction.needs_clicks:
-            raise ValueError(self._error(_NO_CLICKS.format("Evict.show_click()")))
         if self.max_rows is None and not self.eviction.expires:
             raise ValueError(
                 self._error(
@@ -259,8 +252,6 @@ class HashTableConfig(_Settings):
                     f"admission must be an Admit, as Admit.count(3), got {self.admission!r}"
                 )
             )
-        if self.admission.needs_clicks:
-            raise ValueError(self._error(_NO_CLICKS.format("Admit.show_click()")))
         most, groups = self.admission.max_records, self.num_groups
         if most is not None and groups is not None and most < groups:
             raise ValueError(
@@ -341,6 +332,11 @@ class HashTableConfig(_Settings):
     def data_taken(self) -> tuple[str, ...]:
         """What the table's rules take of what comes with ids, by name of `KeyData`."""
         return taken_by(self.eviction, self.admission)
+
+    @property
+    def data_needed(self) -> dict[str, str]:
+        """What ids must bring in training, and the rule that needs it."""
+        return needed_by(self.eviction, self.admission)
 
     @property
     def counting_rule(self) -> str | None:

@@ -6,9 +6,14 @@ import torch
 
 from recsdk_core import Admit, Evict
 
-__all__ = ["DTYPES", "evicts_by_time", "taken_by"]
+__all__ = ["DTYPES", "evicts_by_time", "needed_by", "taken_by"]
 
-DTYPES = {"times": torch.int64, "scores": torch.float32, "counts": torch.int64}
+DTYPES = {
+    "times": torch.int64,
+    "scores": torch.float32,
+    "counts": torch.int64,
+    "clicks": torch.int64,
+}
 """What may come with ids, by its name in `recsdk_core.KeyData`."""
 
 
@@ -19,9 +24,23 @@ def evicts_by_time(rule: Evict | None) -> bool:
 
 def taken_by(eviction: Evict | None, admission: Admit | None) -> tuple[str, ...]:
     """What the rules of a table take, in the order of `DTYPES`."""
+    by_clicks = eviction is not None and eviction.order == "show_click"
     takes = {
         "times": evicts_by_time(eviction),
         "scores": eviction is not None and eviction.order == "score",
-        "counts": admission is not None or (eviction is not None and eviction.alpha is not None),
+        "counts": by_clicks or admission is not None,
+        "clicks": by_clicks or (admission is not None and admission.takes_clicks),
     }
     return tuple(name for name in DTYPES if takes[name])
+
+
+def needed_by(eviction: Evict | None, admission: Admit | None) -> dict[str, str]:
+    """What keys must bring, and the rule that needs it, in its words."""
+    needed = {}
+    if eviction is not None and eviction.order == "score":
+        needed["scores"] = "Evict.score()"
+    if admission is not None and admission.needs_clicks:
+        needed["clicks"] = "Admit.show_click() with beta above 0"
+    if eviction is not None and eviction.needs_clicks:
+        needed["clicks"] = "Evict.show_click() with beta above 0"
+    return needed

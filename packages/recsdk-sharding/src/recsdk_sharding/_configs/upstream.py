@@ -79,7 +79,9 @@ class AdmitAndEvictConfig:
     ranks: `Admit.count`. It leaves, at a step that is a multiple of `evict_step_interval`, once
     `evict_threshold` seconds have passed since its last timestamp, up to the latest that came with
     an id of the table: `Evict.lru(by="time").expiring(...)`. Batches are then
-    `KeyedJaggedTensorWithTimestamp`.
+    `KeyedJaggedTensorWithTimestamp`. By shows and clicks, an id has a row once it is worth
+    `showclick_params.admit_threshold`: `Admit.show_click`. Clicks come with ids, see `with_clicks`;
+    the pipeline of recsdk_pipeline takes them from `batch.click_labels`.
 
     Raises TypeError and ValueError as there, and ValueError for settings that contradict each
     other; a table refuses by name what it cannot do.
@@ -185,10 +187,7 @@ def rules_of_config(config: AdmitAndEvictConfig | None) -> Rules:
     if not config.is_feature_filter_enabled():
         return Rules()
     if config.policy_type == AdmitAndEvictPolicyType.POLICY_SHOWCLICK:
-        raise ValueError(
-            "admit_and_evict_config has policy_type=POLICY_SHOWCLICK, and batches carry no clicks; "
-            "take AdmitAndEvictPolicyType.POLICY_COUNT"
-        )
+        return Rules(_admission_by_clicks(config), None, _default(config))
     return Rules(_admission_by_count(config), _expiry(config), _default(config))
 
 
@@ -201,6 +200,22 @@ def _default(config: AdmitAndEvictConfig) -> Default | None:
 
 def _admission_by_count(config: AdmitAndEvictConfig) -> Admit | None:
     return Admit.count(config.admit_threshold) if config.admit_threshold > 1 else None
+
+
+def _admission_by_clicks(config: AdmitAndEvictConfig) -> Admit:
+    params = config.showclick_params
+    if config.is_feature_evict_enabled():
+        raise ValueError(
+            f"admit_and_evict_config has evict_percentage={params.evict_percentage}, and no part "
+            "of the ids leaves at fixed steps; leave it at 0.0: with max_rows, "
+            "eviction=Evict.show_click(...) makes the lowest leave as others need their room"
+        )
+    if config.compat == "upstream":
+        raise ValueError(
+            "admit_and_evict_config has compat='upstream', and shows and clicks of ids without a "
+            "row are kept here, which Rec SDK's code forgets after each batch; leave compat out"
+        )
+    return Admit.show_click(threshold=params.admit_threshold, alpha=params.alpha, beta=params.beta)
 
 
 def _expiry(config: AdmitAndEvictConfig) -> Evict | None:

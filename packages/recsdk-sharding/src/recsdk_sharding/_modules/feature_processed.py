@@ -86,6 +86,11 @@ class ShardedHashFeatureProcessedEmbeddingBagCollection(
         """The dense parameters that make weights."""
         return list(self._feature_processors.parameters())
 
+    def data_taken(self) -> tuple[str, ...]:
+        """As that of a collection."""
+        taken: tuple[str, ...] = self._embedding_bag_collection.data_taken()
+        return taken
+
     def create_context(self) -> _Context:
         """The context of a batch."""
         return _Context()

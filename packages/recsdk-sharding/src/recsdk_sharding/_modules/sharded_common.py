@@ -36,6 +36,7 @@ from recsdk_sharding._batch.output_dist import (
 )
 from recsdk_sharding._batch.repeats import of_samples
 from recsdk_sharding._configs.configs import HashTableConfig
+from recsdk_sharding._configs.data_taken import DTYPES
 from recsdk_sharding._modules.sharding_types import HashSharding, make_sharding
 from recsdk_sharding._modules.unsharded import HashEmbeddingBagCollection, HashEmbeddingCollection
 from recsdk_sharding._rows.home import RowTable
@@ -186,6 +187,11 @@ class ShardedTables(KeepsOutcomes):
         super().keep_outcomes(is_kept)
         for dist in self._input_dists:
             dist.wants_outcomes = is_kept
+
+    def data_taken(self) -> tuple[str, ...]:
+        """What rules of the tables take of what comes with ids, by name of `KeyData`."""
+        taken = {name for config in self._configs for name in config.data_taken}
+        return tuple(name for name in DTYPES if name in taken)
 
     def set_time(self, time: int) -> None:
         """The time, in any unit, of the batches that `input_dist` takes from now on.

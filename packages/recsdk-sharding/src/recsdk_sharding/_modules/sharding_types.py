@@ -162,7 +162,7 @@ class HashSharding:
                 drops_duplicates=self._drops_duplicates,
                 counts_ids=bool(self._counting),
                 takes=takes,
-                scored=tuple(c.name for c in self._configs if "scores" in c.data_taken),
+                needs={c.name: c.data_needed for c in self._configs if c.data_needed},
                 multiple=multiple_of(self._codecs()),
             )
         )

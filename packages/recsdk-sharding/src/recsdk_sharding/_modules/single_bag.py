@@ -141,14 +141,15 @@ class ShardedHashEmbeddingBag(
         times: torch.Tensor | int | None = None,
         scores: torch.Tensor | None = None,
         counts: torch.Tensor | int | None = None,
+        clicks: torch.Tensor | int | None = None,
     ) -> Awaitable[Any]:
         """Starts the host work: keys (N,) with offsets, or (B, L) without; weights likewise.
 
-        `times`, `scores` and `counts` as those of the unsharded module. Raises ValueError or
-        TypeError for offsets and shapes that do not fit; the other ranks then raise PeerError.
+        `times`, `scores`, `counts` and `clicks` as those of the unsharded module. Raises ValueError
+        or TypeError for offsets and shapes that do not fit; the other ranks then raise PeerError.
         """
         try:
-            data = {"times": times, "scores": scores, "counts": counts}
+            data = {"times": times, "scores": scores, "counts": counts, "clicks": clicks}
             features = self._features(keys, offsets, per_sample_weights, data)
         except Exception as error:
             self.host_exchange.announce_failure(error)
@@ -213,8 +214,8 @@ def _of_all(keys: torch.Tensor, given: torch.Tensor | int | None) -> torch.Tenso
         return torch.full((keys.numel(),), given, device=keys.device)
     if given is not None and given.shape != keys.shape:
         raise ValueError(
-            f"times, scores and counts must have the shape of keys, {tuple(keys.shape)}, got "
-            f"{tuple(given.shape)}"
+            "times, scores, counts and clicks must have the shape of keys, "
+            f"{tuple(keys.shape)}, got {tuple(given.shape)}"
         )
     return None if given is None else given.reshape(-1)
 

@@ -23,7 +23,7 @@ from recsdk_sharding._batch.key_data import (
     advance_time,
     latest_in,
     latest_of,
-    require_scores,
+    require_data,
     require_time,
     set_time,
     tables_with_time,
@@ -33,7 +33,7 @@ from recsdk_sharding._batch.outcomes import KeepsOutcomes, of_repeated
 from recsdk_sharding._batch.sequences import jagged_tensors, lengths_and_keys, without_duplicates
 from recsdk_sharding._compat.private import active_data_parallel_size
 from recsdk_sharding._configs.configs import HashEmbeddingBagConfig, HashEmbeddingConfig
-from recsdk_sharding._configs.data_taken import evicts_by_time
+from recsdk_sharding._configs.data_taken import DTYPES, evicts_by_time
 from recsdk_sharding._configs.translating import bag_configs, sequence_configs
 from recsdk_sharding._rows.home import RowTable
 from recsdk_sharding._rows.rows import TableRows
@@ -56,6 +56,11 @@ class _Unsharded(KeepsOutcomes):
     def tables(self) -> dict[str, RowTable]:
         """The tables by name: export, len, stats."""
         return {rows.config.name: rows.shards[0].table for rows in self._rows()}
+
+    def data_taken(self) -> tuple[str, ...]:
+        """What rules of the tables take of what comes with ids, by name of `KeyData`."""
+        taken = {name for each in self._rows() for name in each.config.data_taken}
+        return tuple(name for name in DTYPES if name in taken)
 
     def set_time(self, time: int) -> None:
         """The time, in any unit, of the batches from now on; for `Evict.lru(by="time")`.
@@ -86,16 +91,10 @@ class _Unsharded(KeepsOutcomes):
         self._num_steps += int(self.training)  # a batch that fails is no step
         return mapped
 
-    def _takes(self) -> tuple[str, ...]:
-        """What rules of the tables take of what comes with ids."""
-        if not self.training:
-            return ()
-        return tuple({name for each in self._rows() for name in each.config.data_taken})
-
     def _take_data(self, batch: Features) -> None:
-        """Sets the time of tables that evict by time, and requires the scores that tables need."""
+        """Sets the time of tables that evict by time, and requires what tables need."""
         configs = [each.config for each in self._rows()]
-        require_scores([c.name for c in configs if "scores" in c.data_taken], batch)
+        require_data({config.name: config.data_needed for config in configs}, batch)
         if not any(evicts_by_time(config.eviction) for config in configs):
             return
         latest_F = latest_of(batch)
@@ -197,7 +196,8 @@ class HashEmbeddingBagCollection(_Unsharded, EmbeddingBagCollection):  # type: i
         self._check_usable()
         names = [name for table in self._feature_names for name in table]
         source = features_on_host(features)
-        batch = read_features(source, names, self._is_weighted, self._takes())
+        takes = self.data_taken() if self.training else ()
+        batch = read_features(source, names, self._is_weighted, takes)
         mapped = self._map(batch, is_sequence=False)
         self._note_outcomes(
             self._embedding_names, mapped.outcomes() if self._keeps_outcomes else None
@@ -270,7 +270,8 @@ class HashEmbeddingCollection(_Unsharded, EmbeddingCollection):  # type: ignore[
         """
         self._check_usable()
         names = [name for table in self._feature_names for name in table]
-        batch = read_features(features_on_host(features), names, False, self._takes())
+        takes = self.data_taken() if self.training else ()
+        batch = read_features(features_on_host(features), names, False, takes)
         every = without_duplicates(batch, drops_duplicates=False)
         mapped = self._map(every, is_sequence=True)
         keys = [name for table in self._embedding_names_by_table for name in table]

@@ -84,7 +84,7 @@ class Case:
     admission: dict[str, Admit] = field(default_factory=dict)
     """Rules, by table."""
     has_data: bool = False
-    """Whether ids come with times, scores and counts; else a time is set for each batch."""
+    """Whether ids come with times and all else; if not, a time is set for each batch."""
     outcomes: list[Outcomes] | None = None
     """What is to become of the keys of each step; None: no matter."""
     default: dict[str, Default] = field(default_factory=dict)
@@ -113,8 +113,9 @@ def data_of(step: int) -> dict[str, np.ndarray[Any, Any]]:
     shape = (len(RULES), 12, 2)
     times = time_of(step) + random.integers(-4, 5, shape)
     scores = random.integers(-9, 10, shape).astype(np.float32)
-    data = {"scores": scores, "counts": random.integers(1, 4, shape), "times": times}
-    return data if step % 5 != 4 else {"scores": scores}
+    needed = {"scores": scores, "clicks": random.integers(0, 3, shape)}
+    more = {"counts": random.integers(1, 4, shape), "times": times}
+    return needed | (more if step % 5 != 4 else {})
 
 
 class _Model(nn.Module):
