@@ -44,7 +44,7 @@ docs: ## the site of the documentation, into build/site; links and names are che
 
 SHARDING_SUPPORT = packages/recsdk-sharding/tests/support
 
-torchrec-matrix: ## torchrec's test models with our modules and its own; writes the page in docs/
+torchrec-matrix: ## torchrec's test models with our modules and its own; writes the pages in docs/
 	@$(PYTHON) tools/set_up.py all
 	@PYTHONPATH=$(SHARDING_SUPPORT):tests/support \
 	    .venv/bin/python $(SHARDING_SUPPORT)/torchrec_models/torchrec_matrix.py $(ARGS)

@@ -259,8 +259,7 @@ def test_a_collection_cannot_be_compiled_away() -> None:
         torch.export.export(optimized(bags()).eval(), (batch(),))
 
 
-@holds(HABITS, "same", "quantize_embeddings", "quantize_inference_model")
-@holds(HABITS, "differs", "shard_quant_model")
+@holds(HABITS, "same", "quantize_embeddings", "quantize_inference_model", "shard_quant_model")
 def test_quantization_takes_tables_along(world: None) -> None:
     ebc = optimized(bags())
     ebc(batch())
@@ -268,9 +267,13 @@ def test_quantization_takes_tables_along(world: None) -> None:
     made = quantize_embeddings(model, torch.float32, inplace=False)
     other = quantize_inference_model(copy.deepcopy(model), quantization_dtype=torch.float32)
     sharded_too, plan = shard_quant_model(other, compute_device="cpu", sharding_device="cpu")
-    assert plan.plan == {}
-    for each in (made, sharded_too):
-        assert type(each["sparse"]) is recsdk_sharding.QuantHashEmbeddingBagCollection
+    assert list(plan.plan["sparse"]) == ["user"]
+    kinds = (
+        recsdk_sharding.QuantHashEmbeddingBagCollection,
+        recsdk_sharding.ShardedQuantHashEmbeddingBagCollection,
+    )
+    for each, kind in zip((made, sharded_too), kinds, strict=True):
+        assert type(each["sparse"]) is kind
         assert torch.equal(each["sparse"](batch()).values(), ebc.eval()(batch()).values())
     with pytest.raises(PAGE.error(HABITS, "quantize_embeddings"), match="cannot be quantized"):
         quantize_embeddings(ebc, torch.qint8, inplace=False)
@@ -326,20 +329,14 @@ def test_full_tables_refuse() -> None:
 
 
 WORDS_OF_WHAT_IS_ABSENT = (
-    *("expiry", "expire", "admission", "tier", "cache", "uvm", "ssd", "shardedquant"),
+    *("expiry", "expire", "admission", "tier", "cache", "uvm", "ssd"),
     *("inference", "freeze", "tracker", "dmpcollection"),
 )
 
 
 @holds(ABSENT, "not here", "eviction below a threshold")
 @holds(ABSENT, "not here", "rows in several tiers (UVM, caching, SSD, DRAM)")
-@holds(
-    ABSENT,
-    "not here",
-    "sharded quantized tables",
-    "serving by `torchrec.inference`",
-    "tracking of changed rows",
-)
+@holds(ABSENT, "not here", "serving by `torchrec.inference`", "tracking of changed rows")
 @holds(ABSENT, "not here", "two-dimensional parallelism (`DMPCollection`)")
 def test_no_public_name_speaks_of_what_is_not_here() -> None:
     packages = ("recsdk_core", "recsdk_sharding", "recsdk_pipeline")

@@ -52,6 +52,12 @@ from recsdk_sharding._modules.quantized import (  # noqa: E402
     QuantHashEmbeddingCollection,
 )
 from recsdk_sharding._modules.sharded_bags import ShardedHashEmbeddingBagCollection  # noqa: E402
+from recsdk_sharding._modules.sharded_quantized import (  # noqa: E402
+    QuantHashEmbeddingBagCollectionSharder,
+    QuantHashEmbeddingCollectionSharder,
+    ShardedQuantHashEmbeddingBagCollection,
+    ShardedQuantHashEmbeddingCollection,
+)
 from recsdk_sharding._modules.sharded_sequences import ShardedHashEmbeddingCollection  # noqa: E402
 from recsdk_sharding._modules.sharders import (  # noqa: E402
     HashEmbeddingBagCollectionSharder,
@@ -120,13 +126,17 @@ __all__ = [
     "KeyedJaggedTensorWithTimestamp",
     "PeerError",
     "QuantHashEmbeddingBagCollection",
+    "QuantHashEmbeddingBagCollectionSharder",
     "QuantHashEmbeddingCollection",
+    "QuantHashEmbeddingCollectionSharder",
     "RowOptimizer",
     "Saver",
     "ShardedHashEmbeddingBag",
     "ShardedHashEmbeddingBagCollection",
     "ShardedHashEmbeddingCollection",
     "ShardedHashFeatureProcessedEmbeddingBagCollection",
+    "ShardedQuantHashEmbeddingBagCollection",
+    "ShardedQuantHashEmbeddingCollection",
     "ShowClickParams",
     "TensorParallelWrapper",
     "__version__",

@@ -15,11 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torchrec.inference.modules import (
-    quantize_embeddings,
-    quantize_inference_model,
-    shard_quant_model,
-)
+from torchrec.inference.modules import quantize_embeddings, quantize_inference_model
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.modules.feature_processor_ import (
@@ -172,20 +168,6 @@ def test_sequences_are_those_of_the_trained_module() -> None:
         assert torch.equal(got.values(), wanted.values().half())
         assert torch.equal(got.lengths(), wanted.lengths())
         assert torch.equal(got.weights(), wanted.weights())
-
-
-def test_sharding_for_inference_leaves_frozen_tables_as_they_are() -> None:
-    """They are whole in every process; nothing of them is for a planner."""
-    bags = trained(HashEmbeddingBagCollection(configs()))
-    made = quantize_inference_model(nn.ModuleDict({"all": model_with(bags)}))
-    ids = torch.tensor([3, 404, -7])
-    batch = KeyedJaggedTensor(["item", "user", "friend"], ids, lengths=torch.ones(3).long())
-    wanted = made["all"]["sparse"](batch).values().clone()
-    assert bool(wanted.any())
-    sharded, plan = shard_quant_model(made, compute_device="cpu", sharding_device="cpu")
-    assert plan.plan == {}
-    assert type(sharded["all"]["sparse"]) is QuantHashEmbeddingBagCollection
-    assert torch.equal(sharded["all"]["sparse"](batch).values(), wanted)
 
 
 def test_tables_lie_in_a_folder_of_the_module_or_at_a_path(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ torchrec's own types and skips all others: hash tables would silently stay in fl
 function of torch in the end. Importing the package has that function replace the unsharded
 collections of hash tables too, and refuse what has no counterpart. `quantize_inference_model` makes
 one module of torchrec's tables and the feature processors in front of them; with hash tables the
-processors stay as they are, in front of frozen tables.
+processors stay as they are, in front of frozen tables. `shard_quant_model` takes a list of sharders
+that it has; those of frozen tables are put into it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch.quantization
+from torchrec.inference.modules import DEFAULT_SHARDERS
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.quant.embedding_modules import (
@@ -27,6 +29,10 @@ from recsdk_sharding._modules.quantized import (
     QuantHashEmbeddingCollection,
 )
 from recsdk_sharding._modules.sharded_common import ShardedTables
+from recsdk_sharding._modules.sharded_quantized import (
+    QuantHashEmbeddingBagCollectionSharder,
+    QuantHashEmbeddingCollectionSharder,
+)
 from recsdk_sharding._modules.unsharded import HashEmbeddingBagCollection, HashEmbeddingCollection
 
 __all__ = ["adapt_quantization"]
@@ -45,6 +51,9 @@ def adapt_quantization() -> None:
     module.quantize_dynamic = _taking_along(module.quantize_dynamic)
     processed: Any = QuantFeatureProcessedEmbeddingBagCollection
     processed.from_float = classmethod(_behind_processors(processed.from_float.__func__))
+    DEFAULT_SHARDERS.extend(
+        [QuantHashEmbeddingBagCollectionSharder(), QuantHashEmbeddingCollectionSharder()]
+    )
 
 
 def _taking_along(quantize: Callable[..., Any]) -> Callable[..., Any]:

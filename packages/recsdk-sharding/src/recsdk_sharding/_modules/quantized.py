@@ -70,6 +70,8 @@ class _Folder:
 class _Frozen(nn.Module):
     """What both have in common. Tables are no parameters, and have no entry in a state_dict."""
 
+    _of_features: Sequence[BaseEmbeddingConfig]
+
     def _open(
         self, configs: Sequence[BaseEmbeddingConfig], path: Any, output_dtype: torch.dtype
     ) -> None:
@@ -87,6 +89,10 @@ class _Frozen(nn.Module):
     def serving_tables(self) -> dict[str, ServingTable]:
         """The frozen tables by name: `follow`, `stats`, `preload`."""
         return dict(self._tables)
+
+    def configs_of_features(self) -> list[Any]:
+        """The config of each feature's table, in the order of the vectors."""
+        return list(self._of_features)
 
     def output_dtype(self) -> torch.dtype:
         """The dtype of the vectors."""
@@ -219,6 +225,10 @@ class QuantHashEmbeddingBagCollection(_Frozen, EmbeddingBagCollectionInterface):
     def embedding_bag_configs(self) -> list[Any]:
         """The configs."""
         return self._configs
+
+    def embedding_names(self) -> list[str]:
+        """The names of the vectors of each feature."""
+        return list(self._names)
 
     def is_weighted(self) -> bool:
         """Whether batches carry a weight per id."""

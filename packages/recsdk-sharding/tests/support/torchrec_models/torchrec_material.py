@@ -108,18 +108,18 @@ def _run(side: str, cell: Cell) -> None:
     expected = _expected(cell.model, cell.world_size)
     sharded = _Ours(cell) if side == "ours" else _Torchrec(cell)
     wanted = slice(dist.get_rank() * expected.size, (dist.get_rank() + 1) * expected.size)
-    for name, value in _vectors(sharded.model.module, sharded.inputs[0]).items():
+    for name, value in vectors_of(sharded.model.module, sharded.inputs[0]).items():
         whole = expected.vectors[name]
-        _check(f"vectors of {name}", value, whole[wanted], VECTORS_OFF[cell.codec])
+        check_close(f"vectors of {name}", value, whole[wanted], VECTORS_OFF[cell.codec])
     for step, batch in enumerate(sharded.inputs):
         found = torchrec_tests.gen_full_pred_after_one_step(sharded.model, sharded.optimizer, batch)
         whole = expected.predictions[step]
-        _check(f"predictions after step {step}", found, whole[wanted], VECTORS_OFF[cell.codec])
+        check_close(f"predictions after step {step}", found, whole[wanted], VECTORS_OFF[cell.codec])
     for name, (before, after) in expected.rows.items():
         sharded.check_rows(name, before, after, ROWS_OFF[cell.codec])
 
 
-def _check(what: str, found: torch.Tensor, expected: torch.Tensor, fraction: float) -> None:
+def check_close(what: str, found: torch.Tensor, expected: torch.Tensor, fraction: float) -> None:
     """Raises if a number is off by more than a fraction of the largest one."""
     if found.shape != expected.shape:
         raise WrongNumbers(f"{what}: shape {tuple(found.shape)}, not {tuple(expected.shape)}")
@@ -151,10 +151,10 @@ class _Expected:
 
 @functools.lru_cache(maxsize=1)
 def _expected(model: Model, world_size: int) -> _Expected:
-    untrained, inputs = _model_and_inputs(model, world_size)
+    untrained, inputs = model_and_inputs(model, world_size)
     trained = copy.deepcopy(untrained)
-    vectors = _vectors(trained, inputs[0][0])
-    tables = {name for name, _ in _weights(trained)}
+    vectors = vectors_of(trained, inputs[0][0])
+    tables = {name for name, _ in weights_of(trained)}
     groups = [
         {"params": [p], "lr": SPARSE_LR if name in tables else DENSE_LR}
         for name, p in trained.named_parameters()
@@ -164,14 +164,14 @@ def _expected(model: Model, world_size: int) -> _Expected:
         torchrec_tests.gen_full_pred_after_one_step(trained, optimizer, whole)
         for whole, _ in inputs
     ]
-    pairs = zip(_weights(untrained), _weights(trained), strict=True)
+    pairs = zip(weights_of(untrained), weights_of(trained), strict=True)
     rows = {name.split(".")[-2]: (b.detach(), a.detach()) for (name, b), (_, a) in pairs}
     return _Expected(untrained, [parts for _, parts in inputs], vectors, predictions, rows)
 
 
-def _model_and_inputs(model: Model, world_size: int) -> Any:
+def model_and_inputs(model: Model, world_size: int) -> Any:
     """torchrec's model, and a batch of all ranks and one of each rank for each step."""
-    tables, weighted = _tables(model)
+    tables, weighted = tables_of(model)
     kinds = torchrec_models.TestMixedEmbeddingSparseArch, torchrec_models.TestSparseNN
     generate = torchrec_models.ModelInput
     return torchrec_tests.gen_model_and_input(
@@ -193,7 +193,7 @@ def _model_and_inputs(model: Model, world_size: int) -> Any:
     )
 
 
-def _tables(model: Model) -> tuple[list[Any], list[Any] | None]:
+def tables_of(model: Model) -> tuple[list[Any], list[Any] | None]:
     """The tables of `ModelParallelTestShared`, and the weighted ones: two features are shared."""
     numbers = [*range(4), *range(2)]
     names = [f"table_{index}" for index in range(len(numbers))]
@@ -239,7 +239,7 @@ def _embedding_names(tables: list[Any]) -> list[str]:
     return [name for names in get_embedding_names_by_table(tables) for name in names]
 
 
-def _weights(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+def weights_of(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """The tables of an unsharded model, by name of the parameter."""
     return [
         (name, parameter)
@@ -248,7 +248,7 @@ def _weights(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     ]
 
 
-def _vectors(model: Any, batch: Any) -> dict[str, torch.Tensor]:
+def vectors_of(model: Any, batch: Any) -> dict[str, torch.Tensor]:
     """What the tables give for a batch, by feature."""
     model.train(False)
     with torch.no_grad():
@@ -256,7 +256,7 @@ def _vectors(model: Any, batch: Any) -> dict[str, torch.Tensor]:
     return {"all": found} if isinstance(found, torch.Tensor) else found.to_dict()
 
 
-def _with_collections(model: Any, make: Callable[[Any], nn.Module]) -> Any:
+def with_collections(model: Any, make: Callable[[Any], nn.Module]) -> Any:
     """A copy of an unsharded model with other collections."""
     made = copy.deepcopy(model)
     kinds = EmbeddingBagCollection, EmbeddingCollection
@@ -273,7 +273,7 @@ class _Sharded:
     def __init__(self, cell: Cell, model: nn.Module, sharders: list[Any]) -> None:
         local_size = WORLDS[cell.world_size]
         use_nodes_of(local_size)
-        names = [name.split(".")[-2] for name, _ in _weights(model)]
+        names = [name.split(".")[-2] for name, _ in weights_of(model)]
         kernel = "dense" if cell.sharding_type == "data_parallel" else "fused"
         constraint = ParameterConstraints(
             sharding_types=[cell.sharding_type], compute_kernels=[kernel], min_partition=4
@@ -315,7 +315,7 @@ class _Torchrec(_Sharded):
 
     def __init__(self, cell: Cell) -> None:
         expected = _expected(cell.model, cell.world_size)
-        made = _with_collections(expected.model, _on_meta)
+        made = with_collections(expected.model, _on_meta)
         sharder = TestECSharder if cell.model.is_sequence else TestEBCSharder
         kernel = "dense" if cell.sharding_type == "data_parallel" else "fused"
         arguments = {"learning_rate": SPARSE_LR}
@@ -335,7 +335,7 @@ class _Torchrec(_Sharded):
         for (row, column), found in shards:
             part = slice(row, row + found.shape[0]), slice(column, column + found.shape[1])
             whole = (after - before)[part]
-            _check(f"rows of {name}", found.detach() - before[part], whole, fraction)
+            check_close(f"rows of {name}", found.detach() - before[part], whole, fraction)
 
 
 class _Ours(_Sharded):
@@ -343,29 +343,30 @@ class _Ours(_Sharded):
 
     def __init__(self, cell: Cell) -> None:
         expected = _expected(cell.model, cell.world_size)
-        made = _with_collections(expected.model, _hash_collection)
-        tables = [parameter for _, parameter in _weights(made)]
+        made = with_collections(expected.model, hash_collection)
+        tables = [parameter for _, parameter in weights_of(made)]
         _apply_optimizer_in_backward(torch.optim.SGD, tables, {"lr": SPARSE_LR})
         sharders = get_default_hybrid_sharders(
             host_env(), qcomm_codecs_registry=codecs_of(cell.codec or None)
         )
         super().__init__(cell, made, sharders)
-        self._ids = {name: _ids(len(before)) for name, (before, _) in expected.rows.items()}
+        self._ids = {name: ids_of_rows(len(before)) for name, (before, _) in expected.rows.items()}
         import_rows(self.model, expected.model.state_dict(), self._ids)
-        self.inputs = [_with_ids(parts[dist.get_rank()]) for parts in expected.inputs]
+        self.inputs = [with_ids(parts[dist.get_rank()]) for parts in expected.inputs]
 
     def check_rows(
         self, name: str, before: torch.Tensor, after: torch.Tensor, fraction: float
     ) -> None:
         found = export_rows(self.model, {name: self._ids[name]})[f"{name}.weight"]
-        _check(f"rows of {name}", found - before, after - before, fraction)
+        check_close(f"rows of {name}", found - before, after - before, fraction)
 
 
-def _ids(num_rows: int) -> torch.Tensor:
+def ids_of_rows(num_rows: int) -> torch.Tensor:
+    """Our ids of torchrec's rows."""
     return torch.arange(num_rows) * ID_OF_ROW
 
 
-def _with_ids(batch: Any) -> Any:
+def with_ids(batch: Any) -> Any:
     """The batch with the ids of its row numbers."""
     made = copy.deepcopy(batch)
     for features in (made.idlist_features, made.idscore_features):
@@ -383,13 +384,13 @@ def _on_meta(module: Any) -> nn.Module:
     )
 
 
-def _hash_collection(module: Any) -> nn.Module:
-    device = torch.device("meta")
+def hash_collection(module: Any, device: str = "meta") -> nn.Module:
+    """Our module in the place of one of torchrec's."""
     if isinstance(module, EmbeddingCollection):
         sequences = [_hash_config(HashEmbeddingConfig, c) for c in module.embedding_configs()]
-        return HashEmbeddingCollection(sequences, device)
+        return HashEmbeddingCollection(sequences, torch.device(device))
     bags = [_hash_config(HashEmbeddingBagConfig, c) for c in module.embedding_bag_configs()]
-    return HashEmbeddingBagCollection(bags, module.is_weighted(), device)
+    return HashEmbeddingBagCollection(bags, module.is_weighted(), torch.device(device))
 
 
 def _hash_config(kind: Any, config: Any) -> Any:

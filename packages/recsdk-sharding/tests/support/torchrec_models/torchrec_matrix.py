@@ -1,8 +1,9 @@
-"""Runs the matrix of torchrec's test models and writes the page that shows what passes.
+"""Runs the matrices of torchrec's test models and writes the pages that show what passes.
 
-    make torchrec-matrix [ARGS=--check]
+    make torchrec-matrix [ARGS="--check --quantized"]
 
-Takes a quarter of an hour on 2 cores. --check only says whether the page is up to date.
+Takes a quarter of an hour on 2 cores, with --quantized, which leaves training out, a minute.
+--check only says whether the pages are up to date.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import time
 from pathlib import Path
 
 import torchrec_material
+import torchrec_quantized
+import torchrec_quantized_page
 from rank_pool import RankPool
 from torchrec_cells import CELLS, CODECS, Cell
 from torchrec_page import PAGE, Outcome, kind_of, page_of
@@ -42,7 +45,36 @@ def run_cell(ranks: RankPool, side: str, cell: Cell) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing")
+    parser.add_argument("--quantized", action="store_true", help="only the quantized models")
     args = parser.parse_args()
+    is_stale = settle(torchrec_quantized_page.PAGE, quantized_page(), args.check)
+    if not args.quantized:
+        is_stale |= settle(PAGE, training_page(), args.check)
+    return int(args.check and is_stale)
+
+
+def settle(page: Path, text: str, only_checks: bool) -> bool:
+    """Writes a page, or with `only_checks` does not; True if it was another."""
+    is_same = page.exists() and page.read_text() == text
+    if not only_checks:
+        page.write_text(text)
+    print(f"{Path(page.parent.name) / page.name} {'was' if is_same else 'was not'} up to date")
+    return not is_same
+
+
+def quantized_page() -> str:
+    """The page of quantized models."""
+    results = {}
+    for cell in torchrec_quantized.CELLS:
+        ours, theirs = (torchrec_quantized.outcome(side, cell) for side in ("ours", "torchrec"))
+        if ours:
+            print(f"ours: {cell}: {ours}", flush=True)
+        results[cell] = (kind_of(ours), kind_of(theirs))
+    return torchrec_quantized_page.page_of(results)
+
+
+def training_page() -> str:
+    """The page of models that are trained."""
     results: dict[Cell, Outcome] = {}
     start = time.monotonic()
     ranks = RankPool(max(cell.world_size for cell in CELLS))
@@ -54,12 +86,7 @@ def main() -> int:
         if number % 100 == 0:
             print(f"{number} of {len(CELLS)}, {time.monotonic() - start:.0f} s", flush=True)
     ranks.close()
-    page = page_of(results, fractions())
-    is_same = PAGE.exists() and PAGE.read_text() == page
-    if not args.check:
-        PAGE.write_text(page)
-    print(f"{Path(PAGE.parent.name) / PAGE.name} {'was' if is_same else 'was not'} up to date")
-    return int(args.check and not is_same)
+    return page_of(results, fractions())
 
 
 def fractions() -> dict[str, list[float]]:

@@ -63,13 +63,13 @@ def page_of(results: Mapping[Cell, Outcome], fractions: Mapping[str, Iterable[fl
     texts = {name: ", ".join(f"{x:g}" for x in values) for name, values in fractions.items()}
     lines = [
         _HEAD.format(worlds=worlds, summary=summary, **texts),
-        _row("model", "pooling", "batches", "on the way", *POOLED_TYPES),
-        _row(*["---"] * (4 + len(POOLED_TYPES))),
+        row_text("model", "pooling", "batches", "on the way", *POOLED_TYPES),
+        row_text(*["---"] * (4 + len(POOLED_TYPES))),
         *(_row_of(model, codec, results, errors) for model in MODELS for codec in CODECS),
         "",
-        _row("", "error"),
-        _row("---", "---"),
-        *(_row(f"e{number}", f"`{error}`") for number, error in enumerate(errors, 1)),
+        row_text("", "error"),
+        row_text("---", "---"),
+        *(row_text(f"e{number}", f"`{error}`") for number, error in enumerate(errors, 1)),
         "",
     ]
     return "\n".join(lines)
@@ -89,7 +89,7 @@ def results_of(page: str) -> dict[Cell, Outcome]:
             model = Model(row[0], row[1].strip("-"), row[2])
             codec = "" if row[3] == "float32" else row[3]
             for kind, text in zip(POOLED_TYPES, row[4:], strict=True):
-                for world_size, outcome in _read(text, errors).items():
+                for world_size, outcome in read_entry(text, errors).items():
                     found[Cell(model, kind, codec, world_size)] = outcome
     return {cell: found[cell] for cell in CELLS if cell in found} | found
 
@@ -102,7 +102,8 @@ def kind_of(error: str) -> str:
     return text if len(text) <= 110 else f"{text[:107]}..."
 
 
-def _row(*entries: str) -> str:
+def row_text(*entries: str) -> str:
+    """A row of a table of a page."""
     return f"| {' | '.join(entries)} |"
 
 
@@ -115,14 +116,15 @@ def _row_of(model: Model, codec: str, results: Mapping[Cell, Outcome], errors: l
             if (cell := Cell(model, kind, codec, world_size)) in results
         }
         sides = (
-            _side({world_size: pair[side] for world_size, pair in by_world.items()}, errors)
+            side_text({world_size: pair[side] for world_size, pair in by_world.items()}, errors)
             for side in (0, 1)
         )
         entries.append(" / ".join(sides) if by_world else "-")
-    return _row(model.kind, model.pooling or "-", model.batches, codec or "float32", *entries)
+    return row_text(model.kind, model.pooling or "-", model.batches, codec or "float32", *entries)
 
 
-def _side(errors_by_world: Mapping[int, str], errors: list[str]) -> str:
+def side_text(errors_by_world: Mapping[int, str], errors: list[str]) -> str:
+    """On how many ranks there was which error; `errors` numbers them."""
     parts = []
     for error in sorted(set(errors_by_world.values()), key=["", *errors].index):
         worlds = _ranges(w for w, found in errors_by_world.items() if found == error)
@@ -136,7 +138,8 @@ def _ranges(numbers: Iterable[int]) -> str:
     return " ".join(f"{g[0]}-{g[-1]}" if len(g) > 1 else f"{g[0]}" for g in groups)
 
 
-def _read(entry: str, errors: Mapping[str, str]) -> dict[int, Outcome]:
+def read_entry(entry: str, errors: Mapping[str, str]) -> dict[int, Outcome]:
+    """The outcomes of an entry, "ours / torchrec's", by number of ranks."""
     if entry == "-":
         return {}
     ours, theirs = (_read_side(side, errors) for side in entry.split(" / "))
