@@ -9,14 +9,17 @@ add_library(recsdk_serving ${RECSDK_SERVING_DIR}/c_api.cc ${RECSDK_SERVING_DIR}/
   ${CMAKE_CURRENT_SOURCE_DIR}/src/io/checksum.cc ${RECSDK_CHECKSUM_SOURCES})
 add_library(recsdk::serving ALIAS recsdk_serving)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
-  target_sources(recsdk_serving PRIVATE ${RECSDK_SERVING_DIR}/serving_kernels_avx2.cc)
+  target_sources(recsdk_serving PRIVATE ${RECSDK_SERVING_DIR}/serving_kernels_avx2.cc
+    ${RECSDK_SERVING_DIR}/serving_kernels_avx512.cc)
   target_compile_options(recsdk_serving PRIVATE -march=x86-64-v2)
   set_source_files_properties(${RECSDK_SERVING_DIR}/serving_kernels_avx2.cc PROPERTIES
     COMPILE_OPTIONS "-mavx2;-mf16c")
+  set_source_files_properties(${RECSDK_SERVING_DIR}/serving_kernels_avx512.cc PROPERTIES
+    COMPILE_OPTIONS "-mf16c;-mavx512f;-mavx512dq;-mavx512vl;-mavx512bw;-mprefer-vector-width=512")
   target_compile_definitions(recsdk_serving PRIVATE RECSDK_HAVE_AVX2 RECSDK_HAVE_AVX512)
 endif()
 set_property(SOURCE ${RECSDK_SERVING_DIR}/serving_kernels_baseline.cc ${RECSDK_SERVING_DIR}/serving_kernels_avx2.cc
-  APPEND PROPERTY COMPILE_OPTIONS "-O3;-Wno-psabi;-fno-math-errno")
+  ${RECSDK_SERVING_DIR}/serving_kernels_avx512.cc APPEND PROPERTY COMPILE_OPTIONS "-O3;-Wno-psabi;-fno-math-errno")
 target_include_directories(recsdk_serving
   PUBLIC $<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:include>
   PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/src)

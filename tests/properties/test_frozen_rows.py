@@ -1,4 +1,4 @@
-"""Frozen int8 and int4 rows have the bits of FBGEMM's and torch's own conversions.
+"""Frozen int8 and int4 rows have the bits of FBGEMM's and torch's own conversions, and pool alike.
 
 Shape letters: N rows, D row width.
 """
@@ -12,6 +12,11 @@ import fbgemm_gpu  # noqa: F401  it registers the operators
 import numpy as np
 import pytest
 import torch
+from fbgemm_gpu.split_embedding_configs import SparseType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
+from fbgemm_gpu.split_table_batched_embeddings_ops_inference import (
+    IntNBitTableBatchedEmbeddingBagsCodegen,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -98,3 +103,70 @@ def test_rows_have_the_bits_of_the_peers_conversion(
     served = ServingTable(folder / "frozen").lookup(np.arange(len(weights)))
     largest = np.abs(weights).max(axis=1, keepdims=True)
     assert (np.abs(served - widen(wanted).numpy()) <= 2.0**-22 * largest).all()
+
+
+def of_halves(rng: np.random.Generator, num_rows: int, dim: int, steps: int) -> np.ndarray:
+    """Weights that rows of `steps` steps hold exactly, with a scale and a bias of 16 bits."""
+    words = rng.integers(0, steps + 1, (num_rows, dim))
+    words[:, 0], words[:, 1] = 0, steps
+    scale = 2.0 ** rng.integers(-6, 1, (num_rows, 1))
+    weights: np.ndarray = words * scale + rng.integers(-64, 64, (num_rows, 1)) / 4
+    return weights.astype(np.float32)
+
+
+def inference_table(weights: np.ndarray, bits: int, pooling: PoolingMode) -> Any:
+    """FBGEMM's table for inference with the rows of these weights, by dense index."""
+    convert = torch.ops.fbgemm.FloatToFusedNBitRowwiseQuantizedSBHalf
+    rows = convert(torch.from_numpy(weights), bits)
+    kind = SparseType.INT8 if bits == 8 else SparseType.INT4
+    return IntNBitTableBatchedEmbeddingBagsCodegen(
+        [("t", *weights.shape, kind, EmbeddingLocation.HOST)],
+        weight_lists=[(rows[:, :-4].contiguous(), rows[:, -4:].contiguous())],
+        device="cpu",
+        output_dtype=SparseType.FP32,
+        pooling_mode=pooling,
+    )
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@settings(max_examples=20)
+@given(
+    dim=st.sampled_from([4, 8, 16, 24, 64, 100, 128]),
+    pooling=st.sampled_from(["sum", "mean"]),
+    is_weighted=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
+def test_bags_are_those_of_fbgemms_inference_table_to_the_bit(
+    tmp_path_factory: pytest.TempPathFactory,
+    bits: int,
+    dim: int,
+    pooling: str,
+    is_weighted: bool,
+    seed: int,
+) -> None:
+    """Of values whose sums are exact, so that no order of additions and no rounding shows."""
+    rng = np.random.default_rng(seed)
+    weights = of_halves(rng, 40, dim, 2**bits - 1)
+    keys = rng.integers(-(2**63), 2**63 - 1, len(weights))
+    indexes = rng.integers(0, len(weights), 60)
+    ends = np.concatenate([[0], np.sort(rng.integers(0, 61, 9)), [60]])
+    of_keys = (rng.integers(-4, 5, 60) / 2).astype(np.float32)
+    if pooling == "mean":
+        is_weighted = False  # FBGEMM divides weighted sums by the number of keys
+    table = Table(dim=dim, name="t")
+    table.upsert(keys, weights)
+    folder = tmp_path_factory.mktemp("bags")
+    table.save(folder / "checkpoint")
+    freeze(folder / "checkpoint", folder / "frozen", dtype="int8" if bits == 8 else "int4")
+    served = ServingTable(folder / "frozen")
+    got = served.pool(keys[indexes], ends, of_keys if is_weighted else None, pooling)
+    mode = PoolingMode.MEAN if pooling == "mean" else PoolingMode.SUM
+    wanted = inference_table(weights, bits, mode)(
+        torch.from_numpy(indexes).int(),
+        torch.from_numpy(ends).int(),
+        torch.from_numpy(of_keys) if is_weighted else None,
+    )
+    if pooling == "sum":
+        np.testing.assert_array_equal(got, wanted.numpy())
+    else:  # which divides where FBGEMM multiplies by the reciprocal
+        np.testing.assert_allclose(got, wanted.numpy(), rtol=1e-6, atol=0)

@@ -58,19 +58,40 @@ const std::byte* candidate(const FrozenView& view, const FrozenLine& line, std::
   return nullptr;
 }
 
+// The one file of a table: a copy, which no store of a loop can change.
+struct OneFile {
+  FrozenView view;
+  struct Place {};
+
+  Place place(Key) const { return {}; }
+  const FrozenView& at(Place) const { return view; }
+};
+
+// One file of several for each key.
+struct FileOfShard {
+  FrozenShards shards;
+  using Place = const FrozenView*;
+
+  Place place(Key key) const { return shards.of(key); }
+  static const FrozenView& at(Place place) { return *place; }
+};
+
+template <class Files>
 struct Sought {
-  const FrozenView* view;
+  typename Files::Place place;
   const FrozenLine* line;
   std::uint16_t tag;
 };
 
-void seek(const FrozenShards& shards, const Key* keys, std::size_t count, Sought* sought) {
+template <class Files>
+void seek(const Files& files, const Key* keys, std::size_t count, Sought<Files>* sought) {
   for (std::size_t i = 0; i < count; ++i) {
-    const FrozenView* const view = shards.of(keys[i]);
-    const std::uint64_t hash = frozen_hash(keys[i], view->hash_seed);
-    const FrozenLine* const line = view->lines + frozen_line(hash, view->num_lines);
+    const auto place = files.place(keys[i]);
+    const FrozenView& view = files.at(place);
+    const std::uint64_t hash = frozen_hash(keys[i], view.hash_seed);
+    const FrozenLine* const line = view.lines + frozen_line(hash, view.num_lines);
     prefetch_line(line);
-    sought[i] = {view, line, frozen_tag(hash)};
+    sought[i] = {place, line, frozen_tag(hash)};
   }
 }
 
@@ -78,22 +99,28 @@ bool has_key(const std::byte* record, Key key) {
   return std::memcmp(record, &key, sizeof(key)) == 0;
 }
 
-// Of the files, or of one image as a table of one file.
-void find_in(const FrozenShards& shards, std::span<const Key> keys, const std::byte** records) {
-  Sought sought[2][kBlock];
+template <class Files>
+void find_in_files(const Files& files, std::span<const Key> keys, const std::byte** records) {
+  Sought<Files> sought[2][kBlock];
   const std::size_t n = keys.size();
   std::size_t ahead = std::min(kBlock, n);
-  seek(shards, keys.data(), ahead, sought[0]);
+  seek(files, keys.data(), ahead, sought[0]);
   for (std::size_t done = 0, turn = 0; done < n; turn ^= 1) {
     const std::size_t end = ahead;
     const std::size_t next = std::min(kBlock, n - ahead);
-    seek(shards, keys.data() + ahead, next, sought[turn ^ 1]);
+    seek(files, keys.data() + ahead, next, sought[turn ^ 1]);
     ahead += next;
     for (std::size_t i = 0; done < end; ++i, ++done) {
-      const Sought& s = sought[turn][i];
-      records[done] = candidate(*s.view, *s.line, s.tag);
+      const Sought<Files>& s = sought[turn][i];
+      records[done] = candidate(files.at(s.place), *s.line, s.tag);
     }
   }
+}
+
+// Of the files, or of one image as a table of one file.
+void find_in(const FrozenShards& shards, std::span<const Key> keys, const std::byte** records) {
+  if (shards.views.size() == 1) return find_in_files(OneFile{*shards.views[0]}, keys, records);
+  find_in_files(FileOfShard{shards}, keys, records);
 }
 
 const std::byte* find_one(const FrozenView& view, Key key) {

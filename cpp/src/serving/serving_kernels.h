@@ -59,5 +59,6 @@ struct ServingKernels {
 
 extern const ServingKernels kServingKernelsBaseline;
 extern const ServingKernels kServingKernelsAvx2;
+extern const ServingKernels kServingKernelsAvx512;
 
 }  // namespace recsdk::internal

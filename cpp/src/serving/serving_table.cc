@@ -24,10 +24,18 @@ using internal::FrozenView;
 constexpr auto kChunk = static_cast<std::int64_t>(internal::kKeysAtATime);
 
 const internal::ServingKernels& kernels() {
+  switch (internal::current_isa()) {
 #if defined(RECSDK_HAVE_AVX2)
-  if (internal::current_isa() != internal::Isa::kBaseline) return internal::kServingKernelsAvx2;
+    case internal::Isa::kAvx2:
+      return internal::kServingKernelsAvx2;
 #endif
-  return internal::kServingKernelsBaseline;
+#if defined(RECSDK_HAVE_AVX512)
+    case internal::Isa::kAvx512:
+      return internal::kServingKernelsAvx512;
+#endif
+    default:
+      return internal::kServingKernelsBaseline;
+  }
 }
 
 // What the headers of two files of one table share.
