@@ -7,6 +7,7 @@ import importlib
 import inspect
 import pkgutil
 import re
+from types import ModuleType
 
 __all__ = ["public_classes", "public_names"]
 
@@ -29,7 +30,7 @@ def _defined(package: str) -> dict[str, object]:
     root = importlib.import_module(package)
     found = pkgutil.walk_packages(root.__path__, f"{package}.")
     names = [info.name for info in found if not _NOT_LOOKED_AT.search(info.name)]
-    modules = [root, *(importlib.import_module(name) for name in names)]
+    modules = [root, *filter(None, map(_imported, names))]
     return {
         name: value
         for module in modules
@@ -37,3 +38,13 @@ def _defined(package: str) -> dict[str, object]:
         if not name.startswith("_") and (inspect.isclass(value) or inspect.isfunction(value))
         if value.__module__ == module.__name__
     }
+
+
+def _imported(name: str) -> ModuleType | None:
+    """The module; None if it has kernels for cuda, and what they are written in is not here."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != "triton":
+            raise
+        return None
