@@ -2,6 +2,7 @@
 #pragma once
 
 #include "recsdk/checkpoint.h"    // IWYU pragma: export
+#include "recsdk/columns.h"       // IWYU pragma: export
 #include "recsdk/combine.h"       // IWYU pragma: export
 #include "recsdk/device_table.h"  // IWYU pragma: export
 #include "recsdk/error.h"         // IWYU pragma: export

@@ -13,6 +13,7 @@ namespace nb = nanobind;
 nb::tuple state_fields(const RowLayout& layout);
 
 void bind_checkpoint(nb::module_& module);
+void bind_columns(nb::module_& module);
 void bind_combine(nb::module_& module);
 void bind_error(nb::module_& module);
 void bind_index(nb::module_& module);

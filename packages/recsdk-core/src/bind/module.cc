@@ -20,6 +20,7 @@ NB_MODULE(_ext, module) {
   bind_leavers(module);
   bind_table(module);
   bind_tables(module);
+  bind_columns(module);
   bind_combine(module);
   bind_routing(module);
   bind_strings(module);

@@ -16,6 +16,7 @@ check_compiled_version(_ext.__version__)
 from recsdk_core import checkpoint, init, optim  # noqa: E402
 from recsdk_core._internal.initial_rows import initial_rows  # noqa: E402
 from recsdk_core.admission import Admit  # noqa: E402
+from recsdk_core.columns import Shuffle, hash_strings, interleave  # noqa: E402
 from recsdk_core.combine import CombineBlock, combine_gradients, distinct_keys  # noqa: E402
 from recsdk_core.errors import (  # noqa: E402
     BackendUnavailable,
@@ -40,7 +41,6 @@ from recsdk_core.runtime import (  # noqa: E402
     set_num_threads,
     version,
 )
-from recsdk_core.strings import hash_strings  # noqa: E402
 from recsdk_core.table import Lease, Table  # noqa: E402
 from recsdk_core.tables import (  # noqa: E402
     Bags,
@@ -80,6 +80,7 @@ __all__ = [
     "OutOfMemoryError",
     "Outcome",
     "RecsdkError",
+    "Shuffle",
     "Table",
     "TableStats",
     "__version__",
@@ -92,6 +93,7 @@ __all__ = [
     "hash_strings",
     "init",
     "initial_rows",
+    "interleave",
     "isa",
     "join_rows",
     "lease_tables",

@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recsdk_core import Shuffle
 from recsdk_pipeline.data import ClickBatch, memory
 from recsdk_pipeline.data.packed import Packed, joined_stretches, stretches
 from recsdk_pipeline.data.rows import Bags, Rows, joined
@@ -16,6 +17,11 @@ from recsdk_pipeline.data.rows import Bags, Rows, joined
 Lists = list[list[int]]
 SHARED = Bags(np.arange(10, 16), np.array([0, 2, 2, 3, 6]))
 SHARED_SINGLE = Bags(np.arange(20, 25))
+seeds = st.none() | st.integers(0, 99)
+
+
+def shuffle_of(seed: int | None, num_rows: int) -> Shuffle | None:
+    return None if seed is None else Shuffle(num_rows, seed)
 
 
 def lists_of(bags: Bags, num_rows: int) -> Lists:
@@ -64,10 +70,10 @@ def test_joined_rows_are_those_of_their_parts_in_the_order_given(
     parts: list[Rows], data: st.DataObject
 ) -> None:
     expected = [row for part in parts for row in as_lists(part)]
-    order = data.draw(st.none() | st.permutations(range(len(expected))))
+    order = shuffle_of(data.draw(seeds), len(expected))
     if order is not None:
-        expected = [expected[n] for n in order]
-    found = joined(parts, None if order is None else np.array(order, np.int64))
+        expected = [expected[n] for n in order.order()]
+    found = joined(parts, order)
     assert as_lists(found) == expected
     start, stop = sorted(data.draw(st.tuples(*[st.integers(0, len(expected))] * 2)))
     part = found.part(start, stop)
@@ -100,18 +106,19 @@ def rows_in(batches: list[ClickBatch]) -> list[Any]:
     return found
 
 
-@given(st.lists(single_rows(), min_size=1, max_size=4), st.booleans(), st.data())
+@given(st.lists(single_rows(), min_size=1, max_size=4), seeds, st.data())
 @settings(deadline=None, max_examples=50)
 def test_stretches_of_single_ids_are_those_rows_in_the_order_given(
-    parts: list[Rows], is_shuffled: bool, data: st.DataObject
+    parts: list[Rows], seed: int | None, data: st.DataObject
 ) -> None:
     expected = rows_in([part.batch() for part in parts])
-    order = data.draw(st.permutations(range(len(expected)))) if is_shuffled else None
+    order = shuffle_of(seed, len(expected))
     if order is not None:
-        expected = [expected[n] for n in order]
+        expected = [expected[n] for n in order.order()]
     ends = sorted(data.draw(st.lists(st.integers(0, len(expected)), min_size=2, max_size=6)))
-    permutation = None if order is None else np.array(order, np.int64)
-    found = stretches(parts, permutation, ends)
+    if order is not None:
+        ends = [*ends, len(expected)]  # what is read is read to its end
+    found = stretches(parts, order, ends)
     assert [len(each) for each in found] == [stop - start for start, stop in pairwise(ends)]
     assert all(isinstance(each, Packed) for each in found)
     expected = expected[ends[0] : ends[-1]]

@@ -475,6 +475,19 @@ Array floats(nb::handle object, const char* name, std::int64_t n, std::int64_t w
   return array;
 }
 
+Array rows(nb::handle object, const char* name) {
+  Array array = resolve(object, name);
+  constexpr const char* kKnown = "int64, int32, float32 or uint8";
+  if (array.scalar == Scalar::kOther) throw_bad_dtype(array, kKnown, "one of them");
+  if (array.rank != 1) require_rank(array, 2, "(N,) or (N, columns)");
+  require_contiguous(array);
+  return array;
+}
+
+std::int64_t row_bytes(const Array& array) {
+  return item_size(array.scalar) * (array.rank == 1 ? 1 : array.shape[1]);
+}
+
 Array bytes(nb::handle object, const char* name) {
   Array array = resolve(object, name);
   if (array.scalar != Scalar::kUint8) throw_bad_dtype(array, "uint8", "uint8");

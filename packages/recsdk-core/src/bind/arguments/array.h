@@ -86,6 +86,10 @@ Array floats(nb::handle object, const char* name, std::int64_t n);
 /// The same of any length.
 Array floats(nb::handle object, const char* name);
 Array floats(nb::handle object, const char* name, std::int64_t n, std::int64_t width);
+/// Contiguous (N,) or (N, columns) of any dtype named in Scalar.
+Array rows(nb::handle object, const char* name);
+/// Of one row of such an array.
+std::int64_t row_bytes(const Array& array);
 /// Contiguous uint8 of any length.
 Array bytes(nb::handle object, const char* name);
 /// Outcomes, contiguous uint8 (n,).

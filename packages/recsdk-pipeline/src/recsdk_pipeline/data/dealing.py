@@ -15,7 +15,7 @@ from itertools import chain
 
 import numpy as np
 
-from recsdk_pipeline.data.keys import Int64s
+from recsdk_core import Shuffle
 
 _NEARLY_FULL = 4
 """One of so many parts of a window is left, or less."""
@@ -103,11 +103,12 @@ class Plan:
             items = sorted(left, key=lambda item: rank_of[item.pieces[0].group])
         return self._dealt(items, layout)
 
-    def permutation(self, window: Window, num_rows: int) -> Int64s:
+    def shuffled(self, window: Window, num_rows: int) -> Shuffle:
         """The order of the rows of a window; windows of one epoch have their own each."""
         first = window.pieces[0]
         keys = [self.seed, self.epoch, first.group, first.start]
-        return np.random.default_rng(keys).permutation(num_rows)
+        (seed,) = np.random.SeedSequence(keys).generate_state(1, np.uint64)
+        return Shuffle(num_rows, int(seed))
 
     def _order(self) -> list[int]:
         if not self.shuffle:

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from recsdk_core import Shuffle
+
 _MOST_KEPT = 128 << 20
 """Bytes."""
 _SMALLEST_KEPT = 1 << 16
@@ -94,6 +96,19 @@ def take_into(out: Any, items: Any, rows: Any) -> None:
     """`items[rows]` into `out`; the numbers in `rows` must be right, and not below 0."""
     if len(rows):
         items.take(rows, axis=0, out=out, mode="clip")  # others copy once more
+
+
+def contiguous(array: Any) -> Any:
+    """The same in one piece of memory, which it mostly is."""
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def shuffled(arrays: Sequence[Any], order: Shuffle) -> Any:
+    """At least one array, of one type, one after the other, in this order."""
+    out = empty((len(order), *arrays[0].shape[1:]), arrays[0].dtype)
+    kind = np.uint8 if out.dtype == np.bool_ else out.dtype
+    order.write([([contiguous(each).view(kind) for each in arrays], [out.view(kind)])])
+    return out
 
 
 def concatenated(arrays: Sequence[Any]) -> Any:

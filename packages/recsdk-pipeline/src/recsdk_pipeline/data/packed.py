@@ -16,10 +16,11 @@ import numpy as np
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recsdk_core import Shuffle
 from recsdk_pipeline.data.batch import ClickBatch
 from recsdk_pipeline.data.examples import Float32s
 from recsdk_pipeline.data.keys import Int64s
-from recsdk_pipeline.data.memory import concatenated, empty, take_into
+from recsdk_pipeline.data.memory import contiguous, empty
 from recsdk_pipeline.data.rows import Bags, Rows, joined
 
 _SIZES_OF_LENGTHS = 4
@@ -94,7 +95,7 @@ def joined_stretches(parts: Sequence[Rows | Packed]) -> Rows | Packed:
 
 
 def stretches(
-    parts: Sequence[Rows], order: Int64s | None, ends: Sequence[int]
+    parts: Sequence[Rows], order: Shuffle | None, ends: Sequence[int]
 ) -> list[Packed] | list[Rows]:
     """The rows of all parts, at least one, in this order, in stretches that end at `ends`."""
     if not all(_packs(part) for part in parts):
@@ -103,12 +104,17 @@ def stretches(
     first = parts[0]
     shape = (tuple(first.bags), first.dense.shape[1], first.labels.shape[1])
     found = [Packed.empty(shape[0], stop - start, *shape[1:]) for start, stop in pairwise(ends)]
-    for number, name in enumerate(first.bags):
-        _fill(
-            (each.ids[number] for each in found), [p.bags[name].values for p in parts], order, ends
-        )
-    _fill((each.dense for each in found), [part.dense for part in parts], order, ends)
-    _fill((each.labels for each in found), [part.labels for part in parts], order, ends)
+    columns: list[tuple[list[Any], list[Any]]] = [
+        ([part.bags[name].values for part in parts], [each.ids[number] for each in found])
+        for number, name in enumerate(first.bags)
+    ]
+    columns.append(([part.dense for part in parts], [each.dense for each in found]))
+    columns.append(([part.labels for part in parts], [each.labels for each in found]))
+    if order is not None:
+        order.write([(list(map(contiguous, of)), into) for of, into in columns], ends[0])
+    else:
+        for column in columns:
+            _fill_in_order(*column, ends[0])
     return found
 
 
@@ -124,18 +130,7 @@ def _packs(rows: Rows) -> bool:
     )
 
 
-def _fill(
-    stretches: Iterable[Any], parts: Sequence[Any], order: Int64s | None, ends: Sequence[int]
-) -> None:
-    if order is None:
-        _fill_in_order(stretches, parts, ends[0])
-        return
-    whole = parts[0] if len(parts) == 1 else concatenated(parts)
-    for out, (start, stop) in zip(stretches, pairwise(ends), strict=True):
-        take_into(out, whole, order[start:stop])
-
-
-def _fill_in_order(stretches: Iterable[Any], parts: Iterable[Any], skip: int) -> None:
+def _fill_in_order(parts: Iterable[Any], stretches: Iterable[Any], skip: int) -> None:
     left = iter(parts)
     part = next(left)
     while skip > len(part):

@@ -28,9 +28,10 @@ class ParquetData(FileData):
     their statistics and then rows; only columns in use are decoded.
 
     Memory: at most three windows of `window_bytes` (default 64 MiB; one in use, and one read and
-    shuffled; in a worker two), a batch, what Arrow decodes at a time of one row group, and up to
-    128 MiB a process that is kept for the next. A DataLoader worker decodes on one thread. Where
-    each row has one id of each feature, batches share one tensor of lengths; do not write to it.
+    shuffled; in a worker two), a batch, what Arrow decodes at a time of one row group, the footers
+    of the eight files used last, and up to 128 MiB a process that is kept for the next. A
+    DataLoader worker decodes on one thread. Where each row has one id of each feature, batches
+    share one tensor of lengths; do not write to it.
 
     Malformed rows (a number that is missing or not finite; a null in a bag; weights or timestamps
     of another length than the ids) go to `bad`; by default the first is raised as `BadLine`, whose

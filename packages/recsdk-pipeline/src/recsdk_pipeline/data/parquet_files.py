@@ -17,6 +17,7 @@ from recsdk_pipeline.data.dealing import Group, Piece
 KEEP = "__recsdk_keep"
 _CHUNK_ROWS = 1 << 17
 _MOST_OPENED_AT_ONCE = 16
+_MOST_FOOTERS = 8
 _FORMAT = ds.ParquetFileFormat()
 
 
@@ -149,6 +150,7 @@ class Reader:
         if where is not None:
             self._projection[KEEP] = where
         self._threads = threads
+        self._open: dict[str, Any] = {}
         self._group = -1
         self._next = 0
         self._batches: Iterator[Any] = iter(())
@@ -173,8 +175,7 @@ class Reader:
 
     def _begin(self, piece: Piece) -> None:
         place = self._files.places[piece.group]
-        path, fs = _opened(place.path, self._options)
-        fragment = _FORMAT.make_fragment(path, fs, row_groups=[place.row_group])
+        fragment = self._file(place.path).subset(row_group_ids=[place.row_group])
         self._batches = fragment.to_batches(
             schema=self._files.schema,
             columns=self._projection,
@@ -184,6 +185,17 @@ class Reader:
             use_threads=self._threads,
         )
         self._group, self._next, self._rest = piece.group, 0, None
+
+    def _file(self, url: str) -> Any:
+        """A file whose footer was read; that of the file used longest ago is let go."""
+        found = self._open.pop(url, None)
+        if found is None:
+            found = _FORMAT.make_fragment(*_opened(url, self._options))
+            found.ensure_complete_metadata()
+        self._open[url] = found
+        if len(self._open) > _MOST_FOOTERS:
+            del self._open[next(iter(self._open))]
+        return found
 
     def _take(self, start: int, stop: int) -> pa.RecordBatch | None:
         """The next rows of the open group that lie in start..stop; None if before it."""

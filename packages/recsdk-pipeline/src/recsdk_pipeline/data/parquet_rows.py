@@ -6,15 +6,19 @@ Shapes: N rows, K ids of one feature, C dense columns, L label columns.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from recsdk_core import interleave
 from recsdk_pipeline.data.examples import Float32s, IdBags
 from recsdk_pipeline.data.keys import Int64s, category_keys
 from recsdk_pipeline.data.lines import BadLine
+from recsdk_pipeline.data.memory import empty
 from recsdk_pipeline.data.parquet_columns import IdColumn, Mapping
 from recsdk_pipeline.data.parquet_files import KEEP
 from recsdk_pipeline.data.rows import Bags, Rows
@@ -35,7 +39,8 @@ def good_rows(
         keep = batch.column(KEEP).fill_null(False)
         numbers = start + np.flatnonzero(keep.to_numpy(zero_copy_only=False))
         batch = batch.filter(keep)
-    problems = sorted(problems_of(batch, columns))
+    found = _Numbers.of(batch, columns)
+    problems = sorted(problems_of(batch, columns, are_finite=found.are_finite))
     if problems:
         is_good = np.ones(len(batch), bool)
         is_good[[row for row, _, _ in problems]] = False
@@ -44,22 +49,37 @@ def good_rows(
             for row, column, problem in problems
         ]
         batch = batch.filter(pa.array(is_good))
-    return rows_of(batch, columns)
+        found = _Numbers.of(batch, columns)
+    bags = {each.name: bags_of(batch, each) for each in columns.ids}
+    return Rows(found.labels, found.dense, bags)
 
 
-def rows_of(batch: pa.RecordBatch, mapping: Mapping) -> Rows:
-    """The rows of a record batch in which nothing is wrong."""
-    return Rows(
-        _matrix(batch, mapping.labels, None),
-        _matrix(batch, mapping.dense, mapping.missing),
-        {each.name: bags_of(batch, each) for each in mapping.ids},
-    )
+@dataclass(frozen=True)
+class _Numbers:
+    labels: Float32s
+    """(N, L)"""
+    dense: Float32s
+    """(N, C)"""
+    are_finite: bool
+    """Whether all are; a null that is malformed is not."""
+
+    @classmethod
+    def of(cls, batch: pa.RecordBatch, mapping: Mapping) -> _Numbers:
+        labels, labels_are_finite = _matrix(batch, mapping.labels, None)
+        dense, dense_is_finite = _matrix(batch, mapping.dense, mapping.missing)
+        return cls(labels, dense, labels_are_finite and dense_is_finite)
 
 
-def problems_of(batch: pa.RecordBatch, mapping: Mapping) -> Iterator[tuple[int, str, str]]:
-    """Yield (row, column, problem) of each malformed row, by its first bad column."""
+def problems_of(
+    batch: pa.RecordBatch, mapping: Mapping, *, are_finite: bool = False
+) -> Iterator[tuple[int, str, str]]:
+    """Yield (row, column, problem) of each malformed row, by its first bad column.
+
+    With `are_finite`, nobody looks at the labels and dense numbers.
+    """
     seen: set[int] = set()
-    for column, problem, mask in _masks(batch, mapping):
+    beside = () if are_finite else _masks_of_numbers(batch, mapping)
+    for column, problem, mask in chain(beside, _masks_of_ids(batch, mapping)):
         for row in np.flatnonzero(mask).tolist():
             if row not in seen:
                 seen.add(row)
@@ -138,13 +158,17 @@ def _is_ids(kind: Any) -> bool:
     return _is((pa.types.is_integer, *_TEXT))(inner)
 
 
-def _masks(batch: pa.RecordBatch, mapping: Mapping) -> Iterator[tuple[str, str, Any]]:
+def _masks_of_numbers(batch: pa.RecordBatch, mapping: Mapping) -> Iterator[tuple[str, str, Any]]:
     """(column, problem, which rows (N,)) of all that may be wrong, only where some row is."""
     for name in (*mapping.labels, *mapping.dense):
         array = batch.column(name)
         if array.null_count and (name in mapping.labels or mapping.missing is None):
             yield name, "the number is missing", _nulls(array)
         yield from _infinite(name, array, lambda found: found)
+
+
+def _masks_of_ids(batch: pa.RecordBatch, mapping: Mapping) -> Iterator[tuple[str, str, Any]]:
+    """The same."""
     for each in mapping.ids:
         assert each.column is not None
         ids = batch.column(each.column)
@@ -201,11 +225,14 @@ def _floats(array: Any, missing: float | None) -> Float32s:
     return values
 
 
-def _matrix(batch: pa.RecordBatch, names: Sequence[str], missing: float | None) -> Float32s:
-    matrix = np.empty((batch.num_rows, len(names)), np.float32)
-    for index, name in enumerate(names):
-        matrix[:, index] = _floats(batch.column(name), missing)
-    return matrix
+def _matrix(
+    batch: pa.RecordBatch, names: Sequence[str], missing: float | None
+) -> tuple[Float32s, bool]:
+    """The columns (N, C), and whether all numbers are finite."""
+    matrix = empty((batch.num_rows, len(names)), np.float32)
+    if not names:
+        return matrix, True
+    return matrix, interleave([_floats(batch.column(name), missing) for name in names], matrix)
 
 
 def _lengths(array: Any) -> Int64s:

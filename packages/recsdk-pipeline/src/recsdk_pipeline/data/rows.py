@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recsdk_core import Shuffle
 from recsdk_pipeline.data.batch import ClickBatch
 from recsdk_pipeline.data.examples import Float32s, IdBags
 from recsdk_pipeline.data.keys import Int64s
-from recsdk_pipeline.data.memory import concatenated, empty, take_into, taken
+from recsdk_pipeline.data.memory import concatenated, empty, shuffled, take_into, taken
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ class Rows:
         return torch.from_numpy(lengths.reshape(-1))
 
 
-def joined(parts: Sequence[Rows], order: Int64s | None = None) -> Rows:
+def joined(parts: Sequence[Rows], order: Shuffle | None = None) -> Rows:
     """The rows of all parts, at least one, one part after the other, or in another order."""
     if len(parts) == 1 and order is None:
         return parts[0]
@@ -175,9 +176,9 @@ def joined(parts: Sequence[Rows], order: Int64s | None = None) -> Rows:
 
 
 class _Join:
-    """Joins column by column, so that what is joined is in the cache when it is put in order."""
+    """Joins column by column."""
 
-    def __init__(self, parts: Sequence[Rows], order: Int64s | None) -> None:
+    def __init__(self, parts: Sequence[Rows], order: Shuffle | None) -> None:
         self._parts, self._order = parts, order
         self._shared: dict[int, Any] = {}
 
@@ -185,8 +186,9 @@ class _Join:
         """One of a place for each row, in order."""
         if arrays[0] is None:
             return None
-        whole = arrays[0] if len(arrays) == 1 else concatenated(arrays)
-        return whole if self._order is None else taken(whole, self._order)
+        if self._order is not None:
+            return shuffled(arrays, self._order)
+        return arrays[0] if len(arrays) == 1 else concatenated(arrays)
 
     def bags(self, name: str) -> Bags:
         bags = [part.bags[name] for part in self._parts]
@@ -195,7 +197,7 @@ class _Join:
             return Bags(first.values, first.offsets, at=self._places([each.at for each in bags]))
         if any(each.offsets is not None or each.at is not None for each in bags):
             whole = self._of_any_lengths(bags)
-            return whole if self._order is None else whole.take(self._order)
+            return whole if self._order is None else whole.take(self._order.order())
         is_there: Sequence[Any] = [None]
         if any(each.is_there is not None for each in bags):
             is_there = self._lengths(bags)

@@ -288,7 +288,7 @@ class _Loader:
         start = min(window.skip, size)
         if start == size:
             return _Window((), start, size, bad)
-        order = self._plan.permutation(window, size) if self._plan.shuffle else None
+        order = self._plan.shuffled(window, size) if self._plan.shuffle else None
         ends = [start, *range(start + self._batch_size - self._begun, size, self._batch_size), size]
         self._begun = (self._begun + size - start) % self._batch_size
         return _Window(stretches(parts, order, ends), start, size, bad)

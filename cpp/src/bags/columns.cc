@@ -1,0 +1,212 @@
+#include "recsdk/columns.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "util/hash.h"
+
+namespace recsdk {
+namespace {
+
+// Rows of a group stay in the first level of cache while they are put in order, and so does the
+// line that each group is being filled at.
+constexpr std::int64_t kRowsOfGroup = 2048;
+constexpr std::int64_t kMostGroups = 256;
+constexpr std::size_t kPiece = 16;
+constexpr std::int64_t kRowsAtOnce = 64;
+constexpr std::uint32_t kExponent = 0x7F800000U;
+
+/// Random bits of a row, by which it gets its group (the high ones) and its place in it.
+std::uint64_t bits_of(std::uint64_t seed, std::uint64_t row) {
+  return internal::mix64(seed + ((row + 1) * 0x9E3779B97F4A7C15U));
+}
+
+std::uint32_t below(std::uint64_t bits, std::uint64_t limit) {
+  return static_cast<std::uint32_t>(((bits & 0xFFFFFFFFU) * limit) >> 32);
+}
+
+std::vector<std::uint8_t> groups_of_rows(std::size_t num_rows, std::uint64_t seed,
+                                         std::uint64_t num_groups) {
+  std::vector<std::uint8_t> groups(num_rows);
+  for (std::size_t row = 0; row < num_rows; ++row)
+    groups[row] = static_cast<std::uint8_t>(below(bits_of(seed, row) >> 32, num_groups));
+  return groups;
+}
+
+/// Source: R. Durstenfeld, "Algorithm 235: Random permutation", CACM 1964.
+void shuffle(std::span<std::uint32_t> places, std::uint64_t seed, std::size_t first) {
+  for (std::size_t i = places.size(); i > 1; --i)
+    std::swap(places[i - 1], places[below(bits_of(seed, first + i - 1), i)]);
+}
+
+std::int64_t sum(std::span<const std::int64_t> numbers) {
+  return std::accumulate(numbers.begin(), numbers.end(), std::int64_t{0});
+}
+
+void check_rows(std::span<const std::int64_t> rows, const char* what) {
+  for (const std::int64_t each : rows) {
+    if (each < 0)
+      throw std::invalid_argument(std::string("shuffling: a ") + what + " has " +
+                                  std::to_string(each) + " rows; none has fewer than 0");
+  }
+}
+
+void check_column(const ShuffledColumn& column, std::size_t num_parts, std::size_t num_stretches) {
+  if (column.row_bytes < 1)
+    throw std::invalid_argument("shuffling: a row of a column has " +
+                                std::to_string(column.row_bytes) + " bytes; give 1 or more");
+  if (column.parts.size() != num_parts || column.stretches.size() != num_stretches)
+    throw std::invalid_argument("shuffling: a column has " + std::to_string(column.parts.size()) +
+                                " parts and " + std::to_string(column.stretches.size()) +
+                                " stretches; give " + std::to_string(num_parts) + " and " +
+                                std::to_string(num_stretches) + ", as of the rows");
+}
+
+/// In pieces of 16 bytes, of which the last may lie over the one before: faster than a call.
+void copy_row(const std::byte* from, std::byte* to, std::size_t width) {
+  if (width < kPiece) {
+    std::memcpy(to, from, width);
+    return;
+  }
+  const std::size_t last = width - kPiece;
+  for (std::size_t at = 0; at < last; at += kPiece) std::memcpy(to + at, from + at, kPiece);
+  std::memcpy(to + last, from + last, kPiece);
+}
+
+/// The two passes over a column.
+class Passes {
+ public:
+  Passes(std::span<const std::uint32_t> place_of_row, std::span<const std::uint32_t> place_in_order,
+         std::span<const std::int64_t> part_rows, std::span<const std::int64_t> stretch_rows,
+         std::byte* grouped)
+      : place_of_row_(place_of_row.data()),
+        place_in_order_(place_in_order.data()),
+        part_rows_(part_rows),
+        stretch_rows_(stretch_rows),
+        grouped_(grouped) {}
+
+  /// `width` is a number, or a constant of a type of its own.
+  template <typename Width>
+  void run(const ShuffledColumn& column, Width width) const {
+    const std::uint32_t* to = place_of_row_;
+    for (std::size_t p = 0; p < part_rows_.size(); to += part_rows_[p++]) {
+      const auto* from = static_cast<const std::byte*>(column.parts[p]);
+      for (std::int64_t i = 0; i < part_rows_[p]; ++i, from += width)
+        copy_row(from, grouped_ + (std::size_t{to[i]} * width), width);
+    }
+    const std::uint32_t* from = place_in_order_;
+    for (std::size_t s = 0; s < stretch_rows_.size(); from += stretch_rows_[s++]) {
+      auto* out = static_cast<std::byte*>(column.stretches[s]);
+      for (std::int64_t i = 0; i < stretch_rows_[s]; ++i, out += width)
+        copy_row(grouped_ + (std::size_t{from[i]} * width), out, width);
+    }
+  }
+
+ private:
+  const std::uint32_t* place_of_row_;
+  const std::uint32_t* place_in_order_;
+  std::span<const std::int64_t> part_rows_;
+  std::span<const std::int64_t> stretch_rows_;
+  std::byte* grouped_;
+};
+
+void run(const Passes& passes, const ShuffledColumn& column) {
+  if (column.row_bytes == 8)
+    passes.run(column, std::integral_constant<std::size_t, 8>());
+  else if (column.row_bytes == 4)
+    passes.run(column, std::integral_constant<std::size_t, 4>());
+  else
+    passes.run(column, static_cast<std::size_t>(column.row_bytes));
+}
+
+bool is_finite(const float* numbers, std::int64_t count) {
+  std::uint32_t bad = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto bits = std::bit_cast<std::uint32_t>(numbers[i]);
+    bad |= static_cast<std::uint32_t>((bits & kExponent) == kExponent);
+  }
+  return bad == 0;
+}
+
+}  // namespace
+
+Shuffle::Shuffle(std::int64_t num_rows, std::uint64_t seed) {
+  if (num_rows < 0 || num_rows > std::numeric_limits<std::uint32_t>::max())
+    throw std::invalid_argument("shuffling: there are " + std::to_string(num_rows) +
+                                " rows; give 0 to 2^32 - 1");
+  const auto size = static_cast<std::size_t>(num_rows);
+  const auto num_groups = static_cast<std::uint64_t>(
+      std::clamp((num_rows + kRowsOfGroup - 1) / kRowsOfGroup, std::int64_t{1}, kMostGroups));
+  const std::vector<std::uint8_t> groups = groups_of_rows(size, seed, num_groups);
+  std::array<std::uint32_t, kMostGroups + 1> starts{};
+  for (const std::uint8_t group : groups) ++starts[group + std::size_t{1}];
+  std::partial_sum(starts.begin(), starts.end(), starts.begin());
+  place_in_order_.resize(size);
+  std::iota(place_in_order_.begin(), place_in_order_.end(), 0U);
+  for (std::size_t group = 0; group < num_groups; ++group)
+    shuffle(std::span(place_in_order_).subspan(starts[group], starts[group + 1] - starts[group]),
+            seed, starts[group]);
+  place_of_row_.resize(size);
+  for (std::size_t row = 0; row < size; ++row) place_of_row_[row] = starts[groups[row]]++;
+}
+
+void Shuffle::write_order(std::span<std::int64_t> order) const {
+  if (order.size() != place_of_row_.size())
+    throw std::invalid_argument("shuffling: there is room for " + std::to_string(order.size()) +
+                                " of " + std::to_string(place_of_row_.size()) + " rows");
+  std::vector<std::uint32_t> rows(place_of_row_.size());
+  for (std::size_t row = 0; row < rows.size(); ++row)
+    rows[place_of_row_[row]] = static_cast<std::uint32_t>(row);
+  for (std::size_t at = 0; at < rows.size(); ++at) order[at] = rows[place_in_order_[at]];
+}
+
+void Shuffle::write(std::span<const std::int64_t> part_rows,
+                    std::span<const std::int64_t> stretch_rows, std::int64_t skip,
+                    std::span<const ShuffledColumn> columns) const {
+  check_rows(part_rows, "part");
+  check_rows(stretch_rows, "stretch");
+  if (sum(part_rows) != num_rows() || skip < 0 || skip + sum(stretch_rows) != num_rows())
+    throw std::invalid_argument("shuffling: the parts have " + std::to_string(sum(part_rows)) +
+                                " rows, the stretches " + std::to_string(sum(stretch_rows)) +
+                                " and skip is " + std::to_string(skip) + "; the parts must have " +
+                                std::to_string(num_rows()) + ", and the others together too");
+  std::int64_t most_bytes = 0;
+  for (const ShuffledColumn& column : columns) {
+    check_column(column, part_rows.size(), stretch_rows.size());
+    most_bytes = std::max(most_bytes, column.row_bytes);
+  }
+  const auto grouped = std::make_unique_for_overwrite<std::byte[]>(
+      static_cast<std::size_t>(num_rows() * most_bytes));
+  const auto in_order = std::span(place_in_order_).subspan(static_cast<std::size_t>(skip));
+  const Passes passes(place_of_row_, in_order, part_rows, stretch_rows, grouped.get());
+  for (const ShuffledColumn& column : columns) run(passes, column);
+}
+
+bool interleave(std::span<const float* const> columns, std::int64_t num_rows, float* matrix) {
+  const auto width = static_cast<std::int64_t>(columns.size());
+  bool all_finite = true;
+  for (std::int64_t begin = 0; begin < num_rows; begin += kRowsAtOnce) {
+    const std::int64_t count = std::min(kRowsAtOnce, num_rows - begin);
+    for (std::int64_t c = 0; c < width; ++c) {
+      const float* const from = columns[static_cast<std::size_t>(c)] + begin;
+      float* const to = matrix + (begin * width) + c;
+      for (std::int64_t i = 0; i < count; ++i) to[i * width] = from[i];
+      all_finite = is_finite(from, count) && all_finite;
+    }
+  }
+  return all_finite;
+}
+
+}  // namespace recsdk
