@@ -170,3 +170,27 @@ def test_a_plain_bag_over_ranks_takes_what_comes_with_ids(ranks: RankPool) -> No
         assert "must have the shape of keys, (1, 2)" in text or "rank" in text
         assert time == 40
     assert {**found[0][2], **found[1][2]} == {5: 35, 7: 40, 8: 40}
+
+
+@pytest.mark.parametrize(
+    ("rule", "has_data", "is_trained", "count"),
+    [
+        (None, True, True, 1),
+        (Evict.lru(), True, True, 1),
+        (RULES["user"], False, True, 1),
+        (RULES["user"], True, False, 1),
+        (RULES["user"], True, True, 2),
+    ],
+)
+def test_nothing_is_sent_that_no_table_takes(
+    ranks: RankPool, rule: Evict | None, has_data: bool, is_trained: bool, count: int
+) -> None:
+    given = {"user": rule}, has_data, is_trained
+    assert ranks.run(2, eviction_on_ranks.exchanges_of_a_batch, *given) == [count, count]
+
+
+def test_torchrecs_pipeline_sends_times_too(ranks: RankPool) -> None:
+    batches = [([1, 1, 2], [10, 20, 30]), ([2, 5], [90, 5]), ([1], [100]), ([3, 3], [200, 170])]
+    found = ranks.run(2, eviction_on_ranks.times_by_a_stock_pipeline, batches)
+    assert [time for _, time in found] == [200, 200]
+    assert sorted(key for keys, _ in found for key in keys) == [3]

@@ -19,10 +19,13 @@ from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.distributed.types import ShardingPlan
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.keyed import CombinedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.streamable import Pipelineable
 from worlds import Setup, configs_of, host_env, module_plan, shard
 
 from recsdk_core import Admit, CapacityError, Default, Evict, Outcome, init, initial_rows, optim
@@ -533,3 +536,73 @@ def times_of_a_bag() -> Any:
     [table] = made.collection.tables().values()
     keys = _rows(made.collection)["user"]
     return text, table.time, {key: table.explain(key).columns["time"] for key in keys}
+
+
+def exchanges_of_a_batch(rules: dict[str, Evict | None], has_data: bool, is_trained: bool) -> int:
+    """How often a batch of one group of tables is sent to ranks on the host."""
+    model = model_of(Case(dict.fromkeys(rules, ("row_wise",)), is_sequence=True, rules=rules))
+    model.train(is_trained)
+    collection, count, send = model.module.ebc, 0, dist.all_to_all_single
+
+    def counting(*args: Any, **options: Any) -> Any:
+        nonlocal count
+        count += 1
+        return send(*args, **options)
+
+    case = Case(ROW_WISE, has_data=has_data)
+    batch = _batch_of(case, _own_lists(batches(0, 1)[0]), 0)
+    collection.set_time(0)
+    dist.all_to_all_single = counting
+    try:
+        started = collection.input_dist(collection.create_context(), batch)
+        started.wait().wait()
+    finally:
+        dist.all_to_all_single = send
+    return count
+
+
+@dataclass
+class _Timed(Pipelineable):
+    ids: KeyedJaggedTensor
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> _Timed:
+        return _Timed(self.ids.to(device, non_blocking=non_blocking))
+
+    def record_stream(self, stream: Any) -> None:
+        self.ids.record_stream(stream)
+
+    def pin_memory(self) -> _Timed:
+        return _Timed(self.ids.pin_memory())
+
+
+class _Stock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        case = Case(ROW_WISE, rules={"user": Evict.lru(by="time").expiring(ttl=60, every=2)})
+        self.ebc = _Model(case, "meta").ebc
+
+    def forward(self, batch: _Timed) -> tuple[torch.Tensor, torch.Tensor]:
+        vectors = self.ebc(batch.ids).values()
+        return vectors.square().sum(), vectors
+
+
+def times_by_a_stock_pipeline(batches: list[tuple[list[int], list[int]]]) -> Any:
+    """The keys of this rank after torchrec's pipeline, and what time it is there."""
+    model = shard(_Stock(), Setup(plan={"user": ("row_wise",)}))
+    optimizer = CombinedOptimizer([model.fused_optimizer])
+    pipeline: Any = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
+    given = []
+    for ids, times in batches:
+        lengths = torch.ones(len(ids), dtype=torch.int64)
+        given.append(
+            _Timed(
+                KeyedJaggedTensorWithTimestamp(
+                    ["user"], torch.tensor(ids), torch.tensor(times), lengths=lengths
+                )
+            )
+        )
+    iterator = iter(given)
+    for _ in given:
+        pipeline.progress(iterator)
+    [table] = model.module.ebc.tables().values()
+    return list(_rows(model.module.ebc).popitem()[1]), table.time
