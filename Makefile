@@ -5,7 +5,7 @@
 PYTHON ?= python3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-versions test-npu-hardware torchrec-matrix lint format docs asan tsan fuzz clean
+.PHONY: help setup demo test test-full test-versions test-npu-hardware test-cuda bench-cuda wheelhouse torchrec-matrix lint format docs asan tsan fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,16 @@ torchrec-matrix: ## torchrec's test models with our modules and its own; writes 
 	@$(PYTHON) tools/set_up.py all
 	@PYTHONPATH=$(SHARDING_SUPPORT):tests/support \
 	    .venv/bin/python $(SHARDING_SUPPORT)/torchrec_models/torchrec_matrix.py $(ARGS)
+
+test-cuda: ## the tests of devices on a CUDA device of this machine; with build/wheelhouse without network
+	@$(PYTHON) tools/cuda_hardware.py test $(ARGS)
+
+bench-cuda: ## steps on a CUDA device beside torchrec's and fbgemm's; with build/wheelhouse without network
+	@$(PYTHON) tools/cuda_hardware.py bench
+
+wheelhouse: ## build/wheelhouse, for a machine without network; ARGS="--python 3.12 --torch 2.11"
+	@$(PYTHON) tools/set_up.py demo
+	@.venv/bin/python tools/wheelhouse.py $(ARGS)
 
 bench-%: ## run a benchmark, as bench-engine; QUICK=1 for a subset
 	@$(PYTHON) tools/set_up.py bench

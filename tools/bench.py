@@ -18,6 +18,7 @@ from benchmarks import records
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = (
     "checkpoint",
+    "cuda",
     "data",
     "device",
     "engine",

@@ -44,10 +44,11 @@ def launch(
     """Runs a module of this package on ranks; returns the JSON object that the first prints."""
     told = {**ONE_THREAD, **(environment or {})}
     print("$", module, f"{num_ranks} ranks", case, " ".join(environment or ()), flush=True)
+    path = os.pathsep.join(filter(None, (str(ROOT / "tools"), os.environ.get("PYTHONPATH"))))
     ranks = ["--standalone", "--nproc-per-node", str(num_ranks), "-m", f"benchmarks.{module}"]
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", *ranks, json.dumps(case)],
-        env={**os.environ, **told, "PYTHONPATH": str(ROOT / "tools")},
+        env={**os.environ, **told, "PYTHONPATH": path},
         check=False,
         capture_output=True,
         text=True,

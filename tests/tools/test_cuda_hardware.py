@@ -1,0 +1,50 @@
+"""The command that runs the tests of devices on a CUDA device, and what it takes there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import cuda_hardware
+import wheelhouse
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize("what", ["test", "bench"])
+def test_without_a_device_it_says_what_is_needed(what: str) -> None:
+    command = [sys.executable, str(ROOT / "tools" / "cuda_hardware.py"), what]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "torch sees no CUDA device" in done.stdout
+    assert "CUDA build of torch" in done.stdout
+
+
+def test_every_suite_is_there() -> None:
+    tests = cuda_hardware.PACKAGE / "tests"
+    assert all(list(tests.glob(pattern)) for pattern in cuda_hardware.SUITES)
+
+
+def test_wheels_are_unpacked_beside_the_torch_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[list[str]] = []
+    monkeypatch.setattr(cuda_hardware, "WHEELS", tmp_path)
+    monkeypatch.setattr(cuda_hardware.subprocess, "run", lambda call, check: calls.append(call))
+    assert "PYTHONPATH" not in cuda_hardware.interpreter().environment
+    (tmp_path / "torchrec-1.6.1-py3-none-any.whl").touch()
+    found = cuda_hardware.interpreter()
+    assert found.python == sys.executable
+    assert found.environment["PYTHONPATH"].split(":")[0] == str(cuda_hardware.SITE)
+    [call] = calls
+    assert {"--no-index", "--no-deps", str(tmp_path / "torchrec-1.6.1-py3-none-any.whl")} < {*call}
+
+
+def test_each_torch_that_is_supported_has_wheels() -> None:
+    assert set(wheelhouse.FITTING) == {"2.11", "2.12", "2.13"}
+    assert not any(name.startswith(("torch==", "numpy")) for name in wheelhouse.NEEDS)

@@ -1,0 +1,61 @@
+"""Training steps of 26 tables of a million rows of width 64 on one CUDA device.
+
+Our pipeline beside torchrec's, and the work that we leave to the device beside fbgemm's kernels.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from benchmarks.devices.cuda_steps import (
+    DEVICE_WORK,
+    ON_TORCH,
+    TBE,
+    TBE_FROM_HOST,
+    CudaCase,
+)
+from benchmarks.launch import launch
+from benchmarks.records import Record, record_of
+from benchmarks.steps import OURS, STOCK
+
+LOADS = {
+    "8192x1": CudaCase(batch_size=8192, steps_a_turn=32),
+    "65536x1": CudaCase(steps_a_turn=16),
+    "8192x20": CudaCase(batch_size=8192, bag_size=20),
+    "65536x20": CudaCase(bag_size=20, steps_a_turn=4, turns=5),
+}
+"""Batch, and ids of each feature."""
+QUICK = ("65536x1",)
+RACES = {
+    "pipelined step": (OURS, STOCK),
+    "device work": (DEVICE_WORK, ON_TORCH, TBE, TBE_FROM_HOST),
+}
+
+
+def run(quick: bool) -> list[Record]:
+    return [
+        record
+        for optimizer in ("rowwise_adagrad", "adam")
+        for name, load in LOADS.items()
+        if not quick or (name in QUICK and optimizer == "rowwise_adagrad")
+        for record in records_of(name, {**asdict(load), "optimizer": optimizer})
+    ]
+
+
+def records_of(name: str, case: Mapping[str, Any]) -> list[Record]:
+    """Raises SystemExit if ours could not run."""
+    processors = str(len(os.sched_getaffinity(0)))
+    threads = {"RECSDK_NUM_THREADS": processors, "OMP_NUM_THREADS": processors}
+    found = launch("devices.cuda_steps", 1, case, threads)
+    records = []
+    for op, names in RACES.items():
+        samples = {n: found["milliseconds"][n] for n in names if n in found["milliseconds"]}
+        errors = {n: found["errors"][n] for n in names if n in found["errors"]}
+        if names[0] not in samples:
+            raise SystemExit(f"{name}, {op}: {errors[names[0]]}")
+        workload = f"{name}_{case['optimizer']}"
+        records.append(record_of(workload, op, "ms", names[0], samples, errors))
+    return records

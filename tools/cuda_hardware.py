@@ -1,0 +1,92 @@
+"""Runs the tests of devices, or the benchmark of steps, on a CUDA device of this machine.
+
+    python3 tools/cuda_hardware.py test [--junit-dir DIR]
+    python3 tools/cuda_hardware.py bench
+
+It needs no network. With wheels in build/wheelhouse, which `tools/wheelhouse.py` makes elsewhere,
+they are unpacked into build/cuda, beside the torch that this Python has; else .venv is used, with
+the CUDA build of torch in it. The tests are those of tables on torch's device "npu", on "cuda" with
+a rank for each device; those that need more ranks are skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import run_tests
+import set_up
+
+WHEELS = set_up.BUILD / "wheelhouse"
+SITE = set_up.BUILD / "cuda"
+PACKAGE = set_up.ROOT / "packages" / "recsdk-sharding"
+SUITES = (
+    "device/test_device*.py",
+    "device/test_fused_kernels.py",
+    "device/test_kernel_choice.py",
+    "training/test_outcomes.py",
+)
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A Python, and where it finds the packages."""
+
+    python: str
+    environment: Mapping[str, str]
+
+    def run(self, *args: str, **variables: str) -> int:
+        """Runs it in the folder of the tests; returns the exit status."""
+        environment = {**os.environ, **self.environment, **variables}
+        command = [self.python, *args]
+        return subprocess.run(command, cwd=PACKAGE, env=environment, check=False).returncode
+
+
+def interpreter() -> Interpreter:
+    """This Python with the wheels, if there are some, else that of .venv."""
+    wheels = sorted(map(str, WHEELS.glob("*.whl")))
+    if not wheels:
+        own = set_up.VENV / "bin" / "python"
+        return Interpreter(str(own) if own.exists() else sys.executable, {})
+    flags = ["--quiet", "--no-index", "--no-deps", "--upgrade", "--target", str(SITE)]
+    subprocess.run([sys.executable, "-m", "pip", "install", *flags, *wheels], check=True)
+    path = os.pathsep.join(filter(None, (str(SITE), os.environ.get("PYTHONPATH"))))
+    return Interpreter(sys.executable, {"PYTHONPATH": path})
+
+
+def run_tests_on(found: Interpreter, junit_dir: Path | None) -> int:
+    tests = PACKAGE / "tests"
+    files = sorted(str(path) for glob in SUITES for path in tests.glob(glob))
+    junit = (junit_dir or set_up.BUILD / "junit").resolve() / "cuda.xml"
+    junit.unlink(missing_ok=True)
+    flags = ["-q", "-rs", f"--timeout={run_tests.SECONDS_PER_TEST}", f"--junit-xml={junit}"]
+    status = found.run("-m", "pytest", *flags, *files, RECSDK_TEST_CUDA_HARDWARE="1")
+    counts = run_tests.counts_of_junit(junit)
+    print(f"{counts.passed} passed, {counts.failed} failed, {counts.skipped} skipped")
+    return status
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("what", choices=("test", "bench"))
+    parser.add_argument("--junit-dir", type=Path, help="where the results of tests go, as XML")
+    args = parser.parse_args()
+    found = interpreter()
+    if found.run("-c", "import sys, torch; sys.exit(not torch.cuda.is_available())"):
+        print(
+            "torch sees no CUDA device: run this with a Python that has a CUDA build of torch, or "
+            "make .venv with one: `make setup` takes plain pip's torch, or that of TORCH_INDEX"
+        )
+        return 1
+    if args.what == "test":
+        return run_tests_on(found, args.junit_dir)
+    return found.run(str(set_up.ROOT / "tools" / "bench.py"), "cuda")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
