@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import shutil
 import threading
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsdk_core import CapacityError, CheckpointError, Default, Outcome, Table, init, optim
+from recsdk_core.checkpoint._fields import canonical_json
 from recsdk_core.cli import main
 from recsdk_core.serving import (
     FrozenManifest,
@@ -298,6 +300,50 @@ def test_a_manifest_of_another_shape_is_refused(
     if value != wanted:
         with pytest.raises(CheckpointError, match="there"):
             FrozenManifest.from_bytes(raw.encode() + b"\n", "there")
+
+
+def changed(value: Any, data: st.DataObject) -> Any:
+    """A part of a manifest, or a part of that and so on, is something else."""
+    parts = list(value) if isinstance(value, dict) else list(range(len(value))) if isinstance(
+        value, list) else []  # fmt: skip
+    if parts and data.draw(st.integers(0, 4)):
+        part = data.draw(st.sampled_from(parts))
+        copy = value.copy()
+        copy[part] = changed(value[part], data)
+        return copy
+    return data.draw(
+        st.one_of(
+            st.none(),
+            st.integers(-(2**64), 2**64),
+            st.sampled_from([0.5, True, [], {}, "", "../../x", "/etc/passwd", [{}], 2**40, -1]),
+            st.text(max_size=40),
+        )
+    )
+
+
+@settings(max_examples=150)
+@given(data=st.data())
+def test_a_manifest_that_lies_under_its_own_seal_is_refused_or_serves(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "lies"
+    if not folder.exists():
+        folder.mkdir()
+        frozen(folder, num_shards=2)
+        shutil.copy(folder / "frozen" / "manifest.json", folder / "whole")
+    lie = changed(json.loads((folder / "whole").read_bytes()), data)
+    raw = canonical_json(lie)
+    if isinstance(lie, dict):
+        digest = hashlib.sha256(canonical_json({**lie, "sha256": "0" * 64})).hexdigest()
+        raw = canonical_json({**lie, "sha256": digest})
+    (folder / "frozen" / "manifest.json").write_bytes(raw)
+    try:
+        manifest = open_frozen(folder / "frozen")
+        assert manifest.to_bytes() == raw
+        served = ServingTable(folder / "frozen", manifest.tables[0].name)
+        assert served.lookup(LARGE).shape == (len(LARGE), served.dim)
+    except CheckpointError:
+        pass
 
 
 def test_threads_read_side_by_side(tmp_path: Path) -> None:
