@@ -14,8 +14,8 @@ namespace recsdk {
 /// One column: where its rows lie, and where they go.
 struct ShuffledColumn {
   std::int64_t row_bytes = 0;
-  std::span<const void* const> parts;     ///< (P,)
-  std::span<void* const> stretches = {};  ///< (S,), which overlap neither each other nor the parts
+  std::span<const void* const> parts;  ///< (P,)
+  std::span<void* const> stretches;    ///< (S,), which overlap neither each other nor the parts
 };
 
 /// A random order of N rows: each of the N! as likely, but for what 32 random bits can say.

@@ -4,9 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <map>
 #include <numeric>
@@ -188,7 +188,8 @@ TEST(Interleave, MakesRowsOfColumnsAndFindsWhatIsNotFinite) {
     EXPECT_EQ(interleave(pointers, static_cast<std::int64_t>(size), matrix.data()), !is_odd);
     for (std::size_t i = 0; i < size; ++i)
       for (std::size_t c = 0; c < width; ++c)
-        ASSERT_EQ(std::memcmp(&matrix[(i * width) + c], &columns[c][i], sizeof(float)), 0);
+        ASSERT_EQ(std::bit_cast<std::uint32_t>(matrix[(i * width) + c]),
+                  std::bit_cast<std::uint32_t>(columns[c][i]));
   }
 }
 
