@@ -17,7 +17,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from recsdk_core import Admit, BusyError, CapacityError, Evict, Table, init, optim
 from recsdk_core.testing import ReferenceTable
-from table_machine import IDS, TableMachine, assert_same
+from table_machine import DEFAULTS, IDS, TableMachine, assert_same
 
 RULES = [
     Admit.count(2),
@@ -47,6 +47,7 @@ class AdmissionMachine(TableMachine):
         room=st.sampled_from(ROOMS),
         optimizer=st.sampled_from([optim.SGD(lr=0.5), optim.Adam(lr=0.1)]),
         on_full=st.sampled_from(["refuse", "refuse", "raise"]),
+        default=st.sampled_from(DEFAULTS),
         seed=st.integers(0, 2**64 - 1),
         hash_seed=st.integers(0, 2**64 - 1),
         num_threads=st.sampled_from([1, 2]),

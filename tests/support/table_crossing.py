@@ -67,7 +67,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "score": Evict.score(),
         "shows": Evict.show_click(alpha=0.5, decay=0.75, min_age=1),
     },
-    "default": {"zeros": Default.zeros(), "constant": Default.constant(-1.5)},
+    "default": {
+        "zeros": Default.zeros(),
+        "constant": Default.constant(-1.5),
+        "initial": Default.initial_row(),
+        "shared": Default.shared_rows(),
+        "shared_8": Default.shared_rows(8),
+    },
     "on_nonfinite": {name: name for name in ("apply", "raise", "skip")},
     "dtype": {name: name for name in ("float32", "bfloat16", "float16")},
     "rounding": {name: name for name in ("stochastic", "nearest")},
@@ -155,6 +161,9 @@ def contents(table: Any) -> dict[str, Any]:
     order = np.argsort(keys)
     found = {"keys": keys[order], "weights": np.concatenate(parts[1])[order]}
     found |= {name: np.concatenate(values)[order] for name, values in state.items()}
+    shared = table.shared_rows()
+    found |= {"shared": shared.weights}
+    found |= {f"shared {name}": values for name, values in shared.state.items()}
     counts = ("update_count", "log_decay", "learning_rate")
     return found | {name: getattr(table, name) for name in counts}
 
@@ -323,6 +332,8 @@ def is_legal(row: Mapping[str, str]) -> bool:
     if into != "new" and way in COPIES:
         return False
     if into == "itself" and way in ("export", "state_dict", "save_async beside updates"):
+        return False
+    if row.get("default", "zeros").startswith("shared") and way == "export":
         return False
     if row.get("admission", "none") != "none" and way == "export":
         return False  # it has rows alone

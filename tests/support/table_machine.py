@@ -48,6 +48,14 @@ INITIALIZERS = [
 ]
 # Few enough that most calls meet keys that are there, and duplicates.
 FEW = st.sampled_from([0, 1, -1, 7, 2**63 - 1, -(2**63), 2**40, 1234567])
+DEFAULTS = [
+    Default.constant(0.25),
+    Default.initial_row(),
+    Default.shared_rows(),
+    Default.shared_rows(4),
+    Default.shared_rows(3),
+]
+"""What keys without a row read."""
 IDS = st.one_of(key_arrays(min_size=1, elements=FEW), key_arrays())
 BAGS = st.one_of(bags(elements=FEW), bags())
 
@@ -63,6 +71,7 @@ class TableMachine(RuleBasedStateMachine):
         initializer=st.sampled_from(INITIALIZERS),
         room=st.sampled_from([(None, None)] * 3 + [(0, None), (5, None), (20, None), (20, 8)]),
         on_full=st.sampled_from(["refuse", "raise"]),
+        default=st.sampled_from(DEFAULTS),
         on_nonfinite=st.sampled_from(["apply", "raise", "skip"]),
         hash_seed=st.integers(0, 2**64 - 1),
         is_read=st.booleans(),
@@ -75,7 +84,7 @@ class TableMachine(RuleBasedStateMachine):
         room: tuple[int | None, int | None],
         **config: Any,
     ) -> None:
-        config = {"name": "machine", "seed": 11, "default": Default.constant(0.25), **config}
+        config = {"name": "machine", "seed": 11, **config}
         config["max_rows"], config["eviction_groups"] = room
         self.table = Table(dim, hash_seed=hash_seed, **config)
         self.model = ReferenceTable(dim, **config)
@@ -297,6 +306,11 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule()
     def compare_everything(self) -> None:
+        shared, wanted = self.table.shared_rows(), self.model.shared_rows()
+        assert_same(shared.keys, wanted.keys)
+        assert_same(shared.weights, wanted.weights)
+        for name, values in wanted.state.items():
+            assert_same(shared.state[name], values)
         exports = zip(self.table.export(7), self.model.export(7), strict=True)
         for actual, expected in exports:
             assert_same(actual.keys, expected.keys)

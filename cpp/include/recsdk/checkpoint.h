@@ -47,6 +47,7 @@ class RECSDK_API Cut {
   /// Keys that left since the parent and are not there now; 0 unless changes_only.
   std::int64_t num_erased() const noexcept;
   bool changes_only() const noexcept;
+  const RowLayout& layout() const noexcept;  ///< of the table
   std::uint64_t update_count() const noexcept;
   float learning_rate() const noexcept;
   double log_decay() const noexcept;
@@ -55,6 +56,9 @@ class RECSDK_API Cut {
   /// How often keys without a row were seen, ascending by key, without batches in flight; absent:
   /// the table has no admission. Row files do not have them: save them beside, see add_records.
   const std::optional<std::vector<AdmitRecord>>& admission() const noexcept;
+  /// The rows that keys without one share; absent: the table has none. Row files do not have them:
+  /// save them beside, see add_shared.
+  const std::optional<SharedRows>& shared_rows() const noexcept;
   /// Bytes of copies of rows that changed: held now, and the most held so far. Memory for them is
   /// taken in pieces of 256 KiB, up to 32 of which may be partly used, and up to 64 MiB ahead, as
   /// far as max_copy_bytes leaves room. When the cut is finished, the table keeps what Table::cut
@@ -144,6 +148,11 @@ class RECSDK_API Restore {
   /// std::invalid_argument without admission, or for a count below 1 or a key that comes twice;
   /// then this Restore cannot be committed.
   void add_records(std::span<const AdmitRecord> records);
+
+  /// Stages rows that keys without one share: keys (m,), weights (m, D), and state (m, S) or null,
+  /// which is a new row's. Those that are left out are as in a new table. Throws
+  /// std::invalid_argument unless the table has such rows, for these keys.
+  void add_shared(std::span<const Key> keys, const float* weights, const float* state);
 
   /// The fields that files, and rows in memory, must have.
   const std::vector<FileField>& fields() const;

@@ -56,8 +56,8 @@ struct DeviceTableStats {
 /// after what was handed over before on stream(), and before what is handed over there later.
 ///
 /// A key for which max_device_rows or config.max_rows leaves no room is kRefused: it reads
-/// config.default_value, gets no gradient and is counted; erase makes room. A call that would need
-/// rows that leases keep back throws Error(kCapacity) and changes nothing.
+/// config.default_row.value, gets no gradient and is counted; erase makes room. A call that would
+/// need rows that leases keep back throws Error(kCapacity) and changes nothing.
 ///
 /// Differences to Table: rows are float32; optimizers are SGD, Adagrad, rowwise Adagrad and Adam,
 /// with weight decay of both kinds, SGD with momentum; no clipping, catching up or counts per row,

@@ -50,6 +50,9 @@ struct IndexConfig {
   /// Which new keys get a row; those kept out are kNotAdmitted. Absent: all do. Eviction's remark
   /// on cuts of an index alone holds here too.
   std::optional<AdmitConfig> admission = std::nullopt;
+  /// What `map` says in place of the row number of a key without a row: with kSharedRows which of
+  /// these rows it reads, with kInitialRow the key itself, else nothing.
+  DefaultConfig default_row = {};
 };
 
 /// Cumulative counts of keys by outcome, and sizes of an index.
@@ -222,7 +225,8 @@ class RECSDK_API Index {
   Lease lease(std::optional<std::int64_t> step = std::nullopt);
 
   /// Finds the rows of keys (N,), and with options.insert gives a row to each unseen one.
-  /// rows (N,) and outcomes (N,) are written; a key without a row has an unspecified row number.
+  /// rows (N,) and outcomes (N,) are written; of a key without a row see
+  /// IndexConfig::default_row.
   /// Of a new key that occurs several times the first is kInserted, the rest kFound. Row numbers
   /// are given in input order. Which keys find no room depends on the call's keys and not on their
   /// order: in each group of keys, see IndexConfig, the lowest by a fixed hash do not. Empty input

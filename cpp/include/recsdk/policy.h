@@ -130,6 +130,33 @@ struct AdmitRecord {
   friend bool operator==(const AdmitRecord&, const AdmitRecord&) = default;
 };
 
+/// Where that comes from which a key without a row reads.
+enum class DefaultKind : std::uint8_t {
+  kConstant = 0,    ///< one value in each column; no gradient is kept
+  kInitialRow = 1,  ///< the row that the key would begin with, which is not kept
+  kSharedRows = 2,  ///< one of some rows of the table, which learn from all keys that read them
+};
+
+/// The most rows of DefaultKind::kSharedRows: one of each virtual shard.
+inline constexpr std::int64_t kMostSharedRows = 65'536;
+
+/// What keys without a row read: those that are refused, not admitted, or looked up and not there.
+struct DefaultConfig {
+  DefaultKind kind = DefaultKind::kConstant;
+  float value = 0.0F;  ///< of kConstant, finite
+  /// Of kSharedRows, 1 to kMostSharedRows: each has an equal part of the virtual shards, so which
+  /// one a key reads depends on the key alone. Parts differ by a shard unless it is a power of two.
+  std::int64_t num_rows = 1;
+
+  friend bool operator==(const DefaultConfig&, const DefaultConfig&) = default;
+};
+
+/// Which of so many shared rows a key reads.
+RECSDK_API std::int64_t shared_row(Key key, std::int64_t num_rows);
+/// The key that stands for a shared row where rows are saved, and that its initial values are made
+/// of: it is one of those that read it, so both have one owner.
+RECSDK_API Key shared_row_key(std::int64_t row, std::int64_t num_rows);
+
 /// AdmitConfig::salt of a table with this seed and name.
 RECSDK_API std::uint64_t admission_salt(std::uint64_t seed, std::string_view name);
 

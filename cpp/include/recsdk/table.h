@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "recsdk/error.h"
 #include "recsdk/export.h"
@@ -31,7 +32,9 @@ struct TableConfig {
   std::optional<std::int64_t> eviction_groups;  ///< see IndexConfig
   std::optional<GroupRange> owned_groups;       ///< see IndexConfig
   OnFull on_full = OnFull::kRefuse;
-  float default_value = 0.0F;  ///< what every column of a refused or missing key reads
+  /// What keys without a row read. kSharedRows takes memory for them at once. With kInitialRow a
+  /// custom initializer is called by readers, too; it must not call the table.
+  DefaultConfig default_row;
   NonFinite on_nonfinite = NonFinite::kApply;
   DType weight_dtype = DType::kFloat32;       ///< of stored rows; state and all calls are float32
   Rounding rounding = Rounding::kStochastic;  ///< of updates to 16-bit rows
@@ -52,6 +55,13 @@ struct TableStats : IndexStats {
   double checkpoint_wait_seconds = 0.0;  ///< how long all of them took
 };
 
+/// The values of the rows that keys without one share.
+struct SharedRows {
+  std::vector<Key> keys;       ///< (n,), see shared_row_key
+  std::vector<float> weights;  ///< (n, D)
+  std::vector<float> state;    ///< (n, S)
+};
+
 class Cut;
 struct CutOptions;
 class Leavers;
@@ -60,7 +70,7 @@ struct LeaversOptions;
 /// Bags of keys that were mapped before.
 struct Bags {
   std::span<const RowNumber> rows;        ///< (N,)
-  std::span<const Outcome> outcomes;      ///< (N,): a key without a row reads the default value
+  std::span<const Outcome> outcomes;      ///< (N,): a key without a row reads the default
   std::span<const std::int64_t> offsets;  ///< (B + 1,), from 0 to N; empty: a bag per key, B = N
   std::span<const float> weights;         ///< (N,) or empty
   Pooling pooling = Pooling::kSum;
@@ -147,7 +157,7 @@ class RECSDK_API Table {
   /// a step are. Cost: nothing until it is called; then a copy of each row that leaves.
   Leavers leavers(const LeaversOptions& options);
 
-  /// Copies the rows of keys (N,) to values (N, D); a key without a row reads the default value.
+  /// Copies the rows of keys (N,) to values (N, D); a key without a row reads the default.
   /// outcomes (N,) may be empty.
   void lookup(std::span<const Key> keys, float* values, std::span<Outcome> outcomes = {}) const;
 
@@ -162,7 +172,8 @@ class RECSDK_API Table {
               std::span<Outcome> outcomes = {}, const KeyData& data = {});
 
   /// One optimizer update with gradients (N, D) of keys (N,); those of equal keys are added in
-  /// order. Keys without a row are kMissing and not inserted. An empty call advances t too.
+  /// order. Keys without a row are kMissing and not inserted; shared rows are trained by theirs. An
+  /// empty call advances t too.
   void apply_gradients(std::span<const Key> keys, const float* gradients,
                        std::span<Outcome> outcomes = {});
 
@@ -188,7 +199,7 @@ class RECSDK_API Table {
   std::int64_t limit_norms(std::span<const RowNumber> rows, std::span<const Outcome> outcomes,
                            const NormLimit& limit);
   /// By what limit_norms would multiply: factors (N,), 1 for a row within the limit, and for a key
-  /// without a row. Throws as limit_norms.
+  /// that reads a constant; that of initial rows too. Throws as limit_norms.
   void norm_factors(std::span<const RowNumber> rows, std::span<const Outcome> outcomes,
                     const NormLimit& limit, float* factors) const;
 
@@ -200,6 +211,10 @@ class RECSDK_API Table {
   /// row's "log_decay" is what the row has yet to catch up. Else 0. Save and restore it with rows.
   double log_decay() const;
   void set_log_decay(double log_decay);
+
+  /// The rows that keys without one share, as they are now; none unless it has such. They are no
+  /// keys: they never leave, and neither size nor max_rows counts them.
+  SharedRows shared_rows() const;
 
   /// Number of visible keys.
   std::int64_t size() const;

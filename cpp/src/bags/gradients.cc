@@ -87,20 +87,28 @@ struct Piece {
   std::int64_t num_keys() const { return first_key(end) - first_key(begin); }
 };
 
-std::int64_t count_rows(const Piece& piece) {
+bool is_wanted(Outcome outcome, GradientsOf which) {
+  return has_row(outcome) == (which == GradientsOf::kOwnRows);
+}
+
+std::int64_t count_rows(const Piece& piece, GradientsOf which) {
   const Outcome* const outcomes = piece.block->bags.outcomes.data() + piece.first_key(piece.begin);
   const std::int64_t num_keys = piece.num_keys();
   std::int64_t count = 0;
   for (std::int64_t i = 0; i < num_keys; ++i)
-    count += static_cast<std::int64_t>(has_row(outcomes[i]));
+    count += static_cast<std::int64_t>(is_wanted(outcomes[i], which));
   return count;
 }
 
 // Where a piece's items get their gradients: one source per bag, or per key if keys have weights.
 class PieceWriter {
  public:
-  PieceWriter(SortedGradients& out, const Piece& piece)
-      : out_(out), piece_(piece), num_items_(piece.num_items), num_sources_(piece.num_sources) {}
+  PieceWriter(SortedGradients& out, const Piece& piece, GradientsOf which)
+      : out_(out),
+        piece_(piece),
+        which_(which),
+        num_items_(piece.num_items),
+        num_sources_(piece.num_sources) {}
 
   void write() {
     const GradBlock& block = *piece_.block;
@@ -137,13 +145,14 @@ class PieceWriter {
 
   void write_item(const Bags& bags, std::int64_t i, std::int64_t source) {
     const auto key = static_cast<std::size_t>(i);
-    if (!has_row(bags.outcomes[key])) return;
+    if (!is_wanted(bags.outcomes[key], which_)) return;
     out_.items[num_items_++] = {static_cast<std::uint32_t>(bags.rows[key]),
                                 static_cast<std::uint32_t>(source)};
   }
 
   SortedGradients& out_;
   const Piece piece_;
+  const GradientsOf which_;
   std::int64_t num_items_;
   std::int64_t num_sources_;
 };
@@ -175,7 +184,7 @@ std::int64_t SortedGradients::num_rows() const {
 }
 
 SortedGradients sort_gradients(std::span<const GradBlock> blocks, RowNumber end_row,
-                               int max_threads) {
+                               int max_threads, GradientsOf which) {
   std::vector<Piece> pieces = pieces_of(blocks);
   const auto num_pieces = static_cast<std::int64_t>(pieces.size());
   const auto for_pieces = [&](auto&& work) {
@@ -183,8 +192,8 @@ SortedGradients sort_gradients(std::span<const GradBlock> blocks, RowNumber end_
       for (std::int64_t i = begin; i < end; ++i) work(pieces[static_cast<std::size_t>(i)]);
     });
   };
-  for_pieces([](Piece& piece) {
-    piece.num_items = count_rows(piece);
+  for_pieces([which](Piece& piece) {
+    piece.num_items = count_rows(piece, which);
     piece.num_sources =
         piece.block->bags.weights.empty() ? piece.end - piece.begin : piece.num_keys();
   });
@@ -201,7 +210,7 @@ SortedGradients sort_gradients(std::span<const GradBlock> blocks, RowNumber end_
   SortedGradients out;
   out.items.resize(num_items);
   out.sources.resize(num_sources);
-  for_pieces([&out](const Piece& piece) { PieceWriter(out, piece).write(); });
+  for_pieces([&out, which](const Piece& piece) { PieceWriter(out, piece, which).write(); });
   sort_by_row(out.items, end_row, max_threads);
   return out;
 }

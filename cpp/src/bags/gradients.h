@@ -26,9 +26,13 @@ struct SortedGradients {
   std::int64_t num_rows() const;
 };
 
+/// Which keys' gradients an update takes: those of keys with a row of their own, or of the others,
+/// which share rows.
+enum class GradientsOf : std::uint8_t { kOwnRows, kSharedRows };
+
 /// Rows must be below `end_row`. The same for any `max_threads`. Throws std::bad_alloc,
 /// Error(kCapacity) for 2^32 keys with rows, or bags, or more.
 SortedGradients sort_gradients(std::span<const GradBlock> blocks, RowNumber end_row,
-                               int max_threads);
+                               int max_threads, GradientsOf which = GradientsOf::kOwnRows);
 
 }  // namespace recsdk::internal

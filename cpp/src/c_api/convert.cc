@@ -171,7 +171,7 @@ recsdk_table_config table_defaults() {
   c.struct_size = sizeof(c);
   c.name = "table";
   c.seed = defaults.seed;
-  c.default_value = defaults.default_value;
+  c.default_value = defaults.default_row.value;
   c.on_nonfinite = static_cast<std::int32_t>(defaults.on_nonfinite);
   return c;
 }
@@ -270,7 +270,7 @@ TableConfig table_config(const recsdk_table_config* given) {
   if (c.has_max_rows != 0) config.max_rows = c.max_rows;
   if (c.has_eviction_groups != 0) config.eviction_groups = c.eviction_groups;
   if (c.has_owned_groups != 0) config.owned_groups = GroupRange{c.owned_begin, c.owned_end};
-  config.default_value = c.default_value;
+  config.default_row.value = c.default_value;
   config.on_nonfinite =
       checked_enum(c.on_nonfinite, NonFinite::kSkip, "recsdk_table_config.on_nonfinite");
   if (c.has_num_threads != 0) config.num_threads = c.num_threads;

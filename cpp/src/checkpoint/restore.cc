@@ -7,6 +7,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "checkpoint/staged_rows.h"
 #include "kernels/optimizer_step.h"
@@ -117,7 +118,8 @@ struct Restore::Impl {
   explicit Impl(std::shared_ptr<Table::Impl> target)
       : table(std::move(target)),
         row_fields(table->file_fields()),
-        staged(std::make_unique<StagedRows>(*table)) {}
+        staged(std::make_unique<StagedRows>(*table)),
+        shared(table->make_shared()) {}
 
   // A snapshot begins anew; it must not come after anything but its own other files.
   void begin_file(const RowFileReader& file, const RestoreOptions& options) {
@@ -174,6 +176,7 @@ struct Restore::Impl {
   const std::vector<FileField> row_fields;
   std::unique_ptr<StagedRows> staged;  // null once committed
   std::vector<AdmitRecord> records;
+  std::optional<internal::SharedStore> shared;
   std::optional<std::array<std::uint8_t, 16>> token;
   RowFileKind kind = RowFileKind::kSnapshot;
   bool has_failed = false;
@@ -244,6 +247,7 @@ void Restore::Impl::commit(std::uint64_t update_count, double log_decay,
   const std::unique_lock rows_lock(table->rows_mutex);
   table->index.replace(*staged->key_map, staged->numbers, tracker);
   table->rows.swap(staged->rows);
+  std::swap(table->shared, shared);
   if (admission != nullptr) table->index.admission->replace_by(*admission);
   table->index.set_state(state);
   table->index.num_evicted += staged->evicted.size();
@@ -279,6 +283,18 @@ void Restore::add_records(std::span<const AdmitRecord> records) {
                                 "or leave them out");
   }
   r.attempt([&] { internal::append_records(r.records, records, r.table->title()); });
+}
+
+void Restore::add_shared(std::span<const Key> keys, const float* weights, const float* state) {
+  Impl& r = *impl_;
+  r.require_usable();
+  if (r.shared && r.shared->write(keys, weights, state)) return;
+  throw std::invalid_argument(
+      r.table->title() + ": " + std::to_string(keys.size()) +
+      " rows that keys without one share were given, and " +
+      (r.shared ? "some are none of its " + std::to_string(r.shared->size())
+                : std::string("it has no such rows")) +
+      "; load them into a table with as many shared rows, or leave them out");
 }
 
 const std::vector<FileField>& Restore::fields() const { return impl_->row_fields; }

@@ -43,6 +43,8 @@ void check_options(const TableConfig& config, const DeviceOptions& options) {
   constexpr std::int64_t kMostRows = (std::int64_t{1} << 32) - 2;
   if (config.eviction) refuse(config.name, "eviction needs rows in the engine; leave it out");
   if (config.admission) refuse(config.name, "admission needs rows in the engine; leave it out");
+  if (config.default_row.kind != DefaultKind::kConstant)
+    refuse(config.name, "default_row must be constant for rows on a device; leave it out");
   if (options.max_device_rows < 1 || options.max_device_rows > kMostRows) {
     refuse(config.name, "max_device_rows is " + std::to_string(options.max_device_rows) +
                             "; pass 1 to " + std::to_string(kMostRows));
@@ -101,7 +103,7 @@ DeviceTable::Impl::Impl(TableConfig table_config, DeviceOptions device_options)
       table_hash(recsdk::table_hash(config.name)),
       keys(IndexAccess::make(make_index(config, options, *this))),
       index(IndexAccess::impl(keys)),
-      rows(std::make_unique<internal::DeviceRows>(options, layout, config.default_value)),
+      rows(std::make_unique<internal::DeviceRows>(options, layout, config.default_row.value)),
       learning_rate(config.optimizer.learning_rate) {}
 
 // Without the device's context nothing can be freed, so a failure is tried once more.

@@ -30,6 +30,14 @@ std::int64_t eviction_group_quota(std::int64_t max_rows, std::int64_t num_groups
   return max_rows / num_groups + (group + 1) * rest / num_groups - group * rest / num_groups;
 }
 
+std::int64_t shared_row(Key key, std::int64_t num_rows) { return eviction_group(key, num_rows); }
+
+Key shared_row_key(std::int64_t row, std::int64_t num_rows) {
+  // The first virtual shard of its part.
+  const std::int64_t first = (row * kMostSharedRows + num_rows - 1) / num_rows;
+  return static_cast<Key>(internal::virtual_shard_key(static_cast<std::uint64_t>(first)));
+}
+
 namespace internal {
 
 Capacity::Capacity(std::int64_t max_rows, std::int64_t num_groups, std::optional<GroupRange> owned)

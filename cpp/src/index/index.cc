@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <mutex>
 #include <random>
 #include <shared_mutex>
@@ -48,6 +49,20 @@ void check_groups(const IndexConfig& config, const std::string& title) {
   }
 }
 
+void check_default(const DefaultConfig& config, const std::string& title) {
+  if (config.kind > DefaultKind::kSharedRows) {
+    throw std::invalid_argument(title + ": default_row is of kind " +
+                                std::to_string(static_cast<int>(config.kind)) +
+                                "; pass one of DefaultKind");
+  }
+  if (!std::isfinite(config.value))
+    throw std::invalid_argument(title + ": the value of default_row is not finite; pass one");
+  if (config.num_rows < 1 || config.num_rows > kMostSharedRows) {
+    throw std::invalid_argument(title + ": default_row has " + std::to_string(config.num_rows) +
+                                " shared rows; pass 1 to " + std::to_string(kMostSharedRows));
+  }
+}
+
 // Of rows; absent: there is no limit.
 std::optional<std::int64_t> groups_of(const IndexConfig& config) {
   if (!config.max_rows) return std::nullopt;
@@ -68,6 +83,7 @@ IndexConfig validated(IndexConfig config, const std::string& title) {
                                   ": eviction makes room within max_rows; set it too, or a ttl");
   }
   if (config.admission) internal::check_admission(*config.admission, title, groups_of(config));
+  check_default(config.default_row, title);
   if (config.num_threads && *config.num_threads < 1) {
     throw std::invalid_argument(title + ": num_threads is " + std::to_string(*config.num_threads) +
                                 "; pass 1 or more, or leave it out for all threads of the pool");
@@ -160,13 +176,24 @@ void Index::Impl::find_visible(std::span<const Key> keys, RowNumber* rows_out,
         outcomes[i] = Outcome::kMissing;
     }
   }
-  if (num_leaving == 0) return;
-  for (std::size_t i = 0; i < keys.size(); ++i) {
+  for (std::size_t i = 0; num_leaving > 0 && i < keys.size(); ++i) {
     if (outcomes[i] != Outcome::kMissing) continue;
     const std::optional<std::uint32_t> row = find_leaving(keys[i]);
     if (!row) continue;
     rows_out[i] = *row;
     outcomes[i] = Outcome::kFound;
+  }
+  point_to_defaults(keys, rows_out, outcomes);
+}
+
+void Index::Impl::point_to_defaults(std::span<const Key> keys, RowNumber* rows_out,
+                                    const Outcome* outcomes) const noexcept {
+  const DefaultConfig& reads = config.default_row;
+  if (reads.kind == DefaultKind::kConstant) return;
+  const bool is_shared = reads.kind == DefaultKind::kSharedRows;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    if (!has_row(outcomes[i]))
+      rows_out[i] = is_shared ? shared_row(keys[i], reads.num_rows) : keys[i];
   }
 }
 
@@ -285,6 +312,7 @@ void Index::map(std::span<const Key> keys, std::span<RowNumber> rows, std::span<
   if (in_flight) {
     // It sees what earlier batches have inserted.
     impl_->find(keys, rows.data(), outcomes.data());
+    impl_->point_to_defaults(keys, rows.data(), outcomes.data());
   } else {
     impl_->find_visible(keys, rows.data(), outcomes.data());
   }

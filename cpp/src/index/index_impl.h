@@ -163,6 +163,9 @@ struct Index::Impl {
   // By key; the mutex is held (alone where not const).
   void find(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes) const;
   void find_visible(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes) const;
+  /// Says what stands in place of the row numbers of keys without a row.
+  void point_to_defaults(std::span<const Key> keys, RowNumber* rows_out,
+                         const Outcome* outcomes) const noexcept;
   std::int64_t num_visible() const noexcept { return key_map.size() + num_leaving - num_in_flight; }
   void find_or_insert(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                       internal::RowState state, internal::Insertion& insertion);

@@ -351,6 +351,7 @@ void Index::Impl::map_inserting(std::span<const Key> keys, RowNumber* rows_out, 
   if (evictor) settle_eviction(keys, rows_out, outcomes, insertion, in_flight ? record : nullptr);
   if (admission) settle_admission(outcomes, insertion, in_flight ? record : nullptr);
   if (has_clock()) advance_clock(insertion, in_flight ? record : nullptr);
+  point_to_defaults(keys, rows_out, outcomes);
   const OutcomeCounts counts =
       internal::count_outcomes(outcomes, static_cast<std::int64_t>(keys.size()));
   if (!in_flight) {

@@ -35,6 +35,13 @@ struct RowAddresses {
   }
 };
 
+/// What keys without a row read: rows by what stands in place of a row number, or a value.
+struct DefaultRows {
+  float value = 0.0F;
+  bool has_rows = false;
+  RowAddresses rows = {};
+};
+
 /// Pools bags [bag_begin, bag_end) of one block. Offsets null: each key is a bag. Rows, outcomes
 /// and weights are those of the block's keys from `key_base` on, offsets and `out` of the whole
 /// block.
@@ -42,7 +49,7 @@ struct PoolArgs {
   RowAddresses addresses;
   DType weight_dtype;
   std::int64_t dim;
-  float default_value;
+  DefaultRows defaults;
   const RowNumber* rows;
   const Outcome* outcomes;
   const std::int64_t* offsets;
@@ -177,7 +184,7 @@ struct GatherArgs {
   RowAddresses addresses;
   DType weight_dtype;
   std::int64_t dim;
-  float default_value;
+  DefaultRows defaults;
   const RowNumber* rows;
   const Outcome* outcomes;
   std::int64_t begin;

@@ -57,9 +57,10 @@ Cut Table::cut(const CutOptions& options) {
   }
   cut->num_rows = state->mark(options.changes_only ? &t.index.tracker->changed() : nullptr,
                               t.index.max_threads());
-  if (t.index.has_clock()) {
+  if (t.index.has_clock() || t.shared) {
     try {
-      cut->eviction = t.index.visible_state();
+      if (t.shared) cut->shared = t.shared->values();
+      if (t.index.has_clock()) cut->eviction = t.index.visible_state();
       if (t.index.admission) cut->admission = t.index.visible_records();
       if (t.index.evictor)
         state->set_meta({t.index.visible_meta(state->marked(), cut->num_rows), t.meta_bytes()});
@@ -168,6 +169,7 @@ Cut::~Cut() {
 std::int64_t Cut::num_rows() const noexcept { return impl_->num_rows; }
 std::int64_t Cut::num_erased() const noexcept { return impl_->num_erased; }
 bool Cut::changes_only() const noexcept { return impl_->changes_only; }
+const RowLayout& Cut::layout() const noexcept { return impl_->table->layout; }
 std::uint64_t Cut::update_count() const noexcept { return impl_->update_count; }
 float Cut::learning_rate() const noexcept { return impl_->learning_rate; }
 double Cut::log_decay() const noexcept { return impl_->log_decay; }
@@ -175,6 +177,7 @@ const std::optional<EvictionState>& Cut::eviction() const noexcept { return impl
 const std::optional<std::vector<AdmitRecord>>& Cut::admission() const noexcept {
   return impl_->admission;
 }
+const std::optional<SharedRows>& Cut::shared_rows() const noexcept { return impl_->shared; }
 std::int64_t Cut::copied_bytes() const noexcept { return impl_->state->copied_bytes(); }
 std::int64_t Cut::max_copied_bytes() const noexcept { return impl_->state->max_copied_bytes(); }
 bool Cut::is_finished() const noexcept { return impl_->is_finished.load(); }

@@ -30,6 +30,7 @@ struct Cut::Impl {
   double log_decay = 0.0;
   std::optional<EvictionState> eviction;
   std::optional<std::vector<AdmitRecord>> admission;
+  std::optional<SharedRows> shared;
   std::atomic<bool> is_finished{false};
   std::atomic<bool> is_begun{false};  // somebody reads it
 

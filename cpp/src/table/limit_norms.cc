@@ -11,6 +11,7 @@
 
 #include "recsdk/table.h"
 #include "rows/row_values.h"
+#include "table/default_reader.h"
 #include "table/table_impl.h"
 #include "util/thread_pool.h"
 
@@ -45,6 +46,15 @@ float factor_of(const std::vector<float>& row, const NormLimit& limit) {
   return norm > limit.max_norm ? static_cast<float>(limit.max_norm / (norm + kTiny)) : 1.0F;
 }
 
+void scale(const RowLayout& layout, const internal::RowAddresses& records, std::uint32_t number,
+           const NormLimit& limit) {
+  std::vector<float> row(static_cast<std::size_t>(layout.dim));
+  internal::read_weights(layout, records, number, row.data());
+  const float factor = factor_of(row, limit);
+  for (float& value : row) value *= factor;
+  internal::write_weights(layout, records, number, row.data());
+}
+
 void check(const NormLimit& limit, const std::string& title) {
   if (limit.max_norm >= 0.0 && limit.norm_type > 0.0) return;
   throw std::invalid_argument(title + ": max_norm is " + std::to_string(limit.max_norm) +
@@ -54,25 +64,28 @@ void check(const NormLimit& limit, const std::string& title) {
 
 }  // namespace
 
-std::vector<std::uint32_t> Table::Impl::rows_beyond(const Bags& mapped,
-                                                    const NormLimit& limit) const {
+std::vector<std::uint32_t> Table::Impl::rows_beyond(const Bags& mapped, const NormLimit& limit,
+                                                    bool are_shared) const {
   std::vector<std::uint32_t> distinct;
+  if (are_shared && !shared) return distinct;
+  const internal::RowAddresses records = are_shared ? shared->records() : rows.records();
   distinct.reserve(mapped.rows.size());
   for (std::size_t i = 0; i < mapped.rows.size(); ++i) {
-    if (has_row(mapped.outcomes[i])) distinct.push_back(static_cast<std::uint32_t>(mapped.rows[i]));
+    if (has_row(mapped.outcomes[i]) != are_shared)
+      distinct.push_back(static_cast<std::uint32_t>(mapped.rows[i]));
   }
   std::sort(distinct.begin(), distinct.end());
   distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
   std::vector<std::uint8_t> is_beyond(distinct.size());
-  internal::parallel_for(
-      static_cast<std::int64_t>(distinct.size()), kRowGrain, index.max_threads(),
-      [&](std::int64_t begin, std::int64_t end) {
-        std::vector<float> row(static_cast<std::size_t>(config.dim));
-        for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
-          internal::read_weights(layout, rows.records(), distinct[i], row.data());
-          is_beyond[i] = factor_of(row, limit) != 1.0F ? 1 : 0;
-        }
-      });
+  internal::parallel_for(static_cast<std::int64_t>(distinct.size()), kRowGrain, index.max_threads(),
+                         [&](std::int64_t begin, std::int64_t end) {
+                           std::vector<float> row(static_cast<std::size_t>(config.dim));
+                           for (auto i = static_cast<std::size_t>(begin);
+                                i < static_cast<std::size_t>(end); ++i) {
+                             internal::read_weights(layout, records, distinct[i], row.data());
+                             is_beyond[i] = factor_of(row, limit) != 1.0F ? 1 : 0;
+                           }
+                         });
   std::size_t num_beyond = 0;
   for (std::size_t i = 0; i < distinct.size(); ++i) {
     if (is_beyond[i] != 0) distinct[num_beyond++] = distinct[i];
@@ -89,26 +102,26 @@ std::int64_t Table::limit_norms(std::span<const RowNumber> rows, std::span<const
   {
     const std::shared_lock lock(t.rows_mutex);
     t.check_bags(mapped);
-    if (t.rows_beyond(mapped, limit).empty()) return 0;
+    if (t.rows_beyond(mapped, limit, false).empty() && t.rows_beyond(mapped, limit, true).empty())
+      return 0;
   }
   const std::unique_lock lock(t.index.mutex);
   std::vector<std::uint32_t> beyond;
+  std::vector<std::uint32_t> shared_beyond;
   {
     const std::shared_lock rows_lock(t.rows_mutex);
-    beyond = t.rows_beyond(mapped, limit);
+    beyond = t.rows_beyond(mapped, limit, false);
+    shared_beyond = t.rows_beyond(mapped, limit, true);
   }
   if (t.open_cut != nullptr) t.open_cut->preserve_rows(beyond, t.copy_waits);
   const std::unique_lock rows_lock(t.rows_mutex);
-  const internal::RowAddresses records = t.rows.records();
-  std::vector<float> row(static_cast<std::size_t>(t.config.dim));
   for (const std::uint32_t number : beyond) {
-    internal::read_weights(t.layout, records, number, row.data());
-    const float factor = factor_of(row, limit);
-    for (float& value : row) value *= factor;
     if (t.index.tracker != nullptr) t.index.tracker->note_changed(number);
-    internal::write_weights(t.layout, records, number, row.data());
+    scale(t.layout, t.rows.records(), number, limit);
   }
-  return static_cast<std::int64_t>(beyond.size());
+  for (const std::uint32_t number : shared_beyond)
+    scale(t.layout, t.shared->records(), number, limit);
+  return static_cast<std::int64_t>(beyond.size() + shared_beyond.size());
 }
 
 void Table::norm_factors(std::span<const RowNumber> rows, std::span<const Outcome> outcomes,
@@ -117,14 +130,18 @@ void Table::norm_factors(std::span<const RowNumber> rows, std::span<const Outcom
   check(limit, t.title());
   const std::shared_lock lock(t.rows_mutex);
   t.check_bags({rows, outcomes, {}, {}, Pooling::kSum});
+  const internal::DefaultReader reader(t, rows, outcomes);
+  const bool has_defaults = reader.defaults().has_rows;
   internal::parallel_for(
       static_cast<std::int64_t>(rows.size()), kRowGrain, t.index.max_threads(),
       [&](std::int64_t begin, std::int64_t end) {
         std::vector<float> row(static_cast<std::size_t>(t.config.dim));
         for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
           factors[i] = 1.0F;
-          if (!has_row(outcomes[i])) continue;
-          internal::read_weights(t.layout, t.rows.records(), rows[i], row.data());
+          const bool is_own = has_row(outcomes[i]);
+          if (!is_own && !has_defaults) continue;
+          internal::read_weights(t.layout, is_own ? t.rows.records() : reader.defaults().rows,
+                                 reader.rows()[i], row.data());
           factors[i] = factor_of(row, limit);
         }
       });

@@ -7,10 +7,12 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "kernels/optimizer_step.h"
 #include "rows/file_fields.h"
 #include "rows/row_values.h"
+#include "table/default_reader.h"
 #include "table/table_impl.h"
 #include "util/hash.h"
 #include "util/number_text.h"
@@ -30,9 +32,6 @@ constexpr std::int64_t kRowGrain = 1024;  // rows a piece of a parallel copy or 
 TableConfig validated(TableConfig config) {
   const std::string title = "table '" + config.name + "': ";
   if (config.name.empty()) throw std::invalid_argument("a table's name is empty; give it one");
-  if (!std::isfinite(config.default_value)) {
-    throw std::invalid_argument(title + "default_value is not a finite float; pass one");
-  }
   if (config.rounding > Rounding::kNearest) {
     throw std::invalid_argument(title + "rounding is " +
                                 std::to_string(static_cast<int>(config.rounding)) +
@@ -52,9 +51,9 @@ TableConfig validated(TableConfig config) {
 // Its rows' maker is the table, which lives as long as anybody inserts.
 std::shared_ptr<Index::Impl> make_index(const TableConfig& config, RowMaker& maker) {
   IndexConfig of_index{
-      config.name,         config.hash_seed, config.max_rows,    config.eviction_groups,
-      config.owned_groups, config.on_full,   config.num_threads, config.eviction,
-      config.admission};
+      config.name,         config.hash_seed,  config.max_rows,    config.eviction_groups,
+      config.owned_groups, config.on_full,    config.num_threads, config.eviction,
+      config.admission,    config.default_row};
   if (of_index.admission) of_index.admission->salt = admission_salt(config.seed, config.name);
   auto index =
       std::make_shared<Index::Impl>(std::move(of_index), "table '" + config.name + "'",
@@ -72,6 +71,7 @@ Table::Impl::Impl(TableConfig table_config)
       keys(IndexAccess::make(make_index(config, *this))),
       index(IndexAccess::impl(keys)),
       rows(layout),
+      shared(make_shared()),
       learning_rate(config.optimizer.learning_rate),
       cut_memory(index.hash_seed, internal::CutState::copy_bytes(layout)) {}
 
@@ -131,6 +131,17 @@ void Table::Impl::initialize_state(const NewRows& added, std::int64_t begin, std
     internal::reset_state(layout, rows.records(), added.rows()[static_cast<std::size_t>(begin)]);
 }
 
+std::optional<internal::SharedStore> Table::Impl::make_shared() const {
+  if (config.default_row.kind != DefaultKind::kSharedRows) return std::nullopt;
+  std::optional<internal::SharedStore> made(std::in_place, layout, config.default_row.num_rows);
+  const SharedRows values = made->values();
+  std::vector<float> weights(values.weights.size());
+  initial_weights(config.initializer, config.seed, table_hash, config.dim, values.keys,
+                  weights.data(), config.num_threads);
+  made->write(values.keys, weights.data(), nullptr);
+  return made;
+}
+
 // As Index::Impl::populate_ahead, for records.
 void Table::Impl::populate_ahead(std::int64_t num_new) noexcept {
   std::int64_t num_pages =
@@ -140,13 +151,13 @@ void Table::Impl::populate_ahead(std::int64_t num_new) noexcept {
 }
 
 void Table::Impl::gather(const Found& found, float* values) const {
-  internal::parallel_for(
-      static_cast<std::int64_t>(found.rows.size()), kRowGrain, index.max_threads(),
-      [&](std::int64_t begin, std::int64_t end) {
-        internal::kernels().gather({rows.records(), config.weight_dtype, config.dim,
-                                    config.default_value, found.rows.data(), found.outcomes.data(),
-                                    begin, end, values});
-      });
+  const internal::DefaultReader reader(*this, found.rows, found.outcomes);
+  internal::parallel_for(static_cast<std::int64_t>(found.rows.size()), kRowGrain,
+                         index.max_threads(), [&](std::int64_t begin, std::int64_t end) {
+                           internal::kernels().gather({rows.records(), config.weight_dtype,
+                                                       config.dim, reader.defaults(), reader.rows(),
+                                                       found.outcomes.data(), begin, end, values});
+                         });
 }
 
 Table::Table(TableConfig config) : impl_(std::make_shared<Impl>(std::move(config))) {}
@@ -256,6 +267,11 @@ void Table::erase(std::span<const Key> keys, std::span<Outcome> outcomes) {
 void Table::clear() { impl_->keys.clear(); }
 std::int64_t Table::evict(std::int64_t max_rows) { return impl_->keys.evict(max_rows); }
 void Table::set_time(std::int64_t time) { impl_->keys.set_time(time); }
+
+SharedRows Table::shared_rows() const {
+  const std::shared_lock lock(impl_->rows_mutex);
+  return impl_->shared ? impl_->shared->values() : SharedRows{};
+}
 
 float Table::learning_rate() const { return impl_->learning_rate.load(); }
 

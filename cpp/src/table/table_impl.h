@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -28,6 +29,7 @@
 #include "recsdk/row_file.h"
 #include "recsdk/table.h"
 #include "rows/row_store.h"
+#include "table/shared_store.h"
 #include "util/fair_mutex.h"
 
 namespace recsdk {
@@ -60,6 +62,7 @@ struct Table::Impl final : RowMaker {
   Index keys;          // whose rows are here
   Index::Impl& index;  // its state
   internal::RowStore rows;
+  std::optional<internal::SharedStore> shared;  // if that is what keys without a row read
 
   mutable internal::FairMutex rows_mutex;
   std::uint64_t update_count = 0;
@@ -88,6 +91,8 @@ struct Table::Impl final : RowMaker {
   void initialize_custom(const NewRows& added);
   void initialize_state(const NewRows& added, std::int64_t begin, std::int64_t end);
   void populate_ahead(std::int64_t num_new) noexcept;
+  /// Shared rows as a new table has them; none if it has no such. May call a custom initializer.
+  std::optional<internal::SharedStore> make_shared() const;
   /// Copies rows that have left; index.mutex is held alone.
   void copy_left(internal::LeaverQueue& queue, std::uint64_t epoch) noexcept;
   void preserve_found(const internal::Found& found);
@@ -95,7 +100,9 @@ struct Table::Impl final : RowMaker {
   // By row number; rows_mutex is held (alone where not const).
   void gather(const internal::Found& found, float* values) const;
   void write(const internal::Found& found, const float* values, const float* state);
-  std::vector<std::uint32_t> rows_beyond(const Bags& mapped, const NormLimit& limit) const;
+  // Of the shared rows, or of keys' own.
+  std::vector<std::uint32_t> rows_beyond(const Bags& mapped, const NormLimit& limit,
+                                         bool are_shared) const;
   void pool(std::span<const PoolBlock> blocks) const;
   // index.mutex is held too. `outcomes` (N,) or null.
   void pool_keys(const KeyBags& bags, float* out, std::int64_t stride, Outcome* outcomes) const;

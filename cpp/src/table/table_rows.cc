@@ -9,11 +9,13 @@
 #include "bags/gradients.h"
 #include "kernels/optimizer_step.h"
 #include "recsdk/table.h"
+#include "table/default_reader.h"
 #include "table/table_impl.h"
 #include "util/thread_pool.h"
 
 namespace recsdk {
 
+using internal::DefaultReader;
 using internal::kUpdateGrain;
 using internal::PoolArgs;
 
@@ -23,12 +25,12 @@ constexpr std::int64_t kBagGrain = 256;   // bags a piece of a parallel pooling
 constexpr std::int64_t kKeyGrain = 4096;  // keys, about, that are found and pooled at a time
 
 PoolArgs pool_args(const internal::RowAddresses& addresses, const TableConfig& config,
-                   const Bags& bags) {
+                   const Bags& bags, const internal::DefaultReader& reader) {
   return {addresses,
           config.weight_dtype,
           config.dim,
-          config.default_value,
-          bags.rows.data(),
+          reader.defaults(),
+          reader.rows(),
           bags.outcomes.data(),
           bags.offsets.empty() ? nullptr : bags.offsets.data(),
           bags.weights.empty() ? nullptr : bags.weights.data(),
@@ -39,6 +41,39 @@ PoolArgs pool_args(const internal::RowAddresses& addresses, const TableConfig& c
           nullptr,
           0};
 }
+
+// Sorted gradients, in pieces that begin and end at borders of rows.
+class GradientPieces {
+ public:
+  GradientPieces(const internal::SortedGradients& gradients, const TableConfig& config,
+                 int max_threads)
+      : gradients_(gradients),
+        dim_(config.dim),
+        max_threads_(max_threads),
+        scratch_width_(internal::scratch_floats(config.dim, config.weight_dtype)),
+        scratch_((gradients.items.size() + kUpdateGrain - 1) / kUpdateGrain * scratch_width_) {}
+
+  /// Calls body(number of the piece, its gradients) for each, on all threads.
+  template <typename Body>
+  void for_each(const Body& body) {
+    internal::parallel_for(
+        gradients_.items.size(), kUpdateGrain, max_threads_,
+        [&](std::int64_t begin, std::int64_t end) {
+          const std::int64_t number = begin / kUpdateGrain;
+          body(number,
+               internal::GradientArgs{dim_, gradients_.items.data(), gradients_.row_border(begin),
+                                      gradients_.row_border(end), gradients_.sources.data(),
+                                      scratch_.data() + number * scratch_width_});
+        });
+  }
+
+ private:
+  const internal::SortedGradients& gradients_;
+  const std::int64_t dim_;
+  const int max_threads_;
+  const std::int64_t scratch_width_;
+  internal::Buffer<float> scratch_;
+};
 
 // Updates the rows of a piece, a few at a time, each few after they have been copied.
 void update_and_copy(internal::UpdateArgs& piece, const internal::SortedGradients& gradients,
@@ -68,6 +103,15 @@ void update_and_copy(internal::UpdateArgs& piece, const internal::SortedGradient
 void Table::Impl::check_bags(const Bags& bags) const {
   index.check_sizes(bags.rows.size(), bags.outcomes.size());
   internal::check_bags(bags, index.numbers.end(), [this] { return title(); });
+  if (!shared) return;
+  for (std::size_t i = 0; i < bags.rows.size(); ++i) {
+    const auto number = static_cast<std::uint64_t>(bags.rows[i]);
+    if (has_row(bags.outcomes[i]) || number < static_cast<std::uint64_t>(shared->size())) continue;
+    throw std::invalid_argument(title() + ": a key without a row has the number " +
+                                std::to_string(bags.rows[i]) + ", and it reads one of " +
+                                std::to_string(shared->size()) +
+                                " shared rows; pass what map returned for it");
+  }
 }
 
 void Table::Impl::check_output(std::int64_t num_bags, const float* out, std::int64_t stride) const {
@@ -104,7 +148,8 @@ void Table::Impl::check_update(std::span<const GradBlock> blocks) const {
 
 void Table::Impl::pool(std::span<const PoolBlock> blocks) const {
   for (const PoolBlock& block : blocks) {
-    PoolArgs whole = pool_args(rows.records(), config, block.bags);
+    const DefaultReader reader(*this, block.bags.rows, block.bags.outcomes);
+    PoolArgs whole = pool_args(rows.records(), config, block.bags, reader);
     whole.out = block.out;
     whole.stride = block.stride;
     internal::parallel_for(whole.bag_end, kBagGrain, index.max_threads(),
@@ -125,7 +170,8 @@ void Table::Impl::pool_keys(const KeyBags& bags, float* out, std::int64_t stride
   const auto num_keys = static_cast<std::int64_t>(bags.keys.size());
   const std::int64_t grain = std::max<std::int64_t>(kKeyGrain * num_bags / (num_keys + 1), 1);
   PoolArgs whole =
-      pool_args(rows.records(), config, {{}, {}, bags.offsets, bags.weights, bags.pooling});
+      pool_args(rows.records(), config, {{}, {}, bags.offsets, bags.weights, bags.pooling},
+                DefaultReader(*this, {}, {}));
   whole.out = out;
   whole.stride = stride;
   const auto border = [&](std::int64_t b) {
@@ -145,7 +191,10 @@ void Table::Impl::pool_keys(const KeyBags& bags, float* out, std::int64_t stride
         index.find_visible(bags.keys.subspan(static_cast<std::size_t>(piece.key_base),
                                              static_cast<std::size_t>(n)),
                            found.data(), kinds);
-        piece.rows = found.data();
+        const auto size = static_cast<std::size_t>(n);
+        const DefaultReader reader(*this, {found.data(), size}, {kinds, size});
+        piece.rows = reader.rows();
+        piece.defaults = reader.defaults();
         piece.outcomes = kinds;
         if (piece.weights != nullptr) piece.weights += piece.key_base;
         internal::kernels().pool(piece);
@@ -181,28 +230,26 @@ void Table::Impl::update(std::span<const GradBlock> blocks,
       internal::sort_gradients(blocks, index.numbers.end(), index.max_threads());
   const std::int64_t num_items = gradients.items.size();
   if (num_items > cut_memory.most_rows()) cut_memory.note_update(gradients.num_rows());
-  const std::int64_t scratch_width = internal::scratch_floats(config.dim, config.weight_dtype);
-  internal::Buffer<float> scratch((num_items + kUpdateGrain - 1) / kUpdateGrain * scratch_width);
-  const auto for_pieces = [&](const auto& body) {
-    internal::parallel_for(
-        num_items, kUpdateGrain, index.max_threads(), [&](std::int64_t begin, std::int64_t end) {
-          const std::int64_t number = begin / kUpdateGrain;
-          body(number, internal::GradientArgs{config.dim, gradients.items.data(),
-                                              gradients.row_border(begin),
-                                              gradients.row_border(end), gradients.sources.data(),
-                                              scratch.data() + number * scratch_width});
-        });
-  };
+  internal::SortedGradients of_shared;
+  if (shared) {
+    of_shared = internal::sort_gradients(blocks, shared->size(), index.max_threads(),
+                                         internal::GradientsOf::kSharedRows);
+  }
+  GradientPieces pieces(gradients, config, index.max_threads());
+  GradientPieces shared_pieces(of_shared, config, index.max_threads());
   if (config.on_nonfinite == NonFinite::kRaise) {
-    for_pieces([&](std::int64_t, const internal::GradientArgs& piece) {
+    const auto check = [&](std::int64_t, const internal::GradientArgs& piece) {
       const std::uint64_t bad = internal::kernels().count_nonfinite(piece);
       if (bad != 0) throw_nonfinite(title(), bad);
-    });
+    };
+    pieces.for_each(check);
+    shared_pieces.for_each(check);
   }
   const internal::CutState::UpdateCopies copies = plan_copies(blocks, gradients, lock);
   for (const GradBlock& block : blocks) {
     if (block.weights_grad == nullptr) continue;
-    const PoolArgs whole = pool_args(rows.records(), config, block.bags);
+    const DefaultReader reader(*this, block.bags.rows, block.bags.outcomes);
+    const PoolArgs whole = pool_args(rows.records(), config, block.bags, reader);
     internal::parallel_for(
         whole.bag_end, kBagGrain, index.max_threads(), [&](std::int64_t begin, std::int64_t end) {
           internal::WeightsGradArgs piece{whole, block.grad, block.stride, block.weights_grad};
@@ -215,9 +262,15 @@ void Table::Impl::update(std::span<const GradBlock> blocks,
   optimizer.learning_rate = learning_rate.load();
   const internal::OptimizerStep step = internal::make_optimizer_step(
       optimizer, layout, config.on_nonfinite, update_count + 1, log_decay);
-  const internal::RoundingStep rounding = internal::make_rounding_step(
-      config.rounding, config.seed, table_hash, update_count + 1, index.numbers.keys());
-  for_pieces([&](std::int64_t number, const internal::GradientArgs& summed) {
+  const auto rounding_of = [&](const internal::RowAddresses& keys_of_rows) {
+    return internal::make_rounding_step(config.rounding, config.seed, table_hash, update_count + 1,
+                                        keys_of_rows);
+  };
+  const auto finish = [&](internal::UpdateArgs& piece) {
+    if (piece.nonfinite != 0) num_nonfinite.fetch_add(piece.nonfinite, std::memory_order_relaxed);
+  };
+  const internal::RoundingStep rounding = rounding_of(index.numbers.keys());
+  pieces.for_each([&](std::int64_t number, const internal::GradientArgs& summed) {
     internal::UpdateArgs piece(summed, rows.records(), config.weight_dtype, rounding, step);
     if (index.tracker != nullptr) index.tracker->note_changed(piece.items, piece.begin, piece.end);
     if (copies.is_empty()) {
@@ -225,8 +278,17 @@ void Table::Impl::update(std::span<const GradBlock> blocks,
     } else {
       update_and_copy(piece, gradients, {copies, number, piece.end});
     }
-    if (piece.nonfinite != 0) num_nonfinite.fetch_add(piece.nonfinite, std::memory_order_relaxed);
+    finish(piece);
   });
+  if (shared) {
+    const internal::RoundingStep rounding_shared = rounding_of(shared->keys());
+    shared_pieces.for_each([&](std::int64_t, const internal::GradientArgs& summed) {
+      internal::UpdateArgs piece(summed, shared->records(), config.weight_dtype, rounding_shared,
+                                 step);
+      internal::kernels().update(piece);
+      finish(piece);
+    });
+  }
   ++update_count;
   log_decay = internal::next_log_decay(optimizer, log_decay);
 }

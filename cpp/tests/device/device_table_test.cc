@@ -293,7 +293,7 @@ TEST_P(DeviceTables, KeysWithoutARowReadTheDefaultAndTakeNoGradient) {
   const CurrentDevice current(*device);
   Copies copies(*device);
   TableConfig config = config_of(4);
-  config.default_value = 0.5F;
+  config.default_row.value = 0.5F;
   DeviceTable table(config, options(1));
   const Mapped<DeviceTable> mapped(table, {2, 1}, true);
   EXPECT_EQ(mapped.outcomes, (Outcomes{kInserted, kRefused}));

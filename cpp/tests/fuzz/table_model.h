@@ -173,7 +173,7 @@ class TableModel {
                          [](const auto& entry) { return entry.second.hidden_by == nullptr; });
   }
 
-  float default_value() const { return config_.default_value; }
+  float default_value() const { return config_.default_row.value; }
   std::size_t dim() const { return static_cast<std::size_t>(config_.dim); }
   std::size_t state_width() const { return has_state() ? dim() : 0; }
 

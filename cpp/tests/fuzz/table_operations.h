@@ -71,7 +71,7 @@ class TableReplay {
   TableConfig draw_config() {
     TableConfig config;
     config.dim = std::array{1, 3, 4, 17}[static_cast<std::size_t>(input_.below(4))];
-    config.default_value = 0.5F;
+    config.default_row.value = 0.5F;
     config.optimizer = input_.flag() ? OptimizerConfig::adagrad(0.5F) : OptimizerConfig::sgd(0.5F);
     constexpr std::array kLimits = {0, 1, 7, 60, 1000};
     const std::int64_t limit = input_.below(12);

@@ -53,7 +53,7 @@ struct Example {
     PoolArgs a{};
     a.addresses = rows.addresses();
     a.dim = dim;
-    a.default_value = kDefault;
+    a.defaults.value = kDefault;
     a.rows = numbers.data();
     a.outcomes = outcomes.data();
     a.offsets = offsets.data();
@@ -190,8 +190,15 @@ TEST_P(Gather, CopiesRowsAndDefaults) {
   for (const std::int64_t dim : kDims) {
     const Example example(dim, {40});
     std::vector<float> out(static_cast<std::size_t>(40 * dim), -77.0F);
-    kernels().gather({example.rows.addresses(), DType::kFloat32, dim, kDefault,
-                      example.numbers.data(), example.outcomes.data(), 5, 39, out.data()});
+    kernels().gather({example.rows.addresses(),
+                      DType::kFloat32,
+                      dim,
+                      {.value = kDefault},
+                      example.numbers.data(),
+                      example.outcomes.data(),
+                      5,
+                      39,
+                      out.data()});
     for (std::size_t i = 0; i < 40; ++i) {
       for (std::int64_t c = 0; c < dim; ++c) {
         const float want = i >= 5 && i < 39 ? example.value(i, c) : -77.0F;

@@ -188,6 +188,16 @@ inline Values admissions() {
           rule("any", {.rule = {twice, some, {.kind = Kind::kAny}}})};
 }
 
+inline Values defaults() {
+  const auto reads = [](const char* name, DefaultConfig config) {
+    return Value{name, [=](Combination& row) { row.table.default_row = config; }};
+  };
+  return {reads("zeros", {}), reads("constant", {DefaultKind::kConstant, -1.5F}),
+          reads("initial", {DefaultKind::kInitialRow}),
+          reads("shared", {DefaultKind::kSharedRows, 0.0F, 1}),
+          reads("shared_8", {DefaultKind::kSharedRows, 0.0F, 8})};
+}
+
 /// In the order in which they are to be set.
 inline const std::vector<Setting>& settings() {
   using Threads = std::optional<int>;
@@ -208,8 +218,7 @@ inline const std::vector<Setting>& settings() {
       {"admission", admissions()},
       {"on_full", assigned([](auto& r) -> auto& { return r.table.on_full; },
                            {OnFull::kRefuse, OnFull::kRaise})},
-      {"default_value",
-       assigned([](auto& r) -> auto& { return r.table.default_value; }, {0.0F, -1.5F})},
+      {"default_row", defaults()},
       {"on_nonfinite", assigned([](auto& r) -> auto& { return r.table.on_nonfinite; },
                                 {NonFinite::kApply, NonFinite::kRaise, NonFinite::kSkip})},
       {"weight_dtype", assigned([](auto& r) -> auto& { return r.table.weight_dtype; },
@@ -264,6 +273,7 @@ inline bool is_of_devices(const TableConfig& config) {
                         c.kind == OptimizerKind::kRowwiseAdagrad || c.kind == OptimizerKind::kAdam;
   return is_known && c.bias_correction == BiasCorrection::kTable && c.dampening == 0.0 &&
          !c.catch_up && !c.clip_value && !c.clip_norm && config.weight_dtype == DType::kFloat32 &&
+         config.default_row.kind == DefaultKind::kConstant &&
          config.on_nonfinite == NonFinite::kApply && !config.eviction_groups && !config.eviction &&
          !config.admission;
 }
@@ -282,11 +292,12 @@ inline std::vector<Choices> combinations(const std::function<bool(const TableCon
 
 inline auto fields_of(const TableConfig& config) {
   const auto& [dim, name, optimizer, initializer, seed, hash_seed, max_rows, eviction_groups,
-               owned_groups, on_full, default_value, on_nonfinite, weight_dtype, rounding,
+               owned_groups, on_full, default_row, on_nonfinite, weight_dtype, rounding,
                num_threads, eviction, admission] = config;
   return std::make_tuple(dim, name, seed, hash_seed, max_rows, eviction_groups, owned_groups,
-                         on_full, default_value, on_nonfinite, weight_dtype, rounding, num_threads,
-                         eviction.has_value(), admission.has_value());
+                         on_full, default_row.kind, default_row.value, default_row.num_rows,
+                         on_nonfinite, weight_dtype, rounding, num_threads, eviction.has_value(),
+                         admission.has_value());
 }
 
 inline auto fields_of(const OptimizerConfig& config) {

@@ -52,6 +52,7 @@ inline RowFileOptions tiny_blocks(Codec codec = Codec::kNone) {
 struct BesideRows {
   EvictionState eviction;
   std::vector<AdmitRecord> counts;
+  std::optional<SharedRows> shared;
 };
 
 /// Writes a cut of the whole table, which is finished as durable; gives what it has beside rows
@@ -66,7 +67,7 @@ inline Bytes save(Table& table, bool changes_only = false, std::uint8_t token = 
   write_rows(cut, sink, options);
   if (beside != nullptr)
     *beside = {cut.eviction().value_or(EvictionState{}),
-               cut.admission().value_or(std::vector<AdmitRecord>())};
+               cut.admission().value_or(std::vector<AdmitRecord>()), cut.shared_rows()};
   cut.finish(true);
   return sink.content;
 }

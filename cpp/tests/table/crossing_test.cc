@@ -61,6 +61,8 @@ void expect_same_rows(const Table& got, const Table& wanted, const char* what) {
   EXPECT_TRUE(by_key(visible_rows(got)) == by_key(visible_rows(wanted))) << what << ": rows differ";
   EXPECT_EQ(got.update_count(), wanted.update_count()) << what;
   EXPECT_EQ(got.log_decay(), wanted.log_decay()) << what;
+  EXPECT_TRUE(bits_equal(got.shared_rows().weights, wanted.shared_rows().weights)) << what;
+  EXPECT_TRUE(bits_equal(got.shared_rows().state, wanted.shared_rows().state)) << what;
 }
 
 void expect_same_stats(const Table& got, const Table& wanted) {
@@ -95,6 +97,10 @@ void run(const Combination& row) {
   Restore restore(restored);
   for (const Bytes& file : files) add(restore, file);
   if (row.table.admission) restore.add_records(beside.counts);
+  if (beside.shared) {
+    const SharedRows& rows = *beside.shared;
+    restore.add_shared(rows.keys, rows.weights.data(), rows.state.data());
+  }
   restore.commit(table.update_count(), table.log_decay(), beside.eviction);
   restored.check_invariants();
   expect_same_rows(restored, table, "restored");

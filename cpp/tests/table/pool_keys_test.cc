@@ -42,7 +42,7 @@ Table table_of(std::int64_t dim, DType dtype, int num_threads = 1) {
   config.dim = dim;
   config.weight_dtype = dtype;
   config.initializer = InitializerConfig::uniform(-1.0F, 1.0F);
-  config.default_value = 0.25F;
+  config.default_row.value = 0.25F;
   config.num_threads = num_threads;
   Table table(config);
   std::vector<Key> known;

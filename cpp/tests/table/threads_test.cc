@@ -174,7 +174,7 @@ TEST_F(ThreadsTest, MappingAheadChangesNoResult) {
 TEST_F(ThreadsTest, ReadersSeeWholeRows) {
   TableConfig constant = config(8);
   constant.initializer = InitializerConfig::constant(2.0F);
-  constant.default_value = -1.0F;
+  constant.default_row.value = -1.0F;
   Table table(constant);
   const Keys all = range(-10'000, 20'000);
   std::atomic<bool> is_done{false};

@@ -2,14 +2,16 @@
 
 Each feature's table may have a share of the rows that an unbounded table has in the end; tables of
 few ids, as of genders and hours, are left whole. "1 in 20" admits a new id by that chance at each
-occurrence. Beside them: the hashing trick, `nn.EmbeddingBag` whose rows the ids share by the
-remainder of a hash, in as many bytes as our tables take; and torchrec's managed collisions with as
-many rows as our tables. All have the same dense model, see the same batches, and train rows by
-Adagrad of one rate. The figure is the AUC on held-out examples, the mean over seeds.
+occurrence. "Shared" gives a part of a table's rows to ids without one, which share them: the
+hashing trick for those. Beside them: the hashing trick, `nn.EmbeddingBag` whose rows the ids share
+by the remainder of a hash, in as many bytes as our tables take; and torchrec's managed collisions
+with as many rows as our tables. All have the same dense model, see the same batches, and train rows
+by Adagrad of one rate. The figure is the AUC on held-out examples, the mean over seeds.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping
 from typing import Any
@@ -30,7 +32,7 @@ from benchmarks.models.training import (
     streams,
     trained,
 )
-from recsdk_core import Admit, Evict, Table, optim
+from recsdk_core import Admit, Default, Evict, Table, optim
 from recsdk_pipeline.data import ClickData
 from recsdk_pipeline.demo.model import ROW_WIDTH
 
@@ -41,7 +43,14 @@ RULES: dict[str, dict[str, Any]] = {
     "lru": {"eviction": Evict.lru()},
     "lfu": {"eviction": Evict.lfu()},
     "lfu 1 in 20": {"eviction": Evict.lfu(), "admission": Admit.probability(0.05)},
+    "first come, shared": {},
+    "lfu, shared": {"eviction": Evict.lfu()},
+    "lfu 1 in 20, shared": {"eviction": Evict.lfu(), "admission": Admit.probability(0.05)},
 }
+SHARED_PART = 0.5
+"""Of a table's memory, the most for rows that its ids without one share, where a rule says so."""
+BYTES_OF_A_SHARED_ROW = 2 * 4 * ROW_WIDTH
+"""With Adagrad's state, as a row of the hashing trick."""
 TRICK = "hashing trick"
 MANAGED = "torchrec managed collisions"
 STEPS_A_ROUND = 10
@@ -108,6 +117,19 @@ def bytes_of_a_row(limits: Mapping[str, Any]) -> float:
     return (stats.row_bytes + stats.index_bytes + stats.metadata_bytes) / stats.num_rows
 
 
+def room_of(rule: str, num_rows: int, num_ids: int) -> dict[str, Any]:
+    """How many rows of a table ids have for themselves, and how many the others share.
+
+    All of them take as much memory as `num_rows` rows of ids.
+    """
+    if not rule.endswith("shared") or num_rows >= num_ids:
+        return {"max_rows": num_rows}
+    scale = bytes_of_a_row(RULES[rule]) / BYTES_OF_A_SHARED_ROW
+    num_shared = min(max(int(SHARED_PART * scale * num_rows), 1), 65_536)
+    max_rows = num_rows - math.ceil(num_shared / scale)
+    return {"max_rows": max_rows, "default": Default.shared_rows(num_shared)}
+
+
 def auc_of(stream: Stream, data: ClickData, vectors: Vectors, seed: int) -> float:
     return auc(trained(stream, data, vectors, seed), stream, data)
 
@@ -118,15 +140,17 @@ def aucs(stream: Stream, shares: tuple[float, ...], seed: int) -> dict[tuple[flo
     whole = {name: hash_bag(name, rate, seed) for name in data.features}
     found = {(1.0, "unbounded"): auc_of(stream, data, Vectors(whole), seed)}
     sizes = {name: len(bag.table) for name, bag in whole.items()}
-    state_and_row = 2 * 4 * ROW_WIDTH
     for share in shares:
         rows = {
             name: size if size <= FEW_IDS else round(share * size) for name, size in sizes.items()
         }
         for rule, limits in RULES.items():
-            bags = {n: hash_bag(n, rate, seed, max_rows=rows[n], **limits) for n in rows}
+            bags = {
+                name: hash_bag(name, rate, seed, **room_of(rule, rows[name], sizes[name]), **limits)
+                for name in rows
+            }
             found[share, rule] = auc_of(stream, data, Vectors(bags), seed)
-        scale = max(bytes_of_a_row(limits) for limits in RULES.values()) / state_and_row
+        scale = max(bytes_of_a_row(limits) for limits in RULES.values()) / BYTES_OF_A_SHARED_ROW
         torch.manual_seed(seed)
         shared = {name: SharedRows(round(scale * size), rate) for name, size in rows.items()}
         found[share, TRICK] = auc_of(stream, data, Vectors(shared), seed)

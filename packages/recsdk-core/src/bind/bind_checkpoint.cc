@@ -44,10 +44,19 @@ nb::object records_of(const PyCut& cut) {
   return tuple_of_records(*records);
 }
 
+/// As Table.shared_rows; None: the table has none.
+nb::object shared_of(const PyCut& cut) {
+  const std::optional<SharedRows>& rows = cut->shared_rows();
+  return rows ? nb::object(tuple_of_shared(*rows, cut->layout())) : nb::none();
+}
+
 /// The engine's restore, one call at a time.
 class PyRestore {
  public:
-  explicit PyRestore(PyTable& table) : restore_(std::in_place, *table) {}
+  explicit PyRestore(PyTable& table)
+      : dim_(table->layout().dim),
+        state_width_(table->layout().state_width()),
+        restore_(std::in_place, *table) {}
   ~PyRestore() {
     const nb::gil_scoped_release without_gil;
     restore_.reset();
@@ -91,6 +100,18 @@ class PyRestore {
     restore_->add_records(records);
   }
 
+  /// Keys (n,), weights (n, D), state (n, S) or None
+  void add_shared(nb::handle keys_object, nb::handle weights_object, nb::handle state_object) {
+    const Keys keys(keys_object);
+    const auto n = static_cast<std::int64_t>(keys.size());
+    const Array weights = floats(weights_object, "weights", n, dim_);
+    Array state;
+    if (!state_object.is_none()) state = floats(state_object, "state", n, state_width_);
+    const nb::gil_scoped_release without_gil;
+    const std::lock_guard lock(mutex_);
+    restore_->add_shared(keys.span(), float_data(weights), static_cast<const float*>(state.data));
+  }
+
   void check(std::uint64_t update_count, double log_decay) {
     const nb::gil_scoped_release without_gil;
     const std::lock_guard lock(mutex_);
@@ -110,6 +131,8 @@ class PyRestore {
   }
 
  private:
+  const std::int64_t dim_;
+  const std::int64_t state_width_;
   std::mutex mutex_;
   std::optional<Restore> restore_;
 };
@@ -126,6 +149,7 @@ void bind_checkpoint(nb::module_& module) {
       .def_prop_ro("log_decay", [](const PyCut& cut) { return cut->log_decay(); })
       .def_prop_ro("eviction", [](const PyCut& cut) { return cut->eviction(); })
       .def_prop_ro("admission", &records_of)
+      .def_prop_ro("shared_rows", &shared_of)
       .def_prop_ro("copied_bytes", [](const PyCut& cut) { return cut->copied_bytes(); })
       .def_prop_ro("max_copied_bytes", [](const PyCut& cut) { return cut->max_copied_bytes(); })
       .def_prop_ro("is_finished", [](const PyCut& cut) { return cut->is_finished(); })
@@ -148,6 +172,8 @@ void bind_checkpoint(nb::module_& module) {
       .def("add_rows", &PyRestore::add_rows, nb::arg("block"))
       .def("add_records", &PyRestore::add_records, nb::arg("keys"), nb::arg("counts"),
            nb::arg("steps"), nb::arg("clicks").none())
+      .def("add_shared", &PyRestore::add_shared, nb::arg("keys").none(), nb::arg("weights").none(),
+           nb::arg("state").none())
       .def("check", &PyRestore::check, nb::arg("update_count"), nb::arg("log_decay") = 0.0)
       .def("commit", &PyRestore::commit, nb::arg("update_count"), nb::arg("log_decay") = 0.0,
            nb::arg("state") = EvictionState());

@@ -107,6 +107,17 @@ nb::tuple tuple_of_records(std::span<const AdmitRecord> records) {
                         std::move(clicks.object));
 }
 
+nb::tuple tuple_of_shared(const SharedRows& rows, const RowLayout& layout) {
+  const auto n = static_cast<std::int64_t>(rows.keys.size());
+  Result keys = make_rows(Framework::kNumpy, n);
+  Result weights = make_floats(Framework::kNumpy, n, layout.dim);
+  Result state = make_floats(Framework::kNumpy, n, layout.state_width());
+  std::copy(rows.keys.begin(), rows.keys.end(), static_cast<Key*>(keys.data));
+  std::copy(rows.weights.begin(), rows.weights.end(), static_cast<float*>(weights.data));
+  std::copy(rows.state.begin(), rows.state.end(), static_cast<float*>(state.data));
+  return nb::make_tuple(std::move(keys.object), std::move(weights.object), std::move(state.object));
+}
+
 nb::dict stats_of(const IndexStats& found) {
   nb::dict made;
   nb::list outcomes;
@@ -218,14 +229,14 @@ void make_index(PyIndex* place, std::string name, std::optional<std::uint64_t> h
                 const std::optional<std::pair<std::int64_t, std::int64_t>>& owned_groups,
                 OnFull on_full, nb::object make_rows_function, std::optional<int> num_threads,
                 const std::optional<EvictConfig>& eviction, std::optional<AdmitConfig> admission,
-                std::uint64_t seed) {
+                std::uint64_t seed, const DefaultConfig& default_row) {
   if (admission) admission->salt = admission_salt(seed, name);
   std::shared_ptr<PythonMaker> maker;
   if (!make_rows_function.is_none())
     maker = std::make_shared<PythonMaker>(std::move(make_rows_function));
   new (place)
       PyIndex({std::move(name), hash_seed, max_rows, eviction_groups, group_range(owned_groups),
-               on_full, num_threads, eviction, std::move(admission)},
+               on_full, num_threads, eviction, std::move(admission), default_row},
               std::move(maker));
 }
 
@@ -316,7 +327,7 @@ void bind_index(nb::module_& module) {
            nb::arg("max_rows").none(), nb::arg("eviction_groups").none(),
            nb::arg("owned_groups").none(), nb::arg("on_full"), nb::arg("make_rows").none(),
            nb::arg("num_threads").none(), nb::arg("eviction").none(), nb::arg("admission").none(),
-           nb::arg("seed"))
+           nb::arg("seed"), nb::arg("default_row"))
       .def(
           "lease",
           [](PyIndex& index, std::optional<std::int64_t> step) {

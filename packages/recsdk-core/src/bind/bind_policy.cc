@@ -4,6 +4,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
+#include "arguments/array.h"
 #include "bindings.h"
 
 namespace recsdk::bind {
@@ -38,6 +39,22 @@ void bind_policy(nb::module_& module) {
   nb::class_<AdmitConfig>(module, "AdmitConfig")
       .def(nb::init<std::vector<AdmitTerm>, std::optional<std::int64_t>>(), nb::arg("rule"),
            nb::arg("max_records").none());
+  nb::enum_<DefaultKind>(module, "DefaultKind")
+      .value("CONSTANT", DefaultKind::kConstant)
+      .value("INITIAL_ROW", DefaultKind::kInitialRow)
+      .value("SHARED_ROWS", DefaultKind::kSharedRows);
+  nb::class_<DefaultConfig>(module, "DefaultConfig")
+      .def(nb::init<DefaultKind, float, std::int64_t>(), nb::arg("kind"), nb::arg("value"),
+           nb::arg("num_rows"));
+  module.def(
+      "shared_row_keys",
+      [](std::int64_t num_rows) {
+        Result keys = make_rows(Framework::kNumpy, num_rows);
+        for (std::int64_t row = 0; row < num_rows; ++row)
+          static_cast<Key*>(keys.data)[row] = shared_row_key(row, num_rows);
+        return std::move(keys.object);
+      },
+      nb::arg("num_rows"));
   nb::class_<EvictionState>(module, "EvictionState")
       .def(nb::init<std::int64_t, std::optional<std::int64_t>, bool, std::optional<std::int64_t>>(),
            nb::arg("step") = 0, nb::arg("lease_step").none() = nb::none(),

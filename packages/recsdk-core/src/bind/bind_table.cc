@@ -244,6 +244,16 @@ nb::tuple export_rows(PyTable& table, RowNumber begin, std::int64_t capacity, bo
                         width > 0 ? nb::object(state.object[part]) : nb::none());
 }
 
+/// Keys (n,), weights (n, D), state (n, S): of rows that keys without one share.
+nb::tuple shared_rows(PyTable& table) {
+  SharedRows found;
+  {
+    const nb::gil_scoped_release without_gil;
+    found = table->shared_rows();
+  }
+  return tuple_of_shared(found, table->layout());
+}
+
 nb::dict stats(PyTable& table) {
   TableStats found;
   {
@@ -265,12 +275,12 @@ void make_table(PyTable* place, std::int64_t dim, std::string name,
                 std::uint64_t seed, std::optional<std::uint64_t> hash_seed,
                 std::optional<std::int64_t> max_rows, std::optional<std::int64_t> eviction_groups,
                 const std::optional<std::pair<std::int64_t, std::int64_t>>& owned_groups,
-                OnFull on_full, float default_value, NonFinite on_nonfinite, DType weight_dtype,
-                Rounding rounding, std::optional<int> num_threads,
+                OnFull on_full, const DefaultConfig& default_row, NonFinite on_nonfinite,
+                DType weight_dtype, Rounding rounding, std::optional<int> num_threads,
                 const std::optional<EvictConfig>& eviction,
                 const std::optional<AdmitConfig>& admission) {
   new (place) PyTable({dim, std::move(name), optimizer, initializer, seed, hash_seed, max_rows,
-                       eviction_groups, group_range(owned_groups), on_full, default_value,
+                       eviction_groups, group_range(owned_groups), on_full, default_row,
                        on_nonfinite, weight_dtype, rounding, num_threads, eviction, admission});
 }
 
@@ -282,7 +292,7 @@ void bind_table(nb::module_& module) {
       .def("__init__", &make_table, nb::arg("dim"), nb::arg("name"), nb::arg("optimizer"),
            nb::arg("initializer"), nb::arg("seed"), nb::arg("hash_seed").none(),
            nb::arg("max_rows").none(), nb::arg("eviction_groups").none(),
-           nb::arg("owned_groups").none(), nb::arg("on_full"), nb::arg("default_value"),
+           nb::arg("owned_groups").none(), nb::arg("on_full"), nb::arg("default_row"),
            nb::arg("on_nonfinite"), nb::arg("weight_dtype"), nb::arg("rounding"),
            nb::arg("num_threads").none(), nb::arg("eviction").none(), nb::arg("admission").none())
       .def("state_fields", [](PyTable& table) { return state_fields(table->layout()); })
@@ -395,6 +405,7 @@ void bind_table(nb::module_& module) {
           nb::arg("count"), without_gil)
       .def(
           "size", [](PyTable& table) { return table->size(); }, without_gil)
+      .def("shared_rows", &shared_rows)
       .def("stats", &stats)
       .def(
           "memory_bytes", [](PyTable& table) { return table->memory_bytes(); }, without_gil)

@@ -12,6 +12,7 @@
 #include "arguments/array.h"
 #include "arguments/handles.h"
 #include "recsdk/index.h"
+#include "recsdk/table.h"
 
 namespace recsdk::bind {
 
@@ -42,6 +43,8 @@ std::vector<AdmitRecord> joined_records(nb::handle keys, nb::handle counts, nb::
                                         nb::handle clicks);
 /// (keys, counts, steps, clicks), int64 (n,) each.
 nb::tuple tuple_of_records(std::span<const AdmitRecord> records);
+/// Keys (n,), weights (n, D), state (n, S) of rows that keys without one share.
+nb::tuple tuple_of_shared(const SharedRows& rows, const RowLayout& layout);
 /// Outcomes, or None.
 nb::object erase(Index& index, nb::handle keys, bool return_outcomes);
 /// Groups of keys from (begin, end).

@@ -14,7 +14,12 @@ from numpy.typing import NDArray
 from recsdk_core import _ext
 from recsdk_core._ext import IndexCut, Lease
 from recsdk_core._internal.checks import require_int
-from recsdk_core._internal.config import engine_admission, engine_eviction, engine_on_full
+from recsdk_core._internal.config import (
+    engine_admission,
+    engine_default,
+    engine_eviction,
+    engine_on_full,
+)
 from recsdk_core._internal.keyed import (
     UINT64,
     Array,
@@ -27,7 +32,7 @@ from recsdk_core._internal.keyed import (
 )
 from recsdk_core.admission import RECORDS, Admit, record_names
 from recsdk_core.eviction import Evict, EvictionClock
-from recsdk_core.outcome import Outcome
+from recsdk_core.outcome import Default, Outcome
 from recsdk_core.records import IndexStats
 
 __all__ = ["Index", "IndexCut", "MakeRows"]
@@ -68,6 +73,7 @@ class Index(Keyed):
         on_full: OnFull = "refuse",
         eviction: Evict | None = None,
         admission: Admit | None = None,
+        default: Default = Default(),
         seed: int = 0,
         make_rows: MakeRows | None = None,
         num_threads: int | None = None,
@@ -80,7 +86,9 @@ class Index(Keyed):
         `owned_groups` say how `max_rows` divides over groups of keys, see Table. With `eviction`,
         which needs `max_rows`, others leave for keys that come, see `Evict`. With `admission` only
         some new keys get a row, see `Admit`; what it draws follows from `seed`, 0 to 2**64 - 1, and
-        `name`, as in a Table that has the same. Row numbers may lie beyond `max_rows` while leases
+        `name`, as in a Table that has the same. `default` says what `map` gives in place of the row
+        number of a key without a row: with `Default.shared_rows` which of these it reads, with
+        `Default.initial_row` the key itself. Row numbers may lie beyond `max_rows` while leases
         keep back rows of keys that left, and with eviction by the new keys of a call.
 
         Each call that inserts keys calls `make_rows` with them and their row numbers, in the order
@@ -116,8 +124,9 @@ class Index(Keyed):
             engine_eviction(eviction, max_rows),
             engine_admission(admission),
             seed,
+            engine_default(default),
         )
-        self._admission = admission
+        self._admission, self._default = admission, default
         self._name, self._max_rows, self._on_full = name, max_rows, on_full
         self._eviction_groups, self._owned_groups = eviction_groups, owned_groups
         self._eviction, self._time, self._evicted_by_request = eviction, None, 0
@@ -131,6 +140,11 @@ class Index(Keyed):
     def admission(self) -> Admit | None:
         """Which new keys get a row; None: all."""
         return self._admission
+
+    @property
+    def default(self) -> Default:
+        """What a key without a row reads."""
+        return self._default
 
     @property
     def end_row(self) -> int:

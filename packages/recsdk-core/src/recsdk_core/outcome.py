@@ -6,11 +6,13 @@ import enum
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from recsdk_core._internal.checks import require_finite, require_one_of
+from recsdk_core._internal.checks import require_finite, require_int, require_one_of
 
 __all__ = ["Default", "Outcome"]
 
-DefaultKind: TypeAlias = Literal["constant"]
+DefaultKind: TypeAlias = Literal["constant", "initial_row", "shared_rows"]
+
+_MOST_SHARED = 65_536
 
 
 class Outcome(enum.IntEnum):
@@ -42,18 +44,32 @@ class Default:
     """What a key without a row reads; `Table(default=...)` takes it.
 
     Such keys are those that are refused or not admitted, and in lookups and evaluation those that
-    were never seen. Their outcomes say so whatever they read. Make one with `Default.zeros` or
-    `Default.constant`.
+    were never seen. Their outcomes say so whatever they read. Make one with `Default.zeros`,
+    `Default.constant`, `Default.initial_row` or `Default.shared_rows`.
     """
 
     kind: DefaultKind = "constant"
     """Where what they read comes from."""
     value: float = 0.0
     """Of "constant": what every column reads."""
+    n: int | None = None
+    """Of "shared_rows": how many rows, 1 to 65,536."""
 
     def __post_init__(self) -> None:
-        require_one_of("Default", ("constant",), kind=self.kind)
+        kinds = ("constant", "initial_row", "shared_rows")
+        require_one_of("Default", kinds, kind=self.kind)
         require_finite("Default", value=self.value)
+        if self.value != 0 and self.kind != "constant":
+            raise ValueError(f"Default: kind={self.kind!r} takes no value, got {self.value}")
+        if (self.n is not None) != (self.kind == "shared_rows"):
+            raise ValueError(
+                f"Default: n is for kind='shared_rows', which needs it; got kind={self.kind!r} and "
+                f"n={self.n}"
+            )
+        if self.n is not None:
+            require_int("Default", 1, n=self.n)
+            if self.n > _MOST_SHARED:
+                raise ValueError(f"Default: n must be at most {_MOST_SHARED}, got {self.n}")
 
     @staticmethod
     def zeros() -> Default:
@@ -70,3 +86,39 @@ class Default:
         array([[0.5, 0.5]], dtype=float32)
         """
         return Default(value=value)
+
+    @staticmethod
+    def initial_row() -> Default:
+        """Each reads the row that it would begin with, which is not kept; nor is a gradient.
+
+        What it reads follows from seed, table and key, as a row's first values do. Cost: making
+        that row at each read; an `init.Custom` is called by readers, and must not call the table.
+        """
+        return Default(kind="initial_row")
+
+    @staticmethod
+    def shared_rows(n: int = 1) -> Default:
+        """They share `n` rows, which learn from all that read them.
+
+        A key's row is a range of its virtual shards, so which one it reads depends on the key
+        alone; with n > 1 they are the hashing trick for keys without a row. Shared rows have the
+        table's optimizer, and their summed gradient updates them once a backward. They are no
+        keys: they never leave, and neither `len` nor `max_rows` counts them. `shared_rows()` of a
+        table gives them. They are saved and loaded with the table. Where its rows are cut over
+        ranks, a rank has whole ranges of shared rows, so n must be a power of two there, and at
+        least the number of ranks.
+
+        >>> import numpy as np
+        >>> from recsdk_core import Default, Table, init, optim
+        >>> table = Table(
+        ...     dim=2,
+        ...     max_rows=0,
+        ...     default=Default.shared_rows(),
+        ...     optimizer=optim.SGD(lr=1.0),
+        ...     initializer=init.Constant(value=0.0),
+        ... )
+        >>> table.apply_gradients(np.array([7, 8]), np.ones((2, 2), dtype=np.float32))
+        >>> table.lookup(np.array([9]))
+        array([[-2., -2.]], dtype=float32)
+        """
+        return Default(kind="shared_rows", n=n)

@@ -288,11 +288,11 @@ class Table(Keyed, SavesAndLoads):
     ) -> tuple[Array, Array]:
         """Finds the rows of keys (N,), and with `insert` gives a row to each unseen key.
 
-        Returns (rows int64 (N,), outcomes uint8 (N,)); a key without a row has an unspecified row
-        number. Of a new key that occurs several times the first is INSERTED, the rest FOUND. Row
-        numbers are given in input order. Which keys are REFUSED depends on the keys of the call,
-        not on their order: in a group of keys that has too little room, those that are lowest by a
-        fixed hash. Empty input is fine.
+        Returns (rows int64 (N,), outcomes uint8 (N,)). In place of the row number of a key without
+        a row stands what `pool_tables` and `update_tables` need of it. Of a new key that occurs
+        several times the first is INSERTED, the rest FOUND. Row numbers are given in input order.
+        Which keys are REFUSED depends on the keys of the call, not on their order: in a group of
+        keys that has too little room, those that are lowest by a fixed hash. Empty input is fine.
 
         With eviction others leave instead, see `Evict`; they, and their rows, stay what they are to
         readers and earlier leases until the call's lease is released, if it carries a step. `times`
@@ -439,8 +439,9 @@ class Table(Keyed, SavesAndLoads):
         """One optimizer update with gradients (N, D) of keys (N,).
 
         Gradients of equal keys are added in order. A key without a row is MISSING and is not
-        inserted. An empty call also advances the update count. With `return_outcomes` returns
-        outcomes uint8 (N,), else None. Raises NonFiniteError under `on_nonfinite="raise"`.
+        inserted; shared rows are trained by theirs. An empty call also advances the update count.
+        With `return_outcomes` returns outcomes uint8 (N,), else None. Raises NonFiniteError under
+        `on_nonfinite="raise"`.
         """
         return self._engine.apply_gradients(keys, grads, return_outcomes)
 
@@ -580,6 +581,21 @@ class Table(Keyed, SavesAndLoads):
             f"optimizer={self._optimizer})"
         )
 
+    def shared_rows(self) -> ExportBatch:
+        """The rows that keys without one share, as they are now; none unless `default` says so.
+
+        `keys` (n,) are those that stand for them where they are saved, each one of the keys that
+        read its row; weights (n, D) and state as those of `export`.
+
+        >>> from recsdk_core import Default, Table
+        >>> Table(dim=8, default=Default.shared_rows(4)).shared_rows().weights.shape
+        (4, 8)
+        """
+        keys, weights, packed = self._engine.shared_rows()
+        fields = self.state_fields
+        state = unpack_state(packed, fields) if fields else {}
+        return ExportBatch(keys=keys, weights=weights, state=state)
+
     def _config(self) -> dict[str, Any]:
         """The arguments that make an equal table, without `hash_seed`."""
         return {
@@ -649,10 +665,10 @@ class Table(Keyed, SavesAndLoads):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles configuration, visible rows, their optimizer state and the update count.
 
-        With eviction or admission also what they keep of keys, and their clock; BusyError while a
-        save is open.
+        With eviction or admission also what they keep of keys, and their clock, and the rows that
+        keys without one share; BusyError with any of these while a save is open.
         """
-        if self._has_clock:
+        if self._has_more:
             return _restore_image, (self._config(), self._image())
         counts = (self.update_count, self.log_decay)
         return _restore, (self._config(), list(self.export()), *counts)
@@ -661,6 +677,11 @@ class Table(Keyed, SavesAndLoads):
     def _has_clock(self) -> bool:
         return self._eviction is not None or self._admission is not None
 
+    @property
+    def _has_more(self) -> bool:
+        """Whether it holds more than rows of keys and counts of updates."""
+        return self._has_clock or self._default.kind == "shared_rows"
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Table:
         """What pickling and unpickling would give."""
         return self._filled_copy({})
@@ -668,34 +689,34 @@ class Table(Keyed, SavesAndLoads):
     def _filled_copy(self, changes: dict[str, Any], *, drop_state: bool = False) -> Table:
         """A table with its rows and other arguments; without state as after set_optimizer."""
         config = {**self._config(), **changes}
-        if self._has_clock:
+        if self._has_more:
             return _restore_image(config, self._image(), drop_state=drop_state)
         batches = self.export(state=not drop_state)
         log_decay = 0.0 if drop_state else self.log_decay
         return _restore(config, batches, self.update_count, log_decay)
 
     def _image(self) -> _Image:
-        """All visible rows and counts, with what eviction keeps of them, as one row file."""
+        """All visible rows and counts, with what rules keep of them, as one row file."""
         pieces: list[bytes] = []
         cut = self._engine.cut(False, None)
         try:
             _ext.write_rows(cut, lambda piece: pieces.append(bytes(piece)), token=bytes(16))
         finally:
             cut.finish(False)
-        state = cut.eviction
-        assert state is not None
+        state = cut.eviction or _ext.EvictionState()
         return _Image(
             rows=b"".join(pieces),
             update_count=cut.update_count,
             log_decay=cut.log_decay,
             eviction=(state.step, None, state.is_begun, state.time),
             records=cut.admission,
+            shared=cut.shared_rows,
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Image:
-    """What a table with eviction or admission holds."""
+    """What a table holds that has more than rows of keys."""
 
     rows: bytes
     update_count: int
@@ -703,6 +724,8 @@ class _Image:
     eviction: tuple[int, None, bool, int | None]
     records: tuple[NDArray[np.int64], ...] | None
     """Keys without a row, how often they were seen, in which step last, and clicks: (n,) each."""
+    shared: tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]] | None
+    """Rows that keys without one share: keys (n,), weights (n, D), packed state (n, width)."""
 
 
 def _restore_image(config: dict[str, Any], image: _Image, *, drop_state: bool = False) -> Table:
@@ -716,6 +739,9 @@ def _restore_image(config: dict[str, Any], image: _Image, *, drop_state: bool = 
     restore.add_file(rows, drop_state=drop_state)
     if image.records is not None:
         restore.add_records(*image.records)
+    if image.shared is not None:
+        keys, weights, packed = image.shared
+        restore.add_shared(keys, weights, None if drop_state else packed)
     state = _ext.EvictionState(*image.eviction)
     restore.commit(image.update_count, 0.0 if drop_state else image.log_decay, state)
     table._time = state.time

@@ -7,6 +7,7 @@ number of times that it was trained.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import eviction_on_ranks
@@ -16,6 +17,7 @@ from eviction_on_ranks import (
     ADMISSION,
     GROUPS,
     MAX_ROWS,
+    ROW_WISE,
     RULES,
     WIDTH,
     Case,
@@ -26,26 +28,46 @@ from eviction_on_ranks import (
     run,
     time_of,
 )
+from plans import Spec
 from rank_pool import RankPool
 
-from recsdk_core import Default, Outcome
+from recsdk_core import Default, Outcome, init
 from recsdk_core.testing import ReferenceTable
+from recsdk_core.testing._room import key_hash
 from recsdk_sharding import HashEmbeddingBagConfig
 
 STEPS = 14
-DEFAULT: dict[str, Default] = {
-    "user": Default.constant(0.5),
-    "item": Default.zeros(),
-    "ad": Default.constant(-2.0),
-    "full": Default.constant(3.0),
+FIRST = 2.0
+"""What rows begin with."""
+DEFAULTS: dict[str, dict[str, Default]] = {
+    "constant": {
+        "user": Default.constant(0.5),
+        "item": Default.zeros(),
+        "ad": Default.constant(-2.0),
+        "full": Default.constant(3.0),
+    },
+    "shared": {
+        "user": Default.shared_rows(4),
+        "item": Default.shared_rows(64),
+        "ad": Default.shared_rows(16),
+        "full": Default.shared_rows(4),
+    },
+    "mixed": {
+        "user": Default.initial_row(),
+        "item": Default.shared_rows(8),
+        "ad": Default.constant(1.0),
+        "full": Default.initial_row(),
+    },
 }
-"""Of each table."""
+"""Of each table, by name."""
+COLUMNS: dict[str, Spec] = dict.fromkeys(RULES, ("column_wise", [(1, 0), (WIDTH - 1, 1)]))
 
 
 class _Expected:
     """What keys read, and what becomes of them, step by step."""
 
-    def __init__(self) -> None:
+    def __init__(self, default: dict[str, Default]) -> None:
+        self.default = default
         self.outcomes: list[Outcomes] = [{} for _ in range(STEPS)]
         self.reads: list[Reads] = [{} for _ in range(STEPS)]
         for position, name in enumerate(RULES):
@@ -56,6 +78,8 @@ class _Expected:
         limits: dict[str, Any] = {"max_rows": MAX_ROWS, "eviction_groups": GROUPS[name]}
         table = ReferenceTable(WIDTH, name=name, admission=ADMISSION[name], eviction=rule, **limits)
         counts: dict[int, int] = {}
+        reads = self.default[name]
+        shared = [FIRST] * (reads.n or 0)
         for step, lists in enumerate(batches(0, STEPS)):
             keys = np.array([key for bag in lists[position] for key in bag])
             times = time_of(step) if rule is not None and rule.by == "time" else None
@@ -70,26 +94,38 @@ class _Expected:
                     counts[key] = 0
                 kept = 0 if had_row[key] else outcome
                 self.outcomes[step].setdefault(name, {})[key] = kept
-            value = DEFAULT[name].value
+            which = dict.fromkeys(keys.tolist(), 0)
+            if reads.n is not None:
+                which = {key: (key_hash(key) & 0xFFFF) * reads.n >> 16 for key in which}
             self.reads[step][name] = {
-                key: -float(counts[key]) if found else value for key, found in had_row.items()
+                key: FIRST - counts[key]
+                if found
+                else shared[which[key]]
+                if shared
+                else FIRST
+                if reads.kind == "initial_row"
+                else reads.value
+                for key, found in had_row.items()
             }
             for key in keys.tolist():
                 if had_row[key]:
                     counts[key] += 1
+                elif shared:
+                    shared[which[key]] -= 1.0
 
 
-@pytest.fixture(scope="module")
-def expected() -> _Expected:
-    return _Expected()
+@pytest.fixture(scope="module", params=DEFAULTS)
+def expected(request: Any) -> _Expected:
+    return _Expected(DEFAULTS[request.param])
 
 
 def with_defaults(found: list[Case], expected: _Expected, **changes: Any) -> list[Case]:
     given: dict[str, Any] = {
         "admission": ADMISSION,
-        "default": DEFAULT,
+        "default": expected.default,
         "outcomes": expected.outcomes,
         "reads": expected.reads,
+        "state": {"initializer": init.Constant(value=FIRST)},
         **changes,
     }
     return [replace(case, **given) for case in found if case.accumulate == 1]
@@ -109,10 +145,27 @@ def test_every_sharding_type_reads_the_defaults(
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_devices_read_the_defaults(npus: RankPool, expected: _Expected, world_size: int) -> None:
+@pytest.mark.parametrize("kind", ["constant", "shared"])
+def test_devices_read_the_defaults(npus: RankPool, kind: str, world_size: int) -> None:
     tried = [case for case in cases(world_size) if case.local_size is None]
-    tried = with_defaults(tried, expected, device="npu")
+    tried = with_defaults(tried, _Expected(DEFAULTS[kind]), device="npu")
     npus.run(world_size, eviction_on_ranks.run_all, tried, 0, STEPS)
+
+
+@pytest.mark.parametrize("devices", [("cpu", "cpu", "cpu", "cpu"), ("npu", "cpu", "npu", "npu")])
+def test_saved_and_resumed_at_another_number_of_ranks(
+    ranks: RankPool, npus: RankPool, tmp_path: Path, devices: tuple[str, ...]
+) -> None:
+    ways = [(1, ROW_WISE), (3, ROW_WISE), (2, COLUMNS), (4 if devices[3] == "cpu" else 1, ROW_WISE)]
+    ends = [0, 4, 7, 10, STEPS]
+    at: str | None = None
+    expected = _Expected(DEFAULTS["shared"])
+    for number, ((world_size, plan), device) in enumerate(zip(ways, devices, strict=True)):
+        to = str(tmp_path / str(number))
+        [case] = with_defaults([Case(plan, depth=2, device=device)], expected)
+        pool = npus if device == "npu" else ranks
+        pool.run(world_size, run, case, ends[number], ends[number + 1], at, to)
+        at = to
 
 
 @pytest.mark.parametrize("default", [0.5, None, "zeros"])

@@ -170,11 +170,12 @@ def engine_admission(admission: Admit | None) -> _ext.AdmitConfig | None:
     return _ext.AdmitConfig(terms, admission.max_records)
 
 
-def engine_default(default: Default) -> float:
+def engine_default(default: Default) -> _ext.DefaultConfig:
     """The engine's form of what keys without a row read; TypeError for anything else."""
     if not isinstance(default, Default):
         raise TypeError(f"default must be a Default, as Default.constant(0.5), got {default!r}")
-    return float(default.value)
+    kind = _ext.DefaultKind[default.kind.upper()]
+    return _ext.DefaultConfig(kind, float(default.value), default.n or 1)
 
 
 def engine_on_full(on_full: str) -> _ext.OnFull:

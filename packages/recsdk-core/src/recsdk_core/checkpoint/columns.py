@@ -1,13 +1,14 @@
-"""Names, in a checkpoint, of tables that are cut by columns.
+"""Names, in a checkpoint, of tables that are parts of others.
 
-Optimizers may keep state for a column range as a whole, so each range is a table of its own.
+Optimizers may keep state for a column range as a whole, so each range is a table of its own. So are
+the rows that keys without one share.
 """
 
 from __future__ import annotations
 
 import re
 
-__all__ = ["base_of", "columns_of", "name_of"]
+__all__ = ["base_of", "columns_of", "name_of", "shared_name"]
 
 _PART = re.compile(r"(?s:(?P<base>.+))\.columns_(?P<first>[0-9]{1,7})_(?P<last>[0-9]{1,7})")
 
@@ -15,6 +16,11 @@ _PART = re.compile(r"(?s:(?P<base>.+))\.columns_(?P<first>[0-9]{1,7})_(?P<last>[
 def name_of(base: str, columns: tuple[int, int]) -> str:
     """The name of a table's column range, from the first column up to the second."""
     return f"{base}.columns_{columns[0]}_{columns[1]}"
+
+
+def shared_name(name: str) -> str:
+    """The name of the rows that keys without one share, of a table or of one of its ranges."""
+    return f"{name}.shared"
 
 
 def base_of(name: str) -> str:

@@ -289,6 +289,9 @@ class TableEntry:
     """Who leaves; None: nobody."""
     admission: AdmissionEntry | None = None
     """Which new keys get a row; None: all."""
+    default: Described | None = None
+    """The `Default` of a table whose keys without a row read no constant. If they share rows, these
+    are a table of the checkpoint of their own, see `columns.shared_name`; None: `default_value`."""
     fields: tuple[Field, ...]
     """What a row consists of, in the order of the file."""
     sharding: Sharding
@@ -315,7 +318,8 @@ class TableEntry:
     def identity(self) -> tuple[Any, ...]:
         """What must be equal along a chain: all that training and resharding do not change."""
         kind = None if self.optimizer is None else self.optimizer.kind
-        return self.name, self.seed, self.initializer, self.default_value, kind, self.fields
+        reads = self.default_value, self.default
+        return self.name, self.seed, self.initializer, reads, kind, self.fields
 
     @staticmethod
     def _read(fields: Fields) -> TableEntry:
@@ -334,6 +338,7 @@ class TableEntry:
             admission=(
                 AdmissionEntry._read(fields.child("admission")) if fields.has("admission") else None
             ),
+            default=Described._read(fields.child("default")) if fields.has("default") else None,
             fields=tuple(Field._read(item) for item in fields.children("fields", 1, 32)),
             sharding=Sharding._read(fields.child("sharding")),
             files=tuple(RowsEntry._read(item) for item in fields.children("files", 1, MAX_RANKS)),
@@ -414,7 +419,7 @@ class Manifest:
         """The file's bytes: canonical JSON with its own SHA-256; CheckpointError if too large."""
         value = asdict(self)
         for table in value["tables"]:
-            for rule in ("eviction", "admission"):
+            for rule in ("eviction", "admission", "default"):
                 if table[rule] is None:
                     del table[rule]
         advice = "save fewer tables, or cut them into fewer shards"

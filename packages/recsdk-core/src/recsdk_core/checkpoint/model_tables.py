@@ -12,8 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from recsdk_core import _ext
+from recsdk_core._internal.packed_state import unpack_state
 from recsdk_core.admission import Admit
-from recsdk_core.checkpoint.columns import base_of
+from recsdk_core.checkpoint.columns import base_of, shared_name
 from recsdk_core.checkpoint.manifest import (
     METADATA,
     EvictionEntry,
@@ -31,8 +32,8 @@ from recsdk_core.checkpoint.reading import (
     position_of,
 )
 from recsdk_core.checkpoint.records import Records, admission_entry
-from recsdk_core.checkpoint.replacing import NewRows, stage_rows
-from recsdk_core.checkpoint.restoring import check_table, stage
+from recsdk_core.checkpoint.replacing import NewRows, add_shared, stage_rows
+from recsdk_core.checkpoint.restoring import check_table, default_entry, read_shared, stage
 from recsdk_core.checkpoint.saving import (
     Codec,
     SaveOptions,
@@ -86,6 +87,8 @@ class ShardCut(Protocol):
     admission: tuple[NDArray[np.int64], ...] | None
     """Keys without a row, how often they were seen, and the step that saw each last, int64 (m,)
     each, if the table has admission."""
+    shared_rows: tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]] | None
+    """The rows that keys without one share: keys (n,), weights (n, D), packed state; None: none."""
 
     @property
     def num_rows(self) -> int:
@@ -153,6 +156,8 @@ class Cuts:
                 cut = _cut(shard, is_delta, max_copy_bytes)
                 self.cuts.append(cut)
                 self.files.append(_shard_file(shard, cut, is_delta, one_thread))
+                if cut.shared_rows is not None:
+                    self.files.append(_shared_file(shard, cut, is_delta))
             undo.pop_all()
 
     @property
@@ -236,6 +241,46 @@ def _shard_file(
         num_shards=shard.owner.world_size,
         position=shard.table._position if is_delta else None,
         records=None if admission is None else partial(_records_of, admission, cut),
+    )
+
+
+def _shared_file(shard: Shard, cut: _ext.Cut | ShardCut, is_delta: bool) -> ShardFile:
+    """The rows that keys without one share, all that the shard has; a delta has them all, too."""
+    table, own = shard.table, cut.shared_rows
+    assert own is not None
+    is_owned = shard.owner.owns(own[0])
+    keys, weights, packed = own[0][is_owned], own[1][is_owned], own[2][is_owned]
+    state = unpack_state(packed, table.state_fields) if table.state_fields else {}
+    fields = fields_of(table.dim, table.state_fields)
+
+    def write(
+        target: Target, token: bytes, codec: Codec, progress: Progress | None
+    ) -> _ext.RowFileSummary:
+        return _ext.write_row_file(
+            target.write,
+            kind="delta" if is_delta else "snapshot",
+            dim=table.dim,
+            fields=[(each.name, each.dtype, each.width) for each in fields],
+            blocks=[_ext.RowBlock.rows(keys, {"weight": weights, **state})] if len(keys) else [],
+            token=token,
+            codec=codec,
+            name=target.name,
+        )
+
+    entry = entry_of(shard, cut, shard.owner.sharding)
+    return ShardFile(
+        entry=replace(
+            entry,
+            name=shared_name(entry.name),
+            fields=fields,
+            default=None,
+            eviction=None,
+            admission=None,
+        ),
+        write=write,
+        index=shard.owner.rank,
+        num_shards=shard.owner.world_size,
+        position=table._position if is_delta else None,
     )
 
 
@@ -332,7 +377,9 @@ def _check_all(
         if _is_there(shard, last, loading):
             _check(shard, last, loading)
     wanted = {base_of(loading.names.get(name, name)) for name in names}
-    found = {base_of(entry.name) for entry in last.manifest.tables}
+    tables = last.manifest.tables
+    shared = {shared_name(entry.name) for entry in tables if entry.default is not None}
+    found = {base_of(entry.name) for entry in tables if entry.name not in shared}
     if found - wanted and not loading.may_lack:
         raise CheckpointError(
             f"{last.location}: has tables {sorted(found - wanted)} that are not in the module, "
@@ -427,6 +474,8 @@ def _stage(shard: Shard, chain: Sequence[Checkpoint], loading: Loading) -> _Stag
             progress=loading.progress,
         )
         owner = shard.owner
+        if entry.default is not None and entry.default == default_entry(table):
+            _stage_shared(restore, shard, chain, entry, drop_state)
         found = _Found(entry.name, owner.rank, owner.world_size, num_in_snapshot)
         # A delta would not chain if the load allowed another identity or other state.
         is_same = entry.identity == entry_of(shard, None, entry.sharding).identity
@@ -462,6 +511,22 @@ def _stage(shard: Shard, chain: Sequence[Checkpoint], loading: Loading) -> _Stag
     )
 
 
+def _stage_shared(
+    restore: _ext.Restore,
+    shard: Shard,
+    chain: Sequence[Checkpoint],
+    entry: TableEntry,
+    drop_state: bool,
+) -> None:
+    if shard.table.default.kind != "shared_rows":
+        return
+    rows = read_shared(chain, entry.name, shard.owner, drop_state=drop_state)
+    try:
+        add_shared(restore, shard.table, rows)
+    except ValueError as error:
+        raise CheckpointError(f"{chain[-1].location}: {error}") from None
+
+
 def _clock(table: Table, entry: TableEntry, drop_metadata: bool) -> _ext.EvictionState:
     """Where the clock of a table stands once its rows are loaded."""
     eviction = None if drop_metadata or table.eviction is None else entry.eviction
@@ -492,6 +557,7 @@ def entry_of(shard: Shard, cut: _ext.Cut | ShardCut | None, sharding: Sharding) 
         log_decay=table.log_decay if cut is None else cut.log_decay,
         eviction=_eviction_entry(table, cut),
         admission=admission_entry(table, cut),
+        default=default_entry(table),
         fields=row_fields(table),
         sharding=sharding,
         files=(),

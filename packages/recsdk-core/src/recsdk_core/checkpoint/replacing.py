@@ -22,15 +22,18 @@ from recsdk_core.errors import CapacityError
 from recsdk_core.eviction import EvictionClock
 
 if TYPE_CHECKING:
+    from recsdk_core.records import ExportBatch
     from recsdk_core.table import Table
 
 __all__ = [
     "NewRows",
+    "add_shared",
     "as_stored",
     "give_state",
     "metadata_of",
     "replace_rows",
     "rows_with_metadata",
+    "shared_of",
     "stage_rows",
 ]
 
@@ -60,6 +63,9 @@ class NewRows:
     records: Records | None = None
     """What admission knows of keys without a row; none: nothing. A table without admission takes
     none."""
+    shared: NewRows | None = None
+    """The rows that keys without one share, under the keys that stand for them, weights and state
+    only. Those left out are as in a new table."""
 
 
 def replace_rows(changes: Sequence[tuple[Table, NewRows]]) -> None:
@@ -97,7 +103,30 @@ def stage_rows(table: Table, rows: NewRows) -> _ext.Restore:
     if rows.records is not None:
         kept = rows.records
         restore.add_records(kept.keys, kept.counts, kept.steps, kept.clicks)
+    if rows.shared is not None:
+        add_shared(restore, table, rows.shared)
     return restore
+
+
+def add_shared(restore: _ext.Restore, table: Table, rows: NewRows) -> None:
+    """Stages rows that keys without one share; without state: with a fresh one.
+
+    Raises ValueError for rows that the table does not have.
+    """
+    packed = None
+    if rows.state and table.state_fields:
+        parts = [rows.state[name] for name, _ in table.state_fields]
+        packed = np.ascontiguousarray(np.concatenate(parts, axis=1), np.float32)
+    restore.add_shared(
+        np.ascontiguousarray(rows.keys), np.ascontiguousarray(rows.weights, np.float32), packed
+    )
+
+
+def shared_of(rows: ExportBatch) -> NewRows | None:
+    """What `shared_rows` of a table gave; None if that is nothing."""
+    if not len(rows.keys):
+        return None
+    return NewRows(keys=rows.keys, weights=rows.weights, state=dict(rows.state))
 
 
 def metadata_of(table: Table) -> dict[str, type]:
@@ -167,6 +196,7 @@ def rows_with_metadata(table: Table) -> NewRows:
             if image.records is None or table.admission is None
             else Records.of_rule(table.admission, image.records)
         ),
+        shared=shared_of(table.shared_rows()),
     )
 
 

@@ -5,22 +5,27 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+import numpy as np
+
 from recsdk_core import _ext
-from recsdk_core.checkpoint.manifest import METADATA, TableEntry
+from recsdk_core.checkpoint.columns import shared_name
+from recsdk_core.checkpoint.manifest import METADATA, Described, TableEntry
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.reading import Checkpoint, Progress
 from recsdk_core.checkpoint.records import read_records
+from recsdk_core.checkpoint.replacing import NewRows
 from recsdk_core.checkpoint.saving import describe
 from recsdk_core.errors import CheckpointError
 
-__all__ = ["ALLOWANCES", "check_table", "stage"]
+__all__ = ["ALLOWANCES", "check_table", "default_entry", "read_shared", "stage"]
 
-ALLOWANCES = ("eviction", "initializer", "optimizer", "seed")
+ALLOWANCES = ("default", "eviction", "initializer", "optimizer", "seed")
 """What may differ between a table and a checkpoint, if the caller says so.
 
-"eviction": what the saved table's kept of keys is dropped: they count as never seen, and leave
-first. "optimizer": its state is dropped and made fresh. "seed" and "initializer": rows that are
-made later differ from those that the saved table would have made.
+"default": keys without a row read what the table says; rows that they shared are dropped, and those
+that they will are as in a new table. "eviction": what the saved table's kept of keys is dropped:
+they count as never seen, and leave first. "optimizer": its state is dropped and made fresh. "seed"
+and "initializer": rows that are made later differ from those that the saved table would have made.
 """
 
 
@@ -51,6 +56,13 @@ def check_table(
         )
     if "eviction" not in allow:
         _check_metadata(table, fields, entry, place)
+    wanted_default = default_entry(table)
+    if entry.default != wanted_default and "default" not in allow:
+        raise CheckpointError(
+            f"{place} was saved with default {entry.default or entry.default_value}, it now has "
+            f"{table.default}: keys without a row would read something else; load with the same, "
+            "or allow 'default'"
+        )
     differences = {
         "seed": (entry.seed, table.seed),
         "initializer": (entry.initializer, describe(table.initializer)),
@@ -62,6 +74,11 @@ def check_table(
                 f"those of the saved table; load with the same, or allow {what!r}"
             )
     return entry
+
+
+def default_entry(table: Any) -> Described | None:
+    """What a manifest says of keys without a row that read no constant."""
+    return None if table.default.kind == "constant" else describe(table.default)
 
 
 def _are_alike(saved: Sequence[Any], wanted: Sequence[Any]) -> bool:
@@ -80,6 +97,28 @@ def _check_metadata(table: Any, fields: Sequence[Any], entry: TableEntry, place:
             f"lack {', '.join(missing)}; load with the same rule, or allow 'eviction', so that "
             "keys count as never seen"
         )
+
+
+def read_shared(
+    chain: Sequence[Checkpoint], name: str, owner: Owner, *, drop_state: bool
+) -> NewRows:
+    """The rows of a chain's table that keys without one share, those of an owner.
+
+    Its last checkpoint has them all, a delta too.
+    """
+    index, entry = chain[-1].table(shared_name(name))
+    keys = np.empty(0, np.int64)
+    fields = {field.name: np.empty((0, field.width), np.float32) for field in entry.fields}
+    for rank in range(len(entry.files)):
+        if not owner.may_share_keys(Owner(rank, len(entry.files), entry.sharding)):
+            continue
+        for block in chain[-1].blocks(index, rank):
+            is_own = owner.owns(block.keys)
+            keys = np.concatenate([keys, block.keys[is_own]])
+            for field, values in fields.items():
+                fields[field] = np.concatenate([values, block.fields[field][is_own]])
+    weights = fields.pop("weight")
+    return NewRows(keys=keys, weights=weights, state={} if drop_state else fields)
 
 
 def stage(

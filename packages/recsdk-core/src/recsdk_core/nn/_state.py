@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,16 @@ from recsdk_core.eviction import EvictionClock
 from recsdk_core.nn.row_entries import (
     CLOCK,
     KEPT_OF_KEYS,
+    SHARED,
     STATE,
     clock_of_entry,
     entries_of,
     records_of_entries,
     rows_of,
+    shared_of_entries,
 )
 from recsdk_core.nn.unused import Unused
+from recsdk_core.outcome import Default
 from recsdk_core.table import Table
 
 _INT64 = 2**63
@@ -63,6 +67,7 @@ def load_table(
     known = [*shapes, "update_count", *(["log_decay"] if _catches_up(table) else [])]
     known += record_names(table.admission)
     known += [CLOCK] if table._has_clock else []
+    known += _shared_names(table)
     missing_keys.extend(prefix + name for name in known if name not in given)
     unexpected_keys.extend(prefix + name for name in given if name not in known)
     if not {"keys", "weight"} <= set(given):
@@ -172,6 +177,7 @@ def _bad_metadata(table: Table, given: Mapping[str, Any]) -> list[str]:
     try:
         _clock(given)
         _records(table, given)
+        _shared(table, given)
     except ValueError as error:
         return [str(error)]
     return []
@@ -188,12 +194,37 @@ def _records(table: Table, given: Mapping[str, Any]) -> Records | None:
     return records_of_entries(given, _array(given["keys"]))
 
 
+def _shared_names(table: Table) -> list[str]:
+    """The entries of the rows that keys without one share."""
+    if table.default.kind != "shared_rows":
+        return []
+    keys, weight, state = SHARED
+    return [keys, weight, *(f"{state}.{name}" for name, _ in table.state_fields)]
+
+
+def _shared(table: Table, given: Mapping[str, Any]) -> NewRows | None:
+    """The rows that keys without one share; ValueError for what cannot be such."""
+    found = shared_of_entries(given) if _shared_names(table) else None
+    if found is None:
+        return None
+    wanted = table.shared_rows()
+    widths = {name: value.shape[1] for name, value in found.state.items()}
+    if found.weights.shape[1] != table.dim or set(found.keys) != set(wanted.keys):
+        raise ValueError(
+            f"shared_keys: {len(found.keys)} rows of width {found.weights.shape[1]} are not the "
+            f"{len(wanted.keys)} of width {table.dim} that keys without a row share"
+        )
+    if not set(widths.items()) <= set(table.state_fields):
+        raise ValueError(f"shared_state: must be of {dict(table.state_fields)}, got {widths}")
+    return found if len(widths) == len(table.state_fields) else replace(found, state={})
+
+
 def _replace_rows(table: Table, given: Mapping[str, Any]) -> None:
     keys, weights, state = _array(given["keys"]), _array(given["weight"]), None
     if all(STATE + name in given for name, _ in table.state_fields):
         state = {name: _array(given[STATE + name]) for name, _ in table.state_fields}
     count, log_decay = int(given.get("update_count", 0)), float(given.get("log_decay", 0.0))
-    if table._has_clock:  # an upsert would be a step that sees the keys
+    if table._has_more:  # an upsert would be a step that sees the keys
         kept = metadata_of(table)
         rows = NewRows(
             keys=keys,
@@ -204,6 +235,7 @@ def _replace_rows(table: Table, given: Mapping[str, Any]) -> None:
             metadata={name: _array(given[name]) for name in kept if name in given},
             clock=_clock(given),
             records=_records(table, given),
+            shared=_shared(table, given),
         )
         replace_rows([(table, rows)])
         return
@@ -218,7 +250,12 @@ def _replace_rows(table: Table, given: Mapping[str, Any]) -> None:
 def _fresh_state(table: Table, keys: Any, weights: Any, log_decay: float) -> Mapping[str, Any]:
     """The optimizer state that rows of these distinct keys (n,) begin with."""
     made = table.empty_copy(
-        max_rows=None, eviction_groups=None, owned_groups=None, eviction=None, admission=None
+        max_rows=None,
+        eviction_groups=None,
+        owned_groups=None,
+        eviction=None,
+        admission=None,
+        default=Default.zeros(),
     )
     if _catches_up(made):
         made.log_decay = log_decay

@@ -13,12 +13,13 @@ import torch
 from torch.nn import functional
 
 from recsdk_core._internal.checks import require_int
-from recsdk_core.outcome import Outcome
+from recsdk_core.outcome import Default, Outcome
 from recsdk_core.table import Lease, Table
 
 __all__ = [
     "Marks",
     "check_accumulation",
+    "check_default",
     "check_ends",
     "check_norms",
     "left_out",
@@ -178,6 +179,23 @@ def padding_among(keys: torch.Tensor, padding: int | None) -> torch.Tensor | Non
 
 def _words(keys: torch.Tensor) -> torch.Tensor:
     return keys.view(torch.int64) if keys.dtype == torch.uint64 else keys
+
+
+def check_default(
+    kind: str, default: Default, padding_idx: int | None, max_norm: float | None
+) -> None:
+    """Raises ValueError for what keys without a row cannot read beside these arguments."""
+    if max_norm is not None and default.kind == "initial_row":
+        raise ValueError(
+            f"{kind}: max_norm scales rows back where they are, and Default.initial_row() keeps "
+            "none; take another default, or leave max_norm out"
+        )
+    if padding_idx is not None and default.kind == "shared_rows":
+        raise ValueError(
+            f"{kind}: padding_idx has no row and is never trained, and Default.shared_rows() "
+            "trains those that keys without a row share; leave padding_idx out, or take another "
+            "default"
+        )
 
 
 def map_without(

@@ -24,6 +24,7 @@ from recsdk_core.nn.drawn_names import DRAWN_NAME, draw_name, is_drawn, name_of,
 from recsdk_core.nn.embedding_arguments import (
     Marks,
     check_accumulation,
+    check_default,
     check_ends,
     check_norms,
     left_out,
@@ -133,6 +134,7 @@ class _TableModule(nn.Module):
         self.scale_grad_by_freq = bool(scale_grad_by_freq)
         check_accumulation(kind, accumulate_steps, optimizer is not None)
         self.accumulate_steps = accumulate_steps
+        check_default(kind, default, padding_idx, max_norm)
         self._drawn_name: int | None = None
         if name is None:
             self._drawn_name = draw_name()

@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_swa_multi_avg_fn
 
 from recsdk_core.nn.rows_parameter import RowsParameter, answering
-from recsdk_core.outcome import Outcome
+from recsdk_core.outcome import Default, Outcome
 from recsdk_core.table import Table
 
 __all__: list[str] = []
@@ -42,6 +42,7 @@ def _tables_of(model: nn.Module) -> list[Table]:
 def _average_tables(averaged: AveragedModel, mine: list[Table], theirs: list[Table]) -> None:
     number = averaged.n_averaged.clone().cpu()
     for own, trained in zip(mine, theirs, strict=True):
+        _refuse_shared(own)
         # It then has room for all keys of the other, so nobody leaves, and the rule's time is none.
         _forget(own, trained)
         is_timed = own.eviction is not None and own.eviction.by == "time"
@@ -54,6 +55,14 @@ def _average_tables(averaged: AveragedModel, mine: list[Table], theirs: list[Tab
             own.upsert(keys, _averaged(averaged, own_rows, rows, number), times=times)
 
 
+def _refuse_shared(own: Table) -> None:
+    if own.default.kind == "shared_rows":
+        raise ValueError(
+            f"table {own.name!r}: rows that keys without one share are not averaged; take another "
+            "default in models that an AveragedModel averages"
+        )
+
+
 def _insert_first_rows(own: Table, keys: torch.Tensor, times: int | None) -> None:
     """Gives keys without a row the one that they begin with, also where a rule keeps keys out."""
     if own.admission is None:
@@ -64,7 +73,12 @@ def _insert_first_rows(own: Table, keys: torch.Tensor, times: int | None) -> Non
     unseen = keys[outcomes == int(Outcome.MISSING)]
     if len(unseen):
         maker = own.empty_copy(
-            max_rows=None, eviction_groups=None, owned_groups=None, eviction=None, admission=None
+            max_rows=None,
+            eviction_groups=None,
+            owned_groups=None,
+            eviction=None,
+            admission=None,
+            default=Default.zeros(),
         )
         own.upsert(unseen, maker.find_or_insert(unseen), times=times)
 

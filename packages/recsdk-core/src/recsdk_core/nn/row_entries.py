@@ -22,12 +22,14 @@ __all__ = [
     "CLOCK",
     "ENTRIES",
     "KEPT_OF_KEYS",
+    "SHARED",
     "STATE",
     "AnyName",
     "clock_of_entry",
     "entries_of",
     "records_of_entries",
     "rows_of",
+    "shared_of_entries",
 ]
 
 STATE = "state."
@@ -36,6 +38,10 @@ STATE = "state."
 
 CLOCK = "evict_clock"
 """The name of the entry that says where the clock of eviction and admission stands."""
+
+SHARED = ("shared_keys", "shared_weight", "shared_state")
+"""What the entries of the rows that keys without one share begin with: int64 (m,), float32 (m, D),
+and float32 (m, width) for each field of state, behind a point."""
 
 KEPT_OF_KEYS: Mapping[str, torch.dtype] = {
     each.name: getattr(torch, each.dtype) for each in METADATA
@@ -51,6 +57,7 @@ ENTRIES = (
     CLOCK,
     *KEPT_OF_KEYS,
     *RECORDS,
+    *SHARED,
 )
 """What the names of entries begin with, but for that of a parameter."""
 
@@ -70,7 +77,7 @@ def rows_of(table: Any) -> NewRows:
     With what eviction and admission keep of keys, if the table has them; then BusyError while a
     save is under way.
     """
-    if getattr(table, "_has_clock", False):
+    if getattr(table, "_has_more", False):
         return rows_with_metadata(table)
     batches = list(table.export())
     return NewRows(
@@ -90,7 +97,8 @@ def entries_of(rows: NewRows, dtype: torch.dtype = torch.float32) -> dict[str, t
 
     `dtype`: of weight. With an optimizer that catches up, log_decay too; with eviction what it
     keeps of each key (n,), with admission those of
-    `recsdk_core.admission.RECORDS` that it keeps, and with either `CLOCK`, see `clock_of_entry`.
+    `recsdk_core.admission.RECORDS` that it keeps, and with either `CLOCK`, see `clock_of_entry`;
+    with rows that keys without one share `SHARED`.
     """
     entries = {
         "keys": torch.from_numpy(rows.keys),
@@ -103,6 +111,12 @@ def entries_of(rows: NewRows, dtype: torch.dtype = torch.float32) -> dict[str, t
     entries.update({name: torch.from_numpy(kept) for name, kept in rows.metadata.items()})
     if rows.records is not None:
         entries.update({n: torch.from_numpy(part) for n, part in rows.records.by_name.items()})
+    if rows.shared is not None:
+        entries |= {
+            "shared_keys": torch.from_numpy(rows.shared.keys),
+            "shared_weight": torch.from_numpy(rows.shared.weights),
+            **{f"shared_state.{n}": torch.from_numpy(v) for n, v in rows.shared.state.items()},
+        }
     if rows.metadata or rows.records is not None:
         step, time = rows.clock.step, rows.clock.time
         entries[CLOCK] = torch.tensor([step is not None, step or 0, time is not None, time or 0])
@@ -148,6 +162,37 @@ def records_of_entries(entries: Mapping[str, Any], keys_n: NDArray[np.int64]) ->
     if len(np.unique(all_keys)) != len(all_keys):
         raise ValueError(f"{RECORDS[0]}: must not repeat, nor be among keys")
     return records
+
+
+def shared_of_entries(entries: Mapping[str, Any]) -> NewRows | None:
+    """The rows that keys without one share among entries; None: none.
+
+    Raises ValueError, naming the entry, for what cannot be such.
+    """
+    if "shared_keys" not in entries:
+        return None
+    keys, weight = entries["shared_keys"], entries.get("shared_weight")
+    num_rows = keys.numel() if isinstance(keys, torch.Tensor) else 0
+    state = {
+        name.removeprefix("shared_state."): value
+        for name, value in entries.items()
+        if name.startswith("shared_state.")
+    }
+    wanted = {"shared_keys": (keys, torch.int64, 1), "shared_weight": (weight, torch.float32, 2)}
+    wanted |= {f"shared_state.{name}": (value, torch.float32, 2) for name, value in state.items()}
+    for name, (value, dtype, num_dims) in wanted.items():
+        is_fit = isinstance(value, torch.Tensor) and value.dtype == dtype
+        if not is_fit or value.dim() != num_dims or len(value) != num_rows:
+            raise ValueError(f"{name}: must be {dtype}, with {num_rows} rows, got {value}")
+    arrays = {
+        name: np.ascontiguousarray(value.detach().cpu().numpy())
+        for name, (value, _, _) in wanted.items()
+    }
+    return NewRows(
+        keys=arrays["shared_keys"],
+        weights=arrays["shared_weight"],
+        state={name: arrays[f"shared_state.{name}"] for name in state},
+    )
 
 
 def _no_rows(width: int) -> NDArray[np.float32]:

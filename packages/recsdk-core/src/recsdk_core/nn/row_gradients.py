@@ -8,9 +8,10 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from recsdk_core.checkpoint.replacing import give_state
@@ -326,6 +327,11 @@ class RowGradients:
         sums_UD = sums.grad_BD
         return sums_UD if len(sums_UD) else sums_UD.new_zeros(1, sums_UD.shape[1])
 
+    @property
+    def _shares_rows(self) -> bool:
+        """Whether keys without a row share some, which are trained."""
+        return self.table is not None and self.table.default.kind == "shared_rows"
+
     def _add_up(self) -> None:
         """Makes one sum for each row. Gradients are added in the order in which they came."""
         # Sums are bags of one key, so they have the same mean as sum.
@@ -336,7 +342,7 @@ class RowGradients:
             # The parts end before there are sums of them; if memory for these lacks, nothing does.
             self._sums, self._parts = None, [joined, *self._parts[len(alike) :]]
             del alike, group
-            self._sums = _sums_of(joined)
+            self._sums = _sums_of(joined, self._shares_rows)
             del self._parts[0]
         self._waiting_bytes = 0
 
@@ -356,10 +362,8 @@ class RowGradients:
                 f"weight.grad of a table takes None, or float32 of the shape that it has, {shape}; "
                 f"got {values.dtype} {tuple(values.shape)}"
             )
-        rows = self._sums.rows
-        if not len(rows):
-            return
-        self._sums = _part_of_sums(rows, values.detach().contiguous())
+        if len(self._sums.rows):
+            self._sums = replace(self._sums, grad_BD=values.detach().contiguous())
 
     def blocks(self) -> list[tuple[Bags, torch.Tensor, int]]:
         """All gradients, as `update_tables` takes them."""
@@ -376,12 +380,26 @@ class RowGradients:
 
 
 def _part_of_sums(rows: torch.Tensor, sums_UD: torch.Tensor) -> _Part:
-    outcomes = torch.full(rows.shape, int(Outcome.FOUND), dtype=torch.uint8)
-    return _Part(rows=rows, outcomes=outcomes, grad_BD=sums_UD)
+    """`rows`: -1 - s for a row s that keys without one share."""
+    outcomes = np.where(rows.numpy() < 0, int(Outcome.MISSING), int(Outcome.FOUND))
+    return _Part(
+        rows=torch.from_numpy(np.where(rows.numpy() < 0, -1 - rows.numpy(), rows.numpy())),
+        outcomes=torch.from_numpy(outcomes.astype(np.uint8)),
+        grad_BD=sums_UD,
+    )
 
 
-def _sums_of(part: _Part) -> _Part:
+def _with_shared(part: _Part) -> _Part:
+    """The same, as if rows that keys without one share were rows -1, -2, ... of keys."""
+    has_row = part.outcomes.numpy() <= int(Outcome.INSERTED)
+    rows = np.where(has_row, part.rows.numpy(), -1 - part.rows.numpy())
+    return replace(part, rows=torch.from_numpy(rows), outcomes=torch.zeros_like(part.outcomes))
+
+
+def _sums_of(part: _Part, shares_rows: bool) -> _Part:
     """One gradient for each row, in order of first occurrence."""
+    if shares_rows:
+        part = _with_shared(part)
     # By numpy: torch spreads these over threads, which cost more than they save.
     has_row = part.outcomes.numpy() <= int(Outcome.INSERTED)
     has_all = bool(has_row.all())

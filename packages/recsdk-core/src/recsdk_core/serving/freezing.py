@@ -81,6 +81,8 @@ def freeze(
     store = open_store(folder)
     if any(checkpoint.store.address == store.address for checkpoint in chain):
         raise ValueError(f"target {store.location!r} is one of the source's; choose another")
+    for entry in entries:
+        _check_default(entry.name, entry.default)
     kept = KeptRows(chain, where)
     sources = [_of_chain(kept, chain, entry, progress) for entry in entries]
     return _write(store, sources, dtypes, _source_of(chain), num_shards, max_rows, overwrite)
@@ -104,9 +106,19 @@ def freeze_tables(
     names = [table.name for table in tables]
     if len(set(names)) < len(names):
         raise ValueError(f"freeze_tables: tables must have names of their own, got {names}")
+    for table in tables:
+        _check_default(table.name, None if table.default.kind == "constant" else table.default)
     store = open_store(local_path(target))
     sources = [_of_table(table) for table in tables]
     return _write(store, sources, _dtypes(dtype, names), None, num_shards, None, overwrite)
+
+
+def _check_default(name: str, default: Any) -> None:
+    if default is not None:
+        raise ValueError(
+            f"table {name!r}: keys without a row read {default}, and those of a frozen table read "
+            "a constant; load the table with such a default and allow=['default'], and freeze that"
+        )
 
 
 def _check_files(num_shards: int, overwrite: bool) -> None:

@@ -8,12 +8,31 @@ from collections.abc import Iterable
 from recsdk_core.testing._initial_rows import mix64
 from recsdk_core.virtual_shards import default_eviction_groups
 
-__all__ = ["Room", "key_hash"]
+__all__ = ["Room", "key_hash", "shared_keys"]
 
 
 def key_hash(key: int) -> int:
     """The fixed hash of a signed or unsigned key, whose low 16 bits are its virtual shard."""
     return mix64((key + 0x9E3779B97F4A7C15) % 2**64)
+
+
+def shared_keys(num_rows: int) -> list[int]:
+    """The key that stands for each shared row: that of the lowest hash of its virtual shards."""
+    hashes = [-(-row * 65_536 // num_rows) for row in range(num_rows)]
+    return [_signed(_unmix64(each) - 0x9E3779B97F4A7C15) for each in hashes]
+
+
+def _unmix64(mixed: int) -> int:
+    """The number of which `mix64` makes this one."""
+    mixed ^= mixed >> 31 ^ mixed >> 62
+    mixed = mixed * pow(0x94D049BB133111EB, -1, 2**64) % 2**64
+    mixed ^= mixed >> 27 ^ mixed >> 54
+    mixed = mixed * pow(0xBF58476D1CE4E5B9, -1, 2**64) % 2**64
+    return mixed ^ mixed >> 30 ^ mixed >> 60
+
+
+def _signed(number: int) -> int:
+    return (number + 2**63) % 2**64 - 2**63
 
 
 class Room:

@@ -28,7 +28,7 @@ from recsdk_core.testing._clock import Clock
 from recsdk_core.testing._eviction import Eviction, KeyMeta, Seen, number_at
 from recsdk_core.testing._initial_rows import initial_rows
 from recsdk_core.testing._predicates import columns_of, is_true
-from recsdk_core.testing._room import Room
+from recsdk_core.testing._room import Room, key_hash, shared_keys
 from recsdk_core.testing._rounding import random_halves, round_nearest, round_stochastic
 
 __all__ = ["ReferenceLease", "ReferenceLeavers", "ReferenceTable"]
@@ -119,6 +119,15 @@ class ReferenceLease:
         self.release()
 
 
+@dataclass(frozen=True)
+class _Trained:
+    """A row that is trained."""
+
+    key: int
+    """Or the number of a shared row."""
+    is_shared: bool = False
+
+
 class ReferenceTable:
     """The same results as Table, bit for bit, from a dict and numpy; takes and gives numpy only.
 
@@ -176,6 +185,10 @@ class ReferenceTable:
         self._rounding = rounding
         self._on_nonfinite = on_nonfinite
         self._rows: dict[int, _Row] = {}
+        self._shared = [
+            _Row(-1, self._initial(key), _optimizers.fresh_state(optimizer, dim), False)
+            for key in shared_keys(default.n or 0)
+        ]
         self._counts = dict.fromkeys(Outcome, 0)
         self._num_erased = self._num_nonfinite = self._num_evicted = self._num_requested = 0
         self._num_expired = 0
@@ -194,6 +207,12 @@ class ReferenceTable:
         if not eviction.expires:
             raise ValueError("eviction makes room within max_rows; set max_rows too")
         return Room(2**32 - 1, 1)
+
+    def _initial(self, key: int) -> Floats:
+        """The weights that a key begins with."""
+        keys = np.array([key], np.int64)
+        made = initial_rows(self.initializer, self.seed, self.name, keys, self.dim)
+        return round_nearest(made[0].copy(), self.dtype)
 
     @property
     def learning_rate(self) -> float:
@@ -520,7 +539,27 @@ class ReferenceTable:
             row = self._find(key, sees_in_flight=sees_in_flight)
             if row is not None:
                 values[i] = row.weights
+            elif self._shared:
+                values[i] = self._shared[self._which_shared(key)].weights
+            elif self.default.kind == "initial_row":
+                values[i] = self._initial(key)
         return values
+
+    def _which_shared(self, key: int) -> int:
+        return (key_hash(key) & 0xFFFF) * len(self._shared) >> 16
+
+    def shared_rows(self) -> ExportBatch:
+        """The rows that keys without one share."""
+        weights = [row.weights for row in self._shared]
+        none = np.empty((0, self.dim), F32)
+        return ExportBatch(
+            keys=np.array(shared_keys(len(self._shared)), np.int64),
+            weights=np.stack(weights) if weights else none,
+            state={
+                name: np.array([row.state[name] for row in self._shared], F32).reshape(-1, width)
+                for name, width in self.state_fields
+            },
+        )
 
     def find_or_insert(
         self,
@@ -662,32 +701,38 @@ class ReferenceTable:
         """(gradient of the weights, outcomes), after the update."""
         names = _as_ints(keys)
         found = [self._find(key) for key in names]
-        sums: dict[int, Floats] = {}
+        sums: dict[_Trained, Floats] = {}
         for b, part in enumerate(_slices(offsets)):
             divisor = _divisor(pooling, weights, part)
             for i in range(part.start, part.stop):
+                trained = _Trained(names[i])
                 if found[i] is None:
-                    continue
+                    if not self._shared:
+                        continue
+                    trained = _Trained(self._which_shared(names[i]), is_shared=True)
                 weight = F32(1) if weights is None else weights[i]
                 scale = weight / divisor if divisor != 0 else F32(0)
-                sums[names[i]] = sums.get(names[i], F32(-0.0)) + grad[b] * scale
+                sums[trained] = sums.get(trained, F32(-0.0)) + grad[b] * scale
         weights_grad = self._weights_grad(names, offsets, grad, weights, pooling)
         self._update(sums)
         return weights_grad, _outcomes([Outcome.FOUND if r else Outcome.MISSING for r in found])
 
-    def _update(self, sums: dict[int, Floats]) -> None:
-        bad = {key for key, total in sums.items() if not np.isfinite(total).all()}
+    def _update(self, sums: dict[_Trained, Floats]) -> None:
+        bad = {trained for trained, total in sums.items() if not np.isfinite(total).all()}
         if bad and self._on_nonfinite == "raise":
             raise NonFiniteError(f"{len(bad)} rows have gradients that are not finite")
         self._num_nonfinite += len(bad)
         step = _optimizers.Step(self.optimizer, self.update_count + 1, self.log_decay)
         self.update_count += 1
         self.log_decay = _optimizers.next_log_decay(self.optimizer, self.log_decay)
-        for key, total in sums.items():
-            if key in bad and self._on_nonfinite == "skip":
+        for trained, total in sums.items():
+            if trained in bad and self._on_nonfinite == "skip":
                 continue
-            row = self._find(key)
+            row = self._shared[trained.key] if trained.is_shared else self._find(trained.key)
             assert row is not None
+            key = trained.key
+            if trained.is_shared:
+                key = shared_keys(len(self._shared))[key]
             with np.errstate(all="ignore"):  # gradients need not be finite
                 _optimizers.update_row(step, row.weights, row.state, total)
                 row.weights = self._rounded(row.weights, key, step.t)

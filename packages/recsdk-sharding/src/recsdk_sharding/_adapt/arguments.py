@@ -22,7 +22,12 @@ from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingType
 
 from recsdk_core.nn import HashEmbeddingBag
 from recsdk_sharding._configs.configs import limit_groups
-from recsdk_sharding._configs.settings import Subject, check_constraints, check_groups_of
+from recsdk_sharding._configs.settings import (
+    Subject,
+    check_constraints,
+    check_groups_of,
+    check_shared_rows_of,
+)
 from recsdk_sharding._modules.feature_processed import (
     HashFeatureProcessedEmbeddingBagCollectionSharder,
 )
@@ -101,7 +106,9 @@ def with_whole_groups(options: list[Any]) -> list[Any]:
         module = option.module[1]
         try:
             if isinstance(module, _HASH_MODULES):
-                check_groups_of(option.name, _num_groups(module, option.name), _num_cuts(option))
+                cuts = _num_cuts(option)
+                check_groups_of(option.name, _num_groups(module, option.name), cuts)
+                check_shared_rows_of(option.name, _num_shared(module, option.name), cuts)
             kept.append(option)
         except ValueError as error:
             failed[option.name, id(module)] = error
@@ -118,6 +125,14 @@ def _num_groups(module: Any, table: str) -> int | None:
     [config] = [config for config in configs_of(module) if config.name == table]
     groups: int | None = config.num_groups
     return groups
+
+
+def _num_shared(module: Any, table: str) -> int | None:
+    if isinstance(module, HashEmbeddingBag):
+        return module.table.default.n
+    [config] = [config for config in configs_of(module) if config.name == table]
+    n: int | None = config.default.n
+    return n
 
 
 def _num_cuts(option: Any) -> int:

@@ -21,6 +21,7 @@ from recsdk_core.checkpoint.merging import Rows, merged_rows
 from recsdk_core.checkpoint.model_tables import Assembled
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.records import Records, read_records
+from recsdk_core.checkpoint.restoring import default_entry, read_shared
 from recsdk_core.errors import CheckpointError
 from recsdk_core.eviction import EvictionClock
 from recsdk_core.nn.row_entries import KEPT_OF_KEYS, rows_of
@@ -49,6 +50,14 @@ def assemble(
     """
     last = chain[-1]
     entries = [entry for entry in last.manifest.tables if base_of(entry.name) == config.name]
+    reads = default_entry(config)
+    for entry in entries:
+        if entry.default != reads and "default" not in allow:
+            raise CheckpointError(
+                f"{last.location}: table {entry.name!r} was saved with default "
+                f"{entry.default or entry.default_value}, it now has {config.default}: keys "
+                "without a row would read something else; load with the same, or allow 'default'"
+            )
     if not entries:
         last.table(config.name)  # raises, naming those that there are
     owner = Owner(owned.shard.index, owned.shard.ranks.world_size, sharding_of(owned.shard))
@@ -66,6 +75,8 @@ def assemble(
         found = replace(found, metadata={}, clock=EvictionClock())
     if not keeps_state:
         found = replace(found, state=_fresh_state(found, optimizer))
+        if found.shared is not None:
+            found = replace(found, shared=replace(found.shared, state={}))
     return Assembled(rows=found.new_rows(), entry=entries[0])
 
 
@@ -114,7 +125,7 @@ def _saved_shard(
     if entry.admission is not None:
         counted = Records.joined(list(read_records(chain[-1], entry.name, owner)))
     weight = arrays.pop("weight")
-    return SavedShard(
+    made = SavedShard(
         shard=Shard(shard.ranks, shard.index, columns_of(entry.name) or (0, entry.dim)),
         keys=np.concatenate([np.zeros(0, np.int64), *(rows.keys for rows in found)]),
         weight=weight,
@@ -127,6 +138,10 @@ def _saved_shard(
         records=counted,
         clock=clock,
     )
+    if entry.default is None or entry.default.arguments.get("n") is None:
+        return made
+    shared = read_shared(chain, entry.name, owner, drop_state=False)
+    return replace(made, shared=made.of_shared(shared))
 
 
 def _joined(found: Sequence[Rows], name: str, width: int, dtype: str) -> NDArray[Any]:

@@ -339,6 +339,19 @@ class HashTableConfig(_Settings):
         return needed_by(self.eviction, self.admission)
 
     @property
+    def num_cuts(self) -> int | None:
+        """Groups of ids of which ranks have whole ones, by limits and shared rows; None: no matter.
+
+        Both are powers of two, so the fewer are unions of the others. Shared rows of another number
+        lie on one rank.
+        """
+        shared = self.default.n
+        if shared is not None and shared & (shared - 1):
+            return 1
+        counts = [count for count in (self.num_groups, shared) if count is not None]
+        return min(counts, default=None)
+
+    @property
     def counting_rule(self) -> str | None:
         """The rule that needs to see every occurrence of an id, in its words; None: none does."""
         if self.admission is not None:

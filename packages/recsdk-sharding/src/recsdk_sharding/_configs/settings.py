@@ -26,6 +26,7 @@ __all__ = [
     "check_groups_of",
     "check_names",
     "check_plan",
+    "check_shared_rows_of",
     "kernel_of",
     "num_row_shards",
 ]
@@ -173,6 +174,26 @@ def check_groups_of(
             f"over {num_groups} groups of ids, which ranks have whole; set eviction_groups to a "
             f"power of two from {num_row_shards} on, which must be at most max_rows (without "
             "max_rows raise max_records of admission), or plan the table table_wise or column_wise"
+        )
+
+
+def check_shared_rows_of(
+    table: str, num_shared: int | None, num_row_shards: int, rule: str = "virtual_shard"
+) -> None:
+    """Raises ValueError unless each of so many row shards can have whole shared rows."""
+    if num_shared is None or num_row_shards == 1:
+        return
+    if rule != "virtual_shard":
+        raise ValueError(
+            f"table {table!r}: ids that share a row belong together, which rank_rule={rule!r} does "
+            "not keep; leave rank_rule at 'virtual_shard', plan the table table_wise, or take "
+            "another default"
+        )
+    if num_shared < num_row_shards or num_shared & (num_shared - 1):
+        raise ValueError(
+            f"table {table!r}: its rows are cut over {num_row_shards} ranks, and its default is "
+            f"{num_shared} shared rows, which ranks have whole; take Default.shared_rows(n) with n "
+            f"a power of two from {num_row_shards} on, or plan the table table_wise or column_wise"
         )
 
 

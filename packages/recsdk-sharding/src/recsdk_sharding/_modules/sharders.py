@@ -28,6 +28,7 @@ from recsdk_sharding._configs.settings import (
     check_groups_of,
     check_names,
     check_plan,
+    check_shared_rows_of,
     kernel_of,
     num_row_shards,
 )
@@ -92,7 +93,9 @@ class _HashSharder:
             subject = Subject(config.name, has_half_rows, device.type)
             check_plan(subject, params[config.name], self._types)
             cut = num_row_shards(params[config.name])
-            check_groups_of(config.name, config.num_groups, cut, self._host.ranks.rule)
+            rule = self._host.ranks.rule
+            check_groups_of(config.name, config.num_groups, cut, rule)
+            check_shared_rows_of(config.name, config.default.n, cut, rule)
             of_sharder = Subject(f"table {config.name!r}", has_half_rows, device.type)
             check_fused_params(of_sharder, self.fused_params)  # type: ignore[attr-defined]
 

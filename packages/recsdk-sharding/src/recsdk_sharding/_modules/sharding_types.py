@@ -103,7 +103,7 @@ class HashSharding:
             columns = (first, first + table.local_cols)
             placed.setdefault(table.name, []).append((rank, columns))
         self.layout = GroupLayout.of_columns(
-            [(c.name, c.embedding_dim, c.feature_names, c.num_groups) for c in configs],
+            [(c.name, c.embedding_dim, c.feature_names, c.num_cuts) for c in configs],
             placed,
             host.ranks.world_size,
             host.ranks.rule,

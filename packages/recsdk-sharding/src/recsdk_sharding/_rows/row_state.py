@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 import recsdk_core
-from recsdk_core import Outcome
+from recsdk_core import Default, Outcome
 from recsdk_core.admission import RECORDS
 from recsdk_core.checkpoint.records import Records
 from recsdk_core.checkpoint.replacing import NewRows
@@ -24,10 +24,12 @@ from recsdk_core.eviction import EvictionClock
 from recsdk_core.nn.row_entries import (
     CLOCK,
     KEPT_OF_KEYS,
+    SHARED,
     STATE,
     clock_of_entry,
     entries_of,
     records_of_entries,
+    shared_of_entries,
 )
 from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding._rows.home import HeldShard
@@ -51,7 +53,7 @@ SHARD_PATTERN = r"rank_(?P<rank>[0-9]+)\.(?:columns_(?P<first>[0-9]+)_(?P<last>[
 
 ENTRY_PATTERN = (
     r"(?P<name>keys|weight|ranks|seed|update_count|log_decay|state\..+|"
-    + "|".join([CLOCK, *KEPT_OF_KEYS, *RECORDS])
+    + "|".join([CLOCK, *KEPT_OF_KEYS, *RECORDS, SHARED[0], SHARED[1], SHARED[2] + r"\..+"])
     + ")"
 )
 """What follows: the name of an entry."""
@@ -88,12 +90,15 @@ class SavedShard:
     records: Records | None = None
     """What admission knows of the shard's keys without a row; None: it was saved without it."""
     clock: EvictionClock = field(default_factory=EvictionClock)
+    shared: SavedShard | None = None
+    """The rows that keys without one share, as those of a table of their own; None: it was saved
+    without such."""
 
     @staticmethod
     def of_held(held: HeldShard, shard: Shard) -> SavedShard:
         """The rows that a shard has now."""
         table, rows = held.table, held.rows()
-        return SavedShard(
+        made = SavedShard(
             shard=shard,
             keys=rows.keys,
             weight=rows.weights,
@@ -106,6 +111,23 @@ class SavedShard:
             records=rows.records,
             clock=rows.clock,
         )
+        if rows.shared is None:
+            return made
+        own = made.of_shared(rows.shared)
+        return replace(made, shared=own.select(shard.ranks.owned_by(shard.index, own.keys)))
+
+    def of_shared(self, rows: NewRows) -> SavedShard:
+        """Rows that keys without one share, beside these."""
+        return replace(
+            self,
+            keys=rows.keys,
+            weight=rows.weights,
+            dtype=torch.float32,
+            state=dict(rows.state),
+            metadata={},
+            records=None,
+            clock=EvictionClock(),
+        )
 
     @staticmethod
     def of_entries(prefix: str, entries: Mapping[str, Any], dim: int) -> SavedShard:
@@ -116,7 +138,8 @@ class SavedShard:
         if match["first"] is not None:
             columns = (int(match["first"]), int(match["last"]))
         keys = _array(entries["keys"], np.int64)
-        return SavedShard(
+        shared = shared_of_entries(entries)
+        made = SavedShard(
             shard=Shard(ranks_of_tensor(entries["ranks"]), int(match["rank"]), columns),
             keys=keys,
             weight=_weights(entries["weight"]),
@@ -137,6 +160,7 @@ class SavedShard:
             records=records_of_entries(entries, keys),
             clock=clock_of_entry(entries[CLOCK]) if CLOCK in entries else EvictionClock(),
         )
+        return made if shared is None else replace(made, shared=made.of_shared(shared))
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The entries of a `state_dict`."""
@@ -157,12 +181,14 @@ class SavedShard:
             metadata=self.metadata,
             records=self.records,
             clock=self.clock,
+            shared=None if self.shared is None else self.shared.new_rows(),
         )
 
     def copy(self) -> SavedShard:
         """The same, in memory of its own."""
         records = None if self.records is None else Records.joined([self.records])
-        return replace(self.select(np.arange(len(self.keys))), records=records)
+        shared = None if self.shared is None else self.shared.copy()
+        return replace(self.select(np.arange(len(self.keys))), records=records, shared=shared)
 
     def check(self, config: HashTableConfig, fields: Mapping[str, int]) -> None:
         """Raises ValueError if the rows do not fit the table.
@@ -250,7 +276,12 @@ def rows_for(
         if columns[0] < shard.columns[1] and shard.columns[0] < columns[1]
     ]
     _check_columns(shard, groups)
-    found = _recut(shard, groups, fields)
+    found = replace(_recut(shard, groups, fields), shared=None)
+    if config.default.kind == "shared_rows":
+        own = [each.shared for each in saved if each.shared is not None]
+        if own:
+            wanted = replace(config, default=Default.zeros())
+            found = replace(found, shared=rows_for(shard, own, wanted, optimizer))
     return found if config.admission is not None else replace(found, records=None)
 
 

@@ -200,10 +200,9 @@ class _SetBags:
 
     def _rows_of_tables(self) -> Iterator[NDArray[np.int64]]:
         """As `join_rows` takes them: each one's first row, default row, number of shared rows."""
-        for name in ("first_row", "spare_row"):
+        for name in ("first_row", "default_row", "num_shared"):
             of_tables = np.array([getattr(each, name) for each in self.stored], np.int64)
             yield of_tables[self.tables_P]
-        yield np.zeros(len(self.tables_P), np.int64)
 
     def put(self, parcel: Parcel, number: np.dtype[Any]) -> BagItems:
         """Puts them into a parcel."""

@@ -33,9 +33,10 @@ __all__ = ["DeviceHome", "DeviceShard"]
 class DeviceHome:
     """Keeps rows and optimizer state in tensors on a device, and their keys on the host.
 
-    The parameter of a table has its shard's rows, float32 (row budget + 1, columns); the last row
-    keeps the default value. Those of several shards lie one after the other in one dimension.
-    Tables that are made together, and whose shards have one width, lie in one store.
+    The parameter of a table has its shard's rows, float32 (row budget + 1, columns), and before the
+    last row those that keys without one share; the last keeps the default value. Those of several
+    shards lie one after the other in one dimension. Tables that are made together, and whose shards
+    have one width, lie in one store.
     """
 
     device: torch.device
@@ -122,7 +123,7 @@ def _shape_of(config: HashTableConfig, shard: Shard) -> tuple[int, int]:
     if is_limited(config):
         quota = quota_of(config, shard)
         budget = max(budget, quota if config.eviction is None else rows_with_eviction(quota))
-    return budget + 1, shard.width
+    return budget + (config.default.n or 0) + 1, shard.width
 
 
 @dataclass(frozen=True)

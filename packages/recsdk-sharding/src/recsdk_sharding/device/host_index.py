@@ -77,6 +77,7 @@ class HostIndex:
             on_full=config.on_full,
             eviction=config.eviction,
             admission=config.admission,
+            default=config.default,
             seed=config.seed,
             make_rows=self._make_rows,
         )
@@ -94,6 +95,13 @@ class HostIndex:
             raise CapacityError(f"table {self.index.name!r}: {self._why_none_is_free()}")
         if getattr(self._given, "rows", False):
             return
+        values = torch.from_numpy(self.initial_rows(keys)).pin_memory()
+        numbers = torch.from_numpy(rows.copy()).pin_memory()
+        with self._lock:
+            self._unwritten.append((numbers, values))
+
+    def initial_rows(self, keys: NDArray[np.int64]) -> NDArray[np.float32]:
+        """The shard's columns of the initial rows of keys (n,)."""
         config, (first, last) = self._config, self._columns
         made_nD = initial_rows(
             keys,
@@ -102,10 +110,7 @@ class HostIndex:
             name=config.name,
             seed=config.seed,
         )
-        values = torch.from_numpy(np.ascontiguousarray(made_nD[:, first:last])).pin_memory()
-        numbers = torch.from_numpy(rows.copy()).pin_memory()
-        with self._lock:
-            self._unwritten.append((numbers, values))
+        return np.ascontiguousarray(made_nD[:, first:last])
 
     def _why_none_is_free(self) -> str:
         if self.index.eviction is None:

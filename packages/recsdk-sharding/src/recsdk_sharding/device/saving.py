@@ -39,6 +39,13 @@ class DeviceCut:
         self.eviction: _ext.EvictionState | None = None
         self.admission: tuple[NDArray[np.int64], ...] | None = None
         self._metadata: Mapping[str, NDArray[Any]] = {}
+        self.shared_rows: tuple[NDArray[np.int64], NDArray[Any], NDArray[Any]] | None = None
+        if host.default.kind == "shared_rows":
+            shared = table.shared_rows()
+            parts = [shared.state[name] for name, _ in table.state_fields]
+            none = np.empty((len(shared.keys), 0), np.float32)
+            packed = np.concatenate([none, *parts], axis=1)
+            self.shared_rows = shared.keys, shared.weights, packed
         if table.has_clock:
             kept = table.kept_of(self._numbers)
             step, time, counted = kept.clock.step, kept.clock.time, kept.records

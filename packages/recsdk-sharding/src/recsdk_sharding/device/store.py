@@ -41,13 +41,20 @@ class StoredTable:
     """What each field of a new row begins with."""
     spare_value: float = 0.0
     """What its spare row has in each column."""
+    num_shared: int = 0
+    """Of the rows before the spare one: how many keys without a row share, and train."""
     block: StateBlock | None = None
     """Where its optimizer state is; None: nowhere yet."""
 
     @property
     def spare_row(self) -> int:
-        """The row of the store that keys without a row read."""
+        """The last of its rows, which nobody trains."""
         return self.first_row + self.num_rows - 1
+
+    @property
+    def default_row(self) -> int:
+        """The row of the store that keys without a row read, or the first that they share."""
+        return self.spare_row - self.num_shared
 
     def set_optimizer(self, optimizer: optim.Optimizer, fields: Fields) -> None:
         """Takes the fields of another optimizer; their numbers are made when they are wanted."""
@@ -149,9 +156,10 @@ class DeviceStore:
         optimizer: optim.Optimizer,
         fields: Fields,
         spare_value: float,
+        num_shared: int,
     ) -> StoredTable:
         """A table that has the rows from `first` on; one that had them before is gone."""
-        table = StoredTable(first, num_rows, (), {}, spare_value)
+        table = StoredTable(first, num_rows, (), {}, spare_value, num_shared)
         table.set_optimizer(optimizer, fields)
         others = [each for each in self.tables if each.first_row != first]
         counts = {id(each): self.nonfinite_of(each) for each in others}
@@ -191,6 +199,7 @@ class DeviceStore:
             made = StateBlock(alike, state)
             for each in alike:
                 each.block = made
+                _begin_shared(each, made)
         assert table.block is not None
         return table.block
 
@@ -229,6 +238,14 @@ class DeviceStore:
             self.is_updated_R = self.weight_RD.new_zeros(len(self.weight_RD), dtype=torch.uint8)
         own = self.is_updated_R.narrow(0, table.first_row, table.num_rows)
         return own.zero_()
+
+
+def _begin_shared(table: StoredTable, block: StateBlock) -> None:
+    """Gives rows that keys without one share the state of new rows."""
+    if table.num_shared:
+        first = table.num_rows - 1 - table.num_shared
+        for name, state in block.rows_of(table).items():
+            state.narrow(0, first, table.num_shared).fill_(table.fresh[name])
 
 
 _stores: weakref.WeakValueDictionary[tuple[torch.device, int, int], DeviceStore] = (

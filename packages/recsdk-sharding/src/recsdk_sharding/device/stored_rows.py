@@ -36,15 +36,19 @@ class StoredRows:
         *,
         is_joint: bool,
         spare_value: float,
+        num_shared: int,
     ) -> None:
         """`table`: its name, for messages; `weight_RD`, `is_joint`: as `DeviceStore.holding`.
 
-        `fields`: name and width of each of the state; `spare_value`: what the last row has.
+        `fields`: name and width of each of the state; `spare_value`: what the last row has;
+        `num_shared`: how many before it are shared by keys without a row.
         """
         self.weight_RD = weight_RD.detach()
         self.store, first = DeviceStore.holding(weight_RD, is_joint=is_joint)
         """Where they are, with those of other tables."""
-        self.stored = self.store.add(first, len(self.weight_RD), optimizer, fields, spare_value)
+        self.stored = self.store.add(
+            first, len(self.weight_RD), optimizer, fields, spare_value, num_shared
+        )
         """Which of the store's tables this is."""
         self._table = table
         self._is_updated_R: torch.Tensor | None = None  # uint8; 1: since `track_updates`
@@ -85,6 +89,14 @@ class StoredRows:
     def _reset_state(self, rows_n: torch.Tensor) -> None:
         for name, field in self.state.items():
             field.index_fill_(0, rows_n, self.stored.fresh[name])
+
+    def begin(self, first: int, values: NDArray[np.float32]) -> None:
+        """Writes rows (n, D) from number `first` on, with the state of new rows."""
+        self.settle()
+        self.weight_RD.narrow(0, first, len(values)).copy_(torch.from_numpy(values))
+        if self.stored.block is not None:  # else it is fresh once it is made
+            for name, field in self.state.items():
+                field.narrow(0, first, len(values)).fill_(self.stored.fresh[name])
 
     def write(
         self,

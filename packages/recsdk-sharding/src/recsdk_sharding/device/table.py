@@ -15,16 +15,17 @@ from numpy.typing import NDArray
 from torchrec.modules.embedding_configs import DataType
 
 import recsdk_core
-from recsdk_core import Admit, Evict, ExportBatch, IndexCut, optim
+from recsdk_core import Admit, Evict, ExportBatch, IndexCut, _ext, optim
 from recsdk_core.admission import record_names
 from recsdk_core.checkpoint import Position
 from recsdk_core.checkpoint.records import Records
-from recsdk_core.checkpoint.replacing import NewRows
+from recsdk_core.checkpoint.replacing import NewRows, shared_of
 from recsdk_core.eviction import EvictionClock
 from recsdk_core.leavers import LeaveCause
 from recsdk_core.nn.row_entries import rows_of
 from recsdk_core.records import Explanation
 from recsdk_core.table import DType
+from recsdk_core.virtual_shards import eviction_groups_of
 from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding.device.host_index import HostIndex, NumberedRows, is_limited
 from recsdk_sharding.device.optimizers import Step, check_optimizer
@@ -54,7 +55,8 @@ class DeviceTable:
     """Rows and optimizer state in tensors on a device, found through an index on the host.
 
     The store has one row more than the table takes keys: its last row keeps the default value,
-    which refused and missing keys read. Row numbers, refusals and initial rows are the engine's.
+    which refused and missing keys read. If they share rows, these are those before it. Row numbers,
+    refusals and initial rows are the engine's.
 
     Offers what `recsdk_core.Table` offers to its owner: rows in and out, len, stats, learning rate,
     update count. The `index` maps keys and opens leases. It may be used from any thread; all else
@@ -84,7 +86,8 @@ class DeviceTable:
             )
         self._optimizer = check_optimizer(optimizer, config.name)
         _check_records(config)
-        capacity = store_RD.shape[0] - 1
+        self._num_shared = _num_shared(config)
+        capacity = store_RD.shape[0] - 1 - self._num_shared
         self._config = config
         self._shard = shard
         self._keys = HostIndex(config, capacity, shard)
@@ -102,7 +105,9 @@ class DeviceTable:
             self.state_fields,
             is_joint=is_joint,
             spare_value=config.default.value,
+            num_shared=self._num_shared,
         )
+        self._write_shared(None)
         self._evicted_by_request = 0
         self.update_count = 0
         """Optimizer updates so far, empty ones included; set it when restoring a table."""
@@ -143,7 +148,7 @@ class DeviceTable:
 
     @property
     def spare_row(self) -> int:
-        """The row that keys without one read."""
+        """The last row, which keeps the default value."""
         return self._rows.weight_RD.shape[0] - 1
 
     @property
@@ -321,11 +326,39 @@ class DeviceTable:
     ) -> Any:
         self._write_new_rows()
         readable_N = np.empty(len(rows_N), np.int64)
-        whole = (0, len(rows_N), 0, self.spare_row, 0)
+        default_row = self.spare_row - self._num_shared
+        whole = (0, len(rows_N), 0, default_row, self._num_shared)
         parts: Any = tuple(np.array([number], np.int64) for number in whole)
         recsdk_core.join_rows(rows_N, outcomes_N, parts, readable_N)
         values = self._rows.read(torch.from_numpy(readable_N).to(self.device))
         return (values, outcomes_N) if return_outcomes else values
+
+    @torch.no_grad()
+    def shared_rows(self) -> ExportBatch:
+        """As `recsdk_core.Table.shared_rows`."""
+        self._rows.settle()
+        keys = _ext.shared_row_keys(self._num_shared)
+        return self._rows_of(keys, torch.from_numpy(self._shared_numbers()).to(self.device), True)
+
+    def _shared_numbers(self) -> NDArray[np.int64]:
+        return np.arange(self.spare_row - self._num_shared, self.spare_row)
+
+    @torch.no_grad()
+    def _write_shared(self, rows: NewRows | None) -> None:
+        """Gives the rows that keys without one share their first values, but for these."""
+        if not self._num_shared:
+            return
+        keys, numbers = _ext.shared_row_keys(self._num_shared), self._shared_numbers()
+        self._rows.begin(int(numbers[0]), self._keys.initial_rows(keys))
+        if rows is not None:
+            which = eviction_groups_of(rows.keys, self._num_shared)
+            if not np.array_equal(keys[which], rows.keys):
+                raise ValueError(
+                    f"table {self.name!r}: rows that keys without one share are not all among its "
+                    f"{self._num_shared}; load them into a table with as many, or leave them out"
+                )
+            self._rows.write(numbers[which], rows.weights, rows.state or None)
+        self._rows.settle()
 
     def export(self, batch_size: int | None = None, *, state: bool = True) -> Iterator[ExportBatch]:
         """As `recsdk_core.Table.export`."""
@@ -408,6 +441,7 @@ class DeviceTable:
             metadata=kept.metadata,
             clock=kept.clock,
             records=kept.records,
+            shared=shared_of(self.shared_rows()) if self._num_shared else None,
         )
 
     def kept_of(self, numbers: NDArray[np.int64]) -> Kept:
@@ -542,10 +576,22 @@ class DeviceTable:
                 state = {name: values[part] for name, values in rows.state.items()}
                 self._rows.write(numbers, rows.weights[part], state or None)
                 self._rows.settle()
+            self._write_shared(rows.shared)
         except BaseException:
             self.clear()
             raise
         self.update_count, self.log_decay = rows.update_count, rows.log_decay
+
+
+def _num_shared(config: HashTableConfig) -> int:
+    """How many rows keys without one share; raises ValueError for what devices do not have."""
+    if config.default.kind == "initial_row":
+        raise ValueError(
+            f"table {config.name!r}: Default.initial_row() is for rows on the cpu, since a device "
+            "has no row to read for an id that it does not know; take Default.shared_rows() or a "
+            "constant, or keep the table on the cpu"
+        )
+    return config.default.n or 0
 
 
 def _check_records(config: HashTableConfig) -> None:

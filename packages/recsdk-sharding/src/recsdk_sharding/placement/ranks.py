@@ -105,8 +105,9 @@ class RankMap:
 
     def owned_groups(self, rank: int, num_groups: int) -> tuple[int, int]:
         """The first of so many groups that a rank owns, and the one after its last."""
-        low, high = (-(-(rank + i) * num_groups // self.world_size) for i in (0, 1))
-        return low, high
+        units = min(num_groups, self.num_virtual_shards)  # which a rank has whole
+        low, high = (-(-(rank + i) * units // self.world_size) for i in (0, 1))
+        return low * (num_groups // units), high * (num_groups // units)
 
     def to_tensor(self) -> torch.Tensor:
         """As an entry of a `state_dict`: int64 (3,).

@@ -62,7 +62,7 @@ def memory_of_shard(
         )
     budget = table.rows_on_device(num_shards)
     index = _engine_bytes(min(rows, budget), _bytes_of_a_key())
-    floats = (budget + 1) * (width + _state_width(width, table.optimizer))
+    floats = (budget + table.num_shared + 1) * (width + _state_width(width, table.optimizer))
     return TableMemory(host=index, device=floats * _FLOAT_BYTES)
 
 

@@ -50,6 +50,8 @@ class PlannedTable:
     num_groups: int | None = None
     """Groups of ids that `max_rows` divides over."""
     evicts: bool = False
+    num_shared: int = 0
+    """Rows that ids without one share, on each rank."""
 
     def rows_on_device(self, num_shards: int) -> int:
         """For which one of so many shards of its rows has room in device memory."""
@@ -77,6 +79,7 @@ def table_of_option(option: Any) -> PlannedTable | None:
             num_features=1,
             num_groups=table.eviction_groups,
             evicts=table.eviction is not None,
+            num_shared=table.default.n or 0,
         )
     for child in module.modules():
         if isinstance(child, TableRows) and child.config.name == option.name:
@@ -90,6 +93,7 @@ def table_of_option(option: Any) -> PlannedTable | None:
                 len(config.feature_names),
                 config.num_groups,
                 config.eviction is not None,
+                config.default.n or 0,
             )
     return None
 
