@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -23,6 +24,7 @@ from recsdk_core.serving import (
     FrozenManifest,
     ServingTable,
     freeze,
+    freeze_tables,
     open_frozen,
     pool_serving,
 )
@@ -268,6 +270,32 @@ def test_damage_is_refused_by_name(tmp_path: Path) -> None:
     files_of(path)[1].unlink()
     with pytest.raises(CheckpointError, match="shard_00001"):
         ServingTable(path)
+
+
+def test_large_files_are_left_to_be_read_in_huge_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was written lies in small pages, which are dropped once it is on the disk."""
+    dropped: list[tuple[int, int]] = []
+    drop = os.posix_fadvise
+
+    def noted(descriptor: int, offset: int, length: int, advice: int) -> None:
+        assert advice == os.POSIX_FADV_DONTNEED
+        dropped.append((os.fstat(descriptor).st_size, offset + length))
+        drop(descriptor, offset, length, advice)
+
+    table = Table(dim=64, name="large")
+    table.upsert(LARGE, np.ones((len(LARGE), 64), dtype=np.float32))
+    monkeypatch.setattr(os, "posix_fadvise", noted)
+    frozen(tmp_path)
+    assert dropped == []
+    rows = np.concatenate([np.arange(9000), LARGE])
+    table.upsert(rows, np.full((len(rows), 64), 2, dtype=np.float32))
+    freeze_tables([table], tmp_path / "served")
+    served = ServingTable(tmp_path / "served")
+    assert dropped == [(served.num_bytes, 0)]
+    served.verify()
+    assert (served.lookup(rows) == 2).all()
 
 
 def test_files_of_another_freeze_are_refused(tmp_path: Path) -> None:

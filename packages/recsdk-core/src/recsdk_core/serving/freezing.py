@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["freeze", "freeze_tables"]
 
 MAX_SHARDS = 65_536
+_HUGE_PAGE = 1 << 21
 
 
 def freeze(
@@ -300,6 +301,18 @@ class _Table:
             if not isinstance(file.write, int):
                 raise CheckpointError(f"{file.name}: is no local file; freeze to a local folder")
             num_rows, num_bytes, checksum = writer.write_shard(shard, file.write, file.name)
+            _drop_pages(file.write, num_bytes)
         return FrozenFileEntry(
             path=path, num_bytes=num_bytes, num_rows=num_rows, checksum=f"{checksum:016x}"
         )
+
+
+def _drop_pages(descriptor: int, num_bytes: int) -> None:
+    """Has the system keep none of a large file that was just written in memory.
+
+    What was written lies in small pages. Who maps the file reads it anew, in huge pages where the
+    file system can, and finds rows faster.
+    """
+    if num_bytes >= _HUGE_PAGE:
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
