@@ -31,6 +31,7 @@ MODULES = (
     "recsdk_core.simulation",
     "recsdk_core.nn",
     "recsdk_core.nn.function",
+    "recsdk_core.nn.joined",
     "recsdk_core.testing",
     "recsdk_sharding",
     "recsdk_sharding.planning",

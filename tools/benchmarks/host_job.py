@@ -1,12 +1,13 @@
 """The host work of a batch on one of several ranks: from ids to a mapped batch, beside `map` alone.
 
-    torchrun ... -m benchmarks.host_job CASE        CASE: a `HostCase` as JSON
+    torchrun ... -m benchmarks.host_job CASES       CASES: `HostCase`s by name, as JSON
 
 All rows exist beforehand. The figure is processor time of the threads that work for a batch: it
 leaves out waiting for the other rank, which has the same processors, and the threads of the wire.
 If the engine has several threads, it is elapsed time. The whole time of a simulated device's
 operators and copies is taken off, so what they would cost the host to launch is not in it:
-`device_counts` says how many they are. The first rank prints one JSON object.
+`device_counts` says how many they are. The first rank prints one JSON object: the milliseconds of
+each case.
 
 Shape letters: F features, B samples.
 """
@@ -180,14 +181,16 @@ def _nothing_counted() -> Iterator[SimpleNamespace]:
 
 def main(arguments: Sequence[str]) -> None:
     warnings.filterwarnings("ignore")
-    case = HostCase(**json.loads(arguments[0]))
+    cases = {name: HostCase(**case) for name, case in json.loads(arguments[0]).items()}
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    backend = "gloo" if case.home == "cpu" else "cpu:gloo,npu:hccl"
-    dist.init_process_group(backend, timeout=timedelta(seconds=120))
+    dist.init_process_group("cpu:gloo,npu:hccl", timeout=timedelta(seconds=120))
     try:
-        samples = race(case, contestants(case, sharded_tables(case)))
+        found = {
+            name: race(case, contestants(case, sharded_tables(case)))
+            for name, case in cases.items()
+        }
         if dist.get_rank() == 0:
-            print(json.dumps({"milliseconds": samples}), flush=True)
+            print(json.dumps(found), flush=True)
         dist.barrier()
     finally:
         dist.destroy_process_group()

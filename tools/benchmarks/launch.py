@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.steps import Case
+from benchmarks.records import Record, record_of
+from benchmarks.steps import OURS, Case
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "RECSDK_NUM_THREADS": "1"}
@@ -21,18 +22,29 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "RECSDK_NUM_THREADS": "1"}
 class Outcome:
     """What the first rank measured."""
 
-    milliseconds: dict[str, list[float]]
-    """A step's, of each turn and contestant."""
+    elapsed: dict[str, list[float]]
+    """Milliseconds of a step, of each turn and contestant."""
+    processor: dict[str, list[float]]
+    """Of all threads of a rank."""
     bytes_sent: tuple[int, int]
     """Bytes of results that all ranks sent in a round of batches, and of those that exist."""
     errors: dict[str, str]
     """Of contestants that could not run."""
 
+    def records(self, workload: str, op: str) -> list[Record]:
+        """The step's elapsed time, and its processor time."""
+        return [
+            record_of(workload, op, "ms", OURS, self.elapsed, self.errors),
+            record_of(workload, f"{op}_processor_time", "ms", OURS, self.processor),
+        ]
+
 
 def run_case(num_ranks: int, case: Case, environment: Mapping[str, str] | None = None) -> Outcome:
     """Each rank has one thread, and the threads of its process groups and pipelines."""
     found = launch("steps", num_ranks, asdict(case), environment)
-    return Outcome(found["milliseconds"], tuple(found["bytes_sent"]), found["errors"])
+    return Outcome(
+        found["elapsed"], found["processor"], tuple(found["bytes_sent"]), found["errors"]
+    )
 
 
 def launch(

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from benchmarks.estimates import estimates_of
 from benchmarks.launch import run_case
-from benchmarks.records import Record, record_of
-from benchmarks.steps import OURS, Case
+from benchmarks.records import Record
+from benchmarks.steps import Case
 
 TYPES = (
     "row_wise",
@@ -41,7 +41,7 @@ def run(quick: bool) -> list[Record]:
 def records_of(num_ranks: int, case: Case) -> list[Record]:
     name = f"{case.sharding_type}_{num_ranks}ranks_{case.bag_size}ids"
     outcome = run_case(num_ranks, case)
-    found = [record_of(name, "sparse_step", "ms", OURS, outcome.milliseconds, outcome.errors)]
+    found = outcome.records(name, "sparse_step")
     if case.sharding_type == "row_wise":
         sent, existing = outcome.bytes_sent
         found.append(

@@ -3,8 +3,9 @@
     torchrun ... -m benchmarks.steps CASE        CASE: a `Case` as JSON
 
 Both train the same batches from the same weights: ours from raw ids, torchrec's from dense indexes,
-since it does not hash. All rows exist beforehand. The first rank prints one JSON object per
-contestant; before that, the outputs of both are compared.
+since it does not hash. All rows exist beforehand, and the outputs of both are compared. The first
+rank prints one JSON object: elapsed time, and processor time of all threads of a rank, which counts
+beside other programs too.
 
 Shape letters: B samples, F features, D row width.
 """
@@ -17,7 +18,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
 from itertools import cycle
@@ -57,12 +58,12 @@ from recsdk_sharding import (
     ShardedHashEmbeddingBagCollection,
     get_default_hybrid_sharders,
 )
+from recsdk_sharding.exchange import exchanges_of
 from recsdk_sharding.placement.ranks import RankMap
 
 CPU = torch.device("cpu")
 DENSE_COLUMNS = 13
 NUM_BATCHES = 8
-STEPS_A_TURN = 4
 OPTIMIZER = {"lr": 0.05, "eps": 1e-8}
 OURS, STOCK, MANAGED = "recsdk", "torchrec", "torchrec managed collisions"
 
@@ -88,6 +89,8 @@ class Case:
     over_layers: tuple[int, ...] = (64,)
     """Widths of its layers over the interactions; one of 1 follows."""
     turns: int = 9
+    steps_a_turn: int = 4
+    """After another's turn the first steps find little in the caches."""
     with_managed_collisions: bool = False
     """Whether torchrec's collection that maps raw ids itself takes part."""
 
@@ -258,8 +261,12 @@ class SparsePart:
         order = sorted(range(len(tables.names)), key=tables.names.__getitem__)
         return parts[order]
 
-    def start_turn(self) -> None:
-        """Nothing runs between turns."""
+    def start_turn(self) -> int:
+        """Steps that begin a turn: none, as nothing runs ahead."""
+        return 0
+
+    def end_turn(self) -> None:
+        """Does nothing."""
 
 
 class WholeStep:
@@ -282,9 +289,14 @@ class WholeStep:
         """A step's outputs as they are."""
         return logits
 
-    def start_turn(self) -> None:
-        """What runs ahead starts anew, so that no turn gains from the pause before it."""
+    def start_turn(self) -> int:
+        """One step: what runs ahead starts anew, and no turn gains from the pause before it."""
         self.step()
+        return 1
+
+    def end_turn(self) -> None:
+        """Lets what was begun end."""
+        finish_ahead(self.model)
 
 
 def click_batch(case: Case, name: str, seed: int) -> ClickBatch:
@@ -320,23 +332,51 @@ def fill(case: Case, model: nn.Module) -> None:
 # ---- the race -----------------------------------------------------------------------------------
 
 
-def race(contestants: Mapping[str, Any], turns: int) -> dict[str, list[float]]:
-    """Milliseconds a step of each turn; contestants take turns, the first changing."""
+@dataclass
+class Samples:
+    """Milliseconds a step of each turn, by contestant."""
+
+    elapsed: dict[str, list[float]]
+    processor: dict[str, list[float]]
+    """Of all threads of a rank, on average of the ranks. It counts what is begun for later steps,
+    of which there is as much when a turn ends as when it begins."""
+
+
+def race(case: Case, contestants: Mapping[str, Any]) -> Samples:
+    """Contestants take turns, the first changing."""
     names = list(contestants)
-    samples: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(-1, turns):  # the first does not count
+    found = Samples({name: [] for name in names}, {name: [] for name in names})
+    for turn in range(-1, case.turns):  # the first does not count
         shift = turn % len(names)
         for name in names[shift:] + names[:shift]:
-            dist.barrier()
-            contestants[name].start_turn()
-            start = time.perf_counter()
-            for _ in range(STEPS_A_TURN):
-                contestants[name].step()
-            seconds = time.perf_counter() - start
-            time.sleep(0.05)  # what was begun for later steps ends
+            elapsed, processor = milliseconds_of_turn(contestants[name], case.steps_a_turn)
             if turn >= 0:
-                samples[name].append(seconds / STEPS_A_TURN * 1e3)
-    return samples
+                found.elapsed[name].append(elapsed)
+                found.processor[name].append(processor)
+    return found
+
+
+def milliseconds_of_turn(contestant: Any, num_steps: int) -> tuple[float, float]:
+    """A step's elapsed time, and its processor time."""
+    dist.barrier()
+    begin = time.process_time()
+    num_before: int = contestant.start_turn()
+    start = time.perf_counter()
+    for _ in range(num_steps):
+        contestant.step()
+    elapsed = time.perf_counter() - start
+    contestant.end_turn()
+    processor = torch.tensor(time.process_time() - begin, dtype=torch.float64)
+    dist.all_reduce(processor)
+    steps = (num_before + num_steps) * dist.get_world_size()
+    return elapsed / num_steps * 1e3, processor.item() / steps * 1e3
+
+
+def finish_ahead(model: nn.Module) -> None:
+    """Waits for what was begun for later steps: host jobs of ours, collectives of torchrec's."""
+    for exchange in exchanges_of(model):
+        exchange.meet()
+    time.sleep(0.05)
 
 
 def check_equal(contestants: Mapping[str, Any]) -> None:
@@ -393,9 +433,9 @@ def run(case: Case) -> None:
         except Exception as error:
             contestants.pop(MANAGED, None)
             errors[MANAGED] = f"{type(error).__name__}: {error}".partition("\n")[0]
-    samples = race(contestants, case.turns)
+    samples = race(case, contestants)
     if dist.get_rank() == 0:
-        result = {"milliseconds": samples, "bytes_sent": sent.tolist(), "errors": errors}
+        result = {**asdict(samples), "bytes_sent": sent.tolist(), "errors": errors}
         print(json.dumps(result), flush=True)
 
 

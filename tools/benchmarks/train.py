@@ -15,8 +15,8 @@ from dataclasses import replace
 
 from benchmarks.engine import HUGE_PAGES
 from benchmarks.launch import run_case
-from benchmarks.records import Record, record_of
-from benchmarks.steps import OURS, Case
+from benchmarks.records import Record
+from benchmarks.steps import Case
 
 ONE_HOT = Case(part="sparse")
 MULTI_HOT = Case(part="sparse", bag_size=30, num_tables=8, batch_size=1024)
@@ -27,6 +27,7 @@ OF_SCRIPT = Case(
     dense_layers=(512, 256),
     over_layers=(512, 512, 256),
     batch_size=512,
+    steps_a_turn=16,
 )
 SCRIPTS = {"width64": OF_SCRIPT, "width16": replace(OF_SCRIPT, dim=16, batch_size=1024)}
 
@@ -43,9 +44,7 @@ def records_of_script() -> list[Record]:
             for part in ("whole", "sparse"):
                 outcome = run_case(num_ranks, replace(case, part=part, turns=15))
                 workload = f"torchrec_dlrm_{name}_{num_ranks}ranks"
-                results.append(
-                    record_of(workload, f"{part}_step", "ms", OURS, outcome.milliseconds)
-                )
+                results += outcome.records(workload, f"{part}_step")
     return results
 
 
@@ -67,9 +66,5 @@ def own_records(quick: bool) -> list[Record]:
                     )
                     name = f"{load}_{num_ranks}ranks{pages}"
                     outcome = run_case(num_ranks, case, environment)
-                    results.append(
-                        record_of(
-                            name, f"{part}_step", "ms", OURS, outcome.milliseconds, outcome.errors
-                        )
-                    )
+                    results += outcome.records(name, f"{part}_step")
     return results

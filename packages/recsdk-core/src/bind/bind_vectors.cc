@@ -1,5 +1,8 @@
 // vectors.h: packing rows of matrices one after the other.
-#include <deque>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "arguments/array.h"
@@ -10,76 +13,129 @@
 namespace recsdk::bind {
 namespace {
 
-/// What a call reads without the GIL, kept alive until it ends.
-template <typename Block>
-struct Parsed {
-  std::vector<nb::tuple> kept;
-  std::vector<Array> arrays;
-  std::deque<Integers> rows;
-  std::deque<std::vector<PackedPart>> parts;  // of each block
-  std::vector<Block> blocks;
+/// An address also of no rows: null would mean all.
+const std::int64_t* address_of(std::span<const std::int64_t> rows) {
+  static constexpr std::int64_t kNone = 0;
+  return rows.empty() ? &kNone : rows.data();
+}
+
+/// Whether rows are 0, 1, 2, ...
+bool are_all(std::span<const std::int64_t> rows) {
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (rows[i] != static_cast<std::int64_t>(i)) return false;
+  }
+  return true;
+}
+
+/// Blocks of some matrices, and their parts, as arrays of each of their numbers.
+class GivenBlocks {
+ public:
+  explicit GivenBlocks(nb::handle object)
+      : items_(items(object, 8, 8,
+                     "parts (matrices, columns, widths, num_parts, starts, begins, counts, rows)")),
+        matrices_(items_[0], "matrices"),
+        columns_(items_[1], "columns"),
+        widths_(items_[2], "widths"),
+        num_parts_(items_[3], "num_parts"),
+        starts_(items_[4], "starts"),
+        begins_(items_[5], "begins"),
+        counts_(items_[6], "counts"),
+        rows_(items_[7], "rows") {
+    const std::size_t num_blocks = matrices_.span().size();
+    const std::size_t num_parts = starts_.span().size();
+    if (columns_.span().size() != num_blocks || widths_.span().size() != num_blocks ||
+        num_parts_.span().size() != num_blocks || begins_.span().size() != num_parts ||
+        counts_.span().size() != num_parts)
+      throw nb::value_error("parts must have equally many numbers of each block, and of each part");
+  }
+
+  /// Blocks of the engine; messages call the matrices `name`.
+  template <typename Block, typename Float>
+  std::vector<Block> blocks_of(nb::handle matrices, const char* name, bool is_written) {
+    matrices_of_ = nb::steal<nb::tuple>(PySequence_Tuple(matrices.ptr()));
+    if (!matrices_of_.is_valid()) nb::raise_python_error();
+    std::vector<Block> blocks;
+    parts_.resize(starts_.span().size());
+    std::size_t begin = 0;
+    for (std::size_t i = 0; i < matrices_.span().size(); ++i) {
+      const std::int64_t number = matrices_.span()[i];
+      if (number < 0 || number >= static_cast<std::int64_t>(matrices_of_.size()))
+        throw nb::value_error("matrices must say which of the given ones each block is of");
+      const std::int64_t column = columns_.span()[i];
+      const std::int64_t width = widths_.span()[i];
+      if (width < 0) throw nb::value_error("widths must not be negative");
+      Array array = matrix(matrices_of_[static_cast<std::size_t>(number)], name, 0, column, width);
+      if (is_written) require_writable(array);
+      const std::span<const PackedPart> own = parts_of(i, begin, array.shape[0]);
+      begin += own.size();
+      Float* const data =
+          array.data == nullptr ? nullptr : static_cast<Float*>(array.data) + column;
+      blocks.push_back({data, row_stride(array), array.shape[0], width, own});
+      arrays_.push_back(std::move(array));
+    }
+    if (begin != parts_.size()) refuse_parts();
+    return blocks;
+  }
+
+ private:
+  [[noreturn, gnu::cold]] static void refuse_parts() {
+    throw nb::value_error("num_parts must not be negative, and add up to the parts");
+  }
+
+  /// Those of a block, which begin at `begin`.
+  std::span<const PackedPart> parts_of(std::size_t block, std::size_t begin,
+                                       std::int64_t num_rows) {
+    const std::int64_t count = num_parts_.span()[block];
+    if (count < 0 || static_cast<std::size_t>(count) > parts_.size() - begin) refuse_parts();
+    const auto own = std::span(parts_).subspan(begin, static_cast<std::size_t>(count));
+    for (std::size_t i = 0; i < own.size(); ++i) own[i] = part(begin + i, num_rows);
+    return own;
+  }
+
+  PackedPart part(std::size_t i, std::int64_t num_rows) const {
+    const auto total = static_cast<std::int64_t>(rows_.span().size());
+    const std::int64_t begin = begins_.span()[i];
+    const std::int64_t count = counts_.span()[i];
+    if (begin < 0 || count < 0 || begin > total || count > total - begin)
+      throw nb::value_error("each part must lie within rows");
+    const auto own =
+        rows_.span().subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count));
+    const bool is_whole = count == num_rows && are_all(own);
+    return {starts_.span()[i], is_whole ? nullptr : address_of(own), count};
+  }
+
+  nb::tuple items_;
+  nb::tuple matrices_of_;
+  Integers matrices_, columns_, widths_, num_parts_, starts_, begins_, counts_, rows_;
+  std::vector<PackedPart> parts_;
+  std::vector<Array> arrays_;  // kept alive
 };
 
-template <typename Block>
-PackedPart packed_part(Parsed<Block>& parsed, nb::handle object, std::int64_t num_rows) {
-  const nb::tuple& items_of =
-      parsed.kept.emplace_back(items(object, 2, 2, "a part (start, rows or None)"));
-  PackedPart part{integer(items_of[0], "start"), nullptr, num_rows};
-  if (!nb::handle(items_of[1]).is_none()) {
-    const Integers& rows = parsed.rows.emplace_back(items_of[1], "rows");
-    // An empty array may have no address, which would mean all rows.
-    static constexpr std::int64_t kNone = 0;
-    part.rows = rows.span().empty() ? &kNone : rows.span().data();
-    part.num_rows = static_cast<std::int64_t>(rows.span().size());
-  }
-  return part;
-}
-
-/// Blocks of the engine for [(matrix, column, width, [part, ...]), ...].
-template <typename Block, typename Float>
-void parse(Parsed<Block>& parsed, nb::handle blocks, const char* name, bool is_written) {
-  for (const nb::handle object : nb::borrow<nb::iterable>(blocks)) {
-    const nb::tuple items_of = items(object, 4, 4, "a block (matrix, column, width, parts)");
-    parsed.kept.push_back(items_of);
-    const std::int64_t column = integer(items_of[1], "column");
-    const std::int64_t width = integer(items_of[2], "width");
-    if (width < 0)
-      throw nb::value_error(("width must not be negative, got " + std::to_string(width)).c_str());
-    Array array = matrix(items_of[0], name, 0, column, width);
-    if (is_written) require_writable(array);
-    parsed.arrays.push_back(array);
-    std::vector<PackedPart>& parts = parsed.parts.emplace_back();
-    for (const nb::handle part : nb::borrow<nb::iterable>(items_of[3]))
-      parts.push_back(packed_part(parsed, part, array.shape[0]));
-    Float* const data = array.data == nullptr ? nullptr : static_cast<Float*>(array.data) + column;
-    parsed.blocks.push_back({data, row_stride(array), array.shape[0], width, parts});
-  }
-}
-
-void unpack(nb::handle packed_object, nb::handle blocks) {
-  Parsed<UnpackBlock> parsed;
+void unpack(nb::handle packed_object, nb::handle parts, nb::handle matrices) {
   const Array packed = floats(packed_object, "packed");
-  parse<UnpackBlock, float>(parsed, blocks, "out", true);
+  GivenBlocks given(parts);
+  const auto blocks = given.blocks_of<UnpackBlock, float>(matrices, "out", true);
   const nb::gil_scoped_release without_gil;
-  unpack_vectors({float_data(packed), static_cast<std::size_t>(packed.shape[0])}, parsed.blocks);
+  unpack_vectors({float_data(packed), static_cast<std::size_t>(packed.shape[0])}, blocks);
 }
 
-void pack(nb::handle blocks, nb::handle packed_object, float divisor) {
-  Parsed<PackBlock> parsed;
+void pack(nb::handle matrices, nb::handle parts, nb::handle packed_object, float divisor) {
   Array packed = floats(packed_object, "packed");
   require_writable(packed);
-  parse<PackBlock, const float>(parsed, blocks, "vectors", false);
+  GivenBlocks given(parts);
+  const auto blocks = given.blocks_of<PackBlock, const float>(matrices, "vectors", false);
   const nb::gil_scoped_release without_gil;
-  pack_vectors(parsed.blocks, divisor,
+  pack_vectors(blocks, divisor,
                {static_cast<float*>(packed.data), static_cast<std::size_t>(packed.shape[0])});
 }
 
 }  // namespace
 
 void bind_vectors(nb::module_& module) {
-  module.def("unpack_vectors", &unpack, nb::arg("packed").none(), nb::arg("blocks").none());
-  module.def("pack_vectors", &pack, nb::arg("blocks").none(), nb::arg("packed").none(),
-             nb::arg("divisor"));
+  module.def("unpack_vectors", &unpack, nb::arg("packed").none(), nb::arg("parts").none(),
+             nb::arg("matrices").none());
+  module.def("pack_vectors", &pack, nb::arg("matrices").none(), nb::arg("parts").none(),
+             nb::arg("packed").none(), nb::arg("divisor"));
 }
 
 }  // namespace recsdk::bind

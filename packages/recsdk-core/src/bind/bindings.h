@@ -18,6 +18,7 @@ void bind_combine(nb::module_& module);
 void bind_error(nb::module_& module);
 void bind_index(nb::module_& module);
 void bind_initializer(nb::module_& module);
+void bind_joined(nb::module_& module);
 void bind_leavers(nb::module_& module);
 void bind_optimizer(nb::module_& module);
 void bind_policy(nb::module_& module);

@@ -21,6 +21,7 @@ NB_MODULE(_ext, module) {
   bind_table(module);
   bind_tables(module);
   bind_columns(module);
+  bind_joined(module);
   bind_combine(module);
   bind_routing(module);
   bind_strings(module);

@@ -44,16 +44,19 @@ from recsdk_core.runtime import (  # noqa: E402
 from recsdk_core.table import Lease, Table  # noqa: E402
 from recsdk_core.tables import (  # noqa: E402
     Bags,
+    JoinedBags,
     KeyData,
     join_rows,
     lease_tables,
     map_joined,
     map_tables,
+    pool_joined,
     pool_tables,
     release_leases,
+    update_joined,
     update_tables,
 )
-from recsdk_core.vectors import pack_vectors, unpack_vectors  # noqa: E402
+from recsdk_core.vectors import VectorParts, pack_vectors, unpack_vectors  # noqa: E402
 
 __all__ = [
     "Admit",
@@ -71,6 +74,7 @@ __all__ = [
     "Index",
     "IndexCut",
     "IndexStats",
+    "JoinedBags",
     "KeyData",
     "Lease",
     "LeaveCause",
@@ -83,6 +87,7 @@ __all__ = [
     "Shuffle",
     "Table",
     "TableStats",
+    "VectorParts",
     "__version__",
     "available_isas",
     "checkpoint",
@@ -102,12 +107,14 @@ __all__ = [
     "num_threads",
     "optim",
     "pack_vectors",
+    "pool_joined",
     "pool_tables",
     "read_bags",
     "release_leases",
     "set_isa",
     "set_num_threads",
     "unpack_vectors",
+    "update_joined",
     "update_tables",
     "version",
 ]

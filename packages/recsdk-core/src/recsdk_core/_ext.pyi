@@ -411,6 +411,31 @@ class Bags:
     def num_keys(self) -> int: ...
 
 @final
+class JoinedBags:
+    """Bags of many tables' keys, which `map_joined` mapped: pieces one after the other, table by
+    table. Holds its arrays without a copy.
+
+    rows int64 (N,), outcomes uint8 (N,), num_pieces int64 (T,), num_keys int64 (P,), starts int64
+    (P,): where the vectors of each piece begin, a number or a column. offsets: of each piece, or
+    None (each key is a bag). is_mean uint8 (P,): whether bags are averaged.
+    """
+
+    def __init__(
+        self,
+        rows: Any,
+        outcomes: Any,
+        num_pieces: Any,
+        num_keys: Any,
+        starts: Any,
+        offsets: Sequence[Any | None] | None = None,
+        is_mean: Any = None,
+    ) -> None: ...
+    @property
+    def num_bags(self) -> int: ...
+    @property
+    def num_keys(self) -> int: ...
+
+@final
 class Table:
     def __init__(
         self,
@@ -540,6 +565,14 @@ def map_joined(
 ) -> tuple[Any, Any]: ...
 def pool_tables(calls: Sequence[tuple[_table.Table, Sequence[tuple[Any, ...]]]]) -> None: ...
 def update_tables(calls: Sequence[tuple[_table.Table, Sequence[tuple[Any, ...]]]]) -> None: ...
+def pool_joined(
+    tables: Sequence[_table.Table],
+    bags: JoinedBags,
+    size: int,
+    num_columns: int | None,
+    pooled: tuple[int, int] | None,
+) -> Any: ...
+def update_joined(tables: Sequence[_table.Table], bags: JoinedBags, grad: Any) -> None: ...
 def join_rows(
     rows: Any, outcomes: Any | None, parts: tuple[Any, Any, Any, Any, Any], out: Any
 ) -> None: ...
@@ -579,8 +612,10 @@ def interleave(columns: Sequence[Any], matrix: Any) -> bool: ...
 def hash_strings(bytes: Any, offsets: Any, seed: int) -> Any: ...
 
 # vectors.h
-def unpack_vectors(packed: Any, blocks: Sequence[tuple[Any, ...]]) -> None: ...
-def pack_vectors(blocks: Sequence[tuple[Any, ...]], packed: Any, divisor: float) -> None: ...
+def unpack_vectors(packed: Any, parts: tuple[Any, ...], matrices: Sequence[Any]) -> None: ...
+def pack_vectors(
+    matrices: Sequence[Any], parts: tuple[Any, ...], packed: Any, divisor: float
+) -> None: ...
 
 # freeze.h, serving/serving_table.h
 FROZEN_VERSION: int

@@ -1,9 +1,10 @@
 """Calls over the rows of many tables at once, for frameworks.
 
 A batch is mapped once (`map_tables`); its rows are then read (`pool_tables`) and trained
-(`update_tables`). Each call spreads its tables over the thread pool.
+(`update_tables`). Each call spreads its tables over the thread pool. `map_joined`, `pool_joined`
+and `update_joined` do the same for what lies in one array of each kind.
 
-Shape letters: N keys, B bags, C columns of a matrix, D row width.
+Shape letters: N keys, B bags, C columns of a matrix, D row width, M numbers, P pieces, T tables.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from recsdk_core import _ext
-from recsdk_core._ext import Bags, Lease
+from recsdk_core._ext import Bags, JoinedBags, Lease
 from recsdk_core._internal.keyed import INT64
 
 if TYPE_CHECKING:
@@ -21,13 +22,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Bags",
+    "JoinedBags",
     "KeyData",
     "join_rows",
     "lease_tables",
     "map_joined",
     "map_tables",
+    "pool_joined",
     "pool_tables",
     "release_leases",
+    "update_joined",
     "update_tables",
 ]
 
@@ -124,6 +128,36 @@ def update_tables(
     ended.
     """
     _ext.update_tables(calls)
+
+
+def pool_joined(
+    tables: Sequence[Table],
+    bags: JoinedBags,
+    shape: tuple[int, ...],
+    pooled: range | None = None,
+) -> Array:
+    """The pooled vectors of many tables' bags: float32 of `shape`, (M,) or (B, C).
+
+    In one dimension the vectors of a piece lie one after the other from its start on; in a matrix
+    bag b's are columns [start, start + D) of row b. No two pieces may fill the same numbers; what
+    none fills is 0. `pooled`: which starts are filled; None: all. Raises ValueError if `bags` has
+    not as many tables, or vectors that do not lie within the result. With many tables it takes less
+    time than `pool_tables`, as there are fewer arrays.
+    """
+    size, *columns = shape
+    ends = None if pooled is None else (pooled.start, pooled.stop)
+    return _ext.pool_joined(tables, bags, size, columns[0] if columns else None, ends)
+
+
+def update_joined(tables: Sequence[Table], bags: JoinedBags, grad: Array) -> None:
+    """Applies one optimizer update to each of many tables.
+
+    `grad` float32 (M,) or (B, C), of the result of `pool_joined` with all pieces; the rows of a
+    matrix are contiguous. Gradients of a row are added in the order of the pieces, then of their
+    keys. A table may occur once, and one without pieces also advances its update count. Otherwise
+    as `update_tables`.
+    """
+    _ext.update_joined(tables, bags, grad)
 
 
 def join_rows(

@@ -1,47 +1,65 @@
 """Packs rows of matrices one after the other, as they travel between processes, and unpacks them.
 
-Shape letters: n rows of a part, D width of a block.
+Shape letters: K blocks, P parts of all blocks, M rows of all parts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from recsdk_core import _ext
 
-__all__ = ["Array", "Block", "Part", "pack_vectors", "unpack_vectors"]
+__all__ = ["Array", "VectorParts", "pack_vectors", "unpack_vectors"]
 
 Array: TypeAlias = Any
 """A numpy array, a torch CPU tensor, or any DLPack CPU array."""
 
-Part: TypeAlias = tuple[int, Array | None]
-"""(start, rows): n vectors one after the other, the first at `packed[start]`.
 
-`rows` says which rows of the block they are: int64 (n,), or None for all of them in order.
-"""
+class VectorParts(NamedTuple):
+    """Blocks, the columns of matrices, and the parts that each has: vectors one after the other.
 
-Block: TypeAlias = tuple[Array, int, int, Sequence[Part]]
-"""(matrix, column, width, parts): the columns [column, column + width) of a float32 matrix, each of
-whose rows is contiguous and has memory of its own, and where vectors of its rows lie."""
+    All are int64. Block k is the columns [columns[k], columns[k] + widths[k]) of one of the given
+    matrices, and has the next num_parts[k] of the parts.
+    """
+
+    matrices: Array
+    """(K,): which matrix each block is of."""
+    columns: Array
+    """(K,): its first column."""
+    widths: Array
+    """(K,)."""
+    num_parts: Array
+    """(K,)."""
+    starts: Array
+    """(P,): where the first vector of each part is in what is packed."""
+    begins: Array
+    """(P,): the first of its `rows`."""
+    counts: Array
+    """(P,): how many rows it has."""
+    rows: Array
+    """(M,): rows of a block. Those of a part may not occur twice."""
 
 
-def unpack_vectors(packed: Array, blocks: Sequence[Block]) -> None:
+def unpack_vectors(packed: Array, parts: VectorParts, matrices: Sequence[Array]) -> None:
     """Writes to each row of each block the sum of its vectors.
 
-    `packed` is float32, one dimension. Vectors are added in the order of the parts; a row that no
-    part has becomes 0. Blocks may not overlap.
+    `packed` is float32, one dimension; each of the `matrices` float32, whose rows are contiguous
+    and have memory of their own. Vectors are added in the order of the parts; a row that no part
+    has becomes 0. Blocks may not overlap.
 
     Everything is checked first: TypeError and ValueError change nothing. Cost: one pass over the
     vectors, spread over the thread pool; the result does not depend on the number of threads.
     """
-    _ext.unpack_vectors(packed, blocks)
+    _ext.unpack_vectors(packed, tuple(parts), matrices)
 
 
-def pack_vectors(blocks: Sequence[Block], packed: Array, divisor: float = 1.0) -> None:
+def pack_vectors(
+    matrices: Sequence[Array], parts: VectorParts, packed: Array, divisor: float = 1.0
+) -> None:
     """Writes the vectors of each part, divided by `divisor`, to their places in `packed`.
 
     Places that no part fills stay as they are. Parts may not overlap. Otherwise as
     `unpack_vectors`.
     """
-    _ext.pack_vectors(blocks, packed, divisor)
+    _ext.pack_vectors(matrices, tuple(parts), packed, divisor)

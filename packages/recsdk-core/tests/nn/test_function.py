@@ -1,4 +1,4 @@
-"""pool_features and gather_features: one node over many tables."""
+"""pool_features, gather_features and pool_joined_bags: one node over many tables."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ import torch
 from recsdk_core import (
     Bags,
     CombineBlock,
+    JoinedBags,
+    Lease,
     Table,
     distinct_keys,
     init,
+    lease_tables,
+    map_joined,
     map_tables,
     optim,
 )
@@ -27,6 +31,7 @@ from recsdk_core.nn import (
     pool_features,
 )
 from recsdk_core.nn.function import pack_features
+from recsdk_core.nn.joined import pool_joined_bags
 
 KEYS = torch.tensor([5, -5, 5, 7])
 OFFSETS = torch.tensor([0, 2, 2, 4])
@@ -354,3 +359,79 @@ def test_an_error_in_anothers_backward_holds_no_lease() -> None:
         step()
     module.table.check_idle()
     assert module.table.update_count == 0
+
+
+# ---- bags of many tables in one array of each kind ----------------------------------------------
+
+COUNTS = torch.tensor([3, 1])
+
+
+def two_tables() -> list[Table]:
+    return [make_table(1, "one"), make_table(2, "two")]
+
+
+def mapped_jointly(tables: list[Table]) -> tuple[list[Lease], JoinedBags]:
+    """Three bags of one key and one, a number after the other."""
+    leases = lease_tables(tables, 1)
+    rows, outcomes = map_joined(tables, KEYS, COUNTS, True, leases)
+    ones, starts = torch.tensor([1, 1]), torch.tensor([0, 3])
+    return leases, JoinedBags(rows, outcomes, ones, COUNTS, starts)
+
+
+def test_joined_bags_are_read_and_give_one_update() -> None:
+    tables, anchor = two_tables(), make_anchor()
+    leases, bags = mapped_jointly(tables)
+    out = pool_joined_bags(tables, leases, bags, (5,), anchor)
+    assert out.tolist() == [1.0] * 5
+    assert [len(table) for table in tables] == [0, 0]
+    (out * torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])).sum().backward()
+    assert anchor.grad is None
+    assert tables[0].lookup(KEYS[:3])[:, 0].tolist() == [-3.0, -1.0, -3.0]
+    assert tables[1].lookup(KEYS[3:]).tolist() == [[-3.0, -4.0]]
+    assert [table.update_count for table in tables] == [1, 1]
+    assert all(lease.is_released for lease in leases)
+
+
+def test_joined_bags_that_nobody_reads_are_trained_all_the_same() -> None:
+    tables = two_tables()
+    out = pool_joined_bags(tables, *mapped_jointly(tables), (5,), make_anchor(), pooled=range(3))
+    assert out.tolist() == [1.0, 1.0, 1.0, 0.0, 0.0]
+    out.sum().backward()
+    assert tables[1].lookup(KEYS[3:]).tolist() == [[0.0, 0.0]]
+
+
+def test_a_second_backward_of_joined_bags_raises_and_changes_nothing() -> None:
+    tables = two_tables()
+    out = pool_joined_bags(tables, *mapped_jointly(tables), (5,), make_anchor()).sum()
+    out.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="this forward's backward has run already"):
+        out.backward()
+    assert [table.update_count for table in tables] == [1, 1]
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_without_gradients_the_leases_of_joined_bags_end_at_once(requires_grad: bool) -> None:
+    tables, anchor = two_tables(), make_anchor()
+    anchor.requires_grad_(requires_grad)
+    leases, bags = mapped_jointly(tables)
+    with torch.set_grad_enabled(not requires_grad):
+        pool_joined_bags(tables, leases, bags, (5,), anchor)
+    assert all(lease.is_released for lease in leases)
+
+
+def test_an_error_in_forward_of_joined_bags_holds_no_lease() -> None:
+    tables = two_tables()
+    leases, bags = mapped_jointly(tables)
+    with pytest.raises(ValueError, match="do not lie within the array"):
+        pool_joined_bags(tables, leases, bags, (4,), make_anchor())
+    assert all(lease.is_released for lease in leases)
+
+
+def test_joined_arrays_that_were_resized_are_refused() -> None:
+    tables = two_tables()
+    rows = torch.tensor([0, 0, 0, 0])
+    outcomes = torch.zeros(4, dtype=torch.uint8)
+    bags = JoinedBags(rows, outcomes, torch.tensor([1, 1]), COUNTS, torch.tensor([0, 3]))
+    rows.resize_(0)
+    with pytest.raises(ValueError, match="rows"):
+        pool_joined_bags(tables, lease_tables(tables), bags, (5,), make_anchor())

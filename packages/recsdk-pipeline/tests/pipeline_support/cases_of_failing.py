@@ -23,7 +23,7 @@ from pipeline_support.model import (
 )
 from pipeline_support.run_cases import TIMEOUT
 from recsdk_core import RecsdkError
-from recsdk_core.nn import function
+from recsdk_core.nn import joined
 from recsdk_pipeline import HybridEvalPipeline, HybridTrainPipelineSparseDist
 from recsdk_sharding import PeerError
 from recsdk_sharding.device import pooling as device_pooling
@@ -88,7 +88,7 @@ def _in_dense_backward(model: Any, optimizer: Any) -> None:
 
 
 def _in_the_tables_backward(model: Any, optimizer: Any) -> None:
-    function.update_tables = trouble
+    joined.update_joined = trouble
     device_pooling.train_set = trouble
 
 
@@ -116,7 +116,7 @@ def assert_told(world: World, guilty: int, work: Callable[[], Any]) -> None:
 
 def case_one_rank_fails_in_its_own_part_of_a_step(world: World) -> None:
     guilty = world.size - 1
-    kept = function.update_tables, device_pooling.train_set
+    kept = joined.update_joined, device_pooling.train_set
     for step in (0, BAD_STEP):
         for spoil in PLACES:
             with other_groups(world) as own:
@@ -131,7 +131,7 @@ def case_one_rank_fails_in_its_own_part_of_a_step(world: World) -> None:
                 try:
                     assert_told(own, guilty, lambda p=pipeline, g=given: rest_of(p, g))
                 finally:
-                    function.update_tables, device_pooling.train_set = kept
+                    joined.update_joined, device_pooling.train_set = kept
                 with pytest.raises(PeerError, match="restart the ranks"):
                     pipeline.progress(given)
 

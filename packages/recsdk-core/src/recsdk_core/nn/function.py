@@ -44,7 +44,7 @@ _unpack_dual: Callable[[torch.Tensor], Any] = forward_ad.unpack_dual
 _keeps_graph: Callable[[], bool] = getattr(
     torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: False
 )
-_Guard: TypeAlias = Callable[[], AbstractContextManager[None]]
+Guard: TypeAlias = Callable[[], AbstractContextManager[None]]
 _Part: TypeAlias = tuple[Bags, torch.Tensor, int, torch.Tensor | None]
 """Bags, the matrix with their gradients, its first column, and the array for their weights'."""
 
@@ -157,7 +157,7 @@ class Node:
         tables: Sequence[TableBags],
         pooled: list[list[Block]],
         shared: SharedTraining | None = None,
-        guard: _Guard = nullcontext,
+        guard: Guard = nullcontext,
     ) -> None:
         self.shape = shape
         self.shared = shared
@@ -175,6 +175,28 @@ class Node:
         self.is_kept = False  # after this backward, for another
         self.update_counts: list[int] | None = None  # when it was first kept
 
+    def vectors(self) -> torch.Tensor:
+        """The vectors of all bags: float32 of the shape, zero where no feature fills it."""
+        filled = sum(
+            block.bags.num_bags * table.dim
+            for table, part in zip(self.tables, self.pooled, strict=True)
+            for block in part
+        )
+        make = torch.empty if filled == math.prod(self.shape) else torch.zeros
+        out = make(self.shape, dtype=torch.float32, device="cpu")
+        calls = [
+            (table, [(block.bags, *block.place_in(out, table.dim)) for block in part])
+            for table, part in zip(self.tables, self.pooled, strict=True)
+        ]
+        pool_tables(calls)
+        return out
+
+    def update(
+        self, given: Sequence[torch.Tensor], wanted: Sequence[bool]
+    ) -> list[torch.Tensor | None]:
+        """One update per table; returns the gradients of the weights that want one."""
+        return _update(self, given, wanted)
+
     def end(self) -> None:
         """Releases the leases and drops what the backward needed."""
         release_leases(self.leases)
@@ -190,7 +212,7 @@ def pool_features(
     num_columns: int,
     anchor: torch.Tensor,
     shared: SharedTraining | None = None,
-    guard: _Guard = nullcontext,
+    guard: Guard = nullcontext,
 ) -> torch.Tensor:
     """Pools the features of many tables into one matrix, as one autograd node.
 
@@ -248,7 +270,7 @@ def pack_features(
     tables: Sequence[TableBags],
     num_values: int,
     anchor: torch.Tensor,
-    guard: _Guard = nullcontext,
+    guard: Guard = nullcontext,
     pooled: range | None = None,
 ) -> torch.Tensor:
     """The vectors of all bags of all features in one dimension, as one autograd node.
@@ -306,18 +328,7 @@ def read(node: Node) -> torch.Tensor:
 
 def _read(node: Node) -> torch.Tensor:
     _check_runs()
-    filled = sum(
-        block.bags.num_bags * table.dim
-        for table, part in zip(node.tables, node.pooled, strict=True)
-        for block in part
-    )
-    make = torch.empty if filled == math.prod(node.shape) else torch.zeros
-    out = make(node.shape, dtype=torch.float32, device="cpu")
-    calls = [
-        (table, [(block.bags, *block.place_in(out, table.dim)) for block in part])
-        for table, part in zip(node.tables, node.pooled, strict=True)
-    ]
-    pool_tables(calls)
+    out = node.vectors()
     return out if node.reduction is None else node.reduction.forward(out)
 
 
@@ -384,7 +395,7 @@ def train(
             is_whole = vectors.shape == node.shape and vectors.is_contiguous()
             own = vectors if is_whole else vectors.reshape(node.shape).contiguous()
             grads = [own] if node.shared is None else node.shared.gradients(own)
-            made = (_update if trains else _weights_grads)(node, grads, wanted)
+            made = node.update(grads, wanted) if trains else _weights_grads(node, grads, wanted)
             is_done = True
             return made
         finally:
@@ -426,7 +437,6 @@ def _check_trained(node: Node) -> None:
 def _update(
     node: Node, given: Sequence[torch.Tensor], wanted: Sequence[bool]
 ) -> list[torch.Tensor | None]:
-    """One update per table; returns the gradients of the weights that want one."""
     waits = [*node.accumulations, *(each for each in node.waiting if each and each.waits)]
     if any(each is not None for each in waits) and node.shared is None:
         given = [grad.clone() for grad in given]  # the caller may reuse its own meanwhile

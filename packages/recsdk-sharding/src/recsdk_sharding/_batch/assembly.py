@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recsdk_core import pack_vectors, unpack_vectors
-from recsdk_core.vectors import Block, Part
+from recsdk_core import VectorParts, pack_vectors, unpack_vectors
 from recsdk_sharding._batch.routing import Requests
 from recsdk_sharding.placement.layout import GroupLayout, ShardFeatures
 
@@ -57,9 +56,7 @@ class Plan:
         multiple: int,
     ) -> Plan:
         """What the ranks send to `rank`, each filled up to a `multiple`."""
-        sent = layout.sent
-        if layout.is_replicated:
-            sent = sent.at(np.flatnonzero(sent.ranks_S == rank))
+        sent = layout.sent_to(rank)
         sizes_S = requests.num_filled[sent.cuts_S] * sent.widths_S
         starts_S, num_values, has_padding = lay_out(
             sizes_S, sent.ranks_S, layout.world_size, multiple
@@ -75,14 +72,21 @@ class Plan:
             widths=[table.dim for table in layout.tables for _ in table.features],
         )
 
-    def bags(self) -> list[torch.Tensor | None]:
-        """Which bags each stretch has, int64, in ascending order; None: all of its feature's."""
-        parts = self.filled.split_with_sizes(self.num_filled.tolist())
-        pairs = zip(self.sent.features_S.tolist(), self.sent.cuts_S.tolist(), strict=True)
-        return [
-            None if len(parts[cut]) == self.num_bags[feature] else parts[cut]
-            for feature, cut in pairs
-        ]
+    def parts(self) -> VectorParts:
+        """The stretches as the core takes them, for matrices that are those of the features."""
+        blocks, counts = self.sent.blocks, self.num_filled
+        begins = counts.cumsum() - counts
+        cuts_S = self.sent.cuts_S[blocks.order_S]
+        return VectorParts(
+            matrices=blocks.features_K,
+            columns=blocks.first_columns_K,
+            widths=blocks.widths_K,
+            num_parts=blocks.num_stretches_K,
+            starts=self.starts_S[blocks.order_S],
+            begins=begins[cuts_S],
+            counts=counts[cuts_S],
+            rows=self.filled,
+        )
 
 
 def lay_out(
@@ -178,7 +182,7 @@ class HostAssembly:
     def put(self, received: torch.Tensor, room: ResultRoom, group: int) -> Sequence[torch.Tensor]:
         """The room's results for this group, filled."""
         results = room.of_group(group)
-        unpack_vectors(received, self._blocks(results))
+        unpack_vectors(received, self._plan.parts(), results)
         if self._divisors is not None:
             for result, divisor_G in zip(results, self._divisors, strict=True):
                 result /= divisor_G[:, None]
@@ -191,26 +195,8 @@ class HostAssembly:
             grads = [grad / divisor_G[:, None] for grad, divisor_G in pairs]
         make = torch.zeros if self._plan.has_padding else torch.empty
         flat = make(sum(self.num_values), dtype=grads[0].dtype)
-        pack_vectors(self._blocks(grads), flat, divisor)
+        pack_vectors(grads, self._plan.parts(), flat, divisor)
         return flat
-
-    def _blocks(self, tensors: Sequence[torch.Tensor]) -> list[Block]:
-        """The columns of features' results or gradients, with the stretches that they have."""
-        sent, parts = self._plan.sent, dict[tuple[int, int, int], list[Part]]()
-        stretches = zip(
-            sent.features_S.tolist(),
-            sent.first_columns_S.tolist(),
-            sent.widths_S.tolist(),
-            self._plan.starts_S.tolist(),
-            self._plan.bags(),
-            strict=True,
-        )
-        for feature, first, width, start, bags in stretches:
-            parts.setdefault((feature, first, width), []).append((start, bags))
-        return [
-            (tensors[feature], first, width, found)
-            for (feature, first, width), found in parts.items()
-        ]
 
     def open(self) -> None:
         """Does nothing: all of it is on the host."""

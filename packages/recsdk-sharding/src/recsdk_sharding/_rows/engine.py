@@ -14,16 +14,17 @@ import torch
 from numpy.typing import NDArray
 from torchrec.streamable import Multistreamable
 
-from recsdk_core import Table, optim
+from recsdk_core import JoinedBags, Lease, Table, optim
 from recsdk_core.checkpoint.replacing import NewRows, give_state, replace_rows
 from recsdk_core.nn.function import TableBags, pack_features, pool_features
+from recsdk_core.nn.joined import pool_joined_bags
 from recsdk_core.nn.row_entries import rows_of
 from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding._rows.home import GroupBags, Guard, PoolRequest
 from recsdk_sharding.placement.layout import Shard
 from recsdk_sharding.placement.room import require_room
 
-__all__ = ["EngineBatch", "EngineHome", "EngineShard"]
+__all__ = ["EngineBatch", "EngineHome", "EngineShard", "JoinedBatch"]
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,14 @@ class EngineHome:
         """Gives each shard its rows, or none."""
         replace_rows([(held.table, rows) for held, rows in changes])
 
-    def plan(self, bags: GroupBags, request: PoolRequest, *, training: bool) -> EngineBatch:
+    def plan(
+        self, bags: GroupBags, request: PoolRequest, *, training: bool
+    ) -> EngineBatch | JoinedBatch:
         """The mapped bags as they are."""
+        if request.shared is None and request.weight_starts_P is None and bags.are_plain:
+            made = [each.held.table for each in bags.shards]
+            leases = [each.lease for each in bags.shards]
+            return JoinedBatch(made, leases, bags.joined(), request)
         tables = [
             TableBags(
                 table=each.held.table,
@@ -127,8 +134,44 @@ class EngineShard:
         """Does nothing: the table was loaded into."""
 
 
+class _OnHost(Multistreamable):  # type: ignore[misc]
+    """A mapped batch of which nothing is on a device."""
+
+    def open(self) -> None:
+        """Does nothing."""
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Does nothing."""
+
+    def variable_stride_per_key(self) -> bool:
+        """False, in torchrec's words: every feature has the same batch size."""
+        return False
+
+
 @dataclass
-class EngineBatch(Multistreamable):  # type: ignore[misc]
+class JoinedBatch(_OnHost):
+    """Bags in one array of each kind: their keys have no weights, their tables accumulate not."""
+
+    tables: list[Table]
+    leases: list[Lease]
+    bags: JoinedBags
+    request: PoolRequest
+
+    def take_weights(self, weights_M: torch.Tensor) -> None:
+        """Is not called: no weights come late."""
+        raise AssertionError("the keys of these bags have no weights")
+
+    def pool(self, anchor: torch.Tensor, guard: Guard) -> torch.Tensor:
+        """The vectors as one autograd node: float32 (num_values,), or of the `shape`."""
+        to = self.request
+        shape = (to.num_values,) if to.shape is None else to.shape
+        return pool_joined_bags(
+            self.tables, self.leases, self.bags, shape, anchor, guard, to.pooled
+        )
+
+
+@dataclass
+class EngineBatch(_OnHost):
     """The bags that this rank pools, mapped to rows of the engine."""
 
     tables: list[TableBags]
@@ -141,19 +184,9 @@ class EngineBatch(Multistreamable):  # type: ignore[misc]
         for feature, start in zip(features, self.request.weight_starts_P.tolist(), strict=True):
             feature.weights = weights_M.narrow(0, start, len(feature.rows))
 
-    def open(self) -> None:
-        """Does nothing: all of it is on the host."""
-
     def pool(self, anchor: torch.Tensor, guard: Guard) -> torch.Tensor:
         """The vectors as one autograd node: float32 (num_values,), or of the `shape`."""
         to = self.request
         if to.shape is not None:
             return pool_features(self.tables, *to.shape, anchor, to.shared, guard)
         return pack_features(self.tables, to.num_values, anchor, guard, to.pooled)
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        """Does nothing: all of it is on the host."""
-
-    def variable_stride_per_key(self) -> bool:
-        """False, in torchrec's words: every feature has the same batch size."""
-        return False

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 import recsdk_core
-from recsdk_core import ExportBatch, optim
+from recsdk_core import ExportBatch, JoinedBags, optim
 from recsdk_core.checkpoint import Position
 from recsdk_core.checkpoint.model_tables import ShardCut
 from recsdk_core.checkpoint.replacing import NewRows
@@ -174,6 +174,26 @@ class GroupBags:
     """Of each piece, float32 (its keys,); None: it has none."""
     is_mean_P: NDArray[np.bool_] | None = None
     """Whether bags are averaged; None: none are."""
+
+    @property
+    def are_plain(self) -> bool:
+        """Whether no key has a weight, and no table accumulates gradients."""
+        return all(each is None for each in self.weights or ()) and all(
+            [each.accumulation is None for each in self.shards]  # noqa: C419, a list is faster
+        )
+
+    def joined(self) -> JoinedBags:
+        """The pieces of all shards as the core takes them, without their weights."""
+        is_mean_P = self.is_mean_P
+        return JoinedBags(
+            self.rows_N,
+            self.outcomes_N,
+            np.array(self.num_pieces, np.int64),
+            self.num_keys_P,
+            self.starts_P,
+            self.offsets,
+            None if is_mean_P is None else is_mean_P.view(np.uint8),
+        )
 
     @cached_property
     def features(self) -> list[list[FeatureBags]]:

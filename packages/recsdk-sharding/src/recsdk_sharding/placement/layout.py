@@ -3,7 +3,7 @@
 A table is cut into column ranges, and each range by rows: every shard is on one rank. torchrec's
 sharding classes decide which; this is what they decided, in the words of the exchange.
 
-Shape letters: D row width, F features, S features of shards, W ranks.
+Shape letters: D row width, F features, K blocks of columns, S features of shards, W ranks.
 """
 
 from __future__ import annotations
@@ -85,6 +85,18 @@ class Route:
 
 
 @dataclass(frozen=True)
+class FeatureBlocks:
+    """Columns of features, K in all, and the stretches of vectors that each has: arrays int64."""
+
+    features_K: NDArray[np.int64]
+    first_columns_K: NDArray[np.int64]
+    widths_K: NDArray[np.int64]
+    num_stretches_K: NDArray[np.int64]
+    order_S: NDArray[np.int64]
+    """The stretches, block by block."""
+
+
+@dataclass(frozen=True)
 class ShardFeatures:
     """The features of shards, S in all: arrays int64 (S,)."""
 
@@ -104,6 +116,17 @@ class ShardFeatures:
     def widths_S(self) -> NDArray[np.int64]:
         """Numbers of columns."""
         return self.last_columns_S - self.first_columns_S
+
+    @cached_property
+    def blocks(self) -> FeatureBlocks:
+        """Those of the same columns of a feature, which are added up, in the order of ranks."""
+        keys_3S = np.stack([self.features_S, self.first_columns_S, self.widths_S])
+        keys_3K, inverse = np.unique(keys_3S, axis=1, return_inverse=True)
+        features_K, first_columns_K, widths_K = map(np.ascontiguousarray, keys_3K)
+        block_S = inverse.reshape(-1)
+        num_stretches_K = np.bincount(block_S, minlength=len(features_K))
+        order_S = np.argsort(block_S, kind="stable")
+        return FeatureBlocks(features_K, first_columns_K, widths_K, num_stretches_K, order_S)
 
     def at(self, places: NDArray[Any]) -> ShardFeatures:
         """Some of them."""
@@ -198,6 +221,15 @@ class GroupLayout:
     def sent(self) -> ShardFeatures:
         """What all ranks send, in the order in which it travels."""
         return self.shard_features.at(self.sending_order(self.shard_features))
+
+    def sent_to(self, rank: int) -> ShardFeatures:
+        """What ranks send to one; nobody sends what all have."""
+        return self._own_by_rank[rank] if self.is_replicated else self.sent
+
+    @cached_property
+    def _own_by_rank(self) -> list[ShardFeatures]:
+        ranks = range(self.world_size)
+        return [self.sent.at(np.flatnonzero(self.sent.ranks_S == rank)) for rank in ranks]
 
     def routes_to(self, rank: int) -> list[Route]:
         """The routes that a rank is on."""

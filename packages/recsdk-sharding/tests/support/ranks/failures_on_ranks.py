@@ -16,7 +16,7 @@ from loops import LOOPS
 from on_ranks import own_batches
 from worlds import Setup, new_model, optimizer_of, shard, unwrapped
 
-from recsdk_core.nn import function
+from recsdk_core.nn import joined
 from recsdk_sharding import Saver, failing_together
 from recsdk_sharding._batch import lookup, output_dist
 from recsdk_sharding._compat.private import default_store, process_groups
@@ -67,7 +67,7 @@ def _before_the_tables_backward(model: Any, optimizer: Any) -> None:
 
 
 def _in_the_tables_backward(model: Any, optimizer: Any) -> None:
-    function.update_tables = trouble
+    joined.update_joined = trouble
     device_pooling.train_set = trouble
 
 
@@ -107,7 +107,7 @@ def fail(
         failures._SECONDS_FOR_OTHERS = 0.1
     is_guilty = dist.get_rank() in guilty
     first = 0 if place == "before the first step" else step
-    kept = function.update_tables, device_pooling.train_set
+    kept = joined.update_joined, device_pooling.train_set
     at_exit: list[Any] = []
     failure_store.atexit = SimpleNamespace(register=lambda *call: at_exit.append(call))
     num_done = 0
@@ -125,7 +125,7 @@ def fail(
     try:
         found = _ending_of(train, is_guarded)
     finally:
-        function.update_tables, device_pooling.train_set = kept
+        joined.update_joined, device_pooling.train_set = kept
         failures._SECONDS_FOR_OTHERS = SECONDS_FOR_OTHERS
         failure_store.atexit = atexit
     again = _ending_of(lambda: dist.all_reduce(torch.zeros(1, device=device)))
@@ -157,7 +157,7 @@ def fail_in_an_unsharded_model(device: str) -> Any:
     model.over.to(device)
     (batch, *_) = own_batches([[4] * dist.get_world_size()], False)
     loss, _ = model(batch.to(torch.device(device)))
-    kept = function.update_tables, device_pooling.train_set
+    kept = joined.update_joined, device_pooling.train_set
     is_guilty = dist.get_rank() == dist.get_world_size() - 1
     if is_guilty:
         _in_the_tables_backward(model, None)
@@ -166,7 +166,7 @@ def fail_in_an_unsharded_model(device: str) -> Any:
             loss.backward()
             assert not is_guilty
     finally:
-        function.update_tables, device_pooling.train_set = kept
+        joined.update_joined, device_pooling.train_set = kept
     return _ending_of(lambda: dist.all_reduce(torch.zeros(1, device=device)))
 
 
