@@ -43,7 +43,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def read_blocks(raw: bytes, token: str) -> Iterator[tuple[int, np.ndarray, dict[str, np.ndarray]]]:
-    """(type, keys int64 (n,), fields (n, width) by name) of each block of rows or erased keys."""
+    """(type, keys int64 (n,), fields (n, width) by name) of each block of rows or erased keys.
+
+    Of erased keys the field "cause" (n,) says why they left: 0 evicted, 1 erased, 2 expired.
+    """
     magic, version, header_bytes, _kind, num_fields, _dim = struct.unpack_from("<8sIIIIQ", raw)
     require(magic == b"RECSDKRF" and version == 1, "this is no file of rows of version 1")
     require(raw[32:48].hex() == token, "this file belongs to another checkpoint")
@@ -53,13 +56,13 @@ def read_blocks(raw: bytes, token: str) -> Iterator[tuple[int, np.ndarray, dict[
     fields = [(n.rstrip(b"\0").decode(), DTYPES[kind], width) for n, kind, _, width in entries]
     at, counts = header_bytes, [0, 0, 0]
     while True:
-        head = struct.unpack_from("<4sBBHQQQQQQQ", raw, at)
-        magic, kind, codec, _, index, num_rows, raw_bytes, stored_bytes = head[:8]
+        head = struct.unpack_from("<4sBBBBQQQQQQQ", raw, at)
+        magic, kind, codec, cause, _, index, num_rows, raw_bytes, stored_bytes = head[:9]
         require(magic == b"RFBK" and index == counts[2], "a block is missing")
-        require(head[9] == header_checksum, "a block belongs to another file")
-        check64(raw[at : at + 56], head[10])
+        require(head[10] == header_checksum, "a block belongs to another file")
+        check64(raw[at : at + 56], head[11])
         stored = raw[at + 64 : at + 64 + stored_bytes]
-        check64(stored, head[8])
+        check64(stored, head[9])
         at += 64 + stored_bytes
         payload = stored if codec == 0 else decompress(stored, raw_bytes)
         require(len(payload) == raw_bytes, "a block has another size")
@@ -71,7 +74,8 @@ def read_blocks(raw: bytes, token: str) -> Iterator[tuple[int, np.ndarray, dict[
         if kind in (ROWS, ERASED):
             counts[kind - 1] += num_rows
             keys = np.frombuffer(payload, "<i8", num_rows)
-            yield kind, keys, split(payload, num_rows, fields if kind == ROWS else [])
+            of_left = {"cause": np.full(num_rows, cause)}
+            yield kind, keys, split(payload, num_rows, fields) if kind == ROWS else of_left
 
 
 def split(

@@ -464,11 +464,12 @@ typedef struct recsdk_index_cut recsdk_index_cut;
 /// What a cut holds; the arrays live as long as the cut.
 typedef struct recsdk_index_changes {
   size_t struct_size;
-  const int64_t* keys;  ///< (n,) that are there; of changes those that came or were noted
-  const int64_t* rows;  ///< (n,)
-  const int64_t* left;  ///< (m,) that left, ascending; none unless changes_only
-  int64_t num_keys;     ///< n
-  int64_t num_left;     ///< m
+  const int64_t* keys;    ///< (n,) that are there; of changes those that came or were noted
+  const int64_t* rows;    ///< (n,)
+  const int64_t* left;    ///< (m,) that left, ascending; none unless changes_only
+  int64_t num_keys;       ///< n
+  int64_t num_left;       ///< m
+  const uint8_t* causes;  ///< (m,): enum recsdk_leave_cause of each that left
 } recsdk_index_changes;
 
 /// A table whose rows lie in a device's memory, see recsdk::DeviceTable.

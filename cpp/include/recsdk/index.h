@@ -14,6 +14,7 @@
 
 #include "recsdk/error.h"
 #include "recsdk/export.h"
+#include "recsdk/leavers.h"
 #include "recsdk/policy.h"
 #include "recsdk/types.h"
 
@@ -187,6 +188,8 @@ class RECSDK_API IndexCut {
   std::span<const RowNumber> rows() const noexcept;
   /// Keys that left and are not there again, ascending; none unless changes_only.
   std::span<const Key> left() const noexcept;
+  /// Why each of them left (m,).
+  std::span<const LeaveCause> causes() const noexcept;
 
   /// Ends the cut. Durable: changes are counted from the cut on. Else it is as if it had never
   /// been: what had changed before still counts as changed. If memory for that runs out, tracking

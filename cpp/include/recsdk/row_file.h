@@ -16,6 +16,7 @@
 
 #include "recsdk/error.h"
 #include "recsdk/export.h"
+#include "recsdk/leavers.h"
 #include "recsdk/types.h"
 
 namespace recsdk {
@@ -85,7 +86,9 @@ RECSDK_API bool has_codec(Codec codec);
 /// Totals of a whole file.
 struct RowFileSummary {
   std::int64_t num_rows = 0;
-  std::int64_t num_erased = 0;
+  std::int64_t num_erased = 0;   ///< keys that left, for whatever cause
+  std::int64_t num_evicted = 0;  ///< those of them that were evicted,
+  std::int64_t num_expired = 0;  ///< or had expired
   std::int64_t num_bytes = 0;
   std::string checksum;  ///< XXH3-128 of all bytes, 32 hexadecimal digits, most significant first
 };
@@ -182,8 +185,9 @@ class RECSDK_API RowFileWriter {
 
   /// Adds rows of keys (N,); fields[f] points to (N, C) elements of field f.
   void write_rows(std::span<const Key> keys, std::span<const void* const> fields);
-  /// Adds keys (N,) that left. Throws std::invalid_argument in a snapshot.
-  void write_erased(std::span<const Key> keys);
+  /// Adds keys (N,) that left, in ascending order of causes. Throws std::invalid_argument in a
+  /// snapshot, and after keys of a higher cause.
+  void write_erased(std::span<const Key> keys, LeaveCause cause = LeaveCause::kErased);
   /// Writes the end. It does not fsync; the caller does.
   RowFileSummary finish();
   /// Bytes handed to the sink so far.
@@ -204,6 +208,7 @@ enum class BlockKind : std::uint8_t {
 /// One block of a file; lives on its own.
 struct RECSDK_API RowBlock {
   BlockKind kind = BlockKind::kRows;
+  LeaveCause cause = LeaveCause::kEvicted;    ///< of erased keys: why they left
   std::span<const Key> keys;                  ///< (N,) of rows or erased keys
   std::vector<const std::byte*> fields;       ///< of rows: (N, C) elements of each field, packed
   std::shared_ptr<const std::byte[]> memory;  ///< what all of this lies in

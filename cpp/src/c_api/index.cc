@@ -144,12 +144,14 @@ int recsdk_index_cut_begin(recsdk_index* index, int changes_only, recsdk_index_c
 int recsdk_index_cut_read(const recsdk_index_cut* cut, recsdk_index_changes* changes) {
   return guarded([&] {
     const recsdk::IndexCut& from = deref(cut, "cut").cut;
-    const recsdk_index_changes to = {.struct_size = sizeof(to),
-                                     .keys = from.keys().data(),
-                                     .rows = from.rows().data(),
-                                     .left = from.left().data(),
-                                     .num_keys = static_cast<int64_t>(from.keys().size()),
-                                     .num_left = static_cast<int64_t>(from.left().size())};
+    const recsdk_index_changes to = {
+        .struct_size = sizeof(to),
+        .keys = from.keys().data(),
+        .rows = from.rows().data(),
+        .left = from.left().data(),
+        .num_keys = static_cast<int64_t>(from.keys().size()),
+        .num_left = static_cast<int64_t>(from.left().size()),
+        .causes = reinterpret_cast<const uint8_t*>(from.causes().data())};
     write_struct(changes, to, "recsdk_index_changes");
   });
 }

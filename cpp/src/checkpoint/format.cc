@@ -151,6 +151,8 @@ void check_kind(const BlockHead& head, const RowFileHeader& header, const Place&
                         head.type == kEndBlock;
   if (!is_known) throw_damaged(place, "unknown type of block " + std::to_string(head.type));
   if (head.reserved != 0) throw_damaged(place, "reserved bytes of a block are not zero");
+  if (head.cause > (is_erased ? static_cast<std::uint8_t>(LeaveCause::kExpired) : 0))
+    throw_damaged(place, "unknown cause of leaving " + std::to_string(head.cause));
   if (is_erased && header.kind == RowFileKind::kSnapshot)
     throw_damaged(place, "a snapshot has erased keys");
 }

@@ -45,7 +45,8 @@ struct BlockHead {
   std::array<char, 4> magic;
   std::uint8_t type;  // a BlockKind, or kEndBlock
   std::uint8_t codec;
-  std::uint16_t reserved;
+  std::uint8_t cause;  // of erased keys: a LeaveCause; else 0
+  std::uint8_t reserved;
   std::uint64_t index;  // number of blocks before this one
   std::uint64_t num_rows;
   std::uint64_t raw_bytes;
@@ -61,6 +62,12 @@ struct EndPayload {
   std::uint64_t num_erased;
   std::uint64_t num_blocks;  // without the end
 };
+
+/// Counts keys that left by what is not erasing.
+inline void count_causes(RowFileSummary& summary, LeaveCause cause, std::int64_t count) {
+  if (cause == LeaveCause::kEvicted) summary.num_evicted += count;
+  if (cause == LeaveCause::kExpired) summary.num_expired += count;
+}
 
 /// Arrays in a block begin at multiples of 8 bytes.
 constexpr std::int64_t padded(std::int64_t bytes) { return (bytes + 7) / 8 * 8; }

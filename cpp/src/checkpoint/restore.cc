@@ -240,7 +240,7 @@ void Restore::Impl::commit(std::uint64_t update_count, double log_decay,
   }
   auto tracker = std::make_unique<internal::ChangeTracker>(table->index.hash_seed);
   tracker->grow(staged->numbers.end());
-  for (const Key key : staged->evicted) tracker->note_left(key);
+  for (const Key key : staged->evicted) tracker->note_left(key, LeaveCause::kEvicted);
   internal::CutMemory::Parts kept;  // freed without locks
   const std::unique_lock lock(table->index.mutex);
   table->index.require_idle("a restore");

@@ -109,9 +109,9 @@ BlockHead RowFileParser::read_head() {
   if (head.index != num_blocks_)
     throw_damaged(at(place), "block " + std::to_string(head.index) + " where block " +
                                  std::to_string(num_blocks_) + " must be");
-  if (head.type < last_type_)
-    throw_damaged(at(place), "blocks are not in the order of rows, then erased keys");
-  last_type_ = head.type;
+  if (std::pair(head.type, head.cause) < last_)
+    throw_damaged(at(place), "blocks are not in the order of rows, then erased keys by cause");
+  last_ = {head.type, head.cause};
   check_totals(head, place);
   return head;
 }
@@ -155,11 +155,13 @@ RowFileParser::Memory RowFileParser::unpack(const BlockHead& head,
 RowBlock RowFileParser::make_block(const BlockHead& head, Memory memory) {
   RowBlock block;
   block.kind = static_cast<BlockKind>(head.type);
+  block.cause = static_cast<LeaveCause>(head.cause);
   const std::byte* const bytes = memory.get();
   block.memory = std::move(memory);
   block.keys = {reinterpret_cast<const Key*>(bytes), head.num_rows};
   const auto n = static_cast<std::int64_t>(head.num_rows);
   (block.kind == BlockKind::kRows ? summary_.num_rows : summary_.num_erased) += n;
+  if (block.kind == BlockKind::kErased) count_causes(summary_, block.cause, n);
   if (block.kind == BlockKind::kRows) {
     const std::byte* array = bytes + n * static_cast<std::int64_t>(sizeof(Key));
     for (const FileField& field : header_.fields) {

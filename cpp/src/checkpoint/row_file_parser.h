@@ -54,7 +54,7 @@ class RowFileParser {
   std::uint64_t file_checksum_ = 0;
   std::int64_t offset_ = 0;
   std::uint64_t num_blocks_ = 0;
-  std::uint8_t last_type_ = 0;
+  std::pair<std::uint8_t, std::uint8_t> last_;  // type and cause of the block before
   BlockMemory memory_;
   StreamChecksum checksum_;          // of the file so far
   StreamChecksum64 block_checksum_;  // of the payload so far

@@ -118,6 +118,8 @@ void RowFileWriter::Impl::flush_rows() {
 void RowFileWriter::Impl::flush(std::uint8_t type, std::int64_t num_rows, std::int64_t raw_bytes) {
   BlockHead head{};
   head.type = type;
+  if (type == static_cast<std::uint8_t>(BlockKind::kErased))
+    head.cause = static_cast<std::uint8_t>(cause_);
   head.index = num_blocks_++;
   head.num_rows = static_cast<std::uint64_t>(num_rows);
   head.raw_bytes = static_cast<std::uint64_t>(raw_bytes);
@@ -150,16 +152,22 @@ void RowFileWriter::Impl::submit(BlockHead head, std::int64_t raw_bytes) {
   queue_->submit(std::move(block_), size);
 }
 
-void RowFileWriter::Impl::write_erased(std::span<const Key> keys) {
+void RowFileWriter::Impl::write_erased(std::span<const Key> keys, LeaveCause cause) {
   if (header.kind == RowFileKind::kSnapshot)
     throw std::invalid_argument("row file: a snapshot has no erased keys; make a delta");
   require_stage(static_cast<int>(BlockKind::kErased), "write_erased");
+  if (cause < cause_)
+    throw std::invalid_argument(
+        "row file: write_erased comes too late; write keys by ascending "
+        "cause");
+  cause_ = cause;
   const auto most = static_cast<std::size_t>(options.block_bytes) / sizeof(Key);
   for (; !keys.empty(); keys = keys.subspan(std::min(most, keys.size()))) {
     const std::span<const Key> part = keys.first(std::min(most, keys.size()));
     begin_block();
     std::memcpy(payload(), part.data(), part.size_bytes());
     summary_.num_erased += static_cast<std::int64_t>(part.size());
+    internal::count_causes(summary_, cause, static_cast<std::int64_t>(part.size()));
     flush(static_cast<std::uint8_t>(BlockKind::kErased), static_cast<std::int64_t>(part.size()),
           static_cast<std::int64_t>(part.size_bytes()));
   }
@@ -206,7 +214,9 @@ void RowFileWriter::write_rows(std::span<const Key> keys, std::span<const void* 
   }
 }
 
-void RowFileWriter::write_erased(std::span<const Key> keys) { impl_->write_erased(keys); }
+void RowFileWriter::write_erased(std::span<const Key> keys, LeaveCause cause) {
+  impl_->write_erased(keys, cause);
+}
 RowFileSummary RowFileWriter::finish() { return impl_->finish(); }
 std::int64_t RowFileWriter::num_bytes() const { return impl_->num_bytes; }
 

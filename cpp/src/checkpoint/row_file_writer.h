@@ -34,7 +34,7 @@ struct RowFileWriter::Impl {
   /// `pause` is called on this thread now and then, between pieces of its work.
   void set_pause(std::function<void()> pause) { queue_->set_pause(std::move(pause)); }
 
-  void write_erased(std::span<const Key> keys);
+  void write_erased(std::span<const Key> keys, LeaveCause cause);
   RowFileSummary finish();
 
   const RowFileHeader header;
@@ -57,6 +57,7 @@ struct RowFileWriter::Impl {
   std::unique_ptr<internal::BlockBuffer> block_;  // being filled, or null
   std::int64_t num_in_block_ = 0;
   int stage_ = 0;  // the highest kind of block so far; those of lower kinds are over
+  LeaveCause cause_ = LeaveCause::kEvicted;  // the highest so far
   std::uint64_t num_blocks_ = 0;
   RowFileSummary summary_;
 };

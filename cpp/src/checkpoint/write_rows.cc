@@ -1,6 +1,9 @@
 // From a cut to a row file.
+#include <algorithm>
+#include <iterator>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "checkpoint/row_file_writer.h"
 #include "recsdk/checkpoint.h"
@@ -50,11 +53,25 @@ void write_all_rows(Cut::Impl& cut, RowFileWriter& writer, Progress& progress) {
   }
 }
 
+void write_left(const Cut::Impl& cut, RowFileWriter& writer) {
+  const std::vector<internal::LeftKey> left = cut.left_keys();
+  std::vector<Key> keys;
+  for (auto first = left.begin(); first != left.end();) {
+    const auto last = std::find_if(first, left.end(),
+                                   [&](const auto& each) { return each.cause != first->cause; });
+    keys.clear();
+    std::transform(first, last, std::back_inserter(keys),
+                   [](const auto& each) { return each.key; });
+    writer.write_erased(keys, first->cause);
+    first = last;
+  }
+}
+
 RowFileSummary write_file(Cut::Impl& cut, ByteSink& sink, const WriteOptions& options) {
   RowFileWriter writer(sink, header_of(cut, options), options.file);
   Progress progress(options.progress);
   write_all_rows(cut, writer, progress);
-  if (cut.changes_only) writer.write_erased(cut.erased_keys());
+  if (cut.changes_only) write_left(cut, writer);
   progress.at(writer.num_bytes());
   const RowFileSummary summary = writer.finish();
   if (summary.num_rows != cut.num_rows) {

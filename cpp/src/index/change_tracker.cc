@@ -1,5 +1,7 @@
 #include "index/change_tracker.h"
 
+#include <algorithm>
+
 namespace recsdk::internal {
 
 // Rows ascend, so a word is gathered before it is written once.
@@ -13,13 +15,13 @@ void ChangeTracker::note_changed(const GradItem* items, std::int64_t begin,
   }
 }
 
-void ChangeTracker::note_leaving(std::span<const Key> keys, const KeyMap& index) {
+void ChangeTracker::note_leaving(std::span<const LeftKey> keys, const KeyMap& index) {
   std::vector<Key> added;
   added.reserve(keys.size());
   try {
-    for (const Key key : keys) {
+    for (const auto& [cause, key] : keys) {
       if (!index.find_one(key) || left_.find_one(key)) continue;
-      left_.find_or_insert(key, 0);
+      note_left(key, cause);
       added.push_back(key);
     }
   } catch (...) {
@@ -28,17 +30,19 @@ void ChangeTracker::note_leaving(std::span<const Key> keys, const KeyMap& index)
   }
 }
 
-void ChangeTracker::note_all_leaving(const KeyMap& index) {
-  std::vector<Key> keys;
+void ChangeTracker::note_all_erased(const KeyMap& index) {
+  std::vector<LeftKey> keys;
   keys.reserve(static_cast<std::size_t>(index.size()));
-  index.for_each([&](Key key, std::uint32_t) { keys.push_back(key); });
+  index.for_each([&](Key key, std::uint32_t) { keys.push_back({LeaveCause::kErased, key}); });
   note_leaving(keys, index);
 }
 
-std::vector<Key> ChangeTracker::left() const {
-  std::vector<Key> keys;
+std::vector<LeftKey> ChangeTracker::left() const {
+  std::vector<LeftKey> keys;
   keys.reserve(static_cast<std::size_t>(left_.size()));
-  left_.for_each([&](Key key, std::uint32_t) { keys.push_back(key); });
+  left_.for_each(
+      [&](Key key, std::uint32_t cause) { keys.push_back({static_cast<LeaveCause>(cause), key}); });
+  std::sort(keys.begin(), keys.end());
   return keys;
 }
 

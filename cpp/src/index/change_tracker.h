@@ -1,16 +1,26 @@
 // What changed in an index since its last durable cut: a bit per row, and the keys that left.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <span>
 #include <vector>
 
 #include "kernels/kernels.h"
 #include "keymap/key_map.h"
+#include "recsdk/leavers.h"
 #include "recsdk/types.h"
 #include "rows/row_bits.h"
 
 namespace recsdk::internal {
+
+/// A key that left, and why; ordered by cause.
+struct LeftKey {
+  LeaveCause cause = LeaveCause::kErased;
+  Key key = 0;
+
+  friend auto operator<=>(const LeftKey&, const LeftKey&) = default;
+};
 
 /// The index's lock guards it; a thread that holds the lock of the rows may set bits too.
 class ChangeTracker {
@@ -39,10 +49,12 @@ class ChangeTracker {
   }
 
   /// Those of these keys that the index has are about to leave. If it throws, nothing has changed.
-  void note_leaving(std::span<const Key> keys, const KeyMap& index);
-  void note_all_leaving(const KeyMap& index);
+  void note_leaving(std::span<const LeftKey> keys, const KeyMap& index);
+  void note_all_erased(const KeyMap& index);
   /// The key has left. If it throws, nothing has changed.
-  void note_left(Key key) { left_.find_or_insert(key, 0); }
+  void note_left(Key key, LeaveCause cause) {
+    left_.find_or_insert(key, static_cast<std::uint32_t>(cause));
+  }
 
   /// Takes in what an earlier tracker holds; keys that are visible now have not left. If it throws,
   /// this tracker is of no more use.
@@ -51,20 +63,20 @@ class ChangeTracker {
     changed_.grow(earlier.changed_.num_words() * kWordRows);
     for (std::int64_t i = 0; i < earlier.changed_.num_words(); ++i)
       set_bits(changed_.word(i), earlier.changed_.word(i));
-    earlier.left_.for_each([&](Key key, std::uint32_t) {
-      if (!is_visible(key)) left_.find_or_insert(key, 0);
+    earlier.left_.for_each([&](Key key, std::uint32_t cause) {
+      if (!is_visible(key)) left_.find_or_insert(key, cause);
     });
   }
 
   const RowBits& changed() const noexcept { return changed_; }
   std::int64_t num_left() const noexcept { return left_.size(); }
-  /// The keys that left, in any order.
-  std::vector<Key> left() const;
+  /// The keys that left, by cause and key.
+  std::vector<LeftKey> left() const;
   std::int64_t bytes() const { return changed_.bytes() + left_.stats().bytes; }
 
  private:
   RowBits changed_;
-  KeyMap left_;  // a set: row numbers mean nothing
+  KeyMap left_;  // to causes
 };
 
 }  // namespace recsdk::internal

@@ -276,10 +276,7 @@ void Index::Impl::prepare_eviction(std::span<const Key> keys, const Outcome* out
   if (has_reader())
     insertion.num_places = leavers->reserve(static_cast<std::int64_t>(victims.size()));
   if (record != nullptr || tracker == nullptr || victims.empty()) return;
-  std::vector<Key> leaving(victims.size());
-  std::transform(victims.begin(), victims.end(), leaving.begin(),
-                 [](const Evictor::Victim& victim) { return victim.key; });
-  tracker->note_leaving(leaving, key_map);
+  tracker->note_leaving(internal::left_keys(victims), key_map);
 }
 
 // `record` if the call is part of a batch in flight.
@@ -350,7 +347,7 @@ void Index::Impl::publish_evicted(const LeaseRecord& record) noexcept {
     count_left(evicted.cause);
     if (tracker == nullptr) continue;
     try {
-      tracker->note_left(evicted.key);
+      tracker->note_left(evicted.key, evicted.cause);
     } catch (const std::exception&) {
       has_parent = false;  // no memory for the changes: the next cut must be of all keys
     }

@@ -264,7 +264,7 @@ void Index::Impl::clear() {
   require_no_steps("clear");
   numbers.prepare_free(key_map.size());
   const std::int64_t num_places = has_reader() ? leavers->reserve(key_map.size()) : 0;
-  note_leaving(num_places, [&] { tracker->note_all_leaving(key_map); });
+  note_leaving(num_places, [&] { tracker->note_all_erased(key_map); });
   for (RowNumber n = numbers.end(); n-- > 0;) {  // so that the lowest row is given next
     const auto row = static_cast<std::uint32_t>(n);
     if (numbers.state(n) == RowState::kFree) continue;

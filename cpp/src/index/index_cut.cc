@@ -26,6 +26,7 @@ struct IndexCut::Impl {
   std::vector<Key> keys;
   std::vector<RowNumber> rows;
   std::vector<Key> left;
+  std::vector<LeaveCause> causes;
 };
 
 void Index::Impl::replace(internal::KeyMap& other_map, internal::RowNumbers& other_numbers,
@@ -104,8 +105,14 @@ IndexCut Index::cut(bool changes_only) {
       cut->rows.push_back(row);
     }
   }
-  if (changes_only) cut->left = index.tracker->left();
-  std::sort(cut->left.begin(), cut->left.end());
+  if (changes_only) {
+    std::vector<internal::LeftKey> left = index.tracker->left();
+    std::sort(left.begin(), left.end(), [](const auto& a, const auto& b) { return a.key < b.key; });
+    for (const auto& [cause, key] : left) {
+      cut->left.push_back(key);
+      cut->causes.push_back(cause);
+    }
+  }
   cut->changes_only = changes_only;
   cut->index = impl_;
   cut->before = index.begin_cut(std::move(fresh));
@@ -199,6 +206,7 @@ bool IndexCut::changes_only() const noexcept { return impl_->changes_only; }
 std::span<const Key> IndexCut::keys() const noexcept { return impl_->keys; }
 std::span<const RowNumber> IndexCut::rows() const noexcept { return impl_->rows; }
 std::span<const Key> IndexCut::left() const noexcept { return impl_->left; }
+std::span<const LeaveCause> IndexCut::causes() const noexcept { return impl_->causes; }
 
 // A garbage collector may drop a cut while a callback makes rows, under the lock.
 void IndexCut::finish(bool durable) noexcept {

@@ -52,6 +52,14 @@ struct EvictionClock {
   bool is_begun = false;
 };
 
+/// Keys that leave as a tracker of changes takes them.
+inline std::vector<LeftKey> left_keys(std::span<const Evictor::Victim> victims) {
+  std::vector<LeftKey> leaving(victims.size());
+  std::transform(victims.begin(), victims.end(), leaving.begin(),
+                 [](const Evictor::Victim& victim) { return LeftKey{victim.cause, victim.key}; });
+  return leaving;
+}
+
 /// A batch in flight, as the index sees it.
 struct LeaseRecord {
   std::uint64_t epoch = 0;

@@ -199,17 +199,14 @@ std::vector<internal::Evictor::Victim> Index::Impl::choose_where(const ChooseLea
 // All that may fail comes before the first key leaves.
 std::int64_t Index::Impl::evict_chosen(std::span<const internal::Evictor::Victim> chosen) {
   const auto count = static_cast<std::int64_t>(chosen.size());
-  std::vector<Key> keys(chosen.size());
-  std::transform(chosen.begin(), chosen.end(), keys.begin(),
-                 [](const internal::Evictor::Victim& victim) { return victim.key; });
   numbers.prepare_free(count);
   const std::int64_t num_places = has_reader() ? leavers->reserve(count) : 0;
-  note_leaving(num_places, [&] { tracker->note_leaving(keys, key_map); });
+  note_leaving(num_places, [&] { tracker->note_leaving(internal::left_keys(chosen), key_map); });
   for (const internal::Evictor::Victim& each : chosen) {
     if (each.cause == LeaveCause::kExpired) capacity->remove(each.key);
   }
   evict_rows(chosen, nullptr);
-  for (const Key key : keys) evictor->note_erased(key, numbers, *capacity);
+  for (const auto& each : chosen) evictor->note_erased(each.key, numbers, *capacity);
   return count;
 }
 

@@ -37,7 +37,12 @@ void Index::Impl::note_leaving(std::int64_t num_places, const internal::Then& no
 
 void Index::Impl::prepare_erasing(std::span<const Key> keys) {
   const std::int64_t num_places = has_reader() ? reserve_places(keys) : 0;
-  note_leaving(num_places, [&] { tracker->note_leaving(keys, key_map); });
+  note_leaving(num_places, [&] {
+    std::vector<internal::LeftKey> leaving(keys.size());
+    std::transform(keys.begin(), keys.end(), leaving.begin(),
+                   [](Key key) { return internal::LeftKey{LeaveCause::kErased, key}; });
+    tracker->note_leaving(leaving, key_map);
+  });
 }
 
 // For those of the keys that are there.

@@ -114,17 +114,12 @@ void Cut::Impl::give_way() noexcept {
   worked_ = processor_time_of_thread();
 }
 
-std::vector<Key> Cut::Impl::erased_keys() const {
+std::vector<internal::LeftKey> Cut::Impl::left_keys() const {
   if (!changes_only) return {};
-  std::vector<Key> keys;
-  {
-    const auto gate = internal::hold_off_fork();
-    const std::lock_guard lock(before_mutex);
-    if (is_finished.load()) internal::CutState::throw_closed();
-    keys = before->left();
-  }
-  std::sort(keys.begin(), keys.end());
-  return keys;
+  const auto gate = internal::hold_off_fork();
+  const std::lock_guard lock(before_mutex);
+  if (is_finished.load()) internal::CutState::throw_closed();
+  return before->left();
 }
 
 // Copies are freed first, without the table's locks: an update that waits for the reader may hold

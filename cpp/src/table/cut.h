@@ -42,8 +42,8 @@ struct Cut::Impl {
   /// four times as long as it has worked since it last waited, and the first time up to 100 ms. On
   /// few cores an update and a thread that writes would else take turns, and both take longer.
   void give_way() noexcept;
-  /// Keys that left, ascending. Throws Error(kBusy) once finished.
-  std::vector<Key> erased_keys() const;
+  /// Keys that left, by cause and key. Throws Error(kBusy) once finished.
+  std::vector<internal::LeftKey> left_keys() const;
   void finish(bool durable) noexcept;
 
  private:

@@ -219,6 +219,23 @@ TEST(RowFileTest, CallsOutOfOrderAreRefused) {
   EXPECT_THROW(writer.finish(), std::invalid_argument);
 }
 
+TEST(RowFileTest, KeysThatLeftHaveTheirCause) {
+  MemorySink sink;
+  RowFileWriter writer(sink, header());
+  const std::vector<Key> keys = {3, 5};
+  writer.write_erased(keys, LeaveCause::kEvicted);
+  writer.write_erased(std::span(keys).first(1), LeaveCause::kExpired);
+  EXPECT_THROW(writer.write_erased(keys, LeaveCause::kErased), std::invalid_argument);
+  const RowFileSummary summary = writer.finish();
+  EXPECT_EQ(summary.num_erased, 3);
+  EXPECT_EQ(summary.num_evicted, 2);
+  EXPECT_EQ(summary.num_expired, 1);
+  RowFileReader reader = open(sink.content);
+  std::vector<LeaveCause> causes;
+  for (RowBlock block; reader.next(block);) causes.push_back(block.cause);
+  EXPECT_EQ(causes, (std::vector<LeaveCause>{LeaveCause::kEvicted, LeaveCause::kExpired}));
+}
+
 TEST(RowFileTest, OptionsOutOfRangeAreRefused) {
   MemorySink sink;
   EXPECT_THROW(RowFileWriter(sink, header(), {.block_bytes = 100}), std::invalid_argument);

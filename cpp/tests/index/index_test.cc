@@ -222,6 +222,8 @@ TEST(IndexCut, NamesWhatCameAndLeft) {
   std::sort(came.begin(), came.end());
   EXPECT_EQ(came, (std::vector<Key>{2, 3, 4}));
   EXPECT_EQ(to_vector(changes.left()), (std::vector<Key>{1}));
+  ASSERT_EQ(changes.causes().size(), 1U);
+  EXPECT_EQ(changes.causes()[0], LeaveCause::kErased);
   for (std::size_t i = 0; i < changes.keys().size(); ++i)
     EXPECT_EQ(map(index, {changes.keys()[i]}, false).rows[0], changes.rows()[i]);
 }

@@ -257,6 +257,14 @@ void bind_cut(nb::module_& module) {
       .def_prop_ro("keys", [](PyIndexCut& cut) { return copy_of(cut->keys()); })
       .def_prop_ro("rows", [](PyIndexCut& cut) { return copy_of(cut->rows()); })
       .def_prop_ro("left", [](PyIndexCut& cut) { return copy_of(cut->left()); })
+      .def_prop_ro("causes",
+                   [](PyIndexCut& cut) {
+                     const std::span<const LeaveCause> causes = cut->causes();
+                     Result made =
+                         make_outcomes(Framework::kNumpy, static_cast<std::int64_t>(causes.size()));
+                     if (!causes.empty()) std::memcpy(made.data, causes.data(), causes.size());
+                     return std::move(made.object);
+                   })
       .def("finish", &PyIndexCut::finish, nb::arg("durable"))
       .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
       .def("__exit__", [](PyIndexCut& cut, const nb::args&) { cut.finish(false); });

@@ -59,7 +59,7 @@ void write_block(RowFileWriter& writer, const PyRowBlock& block, const RowFileHe
   if (block.kind == BlockKind::kRows) return write_rows_block(writer, block, header);
   const Keys keys(block.keys);
   const nb::gil_scoped_release without_gil;
-  writer.write_erased(keys.span());
+  writer.write_erased(keys.span(), block.cause);
 }
 
 RowFileSummary write_row_file(nb::handle write, const std::string& kind, std::int64_t dim,
@@ -96,14 +96,19 @@ RowFileSummary write_row_file(nb::handle write, const std::string& kind, std::in
 PyRowBlock make_rows(nb::object keys, nb::dict fields) {
   return {BlockKind::kRows, std::move(keys), std::move(fields)};
 }
-PyRowBlock make_erased(nb::object keys) {
-  return {BlockKind::kErased, std::move(keys), nb::dict()};
+PyRowBlock make_erased(nb::object keys, std::uint8_t cause) {
+  if (cause > static_cast<std::uint8_t>(LeaveCause::kExpired))
+    throw nb::value_error("cause must be one of LeaveCause");
+  return {BlockKind::kErased, std::move(keys), nb::dict(), static_cast<LeaveCause>(cause)};
 }
 void bind_row_block(nb::module_& module) {
   nb::class_<PyRowBlock>(module, "RowBlock")
       .def_static("rows", &make_rows, nb::arg("keys"), nb::arg("fields"))
-      .def_static("erased", &make_erased, nb::arg("keys"))
+      .def_static("erased", &make_erased, nb::arg("keys"),
+                  nb::arg("cause") = static_cast<std::uint8_t>(LeaveCause::kErased))
       .def_prop_ro("kind", [](const PyRowBlock& block) { return kind_name(block.kind); })
+      .def_prop_ro("cause",
+                   [](const PyRowBlock& block) { return static_cast<std::uint8_t>(block.cause); })
       .def_ro("keys", &PyRowBlock::keys)
       .def_ro("fields", &PyRowBlock::fields);
 }
@@ -125,6 +130,8 @@ void bind_row_file(nb::module_& module) {
   nb::class_<RowFileSummary>(module, "RowFileSummary")
       .def_ro("num_rows", &RowFileSummary::num_rows)
       .def_ro("num_erased", &RowFileSummary::num_erased)
+      .def_ro("num_evicted", &RowFileSummary::num_evicted)
+      .def_ro("num_expired", &RowFileSummary::num_expired)
       .def_ro("num_bytes", &RowFileSummary::num_bytes)
       .def_ro("checksum", &RowFileSummary::checksum);
   bind_row_block(module);

@@ -65,7 +65,7 @@ def test_inspect(chain: Path) -> None:
     text = done("inspect", chain / "b")
     for part in (
         "delta 1 on",
-        "2 rows, 1 erased of width 2",
+        "2 rows, 1 left (0 evicted, 1 erased, 0 expired) of width 2",
         "step 4",
         "Adagrad(",
         "sum float32[2]",

@@ -99,7 +99,14 @@ def _writer(content: bytes) -> Any:
         view = memoryview(content)
         for part in (view[:2], view[2:]):
             target.write_all(part)
-        return SimpleNamespace(num_bytes=len(content), checksum="0" * 32, num_rows=0, num_erased=0)
+        return SimpleNamespace(
+            num_bytes=len(content),
+            checksum="0" * 32,
+            num_rows=0,
+            num_erased=0,
+            num_evicted=0,
+            num_expired=0,
+        )
 
     return write
 

@@ -106,6 +106,7 @@ nb::capsule owner_of(const RowBlock& block) {
 
 PyRowBlock to_python(const RowBlock& block, const RowFileHeader& header) {
   PyRowBlock made;
+  made.cause = block.cause;
   made.kind = block.kind;
   const nb::capsule owner = owner_of(block);
   const std::size_t n = block.keys.size();

@@ -28,6 +28,7 @@ struct PyRowBlock {
   BlockKind kind = BlockKind::kRows;
   nb::object keys;  ///< (n,)
   nb::dict fields;  ///< (n, count) by name
+  LeaveCause cause = LeaveCause::kEvicted;
 };
 
 /// The memory of a block of rows that Python made; holds it. Throws ValueError unless its fields

@@ -169,6 +169,7 @@ def inspect(source: str, as_json: bool) -> None:
                 **{k: v for k, v in asdict(entry).items() if k != "files"},
                 "num_rows": entry.num_rows,
                 "num_erased": entry.num_erased,
+                "num_by_cause": {k.name.lower(): n for k, n in entry.num_by_cause.items()},
                 "num_bytes": entry.num_bytes,
             }
             for entry in manifest.tables
@@ -200,7 +201,8 @@ def _lines_of(found: Checkpoint) -> list[str]:
         f"{manifest.world_size} ranks, {_size(manifest.num_bytes)}, by {manifest.writer}",
     ]
     for entry in manifest.tables:
-        erased = f", {entry.num_erased} erased" if link is not None else ""
+        causes = (f"{n} {cause.name.lower()}" for cause, n in entry.num_by_cause.items())
+        erased = "" if link is None else f", {entry.num_erased} left ({', '.join(causes)})"
         lines += [
             f"table {entry.name!r}: {entry.num_rows} rows{erased} of width {entry.dim}, "
             f"{_size(entry.num_bytes)}, {entry.update_count} updates, {entry.sharding.rule}",

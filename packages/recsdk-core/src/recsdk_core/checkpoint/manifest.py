@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from recsdk_core.checkpoint._fields import MAX_MANIFEST_BYTES, Fields, sealed, unsealed
 from recsdk_core.checkpoint.user_state import MAX_DEPTH
+from recsdk_core.leavers import LeaveCause
 
 __all__ = [
     "FORMAT",
@@ -97,6 +98,8 @@ class Field:
         fields.done()
         return Field(name=name, dtype=dtype, width=width)
 
+
+_NUMBERS_BY_CAUSE = ("num_evicted", "num_expired")
 
 METADATA = (
     Field(name="evict_step", dtype="int64", width=1),
@@ -186,7 +189,11 @@ class RowsEntry(FileEntry):
     num_rows: int
     """Rows in it."""
     num_erased: int
-    """Keys in it that left the table; 0 in a snapshot."""
+    """Keys in it that left the table, for whatever cause; 0 in a snapshot."""
+    num_evicted: int = 0
+    """Those of them that were evicted."""
+    num_expired: int = 0
+    """Those of them that had expired."""
 
     @staticmethod
     def path_of(token: str, table: int, shard: int) -> str:
@@ -201,8 +208,15 @@ class RowsEntry(FileEntry):
             checksum=fields.text("checksum", _HEX32),
             num_rows=fields.integer("num_rows", 0, _INT64),
             num_erased=fields.integer("num_erased", 0, _INT64),
+            **{
+                name: fields.integer(name, 1, _INT64)
+                for name in _NUMBERS_BY_CAUSE
+                if fields.has(name)
+            },
         )
         fields.done()
+        if entry.num_evicted + entry.num_expired > entry.num_erased:
+            fields.fail("num_erased", "is less than those that were evicted or had expired")
         return entry
 
 
@@ -308,6 +322,17 @@ class TableEntry:
     def num_erased(self) -> int:
         """Erased keys of all ranks' files."""
         return sum(entry.num_erased for entry in self.files)
+
+    @property
+    def num_by_cause(self) -> dict[LeaveCause, int]:
+        """Those erased keys by why they left."""
+        evicted = sum(entry.num_evicted for entry in self.files)
+        expired = sum(entry.num_expired for entry in self.files)
+        return {
+            LeaveCause.EVICTED: evicted,
+            LeaveCause.ERASED: self.num_erased - evicted - expired,
+            LeaveCause.EXPIRED: expired,
+        }
 
     @property
     def num_bytes(self) -> int:
@@ -419,6 +444,10 @@ class Manifest:
         """The file's bytes: canonical JSON with its own SHA-256; CheckpointError if too large."""
         value = asdict(self)
         for table in value["tables"]:
+            for file in table["files"] + ((table["admission"] or {}).get("files") or ()):
+                for name in _NUMBERS_BY_CAUSE:
+                    if file[name] == 0:
+                        del file[name]
             for rule in ("eviction", "admission", "default"):
                 if table[rule] is None:
                     del table[rule]

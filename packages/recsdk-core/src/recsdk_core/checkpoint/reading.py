@@ -249,6 +249,8 @@ def _check_summary(summary: _ext.RowFileSummary, file: RowsEntry, name: str) -> 
         ("checksum", file.checksum, summary.checksum),
         ("number of rows", file.num_rows, summary.num_rows),
         ("number of erased keys", file.num_erased, summary.num_erased),
+        ("number of evicted keys", file.num_evicted, summary.num_evicted),
+        ("number of expired keys", file.num_expired, summary.num_expired),
     )
     for what, wanted, got in expected:
         if wanted != got:

@@ -347,6 +347,8 @@ def _entry_of(path: str, done: _ext.RowFileSummary) -> RowsEntry:
         checksum=done.checksum,
         num_rows=done.num_rows,
         num_erased=done.num_erased,
+        num_evicted=done.num_evicted,
+        num_expired=done.num_expired,
     )
 
 

@@ -36,6 +36,7 @@ class DeviceCut:
         self.update_count, self.log_decay = table.update_count, table.log_decay
         self._cut = table.cut(changes_only=is_delta)
         self._keys, self._numbers, self._left = self._cut.keys, self._cut.rows, self._cut.left
+        self._causes = self._cut.causes
         self.eviction: _ext.EvictionState | None = None
         self.admission: tuple[NDArray[np.int64], ...] | None = None
         self._metadata: Mapping[str, NDArray[Any]] = {}
@@ -87,8 +88,8 @@ class DeviceCut:
             kept = {name: of[begin:end, None] for name, of in self._metadata.items()}
             yield _ext.RowBlock.rows(batch.keys, {"weight": batch.weights, **batch.state, **kept})
             begin = end
-        if len(self._left):
-            yield _ext.RowBlock.erased(self._left)
+        for cause in np.unique(self._causes).tolist():
+            yield _ext.RowBlock.erased(self._left[self._causes == cause], cause)
 
     def finish(self, durable: bool) -> None:
         """Ends the cut. Durable: changes count from it. Else it is as if it had never been."""
