@@ -21,7 +21,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import host_env, rows_of
 
-from recsdk_core import RecsdkError, optim
+from recsdk_core import Default, RecsdkError, optim
 from recsdk_sharding import (
     HashEmbeddingBagCollection,
     HashEmbeddingBagConfig,
@@ -126,6 +126,9 @@ OPTIMIZERS = [
 ]
 
 
+DEFAULTS = [Default.zeros(), Default.constant(0.5), Default.shared_rows(2)]
+
+
 def train_unlike_tables(seed: int) -> str:
     """Trains tables of one width that differ in all that an update depends on, beside the cpu.
 
@@ -138,6 +141,7 @@ def train_unlike_tables(seed: int) -> str:
         config.accumulate_steps = rng.choice([1, 1, 1, 2])
         config.on_nonfinite = rng.choice(["apply", "skip", "raise"])
         config.max_rows = rng.choice([None, 7])
+        config.default = rng.choice(DEFAULTS)
     both = [HashEmbeddingBagCollection(list(configs), device=d) for d in ("cpu", DEVICE_TYPE)]
     chosen = [rng.choice(OPTIMIZERS) for _ in configs]
     late = rng.random() < 0.3  # the optimizer comes when the tables are there already
@@ -175,8 +179,9 @@ def train_unlike_tables(seed: int) -> str:
                 if not all(np.allclose(*pair, rtol=1e-3, atol=1e-4) for pair in pairs):
                     return f"step {step}: row {key} of {name}"
     counts = [{n: t.update_count for n, t in ebc.tables().items()} for ebc in both]
-    spare = [bool(rows.weight[-1].any()) for rows in both[1].embedding_bags.values()]
-    return "" if counts[0] == counts[1] and not any(spare) else f"{counts} {spare}"
+    last = [rows.weight[-1].unique().tolist() for rows in both[1].embedding_bags.values()]
+    is_kept = last == [[config.default.value] for config in configs]
+    return "" if counts[0] == counts[1] and is_kept else f"{counts} {last}"
 
 
 def _backward(out: torch.Tensor, grad: torch.Tensor) -> str:
