@@ -2,11 +2,12 @@
 
 Each feature's table may have a share of the rows that an unbounded table has in the end; tables of
 few ids, as of genders and hours, are left whole. "1 in 20" admits a new id by that chance at each
-occurrence. "Shared" gives a part of a table's rows to ids without one, which share them: the
-hashing trick for those. Beside them: the hashing trick, `nn.EmbeddingBag` whose rows the ids share
-by the remainder of a hash, in as many bytes as our tables take; and torchrec's managed collisions
-with as many rows as our tables. All have the same dense model, see the same batches, and train rows
-by Adagrad of one rate. The figure is the AUC on held-out examples, the mean over seeds.
+occurrence. "One shared" and "most shared" give one row, or most of a table's memory, to ids without
+one, which share them: the hashing trick for those. Beside them: the hashing trick,
+`nn.EmbeddingBag` whose rows the ids share by the remainder of a hash, in as many bytes as our
+tables take; and torchrec's managed collisions with as many rows as our tables. All have the same
+dense model, see the same batches, and train rows by Adagrad of one rate. The figure is the AUC on
+held-out examples, the mean over seeds.
 """
 
 from __future__ import annotations
@@ -43,12 +44,13 @@ RULES: dict[str, dict[str, Any]] = {
     "lru": {"eviction": Evict.lru()},
     "lfu": {"eviction": Evict.lfu()},
     "lfu 1 in 20": {"eviction": Evict.lfu(), "admission": Admit.probability(0.05)},
-    "first come, shared": {},
-    "lfu, shared": {"eviction": Evict.lfu()},
-    "lfu 1 in 20, shared": {"eviction": Evict.lfu(), "admission": Admit.probability(0.05)},
+    "first come, one shared": {},
+    "lfu, one shared": {"eviction": Evict.lfu()},
+    "lfu 1 in 20, one shared": {"eviction": Evict.lfu(), "admission": Admit.probability(0.05)},
+    "first come, most shared": {},
 }
-SHARED_PART = 0.5
-"""Of a table's memory, the most for rows that its ids without one share, where a rule says so."""
+SHARED_PARTS = {"one shared": 0.0, "most shared": 0.8}
+"""Of a table's memory, the most for rows that its ids without one share; at least one is shared."""
 BYTES_OF_A_SHARED_ROW = 2 * 4 * ROW_WIDTH
 """With Adagrad's state, as a row of the hashing trick."""
 TRICK = "hashing trick"
@@ -122,10 +124,11 @@ def room_of(rule: str, num_rows: int, num_ids: int) -> dict[str, Any]:
 
     All of them take as much memory as `num_rows` rows of ids.
     """
-    if not rule.endswith("shared") or num_rows >= num_ids:
+    part = SHARED_PARTS.get(rule.partition(", ")[2])
+    if part is None or num_rows >= num_ids:
         return {"max_rows": num_rows}
     scale = bytes_of_a_row(RULES[rule]) / BYTES_OF_A_SHARED_ROW
-    num_shared = min(max(int(SHARED_PART * scale * num_rows), 1), 65_536)
+    num_shared = min(max(int(part * scale * num_rows), 1), 65_536)
     max_rows = num_rows - math.ceil(num_shared / scale)
     return {"max_rows": max_rows, "default": Default.shared_rows(num_shared)}
 
