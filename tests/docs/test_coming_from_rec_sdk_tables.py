@@ -291,19 +291,27 @@ def test_admission_by_shows_and_clicks() -> None:
     assert bag_config(admit_and_evict_config=nothing).admission is None
 
 
-@holds(PARAMS, "stricter", "evict_percentage", "score_decay")
-def test_no_part_of_the_ids_leaves() -> None:
+@holds(PARAMS, "stricter", "evict_percentage")
+@holds(PARAMS, "differs", "score_decay")
+def test_a_part_of_the_ids_leaves() -> None:
     policy = recsdk_sharding.AdmitAndEvictPolicyType.POLICY_SHOWCLICK
-    for percentage in (0.0, 0.1):
-        params = recsdk_sharding.ShowClickParams(evict_percentage=percentage, score_decay=0.9)
-        asked = recsdk_sharding.AdmitAndEvictConfig(
-            evict_step_interval=10, showclick_params=params, policy_type=policy
+
+    def asked(decay: float) -> Any:
+        params = recsdk_sharding.ShowClickParams(evict_percentage=0.25, score_decay=decay)
+        return recsdk_sharding.AdmitAndEvictConfig(
+            evict_step_interval=2, showclick_params=params, policy_type=policy
         )
-        if not percentage:
-            assert bag_config(admit_and_evict_config=asked).eviction is None
-            continue
-        with pytest.raises(PAGE.error(PARAMS, "evict_percentage"), match="evict_percentage=0.1"):
-            bag_config(admit_and_evict_config=asked)
+
+    with pytest.raises(PAGE.error(PARAMS, "evict_percentage"), match="set max_rows too"):
+        bag_config(admit_and_evict_config=asked(0.5))
+    with pytest.raises(PAGE.error(PARAMS, "score_decay"), match="decay must be above 0"):
+        bag_config(admit_and_evict_config=asked(0.0), max_rows=99)
+    config = bag_config(admit_and_evict_config=asked(0.5), max_rows=99, eviction_groups=1)
+    module = optimized(bags(config))
+    trained(module, batch([1, 2, 3, 4, 4, 5, 6, 7, 7, 8, 8], [11]))
+    trained(module, batch([1, 2], [2]))  # of 8 ids 2 leave, of those worth least
+    assert len(module.tables()["user"]) == 6
+    assert {key for key in range(1, 9) if key not in module.tables()["user"]} < {3, 5, 6}
 
 
 OPTIONS = "DynamicEmbTableOptions"
@@ -651,11 +659,6 @@ WORDS_OF_WHAT_IS_ABSENT = ("expiry", "expire", "admission", "tier", "cache")
 
 
 @holds(ABSENT, "not here", "rows in several tiers, with device memory as a cache")
-@holds(
-    ABSENT,
-    "not here",
-    "eviction of a part of all ids by shows and clicks",
-)
 def test_no_public_name_speaks_of_what_is_not_here() -> None:
     packages = ("recsdk_core", "recsdk_sharding", "recsdk_pipeline")
     names = {(p, name.lower()) for p in packages for name in public_classes(p)}

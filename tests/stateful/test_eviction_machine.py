@@ -38,6 +38,8 @@ EXPIRIES: list[dict[str, int]] = [
     {"ttl": 3, "every": 1},
     {"ttl": 5, "rare_ttl": 2, "rare_count": 2, "every": 2},
     {"rare_ttl": 1, "rare_count": 3, "every": 3},
+    {"share": 0.3, "every": 2},
+    {"ttl": 5, "share": 0.2, "every": 1},
 ]
 KEPT = ("evicted", "expired", "outcomes")
 

@@ -242,6 +242,7 @@ typedef struct recsdk_evict_config {
   double alpha;  ///< of SHOW_CLICK: 0, or 2**-16 to 2**20; default 1
   double beta;   ///< of SHOW_CLICK: the same, not both 0; default 0
   double decay;  ///< of SHOW_CLICK: what a step leaves, above 0, up to 1; default 1
+  double share;  ///< part of each group's keys, 0 to 1, that leaves at each look; default 0
 } recsdk_evict_config;
 
 /// What comes with the keys of a call that inserts, see recsdk::KeyData; all zero: nothing.

@@ -60,7 +60,7 @@ struct EvictConfig {
   std::optional<std::int64_t> rare_count = std::nullopt;
   /// Steps, >= 1, between two looks for keys that have expired: the first call of a step that is
   /// a multiple, or has passed one, looks at all keys. They leave by what the step before left, but
-  /// those that the call brings stay. Only with ttl or rare_ttl.
+  /// those that the call brings stay. Only with ttl, rare_ttl or share.
   std::int64_t expire_every = 100;
 
   /// Of kShowClick: what an occurrence of a key adds, and what a click does. Each 0, or from 2**-16
@@ -70,7 +70,13 @@ struct EvictConfig {
   /// Of kShowClick: what a step leaves of what was added before, above 0, up to 1: all of it.
   double decay = 1.0;
 
-  bool expires() const noexcept { return ttl.has_value() || rare_ttl.has_value(); }
+  /// The part of each group's keys, above 0, up to 1, that leaves at each look, rounded down but
+  /// one key at least: the lowest, of those that are old enough. Without max_rows all are a group.
+  std::optional<double> share = std::nullopt;
+
+  bool expires() const noexcept {
+    return ttl.has_value() || rare_ttl.has_value() || share.has_value();
+  }
 };
 
 /// Where the clock of an index with eviction or admission stands: what a save keeps of it.

@@ -221,6 +221,7 @@ std::optional<EvictConfig> evict_config(const recsdk_evict_config* given) {
     config.rare_ttl = c.rare_ttl;
     config.rare_count = c.rare_count;
   }
+  if (c.share != 0.0) config.share = c.share;
   check_reserved(c.reserved, "recsdk_evict_config.reserved");
   return config;
 }

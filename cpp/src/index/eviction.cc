@@ -416,6 +416,7 @@ std::vector<Evictor::Victim> Index::Impl::find_expired(std::int64_t step) const 
     if (meta.has_expired(words, clock.step, now) && meta.may_leave(words, step))
       expired.push_back({numbers.key(row), row, LeaveCause::kExpired});
   });
+  if (meta.share()) add_share(*meta.share(), step, now, expired);
   return expired;
 }
 

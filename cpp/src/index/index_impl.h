@@ -206,6 +206,8 @@ struct Index::Impl {
   std::int64_t evict_chosen(std::span<const internal::Evictor::Victim> chosen);
   /// The keys that have expired as of the last step, and may leave in this one, by row number.
   std::vector<internal::Evictor::Victim> find_expired(std::int64_t step) const;
+  void add_share(double share, std::int64_t step, std::int64_t now,
+                 std::vector<internal::Evictor::Victim>& expired) const;
   std::int64_t expire(bool is_dry = false);
   /// True while somebody reads what leaves; lets go of a reader that is closed.
   bool has_reader() noexcept;

@@ -101,6 +101,7 @@ RowMeta::RowMeta(const EvictConfig& config)
       rare_ttl_(config.rare_ttl),
       rare_units_(config.rare_count.value_or(0) * kCountUnits),
       expire_every_(config.expire_every),
+      share_(config.share),
       counts_beside_(config.rare_count && order_ != EvictOrder::kLfu) {
   int step = -1;
   add(MetaKind::kStep, step);
@@ -218,6 +219,8 @@ void check_eviction(const EvictConfig& config, const std::string& title) {
   require("expire_every", config.expire_every, 1);
   if (config.rare_count && *config.rare_count > kMostCounted / kCountUnits)
     fail("rare_count is " + std::to_string(*config.rare_count) + "; pass 2**36 at most");
+  if (config.share && !(*config.share > 0.0 && *config.share <= 1.0))
+    fail("share is " + number_text(*config.share) + "; pass a number above 0, up to 1");
   if (config.rare_ttl.has_value() != config.rare_count.has_value())
     fail("rare_ttl and rare_count belong together; pass both or none");
   if (config.ttl && config.rare_ttl && *config.rare_ttl >= *config.ttl)

@@ -44,7 +44,9 @@ class RowMeta {
   explicit RowMeta(const EvictConfig& config);
 
   /// True if keys leave that were not seen for long.
-  bool expires() const noexcept { return ttl_ || rare_ttl_; }
+  bool expires() const noexcept { return ttl_ || rare_ttl_ || share_; }
+  /// The part of keys that leaves at each look.
+  std::optional<double> share() const noexcept { return share_; }
   /// Whether the look at keys that expire is due, when this step begins after that one.
   bool is_due(std::int64_t before, std::int64_t step) const noexcept {
     const auto period = [this](std::int64_t of) {
@@ -180,6 +182,7 @@ class RowMeta {
   std::optional<std::int64_t> rare_ttl_;
   std::int64_t rare_units_ = 0;  // of counts
   std::int64_t expire_every_ = 1;
+  std::optional<double> share_;
   bool counts_beside_ = false;  // what is rare follows from counts, and the order from others
   int time_ = -1;               // words of each kind, -1 if there is none
   int count_ = -1;

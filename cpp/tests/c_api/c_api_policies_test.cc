@@ -195,6 +195,24 @@ TEST(CApiPoliciesTest, KeysExpire) {
   EXPECT_NE(std::string(recsdk_last_error_message()).find("pass less than ttl"), std::string::npos);
 }
 
+TEST(CApiPoliciesTest, APartOfTheKeysLeavesAtEachLook) {
+  recsdk_evict_config rule = evict_by(RECSDK_EVICT_LFU);
+  rule.share = 0.5;
+  recsdk_table_config config = default_config(2);  // without max_rows
+  config.eviction = &rule;
+  const TableHandle table = make_table(config);
+  map(table.get(), {1, 2, 2, 3, 3, 4, 5});
+  map(table.get(), {6});
+  std::int64_t count = 0;
+  ASSERT_EQ(recsdk_table_expire(table.get(), 0, &count), RECSDK_OK);
+  EXPECT_EQ(count, 3);
+  EXPECT_TRUE(has(table.get(), 2) && has(table.get(), 3));
+  rule.share = 1.5;
+  recsdk_table* none = nullptr;
+  EXPECT_EQ(recsdk_table_create(&config, &none), RECSDK_ERROR_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(recsdk_last_error_message()).find("share is 1.5"), std::string::npos);
+}
+
 TEST(CApiPoliciesTest, RoomIsMadeAheadByTableAndIndex) {
   const TableHandle table = table_of(evict_by(RECSDK_EVICT_LFU), 4);
   map(table.get(), {1, 2, 3, 4});

@@ -78,7 +78,7 @@ static_assert(sizeof(void*) != 8 || RECSDK_ABI_VERSION != 1 ||
                sizeof(recsdk_row_field) == 48 && sizeof(recsdk_stats) == 232 &&
                sizeof(recsdk_cut_options) == 24 && sizeof(recsdk_cut_info) == 72 &&
                sizeof(recsdk_write_options) == 64 && sizeof(recsdk_row_file_summary) == 72 &&
-               sizeof(recsdk_restore_options) == 40 && sizeof(recsdk_evict_config) == 104));
+               sizeof(recsdk_restore_options) == 40 && sizeof(recsdk_evict_config) == 112));
 
 TEST(CApiRuntimeTest, ListsAndSwitchesInstructionSets) {
   const char* const* names = nullptr;

@@ -61,6 +61,7 @@ class EvictConfig:
         alpha: float = 1.0,
         beta: float = 0.0,
         decay: float = 1.0,
+        share: float | None = None,
     ) -> None: ...
 
 class AdmitKind(enum.Enum):

@@ -22,10 +22,10 @@ class Evict:
 
     Make one with `Evict.lru`, `lfu`, `score` or `show_click`. In a group of keys that is full, see
     `Table`, the keys that are lowest in the rule's order leave, those lower by a fixed hash first
-    among equals. With `expiring` keys also leave that were not seen for long. A key is seen by each
-    of its occurrences in a call that inserts; evaluation sees none. Keys of the step that needs the
-    room stay. New keys for which nobody may leave are refused, the lowest first. Steps end at 2**63
-    - 1: all calls from there on are of that step.
+    among equals. With `expiring` keys also leave that were not seen for long, or a part of all. A
+    key is seen by each of its occurrences in a call that inserts; evaluation sees none. Keys of the
+    step that needs the room stay. New keys for which nobody may leave are refused, the lowest
+    first. Steps end at 2**63 - 1: all calls from there on are of that step.
     """
 
     order: Order
@@ -50,6 +50,8 @@ class Evict:
     """The same: what a click adds."""
     decay: float | None = None
     """The same: what a step leaves of a score, above 0, up to 1."""
+    share: float | None = None
+    """The part of each group's keys that leaves at each look, above 0, up to 1; None: none."""
 
     def __post_init__(self) -> None:
         require_one_of("Evict", ("lru", "lfu", "score", "show_click"), order=self.order)
@@ -107,15 +109,21 @@ class Evict:
                 raise ValueError(
                     f"Evict: rare_ttl must be below ttl, got {self.rare_ttl} and {self.ttl}"
                 )
+        if self.share is not None:
+            require_number("Evict", share=self.share)
+            if not 0.0 < self.share <= 1.0:
+                raise ValueError(f"Evict: share must be above 0, up to 1, got {self.share}")
         if self.expire_every is not None:
             require_int("Evict", 1, 2**63, expire_every=self.expire_every)
             if not self.expires:
-                raise ValueError("Evict: expire_every is given, and no key expires; set ttl")
+                raise ValueError(
+                    "Evict: expire_every is given, and no key expires; set ttl or share"
+                )
 
     @property
     def expires(self) -> bool:
-        """Whether keys leave that were not seen for long."""
-        return self.ttl is not None or self.rare_ttl is not None
+        """Whether keys leave at looks: that were not seen for long, or a part of all."""
+        return not (self.ttl is None and self.rare_ttl is None and self.share is None)
 
     @property
     def needs_clicks(self) -> bool:
@@ -186,6 +194,7 @@ class Evict:
         ttl: int | None = None,
         rare_ttl: int | None = None,
         rare_count: int | None = None,
+        share: float | None = None,
         every: int | None = None,
     ) -> Evict:
         """The rule, by which keys also expire: they leave once they were not seen for `ttl`.
@@ -194,6 +203,10 @@ class Evict:
         the table has, or that is set. Keys that were seen less than `rare_count` times, which is
         then kept of each, expire after `rare_ttl` already; `ttl` may be left out. A key whose time
         nobody knows does not expire. Keys below `min_age` stay.
+
+        `share` makes a part of the keys leave at each look, whatever room there is: of each group,
+        see `Table`, the lowest in the rule's order, rounded down but one key at least. Without
+        `max_rows` all keys are one group.
 
         The table looks for such keys in the first call of each step that is a multiple of `every`,
         100 by default, or has passed one; and in `Table.expire`. It decides by what the step before
@@ -208,7 +221,14 @@ class Evict:
         >>> 1 in table, table.stats().expired
         (False, 1)
         """
-        return replace(self, ttl=ttl, rare_ttl=rare_ttl, rare_count=rare_count, expire_every=every)
+        return replace(
+            self,
+            ttl=ttl,
+            rare_ttl=rare_ttl,
+            rare_count=rare_count,
+            share=share,
+            expire_every=every,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,9 @@ RULES = [
     Evict.lru(by="time", min_age=2).expiring(ttl=9, rare_ttl=3, rare_count=3, every=2),
     Evict.lfu(half_life=2.5).expiring(rare_ttl=2, rare_count=2, every=3),
     Evict.score().expiring(ttl=4, rare_ttl=1, rare_count=2, every=2),
+    Evict.lfu(half_life=2.5, min_age=1).expiring(share=0.1, every=3),
+    Evict.lru(by="time").expiring(ttl=9, share=0.02, every=1),
+    Evict.show_click(decay=0.5).expiring(share=0.3, every=4),
 ]
 
 
@@ -187,6 +190,20 @@ def test_without_a_limit_and_on_demand() -> None:
         Table(2, max_rows=3, eviction=Evict.lru()).expire()
 
 
+def test_a_part_of_all_keys_leaves_at_each_look() -> None:
+    table = Table(dim=1, eviction=Evict.show_click(beta=2.0).expiring(share=0.25, every=2))
+    keys = np.arange(10)
+    table.find_or_insert(keys, clicks=keys % 5)
+    table.find_or_insert(np.array([0]), clicks=0)  # step 2: of 10 keys 2, but 0 comes
+    assert [key for key in range(10) if key not in table] == [5]
+    found = table.would_evict(where="step < 0")
+    assert found == {LeaveCause.EVICTED: 0, LeaveCause.EXPIRED: 2}
+    assert table.expire() == 2
+    assert 0 not in table  # two shows are worth less than a show and a click
+    assert [table.expire() for _ in range(8)] == [1] * 7 + [0]  # one key at least
+    assert table.stats().expired == 10
+
+
 def test_keys_without_metadata_begin_when_they_are_loaded(tmp_path: Path) -> None:
     plain = Table(2)
     plain.find_or_insert(np.array([1, 2]))
@@ -215,7 +232,9 @@ def test_keys_without_metadata_begin_when_they_are_loaded(tmp_path: Path) -> Non
         ({"rare_count": 3}, "rare_ttl and rare_count belong together"),
         ({"ttl": 3, "rare_ttl": 3, "rare_count": 2}, "rare_ttl must be below ttl, got 3 and 3"),
         ({"ttl": 3, "rare_ttl": 2, "rare_count": 1}, "rare_count must be at least 2"),
-        ({"every": 3}, "expire_every is given, and no key expires; set ttl"),
+        ({"share": 0.0}, "share must be above 0, up to 1, got 0.0"),
+        ({"share": 1.5}, "share must be above 0, up to 1, got 1.5"),
+        ({"every": 3}, "expire_every is given, and no key expires; set ttl or share"),
         ({"ttl": 3, "every": 0}, "expire_every must be at least 1"),
     ],
 )

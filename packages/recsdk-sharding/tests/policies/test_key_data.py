@@ -37,7 +37,7 @@ from recsdk_sharding._configs.data_taken import taken_by
 STEPS = 14
 RULES: dict[str, Evict | None] = {
     "user": Evict.lru(by="time").expiring(ttl=9, every=2),
-    "item": Evict.show_click(beta=2.0, decay=0.5, min_age=2),
+    "item": Evict.show_click(beta=2.0, decay=0.5, min_age=2).expiring(share=0.2, every=3),
     "ad": Evict.score(),
     "full": None,
 }

@@ -109,11 +109,11 @@ def test_what_is_enabled(given: dict[str, Any], admits: bool, evicts: bool) -> N
     [
         (
             {"policy_type": SHOWCLICK, "showclick_params": CLICKS, "evict_step_interval": 5},
-            r"admit_and_evict_config has evict_percentage=0.1, .*Evict.show_click\(",
+            "a share of eviction is of each group of ids that max_rows has",
         ),
         (
             {"policy_type": SHOWCLICK, "showclick_params": SHOWN, "compat": "upstream"},
-            "admit_and_evict_config has compat='upstream', and shows and clicks",
+            "admit_and_evict_config has compat='upstream' with POLICY_SHOWCLICK",
         ),
         (
             {"policy_type": SHOWCLICK, "showclick_params": ShowClickParams(0.0, 0.0, 2.0)},
@@ -124,6 +124,16 @@ def test_what_is_enabled(given: dict[str, Any], admits: bool, evicts: bool) -> N
 def test_what_tables_cannot_do_is_refused_by_name(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"table 'user': {message}"):
         HashEmbeddingBagConfig(**TABLE, admit_and_evict_config=AdmitAndEvictConfig(**given))
+
+
+def test_shows_and_clicks_become_rules() -> None:
+    params = ShowClickParams(1.0, 2.0, 0.5, 0.1, 0.9)
+    asked = AdmitAndEvictConfig(
+        evict_step_interval=5, showclick_params=params, policy_type=SHOWCLICK
+    )
+    made = HashEmbeddingConfig(**TABLE, max_rows=99, admit_and_evict_config=asked)
+    assert made.admission == Admit.show_click(threshold=0.5, beta=2.0)
+    assert made.eviction == Evict.show_click(beta=2.0, decay=0.9).expiring(share=0.1, every=5)
 
 
 def test_what_ids_without_a_row_read() -> None:

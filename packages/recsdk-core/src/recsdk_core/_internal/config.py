@@ -147,6 +147,7 @@ def engine_eviction(eviction: Evict | None, max_rows: int | None) -> _ext.EvictC
         1.0 if eviction.alpha is None else float(eviction.alpha),
         0.0 if eviction.beta is None else float(eviction.beta),
         1.0 if eviction.decay is None else float(eviction.decay),
+        None if eviction.share is None else float(eviction.share),
     )
 
 

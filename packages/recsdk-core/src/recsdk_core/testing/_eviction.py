@@ -173,11 +173,23 @@ class Eviction:
     def expired(self, keys: Mapping[int, KeyMeta], step: int) -> list[int]:
         """The keys that have expired as of the latest step, and may leave in this one."""
         now = max([-(2**63) if self.time is None else self.time, *(m.time for m in keys.values())])
-        return [
+        found = [
             key
             for key, meta in keys.items()
             if self.may_leave(meta, step) and self._has_expired(meta, now)
         ]
+        return found + self._share({k: m for k, m in keys.items() if k not in set(found)}, step)
+
+    def _share(self, keys: Mapping[int, KeyMeta], step: int) -> list[int]:
+        """The part of each group's keys that leaves at a look."""
+        share = self.rule.share
+        if share is None:
+            return []
+        counts: defaultdict[int, int] = defaultdict(int)
+        for key in keys:
+            counts[self._room.group(key)] += 1
+        most = {group: max(int(count * share), 1) for group, count in counts.items()}
+        return self.lowest(keys, step, most)
 
     def _has_expired(self, meta: KeyMeta, now: int) -> bool:
         rule = self.rule

@@ -235,6 +235,13 @@ class HashTableConfig(_Settings):
             raise TypeError(
                 self._error(f"eviction must be an Evict, as Evict.lru(), got {self.eviction!r}")
             )
+        if self.max_rows is None and self.eviction.share is not None:
+            raise ValueError(
+                self._error(
+                    "a share of eviction is of each group of ids that max_rows has; set max_rows "
+                    "too"
+                )
+            )
         if self.max_rows is None and not self.eviction.expires:
             raise ValueError(
                 self._error(

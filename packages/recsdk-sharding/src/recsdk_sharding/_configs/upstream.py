@@ -80,8 +80,10 @@ class AdmitAndEvictConfig:
     `evict_threshold` seconds have passed since its last timestamp, up to the latest that came with
     an id of the table: `Evict.lru(by="time").expiring(...)`. Batches are then
     `KeyedJaggedTensorWithTimestamp`. By shows and clicks, an id has a row once it is worth
-    `showclick_params.admit_threshold`: `Admit.show_click`. Clicks come with ids, see `with_clicks`;
-    the pipeline of recsdk_pipeline takes them from `batch.click_labels`.
+    `showclick_params.admit_threshold`: `Admit.show_click`. At each look `evict_percentage` of the
+    ids leave, those worth least: `Evict.show_click(...).expiring(share=...)`, with `max_rows`.
+    Clicks come with ids, see `with_clicks`; the pipeline of recsdk_pipeline takes them from
+    `batch.click_labels`.
 
     Raises TypeError and ValueError as there, and ValueError for settings that contradict each
     other; a table refuses by name what it cannot do.
@@ -187,7 +189,7 @@ def rules_of_config(config: AdmitAndEvictConfig | None) -> Rules:
     if not config.is_feature_filter_enabled():
         return Rules()
     if config.policy_type == AdmitAndEvictPolicyType.POLICY_SHOWCLICK:
-        return Rules(_admission_by_clicks(config), None, _default(config))
+        return _rules_by_clicks(config)
     return Rules(_admission_by_count(config), _expiry(config), _default(config))
 
 
@@ -202,20 +204,21 @@ def _admission_by_count(config: AdmitAndEvictConfig) -> Admit | None:
     return Admit.count(config.admit_threshold) if config.admit_threshold > 1 else None
 
 
-def _admission_by_clicks(config: AdmitAndEvictConfig) -> Admit:
-    params = config.showclick_params
-    if config.is_feature_evict_enabled():
-        raise ValueError(
-            f"admit_and_evict_config has evict_percentage={params.evict_percentage}, and no part "
-            "of the ids leaves at fixed steps; leave it at 0.0: with max_rows, "
-            "eviction=Evict.show_click(...) makes the lowest leave as others need their room"
-        )
+def _rules_by_clicks(config: AdmitAndEvictConfig) -> Rules:
+    params, admission, eviction = config.showclick_params, None, None
     if config.compat == "upstream":
         raise ValueError(
-            "admit_and_evict_config has compat='upstream', and shows and clicks of ids without a "
-            "row are kept here, which Rec SDK's code forgets after each batch; leave compat out"
+            "admit_and_evict_config has compat='upstream' with POLICY_SHOWCLICK, and Rec SDK's "
+            "code forgets shows and clicks of ids without a row after each batch, adds all those "
+            "of others in each batch anew, and counts ranks apart; leave compat out"
         )
-    return Admit.show_click(threshold=params.admit_threshold, alpha=params.alpha, beta=params.beta)
+    alpha, beta = params.alpha, params.beta
+    if config.is_feature_admit_enabled():
+        admission = Admit.show_click(threshold=params.admit_threshold, alpha=alpha, beta=beta)
+    if config.is_feature_evict_enabled():
+        order = Evict.show_click(decay=params.score_decay, alpha=alpha, beta=beta)
+        eviction = order.expiring(share=params.evict_percentage, every=config.evict_step_interval)
+    return Rules(admission, eviction, _default(config))
 
 
 def _expiry(config: AdmitAndEvictConfig) -> Evict | None:
