@@ -124,7 +124,7 @@ struct KeyData {
   /// (N,) or one for all, >= 0: how often each was clicked. Only with AdmitTerm::Kind::kShowClick
   /// or EvictOrder::kShowClick. Absent: 0, but calls that insert under a rule whose beta is above 0
   /// need them, if they do not admit all.
-  std::span<const std::int64_t> clicks = {};
+  std::span<const std::int64_t> clicks;
 };
 
 struct MapOptions {

@@ -33,7 +33,7 @@ Outcomes map(Index& index, const std::vector<Key>& keys, const Lease* lease = nu
              std::span<const std::int64_t> counts = {}) {
   std::vector<RowNumber> rows(keys.size());
   Outcomes outcomes(keys.size());
-  index.map(keys, rows, outcomes, {true, lease, {{}, {}, counts}});
+  index.map(keys, rows, outcomes, {true, lease, {{}, {}, counts, {}}});
   return outcomes;
 }
 
