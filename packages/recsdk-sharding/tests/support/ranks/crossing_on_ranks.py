@@ -73,7 +73,6 @@ CONFIG: dict[str, dict[str, Any]] = {
     "default": {
         "zeros": Default.zeros(),
         "constant": Default.constant(-1.5),
-        "initial": Default.initial_row(),
         "shared": Default.shared_rows(4),
     },
     "admit_and_evict_config": {"none": None, "off": AdmitAndEvictConfig()},
@@ -125,8 +124,6 @@ def optimizer_of(row: Mapping[str, str]) -> Any:
 def is_legal(row: Mapping[str, str]) -> bool:
     """Whether the values of some or all settings and switches go together."""
     if row.get("device") == "npu" and row.get("data_type", "FP32") != "FP32":
-        return False
-    if row.get("device") == "npu" and row.get("default") == "initial":
         return False
     divides = {row.get("eviction_groups", "none"), row.get("eviction", "none")} != {"none"}
     if row.get("max_rows") == "none" and divides:
