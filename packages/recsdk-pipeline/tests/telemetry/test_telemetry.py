@@ -152,7 +152,7 @@ def test_who_leaves_a_table_is_told_by_cause_and_as_churn() -> None:
     table.erase(np.array([10]))
     assert table.evict(max_rows=5) == 2
     for of_now in (1.0, 0.0):
-        found = collector.values(collector.now())
+        found = collector.values()
         assert found["recsdk_table_evicted_total"] == {
             ("user", "full"): 3,
             ("user", "asked"): 2,
@@ -164,7 +164,32 @@ def test_who_leaves_a_table_is_told_by_cause_and_as_churn() -> None:
         assert churn == pytest.approx(growth * 6 / 5)  # 11 came, 6 left
         assert (churn > 0) == (of_now > 0)
     table.set_optimizer(Adagrad(lr=0.1))  # counts anew
-    assert collector.values(collector.now())["recsdk_table_churn_rows_per_second"]["user",] == 0
+    assert collector.values()["recsdk_table_churn_rows_per_second"]["user",] == 0
+
+
+def test_no_part_of_a_step_shrinks_however_late_in_its_own_part_it_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    for module in ("recsdk_pipeline.telemetry.collecting", "recsdk_sharding.exchange.parts"):
+        monkeypatch.setattr(f"{module}.perf_counter", lambda: now[0])
+    parts = Parts()
+    collector = Collector(HashEmbeddingBag(4, name="user"), parts)
+
+    def told() -> dict[tuple[str, ...], float]:
+        found = collector.values()["recsdk_step_seconds_total"]
+        assert isinstance(found, dict)
+        return found
+
+    now[0] = 2.0
+    with parts.part("telemetry"):
+        now[0] = 7.0  # others are told first
+        assert told() == {("elsewhere",): 2.0}
+    with parts.part("telemetry"):
+        now[0] = 8.0
+        assert told() == {("telemetry",): 5.0, ("elsewhere",): 2.0}
+    now[0] = 9.0
+    assert told() == {("telemetry",): 6.0, ("elsewhere",): 3.0}
 
 
 def test_every_name_has_its_row_in_the_reference() -> None:

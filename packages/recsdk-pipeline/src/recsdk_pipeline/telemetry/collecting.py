@@ -53,16 +53,8 @@ class Collector:
         self._note_saves(dict(tables_of(model)))
         self._changes({name: table.stats() for name, table in tables_of(model)})
 
-    def now(self) -> float:
-        """What `values` takes."""
-        return perf_counter()
-
-    def values(self, began: float) -> Values:
-        """Everything that this rank counts by itself.
-
-        `began`: when the part of the step began in which it is asked. Its time is counted when it
-        has ended, so no part ever shrinks.
-        """
+    def values(self) -> Values:
+        """Everything that this rank counts by itself; no part of a step ever shrinks."""
         found: Values = {}
         tables = dict(tables_of(self._model))
         stats = {name: table.stats() for name, table in tables.items()}
@@ -71,13 +63,15 @@ class Collector:
         found |= self._changes(stats)
         self._note_saves(tables)
         found["recsdk_save_age_seconds"] = {(): perf_counter() - self._saved_at}
-        found["recsdk_step_seconds_total"] = self._of_step(began)
+        found["recsdk_step_seconds_total"] = self._of_step()
         found["recsdk_host_seconds_total"] = self._of_host()
         found["recsdk_sent_bytes_total"] = self._sent()
         return found
 
-    def _of_step(self, now: float) -> dict[tuple[str, ...], float]:
-        seconds = dict(self._parts.seconds)
+    def _of_step(self) -> dict[tuple[str, ...], float]:
+        # A part counts once it has ended. Until then its time is not that of any other.
+        open_since, seconds = self._parts.open_since, dict(self._parts.seconds)
+        now = perf_counter() if open_since is None else open_since
         known = sum(seconds.values()) - self._before
         elsewhere = max(0.0, now - self._start - known)
         return {(part,): spent for part, spent in {**seconds, "elsewhere": elsewhere}.items()}

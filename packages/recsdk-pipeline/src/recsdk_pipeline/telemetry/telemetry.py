@@ -79,15 +79,15 @@ class Telemetry:
         """
         if self._is_closed:
             raise RuntimeError("this telemetry is closed; make another one")
-        self._report(self._collector.now())
+        self._report()
 
-    def _report(self, began: float) -> None:
+    def _report(self) -> None:
         sums = self._window.take()
         own = Figures(sums)
         figures = Figures(self._peers.added(sums)) if self._peers.size > 1 else own
         self._num_examples += own.num_examples
         self._num_bad += figures.num_bad
-        values = self._collector.values(began)
+        values = self._collector.values()
         values["recsdk_steps_total"] = {(): self._pipeline.num_batches_trained}
         if self._has_predictions:
             values["recsdk_examples_total"] = {(): self._num_examples}
@@ -127,10 +127,9 @@ class Telemetry:
         self.close()
 
     def _watch(self, losses: torch.Tensor, output: Any) -> None:
-        began = self._collector.now()
         self._window.add(losses, output)
         if self._pipeline.num_batches_trained % self._every == 0:
-            self._report(began)
+            self._report()
 
     def _open_on_all_ranks(self) -> None:
         try:

@@ -30,22 +30,24 @@ class Parts:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        """By part, since this was made."""
+        """By part, since this was made; of those that have ended."""
+        self.open_since: float | None = None
+        """When the part began in which the thread is, by `perf_counter`; None: in none."""
 
     def part(self, name: str) -> AbstractContextManager[None]:
         """Inside, time is the part's; the profiler shows it as `shown` does."""
-        return _Part(self.seconds, name)
+        return _Part(self, name)
 
 
 class _Part(AbstractContextManager[None]):
-    def __init__(self, seconds: dict[str, float], name: str) -> None:
-        self._seconds = seconds
+    def __init__(self, parts: Parts, name: str) -> None:
+        self._parts = parts
         self._name = name
 
     def __enter__(self) -> None:
         self._shown = shown(self._name)
         self._shown.__enter__()
-        self._start = perf_counter()
+        self._start = self._parts.open_since = perf_counter()
 
     def __exit__(
         self,
@@ -53,6 +55,7 @@ class _Part(AbstractContextManager[None]):
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        spent = perf_counter() - self._start
-        self._seconds[self._name] = self._seconds.get(self._name, 0.0) + spent
+        spent, seconds = perf_counter() - self._start, self._parts.seconds
+        seconds[self._name] = seconds.get(self._name, 0.0) + spent
+        self._parts.open_since = None
         self._shown.__exit__(kind, error, at)
