@@ -33,4 +33,9 @@ void FairMutex::lock_shared() {
   mutex_.lock_shared();
 }
 
+bool FairMutex::is_awaited() noexcept {
+  const std::unique_lock pass(gate_, std::try_to_lock);
+  return !pass.owns_lock();
+}
+
 }  // namespace recsdk::internal

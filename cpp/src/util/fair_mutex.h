@@ -35,6 +35,8 @@ class FairMutex {
   /// Throw Error(kBusy) in a callback under this lock, where they would wait for ever.
   void lock();
   void lock_shared();
+  /// Whether somebody is at the gate: while it is locked, one who waits. It may be so no more.
+  bool is_awaited() noexcept;
   void unlock() { mutex_.unlock(); }
   void unlock_shared() { mutex_.unlock_shared(); }
 

@@ -501,9 +501,10 @@ TEST_F(RestoreTest, BesideCallsOverManyTablesWhoseRowsAreNoMore) {
     const PoolBlock pool{bags, pooled.data(), 4};
     Restore restore(table);
     add(restore, file);
-    std::unique_lock lock(TableAccess::impl(table).rows_mutex);
+    internal::FairMutex& rows_mutex = TableAccess::impl(table).rows_mutex;
+    std::unique_lock lock(rows_mutex);
     std::thread restoring([&] { restore.commit(0); });
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // it waits for the lock, first
+    while (!rows_mutex.is_awaited()) std::this_thread::yield();  // the restore is the first to wait
     std::thread calling([&] {
       if (updates) {
         EXPECT_THROW(update_tables(std::vector<UpdateCall>{{&table, {&gradient, 1}}}),
@@ -513,6 +514,7 @@ TEST_F(RestoreTest, BesideCallsOverManyTablesWhoseRowsAreNoMore) {
                      std::invalid_argument);
       }
     });
+    // So that it mostly has looked at the numbers; later it finds the same.
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     lock.unlock();
     restoring.join();

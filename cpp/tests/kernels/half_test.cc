@@ -145,8 +145,15 @@ TEST_P(HalfRows, EveryNumberWidensAsInHalfH) {
     for (RowNumber r = 0; r < count; ++r) numbers.push_back(r);
     const std::vector<Outcome> outcomes(numbers.size(), Outcome::kFound);
     std::vector<float> read(static_cast<std::size_t>(count * dim));
-    kernels().gather({every.rows.addresses(), dtype(), dim, 0.0F, numbers.data(), outcomes.data(),
-                      0, count, read.data()});
+    kernels().gather({every.rows.addresses(),
+                      dtype(),
+                      dim,
+                      {},
+                      numbers.data(),
+                      outcomes.data(),
+                      0,
+                      count,
+                      read.data()});
     read.resize(kHalves);
     std::vector<float> expected;
     for (std::int64_t i = 0; i < kHalves; ++i)

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -104,12 +105,16 @@ struct MappedKeys {
   std::vector<Outcome> outcomes;
 };
 
-/// How many rows the bad gradients of a round fall on.
-inline std::uint64_t num_bad(const Round& round, const MappedKeys& mapped) {
-  std::set<Key> bad;
+/// How many rows the bad gradients of a round fall on; keys without a row may share some.
+inline std::uint64_t num_bad(const Round& round, const MappedKeys& mapped, DefaultKind otherwise) {
+  std::set<std::pair<bool, std::int64_t>> bad;
   for (const std::int64_t place : {Round::kBad, Round::kWorse}) {
     const auto i = static_cast<std::size_t>(place);
-    if (has_row(mapped.outcomes[i])) bad.insert(round.keys[i]);
+    if (has_row(mapped.outcomes[i])) {
+      bad.emplace(false, round.keys[i]);
+    } else if (otherwise == DefaultKind::kSharedRows) {
+      bad.emplace(true, mapped.rows[i]);
+    }
   }
   return bad.size();
 }
@@ -132,7 +137,7 @@ inline void train(Table& table, const Round& round, const MappedKeys& mapped, Tr
   table.update(good);
   said.note(weights_grad);
   const GradBlock bad[] = {{plain, round.bad.data(), round.dim, nullptr}};
-  const std::uint64_t num = num_bad(round, mapped);
+  const std::uint64_t num = num_bad(round, mapped, table.config().default_row.kind);
   const bool raises = table.config().on_nonfinite == NonFinite::kRaise && num > 0;
   const TableStats before = table.stats();
   EXPECT_EQ(said.succeeds([&] { table.update(bad); }), !raises);

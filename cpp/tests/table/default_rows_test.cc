@@ -140,7 +140,9 @@ TEST(DefaultRows, ACustomInitializerMakesWhatIsRead) {
   Table* asked = nullptr;
   config.initializer = InitializerConfig::custom([&](std::span<const Key> keys, float* values) {
     std::vector<float> none(keys.size() * kDim);
-    if (asked != nullptr) EXPECT_THROW(asked->lookup(keys, none.data()), Error);
+    if (asked != nullptr) {
+      EXPECT_THROW(asked->lookup(keys, none.data()), Error);
+    }
     for (std::size_t i = 0; i < none.size(); ++i)
       values[i] = static_cast<float>(keys[i / kDim] % 16) + static_cast<float>(i % kDim);
   });
