@@ -306,6 +306,10 @@ OURS = {
         "HashFeatureProcessedEmbeddingBagCollectionSharder"
     ),
 }
+OF_FROZEN = {
+    "QuantEmbeddingBagCollectionSharder": "QuantHashEmbeddingBagCollectionSharder",
+    "QuantEmbeddingCollectionSharder": "QuantHashEmbeddingCollectionSharder",
+}
 SHARDERS = "Sharders"
 
 
@@ -317,6 +321,17 @@ def test_sharders_of_hash_tables() -> None:
     for theirs, ours in OURS.items():
         assert f"`{ours}`" in PAGE.text(SHARDERS, theirs)
         assert issubclass(getattr(recsdk_sharding, ours), torchrec.distributed.types.ModuleSharder)
+
+
+@holds(SHARDERS, "renamed", *OF_FROZEN)
+@holds(SHARDERS, "same", "BaseQuantEmbeddingSharder")
+def test_sharders_of_frozen_tables() -> None:
+    stock = public_classes("torchrec.distributed")
+    for theirs, ours in OF_FROZEN.items():
+        assert f"`{ours}`" in PAGE.text(SHARDERS, theirs)
+        kind = getattr(recsdk_sharding, ours)
+        assert issubclass(kind, stock[theirs])
+        assert issubclass(kind, stock["BaseQuantEmbeddingSharder"])
 
 
 @holds("EmbeddingBagCollectionSharder", "same", "qcomm_codecs_registry", "use_index_dedup")

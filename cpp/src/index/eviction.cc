@@ -66,8 +66,8 @@ std::int64_t Index::Impl::step_of(const LeaseRecord* record) const {
   return later(clock.step, is_far ? INT64_MAX : steps);
 }
 
-void Index::Impl::begin_insertion(Insertion& insertion, const LeaseRecord* record,
-                                  const KeyData& data) const {
+void Index::Impl::begin_insertion(std::size_t num_keys, Insertion& insertion,
+                                  const LeaseRecord* record, const KeyData& data) const {
   if (!has_clock()) return;
   if (record != nullptr && record->step && clock.lease_step && *record->step < *clock.lease_step) {
     // It might evict what a later batch has inserted and is to make visible.
@@ -80,6 +80,7 @@ void Index::Impl::begin_insertion(Insertion& insertion, const LeaseRecord* recor
   insertion.step = step_of(record);
   if (!evictor || !evictor->meta().is_by_time() || !data.times.empty()) return;
   if (!time) {
+    if (num_keys == 0) return;
     throw std::invalid_argument(title +
                                 ": eviction goes by time, and the call brings none; pass times, or "
                                 "set a time before");
@@ -443,7 +444,8 @@ void Index::Impl::take_expired(std::span<const Key> keys, Insertion& insertion) 
 
 std::int64_t Index::Impl::expire(bool is_dry) {
   if (!evictor || !evictor->meta().expires()) {
-    throw std::invalid_argument(title + ": expire needs keys that expire; set a ttl of eviction");
+    throw std::invalid_argument(
+        title + ": expire needs keys that expire; set a ttl or a share of eviction");
   }
   require_no_steps("expire");
   const std::vector<Evictor::Victim> expired = find_expired(step_of(nullptr));

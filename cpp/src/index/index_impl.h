@@ -185,8 +185,8 @@ struct Index::Impl {
   void settle(const internal::Insertion& insertion) noexcept;
   // With eviction an insertion begins, is prepared, and settles in these too. `record` if it is
   // part of a batch in flight, else null.
-  void begin_insertion(internal::Insertion& insertion, const internal::LeaseRecord* record,
-                       const KeyData& data) const;
+  void begin_insertion(std::size_t num_keys, internal::Insertion& insertion,
+                       const internal::LeaseRecord* record, const KeyData& data) const;
   void prepare_eviction(std::span<const Key> keys, const Outcome* outcomes,
                         internal::Insertion& insertion, internal::LeaseRecord* record);
   void settle_eviction(std::span<const Key> keys, const RowNumber* rows_in, const Outcome* outcomes,

@@ -325,7 +325,7 @@ void Index::Impl::map_inserting(std::span<const Key> keys, RowNumber* rows_out, 
   if (!in_flight) require_no_steps("inserting without a step");
   Insertion insertion;
   insertion.admits_all = admits_all;
-  begin_insertion(insertion, record, data);
+  begin_insertion(keys.size(), insertion, record, data);
   try {
     find_or_insert(keys, rows_out, outcomes, in_flight ? RowState::kInFlight : RowState::kVisible,
                    insertion);

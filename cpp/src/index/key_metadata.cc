@@ -247,6 +247,9 @@ void Index::Impl::add_share(double share, std::int64_t step, std::int64_t now,
       expired.push_back({numbers.key(each->row), each->row, LeaveCause::kExpired});
     begin = end;
   }
+  // They leave in the order of their rows, as all that expire.
+  std::sort(expired.begin(), expired.end(),
+            [](const auto& a, const auto& b) { return a.row < b.row; });
 }
 
 // All that may fail comes before the first key leaves.

@@ -210,7 +210,7 @@ void Table::upsert(std::span<const Key> keys, const float* values, const float* 
   t.index.require_no_steps("upsert");
   Insertion insertion;
   insertion.admits_all = true;
-  t.index.begin_insertion(insertion, nullptr, data);
+  t.index.begin_insertion(keys.size(), insertion, nullptr, data);
   try {
     t.index.find_or_insert(keys, found.rows.data(), found.outcomes.data(), RowState::kVisible,
                            insertion);

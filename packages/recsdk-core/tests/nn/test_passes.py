@@ -90,11 +90,11 @@ def test_waiting_gradients_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting: Any = module.weight.gradients
     waiting.most_bytes, sums_of, seen = 1000, row_gradients._sums_of, []
 
-    def watched(joined: Any) -> Any:
+    def watched(joined: Any, shares_rows: bool) -> Any:
         assert waiting._parts == [joined]
         assert waiting._sums is None
         seen.append(joined.num_bytes)
-        return sums_of(joined)
+        return sums_of(joined, shares_rows)
 
     monkeypatch.setattr(row_gradients, "_sums_of", watched)
     for _ in range(100):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recsdk_core import CheckpointError, Default, Index, Outcome, Table, init, optim
+from recsdk_core import CheckpointError, Default, Evict, Index, Outcome, Table, init, optim
 from recsdk_core.checkpoint import chain_of, compact, diff, open_checkpoint, reshard
 from recsdk_core.serving import freeze, freeze_tables
 from recsdk_core.testing import ReferenceTable
@@ -131,6 +131,16 @@ def test_another_default_is_refused_unless_allowed(tmp_path: Path, default: Defa
     other.load(tmp_path / "full", allow=["default"])
     assert len(other) == 10
     np.testing.assert_array_equal(other.shared_rows().weights, make(default).shared_rows().weights)
+
+
+def test_a_predicate_for_all_tables_leaves_shared_rows_as_they_are(tmp_path: Path) -> None:
+    table = trained(eviction=Evict.lfu(), eviction_groups=1)
+    table.save(tmp_path / "whole")
+    compact(tmp_path / "whole", tmp_path / "none", keep="count > 1000")
+    loaded = make(Default.shared_rows(4), eviction=Evict.lfu(), eviction_groups=1)
+    loaded.load(tmp_path / "none")
+    assert len(loaded) == 0 < len(table)
+    np.testing.assert_array_equal(loaded.shared_rows().weights, table.shared_rows().weights)
 
 
 def test_another_optimizer_drops_their_state(tmp_path: Path) -> None:

@@ -294,3 +294,14 @@ def test_arguments_that_make_no_sense() -> None:
         with pytest.raises(ValueError, match=message):
             call()
     assert len(plain) == len(by_time) == len(scored) == 0
+
+
+def test_a_call_without_keys_needs_no_times() -> None:
+    table = Table(2, max_rows=9, eviction=Evict.lru(by="time").expiring(ttl=3, every=1))
+    none = np.zeros(0, np.int64)
+    for times in (None, none):
+        assert table.find_or_insert(none, times=times).shape == (0, 2)
+    table.find_or_insert(np.array([1]), times=5)
+    with pytest.raises(ValueError, match="pass times"):
+        table.find_or_insert(np.array([2]))
+    assert len(table) == 1

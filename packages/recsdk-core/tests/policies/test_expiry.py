@@ -186,8 +186,22 @@ def test_without_a_limit_and_on_demand() -> None:
         table.evict(fraction=0.5)
     assert table.evict(max_rows=1) == 1
     assert (table.stats().expired, table.stats().evicted) == (1, 1)
-    with pytest.raises(ValueError, match="set a ttl of eviction"):
+    with pytest.raises(ValueError, match="set a ttl or a share of eviction"):
         Table(2, max_rows=3, eviction=Evict.lru()).expire()
+
+
+def test_a_share_leaves_in_the_order_of_its_rows() -> None:
+    """Row numbers are given anew in that order, whatever the rule's is."""
+    rule = Evict.lru().expiring(share=0.3, every=2)
+    table = Table(dim=1, max_rows=20, eviction_groups=1, eviction=rule)
+    leavers = table.leavers()
+    keys = np.arange(17) * 7
+    table.find_or_insert(keys)
+    table.find_or_insert(keys[:1])
+    left = leavers.read().keys
+    assert left.tolist() == sorted(left)
+    assert len(left) == 5
+    assert [key in table for key in keys.tolist()] == [key not in left for key in keys.tolist()]
 
 
 def test_a_part_of_all_keys_leaves_at_each_look() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import eviction_on_ranks
 import numpy as np
 import pytest
+import torch
 from eviction_on_ranks import (
     GROUPS,
     MAX_ROWS,
@@ -29,9 +30,15 @@ from eviction_on_ranks import (
 )
 from plans import Spec
 from rank_pool import RankPool
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recsdk_core import Admit, Evict, Outcome
 from recsdk_core.testing import ReferenceTable
+from recsdk_sharding import (
+    HashEmbeddingBagCollection,
+    HashEmbeddingBagConfig,
+    KeyedJaggedTensorWithTimestamp,
+)
 from recsdk_sharding._configs.data_taken import taken_by
 
 STEPS = 14
@@ -104,6 +111,32 @@ def with_data(found: list[Case], expected: _Expected, **changes: Any) -> list[Ca
 def test_unsharded_tables_do_as_the_plain_model(expected: _Expected) -> None:
     for case in with_data([Case(None), Case(None, is_sequence=True)], expected):
         assert run(case, 0, STEPS, None, None) == expected.rows
+
+
+def test_a_table_needs_no_time_before_it_has_an_id() -> None:
+    rule = Evict.lru(by="time").expiring(ttl=5, every=1)
+    configs = [
+        HashEmbeddingBagConfig(
+            name=name, embedding_dim=2, num_embeddings=9, feature_names=[name], eviction=rule
+        )
+        for name in ("user", "item")
+    ]
+    collection = HashEmbeddingBagCollection(configs).requires_grad_(False)
+    tables = collection.tables()
+    for lengths, times in (([0, 0], []), ([2, 0], [10, 11]), ([1, 1], [12, 30])):
+        ids = torch.arange(len(times))
+        collection(
+            KeyedJaggedTensorWithTimestamp(
+                ["user", "item"], ids, torch.tensor(times), lengths=torch.tensor(lengths)
+            )
+        )
+    assert (tables["user"].time, tables["item"].time) == (12, 30)
+    assert (len(tables["user"]), len(tables["item"])) == (2, 1)
+    plain = KeyedJaggedTensor(["user", "item"], torch.tensor([5]), lengths=torch.tensor([0, 1]))
+    collection(plain)  # counts as seen at the table's clock
+    fresh = HashEmbeddingBagCollection(configs).requires_grad_(False)
+    with pytest.raises(ValueError, match="'item': .* needs the times of ids"):
+        fresh(plain)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])

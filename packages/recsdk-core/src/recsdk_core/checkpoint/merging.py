@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recsdk_core.checkpoint.columns import shared_name
 from recsdk_core.checkpoint.manifest import TableEntry
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.reading import Checkpoint, Progress
@@ -91,12 +92,15 @@ class KeptRows:
     def __init__(self, chain: Sequence[Checkpoint], where: str | Mapping[str, str] | None) -> None:
         """`where` is for all tables or by name; tables without one are whole.
 
+        Rows that keys without one share are no keys: what is for all tables leaves them whole.
+
         Raises ValueError for what `Predicate` refuses, what a table does not keep, and tables that
         there are not.
         """
         self._chain = chain
         entries = {entry.name: entry for entry in chain[-1].manifest.tables}
-        given = where if isinstance(where, Mapping) else dict.fromkeys(entries, where)
+        of_keys = set(entries) - {shared_name(name) for name in entries}
+        given = where if isinstance(where, Mapping) else dict.fromkeys(sorted(of_keys), where)
         if not set(given) <= set(entries):
             raise ValueError(
                 f"a predicate is for table {min(set(given) - set(entries))!r}; "

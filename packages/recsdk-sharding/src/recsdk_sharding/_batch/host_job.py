@@ -426,7 +426,7 @@ def _take_data(
     if config.timed:
         latest = latest_of_shards(arrived.latest_F, config.features, config.num_features)
         for shard, table in config.timed:
-            advance_time(table, time, latest[shard])
+            advance_time(table, time, latest[shard], num_keys[shard])
     data = {}
     for name in arrived.data_names:
         of_shards = [fill_of(name, own.table) for own in config.shards]

@@ -72,18 +72,19 @@ def set_time(tables: Iterable[Any], time: int) -> None:
         table.time = time
 
 
-def advance_time(table: Any, time: int | None, latest: int | None) -> None:
+def advance_time(table: Any, time: int | None, latest: int | None, num_keys: int) -> None:
     """Sets the time of a table that evicts by time.
 
     `time`: of batches whose ids have no times; `latest`: of the times of ids. Either may be none:
-    if both are, the table's stays. Raises ValueError if it never had any.
+    if both are, the table's stays. Raises ValueError if it never had any, and a batch brings
+    `num_keys` of its ids.
     """
     known = [time] if time is not None else []
     if latest is not None:
         known += [latest, *([] if table.time is None else [table.time])]
     if known:
         table.time = max(known)
-    elif table.time is None:
+    elif table.time is None and num_keys:
         raise ValueError(
             f"table {table.name!r}: Evict.lru(by='time') needs the times of ids; pass a "
             "KeyedJaggedTensorWithTimestamp, or call set_time(...) of the collection before the "
@@ -121,7 +122,7 @@ def latest_in(latest_F: NDArray[np.int64] | None, which: slice | NDArray[np.int6
 def fill_of(name: str, table: Any) -> int:
     """What a key of a table has of which nothing came."""
     if name == "times":
-        return table.time if evicts_by_time(table.eviction) else 0
+        return (table.time or 0) if evicts_by_time(table.eviction) else 0
     return 1 if name == "counts" else 0
 
 

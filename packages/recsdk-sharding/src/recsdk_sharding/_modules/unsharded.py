@@ -97,12 +97,13 @@ class _Unsharded(KeepsOutcomes):
         require_data({config.name: config.data_needed for config in configs}, batch)
         if not any(evicts_by_time(config.eviction) for config in configs):
             return
-        latest_F = latest_of(batch)
+        latest_F, counts_F = latest_of(batch), batch.counts
         begin = 0
         for each in self._rows():
             end = begin + len(each.config.feature_names)
             if evicts_by_time(each.config.eviction):
-                advance_time(each.shards[0].table, None, latest_in(latest_F, slice(begin, end)))
+                latest = latest_in(latest_F, slice(begin, end))
+                advance_time(each.shards[0].table, None, latest, sum(counts_F[begin:end]))
             begin = end
 
     def _check_usable(self) -> None:
