@@ -173,7 +173,9 @@ class EvictionMachine(TableMachine):
             time = self.model.time
             with contextlib.suppress(CapacityError):
                 more = {"times": 11} if self.rule.by == "time" else {}
-                self.table.map(ids, True, **more, **({"clicks": 1} if self.rule.alpha else {}))
+                self.table.map(
+                    ids, True, **more, **({"clicks": 1} if self.rule.order == "show_click" else {})
+                )
             counts = {name: getattr(self.table.stats(), name) for name in KEPT}
             self.table.load(folder + "/saved")
         assert self.table.time == time

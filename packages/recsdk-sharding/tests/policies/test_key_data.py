@@ -127,7 +127,10 @@ def test_a_table_needs_no_time_before_it_has_an_id() -> None:
         ids = torch.arange(len(times))
         collection(
             KeyedJaggedTensorWithTimestamp(
-                ["user", "item"], ids, torch.tensor(times), lengths=torch.tensor(lengths)
+                ["user", "item"],
+                ids,
+                torch.tensor(times, dtype=torch.int64),
+                lengths=torch.tensor(lengths),
             )
         )
     assert (tables["user"].time, tables["item"].time) == (12, 30)
