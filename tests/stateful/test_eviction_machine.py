@@ -41,7 +41,8 @@ EXPIRIES: list[dict[str, int]] = [
     {"share": 0.3, "every": 2},
     {"ttl": 5, "share": 0.2, "every": 1},
 ]
-KEPT = ("evicted", "expired", "outcomes")
+CHURNS: list[tuple[int, int | None] | None] = [None, (3, None), (8, 8), (100, 12)]
+KEPT = ("evicted", "expired", "returned", "churn_lost", "outcomes")
 
 
 class EvictionMachine(TableMachine):
@@ -51,6 +52,7 @@ class EvictionMachine(TableMachine):
         eviction=st.sampled_from(RULES),
         min_age=st.sampled_from([0, 0, 2]),
         expiry=st.sampled_from(EXPIRIES),
+        churn=st.sampled_from(CHURNS),
         room=st.sampled_from(ROOMS),
         optimizer=st.sampled_from([optim.SGD(lr=0.5), optim.Adam(lr=0.1)]),
         on_full=st.sampled_from(["refuse", "refuse", "raise"]),
@@ -64,6 +66,7 @@ class EvictionMachine(TableMachine):
         eviction: Evict,
         min_age: int,
         expiry: dict[str, int],
+        churn: tuple[int, int | None] | None,
         room: tuple[int | None, int | None],
         hash_seed: int,
         num_threads: int,
@@ -71,6 +74,8 @@ class EvictionMachine(TableMachine):
         **config: Any,
     ) -> None:
         self.rule = replace(eviction, min_age=min_age).expiring(**expiry)
+        if churn is not None:
+            self.rule = self.rule.with_churn(churn[0], max_records=churn[1])
         room = room if expiry or room[0] is not None else ROOMS[0]
         config = {"seed": 3, "initializer": init.Uniform(low=-1.0, high=1.0), **config}
         config["max_rows"], config["eviction_groups"] = room
@@ -181,6 +186,9 @@ class EvictionMachine(TableMachine):
         assert self.table.time == time
         self.model.renumber()
         self.model._num_evicted, self.model._num_expired = counts["evicted"], counts["expired"]
+        self.model._num_returned = counts["returned"]
+        assert self.model._eviction is not None
+        self.model._eviction.churn_lost = counts["churn_lost"]
         self.model._counts = dict(counts["outcomes"])
 
     @invariant()
@@ -189,7 +197,8 @@ class EvictionMachine(TableMachine):
             found = [batch.keys.tolist() for batch in self.table.export()]
             assert found == [batch.keys.tolist() for batch in self.model.export()]
             stats, expected = self.table.stats(), self.model.stats()
-            assert (stats.evicted, stats.expired) == (expected.evicted, expected.expired)
+            for name in KEPT:
+                assert getattr(stats, name) == getattr(expected, name), name
 
 
 TestEvictionMachine = EvictionMachine.TestCase

@@ -239,10 +239,12 @@ typedef struct recsdk_evict_config {
   int64_t expire_every;  ///< steps, >= 1, between two looks for keys that expired; default 100
   int32_t has_ttl;
   int32_t has_rare_ttl;
-  double alpha;  ///< of SHOW_CLICK: 0, or 2**-16 to 2**20; default 1
-  double beta;   ///< of SHOW_CLICK: the same, not both 0; default 0
-  double decay;  ///< of SHOW_CLICK: what a step leaves, above 0, up to 1; default 1
-  double share;  ///< part of each group's keys, 0 to 1, that leaves at each look; default 0
+  double alpha;         ///< of SHOW_CLICK: 0, or 2**-16 to 2**20; default 1
+  double beta;          ///< of SHOW_CLICK: the same, not both 0; default 0
+  double decay;         ///< of SHOW_CLICK: what a step leaves, above 0, up to 1; default 1
+  double share;         ///< part of each group's keys, 0 to 1, that leaves at each look; default 0
+  int64_t churn_steps;  ///< within which keys that left count as returned; default 0: none do
+  int64_t churn_records;  ///< keys that left and are remembered, >= 1; default 2**20
 } recsdk_evict_config;
 
 /// What comes with the keys of a call that inserts, see recsdk::KeyData; all zero: nothing.
@@ -413,6 +415,8 @@ typedef struct recsdk_stats {
   double checkpoint_wait_seconds;   ///< how long all of them took
   uint64_t evicted;                 ///< keys that left for others, or by recsdk_table_evict
   uint64_t expired;                 ///< keys that left since they were not seen for long
+  uint64_t returned;                ///< keys that got a row again within churn_steps of leaving
+  uint64_t churn_lost;              ///< keys that were forgotten within churn_steps
 } recsdk_stats;
 
 /// From raw keys to row numbers, for rows that the caller keeps; see recsdk::Index.

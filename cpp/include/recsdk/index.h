@@ -64,12 +64,16 @@ struct IndexStats {
   std::uint64_t erased = 0;                   ///< keys taken out by erase and clear
   std::uint64_t evicted = 0;                  ///< keys that left for others, or by evict
   std::uint64_t expired = 0;                  ///< keys that left since they were not seen for long
-  std::int64_t admission_records = 0;         ///< keys without a row whose count is kept
-  std::uint64_t records_lost = 0;             ///< counts of keys that left for others
-  std::int64_t index_bytes = 0;               ///< memory from keys to row numbers
-  std::int64_t metadata_bytes = 0;            ///< memory of what is kept per row number
-  std::int64_t tracking_bytes = 0;            ///< memory of what tells changes since the last cut
-  std::int64_t index_slots = 0;               ///< key slots of the hashed part of the index
+  /// Keys that got a row again within EvictConfig::churn_steps of leaving. Erased keys, and those
+  /// from before a restore, are not among them; exact while churn_lost is 0, else at least so many.
+  std::uint64_t returned = 0;
+  std::uint64_t churn_lost = 0;        ///< keys that were forgotten within churn_steps
+  std::int64_t admission_records = 0;  ///< keys without a row whose count is kept
+  std::uint64_t records_lost = 0;      ///< counts of keys that left for others
+  std::int64_t index_bytes = 0;        ///< memory from keys to row numbers
+  std::int64_t metadata_bytes = 0;     ///< memory of what is kept per row number
+  std::int64_t tracking_bytes = 0;     ///< memory of what tells changes since the last cut
+  std::int64_t index_slots = 0;        ///< key slots of the hashed part of the index
   std::int64_t index_segments = 0;
   std::int64_t index_crowded = 0;      ///< segments of keys that collide under the hash seed
   std::int64_t index_directory = 0;    ///< entries of the directory

@@ -74,6 +74,14 @@ struct EvictConfig {
   /// one key at least: the lowest, of those that are old enough. Without max_rows all are a group.
   std::optional<double> share = std::nullopt;
 
+  /// Steps, >= 1, within which a key that left by this rule counts as returned if it gets a row
+  /// again, see IndexStats::returned. Absent: nobody remembers who left.
+  std::optional<std::int64_t> churn_steps = std::nullopt;
+  /// Keys that left and are remembered, >= 1, divided over groups of keys as
+  /// AdmitConfig::max_records is. In a full group the key that left first is forgotten, the lowest
+  /// by a fixed hash first of one step. Only with churn_steps.
+  std::int64_t churn_records = std::int64_t{1} << 20;
+
   bool expires() const noexcept {
     return ttl.has_value() || rare_ttl.has_value() || share.has_value();
   }

@@ -191,6 +191,7 @@ recsdk_evict_config evict_defaults() {
   c.alpha = defaults.alpha;
   c.beta = defaults.beta;
   c.decay = defaults.decay;
+  c.churn_records = defaults.churn_records;
   return c;
 }
 
@@ -222,6 +223,8 @@ std::optional<EvictConfig> evict_config(const recsdk_evict_config* given) {
     config.rare_count = c.rare_count;
   }
   if (c.share != 0.0) config.share = c.share;
+  if (c.churn_steps != 0) config.churn_steps = c.churn_steps;
+  config.churn_records = c.churn_records;
   check_reserved(c.reserved, "recsdk_evict_config.reserved");
   return config;
 }
@@ -323,7 +326,9 @@ recsdk_stats stats_of(const TableStats& from) {
                      .checkpoint_waits = from.checkpoint_waits,
                      .checkpoint_wait_seconds = from.checkpoint_wait_seconds,
                      .evicted = from.evicted,
-                     .expired = from.expired};
+                     .expired = from.expired,
+                     .returned = from.returned,
+                     .churn_lost = from.churn_lost};
   std::copy_n(from.outcomes, RECSDK_NUM_OUTCOMES, to.outcomes);
   return to;
 }

@@ -265,6 +265,7 @@ void Index::Impl::prepare_eviction(std::span<const Key> keys, const Outcome* out
   const std::vector<Evictor::Victim>& victims =
       insertion.expired.empty() ? insertion.victims : expired_too;
   numbers.prepare_free(num_leaving + static_cast<std::int64_t>(victims.size()));
+  if (churn) churn->prepare(victims.size());
   if (record != nullptr) {
     const auto make_room = [](auto& list, std::size_t count) {
       const std::size_t needed = list.size() + count;
@@ -287,9 +288,10 @@ void Index::Impl::settle_eviction(std::span<const Key> keys, const RowNumber* ro
   begin_meta(insertion);
   touch(keys.size(), rows_in, outcomes, insertion, record);
   evictor->add(insertion.rows, insertion.hashes, numbers, *capacity);
-  evict_rows(insertion.victims, record);
+  if (churn) count_returned(insertion, record);
+  evict_rows(insertion.victims, insertion.step, record);
   if (insertion.expired.empty()) return;
-  evict_rows(insertion.expired, record);
+  evict_rows(insertion.expired, insertion.step, record);
   for (const Evictor::Victim& expired : insertion.expired)
     evictor->note_erased(expired.key, numbers, *capacity);
 }
@@ -299,8 +301,15 @@ void Index::Impl::advance_clock(const Insertion& insertion, LeaseRecord* record)
   clock = {insertion.step, record == nullptr ? std::nullopt : record->step, true};
 }
 
-void Index::Impl::evict_rows(std::span<const Evictor::Victim> victims,
+void Index::Impl::count_returned(const Insertion& insertion, LeaseRecord* record) noexcept {
+  std::uint64_t& count = record == nullptr ? num_returned : record->num_returned;
+  for (const std::uint32_t row : insertion.rows)
+    count += static_cast<std::uint64_t>(churn->comes_back(numbers.key(row), insertion.step));
+}
+
+void Index::Impl::evict_rows(std::span<const Evictor::Victim> victims, std::int64_t step,
                              LeaseRecord* record) noexcept {
+  if (churn) churn->note_left(victims, step);
   for (std::size_t j = 0; j < std::min(kAhead, victims.size()); ++j)
     key_map.prefetch(victims[j].key);
   for (std::size_t j = 0; j < victims.size(); ++j) {
@@ -387,7 +396,7 @@ std::int64_t Index::Impl::evict(std::int64_t max_rows, bool is_dry) {
   if (is_dry) {
     undo(none);
   } else {
-    evict_rows(none.victims, nullptr);
+    evict_rows(none.victims, clock.step, nullptr);
   }
   return static_cast<std::int64_t>(none.victims.size());
 }

@@ -78,6 +78,7 @@ IndexConfig validated(IndexConfig config, const std::string& title) {
   check_groups(config, title);
   if (config.eviction) {
     internal::check_eviction(*config.eviction, title);
+    internal::check_churn(*config.eviction, title, groups_of(config));
     if (!config.max_rows && !config.eviction->expires())
       throw std::invalid_argument(title +
                                   ": eviction makes room within max_rows; set it too, or a ttl");
@@ -151,7 +152,10 @@ Index::Impl::Impl(IndexConfig index_config, std::string title_of_messages,
   } else if (config.eviction) {
     capacity.emplace(internal::kMaxRows, 1, std::nullopt);  // of keys that expire: never full
   }
-  if (config.eviction) evictor.emplace(*config.eviction, capacity->num_groups());
+  if (!config.eviction) return;
+  evictor.emplace(*config.eviction, capacity->num_groups());
+  if (config.eviction->churn_steps)
+    churn.emplace(*config.eviction, groups, config.owned_groups, hash_seed);
 }
 
 int Index::Impl::max_threads() const {
@@ -234,6 +238,7 @@ void Index::Impl::check_rows(std::size_t num_keys, std::size_t num_rows) const {
 
 Outcome Index::Impl::erase_one(Key key) noexcept {
   if (admission) admission->forget(key);
+  if (churn) churn->forget(key);
   const auto row = key_map.erase(key);
   if (!row) return Outcome::kMissing;
   numbers.free(*row, next_epoch);
@@ -276,6 +281,7 @@ void Index::Impl::clear() {
   if (capacity) capacity->clear();
   if (evictor) evictor->forget();
   if (admission) admission->clear();
+  if (churn) churn->clear();
   release_kept_rows();
 }
 

@@ -38,6 +38,7 @@ void Index::Impl::replace(internal::KeyMap& other_map, internal::RowNumbers& oth
   if (capacity) capacity->recount(numbers);
   if (evictor) evictor->forget();
   if (admission) admission->clear();
+  if (churn) churn->clear();
 }
 
 void Index::Impl::check_room(const internal::RowNumbers& other_numbers) const {

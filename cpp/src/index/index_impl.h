@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "admission/admission.h"
+#include "admission/churn.h"
 #include "index/capacity.h"
 #include "index/change_tracker.h"
 #include "index/evictor.h"
@@ -67,6 +68,7 @@ struct LeaseRecord {
   std::atomic<bool> is_released{false};  // changed under the mutex
   std::vector<std::uint32_t> new_rows;   // that only later batches see
   AtomicCounts outcomes{};               // to be counted when the batch becomes visible
+  std::uint64_t num_returned = 0;        // the same
 
   std::vector<Evictor::Victim> evicted;  // ascending; readers still find their rows
   // Rows whose metadata it changed, each with their words from before; some several times.
@@ -139,7 +141,8 @@ struct Index::Impl {
   std::optional<internal::Capacity> capacity;  // with max_rows
   std::optional<internal::Evictor> evictor;    // with eviction
   std::optional<internal::Admission> admission;
-  bool is_mostly_new = false;  // half or more of the keys inserted last had no row yet
+  std::optional<internal::Churn> churn;  // with eviction that asks for it
+  bool is_mostly_new = false;            // half or more of the keys inserted last had no row yet
   std::uint64_t next_epoch = 0;
   std::optional<std::int64_t> last_step;
   std::map<std::uint64_t, std::shared_ptr<internal::LeaseRecord>> open_leases;  // by epoch
@@ -151,6 +154,7 @@ struct Index::Impl {
   std::int64_t num_leaving = 0;  // rows whose key was evicted by a batch that is not visible yet
   std::uint64_t num_evicted = 0;
   std::uint64_t num_expired = 0;
+  std::uint64_t num_returned = 0;
   std::optional<std::int64_t> time;  // of calls that bring none
   internal::EvictionClock clock;
   mutable internal::AtomicCounts outcome_counts{};
@@ -307,8 +311,9 @@ struct Index::Impl {
                  std::int64_t step, internal::LeaseRecord* record, const Touch& touch) noexcept;
   void touch(std::size_t num_keys, const RowNumber* rows_in, const Outcome* outcomes,
              const internal::Insertion& insertion, internal::LeaseRecord* record) noexcept;
-  void evict_rows(std::span<const internal::Evictor::Victim> victims,
+  void evict_rows(std::span<const internal::Evictor::Victim> victims, std::int64_t step,
                   internal::LeaseRecord* record) noexcept;
+  void count_returned(const internal::Insertion& insertion, internal::LeaseRecord* record) noexcept;
   void count_left(LeaveCause cause) noexcept {
     ++(cause == LeaveCause::kExpired ? num_expired : num_evicted);
   }

@@ -30,6 +30,8 @@ void Index::Impl::add_stats(IndexStats& stats) const {
   stats.erased = num_erased;
   stats.evicted = num_evicted;
   stats.expired = num_expired;
+  stats.returned = num_returned;
+  stats.churn_lost = churn ? churn->num_lost() : 0;
   stats.admission_records = admission ? admission->size() : 0;
   stats.records_lost = admission ? admission->num_lost() : 0;
   const internal::KeyMapStats map = key_map.stats();
@@ -44,7 +46,8 @@ void Index::Impl::add_stats(IndexStats& stats) const {
   stats.index_dense_keys = map.dense_keys;
   stats.index_dense_pages = map.dense_pages;
   stats.metadata_bytes = numbers.metadata_bytes() + (capacity ? capacity->bytes() : 0) +
-                         (evictor ? evictor->bytes() : 0) + (admission ? admission->bytes() : 0);
+                         (evictor ? evictor->bytes() : 0) + (admission ? admission->bytes() : 0) +
+                         (churn ? churn->bytes() : 0);
   if (tracker != nullptr) stats.tracking_bytes += tracker->bytes();
 }
 
@@ -75,6 +78,9 @@ void Index::Impl::check_invariants() const {
   if (admission) {
     if (const std::string what = admission->find_broken(key_map); !what.empty())
       broken(title, what);
+  }
+  if (churn) {
+    if (const std::string what = churn->find_broken(key_map); !what.empty()) broken(title, what);
   }
   if (config.max_rows && key_map.size() > *config.max_rows)
     broken(title, "there are more rows than max_rows");

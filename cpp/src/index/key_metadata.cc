@@ -256,12 +256,13 @@ void Index::Impl::add_share(double share, std::int64_t step, std::int64_t now,
 std::int64_t Index::Impl::evict_chosen(std::span<const internal::Evictor::Victim> chosen) {
   const auto count = static_cast<std::int64_t>(chosen.size());
   numbers.prepare_free(count);
+  if (churn) churn->prepare(chosen.size());
   const std::int64_t num_places = has_reader() ? leavers->reserve(count) : 0;
   note_leaving(num_places, [&] { tracker->note_leaving(internal::left_keys(chosen), key_map); });
   for (const internal::Evictor::Victim& each : chosen) {
     if (each.cause == LeaveCause::kExpired) capacity->remove(each.key);
   }
-  evict_rows(chosen, nullptr);
+  evict_rows(chosen, clock.step, nullptr);
   for (const auto& each : chosen) evictor->note_erased(each.key, numbers, *capacity);
   return count;
 }

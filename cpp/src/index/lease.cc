@@ -94,6 +94,7 @@ void Index::Impl::publish_released() noexcept {
     if (evictor) publish_evicted(record);
     for (const std::uint32_t row : record.new_rows) numbers.set_state(row, RowState::kVisible);
     note_visible(record.new_rows);
+    num_returned += record.num_returned;
     num_in_flight -= static_cast<std::int64_t>(record.new_rows.size());
     for (std::size_t o = 0; o < outcome_counts.size(); ++o) outcome_counts[o] += record.outcomes[o];
     open_steps.pop_front();

@@ -195,6 +195,25 @@ TEST(CApiPoliciesTest, KeysExpire) {
   EXPECT_NE(std::string(recsdk_last_error_message()).find("pass less than ttl"), std::string::npos);
 }
 
+TEST(CApiPoliciesTest, KeysThatComeBackAreCounted) {
+  recsdk_evict_config rule = evict_by(RECSDK_EVICT_LRU);
+  EXPECT_EQ(std::pair(rule.churn_steps, rule.churn_records), std::pair(0L, 1L << 20));
+  rule.churn_steps = 1;
+  const TableHandle table = table_of(rule, 1);
+  for (const std::int64_t key : {1, 2, 1, 3, 2, 3, 3}) map(table.get(), {key});
+  EXPECT_EQ(stats_of(table.get()).evicted, 5U);
+  EXPECT_EQ(stats_of(table.get()).returned, 2U);  // 1 a step after it left, and 3; 2 came too late
+  EXPECT_EQ(stats_of(table.get()).churn_lost, 0U);
+  rule.churn_records = 0;
+  recsdk_table_config config = default_config(2);
+  config.has_max_rows = 1;
+  config.max_rows = 1;
+  config.eviction = &rule;
+  recsdk_table* none = nullptr;
+  EXPECT_EQ(recsdk_table_create(&config, &none), RECSDK_ERROR_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(recsdk_last_error_message()).find("churn_records is 0"), std::string::npos);
+}
+
 TEST(CApiPoliciesTest, APartOfTheKeysLeavesAtEachLook) {
   recsdk_evict_config rule = evict_by(RECSDK_EVICT_LFU);
   rule.share = 0.5;

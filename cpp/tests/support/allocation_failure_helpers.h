@@ -53,11 +53,11 @@ struct Snapshot {
   explicit Snapshot(const Table& table) {
     const TableStats stats = table.stats();
     counters.assign(std::begin(stats.outcomes), std::end(stats.outcomes));
-    counters.insert(counters.end(),
-                    {static_cast<std::uint64_t>(stats.num_rows),
-                     static_cast<std::uint64_t>(stats.num_rows_in_flight),
-                     static_cast<std::uint64_t>(stats.admission_records), stats.records_lost,
-                     stats.erased, stats.updates, stats.nonfinite});
+    counters.insert(counters.end(), {static_cast<std::uint64_t>(stats.num_rows),
+                                     static_cast<std::uint64_t>(stats.num_rows_in_flight),
+                                     static_cast<std::uint64_t>(stats.admission_records),
+                                     stats.records_lost, stats.returned, stats.churn_lost,
+                                     stats.erased, stats.updates, stats.nonfinite});
     std::vector<float> weights(static_cast<std::size_t>(table.config().dim));
     std::vector<float> state(static_cast<std::size_t>(table.layout().state_width()));
     Key key = 0;

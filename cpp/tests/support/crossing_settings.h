@@ -168,7 +168,7 @@ inline Values rooms() {
              in_groups(row);
              row.table.owned_groups = GroupRange{0, 4};
            }},
-          leaving("lru", {.order = EvictOrder::kLru}),
+          leaving("lru", {.order = EvictOrder::kLru, .churn_steps = 2, .churn_records = 8}),
           leaving("lfu", {.order = EvictOrder::kLfu, .half_life = 2.0, .min_age = 1}),
           leaving("shows", {.order = EvictOrder::kShowClick, .alpha = 0.5, .decay = 0.75})};
 }

@@ -152,7 +152,7 @@ TEST_F(AllocationFailureTest, InsertingBesideALimit) {
 TEST_F(AllocationFailureTest, EvictingForOthers) {
   config_.max_rows = 1000;
   config_.eviction_groups = 4;
-  config_.eviction = EvictConfig{.order = EvictOrder::kLfu};
+  config_.eviction = EvictConfig{.order = EvictOrder::kLfu, .churn_steps = 5};
   fail_each(kLived, [](Subject& s) { s.map(range(500, 900)); });
   fail_each(kLived, [](Subject& s) { s.map(range(200, 2000)); });  // too many: some are refused
   fail_each(kLived, [](Subject& s) { s.table.evict(300); });
@@ -161,7 +161,7 @@ TEST_F(AllocationFailureTest, EvictingForOthers) {
 TEST_F(AllocationFailureTest, EvictingForABatchInFlight) {
   config_.max_rows = 1000;
   config_.eviction_groups = 4;
-  config_.eviction = EvictConfig{};
+  config_.eviction = EvictConfig{.churn_steps = 5};
   const auto prepare = [](Subject& s) {
     s.map(range(0, 900));
     s.lease = s.table.lease(4);

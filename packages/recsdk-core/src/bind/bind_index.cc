@@ -128,6 +128,8 @@ nb::dict stats_of(const IndexStats& found) {
   made["erased"] = found.erased;
   made["evicted"] = found.evicted;
   made["expired"] = found.expired;
+  made["returned"] = found.returned;
+  made["churn_lost"] = found.churn_lost;
   made["admission_records"] = found.admission_records;
   made["records_lost"] = found.records_lost;
   made["index_bytes"] = found.index_bytes;

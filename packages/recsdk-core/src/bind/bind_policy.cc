@@ -22,11 +22,12 @@ void bind_policy(nb::module_& module) {
       .def(nb::init<EvictOrder, EvictClock, std::optional<double>, std::int64_t,
                     std::optional<std::int64_t>, std::optional<std::int64_t>,
                     std::optional<std::int64_t>, std::int64_t, double, double, double,
-                    std::optional<double>>(),
+                    std::optional<double>, std::optional<std::int64_t>, std::int64_t>(),
            nb::arg("order"), nb::arg("clock"), nb::arg("half_life").none(), nb::arg("min_age"),
            nb::arg("ttl").none(), nb::arg("rare_ttl").none(), nb::arg("rare_count").none(),
            nb::arg("expire_every"), nb::arg("alpha") = 1.0, nb::arg("beta") = 0.0,
-           nb::arg("decay") = 1.0, nb::arg("share").none() = nb::none());
+           nb::arg("decay") = 1.0, nb::arg("share").none() = nb::none(),
+           nb::arg("churn_steps").none() = nb::none(), nb::arg("churn_records") = 1 << 20);
   nb::enum_<AdmitTerm::Kind>(module, "AdmitKind")
       .value("COUNT", AdmitTerm::Kind::kCount)
       .value("PROBABILITY", AdmitTerm::Kind::kProbability)

@@ -62,6 +62,8 @@ class EvictConfig:
         beta: float = 0.0,
         decay: float = 1.0,
         share: float | None = None,
+        churn_steps: int | None = None,
+        churn_records: int = 1048576,
     ) -> None: ...
 
 class AdmitKind(enum.Enum):

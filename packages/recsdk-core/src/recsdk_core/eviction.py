@@ -13,6 +13,7 @@ Order: TypeAlias = Literal["lru", "lfu", "score", "show_click"]
 Clock: TypeAlias = Literal["step", "time"]
 
 _MOST_COUNT = 2**36
+_MOST_RECORDS = 2**32 - 2
 _LEAST_WEIGHT, _MOST_WEIGHT = 2.0**-16, 2.0**20
 
 
@@ -52,6 +53,10 @@ class Evict:
     """The same: what a step leaves of a score, above 0, up to 1."""
     share: float | None = None
     """The part of each group's keys that leaves at each look, above 0, up to 1; None: none."""
+    churn_steps: int | None = None
+    """Steps within which a key that left counts as returned if it gets a row again."""
+    churn_records: int | None = None
+    """Keys that left and are remembered; None: 2**20."""
 
     def __post_init__(self) -> None:
         require_one_of("Evict", ("lru", "lfu", "score", "show_click"), order=self.order)
@@ -74,6 +79,7 @@ class Evict:
         require_int("Evict", 0, 2**63, min_age=self.min_age)
         self._check_show_click()
         self._check_expiry()
+        self._check_churn()
 
     def _check_show_click(self) -> None:
         given = {"alpha": self.alpha, "beta": self.beta, "decay": self.decay}
@@ -119,6 +125,14 @@ class Evict:
                 raise ValueError(
                     "Evict: expire_every is given, and no key expires; set ttl or share"
                 )
+
+    def _check_churn(self) -> None:
+        if self.churn_steps is not None:
+            require_int("Evict", 1, 2**63, churn_steps=self.churn_steps)
+        if self.churn_records is not None:
+            require_int("Evict", 1, _MOST_RECORDS + 1, churn_records=self.churn_records)
+            if self.churn_steps is None:
+                raise ValueError("Evict: churn_records is given, and churn_steps is not; set it")
 
     @property
     def expires(self) -> bool:
@@ -229,6 +243,30 @@ class Evict:
             share=share,
             expire_every=every,
         )
+
+    def with_churn(self, steps: int, *, max_records: int | None = None) -> Evict:
+        """The rule, by which keys that come back are counted: `stats().returned`.
+
+        A key that left by the rule, for others or since it expired, has returned if it gets a row
+        again no more than `steps` steps after the one in which it left. Erased keys are not
+        remembered. `max_records` keys are, 2**20 by default, divided over groups of keys, those of
+        `max_rows` where there are such. In a full group the key that left first is forgotten, the
+        lowest by a fixed hash of those of one step. `stats().churn_lost` counts keys that were
+        forgotten though they could have returned in time: while it is 0, `returned` is exact, else
+        at least so many have. Both are counts, and decide nothing: as other counts they begin at 0
+        in each process, and loading a checkpoint forgets who left. A batch in flight counts once
+        readers see it. Cost: 32 bytes a key that is remembered, 4 more for each of `max_records`,
+        and a look for each key that comes.
+
+        >>> import numpy as np
+        >>> from recsdk_core import Evict, Table
+        >>> table = Table(dim=2, max_rows=2, eviction=Evict.lru().with_churn(10))
+        >>> for key in (1, 2, 3, 1):
+        ...     _ = table.find_or_insert(np.array([key]))
+        >>> table.stats().evicted, table.stats().returned
+        (2, 1)
+        """
+        return replace(self, churn_steps=steps, churn_records=max_records)
 
 
 @dataclass(frozen=True, kw_only=True)

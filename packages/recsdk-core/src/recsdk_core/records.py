@@ -44,6 +44,10 @@ class IndexStats:
     """Keys that left for others, or by `evict`."""
     expired: int
     """Keys that left since they were not seen for long."""
+    returned: int
+    """Keys that got a row again soon after they left: churn, see `Evict.with_churn`."""
+    churn_lost: int
+    """Keys that left and were forgotten before it was too late to count them as returned."""
     admission_records: int
     """Keys without a row whose count is kept, see `Admit.count`; batches in flight included."""
     records_lost: int

@@ -7,6 +7,7 @@ tables call by call, and what leases hide. Shape letter: N keys.
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -305,3 +306,52 @@ def test_a_call_without_keys_needs_no_times() -> None:
     with pytest.raises(ValueError, match="pass times"):
         table.find_or_insert(np.array([2]))
     assert len(table) == 1
+
+
+def test_keys_that_come_back_soon_are_counted_and_those_erased_are_not() -> None:
+    table = Table(2, max_rows=2, eviction=Evict.lru().with_churn(2))
+    for key in (1, 2, 3, 4):  # 1 leaves at step 3, 2 at step 4
+        table.map(np.array([key]), True)
+    table.erase(np.array([2, 3]))
+    table.map(np.array([1, 2]), True)  # step 5; 2 was forgotten
+    assert (table.stats().returned, table.stats().churn_lost) == (1, 0)
+    with table.lease(step=9) as lease:
+        table.map(np.array([4]), True, lease=lease)
+        assert table.stats().returned == 1  # not seen by readers yet
+    assert table.stats().returned == 2
+    for _ in range(3):
+        table.map(np.array([4]), True)
+    table.map(np.array([1, 2]), True)  # one of them left four steps ago
+    assert table.stats().returned == 2
+
+
+def test_a_loaded_table_has_forgotten_who_left(tmp_path: Path) -> None:
+    table = Table(2, max_rows=1, eviction=Evict.lru().with_churn(9, max_records=1))
+    for key in (1, 2, 3):
+        table.map(np.array([key]), True)
+    assert table.stats().churn_lost == 1
+    table.save(tmp_path / "saved")
+    table.load(tmp_path / "saved")
+    table.map(np.array([2]), True)
+    assert (table.stats().returned, table.stats().churn_lost) == (0, 1)
+    table.map(np.array([3]), True)
+    assert table.stats().returned == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"churn_steps": 0}, "churn_steps must be at least 1"),
+        ({"churn_steps": 1, "churn_records": 0}, "churn_records must be at least 1"),
+        ({"churn_records": 5}, "churn_records is given, and churn_steps is not"),
+    ],
+)
+def test_wrong_settings_of_churn_are_named(more: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Evict(order="lru", **more)
+
+
+def test_every_group_has_a_record_of_who_left() -> None:
+    rule = Evict.lru().with_churn(5, max_records=7)
+    with pytest.raises(ValueError, match="keys fall into 8 groups; pass as many"):
+        Table(2, max_rows=20, eviction_groups=8, eviction=rule)

@@ -143,8 +143,10 @@ def test_counts_by_cause_are_told_without_knowing_them() -> None:
     assert metric_of("recsdk_table_gone_total").labels == ("table", "cause")
 
 
-def test_who_leaves_a_table_is_told_by_cause_and_as_churn() -> None:
-    bag = HashEmbeddingBag(4, name="user", max_rows=8, eviction=Evict.lru(), eviction_groups=1)
+def test_who_leaves_a_table_is_told_by_cause_and_who_returns() -> None:
+    bag = HashEmbeddingBag(
+        4, name="user", max_rows=8, eviction=Evict.lru().with_churn(9), eviction_groups=1
+    )
     collector = Collector(bag, Parts())
     table = bag.table
     for keys in (np.arange(8), np.array([10, 11, 12])):
@@ -158,13 +160,15 @@ def test_who_leaves_a_table_is_told_by_cause_and_as_churn() -> None:
             ("user", "asked"): 2,
             ("user", "expired"): 0,
         }
-        growth, churn = (
-            found[f"recsdk_table_{what}_rows_per_second"]["user",] for what in ("growth", "churn")
+        growth, leaving = (
+            found[f"recsdk_table_{what}_rows_per_second"]["user",] for what in ("growth", "leaving")
         )
-        assert churn == pytest.approx(growth * 6 / 5)  # 11 came, 6 left
-        assert (churn > 0) == (of_now > 0)
+        assert leaving == pytest.approx(growth * 6 / 5)  # 11 came, 6 left
+        assert (leaving > 0) == (of_now > 0)
+    table.find_or_insert(np.arange(8))
+    assert collector.values()["recsdk_table_returned_total"]["user",] == 5
     table.set_optimizer(Adagrad(lr=0.1))  # counts anew
-    assert collector.values()["recsdk_table_churn_rows_per_second"]["user",] == 0
+    assert collector.values()["recsdk_table_leaving_rows_per_second"]["user",] == 0
 
 
 def test_no_part_of_a_step_shrinks_however_late_in_its_own_part_it_is_told(

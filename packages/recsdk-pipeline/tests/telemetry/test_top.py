@@ -38,7 +38,7 @@ def report_of(step: int, rank: int | None = None) -> Report:
             "recsdk_loss": {(): 0.625},
             "recsdk_table_rows": {("user",): 10 * step * scale, ("[item]",): 7},
             "recsdk_table_growth_rows_per_second": {("user",): 500 * scale, ("[item]",): 0},
-            "recsdk_table_churn_rows_per_second": {("user",): 20 * scale},
+            "recsdk_table_leaving_rows_per_second": {("user",): 20 * scale},
             "recsdk_table_bytes": {("user", "row"): 3000 * step, ("user", "index"): 500 * step},
             "recsdk_table_keys_total": {
                 ("user", "found"): 60 * step * scale,

@@ -51,11 +51,14 @@ class _Expected:
     def __init__(self, steps: int = STEPS) -> None:
         self.num_left = self.num_expired = self.num_refused = 0
         self.rows: Rows = {}
+        self.returned: dict[str, tuple[int, int]] = {"full": (0, 0)}
         for position, (name, rule) in enumerate(RULES.items()):
             keys = [[key for bag in step[position] for key in bag] for step in batches(0, steps)]
             room = Room(MAX_ROWS, GROUPS[name])
             counts = (
-                self._refusing(keys, room) if rule is None else self._evicting(keys, rule, room)
+                self._refusing(keys, room)
+                if rule is None
+                else self._evicting(name, keys, rule, room)
             )
             self.rows[name] = {key: [-float(n)] * WIDTH for key, n in counts.items()}
 
@@ -69,10 +72,13 @@ class _Expected:
                     counts[key] = counts.get(key, 0) + 1
         return counts
 
-    def _evicting(self, steps: list[list[int]], rule: Evict, room: Room) -> dict[int, int]:
+    def _evicting(
+        self, name: str, steps: list[list[int]], rule: Evict, room: Room
+    ) -> dict[int, int]:
         model = Eviction(rule, room)
         metas: dict[int, KeyMeta] = {}
         counts: dict[int, int] = {}
+        num_returned = 0
         for number, keys in enumerate(steps):
             step = model.step_of(None)
             seen = model.seen(keys, time_of(number) if rule.by == "time" else None, None)
@@ -80,6 +86,10 @@ class _Expected:
             leaving, refused = model.decide(metas, seen, step)
             self.num_expired += len(model.expiring)
             self.num_left += len(leaving)
+            num_returned += model.came(
+                [k for k in seen if k not in metas and k not in refused], step
+            )
+            model.left(leaving, step)
             for key in leaving:
                 del metas[key], counts[key]
             for key in seen.keys() - refused:
@@ -88,6 +98,7 @@ class _Expected:
                 if key not in refused:
                     counts[key] = counts.get(key, 0) + 1
             model.decided(step, None)
+        self.returned[name] = num_returned, model.churn_lost
         return counts
 
 
@@ -97,6 +108,8 @@ def expected() -> _Expected:
     assert found.num_left > 200
     assert found.num_expired > 50
     assert found.num_refused > 50
+    assert sum(num_returned for num_returned, _ in found.returned.values()) > 20
+    assert found.returned["ad"][1] > 0
     return found
 
 
@@ -115,6 +128,7 @@ def test_the_same_keys_and_rows_on_any_number_of_ranks(
     ranks: RankPool, expected: _Expected, world_size: int
 ) -> None:
     tried = cases(world_size)
+    tried[0] = replace(tried[0], returned=expected.returned)
     found = ranks.run(world_size, eviction_on_ranks.run_all, tried, 0, STEPS)
     for number, case in enumerate(tried):
         is_copied = case.plan is not None and ("data_parallel",) in case.plan.values()

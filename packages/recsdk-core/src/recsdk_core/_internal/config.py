@@ -148,6 +148,8 @@ def engine_eviction(eviction: Evict | None, max_rows: int | None) -> _ext.EvictC
         0.0 if eviction.beta is None else float(eviction.beta),
         1.0 if eviction.decay is None else float(eviction.decay),
         None if eviction.share is None else float(eviction.share),
+        eviction.churn_steps,
+        2**20 if eviction.churn_records is None else eviction.churn_records,
     )
 
 

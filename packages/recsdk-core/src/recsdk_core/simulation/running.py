@@ -52,7 +52,7 @@ class Simulated:
     evicted: int
     """Ids that left for others."""
     returned_rate: float
-    """Rows given to ids that had had one before, of all that were given: churn."""
+    """Rows given to ids that had ever had one before, of all that were given: churn."""
     num_rows: int
     """Rows at the end."""
     index_bytes: int

@@ -55,10 +55,14 @@ Step: TypeAlias = Mapping[int, Seen]
 class Eviction:
     """A rule, and the clock of its table; tables keep the keys."""
 
-    def __init__(self, rule: Evict, room: Room) -> None:
+    def __init__(self, rule: Evict, room: Room, *, is_limited: bool = True) -> None:
         self.rule = rule
+        self._is_limited = is_limited
         self._room = room
         self.clock = Clock()
+        self.churn_lost = 0
+        self._left: dict[int, int] = {}
+        """By key that left, in which step."""
         self.time: int | None = None
         """That calls set, for `ttl` by time."""
         self.expiring: set[int] = set()
@@ -76,6 +80,36 @@ class Eviction:
     def decided(self, step: int, lease_step: int | None) -> None:
         """A call has decided."""
         self.clock.decided(step, lease_step)
+
+    def left(self, keys: Iterable[int], step: int) -> None:
+        """Keys that leave by the rule in a step."""
+        rule = self.rule
+        if rule.churn_steps is None:
+            return
+        most = 2**20 if rule.churn_records is None else rule.churn_records
+        room = Room(most, self._room.num_groups if self._is_limited else None)
+        self._left |= dict.fromkeys(keys, step)
+        groups: defaultdict[int, list[int]] = defaultdict(list)
+        for key, left in list(self._left.items()):
+            if step - left > rule.churn_steps:
+                del self._left[key]
+            else:
+                groups[room.group(key)].append(key)
+        for group, among in groups.items():
+            among.sort(key=lambda key: (self._left[key], key_hash(key)))
+            for key in among[: max(len(among) - room.quota(group), 0)]:
+                del self._left[key]
+                self.churn_lost += 1
+
+    def came(self, keys: Iterable[int], step: int) -> int:
+        """Keys that get a row in a step: how many of them have returned."""
+        left = [self._left.pop(key) for key in keys if key in self._left]
+        return sum(step - of <= (self.rule.churn_steps or 0) for of in left)
+
+    def forget(self, keys: Iterable[int] | None = None) -> None:
+        """Forgets that these keys left, or that any did."""
+        for key in list(self._left) if keys is None else keys:
+            self._left.pop(key, None)
 
     def seen(
         self, keys: Iterable[int], times: Any, scores: Any, counts: Any = None, clicks: Any = None

@@ -104,6 +104,7 @@ class ReferenceLease:
         self._new: list[tuple[int, _Row]] = []
         self._evicted: list[tuple[int, _Row]] = []
         self._outcomes: list[Outcomes] = []
+        self._num_returned = 0
         self._records: dict[int, AdmissionRecord] | None = None
         """The counts of keys without a row from before its first call."""
 
@@ -169,7 +170,7 @@ class ReferenceTable:
         self._room = None if max_rows is None else Room(max_rows, eviction_groups, owned_groups)
         self.on_full = on_full
         self.eviction = eviction
-        self._eviction = None if eviction is None else Eviction(eviction, self._need_room(eviction))
+        self._eviction = None if eviction is None else self._make_eviction(eviction)
         self.admission = admission
         self._admission = (
             None if admission is None else Admission(admission, seed, name, self._room)
@@ -191,7 +192,7 @@ class ReferenceTable:
         ]
         self._counts = dict.fromkeys(Outcome, 0)
         self._num_erased = self._num_nonfinite = self._num_evicted = self._num_requested = 0
-        self._num_expired = 0
+        self._num_expired = self._num_returned = 0
         self._leases: list[ReferenceLease] = []  # open, oldest first
         self._steps: list[ReferenceLease] = []  # with a step, until visible
         self._last_step: int | None = None
@@ -201,12 +202,11 @@ class ReferenceTable:
         self._kept_back: list[_KeptBack] = []
         self._leavers: ReferenceLeavers | None = None
 
-    def _need_room(self, eviction: Evict) -> Room:
-        if self._room is not None:
-            return self._room
-        if not eviction.expires:
+    def _make_eviction(self, eviction: Evict) -> Eviction:
+        if self._room is None and not eviction.expires:
             raise ValueError("eviction makes room within max_rows; set max_rows too")
-        return Room(2**32 - 1, 1)
+        is_limited = self._room is not None
+        return Eviction(eviction, self._room or Room(2**32 - 1, 1), is_limited=is_limited)
 
     def _initial(self, key: int) -> Floats:
         """The weights that a key begins with."""
@@ -251,6 +251,7 @@ class ReferenceTable:
                 row.is_in_flight = False
             for outcomes in lease._outcomes:
                 self._count(outcomes)
+            self._num_returned += lease._num_returned
         self._free_rows()
 
     def _free_rows(self) -> None:
@@ -343,9 +344,13 @@ class ReferenceTable:
         return {key: row.meta for key, row in self._rows.items() if row.meta is not None}
 
     def _settle(
-        self, seen: dict[int, Seen], leaving: list[int], lease: ReferenceLease | None
+        self,
+        seen: dict[int, Seen],
+        new: list[int],
+        leaving: list[int],
+        lease: ReferenceLease | None,
     ) -> None:
-        """What a call changes of metadata, and whom it evicts."""
+        """What a call changes of metadata, who has returned, and whom it evicts."""
         lease_step = None if lease is None else lease.step
         step = self._step_of(lease_step)
         self._clock.decided(step, lease_step)
@@ -355,7 +360,16 @@ class ReferenceTable:
             if key in self._rows:
                 row = self._rows[key]
                 row.meta = self._eviction.touched(row.meta, seen[key], step)
+        self._count_returned(new, step, lease)
         self._evict(leaving, lease, self._eviction.expiring)
+
+    def _count_returned(self, new: list[int], step: int, lease: ReferenceLease | None) -> None:
+        assert self._eviction is not None
+        count = self._eviction.came(new, step)
+        if lease is None:
+            self._num_returned += count
+        else:
+            lease._num_returned += count
 
     def _in_order(self, keys: Iterable[int]) -> list[int]:
         return sorted(keys, key=lambda key: self._rows[key].number)
@@ -363,6 +377,8 @@ class ReferenceTable:
     def _evict(
         self, leaving: list[int], lease: ReferenceLease | None, expiring: Collection[int] = ()
     ) -> None:
+        if self._eviction is not None:
+            self._eviction.left(leaving, self._eviction.step)
         for key in leaving:
             row = self._rows.pop(key)
             row.has_expired = key in expiring
@@ -460,7 +476,7 @@ class ReferenceTable:
         ]
         settle()
         rows = [self._rows[key].number if key in self._rows else 0 for key in keys]
-        self._settle(seen, leaving, lease)
+        self._settle(seen, new, leaving, lease)
         return np.array(rows, np.int64), _outcomes(outcomes)
 
     def _step_of(self, lease_step: int | None) -> int:
@@ -520,6 +536,8 @@ class ReferenceTable:
     def renumber(self) -> None:
         """Gives rows the numbers that they have once the table is saved and loaded."""
         self._clock.forget_lease()
+        if self._eviction is not None:
+            self._eviction.forget()
         for number, row in enumerate(sorted(self._rows.values(), key=lambda row: row.number)):
             row.number = number
         self._end_row, self._free, self._kept_back = len(self._rows), [], []
@@ -614,7 +632,7 @@ class ReferenceTable:
             row.state = _optimizers.fresh_state(self.optimizer, self.dim)
             if state is not None:
                 row.state = {name: np.array(given[i], F32) for name, given in state.items()}
-        self._settle(seen, leaving, None)
+        self._settle(seen, new, leaving, None)
         self._count(_outcomes(outcomes))
         return _outcomes(outcomes) if return_outcomes else None
 
@@ -624,6 +642,8 @@ class ReferenceTable:
         outcomes = []
         if self._admission is not None:
             self._admission.forget(_as_ints(keys))
+        if self._eviction is not None:
+            self._eviction.forget(_as_ints(keys))
         for key in _as_ints(keys):
             row = self._rows.pop(key, None)
             outcomes.append(Outcome.MISSING if row is None else Outcome.FOUND)
@@ -643,6 +663,8 @@ class ReferenceTable:
         self._rows.clear()
         if self._admission is not None:
             self._admission.clear()
+        if self._eviction is not None:
+            self._eviction.forget()
         self._free_rows()
 
     def apply_gradients(self, keys: Keys, grads: Floats, *, return_outcomes: bool = False) -> Any:
@@ -789,6 +811,8 @@ class ReferenceTable:
             "erased": self._num_erased,
             "evicted": self._num_evicted,
             "expired": self._num_expired,
+            "returned": self._num_returned,
+            "churn_lost": 0 if self._eviction is None else self._eviction.churn_lost,
             "evicted_by_request": self._num_requested,
             "admission_records": 0 if self._admission is None else len(self._admission.records),
             "records_lost": 0 if self._admission is None else self._admission.num_lost,

@@ -28,6 +28,7 @@ _NUMBERS = {
     "num_rows": "recsdk_table_rows",
     "num_rows_in_flight": "recsdk_table_rows_in_flight",
     "erased": "recsdk_table_erased_total",
+    "returned": "recsdk_table_returned_total",
     "updates": "recsdk_table_updates_total",
     "nonfinite": "recsdk_table_nonfinite_total",
     "checkpoint_copied_bytes": "recsdk_save_copied_bytes_total",
@@ -97,7 +98,7 @@ class Collector:
         return found
 
     def _changes(self, stats: Mapping[str, Any]) -> Values:
-        """Growth and churn, in rows a second since it was asked before."""
+        """Growth, and rows that left, in rows a second since it was asked before."""
         now = perf_counter()
         elapsed, self._last = max(now - self._last, 1e-9), now
         rows = {name: float(found.num_rows) for name, found in stats.items()}
@@ -106,13 +107,13 @@ class Collector:
             for name, found in stats.items()
         }
         growth = {name: n - self._rows.get(name, 0.0) for name, n in rows.items()}
-        churn = {name: n - self._left.get(name, 0.0) for name, n in left.items()}
+        leaving = {name: n - self._left.get(name, 0.0) for name, n in left.items()}
         # A table's counts begin anew with another optimizer or name.
-        churn = {name: left[name] if n < 0 else n for name, n in churn.items()}
+        leaving = {name: left[name] if n < 0 else n for name, n in leaving.items()}
         self._rows, self._left = rows, left
         return {
             f"recsdk_table_{what}_rows_per_second": {(n,): by / elapsed for n, by in rates.items()}
-            for what, rates in (("growth", growth), ("churn", churn))
+            for what, rates in (("growth", growth), ("leaving", leaving))
         }
 
     def _note_saves(self, tables: Mapping[str, Any]) -> None:

@@ -97,7 +97,7 @@ _ALL = (
         "table",
     ),
     _gauge(
-        "recsdk_table_churn_rows_per_second",
+        "recsdk_table_leaving_rows_per_second",
         "{row}/s",
         "Rows that left since the report before, by any cause; as many as came, less growth.",
         "table",
@@ -124,6 +124,12 @@ _ALL = (
         "expired.",
         "table",
         "cause",
+    ),
+    _counter(
+        "recsdk_table_returned",
+        "{row}",
+        "Rows given to keys that had left shortly before: churn, where the table's rule counts it.",
+        "table",
     ),
     _counter("recsdk_table_updates", "{update}", "Optimizer updates.", "table", over="largest"),
     _counter("recsdk_table_nonfinite", "{row}", "Rows whose gradient was not finite.", "table"),

@@ -121,7 +121,7 @@ def _tables(numbers: _Numbers) -> Table:
             _size(sum(memory)),
             _short(ids),
             _short(numbers.rate(keys, l0=name, l1="inserted")),
-            _short(numbers.one("recsdk_table_churn_rows_per_second", (name,))),
+            _short(numbers.one("recsdk_table_leaving_rows_per_second", (name,))),
             "" if not ids or refused is None else f"{refused / ids:.1%}",
             f"{numbers.one('recsdk_table_nonfinite_total', (name,)) or 0:,.0f}",
         )

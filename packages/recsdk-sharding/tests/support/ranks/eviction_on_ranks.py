@@ -44,9 +44,9 @@ from recsdk_sharding.device.host_index import HostIndex
 from recsdk_sharding.placement.layout import Shard
 
 RULES: dict[str, Evict | None] = {
-    "user": Evict.lfu(half_life=2.0).expiring(rare_ttl=2, rare_count=2, every=2),
-    "item": Evict.lru(by="time", min_age=2).expiring(ttl=6, every=1),
-    "ad": Evict.lru().expiring(rare_ttl=3, rare_count=2, every=2),
+    "user": Evict.lfu(half_life=2.0).expiring(rare_ttl=2, rare_count=2, every=2).with_churn(3),
+    "item": Evict.lru(by="time", min_age=2).expiring(ttl=6, every=1).with_churn(99),
+    "ad": Evict.lru().expiring(rare_ttl=3, rare_count=2, every=2).with_churn(9, max_records=16),
     "full": None,
 }
 """Of each table; the last one refuses."""
@@ -90,6 +90,8 @@ class Case:
     """Whether ids come with times and all else; if not, a time is set for each batch."""
     outcomes: list[Outcomes] | None = None
     """What is to become of the keys of each step; None: no matter."""
+    returned: dict[str, tuple[int, int]] | None = None
+    """By table, how many keys return and are forgotten too early; of row-wise ones."""
     default: dict[str, Default] = field(default_factory=dict)
     """What keys without a row read, by table."""
     reads: list[Reads] | None = None
@@ -280,9 +282,19 @@ def run(case: Case, first: int, last: int, load: str | None, save: str | None) -
     if save is not None:
         Saver().save(model, Path(save) / "changes", incremental=True)
         dcp.save({"model": model}, checkpoint_id=Path(save) / "dcp")
-    for table in collection.tables().values():
+    for name, table in collection.tables().items():
         table.check_invariants()
+        _check_returned(case, name, table)
     return before
+
+
+def _check_returned(case: Case, name: str, table: Any) -> None:
+    if case.returned is None:
+        return
+    counts = torch.tensor([table.stats().returned, table.stats().churn_lost])
+    if dist.is_initialized():
+        dist.all_reduce(counts)
+    assert tuple(counts.tolist()) == case.returned[name], name
 
 
 def _rows(collection: Any) -> Rows:
