@@ -73,7 +73,8 @@ class EvictionMachine(TableMachine):
         is_read: bool,
         **config: Any,
     ) -> None:
-        self.rule = replace(eviction, min_age=min_age).expiring(**expiry)
+        rule = replace(eviction, min_age=min_age)
+        self.rule = rule.expiring(**expiry) if expiry else rule
         if churn is not None:
             self.rule = self.rule.with_churn(churn[0], max_records=churn[1])
         room = room if expiry or room[0] is not None else ROOMS[0]

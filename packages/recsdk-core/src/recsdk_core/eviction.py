@@ -213,6 +213,8 @@ class Evict:
     ) -> Evict:
         """The rule, by which keys also expire: they leave once they were not seen for `ttl`.
 
+        Give `ttl`, `rare_ttl` with `rare_count`, or `share`, all in one call: a second is refused.
+
         It counts steps, or with `by="time"` what times count: up to the latest time that a key of
         the table has, or that is set. Keys that were seen less than `rare_count` times, which is
         then kept of each, expire after `rare_ttl` already; `ttl` may be left out. A key whose time
@@ -235,7 +237,11 @@ class Evict:
         >>> 1 in table, table.stats().expired
         (False, 1)
         """
-        return replace(
+        if self.expires:
+            raise ValueError(
+                f"Evict.expiring: the rule expires keys already, {self}; give all in one call"
+            )
+        made = replace(
             self,
             ttl=ttl,
             rare_ttl=rare_ttl,
@@ -243,6 +249,11 @@ class Evict:
             share=share,
             expire_every=every,
         )
+        if not made.expires:
+            raise ValueError(
+                "Evict.expiring: give ttl, rare_ttl with rare_count, or share; got none"
+            )
+        return made
 
     def with_churn(self, steps: int, *, max_records: int | None = None) -> Evict:
         """The rule, by which keys that come back are counted: `stats().returned`.

@@ -462,8 +462,8 @@ class Table(Keyed, SavesAndLoads):
         `weights` (N,) multiply the rows. `pooling` is "sum" or "mean"; the mean divides by the
         number of keys of the bag whatever their outcome, or by the sum of its weights (0 gives
         zeros). An empty bag pools to zeros; a key without a row contributes the default. With
-        `insert`, unseen keys get a row first. With `return_outcomes` returns (pooled, outcomes
-        uint8 (N,)).
+        `insert`, unseen keys get a row first; where a rule needs clicks, `map` gives it to them and
+        `pool_rows` pools. With `return_outcomes` returns (pooled, outcomes uint8 (N,)).
 
         >>> import numpy as np
         >>> from recsdk_core import Table, init
@@ -473,6 +473,11 @@ class Table(Keyed, SavesAndLoads):
                [0., 0.],
                [1., 1.]], dtype=float32)
         """
+        if insert and any(rule and rule.needs_clicks for rule in (self._eviction, self._admission)):
+            raise ValueError(
+                f"table {self._name!r}: a rule goes by clicks, which pool does not take; map the "
+                "keys with clicks, then pool_rows"
+            )
         return self._engine.pool(keys, offsets, weights, pooling, insert, lease, return_outcomes)
 
     def pool_backward(

@@ -43,13 +43,13 @@ class KeyData(NamedTuple):
     """What comes with the keys of one table, for its eviction and admission; see `Table.map`."""
 
     times: Array | None = None
-    """int64 (N,), or one for all."""
+    """int64 (N,), or (1,) for all."""
     scores: Array | None = None
     """float32 (N,)."""
     counts: Array | None = None
-    """int64 (N,), or one for all: how many occurrences each key stands for."""
+    """int64 (N,), or (1,) for all: how many occurrences each key stands for."""
     clicks: Array | None = None
-    """int64 (N,), or one for all: how often each was clicked."""
+    """int64 (N,), or (1,) for all: how often each was clicked."""
 
 
 def lease_tables(tables: Sequence[Table | Index], step: int | None = None) -> list[Lease]:

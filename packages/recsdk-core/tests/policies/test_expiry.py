@@ -255,5 +255,9 @@ def test_keys_without_metadata_begin_when_they_are_loaded(tmp_path: Path) -> Non
 def test_rules_that_make_no_sense(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         Evict.lru().expiring(**arguments)
+    with pytest.raises(ValueError, match="give ttl, rare_ttl with rare_count, or share; got none"):
+        Evict.lru().expiring()
+    with pytest.raises(ValueError, match=r"expires keys already, .*ttl=3.*; give all in one call"):
+        Evict.lru().expiring(ttl=3).expiring(share=0.5)
     with pytest.raises(ValueError, match="set max_rows too, or a ttl"):
         Table(2, eviction=Evict.lru())

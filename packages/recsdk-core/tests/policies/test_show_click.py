@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recsdk_core import Admit, Evict, Index, Outcome, Table
+from recsdk_core import Admit, Bags, Evict, Index, Outcome, Table
 from recsdk_core.checkpoint.reading import open_checkpoint
 
 BY_CLICKS = {"beta": 2.0, "alpha": 0.5}
@@ -197,3 +197,20 @@ def test_clicks_are_saved_where_a_rule_takes_them(tmp_path: Path) -> None:
     again.load(tmp_path / "clicks")
     _, outcomes = again.map(np.array([1, 2]), True, clicks=0)
     assert outcomes.tolist() == [Outcome.INSERTED, Outcome.NOT_ADMITTED]
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"max_rows": 4, "eviction": Evict.show_click(beta=1.0)},
+        {"admission": Admit.show_click(threshold=3.0, beta=1.0)},
+    ],
+)
+def test_pooling_gives_no_row_where_a_rule_needs_clicks(rules: dict[str, Any]) -> None:
+    table, keys, offsets = Table(2, **rules), np.array([1, 2]), np.array([0, 2])
+    with pytest.raises(ValueError, match="goes by clicks, which pool does not take; map the keys"):
+        table.pool(keys, offsets, insert=True)
+    assert len(table) == 0
+    table.pool(keys, offsets)
+    rows, outcomes = table.map(keys, True, clicks=5)
+    assert np.array_equal(table.pool_rows(Bags(rows, outcomes, offsets)), table.pool(keys, offsets))

@@ -74,6 +74,7 @@ def test_what_torchrecs_does_with_features_happens_to_data(kind: type, data: Any
     agrees(pickle.loads(pickle.dumps(given_)), plain, kind, name)
     joined = kind.from_jt_dict({f: given_[f] for f in NAMES[: len(lengths)]})  # type: ignore[attr-defined]
     agrees(joined, plain, kind, name)
+    agrees(kind.concat(given_.split([1] * len(lengths))), plain, kind, name)  # type: ignore[attr-defined]
     if argument is not None:
         assert torch.equal(getattr(given_, argument), given_.data[name])
     given_["a"].to(CPU)
@@ -134,6 +135,9 @@ def test_a_dictionary_has_data_of_all_features_or_of_none() -> None:
     with pytest.raises(ValueError, match=r"timestamps come with some features, and \['b'\] have"):
         kind.from_jt_dict({"a": timed, "b": plain})
     assert kind.from_jt_dict({"b": plain}).timestamps is None
+    batches = [kind.from_jt_dict({"a": timed}), KeyedJaggedTensor.from_jt_dict({"b": plain})]
+    with pytest.raises(ValueError, match=r"concat: timestamps come with some features, and .*'b'"):
+        kind.concat(batches)
 
 
 def test_ids_have_the_clicks_of_their_samples() -> None:
@@ -145,10 +149,12 @@ def test_ids_have_the_clicks_of_their_samples() -> None:
     for batch in (plain, timed):
         for labels in (torch.tensor([3, 5, 7]), torch.tensor([3.0, 5.0, 7.0])):
             found = with_clicks(batch, labels)
-            assert type(found) is KeyedJaggedTensorWithData
+            expected = type(batch) if batch is timed else KeyedJaggedTensorWithData
+            assert type(found) is expected
             assert found.data["clicks"].tolist() == [3, 3, 7, 3, 5]
             assert torch.equal(found.lengths(), lengths)
             assert ("times" in found.data) == (batch is timed)
+    assert torch.equal(found.timestamps, torch.arange(5))
     assert with_clicks(found, torch.zeros(3)) is found
     with pytest.raises(ValueError, match=r"one for each of 3 samples, got \(2,\)"):
         with_clicks(plain, torch.tensor([1, 0]))

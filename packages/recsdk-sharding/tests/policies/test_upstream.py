@@ -65,8 +65,6 @@ EXPIRES = {"evict_threshold": 60, "evict_step_interval": 10}
         ({**EXPIRES, "compat": "upstream"}, None, BY_TIME.expiring(ttl=61, every=10)),
         ({**EXPIRES, "admit_threshold": 9}, Admit.count(9), BY_TIME.expiring(ttl=60, every=10)),
         ({"admit_threshold": 9, "compat": "upstream"}, Admit.count(9), None),
-        ({"policy_type": NONE, "admit_threshold": 9, "showclick_params": CLICKS}, None, None),
-        ({"policy_type": SHOWCLICK, "admit_threshold": 9, **EXPIRES}, None, None),
         ({"evict_step_interval": 100, "not_admitted_default_value": 0.5}, None, None),
         (
             {"policy_type": SHOWCLICK, "showclick_params": SHOWN},
@@ -85,6 +83,30 @@ def test_what_is_asked_for_becomes_rules(
     assert (again.admission, again.eviction) == (admits, evicts)
 
 
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"policy_type": NONE, "admit_threshold": 9}, "admit_threshold"),
+        ({"policy_type": NONE, "showclick_params": CLICKS}, "showclick_params"),
+        ({"showclick_params": CLICKS}, "showclick_params"),
+        (
+            {"policy_type": SHOWCLICK, "admit_threshold": 9, **EXPIRES},
+            "admit_threshold, evict_threshold",
+        ),
+    ],
+)
+def test_what_is_for_another_policy_has_no_effect_and_is_warned_of(
+    given: dict[str, Any], named: str
+) -> None:
+    policy = given.get("policy_type", COUNT).name
+    with pytest.warns(UserWarning, match=f"{named} has no effect with {policy}") as warned:
+        config = AdmitAndEvictConfig(**given)
+    assert warned[0].filename == __file__
+    made = HashEmbeddingBagConfig(**TABLE, admit_and_evict_config=config)
+    assert (made.admission, made.eviction) == (None, None)
+
+
+@pytest.mark.filterwarnings("ignore:AdmitAndEvictConfig")
 @pytest.mark.parametrize(
     ("given", "admits", "evicts"),
     [

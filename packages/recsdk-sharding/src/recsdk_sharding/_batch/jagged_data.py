@@ -29,7 +29,7 @@ __all__ = [
     "with_clicks",
 ]
 
-Tensors = Mapping[str, torch.Tensor | None]
+Tensors = Mapping[str, torch.Tensor]
 
 
 class _WithData:
@@ -39,7 +39,9 @@ class _WithData:
     _shown: ClassVar[Mapping[str, str]] = {}
     """What arguments of data are called, where it is otherwise."""
 
-    def _take_data(self, values: Any, data: Tensors, **others: Any) -> None:
+    def _take_data(
+        self, values: Any, data: Mapping[str, torch.Tensor | None], **others: Any
+    ) -> None:
         """Takes what is given of `data`; TypeError or ValueError for what does not fit the values.
 
         `others`: further tensors that torchrec's class takes.
@@ -85,11 +87,11 @@ class _WithData:
             tensor.record_stream(stream)
 
 
-def _made(kind: Any, plain: Any, data: dict[str, torch.Tensor]) -> Any:
+def _made(kind: Any, plain: Any, data: Tensors) -> Any:
     """torchrec's tensor as one of ours."""
     made = kind.__new__(kind)
     made.__dict__.update(plain.__dict__)
-    made._data = data
+    made._data = dict(data)
     return made
 
 
@@ -128,8 +130,10 @@ class KeyedJaggedTensorWithData(_WithData, KeyedJaggedTensor):  # type: ignore[m
     an id stands for. `clicks`, 0 or more, are for rules by shows and clicks, see also
     `with_clicks`. Tables whose rules take none of them, and evaluation, do not look at them.
 
-    `to`, `pin_memory`, `record_stream`, `permute`, `split`, `[]` and `to_dict` keep them. Raises
-    TypeError or ValueError for what does not fit.
+    `to`, `pin_memory`, `record_stream`, `permute`, `split`, `[]` and `to_dict` keep them, and so
+    does `concat` of this class. What `KeyedJaggedTensor` makes of it does not: torchrec's `concat`
+    and `empty_like` know keys, values, weights and lengths only. Raises TypeError or ValueError for
+    what does not fit.
 
     >>> import torch
     >>> batch = KeyedJaggedTensorWithData(
@@ -171,18 +175,36 @@ class KeyedJaggedTensorWithData(_WithData, KeyedJaggedTensor):  # type: ignore[m
         """
         if not jt_dict:
             raise ValueError(f"{cls.__name__}.from_jt_dict: there must be a feature, got none")
-        data = {name: getattr(tensor, "_data", {}) for name, tensor in jt_dict.items()}
-        names = sorted({name for each in data.values() for name in each})
-        for name in names:
-            lacking = [feature for feature, each in data.items() if name not in each]
-            if lacking:
-                raise ValueError(
-                    f"{cls.__name__}.from_jt_dict: {cls._shown.get(name, name)} come with some "
-                    f"features, and {lacking} have none"
-                )
-        joined = {name: torch.cat([each[name] for each in data.values()]) for name in names}
+        joined = cls._joined("from_jt_dict", list(jt_dict), list(jt_dict.values()))
         made: Self = _made(cls, KeyedJaggedTensor.from_jt_dict(dict(jt_dict)), joined)
         return made
+
+    @classmethod
+    def concat(cls, kjt_list: Sequence[KeyedJaggedTensor]) -> Self:
+        """The features of some batches of one size, one batch after the other.
+
+        Raises ValueError if something comes with some of them and not with others, and as
+        torchrec's.
+        """
+        of = [str(batch.keys()) for batch in kjt_list]
+        made: Self = _made(
+            cls, KeyedJaggedTensor.concat(list(kjt_list)), cls._joined("concat", of, kjt_list)
+        )
+        return made
+
+    @classmethod
+    def _joined(cls, call: str, names: Sequence[str], parts: Sequence[Any]) -> Tensors:
+        """What comes with the ids of all parts; ValueError if it comes with some of them only."""
+        data = [getattr(part, "_data", {}) for part in parts]
+        given = sorted({name for each in data for name in each})
+        for name in given:
+            lacking = [own for own, each in zip(names, data, strict=True) if name not in each]
+            if lacking:
+                raise ValueError(
+                    f"{cls.__name__}.{call}: {cls._shown.get(name, name)} come with some "
+                    f"features, and {lacking} have none"
+                )
+        return {name: torch.cat([each[name] for each in data]) for name in given}
 
     def pin_memory(self) -> Self:
         """As torchrec's."""
@@ -226,10 +248,19 @@ class KeyedJaggedTensorWithData(_WithData, KeyedJaggedTensor):  # type: ignore[m
         return slice(*self.offset_per_key()[index : index + 2])
 
 
-class JaggedTensorWithTimestamp(JaggedTensorWithData):
-    """Rec SDK's jagged tensor with a timestamp for each id: `times` of `JaggedTensorWithData`."""
+class _Timestamps(_WithData):
+    """`times` by Rec SDK's name."""
 
     _shown: ClassVar[Mapping[str, str]] = {"times": "timestamps"}
+
+    @property
+    def timestamps(self) -> torch.Tensor | None:
+        """int64, of the values' shape."""
+        return self._data.get("times")
+
+
+class JaggedTensorWithTimestamp(_Timestamps, JaggedTensorWithData):
+    """Rec SDK's jagged tensor with a timestamp for each id: `times` of `JaggedTensorWithData`."""
 
     def __init__(
         self,
@@ -241,16 +272,10 @@ class JaggedTensorWithTimestamp(JaggedTensorWithData):
     ) -> None:
         super().__init__(values, weights, lengths, offsets, times=timestamps)
 
-    @property
-    def timestamps(self) -> torch.Tensor | None:
-        """int64, of the values' shape."""
-        return self._data.get("times")
 
-
-class KeyedJaggedTensorWithTimestamp(KeyedJaggedTensorWithData):
+class KeyedJaggedTensorWithTimestamp(_Timestamps, KeyedJaggedTensorWithData):
     """Rec SDK's batch with a timestamp for each id: `times` of `KeyedJaggedTensorWithData`."""
 
-    _shown: ClassVar[Mapping[str, str]] = {"times": "timestamps"}
     _of_feature = JaggedTensorWithTimestamp
 
     def __init__(
@@ -266,13 +291,17 @@ class KeyedJaggedTensorWithTimestamp(KeyedJaggedTensorWithData):
         """`options`: further arguments of torchrec's class."""
         super().__init__(keys, values, weights, lengths, offsets, times=timestamps, **options)
 
+
+class _Counts(_WithData):
+    """`counts` by Rec SDK's name."""
+
     @property
-    def timestamps(self) -> torch.Tensor | None:
+    def counts(self) -> torch.Tensor | None:
         """int64, of the values' shape."""
-        return self._data.get("times")
+        return self._data.get("counts")
 
 
-class JaggedTensorWithCount(JaggedTensorWithData):
+class JaggedTensorWithCount(_Counts, JaggedTensorWithData):
     """Rec SDK's jagged tensor with a count for each id: `counts` of `JaggedTensorWithData`."""
 
     def __init__(
@@ -285,13 +314,8 @@ class JaggedTensorWithCount(JaggedTensorWithData):
     ) -> None:
         super().__init__(values, weights, lengths, offsets, counts=counts)
 
-    @property
-    def counts(self) -> torch.Tensor | None:
-        """int64, of the values' shape."""
-        return self._data.get("counts")
 
-
-class KeyedJaggedTensorWithCount(KeyedJaggedTensorWithData):
+class KeyedJaggedTensorWithCount(_Counts, KeyedJaggedTensorWithData):
     """Rec SDK's batch with a count for each id: `counts` of `KeyedJaggedTensorWithData`."""
 
     _of_feature = JaggedTensorWithCount
@@ -309,25 +333,22 @@ class KeyedJaggedTensorWithCount(KeyedJaggedTensorWithData):
         """`options`: further arguments of torchrec's class."""
         super().__init__(keys, values, weights, lengths, offsets, counts=counts, **options)
 
-    @property
-    def counts(self) -> torch.Tensor | None:
-        """int64, of the values' shape."""
-        return self._data.get("counts")
-
 
 def with_clicks(features: KeyedJaggedTensor, click_labels: torch.Tensor) -> Any:
     """The same batch with clicks: each id has those of its sample.
 
     `click_labels`: how often each sample was clicked, (B,), whole numbers of any dtype, where the
     features are. What comes with ids stays, clicks too. For a `KeyedJaggedTensor` with one batch
-    size; gives a `KeyedJaggedTensorWithData`. Raises ValueError for labels that do not fit.
+    size; gives a `KeyedJaggedTensorWithData`, of the class of `features` if it is one. Raises
+    ValueError for labels that do not fit.
 
     >>> import torch
     >>> batch = KeyedJaggedTensor(["user"], torch.tensor([7, 8, 9]), lengths=torch.tensor([2, 1]))
     >>> with_clicks(batch, torch.tensor([0.0, 1.0])).data["clicks"].tolist()
     [0, 0, 1]
     """
-    data = dict(features._data) if isinstance(features, KeyedJaggedTensorWithData) else {}
+    has_data = isinstance(features, KeyedJaggedTensorWithData)
+    data = dict(features._data) if has_data else {}
     if "clicks" in data:
         return features
     if features.variable_stride_per_key():
@@ -344,7 +365,7 @@ def with_clicks(features: KeyedJaggedTensor, click_labels: torch.Tensor) -> Any:
         raise ValueError("with_clicks: click_labels must be whole numbers")
     lengths_G = features.lengths().view(-1)
     data["clicks"] = clicks_B.repeat(len(features.keys())).repeat_interleave(lengths_G)
-    return _made(KeyedJaggedTensorWithData, features, data)
+    return _made(type(features) if has_data else KeyedJaggedTensorWithData, features, data)
 
 
 def data_of(

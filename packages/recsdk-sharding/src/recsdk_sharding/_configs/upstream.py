@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import math
+import warnings
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -86,7 +87,8 @@ class AdmitAndEvictConfig:
     `batch.click_labels`.
 
     Raises TypeError and ValueError as there, and ValueError for settings that contradict each
-    other; a table refuses by name what it cannot do.
+    other; a table refuses by name what it cannot do. Warns of settings that are for another policy,
+    which have no effect.
 
     >>> AdmitAndEvictConfig(admit_threshold=3).is_feature_admit_enabled()
     True
@@ -128,6 +130,22 @@ class AdmitAndEvictConfig:
             raise ValueError(
                 "AdmitAndEvictConfig: evict_step_interval is 0, so nobody ever looks who leaves; "
                 "pass 1 or more"
+            )
+        self._warn_of_unused()
+
+    def _warn_of_unused(self) -> None:
+        """Rec SDK leaves out what is for another policy, and says nothing."""
+        unused = []
+        if not self._is_by_count():
+            unused += ["admit_threshold"] if self.admit_threshold != -1 else []
+            unused += ["evict_threshold"] if self.evict_threshold > 0 else []
+        if not self._is_by_score() and self.showclick_params != ShowClickParams():
+            unused.append("showclick_params")
+        if unused:
+            warnings.warn(
+                f"AdmitAndEvictConfig: {', '.join(unused)} has no effect with "
+                f"{self.policy_type.name}; choose the policy_type that it is for, or leave it out",
+                stacklevel=4,
             )
 
     def _check_numbers(self) -> None:
