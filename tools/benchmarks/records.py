@@ -19,8 +19,9 @@ LESS_IS_BETTER = frozenset({"ms", "us", "bytes", "entries"})
 class Record:
     """One operation on one workload: our figure beside those of the peers, from one run.
 
-    Figures are medians; `spread` holds the quartiles of each contestant. A ratio above 1 means that
-    we are better. A peer that could not run stands in `errors`.
+    Figures are medians; `spread` holds the quartiles of each contestant, `pairs` of each peer the
+    lower quartile and the median of the ratios of single turns. A ratio above 1 means that we are
+    better. A peer that could not run stands in `errors`.
     """
 
     workload: str
@@ -30,6 +31,7 @@ class Record:
     peers: dict[str, float] = field(default_factory=dict)
     ratio: dict[str, float] = field(default_factory=dict)
     spread: dict[str, tuple[float, float]] = field(default_factory=dict)
+    pairs: dict[str, tuple[float, float]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
 
 
@@ -53,8 +55,14 @@ def record_of(
         peers=peers,
         ratio={name: ratio(unit, medians[ours], value) for name, value in peers.items()},
         spread=spread,
+        pairs={name: _pairs(unit, samples[ours], samples[name]) for name in peers},
         errors=dict(errors or {}),
     )
+
+
+def _pairs(unit: str, ours: Sequence[float], peer: Sequence[float]) -> tuple[float, float]:
+    ratios = [ratio(unit, *turn) for turn in zip(ours, peer, strict=True)]
+    return quartiles(ratios)[0], statistics.median(ratios)
 
 
 def ratio(unit: str, ours: float, peer: float) -> float:
@@ -126,14 +134,23 @@ def show(title: str, records: Sequence[Record]) -> None:
     for column in ("workload", "operation", "unit"):
         table.add_column(column, overflow="fold")
     table.add_column("ours", justify="right")
-    table.add_column("peers: figure (ratio, above 1: ours is better)", overflow="fold")
+    heading = "peers: figure (ratio, above 1: ours is better; lower quartile and median of turns)"
+    table.add_column(heading, overflow="fold")
     for record in records:
-        cells = [f"{n} {v:.4g} ({record.ratio[n]:.2f}x)" for n, v in record.peers.items()]
+        cells = [_cell(record, name) for name in record.peers]
         cells += [f"{name}: {error}" for name, error in record.errors.items()]
         table.add_row(
             record.workload, record.op, record.unit, f"{record.ours:.4g}", "\n".join(cells)
         )
     Console(width=140).print(table)
+
+
+def _cell(record: Record, peer: str) -> str:
+    figures = f"{record.ratio[peer]:.2f}x"
+    if peer in record.pairs:
+        low, median = record.pairs[peer]
+        figures += f"; turns {low:.2f}x, {median:.2f}x"
+    return f"{peer} {record.peers[peer]:.4g} ({figures})"
 
 
 def write(path: Path, records: Sequence[Record]) -> None:

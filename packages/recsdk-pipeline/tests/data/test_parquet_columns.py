@@ -282,6 +282,7 @@ def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
         (ValueError, "labels is empty", {"labels": []}),
         (ValueError, "batch_size is 0", {"batch_size": 0}),
         (ValueError, "window_bytes is 0", {"window_bytes": 0}),
+        (ValueError, "num_threads is 0", {"num_threads": 0}),
         (ValueError, "seed is -1", {"seed": -1}),
         (ValueError, "pass both rank and world_size", {"rank": 1}),
         (ValueError, "rank 2 is not one of 2", {"rank": 2, "world_size": 2}),

@@ -90,6 +90,7 @@ def read(run: Run | None, source: str, state: Any, **options: Any) -> tuple[list
     window_bytes=st.sampled_from([1, 100, 400, 10**6]),
     shuffle=st.booleans(),
     is_filtered=st.booleans(),
+    num_threads=st.sampled_from([None, 1, 3]),
 )
 def test_every_row_is_read_once(
     sizes: list[list[int]],
@@ -99,6 +100,7 @@ def test_every_row_is_read_once(
     window_bytes: int,
     shuffle: bool,
     is_filtered: bool,
+    num_threads: int | None,
 ) -> None:
     num_rows = sum(map(sum, sizes))
     with tempfile.TemporaryDirectory() as folder:
@@ -114,6 +116,7 @@ def test_every_row_is_read_once(
                 "shuffle": shuffle,
                 "where": ds.field("part") != 1 if is_filtered else None,
                 "bad": BadLines(limit=10**6),
+                "num_threads": num_threads,
             }
             if state is None:
                 # The epoch is part of the state, so the first run alone is told it.

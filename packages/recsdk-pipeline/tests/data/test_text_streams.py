@@ -77,6 +77,7 @@ def read(
     shuffle=st.booleans(),
     ends=st.sampled_from(["\n", "\r\n"]),
     has_last_end=st.booleans(),
+    num_threads=st.sampled_from([None, 3]),
 )
 def test_every_line_is_read_once(
     sizes: list[int],
@@ -87,6 +88,7 @@ def test_every_line_is_read_once(
     shuffle: bool,
     ends: str,
     has_last_end: bool,
+    num_threads: int | None,
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         first, sources = 0, []
@@ -98,9 +100,8 @@ def test_every_line_is_read_once(
             first += size
 
         def make(**options: Any) -> FileData:
-            return CriteoData(
-                sources, batch_size=3, window_bytes=window_bytes, shuffle=shuffle, **options
-            )
+            options |= {"shuffle": shuffle, "num_threads": num_threads}
+            return CriteoData(sources, batch_size=3, window_bytes=window_bytes, **options)
 
         found: list[int] = []
         state = None

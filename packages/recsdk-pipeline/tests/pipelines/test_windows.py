@@ -23,7 +23,7 @@ GROUP = 8 * GROUP_ROWS * (len(COLUMNS) + 1)  # bytes, decoded
 BATCH = 1000
 
 
-def parquet(folder: Path, num_groups: int) -> FileData:
+def parquet(folder: Path, num_groups: int, num_threads: int | None = None) -> FileData:
     path = folder / f"{num_groups}.parquet"
     generator = np.random.default_rng(0)
     schema = pa.schema([*((name, pa.int64()) for name in COLUMNS), ("label", pa.float64())])
@@ -33,15 +33,20 @@ def parquet(folder: Path, num_groups: int) -> FileData:
             labels = pa.array(np.zeros(GROUP_ROWS))
             writer.write_table(pa.table([*columns, labels], schema=schema))
     return ParquetData(
-        str(path), ids=COLUMNS, labels="label", batch_size=BATCH, window_bytes=WINDOW
+        str(path),
+        ids=COLUMNS,
+        labels="label",
+        batch_size=BATCH,
+        window_bytes=WINDOW,
+        num_threads=num_threads,
     )
 
 
-def criteo(folder: Path, num_groups: int) -> FileData:
+def criteo(folder: Path, num_groups: int, num_threads: int | None = None) -> FileData:
     path = folder / f"{num_groups}.tsv"
     line = "\t".join(["1", *["31"] * 13, *["0a1b2c3d"] * 26]) + "\n"
     path.write_text(line * (num_groups * GROUP // len(line)))
-    return CriteoData(path, batch_size=BATCH, window_bytes=WINDOW)
+    return CriteoData(path, batch_size=BATCH, window_bytes=WINDOW, num_threads=num_threads)
 
 
 @pytest.fixture
@@ -54,11 +59,16 @@ def arrow() -> Iterator[pa.MemoryPool]:
     pa.set_memory_pool(before)
 
 
+@pytest.mark.parametrize("num_threads", [None, 1, 3])
 @pytest.mark.parametrize("make", [parquet, criteo])
-def test_memory_stays_within_three_windows(
-    tmp_path: Path, arrow: pa.MemoryPool, make: Callable[[Path, int], FileData]
+def test_memory_stays_within_the_windows_of_all_threads(
+    tmp_path: Path,
+    arrow: pa.MemoryPool,
+    make: Callable[[Path, int, int | None], FileData],
+    num_threads: int | None,
 ) -> None:
-    data = make(tmp_path, 40)  # 35 MB decoded
+    windows = 3 if num_threads is None else 1 + 2 * num_threads
+    data = make(tmp_path, 20 + 20 * (num_threads or 1), num_threads)
     sizes = []
     tracemalloc.start()
     try:
@@ -67,9 +77,9 @@ def test_memory_stays_within_three_windows(
     finally:
         tracemalloc.stop()
     row = 8 * (len(data.features) + 1)
-    assert sum(sizes) * row > 5 * WINDOW  # else it fitted without windows
+    assert sum(sizes) * row > (windows + 2) * WINDOW  # else it fitted without windows
     batch = 2 * BATCH * 8 * 60
-    assert peak + arrow.max_memory() <= 3 * WINDOW + batch
+    assert peak + arrow.max_memory() <= windows * WINDOW + batch
 
 
 def test_an_iterator_left_behind_waits_for_no_thread(

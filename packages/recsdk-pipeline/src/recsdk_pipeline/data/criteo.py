@@ -48,9 +48,13 @@ class CriteoData(FileData):
     of a packed file keep together, and each rank and worker unpacks all of it; it is also unpacked
     once here, to be measured. Pack many small files rather than a large one, or convert them.
 
-    Memory: at most three windows of `window_bytes` (default 64 MiB; in a worker two), reckoned as
-    three times the text, and a batch. Malformed lines go to `bad`; by default the first is raised
-    as `BadLine`. Each worker counts its own.
+    `num_threads` threads each read a window: the batches are the same, in the same order, for any
+    number of them. A packed file is unpacked by one after the other. By default one window is read
+    ahead; a DataLoader worker reads none ahead.
+
+    Memory: at most three windows of `window_bytes` (default 64 MiB; in a worker two), or with
+    `num_threads` one and two for each, reckoned as three times the text; and a batch. Malformed
+    lines go to `bad`; by default the first is raised as `BadLine`. Each worker counts its own.
 
     `rank` and `world_size` are those of torch.distributed at this call, or 0 of 1. Not thread-safe.
     Raises ImportError without pyarrow and fsspec, OSError, ValueError or TypeError for what cannot
@@ -69,6 +73,7 @@ class CriteoData(FileData):
         bad: BadLines | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        num_threads: int | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         checked = Options(
@@ -80,6 +85,7 @@ class CriteoData(FileData):
             bad=bad,
             rank=rank,
             world_size=world_size,
+            num_threads=num_threads,
         )
         super().__init__(criteo_source(source, window_bytes, options), checked)
 

@@ -85,6 +85,7 @@ class MovieLensData(FileData):
         bad: BadLines | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        num_threads: int | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         bad = bad if bad is not None else BadLines()
@@ -97,6 +98,7 @@ class MovieLensData(FileData):
             bad=bad,
             rank=rank,
             world_size=world_size,
+            num_threads=num_threads,
         )
         super().__init__(movielens_source(folder, window_bytes, options, bad), checked)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,8 @@ from recsdk_pipeline.data.dealing import Group, Layout, Piece
 from recsdk_pipeline.data.lines import BadLine, BadLines
 from recsdk_pipeline.data.parquet_columns import IdColumn
 from recsdk_pipeline.data.parquet_columns import Mapping as Columns
-from recsdk_pipeline.data.stream import FileData, Loaded, Options
+from recsdk_pipeline.data.stream import FileData, Options
+from recsdk_pipeline.data.window_reading import Loaded, Read
 
 
 class ParquetData(FileData):
@@ -27,11 +28,16 @@ class ParquetData(FileData):
     the rows in a window are shuffled. `where`, a `pyarrow.dataset` expression, skips row groups by
     their statistics and then rows; only columns in use are decoded.
 
+    `num_threads` threads each read a window, which one thread of Arrow's decodes: the batches are
+    the same, in the same order, for any number of them. Windows of one row group are decoded one
+    after the other, each by all threads of Arrow's. By default one window is read ahead, decoded
+    by all of them; a DataLoader worker reads none ahead, and decodes on one.
+
     Memory: at most three windows of `window_bytes` (default 64 MiB; one in use, and one read and
-    shuffled; in a worker two), a batch, what Arrow decodes at a time of one row group, the footers
-    of the eight files used last, and up to 128 MiB a process that is kept for the next. A
-    DataLoader worker decodes on one thread. Where each row has one id of each feature, batches
-    share one tensor of lengths; do not write to it.
+    shuffled; in a worker two), or with `num_threads` one and two for each; a batch; for each
+    thread what Arrow decodes at a time of one row group, and the footers of the eight files used
+    last; and up to 128 MiB a process that is kept for the next. Where each row has one id of each
+    feature, batches share one tensor of lengths; do not write to it.
 
     Malformed rows (a number that is missing or not finite; a null in a bag; weights or timestamps
     of another length than the ids) go to `bad`; by default the first is raised as `BadLine`, whose
@@ -60,6 +66,7 @@ class ParquetData(FileData):
         bad: BadLines | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        num_threads: int | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         checked = Options(
@@ -71,6 +78,7 @@ class ParquetData(FileData):
             bad=bad,
             rank=rank,
             world_size=world_size,
+            num_threads=num_threads,
         )
         columns = Columns.of(ids, dense, labels, missing_dense)
         files = _find(source, columns, where, dict(options or {}))
@@ -147,7 +155,7 @@ class _ParquetSource:
         chosen = tuple(before[number] for number in numbers)
         return replace(self, files=self.files.part(numbers), chosen=chosen)
 
-    def reader(self, *, threads: bool) -> Callable[[Piece], Iterator[Loaded]]:
+    def reader(self, *, threads: bool) -> Read:
         from recsdk_pipeline.data.parquet_files import Reader
         from recsdk_pipeline.data.parquet_rows import good_rows
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -13,14 +11,12 @@ import torch.distributed as dist
 from torch.utils.data import IterableDataset, get_worker_info
 
 from recsdk_pipeline.data.batch import ClickBatch
-from recsdk_pipeline.data.dealing import Group, Layer, Layout, Piece, Plan, Position, Window
-from recsdk_pipeline.data.lines import BadLine, BadLines
-from recsdk_pipeline.data.packed import Packed, joined_stretches, stretches
+from recsdk_pipeline.data.dealing import Group, Layer, Layout, Plan, Position, Window
+from recsdk_pipeline.data.lines import BadLines
+from recsdk_pipeline.data.packed import Packed, joined_stretches
 from recsdk_pipeline.data.rows import Rows
 from recsdk_pipeline.data.stream_state import KIND, layer_of, layers_of, merged
-
-Loaded = tuple[Rows, list[BadLine]]
-"""Good rows, and the errors of the bad ones between them."""
+from recsdk_pipeline.data.window_reading import LoadedWindow, Read, Threads, loaded_windows
 
 
 class Source(Protocol):
@@ -45,8 +41,8 @@ class Source(Protocol):
         """What the rows follow from, as text."""
         ...
 
-    def reader(self, *, threads: bool) -> Callable[[Piece], Iterable[Loaded]]:
-        """A function that reads the rows of a piece, in order; one thread at a time calls it."""
+    def reader(self, *, threads: bool) -> Read:
+        """A reader, which may use more threads than its caller's."""
         ...
 
 
@@ -62,11 +58,13 @@ class Options:
     bad: BadLines | None
     rank: int | None
     world_size: int | None
+    num_threads: int | None
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "window_bytes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("batch_size", "window_bytes", "num_threads"):
+            given = getattr(self, name)
+            if given is not None and given < 1:
+                raise ValueError(f"{name} is {given}; it must be at least 1")
         if self.seed < 0:
             raise ValueError(f"seed is {self.seed}; it must not be negative")
         _rank_of(self.rank, self.world_size)
@@ -212,7 +210,7 @@ class FileData(IterableDataset[ClickBatch]):
             yield joined_stretches(parts)
 
     def _stretches(
-        self, windows: Iterator[_Window], first: int
+        self, windows: Iterator[LoadedWindow], first: int
     ) -> Iterator[tuple[Rows | Packed, tuple[Position, int]]]:
         """Rows of one window and batch each, with the position and bad rows after them."""
         for index, window in enumerate(windows, start=first):
@@ -226,72 +224,10 @@ class FileData(IterableDataset[ClickBatch]):
                 position = (index + 1, 0) if ends else (index, stop)
                 yield rows, (position, self.bad.count if ends else before)
 
-    def _windows(self, plan: Plan, windows: Sequence[Window]) -> Iterator[_Window]:
-        """The rows of each window; in the main process one is read ahead, the first from now."""
-        is_worker = get_worker_info() is not None
-        load = _Loader(self._source.reader(threads=not is_worker), plan, self.batch_size)
-        if is_worker:
-            return map(load, windows)
-        pool = ThreadPoolExecutor(1, thread_name_prefix="recsdk-data")
-        return _ahead(load, windows, pool, [pool.submit(load, window) for window in windows[:1]])
-
-
-def _ahead(
-    load: _Loader,
-    windows: Sequence[Window],
-    pool: ThreadPoolExecutor,
-    ahead: list[Future[_Window]],
-) -> Iterator[_Window]:
-    """The rows of each window; the next is read meanwhile. Those in `ahead` are under way."""
-    is_exiting = sys.is_finalizing  # held, for modules are emptied then
-    try:
-        for window in [*windows[1:], None]:
-            loaded = ahead.pop().result() if ahead else None
-            if window is not None:
-                ahead.append(pool.submit(load, window))
-            if loaded is not None:
-                yield loaded
-    finally:
-        # Without waiting: an iterator left behind may be collected inside threading's locks.
-        if not is_exiting():
-            pool.shutdown(wait=False, cancel_futures=True)
-
-
-@dataclass(frozen=True)
-class _Window:
-    """The rows start..stop of what a window yields, in stretches that end where a batch does."""
-
-    stretches: Sequence[Rows | Packed]
-    start: int
-    stop: int
-    bad: list[BadLine]
-
-
-class _Loader:
-    """Reads windows one after the other; one thread at a time calls it."""
-
-    def __init__(
-        self, read: Callable[[Piece], Iterable[Loaded]], plan: Plan, batch_size: int
-    ) -> None:
-        self._read, self._plan, self._batch_size = read, plan, batch_size
-        self._begun = 0
-        """Rows of a batch that the windows so far have begun."""
-
-    def __call__(self, window: Window) -> _Window:
-        parts: list[Rows] = []
-        bad: list[BadLine] = []
-        for piece in window.pieces:
-            for rows, errors in self._read(piece):
-                parts.append(rows)
-                bad += errors
-        size = sum(map(len, parts))
-        start = min(window.skip, size)
-        if start == size:
-            return _Window((), start, size, bad)
-        order = self._plan.shuffled(window, size) if self._plan.shuffle else None
-        ends = [start, *range(start + self._batch_size - self._begun, size, self._batch_size), size]
-        self._begun = (self._begun + size - start) % self._batch_size
-        return _Window(stretches(parts, order, ends), start, size, bad)
+    def _windows(self, plan: Plan, windows: Sequence[Window]) -> Iterator[LoadedWindow]:
+        """The rows of each window; in the main process some are read ahead, the first from now."""
+        threads = Threads(num=self._options.num_threads, is_worker=get_worker_info() is not None)
+        return loaded_windows(self._source, plan, windows, self.batch_size, threads)
 
 
 def _rank_of(rank: int | None, world_size: int | None) -> tuple[int, int]:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from recsdk_pipeline.data.dealing import Group, Piece
+from recsdk_pipeline.data.dealing import Group
 from recsdk_pipeline.data.held_out_split import HeldOutSplit
 from recsdk_pipeline.data.lines import BadLine, BadLines
 from recsdk_pipeline.data.rows import Rows, joined
-from recsdk_pipeline.data.stream import Loaded
+from recsdk_pipeline.data.window_reading import Loaded, Read
 
 if TYPE_CHECKING:
     from recsdk_pipeline.data.text_files import Block, TextFiles, TextFormat
@@ -78,7 +78,7 @@ class TextSource:
         blocks = [(each.start, each.stop) for each in self.files.blocks]
         return f"{type(self.parser).__name__} {blocks}"
 
-    def reader(self, *, threads: bool) -> Callable[[Piece], Iterator[Loaded]]:
+    def reader(self, *, threads: bool) -> Read:
         """A function that reads the rows of a block."""
         read = partial(self._read, _Opened(self.files.options), threads)
         return lambda piece: read(self.files.blocks[piece.group])

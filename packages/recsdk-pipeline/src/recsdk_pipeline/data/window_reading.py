@@ -1,0 +1,181 @@
+"""Windows read into memory, some at once: the same rows in the same batches on any threads."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from typing import Protocol
+
+from recsdk_pipeline.data.dealing import Group, Piece, Plan, Window
+from recsdk_pipeline.data.lines import BadLine
+from recsdk_pipeline.data.packed import Packed, stretches
+from recsdk_pipeline.data.rows import Rows
+
+Loaded = tuple[Rows, list[BadLine]]
+"""Good rows, and the errors of the bad ones between them."""
+
+Read = Callable[[Piece], Iterable[Loaded]]
+"""Reads the rows of a piece, in order; one thread at a time calls it."""
+
+
+class MakesReaders(Protocol):
+    """What a source is here."""
+
+    def reader(self, *, threads: bool) -> Read:
+        """A reader, which may use more threads than its caller's."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Threads:
+    """Who reads."""
+
+    num: int | None
+    """Threads that read a window each; None: one, whose decoder has threads of its own."""
+    is_worker: bool
+    """Whether a DataLoader's worker reads; with no `num` it does so itself, when asked."""
+
+    def may_help(self, job: _Job) -> bool:
+        """Whether the decoder may use threads of its own for a window."""
+        if self.num is None:
+            return not self.is_worker
+        # Windows of one row group are decoded one after the other, so ours would only wait.
+        return self.num > 1 and (job.goes_on or job.is_followed)
+
+
+@dataclass(frozen=True)
+class LoadedWindow:
+    """The rows start..stop of what a window yields, in stretches that end where a batch does."""
+
+    stretches: Sequence[Rows | Packed]
+    start: int
+    stop: int
+    bad: list[BadLine]
+
+
+def loaded_windows(
+    source: MakesReaders,
+    plan: Plan,
+    windows: Sequence[Window],
+    batch_size: int,
+    threads: Threads,
+) -> Iterator[LoadedWindow]:
+    """The rows of each window, in order; unless a worker reads alone, it begins with this call."""
+    load = _Loader(source, plan, batch_size, threads)
+    jobs = _jobs(windows, plan.groups)
+    if threads.num is None and threads.is_worker:
+        return map(load, jobs)
+    num = threads.num or 1
+    pool = ThreadPoolExecutor(num, thread_name_prefix="recsdk-data")
+    return _ahead(load, jobs, pool, deque(pool.submit(load, job) for job in islice(jobs, num)))
+
+
+def _ahead(
+    load: _Loader,
+    jobs: Iterator[_Job],
+    pool: ThreadPoolExecutor,
+    ahead: deque[Future[LoadedWindow]],
+) -> Iterator[LoadedWindow]:
+    """What the jobs load. Those in `ahead` are under way, and as many always are."""
+    is_exiting = sys.is_finalizing  # held, for modules are emptied then
+    try:
+        while ahead:
+            loaded = ahead.popleft().result()
+            ahead.extend(pool.submit(load, job) for job in islice(jobs, 1))
+            yield loaded
+    finally:
+        # Without waiting: an iterator left behind may be collected inside threading's locks.
+        if not is_exiting():
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where reading stands when the rows of a window are in memory."""
+
+    begun: int
+    """Rows of a batch that the windows so far have begun."""
+    reader: Read | None
+    """For a window that goes on where this one ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """A window, between the one before it and the one after it."""
+
+    window: Window
+    goes_on: bool
+    """Whether it is best read by the reader of the window before it."""
+    is_followed: bool
+    """Whether the next one goes on so."""
+    before: Future[_Place]
+    after: Future[_Place]
+
+
+def _jobs(windows: Sequence[Window], groups: Sequence[Group]) -> Iterator[_Job]:
+    goes_on = [False, *(_goes_on(*pair, groups) for pair in pairwise(windows)), False]
+    before: Future[_Place] = Future()
+    before.set_result(_Place(0, None))
+    for window, (this, following) in zip(windows, pairwise(goes_on), strict=False):
+        after: Future[_Place] = Future()
+        yield _Job(window=window, goes_on=this, is_followed=following, before=before, after=after)
+        before = after
+
+
+def _goes_on(before: Window, after: Window, groups: Sequence[Group]) -> bool:
+    """Whether a window begins in the row group or the packed file in which another one ends."""
+    last, first = before.pieces[-1].group, after.pieces[0].group
+    run = groups[first].run
+    return first == last or (run is not None and groups[last].run == run)
+
+
+class _Loader:
+    """Reads windows. Each of its threads begins with the first window that none has begun."""
+
+    def __init__(self, source: MakesReaders, plan: Plan, batch_size: int, threads: Threads) -> None:
+        self._source, self._plan, self._batch_size = source, plan, batch_size
+        self._threads = threads
+        self._spare: dict[bool, list[Read]] = {False: [], True: []}
+        """Readers that no thread uses, with the files that they have open."""
+
+    def __call__(self, job: _Job) -> LoadedWindow:
+        try:
+            parts, bad, reader = self._read(job)
+            size = sum(map(len, parts))
+            start = min(job.window.skip, size)
+            begun = job.before.result().begun
+        except BaseException as error:
+            job.after.set_exception(error)
+            raise
+        job.after.set_result(_Place((begun + size - start) % self._batch_size, reader))
+        if start == size:
+            return LoadedWindow((), start, size, bad)
+        order = self._plan.shuffled(job.window, size) if self._plan.shuffle else None
+        ends = [start, *range(start + self._batch_size - begun, size, self._batch_size), size]
+        return LoadedWindow(stretches(parts, order, ends), start, size, bad)
+
+    def _read(self, job: _Job) -> tuple[list[Rows], list[BadLine], Read | None]:
+        """Its rows, what was wrong with others, and the reader for the next window."""
+        helped = self._threads.may_help(job)
+        reader = job.before.result().reader if job.goes_on else None
+        reader = reader or self._spare_reader(helped)
+        parts: list[Rows] = []
+        bad: list[BadLine] = []
+        for piece in job.window.pieces:
+            for rows, errors in reader(piece):
+                parts.append(rows)
+                bad += errors
+        if job.is_followed:
+            return parts, bad, reader
+        self._spare[helped].append(reader)
+        return parts, bad, None
+
+    def _spare_reader(self, helped: bool) -> Read:
+        try:
+            return self._spare[helped].pop()
+        except IndexError:  # asked first, another thread could come between
+            return self._source.reader(threads=helped)
