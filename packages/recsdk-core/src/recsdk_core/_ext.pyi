@@ -582,6 +582,7 @@ def pool_joined(
     size: int,
     num_columns: int | None,
     pooled: tuple[int, int] | None,
+    out: Any | None,
 ) -> Any: ...
 def update_joined(tables: Sequence[_table.Table], bags: JoinedBags, grad: Any) -> None: ...
 def join_rows(

@@ -135,18 +135,20 @@ def pool_joined(
     bags: JoinedBags,
     shape: tuple[int, ...],
     pooled: range | None = None,
+    out: Array | None = None,
 ) -> Array:
     """The pooled vectors of many tables' bags: float32 of `shape`, (M,) or (B, C).
 
     In one dimension the vectors of a piece lie one after the other from its start on; in a matrix
     bag b's are columns [start, start + D) of row b. No two pieces may fill the same numbers; what
-    none fills is 0. `pooled`: which starts are filled; None: all. Raises ValueError if `bags` has
-    not as many tables, or vectors that do not lie within the result. With many tables it takes less
-    time than `pool_tables`, as there are fewer arrays.
+    none fills is 0. `pooled`: which starts are filled; None: all. `out`: where the result is
+    written, float32 (M,), and returned; None: new memory. Raises ValueError if `bags` has not as
+    many tables, or vectors that do not lie within the result, or `out` has another shape. With many
+    tables it takes less time than `pool_tables`, as there are fewer arrays.
     """
     size, *columns = shape
     ends = None if pooled is None else (pooled.start, pooled.stop)
-    return _ext.pool_joined(tables, bags, size, columns[0] if columns else None, ends)
+    return _ext.pool_joined(tables, bags, size, columns[0] if columns else None, ends, out)
 
 
 def update_joined(tables: Sequence[Table], bags: JoinedBags, grad: Array) -> None:

@@ -162,6 +162,34 @@ def test_pieces_that_begin_elsewhere_are_left_out(case: Case, begin: int, end: i
     assert pool_joined(made, bags, shape, range(begin, end)).tobytes() == expected.tobytes()
 
 
+@given(case=cases())
+def test_vectors_are_written_where_they_are_wanted(case: Case) -> None:
+    made = tables(len(case.num_pieces))
+    starts, shape = case.starts(False)
+    bags = joined(case, *mapped(case, made), starts)
+    out = np.full(shape, np.nan, np.float32)
+    assert pool_joined(made, bags, shape, out=out) is out
+    assert out.tobytes() == pool_joined(made, bags, shape).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("shape", "out", "message"),
+    [
+        ((1, 3), np.zeros((1, 3), np.float32), "out must"),
+        ((1, 3), np.zeros(3, np.float32), "out must have the shape of the result"),
+        ((3,), np.zeros(4, np.float32), "out must have the shape of the result"),
+        ((3,), np.broadcast_to(np.float32(0), 3), "out must be"),
+    ],
+)
+def test_other_memory_is_refused(shape: tuple[int, ...], out: np.ndarray, message: str) -> None:
+    bags = JoinedBags(**{**SOUND, "rows": ROWS - ROWS})
+    made = tables(2)
+    for table in made:
+        table.map(np.arange(3), True)
+    with pytest.raises((ValueError, TypeError), match=message):
+        pool_joined(made, bags, shape, out=out)
+
+
 ROWS, OUTCOMES = np.array([0, 1, 0]), np.zeros(3, np.uint8)
 SOUND: dict[str, Any] = {
     "rows": ROWS,

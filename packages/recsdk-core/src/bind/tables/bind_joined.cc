@@ -86,16 +86,27 @@ struct Calls {
   }
 };
 
+/// The memory of a result of one dimension that is given.
+Result given_floats(nb::handle object, std::int64_t size, bool is_matrix) {
+  Array array = floats(object, "out");
+  require_writable(array);
+  if (is_matrix || array.shape[0] != size)
+    throw nb::value_error("out must have the shape of the result, which has one dimension");
+  return {nb::borrow(object), array.data};
+}
+
 nb::object pool(nb::handle tables_object, const PyJoinedBags& bags, std::int64_t size,
                 std::optional<std::int64_t> num_columns,
-                std::optional<std::pair<std::int64_t, std::int64_t>> pooled) {
+                std::optional<std::pair<std::int64_t, std::int64_t>> pooled,
+                nb::handle out_object) {
   if (size < 0 || num_columns.value_or(0) < 0)
     throw nb::value_error("the sizes of the result must not be negative");
   bags.require_unmoved();
   const nb::tuple objects = tuple_of(tables_object);
   const std::vector<GivenTable> tables = tables_of(objects, bags);
-  const Result out = num_columns ? make_floats(bags.framework(), size, *num_columns)
-                                 : make_floats(bags.framework(), size);
+  const Result out = !out_object.is_none() ? given_floats(out_object, size, num_columns.has_value())
+                     : num_columns         ? make_floats(bags.framework(), size, *num_columns)
+                                           : make_floats(bags.framework(), size);
   float* const data = static_cast<float*>(out.data);
   const Room room = num_columns ? Room{*num_columns, size, *num_columns} : Room{size, {}, 0};
   std::int64_t num_left = size * num_columns.value_or(1);  // that no piece fills
@@ -148,7 +159,7 @@ void bind_joined(nb::module_& module) {
       .def_prop_ro("num_bags", &PyJoinedBags::num_bags)
       .def_prop_ro("num_keys", &PyJoinedBags::num_keys);
   module.def("pool_joined", &pool, nb::arg("tables").none(), nb::arg("bags"), nb::arg("size"),
-             nb::arg("num_columns").none(), nb::arg("pooled").none());
+             nb::arg("num_columns").none(), nb::arg("pooled").none(), nb::arg("out").none());
   module.def("update_joined", &update, nb::arg("tables").none(), nb::arg("bags"),
              nb::arg("grad").none());
 }

@@ -8,7 +8,7 @@ Shape letters: B bags, C columns, M numbers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -28,14 +28,16 @@ def pool_joined_bags(
     anchor: torch.Tensor,
     guard: Guard = nullcontext,
     pooled: range | None = None,
+    out: Callable[[int], torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """The pooled vectors of many tables' bags, float32 of `shape`, (M,) or (B, C).
 
     `leases`: the batch that each table's rows were mapped under. What lies where is as in
     `recsdk_core.pool_joined`; leases, backward and its errors are as in `pool_features`, and
-    `pooled` is as in `pack_features`: all pieces are trained.
+    `pooled` is as in `pack_features`: all pieces are trained. `out` makes the memory of a result
+    of one dimension, float32 (M,); None: new memory.
     """
-    return run(_Node(tables, leases, bags, shape, guard, pooled), anchor)
+    return run(_Node(tables, leases, bags, shape, guard, pooled, out), anchor)
 
 
 class _Node(Node):
@@ -49,16 +51,19 @@ class _Node(Node):
         shape: tuple[int, ...],
         guard: Guard,
         pooled: range | None,
+        out: Callable[[int], torch.Tensor] | None,
     ) -> None:
         super().__init__(shape, (), [], guard=guard)
         self.tables, self.leases = list(tables), list(leases)
         self.waiting = [None] * len(self.tables)
         self._bags: JoinedBags | None = bags
         self._pooled = pooled
+        self._out = out
 
     def vectors(self) -> torch.Tensor:
         assert self._bags is not None
-        found: torch.Tensor = pool_joined(self.tables, self._bags, self.shape, self._pooled)
+        out = None if self._out is None else self._out(self.shape[0])
+        found: torch.Tensor = pool_joined(self.tables, self._bags, self.shape, self._pooled, out)
         return found
 
     def update(

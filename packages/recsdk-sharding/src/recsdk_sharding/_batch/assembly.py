@@ -72,17 +72,25 @@ class Plan:
             widths=[table.dim for table in layout.tables for _ in table.features],
         )
 
-    def parts(self) -> VectorParts:
-        """The stretches as the core takes them, for matrices that are those of the features."""
+    def parts(self, begins_W: NDArray[np.int64] | None) -> VectorParts:
+        """The stretches as the core takes them, for matrices that are those of the features.
+
+        `begins_W`: where the numbers of each rank begin; None: they lie one after the other.
+        """
         blocks, counts = self.sent.blocks, self.num_filled
         begins = counts.cumsum() - counts
         cuts_S = self.sent.cuts_S[blocks.order_S]
+        starts_S = self.starts_S
+        if begins_W is not None:
+            sizes_W = np.array(self.num_values, np.int64)
+            shifts_W: NDArray[np.int64] = begins_W - sizes_W.cumsum() + sizes_W
+            starts_S = starts_S + shifts_W[self.sent.ranks_S]
         return VectorParts(
             matrices=blocks.features_K,
             columns=blocks.first_columns_K,
             widths=blocks.widths_K,
             num_parts=blocks.num_stretches_K,
-            starts=self.starts_S[blocks.order_S],
+            starts=starts_S[blocks.order_S],
             begins=begins[cuts_S],
             counts=counts[cuts_S],
             rows=self.filled,
@@ -179,10 +187,19 @@ class HostAssembly:
         """Numbers that each rank sends, W."""
         self._plan = plan
 
-    def put(self, received: torch.Tensor, room: ResultRoom, group: int) -> Sequence[torch.Tensor]:
-        """The room's results for this group, filled."""
+    def put(
+        self,
+        received: torch.Tensor,
+        room: ResultRoom,
+        group: int,
+        begins_W: NDArray[np.int64] | None = None,
+    ) -> Sequence[torch.Tensor]:
+        """The room's results for this group, filled.
+
+        `begins_W`: where the numbers of each rank begin in `received`; None: one after the other.
+        """
         results = room.of_group(group)
-        unpack_vectors(received, self._plan.parts(), results)
+        unpack_vectors(received, self._plan.parts(begins_W), results)
         if self._divisors is not None:
             for result, divisor_G in zip(results, self._divisors, strict=True):
                 result /= divisor_G[:, None]
@@ -190,13 +207,23 @@ class HostAssembly:
 
     def take(self, grads: Sequence[torch.Tensor], divisor: float = 1.0) -> torch.Tensor:
         """The gradients of everything that was received, from those of the features' results."""
+        make = torch.zeros if self._plan.has_padding else torch.empty
+        flat = make(sum(self.num_values), dtype=grads[0].dtype)
+        self.take_into(flat, grads, divisor)
+        return flat
+
+    def take_into(
+        self,
+        room: torch.Tensor,
+        grads: Sequence[torch.Tensor],
+        divisor: float,
+        begins_W: NDArray[np.int64] | None = None,
+    ) -> None:
+        """As `take`, into numbers that are there; `begins_W` as in `put`."""
         if self._divisors is not None:
             pairs = zip(grads, self._divisors, strict=True)
             grads = [grad / divisor_G[:, None] for grad, divisor_G in pairs]
-        make = torch.zeros if self._plan.has_padding else torch.empty
-        flat = make(sum(self.num_values), dtype=grads[0].dtype)
-        pack_vectors(grads, self._plan.parts(), flat, divisor)
-        return flat
+        pack_vectors(grads, self._plan.parts(begins_W), room, divisor)
 
     def open(self) -> None:
         """Does nothing: all of it is on the host."""

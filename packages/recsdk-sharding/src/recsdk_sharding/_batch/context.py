@@ -24,6 +24,7 @@ from recsdk_sharding._configs.data_taken import evicts_by_time
 from recsdk_sharding._rows.home import RowHome, RowTable
 from recsdk_sharding._rows.rows import OwnedShard
 from recsdk_sharding.exchange import HostExchange
+from recsdk_sharding.exchange.shared_memory import SharedMemory
 from recsdk_sharding.placement.layout import GroupLayout, ShardFeatures
 from recsdk_sharding.placement.ranks import RankMap
 
@@ -75,6 +76,8 @@ class HostDistConfig:
     """What keys must bring, and the rule that needs it, by the group's tables."""
     multiple: int = 1
     """What the numbers for each rank have to be a multiple of."""
+    memory: SharedMemory | None = None
+    """That the ranks share, where vectors are pooled to; None: they are sent."""
 
     @cached_property
     def rank(self) -> int:

@@ -333,7 +333,8 @@ class Received:
             pooled = range(first, first + num_values[config.rank])
         if self.prepared.is_late:
             weight_starts_P = self.arrived.weight_starts_of(config.features)
-        return PoolRequest(sum(num_values), weight_starts_P, pooled=pooled)
+        out = None if config.memory is None else config.memory.empty
+        return PoolRequest(sum(num_values), weight_starts_P, pooled=pooled, out=out)
 
     def answer(
         self, group: dist.ProcessGroup, splits: Sequence[Splits], outcomes_N: torch.Tensor

@@ -3,7 +3,8 @@
 What travels is the vectors of bags that have keys on the sending rank, which both sides know from
 the keys; so a rank never sends more than in torchrec's dense exchanges, and with one key a bag it
 sends W times less than a reduce-scatter. Both directions are one all-to-all, which takes any sizes,
-also 0. torchrec's codecs make the numbers smaller.
+also 0. torchrec's codecs make the numbers smaller. Ranks of one host send nothing on the cpu: each
+reads the vectors where the others have pooled them, and writes their gradients there.
 
 Shape letters: W ranks.
 """
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
@@ -22,9 +24,10 @@ from torchrec.distributed.comm_ops import get_gradient_division
 from torchrec.distributed.embedding_sharding import BaseEmbeddingDist
 from torchrec.distributed.types import Awaitable, NoWait, QuantizedCommCodecs
 
-from recsdk_sharding._batch.assembly import Assembly, ResultRoom, Results
+from recsdk_sharding._batch.assembly import Assembly, HostAssembly, ResultRoom, Results
 from recsdk_sharding._batch.context import HashShardingContext
 from recsdk_sharding.exchange.failures import failing_together
+from recsdk_sharding.exchange.shared_memory import Claim, SharedMemory
 
 __all__ = ["ExchangeStats", "HashOutputDist", "Transfer", "multiple_of", "return_results"]
 
@@ -57,13 +60,19 @@ class HashOutputDist(BaseEmbeddingDist[Any, Any, Any]):  # type: ignore[misc]
         self,
         group: dist.ProcessGroup,
         codecs: QuantizedCommCodecs | None,
+        memory: SharedMemory | None,
         *,
         is_replicated: bool,
         may_combine: bool,
     ) -> None:
-        """`may_combine`: whether other ranks may send gradients of combined keys."""
+        """`memory`: that the ranks share, through which vectors and gradients then go.
+
+        `may_combine`: whether other ranks may send gradients of combined keys.
+        """
         super().__init__()
-        self._make = _Replication if is_replicated else _AllToAll
+        self._make: Callable[..., Transfer] = _Replication if is_replicated else _AllToAll
+        if memory is not None:
+            self._make = partial(_InPlace, memory)
         own = None if is_replicated else codecs
         self._wire = _Wire(group, dist.get_rank(group), own, may_combine)
         self._exact_wire = replace(self._wire, codecs=None)
@@ -129,7 +138,7 @@ class _Wire:
             receives = [codec.calc_quantized_size(count, context) for count in receives]
         if codec is None and len(sends) == 1:
             return lambda: numbers
-        self.bytes_sent[direction] += sent.element_size() * (sum(sends) - sends[self.rank])
+        self.count(direction, sends, sent.element_size())
         received = sent.new_empty(sum(receives))
         work = dist.all_to_all_single(
             received, sent, receives, sends, group=self.group, async_op=True
@@ -143,6 +152,12 @@ class _Wire:
             return decoded.to(torch.float32)
 
         return finish
+
+    def count(
+        self, direction: Literal["forward", "backward"], sends: Sequence[int], size: int = 4
+    ) -> None:
+        """Counts numbers of so many bytes for each rank."""
+        self.bytes_sent[direction] += size * (sum(sends) - sends[self.rank])
 
     def swap(self, own: torch.Tensor, num_values: Sequence[int]) -> torch.Tensor:
         """What all ranks have to say, rank by rank; each says the same to every rank."""
@@ -179,13 +194,65 @@ class Transfer:
         self._wire = wire
         self._sends = context.done.num_values_sent
 
-    def receive(self) -> torch.Tensor:
+    def put(self, room: ResultRoom, group: int) -> Sequence[torch.Tensor]:
+        """The results of a group's features, made of what the ranks have sent."""
+        return self.assembly.put(self._receive(), room, group)
+
+    def start_back(self, grads: Sequence[torch.Tensor]) -> Callable[[], torch.Tensor]:
+        """Sends the gradients of the features' results; the function waits for `numbers`'."""
+        taken = self.assembly.take(grads, self.divisor if self.is_exact else 1)
+        return self._send_back(taken)
+
+    def _receive(self) -> torch.Tensor:
         """What the ranks have sent."""
         raise NotImplementedError
 
-    def start_back(self, grads: torch.Tensor) -> Callable[[], torch.Tensor]:
+    def _send_back(self, grads: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Sends the gradients of what was received; the function waits for those of `numbers`."""
         raise NotImplementedError
+
+
+class _InPlace(Transfer):
+    """Every rank reads the vectors where they were pooled, and writes their gradients there.
+
+    Nobody else reads or writes what is for one rank, so neither waits for the other's reading.
+    """
+
+    def __init__(
+        self,
+        memory: SharedMemory,
+        wire: _Wire,
+        numbers: torch.Tensor,
+        context: HashShardingContext,
+    ) -> None:
+        super().__init__(wire, numbers, context)
+        self._memory = memory
+        self._block = memory.block_of(numbers.detach())
+        self._finish = memory.send(self._block, self._sends)
+        self._claim: Claim | None = None
+
+    def put(self, room: ResultRoom, group: int) -> Sequence[torch.Tensor]:
+        assert isinstance(self.assembly, HostAssembly)
+        places = self._finish()
+        self._claim = self._memory.claim(places)
+        self._number = places[0].number
+        self._begins_W = np.array([place.begins[self._wire.rank] for place in places], np.int64)
+        del self._finish, self.numbers
+        self._wire.count("forward", self._sends)
+        return self.assembly.put(self._memory.numbers, room, group, self._begins_W)
+
+    def start_back(self, grads: Sequence[torch.Tensor]) -> Callable[[], torch.Tensor]:
+        assert isinstance(self.assembly, HostAssembly)
+        memory, block = self._memory, self._block
+        self.assembly.take_into(memory.numbers, grads, self.divisor, self._begins_W)
+        self._wire.count("backward", self.assembly.num_values)
+        answered = memory.answer(self._number)
+
+        def finish() -> torch.Tensor:
+            answered()
+            return memory.tensor_of(block)
+
+        return finish
 
 
 class _AllToAll(Transfer):
@@ -196,25 +263,25 @@ class _AllToAll(Transfer):
         receives = self.assembly.num_values
         self._finish = wire.start(numbers.detach(), self._sends, receives, "forward")
 
-    def receive(self) -> torch.Tensor:
+    def _receive(self) -> torch.Tensor:
         received = self._finish()
         del self._finish, self.numbers  # their memory is not needed in backward
         return received
 
-    def start_back(self, grads: torch.Tensor) -> Callable[[], torch.Tensor]:
+    def _send_back(self, grads: torch.Tensor) -> Callable[[], torch.Tensor]:
         return self._wire.start(grads, self.assembly.num_values, self._sends, "backward")
 
 
 class _Replication(Transfer):
     """Every rank has its own vectors already; every rank needs all gradients."""
 
-    def receive(self) -> torch.Tensor:
+    def _receive(self) -> torch.Tensor:
         rank = self._wire.rank
         own = self.numbers.detach().narrow(0, sum(self._sends[:rank]), self._sends[rank])
         del self.numbers
         return own
 
-    def start_back(self, grads: torch.Tensor) -> Callable[[], torch.Tensor]:
+    def _send_back(self, grads: torch.Tensor) -> Callable[[], torch.Tensor]:
         if self._wire.may_combine:
             return partial(self._wire.swap, grads, self._sends)
         world_size = len(self._sends)
@@ -240,10 +307,7 @@ class _Return(torch.autograd.Function):
         ctx.transfers, ctx.results = transfers, results
         room = ResultRoom(results)
         with failing_together():
-            parts = [
-                transfer.assembly.put(transfer.receive(), room, group)
-                for group, transfer in enumerate(transfers)
-            ]
+            parts = [transfer.put(room, group) for group, transfer in enumerate(transfers)]
             return tuple(room.taken(parts))
 
     @staticmethod
@@ -260,8 +324,7 @@ class _Return(torch.autograd.Function):
         with failing_together():
             dense = [grad.contiguous() for grad in grads]
             for transfer, parts in zip(transfers, parts_of(dense), strict=True):
-                taken = transfer.assembly.take(parts, transfer.divisor if transfer.is_exact else 1)
-                started.append(transfer.start_back(taken))
+                started.append(transfer.start_back(parts))
             back = [finish() for finish in started]
         for transfer, grad in zip(transfers, back, strict=True):
             if not transfer.is_exact:  # codecs see gradients at their full size, as torchrec's do

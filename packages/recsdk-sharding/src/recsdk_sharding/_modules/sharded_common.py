@@ -108,7 +108,9 @@ class Results(LazyAwaitable[T]):  # type: ignore[misc]
         self._make = make
 
     def _wait_impl(self) -> T:
-        return self._make()
+        result = self._make()
+        del self._make  # it keeps what has been sent
+        return result
 
 
 class ShardedTables(KeepsOutcomes):

@@ -39,6 +39,7 @@ from recsdk_sharding._batch.output_dist import HashOutputDist, multiple_of
 from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding._configs.data_taken import DTYPES
 from recsdk_sharding._rows.rows import TableRows
+from recsdk_sharding.exchange.shared_memory import SharedMemory, shared_memory_of
 from recsdk_sharding.placement.layout import GroupLayout
 
 __all__ = ["POOLED_TYPES", "SEQUENCE_TYPES", "HashSharding", "comm_op_of", "make_sharding"]
@@ -164,6 +165,7 @@ class HashSharding:
                 takes=takes,
                 needs={c.name: c.data_needed for c in self._configs if c.data_needed},
                 multiple=multiple_of(self._codecs()),
+                memory=self._memory(),
             )
         )
 
@@ -178,14 +180,28 @@ class HashSharding:
 
     def create_output_dist(self, device: torch.device | None = None) -> HashOutputDist:
         """The output dist, which returns vectors to the ranks that asked for them."""
-        group: dist.ProcessGroup = self._env.process_group  # type: ignore[attr-defined]
         home = self._rows[0].home
         return HashOutputDist(
-            group,
+            self._group(),
             self._codecs(),
+            self._memory(),
             is_replicated=self.layout.is_replicated,
             may_combine=home.trains_with_all_gradients,
         )
+
+    def _group(self) -> dist.ProcessGroup:
+        group: dist.ProcessGroup = self._env.process_group  # type: ignore[attr-defined]
+        return group
+
+    def _memory(self) -> SharedMemory | None:
+        """What results go through; None: the process group.
+
+        That takes codecs, the gradients of tables that all ranks have, and devices.
+        """
+        is_on_host = self._rows[0].home.device.type == "cpu"
+        if self.layout.is_replicated or self._codecs() is not None or not is_on_host:
+            return None
+        return shared_memory_of(self._group())
 
     def _codecs(self) -> QuantizedCommCodecs | None:
         if self.layout.is_replicated:

@@ -166,7 +166,7 @@ class JoinedBatch(_OnHost):
         to = self.request
         shape = (to.num_values,) if to.shape is None else to.shape
         return pool_joined_bags(
-            self.tables, self.leases, self.bags, shape, anchor, guard, to.pooled
+            self.tables, self.leases, self.bags, shape, anchor, guard, to.pooled, to.out
         )
 
 

@@ -239,6 +239,8 @@ class PoolRequest:
     """Which numbers are read; None: all. A piece that begins elsewhere is trained all the same."""
     shared: SharedTraining | None = None
     """What is trained; None: the bags that are pooled."""
+    out: Callable[[int], torch.Tensor] | None = None
+    """Makes memory that numbers may be pooled to, float32 (num_values,); None: new memory."""
 
 
 class MappedBatch(Protocol):

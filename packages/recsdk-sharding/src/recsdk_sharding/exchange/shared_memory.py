@@ -1,0 +1,348 @@
+"""Memory that the ranks of one host share, so that what they send each other is not copied.
+
+A rank writes what it sends into a block of its own part, and tells the others where it lies. They
+read it there, and may write their answer over it. What is told travels through the process group:
+so a rank that is gone, or a timeout, shows as it does in any other collective. The memory has no
+name in any file system: nothing is left when the ranks have ended, however they ended.
+
+Shape letter: W ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import secrets
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from recsdk_core import RecsdkError
+from recsdk_core.agreement import attempt
+from recsdk_sharding.exchange.agreement import gathered
+
+__all__ = ["SETTING", "Block", "Claim", "SharedMemory", "shared_memory_of"]
+
+SETTING = "RECSDK_SHARED_MEMORY"
+
+_BYTES_OF_RANK = 1 << 38
+"""Of addresses: memory is taken when it is first written to."""
+_FIRST = 4096
+"""Where a rank's blocks begin in its part; before them the first rank's part has the token."""
+_LINE = 64
+_SMALLEST = 4096
+
+_logger = logging.getLogger(__name__)
+
+
+class Place(NamedTuple):
+    """Where one message of a rank lies."""
+
+    number: int
+    """Which of the ranks' messages it is, in the order in which all ranks send them."""
+    begins: list[int]
+    """Where the numbers for each rank begin, in the memory of all ranks: W."""
+
+
+class Block:
+    """Memory of this rank from its allocation until nobody here needs it any more."""
+
+    def __init__(self, room: _Room, count: int) -> None:
+        room.is_held = True
+        self.room = room
+        self.count = count
+        self._process = os.getpid()
+
+    def __del__(self) -> None:
+        if os.getpid() == self._process:  # a fork has a copy of this, but not of the memory
+            self.room.is_held = False
+
+
+class Claim:
+    """Keeps a message of every rank from being overwritten, until it is dropped."""
+
+    def __init__(self, number: int, flags: Sequence[NDArray[np.int64]], rank: int) -> None:
+        self._number = number
+        self._flags = flags
+        self._rank = rank
+        self._process = os.getpid()
+
+    def __del__(self) -> None:
+        if os.getpid() == self._process:
+            for of_rank in self._flags:
+                of_rank[self._rank] = self._number
+
+
+class _Room:
+    """A part of this rank's memory that holds one message at a time."""
+
+    def __init__(self, start: int, capacity: int, flags: NDArray[np.int64]) -> None:
+        self.start = start
+        """Its first number, in the memory of all ranks."""
+        self.capacity = capacity
+        """Numbers."""
+        self.flags = flags
+        """Of each rank the last message in it that it has done with: W."""
+        self.is_held = False
+        """Whether this rank needs it."""
+        self.message = 0
+        """The last that it held; the first of all has number 1."""
+
+    def is_free(self) -> bool:
+        """Whether it may hold another message."""
+        return not self.is_held and bool((self.flags >= self.message).all())
+
+
+class _Numbers(np.ndarray):
+    """Numbers of a block, which they keep."""
+
+    block: Block
+
+
+class SharedMemory:
+    """The memory of a process group whose ranks are on one host. Thread-safe."""
+
+    def __init__(self, group: dist.ProcessGroup, memory: mmap.mmap) -> None:
+        """Use `shared_memory_of`."""
+        self.rank: int = dist.get_rank(group)
+        self.world_size: int = dist.get_world_size(group)
+        self.numbers = torch.from_numpy(np.frombuffer(memory, np.float32))
+        """All that the ranks have written, float32, part by part."""
+        self._group = weakref.ref(group)  # it keeps this
+        self._memory = memory
+        self._header_bytes = -(-8 * self.world_size // _LINE) * _LINE
+        self._begin = self.rank * _BYTES_OF_RANK + _FIRST
+        self._end = (self.rank + 1) * _BYTES_OF_RANK
+        self._rooms: list[_Room] = []
+        self._blocks: weakref.WeakValueDictionary[int, Block] = weakref.WeakValueDictionary()
+        self._lock = threading.Lock()
+        self._num_messages = 0
+
+    def empty(self, count: int) -> torch.Tensor:
+        """Numbers of a block of their own, float32 (count,); free again when nobody needs them.
+
+        Raises MemoryError if there are no addresses left.
+        """
+        return self.tensor_of(self._new_block(count))
+
+    def tensor_of(self, block: Block) -> torch.Tensor:
+        """The numbers of a block, which they keep: float32 (count,)."""
+        start = 4 * block.room.start
+        made = np.frombuffer(self._memory, np.float32, block.count, start).view(_Numbers)
+        made.block = block
+        return torch.from_numpy(made)
+
+    def block_of(self, numbers: torch.Tensor) -> Block:
+        """The block that has these numbers, float32 (n,); one with a copy of them if none has."""
+        start, rest = divmod(numbers.data_ptr() - self.numbers.data_ptr(), 4)
+        block = self._blocks.get(start)
+        if block is None or rest or block.count != len(numbers):
+            block = self._new_block(len(numbers))
+            self.tensor_of(block).copy_(numbers)
+        return block
+
+    def send(self, block: Block, counts: Sequence[int]) -> Callable[[], list[Place]]:
+        """Tells all ranks of a block; the function waits for what they send, rank by rank.
+
+        `counts`: of the numbers for each rank, which lie one after the other. All ranks must call
+        it in the same order. It starts a collective of 8 W + 8 bytes a rank.
+        """
+        begins = np.cumsum([block.room.start, *counts[:-1]]).tolist()
+        with self._lock:
+            self._num_messages += 1
+            block.room.message = number = self._num_messages
+        block.room.flags[self.rank] = number
+        told = self._tell([number, *begins])
+        return lambda: [Place(each[0], each[1:]) for each in self._agreed(told())]
+
+    def claim(self, places: Sequence[Place]) -> Claim:
+        """Keeps the ranks' messages as they are, while it lives."""
+        flags = [self._flags_at(place.begins[0]) for place in places]
+        others = [each for rank, each in enumerate(flags) if rank != self.rank]
+        return Claim(places[self.rank].number, others, self.rank)
+
+    def answer(self, number: int) -> Callable[[], None]:
+        """Tells all ranks that answers to their message of this number are written.
+
+        The function waits until they have said so too. As `send`, in which order it counts.
+        """
+        told = self._tell([-number, *[0] * self.world_size])
+
+        def finish() -> None:
+            self._agreed(told())
+
+        return finish
+
+    def _tell(self, own: list[int]) -> Callable[[], list[list[int]]]:
+        words = torch.tensor(own)
+        found = [torch.empty_like(words) for _ in range(self.world_size)]
+        work = dist.all_gather(found, words, group=self._group(), async_op=True)
+
+        def finish() -> list[list[int]]:
+            work.wait()
+            return [of_rank.tolist() for of_rank in found]
+
+        return finish
+
+    def _agreed(self, told: list[list[int]]) -> list[list[int]]:
+        """What the ranks told, which must be of one message."""
+        first, own = told[0][0], told[self.rank][0]
+        for rank, [number, *_] in enumerate(told):
+            if number != first:
+                raise RecsdkError(
+                    f"the ranks disagree on the results to exchange: rank 0 {_described(first)}, "
+                    f"rank {rank} {_described(number)} (this one {_described(own)}); all ranks "
+                    "must run the same modules and backwards in the same order"
+                )
+        return told
+
+    def _new_block(self, count: int) -> Block:
+        with self._lock:
+            free = [room for room in self._rooms if room.capacity >= count and room.is_free()]
+            room = min(free, key=lambda each: each.capacity) if free else self._new_room(count)
+            block = self._blocks[room.start] = Block(room, count)
+        return block
+
+    def _new_room(self, count: int) -> _Room:
+        capacity = _capacity_of(count)
+        first = self._begin + self._header_bytes
+        if first + 4 * capacity > self._end:
+            raise MemoryError(
+                f"rank {self.rank} has no more of the {_BYTES_OF_RANK >> 30} GiB that it may share "
+                f"with the ranks of its host, for {count} numbers; drop results that are not "
+                f"needed, or set {SETTING}=0"
+            )
+        self._begin = first + 4 * capacity
+        room = _Room(first // 4, capacity, self._flags_at(first // 4))
+        self._rooms.append(room)
+        return room
+
+    def _flags_at(self, start: int) -> NDArray[np.int64]:
+        """The flags of the room whose numbers begin there."""
+        at = 4 * start - self._header_bytes
+        return np.frombuffer(self._memory, np.int64, self.world_size, at)
+
+
+def _capacity_of(count: int) -> int:
+    """Of a room for so many numbers: one of few sizes, so that it is used again."""
+    step = max(_SMALLEST, 1 << max(0, count.bit_length() - 3))
+    return max(1, -(-count // step)) * step
+
+
+def _described(number: int) -> str:
+    kind = "sends results" if number > 0 else "answers to results"
+    return f"{kind} of message {abs(number)}"
+
+
+# ---- making it ----------------------------------------------------------------------------------
+
+
+class _Host(NamedTuple):
+    """What ranks on one host, which see each other's processes, have in common."""
+
+    boot: int
+    more_of_boot: int
+    processes: int
+
+    @classmethod
+    def own(cls) -> _Host:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot = int(file.read().strip().replace("-", ""), 16)
+        half = 1 << 63
+        return cls(boot % half, boot // half % half, os.stat("/proc/self/ns/pid").st_ino)
+
+
+_memories: weakref.WeakKeyDictionary[dist.ProcessGroup, SharedMemory | None] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def shared_memory_of(group: dist.ProcessGroup) -> SharedMemory | None:
+    """The memory that a group's ranks share; None unless all of them are on one host.
+
+    None too if RECSDK_SHARED_MEMORY is 0 on a rank, or the system does not offer it. All ranks must
+    call it in the same order; it runs three small collectives when it is first asked for.
+    """
+    asked = os.environ.get(SETTING)
+    if asked not in (None, "0", "1"):
+        raise ValueError(f"{SETTING} must be 0 or 1, got {asked!r}; or unset it")
+    if group not in _memories:
+        made = None
+        if dist.get_world_size(group) > 1:
+            made = _make(group, is_wanted=asked != "0")
+        _memories[group] = made
+    return _memories[group]
+
+
+def _make(group: dist.ProcessGroup, *, is_wanted: bool) -> SharedMemory | None:
+    host, error = attempt(_Host.own) if is_wanted else (None, None)
+    hosts = gathered([int(host is not None), *(host or (0, 0, 0))], group)
+    if not all(each[0] for each in hosts) or any(each != hosts[0] for each in hosts):
+        _logger.info("the ranks share no memory: not all are on one host, and want it (%r)", error)
+        return None
+    memory, error = _mapped_by_all(group)
+    if memory is None:
+        _logger.info("the ranks share no memory: it cannot be made or mapped; here %r", error)
+        return None
+    _logger.info("the ranks share memory for what they send each other")
+    return SharedMemory(group, memory)
+
+
+def _mapped_by_all(group: dist.ProcessGroup) -> tuple[mmap.mmap | None, BaseException | None]:
+    """Memory that the first rank makes; None unless every rank has mapped it."""
+    size = dist.get_world_size(group) * _BYTES_OF_RANK
+    token = secrets.randbits(63)
+    file: int | None = None
+    memory: mmap.mmap | None = None
+    error: BaseException | None = None
+    try:
+        if dist.get_rank(group) == 0:
+            file, error = attempt(lambda: _new_file(size, token))
+        own = [int(file is not None), os.getpid(), file or 0, token]
+        (is_made, *where), *_ = gathered(own, group)
+        if is_made:
+            memory, error = attempt(lambda: _mapped(size, *where))
+        have_mapped = gathered([int(memory is not None)], group)
+    finally:
+        if file is not None:
+            os.close(file)
+    return (memory if all(own for (own,) in have_mapped) else None), error
+
+
+def _new_file(size: int, token: int) -> int:
+    """A file without a name, which begins with the token."""
+    file = os.memfd_create("recsdk_exchange", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(file, size)
+        os.pwrite(file, token.to_bytes(8, "little"), 0)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def _mapped(size: int, process: int, file: int, token: int) -> mmap.mmap:
+    """The memory of a file that a process has open; OSError unless it begins with the token."""
+    opened = os.open(f"/proc/{process}/fd/{file}", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        if os.fstat(opened).st_size != size or _token_of(opened) != token:
+            raise OSError("it is another file")
+        memory = mmap.mmap(opened, size, mmap.MAP_SHARED)
+    finally:
+        os.close(opened)
+    for advice in ("MADV_DONTDUMP", "MADV_HUGEPAGE"):
+        with suppress(OSError, AttributeError):
+            memory.madvise(getattr(mmap, advice))
+    return memory
+
+
+def _token_of(file: int) -> int:
+    return int.from_bytes(os.pread(file, 8, 0), "little")
