@@ -54,6 +54,8 @@ DEFAULTS = [
     Default.shared_rows(),
     Default.shared_rows(4),
     Default.shared_rows(3),
+    Default.shared_rows(3, begin_with="shared_row"),
+    Default.shared_rows(begin_with="shared_row"),
 ]
 """What keys without a row read."""
 IDS = st.one_of(key_arrays(min_size=1, elements=FEW), key_arrays())

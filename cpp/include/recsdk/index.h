@@ -143,18 +143,22 @@ struct MapOptions {
 /// Keys that a call is about to insert, and the row numbers that they get.
 class RECSDK_API NewRows {
  public:
-  NewRows(const internal::RowNumbers& numbers, std::span<const std::uint32_t> rows) noexcept
-      : numbers_(numbers), rows_(rows) {}
+  NewRows(const internal::RowNumbers& numbers, std::span<const std::uint32_t> rows,
+          bool are_in_flight) noexcept
+      : numbers_(numbers), rows_(rows), are_in_flight_(are_in_flight) {}
 
   std::int64_t size() const noexcept { return static_cast<std::int64_t>(rows_.size()); }
   /// Distinct row numbers (n,).
   std::span<const std::uint32_t> rows() const noexcept { return rows_; }
+  /// Whether a batch with a step brings the keys, so that readers do not see them yet.
+  bool are_in_flight() const noexcept { return are_in_flight_; }
   /// Copies the keys of rows()[begin] and those after it to `keys`, as many as it has room for.
   void copy_keys(std::int64_t begin, std::span<Key> keys) const noexcept;
 
  private:
   const internal::RowNumbers& numbers_;
   std::span<const std::uint32_t> rows_;
+  bool are_in_flight_;
 };
 
 /// Makes the rows of an index's new keys. Called under the index's lock, by the thread that
@@ -173,6 +177,9 @@ class RECSDK_API RowMaker {
   virtual void prepare(RowNumber end, std::span<const std::uint32_t> reused);
   /// Gives new rows their initial values, before anybody else knows their keys.
   virtual void make(const NewRows& added) = 0;
+  /// Called before readers see rows that were made for a batch with a step, by the thread that
+  /// ends the batch. By default does nothing.
+  virtual void show(std::span<const std::uint32_t> rows) noexcept;
 };
 
 /// The keys of an index at one moment: all of them, or those that came and left since the last cut

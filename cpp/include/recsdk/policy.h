@@ -151,6 +151,14 @@ enum class DefaultKind : std::uint8_t {
   kSharedRows = 2,  ///< one of some rows of the table, which learn from all keys that read them
 };
 
+/// What a key begins with that gets a row, in a table whose keys without one share rows.
+enum class BeginWith : std::uint8_t {
+  kInitialRow = 0,  ///< as in other tables
+  /// The weights that its shared row then has, and the state of a new row. "Then" is when the key
+  /// gets its row; in a batch with a step, when that row is first read, trained or visible.
+  kSharedRow = 1,
+};
+
 /// The most rows of DefaultKind::kSharedRows: one of each virtual shard.
 inline constexpr std::int64_t kMostSharedRows = 65'536;
 
@@ -161,6 +169,7 @@ struct DefaultConfig {
   /// Of kSharedRows, 1 to kMostSharedRows: each has an equal part of the virtual shards, so which
   /// one a key reads depends on the key alone. Parts differ by a shard unless it is a power of two.
   std::int64_t num_rows = 1;
+  BeginWith begin_with = BeginWith::kInitialRow;  ///< of kSharedRows
 
   friend bool operator==(const DefaultConfig&, const DefaultConfig&) = default;
 };

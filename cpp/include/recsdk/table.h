@@ -148,7 +148,7 @@ class RECSDK_API Table {
   void map(std::span<const Key> keys, std::span<RowNumber> rows, std::span<Outcome> outcomes,
            const MapOptions& options = {});
   void erase(std::span<const Key> keys, std::span<Outcome> outcomes = {});
-  void clear();
+  void clear();  ///< of all keys; rows that keys without one share stay as they are
   std::int64_t evict(std::int64_t max_rows);
   void set_time(std::int64_t time);
 

@@ -248,6 +248,7 @@ void Restore::Impl::commit(std::uint64_t update_count, double log_decay,
   table->index.replace(*staged->key_map, staged->numbers, tracker);
   table->rows.swap(staged->rows);
   std::swap(table->shared, shared);
+  table->waiting.clear();
   if (admission != nullptr) table->index.admission->replace_by(*admission);
   table->index.set_state(state);
   table->index.num_evicted += staged->evicted.size();

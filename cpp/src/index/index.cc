@@ -61,6 +61,14 @@ void check_default(const DefaultConfig& config, const std::string& title) {
     throw std::invalid_argument(title + ": default_row has " + std::to_string(config.num_rows) +
                                 " shared rows; pass 1 to " + std::to_string(kMostSharedRows));
   }
+  if (config.begin_with > BeginWith::kSharedRow) {
+    throw std::invalid_argument(title + ": begin_with of default_row is " +
+                                std::to_string(static_cast<int>(config.begin_with)) +
+                                "; pass one of BeginWith");
+  }
+  if (config.begin_with != BeginWith::kInitialRow && config.kind != DefaultKind::kSharedRows)
+    throw std::invalid_argument(title +
+                                ": begin_with of default_row is for shared rows, and it has none");
 }
 
 // Of rows; absent: there is no limit.
@@ -135,6 +143,7 @@ OutcomeCounts count_outcomes(const Outcome* outcomes, std::int64_t n) {
 
 RowMaker::~RowMaker() = default;
 void RowMaker::prepare(RowNumber /*end*/, std::span<const std::uint32_t> /*reused*/) {}
+void RowMaker::show(std::span<const std::uint32_t> /*rows*/) noexcept {}
 
 Index::Impl::Impl(IndexConfig index_config, std::string title_of_messages,
                   std::shared_ptr<RowMaker> maker_of_rows)
@@ -293,7 +302,7 @@ Index::Index(Adopt /*adopt*/, std::shared_ptr<Impl> impl) noexcept : impl_(std::
 
 // Leases and cuts outlive the index, and the maker may hold some of them: it must not be kept by
 // them in turn.
-Index::~Index() { impl_->maker.reset(); }
+Index::~Index() { impl_->drop_maker(); }
 
 const IndexConfig& Index::config() const noexcept { return impl_->config; }
 

@@ -237,6 +237,7 @@ struct Index::Impl {
     internal::add_counts(outcome_counts, counts);
   }
   void end(internal::LeaseRecord& record) noexcept;
+  void drop_maker() noexcept;
   void note_visible(std::span<const std::uint32_t> row_numbers) noexcept;
   /// Exchanges all keys and what tells changes, which are tracked from here on.
   void replace(internal::KeyMap& other_map, internal::RowNumbers& other_numbers,

@@ -337,7 +337,7 @@ void Index::Impl::map_inserting(std::span<const Key> keys, RowNumber* rows_out, 
     }
     if (maker != nullptr && !insertion.rows.empty()) {
       const internal::FairMutex::CallbackScope scope(mutex);
-      maker->make({numbers, insertion.rows});
+      maker->make({numbers, insertion.rows, in_flight});
     }
     if (then) then();
     require_open(record);  // what makes rows may have released it

@@ -91,6 +91,7 @@ void Index::Impl::end(LeaseRecord& record) noexcept {
 void Index::Impl::publish_released() noexcept {
   while (!open_steps.empty() && open_steps.front()->is_released) {
     const LeaseRecord& record = *open_steps.front();
+    if (maker != nullptr && !record.new_rows.empty()) maker->show(record.new_rows);
     if (evictor) publish_evicted(record);
     for (const std::uint32_t row : record.new_rows) numbers.set_state(row, RowState::kVisible);
     note_visible(record.new_rows);
@@ -99,6 +100,17 @@ void Index::Impl::publish_released() noexcept {
     for (std::size_t o = 0; o < outcome_counts.size(); ++o) outcome_counts[o] += record.outcomes[o];
     open_steps.pop_front();
   }
+}
+
+// Batches in flight may outlive it, and end on other threads.
+void Index::Impl::drop_maker() noexcept {
+  std::shared_ptr<RowMaker> dropped;  // which ends without the lock
+  if (mutex.is_in_callback()) {
+    dropped = std::move(maker);
+    return;
+  }
+  const std::unique_lock lock(mutex);
+  dropped = std::move(maker);
 }
 
 // A row freed at epoch e may be in use by leases whose epoch is below e.

@@ -100,6 +100,8 @@ std::int64_t Table::limit_norms(std::span<const RowNumber> rows, std::span<const
   check(limit, t.title());
   const Bags mapped{rows, outcomes, {}, {}, Pooling::kSum};
   {
+    t.check_bags(mapped);
+    t.begin_rows(mapped);
     const std::shared_lock lock(t.rows_mutex);
     t.check_bags(mapped);
     if (t.rows_beyond(mapped, limit, false).empty() && t.rows_beyond(mapped, limit, true).empty())
@@ -126,10 +128,13 @@ std::int64_t Table::limit_norms(std::span<const RowNumber> rows, std::span<const
 
 void Table::norm_factors(std::span<const RowNumber> rows, std::span<const Outcome> outcomes,
                          const NormLimit& limit, float* factors) const {
-  const Impl& t = *impl_;
+  Impl& t = *impl_;
   check(limit, t.title());
+  const Bags mapped{rows, outcomes, {}, {}, Pooling::kSum};
+  t.check_bags(mapped);
+  t.begin_rows(mapped);
   const std::shared_lock lock(t.rows_mutex);
-  t.check_bags({rows, outcomes, {}, {}, Pooling::kSum});
+  t.check_bags(mapped);
   const internal::DefaultReader reader(t, rows, outcomes);
   const bool has_defaults = reader.defaults().has_rows;
   internal::parallel_for(

@@ -78,6 +78,7 @@ Table::Impl::Impl(TableConfig table_config)
 // A cut may still need what lies in rows that are used again.
 void Table::Impl::prepare(RowNumber end, std::span<const std::uint32_t> reused) {
   rows.grow(end);
+  if (begins_with_shared()) waiting.grow(end);
   if (open_cut != nullptr) open_cut->preserve_rows(reused, copy_waits);
 }
 
@@ -87,7 +88,9 @@ void Table::Impl::make(const NewRows& added) {
   const RowNumber end = index.numbers.end();
   if (added.size() * layout.row_bytes() >= kManyBytes)
     rows.populate_pages(std::max<RowNumber>(end - added.size(), 0), end, index.max_threads());
-  if (config.initializer.kind == InitializerKind::kCustom) {
+  if (begins_with_shared()) {
+    make_from_shared(added);
+  } else if (config.initializer.kind == InitializerKind::kCustom) {
     initialize_custom(added);
   } else {
     internal::parallel_for(
@@ -195,9 +198,24 @@ void Table::find_or_insert(std::span<const Key> keys, float* values, std::span<O
   const auto record = impl_->index.check_lease(lease);
   Found found(keys.size(), outcomes);
   const std::unique_lock lock(impl_->index.mutex);
-  impl_->index.map_inserting(keys, found.rows.data(), found.outcomes.data(), record.get(), data);
-  const std::shared_lock rows_lock(impl_->rows_mutex);
-  impl_->gather(found, values);
+  const auto map = [&](const internal::Then& then) {
+    impl_->index.map_inserting(keys, found.rows.data(), found.outcomes.data(), record.get(), data,
+                               then);
+  };
+  const auto gather = [&] {
+    const std::shared_lock rows_lock(impl_->rows_mutex);
+    impl_->gather(found, values);
+  };
+  if (impl_->config.default_row.kind == DefaultKind::kInitialRow) {
+    // Making what is read may throw, as a custom initializer may: so it comes before what changes.
+    return map([&] {
+      impl_->index.point_to_defaults(keys, found.rows.data(), found.outcomes.data());
+      gather();
+    });
+  }
+  map({});
+  impl_->begin_rows({found.rows, found.outcomes, {}, {}, Pooling::kSum});
+  gather();
 }
 
 void Table::upsert(std::span<const Key> keys, const float* values, const float* state,
@@ -238,6 +256,7 @@ void Table::Impl::write(const Found& found, const float* values, const float* st
   for (std::size_t i = 0; i < found.rows.size(); ++i) {
     if (!has_row(found.outcomes[i])) continue;
     const RowNumber row = found.rows[i];
+    if (begins_with_shared()) waiting.take(row);  // of a call that was taken back
     const auto position = static_cast<std::int64_t>(i);
     if (index.tracker != nullptr) index.tracker->note_changed(row);
     internal::write_weights(layout, records, row, values + position * config.dim);

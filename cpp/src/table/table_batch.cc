@@ -43,7 +43,8 @@ void pool_tables(std::span<const PoolCall> calls) {
   const std::vector<RowNumber> ends = row_ends(calls);
   for (const PoolCall& call : calls) TableAccess::impl(*call.table).check_pool(call.blocks);
   internal::run_all(calls, [&](const PoolCall& call) {
-    const Table::Impl& table = TableAccess::impl(*call.table);
+    Table::Impl& table = TableAccess::impl(*call.table);
+    table.begin_rows(call.blocks);
     const std::shared_lock lock(table.rows_mutex);
     if (table.index.numbers.end() < ends[static_cast<std::size_t>(&call - calls.data())])
       table.check_pool(call.blocks);

@@ -30,6 +30,7 @@
 #include "recsdk/table.h"
 #include "rows/row_store.h"
 #include "table/shared_store.h"
+#include "table/waiting_rows.h"
 #include "util/fair_mutex.h"
 
 namespace recsdk {
@@ -63,6 +64,7 @@ struct Table::Impl final : RowMaker {
   Index::Impl& index;  // its state
   internal::RowStore rows;
   std::optional<internal::SharedStore> shared;  // if that is what keys without a row read
+  internal::WaitingRows waiting;                // that are to begin with one of them
 
   mutable internal::FairMutex rows_mutex;
   std::uint64_t update_count = 0;
@@ -87,6 +89,8 @@ struct Table::Impl final : RowMaker {
   // What the index asks of its rows' maker; index.mutex is held alone.
   void prepare(RowNumber end, std::span<const std::uint32_t> reused) override;
   void make(const NewRows& added) override;
+  void show(std::span<const std::uint32_t> row_numbers) noexcept override;
+  void make_from_shared(const NewRows& added);
   void initialize(const NewRows& added, std::int64_t begin, std::int64_t end);
   void initialize_custom(const NewRows& added);
   void initialize_state(const NewRows& added, std::int64_t begin, std::int64_t end);
@@ -96,6 +100,17 @@ struct Table::Impl final : RowMaker {
   /// Copies rows that have left; index.mutex is held alone.
   void copy_left(internal::LeaverQueue& queue, std::uint64_t epoch) noexcept;
   void preserve_found(const internal::Found& found);
+
+  bool begins_with_shared() const noexcept {
+    return config.default_row.begin_with == BeginWith::kSharedRow;
+  }
+  /// Begins those of these keys' rows that wait, see begin_rows.cc. The bags have been checked, and
+  /// no lock is held; a restore may come in between, after which nothing waits.
+  void begin_rows(const Bags& mapped);
+  void begin_rows(std::span<const PoolBlock> blocks);
+  /// The same where rows_mutex is held alone.
+  void begin_waiting(const Bags& mapped) noexcept;
+  void begin_row(RowNumber row) noexcept;
 
   // By row number; rows_mutex is held (alone where not const).
   void gather(const internal::Found& found, float* values) const;

@@ -24,6 +24,7 @@ TableStats Table::stats() const {
   impl_->index.add_stats(stats);
   stats.row_bytes = std::min(impl_->index.numbers.num_prepared(), impl_->rows.num_records()) *
                     impl_->rows.row_bytes();
+  stats.metadata_bytes += impl_->waiting.bytes();
   if (impl_->shared) stats.row_bytes += impl_->shared->num_bytes();
   stats.tracking_bytes += impl_->cut_memory.bytes();
   if (impl_->open_cut != nullptr) {

@@ -226,6 +226,7 @@ internal::CutState::UpdateCopies Table::Impl::plan_copies(
 void Table::Impl::update(std::span<const GradBlock> blocks,
                          std::unique_lock<internal::FairMutex>& lock) {
   const internal::CountedIn counted(num_updating);
+  for (const GradBlock& block : blocks) begin_waiting(block.bags);
   const internal::SortedGradients gradients =
       internal::sort_gradients(blocks, index.numbers.end(), index.max_threads());
   const std::int64_t num_items = gradients.items.size();
@@ -294,6 +295,10 @@ void Table::Impl::update(std::span<const GradBlock> blocks,
 }
 
 void Table::pool(std::span<const PoolBlock> blocks) const {
+  if (impl_->begins_with_shared()) {
+    impl_->check_pool(blocks);
+    impl_->begin_rows(blocks);
+  }
   const std::shared_lock lock(impl_->rows_mutex);
   impl_->check_pool(blocks);
   impl_->pool(blocks);

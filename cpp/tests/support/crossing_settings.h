@@ -192,10 +192,12 @@ inline Values defaults() {
   const auto reads = [](const char* name, DefaultConfig config) {
     return Value{name, [=](Combination& row) { row.table.default_row = config; }};
   };
-  return {reads("zeros", {}), reads("constant", {DefaultKind::kConstant, -1.5F}),
+  return {reads("zeros", {}),
+          reads("constant", {DefaultKind::kConstant, -1.5F}),
           reads("initial", {DefaultKind::kInitialRow}),
           reads("shared", {DefaultKind::kSharedRows, 0.0F, 1}),
-          reads("shared_8", {DefaultKind::kSharedRows, 0.0F, 8})};
+          reads("shared_8", {DefaultKind::kSharedRows, 0.0F, 8}),
+          reads("begin_shared", {DefaultKind::kSharedRows, 0.0F, 8, BeginWith::kSharedRow})};
 }
 
 /// In the order in which they are to be set.
@@ -296,8 +298,8 @@ inline auto fields_of(const TableConfig& config) {
                num_threads, eviction, admission] = config;
   return std::make_tuple(dim, name, seed, hash_seed, max_rows, eviction_groups, owned_groups,
                          on_full, default_row.kind, default_row.value, default_row.num_rows,
-                         on_nonfinite, weight_dtype, rounding, num_threads, eviction.has_value(),
-                         admission.has_value());
+                         default_row.begin_with, on_nonfinite, weight_dtype, rounding, num_threads,
+                         eviction.has_value(), admission.has_value());
 }
 
 inline auto fields_of(const OptimizerConfig& config) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <random>
 #include <set>
@@ -183,7 +184,99 @@ TEST(DefaultRows, ARestoreThatGetsNoSharedRowsMakesThemAnew) {
   EXPECT_TRUE(bits_equal(table.shared_rows().state, first.state));
 }
 
+TableConfig begun_config() {
+  TableConfig config = config_of({DefaultKind::kSharedRows, 0.0F, 4, BeginWith::kSharedRow});
+  config.admission = AdmitConfig{{{AdmitTerm::Kind::kCount, 3}}, std::nullopt};
+  config.eviction = EvictConfig{};
+  config.eviction_groups = 1;
+  return config;
+}
+
+/// Steps of 30 keys, of which those of `ahead` more are mapped before one is pooled and trained;
+/// every fifth is abandoned. What was pooled, and all rows at the end.
+std::vector<float> trained_ahead(std::size_t ahead) {
+  constexpr std::size_t kKeys = 30;
+  constexpr std::uint64_t kSteps = 20;
+  struct Batch {
+    Lease lease;
+    std::vector<RowNumber> rows = std::vector<RowNumber>(kKeys);
+    std::vector<Outcome> outcomes = std::vector<Outcome>(kKeys);
+  };
+  Table table(begun_config());
+  std::vector<float> found;
+  std::deque<Batch> batches;
+  std::uint64_t step = 0;
+  for (std::uint64_t next = 0; next < kSteps; ++next) {
+    for (; step < kSteps && step <= next + ahead; ++step) {
+      Batch& batch = batches.emplace_back();
+      batch.lease = table.lease(static_cast<std::int64_t>(step));
+      table.map(some_keys(kKeys, step), batch.rows, batch.outcomes, {true, &batch.lease});
+    }
+    const Bags bags{batches.front().rows, batches.front().outcomes, {}, {}, Pooling::kSum};
+    if (next % 5 != 4) {
+      std::vector<float> out(kKeys * kDim);
+      const PoolBlock pooled{bags, out.data(), kDim};
+      table.pool({&pooled, 1});
+      found.insert(found.end(), out.begin(), out.end());
+      const std::vector<float> gradients = random_floats(kKeys * kDim, next);
+      const GradBlock trained{bags, gradients.data(), kDim, nullptr};
+      table.update({&trained, 1});
+    }
+    batches.pop_front();
+  }
+  const std::vector<float> rows = looked_up(table, some_keys(200, 99));
+  found.insert(found.end(), rows.begin(), rows.end());
+  return found;
+}
+
+TEST(DefaultRows, RowsBeginWithSharedOnesHoweverFarAheadBatchesAreMapped) {
+  const std::vector<float> wanted = trained_ahead(0);
+  for (const std::size_t ahead : {1, 3, 12}) EXPECT_TRUE(bits_equal(trained_ahead(ahead), wanted));
+}
+
+TEST(DefaultRows, KeysWithoutAStepBeginAtOnce) {
+  Table table(config_of({DefaultKind::kSharedRows, 0.0F, 1, BeginWith::kSharedRow}));
+  const std::vector<Key> keys = some_keys(40, 1);
+  const std::vector<float> gradients(keys.size() * kDim, 1.0F);
+  const std::vector<float> first = looked_up(table, keys);
+  table.apply_gradients(keys, gradients.data());  // of the shared row
+  std::vector<float> read(keys.size() * kDim);
+  table.find_or_insert(keys, read.data());
+  EXPECT_TRUE(bits_equal(read, looked_up(table, keys)));
+  const SharedRows shared = table.shared_rows();
+  for (std::size_t i = 0; i < read.size(); ++i) EXPECT_EQ(read[i], shared.weights[i % kDim]);
+  EXPECT_FALSE(bits_equal(read, first));
+}
+
+TEST(DefaultRows, AFailedReadOfInitialRowsChangesNothing) {
+  bool fails = false;
+  TableConfig config = config_of({DefaultKind::kInitialRow});
+  config.initializer = InitializerConfig::custom([&](std::span<const Key> keys, float* values) {
+    if (fails) throw std::runtime_error("no rows");
+    std::fill_n(values, keys.size() * kDim, 1.0F);
+  });
+  config.admission = AdmitConfig{{{AdmitTerm::Kind::kCount, 3}}, std::nullopt};
+  Table table(config);
+  const std::vector<Key> keys = {5, 6, -7};
+  std::vector<float> read(keys.size() * kDim);
+  table.find_or_insert(keys, read.data());
+  const TableStats stats = table.stats();
+  fails = true;
+  EXPECT_THROW(table.find_or_insert(keys, read.data()), std::runtime_error);
+  EXPECT_TRUE(std::ranges::equal(table.stats().outcomes, stats.outcomes));
+  fails = false;
+  std::vector<Outcome> outcomes(keys.size());
+  table.find_or_insert(keys, read.data(), outcomes);  // the second time that is counted
+  EXPECT_EQ(outcomes.front(), Outcome::kNotAdmitted);
+  table.find_or_insert(keys, read.data(), outcomes);
+  EXPECT_EQ(outcomes.front(), Outcome::kInserted);
+}
+
 TEST(DefaultRows, WhatDoesNotFitIsRefused) {
+  EXPECT_THROW(Table(config_of({DefaultKind::kConstant, 0.0F, 1, BeginWith::kSharedRow})),
+               std::invalid_argument);
+  EXPECT_THROW(Table(config_of({DefaultKind::kSharedRows, 0.0F, 1, static_cast<BeginWith>(2)})),
+               std::invalid_argument);
   for (const std::int64_t num_rows : {-1, 0, 65'537})
     EXPECT_THROW(Table(config_of({DefaultKind::kSharedRows, 0.0F, num_rows})),
                  std::invalid_argument);

@@ -45,9 +45,12 @@ void bind_policy(nb::module_& module) {
       .value("CONSTANT", DefaultKind::kConstant)
       .value("INITIAL_ROW", DefaultKind::kInitialRow)
       .value("SHARED_ROWS", DefaultKind::kSharedRows);
+  nb::enum_<BeginWith>(module, "BeginWith")
+      .value("INITIAL_ROW", BeginWith::kInitialRow)
+      .value("SHARED_ROW", BeginWith::kSharedRow);
   nb::class_<DefaultConfig>(module, "DefaultConfig")
-      .def(nb::init<DefaultKind, float, std::int64_t>(), nb::arg("kind"), nb::arg("value"),
-           nb::arg("num_rows"));
+      .def(nb::init<DefaultKind, float, std::int64_t, BeginWith>(), nb::arg("kind"),
+           nb::arg("value"), nb::arg("num_rows"), nb::arg("begin_with"));
   module.def(
       "shared_row_keys",
       [](std::int64_t num_rows) {

@@ -12,6 +12,8 @@ __all__ = ["Default", "Outcome"]
 
 DefaultKind: TypeAlias = Literal["constant", "initial_row", "shared_rows"]
 
+BeginWith: TypeAlias = Literal["initial_row", "shared_row"]
+
 _MOST_SHARED = 65_536
 
 
@@ -54,6 +56,8 @@ class Default:
     """Of "constant": what every column reads."""
     n: int | None = None
     """Of "shared_rows": how many rows, 1 to 65,536."""
+    begin_with: BeginWith = "initial_row"
+    """Of "shared_rows": what a key that gets a row begins with."""
 
     def __post_init__(self) -> None:
         kinds = ("constant", "initial_row", "shared_rows")
@@ -65,6 +69,12 @@ class Default:
             raise ValueError(
                 f"Default: n is for kind='shared_rows', which needs it; got kind={self.kind!r} and "
                 f"n={self.n}"
+            )
+        require_one_of("Default", ("initial_row", "shared_row"), begin_with=self.begin_with)
+        if self.begin_with != "initial_row" and self.kind != "shared_rows":
+            raise ValueError(
+                f"Default: begin_with={self.begin_with!r} is for kind='shared_rows', got kind="
+                f"{self.kind!r}"
             )
         if self.n is not None:
             require_int("Default", 1, n=self.n)
@@ -97,7 +107,7 @@ class Default:
         return Default(kind="initial_row")
 
     @staticmethod
-    def shared_rows(n: int = 1) -> Default:
+    def shared_rows(n: int = 1, *, begin_with: BeginWith = "initial_row") -> Default:
         """They share `n` rows, which learn from all that read them.
 
         A key's row is a range of its virtual shards, so which one it reads depends on the key
@@ -107,6 +117,11 @@ class Default:
         table gives them. They are saved and loaded with the table. Where its rows are cut over
         ranks, a rank has whole ranges of shared rows, so n must be a power of two there, and at
         least the number of ranks.
+
+        `begin_with` says what a key begins with that gets a row, also one that returns: its initial
+        row, or "shared_row", the weights that its shared row then has, with the state of a new row.
+        Then is when it gets its row, and in a batch with a step when that batch first reads or
+        trains the row: after the update of the batch before, however far ahead a pipeline maps.
 
         >>> import numpy as np
         >>> from recsdk_core import Default, Table, init, optim
@@ -121,4 +136,4 @@ class Default:
         >>> table.lookup(np.array([9]))
         array([[-2., -2.]], dtype=float32)
         """
-        return Default(kind="shared_rows", n=n)
+        return Default(kind="shared_rows", n=n, begin_with=begin_with)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from recsdk_core import Table, optim
+from recsdk_core import Default, Table, optim
 from recsdk_core.checkpoint import open_checkpoint
 from recsdk_core.cli import main
 
@@ -218,6 +218,17 @@ def test_export_and_import(chain: Path, form: str) -> None:
     result = run("export", chain / "b", target)
     assert (result.exit_code, "exists already" in result.output) == (1, True)
     assert not list(chain.glob(".rows*"))
+
+
+def test_shared_rows_are_told_apart(tmp_path: Path) -> None:
+    table = Table(dim=2, name="user", max_rows=2, default=Default.shared_rows(4))
+    table.find_or_insert(KEYS)
+    table.save(tmp_path / "a")
+    text = done("inspect", tmp_path / "a")
+    assert "table 'user.shared': 4 rows that keys of 'user' without one share" in text
+    assert as_json("export", tmp_path / "a", tmp_path / "rows.parquet")["num_rows"] == 2
+    shared = tmp_path / "shared.parquet"
+    assert as_json("export", tmp_path / "a", shared, "--table", "user.shared")["num_rows"] == 4
 
 
 def test_exported_files_are_read_by_their_libraries(chain: Path) -> None:

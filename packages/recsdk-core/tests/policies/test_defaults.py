@@ -125,7 +125,12 @@ def test_checkpoints_are_rewritten_with_them(tmp_path: Path) -> None:
 def test_another_default_is_refused_unless_allowed(tmp_path: Path, default: Default) -> None:
     trained().save(tmp_path / "full")
     other = make(default)
-    with pytest.raises(CheckpointError, match="was saved with default .*allow 'default'"):
+    now = {"constant": r"Default.constant\(0.0\)", "shared_rows": r"Default.shared_rows\(1\)"}
+    wanted = now.get(default.kind, r"Default.initial_row\(\)")
+    with pytest.raises(
+        CheckpointError,
+        match=rf"was saved with Default.shared_rows\(4\), it now has {wanted}: .*allow 'default'",
+    ):
         other.load(tmp_path / "full")
     assert len(other) == 0
     other.load(tmp_path / "full", allow=["default"])
@@ -172,6 +177,12 @@ def test_frozen_tables_do_not_have_it(tmp_path: Path, default: Default) -> None:
         ({"kind": "shared_rows", "n": 0}, ValueError, "n must be at least 1"),
         ({"kind": "shared_rows", "n": 2.0}, TypeError, "n must be"),
         ({"kind": "initial_row", "value": 1.0}, ValueError, "takes no value"),
+        ({"begin_with": "shared_row"}, ValueError, "begin_with='shared_row' is for kind='shared_r"),
+        (
+            {"kind": "shared_rows", "n": 1, "begin_with": "zeros"},
+            ValueError,
+            "begin_with must be 'initial_row' or",
+        ),
         ({"kind": "random"}, ValueError, "kind must be 'constant' or"),
         ({"value": float("nan")}, ValueError, "value must be finite"),
     ],
@@ -179,3 +190,21 @@ def test_frozen_tables_do_not_have_it(tmp_path: Path, default: Default) -> None:
 def test_what_contradicts_itself_is_refused(given: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         Default(**given)
+
+
+def test_a_new_row_begins_with_the_shared_one() -> None:
+    table = trained(Default.shared_rows(4, begin_with="shared_row"), max_rows=None)
+    fresh = KEYS + 1
+    before = table.lookup(fresh)
+    np.testing.assert_array_equal(table.find_or_insert(fresh), before)
+    table.erase(KEYS)  # all of them have rows
+    reads = table.lookup(KEYS)
+    np.testing.assert_array_equal(table.find_or_insert(KEYS), reads)
+
+
+def test_what_new_rows_begin_with_may_change(tmp_path: Path) -> None:
+    table = trained()
+    table.save(tmp_path / "full")
+    other = make(Default.shared_rows(4, begin_with="shared_row"))
+    other.load(tmp_path / "full")
+    np.testing.assert_array_equal(other.shared_rows().weights, table.shared_rows().weights)

@@ -52,6 +52,12 @@ DEFAULTS: dict[str, dict[str, Default]] = {
         "ad": Default.shared_rows(16),
         "full": Default.shared_rows(4),
     },
+    "begun": {
+        "user": Default.shared_rows(4, begin_with="shared_row"),
+        "item": Default.shared_rows(64, begin_with="shared_row"),
+        "ad": Default.shared_rows(16),
+        "full": Default.shared_rows(8, begin_with="shared_row"),
+    },
     "mixed": {
         "user": Default.initial_row(),
         "item": Default.shared_rows(8),
@@ -78,6 +84,7 @@ class _Expected:
         limits: dict[str, Any] = {"max_rows": MAX_ROWS, "eviction_groups": GROUPS[name]}
         table = ReferenceTable(WIDTH, name=name, admission=ADMISSION[name], eviction=rule, **limits)
         counts: dict[int, int] = {}
+        firsts: dict[int, float] = {}
         reads = self.default[name]
         shared = [FIRST] * (reads.n or 0)
         for step, lists in enumerate(batches(0, STEPS)):
@@ -89,16 +96,18 @@ class _Expected:
                 key: outcome in (Outcome.FOUND, Outcome.INSERTED)
                 for key, outcome in zip(keys.tolist(), outcomes.tolist(), strict=True)
             }
-            for key, outcome in zip(keys.tolist(), outcomes.tolist(), strict=True):
-                if outcome == Outcome.INSERTED:
-                    counts[key] = 0
-                kept = 0 if had_row[key] else outcome
-                self.outcomes[step].setdefault(name, {})[key] = kept
             which = dict.fromkeys(keys.tolist(), 0)
             if reads.n is not None:
                 which = {key: (key_hash(key) & 0xFFFF) * reads.n >> 16 for key in which}
+            begins_shared = reads.begin_with == "shared_row"
+            for key, outcome in zip(keys.tolist(), outcomes.tolist(), strict=True):
+                if outcome == Outcome.INSERTED:
+                    counts[key] = 0
+                    firsts[key] = shared[which[key]] if begins_shared else FIRST
+                kept = 0 if had_row[key] else outcome
+                self.outcomes[step].setdefault(name, {})[key] = kept
             self.reads[step][name] = {
-                key: FIRST - counts[key]
+                key: firsts[key] - counts[key]
                 if found
                 else shared[which[key]]
                 if shared
@@ -145,21 +154,22 @@ def test_every_sharding_type_reads_the_defaults(
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-@pytest.mark.parametrize("kind", ["constant", "shared"])
+@pytest.mark.parametrize("kind", ["constant", "shared", "begun"])
 def test_devices_read_the_defaults(npus: RankPool, kind: str, world_size: int) -> None:
     tried = [case for case in cases(world_size) if case.local_size is None]
     tried = with_defaults(tried, _Expected(DEFAULTS[kind]), device="npu")
     npus.run(world_size, eviction_on_ranks.run_all, tried, 0, STEPS)
 
 
+@pytest.mark.parametrize("kind", ["shared", "begun"])
 @pytest.mark.parametrize("devices", [("cpu", "cpu", "cpu", "cpu"), ("npu", "cpu", "npu", "npu")])
 def test_saved_and_resumed_at_another_number_of_ranks(
-    ranks: RankPool, npus: RankPool, tmp_path: Path, devices: tuple[str, ...]
+    ranks: RankPool, npus: RankPool, tmp_path: Path, kind: str, devices: tuple[str, ...]
 ) -> None:
     ways = [(1, ROW_WISE), (3, ROW_WISE), (2, COLUMNS), (4 if devices[3] == "cpu" else 1, ROW_WISE)]
     ends = [0, 4, 7, 10, STEPS]
     at: str | None = None
-    expected = _Expected(DEFAULTS["shared"])
+    expected = _Expected(DEFAULTS[kind])
     for number, ((world_size, plan), device) in enumerate(zip(ways, devices, strict=True)):
         to = str(tmp_path / str(number))
         [case] = with_defaults([Case(plan, depth=2, device=device)], expected)

@@ -178,7 +178,8 @@ def engine_default(default: Default) -> _ext.DefaultConfig:
     if not isinstance(default, Default):
         raise TypeError(f"default must be a Default, as Default.constant(0.5), got {default!r}")
     kind = _ext.DefaultKind[default.kind.upper()]
-    return _ext.DefaultConfig(kind, float(default.value), default.n or 1)
+    begin_with = _ext.BeginWith[default.begin_with.upper()]
+    return _ext.DefaultConfig(kind, float(default.value), default.n or 1, begin_with)
 
 
 def engine_on_full(on_full: str) -> _ext.OnFull:

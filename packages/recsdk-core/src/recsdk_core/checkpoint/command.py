@@ -16,6 +16,8 @@ import click
 
 from recsdk_core.checkpoint import comparing, tabular, transforming
 from recsdk_core.checkpoint._fields import printable
+from recsdk_core.checkpoint.columns import shared_name
+from recsdk_core.checkpoint.manifest import TableEntry
 from recsdk_core.checkpoint.merging import bytes_to_read
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.reading import (
@@ -96,7 +98,7 @@ _SOURCE = click.argument("source", metavar="CHECKPOINT")
 _CHAIN = click.argument("sources", metavar="CHECKPOINT...", nargs=-1, required=True)
 _TARGET = click.argument("target", metavar="TARGET")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-_TABLE = click.option("--table", help="The table; may be left out if there is one only.")
+_TABLE = click.option("--table", help="The table; may be left out if one only has keys.")
 _OVERWRITE = click.option("--overwrite", is_flag=True, help="Replace a checkpoint at TARGET.")
 _CODEC = click.option(
     "--codec", type=click.Choice(["none", "zstd"]), default="none", show_default=True
@@ -124,13 +126,24 @@ def _sources(sources: Sequence[str]) -> list[Checkpoint]:
 
 
 def _table_of(chain: Sequence[Checkpoint], name: str | None) -> str:
-    names = [entry.name for entry in chain[-1].manifest.tables]
-    if name is None and len(names) == 1:
-        return names[0]
+    tables = chain[-1].manifest.tables
+    names = [entry.name for entry in tables]
+    of_keys = [each for each in names if each not in _shared_by(tables)]
+    if name is None and len(of_keys) == 1:
+        return of_keys[0]
     if name is None or name not in names:
         given = "say which" if name is None else f"there is no {name!r}"
         raise click.UsageError(f"--table: {given}; {chain[-1].location} has {', '.join(names)}")
     return name
+
+
+def _shared_by(tables: Sequence[TableEntry]) -> dict[str, str]:
+    """The tables that are rows which the keys of another share, with its name."""
+    return {
+        shared_name(entry.name): entry.name
+        for entry in tables
+        if entry.default is not None and "n" in entry.default.arguments
+    }
 
 
 def _size(num_bytes: float) -> str:
@@ -200,7 +213,14 @@ def _lines_of(found: Checkpoint) -> list[str]:
         f"hash {found.hash}, step {'-' if manifest.step is None else manifest.step}, "
         f"{manifest.world_size} ranks, {_size(manifest.num_bytes)}, by {manifest.writer}",
     ]
+    shared_by = _shared_by(manifest.tables)
     for entry in manifest.tables:
+        if entry.name in shared_by:
+            lines.append(
+                f"table {entry.name!r}: {entry.num_rows} rows that keys of "
+                f"{shared_by[entry.name]!r} without one share, {_size(entry.num_bytes)}"
+            )
+            continue
         causes = (f"{n} {cause.name.lower()}" for cause, n in entry.num_by_cause.items())
         erased = "" if link is None else f", {entry.num_erased} left ({', '.join(causes)})"
         lines += [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,14 @@ from recsdk_core.checkpoint.replacing import NewRows
 from recsdk_core.checkpoint.saving import describe
 from recsdk_core.errors import CheckpointError
 
-__all__ = ["ALLOWANCES", "check_table", "default_entry", "read_shared", "stage"]
+__all__ = [
+    "ALLOWANCES",
+    "check_table",
+    "default_entry",
+    "read_shared",
+    "shown_default",
+    "stage",
+]
 
 ALLOWANCES = ("default", "eviction", "initializer", "optimizer", "seed")
 """What may differ between a table and a checkpoint, if the caller says so.
@@ -58,10 +66,11 @@ def check_table(
         _check_metadata(table, fields, entry, place)
     wanted_default = default_entry(table)
     if entry.default != wanted_default and "default" not in allow:
+        saved_default = shown_default(entry.default, entry.default_value)
         raise CheckpointError(
-            f"{place} was saved with default {entry.default or entry.default_value}, it now has "
-            f"{table.default}: keys without a row would read something else; load with the same, "
-            "or allow 'default'"
+            f"{place} was saved with {saved_default}, it now has "
+            f"{shown_default(wanted_default, table.default.value)}: keys without a row would read "
+            "something else; load with the same, or allow 'default'"
         )
     differences = {
         "seed": (entry.seed, table.seed),
@@ -77,8 +86,23 @@ def check_table(
 
 
 def default_entry(table: Any) -> Described | None:
-    """What a manifest says of keys without a row that read no constant."""
-    return None if table.default.kind == "constant" else describe(table.default)
+    """What a manifest says of keys without a row that read no constant.
+
+    What new rows begin with is not of it: it may change from one training to the next.
+    """
+    if table.default.kind == "constant":
+        return None
+    found = describe(table.default)
+    reads = {name: value for name, value in found.arguments.items() if name != "begin_with"}
+    return replace(found, arguments=reads)
+
+
+def shown_default(reads: Described | None, value: float) -> str:
+    """What keys without a row read, as one would write it; `reads` as `default_entry`."""
+    if reads is None:
+        return f"Default.constant({value})"
+    n = reads.arguments.get("n")
+    return f"Default.{reads.arguments.get('kind')}({'' if n is None else n})"
 
 
 def _are_alike(saved: Sequence[Any], wanted: Sequence[Any]) -> bool:

@@ -56,8 +56,10 @@ def load_table(
 
     Optimizer state that is missing is made fresh, and its names are noted as missing:
     `load_state_dict` raises for them unless `strict=False`. So is what eviction keeps of keys: they
-    then count as never seen, and the counts of keys without a row, which then begin at 0. Entries
-    that are not used are noted as unexpected.
+    then count as never seen, the counts of keys without a row, which then begin at 0, and the rows
+    that keys without one share, which then begin anew. So a strict load raises for them once it
+    has loaded what there is, as torch's modules do. Entries that are not used are noted as
+    unexpected.
     """
     given = {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
     shapes = {"keys": (), "weight": (table.dim,)}

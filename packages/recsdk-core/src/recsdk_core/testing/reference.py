@@ -45,6 +45,8 @@ class _Row:
     weights: Floats
     state: dict[str, Floats]
     is_in_flight: bool
+    waits: bool = False
+    """It is yet to begin, with the shared row that its key then has."""
     meta: KeyMeta | None = None
     has_expired: bool = False
 
@@ -245,6 +247,8 @@ class ReferenceTable:
         self._leases = [lease for lease in self._leases if not lease.is_released]
         while self._steps and self._steps[0].is_released:
             lease = self._steps.pop(0)
+            for key, row in lease._new:
+                self._begin(key, row)
             for key, row in sorted(lease._evicted, key=lambda entry: (entry[0], entry[1].number)):
                 self._leave(key, row)
             for _, row in lease._new:
@@ -465,7 +469,10 @@ class ReferenceTable:
         first = dict.fromkeys(new, True)
         for key, row_weights in zip(new, weights, strict=True):
             rounded = round_nearest(row_weights.copy(), self.dtype)
-            self._add(key, rounded, is_in_flight=lease is not None)
+            row = self._add(key, rounded, is_in_flight=lease is not None)
+            row.waits = self.default.begin_with == "shared_row"
+            if lease is None:
+                self._begin(key, row)
         if lease is not None:
             lease._new += [(key, self._rows[key]) for key in new]
         outcomes = [
@@ -478,6 +485,12 @@ class ReferenceTable:
         rows = [self._rows[key].number if key in self._rows else 0 for key in keys]
         self._settle(seen, new, leaving, lease)
         return np.array(rows, np.int64), _outcomes(outcomes)
+
+    def _begin(self, key: int, row: _Row) -> None:
+        """Gives a row that waits what its key's shared row has."""
+        if row.waits:
+            row.weights = self._shared[self._which_shared(key)].weights.copy()
+        row.waits = False
 
     def _step_of(self, lease_step: int | None) -> int:
         """Tables without rules take batches in any order."""
@@ -556,6 +569,7 @@ class ReferenceTable:
         for i, key in enumerate(keys):
             row = self._find(key, sees_in_flight=sees_in_flight)
             if row is not None:
+                self._begin(key, row)
                 values[i] = row.weights
             elif self._shared:
                 values[i] = self._shared[self._which_shared(key)].weights

@@ -21,7 +21,7 @@ from recsdk_core.checkpoint.merging import Rows, merged_rows
 from recsdk_core.checkpoint.model_tables import Assembled
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.records import Records, read_records
-from recsdk_core.checkpoint.restoring import default_entry, read_shared
+from recsdk_core.checkpoint.restoring import default_entry, read_shared, shown_default
 from recsdk_core.errors import CheckpointError
 from recsdk_core.eviction import EvictionClock
 from recsdk_core.nn.row_entries import KEPT_OF_KEYS, rows_of
@@ -53,10 +53,11 @@ def assemble(
     reads = default_entry(config)
     for entry in entries:
         if entry.default != reads and "default" not in allow:
+            was = shown_default(entry.default, entry.default_value)
             raise CheckpointError(
-                f"{last.location}: table {entry.name!r} was saved with default "
-                f"{entry.default or entry.default_value}, it now has {config.default}: keys "
-                "without a row would read something else; load with the same, or allow 'default'"
+                f"{last.location}: table {entry.name!r} was saved with {was}, it now has "
+                f"{shown_default(reads, config.default.value)}: keys without a row would read "
+                "something else; load with the same, or allow 'default'"
             )
     if not entries:
         last.table(config.name)  # raises, naming those that there are

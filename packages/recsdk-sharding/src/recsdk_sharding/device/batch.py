@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recsdk_core import join_rows
+from recsdk_core import Outcome, join_rows
 from recsdk_sharding.device.parcel import Item, Parcel, put_optional
 
 if TYPE_CHECKING:
@@ -75,6 +75,9 @@ class TableSet:
     """What sums are divided by, float32 (B,); None: by nothing."""
     places_N: Item | None
     """Where each key's weight is among those that come late, int64 (N,); None: none do."""
+    begins: Sequence[tuple[DeviceTable, int]]
+    """Tables whose new rows begin with shared ones, and the last call that made a row of the batch.
+    """
 
     @property
     def dim(self) -> int:
@@ -137,7 +140,24 @@ def _plan_set(parcel: Parcel, bags: Any, members: Sequence[int], request: Any) -
         blocks=own.blocks(tables[0].dim, is_matrix=request.shape is not None),
         divisors_B=put_optional(parcel, own.divisors()),
         places_N=put_optional(parcel, own.places_in(request.weight_starts_P)),
+        begins=_begins_of(bags, members),
     )
+
+
+def _begins_of(bags: Any, members: Sequence[int]) -> list[tuple[DeviceTable, int]]:
+    tables = [(number, bags.shards[number].held.table) for number in members]
+    tables = [(number, table) for number, table in tables if table.begins_with_shared]
+    if not tables:
+        return []
+    ends_P = np.append(0, bags.num_keys_P.cumsum())
+    ends = ends_P[np.append(0, np.cumsum(bags.num_pieces))].tolist()
+    rows_N, outcomes_N = bags.rows_N.numpy(), bags.outcomes_N.numpy()
+    found = []
+    for number, table in tables:
+        own = slice(ends[number], ends[number + 1])
+        has_row = outcomes_N[own] <= Outcome.INSERTED
+        found.append((table, table.last_call_of(rows_N[own][has_row])))
+    return found
 
 
 def _type_of(num_rows: int) -> np.dtype[Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,14 +16,26 @@ import torch
 from numpy.typing import NDArray
 
 from recsdk_core import CapacityError, Index, initial_rows
-from recsdk_core.virtual_shards import eviction_group_quotas
+from recsdk_core.virtual_shards import eviction_group_quotas, eviction_groups_of
 from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding.placement.layout import Shard
 
-__all__ = ["HostIndex", "NumberedRows", "is_limited", "quota_of"]
+__all__ = ["HostIndex", "NumberedRows", "WaitingRows", "is_limited", "quota_of"]
 
 NumberedRows: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 """Row numbers int64 (n,) and rows float32 (n, D), in pinned memory."""
+
+
+@dataclass(frozen=True)
+class WaitingRows:
+    """New rows of one call that begin with shared rows, once a batch with them is read."""
+
+    call: int
+    """How many such calls came before."""
+    numbers: NDArray[np.int64]
+    """Of the rows, (n,)."""
+    shared: NDArray[np.int64]
+    """Which of the shared rows each begins with, (n,)."""
 
 
 def is_limited(config: HashTableConfig) -> bool:
@@ -84,6 +97,11 @@ class HostIndex:
         """From keys to row numbers."""
         self._lock = threading.Lock()
         self._unwritten: list[NumberedRows] = []
+        self._num_calls = 0
+        self._waiting: list[WaitingRows] = []  # in the order of their calls
+        self._call_of_row: NDArray[np.int64] | None = None  # the last that made it; -1: none
+        if config.default.begin_with == "shared_row":
+            self._call_of_row = np.full(capacity, -1)
         self._given = threading.local()
 
     def _make_rows(self, keys: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
@@ -93,12 +111,62 @@ class HostIndex:
         """
         if rows.max() >= self._capacity:
             raise CapacityError(f"table {self.index.name!r}: {self._why_none_is_free()}")
-        if getattr(self._given, "rows", False):
+        if self._call_of_row is not None:
+            self._let_wait(keys, rows)
+            return
+        if self._are_given:
             return
         values = torch.from_numpy(self.initial_rows(keys)).pin_memory()
         numbers = torch.from_numpy(rows.copy()).pin_memory()
         with self._lock:
             self._unwritten.append((numbers, values))
+
+    @property
+    def _are_given(self) -> bool:
+        return getattr(self._given, "rows", False)
+
+    def _let_wait(self, keys: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
+        assert self._call_of_row is not None
+        assert self._config.default.n is not None
+        shared = eviction_groups_of(keys, self._config.default.n)
+        with self._lock:
+            if self._are_given:
+                self._call_of_row[rows] = -1
+                return
+            self._waiting.append(WaitingRows(self._num_calls, rows.copy(), shared))
+            self._call_of_row[rows] = self._num_calls
+            self._num_calls += 1
+
+    @property
+    def begins_with_shared(self) -> bool:
+        """Whether new rows begin with shared ones, and wait until a batch with them is read."""
+        return self._call_of_row is not None
+
+    def last_call_of(self, rows: NDArray[np.int64]) -> int:
+        """The last call that made one of these rows (n,), all of which have keys; -1: none."""
+        assert self._call_of_row is not None
+        with self._lock:
+            return int(self._call_of_row[rows].max(initial=-1))
+
+    def take_waiting(self, last_call: int | None) -> list[WaitingRows]:
+        """The rows to begin now: those of calls up to this one (None: of all), each once."""
+        with self._lock:
+            count = len(self._waiting)
+            if last_call is not None:
+                count = sum(each.call <= last_call for each in self._waiting)
+            taken, self._waiting = self._waiting[:count], self._waiting[count:]
+            return [found for found in map(self._own_of, taken) if len(found.numbers)]
+
+    def _own_of(self, rows: WaitingRows) -> WaitingRows:
+        """Without rows that came to other keys since."""
+        assert self._call_of_row is not None
+        is_own = self._call_of_row[rows.numbers] == rows.call
+        return WaitingRows(rows.call, rows.numbers[is_own], rows.shared[is_own])
+
+    def put_back_waiting(self, rows: list[WaitingRows]) -> None:
+        """Takes back rows that could not begin."""
+        with self._lock:
+            self._waiting = rows + self._waiting
 
     def initial_rows(self, keys: NDArray[np.int64]) -> NDArray[np.float32]:
         """The shard's columns of the initial rows of keys (n,)."""
@@ -147,7 +215,7 @@ class HostIndex:
     def forget_new_rows(self) -> None:
         """Drops what is to be written: other rows take their place."""
         with self._lock:
-            self._unwritten = []
+            self._unwritten, self._waiting = [], []
 
 
 def _latest(entries: list[NumberedRows]) -> list[NumberedRows]:

@@ -126,6 +126,9 @@ class _Node:
         """float32 (num_values,), or of the shape."""
         batch = self._batch
         write_new_rows([table for each in batch.sets for table in each.tables])
+        for each in batch.sets:
+            for table, last_call in each.begins:
+                table.begin_rows(last_call)
         pooled = [self._pool_set(each) for each in batch.sets]
         if batch.shape is not None:
             return _as_matrix(batch.sets, pooled, batch.shape, batch.device)

@@ -98,6 +98,16 @@ class StoredRows:
             for name, field in self.state.items():
                 field.narrow(0, first, len(values)).fill_(self.stored.fresh[name])
 
+    def copy(self, sources: NDArray[np.int64], numbers: NDArray[np.int64]) -> None:
+        """Copies the weights of rows (n,) to others (n,), distinct and none of them, with fresh
+        state; doing it again does no harm."""
+        self.settle()
+        both_2n = torch.from_numpy(np.stack([sources, numbers])).to(self.device)
+        sources_n, rows_n = both_2n.unbind()
+        self.weight_RD.index_copy_(0, rows_n, self.weight_RD.index_select(0, sources_n))
+        if self.stored.block is not None:  # else it is fresh once it is made
+            self._reset_state(rows_n)
+
     def write(
         self,
         numbers: NDArray[np.int64],

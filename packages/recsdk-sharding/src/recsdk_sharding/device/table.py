@@ -296,9 +296,40 @@ class DeviceTable:
         """Notes that the update was made."""
         self.update_count, self.log_decay = step.count, step.next_log_decay()
 
-    def _write_new_rows(self) -> None:
-        """Writes the initial rows of all batches mapped by now; nothing reads them before."""
+    def _write_new_rows(self, numbers: NDArray[np.int64] | None = None) -> None:
+        """Writes the initial rows of all batches mapped by now; nothing reads them before.
+
+        Where rows begin with shared ones, those of these rows (n,) and of batches before theirs, as
+        what they begin with is known only then; None: of all.
+        """
         write_new_rows([self])
+        if self.begins_with_shared:
+            self.begin_rows(None if numbers is None else self.last_call_of(numbers))
+
+    @property
+    def begins_with_shared(self) -> bool:
+        """Whether a new row begins with the shared row that its key read."""
+        return self._keys.begins_with_shared
+
+    def last_call_of(self, rows: NDArray[np.int64]) -> int:
+        """For `begin_rows`: the last call that made one of these rows (n,), which have keys."""
+        return self._keys.last_call_of(rows)
+
+    @torch.no_grad()
+    def begin_rows(self, last_call: int | None) -> None:
+        """Copies shared rows to the new rows that wait for it, of calls up to this one."""
+        taken = self._keys.take_waiting(last_call)
+        if not taken:
+            return
+        first = self.spare_row - self._num_shared
+        try:
+            self._rows.copy(
+                np.concatenate([each.shared for each in taken]) + first,
+                np.concatenate([each.numbers for each in taken]),
+            )
+        except BaseException:
+            self._keys.put_back_waiting(taken)
+            raise
 
     # ---- rows in and out -----------------------------------------------------------------------
 
@@ -324,7 +355,7 @@ class DeviceTable:
     def _read(
         self, rows_N: NDArray[np.int64], outcomes_N: NDArray[np.uint8], return_outcomes: bool
     ) -> Any:
-        self._write_new_rows()
+        self._write_new_rows(rows_N[outcomes_N <= recsdk_core.Outcome.INSERTED])
         readable_N = np.empty(len(rows_N), np.int64)
         default_row = self.spare_row - self._num_shared
         whole = (0, len(rows_N), 0, default_row, self._num_shared)
@@ -375,13 +406,12 @@ class DeviceTable:
     @torch.no_grad()
     def _export(self, batch_size: int, state: bool) -> Iterator[ExportBatch]:
         for keys, numbers in self.index.export(batch_size):
-            self._write_new_rows()  # keys may have come until now, not later
+            self._write_new_rows(numbers)  # keys may have come until now, not later
             yield self._rows_of(keys, torch.from_numpy(numbers).to(self.device), state)
 
     @torch.no_grad()
     def cut(self, *, changes_only: bool) -> IndexCut:
         """A cut of the index: of changes, the rows updated since `track_updates` are among them."""
-        self._write_new_rows()
         if changes_only:
             updated = self._rows.updated()
             self.index.note_changed(updated[updated < self.index.end_row])
@@ -392,7 +422,7 @@ class DeviceTable:
         self, keys: NDArray[np.int64], numbers: NDArray[np.int64]
     ) -> Iterator[ExportBatch]:
         """The rows of keys (n,) of a cut, whose row numbers are (n,), as `export`."""
-        self._write_new_rows()
+        self._write_new_rows(numbers)
         size = self._rows_per_batch()
         for begin in range(0, len(keys), size):
             some = slice(begin, begin + size)
@@ -420,7 +450,6 @@ class DeviceTable:
 
         With eviction or admission BusyError while a save is under way.
         """
-        self._write_new_rows()
         kept = Kept()
         if not self.has_clock:
             keys, numbers = self.index.keys_and_rows()
@@ -488,8 +517,8 @@ class DeviceTable:
         state: Mapping[str, NDArray[np.float32]],
     ) -> None:
         """Writes rows (n, D) and their state of distinct keys (n,) that are there, unseen by it."""
-        self._write_new_rows()
         numbers, _ = self.index.map(keys, insert=False)
+        self._write_new_rows(numbers)
         self._rows.write(numbers, values, state)
         self.index.note_changed(numbers)
 
