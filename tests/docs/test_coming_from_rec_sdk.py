@@ -5,16 +5,14 @@ Other tests of its tables are in the other file of this name.
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from claims import Page, assert_all_are_held, holds
 from public_names import public_names
+from warm_scripts import start_scripts, statuses_of
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -31,6 +29,7 @@ WORDS = {
     *("same", "renamed", "looser", "stricter", "differs"),
     *("refused", "no effect", "not here"),
 }
+SECONDS_TO_END = 600
 ONE_RANK = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
 
@@ -84,19 +83,13 @@ def test_its_script_is_the_seven_steps_in_their_order() -> None:
     assert re.findall(r"^# (\d)\.", SCRIPT, re.MULTILINE) == list("1234567")
 
 
-def run(script: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs a script in a process of its own."""
-    path = folder / "script.py"
+def run(script: str, folder: Path, **variables: str) -> tuple[int | None, str]:
+    """The exit status of a script in a process of its own, and what it prints."""
+    path, output = folder / "script.py", folder / "printed"
     path.write_text(script)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
-    return subprocess.run(
-        [sys.executable, str(path)],
-        env=environment,
-        check=False,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+    output.unlink(missing_ok=True)
+    [status] = statuses_of(start_scripts([str(path)], output, [variables]), SECONDS_TO_END)
+    return status, output.read_text(errors="replace")
 
 
 @holds("Environment variables", "same", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -104,11 +97,11 @@ def run(script: str, folder: Path, **variables: str) -> subprocess.CompletedProc
 def test_it_runs_by_the_variables_of_torch(tmp_path: Path) -> None:
     assert SCRIPT.count(ONE_PROCESS) == 1
     script = SCRIPT.replace(ONE_PROCESS, UNDER_TORCHRUN)
-    done = run(script, tmp_path, **ONE_RANK, GLOO_SOCKET_IFNAME="lo")
-    assert done.returncode == 0, done.stdout
-    done = run(script, tmp_path, **ONE_RANK, GLOO_SOCKET_IFNAME="no-such-name")
-    assert done.returncode != 0
-    assert "no-such-name" in done.stdout
+    status, printed = run(script, tmp_path, **ONE_RANK, GLOO_SOCKET_IFNAME="lo")
+    assert status == 0, printed
+    status, printed = run(script, tmp_path, **ONE_RANK, GLOO_SOCKET_IFNAME="no-such-name")
+    assert status != 0
+    assert "no-such-name" in printed
 
 
 @holds("torchrec's classes, as it limits them", "looser", 'Topology(compute_device="npu")')
@@ -117,9 +110,10 @@ def test_it_runs_on_a_simulated_npu(tmp_path: Path) -> None:
     for before, after in FOR_NPU:
         assert script.count(before) == 1
         script = script.replace(before, after)
-    done = run(script, tmp_path, **ONE_RANK, RECSDK_SIM_NPU="1", RECSDK_SIM_NPU_ASYNC="1")
-    assert done.returncode == 0, done.stdout
-    assert "is a simulation" in done.stdout
+    status, printed = run(
+        script, tmp_path, **ONE_RANK, RECSDK_SIM_NPU="1", RECSDK_SIM_NPU_ASYNC="1"
+    )
+    assert status == 0, printed
 
 
 SOURCES = [

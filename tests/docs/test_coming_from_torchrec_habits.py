@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +42,9 @@ from one_rank import (
 from public_names import public_classes
 from recsdk_core.outcome import Outcome
 from recsdk_sharding import export_rows, import_rows
+from warm_scripts import start_ranks, statuses_of
+
+SECONDS_TO_END = 600
 
 PAGE = Page(Path(__file__).parents[2] / "docs" / "howto" / "coming_from_torchrec.md")
 HABITS, ABSENT = "Habits", "What is not here"
@@ -217,17 +217,11 @@ except KeyError:
 def test_one_rank_fails(tmp_path: Path) -> None:
     script = tmp_path / "failing.py"
     script.write_text(FAILING)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    done = subprocess.run(
-        [*torchrun, "--nproc-per-node", "2", str(script)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    assert "rank 1: its own" in done.stdout
-    assert re.search("rank 0: rank 1 failed: .*no such user", done.stdout), done.stdout
+    output = tmp_path / "printed"
+    statuses_of(start_ranks(2, [str(script)], output, {}), SECONDS_TO_END)
+    printed = output.read_text(errors="replace")
+    assert "rank 1: its own" in printed
+    assert re.search("rank 0: rank 1 failed: .*no such user", printed), printed
 
 
 @holds(HABITS, "stricter", "an unsharded collection in `DistributedDataParallel`")

@@ -31,7 +31,7 @@ TEST_TOOLS = (
     "xxhash",
 )
 TEST_TOOLS_OF_UPPER_LAYERS = ("matplotlib", "torchdata")  # torchdata brings torch
-NUM_SAMPLED = 4
+NUM_SAMPLED = 2
 """Of a package's own tests; the full profile runs all."""
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14") if sampling.IS_FULL else ("3.10", "3.13")
 

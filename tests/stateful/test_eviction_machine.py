@@ -203,4 +203,4 @@ class EvictionMachine(TableMachine):
 
 
 TestEvictionMachine = EvictionMachine.TestCase
-TestEvictionMachine.settings = settings(max_examples=4 * settings().max_examples)
+TestEvictionMachine.settings = settings(max_examples=2 * settings().max_examples)

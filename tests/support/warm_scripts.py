@@ -7,6 +7,7 @@ import faulthandler
 import os
 import runpy
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -42,6 +43,32 @@ def start_scripts(
     for each, variables in zip(started, variables_of_each, strict=True):
         each.pipe.send((tuple(command), str(output), dict(variables), str(folder or Path.cwd())))
     return started
+
+
+def start_ranks(
+    num_ranks: int,
+    command: Sequence[str],
+    output: Path,
+    variables: Mapping[str, str],
+    *,
+    folder: Path | None = None,
+) -> list[Rank]:
+    """Starts `command` in a process for each rank, with the variables that torchrun sets."""
+    world = {**variables, **_variables_of_world(num_ranks)}
+    each = [{**world, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)]
+    return start_scripts(command, output, each, folder=folder)
+
+
+def _variables_of_world(num_ranks: int) -> dict[str, str]:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    return {
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(num_ranks),
+        "LOCAL_WORLD_SIZE": str(num_ranks),
+    }
 
 
 def statuses_of(started: Sequence[Rank], seconds: float) -> list[int | None]:

@@ -37,6 +37,7 @@ from recsdk_core import Evict, init
 from recsdk_pipeline import HybridTrainPipelineSparseDist
 from recsdk_sharding import HashEmbeddingBagCollection, HashEmbeddingBagConfig, Saver
 from recsdk_sharding.exchange import PeerError
+from sampling import sampled
 
 SECONDS_TO_RAISE = 60  # far from the timeout of the groups, on a busy machine too
 NUM_STEPS = 15
@@ -93,7 +94,7 @@ def train_ahead(
 def case_any_depth_equals_the_plain_loop(world: World) -> None:
     train, evaluated = batches(world, NUM_STEPS), batches(world, 4, seed=1)
     expected = train_plainly(world, train, evaluated)
-    for depth in range(1, 13):
+    for depth in sampled(range(1, 13), 5):
         found = train_ahead(world, train, evaluated, depth)
         for name, values in expected.items():
             assert_equal(found[name], values)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline_support import warm_ranks
+import warm_scripts
 
 TESTS = Path(__file__).resolve().parents[1]
 SECONDS_TO_END = 500
@@ -43,8 +43,8 @@ def run_ranks(num_ranks: int, *command: str, **variables: str) -> subprocess.Com
     """
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder, "output")
-        ranks = warm_ranks.start_ranks(num_ranks, command, output, variables)
-        statuses = warm_ranks.statuses_of(ranks, SECONDS_TO_END)
+        ranks = warm_scripts.start_ranks(num_ranks, command, output, variables)
+        statuses = warm_scripts.statuses_of(ranks, SECONDS_TO_END)
         failed = [DIED if status is None else status for status in statuses if status != 0]
         return subprocess.CompletedProcess(
             command, failed[0] if failed else 0, output.read_text(errors="replace")

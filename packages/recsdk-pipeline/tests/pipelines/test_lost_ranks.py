@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from pipeline_support.launch import TESTS
-from pipeline_support.warm_ranks import start_ranks, statuses_of
 
 from rank_templates import Rank
+from warm_scripts import start_ranks, statuses_of
 
 NUM_RANKS = 2
 GROUP_TIMEOUT_SECONDS = 8

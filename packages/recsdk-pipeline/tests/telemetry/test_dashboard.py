@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 from pipeline_support.launch import TESTS
-from pipeline_support.warm_ranks import start_ranks, statuses_of
 
 from recsdk_pipeline.telemetry import METRICS, dashboard
+from warm_scripts import start_ranks, statuses_of
 
 SECONDS_TO_COME = 120
 CONFIG = """
