@@ -67,7 +67,7 @@ def ratios_of(records: list[dict[str, Any]]) -> dict[str, dict[str, list[float]]
     """The ratios of all workloads, by operation and peer."""
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
-        for peer, ratio in record["ratio"].items():
+        for peer, ratio in record.get("ratio", {}).items():  # figures of models have none
             is_race = not record["op"].startswith(OF_THE_PLANNER) and not peer.endswith(LIMIT)
             if is_race and ratio > 0:
                 found[f"{record['op']} ({record['unit']})"][peer].append(ratio)

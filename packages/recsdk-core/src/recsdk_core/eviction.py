@@ -23,10 +23,10 @@ class Evict:
 
     Make one with `Evict.lru`, `lfu`, `score` or `show_click`. In a group of keys that is full, see
     `Table`, the keys that are lowest in the rule's order leave, those lower by a fixed hash first
-    among equals. With `expiring` keys also leave that were not seen for long, or a part of all. A
-    key is seen by each of its occurrences in a call that inserts; evaluation sees none. Keys of the
-    step that needs the room stay. New keys for which nobody may leave are refused, the lowest
-    first. Steps end at 2**63 - 1: all calls from there on are of that step.
+    among equals. With `expiring` keys also leave that were not seen for long, or a share of all.
+    Each occurrence of a key in a call that inserts counts as seeing it; evaluation sees none. Keys
+    of the step that needs the room stay. New keys for which no other may leave are refused, the
+    lowest first. Steps end at 2**63 - 1: all calls from there on are of that step.
     """
 
     order: Order
@@ -190,7 +190,7 @@ class Evict:
         as often as `counts` of the call says. A step leaves `decay` of what was there before, so
         keys compare alike at whatever step one looks at them. `alpha` and `beta` are 0, or 2**-16
         to 2**20, and count in whole numbers of 2**-16; scores end at 2**36. Calls that insert must
-        bring `clicks` if `beta` is above 0; `upsert` may leave them out: it is a show without.
+        bring `clicks` if `beta` is above 0; an `upsert` without them is a show without a click.
 
         >>> import numpy as np
         >>> from recsdk_core import Evict, Table
@@ -211,12 +211,12 @@ class Evict:
         share: float | None = None,
         every: int | None = None,
     ) -> Evict:
-        """The rule, by which keys also expire: they leave once they were not seen for `ttl`.
+        """This rule, and keys expire: they also leave once they were not seen for `ttl`.
 
         Give `ttl`, `rare_ttl` with `rare_count`, or `share`, all in one call: a second is refused.
 
-        It counts steps, or with `by="time"` what times count: up to the latest time that a key of
-        the table has, or that is set. Keys that were seen less than `rare_count` times, which is
+        `ttl` counts steps, or with `by="time"` what times count, up to the latest time that a key
+        of the table has or that is set. Keys that were seen less than `rare_count` times, which is
         then kept of each, expire after `rare_ttl` already; `ttl` may be left out. A key whose time
         nobody knows does not expire. Keys below `min_age` stay.
 
@@ -256,7 +256,7 @@ class Evict:
         return made
 
     def with_churn(self, steps: int, *, max_records: int | None = None) -> Evict:
-        """The rule, by which keys that come back are counted: `stats().returned`.
+        """This rule, and keys that come back are counted: `stats().returned`.
 
         A key that left by the rule, for others or since it expired, has returned if it gets a row
         again no more than `steps` steps after the one in which it left. Erased keys are not

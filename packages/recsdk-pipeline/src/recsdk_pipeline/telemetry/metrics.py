@@ -112,7 +112,7 @@ _ALL = (
     _counter(
         "recsdk_table_keys",
         "{key}",
-        "Keys mapped, by outcome: found, inserted, refused, missing, overflowed.",
+        "Keys mapped, by outcome: found, inserted, refused, missing, overflowed, not_admitted.",
         "table",
         "outcome",
     ),

@@ -403,8 +403,8 @@ class HashEmbeddingBagConfig(HashTableConfig, EmbeddingBagConfig):  # type: igno
     """One table of a `HashEmbeddingBagCollection`: torchrec's `EmbeddingBagConfig` for raw ids.
 
     `num_embeddings` is the planned number of rows: the planner and the default initializer use it.
-    It bounds no id; any number of distinct 64-bit ids may get a row, up to `max_rows`; beyond it
-    ids are refused, or with `eviction` others leave, on any number of ranks the same. Empty
+    It limits nothing: any number of distinct 64-bit ids may get a row, up to `max_rows`. Beyond
+    that ids are refused, or with `eviction` others leave, the same on any number of ranks. Empty
     `feature_names` mean one feature named as the table. `data_type` is how rows are stored: FP32,
     BF16 or FP16. Updates round rows of 16 bits stochastically; optimizer state, results and
     gradients are float32 in any case.
