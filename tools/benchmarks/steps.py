@@ -55,6 +55,7 @@ from recsdk_pipeline.data import ClickBatch
 from recsdk_sharding import (
     HashEmbeddingBagCollection,
     HashEmbeddingBagConfig,
+    HashEmbeddingShardingPlanner,
     ShardedHashEmbeddingBagCollection,
     get_default_hybrid_sharders,
 )
@@ -213,7 +214,9 @@ def sharded(case: Case, name: str) -> tuple[DistributedModelParallel, Any]:
     constraint = ParameterConstraints()
     if case.sharding_type is not None:
         constraint = ParameterConstraints(sharding_types=[case.sharding_type])
-    planner = EmbeddingShardingPlanner(
+    kind: Any = HashEmbeddingShardingPlanner if name == OURS else EmbeddingShardingPlanner
+    planner = kind(
+        batch_size=case.batch_size,
         topology=Topology(
             world_size=dist.get_world_size(),
             local_world_size=dist.get_world_size(),
@@ -225,8 +228,8 @@ def sharded(case: Case, name: str) -> tuple[DistributedModelParallel, Any]:
     spread = DistributedModelParallel(model, device=CPU, plan=plan, sharders=sharders)
     optimizers = [spread.fused_optimizer]
     if rest := dict(in_backward_optimizer_filter(spread.named_parameters())):
-        kind: Any = RowWiseAdagrad if case.part == "sparse" else torch.optim.Adagrad
-        dense = partial(kind, **OPTIMIZER)
+        of_dense: Any = RowWiseAdagrad if case.part == "sparse" else torch.optim.Adagrad
+        dense = partial(of_dense, **OPTIMIZER)
         optimizers.append(KeyedOptimizerWrapper(rest, dense))
     return spread, CombinedOptimizer(optimizers)
 

@@ -132,6 +132,33 @@ def test_mapping_on_the_host_decides_where_it_is_slow(ranks: RankPool) -> None:
         assert found["types"] == {"a": expected}
 
 
+def test_even_tables_lie_whole_on_one_rank_each(ranks: RankPool) -> None:
+    names = "abcdefghijklmnopqrstuvwxyz"
+    constraints = {name: HashParameterConstraints(expected_rows=100_000) for name in names}
+    found = choose(ranks, {"names": names}, constraints)
+    assert set(found["types"].values()) == {"table_wise"}
+    on_first = [name for name in names if found["ranks"][name] == [0]]
+    assert len(on_first) == len(names) // CPU["world_size"]
+
+
+def test_a_table_that_is_most_of_the_work_is_cut(ranks: RankPool) -> None:
+    constraints = {name: HashParameterConstraints(expected_rows=100_000) for name in "abc"}
+    constraints["b"] = replace(constraints["b"], pooling_factors=[40.0])
+    found = choose(ranks, {"names": "abc"}, constraints)
+    assert found["types"]["b"] == "row_wise"
+
+
+def test_shards_that_cost_nothing_are_no_reason(ranks: RankPool) -> None:
+    found = [
+        ranks.run(1, planning_on_ranks.times, {"names": "ab"}, CPU, shard_ms)[0]
+        for shard_ms in (0.0, 0.5)
+    ]
+    for name, by_type in found[0].items():
+        for kind, (total, num_shards) in by_type.items():
+            other, _ = found[1][name][kind]
+            assert other == pytest.approx(total + 0.5 * num_shards)
+
+
 def test_sequences_are_planned_too(ranks: RankPool) -> None:
     constraints = {"a": HashParameterConstraints(expected_rows=1000, pooling_factors=[50.0])}
     found = choose(ranks, {"names": "a", "is_sequence": True}, constraints)
@@ -253,3 +280,5 @@ def test_estimators_refuse_what_means_nothing() -> None:
         HashStorageEstimator(None, {}, batches_in_flight=0)
     with pytest.raises(ValueError, match="host_ids_per_ms must be above 0, got 0"):
         HashPerfEstimator(None, {}, host_ids_per_ms=0)
+    with pytest.raises(ValueError, match="shard_ms must be at least 0, got -1"):
+        HashPerfEstimator(None, {}, shard_ms=-1)

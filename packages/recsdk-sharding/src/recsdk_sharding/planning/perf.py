@@ -47,8 +47,9 @@ class HashPerfEstimator(ShardEstimator):  # type: ignore[misc]
 
     The model: bytes moved divided by the topology's bandwidths, in milliseconds. Hash tables differ
     from torchrec's in this: the host maps ids to rows (`prefetch_compute`), once for every column
-    range and, with data_parallel, on every rank for all ranks; only vectors of ids that are there
-    travel, but with data_parallel all gradients; an update reads and writes optimizer state.
+    range and, with data_parallel, on every rank for all ranks; each shard of a rank takes some time
+    there too; only vectors of ids that are there travel, but with data_parallel all gradients; an
+    update reads and writes optimizer state.
     """
 
     def __init__(
@@ -56,14 +57,23 @@ class HashPerfEstimator(ShardEstimator):  # type: ignore[misc]
         topology: Topology,
         constraints: Mapping[str, ParameterConstraints] | None = None,
         host_ids_per_ms: float = 5_000.0,
+        shard_ms: float = 0.02,
     ) -> None:
         """`host_ids_per_ms`: ids that one rank's host prepares and maps in a millisecond.
 
         One core of the development machine maps 2,200 to 16,000, in batches of 10,000 ids and more.
-        Raises ValueError unless it is above 0.
+        `shard_ms`: milliseconds of a step for each shard that a rank has, whatever it is sent. So
+        of ways that move as much, that with fewer shards is cheaper: whole tables on one rank each,
+        where these come out even. Source: `docs/perf/dlrm_steps_epyc_202611.md`, 26 tables cut by
+        rows beside the same on one rank each.
+
+        Raises ValueError unless the first is above 0, and the second at least 0.
         """
         if not host_ids_per_ms > 0:
             raise ValueError(f"host_ids_per_ms must be above 0, got {host_ids_per_ms}")
+        if not shard_ms >= 0:
+            raise ValueError(f"shard_ms must be at least 0, got {shard_ms}")
+        self._shard_ms = shard_ms
         self._topology = topology
         self._constraints = dict(constraints or {})
         self._host_ids_per_ms = host_ids_per_ms
@@ -131,7 +141,7 @@ class HashPerfEstimator(ShardEstimator):  # type: ignore[misc]
         )
 
     def _host_time(self, traffic: Traffic) -> float:
-        mapping = traffic.ids / self._host_ids_per_ms
+        mapping = self._shard_ms + traffic.ids / self._host_ids_per_ms
         if not has_device_rows(self._topology):
             return mapping
         copied = traffic.ids * COPIED_BYTES

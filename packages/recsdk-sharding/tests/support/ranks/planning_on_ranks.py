@@ -117,6 +117,24 @@ def choose(
     return {"types": types, "ranks": ranks, "text": str(planner), "plan": format_plan(plan)}
 
 
+def times(
+    model: dict[str, Any], topology: dict[str, Any], shard_ms: float
+) -> dict[str, dict[str, tuple[float, int]]]:
+    """What each way of sharding each table takes in all, and the number of its shards."""
+    made = Topology(**topology)
+    estimators = [HashPerfEstimator(made, shard_ms=shard_ms), HashStorageEstimator(made)]
+    enumerator = HashEmbeddingEnumerator(made, 512, estimator=estimators)
+    options = enumerator.enumerate(
+        tables(**model), get_default_hybrid_sharders(host_env=host_env())
+    )
+    found: dict[str, dict[str, tuple[float, int]]] = {}
+    for option in options:
+        key = f"{option.sharding_type} {option.compute_kernel}"
+        taken = sum(shard.perf.total for shard in option.shards)
+        found.setdefault(option.name, {})[key] = taken, len(option.shards)
+    return found
+
+
 def plan_a_single_bag() -> dict[str, Any]:
     """As `choose`, of a model with a `HashEmbeddingBag`."""
     model = nn.ModuleDict({"bag": HashEmbeddingBag(DIM, name="a", optimizer=optim.Adagrad(lr=0.1))})
