@@ -47,8 +47,19 @@ class File:
         require(raw[72:88].hex() == token, "this file belongs to another frozen checkpoint")
         size, of_index, of_records = struct.unpack_from("<qQQ", raw, 88)
         require(size == len(raw), "this file was cut short")
+        self.shard, num_shards = struct.unpack_from("<II", raw, 64)
+        self.num_shared, of_shared = struct.unpack_from("<qQ", raw, 4216)
+        first_virtual_shard = -(-self.shard * 65536 // num_shards)
+        self.first_shared = first_virtual_shard * self.num_shared >> 16
         records = HEADER + 64 * self.num_lines
-        self.index, self.records = raw[HEADER:records], raw[records:]
+        shared = records + self.num_rows * (8 + self.row_bytes)
+        self.index, self.records, self.shared = (
+            raw[HEADER:records],
+            raw[records:shared],
+            raw[shared:],
+        )
+        if self.num_shared:
+            check64(self.shared, of_shared)
         check64(raw[: HEADER - 8], struct.unpack_from("<Q", raw, HEADER - 8)[0])
         check64(self.index, of_index)
         check64(self.records, of_records)
@@ -66,6 +77,14 @@ class File:
                 if struct.unpack_from("<q", self.records, at)[0] == key:
                     return self.values(self.records[at + 8 : at + 8 + self.row_bytes])
         return None
+
+    def shared_row(self, virtual_shard: int) -> np.ndarray:
+        """float32 (D,): what a missing key reads."""
+        if self.num_shared == 0:
+            return np.full(self.dim, self.default, np.float32)
+        number = (virtual_shard * self.num_shared >> 16) - self.first_shared
+        at = number * (8 + self.row_bytes)
+        return self.values(self.shared[at + 8 : at + 8 + self.row_bytes])
 
     def values(self, row: bytes) -> np.ndarray:
         """A stored row as float32 (D,)."""
@@ -96,11 +115,11 @@ class Table:
         ]
 
     def row(self, key: int) -> np.ndarray:
-        """float32 (D,); of a missing key the default value."""
+        """float32 (D,); of a missing key the default value, or the row that it shares."""
         virtual_shard = mix64(key & WORD) & 0xFFFF
         file = self.files[virtual_shard * len(self.files) >> 16]
         found = file.row(key)
-        return np.full(file.dim, file.default, np.float32) if found is None else found
+        return file.shared_row(virtual_shard) if found is None else found
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

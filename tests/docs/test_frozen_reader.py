@@ -28,12 +28,13 @@ def reader() -> Any:
     return module
 
 
+@pytest.mark.parametrize("default", [Default.constant(0.25), Default.shared_rows(7)])
 @pytest.mark.parametrize("num_shards", [1, 3])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_documented_format_is_enough_to_read_it(
-    tmp_path: Path, reader: Any, dtype: FrozenDType, num_shards: int
+    tmp_path: Path, reader: Any, dtype: FrozenDType, num_shards: int, default: Default
 ) -> None:
-    table = Table(dim=5, name="items", default=Default.constant(0.25))
+    table = Table(dim=5, name="items", default=default)
     keys = np.array([0, -1, 2**63 - 1, -(2**63), *range(100, 900, 7)], dtype=np.int64)
     table.find_or_insert(keys)
     table.save(tmp_path / "checkpoint")

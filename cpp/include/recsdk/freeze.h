@@ -23,6 +23,7 @@ struct FreezeConfig {
   FrozenDType dtype = FrozenDType::kFloat32;
   float default_value = 0.0F;            ///< what every column of a missing key reads; finite
   std::int64_t num_shards = 1;           ///< W, 1 to 65536
+  std::int64_t num_shared = 0;           ///< rows that missing keys share; 0: they read the value
   std::int64_t expected_rows = 0;        ///< about how many; more only take more memory
   std::array<std::uint8_t, 16> token{};  ///< equal in all files of one frozen checkpoint
   std::uint32_t table = 0;               ///< the table's number among those
@@ -55,7 +56,11 @@ class RECSDK_API FrozenWriter {
   /// nearest, kInt8 and kInt4 as by quantize_row. Throws std::invalid_argument for a row that the
   /// dtype cannot hold, which names its key, Error(kCheckpoint) for a full disk.
   void add(std::span<const Key> keys, const float* weights);
-  /// Rows added so far.
+  /// Adds weights (m, D) of shared rows, each under a key (m,) that reads it, as
+  /// recsdk::shared_row_key; all config.num_shared of them are due before the first file. Throws
+  /// as `add`.
+  void add_shared(std::span<const Key> keys, const float* weights);
+  /// Rows added so far, shared ones left out.
   std::int64_t num_rows() const;
 
   /// Writes the file of a shard to an empty file that can be written at any place; nothing can be

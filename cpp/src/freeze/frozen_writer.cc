@@ -11,6 +11,7 @@
 #include "recsdk/freeze.h"
 #include "serving/format.h"
 #include "serving/line_writer.h"
+#include "serving/shared_image.h"
 
 namespace recsdk {
 namespace {
@@ -38,6 +39,7 @@ void check(const FreezeConfig& config) {
   between("the length of name in bytes", std::ssize(config.name), 1, internal::kMaxFrozenName);
   between("dim", config.dim, 1, internal::kMaxFrozenDim);
   between("num_shards", config.num_shards, 1, internal::kMaxFrozenShards);
+  between("num_shared", config.num_shared, 0, internal::kMaxFrozenShared);
   between("expected_rows", config.expected_rows, 0, internal::kMaxFrozenRows);
   if (static_cast<int>(config.dtype) >= kNumFrozenDTypes)
     refuse("dtype must be one of FrozenDType", std::to_string(static_cast<int>(config.dtype)));
@@ -86,6 +88,7 @@ struct FrozenWriter::Impl {
   std::int64_t num_rows = 0;
   bool is_sealed = false;
   Spill spill;
+  internal::SharedImage shared;
 
   explicit Impl(const FreezeConfig& given);
   static std::int64_t parts_for(const FreezeConfig& config, std::int64_t record_bytes);
@@ -102,7 +105,8 @@ FrozenWriter::Impl::Impl(const FreezeConfig& given)
       row_bytes(internal::frozen_row_bytes(given.dtype, given.dim)),
       record_bytes(internal::kKeyBytes + row_bytes),
       parts_per_shard(parts_for(given, record_bytes)),
-      spill(given.scratch_folder, parts_per_shard * given.num_shards, record_bytes, kBufferBytes) {}
+      spill(given.scratch_folder, parts_per_shard * given.num_shards, record_bytes, kBufferBytes),
+      shared(given.dtype, given.dim, given.num_shared) {}
 
 std::int64_t FrozenWriter::Impl::parts_for(const FreezeConfig& config, std::int64_t record_bytes) {
   const std::int64_t rows = config.expected_rows / config.num_shards + 1;
@@ -176,7 +180,11 @@ FrozenHeader FrozenWriter::Impl::header_of(std::int64_t shard) const {
   head.shard = static_cast<std::uint32_t>(shard);
   head.num_shards = static_cast<std::uint32_t>(config.num_shards);
   std::copy(config.token.begin(), config.token.end(), head.token);
-  head.file_bytes = internal::frozen_records_offset(head.num_lines) + head.num_rows * record_bytes;
+  head.num_shared = config.num_shared;
+  const std::int64_t num_own_shared =
+      internal::frozen_shared_range(shard, config.num_shards, config.num_shared).size();
+  head.file_bytes = internal::frozen_records_offset(head.num_lines) +
+                    (head.num_rows + num_own_shared) * record_bytes;
   head.table = config.table;
   head.name_bytes = static_cast<std::uint32_t>(config.name.size());
   std::memcpy(head.name, config.name.data(), config.name.size());
@@ -194,6 +202,12 @@ FrozenFileSummary FrozenWriter::Impl::write_shard(std::int64_t shard, int descri
   lines.finish();
   head.index_checksum = index.finish();
   head.records_checksum = records.finish();
+  Section of_shared(descriptor,
+                    internal::frozen_records_offset(head.num_lines) + head.num_rows * record_bytes,
+                    name);
+  of_shared.append(
+      shared.records(internal::frozen_shared_range(shard, config.num_shards, config.num_shared)));
+  if (config.num_shared > 0) head.shared_checksum = of_shared.finish();
   const auto bytes = std::as_bytes(std::span(&head, 1));
   head.checksum = internal::checksum64(bytes.first(offsetof(FrozenHeader, checksum)));
   internal::write_at(descriptor, 0, bytes, name);
@@ -214,6 +228,12 @@ void FrozenWriter::add(std::span<const Key> keys, const float* weights) {
   impl_->add(keys, weights);
 }
 
+void FrozenWriter::add_shared(std::span<const Key> keys, const float* weights) {
+  if (impl_->is_sealed)
+    throw std::invalid_argument("freeze: rows after the first file; add all rows before it");
+  impl_->shared.add(impl_->config.name, keys, weights);
+}
+
 std::int64_t FrozenWriter::num_rows() const { return impl_->num_rows; }
 
 FrozenFileSummary FrozenWriter::write_shard(std::int64_t shard, int descriptor,
@@ -223,6 +243,7 @@ FrozenFileSummary FrozenWriter::write_shard(std::int64_t shard, int descriptor,
                                 std::to_string(impl_->config.num_shards - 1) + ", got " +
                                 std::to_string(shard));
   }
+  impl_->shared.require_whole(impl_->config.name);
   impl_->is_sealed = true;
   return impl_->write_shard(shard, descriptor, name);
 }

@@ -117,7 +117,8 @@ recsdk_serving_info info_of(const ServingTable& table) {
           table.is_whole() ? 1 : 0,
           0,
           table.num_deltas(),
-          table.delta_bytes()};
+          table.delta_bytes(),
+          info.num_shared};
 }
 
 }  // namespace
@@ -194,6 +195,14 @@ int recsdk_serving_delta_add(recsdk_serving_delta* delta, const int64_t* keys, i
   return recsdk::guarded([&] {
     if (num_keys > 0) recsdk::deref(weights, "weights");
     recsdk::deref(delta, "delta").delta.add(recsdk::array(keys, num_keys, "keys"), weights);
+  });
+}
+
+int recsdk_serving_delta_add_shared(recsdk_serving_delta* delta, const int64_t* keys,
+                                    int64_t num_keys, const float* weights) {
+  return recsdk::guarded([&] {
+    if (num_keys > 0) recsdk::deref(weights, "weights");
+    recsdk::deref(delta, "delta").delta.add_shared(recsdk::array(keys, num_keys, "keys"), weights);
   });
 }
 

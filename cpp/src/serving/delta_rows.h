@@ -21,6 +21,7 @@ struct ServingDelta::Impl {
   std::int64_t num_rows = 0;
   std::vector<std::vector<std::byte>> records;  // those of each call
   std::vector<Key> erased;
+  internal::SharedImage shared;  // all of them, or none
 
   std::int64_t record_bytes() const;
 };

@@ -210,6 +210,21 @@ const std::byte* find_record(const void* context, Key key) {
   return find_one(*sources.files.of(key), key);
 }
 
+void read_shared(const Sources& sources, const SharedRecords& shared, std::span<Key> keys,
+                 const std::byte** records, std::uint8_t* are_missing) {
+  const std::size_t n = keys.size();
+  for (std::size_t i = 0; i < n; ++i) {
+    if (i + kBlock < n && records[i + kBlock] != nullptr) prefetch_line(records[i + kBlock]);
+    if (records[i] != nullptr && !has_key(records[i], keys[i]))
+      records[i] = find_record(&sources, keys[i]);
+    are_missing[i] = records[i] == nullptr ? 1 : 0;
+    if (records[i] != nullptr) continue;
+    const auto num_shared = std::ssize(shared.records);
+    records[i] = shared.records[static_cast<std::size_t>(frozen_shared_row(keys[i], num_shared))];
+    keys[i] = key_of_record(records[i]);
+  }
+}
+
 std::vector<std::uint8_t> have_rows(const Sources& sources, std::span<const Key> keys) {
   std::vector<std::uint8_t> answers;
   answers.reserve(keys.size());

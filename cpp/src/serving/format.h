@@ -49,7 +49,9 @@ struct FrozenHeader {
   std::uint32_t table;  // its number in the manifest
   std::uint32_t name_bytes;
   char name[kMaxFrozenName];
-  std::uint8_t zeros[kFrozenHeaderBytes - kMaxFrozenName - 128];
+  std::int64_t num_shared;  // of the table; a file has those that keys of its shard read
+  std::uint64_t shared_checksum;
+  std::uint8_t zeros[kFrozenHeaderBytes - kMaxFrozenName - 144];
   std::uint64_t checksum;
 };
 static_assert(sizeof(FrozenHeader) == kFrozenHeaderBytes);
@@ -125,6 +127,32 @@ inline std::string frozen_row_refusal(const std::string& table, FrozenDType dtyp
 inline std::uint32_t frozen_shard(Key key, std::uint32_t num_shards) {
   const std::uint64_t shard = virtual_shard_hash(static_cast<std::uint64_t>(key)) & 0xFFFFU;
   return static_cast<std::uint32_t>(shard * num_shards >> 16);
+}
+
+/// Rows that keys without one share, at most: one of each virtual shard.
+inline constexpr std::int64_t kMaxFrozenShared = 65'536;
+
+/// Which of so many shared rows a key reads.
+inline std::int64_t frozen_shared_row(Key key, std::int64_t num_shared) {
+  const std::uint64_t shard = virtual_shard_hash(static_cast<std::uint64_t>(key)) & 0xFFFFU;
+  return static_cast<std::int64_t>(shard * static_cast<std::uint64_t>(num_shared) >> 16);
+}
+
+/// The shared rows [begin, end) that keys of a shard read: those that its file has.
+struct SharedRange {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+
+  std::int64_t size() const { return end - begin; }
+};
+
+inline SharedRange frozen_shared_range(std::int64_t shard, std::int64_t num_shards,
+                                       std::int64_t num_shared) {
+  if (num_shared == 0) return {};
+  constexpr std::int64_t kVirtual = 65'536;
+  const std::int64_t first = (shard * kVirtual + num_shards - 1) / num_shards;
+  const std::int64_t last = ((shard + 1) * kVirtual + num_shards - 1) / num_shards - 1;
+  return {first * num_shared / kVirtual, last * num_shared / kVirtual + 1};
 }
 
 inline std::int64_t frozen_records_offset(std::int64_t num_lines) {

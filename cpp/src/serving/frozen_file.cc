@@ -123,8 +123,11 @@ void FrozenFile::check_sizes() const {
   if (head.shard >= head.num_shards) wrong("shard", head.shard);
   if (head.name_bytes < 1 || head.name_bytes > kMaxFrozenName) wrong("name_bytes", head.name_bytes);
   if (std::isnan(head.default_value)) refuse("its default value is not a number");
+  if (head.num_shared < 0 || head.num_shared > kMaxFrozenShared)
+    wrong("num_shared", head.num_shared);
   const std::int64_t expected =
-      frozen_records_offset(head.num_lines) + head.num_rows * (kKeyBytes + head.row_bytes);
+      frozen_records_offset(head.num_lines) +
+      (head.num_rows + shared_range().size()) * (kKeyBytes + head.row_bytes);
   if (head.file_bytes != expected) wrong("file_bytes", head.file_bytes);
   if (static_cast<std::int64_t>(size_) != expected) {
     refuse("has " + std::to_string(size_) + " bytes, " + std::to_string(expected) +
@@ -140,6 +143,10 @@ void FrozenFile::verify() const {
   if (checksum64(bytes_of(view_.records, head.num_rows * view_.record_bytes)) !=
       head.records_checksum)
     refuse("the checksum of its records does not match; it was changed");
+  if (head.num_shared == 0) return;
+  const std::int64_t shared_bytes = shared_range().size() * view_.record_bytes;
+  if (checksum64(bytes_of(shared_record(0), shared_bytes)) != head.shared_checksum)
+    refuse("the checksum of its shared rows does not match; it was changed");
 }
 
 void FrozenFile::preload() const noexcept {

@@ -33,6 +33,13 @@ class FrozenFile {
   const FrozenHeader& header() const { return *static_cast<const FrozenHeader*>(memory_); }
   std::string table_name() const { return {header().name, header().name_bytes}; }
   const FrozenView& view() const { return view_; }
+  /// The shared rows that it has, and the records of the first of them and those behind.
+  SharedRange shared_range() const {
+    return frozen_shared_range(header().shard, header().num_shards, header().num_shared);
+  }
+  const std::byte* shared_record(std::int64_t i) const {
+    return view_.records + (view_.num_rows + i) * view_.record_bytes;
+  }
 
   void verify() const;
   void preload() const noexcept;

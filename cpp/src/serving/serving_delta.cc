@@ -113,6 +113,10 @@ void ServingDelta::add(std::span<const Key> keys, const float* weights) {
   impl_->num_rows += std::ssize(keys);
 }
 
+void ServingDelta::add_shared(std::span<const Key> keys, const float* weights) {
+  impl_->shared.add(impl_->name, keys, weights);
+}
+
 void ServingDelta::erase(std::span<const Key> keys) {
   impl_->erased.insert(impl_->erased.end(), keys.begin(), keys.end());
 }

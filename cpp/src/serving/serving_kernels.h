@@ -14,7 +14,7 @@ namespace recsdk::internal {
 /// Candidates for the records of keys [begin, end) of a call: one whose tag is equal, and whose key
 /// is compared when its row is read; null for a missing key. Entry 0 is of key `begin`.
 struct Candidates {
-  const Key* keys;  // of the whole call
+  const Key* keys;  // entry 0 is of key `begin`, too
   std::int64_t begin;
   std::int64_t end;
   const std::byte** records;

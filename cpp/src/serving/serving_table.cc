@@ -42,6 +42,7 @@ const internal::ServingKernels& kernels() {
 bool is_of_one_table(const FrozenHeader& a, const FrozenHeader& b) {
   return a.table == b.table && a.dtype == b.dtype && a.dim == b.dim &&
          a.num_shards == b.num_shards && a.name_bytes == b.name_bytes &&
+         a.num_shared == b.num_shared &&
          std::bit_cast<std::uint32_t>(a.default_value) ==
              std::bit_cast<std::uint32_t>(b.default_value) &&
          std::memcmp(a.token, b.token, sizeof(a.token)) == 0 &&
@@ -59,6 +60,7 @@ struct ServingTable::Impl {
 
   explicit Impl(std::span<const std::string> paths);
   void add(FrozenFile file);
+  internal::SharedRecords shared_of_files() const;
   bool is_whole() const { return std::ssize(files) == info.num_shards; }
   internal::FrozenShards shards() const { return {views}; }
   std::string title() const { return "serving table '" + info.name + "'"; }
@@ -79,7 +81,18 @@ ServingTable::Impl::Impl(std::span<const std::string> paths) {
     throw std::invalid_argument("a serving table of no file; pass the files of its shards");
   files.reserve(paths.size());
   for (const std::string& path : paths) add(FrozenFile(path));
-  versions.start(info.num_rows);
+  versions.start(info.num_rows, shared_of_files());
+}
+
+internal::SharedRecords ServingTable::Impl::shared_of_files() const {
+  internal::SharedRecords made;
+  made.records.resize(static_cast<std::size_t>(info.num_shared));
+  for (const FrozenFile& file : files) {
+    const internal::SharedRange range = file.shared_range();
+    for (std::int64_t row = range.begin; row < range.end; ++row)
+      made.records[static_cast<std::size_t>(row)] = file.shared_record(row - range.begin);
+  }
+  return made;
 }
 
 void ServingTable::Impl::add(FrozenFile file) {
@@ -91,6 +104,7 @@ void ServingTable::Impl::add(FrozenFile file) {
     info.default_value = head.default_value;
     info.row_bytes = head.row_bytes;
     info.num_shards = head.num_shards;
+    info.num_shared = head.num_shared;
     views.resize(head.num_shards);
   } else if (!is_of_one_table(files.front().header(), head)) {
     throw Error(ErrorCode::kCheckpoint,
@@ -157,17 +171,37 @@ void ServingTable::Impl::for_chunks(std::span<const Key> keys, std::span<Outcome
                                     const Use& use) const {
   versions.read([&](const internal::Version& version) {
     std::array<const std::byte*, static_cast<std::size_t>(kChunk)> records;
+    std::array<Key, static_cast<std::size_t>(kChunk)> read_keys;  // with shared rows only
+    std::array<std::uint8_t, static_cast<std::size_t>(kChunk)> are_missing;
     const internal::Sources all = version.sources(shards());
     const auto n = static_cast<std::int64_t>(keys.size());
     std::int64_t begin = 0;
     do {
       const std::int64_t end = std::min(begin + kChunk, n);
-      internal::find_candidates(
-          all, keys.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin)),
-          records.data());
-      use(internal::Candidates{
-          keys.data(), begin, end, records.data(), internal::kKeyBytes + info.row_bytes,
-          outcomes.empty() ? nullptr : outcomes.data(), &internal::find_record, &all});
+      const auto some =
+          keys.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin));
+      internal::find_candidates(all, some, records.data());
+      internal::Candidates candidates{some.data(),
+                                      begin,
+                                      end,
+                                      records.data(),
+                                      internal::kKeyBytes + info.row_bytes,
+                                      outcomes.empty() ? nullptr : outcomes.data(),
+                                      &internal::find_record,
+                                      &all};
+      if (version.shared->is_empty()) {
+        use(candidates);
+      } else {
+        std::copy(some.begin(), some.end(), read_keys.begin());
+        candidates.keys = read_keys.data();
+        internal::read_shared(all, *version.shared, std::span(read_keys).first(some.size()),
+                              records.data(), are_missing.data());
+        use(candidates);
+        for (std::size_t i = 0; i < some.size() && !outcomes.empty(); ++i) {
+          if (are_missing[i] != 0)
+            outcomes[static_cast<std::size_t>(begin) + i] = Outcome::kMissing;
+        }
+      }
       begin = end;
     } while (begin < n);
   });
@@ -176,10 +210,11 @@ void ServingTable::Impl::for_chunks(std::span<const Key> keys, std::span<Outcome
 void ServingTable::Impl::take(const ServingDelta::Impl& delta) {
   const FrozenHeader& head = files.front().header();
   if (delta.name != info.name || delta.dtype != info.dtype || delta.dim != info.dim ||
-      delta.hash_seed != head.hash_seed) {
+      delta.hash_seed != head.hash_seed || delta.shared.num_rows() != info.num_shared) {
     throw std::invalid_argument(title() + ": the delta was made for other files of table '" +
                                 delta.name + "'; make it for this table");
   }
+  if (!delta.shared.is_empty()) delta.shared.require_whole(info.name);
   if (is_taking.test_and_set()) {
     throw std::invalid_argument(title() +
                                 ": another thread takes a delta; take one at a time (in "
@@ -244,6 +279,7 @@ ServingDelta::ServingDelta(const ServingTable& table) : impl_(std::make_unique<I
   impl_->dtype = info.dtype;
   impl_->dim = info.dim;
   impl_->hash_seed = table.impl_->files.front().header().hash_seed;
+  impl_->shared = internal::SharedImage(info.dtype, info.dim, info.num_shared);
 }
 bool ServingTable::is_whole() const noexcept { return impl_->is_whole(); }
 

@@ -11,10 +11,17 @@ constexpr std::size_t kMostLayers = 2;
 /// copied a few times, whatever the number of deltas.
 constexpr std::int64_t kMergedShare = 4;
 
+std::shared_ptr<const SharedRecords> shared_of(const SharedImage& image) {
+  auto made = std::make_shared<SharedRecords>(SharedRecords{{}, image});
+  for (std::int64_t row = 0; row < image.num_rows(); ++row)
+    made->records.push_back(made->owned.record(row));
+  return made;
+}
+
 }  // namespace
 
 std::int64_t Version::layer_bytes() const {
-  std::int64_t bytes = 0;
+  std::int64_t bytes = shared->owned.num_bytes();
   for (const auto& layer : layers) bytes += layer->num_bytes();
   return bytes;
 }
@@ -36,6 +43,7 @@ void Versions::take(const ServingDelta::Impl& delta, const FrozenShards& files) 
   const Prepared made = prepare(delta, before.sources(files));
   auto next = std::make_unique<Version>(before);
   if (made.layer != nullptr) next->layers.insert(next->layers.begin(), made.layer);
+  if (!delta.shared.is_empty()) next->shared = shared_of(delta.shared);
   next->num_rows += made.num_more_rows;
   ++next->num_deltas;
   Readers::of_process();  // what it may throw, it throws here

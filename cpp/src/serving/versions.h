@@ -15,6 +15,7 @@ namespace recsdk::internal {
 
 struct Version {
   std::vector<std::shared_ptr<const Layer>> layers;  // the newest first
+  std::shared_ptr<const SharedRecords> shared;       // not null
   std::int64_t num_rows = 0;
   std::int64_t num_deltas = 0;  // taken since the files
 
@@ -29,8 +30,11 @@ class Versions {
   Versions(const Versions&) = delete;
   Versions& operator=(const Versions&) = delete;
 
-  /// The number of rows of the files, before the first read.
-  void start(std::int64_t num_rows) { first_.num_rows = num_rows; }
+  /// What the files have, before the first read.
+  void start(std::int64_t num_rows, SharedRecords shared) {
+    first_.num_rows = num_rows;
+    first_.shared = std::make_shared<const SharedRecords>(std::move(shared));
+  }
 
   /// Calls use(version) with the newest one, which stays until the call ends. Nothing is waited
   /// for.

@@ -22,6 +22,7 @@
 #include "fuzz/byte_reader.h"
 #include "io/checksum.h"
 #include "recsdk/freeze.h"
+#include "recsdk/policy.h"
 #include "recsdk/serving/serving_table.h"
 #include "serving/find.h"
 #include "serving/format.h"
@@ -57,6 +58,7 @@ inline FrozenSample make_frozen_sample(FrozenDType dtype, std::int64_t dim, std:
   config.dim = dim;
   config.dtype = dtype;
   config.hash_seed = 0x1234'5678'9ABC'DEF1U;
+  config.num_shared = static_cast<std::int64_t>(num_rows % 4);
   config.scratch_folder = std::filesystem::temp_directory_path();
   FrozenWriter writer(config);
   FrozenSample sample;
@@ -66,6 +68,11 @@ inline FrozenSample make_frozen_sample(FrozenDType dtype, std::int64_t dim, std:
     for (float& x : row) x = static_cast<float>(random() % 1000) - 500.0F;
     writer.add({&key, 1}, row.data());
     sample.keys.insert(sample.keys.end(), {key, key + 1});
+  }
+  for (std::int64_t row = 0; row < config.num_shared; ++row) {
+    const Key key = shared_row_key(row, config.num_shared);
+    const std::vector<float> values(static_cast<std::size_t>(dim), static_cast<float>(row));
+    writer.add_shared({&key, 1}, values.data());
   }
   const FileInMemory file;
   sample.bytes.resize(

@@ -90,6 +90,56 @@ TEST_P(DeltaDTypeTest, ChainsOfDeltasAnswerAsAPlainMap) {
 
 INSTANTIATE_TEST_SUITE_P(All, DeltaDTypeTest, testing::Range(0, kNumFrozenDTypes));
 
+TEST(DeltaTest, SharedRowsChangeWithADeltaThatHasAll) {
+  const TemporaryFolder folder;
+  FreezeConfig config = config_of(folder, 2, FrozenDType::kFloat32);
+  config.num_shared = 3;
+  config.num_shards = 2;
+  const std::vector<std::string> paths = freeze({{7, {1.0F, 2.0F}}}, config);
+  ServingTable table(paths);
+  const std::vector<Values> before = shared_rows_of(config);
+  const std::vector<Key> keys = {7, 100, 101, 102, 103, 104, 105, 106};
+  const auto expect_reads = [&](const std::vector<Values>& shared) {
+    Values values(keys.size() * 2);
+    std::vector<Outcome> outcomes(keys.size());
+    table.lookup(keys, values.data(), outcomes);
+    for (std::size_t i = 1; i < keys.size(); ++i) {
+      const Values& wanted = shared[static_cast<std::size_t>(shared_row(keys[i], 3))];
+      EXPECT_EQ(values[2 * i], wanted[0]) << i;
+      EXPECT_EQ(values[2 * i + 1], wanted[1]) << i;
+      EXPECT_EQ(outcomes[i], Outcome::kMissing);
+    }
+    EXPECT_EQ(outcomes[0], Outcome::kFound);
+  };
+  expect_reads(before);
+  ServingDelta delta(table);
+  std::vector<Values> after = before;
+  for (std::size_t i = 0; i < 3; ++i) {
+    if (i > 0) {
+      EXPECT_THROW(table.take(delta), std::invalid_argument);  // some, not all
+    }
+    after[i] = {static_cast<float>(i), -1.0F};
+    const Key key = shared_row_key(static_cast<std::int64_t>(i), 3);
+    delta.add_shared({&key, 1}, after[i].data());
+    EXPECT_THROW(delta.add_shared({&key, 1}, after[i].data()), std::invalid_argument);
+  }
+  expect_reads(before);
+  table.take(delta);
+  expect_reads(after);
+  EXPECT_EQ(table.size(), 1);
+  ServingDelta none(table);
+  table.take(none);
+  expect_reads(after);
+  ServingTable part({&paths[1], 1});
+  part.take(delta);
+  FreezeConfig plain = config_of(folder, 2, FrozenDType::kFloat32);
+  ServingTable other(freeze({}, plain));
+  EXPECT_THROW(other.take(delta), std::invalid_argument);
+  ServingDelta of_plain(other);
+  const Key key = 0;
+  EXPECT_THROW(of_plain.add_shared({&key, 1}, after[0].data()), std::invalid_argument);
+}
+
 TEST(DeltaTest, KeysThatLeaveAgainTakeNoMemory) {
   std::mt19937_64 random(31);
   const TemporaryFolder folder;

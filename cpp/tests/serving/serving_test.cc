@@ -38,13 +38,18 @@ bool has_bits(const float* got, const Values& wanted) {
 struct Model {
   std::map<Key, Values> stored;
   std::size_t dim;
+  std::vector<Values> shared;
 
   Model(const Rows& rows, const FreezeConfig& config) : dim(static_cast<std::size_t>(config.dim)) {
     for (const auto& [key, row] : rows) stored[key] = stored_values(config.dtype, row);
+    for (const Values& row : shared_rows_of(config))
+      shared.push_back(stored_values(config.dtype, row));
   }
   Values of(Key key) const {
     const auto found = stored.find(key);
-    return found == stored.end() ? Values(dim, kDefault) : found->second;
+    if (found != stored.end()) return found->second;
+    if (shared.empty()) return Values(dim, kDefault);
+    return shared[static_cast<std::size_t>(shared_row(key, std::ssize(shared)))];
   }
   Values pooled(const ServingBags& bags, std::size_t bag) const {
     Values sum(dim, 0.0F);
@@ -129,19 +134,21 @@ TEST_P(ServingDTypeTest, AnswersAsAPlainMap) {
     std::size_t rows;
     std::int64_t dim;
     std::int64_t shards;
+    std::int64_t shared;
   };
-  for (const Shape shape : {Shape{0, 4, 1},
-                            {1, 1, 2},
-                            {500, 3, 1},
-                            {700, 8, 3},
-                            {300, 17, 1},
-                            {200, 39, 2},
-                            {100, 64, 1},
-                            {40, 133, 1}}) {
+  for (const Shape shape : {Shape{0, 4, 1, 0},
+                            {1, 1, 2, 1},
+                            {500, 3, 1, 7},
+                            {700, 8, 3, 64},
+                            {300, 17, 1, 1},
+                            {200, 39, 2, 5},
+                            {100, 64, 1, 0},
+                            {40, 133, 1, 100}}) {
     SCOPED_TRACE(testing::Message() << shape.rows << " rows of width " << shape.dim);
     const TemporaryFolder folder;
     FreezeConfig config = config_of(folder, shape.dim, dtype);
     config.num_shards = shape.shards;
+    config.num_shared = shape.shared;
     expect_answers(random_rows(shape.rows, shape.dim, random), config, random);
   }
 }

@@ -16,6 +16,7 @@
 #include "io/checksum.h"
 #include "kernels/half.h"
 #include "recsdk/freeze.h"
+#include "recsdk/policy.h"
 #include "recsdk/serving/serving_table.h"
 #include "serving/format.h"
 
@@ -66,10 +67,27 @@ inline FreezeConfig config_of(const TemporaryFolder& folder, std::int64_t dim, F
   return config;
 }
 
+/// The rows that keys share that a table of this config lacks.
+inline std::vector<std::vector<float>> shared_rows_of(const FreezeConfig& config) {
+  std::mt19937_64 random(static_cast<std::uint64_t>(config.num_shared));
+  std::normal_distribution<float> normal;
+  std::vector<std::vector<float>> rows(static_cast<std::size_t>(config.num_shared));
+  for (std::vector<float>& row : rows) {
+    row.resize(static_cast<std::size_t>(config.dim));
+    for (float& x : row) x = normal(random);
+  }
+  return rows;
+}
+
 /// Writes the files of a table; returns their paths, by shard.
 inline std::vector<std::string> freeze(const Rows& rows, const FreezeConfig& config) {
   FrozenWriter writer(config);
   for (const auto& [key, row] : rows) writer.add({&key, 1}, row.data());
+  const std::vector<std::vector<float>> shared = shared_rows_of(config);
+  for (std::size_t i = 0; i < shared.size(); ++i) {
+    const Key key = shared_row_key(static_cast<std::int64_t>(i), config.num_shared);
+    writer.add_shared({&key, 1}, shared[i].data());
+  }
   std::vector<std::string> paths;
   for (std::int64_t shard = 0; shard < config.num_shards; ++shard) {
     paths.push_back(config.scratch_folder + "/" + std::to_string(shard) + ".frozen");

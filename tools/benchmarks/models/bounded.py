@@ -2,19 +2,20 @@
 
 Each feature's table may have a share of the rows that an unbounded table has in the end; tables of
 few ids, as of genders and hours, are left whole. "1 in 20" admits a new id by that chance at each
-occurrence. "One shared" and "most shared" give one row, or most of a table's memory, to ids without
-one, which share them: the hashing trick for those. Beside them: the hashing trick,
-`nn.EmbeddingBag` whose rows the ids share by the remainder of a hash, in as many bytes as our
-tables take; and torchrec's managed collisions with as many rows as our tables. All have the same
-dense model, see the same batches, and train rows by Adagrad of one rate. The figure is the AUC on
-held-out examples, the mean over seeds.
+occurrence; "count 5" its fifth. "One shared", "a fifth shared", "half shared" and "most shared"
+give one row, or so much of a table's memory, to ids without one, which share them: the hashing
+trick for those. "Begun shared" has ids that get a row begin with what they shared. Beside them: the
+hashing trick, `nn.EmbeddingBag` whose rows the ids share by the remainder of a hash, in as many
+bytes as our tables take; and torchrec's managed collisions with as many rows as our tables. All
+have the same dense model, see the same batches, and train rows by Adagrad of one rate. The figure
+is the AUC on held-out examples, the mean over seeds.
 """
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -48,9 +49,21 @@ RULES: dict[str, dict[str, Any]] = {
     "lfu, one shared": {"eviction": Evict.lfu()},
     "lfu 1 in 20, one shared": {"eviction": Evict.lfu(), "admission": Admit.probability(0.05)},
     "first come, most shared": {},
+    "count 5, a fifth shared": {"admission": Admit.count(5)},
+    "count 20, half shared": {"admission": Admit.count(20)},
+    "count 100, most shared": {"admission": Admit.count(100)},
+    "count 100, most begun shared": {"admission": Admit.count(100)},
+    "lfu, half shared": {"eviction": Evict.lfu()},
+    "lfu, half begun shared": {"eviction": Evict.lfu()},
 }
-SHARED_PARTS = {"one shared": 0.0, "most shared": 0.8}
-"""Of a table's memory, the most for rows that its ids without one share; at least one is shared."""
+SHARED_PARTS = {
+    "one shared": 0.0,
+    "a fifth shared": 0.2,
+    "half shared": 0.5,
+    "most shared": 0.9,
+}
+"""Of a table's memory, what is for rows that its ids without one share; at least one is shared."""
+BEGUN = "begun "
 BYTES_OF_A_SHARED_ROW = 2 * 4 * ROW_WIDTH
 """With Adagrad's state, as a row of the hashing trick."""
 TRICK = "hashing trick"
@@ -119,18 +132,30 @@ def bytes_of_a_row(limits: Mapping[str, Any]) -> float:
     return (stats.row_bytes + stats.index_bytes + stats.metadata_bytes) / stats.num_rows
 
 
-def room_of(rule: str, num_rows: int, num_ids: int) -> dict[str, Any]:
-    """How many rows of a table ids have for themselves, and how many the others share.
+@cache
+def largest_row() -> float:
+    """What a row of the largest of our tables takes: each contestant has as many bytes a row."""
+    return max(bytes_of_a_row(limits) for limits in RULES.values())
 
-    All of them take as much memory as `num_rows` rows of ids.
+
+def room_of(rule: str, num_rows: int, num_ids: int) -> dict[str, Any]:
+    """How many rows of a table ids have for themselves, `num_rows` at most, and the others share.
+
+    All of them take as much memory as `num_rows` rows of the largest of our tables.
     """
-    part = SHARED_PARTS.get(rule.partition(", ")[2])
+    shared = rule.partition(", ")[2]
+    part = SHARED_PARTS.get(shared.replace(BEGUN, ""))
     if part is None or num_rows >= num_ids:
         return {"max_rows": num_rows}
-    scale = bytes_of_a_row(RULES[rule]) / BYTES_OF_A_SHARED_ROW
-    num_shared = min(max(int(part * scale * num_rows), 1), 65_536)
-    max_rows = num_rows - math.ceil(num_shared / scale)
-    return {"max_rows": max_rows, "default": Default.shared_rows(num_shared)}
+    num_bytes = largest_row() * num_rows
+    num_shared = min(max(int(part * num_bytes / BYTES_OF_A_SHARED_ROW), 1), 65_536)
+    left = num_bytes - num_shared * BYTES_OF_A_SHARED_ROW
+    max_rows = min(max(int(left / bytes_of_a_row(RULES[rule])), 0), num_rows)
+    begin_with: Any = "shared_row" if BEGUN in shared else "initial_row"
+    return {
+        "max_rows": max_rows,
+        "default": Default.shared_rows(num_shared, begin_with=begin_with),
+    }
 
 
 def auc_of(stream: Stream, data: ClickData, vectors: Vectors, seed: int) -> float:
@@ -153,7 +178,7 @@ def aucs(stream: Stream, shares: tuple[float, ...], seed: int) -> dict[tuple[flo
                 for name in rows
             }
             found[share, rule] = auc_of(stream, data, Vectors(bags), seed)
-        scale = max(bytes_of_a_row(limits) for limits in RULES.values()) / BYTES_OF_A_SHARED_ROW
+        scale = largest_row() / BYTES_OF_A_SHARED_ROW
         torch.manual_seed(seed)
         shared = {name: SharedRows(round(scale * size), rate) for name, size in rows.items()}
         found[share, TRICK] = auc_of(stream, data, Vectors(shared), seed)

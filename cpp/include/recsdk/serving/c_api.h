@@ -84,6 +84,7 @@ typedef struct recsdk_serving_info {
   int32_t reserved;     ///< 0
   int64_t num_deltas;   ///< taken since the table was opened
   int64_t delta_bytes;  ///< of memory that they take now
+  int64_t num_shared;   ///< rows that missing keys share, in place of default_value; or 0
 } recsdk_serving_info;
 
 /// Bags of one table.
@@ -141,6 +142,10 @@ RECSDK_API void recsdk_serving_delta_destroy(recsdk_serving_delta* delta);
 /// Adds rows (N, D) of keys (N,).
 RECSDK_API int recsdk_serving_delta_add(recsdk_serving_delta* delta, const int64_t* keys,
                                         int64_t num_keys, const float* weights);
+
+/// Adds rows (m, D) that missing keys share, each under a key (m,) that reads it: all or none.
+RECSDK_API int recsdk_serving_delta_add_shared(recsdk_serving_delta* delta, const int64_t* keys,
+                                               int64_t num_keys, const float* weights);
 
 /// Adds keys (N,) that have left.
 RECSDK_API int recsdk_serving_delta_erase(recsdk_serving_delta* delta, const int64_t* keys,

@@ -30,6 +30,7 @@ struct FrozenInfo {
   std::int64_t dim = 0;  ///< D, row width
   FrozenDType dtype = FrozenDType::kFloat32;
   float default_value = 0.0F;   ///< what every column of a missing key reads
+  std::int64_t num_shared = 0;  ///< rows that missing keys share, and read in its place; or 0
   std::int64_t num_rows = 0;    ///< of the files that are open
   std::int64_t row_bytes = 0;   ///< of a stored row, without its key
   std::int64_t num_bytes = 0;   ///< of the files that are open

@@ -81,13 +81,14 @@ class RECSDK_API ServingTable {
   void preload() const noexcept;
 
   /// Copies the rows of keys (N,) to values (N, D) as float32; a missing key reads the default
-  /// value. outcomes (N,) may be empty: kFound or kMissing. Throws std::invalid_argument for arrays
-  /// that do not fit, and for a key whose shard is not open.
+  /// value, or the shared row that FrozenInfo::num_shared gives it. outcomes (N,) may be empty:
+  /// kFound or kMissing. Throws std::invalid_argument for arrays that do not fit, and for a key
+  /// whose shard is not open.
   void lookup(std::span<const Key> keys, float* values, std::span<Outcome> outcomes = {}) const;
 
   /// Pools bags, with the sums of Table::pool, bit for bit. An empty bag gives zeros. Mean divides
   /// by the number of keys of the bag, weighted mean by the sum of its weights (0 gives zeros). A
-  /// missing key adds the default value. Throws as lookup.
+  /// missing key adds what lookup reads of it. Throws as lookup.
   void pool(const ServingBlock& block) const;
 
   /// Puts a delta in front of what the table has, whole or not at all. A call of `lookup` or `pool`
@@ -97,7 +98,8 @@ class RECSDK_API ServingTable {
   ///
   /// Cost: sorting the delta, and a copy of it; from time to time, a copy of all rows that deltas
   /// have brought. It waits until calls that read what it replaces have ended. Throws
-  /// std::invalid_argument for a delta of another table, for a key that is in it twice, and while
+  /// std::invalid_argument for a delta of another table, for a key that is in it twice, for some
+  /// but not all shared rows, and while
   /// another thread takes one; std::bad_alloc.
   void take(const ServingDelta& delta);
 
@@ -122,6 +124,10 @@ class RECSDK_API ServingDelta {
   /// std::invalid_argument for a row that the dtype cannot hold, which names its key; then none of
   /// the call is added.
   void add(std::span<const Key> keys, const float* weights);
+  /// Adds shared rows (m, D), each under a key (m,) that reads it, as recsdk::shared_row_key: all
+  /// of the table's over all calls, or none, and then they stay as they are. Throws as `add`, and
+  /// for a row that came before.
+  void add_shared(std::span<const Key> keys, const float* weights);
   /// Adds keys (N,) that have left; one that the table lacks is nothing.
   void erase(std::span<const Key> keys);
   /// Rows added so far.

@@ -30,29 +30,23 @@ FrozenDType dtype_of(const std::string& name) {
 
 void make_writer(FrozenWriter* place, const std::string& name, std::int64_t dim,
                  const std::string& dtype, float default_value, std::int64_t num_shards,
-                 std::int64_t expected_rows, const nb::bytes& token, std::uint32_t table,
-                 std::uint64_t hash_seed, const nb::bytes& scratch_folder) {
-  FreezeConfig config{name,
-                      dim,
-                      dtype_of(dtype),
-                      default_value,
-                      num_shards,
-                      expected_rows,
-                      token_of(token),
-                      table,
-                      hash_seed,
+                 std::int64_t num_shared, std::int64_t expected_rows, const nb::bytes& token,
+                 std::uint32_t table, std::uint64_t hash_seed, const nb::bytes& scratch_folder) {
+  FreezeConfig config{name,       dim,           dtype_of(dtype), default_value, num_shards,
+                      num_shared, expected_rows, token_of(token), table,         hash_seed,
                       {}};
   config.scratch_folder.assign(scratch_folder.c_str(), scratch_folder.size());
   new (place) FrozenWriter(config);
 }
 
-void add(FrozenWriter& writer, nb::handle keys_object, nb::handle weights_object,
-         std::int64_t dim) {
+/// Adds rows of keys to a writer or a delta, by one of its methods.
+template <auto kAdd, class To>
+void add(To& to, nb::handle keys_object, nb::handle weights_object, std::int64_t dim) {
   const Keys keys(keys_object);
   const Array weights =
       floats(weights_object, "weights", static_cast<std::int64_t>(keys.size()), dim);
   const nb::gil_scoped_release without_gil;
-  writer.add(keys.span(), float_data(weights));
+  (to.*kAdd)(keys.span(), float_data(weights));
 }
 
 nb::tuple write_shard(FrozenWriter& writer, std::int64_t shard, int descriptor,
@@ -83,20 +77,12 @@ nb::dict info(const ServingTable& table) {
   made["row_bytes"] = found.row_bytes;
   made["num_bytes"] = found.num_bytes;
   made["num_shards"] = found.num_shards;
+  made["num_shared"] = found.num_shared;
   made["is_whole"] = table.is_whole();
   return made;
 }
 
 void make_delta(ServingDelta* place, const ServingTable& table) { new (place) ServingDelta(table); }
-
-void add_to_delta(ServingDelta& delta, nb::handle keys_object, nb::handle weights_object,
-                  std::int64_t dim) {
-  const Keys keys(keys_object);
-  const Array weights =
-      floats(weights_object, "weights", static_cast<std::int64_t>(keys.size()), dim);
-  const nb::gil_scoped_release without_gil;
-  delta.add(keys.span(), float_data(weights));
-}
 
 void erase_in_delta(ServingDelta& delta, nb::handle keys_object) {
   const Keys keys(keys_object);
@@ -185,9 +171,13 @@ void bind_serving(nb::module_& module) {
   module.attr("FROZEN_VERSION") = kFrozenVersion;
   nb::class_<FrozenWriter>(module, "FrozenWriter")
       .def("__init__", &make_writer, nb::arg("name"), nb::arg("dim"), nb::arg("dtype"),
-           nb::arg("default_value"), nb::arg("num_shards"), nb::arg("expected_rows"),
-           nb::arg("token"), nb::arg("table"), nb::arg("hash_seed"), nb::arg("scratch_folder"))
-      .def("add", &add, nb::arg("keys").none(), nb::arg("weights").none(), nb::arg("dim"))
+           nb::arg("default_value"), nb::arg("num_shards"), nb::arg("num_shared"),
+           nb::arg("expected_rows"), nb::arg("token"), nb::arg("table"), nb::arg("hash_seed"),
+           nb::arg("scratch_folder"))
+      .def("add", &add<&FrozenWriter::add, FrozenWriter>, nb::arg("keys").none(),
+           nb::arg("weights").none(), nb::arg("dim"))
+      .def("add_shared", &add<&FrozenWriter::add_shared, FrozenWriter>, nb::arg("keys").none(),
+           nb::arg("weights").none(), nb::arg("dim"))
       .def_prop_ro("num_rows", &FrozenWriter::num_rows)
       .def("write_shard", &write_shard, nb::arg("shard"), nb::arg("descriptor"), nb::arg("name"));
   nb::class_<ServingTable>(module, "ServingTable")
@@ -204,7 +194,10 @@ void bind_serving(nb::module_& module) {
            nb::arg("weights").none(), nb::arg("pooling").none(), nb::arg("return_outcomes"));
   nb::class_<ServingDelta>(module, "ServingDelta")
       .def("__init__", &make_delta, nb::arg("table"))
-      .def("add", &add_to_delta, nb::arg("keys").none(), nb::arg("weights").none(), nb::arg("dim"))
+      .def("add", &add<&ServingDelta::add, ServingDelta>, nb::arg("keys").none(),
+           nb::arg("weights").none(), nb::arg("dim"))
+      .def("add_shared", &add<&ServingDelta::add_shared, ServingDelta>, nb::arg("keys").none(),
+           nb::arg("weights").none(), nb::arg("dim"))
       .def("erase", &erase_in_delta, nb::arg("keys").none())
       .def_prop_ro("num_rows", &ServingDelta::num_rows)
       .def_prop_ro("num_erased", &ServingDelta::num_erased);

@@ -49,7 +49,7 @@ class Model(nn.Module):
         kwargs: dict[str, Any] = {
             "optimizer": optim.Adam(lr=0.5, weight_decay=0.1),
             "initializer": init.Normal(),
-            "default": Default.constant(-0.25),
+            "default": Default.constant(-0.25) if padding_idx else Default.shared_rows(3),
             "padding_idx": padding_idx,
         }
         self.items = HashEmbedding(4, name="items", **kwargs)

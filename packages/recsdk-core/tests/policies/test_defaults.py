@@ -157,9 +157,8 @@ def test_another_optimizer_drops_their_state(tmp_path: Path) -> None:
     assert (other.shared_rows().state["sum"] == 0).all()
 
 
-@pytest.mark.parametrize("default", [Default.shared_rows(4), Default.initial_row()])
-def test_frozen_tables_do_not_have_it(tmp_path: Path, default: Default) -> None:
-    table = trained(default)
+def test_frozen_tables_have_no_initial_rows(tmp_path: Path) -> None:
+    table = trained(Default.initial_row())
     table.save(tmp_path / "full")
     with pytest.raises(ValueError, match="table 'user': keys without a row read .*default"):
         freeze(tmp_path / "full", tmp_path / "frozen")

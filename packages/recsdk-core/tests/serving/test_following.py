@@ -61,22 +61,22 @@ def answers(served: ServingTable, keys: np.ndarray = ALL) -> tuple[bytes, ...]:
     return bits(values), bits(outcomes), bits(pooled)
 
 
-def new_table() -> Table:
+def new_table(default: Default = Default.constant(-0.5)) -> Table:
     return Table(
         dim=5,
         name="items",
         optimizer=optim.Adagrad(lr=0.1),
         initializer=init.Normal(mean=0.0, stddev=0.5),
-        default=Default.constant(-0.5),
+        default=default,
     )
 
 
 class Training:
     """A table whose chain grows, link by link, in a folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, default: Default = Default.constant(-0.5)) -> None:
         self.folder, self.sequence = folder, 0
-        self.table = new_table()
+        self.table = new_table(default)
         self.rng = np.random.default_rng(5)
         self.table.find_or_insert(np.arange(300))
         self.table.save(folder / "link_0", step=0)
@@ -86,6 +86,9 @@ class Training:
         self.table.find_or_insert(keys)
         grads = self.rng.normal(size=(len(keys), self.table.dim)).astype(np.float32)
         self.table.apply_gradients(keys, grads)
+        if self.table.default.kind == "shared_rows":
+            others = self.rng.integers(10_000, 2**62, 5)
+            self.table.apply_gradients(others, np.ones((5, self.table.dim), np.float32))
         self.table.erase(np.array(erased, dtype=np.int64))
         self.sequence += 1
         path = self.folder / f"link_{self.sequence}"
@@ -117,6 +120,7 @@ def followed(training: Training) -> Iterator[ServingTable]:
     data=st.data(),
     dtype=st.sampled_from(["float32", "bfloat16", "float16", "int8", "int4"]),
     num_shards=st.sampled_from([1, 3]),
+    default=st.sampled_from([Default.constant(-0.5), Default.shared_rows(6)]),
 )
 def test_a_chain_taken_live_is_its_end_frozen_bit_for_bit(
     tmp_path_factory: pytest.TempPathFactory,
@@ -124,9 +128,10 @@ def test_a_chain_taken_live_is_its_end_frozen_bit_for_bit(
     data: st.DataObject,
     dtype: Any,
     num_shards: int,
+    default: Default,
 ) -> None:
     """Whenever it is frozen, and whenever it begins to follow; keys leave, and come back."""
-    training = Training(tmp_path_factory.mktemp("live") / "chain")
+    training = Training(tmp_path_factory.mktemp("live") / "chain", default)
     frozen_at = data.draw(st.integers(0, len(links) - 1), "frozen at")
     begins_at = data.draw(st.integers(frozen_at, len(links) - 1), "follows from")
     waits_at = data.draw(st.sets(st.integers(begins_at, len(links))), "waits for")

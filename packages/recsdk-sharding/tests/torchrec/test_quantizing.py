@@ -25,7 +25,7 @@ from torchrec.modules.feature_processor_ import (
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recsdk_core import CheckpointError, optim
+from recsdk_core import CheckpointError, Default, optim
 from recsdk_core.nn import HashEmbeddingBag
 from recsdk_sharding import (
     HashEmbeddingBagCollection,
@@ -55,7 +55,7 @@ def configs() -> list[HashEmbeddingBagConfig]:
     return [
         HashEmbeddingBagConfig(
             name="users", embedding_dim=8, num_embeddings=9, feature_names=["user", "friend"],
-            init_fn=uniform,
+            init_fn=uniform, default=Default.shared_rows(3),
         ),
         HashEmbeddingBagConfig(
             name="films", embedding_dim=20, num_embeddings=9, feature_names=["item"],

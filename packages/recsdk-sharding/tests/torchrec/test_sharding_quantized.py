@@ -18,7 +18,7 @@ from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recsdk_core import optim
+from recsdk_core import Default, optim
 from recsdk_sharding import (
     HashEmbeddingBagCollection,
     HashEmbeddingBagConfig,
@@ -55,7 +55,7 @@ def bags(is_weighted: bool = False) -> Any:
     )  # fmt: skip
     films = HashEmbeddingBagConfig(
         name="films", embedding_dim=20, num_embeddings=9, feature_names=["item"],
-        pooling=PoolingType.MEAN, init_fn=uniform,
+        pooling=PoolingType.MEAN, init_fn=uniform, default=Default.shared_rows(8),
     )  # fmt: skip
     return trained(HashEmbeddingBagCollection([users, films], is_weighted=is_weighted))
 

@@ -16,7 +16,7 @@ import click
 
 from recsdk_core.checkpoint import comparing, tabular, transforming
 from recsdk_core.checkpoint._fields import printable
-from recsdk_core.checkpoint.columns import shared_name
+from recsdk_core.checkpoint.columns import shared_name, shares_rows, tables_of_keys
 from recsdk_core.checkpoint.manifest import TableEntry
 from recsdk_core.checkpoint.merging import bytes_to_read
 from recsdk_core.checkpoint.owners import Owner
@@ -128,9 +128,9 @@ def _sources(sources: Sequence[str]) -> list[Checkpoint]:
 def _table_of(chain: Sequence[Checkpoint], name: str | None) -> str:
     tables = chain[-1].manifest.tables
     names = [entry.name for entry in tables]
-    of_keys = [each for each in names if each not in _shared_by(tables)]
+    of_keys = tables_of_keys(tables)
     if name is None and len(of_keys) == 1:
-        return of_keys[0]
+        return of_keys[0].name
     if name is None or name not in names:
         given = "say which" if name is None else f"there is no {name!r}"
         raise click.UsageError(f"--table: {given}; {chain[-1].location} has {', '.join(names)}")
@@ -139,11 +139,7 @@ def _table_of(chain: Sequence[Checkpoint], name: str | None) -> str:
 
 def _shared_by(tables: Sequence[TableEntry]) -> dict[str, str]:
     """The tables that are rows which the keys of another share, with its name."""
-    return {
-        shared_name(entry.name): entry.name
-        for entry in tables
-        if entry.default is not None and "n" in entry.default.arguments
-    }
+    return {shared_name(entry.name): entry.name for entry in tables if shares_rows(entry)}
 
 
 def _size(num_bytes: float) -> str:

@@ -15,9 +15,12 @@ from typing import Any
 import numpy as np
 
 from recsdk_core import _ext
+from recsdk_core.checkpoint.columns import shares_rows
 from recsdk_core.checkpoint.comparing import as_floats
 from recsdk_core.checkpoint.manifest import TableEntry
+from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.reading import Checkpoint
+from recsdk_core.checkpoint.restoring import read_shared
 from recsdk_core.errors import CheckpointError
 from recsdk_core.serving.chain_folder import ChainFolder, Place
 from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS, virtual_shards
@@ -166,6 +169,7 @@ class Follower:
         index, entry = checkpoint.table(self._name)
         self._check(checkpoint, entry)
         delta = _ext.ServingDelta(self._engine)
+        self._add_shared(delta, checkpoint, entry)
         for rank in range(len(entry.files)):
             for block in checkpoint.blocks(index, rank):
                 self._add(delta, block, entry)
@@ -175,6 +179,7 @@ class Follower:
         info = self._engine.info()
         for what, here, there in (
             ("width", info["dim"], entry.dim),
+            ("number of shared rows", info["num_shared"], _num_shared(entry)),
             ("default value", np.float32(info["default_value"]), np.float32(entry.default_value)),
         ):
             if here != there:
@@ -182,6 +187,13 @@ class Follower:
                     f"{checkpoint.location}: its table {self._name!r} has the {what} {there}, and "
                     f"what is served {here}; it is of another table"
                 )
+
+    @staticmethod
+    def _add_shared(delta: _ext.ServingDelta, checkpoint: Checkpoint, entry: TableEntry) -> None:
+        """A delta has all rows that keys without one share."""
+        if shares_rows(entry):
+            found = read_shared([checkpoint], entry.name, Owner(), drop_state=True)
+            delta.add_shared(found.keys, found.weights, entry.dim)
 
     def _add(self, delta: _ext.ServingDelta, block: Any, entry: TableEntry) -> None:
         keys = block.keys
@@ -197,3 +209,7 @@ class Follower:
         chosen = weights if is_here is None else weights[is_here]
         floats = np.ascontiguousarray(as_floats(chosen, entry.fields[0].dtype), dtype=np.float32)
         delta.add(np.ascontiguousarray(keys), floats, entry.dim)
+
+
+def _num_shared(entry: TableEntry) -> int:
+    return 0 if entry.default is None else int(entry.default.arguments.get("n") or 0)

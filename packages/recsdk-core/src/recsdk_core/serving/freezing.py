@@ -14,10 +14,13 @@ import numpy as np
 from recsdk_core import _ext
 from recsdk_core._internal.checks import require_int
 from recsdk_core._internal.version import __version__
+from recsdk_core.checkpoint.columns import shares_rows, tables_of_keys
 from recsdk_core.checkpoint.comparing import as_floats
 from recsdk_core.checkpoint.manifest import TableEntry
 from recsdk_core.checkpoint.merging import KeptRows
+from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.reading import Checkpoint, Progress, chain_of
+from recsdk_core.checkpoint.restoring import read_shared
 from recsdk_core.checkpoint.stores import Store, naming, open_store
 from recsdk_core.errors import CapacityError, CheckpointError
 from recsdk_core.files import local_path
@@ -77,13 +80,13 @@ def freeze(
         raise TypeError(f"freeze: progress must be callable, got {type(progress).__name__}")
     folder = local_path(target)
     chain = chain_of(source)
-    entries = chain[-1].manifest.tables
+    entries = tables_of_keys(chain[-1].manifest.tables)
     dtypes = _dtypes(dtype, [entry.name for entry in entries])
     store = open_store(folder)
     if any(checkpoint.store.address == store.address for checkpoint in chain):
         raise ValueError(f"target {store.location!r} is one of the source's; choose another")
     for entry in entries:
-        _check_default(entry.name, entry.default)
+        _check_default(entry.name, None if entry.default is None else entry.default.arguments)
     kept = KeptRows(chain, where)
     sources = [_of_chain(kept, chain, entry, progress) for entry in entries]
     return _write(store, sources, dtypes, _source_of(chain), num_shards, max_rows, overwrite)
@@ -108,17 +111,18 @@ def freeze_tables(
     if len(set(names)) < len(names):
         raise ValueError(f"freeze_tables: tables must have names of their own, got {names}")
     for table in tables:
-        _check_default(table.name, None if table.default.kind == "constant" else table.default)
+        _check_default(table.name, {"kind": table.default.kind})
     store = open_store(local_path(target))
     sources = [_of_table(table) for table in tables]
     return _write(store, sources, _dtypes(dtype, names), None, num_shards, None, overwrite)
 
 
-def _check_default(name: str, default: Any) -> None:
-    if default is not None:
+def _check_default(name: str, reads: Mapping[str, Any] | None) -> None:
+    if reads is not None and reads.get("kind") == "initial_row":
         raise ValueError(
-            f"table {name!r}: keys without a row read {default}, and those of a frozen table read "
-            "a constant; load the table with such a default and allow=['default'], and freeze that"
+            f"table {name!r}: keys without a row read their initial row, and those of a frozen "
+            "table read a constant or shared rows; load the table with such a default and "
+            "allow=['default'], and freeze that"
         )
 
 
@@ -140,6 +144,8 @@ class _Rows:
     expected_rows: int
     batches: Iterable[tuple[Any, Any]]
     """Keys (n,) and weights float32 (n, D), each key once."""
+    shared: tuple[Any, Any] | None
+    """Of the rows that missing keys share the keys that stand for them (m,), and weights."""
 
 
 def _of_chain(
@@ -156,7 +162,15 @@ def _of_chain(
         default_value=entry.default_value,
         expected_rows=sum(link.table(entry.name)[1].num_rows for link in chain),
         batches=batches(),
+        shared=_shared_of_chain(chain, entry),
     )
+
+
+def _shared_of_chain(chain: Sequence[Checkpoint], entry: TableEntry) -> tuple[Any, Any] | None:
+    if not shares_rows(entry):
+        return None
+    found = read_shared(chain, entry.name, Owner(), drop_state=True)
+    return found.keys, found.weights
 
 
 def _of_table(table: Table) -> _Rows:
@@ -166,7 +180,15 @@ def _of_table(table: Table) -> _Rows:
         default_value=table.default.value,
         expected_rows=len(table),
         batches=((batch.keys, batch.weights) for batch in table.export(state=False)),
+        shared=_shared_of_table(table),
     )
+
+
+def _shared_of_table(table: Table) -> tuple[Any, Any] | None:
+    if table.default.kind != "shared_rows":
+        return None
+    found = table.shared_rows()
+    return found.keys, found.weights
 
 
 def _write(
@@ -258,9 +280,15 @@ class _Table:
         self._store, self._token, self._index = store, token, index
         self._rows, self._dtype, self._num_shards = rows, dtype, num_shards
 
+    @property
+    def _num_shared(self) -> int:
+        return 0 if self._rows.shared is None else len(self._rows.shared[0])
+
     def write(self, max_rows: int | None) -> FrozenTableEntry:
         """Writes all rows."""
         writer = self._writer()
+        if self._rows.shared is not None:
+            writer.add_shared(*self._rows.shared, self._rows.dim)
         for keys, weights in self._rows.batches:
             floats = np.ascontiguousarray(weights, dtype=np.float32)
             writer.add(np.ascontiguousarray(keys), floats, self._rows.dim)
@@ -270,6 +298,7 @@ class _Table:
             dim=self._rows.dim,
             dtype=self._dtype,
             default_value=self._rows.default_value,
+            num_shared=self._num_shared,
             files=tuple(self._write_shard(writer, shard) for shard in range(self._num_shards)),
         )
 
@@ -281,6 +310,7 @@ class _Table:
             self._dtype,
             self._rows.default_value,
             self._num_shards,
+            self._num_shared,
             self._rows.expected_rows,
             bytes.fromhex(self._token),
             self._index,

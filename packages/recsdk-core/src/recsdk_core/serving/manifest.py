@@ -28,6 +28,7 @@ DTYPES: tuple[FrozenDType, ...] = get_args(FrozenDType)
 
 _INT64 = 2**63 - 1
 _WIDTH = 2**20
+MOST_SHARED = 65_536
 _HEX16 = re.compile("[0-9a-f]{16}")
 _HEX32 = re.compile("[0-9a-f]{32}")
 _HEX64 = re.compile("[0-9a-f]{64}")
@@ -78,6 +79,8 @@ class FrozenTableEntry:
     """How its rows are stored."""
     default_value: float
     """What every column of a missing key reads."""
+    num_shared: int
+    """Rows that missing keys share, and read in place of that; 0: none."""
     files: tuple[FrozenFileEntry, ...]
     """One a shard; shard s of W has the keys of virtual shards v with `v * W // 65536 == s`."""
 
@@ -99,6 +102,7 @@ class FrozenTableEntry:
             dim=fields.integer("dim", 1, _WIDTH),
             dtype=next(dtype for dtype in DTYPES if dtype == choice),
             default_value=fields.number("default_value"),
+            num_shared=fields.integer("num_shared", 0, MOST_SHARED),
             files=tuple(
                 FrozenFileEntry._read(item) for item in fields.children("files", 1, MAX_RANKS)
             ),

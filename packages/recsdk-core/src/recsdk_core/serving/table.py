@@ -111,6 +111,7 @@ class ServingTable:
             ("dim", entry.dim),
             ("dtype", entry.dtype),
             ("num_shards", len(entry.files)),
+            ("num_shared", entry.num_shared),
         )
         for what, wanted in expected:
             if self._info[what] != wanted:
@@ -136,8 +137,13 @@ class ServingTable:
 
     @property
     def default_value(self) -> float:
-        """What every column of a missing key reads."""
+        """What every column of a missing key reads, unless such keys share rows."""
         return float(self._info["default_value"])
+
+    @property
+    def num_shared(self) -> int:
+        """How many rows missing keys share: each reads one of them; 0: they read the default."""
+        return self._entry.num_shared
 
     @property
     def num_shards(self) -> int:
@@ -191,9 +197,9 @@ class ServingTable:
     def lookup(self, keys: Array, *, return_outcomes: bool = False) -> Any:
         """The rows of keys (N,), float32 (N, D).
 
-        A key without a row reads the default value and is MISSING. With `return_outcomes` returns
-        (values, outcomes uint8 (N,)). Keys may repeat. Raises ValueError for a key of a shard that
-        is not open.
+        A key without a row is MISSING, and reads the default value or the row that it shares. With
+        `return_outcomes` returns (values, outcomes uint8 (N,)). Keys may repeat. Raises ValueError
+        for a key of a shard that is not open.
         """
         return self._engine.lookup(keys, return_outcomes)
 
@@ -220,7 +226,8 @@ class ServingTable:
         other, as `Table.save_delta` and `Saver` write them. They are taken in their order, from the
         checkpoint that was frozen on: each whole or not at all, after every byte of it was
         verified. A call of `lookup` or `pool` reads one version, and never waits. Keys that were
-        erased or evicted read the default value from then on. Until a delta is complete, and while
+        erased or evicted read what missing ones do from then on. Rows that those share come with
+        each delta. Until a delta is complete, and while
         one is missing or damaged, the last good version is served, and `stats` says why; what
         failed is tried again, at first after `interval_seconds`, then ever more rarely. The thread
         ends with `stop_following`, with the table, or with the process.
