@@ -17,8 +17,13 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from recsdk_core import Admit, BusyError, CapacityError, Evict, Table, init, optim
 from recsdk_core.testing import ReferenceTable
+from recsdk_core.testing._room import key_of_hash
 from table_machine import DEFAULTS, IDS, TableMachine, assert_same
 
+MANY = np.arange(160) * 7
+# Of two virtual shards, so that they share counters of a sketch.
+CLOSE = np.array([key_of_hash(i << 16 | i % 2) for i in range(96)])
+SKETCH = 8 * 65_536  # one column for each virtual shard: all its keys share their counters
 RULES = [
     Admit.count(2),
     Admit.count(4, max_records=8),
@@ -28,6 +33,9 @@ RULES = [
     Admit.count(2) & (Admit.probability(0.5) | Admit.count(5)),
     Admit.show_click(alpha=0.1, beta=0.2, threshold=0.6, max_records=30),
     Admit.show_click(alpha=0.0, beta=1.0, threshold=2.0) | Admit.count(3),
+    Admit.count_sketch(3, max_bytes=SKETCH),
+    Admit.count_sketch(5, max_bytes=3 * SKETCH) & Admit.probability(0.6)
+    | Admit.count_sketch(7, max_bytes=3 * SKETCH),
 ]
 EVICTIONS = [
     None,
@@ -84,18 +92,28 @@ class AdmissionMachine(TableMachine):
         more = {"clicks": drawn(0)} if self.takes_clicks() else {}
         self.both("find_or_insert", ids, counts=drawn(1), return_outcomes=True, **more)
 
-    @rule(start=st.integers(0, 100), count=st.integers(1, 60), times=st.sampled_from([1, 2]))
-    def find_or_insert_many(self, start: int, count: int, times: int) -> None:
-        ids = np.arange(start, start + count) * 7
+    @rule(
+        keys=st.sampled_from([MANY, CLOSE]),
+        start=st.integers(0, 100),
+        count=st.integers(1, 60),
+        times=st.sampled_from([1, 2]),
+    )
+    def find_or_insert_many(self, keys: Any, start: int, count: int, times: int) -> None:
+        ids = keys[start % len(keys) :][:count]
         more = {"clicks": times - 1} if self.takes_clicks() else {}
         self.both("find_or_insert", ids, counts=times, return_outcomes=True, **more)
 
-    @rule(pair=TableMachine.leases, start=st.integers(0, 60), times=st.integers(1, 3))
-    def map_many_under_lease(self, pair: Any, start: int, times: int) -> None:
+    @rule(
+        pair=TableMachine.leases,
+        keys=st.sampled_from([MANY, CLOSE]),
+        start=st.integers(0, 60),
+        times=st.integers(1, 3),
+    )
+    def map_many_under_lease(self, pair: Any, keys: Any, start: int, times: int) -> None:
         lease, model_lease = pair
         if model_lease.is_released:
             return
-        ids = np.arange(start, start + 12) * 7
+        ids = keys[start : start + 12]
         more = {"counts": times} | ({"clicks": times - 1} if self.takes_clicks() else {})
         try:
             rows, outcomes = self.model.map(ids, True, lease=model_lease, **more)
@@ -121,6 +139,7 @@ class AdmissionMachine(TableMachine):
         self.model._num_evicted = stats.evicted
         self.model._counts = dict(stats.outcomes)
         assert self.model._admission is not None
+        self.model._admission.loaded()
         self.model._admission.num_lost = stats.records_lost
 
     @precondition(lambda self: not self.model._steps)

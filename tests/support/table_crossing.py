@@ -56,6 +56,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "admission": {
         "none": None,
         "count": Admit.count(2, max_records=30),
+        "sketch": Admit.count_sketch(2, max_bytes=2**20),
         "any": Admit.count(3) | Admit.probability(0.4),
         "shows": Admit.show_click(alpha=0.5, threshold=1.0, max_records=30),
     },

@@ -32,8 +32,8 @@ RECSDK_API EvictionState eviction_state(const Index& index);
 RECSDK_API void copy_metadata(const Index& index, std::span<const RowNumber> rows,
                               std::span<std::int64_t> words);
 
-/// How often keys without a row were seen, ascending by key, as readers see it. Throws
-/// std::invalid_argument without admission.
+/// How often keys without a row were seen, or the words of a sketch, ascending by key, as readers
+/// see it. Throws std::invalid_argument without admission.
 RECSDK_API std::vector<AdmitRecord> admission_records(const Index& index);
 
 /// Index::assign of keys (N,) with words (N, W) as copy_metadata gives them, none without eviction,

@@ -107,9 +107,11 @@ struct AdmitTerm {
     /// alpha times how often the key has been seen, and beta times its clicks, this step's
     /// included, are `threshold` or more
     kShowClick = 4,
+    /// as kCount, by a sketch: never later than the `count`th occurrence, and seldom earlier
+    kCountSketch = 5,
   };
   Kind kind = Kind::kCount;
-  std::int64_t count = 1;    ///< 1 to kMostAdmitCount
+  std::int64_t count = 1;    ///< 1 to kMostAdmitCount, of kCountSketch to kMostSketchCount
   double probability = 1.0;  ///< above 0, up to 1
   double alpha = 1.0;        ///< finite, 0 or more
   double beta = 0.0;         ///< finite, 0 or more, not both 0
@@ -119,6 +121,10 @@ struct AdmitTerm {
 /// Counts of keys without a row end here, clicks too.
 inline constexpr std::int64_t kMostAdmitCount = 0x7FFFFFFF;
 inline constexpr std::size_t kMostAdmitTerms = 63;
+/// What counters of a sketch can count to.
+inline constexpr std::int64_t kMostSketchCount = 0x7FFF;
+/// The smallest sketch: four counters for each virtual shard.
+inline constexpr std::int64_t kFewestSketchBytes = 8 * kMaxEvictionGroups;
 
 /// Which new keys get a row. A key that is seen without one is decided on anew in each step, by the
 /// step's keys and counts alone. One that is written by upsert gets a row in any case.
@@ -130,14 +136,25 @@ struct AdmitConfig {
   /// the lowest by a fixed hash first; keys of the step stay. Those that find no room count from 0
   /// again. Only with kCount or kShowClick. Absent: no limit.
   std::optional<std::int64_t> max_records = std::nullopt;
+  /// Of the counters of kCountSketch, which needs it, at least kFewestSketchBytes; a rank has those
+  /// of its virtual shards. Each shard has a count-min sketch of its own: four rows of
+  /// w = max_bytes / kFewestSketchBytes counters, rounded down, which end at the largest `count` of
+  /// the rule. A key counts as the least of its four counters as the step before left them, and
+  /// with what the step brings of it. With N occurrences counted in its shard that is at most
+  /// e * N / w too much for all but one in e**4 = 55 keys. Occurrences of keys that a step leaves
+  /// without a row are counted, and stay counted: a key that got a row, was written, erased or
+  /// evicted is known as often as before. Not with kCount or kShowClick, whose records have all
+  /// that a sketch has.
+  std::optional<std::int64_t> max_bytes = std::nullopt;
   /// What kProbability draws from beside key and step. A table sets its own, by seed and name.
   std::uint64_t salt = 0;
 };
 
-/// How often a key without a row was seen.
+/// How often a key without a row was seen; or of a sketch four counters of 16 bits, under a key of
+/// their virtual shard that stands for them.
 struct AdmitRecord {
   Key key = 0;
-  std::int64_t count = 0;   ///< >= 1
+  std::int64_t count = 0;   ///< >= 1; of a sketch the counters, that of the first row lowest
   std::int64_t step = 0;    ///< that saw it last, as the index counts
   std::int64_t clicks = 0;  ///< >= 0; of a rule with kShowClick
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <stdexcept>
 #include <tuple>
@@ -55,83 +56,21 @@ double draw(std::uint64_t salt, std::size_t term, Key key, std::int64_t step) {
   return static_cast<double>(bits >> 11U) * 0x1p-53;
 }
 
-void check_show_click(const AdmitTerm& term, const auto& fail) {
-  for (const auto& [name, value] : {std::pair("alpha", term.alpha), std::pair("beta", term.beta)}) {
-    if (!(value >= 0.0 && std::isfinite(value)))
-      fail(std::string(name) + " is " + number_text(value) + "; pass a finite number, 0 or more");
-  }
-  if (term.alpha == 0.0 && term.beta == 0.0)
-    fail("alpha and beta are 0, so no key would ever be admitted; pass one above 0");
-  if (!(term.threshold > 0.0 && std::isfinite(term.threshold)))
-    fail("threshold is " + number_text(term.threshold) + "; pass a finite number above 0");
-}
-
 }  // namespace
-
-void check_admission(const AdmitConfig& config, const std::string& title,
-                     std::optional<std::int64_t> groups) {
-  const auto fail = [&](const std::string& what) {
-    throw std::invalid_argument(title + ": admission." + what);
-  };
-  if (config.rule.empty() || config.rule.size() > kMostAdmitTerms)
-    fail("rule has " + std::to_string(config.rule.size()) + " terms; pass 1 to " +
-         std::to_string(kMostAdmitTerms));
-  std::size_t depth = 0;
-  bool has_counts = false;
-  for (const AdmitTerm& term : config.rule) {
-    const bool joins = term.kind == Kind::kAll || term.kind == Kind::kAny;
-    if (term.kind > Kind::kShowClick)
-      fail("rule has a term of unknown kind; pass those of AdmitTerm");
-    if (joins && depth < 2) fail("rule joins terms before there are two; pass it in postfix order");
-    depth += joins ? std::size_t(-1) : 1;
-    has_counts |= term.kind == Kind::kCount || term.kind == Kind::kShowClick;
-    if (term.kind == Kind::kCount && (term.count < 1 || term.count > kMostAdmitCount))
-      fail("count is " + std::to_string(term.count) + "; pass 1 to " +
-           std::to_string(kMostAdmitCount));
-    if (term.kind == Kind::kProbability && !(term.probability > 0.0 && term.probability <= 1.0))
-      fail("probability is " + number_text(term.probability) + "; pass a number above 0, up to 1");
-    if (term.kind == Kind::kShowClick) check_show_click(term, fail);
-  }
-  if (depth != 1) fail("rule has terms that are not joined; join them by kAll or kAny");
-  if (!config.max_records) return;
-  if (!has_counts) fail("max_records is given, and the rule counts nothing; leave it out");
-  if (*config.max_records < 1)
-    fail("max_records is " + std::to_string(*config.max_records) + "; pass 1 or more");
-  if (groups && *config.max_records < *groups)
-    fail("max_records is " + std::to_string(*config.max_records) + ", and keys fall into " +
-         std::to_string(*groups) + " groups; pass as many, or set fewer eviction_groups");
-}
-
-void append_records(std::vector<AdmitRecord>& records, std::span<const AdmitRecord> more,
-                    const std::string& title) {
-  for (const AdmitRecord& record : more) {
-    if (record.count >= 1 && record.clicks >= 0) continue;
-    throw std::invalid_argument(title + ": key " + std::to_string(record.key) +
-                                " without a row was seen " + std::to_string(record.count) +
-                                " times, and clicked " + std::to_string(record.clicks) +
-                                "; pass counts of 1 or more, and clicks of 0 or more");
-  }
-  records.insert(records.end(), more.begin(), more.end());
-  std::vector<Key> keys(records.size());
-  std::transform(records.begin(), records.end(), keys.begin(),
-                 [](const AdmitRecord& record) { return record.key; });
-  std::sort(keys.begin(), keys.end());
-  const auto twice = std::adjacent_find(keys.begin(), keys.end());
-  if (twice == keys.end()) return;
-  throw std::invalid_argument(title + ": the count of key " + std::to_string(*twice) +
-                              " comes twice; pass distinct keys");
-}
 
 Admission::Admission(const AdmitConfig& config, std::optional<std::int64_t> groups,
                      std::optional<GroupRange> owned, std::uint64_t hash_seed)
     : config_(config), hash_seed_(hash_seed), map_(hash_seed) {
+  std::int64_t most_sketched = 0;
   for (const AdmitTerm& term : config_.rule) {
     if (term.kind == Kind::kCount) most_ = std::max(most_, term.count);
     if (term.kind == Kind::kShowClick) most_ = kMostAdmitCount;
     takes_clicks_ |= term.kind == Kind::kShowClick;
     needs_clicks_ |= term.kind == Kind::kShowClick && term.beta > 0.0;
     has_draws_ |= term.kind == Kind::kProbability;
+    if (term.kind == Kind::kCountSketch) most_sketched = std::max(most_sketched, term.count);
   }
+  if (config_.max_bytes) sketch_.emplace(*config_.max_bytes, most_sketched);
   is_limited_ = config_.max_records.has_value();
   if (!is_limited_) return;
   constexpr std::int64_t kMost = kNone - 1;
@@ -156,7 +95,9 @@ Admission::Admission(const Admission& other, EmptyCopy /*tag*/)
       shift_(other.shift_),
       hash_seed_(other.hash_seed_),
       map_(other.hash_seed_),
-      groups_(other.groups_.size()) {
+      groups_(other.groups_.size()),
+      sketch_(other.sketch_ ? std::optional<CountSketch>(other.sketch_->empty_copy())
+                            : std::nullopt) {
   for (std::size_t g = 0; g < groups_.size(); ++g) groups_[g].quota = other.groups_[g].quota;
 }
 
@@ -218,6 +159,7 @@ bool Admission::holds(std::size_t place, const Seen& seen, std::int64_t in_step,
                       std::int64_t step) const {
   const AdmitTerm& term = config_.rule[place];
   if (term.kind == Kind::kCount) return seen.total >= term.count;
+  if (term.kind == Kind::kCountSketch) return seen.sketched >= term.count;
   if (term.kind == Kind::kShowClick) {
     return term.alpha * static_cast<double>(seen.total) +
                term.beta * static_cast<double>(seen.all_clicks) >=
@@ -245,6 +187,7 @@ bool Admission::decide(std::span<const Key> keys, Outcome* outcomes, const Broug
       const std::int64_t clicks = seen.record == kNone ? 0 : at(seen.record).clicks;
       seen.all_clicks = std::min(add(clicks, seen.clicks), kMostAdmitCount);
     }
+    if (sketch_) seen.sketched = add(sketched_before(seen.key, step), in_step);
     seen.is_admitted = admits(seen, in_step, step);
     keeps_out |= !seen.is_admitted;
   }
@@ -327,10 +270,10 @@ std::uint32_t Admission::sort_run(Group& group, std::uint32_t first) {
   return run.front().second;
 }
 
-// What later calls of this step need for their draws.
-void Admission::count_step(AdmissionCall& call, bool shares_step) const {
+// What later calls of this step need for their draws, and for the sketch.
+void Admission::count_step(AdmissionCall& call) const {
   call.in_step.clear();
-  if (!has_draws_ || !shares_step) return;
+  if (!(has_draws_ || sketch_) || !call.shares_step) return;
   call.in_step.reserve(call.seen.size() + in_step_.size());
   auto earlier = in_step_.begin();
   const auto end = step_of_counts_ == call.step ? in_step_.end() : in_step_.begin();
@@ -345,7 +288,9 @@ void Admission::count_step(AdmissionCall& call, bool shares_step) const {
 
 void Admission::prepare(AdmissionCall& call, bool shares_step) {
   call.is_prepared = true;
-  count_step(call, shares_step);
+  call.shares_step = shares_step;
+  count_step(call);
+  if (sketch_) prepare_sketch(call);
   if (most_ == 0) return;
   for (const Seen& seen : call.seen) {
     if (seen.record != kNone) at(seen.record).is_seen = true;
@@ -394,9 +339,68 @@ void Admission::settle(AdmissionCall& call, const Outcome* outcomes,
     drop(victim);
   }
   num_lost_ += call.victims.size();
+  if (sketch_) settle_sketch(call, outcomes, before);
   in_step_.swap(call.in_step);
+  before_step_.swap(call.before_step);
   step_of_counts_ = call.step;
   map_.adapt(static_cast<std::int64_t>(call.added.size()));
+}
+
+// ---- the sketch --------------------------------------------------------------------------------
+
+// What the key counted as before the step.
+std::int64_t Admission::sketched_before(Key key, std::int64_t step) const {
+  const CountSketch::Cells cells = sketch_->cells_of(key);
+  const auto end = step_of_counts_ == step ? before_step_.end() : before_step_.begin();
+  std::int64_t least = kMostSketchCount;
+  for (std::size_t row = 0; row < cells.size(); ++row) {
+    const auto found = std::lower_bound(before_step_.begin(), end, std::pair(cells[row], 0UL));
+    const bool is_changed = found != end && found->first == cells[row];
+    const std::uint64_t word = is_changed ? found->second : sketch_->word(cells[row]);
+    least = std::min(least, CountSketch::counter(word, row));
+  }
+  return least;
+}
+
+void Admission::prepare_sketch(AdmissionCall& call) {
+  std::vector<std::uint64_t> cells;
+  cells.reserve(CountSketch::kDepth * call.seen.size());
+  for (const Seen& seen : call.seen) {
+    for (const std::uint64_t cell : sketch_->cells_of(seen.key)) cells.push_back(cell);
+  }
+  for (const std::uint64_t cell : cells) sketch_->prepare(cell);
+  if (!call.shares_step) return;
+  std::sort(cells.begin(), cells.end());
+  cells.erase(std::unique(cells.begin(), cells.end()), cells.end());
+  AdmissionCall::Words own;
+  own.reserve(cells.size());
+  for (const std::uint64_t cell : cells) own.emplace_back(cell, sketch_->word(cell));
+  const auto end = step_of_counts_ == call.step ? before_step_.end() : before_step_.begin();
+  call.before_step.reserve(own.size() + static_cast<std::size_t>(end - before_step_.begin()));
+  // Of equal cells that of the calls before.
+  std::set_union(before_step_.begin(), end, own.begin(), own.end(),
+                 std::back_inserter(call.before_step),
+                 [](const auto& a, const auto& b) { return a.first < b.first; });
+}
+
+void Admission::settle_sketch(AdmissionCall& call, const Outcome* outcomes,
+                              std::vector<AdmitRecord>* before) noexcept {
+  for (const auto& [cell, word] : call.before_step) {
+    if (before != nullptr) before->push_back(CountSketch::record(cell, sketch_->word(cell)));
+    sketch_->set(cell, word);
+  }
+  if (!call.shares_step) {
+    for (const Seen& seen : call.seen) {
+      if (!has_row(outcomes[seen.place])) sketch_->add(seen.key, seen.count);
+    }
+    return;
+  }
+  auto seen = call.seen.begin();
+  std::erase_if(call.in_step, [&](const auto& counted) {
+    while (seen != call.seen.end() && seen->key < counted.first) ++seen;
+    return seen != call.seen.end() && seen->key == counted.first && has_row(outcomes[seen->place]);
+  });
+  for (const auto& [key, count] : call.in_step) sketch_->add(key, count);
 }
 
 // ---- records -----------------------------------------------------------------------------------
@@ -465,12 +469,17 @@ void Admission::clear() noexcept {
     group = Group();
     group.quota = quota;
   }
+  if (sketch_) sketch_->clear();
   in_step_.clear();
+  before_step_.clear();
   step_of_counts_.reset();
 }
 
 // Of a group that has too many, those seen longest ago are left out.
 void Admission::assign(std::span<const AdmitRecord> records) {
+  if (sketch_) {
+    for (const AdmitRecord& record : records) sketch_->assign(record);
+  }
   if (most_ == 0) return;
   std::vector<std::uint64_t> room(groups_.size());
   for (std::size_t g = 0; g < groups_.size(); ++g) room[g] = groups_[g].quota;
@@ -511,7 +520,9 @@ void Admission::replace_by(Admission& other) noexcept {
   std::swap(num_free_, other.num_free_);
   groups_.swap(other.groups_);
   num_lost_ += other.num_lost_;
+  if (sketch_) sketch_->swap(*other.sketch_);
   in_step_.swap(other.in_step_);
+  before_step_.swap(other.before_step_);
   std::swap(step_of_counts_, other.step_of_counts_);
 }
 
@@ -526,24 +537,41 @@ std::vector<AdmitRecord> Admission::records(std::span<const AdmitRecord> before)
   found.reserve(earlier.size() + static_cast<std::size_t>(map_.size()));
   std::copy_if(earlier.begin(), earlier.end(), std::back_inserter(found),
                [](const AdmitRecord& record) { return record.count > 0; });
-  map_.for_each([&](Key key, std::uint32_t number) {
-    if (!std::binary_search(earlier.begin(), earlier.end(), AdmitRecord{.key = key}, is_lower))
-      found.push_back(of(number));
-  });
+  const auto add_now = [&](const AdmitRecord& now) {
+    if (!std::binary_search(earlier.begin(), earlier.end(), now, is_lower)) found.push_back(now);
+  };
+  map_.for_each([&](Key /*key*/, std::uint32_t number) { add_now(of(number)); });
+  if (sketch_) {
+    sketch_->for_each(
+        [&](std::uint64_t cell, std::uint64_t word) { add_now(CountSketch::record(cell, word)); });
+  }
   std::sort(found.begin(), found.end(), is_lower);
   return found;
 }
 
-std::optional<AdmitRecord> Admission::find(Key key) const noexcept {
-  const std::optional<std::uint32_t> number = map_.find_one(key);
-  return number ? std::optional(of(*number)) : std::nullopt;
+std::optional<std::int64_t> Admission::seen_of(Key key,
+                                               std::span<const AdmitRecord> records) const {
+  const auto count_of = [&](Key wanted) -> std::optional<std::int64_t> {
+    const auto found = std::find_if(records.begin(), records.end(),
+                                    [&](const AdmitRecord& each) { return each.key == wanted; });
+    return found == records.end() ? std::nullopt : std::optional(found->count);
+  };
+  if (!sketch_) return count_of(key);
+  const CountSketch::Cells cells = sketch_->cells_of(key);
+  std::int64_t least = kMostSketchCount;
+  for (std::size_t row = 0; row < cells.size(); ++row) {
+    const std::int64_t word = count_of(CountSketch::record(cells[row], 0).key).value_or(0);
+    least = std::min(least, CountSketch::counter(static_cast<std::uint64_t>(word), row));
+  }
+  return least;
 }
 
 std::int64_t Admission::bytes() const {
   const std::size_t own = slabs_.size() * kSlabRecords * sizeof(Record) +
                           groups_.capacity() * sizeof(Group) +
-                          in_step_.capacity() * sizeof(AdmissionCall::Counts::value_type);
-  return static_cast<std::int64_t>(own) + map_.stats().bytes;
+                          in_step_.capacity() * sizeof(AdmissionCall::Counts::value_type) +
+                          before_step_.capacity() * sizeof(AdmissionCall::Words::value_type);
+  return static_cast<std::int64_t>(own) + map_.stats().bytes + (sketch_ ? sketch_->bytes() : 0);
 }
 
 std::string Admission::find_broken(const KeyMap& rows) const {
@@ -569,6 +597,7 @@ std::string Admission::find_broken(const KeyMap& rows) const {
     num_listed += count;
   }
   if (is_limited_ && num_listed != map_.size()) what = "a count is in no group's list";
+  if (sketch_ && what.empty()) what = sketch_->find_broken();
   return what;
 }
 

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "admission/count_sketch.h"
 #include "keymap/key_map.h"
 #include "recsdk/policy.h"
 #include "recsdk/types.h"
@@ -31,17 +32,21 @@ struct AdmissionCall {
     std::int64_t clicks = 0;       // in this call
     std::int64_t total = 0;        // with those before, as far as the rule asks
     std::int64_t all_clicks = 0;   // with those before
+    std::int64_t sketched = 0;     // as the sketch counts it
     std::uint32_t record = kNone;  // its record
     bool is_admitted = false;
   };
   using Counts = std::vector<std::pair<Key, std::int64_t>>;
+  using Words = std::vector<std::pair<std::uint64_t, std::uint64_t>>;  // of a sketch, by cell
 
   std::vector<Seen> seen;              // ascending by key
   std::vector<std::uint32_t> added;    // of seen: those whose record is new
   std::vector<std::uint32_t> victims;  // records that leave for them
   Counts in_step;                      // of the step up to and with this call, ascending
+  Words before_step;  // what the step up to and with this call changes, as it was before, ascending
   std::int64_t step = 0;
   bool is_prepared = false;
+  bool shares_step = false;  // more calls of this step may follow
 };
 
 /// The rule of one index, and its records. The index's lock guards it.
@@ -73,7 +78,7 @@ class Admission {
   void settle(AdmissionCall& call, const Outcome* outcomes,
               std::vector<AdmitRecord>* before) noexcept;
   static std::size_t num_changes(const AdmissionCall& call) noexcept {
-    return call.seen.size() + call.victims.size();
+    return call.seen.size() + call.victims.size() + call.before_step.size();
   }
 
   /// The key's record goes, if it has one.
@@ -83,7 +88,10 @@ class Admission {
   std::unique_ptr<Admission> empty_copy() const {
     return std::unique_ptr<Admission>(new Admission(*this, EmptyCopy()));
   }
-  /// Of an empty one: takes in records with distinct keys. Throws std::bad_alloc.
+  /// Throws std::invalid_argument, begun by `title`, for records that cannot be of this rule or are
+  /// of one key.
+  void check(std::span<const AdmitRecord> records, const std::string& title) const;
+  /// Of an empty one: takes in records that it has checked. Throws std::bad_alloc.
   void assign(std::span<const AdmitRecord> records);
   /// Takes the records of another, and what it has lost of them.
   void replace_by(Admission& other) noexcept;
@@ -91,11 +99,14 @@ class Admission {
   /// All records, ascending by key; of keys in `before` as they are there, the first one counting.
   /// Throws std::bad_alloc.
   std::vector<AdmitRecord> records(std::span<const AdmitRecord> before) const;
-  std::optional<AdmitRecord> find(Key key) const noexcept;
+  /// How often a key was seen, about with a sketch, as `records` have it.
+  std::optional<std::int64_t> seen_of(Key key, std::span<const AdmitRecord> records) const;
 
   std::int64_t size() const noexcept { return map_.size(); }
   std::uint64_t num_lost() const noexcept { return num_lost_; }
   std::int64_t bytes() const;
+  /// Whether records stand for words of a sketch, and not for their keys.
+  bool has_sketch() const noexcept { return sketch_.has_value(); }
   /// What is broken, or empty. `rows` are the keys that have a row.
   std::string find_broken(const KeyMap& rows) const;
 
@@ -143,7 +154,11 @@ class Admission {
   std::vector<std::uint32_t> choose_added(AdmissionCall& call);
   std::uint32_t choose_victims(Group& group, std::uint32_t count, AdmissionCall& call);
   std::uint32_t sort_run(Group& group, std::uint32_t first);
-  void count_step(AdmissionCall& call, bool shares_step) const;
+  void count_step(AdmissionCall& call) const;
+  std::int64_t sketched_before(Key key, std::int64_t step) const;
+  void prepare_sketch(AdmissionCall& call);
+  void settle_sketch(AdmissionCall& call, const Outcome* outcomes,
+                     std::vector<AdmitRecord>* before) noexcept;
   void prepare_take(std::size_t count);
   std::uint32_t take() noexcept;
   void give_back(std::uint32_t number) noexcept;
@@ -169,8 +184,11 @@ class Admission {
   std::uint32_t num_free_ = 0;
   std::vector<Group> groups_;
   std::uint64_t num_lost_ = 0;
-  // What this step's calls have seen so far of keys without a row, for draws.
+  std::optional<CountSketch> sketch_;
+  // What this step's calls have seen so far of keys that have no row yet, for draws and the sketch,
+  // and the words of the sketch that they changed, as they were before.
   AdmissionCall::Counts in_step_;
+  AdmissionCall::Words before_step_;
   std::optional<std::int64_t> step_of_counts_;
 };
 
@@ -178,8 +196,4 @@ class Admission {
 /// `groups` of max_rows, if it has some.
 void check_admission(const AdmitConfig& config, const std::string& title,
                      std::optional<std::int64_t> groups);
-/// Adds records to others. Throws std::invalid_argument for a count out of range.
-void append_records(std::vector<AdmitRecord>& records, std::span<const AdmitRecord> more,
-                    const std::string& title);
-
 }  // namespace recsdk::internal

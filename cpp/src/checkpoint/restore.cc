@@ -283,7 +283,10 @@ void Restore::add_records(std::span<const AdmitRecord> records) {
                                 ": counts of keys without a row need a rule of admission; set it, "
                                 "or leave them out");
   }
-  r.attempt([&] { internal::append_records(r.records, records, r.table->title()); });
+  r.attempt([&] {
+    r.records.insert(r.records.end(), records.begin(), records.end());
+    r.table->index.admission->check(r.records, r.table->title());
+  });
 }
 
 void Restore::add_shared(std::span<const Key> keys, const float* weights, const float* state) {

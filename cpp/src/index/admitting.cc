@@ -151,10 +151,14 @@ std::unique_ptr<internal::Admission> Index::Impl::counted_anew(
                                 ": counts of keys without a row need a rule of admission; set it, "
                                 "or leave them out");
   }
-  std::vector<AdmitRecord> checked;
-  internal::append_records(checked, records, title);
-  std::vector<Key> keys(checked.size());
-  std::transform(checked.begin(), checked.end(), keys.begin(),
+  admission->check(records, title);
+  std::unique_ptr<internal::Admission> made = admission->empty_copy();
+  if (admission->has_sketch()) {  // its keys stand for words, and may have rows
+    made->assign(records);
+    return made;
+  }
+  std::vector<Key> keys(records.size());
+  std::transform(records.begin(), records.end(), keys.begin(),
                  [](const AdmitRecord& record) { return record.key; });
   std::vector<RowNumber> found(keys.size());
   std::vector<Outcome> outcomes(keys.size());
@@ -165,8 +169,7 @@ std::unique_ptr<internal::Admission> Index::Impl::counted_anew(
     throw std::invalid_argument(title + ": key " + std::to_string(key) +
                                 " has a row and a count of keys without one; pass one of them");
   }
-  std::unique_ptr<internal::Admission> made = admission->empty_copy();
-  made->assign(checked);
+  made->assign(records);
   return made;
 }
 

@@ -127,10 +127,7 @@ KeyStanding standing_of(const Index& index, Key key) {
   Outcome outcome = Outcome::kMissing;
   impl.find_visible({&key, 1}, &row, &outcome);
   if (outcome != Outcome::kFound) {
-    if (!impl.admission) return found;
-    for (const AdmitRecord& record : impl.visible_records()) {
-      if (record.key == key) found.seen = record.count;
-    }
+    if (impl.admission) found.seen = impl.admission->seen_of(key, impl.visible_records());
     return found;
   }
   found.row = row;

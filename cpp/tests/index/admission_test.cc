@@ -185,6 +185,29 @@ TEST(Admission, AStepMayComeInPieces) {
   EXPECT_LT(whole.size(), 380);
 }
 
+// All keys of a virtual shard share the four counters of a sketch with one column.
+TEST(Admission, ASketchCountsWhatStepsLeftWithoutARow) {
+  const AdmitTerm third{.kind = Kind::kCountSketch, .count = 3};
+  Index index({.admission = AdmitConfig{.rule = {third}, .max_bytes = kFewestSketchBytes}});
+  const auto key = [](std::uint64_t number) {
+    return static_cast<Key>(internal::virtual_shard_key(number << 16U | 7U));
+  };
+  EXPECT_EQ(map(index, {key(1), key(2)}), Outcomes(2, kNotAdmitted));  // each came once
+  const std::int64_t all_rows = 2 * 0x0001000100010001;
+  EXPECT_EQ(admission_records(index), (std::vector<AdmitRecord>{{key(0), all_rows}}));
+  {
+    const Lease lease = index.lease(5);
+    EXPECT_EQ(map(index, {key(3)}, &lease), Outcomes{kInserted});  // two were counted before
+    EXPECT_EQ(map(index, {9, 9}, &lease), Outcomes(2, kNotAdmitted));
+    EXPECT_EQ(admission_records(index).size(), 1);  // to readers
+    EXPECT_EQ(map(index, {9}, &lease), Outcomes{kInserted});
+  }
+  EXPECT_EQ(admission_records(index), (std::vector<AdmitRecord>{{key(0), all_rows}}));
+  EXPECT_EQ(index.stats().admission_records, 0);
+  EXPECT_EQ(standing_of(index, key(4)).seen, 2);
+  index.check_invariants();
+}
+
 TEST(Admission, ACountStandsForOccurrences) {
   Index index({.admission = AdmitConfig{.rule = {count(5)}}});
   const std::int64_t twice[] = {2};
@@ -227,6 +250,14 @@ TEST(Admission, ARuleThatMakesNoSenseIsRefusedByField) {
   expect_refused({.rule = {count(2)}, .max_records = 0}, "max_records is 0");
   expect_refused({.rule = {count(2)}, .max_records = 5}, "max_records is 5", 2000);
   expect_refused({.rule = {chance(0.5)}, .max_records = 5}, "max_records is given");
+  const AdmitTerm sketch{.kind = Kind::kCountSketch, .count = 2};
+  expect_refused({.rule = {sketch}}, "max_bytes is missing");
+  expect_refused({.rule = {sketch}, .max_bytes = 524'287}, "max_bytes is 524287");
+  expect_refused({.rule = {count(2)}, .max_bytes = 1 << 20}, "max_bytes is given");
+  expect_refused({.rule = {sketch, count(2), join(Kind::kAny)}, .max_bytes = 1 << 20},
+                 "rule has a sketch");
+  expect_refused({.rule = {{.kind = Kind::kCountSketch, .count = 32'768}}, .max_bytes = 1 << 20},
+                 "count is 32768");
 }
 
 }  // namespace

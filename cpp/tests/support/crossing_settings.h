@@ -185,6 +185,8 @@ inline Values admissions() {
   return {{"none", [](Combination&) {}},
           rule("count", {.rule = {twice}, .max_records = 100}),
           rule("shows", {.rule = {shown}, .max_records = 100}),
+          rule("sketch", {.rule = {{.kind = Kind::kCountSketch, .count = 2}},
+                          .max_bytes = kFewestSketchBytes}),
           rule("any", {.rule = {twice, some, {.kind = Kind::kAny}}})};
 }
 

@@ -183,6 +183,18 @@ TEST_F(AllocationFailureTest, KeepingKeysOut) {
   fail_each(prepare, [](Subject& s) { s.map(range(150, 2000), &s.lease); });
 }
 
+// Calls of one step, and batches in flight, keep what they changed of the sketch.
+TEST_F(AllocationFailureTest, CountingInASketch) {
+  config_.admission = AdmitConfig{.rule = {{.kind = AdmitTerm::Kind::kCountSketch, .count = 2}},
+                                  .max_bytes = kFewestSketchBytes};
+  const auto prepare = [](Subject& s) {
+    s.map(range(0, 2900));
+    s.lease = s.table.lease(9);
+    s.map(range(2000, 500), &s.lease);
+  };
+  fail_each(prepare, [](Subject& s) { s.map(range(1500, 2000), &s.lease); });
+}
+
 TEST_F(AllocationFailureTest, FindingOrInserting) {
   fail_each(kLived, [](Subject& s) {
     const Keys keys = range(500, 2500);

@@ -33,14 +33,17 @@ void bind_policy(nb::module_& module) {
       .value("PROBABILITY", AdmitTerm::Kind::kProbability)
       .value("ALL", AdmitTerm::Kind::kAll)
       .value("ANY", AdmitTerm::Kind::kAny)
-      .value("SHOW_CLICK", AdmitTerm::Kind::kShowClick);
+      .value("SHOW_CLICK", AdmitTerm::Kind::kShowClick)
+      .value("COUNT_SKETCH", AdmitTerm::Kind::kCountSketch);
   nb::class_<AdmitTerm>(module, "AdmitTerm")
       .def(nb::init<AdmitTerm::Kind, std::int64_t, double, double, double, double>(),
            nb::arg("kind"), nb::arg("count") = 1, nb::arg("probability") = 1.0,
            nb::arg("alpha") = 1.0, nb::arg("beta") = 0.0, nb::arg("threshold") = 1.0);
   nb::class_<AdmitConfig>(module, "AdmitConfig")
-      .def(nb::init<std::vector<AdmitTerm>, std::optional<std::int64_t>>(), nb::arg("rule"),
-           nb::arg("max_records").none());
+      .def(nb::init<std::vector<AdmitTerm>, std::optional<std::int64_t>,
+                    std::optional<std::int64_t>>(),
+           nb::arg("rule"), nb::arg("max_records").none(),
+           nb::arg("max_bytes").none() = nb::none());
   nb::enum_<DefaultKind>(module, "DefaultKind")
       .value("CONSTANT", DefaultKind::kConstant)
       .value("INITIAL_ROW", DefaultKind::kInitialRow)

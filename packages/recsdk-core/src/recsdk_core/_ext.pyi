@@ -87,7 +87,9 @@ class AdmitTerm:
 
 @final
 class AdmitConfig:
-    def __init__(self, rule: Sequence[AdmitTerm], max_records: int | None) -> None: ...
+    def __init__(
+        self, rule: Sequence[AdmitTerm], max_records: int | None, max_bytes: int | None = None
+    ) -> None: ...
 
 class DefaultKind(enum.Enum):
     CONSTANT = ...

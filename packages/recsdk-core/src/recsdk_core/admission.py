@@ -4,25 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from recsdk_core._internal.checks import require_finite, require_int, require_number, require_one_of
 
 __all__ = ["RECORDS", "TERM_SETTINGS", "Admit", "record_names"]
 
-Kind: TypeAlias = Literal["count", "probability", "show_click", "all", "any"]
+Kind: TypeAlias = Literal["count", "count_sketch", "probability", "show_click", "all", "any"]
 
 _MOST_COUNT = 2**31
+_MOST_SKETCHED = 2**15
+_FEWEST_BYTES = 8 * 65_536
 _MOST_TERMS = 63
 _SETTINGS = {
     "count": {"n"},
+    "count_sketch": {"n"},
     "probability": {"p"},
     "show_click": {"alpha", "beta", "threshold"},
 }
 TERM_SETTINGS = ("n", "p", "alpha", "beta", "threshold")
 """What rules are made of, by name; each kind has some of them."""
 RECORDS = ("admit_keys", "admit_counts", "admit_steps", "admit_clicks")
-"""What is kept of keys without a row, by name; clicks only if the rule takes them."""
+"""What is kept of keys without a row, by name; clicks only if the rule takes them.
+
+Of a sketch: four counters of 16 bits as a count, under a key of their virtual shard that stands for
+them, and 0 as a step.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +50,7 @@ class Admit:
     kind: Kind
     """What decides."""
     n: int | None = None
-    """Of "count": the occurrence that is admitted, 1 to 2**31 - 1."""
+    """The occurrence that is admitted: of "count" 1 to 2**31 - 1, of "count_sketch" 2**15 - 1."""
     p: float | None = None
     """Of "probability": above 0, up to 1."""
     alpha: float | None = None
@@ -54,13 +61,13 @@ class Admit:
     """Of "show_click": what a key must be worth, above 0."""
     max_records: int | None = None
     """Keys without a row whose count is kept; None: no limit."""
+    max_bytes: int | None = None
+    """Of the counters of "count_sketch", and of what it is joined to: 524,288 or more."""
     parts: tuple[Admit, ...] = ()
     """Of "all" and "any": the two rules."""
 
     def __post_init__(self) -> None:
-        require_one_of(
-            "Admit", ("count", "probability", "show_click", "all", "any"), kind=self.kind
-        )
+        require_one_of("Admit", get_args(Kind), kind=self.kind)
         wanted = _SETTINGS.get(self.kind, {"parts"})
         given = {name for name in TERM_SETTINGS if getattr(self, name) is not None}
         given |= {"parts"} if self.parts else set()
@@ -69,7 +76,8 @@ class Admit:
                 f"Admit: kind={self.kind!r} takes {', '.join(sorted(wanted))}, got {sorted(given)}"
             )
         if self.n is not None:
-            require_int("Admit", 1, _MOST_COUNT, n=self.n)
+            most = _MOST_SKETCHED if self.kind == "count_sketch" else _MOST_COUNT
+            require_int("Admit", 1, most, n=self.n)
         if self.p is not None:
             require_number("Admit", p=self.p)
             if not 0.0 < self.p <= 1.0:
@@ -77,10 +85,27 @@ class Admit:
         self._check_show_click()
         if self.parts:
             self._check_parts()
+        self._check_limits()
+
+    def _check_limits(self) -> None:
+        kinds = {term.kind for term in self.terms()}
+        has_records = bool(kinds & {"count", "show_click"})
+        if "count_sketch" in kinds and has_records:
+            raise ValueError(
+                "Admit: a rule goes by a sketch or by exact counts, which have all that a sketch "
+                "has; take Admit.count in place of Admit.count_sketch"
+            )
         if self.max_records is not None:
             require_int("Admit", 1, 2**63, max_records=self.max_records)
-            if all(term.kind not in ("count", "show_click") for term in self.terms()):
+            if not has_records:
                 raise ValueError("Admit: max_records is given, and the rule counts nothing")
+        if self.max_bytes is not None:
+            require_int("Admit", _FEWEST_BYTES, 2**63, max_bytes=self.max_bytes)
+        if (self.max_bytes is not None) != ("count_sketch" in kinds):
+            raise ValueError(
+                f"Admit: max_bytes is of rules with count_sketch, which need it; got "
+                f"max_bytes={self.max_bytes} with {sorted(kinds)}"
+            )
 
     def _check_show_click(self) -> None:
         if self.alpha is None or self.beta is None or self.threshold is None:
@@ -127,6 +152,44 @@ class Admit:
         ['INSERTED', 'NOT_ADMITTED']
         """
         return Admit(kind="count", n=n, max_records=max_records)
+
+    @staticmethod
+    def count_sketch(n: int, max_bytes: int) -> Admit:
+        """Admits a key at its nth occurrence or seldom earlier, by counters of `max_bytes` in all.
+
+        `n`: 1 to 2**15 - 1. `max_bytes`: 524,288 or more, of the table, whatever ids come; a rank
+        has the part of its virtual shards. Counters are two bytes each. Each of the 65,536 shards
+        has a count-min sketch of its own, 4 rows of w = max_bytes // 524,288 counters, in which a
+        key has one counter a row. A key counts as the least of its four counters as the step before
+        left them, and as often as the step itself brings it, exactly. So what others do in a step
+        does not matter to a key, and no key is admitted late.
+
+        It may be early. Where N occurrences were counted in a shard, a key counts e * N / w too
+        much at most, but for one in 55 keys (e**-4). Counters end at `n`, which alters no decision.
+        What is counted are the occurrences of keys that a step leaves without a row. It stays
+        counted: of keys that got a row later, were written, erased or evicted too. So a key that
+        returns needs fewer occurrences than it did at first, where `Admit.count` begins anew; and a
+        stream of new keys without end fills the counters, until all keys are let in. Size it for
+        what keys without a row come in a run: with N of the whole table, e * 8 * N / max_bytes
+        should stay well below `n`. `Admit.count` with `max_records` forgets instead.
+
+        Beside the counters the table keeps the keys of the last step that got no row, and what
+        batches in flight have changed. It goes with `Admit.probability`, not with rules that count
+        exactly. A save holds the counters that are not 0, a delta too; a table that loads them has
+        the same `max_bytes`.
+
+        Source: G. Cormode and S. Muthukrishnan, "An improved data stream summary: the count-min
+        sketch and its applications", Journal of Algorithms 55 (2005).
+
+        >>> import numpy as np
+        >>> from recsdk_core import Admit, Table
+        >>> table = Table(dim=2, admission=Admit.count_sketch(3, max_bytes=2**20))
+        >>> for keys in ([7, 7, 8], [7, 8]):
+        ...     _ = table.find_or_insert(np.array(keys))
+        >>> 7 in table, 8 in table
+        (True, False)
+        """
+        return Admit(kind="count_sketch", n=n, max_bytes=max_bytes)
 
     @staticmethod
     def probability(p: float) -> Admit:
@@ -181,13 +244,18 @@ class Admit:
     def _joined(self, kind: Kind, other: Admit) -> Admit:
         if not isinstance(other, Admit):
             return NotImplemented
-        limits = {part.max_records for part in (self, other)} - {None}
-        if len(limits) > 1:
+        limits = {name: self._limit(other, name) for name in ("max_records", "max_bytes")}
+        return Admit(kind=kind, parts=(self, other), **limits)
+
+    def _limit(self, other: Admit, name: str) -> int | None:
+        limits: list[int | None] = [getattr(rule, name) for rule in (self, other)]
+        own, others = limits
+        if own is not None and others is not None and own != others:
             raise ValueError(
-                f"Admit: max_records is {self.max_records} in one rule and {other.max_records} in "
-                "the other; a table keeps one count of a key: give one limit"
+                f"Admit: {name} is {own} in one rule and {others} in the other; a table keeps one "
+                "count of a key: give one limit"
             )
-        return Admit(kind=kind, parts=(self, other), max_records=next(iter(limits), None))
+        return others if own is None else own
 
     @property
     def takes_clicks(self) -> bool:

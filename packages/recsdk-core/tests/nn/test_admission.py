@@ -26,6 +26,7 @@ PADDING = 4
 RULES = [
     Admit.count(3, max_records=600),
     Admit.probability(0.3),
+    Admit.count_sketch(3, max_bytes=2**19),
     (Admit.count(4) & Admit.probability(0.5)) | Admit.count(9),
 ]
 CLICKS = Admit.show_click(alpha=0.25, beta=0.5, threshold=1.25)
@@ -70,7 +71,7 @@ def content(module: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("room", ROOMS, ids=["stays", "lru"])
-@pytest.mark.parametrize("rule", RULES, ids=["count", "probability", "or"])
+@pytest.mark.parametrize("rule", RULES, ids=["count", "probability", "sketch", "or"])
 @pytest.mark.parametrize("make", [embedding, bag])
 def test_a_training_forward_is_a_step(
     make: Callable[..., Any], rule: Admit, room: dict[str, Any]
@@ -108,7 +109,9 @@ def test_a_training_forward_is_a_step(
 
 
 @pytest.mark.parametrize("room", ROOMS, ids=["stays", "lru"])
-@pytest.mark.parametrize("rule", [*RULES, CLICKS], ids=["count", "probability", "or", "clicks"])
+@pytest.mark.parametrize(
+    "rule", [*RULES, CLICKS], ids=["count", "probability", "sketch", "or", "clicks"]
+)
 def test_copies_go_on_as_the_module_would(rule: Admit, room: dict[str, Any], tmp_path: Any) -> None:
     def made(**kwargs: Any) -> HashEmbedding:
         kwargs = {"optimizer": optim.Adagrad(lr=0.5), "name": "item", **kwargs}

@@ -28,6 +28,7 @@ RULES = [
     Admit.count(3, max_records=MAX_RECORDS),
     Admit.count(4) & Admit.probability(0.5),
     Admit.probability(0.2),
+    Admit.count_sketch(3, max_bytes=2**19),
     Admit.show_click(alpha=0.5, beta=1.5, threshold=2.5, max_records=MAX_RECORDS),
 ]
 
@@ -50,7 +51,7 @@ def keys_of(table: Table) -> set[int]:
 
 
 @pytest.mark.parametrize("eviction", [None, Evict.lru()], ids=["stays", "lru"])
-@pytest.mark.parametrize("rule", RULES, ids=["count", "and", "probability", "clicks"])
+@pytest.mark.parametrize("rule", RULES, ids=["count", "and", "probability", "sketch", "clicks"])
 def test_a_table_goes_on_where_its_copy_stood(
     rule: Admit, eviction: Evict | None, tmp_path: Path
 ) -> None:

@@ -170,7 +170,7 @@ def engine_admission(admission: Admit | None) -> _ext.AdmitConfig | None:
         )
         for term in admission.terms()
     ]
-    return _ext.AdmitConfig(terms, admission.max_records)
+    return _ext.AdmitConfig(terms, admission.max_records, admission.max_bytes)
 
 
 def engine_default(default: Default) -> _ext.DefaultConfig:

@@ -229,9 +229,10 @@ def _lines_of(found: Checkpoint) -> list[str]:
             lines.append(f"  eviction {entry.eviction.rule}, at step {entry.eviction.step}")
         if entry.admission is not None:
             num_counts = sum(file.num_rows for file in entry.admission.files)
+            of_what = "words of a sketch" if entry.admission.has_sketch else "keys without a row"
             lines.append(
                 f"  admission {entry.admission.rule}, at step {entry.admission.step}, counts of "
-                f"{num_counts} keys without a row"
+                f"{num_counts} {of_what}"
             )
     return lines
 

@@ -225,7 +225,7 @@ class AdmissionEntry:
     """Which new keys get a row, and how often keys without one were seen."""
 
     rule: Described
-    """An `Admit`: its terms in postfix order, and `max_records`."""
+    """An `Admit`: its terms in postfix order, `max_records`, and of a sketch `max_bytes`."""
     step: int | None
     """The step of the last call that inserted, as the table counts; None: there was none."""
     files: tuple[RowsEntry, ...]
@@ -237,6 +237,11 @@ class AdmissionEntry:
         terms = self.rule.arguments.get("rule")
         kinds = [term.get("kind") for term in terms if isinstance(term, dict)] if terms else []
         return RECORD_FIELDS if "show_click" in kinds else RECORD_FIELDS[:2]
+
+    @property
+    def has_sketch(self) -> bool:
+        """Whether the counts are the words of a sketch."""
+        return self.rule.arguments.get("max_bytes") is not None
 
     @staticmethod
     def path_of(token: str, table: int, shard: int) -> str:

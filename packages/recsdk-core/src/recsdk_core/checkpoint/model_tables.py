@@ -470,7 +470,7 @@ def _stage(shard: Shard, chain: Sequence[Checkpoint], loading: Loading) -> _Stag
             shard.owner,
             drop_state=drop_state,
             drop_metadata=drop_metadata,
-            has_admission=table.admission is not None,
+            has_admission=table.admission is not None and "admission" not in loading.allow,
             progress=loading.progress,
         )
         owner = shard.owner
@@ -482,6 +482,7 @@ def _stage(shard: Shard, chain: Sequence[Checkpoint], loading: Loading) -> _Stag
         has_metadata = any(item in METADATA for item in entry.fields)
         num_state = sum(item not in METADATA for item in entry.fields) - 1
         has_lost = (drop_state and num_state > 0) or (drop_metadata and has_metadata)
+        has_lost |= entry.admission is not None and "admission" in loading.allow
         position = position_of(chain) if is_same and not has_lost else None
     else:
         assert shard.assemble is not None

@@ -107,9 +107,11 @@ def admission_entry(table: Table, cut: _ext.Cut | ShardCut | None) -> AdmissionE
         {name: v for name in ("kind", *TERM_SETTINGS) if (v := getattr(term, name)) is not None}
         for term in table.admission.terms()
     ]
-    most = table.admission.max_records
+    arguments = {"rule": rule, "max_records": table.admission.max_records}
+    if table.admission.max_bytes is not None:
+        arguments["max_bytes"] = table.admission.max_bytes
     return AdmissionEntry(
-        rule=Described(kind="Admit", arguments={"rule": rule, "max_records": most}),
+        rule=Described(kind="Admit", arguments=arguments),
         step=state.step if state.is_begun else None,
         files=(),
     )

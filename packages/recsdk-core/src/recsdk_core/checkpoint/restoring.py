@@ -27,10 +27,11 @@ __all__ = [
     "stage",
 ]
 
-ALLOWANCES = ("default", "eviction", "initializer", "optimizer", "seed")
+ALLOWANCES = ("admission", "default", "eviction", "initializer", "optimizer", "seed")
 """What may differ between a table and a checkpoint, if the caller says so.
 
-"default": keys without a row read what the table says; rows that they shared are dropped, and those
+"admission": how often keys without a row were seen is dropped: they count from 0. "default": keys
+without a row read what the table says; rows that they shared are dropped, and those
 that they will are as in a new table. "eviction": what the saved table's kept of keys is dropped:
 they count as never seen, and leave first. "optimizer": its state is dropped and made fresh. "seed"
 and "initializer": rows that are made later differ from those that the saved table would have made.
@@ -62,6 +63,8 @@ def check_table(
             f"{place} was saved with {entry.optimizer}, it now has {optimizer}: their state "
             "differs; load with the same, or allow 'optimizer' to drop the saved state"
         )
+    if "admission" not in allow:
+        _check_sketch(table, entry, place)
     if "eviction" not in allow:
         _check_metadata(table, fields, entry, place)
     wanted_default = default_entry(table)
@@ -109,6 +112,19 @@ def _are_alike(saved: Sequence[Any], wanted: Sequence[Any]) -> bool:
     """Whether the fields are equal, but for what eviction keeps of keys."""
     kept, needed = ([f for f in fields if f not in METADATA] for fields in (saved, wanted))
     return kept == needed
+
+
+def _check_sketch(table: Any, entry: TableEntry, place: str) -> None:
+    """Raises unless counts of keys without a row are kept as the table keeps them."""
+    if table.admission is None or entry.admission is None:
+        return
+    saved = entry.admission.rule.arguments.get("max_bytes")
+    if saved != table.admission.max_bytes:
+        raise CheckpointError(
+            f"{place} was saved with admission by {entry.admission.rule}, it now has "
+            f"{table.admission}: a sketch takes the counters of one of its own max_bytes only; "
+            "load with the same, or allow 'admission', so that keys without a row count from 0"
+        )
 
 
 def _check_metadata(table: Any, fields: Sequence[Any], entry: TableEntry, place: str) -> None:

@@ -76,6 +76,12 @@ def reshard(
     if rule not in ("virtual_shard", "modulo"):
         raise ValueError(f"rule must be 'virtual_shard' or 'modulo', got {rule!r}")
     chain = chain_of(source)
+    sketched = [e.name for e in chain[-1].manifest.tables if e.admission and e.admission.has_sketch]
+    if sketched and rule == "modulo":
+        raise ValueError(
+            f"rule 'modulo' divides virtual shards, each of which has one sketch, and tables "
+            f"{sketched} have some; pass 'virtual_shard'"
+        )
     sharding = Sharding(rule="modulo" if rule == "modulo" else "virtual_shard")
     options = SaveOptions(
         overwrite=overwrite, codec=codec, world_size=world_size, progress=progress

@@ -193,7 +193,8 @@ def _records(table: Table, given: Mapping[str, Any]) -> Records | None:
     """The counts of keys without a row; ValueError for what cannot be such."""
     if table.admission is None:
         return None
-    return records_of_entries(given, _array(given["keys"]))
+    is_sketch = table.admission.max_bytes is not None
+    return records_of_entries(given, _array(given["keys"]), of_sketch=is_sketch)
 
 
 def _shared_names(table: Table) -> list[str]:

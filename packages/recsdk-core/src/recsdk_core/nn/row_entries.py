@@ -139,8 +139,12 @@ def clock_of_entry(entry: Any) -> EvictionClock:
     return EvictionClock(step=step if has_step else None, time=time if has_time else None)
 
 
-def records_of_entries(entries: Mapping[str, Any], keys_n: NDArray[np.int64]) -> Records | None:
+def records_of_entries(
+    entries: Mapping[str, Any], keys_n: NDArray[np.int64], *, of_sketch: bool
+) -> Records | None:
     """The counts of keys without a row among entries, beside rows of keys (n,); None: none.
+
+    With `of_sketch` keys of counts stand for words of a sketch, and may be among those of rows.
 
     Raises ValueError, naming the entry, for what cannot be such.
     """
@@ -158,7 +162,7 @@ def records_of_entries(entries: Mapping[str, Any], keys_n: NDArray[np.int64]) ->
         raise ValueError(f"{RECORDS[1]}: must be 1 or more")
     if records.clicks is not None and not bool((records.clicks >= 0).all()):
         raise ValueError(f"{RECORDS[3]}: must be 0 or more")
-    all_keys = np.concatenate([keys_n, records.keys])
+    all_keys = records.keys if of_sketch else np.concatenate([keys_n, records.keys])
     if len(np.unique(all_keys)) != len(all_keys):
         raise ValueError(f"{RECORDS[0]}: must not repeat, nor be among keys")
     return records

@@ -11,6 +11,7 @@ from recsdk_core.admission import Admit
 from recsdk_core.testing._arithmetic import power
 from recsdk_core.testing._initial_rows import mix64
 from recsdk_core.testing._room import Room, key_hash
+from recsdk_core.testing._sketch import Sketch
 from recsdk_core.virtual_shards import default_eviction_groups
 
 __all__ = ["Admission", "AdmissionRecord"]
@@ -24,7 +25,8 @@ class AdmissionRecord:
     """What is kept of a key without a row."""
 
     count: int
-    """How often it was seen, as far as the rule asks."""
+    """How often it was seen, as far as the rule asks; of a sketch the four counters that the key
+    stands for."""
     step: int
     """The step that saw it last."""
     clicks: int = 0
@@ -44,6 +46,11 @@ class Admission:
         if rule.takes_clicks:
             self._most = _MOST
         self._clicks: Mapping[int, int] = {}
+        self._sketch: Sketch | None = None
+        if rule.max_bytes is not None:
+            self._most = 0
+            most_sketched = max(t.n or 0 for t in self._terms if t.kind == "count_sketch")
+            self._sketch = Sketch(rule.max_bytes, most_sketched)
         self._room: Room | None = None
         if rule.max_records is not None and room is None:
             self._room = Room(rule.max_records, default_eviction_groups(rule.max_records))
@@ -51,6 +58,11 @@ class Admission:
             self._room = Room(rule.max_records, room.num_groups, room.owned_groups)
         self._in_step: dict[int, int] = {}
         self._step: int | None = None
+
+    @property
+    def num_records(self) -> int:
+        """Keys without a row whose count is kept."""
+        return 0 if self._sketch is not None else len(self.records)
 
     def admitted(
         self, seen: Mapping[int, int], step: int, clicks: Mapping[int, int] | None = None
@@ -78,6 +90,9 @@ class Admission:
         for place, term in enumerate(self._terms):
             if term.kind == "count":
                 held.append(self._total(key, count) >= (term.n or 0))
+            elif term.kind == "count_sketch":
+                assert self._sketch is not None
+                held.append(self._sketch.count_of(key, count, step) >= (term.n or 0))
             elif term.kind == "show_click":
                 worth = (term.alpha or 0.0) * self._total(key, count)
                 worth += (term.beta or 0.0) * self._all_clicks(key)
@@ -106,6 +121,11 @@ class Admission:
         self._step = step
         for key, count in seen.items():
             self._in_step[key] = self._in_step.get(key, 0) + count
+        if self._sketch is not None:
+            self._in_step = {k: v for k, v in self._in_step.items() if k not in has_row}
+            self._sketch.count(seen, has_row, step)
+            words = self._sketch.words()
+            self.records = {key: AdmissionRecord(word, 0) for key, word in words.items()}
         if self._most == 0:
             return
         fresh = [key for key in seen if key not in admitted and key not in self.records]
@@ -140,12 +160,22 @@ class Admission:
             unrecorded |= set(sorted(keys, key=key_hash)[: excess - len(chosen)])
         return leaving, unrecorded
 
+    def loaded(self) -> None:
+        """All of it was saved and loaded: a step that goes on begins anew."""
+        self._step = None
+        if self._sketch is not None:
+            self._sketch.end_step()
+
     def forget(self, keys: Iterable[int]) -> None:
-        """Keys that were erased, or written, have no count any more."""
+        """Keys that were erased, or written, have no count any more, but for what a sketch has."""
+        if self._sketch is not None:
+            return
         for key in keys:
             self.records.pop(key, None)
 
     def clear(self) -> None:
         """All keys were taken out."""
         self.records.clear()
+        if self._sketch is not None:
+            self._sketch.clear()
         self._step = None

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from recsdk_core.testing._initial_rows import mix64
 from recsdk_core.virtual_shards import default_eviction_groups
 
-__all__ = ["Room", "key_hash", "shared_keys"]
+__all__ = ["Room", "key_hash", "key_of_hash", "shared_keys"]
 
 
 def key_hash(key: int) -> int:
@@ -18,8 +18,12 @@ def key_hash(key: int) -> int:
 
 def shared_keys(num_rows: int) -> list[int]:
     """The key that stands for each shared row: that of the lowest hash of its virtual shards."""
-    hashes = [-(-row * 65_536 // num_rows) for row in range(num_rows)]
-    return [_signed(_unmix64(each) - 0x9E3779B97F4A7C15) for each in hashes]
+    return [key_of_hash(-(-row * 65_536 // num_rows)) for row in range(num_rows)]
+
+
+def key_of_hash(fixed_hash: int) -> int:
+    """The signed key of which `key_hash` makes this."""
+    return _signed(_unmix64(fixed_hash) - 0x9E3779B97F4A7C15)
 
 
 def _unmix64(mixed: int) -> int:

@@ -828,7 +828,7 @@ class ReferenceTable:
             "returned": self._num_returned,
             "churn_lost": 0 if self._eviction is None else self._eviction.churn_lost,
             "evicted_by_request": self._num_requested,
-            "admission_records": 0 if self._admission is None else len(self._admission.records),
+            "admission_records": 0 if self._admission is None else self._admission.num_records,
             "records_lost": 0 if self._admission is None else self._admission.num_lost,
             "updates": self.update_count,
             "nonfinite": self._num_nonfinite,

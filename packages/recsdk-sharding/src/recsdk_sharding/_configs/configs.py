@@ -73,8 +73,12 @@ DTYPES: dict[DataType, DType] = {
 
 def limit_groups(of_rows: int | None, admission: Admit | None) -> int | None:
     """Groups of ids that limits of a table divide over; `of_rows`: those of `max_rows`, if any."""
-    most = None if admission is None else admission.max_records
-    return default_eviction_groups(most) if of_rows is None and most is not None else of_rows
+    if admission is None or of_rows is not None:
+        return of_rows
+    if admission.max_bytes is not None:
+        return NUM_VIRTUAL_SHARDS  # a sketch each
+    most = admission.max_records
+    return None if most is None else default_eviction_groups(most)
 
 
 @dataclass

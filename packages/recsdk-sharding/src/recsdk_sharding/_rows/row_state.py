@@ -157,7 +157,7 @@ class SavedShard:
                 for name, dtype in KEPT_OF_KEYS.items()
                 if name in entries
             },
-            records=records_of_entries(entries, keys),
+            records=records_of_entries(entries, keys, of_sketch=True),  # see check
             clock=clock_of_entry(entries[CLOCK]) if CLOCK in entries else EvictionClock(),
         )
         return made if shared is None else replace(made, shared=made.of_shared(shared))
@@ -202,6 +202,9 @@ class SavedShard:
         if not -math.inf < self.log_decay <= 0:
             raise ValueError(f"log_decay must be finite and 0 or less, got {self.log_decay}")
         self._check_shapes(config, fields)
+        is_exact = config.admission is not None and config.admission.max_bytes is None
+        if is_exact and self.records is not None and np.isin(self.records.keys, self.keys).any():
+            raise ValueError(f"{RECORDS[0]}: must not be among keys")
         if not self.shard.ranks.owned_by(self.shard.index, self.keys).all():
             raise ValueError(
                 f"keys of the shard of rank {self.shard.index} belong to other ranks of "

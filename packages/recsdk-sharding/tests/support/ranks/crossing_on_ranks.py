@@ -67,6 +67,7 @@ CONFIG: dict[str, dict[str, Any]] = {
         "none": None,
         "count": Admit.count(2),
         "shows": Admit.show_click(threshold=2.0),
+        "sketch": Admit.count_sketch(2, max_bytes=2**20),
         "limited": Admit.count(2, max_records=20),
         "chance": Admit.probability(0.5) | Admit.count(3),
     },

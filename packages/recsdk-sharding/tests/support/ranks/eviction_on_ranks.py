@@ -59,7 +59,7 @@ ADMISSION: dict[str, Admit] = {
     "user": Admit.count(2),
     "item": Admit.probability(0.5),
     "ad": Admit.count(3, max_records=32) | Admit.probability(0.2),
-    "full": Admit.count(2) & Admit.probability(0.8),
+    "full": Admit.count_sketch(2, max_bytes=2**19) & Admit.probability(0.8),
 }
 """Of each table, in cases with admission."""
 Rows = dict[str, dict[int, list[float]]]
