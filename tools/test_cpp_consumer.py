@@ -3,8 +3,8 @@
     python3 tools/test_cpp_consumer.py [--build-dir DIR]
 
 Installs the static libraries of the C++ tests, and shared ones of the same objects. Moves the
-installed tree, and there: builds and runs examples/c_minimal.c with the flags of recsdk.pc, and
-examples/serve.c with those of recsdk_serving.pc, builds and runs examples/embed with
+installed tree, and there: builds and runs examples/c_minimal.c and admission.c with the flags of
+recsdk.pc, and examples/serve.c with those of recsdk_serving.pc, builds and runs examples/embed with
 find_package(recsdk), and a program with find_package(recsdk_serving), compiles every header alone,
 and looks at what the shared libraries show and how large the one for serving is.
 Ends with one line, `N passed, M failed`. Standard library only; needs what the C++ tests need.
@@ -144,10 +144,10 @@ def package_flags(package_config: Path, *, static: bool) -> list[str]:
     return shlex.split(f"{fields['Cflags']} {fields['Libs']} {private}")
 
 
-def check_c_program(tree: Installed) -> None:
-    program = tree.scratch / "c_minimal"
+def check_c_program(tree: Installed, name: str) -> None:
+    program = tree.scratch / name
     flags = package_flags(tree.package_config, static=tree.kind == "static")
-    source = CPP / "examples" / "c_minimal.c"
+    source = CPP / "examples" / f"{name}.c"
     run(*CC, "-std=c11", *STRICT, source, "-o", program, *flags)
     run(program, env=tree.library_path)
 
@@ -259,7 +259,8 @@ def check_header(tree: Installed, compiler: list[str], standard: str, header: Pa
 
 
 def checks_of(tree: Installed) -> Iterator[tuple[str, Callable[[], None]]]:
-    yield "c_minimal.c", partial(check_c_program, tree)
+    for name in ("c_minimal", "admission"):
+        yield f"{name}.c", partial(check_c_program, tree, name)
     yield "recsdk.pc", partial(check_pkg_config, tree)
     yield "serve.c", partial(check_server, tree)
     yield "embed", partial(check_cmake_project, tree)

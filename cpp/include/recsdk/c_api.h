@@ -71,13 +71,14 @@ enum recsdk_outcome {
   RECSDK_OUTCOME_FOUND = 0,     ///< the key had a row
   RECSDK_OUTCOME_INSERTED = 1,  ///< the call gave the key a row
   RECSDK_OUTCOME_REFUSED =
-      2,  ///< the key has no row and was not admitted (the table holds max_rows keys)
-  RECSDK_OUTCOME_MISSING = 3,     ///< the key has no row and the call does not insert
-  RECSDK_OUTCOME_OVERFLOWED = 4,  ///< a device cache could not hold the batch's row
+      2,  ///< the key has no row and found no room (the table holds max_rows keys)
+  RECSDK_OUTCOME_MISSING = 3,       ///< the key has no row and the call does not insert
+  RECSDK_OUTCOME_OVERFLOWED = 4,    ///< a device cache could not hold the batch's row
+  RECSDK_OUTCOME_NOT_ADMITTED = 5,  ///< the key has no row yet: the rule of admission kept it out
 };
 
-/// Number of outcomes. Tables of this interface have no rule of admission, whose outcome it lacks.
-#define RECSDK_NUM_OUTCOMES 5
+/// Number of outcomes.
+#define RECSDK_NUM_OUTCOMES 6
 
 /// How the rows of one bag become one vector. Equal to recsdk::Pooling.
 enum recsdk_pooling {
@@ -247,14 +248,67 @@ typedef struct recsdk_evict_config {
   int64_t churn_records;  ///< keys that left and are remembered, >= 1; default 2**20
 } recsdk_evict_config;
 
+/// What a term of a rule of admission asks for. Equal to recsdk::AdmitTerm::Kind.
+enum recsdk_admit_kind {
+  RECSDK_ADMIT_COUNT = 0,         ///< that the key has been seen `count` times
+  RECSDK_ADMIT_PROBABILITY = 1,   ///< a draw with `probability`, each time that it is seen
+  RECSDK_ADMIT_ALL = 2,           ///< both of the two terms before it
+  RECSDK_ADMIT_ANY = 3,           ///< one of the two terms before it, or both
+  RECSDK_ADMIT_SHOW_CLICK = 4,    ///< that alpha * shows + beta * clicks reach `threshold`
+  RECSDK_ADMIT_COUNT_SKETCH = 5,  ///< as COUNT, or seldom earlier, by counters of max_bytes
+};
+
+/// One term of a rule of admission; see recsdk::AdmitTerm. What its kind does not use may be 0.
+typedef struct recsdk_admit_term {
+  int32_t kind;        ///< enum recsdk_admit_kind
+  int32_t reserved;    ///< must be 0
+  int64_t count;       ///< of COUNT 1 to 2**31 - 1, of COUNT_SKETCH to 2**15 - 1
+  double probability;  ///< of PROBABILITY: above 0, up to 1
+  double alpha;        ///< of SHOW_CLICK: finite, 0 or more
+  double beta;         ///< of SHOW_CLICK: the same, not both 0
+  double threshold;    ///< of SHOW_CLICK: finite, above 0
+} recsdk_admit_term;
+
+/// Which new keys get a row; see recsdk::AdmitConfig.
+typedef struct recsdk_admit_config {
+  size_t struct_size;
+  const recsdk_admit_term* rule;  ///< (num_terms,) in postfix order, copied
+  int64_t num_terms;              ///< 1 to 63
+  int64_t max_records;  ///< keys whose count is kept, >= 1, of COUNT and SHOW_CLICK; default absent
+  int64_t max_bytes;    ///< of the counters of COUNT_SKETCH, which needs it, >= 524,288
+  int32_t has_max_records;
+  int32_t has_max_bytes;
+  uint64_t salt;  ///< of an index: what PROBABILITY draws from; default 0. Tables have their own
+} recsdk_admit_config;
+
+/// How often a key without a row was seen, or a word of a sketch; see recsdk::AdmitRecord.
+typedef struct recsdk_admit_record {
+  int64_t key;
+  int64_t count;
+  int64_t step;
+  int64_t clicks;
+} recsdk_admit_record;
+
+/// Where the clock of a table with eviction or admission stands; see recsdk::EvictionState.
+typedef struct recsdk_clock {
+  size_t struct_size;
+  int64_t step;        ///< of the last call that inserted
+  int64_t lease_step;  ///< that its lease carried
+  int64_t time;        ///< what recsdk_table_set_time set
+  int32_t is_begun;    ///< flag: there was such a call
+  int32_t has_lease_step;
+  int32_t has_time;
+  int32_t reserved;  ///< must be 0
+} recsdk_clock;
+
 /// What comes with the keys of a call that inserts, see recsdk::KeyData; all zero: nothing.
 typedef struct recsdk_key_data {
   const int64_t* times;   ///< (num_times,), or null: that of recsdk_table_set_time
   int64_t num_times;      ///< N, or 1: one for all
   const float* scores;    ///< (N,), or null: keys keep their score, new ones have 0
-  const int64_t* counts;  ///< (num_counts,), >= 1: occurrences, or null: 1; of SHOW_CLICK
+  const int64_t* counts;  ///< (num_counts,), >= 1: occurrences, or null: 1; see recsdk::KeyData
   int64_t num_counts;     ///< N, or 1: one for all
-  const int64_t* clicks;  ///< (num_clicks,), >= 0; SHOW_CLICK with beta above 0 needs them
+  const int64_t* clicks;  ///< (num_clicks,), >= 0; rules of SHOW_CLICK with beta above 0 need them
   int64_t num_clicks;     ///< N, or 1: one for all
 } recsdk_key_data;
 
@@ -308,8 +362,9 @@ typedef struct recsdk_table_config {
   int64_t owned_begin;      ///< first of the groups whose keys may come; default absent: all
   int64_t owned_end;        ///< the one after the last
   int32_t has_owned_groups;
-  int32_t reserved;                     ///< must be 0
-  const recsdk_evict_config* eviction;  ///< needs max_rows; null, the default: nobody leaves
+  int32_t reserved;                      ///< must be 0
+  const recsdk_evict_config* eviction;   ///< needs max_rows; null, the default: nobody leaves
+  const recsdk_admit_config* admission;  ///< null, the default: all new keys get a row
 } recsdk_table_config;
 
 /// Bags of keys that were mapped before.
@@ -417,6 +472,8 @@ typedef struct recsdk_stats {
   uint64_t expired;                 ///< keys that left since they were not seen for long
   uint64_t returned;                ///< keys that got a row again within churn_steps of leaving
   uint64_t churn_lost;              ///< keys that were forgotten within churn_steps
+  int64_t admission_records;        ///< keys without a row whose count is kept
+  uint64_t records_lost;            ///< counts of keys that left for others
 } recsdk_stats;
 
 /// From raw keys to row numbers, for rows that the caller keeps; see recsdk::Index.
@@ -447,8 +504,9 @@ typedef struct recsdk_index_config {
   int64_t owned_begin;      ///< first of the groups whose keys may come; default absent: all
   int64_t owned_end;        ///< the one after the last
   int32_t has_owned_groups;
-  int32_t reserved;                     ///< must be 0
-  const recsdk_evict_config* eviction;  ///< needs max_rows; null, the default: nobody leaves
+  int32_t reserved;                      ///< must be 0
+  const recsdk_evict_config* eviction;   ///< needs max_rows; null, the default: nobody leaves
+  const recsdk_admit_config* admission;  ///< null, the default: all new keys get a row
 } recsdk_index_config;
 
 /// One index's part of recsdk_map_indexes.
@@ -682,7 +740,10 @@ RECSDK_API int recsdk_table_erase(recsdk_table* table, const int64_t* keys, int6
 /// Takes every key out. Busy while leases with a step are open.
 RECSDK_API int recsdk_table_clear(recsdk_table* table);
 
-/// recsdk_table_map with insertion, with what comes with keys for eviction. `data` may be null.
+RECSDK_API int recsdk_admit_config_init(recsdk_admit_config* config);
+
+/// recsdk_table_map with insertion, with what comes with keys for eviction and admission. `data`
+/// may be null.
 RECSDK_API int recsdk_table_map_with(recsdk_table* table, const int64_t* keys, int64_t num_keys,
                                      const recsdk_lease* lease, const recsdk_key_data* data,
                                      int64_t* rows, uint8_t* outcomes);
@@ -798,6 +859,13 @@ RECSDK_API int recsdk_table_cut(recsdk_table* table, const recsdk_cut_options* o
                                 recsdk_cut** cut);
 /// `info->struct_size` must be set.
 RECSDK_API int recsdk_cut_get_info(const recsdk_cut* cut, recsdk_cut_info* info);
+/// Where the clock stands in the cut. `clock->struct_size` must be set. Invalid argument without
+/// eviction and admission.
+RECSDK_API int recsdk_cut_get_clock(const recsdk_cut* cut, recsdk_clock* clock);
+/// What admission knows of keys without a row (n,), ascending by key, which row files do not hold;
+/// *num_records is 0 without admission. The array lives as long as the cut.
+RECSDK_API int recsdk_cut_get_records(const recsdk_cut* cut, const recsdk_admit_record** records,
+                                      int64_t* num_records);
 /// Ends the cut; durable: what it held is saved, and changes are tracked from it on. Only the first
 /// call counts.
 RECSDK_API int recsdk_cut_finish(recsdk_cut* cut, int durable);
@@ -816,6 +884,14 @@ RECSDK_API int recsdk_restore_create(const recsdk_table* table, recsdk_restore**
 RECSDK_API int recsdk_restore_add_file(recsdk_restore* restore, int descriptor, int64_t size,
                                        const char* name, const recsdk_restore_options* options,
                                        recsdk_row_file_summary* summary);
+/// Stages what recsdk_cut_get_records gave, all of it or a part; may be called again. Invalid
+/// argument without admission, or for what its rule cannot have counted; then begin another
+/// restore.
+RECSDK_API int recsdk_restore_add_records(recsdk_restore* restore,
+                                          const recsdk_admit_record* records, int64_t num_records);
+/// As recsdk_restore_commit, and sets the clock, which else begins anew.
+RECSDK_API int recsdk_restore_commit_at(recsdk_restore* restore, uint64_t update_count,
+                                        double log_decay, const recsdk_clock* clock);
 /// Gives the table the staged rows and these counts of their cut, as a whole or not at all.
 RECSDK_API int recsdk_restore_commit(recsdk_restore* restore, uint64_t update_count,
                                      double log_decay);

@@ -4,7 +4,10 @@
 #include <algorithm>
 #include <iterator>
 #include <memory>
+#include <optional>
+#include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "c_api/convert.h"
 #include "c_api/status.h"
@@ -12,6 +15,7 @@
 
 struct recsdk_cut {
   recsdk::Cut cut;
+  std::vector<recsdk_admit_record> records;  // of the cut's
 };
 
 struct recsdk_restore {
@@ -102,7 +106,12 @@ int recsdk_table_cut(recsdk_table* table, const recsdk_cut_options* options, rec
   return guarded([&] {
     recsdk::Table& of = deref(table, "table").table;
     recsdk_cut*& out = deref(cut, "cut");
-    out = new recsdk_cut{of.cut(cut_options(options))};
+    auto taken = std::make_unique<recsdk_cut>(recsdk_cut{of.cut(cut_options(options)), {}});
+    if (taken->cut.admission()) {
+      for (const recsdk::AdmitRecord& record : *taken->cut.admission())
+        taken->records.push_back({record.key, record.count, record.step, record.clicks});
+    }
+    out = taken.release();
   });
 }
 
@@ -121,6 +130,27 @@ int recsdk_cut_get_info(const recsdk_cut* cut, recsdk_cut_info* info) {
                                 .is_finished = from.is_finished() ? 1 : 0,
                                 .reserved = 0};
     write_struct(info, to, "recsdk_cut_info");
+  });
+}
+
+int recsdk_cut_get_clock(const recsdk_cut* cut, recsdk_clock* clock) {
+  return guarded([&] {
+    const std::optional<recsdk::EvictionState>& state = deref(cut, "cut").cut.eviction();
+    if (!state)
+      throw std::invalid_argument(
+          "the table counts steps with eviction or admission only; set one of them");
+    write_struct(clock, recsdk::c_api::clock_of(*state), "recsdk_clock");
+  });
+}
+
+int recsdk_cut_get_records(const recsdk_cut* cut, const recsdk_admit_record** records,
+                           int64_t* num_records) {
+  return guarded([&] {
+    const recsdk_cut& from = deref(cut, "cut");
+    deref(records, "records");
+    deref(num_records, "num_records");
+    *records = from.records.data();
+    *num_records = std::ssize(from.records);
   });
 }
 
@@ -172,6 +202,25 @@ int recsdk_restore_add_file(recsdk_restore* restore, int descriptor, int64_t siz
                                title);
     into.add_file(file, converted);
     fill(summary, file.summary());
+  });
+}
+
+int recsdk_restore_add_records(recsdk_restore* restore, const recsdk_admit_record* records,
+                               int64_t num_records) {
+  return guarded([&] {
+    recsdk::Restore& to = deref(restore, "restore").restore;
+    std::vector<recsdk::AdmitRecord> staged;
+    for (const recsdk_admit_record& record : array(records, num_records, "records"))
+      staged.push_back({record.key, record.count, record.step, record.clicks});
+    to.add_records(staged);
+  });
+}
+
+int recsdk_restore_commit_at(recsdk_restore* restore, uint64_t update_count, double log_decay,
+                             const recsdk_clock* clock) {
+  return guarded([&] {
+    recsdk::Restore& of = deref(restore, "restore").restore;
+    of.commit(update_count, log_decay, recsdk::c_api::eviction_state(clock));
   });
 }
 

@@ -195,6 +195,12 @@ recsdk_evict_config evict_defaults() {
   return c;
 }
 
+recsdk_admit_config admit_defaults() {
+  recsdk_admit_config c{};
+  c.struct_size = sizeof(c);
+  return c;
+}
+
 recsdk_leavers_options leavers_defaults() {
   const LeaversOptions defaults;
   recsdk_leavers_options c{};
@@ -227,6 +233,46 @@ std::optional<EvictConfig> evict_config(const recsdk_evict_config* given) {
   config.churn_records = c.churn_records;
   check_reserved(c.reserved, "recsdk_evict_config.reserved");
   return config;
+}
+
+std::optional<AdmitConfig> admit_config(const recsdk_admit_config* given) {
+  if (given == nullptr) return std::nullopt;
+  const recsdk_admit_config c = read_struct(given, admit_defaults(), "recsdk_admit_config");
+  AdmitConfig config;
+  for (const recsdk_admit_term& term : array(c.rule, c.num_terms, "recsdk_admit_config.rule")) {
+    check_reserved(term.reserved, "recsdk_admit_term.reserved");
+    config.rule.push_back(
+        {.kind = checked_enum(term.kind, AdmitTerm::Kind::kCountSketch, "recsdk_admit_term.kind"),
+         .count = term.count,
+         .probability = term.probability,
+         .alpha = term.alpha,
+         .beta = term.beta,
+         .threshold = term.threshold});
+  }
+  if (c.has_max_records != 0) config.max_records = c.max_records;
+  if (c.has_max_bytes != 0) config.max_bytes = c.max_bytes;
+  config.salt = c.salt;
+  return config;
+}
+
+recsdk_clock clock_of(const EvictionState& state) {
+  return {.struct_size = sizeof(recsdk_clock),
+          .step = state.step,
+          .lease_step = state.lease_step.value_or(0),
+          .time = state.time.value_or(0),
+          .is_begun = state.is_begun ? 1 : 0,
+          .has_lease_step = state.lease_step ? 1 : 0,
+          .has_time = state.time ? 1 : 0,
+          .reserved = 0};
+}
+
+EvictionState eviction_state(const recsdk_clock* given) {
+  const recsdk_clock c = read_struct(given, clock_of({}), "recsdk_clock");
+  check_reserved(c.reserved, "recsdk_clock.reserved");
+  EvictionState state{.step = c.step, .lease_step = {}, .is_begun = c.is_begun != 0, .time = {}};
+  if (c.has_lease_step != 0) state.lease_step = c.lease_step;
+  if (c.has_time != 0) state.time = c.time;
+  return state;
 }
 
 LeaversOptions leavers_options(const recsdk_leavers_options* given) {
@@ -283,6 +329,7 @@ TableConfig table_config(const recsdk_table_config* given) {
   config.rounding = checked_enum(c.rounding, Rounding::kNearest, "recsdk_table_config.rounding");
   config.on_full = checked_enum(c.on_full, OnFull::kRaise, "recsdk_table_config.on_full");
   config.eviction = evict_config(c.eviction);
+  config.admission = admit_config(c.admission);
   check_reserved(c.reserved, "recsdk_table_config.reserved");
   return config;
 }
@@ -297,6 +344,7 @@ IndexConfig index_config(const recsdk_index_config& c) {
   if (c.has_num_threads != 0) config.num_threads = c.num_threads;
   config.on_full = checked_enum(c.on_full, OnFull::kRaise, "recsdk_index_config.on_full");
   config.eviction = evict_config(c.eviction);
+  config.admission = admit_config(c.admission);
   check_reserved(c.reserved, "recsdk_index_config.reserved");
   return config;
 }
@@ -328,7 +376,9 @@ recsdk_stats stats_of(const TableStats& from) {
                      .evicted = from.evicted,
                      .expired = from.expired,
                      .returned = from.returned,
-                     .churn_lost = from.churn_lost};
+                     .churn_lost = from.churn_lost,
+                     .admission_records = from.admission_records,
+                     .records_lost = from.records_lost};
   std::copy_n(from.outcomes, RECSDK_NUM_OUTCOMES, to.outcomes);
   return to;
 }

@@ -24,8 +24,15 @@ static_assert(same(Outcome::kInserted, RECSDK_OUTCOME_INSERTED));
 static_assert(same(Outcome::kRefused, RECSDK_OUTCOME_REFUSED));
 static_assert(same(Outcome::kMissing, RECSDK_OUTCOME_MISSING));
 static_assert(same(Outcome::kOverflowed, RECSDK_OUTCOME_OVERFLOWED));
-static_assert(same(Outcome::kNotAdmitted, RECSDK_NUM_OUTCOMES));
-static_assert(kNumOutcomes == RECSDK_NUM_OUTCOMES + 1);
+static_assert(same(Outcome::kNotAdmitted, RECSDK_OUTCOME_NOT_ADMITTED));
+static_assert(kNumOutcomes == RECSDK_NUM_OUTCOMES);
+
+static_assert(same(AdmitTerm::Kind::kCount, RECSDK_ADMIT_COUNT));
+static_assert(same(AdmitTerm::Kind::kProbability, RECSDK_ADMIT_PROBABILITY));
+static_assert(same(AdmitTerm::Kind::kAll, RECSDK_ADMIT_ALL));
+static_assert(same(AdmitTerm::Kind::kAny, RECSDK_ADMIT_ANY));
+static_assert(same(AdmitTerm::Kind::kShowClick, RECSDK_ADMIT_SHOW_CLICK));
+static_assert(same(AdmitTerm::Kind::kCountSketch, RECSDK_ADMIT_COUNT_SKETCH));
 
 static_assert(same(Pooling::kSum, RECSDK_POOLING_SUM));
 static_assert(same(Pooling::kMean, RECSDK_POOLING_MEAN));

@@ -82,6 +82,11 @@ int recsdk_evict_config_init(recsdk_evict_config* config) {
       [&] { write_struct(config, recsdk::c_api::evict_defaults(), "recsdk_evict_config"); });
 }
 
+int recsdk_admit_config_init(recsdk_admit_config* config) {
+  return guarded(
+      [&] { write_struct(config, recsdk::c_api::admit_defaults(), "recsdk_admit_config"); });
+}
+
 int recsdk_leavers_options_init(recsdk_leavers_options* options) {
   return guarded(
       [&] { write_struct(options, recsdk::c_api::leavers_defaults(), "recsdk_leavers_options"); });

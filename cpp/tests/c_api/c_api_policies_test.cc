@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "c_api_helpers.h"
@@ -350,6 +351,183 @@ TEST(CApiPoliciesTest, ARuleThatMakesNoSenseIsRefused) {
   eviction.has_half_life = 0;
   config.has_max_rows = 0;
   expect_invalid(recsdk_table_create(&config, &table), "max_rows");
+}
+
+// ---- admission ---------------------------------------------------------------------------------
+
+using Terms = std::vector<recsdk_admit_term>;
+
+recsdk_admit_term count(std::int64_t n, std::int32_t kind = RECSDK_ADMIT_COUNT) {
+  recsdk_admit_term term{};
+  term.kind = kind;
+  term.count = n;
+  return term;
+}
+
+recsdk_admit_term chance(double probability) {
+  recsdk_admit_term term{};
+  term.kind = RECSDK_ADMIT_PROBABILITY;
+  term.probability = probability;
+  return term;
+}
+
+recsdk_admit_term clicks(double threshold) {
+  recsdk_admit_term term{};
+  term.kind = RECSDK_ADMIT_SHOW_CLICK;
+  term.beta = 1.0;
+  term.threshold = threshold;
+  return term;
+}
+
+recsdk_admit_term join(std::int32_t kind) {
+  recsdk_admit_term term{};
+  term.kind = kind;
+  return term;
+}
+
+recsdk_admit_config admit_by(const Terms& rule) {
+  recsdk_admit_config config{};
+  config.struct_size = sizeof(config);
+  EXPECT_EQ(recsdk_admit_config_init(&config), RECSDK_OK);
+  config.rule = rule.data();
+  config.num_terms = std::ssize(rule);
+  return config;
+}
+
+TableHandle table_of(const recsdk_admit_config& admission) {
+  recsdk_table_config config = default_config(2);
+  config.admission = &admission;
+  return make_table(config);
+}
+
+constexpr std::uint8_t kNot = RECSDK_OUTCOME_NOT_ADMITTED;
+constexpr std::uint8_t kNew = RECSDK_OUTCOME_INSERTED;
+
+TEST(CApiPoliciesTest, EachRuleOfAdmissionAndTheirJoins) {
+  const recsdk_admit_term seldom = chance(1e-12);
+  const recsdk_admit_term always = chance(1.0);
+  const recsdk_admit_term both = join(RECSDK_ADMIT_ALL);
+  const recsdk_admit_term either = join(RECSDK_ADMIT_ANY);
+  const std::vector<std::pair<Terms, Bytes>> cases = {
+      {{count(2)}, {kNot, kNew}},
+      {{always}, {kNew, RECSDK_OUTCOME_FOUND}},
+      {{count(2), seldom, both}, {kNot, kNot}},
+      {{count(2), seldom, either}, {kNot, kNew}},
+      {{count(3), always, both, count(2), either}, {kNot, kNew}},
+  };
+  for (const auto& [rule, expected] : cases) {
+    const TableHandle table = table_of(admit_by(rule));
+    Bytes found;
+    for (std::size_t i = 0; i < expected.size(); ++i) found.push_back(map(table.get(), {7})[0]);
+    EXPECT_EQ(found, expected);
+  }
+  recsdk_admit_config sketch = admit_by({});
+  const Terms third = {count(3, RECSDK_ADMIT_COUNT_SKETCH)};
+  sketch.rule = third.data();
+  sketch.num_terms = 1;
+  sketch.max_bytes = 1 << 20;
+  sketch.has_max_bytes = 1;
+  const TableHandle table = table_of(sketch);
+  EXPECT_EQ(map(table.get(), {7, 7}), Bytes(2, kNot));
+  EXPECT_EQ(map(table.get(), {7}), Bytes{kNew});
+  EXPECT_EQ(stats_of(table.get()).outcomes[kNot], 2U);
+}
+
+TEST(CApiPoliciesTest, AdmissionTakesCountsAndClicks) {
+  const Terms rule = {clicks(4.0)};
+  recsdk_admit_config limited = admit_by(rule);
+  limited.max_records = 64;
+  limited.has_max_records = 1;
+  const TableHandle table = table_of(limited);
+  const std::int64_t twice = 2;
+  const Keys of_each = {2, 1};
+  recsdk_key_data data = {};
+  data.counts = &twice;
+  data.num_counts = 1;
+  data.clicks = of_each.data();
+  data.num_clicks = 2;
+  EXPECT_EQ(map(table.get(), {1, 2}, &data), (Bytes{kNot, kNot}));  // beta alone: alpha is 0
+  EXPECT_EQ(stats_of(table.get()).admission_records, 2);
+  EXPECT_EQ(map(table.get(), {1, 2}, &data), (Bytes{kNew, kNot}));
+  EXPECT_EQ(stats_of(table.get()).records_lost, 0U);
+
+  recsdk_index_config config{};
+  config.struct_size = sizeof(config);
+  ASSERT_EQ(recsdk_index_config_init(&config), RECSDK_OK);
+  config.admission = &limited;
+  recsdk_index* index = nullptr;
+  ASSERT_EQ(recsdk_index_create(&config, &index), RECSDK_OK);
+  std::int64_t row = 0;
+  std::uint8_t outcome = 0;
+  const std::int64_t key = 5;
+  data.num_clicks = 1;
+  ASSERT_EQ(recsdk_index_map_with(index, &key, 1, nullptr, &data, &row, &outcome), RECSDK_OK);
+  EXPECT_EQ(outcome, kNot);
+  recsdk_index_destroy(index);
+}
+
+// Files of rows, counts beside them, and the clock are what a table goes on from.
+TEST(CApiPoliciesTest, CountsAndTheClockAreSavedAndRestored) {
+  const Terms rule = {count(3)};
+  const recsdk_admit_config admission = admit_by(rule);
+  const TableHandle table = table_of(admission);
+  map(table.get(), {1, 2});
+  map(table.get(), {2});
+  recsdk_cut* cut = nullptr;
+  ASSERT_EQ(recsdk_table_cut(table.get(), nullptr, &cut), RECSDK_OK);
+  recsdk_clock clock{};
+  clock.struct_size = sizeof(clock);
+  ASSERT_EQ(recsdk_cut_get_clock(cut, &clock), RECSDK_OK);
+  EXPECT_EQ(std::tuple(clock.is_begun, clock.step, clock.has_time), std::tuple(1, 2, 0));
+  const recsdk_admit_record* records = nullptr;
+  std::int64_t num_records = 0;
+  ASSERT_EQ(recsdk_cut_get_records(cut, &records, &num_records), RECSDK_OK);
+  ASSERT_EQ(num_records, 2);
+  EXPECT_EQ(std::tuple(records[1].key, records[1].count, records[1].step), std::tuple(2, 2, 2));
+
+  const TableHandle other = table_of(admission);
+  recsdk_restore* restore = nullptr;
+  ASSERT_EQ(recsdk_restore_create(other.get(), &restore), RECSDK_OK);
+  ASSERT_EQ(recsdk_restore_add_records(restore, records, num_records), RECSDK_OK);
+  ASSERT_EQ(recsdk_restore_commit_at(restore, 0, 0.0, &clock), RECSDK_OK)
+      << recsdk_last_error_message();
+  recsdk_restore_destroy(restore);
+  EXPECT_EQ(map(other.get(), {1, 2}), (Bytes{kNot, kNew}));
+
+  const recsdk_admit_record twice[] = {records[0], records[0]};
+  ASSERT_EQ(recsdk_restore_create(table.get(), &restore), RECSDK_OK);
+  expect_invalid(recsdk_restore_add_records(restore, twice, 2), "comes twice");
+  recsdk_restore_destroy(restore);
+  recsdk_cut_destroy(cut);
+
+  const TableHandle plain = make_table(default_config(2));
+  ASSERT_EQ(recsdk_table_cut(plain.get(), nullptr, &cut), RECSDK_OK);
+  expect_invalid(recsdk_cut_get_clock(cut, &clock), "with eviction or admission only");
+  ASSERT_EQ(recsdk_cut_get_records(cut, &records, &num_records), RECSDK_OK);
+  EXPECT_EQ(num_records, 0);
+  recsdk_cut_destroy(cut);
+}
+
+TEST(CApiPoliciesTest, RulesOfAdmissionThatMakeNoSense) {
+  const auto refused = [](const recsdk_admit_config& admission, const std::string& message) {
+    recsdk_table_config config = default_config(2);
+    config.admission = &admission;
+    recsdk_table* table = nullptr;
+    expect_invalid(recsdk_table_create(&config, &table), message);
+  };
+  refused(admit_by({}), "admission.rule has 0 terms");
+  Terms rule = {count(0)};
+  refused(admit_by(rule), "admission.count is 0");
+  rule = {count(2, 9)};
+  refused(admit_by(rule), "recsdk_admit_term.kind");
+  rule = {count(2, RECSDK_ADMIT_COUNT_SKETCH)};
+  refused(admit_by(rule), "max_bytes is missing");
+  rule = {count(2)};
+  rule[0].reserved = 1;
+  refused(admit_by(rule), "recsdk_admit_term.reserved");
+  recsdk_admit_config none = admit_by({});
+  none.num_terms = 1;
+  refused(none, "recsdk_admit_config.rule");
 }
 
 }  // namespace

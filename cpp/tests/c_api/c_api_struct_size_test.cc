@@ -64,6 +64,7 @@ TEST(CApiStructSizeTest, InitFillsWhatTheCallerKnows) {
   expect_filled_to_the_end<recsdk_device_options>(recsdk_device_options_init);
   expect_filled_to_the_end<recsdk_write_options>(recsdk_write_options_init);
   expect_filled_to_the_end<recsdk_evict_config>(recsdk_evict_config_init);
+  expect_filled_to_the_end<recsdk_admit_config>(recsdk_admit_config_init);
   expect_filled_to_the_end<recsdk_leavers_options>(recsdk_leavers_options_init);
 }
 

@@ -71,14 +71,16 @@ TEST(CApiRuntimeTest, TellsVersions) {
 // that a field at the end always makes it larger.
 static_assert(sizeof(void*) != 8 || RECSDK_ABI_VERSION != 1 ||
               (sizeof(recsdk_initializer_config) == 48 && sizeof(recsdk_optimizer_config) == 120 &&
-               sizeof(recsdk_table_config) == 144 && sizeof(recsdk_bags) == 56 &&
+               sizeof(recsdk_table_config) == 152 && sizeof(recsdk_bags) == 56 &&
                sizeof(recsdk_pool_block) == 72 && sizeof(recsdk_grad_block) == 80 &&
                sizeof(recsdk_map_call) == 56 && sizeof(recsdk_pool_call) == 24 &&
                sizeof(recsdk_update_call) == 24 && sizeof(recsdk_row_layout) == 48 &&
-               sizeof(recsdk_row_field) == 48 && sizeof(recsdk_stats) == 232 &&
+               sizeof(recsdk_row_field) == 48 && sizeof(recsdk_stats) == 272 &&
                sizeof(recsdk_cut_options) == 24 && sizeof(recsdk_cut_info) == 72 &&
                sizeof(recsdk_write_options) == 64 && sizeof(recsdk_row_file_summary) == 72 &&
-               sizeof(recsdk_restore_options) == 40 && sizeof(recsdk_evict_config) == 112));
+               sizeof(recsdk_restore_options) == 40 && sizeof(recsdk_admit_config) == 56 &&
+               sizeof(recsdk_admit_term) == 48 && sizeof(recsdk_clock) == 48 &&
+               sizeof(recsdk_evict_config) == 128));
 
 TEST(CApiRuntimeTest, ListsAndSwitchesInstructionSets) {
   const char* const* names = nullptr;

@@ -327,10 +327,12 @@ class ReferenceTable:
         evicted = [entry for lease in self._steps for entry in lease._evicted]
         return [(key, row) for key, row in evicted if not row.is_in_flight]
 
+    @property
+    def _needs_clicks(self) -> bool:
+        return any(rule and rule.rule.needs_clicks for rule in (self._eviction, self._admission))
+
     def _require_clicks(self, keys: Keys, clicks: Any) -> None:
-        rules = [None if rule is None else rule.rule for rule in (self._eviction, self._admission)]
-        is_lacking = clicks is None and len(_as_ints(keys)) > 0
-        if is_lacking and any(rule is not None and rule.needs_clicks for rule in rules):
+        if self._needs_clicks and clicks is None and len(_as_ints(keys)) > 0:
             raise ValueError("a rule goes by clicks, and the call brings none")
 
     def _seen(
@@ -699,6 +701,8 @@ class ReferenceTable:
         return_outcomes: bool = False,
     ) -> Any:
         """Reduces bags of keys to one vector each: (B, D)."""
+        if insert and self._needs_clicks:
+            raise ValueError("a rule goes by clicks, which pool does not take")
         _, outcomes = self.map(keys, insert, lease=lease)
         sees_in_flight = insert or (lease is not None and lease.step is not None)
         values = self._read(_as_ints(keys), sees_in_flight=sees_in_flight)
