@@ -304,6 +304,9 @@ def test_a_part_of_the_ids_leaves() -> None:
 
     with pytest.raises(PAGE.error(PARAMS, "evict_percentage"), match="set max_rows too"):
         bag_config(admit_and_evict_config=asked(0.5))
+    per_rank = dataclasses.replace(asked(0.5), compat="upstream")
+    with pytest.raises(PAGE.error(PARAMS, "evict_percentage"), match="of each rank's n ids"):
+        bag_config(admit_and_evict_config=per_rank, max_rows=99)
     with pytest.raises(PAGE.error(PARAMS, "score_decay"), match="decay must be above 0"):
         bag_config(admit_and_evict_config=asked(0.0), max_rows=99)
     config = bag_config(admit_and_evict_config=asked(0.5), max_rows=99, eviction_groups=1)

@@ -1,4 +1,4 @@
-"""What Rec SDK's tests of admission and expiry check, with its settings, through a pipeline.
+"""What Rec SDK's tests of admission, expiry and clicks check, with its settings, in a pipeline.
 
 Losses and rows are those of a dense twin that is told in plain Python who has a row; counts are
 those of all ranks' batches. test_rec_sdk.py shows how they ended.
@@ -8,6 +8,7 @@ Shape letters: B samples, D width, V ids.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,8 @@ from torchrec.optim.keyed import CombinedOptimizer
 from torchrec.streamable import Pipelineable
 
 from pipeline_support.model import DEVICE, World
+from recsdk_core.testing import Room
+from recsdk_core.testing._room import key_hash
 from recsdk_pipeline import HybridTrainPipelineSparseDist
 from recsdk_sharding import (
     AdmitAndEvictConfig,
@@ -40,6 +43,8 @@ NUM_IDS = 60
 NUM_STEPS = 40
 BATCH = 12
 LR = 0.02
+ROOM = Room(8 * NUM_IDS, 8)
+"""More than all ids take; a percentage is of each group of ids."""
 SETTINGS = {
     "admitted": AdmitAndEvictConfig(admit_threshold=4, not_admitted_default_value=0.999),
     "expiring": AdmitAndEvictConfig(evict_threshold=90, evict_step_interval=3),
@@ -48,6 +53,11 @@ SETTINGS = {
     "clicked": AdmitAndEvictConfig(
         not_admitted_default_value=0.999,
         showclick_params=ShowClickParams(alpha=1.0, beta=2.0, admit_threshold=5.5),
+        policy_type=AdmitAndEvictPolicyType.POLICY_SHOWCLICK,
+    ),
+    "percentage": AdmitAndEvictConfig(
+        evict_step_interval=4,
+        showclick_params=ShowClickParams(alpha=1.0, beta=3.0, evict_percentage=0.3),
         policy_type=AdmitAndEvictPolicyType.POLICY_SHOWCLICK,
     ),
 }
@@ -113,8 +123,8 @@ class Model(nn.Module):
         meta, tables = torch.device("meta"), []
         for name, settings in SETTINGS.items():
             more: dict[str, Any] = {"name": name, "feature_names": [name], **common}
-            if DEVICE.type != "cpu":
-                more |= {"max_rows": 8 * NUM_IDS, "eviction_groups": 8}
+            if DEVICE.type != "cpu" or settings.showclick_params.evict_percentage > 0:
+                more |= {"max_rows": ROOM.max_rows, "eviction_groups": ROOM.num_groups}
             tables.append({**more, "admit_and_evict_config": settings})
         self.ec = HashEmbeddingCollection([HashEmbeddingConfig(**t) for t in tables[:2]], meta)
         self.ebc = HashEmbeddingBagCollection(
@@ -187,14 +197,29 @@ class Twin:
     def _expire(self, step: int, ids: list[int]) -> None:
         if step % self.settings.evict_step_interval:
             return
+        is_by_count = self.settings.policy_type == AdmitAndEvictPolicyType.POLICY_COUNT
+        for key in (self._stale() if is_by_count else self._lowest()) - set(ids):
+            self.num_expired += 1
+            del self.times[key]
+            self.held[key], self.counts[key], self.clicks[key] = False, 0, 0
+            self.weight_VD.data[key] = self.first_VD()[key]
+            self.optimizer.state[self.weight_VD]["sum"][key] = 0
+
+    def _stale(self) -> set[int]:
         least = self.settings.evict_threshold + int(self.settings.compat == "upstream")
-        for key in set(self.times) - set(ids):
-            if self.latest - self.times[key] >= least:
-                self.num_expired += 1
-                del self.times[key]
-                self.held[key], self.counts[key] = False, 0
-                self.weight_VD.data[key] = self.first_VD()[key]
-                self.optimizer.state[self.weight_VD]["sum"][key] = 0
+        return {key for key, time in self.times.items() if self.latest - time >= least}
+
+    def _lowest(self) -> set[int]:
+        """The part of each group that is worth least, rounded down, but one id at least."""
+        params, groups = self.settings.showclick_params, defaultdict(list)
+        for key in self.times:
+            worth = params.alpha * self.counts[key] + params.beta * self.clicks[key]
+            groups[ROOM.group(key)].append((worth, key_hash(key), key))
+        return {
+            key
+            for group in groups.values()
+            for *_, key in sorted(group)[: max(int(len(group) * params.evict_percentage), 1)]
+        }
 
     def __call__(self, ids_B: torch.Tensor) -> torch.Tensor:
         held_B1 = torch.tensor([[self.held[key]] for key in ids_B.tolist()])
@@ -254,7 +279,8 @@ def case_losses_and_rows_are_those_of_a_table_of_all_ids(world: World) -> None:
         expected = golden.step(step)[world.rank]
         assert torch.allclose(output.cpu(), expected, rtol=1e-4, atol=1e-4), step
     kinds = {name: (t.num_expired, t.num_kept_out) for name, t in golden.twins.items()}
-    assert all(kinds[name][0] > 5 for name in ("expiring", "both", "as_upstream")), kinds
+    leaving = [name for name, settings in SETTINGS.items() if settings.is_feature_evict_enabled()]
+    assert all(kinds[name][0] > 5 for name in leaving), kinds
     assert all(kinds[name][1] > 20 for name in ("admitted", "both", "as_upstream", "clicked")), (
         kinds
     )

@@ -1,4 +1,4 @@
-"""What Rec SDK's own tests of admission and expiry check holds here, on the cpu and on devices."""
+"""What Rec SDK's own tests of admission, expiry and clicks check holds here, cpu and devices."""
 
 from __future__ import annotations
 

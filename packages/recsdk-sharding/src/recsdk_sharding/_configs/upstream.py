@@ -228,7 +228,9 @@ def _rules_by_clicks(config: AdmitAndEvictConfig) -> Rules:
         raise ValueError(
             "admit_and_evict_config has compat='upstream' with POLICY_SHOWCLICK, and Rec SDK's "
             "code forgets shows and clicks of ids without a row after each batch, adds all those "
-            "of others in each batch anew, and counts ranks apart; leave compat out"
+            "of others in each batch anew, counts ranks apart, and evicts floor(n * "
+            "evict_percentage) of each rank's n ids, so that who leaves depends on the number of "
+            "ranks; leave compat out"
         )
     alpha, beta = params.alpha, params.beta
     if config.is_feature_admit_enabled():
