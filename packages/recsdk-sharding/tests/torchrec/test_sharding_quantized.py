@@ -11,7 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torchrec.distributed.planner import ParameterConstraints
-from torchrec.distributed.types import ParameterSharding, ShardingEnv
+from torchrec.distributed.types import (
+    EnumerableShardingSpec,
+    ParameterSharding,
+    ShardingEnv,
+    ShardMetadata,
+)
 from torchrec.inference.modules import quantize_inference_model, shard_quant_model
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
@@ -32,7 +37,7 @@ from recsdk_sharding import (
 
 KEYS = np.array([-7, 0, 3, 2**62, -(2**63), 2**63 - 1, 17, 18, 19])
 IDS = st.lists(st.sampled_from([*KEYS.tolist(), 404]), max_size=8)
-TYPES = st.sampled_from(["table_wise", "row_wise"])
+TYPES = st.sampled_from(["table_wise", "row_wise", "column_wise"])
 FEATURES = ["item", "user", "friend"]
 
 
@@ -75,7 +80,8 @@ def quantized(module: nn.Module, dtype: torch.dtype = torch.qint8) -> Any:
 
 def sharded(model: Any, world_size: int, types: dict[str, str]) -> tuple[Any, dict[str, Any]]:
     constraints = {
-        name: ParameterConstraints(sharding_types=[kind]) for name, kind in types.items()
+        name: ParameterConstraints(sharding_types=[kind], min_partition=4)
+        for name, kind in types.items()
     }
     made, plan = shard_quant_model(
         model,
@@ -134,12 +140,13 @@ def test_sharded_bags_are_those_of_the_unsharded_module(
     made, plan = sharded(model, world_size, {"users": users, "films": films})
     assert type(made["all"]) is ShardedQuantHashEmbeddingBagCollection
     for name, kind in (("users", users), ("films", films)):
-        assert len(plan[name].ranks) == (1 if kind == "table_wise" else world_size)
+        wanted_ranks = {"table_wise": [1], "row_wise": [world_size], "column_wise": [2, 5]}
+        assert len(plan[name].ranks) in wanted_ranks[kind]
     got = made["all"](batch)
     assert got.keys() == wanted.keys()
     assert got.length_per_key() == wanted.length_per_key()
     torch.testing.assert_close(got.values(), wanted.values(), rtol=1e-5, atol=1e-6)
-    if users == films == "table_wise":
+    if "row_wise" not in (users, films):
         assert torch.equal(got.values(), wanted.values())
     assert made.state_dict() == {}
 
@@ -213,13 +220,29 @@ def test_what_cannot_be_sharded_is_refused_by_name() -> None:
         sharder.shard(module, {"users": one}, local)
     with pytest.raises(ValueError, match="got device cuda"):
         sharder.shard(module, plan, local, torch.device("cuda"))
-    for kind, ranks in (("column_wise", [0, 1]), ("table_wise", [0, 1]), ("row_wise", [])):
+    for kind, ranks in (("grid_shard", [0, 1]), ("table_wise", [0, 1]), ("row_wise", [])):
         other = ParameterSharding(sharding_type=kind, compute_kernel="quant", ranks=ranks)
         with pytest.raises(ValueError, match=f"'films' is planned as {kind}"):
             sharder.shard(module, {"users": one, "films": other}, local)
     for ranks in ([0, 2], [1, 1]):
         other = ParameterSharding(sharding_type="row_wise", compute_kernel="quant", ranks=ranks)
         with pytest.raises(ValueError, match=f"on ranks .{ranks[0]}, {ranks[1]}. of 2"):
+            sharder.shard(module, {"users": one, "films": other}, local)
+    for ends in ([20], [10, 20], [10, 10], [10, 30]):
+        starts = [0, *ends[:-1]]
+        shards = [
+            ShardMetadata(
+                shard_offsets=[0, start], shard_sizes=[9, end - start], placement="rank:0/cpu"
+            )
+            for start, end in zip(starts, ends, strict=False)
+        ]
+        other = ParameterSharding(
+            sharding_type="column_wise",
+            compute_kernel="quant",
+            ranks=[0, 1, 1] if ends == [10, 20] else [0, 1],
+            sharding_spec=EnumerableShardingSpec(shards),
+        )
+        with pytest.raises(ValueError, match="'films' of width 20 is planned by columns"):
             sharder.shard(module, {"users": one, "films": other}, local)
     with pytest.raises(ValueError, match="within a process"):
         sharder.shard(module, plan, {"cpu": local})

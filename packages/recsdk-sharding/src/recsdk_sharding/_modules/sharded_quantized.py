@@ -47,7 +47,11 @@ __all__ = [
     "ShardedQuantHashEmbeddingCollection",
 ]
 
-_TYPES = (ShardingType.TABLE_WISE.value, ShardingType.ROW_WISE.value)
+_TYPES = (
+    ShardingType.TABLE_WISE.value,
+    ShardingType.ROW_WISE.value,
+    ShardingType.COLUMN_WISE.value,
+)
 _PLANNED_AS = {
     "float32": torch.float32,
     "float16": torch.float16,
@@ -55,6 +59,15 @@ _PLANNED_AS = {
     "int8": torch.uint8,
     "int4": torch.uint8,
 }
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one rank has of a table."""
+
+    rank: int
+    columns: slice | None = None
+    """Of a table that is cut by columns; else all."""
 
 
 @dataclass(frozen=True)
@@ -102,10 +115,18 @@ class _ShardedFrozen(ShardedModule):  # type: ignore[misc]
         self._of = (module,)
         self._tables: dict[str, ServingTable] = module.serving_tables()
         self._configs = list(module.configs_of_features())
-        ranks = {name: _ranks_of(name, plan, world_size) for name in self._tables}
-        self._ranks = [ranks[config.name] for config in self._configs]
-        self._features_of_rank: list[list[int]] = [
-            [f for f, of_feature in enumerate(self._ranks) if rank in of_feature]
+        parts = {
+            name: _parts_of(name, table.dim, plan, world_size)
+            for name, table in self._tables.items()
+        }
+        self._parts = [parts[config.name] for config in self._configs]
+        self._features_of_rank: list[list[tuple[int, slice | None]]] = [
+            [
+                (f, part.columns)
+                for f, of_feature in enumerate(self._parts)
+                for part in of_feature
+                if part.rank == rank
+            ]
             for rank in range(world_size)
         ]
 
@@ -140,19 +161,27 @@ class _ShardedFrozen(ShardedModule):  # type: ignore[misc]
         weights: Sequence[Any] = [None] * len(keys)
         if batch.weights_N is not None:
             weights = batch.weights_N.detach().split_with_sizes(batch.counts)
-        for ranks, *of_feature in zip(self._ranks, keys, lengths, weights, strict=True):
+        for parts, *of_feature in zip(self._parts, keys, lengths, weights, strict=True):
             whole = _Share(*of_feature)
-            if len(ranks) == 1:
-                shares[ranks[0]].append(whole)
+            if not _is_by_rows(parts):
+                for part in parts:
+                    shares[part.rank].append(whole)
                 continue
-            part_N = virtual_shards(whole.keys_N.numpy()) * len(ranks) // NUM_VIRTUAL_SHARDS
-            for part, rank in enumerate(ranks):
-                shares[rank].append(whole.of(torch.from_numpy(np.flatnonzero(part_N == part))))
+            part_N = virtual_shards(whole.keys_N.numpy()) * len(parts) // NUM_VIRTUAL_SHARDS
+            for number, part in enumerate(parts):
+                places_N = torch.from_numpy(np.flatnonzero(part_N == number))
+                shares[part.rank].append(whole.of(places_N))
         return shares
 
 
-def _ranks_of(name: str, plan: Mapping[str, ParameterSharding], world_size: int) -> list[int]:
-    """The ranks that read a table."""
+def _is_by_rows(parts: Sequence[_Part]) -> bool:
+    return len(parts) > 1 and parts[0].columns is None
+
+
+def _parts_of(
+    name: str, dim: int, plan: Mapping[str, ParameterSharding], world_size: int
+) -> list[_Part]:
+    """What the ranks have of a table."""
     if name not in plan:
         raise ValueError(f"the plan lacks table {name!r}; it has {sorted(plan)}")
     sharding = plan[name]
@@ -161,23 +190,48 @@ def _ranks_of(name: str, plan: Mapping[str, ParameterSharding], world_size: int)
     if sharding.sharding_type not in _TYPES or not ranks or (is_one and len(ranks) != 1):
         raise ValueError(
             f"table {name!r} is planned as {sharding.sharding_type} on ranks {ranks}; frozen "
-            "tables are sharded table_wise on one rank or row_wise on several"
+            "tables are sharded table_wise on one rank, row_wise or column_wise on several"
         )
-    if not all(0 <= rank < world_size for rank in ranks) or len(set(ranks)) < len(ranks):
+    is_by_columns = sharding.sharding_type == ShardingType.COLUMN_WISE.value
+    is_twice = not is_by_columns and len(set(ranks)) < len(ranks)
+    if not all(0 <= rank < world_size for rank in ranks) or is_twice:
         raise ValueError(
             f"table {name!r} is planned on ranks {ranks} of {world_size}; plan for as many ranks "
             "as the environment has"
         )
-    return ranks
+    if not is_by_columns:
+        return [_Part(rank) for rank in ranks]
+    columns = _columns_of(name, dim, sharding)
+    return [_Part(rank, each) for rank, each in zip(ranks, columns, strict=True)]
+
+
+def _columns_of(name: str, dim: int, sharding: ParameterSharding) -> list[slice]:
+    """The columns of each shard of a table that is cut by columns."""
+    shards = [] if sharding.sharding_spec is None else sharding.sharding_spec.shards
+    columns = [
+        slice(shard.shard_offsets[1], shard.shard_offsets[1] + shard.shard_sizes[1])
+        for shard in shards
+    ]
+    ends = [0, *(each.stop for each in columns)]
+    follow_on = [each.start for each in columns] == ends[:-1]
+    if len(columns) != len(sharding.ranks or []) or not follow_on or ends[-1] != dim:
+        raise ValueError(
+            f"table {name!r} of width {dim} is planned by columns, "
+            f"{[[each.start, each.stop] for each in columns]} on ranks {sharding.ranks}; give its "
+            "ParameterSharding a sharding_spec with a shard for each rank that together have all "
+            "columns in order, as torchrec's planner does"
+        )
+    return columns
 
 
 class ShardedQuantHashEmbeddingBagCollection(_ShardedFrozen):
     """A `QuantHashEmbeddingBagCollection` behind a plan, all of whose ranks are in this process.
 
     A rank pools whole features, or of a table that is cut by rows its keys of each: those of its
-    virtual shards, as ranks have them in training. Partial bags are then added. All ranks read the
-    same mapped files. Vectors are those of the unsharded module, where tables are cut by rows in
-    another order of additions.
+    virtual shards, as ranks have them in training. Partial bags are then added. Of a table that is
+    cut by columns each rank reads the rows and keeps its columns: they lie in the same lines of
+    memory. All ranks read the same mapped files. Vectors are those of the unsharded module, bit for
+    bit, where tables are cut by rows in another order of additions.
     """
 
     def input_dist(self, ctx: _Context, features: KeyedJaggedTensor) -> list[list[_Share]]:
@@ -193,9 +247,11 @@ class ShardedQuantHashEmbeddingBagCollection(_ShardedFrozen):
         pairs = zip(self._features_of_rank, dist_input, strict=True)
         return [self._pooled(features, shares) for features, shares in pairs]
 
-    def _pooled(self, features: Sequence[int], shares: Sequence[_Share]) -> list[torch.Tensor]:
+    def _pooled(
+        self, features: Sequence[tuple[int, slice | None]], shares: Sequence[_Share]
+    ) -> list[torch.Tensor]:
         calls: list[Any] = []
-        for f, share in zip(features, shares, strict=True):
+        for (f, _), share in zip(features, shares, strict=True):
             config = self._configs[f]
             out = torch.empty(len(share.lengths_G), config.embedding_dim)
             is_mean = config.pooling == PoolingType.MEAN and share.places_N is None
@@ -203,19 +259,25 @@ class ShardedQuantHashEmbeddingBagCollection(_ShardedFrozen):
             keys_N = share.keys_N.contiguous()
             calls.append((table, keys_N, share.offsets(), out, 0, share.weights_N, pooling))
         pool_serving(calls)
-        return [call[3] for call in calls]
+        return [
+            call[3] if columns is None else call[3][:, columns]
+            for call, (_, columns) in zip(calls, features, strict=True)
+        ]
 
     def output_dist(self, ctx: _Context, output: list[list[torch.Tensor]]) -> KeyedTensor:
         """The vectors of all samples, which torchrec calls pooled embeddings."""
         batch = ctx.batch
         assert batch is not None
-        sums: dict[int, torch.Tensor] = {}
+        sums: list[torch.Tensor] = [
+            torch.zeros(count, config.embedding_dim)
+            for count, config in zip(batch.num_bags, self._configs, strict=True)
+        ]
         for features, vectors in zip(self._features_of_rank, output, strict=True):
-            for f, part in zip(features, vectors, strict=True):
-                sums[f] = sums[f] + part if f in sums else part
+            for (f, columns), part in zip(features, vectors, strict=True):
+                sums[f][:, columns or slice(None)] += part
         is_mean = [
-            config.pooling == PoolingType.MEAN and len(ranks) > 1
-            for config, ranks in zip(self._configs, self._ranks, strict=True)
+            config.pooling == PoolingType.MEAN and _is_by_rows(parts)
+            for config, parts in zip(self._configs, self._parts, strict=True)
         ]
         divisors = mean_divisor(batch, is_mean).split_with_sizes(batch.num_bags)
         values = [
@@ -259,8 +321,10 @@ class ShardedQuantHashEmbeddingCollection(_ShardedFrozen):
         """Of each rank, the vectors of its keys of each feature, float32 (N, D)."""
         return [
             [
-                self._tables[self._configs[f].name].lookup(share.keys_N.contiguous())
-                for f, share in zip(features, shares, strict=True)
+                self._tables[self._configs[f].name].lookup(share.keys_N.contiguous())[
+                    :, columns or slice(None)
+                ]
+                for (f, columns), share in zip(features, shares, strict=True)
             ]
             for features, shares in zip(self._features_of_rank, dist_input, strict=True)
         ]
@@ -274,8 +338,9 @@ class ShardedQuantHashEmbeddingCollection(_ShardedFrozen):
         pairs = zip(batch.counts, self._configs, strict=True)
         vectors = [torch.empty(count, config.embedding_dim) for count, config in pairs]
         for features, shares, parts in zip(self._features_of_rank, ctx.shares, output, strict=True):
-            for f, share, part in zip(features, shares, parts, strict=True):
-                vectors[f][slice(None) if share.places_N is None else share.places_N] = part
+            for (f, columns), share, part in zip(features, shares, parts, strict=True):
+                of_part = vectors[f][:, columns or slice(None)]
+                of_part[slice(None) if share.places_N is None else share.places_N] = part
         if batch.bag_of_sample is not None:
             vectors = [each[bags] for each, bags in zip(vectors, batch.bag_of_sample, strict=True)]
         made = [each.to(self.output_dtype()) for each in vectors]
@@ -310,7 +375,7 @@ class _SharderOfFrozen:
         return self._unsharded
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """By tables and by rows, on the cpu; nothing on other devices."""
+        """By tables, rows and columns, on the cpu; nothing on other devices."""
         return list(_TYPES) if compute_device_type == "cpu" else []
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
@@ -365,7 +430,7 @@ class QuantHashEmbeddingBagCollectionSharder(
     """Shards a `QuantHashEmbeddingBagCollection` for inference on the cpu.
 
     `torchrec.inference.modules.shard_quant_model` takes it by itself. Sharding types: table_wise,
-    row_wise. Arguments are those of torchrec's `QuantEmbeddingBagCollectionSharder`; of them
+    row_wise, column_wise. Arguments are those of torchrec's `QuantEmbeddingBagCollectionSharder`; of them
     `fused_params` says nothing of frozen tables.
     """
 

@@ -31,7 +31,7 @@ DTYPES = {
 LARGEST_OFF = {"float32": 1e-5, "float16": 1e-5, "int8": 8e-3, "int4": 1e-5}
 """As parts of the largest number. torchrec keeps scale and bias of int8 rows in 16 bits, so a value
 may be the next one of 256."""
-TYPES = ("unsharded", "table_wise", "row_wise")
+TYPES = ("unsharded", "table_wise", "row_wise", "column_wise")
 WORLDS = (1, 2, 3)
 MODELS = (
     Model("bags", "sum", "equal"),
@@ -116,7 +116,7 @@ def _quantized(model: Any, cell: QuantizedCell) -> Any:
 def _sharded(model: Any, cell: QuantizedCell) -> nn.Module:
     tables = torchrec_material.tables_of(cell.model)
     constraint = ParameterConstraints(
-        sharding_types=[cell.sharding_type], compute_kernels=["quant"]
+        sharding_types=[cell.sharding_type], compute_kernels=["quant"], min_partition=4
     )
     names = [config.name for configs in tables for config in configs or []]
     sharded, plan = shard_quant_model(

@@ -34,8 +34,8 @@ torchrec keeps scale and bias of an int8 row in 16 bits, we in 32 as FBGEMM's ow
 so a value may be the next one of 256.
 
 An entry says with how many ranks, all in one process, our modules pass, then, behind a slash, with
-how many torchrec's do. `e1: 2-3` says that 2 and 3 ranks raised error 1 of the list below. Frozen
-tables are not cut by columns. torchrec's quantized tables are sharded over CUDA devices.
+how many torchrec's do. `e1: 2-3` says that 2 and 3 ranks raised error 1 of the list below.
+torchrec's quantized tables are sharded over CUDA devices.
 
 Of {total} cells ours pass {ours}, torchrec's {theirs}.
 """
