@@ -4,7 +4,7 @@ set(RECSDK_SERVING_DIR ${CMAKE_CURRENT_SOURCE_DIR}/src/serving)
 add_library(recsdk_serving ${RECSDK_SERVING_DIR}/c_api.cc ${RECSDK_SERVING_DIR}/find.cc
   ${RECSDK_SERVING_DIR}/frozen_file.cc ${RECSDK_SERVING_DIR}/layer.cc ${RECSDK_SERVING_DIR}/readers.cc
   ${RECSDK_SERVING_DIR}/serving_delta.cc ${RECSDK_SERVING_DIR}/serving_kernels_baseline.cc
-  ${RECSDK_SERVING_DIR}/serving_table.cc ${RECSDK_SERVING_DIR}/versions.cc
+  ${RECSDK_SERVING_DIR}/serving_kernels.cc ${RECSDK_SERVING_DIR}/serving_table.cc ${RECSDK_SERVING_DIR}/versions.cc
   ${CMAKE_CURRENT_SOURCE_DIR}/src/freeze/quantize.cc ${CMAKE_CURRENT_SOURCE_DIR}/src/freeze/shared_image.cc
   ${CMAKE_CURRENT_SOURCE_DIR}/src/util/isa.cc
   ${CMAKE_CURRENT_SOURCE_DIR}/src/io/checksum.cc ${RECSDK_CHECKSUM_SOURCES})

@@ -14,11 +14,13 @@ namespace recsdk::internal {
 template <class Sink>
 class LineWriter {
  public:
-  LineWriter(Sink& sink, std::int64_t num_lines) : sink_(sink), num_lines_(num_lines) {}
+  /// The lines are for hashes that have the first `range_bits` bits in common.
+  LineWriter(Sink& sink, std::int64_t num_lines, int range_bits = 0)
+      : sink_(sink), num_lines_(num_lines), range_bits_(range_bits) {}
 
   /// Throws Error(kCheckpoint) for more keys of a line than it can have.
   void add(std::uint64_t hash) {
-    move_to(frozen_line(hash, num_lines_));
+    move_to(frozen_line(hash << range_bits_, num_lines_));
     if (count_ == FrozenLine::kMostRecords) {
       throw Error(ErrorCode::kCheckpoint,
                   "more than " + std::to_string(FrozenLine::kMostRecords) +
@@ -44,6 +46,7 @@ class LineWriter {
 
   Sink& sink_;
   std::int64_t num_lines_;
+  int range_bits_;
   std::int64_t number_ = 0;  // of the line under way
   FrozenLine line_{};
   int count_ = 0;

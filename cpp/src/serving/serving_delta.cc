@@ -66,6 +66,35 @@ std::vector<std::uint8_t> have_rows_before(const Sources& sources, const Sorted&
   return have_rows(sources, keys);
 }
 
+/// Those of a range of hashes, the first of the records left, which are shortened.
+std::span<const std::byte* const> take_range(std::span<const std::byte* const>& left,
+                                             std::uint64_t range, int bits, std::uint64_t seed) {
+  const auto end = std::find_if(left.begin(), left.end(), [&](const std::byte* record) {
+    return range_of(frozen_hash(key_of_record(record), seed), bits) != range;
+  });
+  const auto count = static_cast<std::size_t>(end - left.begin());
+  const auto taken = left.first(count);
+  left = left.subspan(count);
+  return taken;
+}
+
+std::shared_ptr<const Layer> layer_of(const ServingDelta::Impl& delta,
+                                      std::span<const std::byte* const> rows,
+                                      std::span<const std::byte* const> erased) {
+  const LayerShape shape{delta.record_bytes(), delta.hash_seed};
+  const int bits =
+      range_bits_for(std::ssize(rows) * shape.record_bytes + std::ssize(erased) * kKeyBytes);
+  Pieces pieces;
+  for (std::uint64_t range = 0; range >> bits == 0; ++range) {
+    const auto some_rows = take_range(rows, range, bits, shape.hash_seed);
+    const auto some_erased = take_range(erased, range, bits, shape.hash_seed);
+    pieces.push_back(std::make_shared<const Piece>(
+        Piece{Image(some_rows, shape.record_bytes, shape.hash_seed, bits),
+              Image(some_erased, kKeyBytes, shape.hash_seed, bits)}));
+  }
+  return std::make_shared<const Layer>(std::move(pieces), shape);
+}
+
 }  // namespace
 
 Prepared prepare(const ServingDelta::Impl& delta, const Sources& sources) {
@@ -86,9 +115,7 @@ Prepared prepare(const ServingDelta::Impl& delta, const Sources& sources) {
     --made.num_more_rows;
   }
   if (kept_rows.empty() && kept_erased.empty()) return made;
-  made.layer =
-      std::make_shared<const Layer>(Layer{Image(kept_rows, delta.record_bytes(), delta.hash_seed),
-                                          Image(kept_erased, kKeyBytes, delta.hash_seed)});
+  made.layer = layer_of(delta, kept_rows, kept_erased);
   return made;
 }
 

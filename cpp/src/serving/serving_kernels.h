@@ -8,8 +8,19 @@
 
 #include "recsdk/serving/frozen.h"
 #include "recsdk/types.h"
+#include "serving/frozen_file.h"
 
 namespace recsdk::internal {
+
+/// The files of a table, of which those are open that the keys ask for, or the images of a layer.
+struct FindArgs {
+  const FrozenView* const* views;  // by shard, or by range of hashes
+  std::uint32_t num_views;
+  int range_bits;  // 2^range_bits images of a layer; 0 for files, and for a layer of one image
+  const Key* keys;
+  std::size_t num_keys;
+  const std::byte** records;  // out: of each key a candidate, or null
+};
 
 /// Candidates for the records of keys [begin, end) of a call: one whose tag is equal, and whose key
 /// is compared when its row is read; null for a missing key. Entry 0 is of key `begin`.
@@ -53,9 +64,13 @@ struct ServingPoolArgs {
 };
 
 struct ServingKernels {
+  void (*find)(const FindArgs&);
   void (*gather)(const ServingGatherArgs&);
   void (*pool)(ServingPoolArgs&);
 };
+
+/// Those of the instruction set in use.
+const ServingKernels& serving_kernels();
 
 extern const ServingKernels kServingKernelsBaseline;
 extern const ServingKernels kServingKernelsAvx2;

@@ -12,7 +12,6 @@
 #include "serving/frozen_file.h"
 #include "serving/serving_kernels.h"
 #include "serving/versions.h"
-#include "util/isa.h"
 
 namespace recsdk {
 namespace {
@@ -22,21 +21,6 @@ using internal::FrozenHeader;
 using internal::FrozenView;
 
 constexpr auto kChunk = static_cast<std::int64_t>(internal::kKeysAtATime);
-
-const internal::ServingKernels& kernels() {
-  switch (internal::current_isa()) {
-#if defined(RECSDK_HAVE_AVX2)
-    case internal::Isa::kAvx2:
-      return internal::kServingKernelsAvx2;
-#endif
-#if defined(RECSDK_HAVE_AVX512)
-    case internal::Isa::kAvx512:
-      return internal::kServingKernelsAvx512;
-#endif
-    default:
-      return internal::kServingKernelsBaseline;
-  }
-}
 
 // What the headers of two files of one table share.
 bool is_of_one_table(const FrozenHeader& a, const FrozenHeader& b) {
@@ -233,7 +217,7 @@ void ServingTable::Impl::lookup(std::span<const Key> keys, float* values,
                                 std::span<Outcome> outcomes) const {
   const internal::FrozenRows rows{info.dtype, info.dim, info.default_value};
   for_chunks(keys, outcomes, [&](const internal::Candidates& candidates) {
-    kernels().gather({candidates, rows, values});
+    internal::serving_kernels().gather({candidates, rows, values});
   });
 }
 
@@ -250,7 +234,7 @@ void ServingTable::Impl::pool(const ServingBlock& block) const {
                                  0};
   for_chunks(bags.keys, block.outcomes, [&](const internal::Candidates& candidates) {
     args.candidates = candidates;
-    kernels().pool(args);
+    internal::serving_kernels().pool(args);
   });
 }
 

@@ -1,5 +1,6 @@
 #include "serving/versions.h"
 
+#include <algorithm>
 #include <exception>
 
 namespace recsdk::internal {
@@ -63,15 +64,41 @@ bool Versions::has_many_layers() const {
 
 void Versions::merge_newest(const FrozenShards& files) {
   const Version& before = *current_.load();
-  auto next = std::make_unique<Version>(before);
-  next->layers.erase(next->layers.begin(), next->layers.begin() + 2);
-  const Sources behind = next->sources(files);
-  auto both =
-      std::make_shared<const Layer>(merged(*before.layers[0], *before.layers[1], [&](Key key) {
-        return find_record(&behind, key) != nullptr;
-      }));
-  const bool is_empty = both->rows.is_empty() && both->erased.is_empty();
-  if (!is_empty) next->layers.insert(next->layers.begin(), std::move(both));
+  const std::shared_ptr<const Layer> newest = before.layers[0];
+  const std::vector<std::shared_ptr<const Layer>> behind(before.layers.begin() + 2,
+                                                         before.layers.end());
+  const Sources all_behind{files, behind};
+  const auto is_needed = [&](Key key) { return find_record(&all_behind, key) != nullptr; };
+  const LayerShape shape = newest->shape();
+  LayerCursor newer(newest->pieces(), shape.hash_seed);
+  LayerCursor older(before.layers[1]->pieces(), shape.hash_seed);
+  const int older_bits = before.layers[1]->range_bits();
+  const int bits = range_bits_for(newest->num_bytes() + before.layers[1]->num_bytes());
+  const int common_bits = std::min(older_bits, bits);
+  Pieces made(std::size_t{1} << bits);
+  for (std::size_t range = 0; range < made.size(); ++range) {
+    made[range] = merged(newer, older, range, bits, shape, is_needed);
+    if ((range + 1) % (made.size() >> common_bits) != 0) continue;
+    // All of a piece, or of some, of the older layer is in `made`.
+    const std::size_t done = (range + 1) >> (bits - common_bits);
+    const int pieces_bits = older_bits - common_bits;
+    older.release((done - 1) << pieces_bits, done << pieces_bits);
+    const bool is_last = range + 1 == made.size();
+    publish_merged(is_last ? nullptr : newest, std::make_shared<const Layer>(made, shape),
+                   std::make_shared<const Layer>(older.pieces(), shape), behind);
+  }
+}
+
+void Versions::publish_merged(const std::shared_ptr<const Layer>& newest,
+                              const std::shared_ptr<const Layer>& made,
+                              const std::shared_ptr<const Layer>& left,
+                              std::span<const std::shared_ptr<const Layer>> behind) {
+  auto next = std::make_unique<Version>(*current_.load());
+  next->layers.clear();
+  for (const auto& layer : {newest, made, left}) {
+    if (layer != nullptr && !layer->is_empty()) next->layers.push_back(layer);
+  }
+  next->layers.insert(next->layers.end(), behind.begin(), behind.end());
   publish(std::move(next));
 }
 

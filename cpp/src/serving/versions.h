@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -53,7 +54,14 @@ class Versions {
  private:
   void publish(std::unique_ptr<const Version> next);
   bool has_many_layers() const;
+  /// Merges the two newest layers, piece by piece, each of which is published: so hardly more
+  /// memory is held than before.
   void merge_newest(const FrozenShards& files);
+  /// While layers are merged: `made` and `left` have no range of hashes in common.
+  void publish_merged(const std::shared_ptr<const Layer>& newest,
+                      const std::shared_ptr<const Layer>& made,
+                      const std::shared_ptr<const Layer>& left,
+                      std::span<const std::shared_ptr<const Layer>> behind);
 
   Version first_;
   std::atomic<const Version*> current_{&first_};

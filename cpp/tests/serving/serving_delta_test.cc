@@ -3,7 +3,10 @@
 
 #include <atomic>
 #include <cstring>
+#include <fstream>
 #include <random>
+#include <set>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -167,6 +170,80 @@ TEST(DeltaTest, KeysThatLeaveAgainTakeNoMemory) {
   EXPECT_LT(table.delta_bytes(), 2 * bytes);
   EXPECT_EQ(table.num_deltas(), 13);
 }
+
+/// Rows of a kilobyte, so that layers have several pieces.
+constexpr std::int64_t kWideDim = 256;
+constexpr std::int64_t kWideBytes = 8 + 4 * kWideDim;
+
+/// Takes deltas of a twentieth of the keys until the layers were merged a few times.
+template <class Take>
+void take_wide_deltas(ServingTable& table, Rows& rows, const std::vector<Key>& keys,
+                      const Take& take) {
+  std::mt19937_64 random(33);
+  Values all(keys.size() * kWideDim, 1.0F);
+  for (const Key key : keys) rows[key] = Values(kWideDim, 1.0F);
+  ServingDelta first(table);
+  first.add(keys, all.data());
+  Values().swap(all);
+  table.take(first);
+  first = ServingDelta(table);
+  for (int i = 0; i < 30; ++i) {
+    take(random_delta(table, rows, keys, keys.size() / 20, random));
+    if (testing::Test::HasFatalFailure()) return;
+  }
+}
+
+TEST(DeltaTest, LayersOfManyPiecesAnswerAsAPlainMap) {
+  std::mt19937_64 random(34);
+  const TemporaryFolder folder;
+  Rows rows{{7, Values(kWideDim, 2.0F)}};
+  ServingTable table(freeze(rows, config_of(folder, kWideDim, FrozenDType::kFloat32)));
+  const std::vector<Key> keys = some_keys(20'000, random);
+  std::set<Key> once(keys.begin(), keys.end());
+  const std::vector<Key> distinct(once.begin(), once.end());
+  int i = 0;
+  take_wide_deltas(table, rows, distinct, [&](const ServingDelta& delta) {
+    table.take(delta);
+    if (i++ % 5 == 4) expect_answers(table, rows, FrozenDType::kFloat32, distinct);
+  });
+  ASSERT_GT(table.delta_bytes(), std::int64_t{16} << 20);
+}
+
+#if !defined(RECSDK_TEST_EMULATED) && !defined(__SANITIZE_ADDRESS__) && \
+    !defined(__SANITIZE_THREAD__)
+/// The most memory that the process has held since the last call, in bytes.
+std::int64_t take_peak() {
+  std::ifstream status("/proc/self/status");
+  std::int64_t kilobytes = 0;
+  for (std::string word; status >> word;) {
+    if (word == "VmHWM:") status >> kilobytes;
+  }
+  std::ofstream("/proc/self/clear_refs") << 5;
+  return kilobytes * 1024;
+}
+
+TEST(DeltaTest, TakingHoldsTheTableTheDeltaAndACopyOfWhatItTouches) {
+  std::mt19937_64 random(35);
+  const TemporaryFolder folder;
+  Rows rows;
+  ServingTable table(freeze(rows, config_of(folder, kWideDim, FrozenDType::kFloat32)));
+  const std::vector<Key> keys = some_keys(60'000, random);
+  std::set<Key> once(keys.begin(), keys.end());
+  int num_merges = 0;
+  take_wide_deltas(table, rows, {once.begin(), once.end()}, [&](const ServingDelta& delta) {
+    constexpr std::int64_t kPieces = std::int64_t{14} << 20;  // those that are merged at a time
+    const std::int64_t touched = delta.num_rows() * kWideBytes + delta.num_erased() * 8;
+    const std::int64_t before = table.delta_bytes();
+    take_peak();
+    const std::int64_t held = take_peak();
+    table.take(delta);
+    EXPECT_LT(take_peak() - held, touched + kPieces);
+    num_merges += table.delta_bytes() < before ? 1 : 0;
+  });
+  EXPECT_GT(num_merges, 0);
+  EXPECT_GT(table.delta_bytes(), std::int64_t{40} << 20);  // what a copy of all would take
+}
+#endif
 
 TEST(DeltaTest, WhatIsWrongIsRefusedAndChangesNothing) {
   std::mt19937_64 random(32);

@@ -96,10 +96,10 @@ class RECSDK_API ServingTable {
   /// Keys of shards that are not open are left out. The delta can be taken again, or by another
   /// table of the same files.
   ///
-  /// Cost: sorting the delta, and a copy of it; from time to time, a copy of all rows that deltas
-  /// have brought. It waits until calls that read what it replaces have ended. Throws
-  /// std::invalid_argument for a delta of another table, for a key that is in it twice, for some
-  /// but not all shared rows, and while
+  /// Cost: sorting the delta, and a copy of it; from time to time all rows that deltas have brought
+  /// are copied as well, a few megabytes at a time, which takes no more memory than that. It waits
+  /// until calls that read what it replaces have ended. Throws std::invalid_argument for a delta of
+  /// another table, for a key that is in it twice, for some but not all shared rows, and while
   /// another thread takes one; std::bad_alloc.
   void take(const ServingDelta& delta);
 

@@ -233,9 +233,9 @@ class ServingTable:
         ends with `stop_following`, with the table, or with the process.
 
         `interval_seconds` is how long it waits between two looks: 0.1, for a URL 2.0. Memory while
-        a delta is taken: the delta twice, and from time to time a copy of all rows that deltas have
-        brought. Those stay in memory, beside the files, and are gone with the table; a table that
-        is opened anew takes the deltas again.
+        a delta is taken: the delta, a copy of it, and some 16 MiB. Rows that deltas have brought
+        stay in memory, beside the files, and are gone with the table; a table that is opened anew
+        takes the deltas again.
 
         Raises CheckpointError for a location that cannot be read or is itself a checkpoint;
         ValueError if the table follows already, was frozen from memory and so is of no chain, or
