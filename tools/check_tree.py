@@ -29,7 +29,8 @@ TORCH_INDEX_MAY_STAND_IN = {"README.md", "tools/torch_wheel.py"}
 # A function that only prefetches must be put in line, or have an effect that the compiler knows of.
 PREFETCH = re.compile(r"\b__builtin_prefetch\b")
 PREFETCH_MAY_STAND_IN = re.compile(
-    r"cpp/src/util/prefetch\.h|cpp/src/kernels/kernels_\w+\.inc|cpp/bench/|tools/"
+    r"cpp/src/util/prefetch\.h|cpp/src/(kernels/kernels|serving/serving)_\w+\.inc|"
+    r"cpp/bench/|tools/"
 )
 IMPORTED_TEST = re.compile(r"(?:from|import) test_\w+")
 SYMLINKS = {"packages/recsdk-core/cpp": "../../cpp"}

@@ -430,8 +430,8 @@ class QuantHashEmbeddingBagCollectionSharder(
     """Shards a `QuantHashEmbeddingBagCollection` for inference on the cpu.
 
     `torchrec.inference.modules.shard_quant_model` takes it by itself. Sharding types: table_wise,
-    row_wise, column_wise. Arguments are those of torchrec's `QuantEmbeddingBagCollectionSharder`; of them
-    `fused_params` says nothing of frozen tables.
+    row_wise, column_wise. Arguments are those of torchrec's `QuantEmbeddingBagCollectionSharder`;
+    of them `fused_params` says nothing of frozen tables.
     """
 
     _unsharded = QuantHashEmbeddingBagCollection
