@@ -202,20 +202,22 @@ void Table::find_or_insert(std::span<const Key> keys, float* values, std::span<O
     impl_->index.map_inserting(keys, found.rows.data(), found.outcomes.data(), record.get(), data,
                                then);
   };
-  const auto gather = [&] {
+  const auto gather = [&](const Found& read) {
     const std::shared_lock rows_lock(impl_->rows_mutex);
-    impl_->gather(found, values);
+    impl_->gather(read, values);
   };
   if (impl_->config.default_row.kind == DefaultKind::kInitialRow) {
     // Making what is read may throw, as a custom initializer may: so it comes before what changes.
     return map([&] {
-      impl_->index.point_to_defaults(keys, found.rows.data(), found.outcomes.data());
-      gather();
+      Found read(keys.size(), found.outcomes);
+      read.rows = found.rows;
+      impl_->index.point_to_defaults(keys, read.rows.data(), read.outcomes.data());
+      gather(read);
     });
   }
   map({});
   impl_->begin_rows({found.rows, found.outcomes, {}, {}, Pooling::kSum});
-  gather();
+  gather(found);
 }
 
 void Table::upsert(std::span<const Key> keys, const float* values, const float* state,

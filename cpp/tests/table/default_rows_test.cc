@@ -272,6 +272,24 @@ TEST(DefaultRows, AFailedReadOfInitialRowsChangesNothing) {
   EXPECT_EQ(outcomes.front(), Outcome::kInserted);
 }
 
+// What eviction keeps of keys is an array by row number, and a key without a row has none.
+TEST(DefaultRows, InitialRowsAreReadBesideKeysThatEvictionSees) {
+  TableConfig config = config_of({DefaultKind::kInitialRow});
+  config.max_rows = 4;
+  config.eviction_groups = 1;
+  config.eviction = EvictConfig{};
+  Table table(config);
+  const std::vector<Key> keys = some_keys(200, 7);
+  std::vector<float> read(keys.size() * kDim);
+  std::vector<Outcome> outcomes(keys.size());
+  table.find_or_insert(keys, read.data(), outcomes);
+  EXPECT_EQ(std::count(outcomes.begin(), outcomes.end(), Outcome::kInserted), 4);
+  std::vector<float> wanted(read.size());
+  initial_weights(config.initializer, config.seed, table_hash(config.name), kDim, keys,
+                  wanted.data());
+  EXPECT_TRUE(bits_equal(read, wanted));
+}
+
 TEST(DefaultRows, WhatDoesNotFitIsRefused) {
   EXPECT_THROW(Table(config_of({DefaultKind::kConstant, 0.0F, 1, BeginWith::kSharedRow})),
                std::invalid_argument);

@@ -2,13 +2,13 @@
 
 Each feature's table may have a share of the rows that an unbounded table has in the end; tables of
 few ids, as of genders and hours, are left whole. "1 in 20" admits a new id by that chance at each
-occurrence; "count 5" its fifth. "One shared", "a fifth shared", "half shared" and "most shared"
-give one row, or so much of a table's memory, to ids without one, which share them: the hashing
-trick for those. "Begun shared" has ids that get a row begin with what they shared. Beside them: the
-hashing trick, `nn.EmbeddingBag` whose rows the ids share by the remainder of a hash, in as many
-bytes as our tables take; and torchrec's managed collisions with as many rows as our tables. All
-have the same dense model, see the same batches, and train rows by Adagrad of one rate. The figure
-is the AUC on held-out examples, the mean over seeds.
+occurrence; "count 5" its fifth. "One shared", "a fifth shared", "half shared", "two thirds shared"
+and "most shared" give one row, or so much of a table's memory, to ids without one, which share
+them: the hashing trick for those. "Begun shared" has ids that get a row begin with what they
+shared. Beside them: the hashing trick, `nn.EmbeddingBag` whose rows the ids share by the remainder
+of a hash, in as many bytes as our tables take; and torchrec's managed collisions with as many rows
+as our tables. All have the same dense model, see the same batches, and train rows by Adagrad of one
+rate. The figure is the AUC on held-out examples, the mean over seeds.
 """
 
 from __future__ import annotations
@@ -49,10 +49,9 @@ RULES: dict[str, dict[str, Any]] = {
     "lfu, one shared": {"eviction": Evict.lfu()},
     "lfu 1 in 20, one shared": {"eviction": Evict.lfu(), "admission": Admit.probability(0.05)},
     "first come, most shared": {},
-    "count 5, a fifth shared": {"admission": Admit.count(5)},
-    "count 20, half shared": {"admission": Admit.count(20)},
     "count 100, most shared": {"admission": Admit.count(100)},
-    "count 100, most begun shared": {"admission": Admit.count(100)},
+    "count 50, two thirds shared": {"admission": Admit.count(50)},
+    "count 5, a fifth shared": {"admission": Admit.count(5)},
     "lfu, half shared": {"eviction": Evict.lfu()},
     "lfu, half begun shared": {"eviction": Evict.lfu()},
 }
@@ -60,6 +59,7 @@ SHARED_PARTS = {
     "one shared": 0.0,
     "a fifth shared": 0.2,
     "half shared": 0.5,
+    "two thirds shared": 2 / 3,
     "most shared": 0.9,
 }
 """Of a table's memory, what is for rows that its ids without one share; at least one is shared."""
