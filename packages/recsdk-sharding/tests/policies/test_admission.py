@@ -32,7 +32,7 @@ from eviction_on_ranks import (
 from plans import Spec
 from rank_pool import RankPool
 
-from recsdk_core import Admit, Outcome
+from recsdk_core import Admit, CheckpointError, Outcome
 from recsdk_core.testing import ReferenceTable
 from recsdk_sharding import HashEmbeddingBagConfig
 
@@ -137,6 +137,17 @@ def test_saved_and_resumed_at_another_number_of_ranks(
         parts = pool.run(world_size, run, case, ends[number], ends[number + 1], at, to)
         at = to
     assert whole(parts) == expected.rows
+
+
+def test_a_sketch_of_another_size_is_refused_where_columns_are_cut_anew(
+    ranks: RankPool, expected: _Expected, tmp_path: Path
+) -> None:
+    [case] = with_rules([Case(COLUMNS)], expected)
+    ranks.run(2, run, case, 0, 2, None, str(tmp_path / "saved"))
+    larger = ADMISSION | {"full": Admit.count_sketch(2, max_bytes=2**20)}
+    other = replace(case, plan=None, admission=larger)
+    with pytest.raises(CheckpointError, match=r"'full.*with the same, or allow 'admission'"):
+        run(other, 2, 3, str(tmp_path / "saved"), None)
 
 
 def test_a_state_dict_goes_on_as_its_model(ranks: RankPool, expected: _Expected) -> None:

@@ -20,6 +20,7 @@ from recsdk_core.errors import CheckpointError
 
 __all__ = [
     "ALLOWANCES",
+    "check_sketch",
     "check_table",
     "default_entry",
     "read_shared",
@@ -64,7 +65,7 @@ def check_table(
             "differs; load with the same, or allow 'optimizer' to drop the saved state"
         )
     if "admission" not in allow:
-        _check_sketch(table, entry, place)
+        check_sketch(table, entry, place)
     if "eviction" not in allow:
         _check_metadata(table, fields, entry, place)
     wanted_default = default_entry(table)
@@ -114,7 +115,7 @@ def _are_alike(saved: Sequence[Any], wanted: Sequence[Any]) -> bool:
     return kept == needed
 
 
-def _check_sketch(table: Any, entry: TableEntry, place: str) -> None:
+def check_sketch(table: Any, entry: TableEntry, place: str) -> None:
     """Raises unless counts of keys without a row are kept as the table keeps them."""
     if table.admission is None or entry.admission is None:
         return

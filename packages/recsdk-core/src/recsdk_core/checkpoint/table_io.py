@@ -176,7 +176,7 @@ class SavesAndLoads:
         Checkpoints of any number of ranks and any sharding rule load. `name` is the table's name in
         the checkpoint, by default this table's. `allow` names what may differ: "optimizer" drops
         the saved state, "seed" and "initializer" accept that rows made later differ, "eviction"
-        drops what eviction kept of keys.
+        drops what eviction kept of keys, "admission" how often keys without a row were seen.
 
         With eviction, what the saved table's kept of keys and its clock are loaded; it must have
         kept all that this table's rule needs, or nothing: then keys count as never seen, and leave

@@ -21,7 +21,12 @@ from recsdk_core.checkpoint.merging import Rows, merged_rows
 from recsdk_core.checkpoint.model_tables import Assembled
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.records import Records, read_records
-from recsdk_core.checkpoint.restoring import default_entry, read_shared, shown_default
+from recsdk_core.checkpoint.restoring import (
+    check_sketch,
+    default_entry,
+    read_shared,
+    shown_default,
+)
 from recsdk_core.errors import CheckpointError
 from recsdk_core.eviction import EvictionClock
 from recsdk_core.nn.row_entries import KEPT_OF_KEYS, rows_of
@@ -61,6 +66,9 @@ def assemble(
             )
     if not entries:
         last.table(config.name)  # raises, naming those that there are
+    if "admission" not in allow:
+        for entry in entries:
+            check_sketch(config, entry, f"{last.location}: table {entry.name!r}")
     owner = Owner(owned.shard.index, owned.shard.ranks.world_size, sharding_of(owned.shard))
     keeps_state = "optimizer" not in allow and entries[0].optimizer is not None
     if keeps_state:
@@ -72,6 +80,8 @@ def assemble(
         found = rows_for(owned.shard, saved, config, optimizer if keeps_state else None)
     except ValueError as error:
         raise CheckpointError(f"{last.location}: table {config.name!r}: {error}") from None
+    if "admission" in allow:
+        found = replace(found, records=None)
     if "eviction" in allow:
         found = replace(found, metadata={}, clock=EvictionClock())
     if not keeps_state:
