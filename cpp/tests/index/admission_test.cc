@@ -225,7 +225,7 @@ TEST(Admission, ARuleThatMakesNoSenseIsRefusedByField) {
   const auto expect_refused = [](const AdmitConfig& config, const std::string& field,
                                  std::optional<std::int64_t> max_rows = std::nullopt) {
     try {
-      Index({.max_rows = max_rows, .admission = config});
+      const Index made({.max_rows = max_rows, .admission = config});
       ADD_FAILURE() << field << " was taken";
     } catch (const std::invalid_argument& error) {
       EXPECT_NE(std::string(error.what()).find("admission." + field), std::string::npos)
