@@ -71,10 +71,10 @@ class HashOutputDist(BaseEmbeddingDist[Any, Any, Any]):  # type: ignore[misc]
         """
         super().__init__()
         self._make: Callable[..., Transfer] = _Replication if is_replicated else _AllToAll
-        if memory is not None:
+        if memory is not None and not is_replicated:
             self._make = partial(_InPlace, memory)
         own = None if is_replicated else codecs
-        self._wire = _Wire(group, dist.get_rank(group), own, may_combine)
+        self._wire = _Wire(group, dist.get_rank(group), own, memory, may_combine)
         self._exact_wire = replace(self._wire, codecs=None)
 
     def stats_with(self, id_bytes: int) -> ExchangeStats:
@@ -116,6 +116,8 @@ class _Wire:
     group: dist.ProcessGroup
     rank: int
     codecs: QuantizedCommCodecs | None
+    memory: SharedMemory | None
+    """That the ranks share."""
     may_combine: bool
     """Whether other ranks may send gradients of combined keys."""
     bytes_sent: dict[str, int] = field(default_factory=lambda: {"forward": 0, "backward": 0})
@@ -161,6 +163,9 @@ class _Wire:
 
     def swap(self, own: torch.Tensor, num_values: Sequence[int]) -> torch.Tensor:
         """What all ranks have to say, rank by rank; each says the same to every rank."""
+        if self.memory is not None:
+            self.bytes_sent["backward"] += 4 * len(own) * (len(num_values) - 1)
+            return self.memory.swap(own, num_values)
         swapped = own.new_empty(sum(num_values))
         works: list[Any] = []
         for rank, part in enumerate(swapped.split_with_sizes(list(num_values))):

@@ -165,7 +165,7 @@ class HashSharding:
                 takes=takes,
                 needs={c.name: c.data_needed for c in self._configs if c.data_needed},
                 multiple=multiple_of(self._codecs()),
-                memory=self._memory(),
+                memory=None if self.layout.is_replicated else self._memory(),
             )
         )
 
@@ -194,12 +194,11 @@ class HashSharding:
         return group
 
     def _memory(self) -> SharedMemory | None:
-        """What results go through; None: the process group.
+        """What results, and the gradients of replicas, go through; None: the process group.
 
-        That takes codecs, the gradients of tables that all ranks have, and devices.
+        That takes what codecs make smaller, and what is on devices.
         """
-        is_on_host = self._rows[0].home.device.type == "cpu"
-        if self.layout.is_replicated or self._codecs() is not None or not is_on_host:
+        if self._codecs() is not None or self._rows[0].home.device.type != "cpu":
             return None
         return shared_memory_of(self._group())
 

@@ -181,6 +181,19 @@ class SharedMemory:
 
         return finish
 
+    def swap(self, own: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        """What every rank gives, rank by rank, float32: `counts` are how many numbers each gives.
+
+        As `send`, in which order it counts; waits for all ranks. Each copies what the others give.
+        """
+        nothing = [0] * (self.world_size - 1)
+        places = self.send(self.block_of(own), [len(own), *nothing])()
+        claim = self.claim(places)
+        pairs = zip(places, counts, strict=True)
+        given = torch.cat([self.numbers.narrow(0, place.begins[0], n) for place, n in pairs])
+        del claim
+        return given
+
     def _tell(self, own: list[int]) -> Callable[[], list[list[int]]]:
         words = torch.tensor(own)
         found = [torch.empty_like(words) for _ in range(self.world_size)]
