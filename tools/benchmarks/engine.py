@@ -42,7 +42,7 @@ class Part:
 
 
 def run(quick: bool) -> list[Record]:
-    build()
+    build("maps_bench", "rows_bench")
     results: list[Record] = []
     for pages, environment in (("", {}), ("_hugepages", HUGE_PAGES)):
         for part in QUICK_PARTS if quick else PARTS:
@@ -96,14 +96,12 @@ PARTS = [
 ]
 
 
-def build() -> None:
-    """Configures and builds the programs."""
+def build(*programs: str) -> None:
+    """Configures and builds programs of cpp/bench."""
     configure = ["cmake", "-S", str(ROOT / "cpp"), "-B", str(BUILD), "-G", "Ninja"]
     options = ["-DRECSDK_BUILD_BENCH=ON", "-DCMAKE_BUILD_TYPE=Release"]
     subprocess.run([*configure, *options], check=True, stdout=subprocess.DEVNULL)
-    subprocess.run(
-        ["cmake", "--build", str(BUILD), "--target", "maps_bench", "rows_bench"], check=True
-    )
+    subprocess.run(["cmake", "--build", str(BUILD), "--target", *programs], check=True)
 
 
 def run_part(command: list[str], environment: dict[str, str], suffix: str) -> list[Record]:

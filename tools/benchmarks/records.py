@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-LESS_IS_BETTER = frozenset({"ms", "us", "bytes", "entries"})
+LESS_IS_BETTER = frozenset({"ms", "us", "ns", "bytes", "entries"})
 
 
 @dataclass(kw_only=True)

@@ -6,7 +6,9 @@ each row for free: "fbgemm dense", and torch's `embedding_bag_byte` ("torch int8
 ours are checked against. General stores of bytes have cases of their own (`stores`). All use one
 thread, and what is counted is the processor's time: on a quiet machine that is what a call takes,
 and on a busy one it is not what others take. Single bags alone are timed on the wall. Files and
-peers are in memory before the first call. With two threads each takes every other batch.
+peers are in memory before the first call. With two threads each takes every other batch. "Its
+lines of memory" is a loop in C++ (`cpp/bench/serving_bench.cc`) that only reads the lines which
+pooling these keys must: its time over ours is our share of what memory allows.
 
 Shape letters: N keys, B bags, D row width.
 """
@@ -32,7 +34,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_inference import (
     IntNBitTableBatchedEmbeddingBagsCodegen,
 )
 
-from benchmarks import following, records, stores
+from benchmarks import engine, following, records, stores
 from benchmarks.draws import draw_indexes, scramble
 from benchmarks.models.frozen import run as run_frozen
 from recsdk_core import Table
@@ -220,6 +222,21 @@ def _pool_one(contestant: Contestant, ends: np.ndarray, bag: Batch) -> object:
     return contestant.pool(bag, ends)
 
 
+def beside_lines(
+    case: Case, folder: Path, batches: list[Batch], repetitions: int
+) -> list[records.Record]:
+    """Pooling in C++ beside a loop that reads the same lines of memory."""
+    engine.build("serving_bench")
+    ids = folder / "ids"
+    np.concatenate([batch.keys_N for batch in batches]).astype(np.int64).tofile(ids)
+    [file] = (folder / "frozen").rglob("*.frozen")
+    program = str(engine.BUILD / "bench" / "serving_bench")
+    options = {"workload": case.name, "file": file, "ids": ids, "bag": BAG_LENGTH}
+    options["reps"] = repetitions
+    given = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+    return engine.run_part([program, *given], {}, "")
+
+
 def run_case(case: Case, repetitions: int) -> list[records.Record]:
     parent = Path(__file__).resolve().parents[2] / "build" / "bench"
     parent.mkdir(parents=True, exist_ok=True)
@@ -257,6 +274,7 @@ def run_case(case: Case, repetitions: int) -> list[records.Record]:
             records.record_of(case.name, "p99 of a bag", "us", "ours", single),
             records.record_of(case.name, "open", "ms", "ours", opened),
             records.record_of(case.name, "a key with its row", "bytes", "ours", size),
+            *beside_lines(case, Path(folder), batches, repetitions),
         ]
 
 
