@@ -74,7 +74,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "initial": Default.initial_row(),
         "shared": Default.shared_rows(),
         "shared_8": Default.shared_rows(8),
-        "begin_shared": Default.shared_rows(8, begin_with="shared_row"),
+        "shared_begun": Default.shared_rows(8, begin_with="shared_row"),
     },
     "on_nonfinite": {name: name for name in ("apply", "raise", "skip")},
     "dtype": {name: name for name in ("float32", "bfloat16", "float16")},
