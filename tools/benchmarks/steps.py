@@ -67,6 +67,8 @@ DENSE_COLUMNS = 13
 NUM_BATCHES = 8
 OPTIMIZER = {"lr": 0.05, "eps": 1e-8}
 OURS, STOCK, MANAGED = "recsdk", "torchrec", "torchrec managed collisions"
+SENT = "recsdk without shared memory"
+HASHED = (OURS, SENT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +96,8 @@ class Case:
     """After another's turn the first steps find little in the caches."""
     with_managed_collisions: bool = False
     """Whether torchrec's collection that maps raw ids itself takes part."""
+    with_sending: bool = False
+    """Whether ours takes part a second time, with results that go through the process group."""
 
     def features(self) -> list[str]:
         return [f"feature_{number}" for number in range(self.num_tables)]
@@ -148,7 +152,7 @@ class TablesOnly(nn.Module):
 
 
 def collection(case: Case, name: str) -> nn.Module:
-    config = HashEmbeddingBagConfig if name == OURS else EmbeddingBagConfig
+    config = HashEmbeddingBagConfig if name in HASHED else EmbeddingBagConfig
     tables = [
         config(
             name=f"table_{feature}",
@@ -159,7 +163,7 @@ def collection(case: Case, name: str) -> nn.Module:
         )
         for feature in case.features()
     ]
-    kind = HashEmbeddingBagCollection if name == OURS else EmbeddingBagCollection
+    kind = HashEmbeddingBagCollection if name in HASHED else EmbeddingBagCollection
     made: nn.Module = kind(device=torch.device("meta"), tables=tables)
     return managed(case, made) if name == MANAGED else made
 
@@ -181,7 +185,7 @@ def managed(case: Case, tables: Any) -> nn.Module:
 
 
 def sharders_for(case: Case, name: str) -> list[Any]:
-    if name == OURS:
+    if name in HASHED:
         host = ShardingEnv(dist.get_world_size(), dist.get_rank(), dist.new_group(backend="gloo"))
         return list(get_default_hybrid_sharders(host_env=host))
     if name == MANAGED:
@@ -202,6 +206,12 @@ class StockSharder(EmbeddingBagCollectionSharder):  # type: ignore[misc]
         return [self._sharding_type]
 
 
+def env_of(name: str) -> ShardingEnv | None:
+    """The ranks of a model; None: all, on their own group, which shares memory if it can."""
+    os.environ["RECSDK_SHARED_MEMORY"] = "0" if name == SENT else "1"
+    return ShardingEnv.from_process_group(dist.new_group()) if name == SENT else None
+
+
 def sharded(case: Case, name: str) -> tuple[DistributedModelParallel, Any]:
     """The model over all ranks, and its optimizer."""
     torch.manual_seed(0)
@@ -214,7 +224,7 @@ def sharded(case: Case, name: str) -> tuple[DistributedModelParallel, Any]:
     constraint = ParameterConstraints()
     if case.sharding_type is not None:
         constraint = ParameterConstraints(sharding_types=[case.sharding_type])
-    kind: Any = HashEmbeddingShardingPlanner if name == OURS else EmbeddingShardingPlanner
+    kind: Any = HashEmbeddingShardingPlanner if name in HASHED else EmbeddingShardingPlanner
     planner = kind(
         batch_size=case.batch_size,
         topology=Topology(
@@ -225,7 +235,7 @@ def sharded(case: Case, name: str) -> tuple[DistributedModelParallel, Any]:
         constraints={f"table_{feature}": constraint for feature in case.features()},
     )
     plan = planner.collective_plan(model, sharders, dist.GroupMember.WORLD)
-    spread = DistributedModelParallel(model, device=CPU, plan=plan, sharders=sharders)
+    spread = DistributedModelParallel(model, env_of(name), device=CPU, plan=plan, sharders=sharders)
     optimizers = [spread.fused_optimizer]
     if rest := dict(in_backward_optimizer_filter(spread.named_parameters())):
         of_dense: Any = RowWiseAdagrad if case.part == "sparse" else torch.optim.Adagrad
@@ -243,7 +253,7 @@ class SparsePart:
     def __init__(self, case: Case, name: str) -> None:
         self.model, self._optimizer = sharded(case, name)
         ids = [indexes_of(case, seed) for seed in range(NUM_BATCHES)]
-        if name == OURS:
+        if name in HASHED:
             fill(case, self.model)
         if name != STOCK:
             ids = [raw_ids(indexes) for indexes in ids]
@@ -278,9 +288,9 @@ class WholeStep:
     def __init__(self, case: Case, name: str) -> None:
         self.model, optimizer = sharded(case, name)
         batches = [click_batch(case, name, seed) for seed in range(NUM_BATCHES)]
-        if name == OURS:
+        if name in HASHED:
             fill(case, self.model)
-        kind: Any = HybridTrainPipelineSparseDist if name == OURS else TrainPipelineSparseDist
+        kind: Any = HybridTrainPipelineSparseDist if name in HASHED else TrainPipelineSparseDist
         self._pipeline = kind(self.model, optimizer, CPU, execute_all_batches=True)
         self._batches: Iterator[ClickBatch] = cycle(batches)
 
@@ -305,7 +315,7 @@ class WholeStep:
 def click_batch(case: Case, name: str, seed: int) -> ClickBatch:
     indexes = indexes_of(case, seed)
     generator = torch.Generator().manual_seed(1000 * seed + dist.get_rank())
-    ids = raw_ids(indexes) if name == OURS else indexes
+    ids = raw_ids(indexes) if name in HASHED else indexes
     return ClickBatch(
         dense=torch.rand(case.batch_size, DENSE_COLUMNS, generator=generator),
         sparse=bags(case, ids, case.batch_size),
@@ -429,6 +439,9 @@ def run(case: Case) -> None:
     sent = torch.tensor([bytes_sent(contestants[OURS].model) - before, existing_bytes(case)])
     dist.all_reduce(sent)
     errors: dict[str, str] = {}
+    if case.with_sending:
+        contestants[SENT] = kind(case, SENT)
+        contestants[SENT].step()
     if case.with_managed_collisions:
         try:
             contestants[MANAGED] = kind(case, MANAGED)

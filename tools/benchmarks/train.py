@@ -1,8 +1,9 @@
 """Steps of a DLRM from raw ids, beside torchrec's on dense indexes of the same data.
 
 The sparse part is input dist, lookup, output dist, backward and update of the tables alone; the
-whole step is that of the DLRM of `recsdk demo` in each one's pipeline. Every case runs a second
-time with huge pages switched on for the peer.
+whole step is that of the DLRM of `recsdk demo` in each one's pipeline. On two ranks ours takes part
+a second time, without the memory that these share. Every case runs a second time with huge pages
+switched on for the peer.
 
 The last cases have the layers that torchrec's script for DLRM has by default, and the plan that
 each one's planner chooses. Their dense layers take most of the time: the sparse part alone is
@@ -63,6 +64,7 @@ def own_records(quick: bool) -> list[Record]:
                         part=part,
                         turns=5 if quick else 15,
                         with_managed_collisions=is_alone,
+                        with_sending=num_ranks > 1 and not pages,
                     )
                     name = f"{load}_{num_ranks}ranks{pages}"
                     outcome = run_case(num_ranks, case, environment)

@@ -64,7 +64,7 @@ class HashPerfEstimator(ShardEstimator):  # type: ignore[misc]
         One core of the development machine maps 2,200 to 16,000, in batches of 10,000 ids and more.
         `shard_ms`: milliseconds of a step for each shard that a rank has, whatever it is sent. So
         of ways that move as much, that with fewer shards is cheaper: whole tables on one rank each,
-        where these come out even. Source: `docs/perf/dlrm_steps_epyc_202611.md`, 26 tables cut by
+        where these come out even. Source: `docs/perf/shared_memory_epyc_202611.md`, tables cut by
         rows beside the same on one rank each.
 
         Raises ValueError unless the first is above 0, and the second at least 0.
